@@ -49,10 +49,14 @@ def is_traced() -> bool:
     thread."""
 
 def add_entry(
-    target: CodeType | Wrapped, guard: GuardTree | None, compiled: Callable[..., object] | None
+    target: CodeType | Wrapped,
+    guard: GuardTree | None,
+    compiled: Callable[..., object] | None,
+    only: Callable[[tuple[Any, ...]], Sequence[object]] | None = None,
 ) -> None:
     """Calls that `guard` accepts (None: all) run `compiled(*slots, inputs)`, where `inputs` is the tuple of the objects that
-    the guard collected. `compiled` None: they run eagerly, and the callback is not asked."""
+    the guard collected. `compiled` None: they run eagerly, and the callback is not asked. `only`: what `compiled` returns is
+    the one item of the tuple `only(inputs)`, which is called instead, without a frame of Python."""
 
 def entries(target: CodeType | Wrapped) -> list[tuple[GuardTree | None, Callable[..., object] | None]]:
     """What `add_entry` added, in that order."""
@@ -218,6 +222,7 @@ class Plan:
 
     arena_bytes: int  # scratch memory that one call uses
     idle_bytes: int  # held between calls
+    launches_only: bool  # its steps are kernels: no operator of torch or of the program is called
     def __init__(self, spec: _PlanSpec) -> None: ...
     def __call__(self, inputs: tuple[_Value, ...], /) -> tuple[_Value | None, ...]:
         """The outputs. From several threads at once; an output that is an input is that very object."""

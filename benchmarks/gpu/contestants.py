@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
 
 import smelt
+from smelt.codegen.triton.library import library
 
 USUAL = ("eager", "torch.compile", "smelt")
 
@@ -38,7 +40,11 @@ def prepare(contestants: list[str]) -> None:
     """Imports what their first calls would: compiling is measured, not importing."""
     if any(is_compiler(who, "torch.compile") for who in contestants):
         import torch._dynamo
-        import torch._inductor.compile_fx  # noqa: F401
+        import torch._inductor.compile_fx  # noqa: F401  (and Triton)
+    if any(is_compiler(who, "smelt") for who in contestants):
+        smelt.compile(_eager)  # imports the compiler
+        with suppress(ImportError):  # on the simulated device none is needed
+            library().generator  # noqa: B018  (Triton, which kernels that are not kept need)
 
 
 def names(text: str) -> list[str]:

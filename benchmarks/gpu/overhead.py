@@ -2,7 +2,8 @@
 
     python -m benchmarks.gpu.overhead [--contestants eager,torch.compile,smelt] [--out DIR]
 
-Writes overhead.json and .md: calls of small programs, and launch costs, which are the slope over the number of kernels.
+Writes overhead.json and .md: calls of small programs, launch costs, which are the slope over the number of kernels, and the
+parts of a call (`launches.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.gpu import contestants, device, timing
+from benchmarks.gpu import contestants, device, launches, timing
 from benchmarks.per_call import add_one, deep_mlp
 from benchmarks.run import write
 
@@ -126,7 +127,12 @@ def main() -> None:
     facts = device.facts("python -m benchmarks.gpu.overhead")
     said = ", ".join(f"{k}: {v}" for k, v in facts.items())
     text = f"# The cost of a call on a GPU\n\n{said}.\n\n{table(rows, options.contestants)}"
-    write(options.out / "overhead.json", {"facts": facts, "rows": rows}, text)
+    parts = {}
+    if "smelt" in options.contestants:
+        with torch.no_grad():
+            parts = timing.host_microseconds(launches.parts())
+        text += "\n\n" + table({name: {"host": us} for name, us in parts.items()}, ["host"])
+    write(options.out / "overhead.json", {"facts": facts, "rows": rows, "parts": parts}, text)
     print(text)
 
 

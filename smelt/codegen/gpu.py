@@ -13,7 +13,8 @@ from smelt.codegen.autotune.tune import Tuner
 from smelt.codegen.generate import launched
 from smelt.codegen.llvm import compile_kernels as compile_for_cpu
 from smelt.codegen.llvm.flat import of_any_size, over_one_point
-from smelt.codegen.triton.compile import Request, compile_kernels
+from smelt.codegen.triton.compile import Request, compile_kernels, unheard
+from smelt.codegen.triton.link import load_early
 from smelt.codegen.triton.source import ALIGNED, joins, table_of
 from smelt.config import Config
 from smelt.graph.sizes import static
@@ -29,9 +30,12 @@ THREADS = min(os.cpu_count() or 1, 16)
 NOTHING = Function(Library(Processor("", "", ""), (), ()), "nothing")  # of kernels that compute no element
 
 
-def generate(schedule: Schedule, arch: int, config: Config, tuner: Tuner | None = None) -> list[Item]:
+def generate(
+    schedule: Schedule, arch: int, config: Config, tuner: Tuner | None = None, device: int | None = None
+) -> list[Item]:
     """The items of `schedule` with launches in place of its kernels, for processors `sm_<arch>`. Kernels that can be one
-    launch are. `tuner`: it says which products are generated; without it, all are ATen's."""
+    launch are. `tuner`: it says which products are generated; without it, all are ATen's. `device`: the only GPU of the
+    schedule, on which what is compiled is loaded while the rest is being compiled."""
     schedule = replace(schedule, items=list(map(_with_a_loop, schedule.items)))
     aligned = _aligned(schedule)
     items = schedule.items if tuner is None else tuner.replaced(schedule, aligned)
@@ -42,8 +46,10 @@ def generate(schedule: Schedule, arch: int, config: Config, tuner: Tuner | None 
         for i in slot.items
         if isinstance(i, KernelItem) and _has_points(i) and not _runs_on_cpu(schedule, i)
     }
+    kept = store(config)
+    made = partial(load_early, device=device, store=kept) if device is not None else unheard
     code: dict[int, CompiledKernel] = dict(
-        zip(requests, compile_kernels(list(requests.values()), arch, THREADS, store(config)))
+        zip(requests, compile_kernels(list(requests.values()), arch, THREADS, kept, made))
     )
     rest = [i for i in items if isinstance(i, KernelItem) and id(i) not in requests]
     code |= {id(i): CompiledKernel(i.kernel.name, NOTHING, 0, 1) for i in rest if not _has_points(i)}

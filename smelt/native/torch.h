@@ -27,6 +27,8 @@
 #error "smelt needs torch 2.11 or newer"
 #endif
 
+// `at::Context::fp32_precision`: how float32 is computed, as it was set.
+#include <ATen/Context.h>
 // `at::detail::make_tensor`, `at::detail::empty_cpu`: tensors made without the dispatcher.
 #include <ATen/EmptyTensor.h>
 // `at::impl::PythonTorchFunctionTLS`: which modes ask `__torch_function__`, and whether anybody is asked.
@@ -38,8 +40,8 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 // `c10::impl::TorchDispatchModeTLS`: which dispatch modes are on.
 #include <c10/core/impl/TorchDispatchModeTLS.h>
-// `c10::impl::VirtualGuardImpl`: the stream of a device that is not known to this build.
-#include <c10/core/impl/VirtualGuardImpl.h>
+// `c10::impl::DeviceGuardImplInterface`: the current device and its stream, of devices that are not known to this build.
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 // `torch::autograd::AnomalyMode`.
 #include <torch/csrc/autograd/anomaly_mode.h>
 #if SMELT_TORCH_AT_LEAST(2, 14)
@@ -49,6 +51,7 @@
 #include <cstdint>
 #include <cstring>
 #include <optional>
+#include <vector>
 
 namespace smelt {
 
@@ -85,6 +88,31 @@ class Unasked {
     at::impl::TorchFunctionDisabledState before_;
 };
 
+// The device is the thread's current one for as long as this lives. As torch's guard, which however asks the driver for the
+// device's context at the end even where the device was current before.
+class OnDevice {
+  public:
+    explicit OnDevice(c10::Device device) {
+        if (device.is_cpu()) return;
+        impl_ = c10::impl::getDeviceGuardImpl(device.type());
+        before_ = impl_->exchangeDevice(device);
+        if (before_ == device) impl_ = nullptr;
+    }
+    ~OnDevice() {
+        if (impl_) impl_->uncheckedSetDevice(before_);
+    }
+    OnDevice(const OnDevice&) = delete;
+    OnDevice& operator=(const OnDevice&) = delete;
+
+  private:
+    const c10::impl::DeviceGuardImplInterface* impl_ = nullptr;  // what puts the device back, if that is needed
+    c10::Device before_ = c10::kCPU;
+};
+
+inline void make_current(c10::Device device) {
+    if (!device.is_cpu()) c10::impl::getDeviceGuardImpl(device.type())->exchangeDevice(device);
+}
+
 // Whether hooks are given each node of autograd's graph as it is made, with what eager would save in it. Before torch 2.14
 // there are no such hooks.
 inline bool hooks_see_nodes() {
@@ -94,6 +122,32 @@ inline bool hooks_see_nodes() {
     return false;
 #endif
 }
+
+// ------------------------------------------------------------------------------------------------ torch's settings
+
+// Where torch's settings have what was set of float32's precision, by backend and operator. They stay there: the keys never
+// change. Empty where it is not known.
+using Precisions = std::vector<const at::Float32Precision*>;
+
+#if !SMELT_TORCH_AT_LEAST(2, 14)
+auto& precision_table(const at::Context& settings);
+// The compiler lets an explicit instantiation name a private member.
+template <auto member>
+struct PrecisionTable {
+    friend auto& precision_table(const at::Context& settings) { return settings.*member; }
+};
+template struct PrecisionTable<&at::Context::fp32_precision>;
+
+inline Precisions precisions_of(const at::Context& settings) {
+    Precisions places;
+    for (const auto& [_, value] : precision_table(settings)) places.push_back(&value);
+    return places;
+}
+#else
+inline Precisions precisions_of(const at::Context&) {
+    return {};
+}
+#endif
 
 // ------------------------------------------------------------------------------------------ a tensor's words of memory
 

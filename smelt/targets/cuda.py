@@ -85,9 +85,10 @@ def target(devices: Sequence[torch.device], config: Config) -> Target:
     draw_blocks = blocks_that_draw(device) if draws else 0
     major, minor = torch.cuda.get_device_capability(device)
     arch = 10 * major + minor
+    only = device.index if len(devices) == 1 else None
     plain = Target(
         costs=replace(COSTS, threads=workers, draw_blocks=draw_blocks, draw_captured=config.cuda_graphs),
-        compile=partial(generate, arch=arch, config=config),
+        compile=partial(generate, arch=arch, config=config, device=only),
         load=partial(load, devices, store(config), False),
         out_variant=out_variant,
         memory=Memory(device, ALIGNMENT, SINGLE),
@@ -98,7 +99,7 @@ def target(devices: Sequence[torch.device], config: Config) -> Target:
     tuner = Tuner(plain, arch, THREADS, store(config)) if tunes else None
     return replace(
         plain,
-        compile=partial(generate, arch=arch, config=config, tuner=tuner),
+        compile=partial(generate, arch=arch, config=config, tuner=tuner, device=only),
         load=partial(load, devices, store(config), config.cuda_graphs),
     )
 

@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy
 import pytest
@@ -16,7 +17,7 @@ import triton
 import triton.compiler.code_generator  # while the interpreter is on, if it is: later it refuses
 
 from smelt.codegen.triton import Request, compile_kernels, ptx_functions, triton_source
-from smelt.codegen.triton.library import Library
+from smelt.codegen.triton.library import Library, library
 from smelt.codegen.triton.ptx import Chip, to_image, to_ptx
 from smelt.codegen.triton.source import TABLE, joined_source, joins
 from smelt.loops.ir import Kernel
@@ -85,7 +86,7 @@ def test_compiles(name: str, arch: int) -> None:
     ptx = to_ptx(source, arch, "some_name")
     assert f".target sm_{arch}\n" in ptx.text and ".visible .entry some_name(" in ptx.text
     assert ptx.threads == 32 * source.warps and f".reqntid {ptx.threads}" in ptx.text
-    assert not re.search(r"__nv_|\.extern \.func|\.loc|\.debug", ptx.text)
+    assert not re.search(r"__nv_|\.extern \.func|\.loc|\.debug|\.file", ptx.text)
     parameters = re.findall(r"\.param .*some_name_param_\d", ptx.text)
     passed = [b for b in KERNELS[name].buffers if b.role != "local"]
     assert len(parameters) == len(passed) + 3  # points and two pointers that Triton adds
@@ -102,6 +103,32 @@ def test_all_of_tritons_passes_give_the_same(name: str, monkeypatch: pytest.Monk
     few = instructions()
     monkeypatch.setattr(Library, "to_threads", lambda self, module, found, arch, own: own(module, found))
     assert few == instructions()
+
+
+@pytest.mark.parametrize("name", ("layer norm", "softmax of columns", "all of it", "several by one"))
+def test_tritons_own_front_gives_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the source to Triton's form there is a shorter way (`front.py`)."""
+    source = joined_source(add(4096)) if name == "several by one" else triton_source(KERNELS[name])
+    with monkeypatch.context() as changed:
+        changed.setattr("smelt.codegen.triton.library.function_of", None)  # the shorter way is taken
+        ptx = to_ptx(source, 90)
+    monkeypatch.setattr(library(), "generator", None)
+    assert ptx == to_ptx(source, 90)
+
+
+def test_the_programs_code_generator_stays_as_it_is() -> None:
+    own = triton.compiler.code_generator
+    to_ptx(triton_source(add(4096)), 90)
+    assert library().generator.CodeGenerator is not own.CodeGenerator
+    assert own.CodeGenerator.visit.__module__ == own.__name__ and own.inspect.__name__ == "inspect"
+
+
+def test_what_cannot_be_compiled_is_said_in_tritons_words() -> None:
+    source = triton_source(add(4096))
+    wrong = replace(source, text=source.text.replace("XBLOCK + tl.arange(", "XBLOCK + tl.nothing("))
+    with pytest.raises(Exception, match="nothing") as raised:
+        to_ptx(wrong, 90)
+    assert type(raised.value).__name__ == "CompilationError"
 
 
 def test_contiguous_memory_is_read_and_written_in_vectors() -> None:

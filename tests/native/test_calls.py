@@ -209,6 +209,24 @@ def test_generators_and_coroutines_run_eagerly_and_are_never_asked_about():
     assert done.value.value == 4 and not asked
 
 
+def test_an_entry_that_is_one_graph_has_no_frame():
+    """The graph is called instead of what was compiled, where that only calls it."""
+    wrapped = native.wrap(lambda x: "eagerly")
+    graph = native.wrap(lambda inputs: (("graph", inputs),))
+    compiled = answer("compiled")
+    native.add_entry(wrapped, guard_type(0, int), compiled, graph)
+    assert wrapped(1) == ("graph", ()) and wrapped("x") == "eagerly"
+    [(_, kept)] = native.entries(wrapped)
+    assert kept is compiled
+
+
+def test_a_graph_of_one_result_that_gives_another_is_an_error():
+    wrapped = native.wrap(lambda x: "eagerly")
+    native.add_entry(wrapped, None, answer("compiled"), lambda inputs: (1, 2))
+    with pytest.raises(SystemError, match="one result"):
+        wrapped(1)
+
+
 def test_entries_of_one_wrapper_are_not_seen_by_another():
     def f(x):
         return "eager"

@@ -809,6 +809,8 @@ CHANGES = {
     "matmul_precision": lambda: setting(
         torch.set_float32_matmul_precision, torch.get_float32_matmul_precision, "medium"
     ),
+    "precision_of_all": lambda: attribute(torch.backends, "fp32_precision", "tf32"),
+    "precision_of_convolutions": lambda: attribute(torch.backends.mkldnn.conv, "fp32_precision", "bf16"),
 }
 
 

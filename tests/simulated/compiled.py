@@ -16,7 +16,7 @@ from smelt.codegen import gpu
 from smelt.codegen.llvm import compile_kernels as compile_for_cpu
 from smelt.codegen.llvm.flat import ANY, of_any_size
 from smelt.codegen.llvm.link import address_of
-from smelt.codegen.triton.compile import Request
+from smelt.codegen.triton.compile import Made, Request
 from smelt.codegen.triton.source import table_of
 from smelt.config import Config
 from smelt.graph.sizes import static
@@ -36,14 +36,17 @@ def activate() -> None:
 
 
 def compile_kernels(
-    requests: Sequence[Request], arch: int, threads: int, store: Store | None
+    requests: Sequence[Request], arch: int, threads: int, store: Store | None, made: Made
 ) -> list[CompiledKernel]:
     """Kernels of one program, which does everything. They are printed for a GPU as well: what cannot be raises."""
     for request in dict.fromkeys(requests):
         request.printed()
     kernels = [of_any_size(r.kernel, ANY) if r.joined else r.kernel for r in requests]
     code = compile_for_cpu(kernels, Config())
-    return [_simulated(request, compiled) for request, compiled in zip(requests, code, strict=True)]
+    found = [_simulated(request, compiled) for request, compiled in zip(requests, code, strict=True)]
+    for kernel in found:
+        made(kernel.function)
+    return found
 
 
 def _simulated(request: Request, compiled: CompiledKernel) -> CompiledKernel:

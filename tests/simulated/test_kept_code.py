@@ -1,16 +1,16 @@
 """The driver's code for a device, kept on disk: linked once, loaded by whoever comes next."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 import smelt
-from smelt import _native
+from smelt import _native, targets
 from smelt.codegen.triton import link
-from smelt.codegen.triton.link import load_kernels
+from smelt.codegen.triton.link import kernel_of, load_early, load_kernels
 from smelt.plan.code import Block, Function, Library, Processor
 from smelt.runtime.kept import Store
 from tests.simulated import cuda
@@ -106,6 +106,27 @@ def test_errors_are_the_drivers(store: Store) -> None:
     with pytest.raises(RuntimeError, match="compiling PTX failed: CUDA_ERROR_INVALID_PTX"):
         _native.link_ptx(b"no image", 0)
     assert store.size() == 0
+
+
+def test_errors_of_loading_early_are_told_later(store: Store) -> None:
+    wrong = Function(Library(Processor("", "", ""), (b"no image at all",), ("f",)), "f", Block(32, 0))
+    load_early(wrong, 0, store)
+    with pytest.raises(RuntimeError, match="loading the kernel f failed: CUDA_ERROR_INVALID_IMAGE"):
+        load_kernels([wrong], 0, store)
+
+
+def test_what_is_compiled_is_loaded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only when all of the graph has been compiled."""
+    loaded = []
+
+    def load(functions: Iterable[Function], device: int, store: Store | None) -> None:
+        loaded.extend(kernel_of(f).is_loaded(device) for f in functions)
+        load_kernels(functions, device, store)
+
+    monkeypatch.setattr(targets.cuda, "load_kernels", load)
+    x = torch.randn(6, device="cuda")
+    torch.testing.assert_close(smelt.compile(lambda x: x.cos() * 5 + 7)(x), x.cos() * 5 + 7)
+    assert loaded == [True]
 
 
 def test_the_version_is_the_drivers() -> None:

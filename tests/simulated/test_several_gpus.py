@@ -1,5 +1,7 @@
 """Graphs over two GPUs: each kernel runs on the GPU that its result is on, on that GPU's current stream."""
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -88,6 +90,34 @@ def test_inputs_on_the_second_gpu_are_written_also_at_odd_addresses():
         results = [f(*(m[1:9] for m in memory)) for f, memory in zip((fn, compiled), memories, strict=True)]
         torch.testing.assert_close(results[1], results[0])
         torch.testing.assert_close(memories[1], memories[0])
+
+
+def test_what_an_operator_leaves_as_the_current_device_is_put_back():
+    @torch.library.custom_op("smelt_tests::goes_elsewhere", mutates_args=())
+    def goes_elsewhere(x: torch.Tensor) -> torch.Tensor:
+        torch.cuda.set_device(1)
+        return x + 1
+
+    goes_elsewhere.register_fake(torch.empty_like)
+    x = torch.randn(5, device="cuda:0")
+    try:
+        got = smelt.compile(lambda x: goes_elsewhere(x * 2) * 3, fullgraph=True)(x)
+    finally:
+        torch.cuda.set_device(0)
+    torch.testing.assert_close(got, (x * 2 + 1) * 3)
+
+
+def test_threads_that_have_no_context_get_the_devices():
+    x = torch.randn(5, device="cuda:0")
+    compiled = smelt.compile(lambda x: x.exp() + 3, fullgraph=True)
+    compiled(x)
+    given = []
+    thread = threading.Thread(target=lambda: given.extend(compiled(x) for _ in range(2)))
+    thread.start()
+    thread.join()
+    for t in given:
+        torch.testing.assert_close(t, x.exp() + 3)
+    assert len(given) == 2
 
 
 def test_with_gradients_the_call_runs_eagerly():

@@ -38,7 +38,7 @@ from smelt.capture.driver.entries import Answer, Backend, Entry, Record, wrap
 from smelt.capture.driver.errors import NotRepeatable, UserException, WorldChanged
 from smelt.capture.driver.misses import explain_miss, limit_reason
 from smelt.capture.driver.run import CapturedFrame, capture_frame
-from smelt.capture.driver.stages import compiled_frame, compiled_graph, stage
+from smelt.capture.driver.stages import compiled_frame, compiled_graph, stage, without_frame
 from smelt.capture.emit.rerun import repeat_of
 from smelt.capture.interpreter.interpreter import decoded
 from smelt.capture.protocol import context_managers, raising
@@ -276,9 +276,11 @@ class FrameCompiler:
             spec = tree_layout.build(captured.guards, frame.collect, captured.lifetimes.kept)
             tree = _native.GuardTree(spec.native)
             verify_accepts(tree, spec.guards, slots)
-        function = verified(frame.function, spec.guards) if self.config.verify else frame.function
         seconds = time.perf_counter() - begin
-        _native.add_entry(self._table(fn), tree, function)
+        if self.config.verify:
+            _native.add_entry(self._table(fn), tree, verified(frame.function, spec.guards))
+        else:
+            _native.add_entry(self._table(fn), tree, frame.function, without_frame(frame))
         self.record.entries.append(
             Entry(name, spec.guards, frame.source, why, captured.traced, graph, tree, seconds)
         )

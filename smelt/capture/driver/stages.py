@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FunctionType
 
-from smelt import events
+from smelt import _native, events
 from smelt.capture.breaks.resume import Resumes
 from smelt.capture.driver.attempts import summary
 from smelt.capture.driver.entries import Backend, Graph
@@ -81,6 +81,13 @@ def compiled_frame(
             captured.draws,
             captured.lifetimes.brought,
         )
+
+
+def without_frame(frame: CompiledFrame) -> Graph | None:
+    """What answers calls in place of `frame` where that only calls a graph: a plan of nothing but kernels, which asks nobody
+    who could look at the frame."""
+    forward = frame.only.forward if isinstance(frame.only, _native.Differentiable) else frame.only
+    return frame.only if isinstance(forward, _native.Plan) and forward.launches_only else None
 
 
 def _does_something(traced: Traced) -> bool:

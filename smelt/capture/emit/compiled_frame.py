@@ -42,11 +42,13 @@ GraphCall = Callable[[tuple[object, ...]], Sequence[object]]
 
 @dataclass(frozen=True)
 class CompiledFrame:
-    """`collect`: what the guard tree hands over as `inputs`, in order."""
+    """`collect`: what the guard tree hands over as `inputs`, in order. `only`: all that the function does is to call this
+    graph with them and to return its one result."""
 
     function: FunctionType
     source: str
     collect: tuple[Origin, ...]
+    only: GraphCall | None
 
 
 @deep_recursion()  # objects may be nested deeper than the user's limit allows to write them
@@ -113,7 +115,8 @@ def emit(
         scope |= random_state(repeat.draws)
     if ending.places:
         scope.update(ending.places[0].warned())
-    made = _compiled(code, slots, body, scope, writer)
+    is_all = len(targets) == 1 and body == [f"{targets[0]}, = graph(inputs)", f"return {targets[0]}"]
+    made = _compiled(code, slots, body, scope, writer, graph if is_all else None)
     if ending.places:
         ending.places[0].stands_for(made.function)
     return made
@@ -195,6 +198,7 @@ def _compiled(
     body: Sequence[str],
     scope: dict[str, object],
     writer: Writer,
+    only: GraphCall | None,
 ) -> CompiledFrame:
     name = "compiled_" + identifier(code.co_name)
     lines = [line for _, _, function in writer.functions for line in function]
@@ -217,4 +221,4 @@ def _compiled(
             made = FunctionType(made.__code__, {**function.__globals__, **place.warned()}, inner)
             function.__globals__[inner] = made
         place.stands_for(made)
-    return CompiledFrame(function, source, tuple(writer.collect))
+    return CompiledFrame(function, source, tuple(writer.collect), only)

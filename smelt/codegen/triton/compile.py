@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
@@ -19,6 +19,13 @@ from smelt.runtime.kept import Store
 
 # What decides about the code of a source: all of it but how many points there are.
 _Key = tuple[int, str, int, int, frozenset[str], tuple[tuple[str, str], ...], tuple[tuple[str, int], ...]]
+
+
+Made = Callable[[Function], None]
+
+
+def unheard(function: Function) -> None:
+    """Nobody is told."""
 
 
 @dataclass(frozen=True)
@@ -49,18 +56,19 @@ _LOCK = hold_at_fork(threading.RLock(), GPU_KERNELS)
 
 
 def compile_kernels(
-    requests: Sequence[Request], arch: int, threads: int, store: Store | None = None
+    requests: Sequence[Request], arch: int, threads: int, store: Store | None = None, made: Made = unheard
 ) -> list[CompiledKernel]:
     """PTX for what is asked for, in order, for processors `sm_<arch>`, compiled by `threads` threads, which end before this
     returns. It is kept for equal kernels as long as somebody holds it, and in `store`. Raises ImportError, with what to
-    install, where Triton is needed and missing. Thread-safe.
+    install, where Triton is needed and missing. `made` is told of what is new, on the thread that compiled it, while others
+    compile. Thread-safe.
 
     A kernel's `extent` is its number of outer points, `grain` how many a program computes."""
     printed = {request: request.printed() for request in dict.fromkeys(requests)}
     sources = [printed[request] for request in requests]
     names = [request.kernel.name for request in requests]
     with _LOCK:
-        codes = _codes(sources, names, arch, threads, store)
+        codes = _codes(sources, names, arch, threads, store, made)
     return [
         CompiledKernel(n, _code_of(c), s.points, s.block)
         for n, c, s in zip(names, codes, sources, strict=True)
@@ -95,7 +103,12 @@ def keep(source: Source, code: CompiledKernel, arch: int, store: Store) -> None:
 
 
 def _codes(
-    sources: Sequence[Source], names: Sequence[str], arch: int, threads: int, store: Store | None
+    sources: Sequence[Source],
+    names: Sequence[str],
+    arch: int,
+    threads: int,
+    store: Store | None,
+    told: Made = unheard,
 ) -> list[_KernelCode | Exception]:
     """Exceptions stand for sources that cannot be compiled."""
     keys = [_key(source, arch) for source in sources]
@@ -112,7 +125,7 @@ def _codes(
     if missing:
         library()
         with ThreadPoolExecutor(min(threads, len(missing))) as pool:
-            compiled = pool.map(lambda item: _compile(item[0], item[1], arch, store), missing.values())
+            compiled = pool.map(lambda item: _compile(*item, arch, store, told), missing.values())
             for key, made in zip(missing, compiled, strict=True):
                 if isinstance(made, Exception):
                     refused[key] = made
@@ -126,14 +139,18 @@ def _key(source: Source, arch: int) -> _Key:
     return arch, source.text, source.warps, source.stages, source.aligned, *given
 
 
-def _compile(source: Source, name: str, arch: int, store: Store | None) -> _KernelCode | Exception:
+def _compile(
+    source: Source, name: str, arch: int, store: Store | None, told: Made
+) -> _KernelCode | Exception:
     try:
         ptx = to_ptx(source, arch, f"smelt_{_identifier(name)}")
     except Exception as error:
         return error
     if store:
         on_disk.write(store, source, arch, ptx)
-    return _code(source, ptx, arch)
+    code = _code(source, ptx, arch)
+    told(code)
+    return code
 
 
 def _code(source: Source, ptx: Ptx, arch: int) -> _KernelCode:

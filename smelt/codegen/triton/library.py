@@ -8,10 +8,12 @@ import importlib
 import inspect
 import linecache
 import threading
+from contextlib import suppress
 from typing import Any
 
 import torch
 
+from smelt.codegen.triton import front
 from smelt.codegen.triton.source import Source
 
 # Of Triton's options, by name; versions that do not know one leave it out.
@@ -40,6 +42,8 @@ TO_THREADS: tuple[tuple[str, str], ...] = (
     ("common", "add_canonicalizer"),
 )
 
+KERNELS_OF_CONTEXT = 64
+
 # Python 3.11 counts how deep a syntax tree is in one place for all threads, and raises SystemError where two make one.
 _PARSES = threading.Lock()
 
@@ -59,6 +63,7 @@ class Library:
                 "(version 3.6 or later)"
             ) from error
         self.ir, self.passes = native.ir, native.passes
+        self._of_thread = threading.local()
 
     @property
     def interprets(self) -> bool:
@@ -81,14 +86,31 @@ class Library:
         major, minor = torch.cuda.get_device_capability()
         return make("cuda", 10 * major + minor, 32)
 
-    def module(
-        self, function: Any, source: Source, target: Any, backend: Any, options: Any
+    def module(self, source: Source, target: Any, backend: Any, options: Any) -> tuple[Any, Any]:
+        """Triton's form of the kernel, and the language that it is in. By Triton's own ways where the shorter one
+        (`front.py`) does not work: their errors are those that count."""
+        if (generator := self.generator) is not None:
+            with suppress(Exception):
+                function = front.declared(source)
+                return self._module(function, source, target, backend, options, generator)
+        return self._module(function_of(source), source, target, backend, options)
+
+    def _module(
+        self, function: Any, source: Source, target: Any, backend: Any, options: Any, generator: Any = None
     ) -> tuple[Any, Any]:
-        """Triton's form of the kernel, and the language that it is in."""
         names = function.arg_names
         constants = {(names.index(name),): value for name, value in source.constants.items()}
         attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in source.aligned}
-        return self.form(function, dict(source.signature), constants, attributes, target, backend, options)
+        signature = dict(source.signature)
+        return self.form(function, signature, constants, attributes, target, backend, options, generator)
+
+    @functools.cached_property
+    def generator(self) -> Any:
+        """The copy of Triton's code generator; None for a version that is not known."""
+        own = importlib.import_module("triton.compiler.code_generator")
+        with suppress(AttributeError):
+            return front.code_generator(own)
+        return None
 
     def form(
         self,
@@ -99,14 +121,14 @@ class Library:
         target: Any,
         backend: Any,
         options: Any,
+        generator: Any = None,
     ) -> tuple[Any, Any]:
-        """As `module`, of any function that `triton.jit` made; constants and attributes by position."""
+        """As `module`, of any function that `triton.jit` made; constants and attributes by position. `generator`: in
+        place of Triton's own."""
         ast = self.compiler.ASTSource(
             fn=function, signature=signature, constexprs=constants, attrs=attributes
         )
-        context = self.ir.context()
-        self.ir.load_dialects(context)
-        backend.load_dialects(context)
+        context = self._context(backend)
         given = dict(
             target=target,
             options=options,
@@ -114,9 +136,21 @@ class Library:
             module_map=backend.get_module_map(),
             context=context,
         )
-        taken = inspect.signature(ast.make_ir).parameters  # `target` came with Triton 3.6
+        make = functools.partial(generator.ast_to_ttir, function, ast) if generator else ast.make_ir
+        taken = inspect.signature(make).parameters.keys() & given.keys()  # `target` came with Triton 3.6
         with _PARSES:
-            return ast.make_ir(**{name: given[name] for name in taken}), ast.language
+            return make(**{name: given[name] for name in taken}), ast.language
+
+    def _context(self, backend: Any) -> Any:
+        """What a kernel's forms are made in. Loading what there is of operations takes longer than the form of a small
+        kernel, so the next kernels of this thread have it too; not all of them, as it keeps each type and constant."""
+        name, context, left = getattr(self._of_thread, "context", ("", None, 0))
+        if name != backend.target.backend or not left:
+            name, context, left = backend.target.backend, self.ir.context(), KERNELS_OF_CONTEXT
+            self.ir.load_dialects(context)
+            backend.load_dialects(context)
+        self._of_thread.context = name, context, left - 1
+        return context
 
     def to_threads(self, module: Any, found: dict[str, Any], arch: int | str, own: Any) -> Any:
         """The stage `ttgir` for NVIDIA's processors; `own` is Triton's, for a version without one of the passes."""

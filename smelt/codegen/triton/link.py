@@ -48,6 +48,13 @@ def load_kernels(functions: Iterable[Function], device: int, store: Store | None
         list(pool.map(lambda kernel: _load(kernel, images[kernel], device, store), missing))
 
 
+def load_early(function: Function, device: int, store: Store | None) -> None:
+    """Loads it where others are still being compiled, so that the driver need not be waited for. What the driver says
+    against it is said by `load_kernels`, which tries again."""
+    with suppress(RuntimeError):
+        _load(kernel_of(function), function.library.objects[0], device, store)
+
+
 def _load(kernel: _native.DeviceKernel, ptx: bytes, device: int, store: Store | None) -> None:
     if store is None:
         return kernel.load(device)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from smelt.codegen.triton.library import function_of, library
+from smelt.codegen.triton.library import library
 from smelt.codegen.triton.source import Source
 
 # From which processor on (10 times the compute capability) which version of PTX: the first that knows it, so that old
@@ -92,7 +92,7 @@ def _run(source: Source, chip: Chip, last: str, **further: Any) -> tuple[Any, di
     target = triton.backends.GPUTarget(chip.backend, chip.arch, chip.lanes)
     backend = triton.compiler.make_backend(target)
     options = backend.parse_options({**triton.options(source), **further})
-    module, language = triton.module(function_of(source), source, target, backend, options)
+    module, language = triton.module(source, target, backend, options)
     stages: dict[str, Any] = {}
     backend.add_stages(stages, options, language)
     found = {"target": target, **options.__dict__}
@@ -110,4 +110,4 @@ _DEBUG = re.compile(r"^\s*(?:\.loc|\.file)\b.*\n|^\s*//.*\n|^\$L__(?:tmp|func_be
 
 def _undebugged(text: str) -> str:
     """Without lines of the printed source, which no user has: a third of the text that the driver reads."""
-    return _DEBUG.sub("", text.partition("\n\t.section\t.debug")[0]) + "\n"
+    return _DEBUG.sub("", text.partition("\n\t.section\t.debug")[0] + "\n")

@@ -22,7 +22,7 @@ PyObject* empty_tuple;
 
 // A guard's answer about a call.
 struct Match {
-    PyObject* entry = nullptr;   // owned: a (guard, compiled) pair
+    PyObject* entry = nullptr;   // owned: (guard, compiled, only)
     PyObject* inputs = nullptr;  // owned: the tensors collected by the guard
     PyObject* after = nullptr;   // owned: to be called once the eager run of the call has returned
     Match() = default;
@@ -34,6 +34,7 @@ struct Match {
         Py_XDECREF(after);
     }
     PyObject* compiled() const { return PyTuple_GET_ITEM(entry, 1); }
+    PyObject* only() const { return PyTuple_GET_ITEM(entry, 2); }
 };
 
 bool find_in_table(EntryTable& table, const Slots& slots, Match* match) {
@@ -59,7 +60,21 @@ bool find_entry(EntryTable& own, PyCodeObject* code, const Slots& slots, Match* 
     return state && find_in_table(state->table, slots, match);
 }
 
+// The item of the tuple that a graph returned.
+PyObject* only_item(PyObject* result) {
+    if (!result) return nullptr;
+    PyObject* item = nullptr;
+    if (LIKELY(PyTuple_CheckExact(result) && PyTuple_GET_SIZE(result) == 1))
+        item = Py_NewRef(PyTuple_GET_ITEM(result, 0));
+    else
+        PyErr_SetString(PyExc_SystemError, "smelt: a graph of one result gave something else");
+    Py_DECREF(result);
+    return item;
+}
+
 PyObject* call_compiled(const Match& match, const Slots& slots) {
+    if (PyObject* only = match.only(); only != Py_None)
+        return only_item(PyObject_Vectorcall(only, &match.inputs, 1, nullptr));
     constexpr Py_ssize_t kLocal = 24;
     PyObject* local[kLocal + 2];
     Py_ssize_t count = slots.size();

@@ -54,14 +54,14 @@ PyObject* appended(const EntryTable& table, PyObject* entry) {
 }
 
 PyObject* py_add_entry(PyObject*, PyObject* args) {
-    PyObject *target, *guard, *compiled;
-    if (!PyArg_ParseTuple(args, "OOO:add_entry", &target, &guard, &compiled)) return nullptr;
+    PyObject *target, *guard, *compiled, *only = Py_None;
+    if (!PyArg_ParseTuple(args, "OOO|O:add_entry", &target, &guard, &compiled, &only)) return nullptr;
     if (guard != Py_None && !guards::is_guard_tree(guard))
         return PyErr_Format(PyExc_TypeError, "add_entry: a guard is a GuardTree or None");
     if (compiled != Py_None && !PyCallable_Check(compiled))
         return PyErr_Format(PyExc_TypeError, "add_entry: compiled must be callable or None");
     EntryTable* table = table_of(target);
-    PyObject* entry = table ? PyTuple_Pack(2, guard, compiled) : nullptr;
+    PyObject* entry = table ? PyTuple_Pack(3, guard, compiled, only) : nullptr;
     PyObject* fresh = entry ? appended(*table, entry) : nullptr;
     Py_XDECREF(entry);
     if (!fresh) return nullptr;
@@ -72,7 +72,15 @@ PyObject* py_add_entry(PyObject*, PyObject* args) {
 PyObject* py_entries(PyObject*, PyObject* target) {
     EntryTable* table = table_of(target);
     if (!table) return nullptr;
-    return table->entries ? PySequence_List(table->entries) : PyList_New(0);
+    PyObject* list = PyList_New(table->count());
+    for (Py_ssize_t i = 0; list && i < table->count(); i++) {
+        PyObject* pair = PyTuple_GetSlice(PyTuple_GET_ITEM(table->entries, i), 0, 2);
+        if (pair)
+            PyList_SET_ITEM(list, i, pair);
+        else
+            Py_CLEAR(list);
+    }
+    return list;
 }
 
 PyObject* py_count(PyObject*, PyObject* target) {
@@ -102,10 +110,11 @@ PyObject* py_is_closed(PyObject*, PyObject* target) {
 
 PyMethodDef functions[] = {
     {"add_entry", py_add_entry, METH_VARARGS,
-     R"(add_entry(target, guard, compiled): calls that `guard` accepts run compiled(*slots, inputs).
+     R"(add_entry(target, guard, compiled, only=None): calls that `guard` accepts run compiled(*slots, inputs).
 
 `target` is a code object or one wrapper, `guard` a GuardTree or None (accepts every call), `inputs` the tuple of tensors
-the guard collected. compiled None: such calls run eagerly, and the callback is not asked.)"},
+the guard collected. compiled None: such calls run eagerly, and the callback is not asked. `only` is a callable whose
+tuple only(inputs) has one item, which is what `compiled` returns: it is called instead, without a frame of Python.)"},
     {"entries", py_entries, METH_O, "entries(target): the list of (guard, compiled)."},
     {"count", py_count, METH_O, "count(target): the number of entries."},
     {"clear", py_clear, METH_O, "clear(target): drop all entries and ask the callback again."},

@@ -35,12 +35,12 @@ class FxFlag {
                 return false;
             }
         }
-        return name_ != nullptr;
+        return name_ && (hash_ = PyObject_Hash(name_)) != -1;
     }
 
     bool is_set() const {
         PyObject* dict = local_ ? of_thread() : globals_;
-        return dict && PyDict_GetItem(dict, name_) == Py_True;
+        return dict && _PyDict_GetItem_KnownHash(dict, name_, hash_) == Py_True;
     }
 
   private:
@@ -61,6 +61,7 @@ class FxFlag {
     }
 
     PyObject *local_ = nullptr, *globals_ = nullptr, *name_ = nullptr;  // owned for good
+    Py_hash_t hash_ = 0;                                                // of the name
 };
 FxFlag fx_flag;
 

@@ -75,8 +75,7 @@ const Driver& driver() {
     return opened;
 }
 
-void check(Status status, const std::string& doing) {
-    if (status == 0) return;
+void fail(Status status, std::string_view doing) {
     const char *name = nullptr, *text = nullptr;
     driver().error_name(status, &name);
     driver().error_text(status, &text);

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <string>
+#include <string_view>
 
 namespace smelt::devices {
 
@@ -41,8 +42,14 @@ struct Driver {
 // Throws where there is none.
 const Driver& driver();
 
-// Throws what the driver says of `status` if that is an error; `doing` says what was tried.
-void check(Status status, const std::string& doing);
+constexpr Status kNoContext = 201;  // CUDA_ERROR_INVALID_CONTEXT: the thread has none
+
+// Throws what the driver says of `status`, an error; `doing` says what was tried.
+[[noreturn]] void fail(Status status, std::string_view doing);
+
+inline void check(Status status, std::string_view doing) {
+    if (status != 0) fail(status, doing);
+}
 
 // Sees to it that this thread has a context: the one of `device`, which torch uses too.
 void enter(int device);

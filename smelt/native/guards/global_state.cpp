@@ -3,6 +3,7 @@
 
 #include "guards/checks/makers.h"
 #include "module.h"
+#include "torch.h"
 #include "torch_python.h"
 
 #include <ATen/Context.h>
@@ -125,11 +126,13 @@ constexpr Field kFields[] = {
 #undef FIELD
 constexpr int kFieldCount = std::size(kFields);
 using GlobalState = std::array<int64_t, kFieldCount>;
-constexpr int kFirstPlainMember = [] {
+constexpr int place_of(std::string_view name) {
     int i = 0;
-    while (kFields[i].name != std::string_view("deterministic_algorithms")) i++;
+    while (kFields[i].name != name) i++;
     return i;
-}();
+}
+constexpr int kFirstPrecision = place_of("cuda_matmul_precision");
+constexpr int kFirstPlainMember = place_of("deterministic_algorithms");
 
 PyObject* field_names() {
     PyObject* names = PyTuple_New(kFieldCount);
@@ -163,10 +166,35 @@ class GlobalStateMatcher {
     bool matches();
 
   private:
+    bool settings_agreed(const at::Context& settings) const;
+    void note_settings(const at::Context& settings);
+
     GlobalState expected_;
-    std::vector<char>
-        agreed_;  // the bytes of torch's settings object when its fields were last compared and agreed
+    // What torch's settings were when they were last compared field by field and agreed: the bytes of the object, and the
+    // precisions that lie elsewhere.
+    std::vector<char> agreed_;
+    std::vector<at::Float32Precision> agreed_precisions_;
 };
+
+const Precisions& precisions() {
+    static const Precisions* const places = new Precisions(precisions_of(at::globalContext()));
+    return *places;
+}
+
+bool GlobalStateMatcher::settings_agreed(const at::Context& settings) const {
+    if (agreed_.size() != sizeof(at::Context)) return false;
+    const Precisions& places = precisions();
+    for (size_t i = 0; i < places.size(); i++)
+        if (*places[i] != agreed_precisions_[i]) return false;
+    return std::memcmp(agreed_.data(), &settings, sizeof(at::Context)) == 0;
+}
+
+void GlobalStateMatcher::note_settings(const at::Context& settings) {
+    const char* bytes = reinterpret_cast<const char*>(&settings);
+    agreed_.assign(bytes, bytes + sizeof(at::Context));
+    agreed_precisions_.clear();
+    for (const at::Float32Precision* place : precisions()) agreed_precisions_.push_back(*place);
+}
 
 bool GlobalStateMatcher::parse(PyObject* tuple) {
     if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != kFieldCount) {
@@ -187,14 +215,12 @@ bool GlobalStateMatcher::matches() {
             if (kFields[i].read(sources) != expected_[i]) return false;
         return true;
     };
-    if (!agree(0, kFirstPlainMember)) return false;
-    // Asking for the plain members one by one takes longer than comparing all bytes of the object that has
-    // them.
-    const char* bytes = reinterpret_cast<const char*>(&sources.context);
-    if (agreed_.size() == sizeof(at::Context) && std::memcmp(agreed_.data(), bytes, sizeof(at::Context)) == 0)
-        return true;
-    if (!agree(kFirstPlainMember, kFieldCount)) return false;
-    agreed_.assign(bytes, bytes + sizeof(at::Context));
+    // Asking for the settings one by one takes longer than comparing all bytes of the object that has them.
+    const int asked = precisions().empty() ? kFirstPlainMember : kFirstPrecision;
+    if (!agree(0, asked)) return false;
+    if (settings_agreed(sources.context)) return true;
+    if (!agree(asked, kFieldCount)) return false;
+    note_settings(sources.context);
     return true;
 }
 

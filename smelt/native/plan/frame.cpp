@@ -2,8 +2,6 @@
 
 #include <c10/core/InferenceMode.h>
 
-#include <optional>
-
 #include "torch.h"
 
 namespace smelt::plan {
@@ -51,17 +49,13 @@ void give_arena(const Program& p, Frame& f) {
     f.bytes = 0;
 }
 
-std::optional<c10::Device> other_than_cpu(c10::Device device) {
-    return device.is_cpu() ? std::nullopt : std::optional(device);
-}
-
 }  // namespace
 
 Place place_on(c10::Device device) {
     if (device.is_cpu()) return {device, 0, nullptr};
-    const c10::impl::VirtualGuardImpl guard(device.type());
-    const c10::Stream stream = guard.getStream(device);
-    return {device, stream.id(), guard.getStreamNativeHandle(stream)};
+    const auto* guard = c10::impl::getDeviceGuardImpl(device.type());
+    const c10::Stream stream = guard->getStream(device);
+    return {device, stream.id(), guard->getStreamNativeHandle(stream)};
 }
 
 std::unique_ptr<Frame> IdleFrames::take(const Place& place) {
@@ -103,7 +97,7 @@ size_t IdleFrames::bytes() {
 Borrowed::Borrowed(const Program& program, IdleFrames& idle)
     : program_(program),
       idle_(idle),
-      guard_(other_than_cpu(program.device)),
+      current_(program.device),
       place_(place_on(program.device)),
       frame_(idle.take(place_)) {
     if (!frame_) frame_ = make_frame(program);

@@ -8,7 +8,6 @@
 // each call and given back, so that plans do not hold memory from each other or from the user; that allocator keeps what is
 // given back, so the arena is mostly where it was, and its tensors stay as they are.
 #pragma once
-#include <c10/core/DeviceGuard.h>
 #include <c10/core/Stream.h>
 
 #include <memory>
@@ -18,6 +17,7 @@
 
 #include "plan/memory.h"
 #include "plan/program.h"
+#include "torch.h"
 
 namespace smelt::plan {
 
@@ -83,7 +83,7 @@ class Borrowed {
   private:
     const Program& program_;
     IdleFrames& idle_;
-    const c10::OptionalDeviceGuard guard_;  // the program's device is the current one
+    const OnDevice current_;  // the program's
     const Place place_;
     std::unique_ptr<Frame> frame_;
 };

@@ -6,6 +6,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <vector>
 
 #include "devices/driver.h"
 
@@ -23,7 +24,7 @@ CpuKernel cpu_kernel(const Launch& l) {
 
 class CpuLauncher final : public Launcher {
   public:
-    void launch(const Launch& l, void* const* data, void* /*stream*/) const override {
+    void launch(const Launch& l, void* const* data, const Queue& /*queue*/) const override {
         Buffers buffers(l.regs.size());
         for (size_t i = 0; i < l.regs.size(); ++i) buffers[i] = data[l.regs[i]];
         const CpuKernel kernel = cpu_kernel(l);
@@ -36,7 +37,7 @@ class CpuLauncher final : public Launcher {
     }
 
     void together(const Together& t, const Launch* launches, void* const* data,
-                  void* /*stream*/) const override {
+                  const Queue& /*queue*/) const override {
         const int64_t total = t.ends.back();
         if (total <= t.grain) return share(t, launches, data, 0, total);
         at::parallel_for(0, total, t.grain,
@@ -69,18 +70,25 @@ void CpuLauncher::share(const Together& t, const Launch* launches, void* const* 
 
 class GpuLauncher final : public Launcher {
   public:
-    void launch(const Launch& l, void* const* data, void* stream) const override {
+    void launch(const Launch& l, void* const* data, const Queue& queue) const override {
         // The driver takes the address of each parameter: of the register for an address, what the register holds for
         // a number, which is in the host's memory.
-        int64_t items = l.extent;
-        Buffers parameters(l.regs.size() + 1);
-        for (size_t i = 0; i < l.regs.size(); ++i)
+        const size_t count = l.regs.size();
+        std::array<void*, kFew> few;  // not cleared: a launch takes microseconds, most of them the driver's
+        std::vector<void*> many;
+        void** parameters = few.data();
+        if (count + kFurther > kFew) {
+            many.resize(count + kFurther);
+            parameters = many.data();
+        }
+        for (size_t i = 0; i < count; ++i)
             parameters[i] = l.by_value[i] ? data[l.regs[i]] : const_cast<void**>(&data[l.regs[i]]);
-        parameters[l.regs.size()] = &items;
-        start(l, (l.extent + l.grain - 1) / l.grain, std::move(parameters), stream);
+        parameters[count] = const_cast<int64_t*>(&l.extent);
+        start(l, l.blocks, parameters, count + 1, queue);
     }
 
-    void together(const Together& t, const Launch* launches, void* const* data, void* stream) const override {
+    void together(const Together& t, const Launch* launches, void* const* data,
+                  const Queue& queue) const override {
         const Launch& first = launches[0];
         const size_t starts = std::bit_ceil(size_t{first.parts});
         std::array<int64_t, kTableSlots> table;
@@ -97,16 +105,28 @@ class GpuLauncher final : public Launcher {
                 ++slot;
             }
         }
-        start(first, t.ends.back(), {table.data()}, stream);
+        std::array<void*, kFurther> parameters{table.data()};
+        start(first, t.ends.back(), parameters.data(), 1, queue);
     }
 
   private:
-    static void start(const Launch& l, int64_t blocks, Buffers parameters, void* stream) {
+    static constexpr size_t kFew = 64, kFurther = 3;  // parameters; of them, those that are no registers
+
+    // There is room behind the `count` parameters for the two that Triton's kernels end with.
+    static void start(const Launch& l, int64_t blocks, void** parameters, size_t count, const Queue& queue) {
         void* none = nullptr;  // Triton's, for kinds of scratch memory that no kernel here has
-        parameters.append({&none, &none});
-        devices::check(devices::driver().launch(l.function, static_cast<unsigned>(blocks), 1, 1, l.threads, 1,
-                                                1, l.shared, stream, parameters.data(), nullptr),
-                       "launching a kernel");
+        parameters[count] = parameters[count + 1] = &none;
+        const devices::Driver& driver = devices::driver();
+        auto launched = [&] {
+            return driver.launch(l.function, static_cast<unsigned>(blocks), 1, 1, l.threads, 1, 1, l.shared,
+                                 queue.stream, parameters, nullptr);
+        };
+        devices::Status status = launched();
+        if (status == devices::kNoContext) {  // asked for only where it is missing: new threads have none
+            devices::enter(queue.device);
+            status = launched();
+        }
+        devices::check(status, "launching a kernel");
     }
 };
 

@@ -4,15 +4,21 @@
 
 namespace smelt::plan {
 
-// `data[r]` is the address of register r. Calls return when the work is done, or queued on `stream` behind what that was
-// given before.
+// Where work goes: a device's stream, as its driver has it.
+struct Queue {
+    c10::DeviceIndex device;
+    void* stream;
+};
+
+// `data[r]` is the address of register r. Calls return when the work is done, or queued behind what `queue` was given
+// before.
 class Launcher {
   public:
     virtual ~Launcher() = default;
-    virtual void launch(const Launch& l, void* const* data, void* stream) const = 0;
+    virtual void launch(const Launch& l, void* const* data, const Queue& queue) const = 0;
     // `launches` are those of `t`.
     virtual void together(const Together& t, const Launch* launches, void* const* data,
-                          void* stream) const = 0;
+                          const Queue& queue) const = 0;
 };
 
 // On torch's threads; `function` is `void (*)(void** buffers, int64_t begin, int64_t end)`.

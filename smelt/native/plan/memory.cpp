@@ -10,11 +10,6 @@
 namespace smelt::plan {
 namespace {
 
-c10::DispatchKeySet keys_of(const Alloc& a) {
-    if (a.device.is_cpu()) return c10::DispatchKeySet(c10::DispatchKey::CPU);  // at once
-    return c10::DispatchKeySet(c10::computeDispatchKey(a.layout.dtype, at::kStrided, a.device));
-}
-
 c10::DataPtr part_of(const Arena& arena, const Alloc& a) {
     void* begin = static_cast<char*>(arena->get()) + a.arena;
     if (!a.device.is_cpu()) return {begin, a.device};
@@ -22,6 +17,11 @@ c10::DataPtr part_of(const Arena& arena, const Alloc& a) {
 }
 
 }  // namespace
+
+c10::DispatchKeySet keys_of(const Alloc& a) {
+    if (a.device.is_cpu()) return c10::DispatchKeySet(c10::DispatchKey::CPU);
+    return c10::DispatchKeySet(c10::computeDispatchKey(a.layout.dtype, at::kStrided, a.device));
+}
 
 Arena make_arena(size_t bytes, c10::Device device) {
     c10::Allocator* allocator = device.is_cpu() ? c10::GetCPUAllocator() : c10::GetAllocator(device.type());
@@ -32,7 +32,7 @@ at::Tensor arena_tensor(const Alloc& a, const Arena& arena) {
     auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
                                                          static_cast<int64_t>(a.nbytes), part_of(arena, a),
                                                          nullptr, false);
-    auto t = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys_of(a),
+    auto t = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), a.keys,
                                                       c10::scalarTypeToTypeMeta(a.layout.dtype));
     t.unsafeGetTensorImpl()->set_sizes_and_strides(a.layout.shape, a.layout.stride);
     return t;
@@ -49,20 +49,20 @@ at::Tensor raw_view(const View& v, const at::Tensor& src) {
     return t;
 }
 
-at::Tensor allocate(const Alloc& a) {
+at::Tensor allocate(const Alloc& a, c10::Device current) {
     c10::Allocator* allocator;
     c10::DataPtr memory;
     if (a.device.is_cpu()) {
         allocator = c10::GetCPUAllocator();
         memory = a.nbytes >= kLargeBlock ? take_block(a.nbytes) : allocator->allocate(a.nbytes);
     } else {
-        const c10::DeviceGuard guard(a.device);
+        const c10::OptionalDeviceGuard guard(a.device == current ? std::nullopt : std::optional(a.device));
         allocator = c10::GetAllocator(a.device.type());
         memory = allocator->allocate(a.nbytes);
     }
     auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), a.nbytes,
                                                          std::move(memory), allocator, true);
-    auto t = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys_of(a),
+    auto t = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), a.keys,
                                                       c10::scalarTypeToTypeMeta(a.layout.dtype));
     if (a.contiguous)
         t.unsafeGetTensorImpl()->set_sizes_contiguous(a.layout.shape);
@@ -76,7 +76,7 @@ at::Tensor in_place_of(const at::Tensor& t, const Alloc& a) {
     const c10::Storage& storage = t.storage();
     if (storage.use_count() != 1 || storage.nbytes() < a.nbytes) return {};
     if (reinterpret_cast<uintptr_t>(storage.data()) % kAlignment != 0) return {};
-    auto made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), keys_of(a),
+    auto made = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), a.keys,
                                                          c10::scalarTypeToTypeMeta(a.layout.dtype));
     made.unsafeGetTensorImpl()->set_sizes_and_strides(a.layout.shape, a.layout.stride);
     return made;

@@ -26,7 +26,11 @@ void move_to_arena(const at::Tensor& t, const Alloc& a, const Arena& arena);
 // `as_strided` below the dispatcher: for tensors that only steps of the plan see.
 at::Tensor raw_view(const View& v, const at::Tensor& src);
 
-at::Tensor allocate(const Alloc& a);
+// Of a tensor that `a` makes.
+c10::DispatchKeySet keys_of(const Alloc& a);
+
+// `current`: the thread's current device.
+at::Tensor allocate(const Alloc& a, c10::Device current);
 
 // In the memory of `t`, which is about to be dropped, if nobody but its caller holds that; undefined if it cannot be.
 at::Tensor in_place_of(const at::Tensor& t, const Alloc& a);

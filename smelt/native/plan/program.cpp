@@ -10,6 +10,7 @@ void derive(Program& p) {
     for (Reg r : p.outputs)
         if (r >= static_cast<Reg>(p.n_inputs)) p.needs_tensor[r] = 1;
     for (const Launch& l : p.launches) mark(p.needs_data, l.regs);
+    p.dispatches = !p.atens.empty() || !p.views.empty();
     for (const Registers& b : p.bumps) {
         mark(p.needs_tensor, b.regs);
         mark(p.written, b.regs);
@@ -28,6 +29,15 @@ void derive(Program& p) {
     for (size_t r = 0; r < p.n_registers; ++r) {
         const bool is_constant = r >= p.n_inputs && r < n_held;
         if (!is_constant && !p.in_arena[r]) p.dynamic.push_back(static_cast<Reg>(r));
+    }
+    std::vector<char> is_dynamic(p.n_registers, 0), is_later(p.n_registers, 0);
+    mark(is_dynamic, p.dynamic);
+    p.is_last.assign(p.outputs.size(), 0);
+    for (size_t i = p.outputs.size(); i-- > 0;) {
+        const Reg r = p.outputs[i];
+        if (r < 0) continue;
+        p.is_last[i] = is_dynamic[r] && !is_later[r];
+        is_later[r] = 1;
     }
     p.is_read.assign(p.n_inputs, 0);
     for (size_t r = 0; r < p.n_inputs; ++r) p.is_read[r] = p.needs_tensor[r] || p.needs_data[r];

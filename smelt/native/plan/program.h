@@ -20,6 +20,7 @@ struct Alloc {
     Reg over;       // with memory of its own: takes that of this register, if nobody else holds it
     size_t nbytes;
     bool contiguous;
+    c10::DispatchKeySet keys;  // of the tensor
 };
 
 struct View {
@@ -36,7 +37,7 @@ struct Launch {
     const Launcher* launcher;
     void* function;  // as the launcher takes it
     std::vector<Reg> regs;
-    int64_t extent, grain;
+    int64_t extent, grain, blocks;  // blocks: of `grain` items, on a GPU
     // On a GPU: threads of a block, its bytes of shared memory, how many launches one may do (0: it is none of a
     // Together); of each register the bytes of the number that is passed in place of its address (0: the address).
     unsigned threads = 0, shared = 0, parts = 0;
@@ -99,11 +100,13 @@ struct Program {
     std::vector<Registers> frees, bumps;
     std::vector<Reg> outputs;
     bool release_gil = false;
+    bool dispatches = false;  // a step goes through torch's dispatcher
     c10::Device device = c10::kCPU;  // where it runs: kernels, and temporaries in the arena
     // Of registers, see `derive`:
     std::vector<char> needs_tensor, needs_data, in_arena, written;
     std::vector<char> is_number, is_read;  // of inputs; is_read: returned, or by a step
     std::vector<Reg> dynamic;              // to empty after a call
+    std::vector<char> is_last;             // of outputs: no later one, and no later call, needs its register
 
     bool is_input(Reg r) const { return r >= 0 && static_cast<size_t>(r) < n_inputs; }
 };

@@ -114,7 +114,7 @@ class Reader {
     }
 
     Launch launch(const py::tuple& s) const {
-        Launch l{nullptr, nullptr, s[2].cast<std::vector<Reg>>(), s[3].cast<int64_t>(), s[4].cast<int64_t>()};
+        Launch l{nullptr, nullptr, s[2].cast<std::vector<Reg>>(), s[3].cast<int64_t>(), s[4].cast<int64_t>(), 0};
         if (!devices::is_kernel(s[1].ptr())) {
             l.launcher = &cpu_launcher();
             l.function = reinterpret_cast<void*>(s[1].cast<uintptr_t>());  // NOLINT
@@ -122,6 +122,7 @@ class Reader {
         }
         devices::Kernel& kernel = devices::as_kernel(s[1].ptr());
         l.launcher = &gpu_launcher();
+        l.blocks = (l.extent + l.grain - 1) / l.grain;
         l.elsewhere = s[6].cast<c10::DeviceIndex>();
         l.function = kernel.on(l.elsewhere < 0 ? p_.device.index() : l.elsewhere);
         l.threads = kernel.threads;
@@ -169,7 +170,9 @@ class Reader {
                 s[6].cast<int64_t>(),
                 s[7].cast<Reg>(),
                 0,
-                false};
+                false,
+                {}};
+        a.keys = keys_of(a);
         a.nbytes = span_bytes(a.layout);
         a.contiguous = is_contiguous(a.layout);
         if (a.arena >= 0) {

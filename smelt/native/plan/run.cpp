@@ -17,11 +17,12 @@ class Run {
     Run(const Program& p, Borrowed& frame)
         : p_(p),
           f_(*frame),
-          stream_(frame.place().handle),
+          queue_{frame.place().device.index(), frame.place().handle},
           caller_(c10::impl::tls_local_dispatch_key_set()) {}
 
     void operator()(const std::vector<Step>& steps) {
-        c10::impl::ForceDispatchKeyGuard guard(below_autograd(caller_));
+        std::optional<c10::impl::ForceDispatchKeyGuard> guard;
+        if (p_.dispatches) guard.emplace(below_autograd(caller_));
         for (const Step& s : steps) {
             switch (s.kind) {
                 case Kind::launch:
@@ -53,7 +54,7 @@ class Run {
     void alloc(const Alloc& a) {
         if (a.arena >= 0) return;
         at::Tensor t = a.over >= 0 ? in_place_of(f_.tensors[a.over], a) : at::Tensor();
-        f_.tensors[a.out] = t.defined() ? std::move(t) : allocate(a);
+        f_.tensors[a.out] = t.defined() ? std::move(t) : allocate(a, p_.device);
         if (p_.needs_data[a.out]) f_.data[a.out] = f_.tensors[a.out].unsafeGetTensorImpl()->mutable_data();
     }
 
@@ -72,13 +73,13 @@ class Run {
     }
 
     void launch(const Launch& l) {
-        on_stream_of(l, [&](void* stream) { l.launcher->launch(l, f_.data.data(), stream); });
+        on_stream_of(l, [&](const Queue& queue) { l.launcher->launch(l, f_.data.data(), queue); });
     }
 
     void together(const Together& t) {
         const Launch* launches = p_.launches.data() + t.first;
-        on_stream_of(*launches, [&](void* stream) {
-            launches->launcher->together(t, launches, f_.data.data(), stream);
+        on_stream_of(*launches, [&](const Queue& queue) {
+            launches->launcher->together(t, launches, f_.data.data(), queue);
         });
     }
 
@@ -86,11 +87,11 @@ class Run {
     // has either stream wait for the other.
     template <class Start>
     void on_stream_of(const Launch& l, const Start& start) {
-        if (l.elsewhere < 0) return start(stream_);
+        if (l.elsewhere < 0) return start(queue_);
         const c10::Device device(p_.device.type(), l.elsewhere);
         const c10::DeviceGuard guard(device);
         const devices::Entered context(l.elsewhere);
-        start(place_on(device).handle);
+        start(Queue{l.elsewhere, place_on(device).handle});
     }
 
     void aten(const Aten& a) {
@@ -103,6 +104,7 @@ class Run {
         if (a.user_visible) {
             c10::impl::ForceDispatchKeyGuard guard(caller_);
             a.op.callBoxed(stack);
+            make_current(p_.device);  // the user's code may have left another
         } else {
             a.op.callBoxed(stack);
         }
@@ -172,7 +174,7 @@ class Run {
 
     const Program& p_;
     Frame& f_;
-    void* const stream_;  // the driver's, of the device's work
+    const Queue queue_;  // of the program's device
     const c10::impl::LocalDispatchKeySet caller_;
 };
 
@@ -188,7 +190,6 @@ void write_back(const Realigned& r) {
 }  // namespace
 
 void run(const Program& program, Borrowed& frame, const std::vector<Step>& steps) {
-    if (!program.device.is_cpu() && !program.launches.empty()) devices::enter(program.device.index());
     Run(program, frame)(steps);
     for (const Realigned& r : (*frame).realigned)
         if (r.written) write_back(r);

@@ -87,6 +87,12 @@ bool bind_inputs(const Program& p, Frame& f, PyObject* inputs) {
     return true;
 }
 
+// The i-th output, asked for once, in order: the register lets go of it where it may.
+at::Tensor output(const Program& p, Frame& f, size_t i) {
+    at::Tensor& t = f.tensors[p.outputs[i]];
+    return p.is_last[i] ? std::move(t) : t;
+}
+
 // An input that is returned is the very object that came in. `computed(i)` is the i-th output where it is none.
 template <class Computed>
 PyObject* collect_outputs(const Program& p, PyObject* inputs, Computed computed) {
@@ -141,7 +147,7 @@ PyObject* plan_call(PyObject* self, PyObject* const* args, size_t nargsf, PyObje
         ReleaseGil gil(p.release_gil);
         run(p, frame, p.steps);
     }
-    return collect_outputs(p, args[0], [&](size_t i) { return (*frame).tensors[p.outputs[i]]; });
+    return collect_outputs(p, args[0], [&](size_t i) { return output(p, *frame, i); });
     END_HANDLE_TH_ERRORS
 }
 
@@ -209,7 +215,13 @@ PyMethodDef plan_methods[] = {
      "(native/plan/graphs.h)."},
     {nullptr, nullptr, 0, nullptr}};
 
+PyObject* plan_launches_only(PyObject* self, void*) {
+    return PyBool_FromLong(!reinterpret_cast<PlanObject*>(self)->program->dispatches);
+}
+
 PyGetSetDef plan_getset[] = {
+    {"launches_only", plan_launches_only, nullptr,
+     "Whether its steps are kernels: no operator of torch or of the program is called.", nullptr},
     {"arena_bytes", plan_arena_bytes, nullptr, "Bytes of scratch memory one call uses.", nullptr},
     {"idle_bytes", plan_idle_bytes, nullptr, "Bytes held between calls.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
@@ -328,7 +340,7 @@ Results run_plan(PyObject* plan, PyObject* inputs) {
         ReleaseGil gil(p.release_gil);
         run(p, frame, p.steps);
     }
-    return results_of(p, inputs, [&](size_t i) { return (*frame).tensors[p.outputs[i]]; });
+    return results_of(p, inputs, [&](size_t i) { return output(p, *frame, i); });
 }
 
 std::vector<at::Tensor> run_plan(PyObject* plan, std::vector<at::Tensor>&& inputs) {
@@ -355,7 +367,7 @@ std::vector<at::Tensor> run_plan(PyObject* plan, std::vector<at::Tensor>&& input
     set_constant_addresses(p, f);
     run(p, frame, p.owning_steps);
     for (size_t i = 0; i < p.outputs.size(); ++i)
-        if (p.outputs[i] >= 0) outputs[i] = f.tensors[p.outputs[i]];
+        if (p.outputs[i] >= 0) outputs[i] = output(p, f, i);
     return outputs;
 }
 
