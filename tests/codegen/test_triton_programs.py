@@ -289,3 +289,32 @@ def test_no_elements(shape: tuple[int, ...]) -> None:
     check(lambda x: (x.abs() + 1, x * x[..., :1]), x)
     check(lambda x: (x.sum(), x.sum(-1), x.sum(0), x.any(), x.prod(0)), x)
     check(lambda x: (x.softmax(-1), x.transpose(0, -1) * 2, torch.cat([x, x + 1])), x)
+
+
+@pytest.mark.parametrize(
+    "shape, dims",
+    [((300_007,), (0,)), ((20_000, 3, 16), (0, 2)), ((50_003, 20), (0,)), ((5_000, 40, 2), (0,))],
+    ids=["long", "rows of a vector", "columns", "columns of two dimensions"],
+)
+def test_sums_too_short_for_all_workers_are_cut(shape: tuple[int, ...], dims: tuple[int, ...]) -> None:
+    """One program would add up a block after the other, in chains of 40 to 400: of equal numbers, whose roundings have one
+    sign, such a sum is 4e-7 to 4e-6 off. Of chains of 16 it is 1e-7 off, as eager's are."""
+    kernels = kernels_of(lambda x: x.sum(dims), torch.zeros(shape), costs=replace(COSTS, threads=132))
+    assert len(kernels) == 2
+    for kernel in kernels:
+        stage, used = kernel.stages[0], choose(kernel)
+        assert blocks.stage_points(stage) <= 4 * used.r
+
+
+def test_sums_of_a_few_blocks_stay_whole() -> None:
+    costs = replace(COSTS, threads=132)
+    assert len(kernels_of(lambda x: x.sum(0), torch.zeros(1000, 64), costs=costs)) == 1
+    assert len(kernels_of(lambda x: x.sum(1), torch.zeros(2, 60_000), costs=costs)) == 1
+
+
+@pytest.mark.parametrize(
+    "shape, dims", [((997,), (0,)), ((301, 5), (0,)), ((90, 3, 2), (0,)), ((60, 2, 9), (0, 2))]
+)
+def test_parts_for_fewer_workers_than_there_are(shape: tuple[int, ...], dims: tuple[int, ...]) -> None:
+    kernels = check(lambda x: x.sum(dims), integers(*shape), costs=replace(EAGER_TO_SPLIT, threads=500))
+    assert len(kernels) == 2
