@@ -30,36 +30,35 @@ def pairs(groups: Sequence[Group], costs: Costs) -> Pairs:
         return {}
     found: Pairs = {}
     after = {g.id: g.after for g in groups}
-    rows = [g for g in groups if _row_loops(g) is not None]
-    for sums in rows:
-        for group in rows if sums.id not in found.values() else ():
-            if group.id in found or not _is_beside(group, sums, costs):
+    rows = [(g, loops) for g in groups if (loops := _row_loops(g)) is not None]
+    for sums, of_sums in rows:
+        for group, of_rows in rows if sums.id not in found.values() else ():
+            if not _are_chunks(of_sums, of_rows, costs) or group is sums or group.id in found:
                 continue
-            if _may_run_together(group.id, sums.id, after):
+            width = of_rows[1]
+            if not _touched(group, 1).isdisjoint(_touched(sums, width)) and _may_run_together(
+                group.id, sums.id, after
+            ):
                 found[sums.id] = group.id
                 break
     return found
 
 
 def _row_loops(group: Group) -> tuple[int, int] | None:
-    """How many rows a group has, and how many columns each has; None where it is no group of rows."""
+    """How many points a group has, and how many each has in a stage; None where it has no such stages."""
     inner = {_points(p.inner) for p in group.places.values() if p.inner}
     if group.extern is not None or not group.fusible or len(inner) != 1:
         return None
     return _points(group.outer), inner.pop()
 
 
-def _is_beside(rows: Group, sums: Group, costs: Costs) -> bool:
-    """Whether the loops are those of rows and of chunks of these, and something is read by both. Exact is `loops.sums`."""
-    found = _row_loops(sums)
-    if rows is sums or found is None or (loops := _row_loops(rows)) is None:
+def _are_chunks(sums: tuple[int, int], rows: tuple[int, int], costs: Costs) -> bool:
+    """Whether the loops of the first may be those of chunks of the second's rows: exact is `loops.sums`."""
+    (points, chunk), (count, width) = sums, rows
+    if not 1 < width <= costs.row_sums // 2 or points % width:
         return False
-    (points, chunk), (count, width) = found, loops
-    if not 1 < width <= costs.row_sums // 2 or points % width or points // width < costs.threads // 2:
-        return False
-    if not points // width * chunk - chunk < count <= points // width * chunk:
-        return False
-    return not _touched(rows, 1).isdisjoint(_touched(sums, width))
+    chunks = points // width
+    return 2 * chunks >= costs.threads and (chunks - 1) * chunk < count <= chunks * chunk
 
 
 def _touched(group: Group, stride: int) -> set[Tensor]:
