@@ -71,6 +71,11 @@ class Costs:
     worker_items: int  # items for each worker
     splits_further: bool  # several loops, and unevenly; the layout that decides is that of what elementwise operators read
 
+    # Sums over rows beside the rows, by one kernel (schedule/beside.py)
+    row_sums: int  # 32-bit sums that a program may hold; a row has half as many columns at most; 0: none is computed so
+    least_rows: int  # rows that a program adds up, at least ...
+    most_rows: int  # ... and at most: one after the other, so that more would cost accuracy
+
     # The plan (plan/together.py, plan/build.py)
     together_pieces: int  # pieces of work for each worker from which on a launch gains nothing from company
     gil_bytes: int  # bytes touched by a plan from which on it gives other Python threads a turn

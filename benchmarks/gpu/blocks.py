@@ -4,8 +4,8 @@
 
 Programs are traced and scheduled for the device, each kernel is launched by itself, on memory that no cache holds. Bytes are
 those of what a kernel is given and gives, each once. `--sweep` tries block sizes and numbers of warps around those that were
-chosen, of kernels of 8 MB and more. `--seconds`: no kernel begins after so many. `--compile-only` needs no GPU and measures
-nothing. Writes blocks.json and .md.
+chosen, of kernels of 8 MB and more, and where sums are computed beside rows, more and fewer chunks of rows. `--seconds`: no
+kernel begins after so many. `--compile-only` needs no GPU and measures nothing. Writes blocks.json and .md.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from smelt.codegen.triton.ptx import Ptx, to_ptx
 from smelt.codegen.triton.source import Source, triton_source
 from smelt.graph.sizes import bounds
 from smelt.loops.ir import Kernel, stage_stores, stage_values, walk
+from smelt.loops.sums import parts
 from smelt.ops.lower import lower
 from smelt.schedule.fuse import fuse
 from smelt.schedule.schedule import KernelItem
@@ -151,12 +152,22 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
 # ---- what is tried
 
 
-def kernels(program: Program, workers: int) -> list[Kernel]:
-    """Those of the program's schedule."""
-    costs = replace(COSTS, threads=workers)
+def kernels(program: Program, workers: int, **changes: Any) -> list[Kernel]:
+    """Those of the program's schedule, under costs with `changes`."""
+    costs = replace(COSTS, threads=workers, **changes)
     graph, _ = traced(program[0], *program[1])
     items = fuse(lower(graph, costs), costs).items
     return [item.kernel for item in items if isinstance(item, KernelItem)]
+
+
+def scheduled(program: Program, workers: int, sweep: bool) -> list[Kernel]:
+    """The kernels of the program; `sweep`: also those with more and with fewer chunks of rows."""
+    found = kernels(program, workers)
+    if sweep and any(k.sums is not None for k in found):
+        for items in (1, 2, 8):
+            others = kernels(program, workers, worker_items=items, least_rows=4)
+            found += [k for k in others if k not in found]
+    return found
 
 
 def candidates(kernel: Kernel) -> list[Blocks]:
@@ -180,14 +191,16 @@ def candidates(kernel: Kernel) -> list[Blocks]:
         ):
             if blocks.r or not chosen.r:
                 found.append(blocks)
-    return found
+    return [
+        b for blocks in found for b in ((blocks, replace(blocks, ahead=False)) if blocks.ahead else (blocks,))
+    ]
 
 
 def extents(kernel: Kernel) -> list[tuple[int, int]]:
     """Of each buffer: bytes that it has at least, and bytes that are moved."""
     tops = [0] * len(kernel.buffers)
     ways: list[set[str]] = [set() for _ in kernel.buffers]
-    for stage in kernel.stages:
+    for stage in (stage for part in parts(kernel) for stage in part.stages):
         accesses = [(s.buffer, s.index, "store") for s in stage_stores(stage)]
         loads = (v for v in walk(stage_values(stage)) if v.op == "load")
         for buffer, index, way in [*accesses, *((v.args[0], v.args[1], "load") for v in loads)]:
@@ -301,7 +314,11 @@ def measured(driver: Driver | None, kernel: Kernel, sweep: bool, pool: ThreadPoo
     made = [t for t in pool.map(partial(compiled, kernel), tries) if t is not None]
     row: dict[str, Any] = {
         "kernel": kernel.name,
-        "loops": [[l.size for l in kernel.outer], *(stage_points(s) for s in kernel.stages)],
+        "loops": [
+            value
+            for part in parts(kernel)
+            for value in ([l.size for l in part.outer], *map(stage_points, part.stages))
+        ],
         "moved": moved,
         "compile_s": time.monotonic() - begin,
         "tries": [],
@@ -311,7 +328,14 @@ def measured(driver: Driver | None, kernel: Kernel, sweep: bool, pool: ThreadPoo
         b = tried.blocks
         time_s = seconds(driver.launches(tried, function, sizes)) if driver and function else float("nan")
         row["tries"].append(
-            {"x": b.x, "r": b.r, "warps": b.warps, "us": 1e6 * time_s, "bandwidth": moved / time_s}
+            {
+                "x": b.x,
+                "r": b.r,
+                "warps": b.warps,
+                "ahead": b.ahead,
+                "us": 1e6 * time_s,
+                "bandwidth": moved / time_s,
+            }
         )
     return row
 
@@ -324,7 +348,7 @@ def table(rows: list[dict[str, Any]], copy: float) -> str:
     ]
     for row in rows:
         chosen, best = row["tries"][0], max(row["tries"], key=lambda t: t["bandwidth"])
-        said = ["{x}, {r}, {warps}".format(**t) for t in (chosen, best)]
+        said = ["{x}, {r}, {warps}".format(**t) + ", ahead" * t["ahead"] for t in (chosen, best)]
         cells = [row["program"], row["kernel"][:40], str(row["loops"]), f"{row['moved'] / 1e6:.0f}", said[0]]
         cells += [f"{chosen['bandwidth'] / 1e9:.0f}", f"{chosen['bandwidth'] / copy:.0%}"]
         cells += [said[1], f"{best['bandwidth'] / 1e9:.0f}"]
@@ -364,7 +388,7 @@ def main() -> None:
                 continue
             rows += [
                 {"program": name, **measured(driver, k, options.sweep, pool)}
-                for k in kernels(make(), workers)
+                for k in scheduled(make(), workers, options.sweep)
             ]
             print(f"{name}: {time.monotonic() - begin:.1f} s", file=sys.stderr, flush=True)
     text = f"# Kernels, bf16 unless said\n\nA copy: {copy / 1e9:.0f} GB/s.\n\n{table(rows, copy)}"

@@ -18,6 +18,7 @@ from smelt.codegen.triton.link import load_early
 from smelt.codegen.triton.source import ALIGNED, joins, table_of
 from smelt.config import Config
 from smelt.graph.sizes import static
+from smelt.loops.sums import separate
 from smelt.plan.code import CompiledKernel, Function, Library, Processor
 from smelt.plan.gather import Kind, Slot, gather
 from smelt.plan.items import Item, LaunchItem, TogetherItem
@@ -36,7 +37,8 @@ def generate(
     """The items of `schedule` with launches in place of its kernels, for processors `sm_<arch>`. Kernels that can be one
     launch are. `tuner`: it says which products are generated; without it, all are ATen's. `device`: the only GPU of the
     schedule, on which what is compiled is loaded while the rest is being compiled."""
-    schedule = replace(schedule, items=list(map(_with_a_loop, schedule.items)))
+    items_apart = [part for item in schedule.items for part in _apart_on_cpu(schedule, item)]
+    schedule = replace(schedule, items=list(map(_with_a_loop, items_apart)))
     aligned = _aligned(schedule)
     items = schedule.items if tuner is None else tuner.replaced(schedule, aligned)
     slots = gather(schedule, items, partial(_kind, schedule, aligned))
@@ -57,6 +59,16 @@ def generate(
     if on_cpu:
         code |= zip(map(id, on_cpu), compile_for_cpu([i.kernel for i in on_cpu], config))
     return [_placed(schedule, slot, code) for slot in slots]
+
+
+def _apart_on_cpu(schedule: Schedule, item: ScheduleItem) -> list[ScheduleItem]:
+    """A kernel that runs on the CPU without sums beside it: they are one of their own there."""
+    if not isinstance(item, KernelItem) or item.kernel.sums is None or not _runs_on_cpu(schedule, item):
+        return [item]
+    return [
+        replace(item, kernel=part, buffers=tuple(item.buffers[i] for i in used))
+        for part, used in separate(item.kernel)
+    ]
 
 
 def _with_a_loop(item: ScheduleItem) -> ScheduleItem:

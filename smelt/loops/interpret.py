@@ -13,6 +13,7 @@ import torch
 from smelt.graph.sizes import Size, Sym, evaluate, static
 from smelt.loops.ir import Kernel, Loop, MapStage, ReduceStage, Reduction, ScanStage, Store, Value
 from smelt.loops.philox import philox
+from smelt.loops.sums import parts
 
 Grid = dict[Sym, torch.Tensor]
 
@@ -35,7 +36,8 @@ _SCANS: dict[str, Callable[..., torch.Tensor]] = {
 
 def run(kernel: Kernel, buffers: Sequence[torch.Tensor | None]) -> None:
     """Execute `kernel`; `buffers[i]` is the i-th argument (None for a local one). Outputs are written in place."""
-    _Run(kernel, buffers).stages()
+    for part in parts(kernel):
+        _Run(part, buffers).stages()
 
 
 class _Run:

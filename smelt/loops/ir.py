@@ -18,6 +18,8 @@ A `Kernel` is what one launch does: for every point of its `outer` loops (parall
   one stage, at one point, all loads come before all stores; no point of a stage loads what another one stores.
 * *points*: points of the outer loops never communicate, points of a stage only through its reductions: each stores to
   elements of its own.
+* *sums*: a kernel with `sums` means the same as one without them and, behind it, a kernel of theirs. Only that is visible of
+  them: they can be computed while the rows are, as `loops.sums` says.
 
 Kernels that differ only in names are equal (and hash alike); `schedule.kernels` numbers buffers in order of first use and
 names symbols by position, so that equal layers of a model are equal kernels.
@@ -202,14 +204,25 @@ class Buffer:
 
 
 @dataclass(frozen=True)
+class Sums:
+    """What a kernel of rows reduces over its outer points (`loops.sums`). `outer`: the loop over chunks of rows, then those
+    over a row's columns. `stages`: a ReduceStage over the rows of a chunk, and a MapStage that stores what it gave."""
+
+    outer: tuple[Loop, ...]
+    stages: tuple[Stage, ...]
+
+
+@dataclass(frozen=True)
 class Kernel:
     """`Value.args[0]` of a load and `Store.buffer` index into `buffers`. `name` is readable (fused op names) and does
-    not take part in the structural hash. Elementwise kernels have all loops in `outer` and one MapStage without loops."""
+    not take part in the structural hash. Elementwise kernels have all loops in `outer` and one MapStage without loops.
+    `sums`: reductions over the outer points, beside what these compute."""
 
     name: str = field(compare=False)
     buffers: tuple[Buffer, ...]
     outer: tuple[Loop, ...]
     stages: tuple[Stage, ...]
+    sums: Sums | None = None
 
 
 def stage_loops(stage: Stage) -> tuple[Loop, ...]:

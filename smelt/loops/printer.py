@@ -54,6 +54,9 @@ def print_kernel(kernel: Kernel) -> str:
         lines.append(f"for {_loops(kernel.outer)}:")
     indent = "  " if kernel.outer else ""
     lines += [indent + line for stage in kernel.stages for line in _stage(stage)]
+    if kernel.sums is not None:
+        lines.append(f"beside it, for {_loops(kernel.sums.outer)}:")
+        lines += ["  " + line for stage in kernel.sums.stages for line in _stage(stage)]
     return "\n".join(lines)
 
 

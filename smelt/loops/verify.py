@@ -22,6 +22,7 @@ from smelt.loops.ir import (
     stage_values,
     walk,
 )
+from smelt.loops.sums import obstacle, parts
 
 _BOOLEAN = {"eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor", "logical_not"} | {
     "isnan", "isinf",
@@ -35,11 +36,16 @@ def verify(kernel: Kernel) -> None:
     """Raises VerificationError naming the kernel, the stage and the statement that does not hold."""
     for statement, problems in STATEMENTS.items():
         for stage, problem in problems(kernel):
-            where = "" if stage is None else f", stage {kernel.stages.index(stage)}"
+            where = "" if stage is None else f", stage {_stages(kernel).index(stage)}"
             raise VerificationError(f"kernel {kernel.name}{where}: {problem} ({statement})")
 
 
 # ---- what a kernel is made of
+
+
+def _stages(kernel: Kernel) -> list[Stage]:
+    """All of them, those of its sums last."""
+    return [stage for part in parts(kernel) for stage in part.stages]
 
 
 def _values(stage: Stage) -> list[Value]:
@@ -67,13 +73,14 @@ def _accesses(stage: Stage) -> Iterator[tuple[str, int, Size, bool]]:
 
 
 def _verify_loops(kernel: Kernel) -> Iterator[Problem]:
-    yield from ((None, p) for p in _loop_problems(kernel.outer))
-    outer = {loop.sym for loop in kernel.outer}
-    for stage in kernel.stages:
-        yield from ((stage, p) for p in _loop_problems(stage_loops(stage)))
-        for loop in stage_loops(stage):
-            if loop.sym in outer:
-                yield stage, f"{loop.sym} is an outer loop already"
+    for part in parts(kernel):
+        yield from ((None, p) for p in _loop_problems(part.outer))
+        outer = {loop.sym for loop in part.outer}
+        for stage in part.stages:
+            yield from ((stage, p) for p in _loop_problems(stage_loops(stage)))
+            for loop in stage_loops(stage):
+                if loop.sym in outer:
+                    yield stage, f"{loop.sym} is an outer loop already"
 
 
 def _loop_problems(loops: Sequence[Loop]) -> Iterator[str]:
@@ -87,7 +94,7 @@ def _loop_problems(loops: Sequence[Loop]) -> Iterator[str]:
 
 def _verify_buffers(kernel: Kernel) -> Iterator[Problem]:
     used = set()
-    for stage in kernel.stages:
+    for stage in _stages(kernel):
         for access, number, _, _ in _accesses(stage):
             used.add(number)
             if not 0 <= number < len(kernel.buffers):
@@ -102,25 +109,30 @@ def _verify_buffers(kernel: Kernel) -> Iterator[Problem]:
 
 
 def _verify_indices(kernel: Kernel) -> Iterator[Problem]:
-    for stage in kernel.stages:
-        known = {loop.sym for loop in (*kernel.outer, *stage_loops(stage))}
-        indices = [v.args[0] for v in _values(stage) if v.op == "index"]
-        for access, number, index, masked in _accesses(stage):
-            indices.append(index)
-            low, high = bounds(index)
-            size = kernel.buffers[number].size
-            if not masked and low < 0:
-                yield stage, f"a {access} of buffer {number} at {index}, which may be {low}"
-            if not masked and kernel.buffers[number].role == "local" and high >= bounds(size)[1]:
-                yield stage, f"a {access} of buffer {number} at {index}, beyond its {size} elements"
-        for index in indices:
-            for sym in free_syms(index) - known:
-                yield stage, f"an index {index} over {sym}, which is no loop here"
+    for part in parts(kernel):
+        for stage in part.stages:
+            yield from ((stage, p) for p in _index_problems(part, stage))
+
+
+def _index_problems(kernel: Kernel, stage: Stage) -> Iterator[str]:
+    known = {loop.sym for loop in (*kernel.outer, *stage_loops(stage))}
+    indices = [v.args[0] for v in _values(stage) if v.op == "index"]
+    for access, number, index, masked in _accesses(stage):
+        indices.append(index)
+        low, high = bounds(index)
+        size = kernel.buffers[number].size
+        if not masked and low < 0:
+            yield f"a {access} of buffer {number} at {index}, which may be {low}"
+        if not masked and kernel.buffers[number].role == "local" and high >= bounds(size)[1]:
+            yield f"a {access} of buffer {number} at {index}, beyond its {size} elements"
+    for index in indices:
+        for sym in free_syms(index) - known:
+            yield f"an index {index} over {sym}, which is no loop here"
 
 
 def _verify_dtypes(kernel: Kernel) -> Iterator[Problem]:
-    results = {r.name: _result_dtype(r) for stage in kernel.stages for r in _reductions(stage)}
-    for stage in kernel.stages:
+    results = {r.name: _result_dtype(r) for stage in _stages(kernel) for r in _reductions(stage)}
+    for stage in _stages(kernel):
         for value in _values(stage):
             expected = _dtype(value, kernel, results)
             if expected is not value.dtype:
@@ -169,7 +181,7 @@ def _pointwise_dtype(value: Value) -> torch.dtype | None:
 
 def _verify_results(kernel: Kernel) -> Iterator[Problem]:
     known: set[str] = set()
-    for stage in kernel.stages:
+    for stage in _stages(kernel):
         for value in _values(stage):
             if value.op == "result" and value.args[0] not in known:
                 yield stage, f"{value.args[0]} is no reduction of an earlier stage"
@@ -181,7 +193,7 @@ def _verify_results(kernel: Kernel) -> Iterator[Problem]:
 
 def _verify_order(kernel: Kernel) -> Iterator[Problem]:
     stored: set[int] = set()
-    for stage in kernel.stages:
+    for stage in _stages(kernel):
         here: dict[int, set[Size]] = {}
         for s in stage_stores(stage):
             here.setdefault(s.buffer, set()).add(s.index)
@@ -196,17 +208,22 @@ def _verify_order(kernel: Kernel) -> Iterator[Problem]:
 
 
 def _verify_points(kernel: Kernel) -> Iterator[Problem]:
-    for stage in kernel.stages:
+    for outer, stage in ((part.outer, stage) for part in parts(kernel) for stage in part.stages):
         for s in stage_stores(stage):
             local = kernel.buffers[s.buffer].role == "local"
-            loops = stage_loops(stage) if local else (*kernel.outer, *stage_loops(stage))
+            loops = stage_loops(stage) if local else (*outer, *stage_loops(stage))
             for loop in loops:
                 if loop.size != 1 and loop.sym not in free_syms(s.index):
                     yield stage, f"all points of {loop.sym} store to buffer {s.buffer} at {s.index}"
 
 
+def _verify_sums(kernel: Kernel) -> Iterator[Problem]:
+    if kernel.sums is not None and (why_not := obstacle(kernel)) is not None:
+        yield None, why_not
+
+
 def _verify_work(kernel: Kernel) -> Iterator[Problem]:
-    for stage in kernel.stages:
+    for stage in _stages(kernel):
         if isinstance(stage, ReduceStage) and not stage.reductions:
             yield stage, "a stage that reduces has no reductions"
         if not stage_values(stage):
@@ -223,4 +240,5 @@ STATEMENTS: dict[str, Callable[[Kernel], Iterator[Problem]]] = {
     "dtypes": _verify_dtypes,
     "order": _verify_order,
     "points": _verify_points,
+    "sums": _verify_sums,
 }

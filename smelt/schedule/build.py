@@ -11,6 +11,7 @@ from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Size, affine
 from smelt.graph.tree import map_leaves
 from smelt.loops.tensor import Extern, Index, Map, Program, Tensor
+from smelt.schedule.beside import Pairs, joined
 from smelt.schedule.groups import Group
 from smelt.schedule.inline import Units, base
 from smelt.schedule.kernels import KernelBuilder
@@ -30,10 +31,16 @@ Layout = tuple[tuple[Size, ...], tuple[Size, ...], Size]  # shape, stride, offse
 
 
 def build_schedule(
-    program: Program, units: Units, groups: Sequence[Group], refusals: tuple[str, ...], costs: Costs
+    program: Program,
+    units: Units,
+    groups: Sequence[Group],
+    refusals: tuple[str, ...],
+    costs: Costs,
+    together: Pairs,
 ) -> Schedule:
-    """The schedule of `program` from its units and their groups in running order. `refusals`: for its printer."""
-    return _Builder(program, units, groups, costs).build(refusals)
+    """The schedule of `program` from its units and their groups in running order. `refusals`: for its printer. `together`:
+    groups that may be one kernel with the group before them."""
+    return _Builder(program, units, groups, costs).build(refusals, together)
 
 
 class _Builder:
@@ -51,12 +58,21 @@ class _Builder:
         for tensor, _ in program.constants:
             self.buffer(tensor, "constant")
 
-    def build(self, refusals: tuple[str, ...]) -> Schedule:
+    def build(self, refusals: tuple[str, ...], together: Pairs) -> Schedule:
         for group in self.groups:
             if group.extern is not None:
                 self.extern(group.extern)
-            else:
-                self.kernel(group)
+                continue
+            item = self.kernel(group)
+            if group.id in together:
+                rows = self.items[-1]
+                assert isinstance(rows, KernelItem)
+                both = joined(rows, item, self.costs)
+                if isinstance(both, KernelItem):
+                    self.items[-1] = both
+                    continue
+                refusals = (*refusals, f"sums with {rows.kernel.name}: {both}")
+            self.items.append(item)
         outputs = tuple(
             None if t is None else self.reference(t, user_visible=True) for t in self.program.outputs
         )
@@ -106,10 +122,10 @@ class _Builder:
         outs = tuple(None if r is None else self.buffer(r) for r in extern.results)
         self.items.append(ExternItem(extern.op, args, kwargs, outs, str(extern.line or "")))
 
-    def kernel(self, group: Group) -> None:
+    def kernel(self, group: Group) -> KernelItem:
         kernel, buffers = KernelBuilder(group, self.tensors, self.in_memory, self.buffer, self.costs).build()
         lines = [u.tensor.line for u in group.units if u.tensor.line]
-        self.items.append(KernelItem(kernel, buffers, str(lines[-1]) if lines else ""))
+        return KernelItem(kernel, buffers, str(lines[-1]) if lines else "")
 
 
 def view_layout(tensor: Tensor, source: Tensor) -> Layout:

@@ -9,6 +9,7 @@ from smelt.costs import Costs
 from smelt.graph.effects import is_effectful
 from smelt.graph.tree import leaves
 from smelt.loops.tensor import Extern, Program, Scan, Tensor
+from smelt.schedule.beside import Pairs, pairs
 from smelt.schedule.build import build_schedule
 from smelt.schedule.groups import Fit, Group, Refusal, alone, fit, join, unprofitable
 from smelt.schedule.inline import Unit, base, choose_units
@@ -23,7 +24,10 @@ def fuse(program: Program, costs: Costs, join: bool = True) -> Schedule:
     grouping = Grouping(costs, join)
     for step in units.steps:
         grouping.add(step)
-    return build_schedule(program, units, ordered(grouping.groups), tuple(grouping.refusals), costs)
+    together = pairs(grouping.groups, costs) if join else {}
+    return build_schedule(
+        program, units, ordered(grouping.groups, together), tuple(grouping.refusals), costs, together
+    )
 
 
 class Grouping:
@@ -120,22 +124,29 @@ class Grouping:
             self.writer[tensor] = group
 
 
-def ordered(groups: list[Group]) -> list[Group]:
-    """Every group after those it depends on; otherwise in program order of what comes last in each."""
-    waiting = {g.id: len(g.parents) for g in groups}
-    children: dict[int, list[Group]] = defaultdict(list)
-    for group in groups:
-        for id in group.parents:
-            children[id].append(group)
-    ready = [(g.last, g.id) for g in groups if not g.parents]
+def ordered(groups: list[Group], together: Pairs) -> list[Group]:
+    """Every group after those it depends on; otherwise in program order of what comes last in each. Of groups that run
+    `together`, the first one directly behind the second."""
+    first = {g.id: together.get(g.id, g.id) for g in groups}
+    parts: dict[int, list[Group]] = defaultdict(list)
+    for group in sorted(groups, key=lambda g: g.id in together):
+        parts[first[group.id]].append(group)
+    parents = {id: {first[p] for g in part for p in g.parents} - {id} for id, part in parts.items()}
+    last = {id: max(g.last for g in part) for id, part in parts.items()}
+    waiting = {id: len(found) for id, found in parents.items()}
+    children: dict[int, list[int]] = defaultdict(list)
+    for id in parts:
+        for parent in parents[id]:
+            children[parent].append(id)
+    ready = [(last[id], id) for id in parts if not parents[id]]
     heapq.heapify(ready)
     result: list[Group] = []
     while ready:
         _, id = heapq.heappop(ready)
-        result.append(groups[id])
+        result += parts[id]
         for child in children[id]:
-            waiting[child.id] -= 1
-            if waiting[child.id] == 0:
-                heapq.heappush(ready, (child.last, child.id))
+            waiting[child] -= 1
+            if waiting[child] == 0:
+                heapq.heappush(ready, (last[child], child))
     assert len(result) == len(groups), "fusion made a cycle"
     return result

@@ -7,13 +7,14 @@ results do not change from call to call.
 On a GPU (`costs.splits_further`), where hundreds of parts are needed, several loops may be cut, and the last part may be
 shorter. What is too short for all workers is cut into parts for some: one program would go through it block by block, which
 takes long, and add up long chains, which is less exact than eager (of 300,007 equal numbers 6e-7, relative to the sum; its
-chains are as long as those of parts, 16 and less).
+chains are as long as those of parts, 16 and less). Sums over rows that something else reduces along are cut into chunks of
+rows, one for each program, so that they can be computed beside the rows (`beside.py`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
@@ -39,26 +40,86 @@ def split_reductions(program: Program, costs: Costs) -> Program:
     if costs.threads < 2:
         return program
     stored = required_in_memory(program)
+    reductions = [
+        (step, step.definition)
+        for step in program.steps
+        if isinstance(step, Tensor) and isinstance(step.definition, Reduce)
+    ]
+    widths = _widths(reductions, stored, costs)
+    chunks = {step: n for step, reduce in reductions if (n := _chunks(step, reduce, widths, stored, costs))}
     cuts: dict[Tensor, Cuts] = {
         step: cut
-        for step in program.steps
-        if isinstance(step, Tensor)
-        and isinstance(step.definition, Reduce)
-        and (cut := _cut(step, step.definition, stored, costs)) is not None
+        for step, reduce in reductions
+        if step not in chunks and (cut := _cut(step, reduce, stored, costs)) is not None
     }
-    if not cuts:
+    if not cuts and not chunks:
         return program
     rewriting = Rewriting()
     for step in program.steps:
-        if isinstance(step, Tensor) and step in cuts:
+        if isinstance(step, Tensor) and (step in cuts or step in chunks):
             split = rewriting.step(step)
             assert isinstance(split, Tensor)
-            partial, whole = _split(split, cuts[step])
+            if step in chunks:
+                split = _over_one_loop(split)
+            partial, whole = _split(split, cuts.get(step) or ((0, chunks[step]),))
             rewriting.put(partial)
             rewriting.put(whole, instead_of=step)
         else:
             rewriting.put(rewriting.step(step), instead_of=step)
     return rewriting.program(program)
+
+
+Reductions = Sequence[tuple[Tensor, Reduce]]
+Widths = dict[Tensor, set[int]]
+
+
+def _widths(reductions: Reductions, stored: AbstractSet[Tensor], costs: Costs) -> Widths:
+    """Of tensors in memory that are reduced along rows: how long the rows are."""
+    widths: Widths = {}
+    for tensor, reduce in reductions if costs.row_sums else ():
+        rows, width = numel(tensor.shape), numel(reduce.sizes)
+        if not isinstance(rows, int) or not isinstance(width, int) or width > costs.row_sums // 2:
+            continue
+        for source, _, reduced in _largest(tensor, reduce, stored, SEEN_THROUGH):
+            if 1 in reduced and _count(source) == rows * width:
+                widths.setdefault(source, set()).add(width)
+    return widths
+
+
+def _chunks(
+    tensor: Tensor, reduce: Reduce, widths: Widths, stored: AbstractSet[Tensor], costs: Costs
+) -> int | None:
+    """Into how many chunks to cut sums over rows that are computed beside the rows; None: they are no such."""
+    width, rows = numel(tensor.shape), numel(reduce.sizes)
+    if not widths or reduce.kind in ("argmax", "argmin") or not isinstance(rows, int):
+        return None
+    found = _largest(tensor, reduce, stored, SEEN_THROUGH)
+    if not any(1 in kept and width in widths.get(source, ()) for source, kept, _ in found):
+        return None
+    most = rows // costs.least_rows
+    if most < costs.threads:
+        return None
+    wanted = min(most, max(costs.worker_items * costs.threads, rows // costs.most_rows))
+    for chunks in range(wanted, max(wanted // 2, costs.threads), -1):
+        if rows % chunks == 0:  # no row is asked for whether it is there
+            return chunks
+    return -(-rows // -(-rows // wanted))
+
+
+def _over_one_loop(tensor: Tensor) -> Tensor:
+    """The same reduction over one loop, which counts the points in order."""
+    reduce = tensor.definition
+    assert isinstance(reduce, Reduce)
+    if len(reduce.sizes) == 1:
+        return tensor
+
+    def body(load: Load, index: Index, position: Index) -> Value:
+        at: list[Size] = []
+        for size, stride in zip(reduce.sizes, contiguous_stride(reduce.sizes)):
+            at.append(0 if size == 1 else position[0] // stride % size)
+        return reduce.body(load, index, tuple(at))
+
+    return replace(tensor, definition=replace(reduce, sizes=(numel(reduce.sizes),), body=body))
 
 
 def _cut(tensor: Tensor, reduce: Reduce, stored: AbstractSet[Tensor], costs: Costs) -> Cuts | None:
@@ -136,16 +197,24 @@ def _strides(
 ) -> tuple[list[int], list[int]] | None:
     """How far apart neighbours are in the memory of the largest tensor read (behind `depth` elementwise operators at most,
     whose results are not `stored`): along the result's dimensions, and along the reduction's loops."""
+    found = next(_largest(tensor, reduce, stored, depth), None)
+    return None if found is None else found[1:]
+
+
+def _largest(
+    tensor: Tensor, reduce: Reduce, stored: AbstractSet[Tensor], depth: int
+) -> Iterator[tuple[Tensor, list[int], list[int]]]:
+    """The largest tensors read, and as `_strides` how far apart neighbours are in each."""
     index, _ = own_loops(tensor.shape, "d")
     position, _ = own_loops(reduce.sizes, "r")
     reads: dict[tuple[Tensor, Index], None] = {}
     reduce.body(_Seen(reads, stored, depth), index, position)
     found = [(t, i) for t, i in reads if t.shape]
-    if not found:
-        return None
-    source, at = max(found, key=lambda r: _count(r[0]))
-    address = linear(source, at)
-    return [_stride(address, e) for e in index], [_stride(address, e) for e in position]
+    most = max((_count(t) for t, _ in found), default=0)
+    for source, at in found:
+        if _count(source) == most:
+            address = linear(source, at)
+            yield source, [_stride(address, e) for e in index], [_stride(address, e) for e in position]
 
 
 def _count(tensor: Tensor) -> int:

@@ -71,6 +71,9 @@ COSTS = Costs(
     # to do; not measured on others.
     worker_items=4,
     splits_further=False,  # few threads need few parts
+    row_sums=0,  # strips (codegen/llvm/strips.py) keep the rows that several stages go over in cache
+    least_rows=0,
+    most_rows=0,
     # Two threads, four sigmoids of 2^n elements side by side over one after the other: 1.00 (2^12), 0.64 (2^14), 0.91
     # (2^16), 0.99 (2^17 and more, three pieces for each thread).
     together_pieces=8,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     )
 
 from smelt.codegen.triton import load_kernel, triton_source
+from smelt.codegen.triton.blocks import choose
+from smelt.codegen.triton.library import function_of
 from smelt.codegen.triton.load import launch_joined
 from smelt.loops import interpret
 from smelt.loops.ir import Kernel, MapStage, ReduceStage, Reduction, Store
@@ -35,6 +38,7 @@ from tests.harness.kernels import (
     reduction,
     result,
     scaled,
+    scaled_and_summed,
     scan,
     softmax,
     softmax_columns,
@@ -133,6 +137,35 @@ def test_layer_norm(dtype: torch.dtype) -> None:
     run(layer_norm(10, 300, dtype), x, w, b, y)
     want = torch.nn.functional.layer_norm(x.float(), (300,), w.float(), b.float()).to(dtype)
     torch.testing.assert_close(y, want)
+
+
+@pytest.mark.parametrize("ahead", (True, False))
+@pytest.mark.parametrize("at_once", (1, 4))
+@pytest.mark.parametrize("rows, width, size", [(12, 64, 4), (13, 50, 6)])
+@pytest.mark.parametrize("dtype", (f32, torch.float64, bf16))
+def test_sums_beside_rows(
+    dtype: torch.dtype, rows: int, width: int, size: int, at_once: int, ahead: bool
+) -> None:
+    """Of what is read and of what is stored, by programs that go over one or several rows at a time."""
+    kernel = scaled_and_summed(rows, width, size, dtype)
+    x, w = torch.rand(rows, width).to(dtype) + 1, torch.rand(width).to(dtype) + 1
+    chunks = -(-rows // size)
+
+    def made() -> list[torch.Tensor]:
+        return [
+            x,
+            w,
+            torch.full_like(x, -1),
+            *(torch.full((chunks, width), -1.0, dtype=dtype) for _ in range(3)),
+        ]
+
+    wanted, found = made(), made()
+    interpret.run(kernel, wanted)
+    source = triton_source(kernel, dialect="torch", blocks=replace(choose(kernel), x=at_once, ahead=ahead))
+    assert source.points == chunks and source.block == 1
+    function_of(source)[(chunks,)](*found, source.points, **source.constants)
+    for got, want in zip(found, wanted, strict=True):
+        torch.testing.assert_close(got, want, rtol=2**-5 if dtype is bf16 else 1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("over", ("columns", "rows"))

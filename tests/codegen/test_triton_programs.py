@@ -167,6 +167,19 @@ def test_sums_of_columns_beside_what_belongs_to_rows(rows: int) -> None:
         assert choose(widest).x > 1 or rows == 1
 
 
+def test_sums_beside_the_rows_of_a_norm() -> None:
+    """37 rows of 50, in 13 chunks."""
+
+    def f(g: torch.Tensor, x: torch.Tensor, m: torch.Tensor, r: torch.Tensor, w: torch.Tensor) -> Any:
+        return torch.ops.aten.native_layer_norm_backward(g, x, [50], m, r, w, w, [True] * 3)
+
+    x, w = torch.randn(37, 50), torch.randn(50)
+    _, mean, rstd = torch.native_layer_norm(x, [50], w, w, 1e-5)
+    costs = replace(COSTS, threads=4, least_rows=2)
+    found = check(f, torch.randn(37, 50), x, mean, rstd, w, costs=costs, rtol=1e-4, atol=1e-4)
+    assert [k.sums is not None for k in found] == [True, False, False]
+
+
 def test_sums_are_cut_where_no_number_divides() -> None:
     """Primes: the last part is shorter, and nothing beyond the end takes part."""
     x = integers(211, 7) - 20

@@ -34,6 +34,7 @@ from tests.harness.kernels import (
     pad,
     reduction,
     scaled,
+    scaled_and_summed,
     scan,
     softmax,
     softmax_columns,
@@ -72,6 +73,10 @@ KERNELS: dict[str, Kernel] = {
     "transpose": transpose(64, 100),
     "pad": pad(17, 33, 2),
     "sums beside": doubled_and_summed(100, 200, "rows"),
+    "sums beside rows": scaled_and_summed(1024, 1000, 16),
+    "sums beside rows, the last chunk shorter": scaled_and_summed(1000, 1024, 16, bf16),
+    "sums beside rows, one at a time": scaled_and_summed(1024, 4096, 16),
+    "sums beside long indices": scaled_and_summed((1 << 19) + 1, 8192, 1024, bf16),
     **{f"{kind} of {over}": reduction(kind, 100, 200, f32, over)
        for kind in ("sum", "max", "argmax", "any", "prod") for over in ("columns", "rows")},
     "all of it": reduction("sum", 64, 64, f32, "all"),
@@ -148,6 +153,17 @@ def test_turned_tiles_are_read_and_written_in_vectors() -> None:
 def test_columns_are_read_in_vectors() -> None:
     text = to_ptx(triton_source(reduction("sum", 4096, 4096, f32, "rows")), 90).text
     assert "ld.global.v4.b32" in text and "ld.global.b32" not in text
+
+
+def test_rows_with_sums_beside_them_are_read_once_and_ahead() -> None:
+    """4,096 elements of bfloat16 by 256 threads: of a row each loads two vectors, before the loop and again in it, where it
+    loads the next row; the weight's it loads in the loop."""
+    text = to_ptx(triton_source(scaled_and_summed(1024, 4096, 16, bf16)), 90).text
+    label = re.search(r"(\$L__BB0_\d+):(.*?)bra\s+\1", text, re.S)
+    assert label is not None
+    before, loop = text[: label.start()], label[2]
+    assert before.count("ld.global.v4.b32") == 2 and loop.count("ld.global.v4.b32") == 4
+    assert loop.count("st.global.v4.b32") == 2 and loop.index("ld.global") < loop.index("bar.sync")
 
 
 def test_products_and_sums_are_not_contracted() -> None:

@@ -27,6 +27,7 @@ from smelt.loops.ir import (
     Store,
     Value,
 )
+from smelt.loops.sums import beside
 from smelt.ops.draws import Draws, Step
 from smelt.plan.code import Function
 
@@ -146,6 +147,35 @@ def doubled_and_summed(rows: int, width: int, over: str) -> Kernel:
         MapStage((), (Store(2, outer.sym, result("s")),)),
     )
     return Kernel("doubled", buffers((f32, "in"), (f32, "out"), (f32, "out")), (outer,), stages)
+
+
+def scaled_and_summed(rows: int, width: int, size: int, dtype: torch.dtype = f32) -> Kernel:
+    """y = x * w / (the largest of x's row); beside it sums of x, of y and the largest of y, over chunks of `size` rows."""
+    (r, lr), (i, li), column = loop("r", rows), loop("i", width), loop("column", width)
+    x, top = load(0, r * width + i, dtype), result("top", dtype)
+    scaled = op("div", op("mul", x, load(1, i, dtype)), top)
+    stages = (
+        ReduceStage((li,), (Reduction("top", "max", x),)),
+        MapStage((li,), (Store(2, r * width + i, scaled),)),
+    )
+    kernel = Kernel("scaled", buffers((dtype, "in"), (dtype, "in"), (dtype, "out")), (lr,), stages)
+    (c, lc), (k, lk) = loop("c", -(-rows // size)), loop("k", size)
+    row, to = c * size + k, c * width + column[0]
+    inside = Value("lt", (Value("index", (row,), torch.int64), const(rows, torch.int64)), torch.bool)
+    for place, kind, neutral in ((0, "sum", 0.0), (2, "sum", 0.0), (2, "max", -math.inf)):
+        read = load(0, row * width + column[0], dtype, inside)
+        value = Value("where", (inside, read, const(neutral, dtype)), dtype)
+        reduce = ReduceStage((lk,), (Reduction("s", kind, value),))  # type: ignore[arg-type]
+        sums = Kernel(
+            "sums",
+            buffers((dtype, "in"), (dtype, "out")),
+            (lc, column[1]),
+            (reduce, MapStage((), (Store(1, to, result("s", dtype)),))),
+        )
+        both = beside(kernel, sums, (place, len(kernel.buffers)))
+        assert isinstance(both, Kernel), both
+        kernel = both
+    return kernel
 
 
 def scan(kind: str, rows: int, columns: int, along: str) -> Kernel:

@@ -9,7 +9,18 @@ import torch
 from smelt.errors import VerificationError
 from smelt.graph.sizes import Sym
 from smelt.loops import ir
-from smelt.loops.ir import Buffer, Kernel, Loop, MapStage, ReduceStage, Reduction, ScanStage, Store, Value
+from smelt.loops.ir import (
+    Buffer,
+    Kernel,
+    Loop,
+    MapStage,
+    ReduceStage,
+    Reduction,
+    ScanStage,
+    Store,
+    Sums,
+    Value,
+)
 from smelt.loops.verify import STATEMENTS, verify
 from tests.harness.scheduled import kernels, scheduled
 
@@ -51,6 +62,21 @@ def stored(value, buffer=1, index=place):
     return stage(1, stores=(Store(1, place, load(2, col)), Store(buffer, index, value)))
 
 
+def summed(rows=2, value=None, index=None, **changes):
+    """The kernel with a sum over rows beside it, of chunks of two."""
+    buffers = (*BUFFERS[:2], Buffer("s", f32, "out"))
+    chunk, k = Sym("o0", 0, 1), Sym("i0", 0, rows - 1)
+    column = Sym("o1", 0, 7)
+    read = load(0, (chunk * 2 + k) * 8 + column) if value is None else value(chunk, k, column)
+    stages = (
+        ReduceStage((Loop(k, rows),), (Reduction("s0", "sum", read),)),
+        MapStage((), (Store(2, chunk * 8 + column if index is None else index, result("s0")),)),
+    )
+    row_stages = (MapStage((COLS,), (Store(1, place, load(0)),)),)
+    sums = Sums((Loop(chunk, 2), Loop(column, 8)), stages)
+    return replace(Kernel("softmax", buffers, (ROWS,), row_stages, sums), **changes)
+
+
 def buffer(number, new):
     return replace(GOOD, buffers=tuple(new if i == number else b for i, b in enumerate(GOOD.buffers)))
 
@@ -90,6 +116,11 @@ FAULTS = [
     ("order", "which another point of the stage stores", stored(load(2, 7 - col), 2, col)),
     ("points", "all points of i0 store to buffer 1", stored(load(0), index=row)),
     ("points", "all points of o0 store to buffer 1", stored(load(0), index=col)),
+    ("points", "all points of o0 store to buffer 2", summed(index=Sym("o1", 0, 7))),
+    ("sums", "2 chunks of 1 rows are not the rows", summed(1)),
+    ("sums", "which is not of one row", summed(value=lambda c, k, o: load(0, (c * 2 + (1 - k)) * 8 + o))),
+    ("sums", "buffer 1 at .*, where the row does not store", summed(value=lambda c, k, o: load(1, 7 - o))),
+    ("sums", "have 8 columns, which", summed(stages=(MapStage((Loop(Sym("i0", 0, 3), 4),), MAP.stores),))),
 ]  # fmt: skip
 
 
@@ -110,6 +141,11 @@ def test_the_error_names_the_kernel_the_stage_and_the_statement():
 def test_every_statement_of_the_docstring_is_checked_and_broken():
     written = re.findall(r"^\* \*(\w+)\*:", ir.__doc__, re.M)
     assert sorted(written) == sorted(STATEMENTS) == sorted({statement for statement, *_ in FAULTS})
+
+
+def test_sums_beside_rows():
+    verify(summed())
+    verify(summed(value=lambda c, k, o: load(1, (c * 2 + k) * 8 + o)))  # of what the row has stored
 
 
 def test_scratch_is_private_and_may_have_equal_indices_at_all_outer_points():

@@ -6,6 +6,7 @@ launcher, autograd. Triton's code is printed, but not compiled.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Sequence
 
@@ -20,6 +21,7 @@ from smelt.codegen.triton.compile import Made, Request
 from smelt.codegen.triton.source import table_of
 from smelt.config import Config
 from smelt.graph.sizes import static
+from smelt.loops.sums import separate
 from smelt.plan.code import Block, CompiledKernel, Function, Library, Processor
 from smelt.runtime.kept import Store
 from tests.simulated import cuda
@@ -41,15 +43,23 @@ def compile_kernels(
     """Kernels of one program, which does everything. They are printed for a GPU as well: what cannot be raises."""
     for request in dict.fromkeys(requests):
         request.printed()
-    kernels = [of_any_size(r.kernel, ANY) if r.joined else r.kernel for r in requests]
-    code = compile_for_cpu(kernels, Config())
-    found = [_simulated(request, compiled) for request, compiled in zip(requests, code, strict=True)]
+    apart = [separate(of_any_size(r.kernel, ANY) if r.joined else r.kernel) for r in requests]
+    code = iter(compile_for_cpu([kernel for parts in apart for kernel, _ in parts], Config()))
+    found = [
+        _simulated(request, [(next(code), used) for _, used in parts])
+        for request, parts in zip(requests, apart, strict=True)
+    ]
     for kernel in found:
         made(kernel.function)
     return found
 
 
-def _simulated(request: Request, compiled: CompiledKernel) -> CompiledKernel:
+def _simulated(request: Request, made: list[tuple[CompiledKernel, tuple[int, ...]]]) -> CompiledKernel:
+    compiled, _ = made[0]
+    if len(made) > 1:  # rows, and the sums beside them: one behind the other
+        address = _one_by_one(tuple((part.function, part.extent, used) for part, used in made))
+        letters = "".join("v" if k in request.by_value else "p" for k in range(len(request.kernel.buffers)))
+        return CompiledKernel(compiled.name, _function(compiled.function, letters, 0, address), 1, 1)
     extent = static(request.kernel.outer[0].size) if request.joined else compiled.extent
     parts = table_of(request.kernel).parts if request.joined else 0
     passed = [k for k, b in enumerate(request.kernel.buffers) if b.role != "local"]
@@ -59,9 +69,28 @@ def _simulated(request: Request, compiled: CompiledKernel) -> CompiledKernel:
 
 
 @functools.cache
-def _function(code: Function, letters: str, parts: int) -> Function:
+def _one_by_one(parts: tuple[tuple[Function, int, tuple[int, ...]], ...]) -> int:
+    """The address of a function that calls others, each over its whole extent on some of the buffers."""
+    kind = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_void_p), ctypes.c_int64, ctypes.c_int64)
+
+    @kind
+    def run(buffers: Sequence[int], begin: int, end: int) -> None:
+        for function, extent, used in parts:
+            kind(address_of(function))((ctypes.c_void_p * len(used))(*(buffers[i] for i in used)), 0, extent)
+
+    _CALLED.append(run)
+    address = ctypes.cast(run, ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+_CALLED: list[object] = []  # what images name by its address
+
+
+@functools.cache
+def _function(code: Function, letters: str, parts: int, address: int | None = None) -> Function:
     """The same one for equal code, whatever its kernels are called. The cache keeps the code, which images name by its
-    address."""
-    image = cuda.image(address_of(code), letters, parts)
+    address. `address`: of what runs instead."""
+    image = cuda.image(address or address_of(code), letters, parts)
     library = Library(Processor("simulated", "simulated", ""), (image,), (code.name,))
     return Function(library, code.name, Block(threads=32, shared=0, parts=parts))

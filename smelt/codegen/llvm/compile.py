@@ -37,6 +37,7 @@ def compile_kernels(
 ) -> list[CompiledKernel]:
     """Machine code for `kernels`, in order. It is kept for equal kernels as long as somebody holds it. Thread-safe."""
     target = target or host()
+    assert all(k.sums is None for k in kernels), "sums beside rows are kernels of their own on a CPU"
     with _LOCK:
         codes = _codes([_sizeless(k, target) for k in kernels], config, target)
     return [_compiled(k, c) for k, c in zip(kernels, codes, strict=True)]

@@ -10,6 +10,8 @@ thread, and all multiprocessors need work. `benchmarks/gpu/blocks.py` measures o
 * *tiles*: elementwise, where some tensor has neighbours along another loop than the one that is stored along. A block is
   square, so that both sides are accessed by whole lines; Triton turns it in shared memory.
 * *reductions of rows*: whole rows in registers while they fit, else blocks of them, one after the other.
+* *rows with sums beside them*: a program goes over many rows, as many at once as fill its threads. It keeps a sum for each
+  column, so that there are few on a multiprocessor, and loads the next rows while it computes.
 * *reductions of columns*: neighbouring sums are neighbours in memory, those of one sum are not: a block has a line's worth
   of sums, and as many rows as its threads can load at once.
 """
@@ -27,11 +29,13 @@ from smelt.loops.ir import (
     Loop,
     MapStage,
     Stage,
+    Sums,
     stage_loops,
     stage_stores,
     stage_values,
     walk,
 )
+from smelt.loops.sums import chunk_rows, columns_of
 
 # The figures are of an H100: GB/s, of a copy's 2,860, in the order of the choices named; bfloat16 unless said.
 VECTOR = 16  # bytes that a thread reads by one instruction
@@ -53,6 +57,8 @@ MANY = 3  # tensors: a thread's share of more would not fit its registers, so th
 # Columns, as sums, rows, warps: 64, 64, 8; 64, 64, 4; 64, 128, 4: sums of 65536x4096 2,946, 2,972, 2,928, of 4096x65536
 # 2,860, 2,710, 2,865. Of two tensors, a layer norm's weights, 8192x4096 2,181, 2,534, 2,528, 65536x4096 2,734, 2,867,
 # 2,938: half the threads, each with as many vectors more.
+# Rows with sums beside them, points that a program computes at once: not measured.
+BESIDE = 4096
 COLUMN_WARPS = 8
 COLUMN_POINTS = 16  # that a thread loads at once of one tensor
 # 64x64 turned by 8 warps: 99% of a copy.
@@ -67,19 +73,23 @@ class Blocks:
     """Block sizes (powers of two) and warps of a launch. `r` is 0 when a block has no second axis.
 
     `across`: the outer loop of an elementwise kernel that is the second axis; its blocks are programs of their own. `outer`:
-    the other loops then, in the order in which the first axis counts them."""
+    the other loops then, in the order in which the first axis counts them. `ahead`: of rows that a program goes over, the
+    next ones are loaded while it computes."""
 
     x: int
     r: int
     warps: int
     across: Loop | None = None
     outer: tuple[Loop, ...] = ()
+    ahead: bool = False
 
 
 def choose(kernel: Kernel, host: frozenset[int] = frozenset()) -> Blocks:
     """The blocks of `kernel`. `host`: those of its buffers that are passed by value."""
     read = [b for i, b in enumerate(kernel.buffers) if i not in host]
     lanes = 32 * elements(read)
+    if kernel.sums is not None:
+        return _beside(kernel, kernel.sums)
     if all(not stage_loops(s) for s in kernel.stages):
         return _elementwise(kernel, lanes)
     points = prod(static(l.size) for l in kernel.outer)
@@ -153,6 +163,13 @@ def _rows(kernel: Kernel, points: int, longest: int, lanes: int) -> Blocks:
     x = max(1, min(WARPS * lanes // r, 32, power(points)))
     most = ROW_WARPS if r <= PERSISTENT and tensors <= MANY else 2 * ROW_WARPS
     return Blocks(x, r, _warps(x * r, max(32 * ROW, lanes), most))
+
+
+def _beside(kernel: Kernel, sums: Sums) -> Blocks:
+    """Whole rows: `loops.sums` has no longer ones than a program holds."""
+    r = power(columns_of(kernel))
+    x = max(1, min(BESIDE // r, power(chunk_rows(sums))))
+    return Blocks(x, r, _warps(x * r, 32 * ROW, 2 * ROW_WARPS), ahead=True)
 
 
 def _columns(kernel: Kernel, read: Sequence[Buffer], points: int, longest: int) -> Blocks:

@@ -24,13 +24,12 @@ from math import prod
 import torch
 
 from smelt.codegen.llvm.flat import ANY, is_flat
-from smelt.codegen.triton import online, values
+from smelt.codegen.triton import online, rows, values
 from smelt.codegen.triton.blocks import Blocks, choose, power, stage_indices, stage_points
 from smelt.codegen.triton.values import NAMES, TYPES, Dialect, Values
 from smelt.graph.sizes import Quotient, Size, Sym, free_syms, static, subs
 from smelt.loops.ir import (
     Kernel,
-    Loop,
     MapStage,
     ReduceStage,
     Reduction,
@@ -39,7 +38,9 @@ from smelt.loops.ir import (
     Store,
     Value,
     stage_loops,
+    stage_stores,
 )
+from smelt.loops.sums import chunk_rows, digits, parts, row_stage
 
 ALIGNED = 16  # what vector loads need of addresses and sizes
 TABLE = 500  # slots of 8 bytes: what all drivers take as parameters, 4 KiB, less Triton's own
@@ -139,7 +140,8 @@ def triton_source(
     Kernels that are elementwise over one loop (`is_flat`) take their size from `points`: the text is that of all sizes. What
     a kernel keeps in a `local` buffer must stay in registers: a later stage loads it in the same persistent block and at the
     index at which it was stored. Raises NotImplementedError elsewhere."""
-    return Printer(kernel, host, dialect, blocks).source()
+    printer = Printer if kernel.sums is None else _Beside
+    return printer(kernel, host, dialect, blocks).source()
 
 
 @dataclass
@@ -181,16 +183,16 @@ class Printer:
         self.lines: list[str] = []
         self.count = 0
         self.results: dict[str, str] = {}
-        self.outer = _digits(kernel.outer, self.x)
+        self.outer = digits(kernel.outer, self.x)
         self.strip = (
             0  # points of the last outer loop, where a block lies within it: the others are numbers then
         )
-        if self.blocks.r and self.x_axes and len(kernel.outer) > 1:
+        if self.blocks.r and self.x_axes and len(kernel.outer) > 1 and kernel.sums is None:
             last, size = kernel.outer[-1], static(kernel.outer[-1].size)
             if size % self.blocks.x == 0:
                 self.strip, self.x = size, Sym("x", 0, size - 1)
-                rows = Sym("row", 0, self.points // size - 1)
-                self.outer = {**_digits(kernel.outer[:-1], rows), last.sym: self.x}
+                row = Sym("row", 0, self.points // size - 1)
+                self.outer = {**digits(kernel.outer[:-1], row), last.sym: self.x}
         self.shared: dict[str, str] = {}  # text -> name of what the function's top level computed already
         self.inner: set[str] = set()  # names that a loop over blocks gives
         self.loop: int | None = None  # which line opens the loop over blocks where there is one
@@ -210,6 +212,13 @@ class Printer:
             else:
                 stage, sums, stages = found
                 self._reduce_looped(stage, sums)
+        points, block = self.points, self.blocks.x
+        if self.blocks.across is not None:  # programs are counted
+            points, block = -(-points // block) * self._parts(), 1
+        return self._module(points, block)
+
+    def _module(self, points: int, block: int) -> Source:
+        """The module of what is printed."""
         passed = self._passed()
         constants = {"XBLOCK": self.blocks.x, "RBLOCK": max(self.blocks.r, 1)}
         arguments = [*passed, *(f"{name}: tl.constexpr" for name in constants)]
@@ -217,9 +226,6 @@ class Printer:
         aligned = {name for name, kind in passed.items() if kind.startswith("*")}
         if self.points % ALIGNED == 0:
             aligned.add("points")
-        points, block = self.points, self.blocks.x
-        if self.blocks.across is not None:  # programs are counted
-            points, block = -(-points // block) * self._parts(), 1
         return Source(
             text=f"{self.values.prelude(body)}\n\n@triton.jit\n{body}",
             points=points,
@@ -317,7 +323,7 @@ class Printer:
     def _open(self, stage: Stage) -> Place:
         """The block of the stage's points; begins the loop over blocks if there are several."""
         trips, looped = stage_points(stage), self._looped(stage)
-        rewrite = {**self.outer, **_digits(stage_loops(stage), _r(trips))}
+        rewrite = {**self.outer, **digits(stage_loops(stage), _r(trips))}
         r = "r" if looped else f"r{trips}"
         self.loop = None
         if looped:
@@ -662,12 +668,131 @@ class _Joined(Printer):
         return self.values.slot("table", place)
 
 
+class _Beside(Printer):
+    """Rows with sums beside them (`loops.sums`). A program has a chunk of rows, and goes over XBLOCK of them at a time: what
+    these add to a sum is added to a block, which is stored at the end."""
+
+    def source(self) -> Source:
+        for stage in self.kernel.stages:
+            self.stage(stage)
+        moved = row_stage(self.kernel)
+        at = self._open(moved)
+        blocks = {r.name: self._fresh(at.axes) for r in moved.reductions}
+        for r in moved.reductions:
+            self._line(at, f"{blocks[r.name]} = {_combined(r, blocks[r.name], self._addend(at, r))}")
+        self._stores(at, moved.stores)
+        first = [
+            f"    {blocks[r.name]} = tl.full({self._shape(at.axes)}, {_neutral(r)}, {_accumulator(r)})"
+            for r in moved.reductions
+        ]
+        self.lines = self._loop(first, frozenset(blocks.values()))
+        for r in moved.reductions:
+            self.results[r.name] = self._down(r, blocks[r.name])
+        return self._stored(at, stage_points(moved))
+
+    def _stored(self, at: Place, width: int) -> Source:
+        """The sums of the chunk, once."""
+        sums = self.kernel.sums
+        assert sums is not None
+        (chunk, *columns), (_, stage) = sums.outer, sums.stages
+        number = Sym("chunk", 0, static(chunk.size) - 1)
+        masks = {axis: mask for axis, mask in at.masks.items() if axis == "r"}
+        rewrite = {chunk.sym: number, **digits(columns, _r(width))}
+        self._stores(Place(rewrite, R, 1, at.r, masks), stage_stores(stage))
+        return self._module(static(chunk.size), 1)
+
+    def _addend(self, at: Place, r: Reduction) -> str:
+        """What the rows of a block add, nothing for those that are not there. Columns that are not there are not stored."""
+        text = self.value(at, r.value)
+        axes = self.axes_of.get(text, NONE)
+        if r.kind in ("any", "all") and r.value.dtype is not torch.bool:
+            text = f"({text} != 0)"
+        elif _accumulator(r) != NAMES[r.value.dtype]:
+            text = f"{text}.to({_accumulator(r)})"
+        if axes != at.axes:
+            text = f"tl.broadcast_to({text}, {self._shape(at.axes)})"
+        if "x" in at.masks:
+            text = f"tl.where({at.masks['x']}, {text}, {_typed_neutral(r)})"
+        return text
+
+    def _down(self, r: Reduction, block: str) -> str:
+        """Combines a block along its rows; the result has the dtype of the reduction's."""
+        target = "tl.int1" if r.kind in ("any", "all") else NAMES[r.value.dtype]
+        rounded = "" if target == _accumulator(r) else f".to({target})"
+        name = self._fresh(R)
+        text = f"tl.reduce({block}, 0, {_combining(r)})[None, :]" if self.x_axes else block
+        self.lines.append(f"    {name} = {text}{rounded}")
+        return name
+
+    def _loop(self, first: Sequence[str], blocks: frozenset[str]) -> list[str]:
+        """The statements of one block of rows, as a loop over those of a chunk. `first`: what `blocks` begin with."""
+        of_rows = frozenset(("x", "xs", "xmask", "xsmask"))
+        before, inside = rows.apart(rows.statements(self.lines), of_rows | blocks)
+        read = frozenset(i for i, b in enumerate(self.kernel.buffers) if b.role == "in")
+        early = rows.ahead(inside, of_rows, read) if self.blocks.ahead else []
+        loads = [s for s in early if rows.is_load(s)]
+        lines = [*(s.text for s in before), *first]
+        body = self._rows("k")
+        if loads:
+            loaded = frozenset(s.names[0] for s in loads)
+            where = of_rows | frozenset(s.names[0] for s in early) - loaded
+            lines += self._ahead("0", early, loaded, where, "_first")
+            last = "count" if "x" in self._masks() else "count - XBLOCK"
+            body += [f"    {s.names[0]} = {s.names[0]}_next" for s in loads]
+            body += [f"    k_next = tl.minimum(k + XBLOCK, {last})"]
+            body += self._ahead("k_next", early, loaded, where, "_next")
+        body += [s.text for s in inside if s not in loads]
+        return [*lines, f"    for k in range(0, {self._count()}, XBLOCK):", *(f"    {line}" for line in body)]
+
+    def _ahead(
+        self,
+        k: str,
+        early: Sequence[rows.Statement],
+        loaded: frozenset[str],
+        where: frozenset[str],
+        suffix: str,
+    ) -> list[str]:
+        """The statements that load the block of rows from the k-th on under other names: what is `loaded` is `_next`."""
+        lines = [*self._rows(k), *(s.text for s in early)]
+        return [rows.suffixed(rows.suffixed(line, where, suffix), loaded, "_next") for line in lines]
+
+    def _rows(self, k: str) -> list[str]:
+        """Statements for the block of rows from the k-th of the chunk on."""
+        if not self.x_axes:
+            return [f"    x = begin + {k}"]
+        bound = "begin + count" if "x" in self._masks() else ""
+        lines = self._lanes("x", f"begin + {k} + tl.arange(0, XBLOCK)", bound, True, "[:, None]")
+        return [f"    {line}" for line in lines]
+
+    def _head(self) -> list[str]:
+        wide = ".to(tl.int64)" if self.wide == "tl.int64" else ""
+        size, exact = self._chunk()
+        count = str(size) if exact else f"tl.minimum({self.points} - begin, {size})"
+        return [f"    chunk = tl.program_id(0){wide}", f"    begin = chunk * {size}", f"    count = {count}"]
+
+    def _count(self) -> str:
+        """How many rows the chunk has, as a loop ends with it."""
+        size, exact = self._chunk()
+        return str(size) if exact else self.values.number("count")
+
+    def _chunk(self) -> tuple[int, bool]:
+        """How many rows a chunk has, and whether all have as many."""
+        sums = self.kernel.sums
+        assert sums is not None
+        size = chunk_rows(sums)
+        return size, size * static(sums.outer[0].size) == self.points
+
+    def _masks(self) -> dict[str, str]:
+        size, exact = self._chunk()
+        return {} if (exact and size % self.blocks.x == 0) or not self.x_axes else {"x": "xmask"}
+
+
 def _top_index(kernel: Kernel) -> int:
     """The largest number that an index computes with, but for the rest of a block."""
     points = prod(static(l.size) for l in kernel.outer)
     top = points * max([stage_points(s) for s in kernel.stages] + [1])
-    for stage in kernel.stages:
-        for e in stage_indices(stage):
+    for part in parts(kernel):
+        for e in (e for stage in part.stages for e in stage_indices(stage)):
             top = max(top, abs(e) if isinstance(e, int) else max(abs(e.lo), abs(e.hi)))
     return top
 
@@ -682,17 +807,6 @@ def _with_rows(kernel: Kernel, blocks: Blocks) -> Kernel:
 
 def _r(trips: int) -> Sym:
     return Sym("r", 0, max(trips - 1, 0))
-
-
-def _digits(loops: Sequence[Loop], number: Sym) -> dict[Sym, Size]:
-    """Each loop's symbol as an expression of the flattened index. Where a loop has no points, nothing is computed by it."""
-    digits: dict[Sym, Size] = {}
-    rest: Size = number
-    for position, loop in reversed(list(enumerate(loops))):
-        size = max(static(loop.size), 1)
-        digits[loop.sym] = rest if position == 0 else rest % size
-        rest = rest // size
-    return digits
 
 
 def _combining(r: Reduction) -> str:

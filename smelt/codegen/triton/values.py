@@ -84,6 +84,7 @@ def _philox(seed, counter, subsequence):
         k0, k1 = k0 + {philox.WEYL[0]} & {philox.WORD}, k1 + {philox.WEYL[1]} & {philox.WORD}
     return c0.to(tl.uint32), c1.to(tl.uint32), c2.to(tl.uint32), c3.to(tl.uint32)
 """,
+    "_number": "def _number(x):\n    return int(x.handle.data.item())\n",
     "_torch": """\
 def _torch(name, *operands):
     data = numpy.broadcast_arrays(*[x.handle.data for x in operands])
@@ -283,6 +284,10 @@ class Values:
         return (
             f"tl.inline_asm_elementwise(philox, '{constraints}', [{', '.join(operands)}], {types}, True, 1)"
         )
+
+    def number(self, text: str) -> str:
+        """An integer that a loop ends with: Triton's interpreter takes only Python's."""
+        return f"_number({text})" if self.dialect == "torch" else text
 
     def slot(self, table: str, place: str) -> str:
         """A number of 64 bits of a table: on NVIDIA's processors that is the kernel's first parameter, which can be read at
