@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 
 @dataclass(frozen=True)
 class ProductCosts:
@@ -35,6 +37,17 @@ class ProductCosts:
     # A window over planes that are gathered from channels-last float32 images (codegen/cost.py)
     gathered_taps: int  # elements of the window, at least
     gathered_bytes: int  # of an image, at most
+
+
+@dataclass(frozen=True)
+class AlignmentCosts:
+    """What products of matrices cost whose rows begin at multiples of `nbytes`, and others (ops/aligned_products.py)."""
+
+    nbytes: int
+    dtypes: frozenset[torch.dtype]  # of operands for which that makes a difference
+    aligned: float  # additions: a multiplication of an aligned product
+    unaligned: float  # additions: of another
+    byte: float  # additions: reading or writing a byte of memory
 
 
 @dataclass(frozen=True)
@@ -87,3 +100,4 @@ class Costs:
     )
 
     products: ProductCosts | None  # None: every product, convolution and pooling is ATen's
+    alignment: AlignmentCosts | None  # None: how rows of ATen's products are aligned makes no difference

@@ -36,16 +36,23 @@ _lock = hold_at_fork(threading.RLock(), BACKWARD)
 CompileGraph = Callable[[Graph, frozenset[int]], Compiled]
 
 
-def compile_joint(traced: Traced, joint: Joint, config: Config, compile_graph: CompileGraph) -> Compiled:
+def compile_joint(
+    traced: Traced,
+    joint: Joint,
+    config: Config,
+    compile_graph: CompileGraph,
+    lay_out: Callable[[Partition], Partition] = lambda parts: parts,
+) -> Compiled:
     """A callable from a tuple of the graph's inputs to its outputs, which autograd knows as one node.
 
     Args:
         joint: that of `traced`.
         compile_graph: makes an aten graph (of the forward, later of the backward) callable on a tuple of its inputs; those
             at the positions named are left to it.
+        lay_out: how a device wants what is saved to lie in memory.
     """
     start = time.perf_counter()
-    parts = partition(joint, config)
+    parts = lay_out(partition(joint, config))
     events.emit("partition", seconds=time.perf_counter() - start, saved=len(parts.saved))
     # before the node saves what the forward wrote, with the version that it has then
     forward = traced.counters.kept_by_inputs(compile_graph(parts.forward, frozenset()))

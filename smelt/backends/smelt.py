@@ -6,11 +6,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from smelt import events, targets
 from smelt.autograd.compile import compile_joint
+from smelt.autograd.wider_saves import with_wider_saves
 from smelt.backends.eager import eager
 from smelt.config import Config
 from smelt.errors import BackendError, Unsupported
@@ -18,6 +20,7 @@ from smelt.graph import inner
 from smelt.graph.graph_function import Compiled
 from smelt.graph.ir import Graph, NumberSpec, TensorSpec
 from smelt.graph.verify import verify as verify_graph
+from smelt.ops.aligned_products import align_products
 from smelt.ops.channels_last import relaid
 from smelt.ops.lower import lower
 from smelt.plan.build import build_plan
@@ -43,7 +46,9 @@ def compile_graph(traced: Traced, config: Config) -> Compiled:
     try:
         if traced.joint is not None:
             compile_part = lambda graph, given: _compile(graph, config, target(config), given)  # noqa: E731
-            return compile_joint(traced, _relaid_joint(traced.joint, target(config)), config, compile_part)
+            lay_out = partial(with_wider_saves, costs=target(config).costs)
+            joint = _relaid_joint(traced.joint, target(config))
+            return compile_joint(traced, joint, config, compile_part, lay_out)
         return _compile(_relaid(traced.aten_graph, target(config)), config, target(config))
     except Unsupported:
         raise
@@ -87,7 +92,7 @@ def _scheduled(graph: Graph, config: Config, target: Target) -> Schedule:
     if config.verify:
         verify_graph(graph, functional=True)
     with _stage("lower"):
-        program = lower(graph, target.costs)
+        program = lower(align_products(graph, target.costs).graph, target.costs)
     with _stage("fuse"):
         schedule = fuse(program, target.costs, config.fuse)
         if config.verify:

@@ -83,6 +83,7 @@ COSTS = Costs(
     draw_blocks=0,
     draw_captured=False,
     products=None,  # replaced by those of a host that was measured
+    alignment=None,
 )
 
 # Time over ATen's or speed-up over it, one thread, float32, weights not in cache unless said otherwise. Products: by

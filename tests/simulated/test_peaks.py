@@ -220,3 +220,87 @@ def test_memory_is_free_after_a_call() -> None:
     result = compiled(x)
     assert torch.cuda.memory_allocated() - before == 512  # the least that is allocated
     assert result.numel() == 1
+
+
+class WithKeys(nn.Module):
+    """Layers whose inner values are results, too, from which what follows is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(6))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        keys = []
+        for layer in self.layers:
+            x = layer(x.sin()).tanh()
+            keys.append(x)
+        return (x.cos() * 2, *keys)
+
+
+@pytest.fixture
+def with_keys() -> tuple[nn.Module, Callable[..., Any], Tensor]:
+    torch.manual_seed(0)
+    net = WithKeys().cuda()
+    return net, smelt.compile(net, fullgraph=True), torch.randn(4096, 256, device="cuda", requires_grad=True)
+
+
+def test_what_pieces_of_a_backward_would_read_is_freed_as_it_is_read(with_keys) -> None:
+    """Nothing flows into the inner results but what the one backward sends there itself."""
+    net, compiled, x = with_keys
+
+    def taken(call: Callable[..., Any]) -> int:
+        net.zero_grad()
+        x.grad = None
+        y, *keys = call(x)
+        keys.clear()
+        return peak(lambda: y.backward(torch.ones_like(y)))[1]
+
+    taken(compiled)
+    assert taken(compiled) <= taken(net)
+
+
+USES: dict[str, Callable[[Tensor, Tensor, list[Tensor]], Any]] = {
+    "a function of one": lambda x, y, keys: (y.sum() + (keys[2] * 3).square().sum()).backward(),
+    "one is a root": lambda x, y, keys: torch.autograd.backward(
+        [y, keys[3]], [torch.ones_like(y), torch.full_like(y, 0.5)]
+    ),
+    "a function of one, dropped": lambda x, y, keys: torch.autograd.backward(
+        [y.sum(), [keys.pop(1).square().sum(), keys.clear()][0]]
+    ),
+    "a node is a root": lambda x, y, keys: torch.autograd.backward(
+        [y.sum(), keys[2].square().sum().view(1)], [None, torch.ones(1, device="cuda")]
+    ),
+    "one after the other": lambda x, y, keys: [
+        y.sum().backward(retain_graph=True),
+        keys[2].sum().backward(),
+    ],
+    "a part first": lambda x, y, keys: [
+        torch.autograd.grad(y.sum(), keys[4]),
+        keys[3].square().sum().backward(),
+    ],
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_but_not_what_flows_into_inner_results_needs(with_keys, use) -> None:
+    net, compiled, x = with_keys
+
+    def gradients(call: Callable[..., Any]) -> list[Tensor | None]:
+        net.zero_grad()
+        x.grad = None
+        y, *keys = call(x)
+        USES[use](x, y, keys)
+        return [x.grad, *(p.grad for p in net.parameters())]
+
+    for _ in range(2):
+        for got, want in zip(gradients(compiled), gradients(net), strict=True):
+            assert (got is None) == (want is None)
+            assert want is None or (got - want).abs().max() <= 1e-4 * want.abs().max()
+
+
+def test_a_second_backward_raises_as_in_eager(with_keys) -> None:
+    for call in with_keys[:2]:
+        y, *keys = call(with_keys[2])
+        y.sum().backward()
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            keys[3].sum().backward()

@@ -286,6 +286,10 @@ c10::intrusive_ptr<Group> record(const c10::intrusive_ptr<Spec>& spec, const Nod
     const Results& results = given.results;
     Attach attach(group, input_edges, given, versions);
     for (size_t k : made_for.tangents) attach(k, results[spec->tangents[k].output]);
+    if (made_for.is_single()) {
+        const at::Tensor& output = given.output(*spec, spec->tangents[made_for.tangents[0]].output);
+        if (output.defined()) group->remember_output(output);
+    }
     if (spec->double_backward) group->remember(what_a_rerun_takes(*spec, inputs, given, before));
     for (const Bucket& bucket : made_for.buckets)
         for (size_t i : bucket.saved) save(*group, spec->saved[i], inputs, results, attach);
@@ -355,6 +359,8 @@ PyObject* call(const c10::intrusive_ptr<Spec>& spec, PyObject* inputs) {
         take(*spec, inputs, groups.size(), given);
         groups.push_back(record(spec, group, inputs, given, edges, versions, before));
     }
+    if (groups.size() > 1 && groups.back()->group().whole)
+        groups.back()->set_pieces({groups.begin(), groups.end() - 1});
     take(*spec, inputs, groups.size(), given);
     if (spec->double_backward && !given.taken.empty())
         for (const auto& group : groups) group->remember_taken(given.taken);

@@ -309,6 +309,7 @@ variable_list Group::compute(const Mask& mask, variable_list&& tangents, const M
     const Backward* backward = spec_->find(mask, whole);
     if (!backward) backward = &compile_backward(*spec_, mask, whole);
     variable_list arguments = unpack(mask, awaited, node);
+    if (whole && !keeps_graph()) free_pieces();
     for (at::Tensor& t : tangents)
         if (t.defined()) arguments.push_back(std::move(t));
     tangents.clear();
@@ -358,6 +359,61 @@ void Group::free_read(const Mask& mask, const Mask& awaited) {
         for (size_t k = 0; k < readers.size(); ++k) is_over &= !readers[k] || over[k];
         if (is_over) free(b);
     }
+}
+
+void Group::free_pieces() {
+    const std::vector<bool> in_use = pieces_in_use();
+    for (size_t p = 0; p < pieces_.size(); ++p) {
+        Group& piece = *pieces_[p];
+        const size_t k = piece.group_.tangents[0];
+        if (in_use[p] || !spec_->conflicts[k][k]) continue;
+        const std::lock_guard<std::mutex> lock(piece.mutex_);
+        for (size_t b = 0; b < piece.group_.buckets.size(); ++b) piece.free(b);
+    }
+}
+
+std::vector<bool> Group::pieces_in_use() const {
+    const size_t n = pieces_.size();
+    std::vector<size_t> n_edges(n), n_uses(n);
+    std::vector<std::vector<bool>> leads(n, std::vector<bool>(n));  // from one piece to another
+    const auto count = [&](const Group& from, size_t at) {
+        for (const Node* end : from.ends_) {
+            if (!end) continue;
+            for (const torch::autograd::Edge& edge : end->next_edges())
+                for (size_t p = 0; p < n; ++p)
+                    if (edge.function && edge.function.get() == pieces_[p]->ends_[0]) {
+                        ++n_edges[p];
+                        n_uses[p] = edge.function.use_count();
+                        if (at < n) leads[at][p] = true;
+                    }
+        }
+    };
+    count(*this, n);
+    for (size_t p = 0; p < n; ++p) count(*pieces_[p], p);
+    std::vector<bool> in_use(n);
+    std::vector<size_t> found;
+    for (size_t p = 0; p < n; ++p)
+        if (pieces_[p]->is_used_elsewhere(n_uses[p] - n_edges[p])) found.push_back(p);
+    while (!found.empty()) {
+        const size_t p = found.back();
+        found.pop_back();
+        if (in_use[p]) continue;
+        in_use[p] = true;
+        for (size_t q = 0; q < n; ++q)
+            if (leads[p][q]) found.push_back(q);
+    }
+    return in_use;
+}
+
+bool Group::is_used_elsewhere(size_t n_others) const {
+    const Node* node = ends_[0];
+    if (!node) return false;
+    if (!in_current_task(node)) return true;  // it keeps what it has
+    // Whoever refers to it: what was computed from the output, a root of the engine's call, the program. The output alone
+    // makes nothing flow.
+    const at::Tensor output(output_ ? output_->lock() : nullptr);
+    const bool is_history = output.defined() && torch::autograd::impl::grad_fn_unsafe(output) == node;
+    return n_others != static_cast<size_t>(is_history);
 }
 
 const Node* Group::history_of(size_t tangent) const {

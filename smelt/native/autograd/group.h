@@ -59,6 +59,9 @@ class Group : public c10::intrusive_ptr_target {
     void save(const at::Tensor& t, bool is_output, bool rebased_view);
     void save(at::Tensor number);
     void remember(Rerun rerun) { rerun_ = std::move(rerun); }
+    void remember_output(const at::Tensor& t) { output_ = c10::weak_intrusive_ptr(t.getIntrusivePtr()); }
+    // The other groups of the same call, where this one can do the work of all.
+    void set_pieces(std::vector<c10::intrusive_ptr<Group>> pieces) { pieces_ = std::move(pieces); }
     void remember_taken(const std::vector<at::Tensor>& taken) {
         for (const at::Tensor& t : taken) rerun_.taken.emplace_back(t, false);
     }
@@ -112,6 +115,13 @@ class Group : public c10::intrusive_ptr_target {
     variable_list unpack(const Mask& mask, const Mask& awaited, const NodePtr& node);
     void free_read(const Mask& mask, const Mask& awaited);
     void free(size_t bucket);
+    // Where this group does the work of all, in a call of the engine that does not keep the graph: frees what the pieces
+    // would read that nothing will flow into. The engine would have them freed as well, but only when this group is done.
+    void free_pieces();
+    // By piece: whether something may flow into it in the engine's call that is running.
+    std::vector<bool> pieces_in_use() const;
+    // `n_others`: who refers to its node, but nodes of this call.
+    bool is_used_elsewhere(size_t n_others) const;
     Mask awaited(const Task& task) const;
 
     // Whether no hook sees, and no call of autograd.grad asks for, what flows into the outputs in `through`. Then this
@@ -156,6 +166,9 @@ class Group : public c10::intrusive_ptr_target {
     const NodeSpec& group_;
     std::vector<SavedValue> saved_;  // bucket by bucket
     Rerun rerun_;                    // for second derivatives
+    std::vector<c10::intrusive_ptr<Group>> pieces_;
+    // Of a group with one tangent; the program may drop it.
+    std::optional<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> output_;
     std::vector<const Node*> ends_;
     c10::SmallVector<const Node*, 4> outputs_;  // by tangent
     c10::SmallVector<int, 4> arrived_;          // by tangent: the last call of the engine that had it
