@@ -71,6 +71,9 @@ class Costs:
     worker_items: int  # items for each worker
     splits_further: bool  # several loops, and unevenly; the layout that decides is that of what elementwise operators read
 
+    # Stores (ops/indexing.py)
+    scatters: bool  # a kernel may store where tensors say, and fails where that is out of range
+
     # The plan (plan/together.py, plan/build.py)
     together_pieces: int  # pieces of work for each worker from which on a launch gains nothing from company
     gil_bytes: int  # bytes touched by a plan from which on it gives other Python threads a turn

@@ -71,6 +71,7 @@ COSTS = Costs(
     # to do; not measured on others.
     worker_items=4,
     splits_further=False,  # few threads need few parts
+    scatters=False,  # eager raises for a place out of range
     # Two threads, four sigmoids of 2^n elements side by side over one after the other: 1.00 (2^12), 0.64 (2^14), 0.91
     # (2^16), 0.99 (2^17 and more, three pieces for each thread).
     together_pieces=8,

@@ -62,6 +62,7 @@ COSTS = Costs(
     item_columns=64,
     worker_items=4,  # blocks of 8 warps: so many are on a multiprocessor at once
     splits_further=True,
+    scatters=True,
     together_pieces=0,
     draw_blocks=0,  # replaced where the device's generator is ATen's
     draw_captured=False,

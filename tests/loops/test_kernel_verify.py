@@ -9,7 +9,18 @@ import torch
 from smelt.errors import VerificationError
 from smelt.graph.sizes import Sym
 from smelt.loops import ir
-from smelt.loops.ir import Buffer, Kernel, Loop, MapStage, ReduceStage, Reduction, ScanStage, Store, Value
+from smelt.loops.ir import (
+    Buffer,
+    Kernel,
+    Lookup,
+    Loop,
+    MapStage,
+    ReduceStage,
+    Reduction,
+    ScanStage,
+    Store,
+    Value,
+)
 from smelt.loops.verify import STATEMENTS, verify
 from tests.harness.scheduled import kernels, scheduled
 
@@ -51,6 +62,13 @@ def stored(value, buffer=1, index=place):
     return stage(1, stores=(Store(1, place, load(2, col)), Store(buffer, index, value)))
 
 
+def further(lookup, value):
+    """The kernel whose second stage stores `value` to its rows, further by what is looked up."""
+    store = Store(1, row * 8, value, (Lookup(lookup, 1, 8),))
+    buffers = tuple(replace(b, role="inout") if b.role == "out" else b for b in BUFFERS)
+    return replace(stage(1, stores=(store,)), buffers=buffers)
+
+
 def buffer(number, new):
     return replace(GOOD, buffers=tuple(new if i == number else b for i, b in enumerate(GOOD.buffers)))
 
@@ -71,6 +89,9 @@ FAULTS = [
     ("indices", "over n, which is no loop here", stored(op("cast", Value("index", (Sym("n", 0, 3),), i64)))),
     ("indices", "which may be -1", stored(load(0, place - 1))),
     ("indices", "beyond its 8 elements", stored(load(2, col + 1))),
+    ("order", "which is stored to where lookups say", further(Value("const", (0,), i64), load(1))),
+    ("dtypes", "further by something that is no int64", further(Value("const", (0.0,), f32), result("r0"))),
+    ("points", "all points of i0 store", further(Value("const", (0,), i64), result("r0"))),
     ("results", "r1 is no reduction of an earlier stage", stored(result("r1"))),
     ("results", "r0 is no reduction of an earlier stage", stage(0, stores=(Store(2, col, result("r0")),))),
     ("results", "two reductions are called r0", stage(0, reductions=(*SUM.reductions, *SUM.reductions))),
