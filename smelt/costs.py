@@ -89,6 +89,9 @@ class Costs:
     least_rows: int  # rows that a program adds up, at least ...
     most_rows: int  # ... and at most: one after the other, so that more would cost accuracy
 
+    # Stores (ops/indexing.py)
+    scatters: bool  # a kernel may store where tensors say, and fails where that is out of range
+
     # The plan (plan/together.py, plan/build.py)
     together_pieces: int  # pieces of work for each worker from which on a launch gains nothing from company
     gil_bytes: int  # bytes touched by a plan from which on it gives other Python threads a turn

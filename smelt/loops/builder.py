@@ -12,7 +12,19 @@ from smelt.graph.ir import Line, TensorSpec
 from smelt.graph.sizes import Size, contiguous_stride
 from smelt.loops.dtypes import opmath, result_type
 from smelt.loops.ir import ReductionKind, Value
-from smelt.loops.tensor import Definition, Extern, Index, Load, Map, Reduce, Scan, Stored, Tensor
+from smelt.loops.tensor import (
+    Definition,
+    Extern,
+    Index,
+    Insert,
+    Load,
+    Map,
+    Place,
+    Reduce,
+    Scan,
+    Stored,
+    Tensor,
+)
 from smelt.loops.values import cast, const
 from smelt.torch_private import OpOverload
 
@@ -124,6 +136,20 @@ class Builder:
         if not isinstance(x, Tensor) or self.device.type != "cuda":
             return is_single(x)
         return x.spec.device.type == "cpu"
+
+    def insert(
+        self,
+        target: Tensor,
+        shape: Sequence[Size],
+        inputs: Sequence[Tensor],
+        body: Callable[[Load, Index], Value],
+        at: Callable[[Index], Index],
+        places: tuple[Place, ...] = (),
+    ) -> Insert:
+        """`target[at(i)] = body(load, i)` for the indices `i` of `shape`, in the dtype of `target`; see `Insert`. `inputs`:
+        what `body` and `places` read."""
+        source = self.map(shape, target.dtype, inputs, lambda load, i: cast(body(load, i), target.dtype), 0.0)
+        return Insert(target, source, at, places, self.line)
 
     def constant(self, value: Callable[[Index], Value]) -> Tensor:
         """A tensor computed from its indices alone, of the node's shape and dtype."""

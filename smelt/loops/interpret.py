@@ -80,8 +80,17 @@ class _Run:
 
     def store_all(self, stores: Sequence[Store], grid: Grid, points: int) -> None:
         values = [self.full(self.value(s.value, grid, {}), points) for s in stores]
-        for store, value in zip(stores, values):
-            self.store(store.buffer, self.index(store.index, grid, points), value)
+        further = [self.looked_up(s, grid, points) for s in stores]
+        for store, value, more in zip(stores, values, further):
+            self.store(store.buffer, self.index(store.index, grid, points) + more, value)
+
+    def looked_up(self, store: Store, grid: Grid, points: int) -> torch.Tensor:
+        total = torch.zeros(self.outer, points, dtype=torch.int64)
+        for lookup in store.lookups:
+            value = self.full(self.value(lookup.value, grid, {}), points)
+            assert int(value.min()) >= 0 and int(value.max()) < lookup.size, "a lookup outside of its range"
+            total = total + value * lookup.stride
+        return total
 
     def scan(self, stage: ScanStage) -> None:
         points = _points([stage.loop])

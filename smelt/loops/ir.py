@@ -9,15 +9,17 @@ A `Kernel` is what one launch does: for every point of its `outer` loops (parall
 * *buffers*: loads and stores name buffers of the kernel, each of which is used; no `in` buffer is stored to. Only `local`
   ones, which are private to one outer point, have a size.
 * *indices*: an index is a linear element offset into a buffer: a `Size` over the symbols of the outer loops and of the
-  stage. It is never negative (where a mask is false, nothing is read), and inside the buffer if that is `local`.
+  stage. It is never negative (where a mask is false, nothing is read), and inside the buffer if that is `local`. Stores to
+  `inout` buffers may go further, by integers that are computed (`Lookup`).
 * *results*: names of reductions are unique; a `result` value names one of an earlier stage of the same kernel, and has what
   that gave at the same outer point.
 * *dtypes*: arithmetic happens in the dtype written on each value; operands share it, loads and stores have that of their
   buffer. Conversions are explicit `cast`s, so float16 and bfloat16 round exactly where eager rounds.
 * *order*: a stage loads from an `out` or `local` buffer only what an earlier stage stored at the same outer point. Within
-  one stage, at one point, all loads come before all stores; no point of a stage loads what another one stores.
+  one stage, at one point, all loads come before all stores; no point of a stage loads what another one stores. A buffer
+  that is stored to by lookups is not loaded from.
 * *points*: points of the outer loops never communicate, points of a stage only through its reductions: each stores to
-  elements of its own.
+  elements of its own (by lookups too, unless what is looked up is the same twice: then either is stored).
 * *sums*: a kernel with `sums` means the same as one without them and, behind it, a kernel of theirs. Only that is visible of
   them: they can be computed while the rows are, as `loops.sums` says.
 
@@ -142,12 +144,28 @@ class Loop:
 
 
 @dataclass(frozen=True)
+class Lookup:
+    """`stride` times `value`, an int64: how much further than its index something is stored. `value` is to be in [0, size).
+    Where it is not, nothing is stored, and a GPU's kernel fails as ATen's do, by an assertion."""
+
+    value: Value
+    stride: int
+    size: int
+
+
+@dataclass(frozen=True)
 class Store:
-    """`buffer[index] = value`, `index` in elements."""
+    """`buffer[index] = value`, `index` in elements; `buffer[index + what is looked up] = value` with `lookups`."""
 
     buffer: int
     index: Size
     value: Value
+    lookups: tuple[Lookup, ...] = ()
+
+    def moved(self, index: Callable[[Size], Size], value: Callable[[Value], Value]) -> Store:
+        """The same over other loops, which the functions take indices and values to."""
+        lookups = tuple(Lookup(value(l.value), l.stride, l.size) for l in self.lookups)
+        return Store(self.buffer, index(self.index), value(self.value), lookups)
 
 
 @dataclass(frozen=True)
@@ -236,9 +254,11 @@ def stage_stores(stage: Stage) -> tuple[Store, ...]:
 
 
 def stage_values(stage: Stage) -> list[Value]:
-    """What is computed at a point of the stage: stored, reduced or scanned."""
+    """What is computed at a point of the stage: stored, looked up, reduced or scanned."""
     reduced = stage.reductions if isinstance(stage, ReduceStage) else ()
-    return [*(r.value for r in reduced), *(s.value for s in stage_stores(stage))]
+    stores = stage_stores(stage)
+    looked_up = [l.value for s in stores for l in s.lookups]
+    return [*(r.value for r in reduced), *(s.value for s in stores), *looked_up]
 
 
 def walk(values: list[Value], into: Callable[[Value], bool] | None = None) -> Iterator[Value]:

@@ -106,13 +106,15 @@ class _Values:
             yield from self.definitions(reduction.value)
             yield f"{reduction.name} = {reduction.kind}({self.text(reduction.value)})"
         for store in stage_stores(self.stage):
-            yield from self.definitions(store.value)
+            for value in (store.value, *(l.value for l in store.lookups)):
+                yield from self.definitions(value)
             yield self.store(store)
 
     def store(self, store: Store) -> str:
         text = self.text(store.value)
         scanned = f"{self.stage.kind}({text})" if isinstance(self.stage, ScanStage) else text
-        return f"p{store.buffer}[{store.index}] = {scanned}"
+        further = "".join(f" + {l.stride}*({self.text(l.value)})" for l in store.lookups)
+        return f"p{store.buffer}[{store.index}{further}] = {scanned}"
 
     def definitions(self, value: Value) -> Iterator[str]:
         """A line for each shared value in `value` that has no name yet, operands first."""

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from smelt.graph.tree import map_leaves
 from smelt.loops.ir import Value
-from smelt.loops.tensor import CopyBack, Index, Load, Program, Reduce, Scan, Step, Stored, Tensor
+from smelt.loops.tensor import CopyBack, Index, Insert, Load, Program, Reduce, Scan, Step, Stored, Tensor
 
 Body = TypeVar("Body", bound=Callable[..., Value])
 
@@ -32,6 +32,9 @@ class Rewriting:
             return self._tensor(old)
         if isinstance(old, CopyBack):
             return replace(old, source=self._now(old.source))
+        if isinstance(old, Insert):
+            places = tuple(replace(p, value=self._body(p.value)) for p in old.places)
+            return replace(old, source=self._now(old.source), places=places)
         args, kwargs = (map_leaves(tree, Tensor, self._now) for tree in (old.args, old.kwargs))
         return replace(old, args=args, kwargs=kwargs)
 

@@ -152,7 +152,30 @@ class CopyBack:
     order: int = -1
 
 
-Step = Tensor | Extern | CopyBack
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Where along dimension `dim` of the target an element of the source goes: an int64 that is computed."""
+
+    dim: int
+    value: Callable[[Load, Index], Value]
+
+
+@dataclass(eq=False)
+class Insert:
+    """`target` (a graph input) takes the elements of `source` in some of its places, here: what stands after this reads the
+    new ones. Nothing else reads `source`, whose inputs are what `places` read, too. The element at an index goes to
+    `at(index)`, and along the dimensions of `places` (where that is 0) to what they give; the same place twice takes
+    either."""
+
+    target: Tensor
+    source: Tensor
+    at: Callable[[Index], Index]
+    places: tuple[Place, ...] = ()
+    line: Line | None = None
+    order: int = -1
+
+
+Step = Tensor | Extern | CopyBack | Insert
 
 
 @dataclass(frozen=True, eq=False)

@@ -140,6 +140,8 @@ def _verify_dtypes(kernel: Kernel) -> Iterator[Problem]:
         for s in stage_stores(stage):
             if s.value.dtype is not kernel.buffers[s.buffer].dtype:
                 yield stage, f"{s.value.dtype} is stored to buffer {s.buffer} of other elements"
+            if any(l.value.dtype is not torch.int64 for l in s.lookups):
+                yield stage, f"a store to buffer {s.buffer} is further by something that is no int64"
 
 
 def _result_dtype(reduction: Reduction) -> torch.dtype:
@@ -193,6 +195,7 @@ def _verify_results(kernel: Kernel) -> Iterator[Problem]:
 
 def _verify_order(kernel: Kernel) -> Iterator[Problem]:
     stored: set[int] = set()
+    somewhere = {s.buffer for stage in kernel.stages for s in stage_stores(stage) if s.lookups}
     for stage in _stages(kernel):
         here: dict[int, set[Size]] = {}
         for s in stage_stores(stage):
@@ -200,6 +203,8 @@ def _verify_order(kernel: Kernel) -> Iterator[Problem]:
         for value in _loads(stage):
             number, index, _ = value.args
             role = kernel.buffers[number].role
+            if number in somewhere:
+                yield stage, f"buffer {number} is loaded, which is stored to where lookups say"
             if role in ("out", "local") and number not in stored:
                 yield stage, f"buffer {number} is loaded before an earlier stage has stored to it"
             if number in here and index not in here[number]:
@@ -212,8 +217,10 @@ def _verify_points(kernel: Kernel) -> Iterator[Problem]:
         for s in stage_stores(stage):
             local = kernel.buffers[s.buffer].role == "local"
             loops = stage_loops(stage) if local else (*outer, *stage_loops(stage))
+            looked_up = [v for v in walk([l.value for l in s.lookups]) if v.op in ("load", "index")]
+            indices = [s.index, *(v.args[1] if v.op == "load" else v.args[0] for v in looked_up)]
             for loop in loops:
-                if loop.size != 1 and loop.sym not in free_syms(s.index):
+                if loop.size != 1 and not any(loop.sym in free_syms(e) for e in indices):
                     yield stage, f"all points of {loop.sym} store to buffer {s.buffer} at {s.index}"
 
 

@@ -14,6 +14,7 @@ from smelt.loops.builder import Builder
 from smelt.loops.tensor import Index, Tensor
 from smelt.loops.values import GATHER
 from smelt.ops.convolution import Convolution
+from smelt.ops.convolution_bias import with_bias_behind
 from smelt.ops.layouts.meta import META, uninitialized
 from smelt.ops.products import dots, is_row_product
 from smelt.ops.recompute import Class
@@ -30,8 +31,11 @@ declare("convolution", linear=("input bias", "weight bias"))
 
 @operator(aten.convolution.default)
 def convolution(b: Builder, x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor | None:
-    """Of an image of one pixel, or with windows that do not overlap. None, so that ATen computes it, for others, for groups,
-    padding, transposed convolutions and weights that are not contiguous, and where the target's costs say so."""
+    """With its bias behind it, where ATen adds that there. Of an image of one pixel, or with windows that do not overlap.
+    None, so that ATen computes it, for others, for groups, padding, transposed convolutions and weights that
+    are not contiguous, and where the target's costs say so."""
+    if bias is not None and (made := with_bias_behind(b, x, weight, bias, settings)) is not None:
+        return made
     kernel = weight.shape[2:]
     c = Convolution(*settings).over(len(kernel))
     sizes = (*x.shape, *weight.shape, *b.spec.shape)

@@ -7,6 +7,11 @@ from typing import Any
 
 import torch
 
+from smelt.graph.sizes import numel, static
+from smelt.loops.builder import Builder, broadcast
+from smelt.loops.ir import Value
+from smelt.loops.tensor import Index, Insert, Load, Place, Tensor
+from smelt.loops.values import cast, compare, const, where
 from smelt.ops.layouts.meta import fresh, like, of_cpp
 from smelt.ops.recompute import Class
 from smelt.ops.registry import declare
@@ -34,6 +39,73 @@ declare("index_add", linear=("self source",))
 declare(aten.index_select.default, out=aten.index_select.out)
 declare(aten.gather.default, out=aten.gather.out)
 declare(aten.index.Tensor, out=aten.index.Tensor_out)
+
+
+# ---- rows that are written into a graph input
+
+
+def _insert_copied(b: Builder, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Insert | None:
+    """`x` with the slices of `source` along `dim` at the places that `index` gives, none of them negative."""
+    if len(source.shape) != len(x.shape) or not x.shape or not _may_scatter(b, index):
+        return None
+    dim %= len(x.shape)
+
+    def place(load: Load, i: Index) -> Value:
+        return cast(load(index, (i[dim],) if index.shape else ()), torch.int64)
+
+    return b.insert(
+        x,
+        source.shape,
+        (source, index),
+        lambda load, i: load(source, i),
+        lambda i: (*i[:dim], 0, *i[dim + 1 :]),
+        (Place(dim, place),),
+    )
+
+
+def _insert_put(
+    b: Builder,
+    x: Tensor,
+    indices: Sequence[Tensor | None],
+    values: Tensor,
+    accumulate: bool = False,
+) -> Insert | None:
+    """`x[:, index] = values`, for one tensor of integers among the indices; negative ones count from the end."""
+    chosen = [(d, index) for d, index in enumerate(indices) if index is not None]
+    if accumulate or len(chosen) != 1 or not _may_scatter(b, chosen[0][1]):
+        return None
+    (dim, index), rank = chosen[0], len(chosen[0][1].shape)
+    shape = (*x.shape[:dim], *index.shape, *x.shape[dim + 1 :])
+    if len(values.shape) > len(shape):
+        return None
+
+    def place(load: Load, i: Index) -> Value:
+        value = cast(load(index, i[dim : dim + rank]), torch.int64)
+        return where(compare("lt", value, const(0, torch.int64)), value + static(x.shape[dim]), value)
+
+    return b.insert(
+        x,
+        shape,
+        (values, index),
+        lambda load, i: load(values, broadcast(i, values.shape)),
+        lambda i: (*i[:dim], 0, *i[dim + rank :]),
+        (Place(dim, place),),
+    )
+
+
+def _may_scatter(b: Builder, index: Tensor) -> bool:
+    """Whether kernels may store where `index` says. Of one place twice ATen's kernels on a GPU store either, too, unless
+    they are to be deterministic."""
+    in_order = torch.are_deterministic_algorithms_enabled() and numel(index.shape) != 1
+    return b.costs.scatters and index.dtype in (torch.int64, torch.int32) and not in_order
+
+
+declare(aten.index_copy.default, insert=_insert_copied, in_place=aten.index_copy_.default)
+declare(aten.index_put.default, insert=_insert_put, in_place=aten.index_put_.default)
+declare(aten.scatter.src, in_place=aten.scatter_.src)
+declare(aten.scatter.value, in_place=aten.scatter_.value)
+declare(aten.index_fill.int_Scalar, in_place=aten.index_fill_.int_Scalar)
+declare(aten.index_fill.int_Tensor, in_place=aten.index_fill_.int_Tensor)
 
 
 # ---- shapes on a CPU

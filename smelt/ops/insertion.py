@@ -11,7 +11,7 @@ from smelt.graph.sizes import Size
 from smelt.loops.builder import Builder
 from smelt.loops.dtypes import opmath
 from smelt.loops.ir import Value
-from smelt.loops.tensor import Index, Load, Tensor
+from smelt.loops.tensor import Index, Insert, Load, Tensor
 from smelt.loops.values import both, cast, compare, const, where
 from smelt.loops.values import index as index_value
 from smelt.ops.layouts.meta import fresh
@@ -47,6 +47,21 @@ def slice_scatter(
     return _scatter(b, x, source, _slice_part(b, source, dim, start, step))
 
 
+def _insert_slice(
+    b: Builder,
+    x: Tensor,
+    source: Tensor,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Insert:
+    dim %= len(x.shape)
+    first = clamped(start or 0, x.shape[dim])
+    at = moved(dim, lambda e: e * step + first)
+    return b.insert(x, source.shape, (source,), lambda load, i: load(source, i), at)
+
+
 @operator(aten.slice_backward.default)
 def slice_backward(
     b: Builder, grad: Tensor, shape: Sequence[Size], dim: int, start: int, end: int, step: int
@@ -76,6 +91,18 @@ def _slice_part(b: Builder, source: Tensor, dim: int, start: int | None, step: i
 def select_scatter(b: Builder, x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
     """x with `source` in the place of x.select(dim, index)."""
     return _scatter(b, x, source, _select_part(b, dim, index))
+
+
+def _insert_selected(b: Builder, x: Tensor, source: Tensor, dim: int, index: int) -> Insert:
+    dim %= len(x.shape)
+    place = index + x.shape[dim] if index < 0 else index
+    return b.insert(
+        x, source.shape, (source,), lambda load, i: load(source, i), lambda i: (*i[:dim], place, *i[dim:])
+    )
+
+
+declare(aten.slice_scatter.default, insert=_insert_slice)
+declare(aten.select_scatter.default, insert=_insert_selected)
 
 
 @operator(aten.select_backward.default)

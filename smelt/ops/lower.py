@@ -23,6 +23,7 @@ from smelt.graph.tree import leaves, map_leaves
 from smelt.loops.builder import Builder
 from smelt.loops.dtypes import LOWERABLE
 from smelt.loops.tensor import GAP, CopyBack, Extern, Number, Program, Step, Stored, Tensor
+from smelt.ops.overwritten import overwriting
 from smelt.ops.raising import may_raise, must_run, numbers_to_fit
 from smelt.ops.registry import row
 from smelt.torch_private import OpOverload
@@ -44,6 +45,7 @@ class _Lowerer:
         self.outputs: tuple[Tensor | None, ...] = ()
         self.values: dict[Node, Any] = {}
         self.uses = _live_uses(graph)
+        self.overwriting = overwriting(graph, frozenset(n for n in graph if self.runs(n)))
         self.results_used = self._results_used()
         self.copies: list[CopyBack] = []
         self.calls_last: list[Extern] = []  # overwrite inputs whose dtype loops do not compute in
@@ -63,9 +65,13 @@ class _Lowerer:
                 self.values[node] = (
                     self.values.get(node.args[0], ())[node.args[1]] if self.uses[node] else None
                 )
-            elif self.uses[node] or must_run(node):
+            elif self.runs(node):
                 self.values[node] = self.call(node)
         return Program(tuple(self.inputs), tuple(self.constants), tuple(self.steps), self.outputs)
+
+    def runs(self, node: Node) -> bool:
+        """Whether anybody reads a node's result, or it does more than give one."""
+        return bool(node.op == "output" or self.uses[node] or must_run(node))
 
     def input(self, node: Node) -> Tensor:
         if not isinstance(node.spec, NumberSpec):
@@ -88,7 +94,9 @@ class _Lowerer:
     def call(self, node: Node) -> Any:
         args, kwargs = self.value(node.args), self.value(node.kwargs)
         if node.target is aten.copy_.default:
-            return self.copy_back(node, *args[:2])
+            return args[0] if args[0] is args[1] else self.copy_back(node, *args[:2])
+        if node in self.overwriting and self.overwrite(node, args, kwargs):
+            return args[0]
         entry = row(node.target).lowering
         if node.target is aten._neg_view.default and not _only_returned(self.graph, node):
             entry = row(aten.neg.default).lowering  # kernels read memory, which is not negated yet
@@ -148,6 +156,27 @@ class _Lowerer:
     def own_copy(self, builder: Builder, tensor: Tensor) -> Tensor:
         """A copy of a result that the lowering did not make, such as an argument that it returned."""
         return builder.copy(tensor, tensor.shape, lambda index: index)
+
+    def overwrite(self, node: Node, args: Any, kwargs: Any) -> bool:
+        """Has a call write the input that its first argument is, if that is still one (`ops/overwritten.py`). Whether it
+        could."""
+        if args[0] not in self.inputs or leaves([args, kwargs], Number):
+            return False
+        entry = row(node.target)
+        if entry.insert is not None and _lowerable(node, args, kwargs):
+            builder = Builder(_short(node), node.spec, _device(node.spec), node.line, self.costs)
+            insert = entry.insert(builder, *args, **kwargs)
+            if insert is not None:
+                for step in (*builder.made, insert):
+                    step.order = self.next()
+                    self.steps.append(step)
+                return True
+        if entry.in_place is None:
+            return False
+        call = Extern(entry.in_place, tuple(args), kwargs, (None,), _short(node), node.line, self.next())
+        call.raises = may_raise(node)
+        self.steps.append(call)
+        return True
 
     def extern(self, node: Node, args: Any, kwargs: Any) -> Any:
         specs = node.spec if isinstance(node.spec, tuple | list) else (node.spec,)

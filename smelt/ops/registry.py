@@ -37,6 +37,8 @@ class Facts(TypedDict, total=False):
     lowering: Lowering | None
     takes_numbers: bool
     out: OpOverload | None
+    insert: Lowering | None
+    in_place: OpOverload | None
     recompute: OperatorClass | Callable[[Node], OperatorClass] | None
     linear: tuple[str, ...]
     layout: Callable[..., Any] | None
@@ -68,6 +70,10 @@ class Operator:
         takes_numbers: the lowering may be given a `Number` (whose value a call brings) where it takes a number.
         out: an overload that computes into given memory, whatever its strides, with the very code of this one: no
             allocation and no page faults per call. (Many other `out=` overloads are generated: they copy.)
+        insert: a lowering, of one that gives its first argument with something in some of its places, as `Insert`, for
+            where that argument is an input that is to be the result at the end (ops/overwritten.py); None: the operator in
+            place.
+        in_place: the operator that writes its first argument so; called twice, it does what it does once.
         recompute: what it means to run it a second time, in the backward; by the node where the arguments decide. Without
             one, torch's tags and the schema say it (autograd/classes.py).
         linear: sets of arguments, names separated by spaces; the result is zero where all of one set are. None and the
@@ -103,6 +109,8 @@ class Operator:
     lowering: Lowering | None = None
     takes_numbers: bool = False
     out: OpOverload | None = None
+    insert: Lowering | None = None
+    in_place: OpOverload | None = None
     recompute: OperatorClass | Callable[[Node], OperatorClass] | None = None
     linear: tuple[str, ...] = ()
     layout: Callable[..., Any] | None = None

@@ -15,6 +15,7 @@ import torch
 from smelt.graph.ir import TensorSpec
 from smelt.graph.kernel_calls import RUN_KERNEL
 from smelt.graph.tree import map_leaves
+from smelt.ops.registry import REGISTRY
 from smelt.plan.aliases import is_foreign, returns_alias, written_values
 from smelt.plan.code import CompiledKernel, Function
 from smelt.plan.in_place import in_place
@@ -43,6 +44,11 @@ from smelt.schedule.schedule import BufRef, ExternItem, Schedule, ViewItem
 
 # Calls whose results on the CPU are the same in every replay of a CUDA graph.
 SAME_IN_REPLAYS = frozenset({torch.ops.smelt.philox_in_memory.default})
+
+# Calls that write their first argument and do nothing else; those in place of functional ones are made by `ops/lower.py`.
+OVERWRITE = frozenset(
+    {torch.ops.aten.copy_.default, *(f["in_place"] for _, f in REGISTRY.declared() if "in_place" in f)}
+)
 
 
 def build_plan(schedule: Schedule, target: Target) -> Plan:
@@ -240,9 +246,9 @@ class _Writer:
         return map_leaves(value, BufRef, lambda ref: Reg(self.register(ref.id)))
 
     def _overwrites_input(self, item: ExternItem) -> bool:
-        """Whether it only gives an input its new value."""
-        copies = item.op is torch.ops.aten.copy_.default and item.outs == (None,)
-        return copies and item.args[0].id < self.roots.n_inputs  # type: ignore[attr-defined]
+        """Whether it only gives an input its new value, or part of that."""
+        writes = item.op in OVERWRITE and item.outs == (None,)
+        return writes and item.args[0].id < self.roots.n_inputs  # type: ignore[attr-defined]
 
     def _writes_input(self, item: ExternItem) -> bool:
         targets = references(written_values(item.op, item.args, item.kwargs))

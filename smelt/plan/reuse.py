@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from smelt.loops.ir import Kernel, MapStage, walk
+from smelt.loops.ir import Kernel, MapStage, stage_values, walk
 from smelt.plan.roots import Roots
 
 LARGE = 1 << 20
@@ -22,7 +22,7 @@ def in_place(kernel: Kernel) -> tuple[tuple[int, int], ...]:
         return ()
     stores = kernel.stages[0].stores
     loaded: dict[int, set[object]] = {}
-    for value in walk([s.value for s in stores]):
+    for value in walk(stage_values(kernel.stages[0])):
         if value.op == "load":
             loaded.setdefault(value.args[0], set()).add(value.args[1])
     times = Counter(s.buffer for s in stores)
@@ -30,7 +30,7 @@ def in_place(kernel: Kernel) -> tuple[tuple[int, int], ...]:
         (s.buffer, operand)
         for s in stores
         for operand, indices in sorted(loaded.items())
-        if indices == {s.index} and times[s.buffer] == 1
+        if indices == {s.index} and times[s.buffer] == 1 and not s.lookups
         if kernel.buffers[s.buffer].role == "out" and kernel.buffers[operand].role == "in"
         if kernel.buffers[s.buffer].dtype.itemsize == kernel.buffers[operand].dtype.itemsize
     )

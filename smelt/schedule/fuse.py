@@ -53,7 +53,8 @@ class Grouping:
         if group is None:
             group = alone(step, len(self.groups))
             self.groups.append(group)
-        self.settle(group, parents - {group.id}, [t for t, _ in step.reads], [step.tensor])
+        written = [step.tensor] if step.insert is None else [step.tensor, step.insert.target]
+        self.settle(group, parents - {group.id}, [t for t, _ in step.reads], written)
 
     def add_extern(self, extern: Extern) -> None:
         """An ATen call runs after what it reads, and, if it writes to its arguments, after what reads those and what may
@@ -73,11 +74,12 @@ class Grouping:
         self.settle(group, parents, arguments, [*written, *(r for r in extern.results if r is not None)])
 
     def parents(self, unit: Unit) -> set[int]:
-        """Groups that must run before the unit: what it reads, and for an input it overwrites, its readers, and what may
-        raise, since a call that raises has written nothing (and can be made again)."""
+        """Groups that must run before the unit: what it reads, and for an input it overwrites, its readers and who wrote it
+        before, and what may raise, since a call that raises has written nothing (and can be made again)."""
         found = {self.writer[t].id for t, _ in unit.reads if t in self.writer}
         if unit.target is not None:
             found |= {g.id for g in self.readers[unit.target]} | self.raising
+            found |= {self.writer[unit.target].id} if unit.target in self.writer else set()
         return found
 
     def home(self, unit: Unit, parents: set[int]) -> Group | None:

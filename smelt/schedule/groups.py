@@ -245,7 +245,12 @@ def _reads_elsewhere(group: Group, unit: Unit, found: Fit) -> str | None:
 
 
 def _overwrites(group: Group, unit: Unit, found: Fit) -> str | None:
-    """Why storing into a graph input here would come before another read of its old value."""
+    """Why storing into a graph input here would come before another read of its old value, or which of them a program writes
+    is not known while it is compiled."""
+    for other in group.units:
+        if other.insert is not None and other.target is not None:
+            if other.target is unit.target or any(t is other.target for t, _ in unit.reads):
+                return f"some places of {other.target.name} are written, and it needs all of them"
     if unit.target is None:
         return None
     one_stage = group.is_flat and found.values is None and all(u.is_map for u in group.units)
@@ -253,7 +258,7 @@ def _overwrites(group: Group, unit: Unit, found: Fit) -> str | None:
         for tensor, own in other.reads:
             if tensor is unit.target:
                 read = substituted(own, group.places[other.tensor].values)
-                if not one_stage or read != found.place.index:
+                if not one_stage or read != found.place.index or unit.insert is not None:
                     return f"it overwrites {tensor.name}, which the other still reads"
     return None
 

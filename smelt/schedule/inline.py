@@ -11,10 +11,22 @@ from dataclasses import dataclass, field
 
 from smelt.costs import Costs
 from smelt.graph.effects import is_effectful
-from smelt.graph.sizes import Size, Sym, bounds, numel
+from smelt.graph.sizes import Size, Sym, bounds, numel, static
 from smelt.graph.tree import leaves
-from smelt.loops.ir import Value
-from smelt.loops.tensor import CopyBack, Extern, Index, Load, Map, Program, Reduce, Scan, Tensor
+from smelt.loops.ir import Lookup, Value
+from smelt.loops.tensor import (
+    CopyBack,
+    Extern,
+    Index,
+    Insert,
+    Load,
+    Map,
+    Place,
+    Program,
+    Reduce,
+    Scan,
+    Tensor,
+)
 from smelt.loops.values import both
 from smelt.schedule.nests import split_loops
 from smelt.schedule.spaces import Loops, own_loops, radix, solve, substituted
@@ -23,7 +35,8 @@ from smelt.schedule.spaces import Loops, own_loops, radix, solve, substituted
 @dataclass(eq=False)
 class Unit:
     """`value` is what it computes at `index` (over its own `loops`, reduced over `reduce_loops`). Loads in it are
-    `load(order of the tensor, index tuple, mask)`; `reads` lists them. `target`: the graph input it is stored to.
+    `load(order of the tensor, index tuple, mask)`; `reads` lists them. `target`: the graph input it is stored to. `insert`:
+    in some of that one's places only, which are `inserted_at` (in its own symbols), further by `lookups`.
     `names`: the operators whose arithmetic it contains.
     `deep`: what reads it must read it from memory."""
 
@@ -36,6 +49,9 @@ class Unit:
     target: Tensor | None = None
     names: tuple[str, ...] = ()
     deep: bool = False
+    insert: Insert | None = None
+    inserted_at: Index = ()
+    lookups: tuple[Lookup, ...] = ()
 
     def at(self, index: Index) -> dict[Sym, Size]:
         """The values of its own symbols at an element of its tensor."""
@@ -69,7 +85,7 @@ def base(tensor: Tensor) -> Tensor:
 def choose_units(program: Program, costs: Costs, join: bool = True) -> Units:
     """What gets loops of its own, in program order. `join` False: every elementwise tensor that is no view does."""
     required = required_in_memory(program)
-    targets = {step.source: step.target for step in program.steps if isinstance(step, CopyBack)}
+    targets = {step.source: step for step in program.steps if isinstance(step, CopyBack | Insert)}
     deep = _deep(program, required, costs.inline_depth)
     required |= deep
     while True:
@@ -120,7 +136,7 @@ def _overwritten_too_early(steps: list[Unit | Extern]) -> set[Tensor]:
     clash: set[Tensor] = set()
     overwritten: set[Tensor] = set()
     for step in steps:
-        if isinstance(step, Unit) and step.target is not None:
+        if isinstance(step, Unit) and step.target is not None and step.insert is None:
             own = {(step.target, step.index)}
             if any(t in overwritten or (t is step.target and (t, i) not in own) for t, i in step.reads):
                 clash.update(step.tensor.inputs)
@@ -201,7 +217,7 @@ def _weights(program: Program, required: set[Tensor], costs: Costs) -> dict[Tens
 # ---- from a tensor to its expression
 
 
-def _unit(tensor: Tensor, units: set[Tensor], target: Tensor | None, shortest: int) -> Unit:
+def _unit(tensor: Tensor, units: set[Tensor], target: CopyBack | Insert | None, shortest: int) -> Unit:
     """Loops are split where something computed is read at a quotient of them, so that rows can be recognised."""
     index, loops = own_loops(tensor.shape, "d")
     unit = _unit_over(tensor, index, loops, units, target)
@@ -213,7 +229,9 @@ def _unit(tensor: Tensor, units: set[Tensor], target: Tensor | None, shortest: i
     return unit
 
 
-def _unit_over(tensor: Tensor, index: Index, loops: Loops, units: set[Tensor], target: Tensor | None) -> Unit:
+def _unit_over(
+    tensor: Tensor, index: Index, loops: Loops, units: set[Tensor], target: CopyBack | Insert | None
+) -> Unit:
     definition = tensor.definition
     reader = _Reader(units)
     load = _Load(reader, None)
@@ -226,8 +244,29 @@ def _unit_over(tensor: Tensor, index: Index, loops: Loops, units: set[Tensor], t
         assert isinstance(definition, Reduce)
         inner, reduce_loops = own_loops(definition.sizes, "r")
         value = definition.body(load, index, inner)
+    insert = target if isinstance(target, Insert) else None
+    lookups = () if insert is None else tuple(_lookup(insert.target, p, load, index) for p in insert.places)
     names = (*sorted(reader.names, key=reader.names.__getitem__), tensor.name)
-    return Unit(tensor, index, loops, reduce_loops, value, list(reader.reads), target, names)
+    return Unit(
+        tensor,
+        index,
+        loops,
+        reduce_loops,
+        value,
+        list(reader.reads),
+        None if target is None else target.target,
+        names,
+        insert=insert,
+        inserted_at=() if insert is None else insert.at(index),
+        lookups=lookups,
+    )
+
+
+def _lookup(target: Tensor, place: Place, load: Load, index: Index) -> Lookup:
+    """How much further an element goes that is at `index` of what is inserted."""
+    return Lookup(
+        place.value(load, index), static(target.spec.stride[place.dim]), static(target.shape[place.dim])
+    )
 
 
 class _Reader:

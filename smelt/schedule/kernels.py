@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from smelt.costs import Costs
 from smelt.graph.sizes import Size, Sym, numel, subs
@@ -191,12 +191,24 @@ class KernelBuilder:
             draft.stores.append(Store(number, self.local_index(place), value))
         else:
             draft.kinds.append(getattr(tensor.definition, "kind", "sum"))
+            if unit.insert is not None:
+                draft.stores.append(self.inserted(unit, value, key))
+                return
             overwrites = unit.target is not None
             draft.stores.append(self.store(unit.target or tensor, place.index, value, overwrites))
 
     def store(self, tensor: Tensor, index: Index, value: Value, overwrites: bool) -> Store:
         """The store of an element of `tensor`. `overwrites`: it is a graph input that takes its new value."""
         return Store(self.memory(tensor, "inout" if overwrites else "out"), linear(tensor, index), value)
+
+    def inserted(self, unit: Unit, value: Value, key: StageKey) -> Store:
+        """The store of an element of `unit` into the graph input that it is inserted in."""
+        assert unit.target is not None
+        place = self.group.places[unit.tensor]
+        context = _Context(dict(place.values), None, key)
+        lookups = tuple(replace(l, value=self.rewrite(l.value, context)) for l in unit.lookups)
+        at = substituted(unit.inserted_at, place.values)
+        return Store(self.memory(unit.target, "inout"), linear(unit.target, at), value, lookups)
 
     def memory(self, tensor: Tensor, role: str) -> int:
         """The kernel's number of a tensor in memory. Reading what the kernel itself wrote leaves it an output."""
@@ -297,7 +309,7 @@ class KernelBuilder:
         """The outer loops, tidied over the indices of all stages, and the old symbols in terms of the new."""
         indices, layout = [], []
         for draft in drafts:
-            layout += [s.index for s in draft.stores if self.buffers[s.buffer].role != "local"]
+            layout += [_in_order(s) for s in draft.stores if self.buffers[s.buffer].role != "local"]
             indices += list(_indices(draft))
         layout.sort(key=lambda e: isinstance(e, int))
         return tidy(self.group.outer, indices, layout + indices, "o", False, self.costs.shortest_loop)
@@ -307,13 +319,11 @@ class KernelBuilder:
         if draft.kind == "scan":
             return self.scan_stage(draft, outer)
         indices = [subs(e, outer) for e in _indices(draft)]
-        layout = [s.index for s in draft.stores]
+        layout = [_in_order(s) for s in draft.stores]
         positional = any(r.kind in ("argmax", "argmin") for r in draft.reductions)
         loops, inner = tidy(draft.loops, indices, layout + indices, "i", positional, self.costs.shortest_loop)
         renaming = _Renaming(outer, inner)
-        stores = tuple(
-            Store(s.buffer, renaming.index(s.index), renaming.value(s.value)) for s in draft.stores
-        )
+        stores = tuple(s.moved(renaming.index, renaming.value) for s in draft.stores)
         if draft.kind == "reduce":
             reductions = tuple(Reduction(r.name, r.kind, renaming.value(r.value)) for r in draft.reductions)
             return ReduceStage(_loops(loops), reductions, stores)
@@ -323,8 +333,7 @@ class KernelBuilder:
         """The stage of a scan, whose loop stays as it is."""
         renaming = _Renaming(outer, {})
         (store,), (loop,) = draft.stores, draft.loops
-        renamed = Store(store.buffer, renaming.index(store.index), renaming.value(store.value))
-        return ScanStage(Loop(*loop), draft.kinds[0], renamed)
+        return ScanStage(Loop(*loop), draft.kinds[0], store.moved(renaming.index, renaming.value))
 
     def name(self) -> str:
         """The names of the operators whose arithmetic the kernel does, in order."""
@@ -364,8 +373,19 @@ def cost(value: Value) -> float:
     return sum(COSTS.get(v.op, 1.0) for v in walk([value]))
 
 
+def _in_order(store: Store) -> Size:
+    """Where it stores, if what it looks up are numbers in order."""
+    total = store.index
+    for lookup in store.lookups:
+        for v in walk([lookup.value]):
+            if v.op in ("load", "index"):
+                total = total + (v.args[1] if v.op == "load" else v.args[0]) * lookup.stride
+    return total
+
+
 def _indices(draft: _Draft) -> Iterator[Size]:
-    for root in [s.value for s in draft.stores] + [r.value for r in draft.reductions]:
+    looked_up = [l.value for s in draft.stores for l in s.lookups]
+    for root in [s.value for s in draft.stores] + [r.value for r in draft.reductions] + looked_up:
         for v in walk([root]):
             if v.op == "load":
                 yield v.args[1]

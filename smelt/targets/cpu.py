@@ -74,6 +74,7 @@ COSTS = Costs(
     row_sums=0,  # strips (codegen/llvm/strips.py) keep the rows that several stages go over in cache
     least_rows=0,
     most_rows=0,
+    scatters=False,  # eager raises for a place out of range
     # Two threads, four sigmoids of 2^n elements side by side over one after the other: 1.00 (2^12), 0.64 (2^14), 0.91
     # (2^16), 0.99 (2^17 and more, three pieces for each thread).
     together_pieces=8,

@@ -65,6 +65,7 @@ COSTS = Costs(
     row_sums=1 << 14,  # two of each of 8,192 columns: a quarter of a multiprocessor's registers
     least_rows=16,  # what is stored for them is a fraction of what is not read again
     most_rows=256,
+    scatters=True,
     together_pieces=0,
     draw_blocks=0,  # replaced where the device's generator is ATen's
     draw_captured=False,

@@ -30,6 +30,7 @@ from tests.harness.kernels import (
     pad,
     reduction,
     result,
+    rows_written,
     run,
     scan,
     softmax,
@@ -348,6 +349,29 @@ def test_transpose(shape: tuple[int, int], target: Host | None) -> None:
     y = torch.empty(shape[1], shape[0])
     run(transpose(*shape), [x, y], target=target)
     assert torch.equal(y, x.t())
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", (f32, bf16, torch.bool))
+def test_stores_where_tensors_say(dtype: torch.dtype, target: Host | None) -> None:
+    for rows, columns in ((1, 1), (1, 40), (7, 1), (5, 3), (3, 64)):
+        x, table = torch.randn(rows, columns).to(dtype), torch.randn(9, columns).to(dtype)
+        places, want = torch.randperm(9)[:rows], table.clone()
+        run(rows_written(rows, columns, 9, dtype), [x, places, table], target=target)
+        want[places] = x + x
+        assert torch.equal(table, want)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("place", (9, -1, 1 << 40))
+def test_nothing_is_stored_outside(place: int, target: Host | None) -> None:
+    for columns in (1, 40):
+        table = torch.randn(11, columns)
+        before = table.clone()
+        places = torch.tensor([2, place, 3])
+        run(rows_written(3, columns, 9), [torch.ones(3, columns), places, table[1:10]], target=target)
+        before[[3, 4]] = 2.0
+        assert torch.equal(table, before)
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -37,6 +37,7 @@ from tests.harness.kernels import (
     pad,
     reduction,
     result,
+    rows_written,
     scaled,
     scaled_and_summed,
     scan,
@@ -248,6 +249,24 @@ def test_transpose_and_pad() -> None:
     y = torch.full((21, 37), 5.0)
     run(pad(17, 33, 2), x, y)
     assert torch.equal(y, torch.nn.functional.pad(x, [2] * 4))
+
+
+@pytest.mark.parametrize("shape", ((1, 1), (1, 40), (7, 1), (5, 3), (3, 64), (2, 512), (300, 9)))
+def test_stores_where_tensors_say(shape: tuple[int, int]) -> None:
+    x, table = torch.randn(shape), torch.randn(301, shape[1])
+    places, want = torch.randperm(301)[: shape[0]], table.clone()
+    run(rows_written(*shape, 301), x, places, table)
+    want[places] = x + x
+    assert torch.equal(table, want)
+
+
+def test_nothing_is_stored_outside() -> None:
+    for columns in (1, 40):
+        table = torch.randn(11, columns)
+        before = table.clone()
+        run(rows_written(3, columns, 9), torch.ones(3, columns), torch.tensor([2, 9, -1]), table[1:10])
+        before[3] = 2.0
+        assert torch.equal(table, before)
 
 
 def test_what_is_kept_for_later_stages() -> None:

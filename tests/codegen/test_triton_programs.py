@@ -63,6 +63,22 @@ def integers(*shape: int, dtype: torch.dtype = f32) -> torch.Tensor:
     return torch.randint(-8, 9, shape).to(dtype)
 
 
+# ---- stores where tensors say
+
+
+@pytest.mark.parametrize("tokens", (1, 3))
+@pytest.mark.parametrize("width", (8, 33, 256))
+def test_rows_are_computed_and_stored_where_they_belong(width: int, tokens: int) -> None:
+    def f(cache: torch.Tensor, step: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        cache.index_copy_(1, step, F.rms_norm(key, (width,)).transpose(0, 1))
+        cache[:, step - 5] = key[0, :, None] * 2
+        return cache * 2
+
+    inputs = torch.zeros(3, 9, width), torch.randperm(4)[:tokens] + 5, torch.randn(tokens, 3, width)
+    kernels = check(f, *inputs)
+    assert len(kernels) == 3 and [b.role for b in kernels[0].buffers].count("inout") == 1
+
+
 # ---- tiles and rows
 
 

@@ -33,6 +33,7 @@ from tests.harness.kernels import (
     op,
     pad,
     reduction,
+    rows_written,
     scaled,
     scaled_and_summed,
     scan,
@@ -134,6 +135,16 @@ def test_what_cannot_be_compiled_is_said_in_tritons_words() -> None:
     with pytest.raises(Exception, match="nothing") as raised:
         to_ptx(wrong, 90)
     assert type(raised.value).__name__ == "CompilationError"
+
+
+@pytest.mark.parametrize("arch", (80, 90))
+@pytest.mark.parametrize("rows", (1, 5))
+def test_a_place_out_of_range_is_an_assertion(rows: int, arch: int) -> None:
+    text = to_ptx(triton_source(rows_written(rows, 512, 100, bf16)), arch).text
+    assert text.count("call.uni __assertfail") == 1 and ".extern .func __assertfail" in text
+    assert not re.search(r"\.loc|\.debug", text)
+    stores = [line for line in text.splitlines() if "st.global" in line]
+    assert stores and all(re.search(r"\.v[24]\.b32", line) for line in stores)
 
 
 def test_contiguous_memory_is_read_and_written_in_vectors() -> None:

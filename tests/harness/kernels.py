@@ -19,6 +19,7 @@ from smelt.graph.sizes import Size, Sym
 from smelt.loops.ir import (
     Buffer,
     Kernel,
+    Lookup,
     Loop,
     MapStage,
     ReduceStage,
@@ -190,6 +191,15 @@ def transpose(rows: int, columns: int) -> Kernel:
     (c, lc), (r, lr) = loop("c", columns), loop("r", rows)
     stage = MapStage((), (Store(1, c * rows + r, load(0, r * columns + c)),))
     return Kernel("transpose", buffers((f32, "in"), (f32, "out")), (lc, lr), (stage,))
+
+
+def rows_written(rows: int, columns: int, table: int, dtype: torch.dtype = f32) -> Kernel:
+    """table[places[r]] = 2 * x[r], of rows of as many columns; places are int64."""
+    (r, lr), (c, lc) = loop("r", rows), loop("c", columns)
+    further = Lookup(load(1, r, torch.int64), columns, table)
+    x = load(0, r * columns + c, dtype)
+    stage = MapStage((), (Store(2, c, x + x, (further,)),))
+    return Kernel("rows", buffers((dtype, "in"), (torch.int64, "in"), (dtype, "inout")), (lr, lc), (stage,))
 
 
 def pad(rows: int, columns: int, border: int) -> Kernel:

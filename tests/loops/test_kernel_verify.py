@@ -12,6 +12,7 @@ from smelt.loops import ir
 from smelt.loops.ir import (
     Buffer,
     Kernel,
+    Lookup,
     Loop,
     MapStage,
     ReduceStage,
@@ -77,6 +78,13 @@ def summed(rows=2, value=None, index=None, **changes):
     return replace(Kernel("softmax", buffers, (ROWS,), row_stages, sums), **changes)
 
 
+def further(lookup, value):
+    """The kernel whose second stage stores `value` to its rows, further by what is looked up."""
+    store = Store(1, row * 8, value, (Lookup(lookup, 1, 8),))
+    buffers = tuple(replace(b, role="inout") if b.role == "out" else b for b in BUFFERS)
+    return replace(stage(1, stores=(store,)), buffers=buffers)
+
+
 def buffer(number, new):
     return replace(GOOD, buffers=tuple(new if i == number else b for i, b in enumerate(GOOD.buffers)))
 
@@ -97,6 +105,9 @@ FAULTS = [
     ("indices", "over n, which is no loop here", stored(op("cast", Value("index", (Sym("n", 0, 3),), i64)))),
     ("indices", "which may be -1", stored(load(0, place - 1))),
     ("indices", "beyond its 8 elements", stored(load(2, col + 1))),
+    ("order", "which is stored to where lookups say", further(Value("const", (0,), i64), load(1))),
+    ("dtypes", "further by something that is no int64", further(Value("const", (0.0,), f32), result("r0"))),
+    ("points", "all points of i0 store", further(Value("const", (0,), i64), result("r0"))),
     ("results", "r1 is no reduction of an earlier stage", stored(result("r1"))),
     ("results", "r0 is no reduction of an earlier stage", stage(0, stores=(Store(2, col, result("r0")),))),
     ("results", "two reductions are called r0", stage(0, reductions=(*SUM.reductions, *SUM.reductions))),

@@ -191,6 +191,9 @@ class Body:
         """Writes `x` (of the store's value) at the point's existing lanes."""
         b, t = self.b, TYPES[self.buffers[s.buffer].dtype]
         x = to_memory(b, x, t)
+        if s.lookups:
+            self._store_further(p, s, x, t)
+            return
         stride = self._stride(p, s.buffer, s.index)
         if stride == 0:
             assert x.lanes == 1, "lanes that differ would be stored to one place"
@@ -207,14 +210,36 @@ class Body:
             b.line(f"call void {name}({x}, {self._address(p, s.buffer, s.index)}, i32 {t.bytes}, {p.mask})")
 
     def _scatter(self, p: Point, s: Store, x: Ref, stride: int | None, t: Type) -> None:
+        mask = p.mask or self.b.widen(self.b.const("i1", True))
+        self._scatter_to(x, self._addresses(p, s.buffer, s.index, stride), mask, t)
+
+    def _scatter_to(self, x: Ref, addresses: Ref, mask: Ref, t: Type) -> None:
         b = self.b
-        mask = p.mask or b.widen(b.const("i1", True))
         name = f"@llvm.masked.scatter.{suffix(t.memory, b.lanes)}.v{b.lanes}p0"
         b.declare(
             name, f"void {name}({type_text(t.memory, b.lanes)}, <{b.lanes} x ptr>, i32, <{b.lanes} x i1>)"
         )
-        addresses = self._addresses(p, s.buffer, s.index, stride)
         b.line(f"call void {name}({x}, {addresses}, i32 {t.bytes}, {mask})")
+
+    def _store_further(self, p: Point, s: Store, x: Ref, t: Type) -> None:
+        """Where lookups say, if that is in their range."""
+        b = self.b
+        at, inside = self.index_value(p, s.index, "i64"), b.const("i1", True)
+        for lookup in s.lookups:
+            value = self.value(p, lookup.value)
+            inside = b.op("and", inside, b.compare("icmp ult", value, b.like(value, lookup.size)))
+            at = b.op("add", at, b.op("mul", value, b.like(value, lookup.stride)))
+        base = self.pointers[s.buffer]
+        depth = max(base.depth, at.depth)
+        if p.lane_sym is not None:
+            at, inside = b.widen(at), b.widen(inside)
+            mask = inside if p.mask is None else b.op("and", inside, p.mask)
+            addresses = b.pure(f"getelementptr {t.memory}, {base}, {at}", "ptr", b.lanes, depth)
+            self._scatter_to(b.widen(x), addresses, mask, t)
+            return
+        b.module.declarations["@smelt.aside"] = "@smelt.aside = internal global i64 0"
+        address = b.pure(f"getelementptr {t.memory}, {base}, {at}", "ptr", 1, depth)
+        b.line(f"store {x}, {b.select(inside, address, Ref('@smelt.aside', 'ptr'))}")
 
     # ---- indices
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from smelt.graph.sizes import Size, Sym, affine, free_syms, static, subs
-from smelt.loops.ir import Kernel, Loop, MapStage, Store, Value, walk
+from smelt.loops.ir import Kernel, Loop, MapStage, Value, stage_values, walk
 
 ANY = 1 << 40  # stands for every size that is a multiple of a vector; ANY + 1 for every other one
 
@@ -24,7 +24,7 @@ def is_flat(kernel: Kernel) -> bool:
     if not isinstance(stage, MapStage) or stage.loops or static(loop.size) >= ANY:
         return False
     indices = [s.index for s in stage.stores]
-    for v in walk([s.value for s in stage.stores]):
+    for v in walk(stage_values(stage)):
         if v.op == "index":
             return False
         if v.op == "load":
@@ -70,5 +70,5 @@ def _moved(kernel: Kernel, loop: Loop, index: Callable[[Size], Size]) -> Kernel:
             found = done[v] = Value(v.op, args, v.dtype)
         return found
 
-    stores = tuple(Store(s.buffer, index(s.index), moved(s.value)) for s in stage.stores)
+    stores = tuple(s.moved(index, moved) for s in stage.stores)
     return replace(kernel, outer=(loop,), stages=(MapStage(stage.loops, stores),))

@@ -73,7 +73,8 @@ class Library:
     def options(self, source: Source) -> dict[str, Any]:
         """How the kernel is compiled."""
         stages = {"num_stages": source.stages} if source.stages else {}
-        return {"num_warps": source.warps, **stages, **OPTIONS}
+        asserts = {"debug": True} if "tl.device_assert(" in source.text else {}  # else left out
+        return {"num_warps": source.warps, **stages, **asserts, **OPTIONS}
 
     def target(self) -> Any:
         """The GPU of this process, as Triton names it; some GPU where there is none."""

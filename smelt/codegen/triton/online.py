@@ -18,7 +18,6 @@ from smelt.loops.ir import (
     ReduceStage,
     Reduction,
     Stage,
-    Store,
     Value,
     stage_loops,
     stage_stores,
@@ -65,7 +64,7 @@ def joined(first: Stage, second: Stage) -> tuple[ReduceStage, dict[str, str]] | 
         elif _needs(value, names):
             return None
         reductions.append(Reduction(r.name, r.kind, value))
-    stores = tuple(Store(s.buffer, move.index(s.index), move.value(s.value)) for s in second.stores)
+    stores = tuple(s.moved(move.index, move.value) for s in second.stores)
     if not sums or any(_needs(s.value, names) for s in stores):
         return None
     return ReduceStage(first.loops, tuple(reductions), (*first.stores, *stores)), sums

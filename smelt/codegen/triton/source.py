@@ -27,9 +27,10 @@ from smelt.codegen.llvm.flat import ANY, is_flat
 from smelt.codegen.triton import online, rows, values
 from smelt.codegen.triton.blocks import Blocks, choose, power, stage_indices, stage_points
 from smelt.codegen.triton.values import NAMES, TYPES, Dialect, Values
-from smelt.graph.sizes import Quotient, Size, Sym, free_syms, static, subs
+from smelt.graph.sizes import Quotient, Size, Sym, bounds, free_syms, static, subs
 from smelt.loops.ir import (
     Kernel,
+    Lookup,
     MapStage,
     ReduceStage,
     Reduction,
@@ -303,7 +304,7 @@ class Printer:
     def store(self, at: Place, store: Store, value: str) -> None:
         """Stores what has the name `value`."""
         self.kept = {place: name for place, name in self.kept.items() if place[0] != store.buffer}
-        if at.indent == 1:
+        if at.indent == 1 and not store.lookups:
             self.kept[store.buffer, subs(store.index, at.rewrite)] = value
         if self.kernel.buffers[store.buffer].role == "local":
             if at.indent > 1:
@@ -312,8 +313,23 @@ class Printer:
         self.written.add(store.buffer)
         offset = self._offset(at, store.index, at.axes)
         masks = [at.masks[a] for a in sorted(at.masks, reverse=True)]
-        mask = f", {self._both(at, masks)}" if masks else ""
+        conditions = [self._both(at, masks)] if masks else []
+        for lookup in store.lookups:
+            further, inside = self._looked_up(at, lookup)
+            offset = f"{offset} + {further}"
+            conditions.append(inside)
+        mask = f", {' & '.join(conditions)}" if conditions else ""
         self._line(at, f"tl.store(p{store.buffer} + {offset}, {value}{mask})")
+
+    def _looked_up(self, at: Place, lookup: Lookup) -> tuple[str, str]:
+        """How much further a lookup goes, and the name of where that is within its range, which is asserted."""
+        value = self.value(at, lookup.value)
+        axes = self.axes_of.get(value, NONE)
+        inside = self._named(at, f"({value} >= 0) & ({value} < {lookup.size})", axes, False)
+        masks = [at.masks[a] for a in sorted(axes, reverse=True) if a in at.masks]
+        holds = f"{inside} | ({self._both(at, masks)} == 0)" if masks else inside
+        self._line(at, f"tl.device_assert({holds}, 'index out of bounds')")
+        return f"{value}.to({self.wide}) * {lookup.stride}", inside
 
     def _top(self) -> Place:
         """Once per outer point."""
@@ -791,9 +807,11 @@ def _top_index(kernel: Kernel) -> int:
     """The largest number that an index computes with, but for the rest of a block."""
     points = prod(static(l.size) for l in kernel.outer)
     top = points * max([stage_points(s) for s in kernel.stages] + [1])
-    for part in parts(kernel):
-        for e in (e for stage in part.stages for e in stage_indices(stage)):
+    for stage in (stage for part in parts(kernel) for stage in part.stages):
+        for e in stage_indices(stage):
             top = max(top, abs(e) if isinstance(e, int) else max(abs(e.lo), abs(e.hi)))
+        for store in stage_stores(stage):
+            top = max(top, bounds(store.index)[1] + sum(l.stride * (l.size - 1) for l in store.lookups))
     return top
 
 

@@ -1,0 +1,48 @@
+"""Biases that ATen adds behind a convolution, by a kernel of its own: on a GPU, where cuDNN convolves.
+
+`_convolution` in aten/src/ATen/native/Convolution.cpp calls cuDNN without the bias, whose result is rounded, then `add_`.
+Written as two operators, the addition is part of the kernel that reads the result. Other libraries add biases themselves
+(depthwise kernels before they round), so there the call stays one.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from smelt.graph.sizes import static
+from smelt.loops.builder import Builder
+from smelt.loops.tensor import Tensor
+from smelt.torch_private import ConvBackend, select_conv_backend
+
+Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+
+
+def with_bias_behind(
+    b: Builder, x: Tensor, weight: Tensor, bias: Tensor, settings: tuple[Any, ...]
+) -> Tensor | None:
+    """The convolution, and its bias added to what it gives; None where ATen does not compute it so. `settings`: the
+    arguments of `aten.convolution` behind the bias."""
+    if b.device.type != "cuda" or select_conv_backend is None:
+        return None
+    frozen = tuple(tuple(s) if isinstance(s, list | tuple) else s for s in settings)
+    if not adds_behind(b.device, tuple(map(_layout, (x, weight, bias))), frozen):
+        return None
+    result = b.call(torch.ops.aten.convolution.default, (x, weight, None, *settings))
+    column = b.view(bias, (bias.shape[0], *[1] * (len(x.shape) - 2)), lambda i: i[:1])
+    return b.pointwise(lambda v, c: v + c, [result, column])
+
+
+@lru_cache(1024)
+def adds_behind(device: torch.device, layouts: tuple[Layout, ...], settings: tuple[Any, ...]) -> bool:
+    """Whether ATen would add the bias behind the convolution of tensors of these layouts. It is asked with uninitialized
+    ones on the device."""
+    tensors = [torch.empty_strided(*sizes, dtype=dtype, device=device) for *sizes, dtype in layouts]
+    backend = select_conv_backend(*tensors, *(list(s) if isinstance(s, tuple) else s for s in settings))
+    return backend in (ConvBackend.Cudnn, ConvBackend.CudnnTranspose)
+
+
+def _layout(x: Tensor) -> Layout:
+    return tuple(map(static, x.shape)), tuple(map(static, x.spec.stride)), x.dtype
