@@ -44,6 +44,9 @@ from tests.harness.traced import traced
 
 f32, bf16 = torch.float32, torch.bfloat16
 aten = torch.ops.aten
+DEVICE = (
+    "cuda" if torch.cuda.is_available() else "cpu"
+)  # some operators are lowered for a GPU in their own way
 SMS = 132  # where there is no device to ask
 POOL = 8 << 30  # bytes that kernels work on
 UNCACHED = 256 << 20  # bytes that launches go through before they come back to what they touched
@@ -54,7 +57,7 @@ Program = tuple[Callable[..., Any], tuple[torch.Tensor, ...]]
 
 def _of(*shape: int, dtype: torch.dtype = bf16, **how: Any) -> torch.Tensor:
     """Nobody looks into it: memory is not touched."""
-    return torch.empty(shape, dtype=dtype, **how)
+    return torch.empty(shape, dtype=dtype, device=DEVICE, **how)
 
 
 def _sum(dims: tuple[int, ...] | None, *shape: int, **how: Any) -> Program:
@@ -94,15 +97,26 @@ def _entropy() -> Program:
     return (lambda x: F.log_softmax(x.float(), -1).amax(-1)), (_of(4096, 128_256),)
 
 
+def _cross_entropy() -> Program:
+    def f(x: torch.Tensor, t: torch.Tensor) -> Any:
+        return F.cross_entropy(x.float(), t)
+
+    return f, (_of(4096, 128_256), _of(4096, dtype=torch.int64))
+
+
 def _entropy_backward() -> Program:
-    def f(x: torch.Tensor, t: torch.Tensor, g: torch.Tensor, n: torch.Tensor) -> Any:
-        y = F.log_softmax(x.float(), -1)
+    """By the maximum and the logarithm of the sum of each row, which the forward keeps."""
+
+    def f(*given: torch.Tensor) -> Any:
+        x, t, g, n, top, log = given
+        y = x.float() - top - log
         return aten._log_softmax_backward_data(
             aten.nll_loss_backward(g, y, t, None, 1, -100, n), y, 1, f32
         ).to(bf16)
 
     one = _of(dtype=f32)
-    return f, (_of(4096, 128_256), _of(4096, dtype=torch.int64), one, torch.empty_like(one))
+    row = partial(_of, 4096, 1, dtype=f32)
+    return f, (_of(4096, 128_256), _of(4096, dtype=torch.int64), one, torch.empty_like(one), row(), row())
 
 
 def _turned(shape: tuple[int, ...], *dims: int, dtype: torch.dtype = bf16) -> Program:
@@ -135,6 +149,7 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
        for n in (128, 512, 1024, 4096, 8192, 16_384, 32_768, 131_072)},
     "softmax, float32, 65536×4096": partial(_softmax, 65_536, 4096, f32),
     "log softmax, 4096×128256": _entropy,
+    "cross entropy, 4096×128256": _cross_entropy,
     "cross entropy backward, 4096×128256": _entropy_backward,
     "gelu(x + bias), 65536×4096": lambda: ((lambda x, b: F.gelu(x + b)), (_of(65_536, 4096), _of(4096))),
     "gelu(x + bias), 65536×3072": lambda: ((lambda x, b: F.gelu(x + b)), (_of(65_536, 3072), _of(3072))),

@@ -143,7 +143,9 @@ def within_budget(problem: CutProblem, budget: float) -> tuple[Cut, dict[Node, s
 
 def _lifting_order(problem: CutProblem, bans: dict[Node, str]) -> list[Node]:
     candidates = [
-        n for n in bans if class_of(n).recompute == "budget" or n in problem.redraws.keys() & problem.formulas
+        n
+        for n in bans
+        if class_of(n).recompute == "budget" or n in problem.provisions.keys() & problem.formulas
     ]
     return sorted(candidates, key=lambda n: (work_of(n) / max(1, _result_bytes(n)), problem.position[n]))
 

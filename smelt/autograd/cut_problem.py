@@ -12,8 +12,9 @@ from collections.abc import Container, Iterator
 from smelt.autograd.classes import class_of
 from smelt.autograd.memory import Keep, Memory
 from smelt.autograd.own_copies import OwnCopies
-from smelt.autograd.redraw import Redraw, redraw
-from smelt.autograd.rewrites import Formula, NodeMaker, formula, items_of, replacement
+from smelt.autograd.redraw import redraw
+from smelt.autograd.rewrites import Formula, NodeMaker, Provision, formula, items_of, replacement
+from smelt.autograd.row_statistics import statistics
 from smelt.config import DEFAULT, Config
 from smelt.graph.ir import Node, argument_nodes
 from smelt.graph.passes import has_effect
@@ -29,7 +30,8 @@ class CutProblem:
 
     `late`: nodes that can only run there; `read`: the other values that these read; `backward`: all that the forward need
     not run. Formulas and replacements (see `rewrites.py`) are other ways to compute values of the forward and late nodes;
-    `redraws` are those of random numbers. `position` orders all nodes, also those that
+    `provisions` are what the forward may compute for that: states of generators, statistics of rows. `position` orders all
+    nodes, also those that
     are not in the joint graph. Of values in `shared`, only what eager reads itself is read in the user's hands
     (`own_copies.py`).
     """
@@ -48,7 +50,7 @@ class CutProblem:
         made = self.replacements.values()
         self.backward = joint.backward.union(*(f.masks for f in made))
         self.by_replacement = {n for f in made for n in (f.node, *f.extras)}
-        self.redraws = self._find_redraws(maker, config)
+        self.provisions = self._find_provisions(maker, config)
         self.formulas = self._find_formulas(maker)
         self.own = OwnCopies(joint, self.memory, shared, maker)
         self.virtual = self.own.views.union(*(f.nodes for f in self.formulas.values()))
@@ -73,14 +75,21 @@ class CutProblem:
                 alive.update(argument_nodes(node))
         return (late & alive) | tangents
 
-    def _find_redraws(self, maker: NodeMaker, config: Config) -> dict[Node, Redraw]:
+    def _find_provisions(self, maker: NodeMaker, config: Config) -> dict[Node, Provision]:
         nodes = [n for n in self.joint.graph if n not in self.joint.backward]
         items = items_of(nodes)
-        drawn = (n for n in nodes if class_of(n) is Class.RANDOM)
-        return {n: made for n in drawn if (made := redraw(n, items.get(n, {}), maker, config)) is not None}
+        found: dict[Node, Provision] = {}
+        for node in nodes:
+            if class_of(node) is Class.RANDOM:
+                made = redraw(node, items.get(node, {}), maker, config)
+            else:
+                made = statistics(node, maker, config)
+            if made is not None:
+                found[node] = made
+        return found
 
     def _find_formulas(self, maker: NodeMaker) -> dict[Node, Formula]:
-        found = {value: f for made in self.redraws.values() for value, f in made.formulas.items()}
+        found = {value: f for made in self.provisions.values() for value, f in made.formulas.items()}
         for items in items_of(n for n in self.joint.graph if n not in self.joint.backward).values():
             value = items.get(0)
             if value is not None and (made := formula(value, items, maker)) is not None:
@@ -89,9 +98,9 @@ class CutProblem:
 
     def _order(self) -> dict[Node, int]:
         """Formulas stand after all results of the operator whose result they give; replacements before what they replace,
-        states of generators before what they draw."""
-        drawn = {value for made in self.redraws.values() for value in made.formulas}
-        last = {**{n: n for n in drawn}, **{items[0]: n for n, items in self._last_items()}}
+        what is provided before the operator that it is of."""
+        provided = {value for made in self.provisions.values() for value in made.formulas}
+        last = {**{n: n for n in provided}, **{items[0]: n for n, items in self._last_items()}}
         after: defaultdict[Node, list[Node]] = defaultdict(list)
         for value, f in self.formulas.items():
             after[last[value]] += f.nodes
@@ -100,8 +109,8 @@ class CutProblem:
             made = self.replacements.get(node)
             if made is not None:
                 order += (*made.masks, *made.extras, made.node)
-            if node in self.redraws:
-                order += self.redraws[node].state
+            if node in self.provisions:
+                order += self.provisions[node].state
             order += (node, *after[node])
             if node in self.own.copy_of:
                 order.append(self.own.copy_of[node])
@@ -159,8 +168,8 @@ class CutProblem:
                 kind = class_of(node)
                 if kind.recompute != "always":
                     found[node] = f"{kind.name}: {kind.reason}"
-        for made in self.redraws.values():
-            found |= dict.fromkeys(made.state, "random: its numbers are drawn again")
+        for made in self.provisions.values():
+            found |= dict.fromkeys(made.state, made.why)
         return {**found, **dict.fromkeys(self.own.copies, "a copy: the caller may overwrite the value")}
 
     def chain_bans(self, bans: dict[Node, str]) -> dict[Node, str]:

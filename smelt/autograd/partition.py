@@ -213,9 +213,9 @@ class _Builder:
         followers = self._followers()
         order: list[Node] = []
         for node in nodes[:-1]:
-            redrawn = self.problem.redraws.get(node)
-            if redrawn is not None and not self.cut.kept.keys().isdisjoint(redrawn.kept):
-                order += redrawn.state
+            provided = self.problem.provisions.get(node)
+            if provided is not None and not self.cut.kept.keys().isdisjoint(provided.kept):
+                order += provided.state
             if node not in self.problem.backward and node not in self.tangents:
                 for done in (node, *followers.get(node, ())):
                     order.append(done)

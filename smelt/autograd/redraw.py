@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
 
-from smelt.autograd.rewrites import Formula, NodeMaker
+from smelt.autograd.rewrites import Formula, NodeMaker, Provision
 from smelt.config import Config
 from smelt.graph.ir import Node
 from smelt.graph.specs import make_spec
@@ -32,20 +31,11 @@ aten = torch.ops.aten
 _LIBRARY = torch.library.Library("smelt", "FRAGMENT")
 _LIBRARY.define("generator_state(Tensor like) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
 _LIBRARY.impl("generator_state", lambda like: torch.get_rng_state(), "CPU")
+WHY = "random: its numbers are drawn again"
 STATE: OpOverload = torch.ops.smelt.generator_state.default
 
 
-@dataclass(frozen=True)
-class Redraw:
-    """`state`: what the forward computes just before it draws, in order; of that, `kept` is what the backward is given.
-    `formulas`: how values follow from it, each by those before."""
-
-    state: tuple[Node, ...]
-    kept: tuple[Node, ...]
-    formulas: dict[Node, Formula]
-
-
-def redraw(node: Node, items: dict[int, Node], make: NodeMaker, config: Config) -> Redraw | None:
+def redraw(node: Node, items: dict[int, Node], make: NodeMaker, config: Config) -> Provision | None:
     """How what `node` draws, with torch's generator, is drawn again. None for operators that this is not known of, and where
     it is cheaper to keep. `items`: the nodes that take its results, of an operator that has several."""
     if node.target is aten.native_dropout.default:
@@ -53,7 +43,7 @@ def redraw(node: Node, items: dict[int, Node], make: NodeMaker, config: Config) 
     return _redraw_on_cpu(node, make) if config.activation_memory_budget < 1 else None
 
 
-def _redraw_dropout(node: Node, items: dict[int, Node], make: NodeMaker, config: Config) -> Redraw | None:
+def _redraw_dropout(node: Node, items: dict[int, Node], make: NodeMaker, config: Config) -> Provision | None:
     x, p, train = node.args
     result, mask = items.get(0), items.get(1)
     if mask is None or train is not True or not 0 < p < 1 or not x.spec.dtype.is_floating_point:
@@ -83,14 +73,14 @@ def _redraw_dropout(node: Node, items: dict[int, Node], make: NodeMaker, config:
             make.names.discard(dropped.name)
             dropped.name = result.name
             formulas[result] = Formula((dropped,))
-    return Redraw((place, seed, offset), (seed, offset), formulas)
+    return Provision((place, seed, offset), (seed, offset), formulas, WHY)
 
 
 def _node(like: Node, target: Any, args: tuple[Any, ...], name: str, spec: Any) -> Node:
     return Node("call_function", target, args, {}, name, spec, like.line, like.source)
 
 
-def _redraw_on_cpu(node: Node, make: NodeMaker) -> Redraw | None:
+def _redraw_on_cpu(node: Node, make: NodeMaker) -> Provision | None:
     op = node.target
     redrawn = row(op).redrawn
     if redrawn is None or node.spec.device.type != "cpu":
@@ -109,7 +99,7 @@ def _redraw_on_cpu(node: Node, make: NodeMaker) -> Redraw | None:
         like = make(aten.empty_strided.default, list(spec.shape), list(spec.stride), **options)
     args = (state, like, *rest)
     drawn = Node("call_function", _redrawing(op), args, {}, node.name, node.spec, node.line, node.source)
-    return Redraw((state,), (state,), {node: Formula((*make.nodes, drawn))})
+    return Provision((state,), (state,), {node: Formula((*make.nodes, drawn))}, WHY)
 
 
 @cache

@@ -32,6 +32,17 @@ class Formula:
 
 
 @dataclass(frozen=True)
+class Provision:
+    """What the forward computes beside an operator for the backward alone: `state`, in order; of that, `kept` is what the
+    backward is given, and `why` it must not run again. `formulas`: how values follow from it, each by those before."""
+
+    state: tuple[Node, ...]
+    kept: tuple[Node, ...]
+    formulas: dict[Node, Formula]
+    why: str
+
+
+@dataclass(frozen=True)
 class Replacement:
     """`node` takes the place of an operator of the backward and does not read the values `spared`.
 

@@ -176,8 +176,7 @@ class KernelBuilder:
         draft = drafts.setdefault(key, _Draft(key[1], key[2]))
         value = self.rewrite(unit.value, _Context(dict(place.values), None, key))
         if isinstance(tensor.definition, Reduce):
-            name = self.names[tensor] = f"r{len(self.names)}"
-            draft.reductions.append(Reduction(name, tensor.definition.kind, value))
+            name = self.names[tensor] = self.reduction(draft, tensor.definition.kind, value)
             if tensor in self.in_memory:
                 result = drafts.setdefault((key[0] + 1, "map", ()), _Draft("map", ()))
                 result.stores.append(
@@ -196,6 +195,15 @@ class KernelBuilder:
                 return
             overwrites = unit.target is not None
             draft.stores.append(self.store(unit.target or tensor, place.index, value, overwrites))
+
+    def reduction(self, draft: _Draft, kind: ReductionKind, value: Value) -> str:
+        """The name of a reduction of the stage, which may have it already: of equal ones there is one."""
+        for r in draft.reductions:
+            if r.kind == kind and r.value is value:
+                return r.name
+        name = f"r{len(self.names)}"
+        draft.reductions.append(Reduction(name, kind, value))
+        return name
 
     def store(self, tensor: Tensor, index: Index, value: Value, overwrites: bool) -> Store:
         """The store of an element of `tensor`. `overwrites`: it is a graph input that takes its new value."""

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from smelt.autograd.memory import Memory
+from smelt.config import Config
 from tests.harness.joints import check
 
 pytestmark = pytest.mark.timeout(60)
@@ -119,7 +120,8 @@ def test_an_output_that_is_a_view_is_kept_instead_of_its_base():
 
 
 def temporaries(parts):
-    return sorted((tuple(s.spec.shape), s.spec.dtype) for s in parts.saved if s.kind == "temporary")
+    found = ((tuple(s.spec.shape), s.spec.dtype) for s in parts.saved if s.kind == "temporary")
+    return sorted(found, key=str)
 
 
 NORMALIZATIONS = {
@@ -147,6 +149,30 @@ def test_what_is_normalized_comes_back_from_statistics(name, layout):
     _, parts = check(block, image, *weights, torch.randn(4), torch.rand(4) + 0.5)
     large = [shape for shape, _ in temporaries(parts) if len(shape) == 4 and shape[-1] == 6]
     assert large == [(2, 4, 6, 6)], parts  # the convolution's result: neither the normalized one nor its tanh
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logarithms_of_long_rows_come_back_from_two_numbers_a_row(dtype):
+    """The classes of a language model: neither the logarithms are kept nor their rows gone through twice."""
+
+    def loss(x, w, t):
+        return F.cross_entropy((x @ w).float(), t, ignore_index=3, label_smoothing=0.1)
+
+    x, w, t = leaf(4, 8, dtype=dtype), leaf(8, 1024, dtype=dtype), torch.tensor([1, 1023, 3, 5])
+    _, parts = check(loss, x, w, t)
+    reductions = [n.target for n in parts.backward if n.target is torch.ops.aten._log_softmax.default]
+    assert not reductions
+    if dtype is torch.bfloat16:  # of float32 the logits are no smaller than their logarithms
+        assert sorted(shape for shape, _ in temporaries(parts) if shape) == [(4, 1), (4, 1), (4, 1024)], parts
+        _, least = check(loss, x, w, t, config=Config(activation_memory_budget=0.0))
+        assert (4, 1) not in [shape for shape, _ in temporaries(least)]
+
+
+def test_short_rows_are_gone_through_again():
+    _, parts = check(
+        lambda x, t: F.cross_entropy(x.sin().float(), t), leaf(4, 8, dtype=torch.bfloat16), torch.arange(4)
+    )
+    assert (4, 1) not in [shape for shape, _ in temporaries(parts)]
 
 
 def test_rounded_statistics_are_not_enough():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -347,3 +348,83 @@ def test_sums_of_a_few_blocks_stay_whole() -> None:
 def test_parts_for_fewer_workers_than_there_are(shape: tuple[int, ...], dims: tuple[int, ...]) -> None:
     kernels = check(lambda x: x.sum(dims), integers(*shape), costs=replace(EAGER_TO_SPLIT, threads=500))
     assert len(kernels) == 2
+
+
+# ---- rows whose maximum and exponentials are taken in one pass, and what is rounded at once
+
+
+def rows(columns: int, dtype: torch.dtype) -> torch.Tensor:
+    """Usual ones, and such with infinities, nothing but the lowest number, and NaN."""
+    x = (torch.randn(7, columns) * 4).to(dtype)
+    x[1, ::3] = -math.inf
+    x[2] = torch.finfo(dtype).min
+    x[3] = -math.inf
+    x[4, columns // 2] = math.inf
+    x[5, columns - 1] = math.nan
+    x[6] = torch.linspace(-80, 80, columns).to(dtype)
+    return x
+
+
+@pytest.mark.parametrize("dtype", (f32, bf16, torch.float16))
+@pytest.mark.parametrize("columns", (100, 4096, 16_385, 24_576))
+def test_soft_maxima_of_rows(columns: int, dtype: torch.dtype) -> None:
+    x = rows(columns, dtype)
+    check(lambda x: x.softmax(-1), x)
+    check(lambda x: x.log_softmax(-1).float().amin(-1), x, atol=2e-5, rtol=2e-6)
+
+
+def test_of_a_row_of_half_precision_a_vector_is_taken_at_once() -> None:
+    (kernel,) = check(lambda x: x.float().softmax(-1), torch.randn(2, 20_000).bfloat16())
+    text = triton_source(kernel).text
+    assert "tl.reshape" in text and "RBLOCK // 8" in text
+    assert "RBLOCK // 4" in triton_source(kernels_of(lambda x: x.softmax(-1), torch.randn(2, 20_000))[0]).text
+
+
+@pytest.mark.parametrize("dtype", (bf16, torch.float16, f32))
+@pytest.mark.parametrize("shape", ((5, 300), (4097,)))
+def test_activations_that_are_rounded_at_once(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = torch.cat(
+        [torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan]), torch.randn(math.prod(shape) - 5) * 4]
+    )
+    x = x.view(shape).to(dtype)
+    check(lambda x: F.gelu(x + 1), x)
+    check(lambda x: (F.gelu(x, approximate="tanh"), F.silu(x), torch.sigmoid(x), x.exp()), x)
+
+
+def chosen(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """The element at the target, 0 where that is no place."""
+    places = torch.arange(x.shape[1])
+    return torch.where(places == target[:, None], x.float(), 0.0).sum(1)
+
+
+@pytest.mark.parametrize("columns", (50, 20_000))
+def test_one_element_of_a_row_is_loaded_alone(columns: int) -> None:
+    x = torch.randn(6, columns).bfloat16()
+    target = torch.tensor([0, columns - 1, columns // 2, -100, columns, 1 << 33])
+    (kernel,) = check(chosen, x, target)
+    text = triton_source(kernel).text.partition("def kernel")[2]
+    assert "tl.reduce" not in text and " for " not in text
+    (kernel,) = check(lambda x, t: (chosen(x, t), x.float().amax(1)), x, target)
+    assert triton_source(kernel).text.count("tl.reduce(") == 1
+
+
+def test_what_is_summed_beside_is_summed() -> None:
+    """The condition is no place, or the target varies along the row."""
+    x, target = torch.randn(6, 50), torch.randint(50, (6, 50))
+    check(lambda x, t: torch.where(torch.arange(50) == t, x, 0.0).sum(1), x, target)
+    check(lambda x, t: torch.where(t == 3, x, 0.0).sum(1), x, target)
+    check(lambda x, t: torch.where(torch.arange(50) == t, x, 1.0).sum(1), x, target[:, :1])
+
+
+def test_places_are_compared_in_32_bits() -> None:
+    """Also with targets that 32 bits do not hold."""
+    x = torch.randn(6, 2048)
+    target = torch.tensor([[0], [2047], [-1], [1 << 32], [(1 << 32) + 5], [7]])
+    check(lambda x, t: torch.where(torch.arange(2048) == t, x, -x), x, target)
+
+
+def test_quotients_of_rows_stand_behind_loads() -> None:
+    x, a, b = torch.randn(6, 2048), torch.randn(6, 1), torch.rand(6, 1) + 1
+    (kernel,) = check(lambda x, a, b: x + a / b, x, a, b)
+    text = triton_source(kernel).text
+    assert text.index("tl.div_rn") > text.rindex("tl.load")

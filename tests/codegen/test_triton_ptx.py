@@ -22,7 +22,11 @@ from smelt.codegen.triton.ptx import Chip, to_image, to_ptx
 from smelt.codegen.triton.source import TABLE, joined_source, joins
 from smelt.loops.ir import Kernel
 from smelt.loops.philox import philox
+from smelt.ops.lower import lower
 from smelt.plan.code import Block
+from smelt.schedule.fuse import fuse
+from smelt.schedule.schedule import KernelItem
+from smelt.targets.cuda import COSTS
 from tests.harness.kernels import (
     bias_gelu,
     doubled_and_summed,
@@ -42,6 +46,7 @@ from tests.harness.kernels import (
     transpose,
 )
 from tests.harness.processes import run
+from tests.harness.traced import traced
 
 f32, f64, bf16 = torch.float32, torch.float64, torch.bfloat16
 
@@ -416,7 +421,7 @@ BOUNDED = {"sin": 1e9, "cos": 1e9, "tan": 1e3}
     [
         n
         for n in ptx_functions.FUNCTIONS["float"]
-        if n not in ("pow", "copysign") and not n.startswith("fast_")
+        if n not in ("pow", "copysign") and not n.startswith(("fast_", "one_plus_"))
     ],
 )
 def test_functions_of_float32(name: str) -> None:
@@ -433,6 +438,67 @@ def test_functions_of_float32(name: str) -> None:
     with numpy.errstate(all="ignore"):
         got = interpreted(text, x.numpy())
     assert units(got, getattr(torch, name)(x.double())) < (3.5 if name == "tan" else 2.5)
+
+
+# What is rounded to half precision at once (`codegen/triton/rounded.py`): exactly, and the assembly for some of it.
+HALF: dict[str, tuple[Callable, Callable]] = {
+    "gelu": (
+        lambda x: x * 0.5 * torch.erfc(-x / 2**0.5),
+        lambda x: x * 0.5 * approximately("one_plus_erf", x * numpy.float32(math.sqrt(0.5))),
+    ),
+    "gelu by tanh": (
+        lambda x: x * torch.sigmoid(2 * inner(x)),
+        lambda x: x * 0.5 * approximately("one_plus_tanh", inner(x).astype(numpy.float32)),
+    ),
+    "silu": (lambda x: x * torch.sigmoid(x), lambda x: x * approximately("fast_sigmoid", x)),
+    "sigmoid": (torch.sigmoid, lambda x: approximately("fast_sigmoid", x)),
+    "exp": (torch.exp, lambda x: approximately("fast_exp", x)),
+}  # fmt: skip
+
+
+EAGER: dict[str, Callable] = {
+    "gelu": torch.nn.functional.gelu,
+    "gelu by tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "silu": torch.nn.functional.silu,
+    "sigmoid": torch.sigmoid,
+    "exp": torch.exp,
+}
+
+
+def inner(x):
+    return (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)
+
+
+def approximately(name: str, x: numpy.ndarray) -> numpy.ndarray:
+    return interpreted(ptx_functions.block(name, "float")[0], x)
+
+
+@pytest.mark.parametrize("dtype", (bf16, torch.float16))
+@pytest.mark.parametrize("name", HALF)
+def test_functions_that_are_rounded_to_half_precision(name: str, dtype: torch.dtype) -> None:
+    """Of all 65,536 numbers: within 0.55 units of the last place, but for what float32 loses where 1 + erf(x) is near 0
+    (eager as much), and for results that float32 has no normal number for. Infinities and NaNs are eager's."""
+    x = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype)
+    exactly, cheaply = HALF[name]
+    with numpy.errstate(all="ignore"):
+        got = torch.from_numpy(cheaply(x.float().numpy()).astype(numpy.float32)).to(dtype)
+    want = exactly(x.double())
+    eager = EAGER[name](x.float()).to(dtype)
+    finite = torch.isfinite(eager)
+    assert torch.equal(torch.nan_to_num(got[~finite], nan=1.0), torch.nan_to_num(eager[~finite], nan=1.0))
+    info = torch.finfo(dtype)
+    last_place = torch.exp2(torch.floor(torch.log2(want.abs().clamp(min=info.tiny)))) * info.eps
+    lost = x.double().abs() * (2.0**-24 if name == "gelu" else 2.0**-125)
+    error = (got.double() - want).abs()
+    assert bool((error <= 0.55 * last_place + lost + 2.0**-125)[finite].all())
+
+
+def test_a_sign_is_kept_by_gelu() -> None:
+    x = numpy.array([-0.0, 0.0, -30.0, -math.inf, math.inf, math.nan], dtype=numpy.float32)
+    with numpy.errstate(all="ignore"):
+        got = HALF["gelu"][1](x)
+    assert list(numpy.signbit(got[:3])) == [True, False, True] and got[2] == 0
+    assert numpy.isnan(got[3]) and got[4] == math.inf and numpy.isnan(got[5])
 
 
 @pytest.mark.parametrize("name", [n for n in ptx_functions.FUNCTIONS["double"] if n != "copysign"])
@@ -525,3 +591,79 @@ def test_normal_numbers_are_curands() -> None:
     assert text.count("fma.rn.f32") >= 4 * 10  # of the polynomial, of four elements
     text = to_ptx(triton_source(flat(4096, [f32], f32, lambda u: op("fast_log", u))), 90).text
     assert "lg2.approx.f32" in text and "0f3F317218" in text
+
+
+# ---- instructions for each element: a processor that reads and writes half precision as fast as memory does has some 30
+
+
+def instructions(kernel: Kernel) -> tuple[float, list[float]]:
+    """For each element of a block, the instructions of the PTX, and of each of its loops."""
+    source = triton_source(kernel)
+    text = to_ptx(source, 90).text.partition("{")[2]
+    points = source.constants["XBLOCK"] * source.constants["RBLOCK"] / (32 * source.warps)
+    parts = re.findall(r"^\$L\w+:|(?:@!?%p\d+\s+)?\b[a-z][a-z0-9]*(?:\.[\w:]+)*\s[^;]*;", text, re.M)
+    parts = [part for part in parts if not part.startswith((".", "reg", "shared"))]
+    loops = []
+    for first, label in enumerate(parts):
+        if label.startswith("$"):
+            back = [
+                k
+                for k, part in enumerate(parts)
+                if k > first and re.search(rf"\bbra\S*\s+{re.escape(label[:-1])};", part)
+            ]
+            loops += [(k - first) / points for k in back]
+    return sum(not part.startswith("$") for part in parts) / points, loops
+
+
+def scheduled(f: Callable, *inputs: torch.Tensor) -> list[Kernel]:
+    items = fuse(lower(traced(f, *inputs)[0], COSTS), COSTS).items
+    return [item.kernel for item in items if isinstance(item, KernelItem)]
+
+
+def meanwhile(*shape: int, dtype: torch.dtype = bf16) -> torch.Tensor:
+    """Not looked into."""
+    return torch.empty(shape, dtype=dtype)
+
+
+def gradient(
+    x: torch.Tensor, t: torch.Tensor, g: torch.Tensor, n: torch.Tensor, top: torch.Tensor, log: torch.Tensor
+):
+    y = x.float() - top - log
+    slope = torch.ops.aten.nll_loss_backward(g, y, t, None, 1, -100, n)
+    return torch.ops.aten._log_softmax_backward_data(slope, y, 1, f32).to(bf16)
+
+
+def test_instructions_of_softmax() -> None:
+    (kernel,) = scheduled(lambda x: x.softmax(-1), meanwhile(65_536, 4096))
+    whole, _ = instructions(kernel)
+    text = to_ptx(triton_source(kernel), 90).text
+    assert whole < 15 and text.count("ex2.approx.ftz") == 16 and "div." not in text
+
+
+def test_instructions_of_gelu() -> None:
+    (kernel,) = scheduled(
+        lambda x, b: torch.nn.functional.gelu(x + b), meanwhile(65_536, 4096), meanwhile(4096)
+    )
+    whole, _ = instructions(kernel)
+    assert whole < 26
+
+
+def test_instructions_of_a_long_rows_maximum_and_sum() -> None:
+    """Each vector of eight has one exponential more than elements."""
+    (kernel,) = scheduled(lambda x: x.float().log_softmax(-1).amax(-1), meanwhile(4096, 128_256))
+    _, loops = instructions(kernel)
+    assert len(loops) == 2 and max(loops) < 13
+    text = to_ptx(triton_source(kernel), 90).text
+    assert text.count("ex2.approx.ftz") == 16 + 2 + 2 and text.count("ld.global.v4.b32") == 4
+
+
+def test_instructions_of_a_cross_entropys_gradient() -> None:
+    """One pass; a row's division is behind its loads, and its target is compared in 32 bits."""
+    shapes = dict(dtype=f32)
+    given = (meanwhile(4096, 128_256), meanwhile(4096, dtype=torch.int64), meanwhile(**shapes), meanwhile(**shapes),
+             meanwhile(4096, 1, **shapes), meanwhile(4096, 1, **shapes))  # fmt: skip
+    kernel = scheduled(gradient, *given)[-1]
+    whole, loops = instructions(kernel)
+    text = to_ptx(triton_source(kernel), 90).text
+    assert whole < 18 and not loops and "setp.eq.s64" not in text
+    assert text.rindex("ld.global") < text.index("div.rn.f32")

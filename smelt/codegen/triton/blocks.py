@@ -51,6 +51,8 @@ PERSISTENT_FEW = 16_384  # ... and for one of two tensors
 # Longer rows, as points of a block, warps: 4096, 8; 4096, 16; 2048, 8: a sum of everything 2,930, 3,018, 2,994; variances of
 # images 2,282, 2,537, 2,594; softmax of 16,384 1,885, 1,918, (not measured); of 32,768 1,038, 1,561, 1,336 (few rows are
 # under way at once, so that the second pass finds them in cache).
+# A thread then has two vectors of 16 bytes under way, as it had of float32 in the figures: of bfloat16 a block is twice as
+# long (not measured).
 LOOPED = 4096
 LOOPED_WARPS = 16
 MANY = 3  # tensors: a thread's share of more would not fit its registers, so threads are more
@@ -66,6 +68,10 @@ TILE = 64  # points, each way: a line of bfloat16, two of float32
 TILE_WARPS = 8
 SHORTEST_SIDE = 8  # a loop shorter than this is not worth a tile's side
 LONG_ROW = 256  # points: from here on a row is an axis of its own
+# Vectors that a thread computes of a row that has values of its own (a target, a mean): these, and what is made of them, are
+# loaded and computed by each program once. Counted in the gradient of a cross entropy, an element takes 17, 15 instructions
+# of 1, 2 vectors (not measured).
+VECTORS = 2
 
 
 @dataclass(frozen=True)
@@ -114,11 +120,16 @@ def _elementwise(kernel: Kernel, lanes: int) -> Blocks:
         side = power(min(TILE, static(outer[-1].size)))
         r = min(power(size), TILE * TILE // side)
         return Blocks(side, r, _warps(side * r, TILE * TILE // TILE_WARPS, TILE_WARPS), last, outer)
-    r = min(WARPS * lanes, power(size))
+    r = min(WARPS * lanes * (VECTORS if _has_row_values(kernel, last) else 1), power(size))
     if -size % r > size // 8:  # of the last block most would be masked
         r = min(r, _divisor(size))
-    x = min(WARPS * lanes // r, power(prod(static(l.size) for l in outer)))
+    x = max(1, min(WARPS * lanes // r, power(prod(static(l.size) for l in outer))))
     return Blocks(x, r, WARPS, last, outer)
+
+
+def _has_row_values(kernel: Kernel, last: Loop) -> bool:
+    loads = (v.args[1] for v in walk(stage_values(kernel.stages[0])) if v.op == "load")
+    return any(free_syms(e) and last.sym not in free_syms(e) for e in loads)
 
 
 def across(kernel: Kernel) -> tuple[tuple[Loop, ...], Loop, bool] | None:
@@ -158,7 +169,8 @@ def _rows(kernel: Kernel, points: int, longest: int, lanes: int) -> Blocks:
     """Several short rows together, at least as many points as WARPS warps have in vectors."""
     tensors = len(_large(kernel))
     if longest > (PERSISTENT if tensors > 2 else PERSISTENT_FEW):
-        return Blocks(1, LOOPED, LOOPED_WARPS)
+        narrow = lanes > 32 * elements(()) and tensors < MANY
+        return Blocks(1, LOOPED * 2 if narrow else LOOPED, LOOPED_WARPS)
     r = power(longest)
     x = max(1, min(WARPS * lanes // r, 32, power(points)))
     most = ROW_WARPS if r <= PERSISTENT and tensors <= MANY else 2 * ROW_WARPS

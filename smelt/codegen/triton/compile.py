@@ -125,7 +125,7 @@ def _codes(
     if missing:
         library()
         with ThreadPoolExecutor(min(threads, len(missing))) as pool:
-            compiled = pool.map(lambda item: _compile(*item, arch, store, told), missing.values())
+            compiled = pool.map(lambda item: _compile(item[0], item[1], arch, store, told), missing.values())
             for key, made in zip(missing, compiled, strict=True):
                 if isinstance(made, Exception):
                     refused[key] = made

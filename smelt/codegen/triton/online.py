@@ -1,9 +1,11 @@
 """A maximum and the sum of exponentials below it, in one pass over a row that registers do not hold.
 
 Softmax reads its row for the maximum m, then for the sum of exp(v - m). Here each lane has the maximum m and the sum s of
-what it has seen, and the next v gives (max(m, v), s + exp(v - m)), or s * exp(m - v) + 1 if v is larger: one exponential,
-of -|v - m|. Lanes are brought to the row's maximum at the end. A lane begins at the lowest finite number, since differences
-of infinities are NaN; where its sum is still 0 then, it has seen nothing but -inf.
+what it has seen. Of a part of one row a lane takes as many neighbours at once as a vector has: their maximum and m give the
+next m, n, and s becomes s * exp(m - n) + the sum of their exp(v - n), an exponential for each and one for all. Otherwise the
+next v gives (max(m, v), s + exp(v - m)), or s * exp(m - v) + 1 if v is larger: one exponential, of -|v - m|. Lanes are
+brought to the row's maximum at the end. A lane begins at the lowest finite number, since differences of infinities are NaN;
+where its sum is still 0 then, it has seen nothing but -inf.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from smelt.codegen.triton.rounded import below_maximum
 from smelt.graph.sizes import Size, Sym, free_syms, subs
 from smelt.loops.ir import (
     MapStage,
@@ -58,7 +61,7 @@ def joined(first: Stage, second: Stage) -> tuple[ReduceStage, dict[str, str]] | 
     reductions = list(first.reductions)
     for r in second.reductions:
         value = move.value(r.value)
-        maximum = _below(value, maxima) if r.kind == "sum" else None
+        maximum = below_maximum(value, maxima) if r.kind == "sum" else None
         if maximum is not None and maximum not in sums.values():
             sums[r.name] = maximum
         elif _needs(value, names):
@@ -72,14 +75,6 @@ def joined(first: Stage, second: Stage) -> tuple[ReduceStage, dict[str, str]] | 
 
 def _loads(stage: Stage, buffers: set[int]) -> bool:
     return any(v.op == "load" and v.args[0] in buffers for v in walk(stage_values(stage)))
-
-
-def _below(value: Value, maxima: Mapping[str, Value]) -> str | None:
-    """The maximum m of values v where `value` is exp(v - m)."""
-    if value.op != "exp" or value.args[0].op != "sub":
-        return None
-    v, m = value.args[0].args
-    return m.args[0] if m.op == "result" and maxima.get(m.args[0]) is v else None
 
 
 def _needs(value: Value, names: set[str]) -> bool:

@@ -25,7 +25,9 @@ import torch
 
 from smelt.codegen.llvm.flat import ANY, is_flat
 from smelt.codegen.triton import online, rows, values
-from smelt.codegen.triton.blocks import Blocks, choose, power, stage_indices, stage_points
+from smelt.codegen.triton.blocks import Blocks, choose, elements, power, stage_indices, stage_points
+from smelt.codegen.triton.rounded import cheap
+from smelt.codegen.triton.selected import Selected, selected
 from smelt.codegen.triton.values import NAMES, TYPES, Dialect, Values
 from smelt.graph.sizes import Quotient, Size, Sym, bounds, free_syms, static, subs
 from smelt.loops.ir import (
@@ -40,6 +42,8 @@ from smelt.loops.ir import (
     Value,
     stage_loops,
     stage_stores,
+    stage_values,
+    walk,
 )
 from smelt.loops.sums import chunk_rows, digits, parts, row_stage
 
@@ -199,6 +203,10 @@ class Printer:
         self.loop: int | None = None  # which line opens the loop over blocks where there is one
         self.kept: dict[tuple[int, Size], str] = {}  # what was stored at an index and is in registers still
         self.axes_of: dict[str, Axes] = {}  # of named values
+        self.cheap = cheap(kernel)
+        self.others = _others(
+            kernel.stages
+        )  # load -> what it gives where there is no point, if that is not 0
         self.written: set[int] = set()  # buffers whose elements other threads of the program may have written
 
     # ---- the module
@@ -290,11 +298,31 @@ class Printer:
         """One of the kernel's stages."""
         if isinstance(stage, MapStage):
             at = self._open(stage) if stage.loops else self._top()
+            self._ahead(at, stage)
             self._stores(at, stage.stores)
         elif isinstance(stage, ReduceStage):
             self.reduce(stage)
         else:
             self.scan(stage)
+
+    def _ahead(self, at: Place, stage: Stage) -> None:
+        """What a quotient of rows must not stand before or behind: a division has a slow path, across which the driver's
+        compiler moves nothing. Loads would wait for it, and conditions be kept in registers meanwhile."""
+        found = list(walk(stage_values(stage)))
+        quotients = [v for v in found if v.op == "div" and v.dtype is torch.float32]
+        of_rows = [v for v in quotients if not self._is_along(at, v)] if at.r else []
+        if of_rows:
+            for v in reversed(found):
+                if v.op == "load" and v.args[2] is None:
+                    self.value(at, v)
+            for v in of_rows:
+                self.value(at, v)
+
+    def _is_along(self, at: Place, value: Value) -> bool:
+        """Whether it varies along the last axis."""
+        found = [v for v in walk([value]) if v.op in ("load", "index")]
+        places = (subs(v.args[1] if v.op == "load" else v.args[0], at.rewrite) for v in found)
+        return any("r" in self._axes(e) for e in places)
 
     def _stores(self, at: Place, stores: Sequence[Store]) -> None:
         computed = [self.value(at, s.value) for s in stores]
@@ -366,6 +394,9 @@ class Printer:
         """Reductions, and what is stored beside them."""
         if self._looped(stage):
             return self._reduce_looped(stage)
+        stage = self._select(stage)
+        if not stage.reductions and not stage.stores:
+            return
         at = self._open(stage) if stage.loops else self._top()
         contributions = [self._contribution(at, r) for r in stage.reductions]
         self._stores(at, stage.stores)
@@ -379,13 +410,19 @@ class Printer:
         """Accumulators of whole blocks, combined across the block after the loop. `online_sums`: sums of exponentials, and
         the maximum that each is below (`online.py`)."""
         sums = online_sums or {}
+        stage = self._select(stage)
+        if not stage.reductions and not stage.stores:
+            return
         accumulators: dict[str, tuple[str, str]] = {}
         shape = self._shape(self.x_axes | R)
+        vector = self._vector()
         for r in stage.reductions:
             acc, where = self._fresh(self.x_axes | R), self._fresh(self.x_axes | R)
             accumulators[r.name] = acc, where
-            first = online.LOWEST if r.name in sums.values() else _neutral(r)
-            self.lines.append(f"    {acc} = tl.full({shape}, {first}, {_accumulator(r)})")
+            is_maximum = r.name in sums.values()
+            first = online.LOWEST if is_maximum else _neutral(r)
+            lanes = f"[RBLOCK // {vector}]" if vector > 1 and (is_maximum or r.name in sums) else shape
+            self.lines.append(f"    {acc} = tl.full({lanes}, {first}, {_accumulator(r)})")
             if r.kind.startswith("arg"):
                 self.lines.append(f"    {where} = tl.full({shape}, {(1 << 31) - 1}, {self.wide})")
         at = self._open(stage)
@@ -396,6 +433,9 @@ class Printer:
             acc, where = accumulators[r.name]
             value = self._contribution(at, r)
             function = _combining(r)
+            if r.name in of_maximum and vector > 1:
+                self._add_vectors(at, of_maximum[r.name], acc, value, vector)
+                continue
             if r.name in of_maximum:
                 self._add_below(at, of_maximum[r.name], acc, value)
             if r.kind.startswith("arg"):
@@ -414,6 +454,20 @@ class Printer:
                 self.lines.append(f"    {acc} = {acc} * {self._exp(below)}")
             self.results[r.name] = self._across(r, acc, where)
 
+    def _vector(self) -> int:
+        """How many neighbours of a row a thread reads at once, where the block is a part of one row: sums of exponentials
+        (`online.py`) take them together."""
+        return 1 if self.x_axes else elements([b for b in self.kernel.buffers if b.role != "local"])
+
+    def _add_vectors(self, at: Place, total: str, maximum: str, value: str, vector: int) -> None:
+        """Takes vectors of a block into the sums of exponentials below a maximum of each, and into these."""
+        text = f"tl.reshape({value}, [RBLOCK // {vector}, {vector}])"
+        parts = self._named(at, text, at.axes, fixed=False)
+        top = self._named(at, f"_maximum({maximum}, tl.reduce({parts}, 1, _maximum))", at.axes, fixed=False)
+        below = self._exp(f"{parts} - {top}[:, None]")
+        self._line(at, f"{total} = {total} * {self._exp(f'{maximum} - {top}')} + tl.reduce({below}, 1, _add)")
+        self._line(at, f"{maximum} = {top}")
+
     def _add_below(self, at: Place, total: str, maximum: str, value: str) -> None:
         """Takes `value` into a sum of exponentials below a maximum, which is updated behind this."""
         factor = self._named(at, self._exp(f"-tl.abs({value} - {maximum})"), at.axes, fixed=False)
@@ -421,7 +475,28 @@ class Printer:
         self._line(at, f"{total} = tl.where({value} > {maximum}, {above}, {total} + {factor})")
 
     def _exp(self, text: str) -> str:
-        return self.values.operation("exp", torch.float32, [text])
+        """Of what is added up beside a 1 (`rounded.py`)."""
+        return self.values.function("fast_exp", torch.float32, [text])
+
+    def _select(self, stage: ReduceStage) -> ReduceStage:
+        """The stage without the sums of which one element counts (`selected.py`), whose results are computed."""
+        found = {r.name: s for r in stage.reductions if (s := selected(r, stage)) is not None}
+        for name, one in found.items():
+            self.results[name] = self._one(one)
+        return replace(stage, reductions=tuple(r for r in stage.reductions if r.name not in found))
+
+    def _one(self, one: Selected) -> str:
+        """The name of the selected value: once per outer point."""
+        top = self._top()
+        target = self.value(top, one.target)
+        axes = self.axes_of.get(target, NONE)
+        inside = self._named(top, f"({target} >= 0) & ({target} < {one.size})", axes)
+        place = self._named(top, f"tl.where({inside}, {target}, 0).to({self.wide})", axes)
+        top.rewrite = {**self.outer, one.sym: Sym(place, 0, one.size - 1)}
+        value = self.value(top, one.value)
+        dtype = one.value.dtype
+        zero = values.literal(0, dtype) if dtype is torch.float32 else values.constant(0, dtype)
+        return self._named(top, f"tl.where({inside}, {value}, {zero})", axes | self.axes_of.get(value, NONE))
 
     def _contribution(self, at: Place, r: Reduction) -> str:
         """The value reduced, neutral where there is no point, as a whole block."""
@@ -433,7 +508,8 @@ class Printer:
             text = f"{text}.to({_accumulator(r)})"
         if axes != at.axes:
             text = f"tl.broadcast_to({text}, {self._shape(at.axes)})"
-        if at.r and "r" in at.masks:  # outer points that do not exist are not stored
+        given = self.others.get(_loaded(r.value))
+        if at.r and "r" in at.masks and given != _neutral(r):  # outer points that do not exist are not stored
             text = f"tl.where({at.masks['r']}, {text}, {_typed_neutral(r)})"
         return text if text in self.axes_of else self._named(at, text, at.axes)
 
@@ -535,6 +611,17 @@ class Printer:
             return name, self.axes_of[name]
         if v.op == "philox":
             return self._philox(at, v)
+        if v.op == "eq" and (found := self._is_at(at, v)) is not None:
+            return found
+        if v in self.cheap.functions:
+            name, operand = self.cheap.functions[v]
+            given = self.value(at, operand)
+            return self.values.function(name, torch.float32, [given]), self.axes_of.get(given, NONE)
+        if v in self.cheap.quotients:
+            dividend, divisor = (self.value(at, a) for a in v.args)
+            inverse = self.values.function("reciprocal", torch.float32, [divisor])
+            inverse = self._named(at, inverse, self.axes_of[divisor])
+            return f"({dividend} * {inverse})", self.axes_of.get(dividend, NONE) | self.axes_of[divisor]
         dtype = v.args[-1].dtype
         literals = values.takes_literal(v.op, dtype) and any(a.op != "const" for a in v.args[-2:])
         operands = [
@@ -547,6 +634,22 @@ class Printer:
         if v.op == "cast":
             return values.cast(operands[0], v.args[0].dtype, v.dtype), axes
         return self.values.operation(v.op, dtype, operands), axes
+
+    def _is_at(self, at: Place, v: Value) -> tuple[str, Axes] | None:
+        """Whether a place of the block is one that does not vary along it, a number of 64 bits: asked in 32 bits, half as
+        many instructions for each element. None where that is not asked."""
+        for place, target in (v.args, v.args[::-1]):
+            if place.op != "index" or target.op in ("index", "const") or self.wide != "tl.int32":
+                continue
+            rewritten = subs(place.args[0], at.rewrite)
+            (low, high), axes = bounds(rewritten), self._axes(rewritten)
+            name = self.value(at, target)
+            own = self.axes_of.get(name, NONE)
+            if low >= 0 and high < 1 << 31 and own < axes:
+                inside = f"({name} >= 0) & ({name} <= {high})"
+                narrow = self._named(at, f"tl.where({inside}, {name}, -1).to(tl.int32)", own)
+                return f"({self._index(at, rewritten)} == {narrow})", axes
+        return None
 
     def _philox(self, at: Place, v: Value) -> tuple[str, Axes]:
         """A word of a step. The step gives all four at once: where those are of neighbours, which one thread has, the
@@ -577,13 +680,18 @@ class Printer:
             text = f"tl.where({masked}, p{buffer}, 0).to({NAMES[v.dtype]})" if masked else f"p{buffer}"
             return text, self.axes_of.get(masked, NONE)
         axes = self._axes(rewritten) | self.axes_of.get(masked, NONE)
-        if len(axes) == 1 and not masked and self.loads_lines and self.blocks.r and self.x_axes:
+        computed = not {s.name for s in free_syms(rewritten)}.isdisjoint(self.axes_of)
+        if (
+            len(axes) == 1 and not masked and not computed
+            and self.loads_lines and self.blocks.r and self.x_axes
+        ):  # fmt: skip
             return self._load_line(at, buffer, rewritten, next(iter(axes)), v.dtype), axes
         masks = [at.masks[a] for a in sorted(axes, reverse=True) if a in at.masks]
         mask = self._both(at, masks) if masks else ""
         if masked:
             mask = f"{masked} & {mask}" if mask else masked
-        mask = f", {mask}, other={values.literal(0, v.dtype)}" if mask else ""
+        other = self.others.get(v) if not masked and "r" in axes else None
+        mask = f", {mask}, other={other or values.literal(0, v.dtype)}" if mask else ""
         return f"tl.load(p{buffer} + {self._offset(at, e, axes)}{mask})", axes
 
     def _load_line(self, at: Place, buffer: int, rewritten: Size, axis: str, dtype: torch.dtype) -> str:
@@ -599,7 +707,10 @@ class Printer:
 
     def _axes(self, e: Size) -> Axes:
         """Along which a rewritten index varies; fewer than its symbols say where the program has one outer point."""
-        return frozenset(s.name for s in free_syms(e)) & (self.x_axes | R)
+        of_names = [
+            self.axes_of.get(s.name, NONE) for s in free_syms(e)
+        ]  # those of a position that was computed
+        return NONE.union(*of_names, frozenset(s.name for s in free_syms(e)) & (self.x_axes | R))
 
     def _shape(self, axes: Axes) -> str:
         if not self.blocks.r:
@@ -752,15 +863,15 @@ class _Beside(Printer):
         if loads:
             loaded = frozenset(s.names[0] for s in loads)
             where = of_rows | frozenset(s.names[0] for s in early) - loaded
-            lines += self._ahead("0", early, loaded, where, "_first")
+            lines += self._next_rows("0", early, loaded, where, "_first")
             last = "count" if "x" in self._masks() else "count - XBLOCK"
             body += [f"    {s.names[0]} = {s.names[0]}_next" for s in loads]
             body += [f"    k_next = tl.minimum(k + XBLOCK, {last})"]
-            body += self._ahead("k_next", early, loaded, where, "_next")
+            body += self._next_rows("k_next", early, loaded, where, "_next")
         body += [s.text for s in inside if s not in loads]
         return [*lines, f"    for k in range(0, {self._count()}, XBLOCK):", *(f"    {line}" for line in body)]
 
-    def _ahead(
+    def _next_rows(
         self,
         k: str,
         early: Sequence[rows.Statement],
@@ -825,6 +936,24 @@ def _with_rows(kernel: Kernel, blocks: Blocks) -> Kernel:
 
 def _r(trips: int) -> Sym:
     return Sym("r", 0, max(trips - 1, 0))
+
+
+def _others(stages: Sequence[Stage]) -> dict[Value, str]:
+    """What loads give where there is no point, for the maxima and minima of what is loaded: nothing is chosen behind them.
+    All else that such points give is not stored, and chosen away where it is reduced."""
+    found: dict[Value, str] = {}
+    for r in (r for stage in stages if isinstance(stage, ReduceStage) for r in stage.reductions):
+        loaded = _loaded(r.value)
+        if r.kind in ("max", "min") and loaded.op == "load" and loaded.args[2] is None:
+            if loaded.dtype.is_floating_point:
+                found.setdefault(loaded, _neutral(r))
+    return found
+
+
+def _loaded(value: Value) -> Value:
+    """Behind a conversion that keeps infinities what they are."""
+    wider = value.op == "cast" and value.dtype.is_floating_point and value.args[0].dtype.is_floating_point
+    return value.args[0] if wider else value
 
 
 def _combining(r: Reduction) -> str:

@@ -151,7 +151,10 @@ FUNCTIONS = frozenset(
      "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "sigmoid", "floor", "ceil", "trunc",
      "round", "fmod", "pow", "atan2", "copysign", "device_log", "fast_log", "fast_sin", "fast_cos")
 )  # fmt: skip
-IN_TORCH = dict(device_log="log", fast_log="log", fast_sin="sin", fast_cos="cos")
+IN_TORCH = dict(
+    device_log="log", fast_log="log", fast_sin="sin", fast_cos="cos", fast_exp="exp", fast_sigmoid="sigmoid"
+)
+ONE_PLUS = dict(one_plus_erf="erf", one_plus_tanh="tanh")
 # In libdevice under another name, or made of others.
 LIBDEVICE: dict[str, Callable[..., str]] = dict(
     rsqrt=lambda d, x: _divide(d, "1.0", _sqrt(d, x)),
@@ -163,6 +166,8 @@ LIBDEVICE: dict[str, Callable[..., str]] = dict(
     fast_log=_call("libdevice.fast_logf"),
     fast_sin=_call("libdevice.fast_sinf"),
     fast_cos=_call("libdevice.fast_cosf"),
+    fast_exp=_call("libdevice.fast_expf"),
+    fast_sigmoid=lambda d, x: f"(1.0 / (1.0 + libdevice.exp(-{x})))",
 )
 
 
@@ -261,7 +266,10 @@ class Values:
         return OPS[name](dtype, *operands)
 
     def function(self, name: str, dtype: torch.dtype, operands: list[str]) -> str:
-        """A mathematical function of float32 or float64."""
+        """A mathematical function of float32 or float64, or a cheap one (`rounded.py`): what it stands for, where there is
+        no assembly."""
+        if self.dialect != "ptx" and name in ONE_PLUS:
+            return f"({self.function(ONE_PLUS[name], dtype, operands)} + 1.0)"
         if self.dialect == "torch":
             name = IN_TORCH.get(name, name)
             return f"_torch('{name}', {', '.join(operands)})"
