@@ -105,7 +105,8 @@ class OnDevice {
     OnDevice& operator=(const OnDevice&) = delete;
 
   private:
-    const c10::impl::DeviceGuardImplInterface* impl_ = nullptr;  // what puts the device back, if that is needed
+    const c10::impl::DeviceGuardImplInterface* impl_ =
+        nullptr;  // what puts the device back, if that is needed
     c10::Device before_ = c10::kCPU;
 };
 

@@ -100,7 +100,7 @@ struct Program {
     std::vector<Registers> frees, bumps;
     std::vector<Reg> outputs;
     bool release_gil = false;
-    bool dispatches = false;  // a step goes through torch's dispatcher
+    bool dispatches = false;         // a step goes through torch's dispatcher
     c10::Device device = c10::kCPU;  // where it runs: kernels, and temporaries in the arena
     // Of registers, see `derive`:
     std::vector<char> needs_tensor, needs_data, in_arena, written;

@@ -114,7 +114,8 @@ class Reader {
     }
 
     Launch launch(const py::tuple& s) const {
-        Launch l{nullptr, nullptr, s[2].cast<std::vector<Reg>>(), s[3].cast<int64_t>(), s[4].cast<int64_t>(), 0};
+        Launch l{nullptr, nullptr, s[2].cast<std::vector<Reg>>(), s[3].cast<int64_t>(), s[4].cast<int64_t>(),
+                 0};
         if (!devices::is_kernel(s[1].ptr())) {
             l.launcher = &cpu_launcher();
             l.function = reinterpret_cast<void*>(s[1].cast<uintptr_t>());  // NOLINT
