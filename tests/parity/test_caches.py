@@ -7,6 +7,7 @@ import torch.nn.functional as F
 import smelt
 from smelt import events
 from smelt.report import inspect
+from tests.harness.catalogue import ON_GPU, asserts_on_gpu
 
 
 def outcome(function, cache, *args):
@@ -40,9 +41,11 @@ def test_rows_are_written_where_they_are():
         return cache.sum(1)
 
     calls = [(torch.tensor(index), torch.ones(2, len(index), 3)) for index in ([1], [4, 0], [3], [3, 3])]
-    assert set(check(f, torch.zeros(2, 5, 3), *calls)) == {"aten.index_copy_.default"}
+    # On a GPU by the kernel that computes them.
+    assert set(check(f, torch.zeros(2, 5, 3), *calls)) == (set() if ON_GPU else {"aten.index_copy_.default"})
 
 
+@asserts_on_gpu
 def test_a_row_out_of_range_leaves_what_eager_leaves():
     def f(cache, index, rows):
         cache.index_copy_(0, index, rows + 1)
