@@ -334,6 +334,7 @@ sdp_enabled = tuple(getattr(torch._C, f"_get_{name}_sdp_enabled") for name in _s
 set_sdp_enabled = tuple(getattr(torch._C, f"_set_sdp_use_{name}") for name in _sdp_names)
 get_sdp_priority_order = _needed(lambda: torch._C._get_sdp_priority_order, "kernels of attention")
 set_sdp_priority_order = _needed(lambda: torch._C._set_sdp_priority_order, "kernels of attention")
+fused_sdp_choice: Callable[..., int] = _needed(lambda: torch._fused_sdp_choice, "kernels of attention")  # type: ignore[attr-defined]
 
 # ---- other tracers and compilers, TorchScript
 

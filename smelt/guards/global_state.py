@@ -10,7 +10,7 @@ import functools
 import torch
 
 from smelt import _native
-from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
+from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction, fused_sdp_choice
 
 Snapshot = tuple[int, ...]
 
@@ -21,7 +21,7 @@ def _settle_attention() -> None:
     at its end, and entries from before it would fit no more."""
     with DisableTorchFunction(), DisableTorchDispatch():
         one = torch.empty((1, 1, 1, 8), dtype=torch.float16, device="cuda")
-        torch.ops.aten._fused_sdp_choice.default(one, one, one)
+        fused_sdp_choice(one, one, one)
 
 
 def settle() -> None:

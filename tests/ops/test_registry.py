@@ -93,6 +93,7 @@ NAMED = {
     "smelt.autograd.partition": MAKES,
     "smelt.autograd.redraw": MAKES,
     "smelt.autograd.rewrites": MAKES,
+    "smelt.autograd.row_statistics": MAKES,
     "smelt.autograd.undefined_tangents": f"{MAKES}, and takes sums apart",
     "smelt.autograd.second_derivatives": "batch norm does not read the statistics that it writes; writes that are repeated",
     "smelt.backends.eager": WRITES,
