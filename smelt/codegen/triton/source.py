@@ -204,9 +204,8 @@ class Printer:
         self.kept: dict[tuple[int, Size], str] = {}  # what was stored at an index and is in registers still
         self.axes_of: dict[str, Axes] = {}  # of named values
         self.cheap = cheap(kernel)
-        self.others = _others(
-            kernel.stages
-        )  # load -> what it gives where there is no point, if that is not 0
+        self.others = _others(kernel.stages)
+        self.given: dict[Value, str] = {}  # those of them that gave it
         self.written: set[int] = set()  # buffers whose elements other threads of the program may have written
 
     # ---- the module
@@ -508,7 +507,7 @@ class Printer:
             text = f"{text}.to({_accumulator(r)})"
         if axes != at.axes:
             text = f"tl.broadcast_to({text}, {self._shape(at.axes)})"
-        given = self.others.get(_loaded(r.value))
+        given = self.given.get(_loaded(r.value))
         if at.r and "r" in at.masks and given != _neutral(r):  # outer points that do not exist are not stored
             text = f"tl.where({at.masks['r']}, {text}, {_typed_neutral(r)})"
         return text if text in self.axes_of else self._named(at, text, at.axes)
@@ -668,6 +667,7 @@ class Printer:
         buffer, e, condition = v.args
         spec, rewritten = self.kernel.buffers[buffer], subs(e, at.rewrite)
         kept = self.kept.get((buffer, rewritten))
+        self.given.pop(v, None)
         if kept is not None and condition is None:
             return kept, self.axes_of.get(kept, NONE)
         if spec.role == "local":
@@ -681,20 +681,23 @@ class Printer:
             return text, self.axes_of.get(masked, NONE)
         axes = self._axes(rewritten) | self.axes_of.get(masked, NONE)
         computed = not {s.name for s in free_syms(rewritten)}.isdisjoint(self.axes_of)
+        other = self.others.get(v) if not masked and "r" in axes else None
+        if other is not None:
+            self.given[v] = other
+        other = other or values.literal(0, v.dtype)
         if (
             len(axes) == 1 and not masked and not computed
             and self.loads_lines and self.blocks.r and self.x_axes
         ):  # fmt: skip
-            return self._load_line(at, buffer, rewritten, next(iter(axes)), v.dtype), axes
+            return self._load_line(at, buffer, rewritten, next(iter(axes)), other), axes
         masks = [at.masks[a] for a in sorted(axes, reverse=True) if a in at.masks]
         mask = self._both(at, masks) if masks else ""
         if masked:
             mask = f"{masked} & {mask}" if mask else masked
-        other = self.others.get(v) if not masked and "r" in axes else None
-        mask = f", {mask}, other={other or values.literal(0, v.dtype)}" if mask else ""
+        mask = f", {mask}, other={other}" if mask else ""
         return f"tl.load(p{buffer} + {self._offset(at, e, axes)}{mask})", axes
 
-    def _load_line(self, at: Place, buffer: int, rewritten: Size, axis: str, dtype: torch.dtype) -> str:
+    def _load_line(self, at: Place, buffer: int, rewritten: Size, axis: str, other: str) -> str:
         """What varies along one of two axes is loaded as a block of one, which is then put in its place: threads that hold
         the same elements of a block of two would each load all of them."""
         names = {
@@ -702,7 +705,7 @@ class Printer:
             for s in free_syms(rewritten)
         }
         offset = values.index(rewritten, names, lambda e, text: self._named(at, text, self._axes(e)))
-        mask = f", {at.masks[axis][:-4]}smask, other={values.literal(0, dtype)}" if axis in at.masks else ""
+        mask = f", {at.masks[axis][:-4]}smask, other={other}" if axis in at.masks else ""
         return f"tl.load(p{buffer} + {offset}{mask}){'[:, None]' if axis == 'x' else '[None, :]'}"
 
     def _axes(self, e: Size) -> Axes:
