@@ -45,8 +45,8 @@ def split_reductions(program: Program, costs: Costs) -> Program:
         for step in program.steps
         if isinstance(step, Tensor) and isinstance(step.definition, Reduce)
     ]
-    widths = _widths(reductions, stored, costs)
-    chunks = {step: n for step, reduce in reductions if (n := _chunks(step, reduce, widths, stored, costs))}
+    widths = _widths(reductions, costs)
+    chunks = {step: n for step, reduce in reductions if (n := _chunks(step, reduce, widths, costs))}
     cuts: dict[Tensor, Cuts] = {
         step: cut
         for step, reduce in reductions
@@ -73,27 +73,25 @@ Reductions = Sequence[tuple[Tensor, Reduce]]
 Widths = dict[Tensor, set[int]]
 
 
-def _widths(reductions: Reductions, stored: AbstractSet[Tensor], costs: Costs) -> Widths:
+def _widths(reductions: Reductions, costs: Costs) -> Widths:
     """Of tensors in memory that are reduced along rows: how long the rows are."""
     widths: Widths = {}
     for tensor, reduce in reductions if costs.row_sums else ():
         rows, width = numel(tensor.shape), numel(reduce.sizes)
         if not isinstance(rows, int) or not isinstance(width, int) or width > costs.row_sums // 2:
             continue
-        for source, _, reduced in _largest(tensor, reduce, stored, SEEN_THROUGH):
+        for source, _, reduced in _largest(tensor, reduce, frozenset(), SEEN_THROUGH):
             if 1 in reduced and _count(source) == rows * width:
                 widths.setdefault(source, set()).add(width)
     return widths
 
 
-def _chunks(
-    tensor: Tensor, reduce: Reduce, widths: Widths, stored: AbstractSet[Tensor], costs: Costs
-) -> int | None:
+def _chunks(tensor: Tensor, reduce: Reduce, widths: Widths, costs: Costs) -> int | None:
     """Into how many chunks to cut sums over rows that are computed beside the rows; None: they are no such."""
     width, rows = numel(tensor.shape), numel(reduce.sizes)
     if not widths or reduce.kind in ("argmax", "argmin") or not isinstance(rows, int):
         return None
-    found = _largest(tensor, reduce, stored, SEEN_THROUGH)
+    found = _largest(tensor, reduce, frozenset(), SEEN_THROUGH)
     if not any(1 in kept and width in widths.get(source, ()) for source, kept, _ in found):
         return None
     most = rows // costs.least_rows

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from types import FunctionType
 
 from smelt import _native, events
+from smelt._native import isinstance
 from smelt.capture.breaks.resume import Resumes
 from smelt.capture.driver.attempts import summary
 from smelt.capture.driver.entries import Backend, Graph
