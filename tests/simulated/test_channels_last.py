@@ -189,9 +189,9 @@ def test_returned_images_and_their_views():
 def test_a_returned_image_is_not_kept_twice(monkeypatch):
     kept: list[tuple[Partition, Partition]] = []
 
-    def both(traced: Any, joint: Joint, config: Any, compile_graph: Any) -> Any:
+    def both(traced: Any, joint: Joint, config: Any, *further: Any) -> Any:
         kept.append((partition(traced.joint, config), partition(joint, config)))
-        return compiled(traced, joint, config, compile_graph)
+        return compiled(traced, joint, config, *further)
 
     compiled = backend.compile_joint
     monkeypatch.setattr(backend, "compile_joint", both)
