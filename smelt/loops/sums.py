@@ -46,6 +46,8 @@ def parts(kernel: Kernel) -> tuple[Kernel, ...]:
 
 def separate(kernel: Kernel) -> tuple[tuple[Kernel, tuple[int, ...]], ...]:
     """`parts` on no more buffers than each needs, and which of the kernel's those are."""
+    if kernel.sums is None:
+        return ((kernel, tuple(range(len(kernel.buffers)))),)
     return tuple(map(_on_its_buffers, parts(kernel)))
 
 
@@ -251,7 +253,12 @@ class _Moved:
     def stage(self, stage: Stage) -> Stage:
         """Of a ReduceStage or a MapStage; its loops stay."""
         stores = tuple(
-            Store(self.buffer(s.buffer), subs(s.index, self.values), self.value(s.value))
+            Store(
+                self.buffer(s.buffer),
+                subs(s.index, self.values),
+                self.value(s.value),
+                tuple(replace(l, value=self.value(l.value)) for l in s.lookups),
+            )
             for s in stage_stores(stage)
         )
         if isinstance(stage, ReduceStage):
