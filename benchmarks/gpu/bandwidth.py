@@ -223,7 +223,7 @@ def main() -> None:
     saved = options.out / "bandwidth.json"
     old = json.loads(saved.read_text())["rows"] if options.only and saved.exists() else []
     rows = {row["name"]: row for row in old}
-    facts = device.facts("python -m benchmarks.gpu.bandwidth")
+    facts = device.facts("benchmarks.gpu.bandwidth")
     text = ""
     for case in CASES:
         if options.only and not any(part in case.name for part in options.only):

@@ -408,7 +408,7 @@ def main() -> None:
             print(f"{name}: {time.monotonic() - begin:.1f} s", file=sys.stderr, flush=True)
     text = f"# Kernels, bf16 unless said\n\nA copy: {copy / 1e9:.0f} GB/s.\n\n{table(rows, copy)}"
     if driver:
-        facts = device.facts("python -m benchmarks.gpu.blocks")
+        facts = device.facts("benchmarks.gpu.blocks")
         write(options.out / "blocks.json", {"facts": facts, "copy": copy, "rows": rows}, text)
     print(text)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import shlex
 import sys
 from importlib import metadata
 
@@ -23,8 +24,8 @@ def ready() -> None:
         sys.exit("needs a GPU; SMELT_SIMULATED=1 tries the script without one")
 
 
-def facts(command: str) -> dict[str, str]:
-    """What the figures belong to."""
+def facts(module: str) -> dict[str, str]:
+    """What the figures belong to: `module` was run with this process's arguments."""
     versions = {name: _version(name) for name in ("torch", "triton", "transformers", "timm")}
     return {
         "date": datetime.date.today().isoformat(),
@@ -33,7 +34,7 @@ def facts(command: str) -> dict[str, str]:
         "cpus": str(len(os.sched_getaffinity(0))),
         "python": sys.version.split()[0],
         **versions,
-        "command": command,
+        "command": f"python -m {module} {shlex.join(sys.argv[1:])}".rstrip(),
     }
 
 

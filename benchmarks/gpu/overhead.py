@@ -124,7 +124,7 @@ def main() -> None:
     contestants.prepare(options.contestants)
     rows = measured(options.contestants)
     rows |= slopes(rows)
-    facts = device.facts("python -m benchmarks.gpu.overhead")
+    facts = device.facts("benchmarks.gpu.overhead")
     said = ", ".join(f"{k}: {v}" for k, v in facts.items())
     text = f"# The cost of a call on a GPU\n\n{said}.\n\n{table(rows, options.contestants)}"
     parts = {}

@@ -178,7 +178,7 @@ def main() -> None:
     options = _options()
     device.ready()
     begin, rows = time.monotonic(), []
-    facts = device.facts("python -m benchmarks.gpu.products")
+    facts = device.facts("benchmarks.gpu.products")
     text = ""
     for case in CASES:
         if options.only and not any(part in case.name for part in options.only):

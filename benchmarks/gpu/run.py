@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
 import tempfile
 import time
@@ -146,7 +145,7 @@ def main() -> None:
     rows: Rows = {row["model"]: row for row in old}
     if not options.resume:  # what is measured again; other rows stay
         rows = {name: row for name, row in rows.items() if options.only and name not in options.only}
-    facts = device.facts(f"python -m benchmarks.gpu.run {shlex.join(sys.argv[1:])}".rstrip())
+    facts = device.facts("benchmarks.gpu.run")
 
     def save() -> None:
         ordered = [rows[name] for name in MODELS | MORE if name in rows]

@@ -41,15 +41,15 @@ def compile_graph(traced: Traced, config: Config) -> Compiled:
     """
     if traced.needs_grad and traced.joint is None:  # autograd records the torch-level graph as it runs
         return eager(traced, config)
-    # A new one for each graph: torch's number of threads may have changed.
-    target = targets.maker(_devices(traced), traced.joint is not None)
+    maker = targets.maker(_devices(traced), traced.joint is not None)
     try:
-        if traced.joint is not None:
-            compile_part = lambda graph, given: _compile(graph, config, target(config), given)  # noqa: E731
-            lay_out = partial(with_wider_saves, costs=target(config).costs)
-            joint = _relaid_joint(traced.joint, target(config))
-            return compile_joint(traced, joint, config, compile_part, lay_out)
-        return _compile(_relaid(traced.aten_graph, target(config)), config, target(config))
+        target = maker(config)
+        if traced.joint is None:
+            return _compile(_relaid(traced.aten_graph, target), config, target)
+        # A new one for each graph: torch's number of threads may have changed.
+        compile_part = lambda graph, given: _compile(graph, config, maker(config), given)  # noqa: E731
+        lay_out = partial(with_wider_saves, costs=target.costs)
+        return compile_joint(traced, _relaid_joint(traced.joint, target), config, compile_part, lay_out)
     except Unsupported:
         raise
     except Exception as error:

@@ -23,7 +23,6 @@ from smelt.loops.ir import (
     ReduceStage,
     Reduction,
     Stage,
-    Store,
     Sums,
     Value,
     stage_loops,
@@ -31,8 +30,7 @@ from smelt.loops.ir import (
     stage_values,
     walk,
 )
-from smelt.loops.values import compare, where
-from smelt.loops.values import index as index_value
+from smelt.loops.values import Moved, compare, where
 
 
 def parts(kernel: Kernel) -> tuple[Kernel, ...]:
@@ -56,7 +54,7 @@ def _on_its_buffers(part: Kernel) -> tuple[Kernel, tuple[int, ...]]:
     stored = {store.buffer for s in part.stages for store in stage_stores(s)}
     used = tuple(sorted(loaded | stored))
     numbers = [used.index(i) if i in used else -1 for i in range(len(part.buffers))]
-    moved = _Moved({}, places=numbers)
+    moved = _Stages({}, places=numbers)
     buffers = tuple(part.buffers[i] if i in stored else replace(part.buffers[i], role="in") for i in used)
     return replace(part, buffers=buffers, stages=tuple(map(moved.stage, part.stages))), used
 
@@ -94,7 +92,7 @@ def beside(rows: Kernel, sums: Kernel, places: Sequence[int]) -> Kernel | str:
     known = rows.sums
     count = len(_reductions(known.stages[0])) if known is not None else 0
     names = {r.name: f"s{k}" for k, r in enumerate((r for s in sums.stages for r in _reductions(s)), count)}
-    moved = _Moved({}, names, places)
+    moved = _Stages({}, names, places)
     further = [b for b, place in zip(sums.buffers, places, strict=True) if place >= len(rows.buffers)]
     made = Sums(sums.outer, tuple(moved.stage(stage) for stage in sums.stages))
     kernel = replace(rows, buffers=(*rows.buffers, *further), sums=made)
@@ -131,7 +129,7 @@ def row_stage(kernel: Kernel) -> ReduceStage:
     width = _points(columns)
     along = Loop(Sym("i0", 0, width - 1), width)
     x = _flat(kernel.outer)
-    moved = _Moved({sums.outer[0].sym: chunk, k.sym: x - chunk * k.size, **digits(columns, along.sym)})
+    moved = _Stages({sums.outer[0].sym: chunk, k.sym: x - chunk * k.size, **digits(columns, along.sym)})
     there = moved.stage(stage)
     assert isinstance(there, ReduceStage)
     return replace(there, loops=(along,))
@@ -233,32 +231,22 @@ def _points(loops: Sequence[Loop]) -> int:
     return prod(static(loop.size) for loop in loops)
 
 
-class _Moved:
-    """Stages over other symbols, with other names of reductions and numbers of buffers; conditions that always hold are left
-    out."""
+class _Stages(Moved):
+    """Of stages, also with other names of reductions; conditions that always hold are left out."""
 
     def __init__(
         self,
-        values: Mapping[Sym, Size],
+        symbols: Mapping[Sym, Size],
         names: Mapping[str, str] | None = None,
         places: Sequence[int] | None = None,
     ) -> None:
-        self.values, self.names, self.places = values, names or {}, places
-        self.done: dict[Value, Value] = {}
-
-    def buffer(self, number: int) -> int:
-        """Its new number."""
-        return number if self.places is None else self.places[number]
+        super().__init__(symbols, places.__getitem__) if places is not None else super().__init__(symbols)
+        self.names = names or {}
 
     def stage(self, stage: Stage) -> Stage:
         """Of a ReduceStage or a MapStage; its loops stay."""
         stores = tuple(
-            Store(
-                self.buffer(s.buffer),
-                subs(s.index, self.values),
-                self.value(s.value),
-                tuple(replace(l, value=self.value(l.value)) for l in s.lookups),
-            )
+            replace(s.moved(self.index, self.value), buffer=self.buffer(s.buffer))
             for s in stage_stores(stage)
         )
         if isinstance(stage, ReduceStage):
@@ -269,27 +257,17 @@ class _Moved:
             return replace(stage, reductions=tuple(named), stores=stores)
         return replace(stage, stores=stores) if isinstance(stage, MapStage) else stage
 
-    def value(self, v: Value) -> Value:
-        """The value at the same point."""
-        found = self.done.get(v)
-        if found is None:
-            found = self.done[v] = self._value(v)
-        return found
-
-    def _value(self, v: Value) -> Value:
-        if v.op == "load":
-            buffer, e, mask = v.args
-            mask = None if mask is None else self.value(mask)
-            if mask is not None and mask.op == "const" and mask.args[0]:
-                mask = None
-            return Value("load", (self.buffer(buffer), subs(e, self.values), mask), v.dtype)
-        if v.op == "index":
-            return index_value(subs(v.args[0], self.values))
+    def _made(self, v: Value) -> Value:
+        made = super()._made(v)
+        if (
+            v.op == "load"
+            and made.args[2] is not None
+            and made.args[2].op == "const"
+            and made.args[2].args[0]
+        ):
+            return Value("load", (*made.args[:2], None), v.dtype)
         if v.op == "result":
             return Value("result", (self.names.get(v.args[0], v.args[0]),), v.dtype)
-        if v.op == "const":
-            return v
-        args = tuple(self.value(a) for a in v.args)
         if v.op in ("lt", "le", "gt", "ge"):
-            return compare(v.op, *args)
-        return where(*args) if v.op == "where" else Value(v.op, args, v.dtype)
+            return compare(v.op, *made.args)
+        return where(*made.args) if v.op == "where" else made

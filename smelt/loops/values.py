@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import torch
 
-from smelt.graph.sizes import Size, bounds
+from smelt.graph.sizes import Size, Sym, bounds, subs
 from smelt.loops.ir import Value
 
 Number = int | float | bool
@@ -119,3 +121,36 @@ def where(condition: Value, a: Value, b: Value) -> Value:
     if condition.op == "const":
         return a if condition.args[0] else b
     return a if a is b else Value("where", (condition, a, b), a.dtype)
+
+
+class Moved:
+    """Expressions over other symbols: `symbols` says what each stands for now, `buffer` what number a buffer has. Parts that
+    expressions share are shared afterwards, too."""
+
+    def __init__(
+        self, symbols: Mapping[Sym, Size], buffer: Callable[[int], int] = lambda number: number
+    ) -> None:
+        self.symbols, self.buffer = symbols, buffer
+        self._done: dict[Value, Value] = {}
+
+    def index(self, e: Size) -> Size:
+        """The index over the other symbols."""
+        return subs(e, self.symbols)
+
+    def value(self, v: Value) -> Value:
+        """The value over the other symbols."""
+        found = self._done.get(v)
+        if found is None:
+            found = self._done[v] = self._made(v)
+        return found
+
+    def _made(self, v: Value) -> Value:
+        if v.op == "load":
+            number, e, mask = v.args
+            moved_mask = None if mask is None else self.value(mask)
+            return Value("load", (self.buffer(number), self.index(e), moved_mask), v.dtype)
+        if v.op == "index":
+            return index(self.index(v.args[0]))
+        if v.op in ("const", "result"):
+            return v
+        return Value(v.op, tuple([self.value(a) if isinstance(a, Value) else a for a in v.args]), v.dtype)

@@ -19,9 +19,8 @@ from smelt.schedule.groups import Group
 from smelt.schedule.schedule import KernelItem
 from smelt.schedule.spaces import Loops, linear, substituted
 
-Pairs = dict[
-    int, int
-]  # ids of groups: of sums, and of the rows that they run beside (which may be the same for several)
+# Ids of groups: of sums, and of the rows that they run beside (which may be the same for several).
+Pairs = dict[int, int]
 
 
 def pairs(groups: Sequence[Group], costs: Costs) -> Pairs:

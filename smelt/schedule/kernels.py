@@ -28,7 +28,7 @@ from smelt.loops.ir import (
     walk,
 )
 from smelt.loops.tensor import Index, Reduce, Scan, Tensor
-from smelt.loops.values import COSTS, both, compare, where
+from smelt.loops.values import COSTS, Moved, both, compare, where
 from smelt.loops.values import index as index_value
 from smelt.schedule.groups import Group, Place
 from smelt.schedule.inline import Unit
@@ -330,7 +330,7 @@ class KernelBuilder:
         layout = [_in_order(s) for s in draft.stores]
         positional = any(r.kind in ("argmax", "argmin") for r in draft.reductions)
         loops, inner = tidy(draft.loops, indices, layout + indices, "i", positional, self.costs.shortest_loop)
-        renaming = _Renaming(outer, inner)
+        renaming = Moved({**outer, **inner})
         stores = tuple(s.moved(renaming.index, renaming.value) for s in draft.stores)
         if draft.kind == "reduce":
             reductions = tuple(Reduction(r.name, r.kind, renaming.value(r.value)) for r in draft.reductions)
@@ -339,7 +339,7 @@ class KernelBuilder:
 
     def scan_stage(self, draft: _Draft, outer: dict[Sym, Size]) -> Stage:
         """The stage of a scan, whose loop stays as it is."""
-        renaming = _Renaming(outer, {})
+        renaming = Moved(outer)
         (store,), (loop,) = draft.stores, draft.loops
         return ScanStage(Loop(*loop), draft.kinds[0], store.moved(renaming.index, renaming.value))
 
@@ -347,33 +347,6 @@ class KernelBuilder:
         """The names of the operators whose arithmetic the kernel does, in order."""
         names = dict.fromkeys(name for unit in self.group.units for name in unit.names)
         return "_".join(names)[:NAME_LENGTH]
-
-
-class _Renaming:
-    """Old loop symbols to new ones: first the outer, then the stage's."""
-
-    def __init__(self, outer: dict[Sym, Size], inner: dict[Sym, Size]) -> None:
-        self.values = {**outer, **inner}
-        self.done: dict[Value, Value] = {}
-
-    def index(self, e: Size) -> Size:
-        return subs(e, self.values)
-
-    def value(self, v: Value) -> Value:
-        done = self.done.get(v)
-        if done is None:
-            done = self.done[v] = self.renamed(v)
-        return done
-
-    def renamed(self, v: Value) -> Value:
-        if v.op == "load":
-            buffer, e, mask = v.args
-            return Value("load", (buffer, self.index(e), None if mask is None else self.value(mask)), v.dtype)
-        if v.op == "index":
-            return index_value(self.index(v.args[0]))
-        if v.op in ("const", "result"):
-            return v
-        return Value(v.op, tuple([self.value(a) for a in v.args]), v.dtype)
 
 
 def cost(value: Value) -> float:

@@ -140,9 +140,8 @@ def _cut(tensor: Tensor, reduce: Reduce, stored: AbstractSet[Tensor], costs: Cos
         return None
     want = -(-wanted // items)
     most = min(4 * want, rows * points // items // costs.part_points, points // 2)
-    if (
-        costs.splits_further and most < want
-    ):  # not for all workers, but one would take long, and add up long chains
+    # Parts for all workers would be too short; one program would take long, and add up long chains.
+    if costs.splits_further and most < want:
         if rows * points // items <= costs.split_points:
             return None
         want = most // 2 + 1  # of at most twice `part_points`, a power of two

@@ -16,6 +16,7 @@ from smelt.codegen.llvm.products.epilogue import BATCH, COL, ROW
 from smelt.codegen.llvm.products.product import Matrix
 from smelt.graph.sizes import Size, Sym, free_syms, static, subs
 from smelt.loops.ir import POINTWISE, Buffer, Kernel, MapStage, Store, Value, walk
+from smelt.loops.values import Moved
 from smelt.schedule.schedule import KernelItem, Schedule, ViewItem
 
 VALUES = 12  # operations of a prologue, at most
@@ -122,23 +123,10 @@ def _as_prologue(
                 return f"the kernel reads at {index}"
     inputs = tuple(i for i, b in enumerate(item.kernel.buffers) if b.role == "in")
     number = {b: i for i, b in enumerate(inputs)}
-    done: dict[Value, Value] = {}
-
-    def moved(v: Value) -> Value:
-        if v not in done:
-            done[v] = changed(v)
-        return done[v]
-
-    def changed(v: Value) -> Value:
-        if v.op == "load":
-            return Value("load", (number[v.args[0]], subs(subs(v.args[1], at), names), None), v.dtype)
-        if v.op == "index":
-            return Value("index", (subs(subs(v.args[0], at), names),), v.dtype)
-        return Value(v.op, tuple(moved(a) if isinstance(a, Value) else a for a in v.args), v.dtype)
-
     buffers = tuple(b for i in inputs if (b := item.buffers[i]) is not None)
     formals = tuple(item.kernel.buffers[i] for i in inputs)
-    return Prologue(positions, formals, moved(made.value), buffers)
+    read = Moved(names | {sym: subs(e, names) for sym, e in at.items()}, number.__getitem__).value(made.value)
+    return Prologue(positions, formals, read, buffers)
 
 
 def plain(dtype: torch.dtype, index: Size) -> tuple[tuple[Buffer, ...], Value]:

@@ -10,12 +10,11 @@ where its sum is still 0 then, it has seen nothing but -inf.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from smelt.codegen.triton.rounded import below_maximum
-from smelt.graph.sizes import Size, Sym, free_syms, subs
 from smelt.loops.ir import (
     MapStage,
     ReduceStage,
@@ -27,6 +26,7 @@ from smelt.loops.ir import (
     stage_values,
     walk,
 )
+from smelt.loops.values import Moved
 
 LOWEST = -torch.finfo(torch.float32).max
 
@@ -54,7 +54,7 @@ def joined(first: Stage, second: Stage) -> tuple[ReduceStage, dict[str, str]] | 
         return None
     if _loads(second, {store.buffer for store in first.stores}):
         return None
-    move = _Renaming({b.sym: a.sym for a, b in zip(first.loops, second.loops)})
+    move = Moved({b.sym: a.sym for a, b in zip(first.loops, second.loops)})
     maxima = {r.name: r.value for r in first.reductions if r.kind == "max" and r.value.dtype is torch.float32}
     names = {r.name for r in first.reductions}
     sums: dict[str, str] = {}
@@ -79,25 +79,3 @@ def _loads(stage: Stage, buffers: set[int]) -> bool:
 
 def _needs(value: Value, names: set[str]) -> bool:
     return any(v.op == "result" and v.args[0] in names for v in walk([value]))
-
-
-class _Renaming:
-    """Values and indices with other loops."""
-
-    def __init__(self, values: Mapping[Sym, Sym]) -> None:
-        self.values = values
-        self.done: dict[Value, Value] = {}
-
-    def index(self, e: Size) -> Size:
-        return e if free_syms(e).isdisjoint(self.values) else subs(e, self.values)  # type: ignore[arg-type]
-
-    def value(self, v: Value) -> Value:
-        found = self.done.get(v)
-        if found is None:
-            args = tuple(self.value(a) if isinstance(a, Value) else a for a in v.args)
-            if v.op == "load":
-                args = (args[0], self.index(v.args[1]), args[2])
-            elif v.op == "index":
-                args = (self.index(v.args[0]),)
-            found = self.done[v] = Value(v.op, args, v.dtype)
-        return found

@@ -19,6 +19,7 @@ from smelt.codegen.triton.source import Place, Printer, R, Source, X
 from smelt.codegen.triton.values import NAMES, Dialect
 from smelt.graph.sizes import Size, Sym, bounds, subs
 from smelt.loops.ir import Buffer, Kernel, Loop, MapStage, ReduceStage, Reduction, Store, Value, walk
+from smelt.loops.values import Moved
 
 PRODUCT = "product"  # the name of the sums, as a `result` of float32
 
@@ -231,22 +232,7 @@ def as_loops(p: TiledProduct) -> Kernel:
 
 def _at(value: Value, first: int, place: Mapping[Sym, Size]) -> Value:
     """`value` with buffers counted from `first`, and its symbols replaced."""
-    done: dict[Value, Value] = {}
-
-    def visit(v: Value) -> Value:
-        if v not in done:
-            done[v] = change(v)
-        return done[v]
-
-    def change(v: Value) -> Value:
-        if v.op == "load":
-            buffer, index, mask = v.args
-            return Value("load", (buffer + first, subs(index, place), mask and visit(mask)), v.dtype)
-        if v.op == "index":
-            return Value("index", (subs(v.args[0], place),), v.dtype)
-        return Value(v.op, tuple(visit(a) if isinstance(a, Value) else a for a in v.args), v.dtype)
-
-    return visit(value)
+    return Moved(place, lambda number: number + first).value(value)
 
 
 def _places(batch: int, rows: int, columns: int) -> dict[Sym, Size]:

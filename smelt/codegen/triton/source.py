@@ -497,8 +497,8 @@ class Printer:
         zero = values.literal(0, dtype) if dtype is torch.float32 else values.constant(0, dtype)
         return self._named(top, f"tl.where({inside}, {value}, {zero})", axes | self.axes_of.get(value, NONE))
 
-    def _contribution(self, at: Place, r: Reduction) -> str:
-        """The value reduced, neutral where there is no point, as a whole block."""
+    def _reduced(self, at: Place, r: Reduction) -> str:
+        """The value reduced, in the accumulator's dtype, as a whole block."""
         text = self.value(at, r.value)
         axes = self.axes_of.get(text, NONE)
         if r.kind in ("any", "all") and r.value.dtype is not torch.bool:
@@ -507,6 +507,11 @@ class Printer:
             text = f"{text}.to({_accumulator(r)})"
         if axes != at.axes:
             text = f"tl.broadcast_to({text}, {self._shape(at.axes)})"
+        return text
+
+    def _contribution(self, at: Place, r: Reduction) -> str:
+        """The value reduced, neutral where there is no point, as a whole block."""
+        text = self._reduced(at, r)
         given = self.given.get(_loaded(r.value))
         if at.r and "r" in at.masks and given != _neutral(r):  # outer points that do not exist are not stored
             text = f"tl.where({at.masks['r']}, {text}, {_typed_neutral(r)})"
@@ -710,9 +715,8 @@ class Printer:
 
     def _axes(self, e: Size) -> Axes:
         """Along which a rewritten index varies; fewer than its symbols say where the program has one outer point."""
-        of_names = [
-            self.axes_of.get(s.name, NONE) for s in free_syms(e)
-        ]  # those of a position that was computed
+        # A position that was computed varies as the value does that it is.
+        of_names = [self.axes_of.get(s.name, NONE) for s in free_syms(e)]
         return NONE.union(*of_names, frozenset(s.name for s in free_syms(e)) & (self.x_axes | R))
 
     def _shape(self, axes: Axes) -> str:
@@ -833,14 +837,7 @@ class _Beside(Printer):
 
     def _addend(self, at: Place, r: Reduction) -> str:
         """What the rows of a block add, nothing for those that are not there. Columns that are not there are not stored."""
-        text = self.value(at, r.value)
-        axes = self.axes_of.get(text, NONE)
-        if r.kind in ("any", "all") and r.value.dtype is not torch.bool:
-            text = f"({text} != 0)"
-        elif _accumulator(r) != NAMES[r.value.dtype]:
-            text = f"{text}.to({_accumulator(r)})"
-        if axes != at.axes:
-            text = f"tl.broadcast_to({text}, {self._shape(at.axes)})"
+        text = self._reduced(at, r)
         if "x" in at.masks:
             text = f"tl.where({at.masks['x']}, {text}, {_typed_neutral(r)})"
         return text
