@@ -127,6 +127,27 @@ def test_tritons_own_front_gives_the_same(name: str, monkeypatch: pytest.MonkeyP
     assert ptx == to_ptx(source, 90)
 
 
+def shifted_back(
+    windows: torch.Tensor, residual: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What windows of 7x7 positions of 8 images of 56x56 are to these, rolled by 3; with a residual; that normed."""
+    images = windows.view(8, 8, 8, 7, 7, 96).transpose(2, 3).reshape(8, 56, 56, 96)
+    rolled = torch.roll(images, (3, 3), (1, 2))
+    added = residual + rolled
+    return rolled, added, torch.nn.functional.layer_norm(added, (96,))
+
+
+def test_no_packed_sums_of_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVIDIA's assemblers lose what these add."""
+    inputs = torch.empty(512, 49, 96, dtype=bf16), torch.empty(8, 56, 56, 96)
+    items = fuse(lower(traced(shifted_back, *inputs)[0], COSTS), COSTS).items
+    [kernel] = [item.kernel for item in items if isinstance(item, KernelItem)]
+    text = to_ptx(triton_source(kernel), 90).text
+    assert "s16x2" not in text and "add.s16 " in text
+    monkeypatch.setattr("smelt.codegen.triton.ptx._without_pairs", lambda text: text)
+    assert "add.s16x2" in to_ptx(triton_source(kernel), 90).text
+
+
 def test_the_programs_code_generator_stays_as_it_is() -> None:
     own = triton.compiler.code_generator
     to_ptx(triton_source(add(4096)), 90)

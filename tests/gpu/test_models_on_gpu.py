@@ -64,12 +64,7 @@ def test_gradients(name):
     whole(compiled)
 
 
-WRONG = {"Swin-tiny": "shifted windows with gradients: docs/gpu.md, Limits"}
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.xfail(reason=WRONG[n])) if n in WRONG else n for n in MODELS]
-)
+@pytest.mark.parametrize("name", MODELS)
 def test_half_precision_in_training(name):
     """Results and gradients under bf16 autocast are as near float64's as eager's."""
     built = on_gpu(name)

@@ -244,3 +244,24 @@ def test_slopes_of_gelu():
         0,
         1,
     ]
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
+@pytest.mark.parametrize(
+    "size, window, shift", ((56, 7, 3), (28, 7, 3), (64, 8, 4), (60, 5, 2), (36, 12, 5), (210, 7, 3))
+)
+def test_shifted_windows(size, window, shift, dtype):
+    """Positions of 8 and 16 bits that are divided: NVIDIA's assemblers get packed sums of those wrong."""
+    n, channels = size // window, 96
+
+    def shifted_back(windows, residual):
+        images = (
+            windows.view(4, n, n, window, window, channels).transpose(2, 3).reshape(4, size, size, channels)
+        )
+        rolled = torch.roll(images, (shift, shift), (1, 2))
+        added = residual + rolled
+        return rolled, added, nn.functional.layer_norm(added, (channels,))
+
+    windows = torch.randn(4 * n * n, window * window, channels, device="cuda").to(dtype)
+    residual = torch.randn(4, size, size, channels, device="cuda")
+    check(shifted_back, windows, residual)

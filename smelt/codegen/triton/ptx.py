@@ -65,7 +65,7 @@ def to_ptx(source: Source, arch: int, name: str = "kernel") -> Ptx:
         raise NotImplementedError(
             f"a kernel that needs {found['global_scratch_size']} bytes of global memory"
         )
-    text = _undebugged(text)
+    text = _without_pairs(_undebugged(text))
     if not source.stages:
         # Triton asks for what only this very processor has (`sm_90a`), for its products: later ones would not take it.
         text = re.sub(rf"^\.target sm_{arch}a\b", f".target sm_{arch}", text, flags=re.M)
@@ -103,6 +103,20 @@ def _run(source: Source, chip: Chip, last: str, **further: Any) -> tuple[Any, di
         if name == last:
             return module, found
     raise ValueError(f"Triton's stages for {chip.backend} are {', '.join(stages)}; there is no {last}")
+
+
+_PAIRS = re.compile(r"\badd\.s16x2\s+(%\w+), (%\w+), (%\w+);")
+_HALVES = (
+    r"{ .reg .b16 %l, %h, %m, %i; mov.b32 {%l, %h}, \2; mov.b32 {%m, %i}, \3; "
+    r"add.s16 %l, %l, %m; add.s16 %h, %h, %i; mov.b32 \1, {%l, %h}; }"
+)
+
+
+def _without_pairs(text: str) -> str:
+    """The halves of packed sums of 16 bits one by one. The assemblers of CUDA 12.8 to 13.0, the driver's too, lose what is
+    added where a second such sum adds the same constant (https://github.com/triton-lang/triton/issues/11581). LLVM makes
+    them of positions that fit 16 bits and are divided."""
+    return _PAIRS.sub(_HALVES, text)
 
 
 _DEBUG = re.compile(r"^\s*(?:\.loc|\.file)\b.*\n|^\s*//.*\n|^\$L__(?:tmp|func_begin|func_end)\w*:.*\n", re.M)
