@@ -40,7 +40,7 @@ class Grouping:
         self.readers: dict[Tensor, list[Group]] = defaultdict(list)
         self.refusals: list[str] = []
         self.effects: set[int] = set()  # the latest ATen call that does more than give results
-        self.raising: set[int] = set()  # the ATen calls that may raise
+        self.raising: set[int] = set()  # the latest ATen call that may raise
 
     def add(self, step: Unit | Extern) -> None:
         """Puts a unit into the best group that will have it, or into one of its own; an ATen call always."""
@@ -58,7 +58,8 @@ class Grouping:
 
     def add_extern(self, extern: Extern) -> None:
         """An ATen call runs after what it reads, and, if it writes to its arguments, after what reads those and what may
-        raise."""
+        raise. What may raise runs in program order: the first to raise is eager's, and what is checked before it, as indices
+        that would stop a GPU, it may rely on."""
         group = Group(len(self.groups), (), extern=extern, last=extern.order)
         self.groups.append(group)
         arguments = [base(t) for t in leaves([extern.args, extern.kwargs], Tensor)]
@@ -69,7 +70,8 @@ class Grouping:
             parents |= self.effects
             self.effects = {group.id}
         if extern.raises:
-            self.raising.add(group.id)
+            parents |= self.raising
+            self.raising = {group.id}
         written = arguments if extern.op._schema.is_mutable else []
         self.settle(group, parents, arguments, [*written, *(r for r in extern.results if r is not None)])
 

@@ -238,3 +238,19 @@ def test_half_precision_is_summed_as_it_is_stored():
         return y, y.sum(0), y.sum(1)
 
     check(f, x, n_externs=0)
+
+
+def test_what_may_raise_is_in_program_order():
+    """Two checks are of one kernel, behind which both could be: a sum of rows at places that the first one checks is not
+    before it."""
+
+    def f(places, rows):
+        torch._assert_async((places.amax() < 6) & (places.amin() >= 0))
+        first = torch.zeros(6, 3).index_add(0, places, rows)
+        torch._assert_async((places.amax() < 4) & (places.amin() >= 0))
+        return first, torch.zeros(4, 3).index_add(0, places, rows)
+
+    schedule = check(f, torch.tensor([1, 3, 2]), r(3, 3))
+    called = [item.op.name() for item in schedule.items if isinstance(item, ExternItem)]
+    assert called == ["aten::_assert_async", "aten::index_add"] * 2
+    assert sum("amax" in k.name for k in kernels(schedule)) == 1
