@@ -291,13 +291,14 @@ def _is_lonely(group: Group, unit: Unit, found: Fit, costs: Costs) -> bool:
         tensor, index = unit.tensor, found.place.index
     else:
         return False
-    if bounds(numel([n for _, n in found.place.inner]))[0] < costs.long_row:
-        return False
-    address, items = linear(tensor, index), 1
+    address, items, together = linear(tensor, index), 1, 1
     for sym, size in found.outer or group.outer:
         split = affine(address, sym)
-        together = costs.item_columns if split is not None and split[0] == 1 else 1
-        items *= -(-bounds(size)[1] // together)
+        columns = costs.item_columns if split is not None and split[0] == 1 else 1
+        items *= -(-bounds(size)[1] // columns)
+        together = max(together, min(columns, bounds(size)[1]))
+    if together * bounds(numel([n for _, n in found.place.inner]))[0] < costs.long_row:
+        return False
     return items < costs.worker_items * costs.threads
 
 

@@ -72,6 +72,10 @@ LONG_ROW = 256  # points: from here on a row is an axis of its own
 # loaded and computed by each program once. Counted in the gradient of a cross entropy, an element takes 17, 15 instructions
 # of 1, 2 vectors (not measured).
 VECTORS = 2
+# Of what is small there are so many programs, of fewer points each, down to one a thread or a sector's worth: a thread's
+# points come one after the other, and other multiprocessors have nothing to do.
+PROGRAMS = 4 * 132
+SECTOR = 32  # bytes
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,7 @@ class Blocks:
 
 def choose(kernel: Kernel, host: frozenset[int] = frozenset()) -> Blocks:
     """The blocks of `kernel`. `host`: those of its buffers that are passed by value."""
-    read = [b for i, b in enumerate(kernel.buffers) if i not in host]
+    read = _read(kernel, host)
     lanes = 32 * elements(read)
     if kernel.sums is not None:
         return _beside(kernel, kernel.sums)
@@ -105,6 +109,15 @@ def choose(kernel: Kernel, host: frozenset[int] = frozenset()) -> Blocks:
     return _rows(kernel, points, longest, lanes)
 
 
+def of_any_size(kernel: Kernel, host: frozenset[int]) -> Blocks:
+    """The blocks of an elementwise kernel over one loop, whatever its size."""
+    return Blocks(WARPS * 32 * elements(_read(kernel, host)), 0, WARPS)
+
+
+def _read(kernel: Kernel, host: frozenset[int]) -> list[Buffer]:
+    return [b for i, b in enumerate(kernel.buffers) if i not in host]
+
+
 # ---- elementwise
 
 
@@ -113,18 +126,27 @@ def _elementwise(kernel: Kernel, lanes: int) -> Blocks:
     if found is None:
         points = prod(static(l.size) for l in kernel.outer)
         flat = len(kernel.outer) == 1
-        return Blocks(WARPS * lanes if flat else min(WARPS * lanes, power(points)), 0, WARPS)
+        block = WARPS * lanes if flat else min(WARPS * lanes, power(points))
+        return Blocks(_spread(block, 32 * WARPS, points), 0, WARPS)
     outer, last, is_tile = found
-    size = static(last.size)
+    size, rows = static(last.size), prod(static(l.size) for l in outer)
     if is_tile:
         side = power(min(TILE, static(outer[-1].size)))
         r = min(power(size), TILE * TILE // side)
         return Blocks(side, r, _warps(side * r, TILE * TILE // TILE_WARPS, TILE_WARPS), last, outer)
+    lanes = _spread(lanes, 32, size * rows // WARPS)
     r = min(WARPS * lanes * (VECTORS if _has_row_values(kernel, last) else 1), power(size))
     if -size % r > size // 8:  # of the last block most would be masked
         r = min(r, _divisor(size))
-    x = max(1, min(WARPS * lanes // r, power(prod(static(l.size) for l in outer))))
+    x = max(1, min(WARPS * lanes // r, power(rows)))
     return Blocks(x, r, WARPS, last, outer)
+
+
+def _spread(block: int, least: int, points: int) -> int:
+    """`block` or, where that would be few programs, less, but at least `least`: both powers of two."""
+    while block > least and points < PROGRAMS * block:
+        block //= 2
+    return block
 
 
 def _has_row_values(kernel: Kernel, last: Loop) -> bool:
@@ -172,7 +194,7 @@ def _rows(kernel: Kernel, points: int, longest: int, lanes: int) -> Blocks:
         narrow = lanes > 32 * elements(()) and tensors < MANY
         return Blocks(1, LOOPED * 2 if narrow else LOOPED, LOOPED_WARPS)
     r = power(longest)
-    x = max(1, min(WARPS * lanes // r, 32, power(points)))
+    x = _spread(max(1, min(WARPS * lanes // r, 32, power(points))), 1, points)
     most = ROW_WARPS if r <= PERSISTENT and tensors <= MANY else 2 * ROW_WARPS
     return Blocks(x, r, _warps(x * r, max(32 * ROW, lanes), most))
 
@@ -185,7 +207,8 @@ def _beside(kernel: Kernel, sums: Sums) -> Blocks:
 
 
 def _columns(kernel: Kernel, read: Sequence[Buffer], points: int, longest: int) -> Blocks:
-    x = min(LINE * elements(read) // VECTOR, power(points))
+    line = LINE * elements(read) // VECTOR
+    x = _spread(min(line, power(points)), min(line * SECTOR // LINE, power(points)), 4 * points)
     r = min(COLUMN_WARPS * 32 * COLUMN_POINTS // x, power(longest))
     fewer = 2 if 1 < len(_large(kernel)) <= MANY else 1
     return Blocks(x, r, _warps(x * r, 32 * COLUMN_POINTS * fewer, COLUMN_WARPS))
@@ -226,9 +249,13 @@ def _large(kernel: Kernel) -> set[int]:
 
 def _outer_is_contiguous(kernel: Kernel) -> bool:
     """Neighbours in memory are neighbours along an outer loop, not along a loop of their stage, for more of the accesses
-    that count."""
+    that count; or for any, where none is of what another stage accesses, too: a block that is a square has whole lines of
+    either."""
     large = _large(kernel)
-    return sum(a.along for a in _accesses(kernel) if a.buffer in large) > 0
+    counted = [a for a in _accesses(kernel) if a.buffer in large]
+    if sum(a.along for a in counted) > 0:
+        return True
+    return len({a.buffer for a in counted}) == len(counted) and any(a.along > 0 for a in counted)
 
 
 # ---- of kernels

@@ -25,7 +25,15 @@ import torch
 
 from smelt.codegen.llvm.flat import ANY, is_flat
 from smelt.codegen.triton import online, rows, values
-from smelt.codegen.triton.blocks import Blocks, choose, elements, power, stage_indices, stage_points
+from smelt.codegen.triton.blocks import (
+    Blocks,
+    choose,
+    elements,
+    of_any_size,
+    power,
+    stage_indices,
+    stage_points,
+)
 from smelt.codegen.triton.rounded import cheap
 from smelt.codegen.triton.selected import Selected, selected
 from smelt.codegen.triton.values import NAMES, TYPES, Dialect, Values
@@ -766,7 +774,7 @@ class _Joined(Printer):
     def __init__(
         self, kernel: Kernel, host: frozenset[int], dialect: Dialect, unaligned: frozenset[int]
     ) -> None:
-        super().__init__(kernel, host, dialect)
+        super().__init__(kernel, host, dialect, of_any_size(kernel, host))
         self.unaligned = unaligned
         self.table = table_of(kernel)
 
