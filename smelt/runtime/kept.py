@@ -117,12 +117,13 @@ class Store:
         """Errors of the file system end the block, and nothing else."""
         try:
             yield
-        except Refused as refused:
-            _say_once(str(refused))
-        except FileNotFoundError:
-            pass
         except OSError as error:
-            log.debug("smelt: %s", error)
+            if isinstance(error, Refused):
+                _say_once(str(error))
+            elif not isinstance(error, FileNotFoundError):
+                log.debug("smelt: %s", error)
+            # Else it stays in a cycle with the frames that it went through, which hold the caller's tensors.
+            error.__traceback__ = None
 
 
 # ---------------------------------------------------------------------------------------------------------- files

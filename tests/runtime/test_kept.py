@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import stat
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -61,6 +63,26 @@ def test_what_was_put_is_got(store: Store, folder: Path) -> None:
 def test_keys_are_of_parts() -> None:
     assert len({key_of("ab", "c"), key_of("a", "bc"), key_of("abc"), key_of("ab", "c", "")}) == 4
     assert key_of("ab", "c") == key_of(b"ab", "c")
+
+
+def test_a_folder_that_is_not_there_keeps_no_frame(tmp_path: Path) -> None:
+    """CPython 3.12 makes a cycle of an error and the frames of a context manager that swallows it."""
+
+    class Held:
+        pass
+
+    def caller(held: Held) -> None:
+        assert Store(str(tmp_path / "nothing"), 1 << 20).get("0" * 64) is None
+
+    held = Held()
+    known = weakref.ref(held)
+    gc.disable()
+    try:
+        caller(held)
+        del held
+        assert known() is None
+    finally:
+        gc.enable()
 
 
 def test_only_the_owner_reads(store: Store, folder: Path) -> None:
