@@ -137,6 +137,14 @@ def shifted_back(
     return rolled, added, torch.nn.functional.layer_norm(added, (96,))
 
 
+def test_launches_that_are_one_have_blocks_of_one_size() -> None:
+    """Of small ones, alone, there are more programs, of fewer points each."""
+    sizes = (16, 4096, 1 << 16, 1 << 24)
+    assert len({joined_source(add(n)).block for n in sizes}) == 1
+    alone = [triton_source(add(n)).block for n in sizes]
+    assert alone == sorted(alone) and alone[0] < alone[-1]
+
+
 def test_no_packed_sums_of_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """NVIDIA's assemblers lose what these add."""
     inputs = torch.empty(512, 49, 96, dtype=bf16), torch.empty(8, 56, 56, 96)
