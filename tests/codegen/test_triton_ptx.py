@@ -139,10 +139,10 @@ def shifted_back(
 
 def test_launches_that_are_one_have_blocks_of_one_size() -> None:
     """Of small ones, alone, there are more programs, of fewer points each."""
-    sizes = (16, 4096, 1 << 16, 1 << 24)
+    sizes = (16, 1 << 16, 1 << 24)
     assert len({joined_source(add(n)).block for n in sizes}) == 1
-    alone = [triton_source(add(n)).block for n in sizes]
-    assert alone == sorted(alone) and alone[0] < alone[-1]
+    few, small, large = (triton_source(add(n)).block for n in sizes)
+    assert small < few == large
 
 
 def test_no_packed_sums_of_positions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,9 +217,10 @@ def test_products_and_sums_are_not_contracted() -> None:
     assert "mul.rn.f32" in text and "add.rn.f32" in text and "fma" not in text
 
 
-def test_elementwise_kernels_of_all_sizes_are_two() -> None:
-    sizes = (16, 4096, 1 << 20, 17, 4097, 1 << 40)
-    one, two, three, odd, prime, huge = compile_kernels([Request(add(n)) for n in sizes], 90, 1)
+def test_elementwise_kernels_of_all_sizes_are_few() -> None:
+    sizes = (16, 4096, 1 << 20, 17, 4097, 1 << 40, 1 << 16, 1 << 17)
+    one, two, three, odd, prime, huge, *some = compile_kernels([Request(add(n)) for n in sizes], 90, 1)
+    assert len({k.function for k in some}) == 1 and some[0].grain < one.grain  # more programs
     assert one.function is two.function is three.function
     assert odd.function is prime.function and odd.function is not one.function
     assert huge.function is not one.function  # its indices are wider
