@@ -271,6 +271,9 @@ def driver_version() -> int:
 def use_driver(file: str, /) -> None:
     """Opens `file` in place of the machine's driver of GPUs: for tests, before the first kernel is loaded."""
 
+def use_hip() -> None:
+    """The driver is AMD's (native/devices/hip.cpp, never run on such a GPU). Before the first kernel is loaded."""
+
 # ------------------------------------------------------------------------------------- autograd (native/autograd/)
 
 class _CompileBackward(Protocol):

@@ -1,5 +1,5 @@
 """The devices that graphs are compiled for: one `Target` for each graph, with all that depends on the machine (`cpu`,
-`cuda`)."""
+`cuda`; torch's builds for AMD's GPUs call these `cuda`, too: `amd`)."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from functools import partial
 
 import torch
 
-from smelt.config import Config
+from smelt.config import DEFAULT, Config
 from smelt.errors import Unsupported
 from smelt.plan.target import Target
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
-from smelt.targets import cpu, cuda
+from smelt.targets import amd, cpu, cuda
 
 Maker = Callable[[Config], Target]
 
 # By type of device.
 TARGETS: dict[str, Callable[..., Maker]] = {
     "cpu": lambda device: cpu.target,
-    "cuda": lambda *devices: partial(cuda.target, devices),
+    "cuda": lambda *devices: partial((cuda if torch.version.hip is None else amd).target, devices),
 }
 CPU = torch.device("cpu")
 
@@ -38,6 +38,11 @@ def maker(devices: Iterable[torch.device], differentiated: bool = False) -> Make
         detail = f"tensors on {' and '.join(map(str, beside))}; with gradients a graph is compiled for one GPU so far"
         raise _unsupported(detail)
     return TARGETS[beside[0].type](*beside) if beside else TARGETS["cpu"](CPU)
+
+
+def unusable(device: torch.device) -> str | None:
+    """Why nothing is compiled for a GPU, unless options say otherwise: calls on it run eagerly."""
+    return cuda.unusable(device) if torch.version.hip is None else amd.unusable(device, DEFAULT)
 
 
 def _unsupported(detail: str) -> Unsupported:

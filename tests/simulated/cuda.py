@@ -30,7 +30,7 @@ from tests.simulated import kernels
 HERE = Path(__file__).parent
 BUILT = HERE.parent.parent / "build" / "simulated"
 TORCH = Path(torch.__file__).parent
-SOURCES = [HERE / "device.cpp", HERE / "driver.cpp"]
+SOURCES = [HERE / "device.cpp", HERE / "driver.cpp", HERE / "hip.cpp"]
 FLAGS = ["-O1", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wno-maybe-uninitialized"]
 
 # As the driver numbers them.
