@@ -312,6 +312,7 @@ class _DifferentiableSpec(TypedDict):
     leaves: NotRequired[int]
     taken: NotRequired[Sequence[tuple[int, Sequence[tuple[str, int]], Callable[..., object], int]]]
     draws: NotRequired[Sequence[torch.device]]
+    devices: NotRequired[Sequence[torch.device]]
     rewritten: NotRequired[Sequence[int]]
     copied: NotRequired[Sequence[int]]
     double_backward: NotRequired[_DoubleBackward | None]

@@ -24,9 +24,8 @@ TARGETS: dict[str, Callable[..., Maker]] = {
 CPU = torch.device("cpu")
 
 
-def maker(devices: Iterable[torch.device], differentiated: bool = False) -> Maker:
-    """What makes the targets of graphs whose tensors are on `devices`. `differentiated`: autograd's engine runs a backward,
-    which it orders by one stream only. Raises Unsupported where there is no target."""
+def maker(devices: Iterable[torch.device]) -> Maker:
+    """What makes the targets of graphs whose tensors are on `devices`. Raises Unsupported where there is no target."""
     devices = set(devices)
     elsewhere = {str(d) for d in devices if d.type not in TARGETS}
     if elsewhere:
@@ -34,9 +33,6 @@ def maker(devices: Iterable[torch.device], differentiated: bool = False) -> Make
             f"a tensor on {', '.join(sorted(elsewhere))}; this backend compiles for CPUs and CUDA"
         )
     beside = sorted(devices - {CPU}, key=str)
-    if len(beside) > 1 and differentiated:
-        detail = f"tensors on {' and '.join(map(str, beside))}; with gradients a graph is compiled for one GPU so far"
-        raise _unsupported(detail)
     return TARGETS[beside[0].type](*beside) if beside else TARGETS["cpu"](CPU)
 
 

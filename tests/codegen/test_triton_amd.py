@@ -48,6 +48,7 @@ from tests.harness.products import Case
 
 f32, f64, bf16 = torch.float32, torch.float64, torch.bfloat16
 MI300 = "gfx942"
+MANY = 1 << 22  # elements: fewer are spread over more threads
 
 
 @pytest.fixture(autouse=True)
@@ -168,7 +169,7 @@ def test_programs(name: str) -> None:
 
 def test_contiguous_memory_is_read_and_written_in_vectors() -> None:
     """16 bytes by each thread, although warps are twice as wide."""
-    text = assembly(printed(flat(4096, [f32, f32], f32, lambda a, b: op("add", a, b))))
+    text = assembly(printed(flat(MANY, [f32, f32], f32, lambda a, b: op("add", a, b))))
     assert text.count("global_load_dwordx4") == 2 and text.count("global_store_dwordx4") == 1
     assert "global_load_dwordx4" in assembly(printed(layer_norm(64, 1024, bf16)))
     turned = assembly(printed(transpose(4096, 4096)))
@@ -176,7 +177,7 @@ def test_contiguous_memory_is_read_and_written_in_vectors() -> None:
 
 
 def test_products_and_sums_are_not_contracted() -> None:
-    kernel = flat(4096, [f32, f32, f32], f32, lambda a, b, c: a * b + c)
+    kernel = flat(MANY, [f32, f32, f32], f32, lambda a, b, c: a * b + c)
     text = assembly(printed(kernel))
     assert re.search(r"v_(pk_)?mul_f32", text) and re.search(r"v_(pk_)?add_f32", text)
     assert not re.search(r"v_\w*(fma|mad|mac)", text)
@@ -184,9 +185,9 @@ def test_products_and_sums_are_not_contracted() -> None:
 
 def test_quotients_and_roots_are_rounded_correctly() -> None:
     """By the steps that follow the processor's approximations."""
-    text = assembly(printed(flat(4096, [f32, f32], f32, lambda a, b: a / b)))
+    text = assembly(printed(flat(MANY, [f32, f32], f32, lambda a, b: a / b)))
     assert "v_div_fixup_f32" in text and "v_div_scale_f32" in text
-    text = assembly(printed(flat(4096, [f32], f32, lambda a: op("sqrt", a))))
+    text = assembly(printed(flat(MANY, [f32], f32, lambda a: op("sqrt", a))))
     assert re.search(r"v_(rsq|sqrt)_f32", text) and len(re.findall(r"v_(?:pk_)?fma_f32", text)) >= 4
 
 

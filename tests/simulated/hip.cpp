@@ -27,12 +27,9 @@ constexpr int kMaxDynamicShared = 8;
 constexpr int kVersion = 60443482;
 
 const std::map<int, const char*> kErrors = {
-    {kSuccess, "hipSuccess"},
-    {kInvalidValue, "hipErrorInvalidValue"},
-    {2, "hipErrorOutOfMemory"},
-    {kInvalidDevice, "hipErrorInvalidDevice"},
-    {200, "hipErrorInvalidImage"},
-    {400, "hipErrorInvalidHandle"},
+    {kSuccess, "hipSuccess"},        {kInvalidValue, "hipErrorInvalidValue"},
+    {2, "hipErrorOutOfMemory"},      {kInvalidDevice, "hipErrorInvalidDevice"},
+    {200, "hipErrorInvalidImage"},   {400, "hipErrorInvalidHandle"},
     {700, "hipErrorIllegalAddress"},
 };
 
