@@ -271,6 +271,9 @@ def driver_version() -> int:
 def use_driver(file: str, /) -> None:
     """Opens `file` in place of the machine's driver of GPUs: for tests, before the first kernel is loaded."""
 
+def use_hip() -> None:
+    """The driver is AMD's (native/devices/hip.cpp, never run on such a GPU). Before the first kernel is loaded."""
+
 # ------------------------------------------------------------------------------------- autograd (native/autograd/)
 
 class _CompileBackward(Protocol):
@@ -309,6 +312,7 @@ class _DifferentiableSpec(TypedDict):
     leaves: NotRequired[int]
     taken: NotRequired[Sequence[tuple[int, Sequence[tuple[str, int]], Callable[..., object], int]]]
     draws: NotRequired[Sequence[torch.device]]
+    devices: NotRequired[Sequence[torch.device]]
     rewritten: NotRequired[Sequence[int]]
     copied: NotRequired[Sequence[int]]
     double_backward: NotRequired[_DoubleBackward | None]

@@ -27,6 +27,7 @@ class Config:
     max_autotune      on a GPU, generate products where they are measured to be faster than ATen's (mode="max-autotune")
     channels_last     on a GPU, lay out images of half precision channels-last inside of graphs whose convolutions gain from
                       it (False: as the program has them)
+    amd               compile for GPUs of AMD, too, where none of this has ever been run (False: calls on them run eagerly)
     activation_memory_budget
                       0 to 1: how much memory training may keep for the backward, between as little as possible (0) and
                       all that is expensive to compute again (1); see docs/autograd.md
@@ -42,6 +43,7 @@ class Config:
     cuda_graphs: bool = False
     max_autotune: bool = False
     channels_last: bool = True
+    amd: bool = False
     activation_memory_budget: float = 1.0
 
     def __post_init__(self) -> None:

@@ -101,7 +101,7 @@ def machine() -> Rows:
 
 
 def _on_gpu(device: torch.device) -> str:
-    why_not = importlib.import_module("smelt.targets.cuda").unusable(device)
+    why_not = importlib.import_module("smelt.targets").unusable(device)
     return "graphs are compiled for it" if why_not is None else f"calls on it run eagerly ({why_not})"
 
 
@@ -123,7 +123,7 @@ def settings() -> Rows:
 
 def not_built() -> Rows:
     """What `smelt.compile` raises NotImplementedError for, or leaves to eager."""
-    yield "GPUs", "calls with tensors on other devices than the CPU run eagerly"
+    yield "GPUs", "calls with tensors on other devices than CPUs and NVIDIA's GPUs run eagerly"
     yield "dynamic=True", "raises; each shape is compiled on its own"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,7 @@ def compile_joint(
     config: Config,
     compile_graph: CompileGraph,
     lay_out: Callable[[Partition], Partition] = lambda parts: parts,
+    devices: Iterable[torch.device] = (),
 ) -> Compiled:
     """A callable from a tuple of the graph's inputs to its outputs, which autograd knows as one node.
 
@@ -50,6 +51,7 @@ def compile_joint(
         compile_graph: makes an aten graph (of the forward, later of the backward) callable on a tuple of its inputs; those
             at the positions named are left to it.
         lay_out: how a device wants what is saved to lie in memory.
+        devices: where the graph's tensors are.
     """
     start = time.perf_counter()
     parts = lay_out(partition(joint, config))
@@ -57,7 +59,7 @@ def compile_joint(
     # before the node saves what the forward wrote, with the version that it has then
     forward = traced.counters.kept_by_inputs(compile_graph(parts.forward, frozenset()))
     if joint.tangents:
-        forward = _node(joint, parts, forward, compile_graph, double_backward(traced, joint))
+        forward = _node(joint, parts, forward, compile_graph, double_backward(traced, joint), _gpus(devices))
     return take_outputs(spend_outputs(forward, joint.spent), joint, torch.is_grad_enabled())
 
 
@@ -67,6 +69,7 @@ def _node(
     forward: Compiled,
     compile_graph: CompileGraph,
     with_history: DoubleBackward | None,
+    gpus: Sequence[torch.device],
 ) -> Compiled:
     def compile_backward(defined: tuple[bool, ...], whole: bool = False) -> Compiled:
         undefined = frozenset(k for k, d in enumerate(defined) if not d)
@@ -96,11 +99,16 @@ def _node(
             "name": "SmeltBackward",
             "lock": _lock,
             "double_backward": with_history,
+            "devices": gpus if len(gpus) > 1 else (),
             "draws": () if with_history is None else with_history.draws,
             "rewritten": () if with_history is None else with_history.rewritten,
             "copied": () if with_history is None else with_history.copied,
         }
     )
+
+
+def _gpus(devices: Iterable[torch.device]) -> list[torch.device]:
+    return sorted((d for d in devices if d.type != "cpu"), key=str)
 
 
 def _groups(joint: Joint) -> list[tuple[list[int], bool]]:

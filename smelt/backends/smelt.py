@@ -41,7 +41,8 @@ def compile_graph(traced: Traced, config: Config) -> Compiled:
     """
     if traced.needs_grad and traced.joint is None:  # autograd records the torch-level graph as it runs
         return eager(traced, config)
-    maker = targets.maker(_devices(traced), traced.joint is not None)
+    devices = _devices(traced)
+    maker = targets.maker(devices)
     try:
         target = maker(config)
         if traced.joint is None:
@@ -49,7 +50,8 @@ def compile_graph(traced: Traced, config: Config) -> Compiled:
         # A new one for each graph: torch's number of threads may have changed.
         compile_part = lambda graph, given: _compile(graph, config, maker(config), given)  # noqa: E731
         lay_out = partial(with_wider_saves, costs=target.costs)
-        return compile_joint(traced, _relaid_joint(traced.joint, target), config, compile_part, lay_out)
+        joint = _relaid_joint(traced.joint, target)
+        return compile_joint(traced, joint, config, compile_part, lay_out, devices)
     except Unsupported:
         raise
     except Exception as error:

@@ -15,6 +15,7 @@ from smelt.codegen.llvm import compile_kernels as compile_for_cpu
 from smelt.codegen.llvm.flat import of_any_size, over_one_point
 from smelt.codegen.triton.compile import Request, compile_kernels, unheard
 from smelt.codegen.triton.link import load_early
+from smelt.codegen.triton.processors import Arch, takes_tables
 from smelt.codegen.triton.source import ALIGNED, joins, table_of
 from smelt.config import Config
 from smelt.graph.sizes import static
@@ -32,16 +33,17 @@ NOTHING = Function(Library(Processor("", "", ""), (), ()), "nothing")  # of kern
 
 
 def generate(
-    schedule: Schedule, arch: int, config: Config, tuner: Tuner | None = None, device: int | None = None
+    schedule: Schedule, arch: Arch, config: Config, tuner: Tuner | None = None, device: int | None = None
 ) -> list[Item]:
-    """The items of `schedule` with launches in place of its kernels, for processors `sm_<arch>`. Kernels that can be one
+    """The items of `schedule` with launches in place of its kernels, for processors `arch`. Kernels that can be one
     launch are. `tuner`: it says which products are generated; without it, all are ATen's. `device`: the only GPU of the
     schedule, on which what is compiled is loaded while the rest is being compiled."""
     items_apart = [part for item in schedule.items for part in _apart_on_cpu(schedule, item)]
     schedule = replace(schedule, items=list(map(_with_a_loop, items_apart)))
     aligned = _aligned(schedule)
     items = schedule.items if tuner is None else tuner.replaced(schedule, aligned)
-    slots = gather(schedule, items, partial(_kind, schedule, aligned))
+    kind = partial(_kind, schedule, aligned) if takes_tables(arch) else _alone
+    slots = gather(schedule, items, kind)
     requests = {
         id(i): Request(i.kernel, _by_value(schedule, i), _unaligned(i, aligned), len(slot.items) > 1)
         for slot in slots
@@ -93,6 +95,11 @@ def _kind(schedule: Schedule, aligned: Sequence[bool], item: KernelItem) -> Kind
     code = of_any_size(item.kernel, ALIGNED)
     key = code, _by_value(schedule, item), _unaligned(item, aligned), _device(schedule, item)
     return Kind(key, table_of(item.kernel).parts)
+
+
+def _alone(item: KernelItem) -> Kind | None:
+    """No launch is one with others."""
+    return None
 
 
 def _placed(schedule: Schedule, slot: Slot, code: dict[int, CompiledKernel]) -> Item:

@@ -1,5 +1,5 @@
 """The devices that graphs are compiled for: one `Target` for each graph, with all that depends on the machine (`cpu`,
-`cuda`)."""
+`cuda`; torch's builds for AMD's GPUs call these `cuda`, too: `amd`)."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ from functools import partial
 
 import torch
 
-from smelt.config import Config
+from smelt.config import DEFAULT, Config
 from smelt.errors import Unsupported
 from smelt.plan.target import Target
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
-from smelt.targets import cpu, cuda
+from smelt.targets import amd, cpu, cuda
 
 Maker = Callable[[Config], Target]
 
 # By type of device.
 TARGETS: dict[str, Callable[..., Maker]] = {
     "cpu": lambda device: cpu.target,
-    "cuda": lambda *devices: partial(cuda.target, devices),
+    "cuda": lambda *devices: partial((cuda if torch.version.hip is None else amd).target, devices),
 }
 CPU = torch.device("cpu")
 
 
-def maker(devices: Iterable[torch.device], differentiated: bool = False) -> Maker:
-    """What makes the targets of graphs whose tensors are on `devices`. `differentiated`: autograd's engine runs a backward,
-    which it orders by one stream only. Raises Unsupported where there is no target."""
+def maker(devices: Iterable[torch.device]) -> Maker:
+    """What makes the targets of graphs whose tensors are on `devices`. Raises Unsupported where there is no target."""
     devices = set(devices)
     elsewhere = {str(d) for d in devices if d.type not in TARGETS}
     if elsewhere:
@@ -34,10 +33,12 @@ def maker(devices: Iterable[torch.device], differentiated: bool = False) -> Make
             f"a tensor on {', '.join(sorted(elsewhere))}; this backend compiles for CPUs and CUDA"
         )
     beside = sorted(devices - {CPU}, key=str)
-    if len(beside) > 1 and differentiated:
-        detail = f"tensors on {' and '.join(map(str, beside))}; with gradients a graph is compiled for one GPU so far"
-        raise _unsupported(detail)
     return TARGETS[beside[0].type](*beside) if beside else TARGETS["cpu"](CPU)
+
+
+def unusable(device: torch.device) -> str | None:
+    """Why nothing is compiled for a GPU, unless options say otherwise: calls on it run eagerly."""
+    return cuda.unusable(device) if torch.version.hip is None else amd.unusable(device, DEFAULT)
 
 
 def _unsupported(detail: str) -> Unsupported:

@@ -18,6 +18,7 @@ from smelt.codegen.autotune.tune import Tuner
 from smelt.codegen.gpu import THREADS, generate
 from smelt.codegen.llvm.link import address_of as address_on_cpu
 from smelt.codegen.triton.link import kernel_of, load_kernels
+from smelt.codegen.triton.processors import Arch
 from smelt.config import Config
 from smelt.costs import AlignmentCosts, Costs
 from smelt.errors import Unsupported
@@ -90,45 +91,60 @@ def target(devices: Sequence[torch.device], config: Config) -> Target:
     allocators. Raises Unsupported for GPUs that Triton does not compile for, or that differ, or without Triton."""
     device = devices[0]
     if (why_not := unusable(device)) is not None:
-        raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"a tensor on {device}: {why_not}"))
-    properties = torch.cuda.get_device_properties(device)
-    if any(_kind(torch.cuda.get_device_properties(d)) != _kind(properties) for d in devices):
-        detail = f"tensors on {' and '.join(map(str, devices))}, which are GPUs of different kinds"
-        raise Unsupported(Reason(UNSUPPORTED_OBJECT, detail))
-    workers = properties.multi_processor_count
+        raise unsupported(device, why_not)
     draws = not config.cuda_graphs or torch.ops.smelt.has_philox_in_memory()
     draw_blocks = blocks_that_draw(device) if draws else 0
     major, minor = torch.cuda.get_device_capability(device)
     arch = 10 * major + minor
-    only = device.index if len(devices) == 1 else None
-    costs = replace(COSTS, threads=workers, draw_blocks=draw_blocks, draw_captured=config.cuda_graphs)
-    plain = Target(
-        costs=replace(costs, alignment=_alignment()),
-        compile=partial(generate, arch=arch, config=config, device=only),
-        load=partial(load, devices, store(config), False),
-        out_variant=out_variant,
-        memory=Memory(device, ALIGNMENT, SINGLE),
-        sharing=Sharing(),
-        channels_last=config.channels_last and _may_choose_layouts(),
-    )
+    costs = replace(COSTS, draw_blocks=draw_blocks, draw_captured=config.cuda_graphs, alignment=_alignment())
+    layouts = config.channels_last and _may_choose_layouts()
+    plain = of_arch(devices, config, arch, costs, layouts)
     tunes = config.max_autotune and len(devices) == 1
     tuner = Tuner(plain, arch, THREADS, store(config)) if tunes else None
     return replace(
         plain,
-        compile=partial(generate, arch=arch, config=config, tuner=tuner, device=only),
+        compile=partial(generate, arch=arch, config=config, tuner=tuner, device=_only(devices)),
         load=partial(load, devices, store(config), config.cuda_graphs),
     )
 
 
+def of_arch(
+    devices: Sequence[torch.device], config: Config, arch: Arch, costs: Costs, channels_last: bool
+) -> Target:
+    """As `target`, for processors `arch`, without generated products and without CUDA graphs. `costs`: but for the number of
+    multiprocessors. Raises Unsupported for GPUs that differ."""
+    device = devices[0]
+    properties = torch.cuda.get_device_properties(device)
+    if any(_kind(torch.cuda.get_device_properties(d)) != _kind(properties) for d in devices):
+        detail = f"tensors on {' and '.join(map(str, devices))}, which are GPUs of different kinds"
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, detail))
+    return Target(
+        costs=replace(costs, threads=properties.multi_processor_count),
+        compile=partial(generate, arch=arch, config=config, device=_only(devices)),
+        load=partial(load, devices, store(config), False),
+        out_variant=out_variant,
+        memory=Memory(device, ALIGNMENT, SINGLE),
+        sharing=Sharing(),
+        channels_last=channels_last,
+    )
+
+
+def unsupported(device: torch.device, why_not: str) -> Unsupported:
+    """A tensor is there."""
+    return Unsupported(Reason(UNSUPPORTED_OBJECT, f"a tensor on {device}: {why_not}"))
+
+
 def unusable(device: torch.device) -> str | None:
     """Why nothing is compiled for it: calls on it run eagerly."""
-    if torch.version.hip is not None:
-        return "smelt starts no kernels on GPUs of AMD"
     if torch.cuda.get_device_capability(device) < OLDEST:
         return "Triton compiles for GPUs of compute capability 8.0 or later"
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     return None
+
+
+def _only(devices: Sequence[torch.device]) -> int | None:
+    return devices[0].index if len(devices) == 1 else None
 
 
 def _may_choose_layouts() -> bool:

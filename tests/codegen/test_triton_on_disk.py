@@ -14,13 +14,14 @@ import triton
 import triton.compiler.code_generator  # while the interpreter is on, if it is: later it refuses
 
 from smelt.codegen.triton import Request, Source, compile_kernels, on_disk, triton_source
-from smelt.codegen.triton.ptx import Ptx
+from smelt.codegen.triton.image import Image
 from smelt.runtime.kept import Store
 from tests.harness.kernels import layer_norm, scaled, softmax
 from tests.harness.processes import run
 
 SOURCE = triton_source(softmax(8, 64))
-PTX = Ptx("text\nof two lines\n", "smelt_softmax", 128, 16)
+PTX = Image(b"text\nof two lines\n", "smelt_softmax", 128, 16)
+ELF = Image(b"\x7fELF\n\xff\0", "smelt_softmax", 128, 16)
 
 
 @pytest.fixture
@@ -39,6 +40,8 @@ def test_ptx_is_kept_as_it_is(store: Store) -> None:
     on_disk.write(store, SOURCE, 90, PTX)
     assert on_disk.read(store, SOURCE, 90) == PTX
     assert on_disk.read(store, replace(SOURCE, points=9), 90) == PTX  # which it is not compiled for
+    on_disk.write(store, SOURCE, "gfx942", ELF)
+    assert on_disk.read(store, SOURCE, "gfx942") == ELF and on_disk.read(store, SOURCE, 90) == PTX
 
 
 OTHERS: dict[str, Source] = {

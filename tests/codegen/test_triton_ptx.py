@@ -18,35 +18,27 @@ import triton.compiler.code_generator  # while the interpreter is on, if it is: 
 
 from smelt.codegen.triton import Request, compile_kernels, ptx_functions, triton_source
 from smelt.codegen.triton.library import Library, library
-from smelt.codegen.triton.ptx import Chip, to_image, to_ptx
+from smelt.codegen.triton.ptx import to_ptx
 from smelt.codegen.triton.source import TABLE, joined_source, joins
 from smelt.loops.ir import Kernel
 from smelt.loops.philox import philox
-from smelt.ops.lower import lower
 from smelt.plan.code import Block
-from smelt.schedule.fuse import fuse
-from smelt.schedule.schedule import KernelItem
-from smelt.targets.cuda import COSTS
 from tests.harness.kernels import (
     bias_gelu,
-    doubled_and_summed,
     dropped,
     flat,
     kept,
     layer_norm,
     op,
-    pad,
     reduction,
     rows_written,
     scaled,
     scaled_and_summed,
-    scan,
     softmax,
-    softmax_columns,
     transpose,
 )
+from tests.harness.printed import KERNELS, add, scheduled
 from tests.harness.processes import run
-from tests.harness.traced import traced
 
 f32, f64, bf16 = torch.float32, torch.float64, torch.bfloat16
 
@@ -55,39 +47,6 @@ f32, f64, bf16 = torch.float32, torch.float64, torch.bfloat16
 def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are compiled here, also where other tests use the interpreter."""
     monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
-
-
-def add(n: int, dtype: torch.dtype = f32) -> Kernel:
-    return flat(n, [dtype, dtype], dtype, lambda a, b: op("add", a, b))
-
-
-KERNELS: dict[str, Kernel] = {
-    "pointwise": add(4096),
-    "pointwise of any size": add(4097),
-    "bf16": add(4096, bf16),
-    "bool": flat(4096, [f32, f32], torch.bool, lambda a, b: op("lt", a, b, dtype=torch.bool)),
-    "gelu": bias_gelu(64, 512),
-    "softmax": softmax(64, 1000),
-    "short rows": softmax(64, 33),
-    "long rows": softmax(4, 20_000),
-    "softmax of columns": softmax_columns(100, 100),
-    "softmax with its exponentials kept": kept(64, 1000),
-    "layer norm": layer_norm(64, 768),
-    "layer norm of bf16": layer_norm(64, 768, bf16),
-    "scan": scan("sum", 64, 100, "columns"),
-    "scan in blocks": scan("sum", 4, 20_000, "columns"),
-    "transpose": transpose(64, 100),
-    "pad": pad(17, 33, 2),
-    "sums beside": doubled_and_summed(100, 200, "rows"),
-    "sums beside rows": scaled_and_summed(1024, 1000, 16),
-    "sums beside rows, the last chunk shorter": scaled_and_summed(1000, 1024, 16, bf16),
-    "sums beside rows, one at a time": scaled_and_summed(1024, 4096, 16),
-    "sums beside long indices": scaled_and_summed((1 << 19) + 1, 8192, 1024, bf16),
-    **{f"{kind} of {over}": reduction(kind, 100, 200, f32, over)
-       for kind in ("sum", "max", "argmax", "any", "prod") for over in ("columns", "rows")},
-    "all of it": reduction("sum", 64, 64, f32, "all"),
-    "largest of integers": reduction("min", 30, 40, torch.int64),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("arch", (80, 90))
@@ -148,8 +107,7 @@ def test_launches_that_are_one_have_blocks_of_one_size() -> None:
 def test_no_packed_sums_of_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """NVIDIA's assemblers lose what these add."""
     inputs = torch.empty(512, 49, 96, dtype=bf16), torch.empty(8, 56, 56, 96)
-    items = fuse(lower(traced(shifted_back, *inputs)[0], COSTS), COSTS).items
-    [kernel] = [item.kernel for item in items if isinstance(item, KernelItem)]
+    [kernel] = scheduled(shifted_back, *inputs)
     text = to_ptx(triton_source(kernel), 90).text
     assert "s16x2" not in text and "add.s16 " in text
     monkeypatch.setattr("smelt.codegen.triton.ptx._without_pairs", lambda text: text)
@@ -334,16 +292,6 @@ except ImportError as error:
 
 def test_without_triton_the_error_says_what_to_install() -> None:
     assert "pip install triton" in run(MISSING)
-
-
-@pytest.mark.skipif(
-    "amd" not in triton.backends.backends, reason="this Triton has no backend for AMD's processors"
-)
-@pytest.mark.parametrize("name", KERNELS)
-def test_amd(name: str) -> None:
-    """All of it without AMD's hardware or its libraries: the code and the linker are Triton's own."""
-    image = to_image(triton_source(KERNELS[name], dialect="libdevice"), Chip("hip", "gfx942", 64))
-    assert image.code.startswith(b"\x7fELF") and image.name == "kernel" and image.threads % 64 == 0
 
 
 # ---- the assembly of functions, interpreted
@@ -643,11 +591,6 @@ def instructions(kernel: Kernel) -> tuple[float, list[float]]:
             ]
             loops += [(k - first) / points for k in back]
     return sum(not part.startswith("$") for part in parts) / points, loops
-
-
-def scheduled(f: Callable, *inputs: torch.Tensor) -> list[Kernel]:
-    items = fuse(lower(traced(f, *inputs)[0], COSTS), COSTS).items
-    return [item.kernel for item in items if isinstance(item, KernelItem)]
 
 
 def meanwhile(*shape: int, dtype: torch.dtype = bf16) -> torch.Tensor:

@@ -79,6 +79,52 @@ def test_a_check_that_fails_leaves_the_generator_to_eager():
         torch.testing.assert_close(outcomes[1], outcomes[0])
 
 
+@pytest.mark.parametrize("side", (False, True))
+def test_training_on_two_gpus(side):
+    """Backwards begin on the engine's threads while the forward's work is still under way, on streams of its own or not."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    streams = [torch.cuda.Stream(d) if side else torch.cuda.default_stream(d) for d in (0, 1)]
+
+    def steps(compile):
+        torch.manual_seed(0)
+        first = nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.LayerNorm(512), nn.Dropout(0.1)).to("cuda:0")
+        second = nn.Sequential(nn.Linear(512, 64), nn.GELU(), nn.Dropout(0.1)).to("cuda:1")
+        weights = [*first.parameters(), *second.parameters()]
+
+        def fn(x):
+            h = first(x)
+            y = second(h.to("cuda:1", non_blocking=True)).softmax(-1) + 1
+            return y, (y * 2).to("cuda:0", non_blocking=True) * h[:, :64].sin()
+
+        call, grads = compile(fn), []
+        for seed in range(10):
+            x = torch.randn(2048, 64, generator=torch.Generator().manual_seed(seed)).to("cuda:0")
+            torch.manual_seed(seed)
+            for d in (0, 1):
+                torch.cuda.synchronize(d)
+            with torch.cuda.stream(streams[1]), torch.cuda.stream(streams[0]):
+                for d in () if ELSEWHERE else (0, 1):
+                    with torch.cuda.device(d):
+                        torch.cuda._sleep(20_000_000)
+                a, b = call(x)
+                a, b = a.square().mean(), b.square().mean()
+            torch.autograd.backward([a, b])
+            grads.append([p.grad.clone() for p in weights])  # on the default streams, where they are ready
+            for d in (0, 1):
+                torch.cuda.synchronize(d)
+        return grads
+
+    compiled = []
+
+    def compile(fn):
+        compiled.append(fullgraph(fn))
+        return compiled[0]
+
+    torch.testing.assert_close(steps(compile), steps(lambda fn: fn), rtol=1e-3, atol=1e-5)
+    assert inspect.graph_count(compiled[0]) == 1 and torch.cuda.current_device() == 0
+
+
 def test_a_model_on_two_gpus_on_streams_of_their_own():
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")

@@ -28,6 +28,7 @@ one stage, on example tensors
     scheduled      the schedule of a function, run by the reference interpreter
     compiled       a function compiled by the backend alone
     kernels        small kernels written by hand, and how to run them
+    printed        kernels that are printed as Triton: one of each kind, and those of programs
     random_words   Philox, in numpy
     values         tensors of every dtype for tests of single operators
 

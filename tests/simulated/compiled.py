@@ -18,6 +18,7 @@ from smelt.codegen.llvm import compile_kernels as compile_for_cpu
 from smelt.codegen.llvm.flat import ANY, of_any_size
 from smelt.codegen.llvm.link import address_of
 from smelt.codegen.triton.compile import Made, Request
+from smelt.codegen.triton.processors import Arch, dialect
 from smelt.codegen.triton.source import table_of
 from smelt.config import Config
 from smelt.graph.sizes import static
@@ -38,11 +39,11 @@ def activate() -> None:
 
 
 def compile_kernels(
-    requests: Sequence[Request], arch: int, threads: int, store: Store | None, made: Made
+    requests: Sequence[Request], arch: Arch, threads: int, store: Store | None, made: Made
 ) -> list[CompiledKernel]:
     """Kernels of one program, which does everything. They are printed for a GPU as well: what cannot be raises."""
     for request in dict.fromkeys(requests):
-        request.printed()
+        request.printed(dialect(arch))
     apart = [separate(of_any_size(r.kernel, ANY) if r.joined else r.kernel) for r in requests]
     code = iter(compile_for_cpu([kernel for parts in apart for kernel, _ in parts], Config()))
     found = [

@@ -30,7 +30,7 @@ from tests.simulated import kernels
 HERE = Path(__file__).parent
 BUILT = HERE.parent.parent / "build" / "simulated"
 TORCH = Path(torch.__file__).parent
-SOURCES = [HERE / "device.cpp", HERE / "driver.cpp"]
+SOURCES = [HERE / "device.cpp", HERE / "driver.cpp", HERE / "hip.cpp"]
 FLAGS = ["-O1", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wno-maybe-uninitialized"]
 
 # As the driver numbers them.
@@ -98,6 +98,8 @@ def simulated() -> ctypes.PyDLL:
     library.simulated_set_stream.argtypes = [ctypes.c_int, ctypes.c_int64]
     library.simulated_launch.restype = ctypes.c_bool
     library.simulated_launch.argtypes = [ctypes.c_int64, ctypes.c_void_p]
+    library.simulated_wait.restype = ctypes.c_bool
+    library.simulated_wait.argtypes = [ctypes.c_int64, ctypes.c_void_p]
     return library
 
 
@@ -310,6 +312,19 @@ def launches() -> list[Launch]:
 def forget_launches() -> None:
     """Empties the log."""
     simulated().simulated_forget_launches()
+
+
+def waits() -> list[tuple[int, int]]:
+    """Since `forget_waits`: handles of streams, the one that waits and the one that it waits for."""
+    read, found = (ctypes.c_void_p * 2)(), []
+    while simulated().simulated_wait(len(found), read):
+        found.append((read[0] or 0, read[1] or 0))
+    return found
+
+
+def forget_waits() -> None:
+    """Empties their log."""
+    simulated().simulated_forget_waits()
 
 
 def fail_next(error: int) -> None:

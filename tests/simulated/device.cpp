@@ -133,7 +133,15 @@ void* handle_of(StreamId id, DeviceIndex device) {
     return reinterpret_cast<void*>((static_cast<uintptr_t>(id) << 8) | static_cast<uintptr_t>(device + 1));
 }
 
-// All work is done when the call that asked for it returns: there is nothing to wait for.
+// Which stream, by its handle, was told to wait for which, in order.
+struct Wait {
+    void *later, *earlier;
+};
+std::mutex waits_mutex;
+std::vector<Wait> waits;
+
+// All work is done when the call that asked for it returns: there is nothing to wait for, but it is written down. An event is
+// the handle of the stream that it was recorded on.
 struct Guard final : c10::impl::DeviceGuardImplInterface {
     c10::DeviceType type() const override { return c10::kCUDA; }
     DeviceIndex deviceCount() const noexcept override { return kDevices; }
@@ -163,8 +171,15 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     void synchronizeStream(const Stream&) const override {}
     void synchronizeDevice(DeviceIndex) const override {}
 
-    void record(void**, const Stream&, DeviceIndex, c10::EventFlag) const override {}
-    void block(void*, const Stream&) const override {}
+    void record(void** event, const Stream& s, DeviceIndex, c10::EventFlag) const override {
+        *event = handle_of(s.id(), s.device_index());
+    }
+
+    void block(void* event, const Stream& s) const override {
+        std::lock_guard lock(waits_mutex);
+        waits.push_back({handle_of(s.id(), s.device_index()), event});
+    }
+
     bool queryEvent(void*) const override { return true; }
     void synchronizeEvent(void*) const override {}
     double elapsedTime(void*, void*, DeviceIndex) const override { return 0; }
@@ -567,6 +582,19 @@ EXPORT int64_t simulated_current_stream(int device) {
 EXPORT void simulated_set_stream(int device, int64_t id) {
     streams[device] = id;
 }
+// False where there were fewer.
+EXPORT bool simulated_wait(int64_t index, Wait* wait) {
+    std::lock_guard lock(waits_mutex);
+    if (index < 0 || index >= static_cast<int64_t>(waits.size())) return false;
+    *wait = waits[static_cast<size_t>(index)];
+    return true;
+}
+
+EXPORT void simulated_forget_waits() {
+    std::lock_guard lock(waits_mutex);
+    waits.clear();
+}
+
 EXPORT int64_t simulated_new_stream() {
     return ++last_stream;
 }

@@ -7,7 +7,7 @@ import torch
 
 from smelt.config import Config
 from smelt.errors import Unsupported
-from smelt.targets import cuda
+from smelt.targets import cuda, unusable
 
 
 @pytest.fixture
@@ -20,13 +20,12 @@ def gpu(monkeypatch):
 
 
 def test_one_that_works(gpu):
-    assert cuda.unusable(gpu) is None
+    assert cuda.unusable(gpu) is unusable(gpu) is None
 
 
 @pytest.mark.parametrize(
     ("where", "name", "value", "why"),
     [
-        (torch.version, "hip", "6.4", "AMD"),
         (torch.cuda, "get_device_capability", lambda device: (7, 5), "compute capability 8.0"),
         (importlib.util, "find_spec", lambda name: None, "Triton is not installed"),
     ],

@@ -1,4 +1,4 @@
-"""Kernels to PTX: equal kernels share code, what is on disk is read, new ones are compiled side by side."""
+"""Kernels to machine code: equal kernels share it, what is on disk is read, new ones are compiled side by side."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
 from smelt.codegen.triton import on_disk
+from smelt.codegen.triton.image import Image, to_image
 from smelt.codegen.triton.library import library
-from smelt.codegen.triton.ptx import Ptx, ptx_version, to_ptx
+from smelt.codegen.triton.processors import Arch, dialect, processor
 from smelt.codegen.triton.source import Source, joined_source, triton_source
+from smelt.codegen.triton.values import Dialect
 from smelt.loops.ir import Kernel
-from smelt.plan.code import Block, CompiledKernel, Function, Library, Processor
+from smelt.plan.code import Block, CompiledKernel, Function, Library
 from smelt.runtime.forks import GPU_KERNELS, hold_at_fork
 from smelt.runtime.kept import Store
 
 # What decides about the code of a source: all of it but how many points there are.
-_Key = tuple[int, str, int, int, frozenset[str], tuple[tuple[str, str], ...], tuple[tuple[str, int], ...]]
+_Key = tuple[Arch, str, int, int, frozenset[str], tuple[tuple[str, str], ...], tuple[tuple[str, int], ...]]
 
 
 Made = Callable[[Function], None]
@@ -38,11 +40,11 @@ class Request:
     unaligned: frozenset[int] = frozenset()
     joined: bool = False
 
-    def printed(self) -> Source:
+    def printed(self, dialect: Dialect = "ptx") -> Source:
         """Its source."""
         if self.joined:
-            return joined_source(self.kernel, self.by_value, self.unaligned)
-        source = triton_source(self.kernel, self.by_value)
+            return joined_source(self.kernel, self.by_value, self.unaligned, dialect)
+        source = triton_source(self.kernel, self.by_value, dialect)
         return replace(source, aligned=source.aligned - {f"p{i}" for i in self.unaligned})
 
 
@@ -56,15 +58,15 @@ _LOCK = hold_at_fork(threading.RLock(), GPU_KERNELS)
 
 
 def compile_kernels(
-    requests: Sequence[Request], arch: int, threads: int, store: Store | None = None, made: Made = unheard
+    requests: Sequence[Request], arch: Arch, threads: int, store: Store | None = None, made: Made = unheard
 ) -> list[CompiledKernel]:
-    """PTX for what is asked for, in order, for processors `sm_<arch>`, compiled by `threads` threads, which end before this
+    """Code for what is asked for, in order, for processors `arch`, compiled by `threads` threads, which end before this
     returns. It is kept for equal kernels as long as somebody holds it, and in `store`. Raises ImportError, with what to
     install, where Triton is needed and missing. `made` is told of what is new, on the thread that compiled it, while others
     compile. Thread-safe.
 
     A kernel's `extent` is its number of outer points, `grain` how many a program computes."""
-    printed = {request: request.printed() for request in dict.fromkeys(requests)}
+    printed = {request: request.printed(dialect(arch)) for request in dict.fromkeys(requests)}
     sources = [printed[request] for request in requests]
     names = [request.kernel.name for request in requests]
     with _LOCK:
@@ -82,7 +84,7 @@ def _code_of(made: _KernelCode | Exception) -> _KernelCode:
 
 
 def compile_products(
-    sources: Mapping[str, Source], arch: int, threads: int, store: Store | None = None
+    sources: Mapping[str, Source], arch: Arch, threads: int, store: Store | None = None
 ) -> dict[str, CompiledKernel | Exception]:
     """As `compile_kernels`, for sources of products by name; of one that Triton cannot compile, what it raised."""
     with _LOCK:
@@ -93,19 +95,19 @@ def compile_products(
     }
 
 
-def keep(source: Source, code: CompiledKernel, arch: int, store: Store) -> None:
+def keep(source: Source, code: CompiledKernel, arch: Arch, store: Store) -> None:
     """Keeps what was compiled without a store."""
     function = code.function
     assert function.block is not None
-    [text] = function.library.objects
-    ptx = Ptx(text.decode(), function.name, function.block.threads, function.block.shared)
-    on_disk.write(store, source, arch, ptx)
+    [image] = function.library.objects
+    kept = Image(image, function.name, function.block.threads, function.block.shared)
+    on_disk.write(store, source, arch, kept)
 
 
 def _codes(
     sources: Sequence[Source],
     names: Sequence[str],
-    arch: int,
+    arch: Arch,
     threads: int,
     store: Store | None,
     told: Made = unheard,
@@ -118,8 +120,8 @@ def _codes(
     for key, source, name in zip(keys, sources, names, strict=True):
         if key in found or key in missing:
             continue
-        if store and (ptx := on_disk.read(store, source, arch)):
-            found[key] = _CACHE[key] = _code(source, ptx, arch)
+        if store and (image := on_disk.read(store, source, arch)):
+            found[key] = _CACHE[key] = _code(source, image, arch)
         else:
             missing[key] = (source, name)
     if missing:
@@ -134,33 +136,29 @@ def _codes(
     return [refused.get(key) or found[key] for key in keys]
 
 
-def _key(source: Source, arch: int) -> _Key:
+def _key(source: Source, arch: Arch) -> _Key:
     given = tuple(source.signature.items()), tuple(source.constants.items())
     return arch, source.text, source.warps, source.stages, source.aligned, *given
 
 
 def _compile(
-    source: Source, name: str, arch: int, store: Store | None, told: Made
+    source: Source, name: str, arch: Arch, store: Store | None, told: Made
 ) -> _KernelCode | Exception:
     try:
-        ptx = to_ptx(source, arch, f"smelt_{_identifier(name)}")
+        image = to_image(source, arch, f"smelt_{_identifier(name)}")
     except Exception as error:
         return error
     if store:
-        on_disk.write(store, source, arch, ptx)
-    code = _code(source, ptx, arch)
+        on_disk.write(store, source, arch, image)
+    code = _code(source, image, arch)
     told(code)
     return code
 
 
-def _code(source: Source, ptx: Ptx, arch: int) -> _KernelCode:
+def _code(source: Source, image: Image, arch: Arch) -> _KernelCode:
     parts = source.table.parts if source.table is not None else 0
-    return _KernelCode(_library(ptx, arch), ptx.name, Block(ptx.threads, ptx.shared, parts))
-
-
-def _library(ptx: Ptx, arch: int) -> Library:
-    processor = Processor("nvptx64-nvidia-cuda", f"sm_{arch}", f"+ptx{ptx_version(arch)}")
-    return Library(processor, (ptx.text.encode(),), (ptx.name,))
+    library = Library(processor(arch), (image.code,), (image.name,))
+    return _KernelCode(library, image.name, Block(image.threads, image.shared, parts))
 
 
 def _identifier(name: str) -> str:

@@ -70,11 +70,11 @@ class Library:
         """Whether `triton.jit` makes functions for Triton's interpreter."""
         return bool(self.triton.knobs.runtime.interpret)
 
-    def options(self, source: Source) -> dict[str, Any]:
-        """How the kernel is compiled."""
+    def options(self, source: Source, lanes: int) -> dict[str, Any]:
+        """How the kernel is compiled for warps of so many threads; sources count warps of 32."""
         stages = {"num_stages": source.stages} if source.stages else {}
         asserts = {"debug": True} if "tl.device_assert(" in source.text else {}  # else left out
-        return {"num_warps": source.warps, **stages, **asserts, **OPTIONS}
+        return {"num_warps": max(32 * source.warps // lanes, 1), **stages, **asserts, **OPTIONS}
 
     def target(self) -> Any:
         """The GPU of this process, as Triton names it; some GPU where there is none."""

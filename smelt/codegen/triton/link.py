@@ -1,4 +1,5 @@
-"""Kernels of a GPU into this process: PTX is compiled by the driver, and what that gives is kept on disk."""
+"""Kernels of a GPU into this process: PTX is compiled by the driver, and what that gives is kept on disk. What is the
+processor's own code already is loaded as it is."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ _KERNELS: dict[tuple[bytes, str], _native.DeviceKernel] = {}
 _LOCK = hold_at_fork(threading.RLock(), LINKS)
 
 log = logging.getLogger("smelt")
+ELF = b"\x7fELF"
 
 
 def kernel_of(function: Function) -> _native.DeviceKernel:
@@ -55,12 +57,12 @@ def load_early(function: Function, device: int, store: Store | None) -> None:
         _load(kernel_of(function), function.library.objects[0], device, store)
 
 
-def _load(kernel: _native.DeviceKernel, ptx: bytes, device: int, store: Store | None) -> None:
-    if store is None:
+def _load(kernel: _native.DeviceKernel, image: bytes, device: int, store: Store | None) -> None:
+    if store is None or image.startswith(ELF):
         return kernel.load(device)
-    key = key_of("code", ptx, _compiler(), _processor(device))
+    key = key_of("code", image, _compiler(), _processor(device))
     try:
-        kernel.load(device, store.get(key) or _linked(store, key, ptx, device))
+        kernel.load(device, store.get(key) or _linked(store, key, image, device))
     except RuntimeError as error:
         # By the way that needs no linker, which is also the one whose error counts.
         log.debug("%s", error)

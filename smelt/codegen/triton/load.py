@@ -62,6 +62,6 @@ def _dialect() -> Dialect:
 
 def _launch(function: Callable, source: Source, host: frozenset[int], *tensors: torch.Tensor) -> None:
     arguments = [t.item() if i in host else t for i, t in enumerate(tensors)]
-    options = {} if library().interprets else library().options(source)
+    options = {} if library().interprets else library().options(source, library().target().warp_size)
     grid = (-(-source.points // source.block),)
     function[grid](*arguments, source.points, **source.constants, **options)  # type: ignore[index]

@@ -1,4 +1,5 @@
-"""PTX that is kept on disk, by all that it is made from: nothing of Triton is imported where it is found."""
+"""Code that is kept on disk (PTX; for AMD an image), by all that it is made from: nothing of Triton is imported where it
+is found."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from smelt.codegen.triton.ptx import Ptx
+from smelt.codegen.triton.image import Image
+from smelt.codegen.triton.processors import Arch
 from smelt.codegen.triton.source import Source
 from smelt.runtime.kept import Store, key_of
 
@@ -24,21 +26,21 @@ FOLDERS = ("_DIR", "_HOME")
 _OURS = key_of(*(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))))
 
 
-def read(store: Store, source: Source, arch: int) -> Ptx | None:
-    """The PTX of `source` for processors `sm_<arch>`, if it is kept."""
+def read(store: Store, source: Source, arch: Arch) -> Image | None:
+    """The code of `source` for processors `arch`, if it is kept."""
     key = _key(source, arch)
     content = store.get(key) if key else None
     if content is None:
         return None
-    head, _, text = content.decode().partition("\n")
-    return Ptx(text, **json.loads(head))
+    head, _, code = content.partition(b"\n")
+    return Image(code, **json.loads(head))
 
 
-def write(store: Store, source: Source, arch: int, ptx: Ptx) -> None:
+def write(store: Store, source: Source, arch: Arch, image: Image) -> None:
     """Keeps it."""
     if key := _key(source, arch):
-        head = json.dumps(dict(name=ptx.name, threads=ptx.threads, shared=ptx.shared))
-        store.put(key, f"{head}\n{ptx.text}".encode())
+        head = json.dumps(dict(name=image.name, threads=image.threads, shared=image.shared))
+        store.put(key, head.encode() + b"\n" + image.code)
 
 
 def made_by() -> tuple[str, ...] | None:
@@ -47,7 +49,7 @@ def made_by() -> tuple[str, ...] | None:
     return None if (version := _version()) is None else (_OURS, version, _environment())
 
 
-def _key(source: Source, arch: int) -> str | None:
+def _key(source: Source, arch: Arch) -> str | None:
     if (compiler := made_by()) is None:
         return None
     given = (

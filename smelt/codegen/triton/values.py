@@ -16,7 +16,7 @@ from smelt.codegen.triton import ptx_functions
 from smelt.graph.sizes import Expr, Quotient, Size, Sym, bounds
 from smelt.loops import philox
 
-# ptx: assembly for NVIDIA's processors (libdevice for what has none); libdevice: for every processor; torch: for Triton's
+# ptx: assembly for NVIDIA's processors (libdevice for what has none); libdevice: for all others; torch: for Triton's
 # interpreter, which runs neither.
 Dialect = Literal["ptx", "libdevice", "torch"]
 
@@ -161,11 +161,11 @@ LIBDEVICE: dict[str, Callable[..., str]] = dict(
     sqrt=lambda d, x: _sqrt(d, x),
     reciprocal=lambda d, x: _divide(d, "1.0", x),
     sigmoid=lambda d, x: f"(1.0 / (1.0 + libdevice.exp(-{x})))",
-    round=_call("libdevice.rint"),
+    round=_call("libdevice.nearbyint"),
     device_log=_call("libdevice.log"),
-    fast_log=_call("libdevice.fast_logf"),
-    fast_sin=_call("libdevice.fast_sinf"),
-    fast_cos=_call("libdevice.fast_cosf"),
+    fast_log=_call("libdevice.log"),  # the approximations of NVIDIA's processors are assembly
+    fast_sin=_call("libdevice.sin"),
+    fast_cos=_call("libdevice.cos"),
     fast_exp=_call("libdevice.fast_expf"),
     fast_sigmoid=lambda d, x: f"(1.0 / (1.0 + libdevice.exp(-{x})))",
 )

@@ -140,6 +140,7 @@ a dict:
                   (*saved, *defined tangents) and returns a gradient or None per `gradients` and `through`
   through         optional, positions of the outputs that other outputs are computed from: their tangents hold all
                   that flows into them, and the others' gradients with respect to them are returned
+  devices         optional, of a graph over several GPUs these: the backward runs on the streams that the call had on them
   taken           optional, tensors that are made between the nodes: (after how many groups, operands, callable on these, how
                   many it gives).
                   An operand is ('input', place) or ('output', place); what is taken counts as further outputs, and is

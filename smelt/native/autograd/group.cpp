@@ -124,6 +124,7 @@ bool intersect(const Mask& a, const Mask& b) {
 Group::Group(c10::intrusive_ptr<Spec> spec, const NodeSpec& group)
     : spec_(std::move(spec)),
       group_(group),
+      streams_(current_streams(spec_->devices)),
       ends_(group.ends.size()),
       outputs_(spec_->tangents.size()),
       arrived_(spec_->tangents.size(), kNever),
@@ -233,6 +234,7 @@ variable_list Group::take(size_t end, const NodePtr& node) {
             if (mask[k]) std::swap(tangents[k], task->tangents[k]);
         const Mask later = awaited(*task);
         lock.unlock();
+        OnStreams streams(streams_, *node);
         variable_list computed;
         try {
             computed = compute(mask, std::move(tangents), later, node);
@@ -247,6 +249,7 @@ variable_list Group::take(size_t end, const NodePtr& node) {
         lock.lock();
         task = find(id);
         add(*task, std::move(computed));
+        streams.join();
     }
     for (size_t i = 0; i < gradients.size(); ++i)
         gradients[i] = std::move(task->gradients[group_.ends[end].edges[i]]);
@@ -267,7 +270,9 @@ variable_list Group::take_alone(at::Tensor gradient, const NodePtr& node) {
     }
     variable_list tangents(n);
     tangents[k] = std::move(gradient);
+    OnStreams streams(streams_, *node);
     variable_list computed = compute(mask, std::move(tangents), Mask(n), node);
+    streams.join();
     for (size_t i = 0; i < gradients.size(); ++i) gradients[i] = std::move(computed[end.edges[i]]);
     return gradients;
 }

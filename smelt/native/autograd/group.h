@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "autograd/spec.h"
+#include "autograd/streams.h"
 #include "layout.h"
 #include "torch_autograd.h"
 #include "torch_random.h"
@@ -164,6 +165,7 @@ class Group : public c10::intrusive_ptr_target {
 
     c10::intrusive_ptr<Spec> spec_;
     const NodeSpec& group_;
+    Streams streams_;                // of a graph over several GPUs, each one's in the forward
     std::vector<SavedValue> saved_;  // bucket by bucket
     Rerun rerun_;                    // for second derivatives
     std::vector<c10::intrusive_ptr<Group>> pieces_;

@@ -92,6 +92,8 @@ class Reader {
             s_.double_backward = owned(callable(spec, "double_backward"));
         if (spec.contains("draws"))
             for (py::handle h : spec["draws"]) s_.draws.push_back(as_device(h.ptr()).value());
+        if (spec.contains("devices"))
+            for (py::handle h : spec["devices"]) s_.devices.push_back(as_device(h.ptr()).value());
         if (spec.contains("rewritten"))
             for (py::handle h : spec["rewritten"]) s_.rewritten.push_back(h.cast<size_t>());
         if (spec.contains("copied"))
@@ -107,8 +109,8 @@ class Reader {
         const py::set needed(py::make_tuple("forward", "n_outputs", "differentiable", "gradients", "saved",
                                             "backward", "name"));
         const py::set optional(py::make_tuple("lock", "double_backward", "through", "groups", "contributors",
-                                              "conflicts", "draws", "rewritten", "copied", "leaves",
-                                              "taken"));
+                                              "conflicts", "draws", "rewritten", "copied", "leaves", "taken",
+                                              "devices"));
         for (auto item : spec)
             if (!needed.contains(item.first) && !optional.contains(item.first))
                 raise(PyExc_TypeError,

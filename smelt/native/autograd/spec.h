@@ -85,8 +85,9 @@ struct Spec : c10::intrusive_ptr_target {
     PyObject* double_backward = nullptr;  // differentiates by running the forward again, or null
     bool forward_is_plan = false;
     std::vector<c10::Device>
-        draws;                   // `double_backward` is given where their generators stood before the forward
-    std::vector<size_t> copied;  // inputs that are written, and that `double_backward` reads as they were
+        draws;  // `double_backward` is given where their generators stood before the forward
+    std::vector<c10::Device> devices;  // of a graph over several GPUs: these
+    std::vector<size_t> copied;     // inputs that are written, and that `double_backward` reads as they were
     std::vector<size_t> rewritten;  // inputs whose values `double_backward` does not read
     size_t n_outputs = 0;
     size_t n_results = 0;  // outputs and saved temporaries

@@ -4,45 +4,45 @@
 #include <dlfcn.h>
 
 #include <array>
-#include <atomic>
 #include <mutex>
+
+#include "devices/hip.h"
+#include "devices/library.h"
 
 namespace smelt::devices {
 namespace {
 
 constexpr int kMaxDevices = 64;
 
-std::string& driver_file() {
-    static std::string file = "libcuda.so.1";
-    return file;
+struct Choice {
+    std::string file;  // "": the machine's
+    bool hip = false;
+};
+
+Choice& choice() {
+    static Choice made;
+    return made;
 }
 
-template <class F>
-void find(void* library, const char* name, F& function) {
-    function = reinterpret_cast<F>(dlsym(library, name));  // NOLINT
-    TORCH_CHECK(function, "smelt: the driver in ", driver_file(), " has no function ", name);
-}
-
-Driver open() {
-    void* library = dlopen(driver_file().c_str(), RTLD_NOW);
-    TORCH_CHECK(library, "smelt: no driver of a GPU: ", dlerror());
+Driver open(const std::string& file) {
+    const Library library(file.empty() ? "libcuda.so.1" : file, RTLD_NOW);
     Driver d{};
-    find(library, "cuDriverGetVersion", d.version);
-    find(library, "cuCtxGetCurrent", d.context_of_thread);
-    find(library, "cuCtxSetCurrent", d.set_context);
-    find(library, "cuDeviceGet", d.device);
-    find(library, "cuDevicePrimaryCtxRetain", d.retain_primary_context);
-    find(library, "cuModuleLoadDataEx", d.load_module);
-    find(library, "cuModuleGetFunction", d.function_of_module);
-    find(library, "cuFuncSetAttribute", d.set_attribute);
-    find(library, "cuLaunchKernel", d.launch);
-    find(library, "cuStreamIsCapturing", d.capture_status);
-    find(library, "cuLinkCreate_v2", d.new_linker);
-    find(library, "cuLinkAddData_v2", d.add_to_linker);
-    find(library, "cuLinkComplete", d.link);
-    find(library, "cuLinkDestroy", d.delete_linker);
-    find(library, "cuGetErrorName", d.error_name);
-    find(library, "cuGetErrorString", d.error_text);
+    library.find("cuDriverGetVersion", d.version);
+    library.find("cuCtxGetCurrent", d.context_of_thread);
+    library.find("cuCtxSetCurrent", d.set_context);
+    library.find("cuDeviceGet", d.device);
+    library.find("cuDevicePrimaryCtxRetain", d.retain_primary_context);
+    library.find("cuModuleLoadDataEx", d.load_module);
+    library.find("cuModuleGetFunction", d.function_of_module);
+    library.find("cuFuncSetAttribute", d.set_attribute);
+    library.find("cuLaunchKernel", d.launch);
+    library.find("cuStreamIsCapturing", d.capture_status);
+    library.find("cuLinkCreate_v2", d.new_linker);
+    library.find("cuLinkAddData_v2", d.add_to_linker);
+    library.find("cuLinkComplete", d.link);
+    library.find("cuLinkDestroy", d.delete_linker);
+    library.find("cuGetErrorName", d.error_name);
+    library.find("cuGetErrorString", d.error_text);
     return d;
 }
 
@@ -67,11 +67,15 @@ std::string CompilerLog::in_brackets() const {
 }
 
 void use_driver(const std::string& file) {
-    driver_file() = file;
+    choice().file = file;
+}
+
+void use_hip() {
+    choice().hip = true;
 }
 
 const Driver& driver() {
-    static const Driver opened = open();
+    static const Driver opened = choice().hip ? open_hip(choice().file) : open(choice().file);
     return opened;
 }
 

@@ -1,4 +1,5 @@
 // The driver of NVIDIA's GPUs, without its headers: the library that the machine has is opened when it is needed first.
+// Where AMD's is asked for, hip.cpp has the same functions of it.
 //
 // What always holds: a process that launches nothing on a GPU loads nothing of it. Names are those of the driver's C
 // interface (docs.nvidia.com/cuda/cuda-driver-api), whose versions with a suffix are the ones that headers choose.
@@ -29,8 +30,8 @@ struct Driver {
     Status (*launch)(Function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                      unsigned block_y, unsigned block_z, unsigned shared_bytes, Stream, void** parameters,
                      void** extra);
-    Status (*capture_status)(Stream, int* status);  // 0: not captured
-    Status (*new_linker)(unsigned options, int* names, void** values, Linker*);
+    Status (*capture_status)(Stream, int* status);                               // 0: not captured
+    Status (*new_linker)(unsigned options, int* names, void** values, Linker*);  // null, as those below: none
     Status (*add_to_linker)(Linker, int kind, void* data, size_t bytes, const char* name, unsigned options,
                             int* names, void** values);
     Status (*link)(Linker, void** image, size_t* bytes);  // the image is the linker's
@@ -91,5 +92,8 @@ class CompilerLog {
 
 // `file` is opened instead of the machine's driver. Before anything else here.
 void use_driver(const std::string& file);
+
+// It is AMD's. Before the first kernel is loaded.
+void use_hip();
 
 }  // namespace smelt::devices

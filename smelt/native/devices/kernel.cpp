@@ -135,6 +135,11 @@ PyObject* set_driver(PyObject*, PyObject* file) {
     Py_RETURN_NONE;
 }
 
+PyObject* set_hip(PyObject*, PyObject*) {
+    use_hip();
+    Py_RETURN_NONE;
+}
+
 PyMethodDef kernel_methods[] = {
     {"load", kernel_load, METH_VARARGS,
      "load(device: int, image: bytes = ...): loads it there, from this image, without the GIL."},
@@ -159,6 +164,8 @@ PyMethodDef methods[] = {
     {"use_driver", set_driver, METH_O,
      "use_driver(file): a library in place of the machine's driver of GPUs, for tests. "
      "Before the first kernel is loaded."},
+    {"use_hip", set_hip, METH_NOARGS,
+     "use_hip(): the driver is AMD's. Never run on such a GPU. Before the first kernel is loaded."},
     {"link_ptx", link_ptx, METH_VARARGS,
      "link_ptx(ptx: bytes, device: int) -> bytes: the device's own code, compiled by the "
      "driver, without the GIL."},

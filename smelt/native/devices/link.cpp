@@ -1,6 +1,7 @@
 #include "devices/link.h"
 
 #include <c10/core/DeviceGuard.h>
+#include <c10/util/Exception.h>
 
 #include "devices/driver.h"
 
@@ -25,6 +26,7 @@ std::string linked(const std::string& ptx, int device) {
     const c10::DeviceGuard guard(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device)));
     enter(device);
     const Driver& d = driver();
+    TORCH_CHECK(d.new_linker, "smelt: the driver of this GPU compiles no PTX");
     CompilerLog log;  // before the linker, which writes to it until it is gone
     OwnedLinker linker;
     check(d.new_linker(log.size(), log.names(), log.values(), &linker.handle), "making a linker");
