@@ -19,17 +19,25 @@ PLAIN: frozenset[type] = frozenset({int, float, bool, type(None), str, torch.dty
 
 def map_leaves(tree: Any, kind: Kind, f: Callable[[Any], Any]) -> Any:
     """`tree` with `f(leaf)` in the place of each leaf of class `kind`; containers keep their classes."""
-    if type(tree) in PLAIN and kind is not type(tree):
-        return f(tree) if isinstance(tree, kind) else tree
-    if isinstance(tree, kind):
-        return f(tree)
-    if isinstance(tree, (list, tuple)):
-        return _like(tree, [map_leaves(x, kind, f) for x in tree])
-    if isinstance(tree, dict):
-        return {k: map_leaves(x, kind, f) for k, x in tree.items()}
-    if type(tree) is slice:
-        return slice(*(map_leaves(x, kind, f) for x in (tree.start, tree.stop, tree.step)))
-    return tree
+    return _mapped((tree,), kind, _others(kind), f)[0]
+
+
+def _mapped(trees: Iterable[Any], kind: Kind, others: frozenset[type], f: Callable[[Any], Any]) -> list[Any]:
+    made: list[Any] = []
+    for tree in trees:
+        if type(tree) in others:
+            made.append(tree)
+        elif isinstance(tree, kind):
+            made.append(f(tree))
+        elif isinstance(tree, (list, tuple)):
+            made.append(_like(tree, _mapped(tree, kind, others, f)))
+        elif isinstance(tree, dict):
+            made.append(dict(zip(tree, _mapped(tree.values(), kind, others, f), strict=True)))
+        elif type(tree) is slice:
+            made.append(slice(*_mapped((tree.start, tree.stop, tree.step), kind, others, f)))
+        else:
+            made.append(tree)
+    return made
 
 
 def _like(container: Any, items: list[Any]) -> Any:
