@@ -5,7 +5,8 @@ The caller names the class of the leaves that it wants. An object of that class 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -13,22 +14,30 @@ import torch
 Kind = type | tuple[type, ...]
 
 # Classes that are no containers. Most arguments are sizes, so these are looked for first.
-PLAIN = frozenset({int, float, bool, type(None), str, torch.dtype, torch.device})
+PLAIN: frozenset[type] = frozenset({int, float, bool, type(None), str, torch.dtype, torch.device})
 
 
 def map_leaves(tree: Any, kind: Kind, f: Callable[[Any], Any]) -> Any:
     """`tree` with `f(leaf)` in the place of each leaf of class `kind`; containers keep their classes."""
-    if type(tree) in PLAIN and kind is not type(tree):
-        return f(tree) if isinstance(tree, kind) else tree
-    if isinstance(tree, kind):
-        return f(tree)
-    if isinstance(tree, (list, tuple)):
-        return _like(tree, [map_leaves(x, kind, f) for x in tree])
-    if isinstance(tree, dict):
-        return {k: map_leaves(x, kind, f) for k, x in tree.items()}
-    if type(tree) is slice:
-        return slice(*(map_leaves(x, kind, f) for x in (tree.start, tree.stop, tree.step)))
-    return tree
+    return _mapped((tree,), kind, _others(kind), f)[0]
+
+
+def _mapped(trees: Iterable[Any], kind: Kind, others: frozenset[type], f: Callable[[Any], Any]) -> list[Any]:
+    made: list[Any] = []
+    for tree in trees:
+        if type(tree) in others:
+            made.append(tree)
+        elif isinstance(tree, kind):
+            made.append(f(tree))
+        elif isinstance(tree, (list, tuple)):
+            made.append(_like(tree, _mapped(tree, kind, others, f)))
+        elif isinstance(tree, dict):
+            made.append(dict(zip(tree, _mapped(tree.values(), kind, others, f), strict=True)))
+        elif type(tree) is slice:
+            made.append(slice(*_mapped((tree.start, tree.stop, tree.step), kind, others, f)))
+        else:
+            made.append(tree)
+    return made
 
 
 def _like(container: Any, items: list[Any]) -> Any:
@@ -40,19 +49,25 @@ def _like(container: Any, items: list[Any]) -> Any:
 def leaves(tree: Any, kind: Kind) -> list[Any]:
     """The leaves of class `kind`, in order, with repetitions."""
     found: list[Any] = []
-    _collect(tree, kind, not issubclass(int, kind), found)
+    _collect((tree,), kind, _others(kind), found)
     return found
 
 
-def _collect(tree: Any, kind: Kind, without_ints: bool, found: list[Any]) -> None:
-    if isinstance(tree, kind):
-        found.append(tree)
-    elif isinstance(tree, (list, tuple)):
-        for x in tree:
-            if type(x) is not int or not without_ints:
-                _collect(x, kind, without_ints, found)
-    elif isinstance(tree, dict):
-        for x in tree.values():
-            _collect(x, kind, without_ints, found)
-    elif type(tree) is slice:
-        _collect((tree.start, tree.stop, tree.step), kind, without_ints, found)
+def _collect(trees: Iterable[Any], kind: Kind, others: frozenset[type], found: list[Any]) -> None:
+    for tree in trees:
+        if type(tree) in others:
+            continue
+        if isinstance(tree, kind):
+            found.append(tree)
+        elif isinstance(tree, (list, tuple)):
+            _collect(tree, kind, others, found)
+        elif isinstance(tree, dict):
+            _collect(tree.values(), kind, others, found)
+        elif type(tree) is slice:
+            _collect((tree.start, tree.stop, tree.step), kind, others, found)
+
+
+@functools.cache
+def _others(kind: Kind) -> frozenset[type]:
+    """Of PLAIN, those that are not of class `kind`."""
+    return frozenset(cls for cls in PLAIN if not issubclass(cls, kind))

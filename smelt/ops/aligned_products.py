@@ -127,16 +127,13 @@ class _Aligner:
         ] = {}  # product -> the nodes that make its value of the larger matrix
 
     def run(self) -> Aligned:
-        changed = False
+        if not any(map(self._paying, self.graph)):
+            return Aligned(self.graph, {})
         for node in self.graph.nodes[:-1]:
-            call = _call(node, self.limits)
-            if call is not None and self._pays(call):
+            if (call := self._paying(node)) is not None:
                 self.now[node] = self._aligned(call)
-                changed = True
             else:
                 self._copied(node)
-        if not changed:
-            return Aligned(self.graph, {})
         self._copied(self.graph.output)
         wider = self._give_wider(self.nodes[-1])
         made = Graph(self.graph.level)
@@ -171,6 +168,11 @@ class _Aligner:
         return value, tuple(reversed(views))
 
     # ---- profit
+
+    def _paying(self, node: Node) -> _Call | None:
+        """The node as a product that is to be aligned, if it is one."""
+        call = _call(node, self.limits)
+        return call if call is not None and self._pays(call) else None
 
     def _pays(self, call: _Call) -> bool:
         """Whether less time goes to copies than the product gains. It takes the time of its multiplications, or of its

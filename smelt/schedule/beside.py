@@ -7,6 +7,7 @@ runs behind one of them may be needed by the other; then they can run at one tim
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from math import prod
 
@@ -28,6 +29,7 @@ def pairs(groups: Sequence[Group], costs: Costs) -> Pairs:
     if not costs.row_sums:
         return {}
     found: Pairs = {}
+    touched = functools.cache(_touched)
     after = {g.id: g.after for g in groups}
     rows = [(g, loops) for g in groups if (loops := _row_loops(g)) is not None]
     for sums, of_sums in rows:
@@ -35,7 +37,7 @@ def pairs(groups: Sequence[Group], costs: Costs) -> Pairs:
             if not _are_chunks(of_sums, of_rows, costs) or group is sums or group.id in found:
                 continue
             width = of_rows[1]
-            if not _touched(group, 1).isdisjoint(_touched(sums, width)) and _may_run_together(
+            if not touched(group, 1).isdisjoint(touched(sums, width)) and _may_run_together(
                 group.id, sums.id, after
             ):
                 found[sums.id] = group.id

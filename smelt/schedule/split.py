@@ -13,8 +13,9 @@ rows, one for each program, so that they can be computed beside the rows (`besid
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
@@ -45,12 +46,14 @@ def split_reductions(program: Program, costs: Costs) -> Program:
         for step in program.steps
         if isinstance(step, Tensor) and isinstance(step.definition, Reduce)
     ]
-    widths = _widths(reductions, costs)
-    chunks = {step: n for step, reduce in reductions if (n := _chunks(step, reduce, widths, costs))}
+    reads = _Reads()
+    largest = functools.cache(functools.partial(_largest, reads, stored=frozenset(), depth=SEEN_THROUGH))
+    widths = _widths(reductions, largest, costs)
+    chunks = {step: n for step, reduce in reductions if (n := _chunks(step, reduce, widths, largest, costs))}
     cuts: dict[Tensor, Cuts] = {
         step: cut
         for step, reduce in reductions
-        if step not in chunks and (cut := _cut(step, reduce, stored, costs)) is not None
+        if step not in chunks and (cut := _cut(step, reduce, reads, stored, costs)) is not None
     }
     if not cuts and not chunks:
         return program
@@ -71,27 +74,29 @@ def split_reductions(program: Program, costs: Costs) -> Program:
 
 Reductions = Sequence[tuple[Tensor, Reduce]]
 Widths = dict[Tensor, set[int]]
+Read = tuple[Tensor, list[int], list[int]]  # a tensor, and how far apart neighbours are in it (`_strides`)
+Largest = Callable[[Tensor, Reduce], list[Read]]
 
 
-def _widths(reductions: Reductions, costs: Costs) -> Widths:
+def _widths(reductions: Reductions, largest: Largest, costs: Costs) -> Widths:
     """Of tensors in memory that are reduced along rows: how long the rows are."""
     widths: Widths = {}
     for tensor, reduce in reductions if costs.row_sums else ():
         rows, width = numel(tensor.shape), numel(reduce.sizes)
         if not isinstance(rows, int) or not isinstance(width, int) or width > costs.row_sums // 2:
             continue
-        for source, _, reduced in _largest(tensor, reduce, frozenset(), SEEN_THROUGH):
+        for source, _, reduced in largest(tensor, reduce):
             if 1 in reduced and _count(source) == rows * width:
                 widths.setdefault(source, set()).add(width)
     return widths
 
 
-def _chunks(tensor: Tensor, reduce: Reduce, widths: Widths, costs: Costs) -> int | None:
+def _chunks(tensor: Tensor, reduce: Reduce, widths: Widths, largest: Largest, costs: Costs) -> int | None:
     """Into how many chunks to cut sums over rows that are computed beside the rows; None: they are no such."""
     width, rows = numel(tensor.shape), numel(reduce.sizes)
     if not widths or reduce.kind in ("argmax", "argmin") or not isinstance(rows, int):
         return None
-    found = _largest(tensor, reduce, frozenset(), SEEN_THROUGH)
+    found = largest(tensor, reduce)
     if not any(1 in kept and width in widths.get(source, ()) for source, kept, _ in found):
         return None
     most = rows // costs.least_rows
@@ -120,7 +125,9 @@ def _over_one_loop(tensor: Tensor) -> Tensor:
     return replace(tensor, definition=replace(reduce, sizes=(numel(reduce.sizes),), body=body))
 
 
-def _cut(tensor: Tensor, reduce: Reduce, stored: AbstractSet[Tensor], costs: Costs) -> Cuts | None:
+def _cut(
+    tensor: Tensor, reduce: Reduce, reads: _Reads, stored: AbstractSet[Tensor], costs: Costs
+) -> Cuts | None:
     """Which of the reduction's loops to cut; None: leave it whole."""
     rows, points = numel(tensor.shape), numel(reduce.sizes)
     if not isinstance(rows, int) or not isinstance(points, int) or reduce.kind in ("argmax", "argmin"):
@@ -128,7 +135,7 @@ def _cut(tensor: Tensor, reduce: Reduce, stored: AbstractSet[Tensor], costs: Cos
     wanted = costs.worker_items * costs.threads
     if rows * points < costs.split_points or rows >= costs.item_columns * wanted:
         return None
-    strides = _strides(tensor, reduce, stored, SEEN_THROUGH if costs.splits_further else 0)
+    strides = _strides(reads, tensor, reduce, stored, SEEN_THROUGH if costs.splits_further else 0)
     if strides is None:
         return None
     kept, reduced = strides
@@ -190,28 +197,28 @@ def _cut_further(loops: Sequence[tuple[int, int]], want: int, most: int) -> Cuts
 
 
 def _strides(
-    tensor: Tensor, reduce: Reduce, stored: AbstractSet[Tensor], depth: int
+    reads: _Reads, tensor: Tensor, reduce: Reduce, stored: AbstractSet[Tensor], depth: int
 ) -> tuple[list[int], list[int]] | None:
     """How far apart neighbours are in the memory of the largest tensor read (behind `depth` elementwise operators at most,
     whose results are not `stored`): along the result's dimensions, and along the reduction's loops."""
-    found = next(_largest(tensor, reduce, stored, depth), None)
-    return None if found is None else found[1:]
+    found = _largest(reads, tensor, reduce, stored, depth)
+    return found[0][1:] if found else None
 
 
 def _largest(
-    tensor: Tensor, reduce: Reduce, stored: AbstractSet[Tensor], depth: int
-) -> Iterator[tuple[Tensor, list[int], list[int]]]:
+    reads: _Reads, tensor: Tensor, reduce: Reduce, stored: AbstractSet[Tensor], depth: int
+) -> list[Read]:
     """The largest tensors read, and as `_strides` how far apart neighbours are in each."""
     index, _ = own_loops(tensor.shape, "d")
     position, _ = own_loops(reduce.sizes, "r")
-    reads: dict[tuple[Tensor, Index], None] = {}
-    reduce.body(_Seen(reads, stored, depth), index, position)
-    found = [(t, i) for t, i in reads if t.shape]
+    first = _noted(reduce.body, index, position)
+    found = [(t, i) for t, i in reads.behind(first, stored, depth) if t.shape]
     most = max((_count(t) for t, _ in found), default=0)
-    for source, at in found:
-        if _count(source) == most:
-            address = linear(source, at)
-            yield source, [_stride(address, e) for e in index], [_stride(address, e) for e in position]
+    addresses = [(source, linear(source, at)) for source, at in found if _count(source) == most]
+    return [
+        (source, [_stride(address, e) for e in index], [_stride(address, e) for e in position])
+        for source, address in addresses
+    ]
 
 
 def _count(tensor: Tensor) -> int:
@@ -224,22 +231,72 @@ def _stride(address: Size, e: Size) -> int:
     return split[0] if split is not None and isinstance(split[0], int) else 0
 
 
-class _Seen:
-    """A `Load` that notes what is read, of elementwise operators (`depth` of them at most) what those read."""
+Element = tuple[Tensor, Index]
+Picks = tuple[
+    tuple[Tensor, tuple[int, ...]], ...
+]  # tensors, and which dimensions of an index theirs is; -1: 0
 
-    def __init__(
-        self, reads: dict[tuple[Tensor, Index], None], stored: AbstractSet[Tensor], depth: int
-    ) -> None:
-        self.reads, self.stored, self.depth = reads, stored, depth
-        self.done: set[tuple[Tensor, Index]] = set()
+
+class _Reads:
+    """What elementwise operators read: found out once for each that indexes by its own index."""
+
+    def __init__(self) -> None:
+        self._picks = functools.cache(_picks)
+
+    def behind(self, first: Iterable[Element], stored: AbstractSet[Tensor], depth: int) -> list[Element]:
+        """`first`, of elementwise operators (`depth` of them at most, whose results are not `stored`) what those read."""
+        found: dict[Element, None] = {}
+        left: dict[Element, int] = {}  # how many more are seen through below each that was
+
+        def see(elements: Iterable[Element], depth: int) -> None:
+            for element in elements:
+                tensor = element[0]
+                if not depth or not isinstance(tensor.definition, Map) or tensor in stored:
+                    found[element] = None
+                elif left.get(element, 0) < depth:
+                    left[element] = depth
+                    see(self.of(*element), depth - 1)
+
+        see(first, depth)
+        return list(found)
+
+    def of(self, tensor: Tensor, index: Index) -> list[Element]:
+        """What an element of an elementwise operator reads."""
+        if (picks := self._picks(tensor)) is None:
+            return _noted(_map(tensor).body, index)
+        return [(source, tuple([index[d] if d >= 0 else 0 for d in dims])) for source, dims in picks]
+
+
+def _picks(tensor: Tensor) -> Picks | None:
+    """What it reads; None where that is at indices that are computed."""
+    index, _ = own_loops(tensor.shape, "d")
+    dims: dict[Size, int] = {0: -1} | {e: d for d, e in enumerate(index) if isinstance(e, Sym)}
+    elements = _noted(_map(tensor).body, index)
+    if not all(e in dims for _, at in elements for e in at):
+        return None
+    return tuple((source, tuple([dims[e] for e in at])) for source, at in elements)
+
+
+def _map(tensor: Tensor) -> Map:
+    assert isinstance(tensor.definition, Map)
+    return tensor.definition
+
+
+def _noted(body: Callable[..., Value], *indices: Index) -> list[Element]:
+    """What a body reads, each element once."""
+    noted = _Noted()
+    body(noted, *indices)
+    return list(noted.elements)
+
+
+class _Noted:
+    """A `Load` that notes what is read."""
+
+    def __init__(self) -> None:
+        self.elements: dict[Element, None] = {}
 
     def __call__(self, tensor: Tensor, index: Index) -> Value:
-        if self.depth and isinstance(tensor.definition, Map) and tensor not in self.stored:
-            if (tensor, index) not in self.done:
-                self.done.add((tensor, index))
-                tensor.definition.body(_Seen(self.reads, self.stored, self.depth - 1), index)
-        else:
-            self.reads[tensor, index] = None
+        self.elements[tensor, index] = None
         return Value("load", (tensor.order, index, None), tensor.dtype)
 
     def where(self, mask: Value) -> Load:

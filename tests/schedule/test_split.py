@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from smelt.loops.ir import ReduceStage
+from smelt.loops.tensor import Map
 from smelt.ops.lower import lower
 from smelt.schedule.fuse import fuse
 from smelt.schedule.interpret import run
@@ -131,3 +132,26 @@ def test_a_sum_of_what_is_in_memory_anyway():
     assert parts >= 132 * 96 and whole == 96
     for got, want in zip(run(schedule, real), f(*real)):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-3)
+
+
+def test_what_is_read_on_several_ways_is_looked_at_once():
+    def f(x):
+        for _ in range(6):
+            x = x.sin() * x.cos() + x
+        return x.sum(), x.mean()
+
+    program = lower(traced(f, torch.randn(300, 1000))[0], costs())
+    looked_at: list[int] = []
+
+    def counted(step):
+        definition = getattr(step, "definition", None)
+        if not isinstance(definition, Map):
+            return step
+        body = lambda *given: looked_at.append(step.order) or definition.body(*given)  # noqa: E731
+        step.definition = replace(definition, body=body)
+        return step
+
+    split_reductions(
+        replace(program, steps=tuple(map(counted, program.steps))), replace(cuda.COSTS, threads=132)
+    )
+    assert looked_at and len(looked_at) == len(set(looked_at))

@@ -15,7 +15,7 @@ import inspect
 import itertools
 import linecache
 from collections.abc import Callable
-from types import ModuleType
+from types import MethodType, ModuleType
 from typing import Any
 
 from smelt.codegen.triton.source import Source
@@ -60,16 +60,24 @@ class _Inspect:
     """The module `inspect`, which remembers the signatures of functions."""
 
     def __init__(self) -> None:
-        self._signature = functools.cache(inspect.signature)
+        self._of_function = functools.cache(inspect.signature)
+        self._of_method = functools.cache(_bound)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(inspect, name)
 
     def signature(self, function: Callable[..., Any]) -> inspect.Signature:
-        """As inspect's. Methods are made anew each time, and hold their objects."""
+        """As inspect's. Methods are made anew each time, and hold their objects: their functions' are remembered."""
         if inspect.isfunction(function):
-            return self._signature(function)
+            return self._of_function(function)
+        if inspect.ismethod(function) and inspect.isfunction(function.__func__):
+            return self._of_method(function.__func__)
         return inspect.signature(function)
+
+
+def _bound(function: Callable[..., Any]) -> inspect.Signature:
+    """The signature of a function as the method of some object."""
+    return inspect.signature(MethodType(function, object()))
 
 
 def declared(source: Source) -> Any:
