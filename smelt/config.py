@@ -27,6 +27,8 @@ class Config:
     max_autotune      on a GPU, generate products where they are measured to be faster than ATen's (mode="max-autotune")
     channels_last     on a GPU, lay out images of half precision channels-last inside of graphs whose convolutions gain from
                       it (False: as the program has them)
+    fused_attention   on a GPU, compute attention that is written out (two products and a softmax) by torch's kernels for
+                      attention (False: as the program has it)
     amd               compile for GPUs of AMD, too, where none of this has ever been run (False: calls on them run eagerly)
     activation_memory_budget
                       0 to 1: how much memory training may keep for the backward, between as little as possible (0) and
@@ -43,6 +45,7 @@ class Config:
     cuda_graphs: bool = False
     max_autotune: bool = False
     channels_last: bool = True
+    fused_attention: bool = True
     amd: bool = False
     activation_memory_budget: float = 1.0
 

@@ -68,6 +68,7 @@ ORDER = Layers(
         "smelt.codegen": ["gpu", "generate", "autotune", "calls", REST, "triton", "llvm"],
         "smelt.codegen.llvm": ["windows", "products", REST],
         "smelt.ops": [
+            "written_attention",
             REST,
             "layouts",
             "registry",

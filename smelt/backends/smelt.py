@@ -23,6 +23,7 @@ from smelt.graph.verify import verify as verify_graph
 from smelt.ops.aligned_products import align_products
 from smelt.ops.channels_last import relaid
 from smelt.ops.lower import lower
+from smelt.ops.written_attention.rewrite import fuse_attention
 from smelt.plan.build import build_plan
 from smelt.plan.steps import extern_names, kernel_names
 from smelt.plan.target import Target
@@ -46,11 +47,11 @@ def compile_graph(traced: Traced, config: Config) -> Compiled:
     try:
         target = maker(config)
         if traced.joint is None:
-            return _compile(_relaid(traced.aten_graph, target), config, target)
+            return _compile(_prepared(traced.aten_graph, target), config, target)
         # A new one for each graph: torch's number of threads may have changed.
         compile_part = lambda graph, given: _compile(graph, config, maker(config), given)  # noqa: E731
         lay_out = partial(with_wider_saves, costs=target.costs)
-        joint = _relaid_joint(traced.joint, target)
+        joint = _prepared_joint(traced.joint, target)
         return compile_joint(traced, joint, config, compile_part, lay_out, devices)
     except Unsupported:
         raise
@@ -61,17 +62,22 @@ def compile_graph(traced: Traced, config: Config) -> Compiled:
 compile_graph.differentiates = True  # type: ignore[attr-defined]
 
 
-def _relaid(graph: Graph, target: Target) -> Graph:
-    """The graph with the layouts that the device's convolutions are fast in."""
+def _prepared(graph: Graph, target: Target) -> Graph:
+    """The graph with the device's kernels for attention, and the layouts that its convolutions are fast in."""
+    if target.attention is not None:
+        graph = fuse_attention(graph, target.attention).graph
     return relaid(graph).graph if target.channels_last else graph
 
 
-def _relaid_joint(joint: Joint, target: Target) -> Joint:
-    """The same of a joint graph, before it is cut: so what is saved lies as the backward's convolutions read it."""
-    if not target.channels_last:
-        return joint
-    made = relaid(joint.graph, joint.backward)
-    return replace(joint, graph=made.graph, backward=made.backward)
+def _prepared_joint(joint: Joint, target: Target) -> Joint:
+    """The same of a joint graph, before it is cut: so what is saved is what the kernels' backwards read."""
+    if target.attention is not None:
+        fused = fuse_attention(joint.graph, target.attention, joint.backward)
+        joint = replace(joint, graph=fused.graph, backward=fused.backward)
+    if target.channels_last:
+        made = relaid(joint.graph, joint.backward)
+        joint = replace(joint, graph=made.graph, backward=made.backward)
+    return joint
 
 
 def _compile(graph: Graph, config: Config, target: Target, given: frozenset[int] = frozenset()) -> Compiled:
@@ -106,7 +112,7 @@ def inference_schedule(traced: Traced, config: Config) -> Schedule:
     """What a traced graph runs where no gradients are needed, before it is machine code. Raises Unsupported for graphs on a
     device without a target."""
     target = targets.maker(_devices(traced))(config)
-    return _scheduled(_relaid(traced.aten_graph, target), config, target)
+    return _scheduled(_prepared(traced.aten_graph, target), config, target)
 
 
 def _devices(traced: Traced) -> set[torch.device]:

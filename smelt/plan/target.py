@@ -11,6 +11,7 @@ import torch
 from smelt import _native
 from smelt.costs import Costs
 from smelt.graph.ir import TensorSpec
+from smelt.ops.written_attention.rewrite import Choose
 from smelt.plan.items import Item
 from smelt.plan.steps import Plan
 from smelt.schedule.schedule import Schedule
@@ -56,6 +57,7 @@ class Target:
         memory: which temporaries may be in the arena, and how they are aligned.
         sharing: how a launch is cut into pieces.
         channels_last: whether images of half precision are laid out channels-last inside of graphs that gain from it.
+        attention: which of its kernels takes the operands of attention that is written out; None: it is computed as written.
     """
 
     costs: Costs
@@ -65,3 +67,4 @@ class Target:
     memory: Memory
     sharing: Sharing
     channels_last: bool = False
+    attention: Choose | None = None

@@ -34,6 +34,7 @@ from smelt.plan.target import Memory, Sharing, Target
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.runtime.graphs import Capture
 from smelt.runtime.kept import Store, store
+from smelt.targets.attention import attention_kernel
 from smelt.torch_private import OpOverload
 
 log = logging.getLogger("smelt")
@@ -99,6 +100,8 @@ def target(devices: Sequence[torch.device], config: Config) -> Target:
     costs = replace(COSTS, draw_blocks=draw_blocks, draw_captured=config.cuda_graphs, alignment=_alignment())
     layouts = config.channels_last and _may_choose_layouts()
     plain = of_arch(devices, config, arch, costs, layouts)
+    if config.fused_attention:
+        plain = replace(plain, attention=attention_kernel)
     tunes = config.max_autotune and len(devices) == 1
     tuner = Tuner(plain, arch, THREADS, store(config)) if tunes else None
     return replace(

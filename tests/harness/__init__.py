@@ -13,6 +13,7 @@ whole programs, eager and compiled
     generated      a random program run eager and compiled, and where they differ
     models         the ten benchmark models, tiny
     threads        functions side by side
+    attention      attention that is written out, on GPUs: operands, errors beside eager's, what became of graphs
     products       matrix products for GPUs, with tensors for them
     user_kernels   programs that launch kernels of Triton
     processes      programs that need a process of their own

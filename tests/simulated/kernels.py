@@ -8,6 +8,8 @@ import functools
 import torch
 from torch import Tensor
 
+from tests.simulated import attention
+
 
 @functools.cache
 def register() -> torch.library.Library:
@@ -20,6 +22,10 @@ def register() -> torch.library.Library:
         "_thnn_fused_lstm_cell_backward_impl": lstm_cell_backward,
         "_thnn_fused_gru_cell": gru_cell,
         "_thnn_fused_gru_cell_backward": gru_cell_backward,
+        "_scaled_dot_product_flash_attention": attention.flash,
+        "_scaled_dot_product_flash_attention_backward": attention.flash_backward,
+        "_scaled_dot_product_efficient_attention": attention.efficient,
+        "_scaled_dot_product_efficient_attention_backward": attention.efficient_backward,
         **{
             f"_use_{library}_ctc_loss{form}": no
             for library in ("cudnn", "miopen")

@@ -1,0 +1,13 @@
+"""Attention that a program writes out (two products and a softmax), computed by the kernels that torch has for it.
+
+    softmax(q @ k.mT * scale + bias, -1) @ v   ->   the kernel of `scaled_dot_product_attention`
+
+A pass over an aten graph, of a forward or joint, before it is cut and lowered: `fuse_attention` (`rewrite.py`). `scores.py`
+finds the forward, `gradients.py` what a recorded backward does with it, `bias.py` says what is added to the scores, and
+`places.py` which elements of which tensor a view holds. Neither scores nor probabilities are in memory then.
+
+Results are those of the written operators, but for rounding: the scores are not rounded to half precision. Where all scores
+of a row are minus infinity, or one is infinite or NaN, softmax gives NaN; kernels give 0 for some of that, but they return
+the logarithm of the sum of each row, which is no finite number exactly there. So such rows are made NaN afterwards, in the
+copy of the result that the program makes anyway, and the backward is given NaN for their logarithms.
+"""
