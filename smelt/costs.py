@@ -48,6 +48,10 @@ class AlignmentCosts:
     aligned: float  # additions: a multiplication of an aligned product
     unaligned: float  # additions: of another
     byte: float  # additions: reading or writing a byte of memory
+    # A result of which only a copy of a part is kept, piece by piece (ops/pieces.py):
+    piece_bytes: int  # of a piece, at least
+    piece_rows: int  # of a matrix, of which a piece has a multiple
+    pieces: int  # at most
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from smelt.graph.verify import verify as verify_graph
 from smelt.ops.aligned_products import align_products
 from smelt.ops.channels_last import relaid
 from smelt.ops.lower import lower
+from smelt.ops.pieces import in_pieces
 from smelt.ops.written_attention.rewrite import fuse_attention
 from smelt.plan.build import build_plan
 from smelt.plan.steps import extern_names, kernel_names
@@ -100,7 +101,8 @@ def _scheduled(graph: Graph, config: Config, target: Target) -> Schedule:
     if config.verify:
         verify_graph(graph, functional=True)
     with _stage("lower"):
-        program = lower(align_products(graph, target.costs).graph, target.costs)
+        graph = in_pieces(align_products(graph, target.costs).graph, target.costs)
+        program = lower(graph, target.costs)
     with _stage("fuse"):
         schedule = fuse(program, target.costs, config.fuse)
         if config.verify:

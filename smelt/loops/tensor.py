@@ -162,10 +162,10 @@ class Place:
 
 @dataclass(eq=False)
 class Insert:
-    """`target` (a graph input) takes the elements of `source` in some of its places, here: what stands after this reads the
-    new ones. Nothing else reads `source`, whose inputs are what `places` read, too. The element at an index goes to
-    `at(index)`, and along the dimensions of `places` (where that is 0) to what they give; the same place twice takes
-    either."""
+    """`target` (a graph input, or memory that is filled) takes the elements of `source` in some of its places, here: what
+    stands after this reads the new ones. Nothing else reads `source`, whose inputs are what `places` read, too. The element
+    at an index goes to `at(index)`, and along the dimensions of `places` (where that is 0) to what they give; the same place
+    twice takes either."""
 
     target: Tensor
     source: Tensor

@@ -31,7 +31,7 @@ from smelt.torch_private import OpOverload
 aten = torch.ops.aten
 
 # Positions of A, of B and of what is added.
-_PRODUCTS: dict[Any, tuple[int, ...]] = {
+PRODUCTS: dict[Any, tuple[int, ...]] = {
     aten.mm.default: (0, 1),
     aten.bmm.default: (0, 1),
     aten.addmm.default: (1, 2, 0),
@@ -162,7 +162,7 @@ class _Aligner:
     def _viewed(self, value: Node) -> tuple[Node, tuple[Node, ...]]:
         """What an output looks at, and the views of it, in order; they read nothing else."""
         views: list[Node] = []
-        while _is_view(value) and list(argument_nodes(value)) == [value.args[0]]:
+        while is_view(value) and list(argument_nodes(value)) == [value.args[0]]:
             views.append(value)
             value = value.args[0]
         return value, tuple(reversed(views))
@@ -179,13 +179,13 @@ class _Aligner:
         memory if that is more: then there is nothing to gain."""
         operands = [x for x, _ in call.operands()]
         multiplications = math.prod(call.node.spec.shape) * call.a.spec.shape[-1]
-        memory = sum(map(_nbytes, (call.node, *operands))) * self.limits.byte
+        memory = sum(map(nbytes, (call.node, *operands))) * self.limits.byte
         unaligned = max(multiplications * self.limits.unaligned, memory)
         aligned = max(multiplications * self.limits.aligned, memory)
         copies = [x for x, sizes in call.operands() if self._is_copied(x, sizes)]
         if call.of_result and not self._is_read_by_kernels(call.node):
             copies.append(call.node)
-        spent = sum(2 * _nbytes(x) * self.limits.byte + self.costs.launch for x in copies)
+        spent = sum(2 * nbytes(x) * self.limits.byte + self.costs.launch for x in copies)
         return unaligned - aligned > spent
 
     def _is_copied(self, operand: Node, sizes: Sizes) -> bool:
@@ -197,13 +197,13 @@ class _Aligner:
         while True:
             if not all(self._is_product(user) for user in self.users[root]):
                 return True
-            if not _is_view(root):
+            if not is_view(root):
                 return not _is_elementwise(root)
             root = root.args[0]
 
     def _is_product(self, user: Node) -> bool:
         """Whether a node is a product, or a view that only products read."""
-        return user.target in _PRODUCTS or (_is_view(user) and all(map(self._is_product, self.users[user])))
+        return user.target in PRODUCTS or (is_view(user) and all(map(self._is_product, self.users[user])))
 
     def _is_read_by_kernels(self, node: Node) -> bool:
         """Whether nothing needs it in memory as it was: an output does that is not `wider`."""
@@ -211,9 +211,9 @@ class _Aligner:
         def is_kernel(user: Node) -> bool:
             if user.op == "output":
                 return node not in self.returned
-            if _is_view(user):
+            if is_view(user):
                 return self._is_read_by_kernels(user)
-            return user.target not in _PRODUCTS and row(user.target).lowering is not None
+            return user.target not in PRODUCTS and row(user.target).lowering is not None
 
         return all(map(is_kernel, self.users[node]))
 
@@ -223,7 +223,7 @@ class _Aligner:
         """The node that has the product's value, in its layout."""
         node = call.node
         args = list(node.args)
-        for place, (operand, sizes) in zip(_PRODUCTS[node.target], call.operands(), strict=True):
+        for place, (operand, sizes) in zip(PRODUCTS[node.target], call.operands(), strict=True):
             args[place] = self._padded(operand, sizes, node)
         spec = _dense(_resized(node.spec, call.of_result), range(len(node.spec.shape)))
         result = self._node(node.target, tuple(args), f"{node.name}_aligned", spec, node, node.kwargs)
@@ -298,7 +298,7 @@ class _Aligner:
 
 def _call(node: Node, limits: AlignmentCosts) -> _Call | None:
     """The node as a product with something to be aligned; None if it is no such."""
-    places = _PRODUCTS.get(node.target)
+    places = PRODUCTS.get(node.target)
     if places is None:
         return None
     a, b, *added = (node.args[place] for place in places)
@@ -361,11 +361,12 @@ def _dense(spec: TensorSpec, order: Any) -> TensorSpec:
     return replace(spec, stride=tuple(stride), offset=0, requires_grad=False)
 
 
-def _nbytes(node: Node) -> int:
+def nbytes(node: Node) -> int:
+    """Of all its elements."""
     return math.prod(node.spec.shape) * node.spec.dtype.itemsize
 
 
-def _is_view(node: Node) -> bool:
+def is_view(node: Node) -> bool:
     """Whether it looks at its first argument."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False

@@ -58,19 +58,21 @@ def _reduced(
 
 # ---- of the difference d = input - target: (loss, its slope)
 
-Pair = tuple[Callable[[Value], Value], Callable[[Value], Value]]
+Step = Callable[[Value], Value]  # gives a value as the next operation reads it
+Pair = tuple[Callable[[Value, Step], Value], Callable[[Value], Value]]
 
 
 def _squared() -> Pair:
-    return lambda d: d * d, lambda d: d * 2
+    return lambda d, step: d * d, lambda d: d * 2
 
 
 def _smooth_l1(beta: float = 1.0) -> Pair:
     """d^2 / 2 beta within beta, |d| - beta / 2 beyond."""
 
-    def loss(d: Value) -> Value:
+    def loss(d: Value, step: Step) -> Value:
         size = call("abs", d)
-        return where(compare("lt", size, const(beta, d.dtype)), d * d * (0.5 / beta), size - 0.5 * beta)
+        inside = compare("lt", size, const(beta, d.dtype))
+        return where(inside, step(step(size * 0.5) * size) / beta, size - step(const(0.5 * beta, d.dtype)))
 
     return loss, lambda d: _limited(d, beta) * (1 / beta)
 
@@ -78,10 +80,11 @@ def _smooth_l1(beta: float = 1.0) -> Pair:
 def _huber(delta: float = 1.0) -> Pair:
     """d^2 / 2 within delta, delta (|d| - delta / 2) beyond."""
 
-    def loss(d: Value) -> Value:
+    def loss(d: Value, step: Step) -> Value:
         size = call("abs", d)
         inside = compare("le", size, const(delta, d.dtype))
-        return where(inside, d * d * 0.5, (size - 0.5 * delta) * delta)
+        beyond = step(size - step(const(0.5 * delta, d.dtype)))
+        return where(inside, step(size * 0.5) * size, beyond * delta)
 
     return loss, lambda d: _limited(d, delta)
 
@@ -90,14 +93,25 @@ def _limited(d: Value, bound: float) -> Value:
     return call("minimum", call("maximum", d, const(-bound, d.dtype)), const(bound, d.dtype))
 
 
+# Where ATen's kernels of a CPU compute in half precision, step by step (native/cpu/BinaryOpsKernel.cpp). Those of a GPU
+# compute the difference and limits so, and the rest in float32 (native/cuda/BinaryMiscOpsKernels.cu).
+_BY_STEPS = {(_smooth_l1, torch.float16), (_huber, torch.bfloat16)}
+
+
+def _rounding(dtype: torch.dtype, rounds: bool) -> Step:
+    return (lambda v: rounded(v, dtype)) if rounds else (lambda v: v)
+
+
 def _of_difference(pair: Callable[..., Pair], forward: Any, backward: Any) -> None:
     def loss(b: Builder, x: Tensor, target: Tensor, reduction: int = MEAN, *args: float) -> Tensor | None:
         if 0 in args:  # a limit without a slope
             return None
-        f, _ = pair(*args)
-        # ATen's kernels of squares subtract in half precision
-        near = (lambda d: rounded(d, b.spec.dtype)) if pair is _squared else (lambda d: d)
-        return _reduced(b, lambda u, v: f(near(u - v)), [x, target], reduction, 4.0)
+        dtype, on_gpu = b.spec.dtype, b.device.type != "cpu"
+        by_steps = not on_gpu and (pair, dtype) in _BY_STEPS
+        in_dtype = on_gpu or by_steps
+        near, step = (_rounding(dtype, when) for when in (in_dtype or pair is _squared, by_steps))
+        f, _ = pair(*(torch.tensor(args, dtype=dtype).tolist() if in_dtype else args))
+        return _reduced(b, lambda u, v: f(near(u - v), step), [x, target], reduction, 4.0)
 
     def slope(
         b: Builder, grad: Tensor, x: Tensor, target: Tensor, reduction: int, *args: float

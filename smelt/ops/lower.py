@@ -18,12 +18,12 @@ from smelt.costs import Costs
 from smelt.graph.effects import effects
 from smelt.graph.ir import Graph, Node, NumberSpec, TensorSpec, argument_nodes
 from smelt.graph.kernel_calls import RUN_KERNEL_FUNCTIONAL
-from smelt.graph.sizes import contiguous_stride
+from smelt.graph.sizes import bounds, contiguous_stride, numel
 from smelt.graph.tree import leaves, map_leaves
 from smelt.loops.builder import Builder
 from smelt.loops.dtypes import LOWERABLE
-from smelt.loops.tensor import GAP, CopyBack, Extern, Number, Program, Step, Stored, Tensor
-from smelt.ops.overwritten import overwriting
+from smelt.loops.tensor import GAP, CopyBack, Extern, Insert, Map, Number, Program, Step, Stored, Tensor
+from smelt.ops.overwritten import is_empty, overwriting
 from smelt.ops.raising import may_raise, must_run, numbers_to_fit
 from smelt.ops.registry import row
 from smelt.torch_private import OpOverload
@@ -46,6 +46,9 @@ class _Lowerer:
         self.values: dict[Node, Any] = {}
         self.uses = _live_uses(graph)
         self.overwriting = overwriting(graph, frozenset(n for n in graph if self.runs(n)))
+        self.held: set[Tensor] = set()  # inputs and constants
+        self.empty: set[Tensor] = set()  # nothing is in their memory yet
+        self.filled: set[Tensor] = set()  # but in parts of theirs
         self.results_used = self._results_used()
         self.copies: list[CopyBack] = []
         self.calls_last: list[Extern] = []  # overwrite inputs whose dtype loops do not compute in
@@ -82,6 +85,7 @@ class _Lowerer:
 
     def stored(self, node: Node) -> Tensor:
         tensor = self.values[node] = Tensor(node.name, node.spec, Stored(), node.line, self.next())
+        self.held.add(tensor)
         return tensor
 
     def next(self) -> int:
@@ -158,25 +162,38 @@ class _Lowerer:
         return builder.copy(tensor, tensor.shape, lambda index: index)
 
     def overwrite(self, node: Node, args: Any, kwargs: Any) -> bool:
-        """Has a call write the input that its first argument is, if that is still one (`ops/overwritten.py`). Whether it
-        could."""
-        if args[0] not in self.inputs or leaves([args, kwargs], Number):
+        """Has a call write its first argument, if that is still an input, or memory to be filled (`ops/overwritten.py`).
+        Whether it could."""
+        is_input, is_filled = args[0] in self.inputs, args[0] in self.filled
+        if not (is_input or is_filled or args[0] in self.empty) or leaves([args, kwargs], Number):
             return False
         entry = row(node.target)
         if entry.insert is not None and _lowerable(node, args, kwargs):
             builder = Builder(_short(node), node.spec, _device(node.spec), node.line, self.costs)
             insert = entry.insert(builder, *args, **kwargs)
-            if insert is not None:
+            if insert is not None and (is_input or is_filled or self.may_begin(insert)):
                 for step in (*builder.made, insert):
                     step.order = self.next()
                     self.steps.append(step)
+                if not is_input:
+                    self.filled.add(args[0])
                 return True
-        if entry.in_place is None:
+        if entry.in_place is None or not is_input:
             return False
         call = Extern(entry.in_place, tuple(args), kwargs, (None,), _short(node), node.line, self.next())
         call.raises = may_raise(node)
         self.steps.append(call)
         return True
+
+    def may_begin(self, insert: Insert) -> bool:
+        """Whether memory should be filled part by part, of which this is the first: where that is large, and made of one
+        result of an ATen call, which is needed no longer then. Else one kernel computes all."""
+        source = insert.source
+        while isinstance(source.definition, Map) and len(source.inputs) == 1:
+            source = source.inputs[0]
+        is_result = isinstance(source.definition, Stored) and source not in self.held
+        work = bounds(numel(insert.source.shape))[1] * (self.costs.load + self.costs.store)
+        return is_result and work > self.costs.launch
 
     def extern(self, node: Node, args: Any, kwargs: Any) -> Any:
         specs = node.spec if isinstance(node.spec, tuple | list) else (node.spec,)
@@ -192,6 +209,8 @@ class _Lowerer:
         op = with_number(node.target, args)
         step = Extern(op, tuple(args), kwargs, results, _short(node), node.line, self.next(), may_raise(node))
         self.steps.append(step)
+        if is_empty(node):
+            self.empty.update(r for r in results if r is not None)
         return results if isinstance(node.spec, tuple | list) else results[0]
 
     def check_numbers(self, node: Node, args: Any, kwargs: Any) -> None:

@@ -1,4 +1,5 @@
-"""Calls that may write a graph input itself, where the graph gives that their result at its end.
+"""Calls that may write what their first argument is: a graph input, where the graph gives that their result at its end, or
+memory that nothing is in yet.
 
 A functional graph has `cache.index_copy_(0, step, row)` give the whole cache anew, and copies that back at its end. Nobody
 sees the old rows in between if the input has no other readers; then the rows can be written where they are to be at last,
@@ -7,6 +8,9 @@ and what reads the result reads the input.
 This comes before the graph's end, where nothing can raise any more. A call that raises later is made again from the start
 (`capture/emit/rerun.py`), and finds the new rows in the input: that makes no difference, since nothing reads what was there
 before, and what raises before such a write in the program does so in the plan.
+
+Likewise `out = torch.empty(...)`, of which parts are given values one after the other: if nothing else reads what is there
+in between, each part can be written where it is to be. What it is computed from is then in memory until the next at most.
 """
 
 from __future__ import annotations
@@ -21,18 +25,52 @@ from smelt.graph.ir import Graph, Node, argument_nodes
 from smelt.ops.registry import row
 from smelt.torch_private import OpOverload
 
+aten = torch.ops.aten
+
+_EMPTY = frozenset(
+    {
+        aten.empty.memory_format,
+        aten.empty_like.default,
+        aten.empty_strided.default,
+        aten.new_empty.default,
+        aten.new_empty_strided.default,
+    }
+)
+
 Readers = Mapping[Node, Sequence[Node]]  # of each node, one for each time that it is read
 
 
 def overwriting(graph: Graph, live: frozenset[Node]) -> frozenset[Node]:
-    """The calls whose first argument is an input, or what another of them gives, and may be written by them. `live`: the
-    nodes that run."""
+    """The calls whose first argument is an input, memory that is `empty`, or what another of them gives, and may be written
+    by them. `live`: the nodes that run."""
     readers: dict[Node, list[Node]] = {}
     for node in graph:
         for argument in argument_nodes(node) if node in live else ():
             readers.setdefault(argument, []).append(node)
-    copies = (node for node in graph if node.target is torch.ops.aten.copy_.default)
-    return frozenset(call for copy in copies for call in _chain(copy, readers))
+    copies = (node for node in graph if node.target is aten.copy_.default)
+    of_inputs = (call for copy in copies for call in _chain(copy, readers))
+    of_empty = (call for node in graph if is_empty(node) for call in _filling(node, readers))
+    return frozenset((*of_inputs, *of_empty))
+
+
+def is_empty(node: Node) -> bool:
+    """Whether a call gives memory of its own whose elements nobody knows."""
+    return node.target in _EMPTY
+
+
+def _filling(node: Node, readers: Readers) -> list[Node]:
+    """The calls that fill memory one after the other, the first one first. Anything may read what the last one gives, unless
+    it writes that again: then all of it would be copied."""
+    calls: list[Node] = []
+    while True:
+        found = [r for r in readers.get(node, ()) if not _is_a_name(r, node, readers, False)]
+        writers = [r for r in found if _writes_places(r) and r.args[0] is node]
+        if not writers:
+            return calls
+        if len(found) > 1:
+            return []
+        (node,) = writers
+        calls.append(node)
 
 
 def _chain(copy: Node, readers: Readers) -> list[Node]:
@@ -60,7 +98,7 @@ def _is_a_name(reader: Node, node: Node, readers: Readers, is_input: bool) -> bo
     that is returned, or a view of it, which has the new value then."""
     if reader.op == "output":
         return is_input
-    if reader.target is torch.ops.aten.copy.default:
+    if reader.target is aten.copy.default:
         return reader.args[0] is node and reader.args[1] is not node
     is_view = isinstance(reader.target, OpOverload) and effects(reader.target).view
     return is_view and all(
@@ -85,6 +123,6 @@ def _is_kept(node: Node, readers: Readers) -> bool:
             return True
         results = effects(reader.target).results if isinstance(reader.target, OpOverload) else None
         is_fresh = results is not None and all(result.kind == "fresh" for result in results)
-        if not is_fresh and reader.target is not torch.ops.aten.copy_.default and _is_kept(reader, readers):
+        if not is_fresh and reader.target is not aten.copy_.default and _is_kept(reader, readers):
             return True
     return False

@@ -112,6 +112,23 @@ class _Builder:
             self.items.append(ViewItem(out, src, shape, stride, offset, user_visible))
         return self.views[key]
 
+    def part(self, tensor: Tensor, first: int, last: int) -> tuple[int, int]:
+        """The buffer in which a kernel stores elements of `tensor`, none before `first` nor behind `last`, and the element
+        that it begins with. A graph input is its own: who holds it is told what is written to it."""
+        src = self.buffer(tensor)
+        spec = self.specs[src].spec
+        elements = linear(tensor, tuple(n - 1 for n in spec.shape)) + 1
+        if self.specs[src].kind == "input" or not isinstance(elements, int):
+            return src, 0
+        first, last = max(first, 0), min(last, elements - 1)
+        layout: Layout = (last + 1 - first,), (1,), first
+        key = (src, layout, None)
+        if key not in self.views:
+            seen = replace(spec, shape=layout[0], stride=(1,), offset=spec.offset + first)
+            out = self.views[key] = self.new(seen, "temp")
+            self.items.append(ViewItem(out, src, *layout))
+        return self.views[key], first
+
     # ---- items
 
     def extern(self, extern: Extern) -> None:
@@ -123,7 +140,9 @@ class _Builder:
         self.items.append(ExternItem(extern.op, args, kwargs, outs, str(extern.line or "")))
 
     def kernel(self, group: Group) -> KernelItem:
-        kernel, buffers = KernelBuilder(group, self.tensors, self.in_memory, self.buffer, self.costs).build()
+        kernel, buffers = KernelBuilder(
+            group, self.tensors, self.in_memory, self.buffer, self.part, self.costs
+        ).build()
         lines = [u.tensor.line for u in group.units if u.tensor.line]
         return KernelItem(kernel, buffers, str(lines[-1]) if lines else "")
 

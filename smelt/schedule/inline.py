@@ -35,9 +35,9 @@ from smelt.schedule.spaces import Loops, own_loops, radix, solve, substituted
 @dataclass(eq=False)
 class Unit:
     """`value` is what it computes at `index` (over its own `loops`, reduced over `reduce_loops`). Loads in it are
-    `load(order of the tensor, index tuple, mask)`; `reads` lists them. `target`: the graph input it is stored to. `insert`:
-    in some of that one's places only, which are `inserted_at` (in its own symbols), further by `lookups`.
-    `names`: the operators whose arithmetic it contains.
+    `load(order of the tensor, index tuple, mask)`; `reads` lists them. `target`: the graph input it is stored to, or
+    memory that is filled. `insert`: in some of that one's places only, which are `inserted_at` (in its own symbols), further
+    by `lookups`. `names`: the operators whose arithmetic it contains.
     `deep`: what reads it must read it from memory."""
 
     tensor: Tensor
@@ -86,10 +86,11 @@ def choose_units(program: Program, costs: Costs, join: bool = True) -> Units:
     """What gets loops of its own, in program order. `join` False: every elementwise tensor that is no view does."""
     required = required_in_memory(program)
     targets = {step.source: step for step in program.steps if isinstance(step, CopyBack | Insert)}
+    written = {step.target for step in targets.values()}
     deep = _deep(program, required, costs.inline_depth)
     required |= deep
     while True:
-        chosen = _choose(program, required, set(targets), costs, join)
+        chosen = _choose(program, required, written.union(targets), costs, join)
         steps: list[Unit | Extern] = []
         for step in program.steps:
             if isinstance(step, Extern):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from smelt.costs import Costs
-from smelt.graph.sizes import Size, Sym, numel, subs
+from smelt.graph.sizes import Size, Sym, bounds, numel, subs
 from smelt.loops.ir import (
     Buffer,
     Kernel,
@@ -62,7 +62,8 @@ class _Context:
 
 
 class KernelBuilder:
-    """`tensors` by order; `in_memory` says which of the group's tensors others read; `buffer` gives schedule buffers."""
+    """`tensors` by order; `in_memory` says which of the group's tensors others read; `buffer` gives schedule buffers, `part`
+    those that reach from one element to another or further, and where they begin."""
 
     def __init__(
         self,
@@ -70,9 +71,11 @@ class KernelBuilder:
         tensors: dict[int, Tensor],
         in_memory: set[Tensor],
         buffer: Callable[[Tensor], int],
+        part: Callable[[Tensor, int, int], tuple[int, int]],
         costs: Costs,
     ) -> None:
-        self.group, self.tensors, self.buffer, self.costs = group, tensors, buffer, costs
+        self.group, self.tensors, self.costs = group, tensors, costs
+        self.buffer, self.part = buffer, part
         self.in_memory = in_memory
         self.units = {u.tensor: u for u in group.units}
         self.levels = self.level_all()
@@ -210,17 +213,20 @@ class KernelBuilder:
         return Store(self.memory(tensor, "inout" if overwrites else "out"), linear(tensor, index), value)
 
     def inserted(self, unit: Unit, value: Value, key: StageKey) -> Store:
-        """The store of an element of `unit` into the graph input that it is inserted in."""
+        """The store of an element of `unit` into what it is inserted in, counted from where that is: so what fills part
+        after part of memory is the same code."""
         assert unit.target is not None
         place = self.group.places[unit.tensor]
         context = _Context(dict(place.values), None, key)
         lookups = tuple(replace(l, value=self.rewrite(l.value, context)) for l in unit.lookups)
-        at = substituted(unit.inserted_at, place.values)
-        return Store(self.memory(unit.target, "inout"), linear(unit.target, at), value, lookups)
+        at = linear(unit.target, substituted(unit.inserted_at, place.values))
+        id, first = self.part(unit.target, *bounds(at))
+        return Store(self.memory(unit.target, "inout", id), at - first, value, lookups)
 
-    def memory(self, tensor: Tensor, role: str) -> int:
-        """The kernel's number of a tensor in memory. Reading what the kernel itself wrote leaves it an output."""
-        id = self.buffer(tensor)
+    def memory(self, tensor: Tensor, role: str, id: int | None = None) -> int:
+        """The kernel's number of a tensor in memory, or of the buffer `id`, which is part of that. Reading what the kernel
+        itself wrote leaves it an output."""
+        id = self.buffer(tensor) if id is None else id
         known = self.numbers.get(id)
         if known is None:
             return self.number(id, Buffer(f"{role}{len(self.buffers)}", tensor.dtype, role, 0), id)  # type: ignore[arg-type]

@@ -2,7 +2,8 @@
 
 What always holds (`schedule.verify` checks it): buffers are numbered by position, inputs, then constants first; an item
 stands after everything it reads; every buffer that is not an input or a constant is defined by exactly one item (a kernel
-that is `inout` on an input, or an ATen call that writes to an argument, writes it again); what is returned is written.
+that is `inout` on an input or on memory that is filled, or an ATen call that writes to an argument, writes it again); what
+is returned is written.
 """
 
 from __future__ import annotations

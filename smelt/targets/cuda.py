@@ -83,6 +83,10 @@ COSTS = Costs(
         # GPT-2's logits, 4096 x 768 by 768 x 50257, took about 2.4 ms longer on an H200 than padded: 0.38 more. Other
         # products are not measured, so little more than half of that.
         unaligned=0.3,
+        # A piece of 8 of GPT-2's logits, 49 MiB, still has 788 tiles of 128 x 256; not measured.
+        piece_bytes=32 << 20,
+        piece_rows=128,
+        pieces=8,
     ),
 )
 

@@ -181,6 +181,26 @@ def test_reductions(kind: str, over: str) -> None:
     torch.testing.assert_close(y, want, equal_nan=True)
 
 
+def summed_parts(parts: int, rows: int, columns: int) -> Kernel:
+    """Sums of columns of a row-major matrix, of so many parts of so many rows."""
+    (p, lp), (r, lr), (c, lc) = loop("p", parts), loop("r", rows), loop("c", columns)
+    stages = (
+        ReduceStage((lr,), (Reduction("x", "sum", load(0, (p * rows + r) * columns + c)),)),
+        MapStage((), (Store(1, p * columns + c, result("x")),)),
+    )
+    return Kernel("parts", buffers((f32, "in"), (f32, "out")), (lp, lc), stages)
+
+
+@pytest.mark.parametrize("parts, rows, columns", ((3, 1361, 3), (7, 130, 3), (2, 300, 40), (1, 2000, 1)))
+def test_sums_of_few_columns(parts: int, rows: int, columns: int) -> None:
+    """A program has the sums that are neighbours, not those of many parts, where rows are many."""
+    kernel, x = summed_parts(parts, rows, columns), torch.randn(parts * rows, columns)
+    y = torch.empty(parts * columns)
+    run(kernel, x, y)
+    torch.testing.assert_close(y, x.view(parts, rows, columns).sum(1).flatten(), rtol=1e-4, atol=1e-4)
+    assert (choose(summed_parts(147, rows, columns)).x <= 4) == (rows > 1000)
+
+
 @pytest.mark.parametrize("over", ("columns", "rows", "all"))
 @pytest.mark.parametrize("shape", ((37, 0), (0, 37), (0, 0)), ids=str)
 def test_reductions_of_nothing(shape: tuple[int, int], over: str) -> None:

@@ -190,3 +190,60 @@ def test_a_place_twice_in_order_where_that_is_asked_for():
         check(f, arguments[0], torch.tensor([2]), torch.randn(1, 4), n_kernels=1)
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def filled(a, b, w):
+    """Memory that products fill, one after the other."""
+    out = torch.empty(7, 5)
+    out[:3] = (a @ w).relu()
+    out[3:] = b @ w
+    return out
+
+
+def test_memory_is_filled_part_by_part():
+    inputs = torch.randn(3, 4), torch.randn(4, 4), torch.randn(4, 5)
+    schedule, real = scheduled(filled, *inputs, launch=1.0)
+    [got] = run(schedule, real)
+    torch.testing.assert_close(got, filled(*inputs))
+    order = ["kernel" if isinstance(i, KernelItem) else i.op for i in schedule.items if hasattr(i, "note")]
+    assert order == [aten.empty.memory_format, aten.mm.default, "kernel", aten.mm.default, "kernel"]
+
+
+def test_by_one_kernel_where_parts_are_small_or_come_from_inputs():
+    inputs = torch.randn(3, 4), torch.randn(4, 4), torch.randn(4, 5)
+    schedule, _ = scheduled(filled, *inputs, launch=1e9)
+    assert len(kernels(schedule)) == 1
+
+    def of_inputs(x, y):
+        out = torch.empty(7, 5)
+        out[:3], out[3:] = x, y * 2
+        return out
+
+    check_filled(of_inputs, torch.randn(3, 5), torch.randn(4, 5), n_kernels=1)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda a, w: (lambda out: (out[:3].copy_(a @ w), out[1:].add_(1), out)[2])(torch.zeros(4, 5)),
+        lambda a, w: (lambda out: (out[:3].copy_(a @ w), out[3].copy_(out[0]), out)[2])(torch.empty(4, 5)),
+        lambda a, w: (lambda out: (out[1:].copy_(a @ w), out[0].fill_(2), out.sum(0), out[1])[1:])(
+            torch.empty(4, 5)
+        ),
+        lambda a, w: (lambda out: (out[::2].copy_((a @ w)[:2]), out[1::2].copy_((a @ w)[1:]), out * 2)[2])(
+            torch.empty(4, 5)
+        ),
+        lambda a, w: (lambda out: (out[:, 1:4].copy_(a @ w[:, :3]), out[:, 0].fill_(0), out[:, :4])[2])(
+            torch.empty(3, 5)
+        ),
+    ],
+)
+def test_what_is_read_meanwhile_or_in_other_places(fn):
+    check_filled(fn, torch.randn(3, 4), torch.randn(4, 5))
+
+
+def check_filled(fn, *inputs, n_kernels=None):
+    schedule, real = scheduled(fn, *inputs, launch=1.0)
+    for got, want in zip(run(schedule, real), flatten(fn(*inputs)), strict=True):
+        torch.testing.assert_close(got, want)
+    assert n_kernels in (None, len(kernels(schedule)))

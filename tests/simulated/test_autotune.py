@@ -7,7 +7,7 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pytest
@@ -23,6 +23,7 @@ from smelt.config import Config
 from smelt.plan.code import Block, CompiledKernel, Function, Library, Processor
 from smelt.report import inspect
 from smelt.runtime import kept
+from smelt.targets.cuda import COSTS
 from tests.simulated import cuda
 
 pytestmark = pytest.mark.simulated_cuda
@@ -185,6 +186,15 @@ def test_another_process_reads_the_choice(device):
     smelt.reset()
     run(lambda x, w, b: F.relu(F.linear(x, w, b)), *args)
     assert device.measured == 3
+
+
+def test_equal_pieces_of_a_product_are_measured_once(device, monkeypatch):
+    """Of one that would be aligned, and of which the caller gets a copy (`ops/pieces.py`)."""
+    alignment = replace(COSTS.alignment, unaligned=1e9, aligned=1e6, piece_bytes=512, piece_rows=8, pieces=4)
+    monkeypatch.setattr("smelt.targets.cuda.COSTS", replace(COSTS, alignment=alignment, launch=1.0))
+    args = rand(33, 24), rand(24, 40)[:, :37].contiguous()
+    names = run(torch.mm, *args)
+    assert sum("mm" in name for name in names) == 3 and device.measured == 2  # 16, 16 and 1 rows
 
 
 def test_a_cast_in_front_may_be_part_of_it(device):

@@ -1,11 +1,12 @@
 """What ATen computes otherwise on a GPU: half precision beside a number (which is float32, quotients are products with its
-reciprocal), floored quotients, powers, products that are added. What the simulated device does eagerly is what a CPU does,
-so what is expected is written out."""
+reciprocal), floored quotients, powers, products that are added, losses of a difference. What the simulated device does
+eagerly is what a CPU does, so what is expected is written out."""
 
 from fractions import Fraction
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import smelt
 
@@ -108,3 +109,26 @@ def _to_float32(number: Fraction) -> float:
     near = torch.tensor(float(number))
     around = [near, *(torch.nextafter(near, torch.tensor(end)) for end in (-float("inf"), float("inf")))]
     return min((n.item() for n in around), key=lambda n: abs(Fraction(n) - number))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_losses_of_a_difference(dtype: torch.dtype) -> None:
+    """native/cuda/BinaryMiscOpsKernels.cu: the difference and limits are of half precision, the rest is float."""
+    x, y = ((torch.randn(4096, device="cuda") * 2).to(dtype) for _ in range(2))
+    for number in (1.0, 0.3):
+
+        def fn(x, y):
+            return (
+                F.smooth_l1_loss(x, y, reduction="none", beta=number),
+                F.huber_loss(x, y, reduction="none", delta=number),
+            )
+
+        z = (x.cpu() - y.cpu()).abs().float()
+        limit = torch.tensor(number, dtype=dtype).float()
+        want = (
+            torch.where(z < limit, 0.5 * z * z / limit, z - (0.5 * limit).to(dtype).float()),
+            torch.where(z < limit, 0.5 * z * z, limit * (z - (0.5 * limit).to(dtype).float())),
+        )
+        with torch.no_grad():
+            for got, exact in zip(smelt.compile(fn)(x, y), want, strict=True):
+                assert torch.equal(got.cpu(), exact.to(dtype))

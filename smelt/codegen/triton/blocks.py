@@ -13,7 +13,8 @@ thread, and all multiprocessors need work. `benchmarks/gpu/blocks.py` measures o
 * *rows with sums beside them*: a program goes over many rows, as many at once as fill its threads. It keeps a sum for each
   column, so that there are few on a multiprocessor, and loads the next rows while it computes.
 * *reductions of columns*: neighbouring sums are neighbours in memory, those of one sum are not: a block has a line's worth
-  of sums, and as many rows as its threads can load at once.
+  of sums, and as many rows as its threads can load at once. Fewer sums where fewer are neighbours and rows are many: else
+  there would be few programs, which go over long columns.
 """
 
 from __future__ import annotations
@@ -217,9 +218,11 @@ def _beside(kernel: Kernel, sums: Sums) -> Blocks:
 
 
 def _columns(kernel: Kernel, read: Sequence[Buffer], points: int, longest: int) -> Blocks:
-    line = LINE * elements(read) // VECTOR
-    x = _spread(min(line, power(points)), min(line * SECTOR // LINE, power(points)), 4 * points)
-    r = min(COLUMN_WARPS * 32 * COLUMN_POINTS // x, power(longest))
+    line, block = LINE * elements(read) // VECTOR, COLUMN_WARPS * 32 * COLUMN_POINTS
+    side_by_side = max(power(_neighbours(kernel)), block // power(longest))
+    most = min(line, power(points), side_by_side)
+    x = _spread(most, min(line * SECTOR // LINE, most), 4 * points)
+    r = min(block // x, power(longest))
     fewer = 2 if 1 < len(_large(kernel)) <= MANY else 1
     return Blocks(x, r, _warps(x * r, 32 * COLUMN_POINTS * fewer, COLUMN_WARPS))
 
@@ -234,6 +237,7 @@ class _Access:
     loops (1), along the stage's (-1), or neither."""
 
     buffer: int
+    index: Size
     touched: int
     along: int
 
@@ -247,7 +251,7 @@ def _accesses(kernel: Kernel) -> Iterator[_Access]:
         for buffer, e in dict.fromkeys(places) if inner else ():
             touched = prod(n for s, n in (outer | inner).items() if s in free_syms(e))
             along = any(_stride(e, l) == 1 for l in kernel.outer)
-            yield _Access(buffer, touched, along - any(_stride(e, l) == 1 for l in stage_loops(stage)))
+            yield _Access(buffer, e, touched, along - any(_stride(e, l) == 1 for l in stage_loops(stage)))
 
 
 def _large(kernel: Kernel) -> set[int]:
@@ -255,6 +259,18 @@ def _large(kernel: Kernel) -> set[int]:
     accesses = list(_accesses(kernel))
     most = max((a.touched for a in accesses), default=0)
     return {a.buffer for a in accesses if 2 * a.touched > most}
+
+
+def _neighbours(kernel: Kernel) -> int:
+    """How many sums have neighbours in memory as elements, of the tensors that count."""
+    large, most = _large(kernel), 1
+    for access in _accesses(kernel):
+        sizes = {_stride(access.index, l): static(l.size) for l in reversed(kernel.outer)}
+        count = 1
+        while access.buffer in large and count in sizes:
+            count *= sizes.pop(count)
+        most = max(most, count)
+    return most
 
 
 def _outer_is_contiguous(kernel: Kernel) -> bool:

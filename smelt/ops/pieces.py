@@ -1,0 +1,194 @@
+"""Large products of which only a copy of a part is kept, a piece at a time.
+
+A product that was aligned (`ops/aligned_products.py`) gives a larger matrix, of which the caller gets a copy: both are in
+memory at once. So it is computed in pieces along its first dimension, rows or matrices of a batch, and each is copied to
+where it is to be before the next:
+
+    clone(mm(A, B)[:m, :n])   ->   out = empty(m, n); out[:r] = mm(A[:r], B)[:, :n]; out[r : 2 * r] = ...
+
+(functional: `slice_scatter`, of which `ops/overwritten.py` says that it may write in place). Only where the copy has to be
+in memory: kernels that read elements read those of the larger matrix, without a copy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from smelt.costs import AlignmentCosts, Costs
+from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
+from smelt.graph.sizes import contiguous_stride
+from smelt.ops.aligned_products import PRODUCTS, is_view, nbytes
+from smelt.ops.registry import row
+from smelt.torch_private import OpOverload
+
+aten = torch.ops.aten
+
+
+Users = Mapping[Node, set[Node]]
+
+
+def in_pieces(graph: Graph, costs: Costs) -> Graph:
+    """`graph` (aten level) with products in pieces where that is wise; the same object where there are none."""
+    if costs.alignment is None:
+        return graph
+    users: dict[Node, set[Node]] = defaultdict(set)
+    for node in graph:
+        for argument in argument_nodes(node):
+            users[argument].add(node)
+    pieces: dict[Node, tuple[_Copied, int]] = {}  # by the copy: how large they are
+    for node in graph:
+        copied = _copied(node, users)
+        size = None if copied is None else _size_of_a_piece(copied, costs.alignment)
+        if copied is not None and size is not None:
+            pieces[node] = copied, size
+    return _Rewriter(graph, pieces).run() if pieces else graph
+
+
+@dataclass(frozen=True)
+class _Copied:
+    """A product, of which `slices`, one of the other, all from the first element on, are copied by `clone`, and nothing
+    else reads any of them."""
+
+    product: Node
+    slices: tuple[Node, ...]
+    clone: Node
+
+    @property
+    def operands(self) -> list[tuple[int, Node, bool]]:
+        """Their places, and whether a piece needs a piece of them only."""
+        rank = len(self.product.spec.shape)
+        place_of_a, place_of_b, *place_of_added = PRODUCTS[self.product.target]
+        found = [(place_of_a, True), (place_of_b, rank == 3)]
+        for place in place_of_added:
+            shape = self.product.args[place].spec.shape
+            found.append((place, len(shape) == rank and shape[0] != 1))
+        return [(place, self.product.args[place], cut) for place, cut in found]
+
+
+def _copied(clone: Node, users: Users) -> _Copied | None:
+    """The product of which a node is a copy that is needed in memory."""
+    if clone.target is not aten.clone.default or not _is_in_memory(clone, users):
+        return None
+    if clone.spec.stride != contiguous_stride(clone.spec.shape):
+        return None
+    slices: list[Node] = []
+    node: Node = clone.args[0]
+    while node.target is aten.slice.Tensor and users[node] == {slices[0] if slices else clone}:
+        if len(node.args) != 4 or node.args[2] != 0:
+            return None
+        slices.insert(0, node)
+        node = node.args[0]
+    if node.target not in PRODUCTS or not slices or users[node] != {slices[0]}:
+        return None
+    static = all(isinstance(n, int) and n > 0 for n in (*clone.spec.shape, *node.spec.shape))
+    by_rows = node.spec.stride == contiguous_stride(node.spec.shape)
+    return _Copied(node, tuple(slices), clone) if static and by_rows else None
+
+
+def _is_in_memory(node: Node, users: Users) -> bool:
+    """Whether all that reads a node, and anything does, reads its memory: no kernel, which would read the larger matrix."""
+    return bool(users[node]) and all(
+        user.op == "output"
+        or (_is_in_memory(user, users) if is_view(user) else _is_call(user) and user.target not in PRODUCTS)
+        for user in users[node]
+    )
+
+
+def _is_call(user: Node) -> bool:
+    """Whether it is ATen's call. A copy to an input is a kernel."""
+    return user.target is not aten.copy_.default and row(user.target).lowering is None
+
+
+def _size_of_a_piece(copied: _Copied, limits: AlignmentCosts) -> int | None:
+    """Along the first dimension. As many pieces as there may be, as long as each takes the time of its multiplications and
+    not of its memory: what is not cut is read again for each. None for a single one."""
+    total, *rest = copied.product.spec.shape
+    step = limits.piece_rows if len(rest) == 1 else 1
+    whole = math.prod(rest) * copied.operands[0][1].spec.shape[-1] * limits.aligned
+    read_again = sum(nbytes(x) for _, x, cut in copied.operands if not cut)
+    per_row = nbytes(copied.product) / total + sum(nbytes(x) / total for _, x, cut in copied.operands if cut)
+    for count in range(min(limits.pieces, nbytes(copied.product) // limits.piece_bytes), 1, -1):
+        size: int = -(-total // count // step) * step
+        memory = (size * per_row + read_again) * limits.byte
+        if size < total and (not read_again or size * whole >= memory):
+            return size
+    return None
+
+
+class _Rewriter:
+    def __init__(self, graph: Graph, pieces: Mapping[Node, tuple[_Copied, int]]) -> None:
+        self.graph, self.pieces = graph, pieces
+        self.left_out = {n for copied, _ in pieces.values() for n in (copied.product, *copied.slices)}
+        self.names = {node.name for node in graph}
+        self.nodes: list[Node] = []
+        self.now: dict[Node, Node] = {}
+
+    def run(self) -> Graph:
+        for node in self.graph:
+            if node in self.pieces:
+                self.now[node] = self.filled(*self.pieces[node])
+            elif node not in self.left_out:
+                args, kwargs = (map_nodes(x, self.now.__getitem__) for x in (node.args, node.kwargs))
+                self.now[node] = replace(node, args=args, kwargs=kwargs)
+                self.nodes.append(self.now[node])
+        made = Graph(self.graph.level)
+        made.nodes, made.constants = self.nodes, dict(self.graph.constants)
+        return made
+
+    def filled(self, copied: _Copied, size: int) -> Node:
+        """What holds the copy at the end."""
+        spec = replace(copied.clone.spec, offset=0)
+        options = {"dtype": spec.dtype, "device": spec.device}
+        result = self.node(copied, aten.empty.memory_format, (list(spec.shape),), "memory", spec, options)
+        for begin in range(0, spec.shape[0], size):
+            piece = self.piece(copied, begin, min(begin + size, copied.product.spec.shape[0]))
+            place = 0, begin, begin + piece.spec.shape[0]
+            result = self.node(copied, aten.slice_scatter.default, (result, piece, *place), "filled", spec)
+        result.name = copied.clone.name
+        return result
+
+    def piece(self, copied: _Copied, begin: int, end: int) -> Node:
+        """Of the product, from `begin` to `end` along its first dimension: what is copied of it."""
+        product = copied.product
+        args = list(product.args)
+        for place, operand, cut in copied.operands:
+            args[place] = self.now[operand]
+            if cut:
+                args[place] = self.slice(copied, args[place], 0, begin, end)
+        spec = replace(product.spec, shape=(end - begin, *product.spec.shape[1:]))
+        result = self.node(copied, product.target, tuple(args), "piece", spec, product.kwargs)
+        for node in copied.slices:
+            dim = node.args[1] % len(spec.shape)
+            last = min(node.spec.shape[dim] - begin, end - begin) if dim == 0 else node.spec.shape[dim]
+            result = self.slice(copied, result, dim, 0, last)
+        return result
+
+    def slice(self, copied: _Copied, x: Node, dim: int, begin: int, end: int) -> Node:
+        shape = (*x.spec.shape[:dim], end - begin, *x.spec.shape[dim + 1 :])
+        offset = x.spec.offset + begin * x.spec.stride[dim]
+        spec = replace(x.spec, shape=shape, offset=offset)
+        return self.node(copied, aten.slice.Tensor, (x, dim, begin, end), "part", spec)
+
+    def node(
+        self,
+        copied: _Copied,
+        op: OpOverload,
+        args: tuple[Any, ...],
+        name: str,
+        spec: TensorSpec,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Node:
+        like, count = copied.clone, 1
+        while (unique := f"{like.name}_{name}_{count}") in self.names:
+            count += 1
+        self.names.add(unique)
+        spec = replace(spec, requires_grad=False)
+        node = Node("call_function", op, args, dict(kwargs or {}), unique, spec, like.line, like.source)
+        self.nodes.append(node)
+        return node
