@@ -90,7 +90,7 @@ def efficient(
     p = torch.exp2(scores - (most if bias is None else most.masked_fill(most == -INF, 0.0)))
     total = p.sum(-1, keepdim=True)
     out = p.to(q.dtype).float() @ v.float() / total.masked_fill(total == 0, 1.0)
-    rows = (most / LOG2E + total.log())[..., 0]
+    rows = (most / LOG2E + total.log()).masked_fill(total == 0, 0.0)[..., 0]  # seen on an H100
     behind = -rows.size(-1) % ALIGNED if compute_log_sumexp else -rows.size(-1)
     rows = torch.nn.functional.pad(rows, (0, behind), value=INF)
     seed, offset = (torch.zeros((), dtype=torch.int64, device=q.device) for _ in range(2))

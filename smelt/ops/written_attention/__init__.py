@@ -7,7 +7,8 @@ finds the forward, `gradients.py` what a recorded backward does with it, `bias.p
 `places.py` which elements of which tensor a view holds. Neither scores nor probabilities are in memory then.
 
 Results are those of the written operators, but for rounding: the scores are not rounded to half precision. Where all scores
-of a row are minus infinity, or one is infinite or NaN, softmax gives NaN; kernels give 0 for some of that, but they return
-the logarithm of the sum of each row, which is no finite number exactly there. So such rows are made NaN afterwards, in the
-copy of the result that the program makes anyway, and the backward is given NaN for their logarithms.
+of a row are minus infinity, or one is infinite or NaN, softmax gives NaN. Kernels give 0 for a row to all of whose scores
+minus infinity is added: these are known from what is added. For the others they return a logarithm of the row's sum that is
+no finite number. So such rows are made NaN afterwards, in the copy of the result that the program makes anyway, and the
+backward is given NaN for their logarithms.
 """

@@ -26,11 +26,13 @@ class Bias:
     Attributes:
         blind: rows [.., l or 1, 1] whose scores are all to be 0, as they see nothing; None if none is such.
         cut: whether a mask fills in the scores of those rows, so that they have no gradient; else a huge number is added.
+        lost: rows [.., l or 1, 1] to all of whose scores minus infinity is added; None if there are none.
     """
 
     value: Node | None
     blind: Node | None = None
     cut: bool = True
+    lost: Node | None = None
 
 
 def heads_of(found: Attention) -> tuple[int, int]:
@@ -106,20 +108,32 @@ def bias_of(
         hidden = make(aten.le.Scalar, most, ABSORBS), make(aten.gt.Scalar, most, -INF)
         rows = make(aten.logical_and.default, *hidden)
         total = make(aten.masked_fill.Scalar, total, rows, 0.0)
-        return Bias(_laid_out(total, found, heads, make), rows, cut=False)
+        lost = make(aten.eq.Scalar, most, -INF)
+        return Bias(_laid_out(total, found, heads, make), rows, cut=False, lost=lost)
     if filled is None:
-        return Bias(None if total is None else _laid_out(total, found, heads, make))
+        return (
+            Bias(None)
+            if total is None
+            else Bias(_laid_out(total, found, heads, make), lost=_lost(total, make))
+        )
     mask = _shaped(filled, heads, make, now)
     if not filled.where:
         mask = make(aten.logical_not.default, mask)
     if total is None:
         total = make(aten.full.default, list(mask.spec.shape), 0.0, dtype=dtype, device=mask.spec.device)
     total = make(aten.masked_fill.Scalar, total, mask, -INF)
-    blind = None
+    blind = lost = None
     if filled.number != -INF:  # rows in which nothing is seen: all scores are equal
         blind = make(aten.all.dim, mask, -1, True)
         total = make(aten.masked_fill.Scalar, total, blind, 0.0)
-    return Bias(_laid_out(total, found, heads, make), blind)
+    if found.added or blind is None:
+        lost = _lost(total, make)
+    return Bias(_laid_out(total, found, heads, make), blind, lost=lost)
+
+
+def _lost(total: Node, make: Make) -> Node:
+    """Kernels give 0 for these rows, and 0 as the logarithm of their sums, which others may have as well."""
+    return make(aten.eq.Scalar, make(aten.amax.default, total, [-1], True), -INF)
 
 
 def _shaped(step: Step, heads: tuple[int, int], make: Make, now: Mapping[Node, Node]) -> Node:

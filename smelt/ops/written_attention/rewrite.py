@@ -252,7 +252,7 @@ class _Pass:
             call = self._make(_EFFICIENT, q, k, v, bias.value, True, scale=found.scale)
         state = (6, 7) if kernel == "flash" else (2, 3)
         out, rows = self._item(call, 0), self._item(call, 1)
-        lost, rows = self._lost(rows, q.spec.shape[2])
+        lost, rows = self._lost(rows, q.spec.shape[2], bias)
         seen = self._make(aten.masked_fill.Scalar, out, lost, NAN)
         self._in_place_of(found.result, seen)
         if kept:
@@ -261,7 +261,7 @@ class _Pass:
         self.count += 1
         return True
 
-    def _lost(self, rows: Node, length: int) -> tuple[Node, Node]:
+    def _lost(self, rows: Node, length: int, bias: Bias) -> tuple[Node, Node]:
         """(the rows [b, h, l, 1] whose result is NaN, the logarithms of sums with NaN for those). The logarithms may have
         more rows, for which infinity stands."""
         own = rows
@@ -270,6 +270,8 @@ class _Pass:
             own = self._make(aten.slice.Tensor, rows, -1, 0, length)
         finite = self._make(aten.lt.Scalar, self._make(aten.abs.default, own), INF)
         lost = self._make(aten.logical_not.default, finite)
+        if bias.lost is not None:
+            lost = self._make(aten.logical_or.default, lost, self._make(aten.squeeze.dim, bias.lost, -1))
         own = self._make(aten.masked_fill.Scalar, own, lost, NAN)
         if behind:
             own = self._make(aten.constant_pad_nd.default, own, [0, behind], INF)
