@@ -341,8 +341,8 @@ def test_lowest_numbers_of_float32_beside_bfloat16(seen):
 @pytest.mark.parametrize("number", [INF, -INF, float("nan")])
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_inputs_that_are_not_finite(dtype, number, which, seen):
-    """Where eager gives NaN, so do the kernels; elsewhere results are the same. On a GPU an infinite number of float32, which is
-    split for TF32, makes NaN of all that is computed with it."""
+    """Where eager gives NaN, so do the kernels; elsewhere results are the same. On a GPU an infinite number of float32 is
+    split for TF32, and makes NaN of all that is computed with it."""
     given = [x.clone() for x in operands(dtype)]
     given[which][0, 0, 3, 2] = number
     given[1][..., 2] = given[1][..., 2].abs()  # so that all scores of a row are infinite
