@@ -27,7 +27,7 @@ NATIVE := $(shell find smelt/native -name '*.cpp' -o -name '*.h')
 
 $(VENV)/.torch:
 	@echo "== virtual environment and torch"
-	if [ $(origin TORCH) = file ] && $(PYTHON) -c 'import torch' 2>/dev/null; then \
+	if [ "$(origin TORCH)" = file ] && $(PYTHON) -c 'import torch' 2>/dev/null; then \
 	  $(PYTHON) -m venv --system-site-packages $(VENV); \
 	else \
 	  $(PYTHON) -m venv $(VENV) && $(PIP) install -q $(TORCH) $(TORCH_ARGS); \
@@ -75,7 +75,7 @@ test: export OMP_WAIT_POLICY = PASSIVE
 test: export GOMP_SPINCOUNT = 0
 test: $(VENV)/.native $(VENV)/.test
 	# Apart: Triton brings an LLVM of its own into the process. 5: nothing ran, for want of a GPU.
-	$(PY) -m pytest tests/gpu -q || test $$? -eq 5
+	$(PY) -m pytest tests/gpu -q -n $(JOBS) --dist loadfile || test $$? -eq 5
 	$(PY) -m pytest tests -q --durations=10 --ignore tests/gpu -n $(JOBS) --dist loadfile
 
 # The fastest tests of each folder; tests/test_layout.py sees that none is left out.

@@ -366,8 +366,11 @@ def rows(columns: int, dtype: torch.dtype) -> torch.Tensor:
     return x
 
 
-@pytest.mark.parametrize("dtype", (f32, bf16, torch.float16))
-@pytest.mark.parametrize("columns", (100, 4096, 16_385, 24_576))
+SHORT_ROWS = [(n, dtype) for n in (100, 4096) for dtype in (f32, bf16, torch.float16)]
+
+
+# Long rows take the interpreter a minute each.
+@pytest.mark.parametrize("columns, dtype", (*SHORT_ROWS, (16_385, bf16), (24_576, f32)))
 def test_soft_maxima_of_rows(columns: int, dtype: torch.dtype) -> None:
     x = rows(columns, dtype)
     check(lambda x: x.softmax(-1), x)
