@@ -108,14 +108,12 @@ def bias_of(
         hidden = make(aten.le.Scalar, most, ABSORBS), make(aten.gt.Scalar, most, -INF)
         rows = make(aten.logical_and.default, *hidden)
         total = make(aten.masked_fill.Scalar, total, rows, 0.0)
-        lost = make(aten.eq.Scalar, most, -INF)
-        return Bias(_laid_out(total, found, heads, make), rows, cut=False, lost=lost)
+        nothing = make(aten.eq.Scalar, most, -INF)
+        return Bias(_laid_out(total, found, heads, make), rows, cut=False, lost=nothing)
     if filled is None:
-        return (
-            Bias(None)
-            if total is None
-            else Bias(_laid_out(total, found, heads, make), lost=_lost(total, make))
-        )
+        if total is None:
+            return Bias(None)
+        return Bias(_laid_out(total, found, heads, make), lost=_lost(total, make))
     mask = _shaped(filled, heads, make, now)
     if not filled.where:
         mask = make(aten.logical_not.default, mask)
