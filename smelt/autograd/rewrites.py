@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from smelt.graph.ir import Node, TensorSpec
+from smelt.graph.ir import Node, TensorSpec, free_name
 from smelt.ops.registry import row
 from smelt.ops.results import result_spec
 
@@ -81,12 +81,7 @@ class NodeMaker:
 
     def name(self, stem: str) -> str:
         """A name that is not taken yet."""
-        count, name = 1, stem
-        while name in self.names:
-            count += 1
-            name = f"{stem}_{count}"
-        self.names.add(name)
-        return name
+        return free_name(stem, self.names)
 
 
 # ---- formulas

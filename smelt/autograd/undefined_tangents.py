@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from smelt.graph.effects import effects
-from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
+from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, free_name, map_nodes
 from smelt.graph.passes import eliminate_dead, has_effect
 from smelt.graph.specs import make_spec
 from smelt.ops.linear import is_zero_constant, linear_in
@@ -134,12 +134,7 @@ class _Zeros:
         user: Node,
         kwargs: dict[str, Any] | None = None,
     ) -> Node:
-        name = stem = op._schema.name.split("::")[1]
-        count = 0
-        while name in self.names:
-            count += 1
-            name = f"{stem}_{count}"
-        self.names.add(name)
+        name = free_name(op._schema.name.split("::")[1], self.names)
         node = Node("call_function", op, args, kwargs or {}, name, spec, user.line, user.source)
         self.new.nodes.append(node)
         return node

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from smelt.autograd.partition import Partition, Saved
 from smelt.costs import Costs
-from smelt.graph.ir import Graph, Node, TensorSpec, map_nodes
+from smelt.graph.ir import Graph, Node, TensorSpec, free_name, map_nodes
 from smelt.graph.sizes import numel, static
 from smelt.ops.aligned_products import align_products
 
@@ -45,11 +45,8 @@ def _reading(backward: Graph, wider: Mapping[int, Sequence[Node]]) -> Graph:
             first, *_ = wider[place]
             given.spec = first.args[0].spec
             read = {first.args[0]: given}
-            for k, step in enumerate(wider[place]):
-                name = f"{node.name}_part"
-                while name in names:
-                    name += f"_{k}"
-                names.add(name)
+            for step in wider[place]:
+                name = free_name(f"{node.name}_part", names)
                 read[step] = replace(step, args=map_nodes(step.args, read.__getitem__), name=name)
                 added.append(read[step])
             now[node] = added[-1]

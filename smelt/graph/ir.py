@@ -109,6 +109,16 @@ def argument_nodes(node: Node) -> Iterator[Node]:
         yield from leaves(node.kwargs, Node)
 
 
+def free_name(stem: str, taken: set[str]) -> str:
+    """`stem`, with a number behind it where that is one of `taken`, to which the name is added."""
+    count, name = 1, stem
+    while name in taken:
+        count += 1
+        name = f"{stem}_{count}"
+    taken.add(name)
+    return name
+
+
 def map_nodes(value: Any, function: Callable[[Node], Any]) -> Any:
     """`value` (arguments of a node) with every Node `n` replaced by `function(n)`."""
     return map_leaves(value, Node, function)

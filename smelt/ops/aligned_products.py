@@ -22,7 +22,7 @@ import torch
 
 from smelt.costs import AlignmentCosts, Costs
 from smelt.graph.effects import effects
-from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
+from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, free_name, map_nodes
 from smelt.graph.sizes import contiguous_stride
 from smelt.ops.recompute import Class
 from smelt.ops.registry import row
@@ -286,11 +286,7 @@ class _Aligner:
         like: Node,
         kwargs: dict[str, Any] | None = None,
     ) -> Node:
-        count, unique = 1, name
-        while unique in self.names and name != like.name:
-            count += 1
-            unique = f"{name}_{count}"
-        self.names.add(unique)
+        unique = name if name == like.name else free_name(name, self.names)
         node = Node("call_function", op, args, kwargs or {}, unique, spec, like.line, like.source)
         self.nodes.append(node)
         return node

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from smelt.graph.effects import effects
-from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
+from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, free_name, map_nodes
 from smelt.graph.passes import memory_of_outputs
 from smelt.graph.sizes import Size, contiguous_stride, static
 from smelt.ops.convolution import Convolution
@@ -332,12 +332,7 @@ class _Pass:
         return self._append(replace(call, args=(source,), kwargs={"memory_format": memory_format}))
 
     def _name(self, stem: str) -> str:
-        count, name = 1, f"{stem}_relaid"
-        while name in self.names:
-            count += 1
-            name = f"{stem}_relaid_{count}"
-        self.names.add(name)
-        return name
+        return free_name(f"{stem}_relaid", self.names)
 
 
 def _image(spec: TensorSpec) -> tuple[Size, ...] | None:

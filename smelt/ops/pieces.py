@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from smelt.costs import AlignmentCosts, Costs
-from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
+from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, free_name, map_nodes
 from smelt.graph.sizes import contiguous_stride
 from smelt.ops.aligned_products import PRODUCTS, is_view, nbytes
 from smelt.ops.registry import row
@@ -184,10 +184,8 @@ class _Rewriter:
         spec: TensorSpec,
         kwargs: Mapping[str, Any] | None = None,
     ) -> Node:
-        like, count = copied.clone, 1
-        while (unique := f"{like.name}_{name}_{count}") in self.names:
-            count += 1
-        self.names.add(unique)
+        like = copied.clone
+        unique = free_name(f"{like.name}_{name}", self.names)
         spec = replace(spec, requires_grad=False)
         node = Node("call_function", op, args, dict(kwargs or {}), unique, spec, like.line, like.source)
         self.nodes.append(node)

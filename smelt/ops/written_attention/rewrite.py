@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from smelt.graph.effects import effects
-from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
+from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, free_name, map_nodes
 from smelt.graph.passes import eliminate_dead, memory_of_outputs
 from smelt.ops.results import result_spec
 from smelt.ops.written_attention.bias import Bias, bias_of, check_bias, heads_of
@@ -159,18 +159,10 @@ class _Pass:
     def _made(self, op: Any, args: Any, kwargs: dict[str, Any], spec: Any) -> Node:
         assert self.like is not None
         stem = op._schema.name.split("::")[1].strip("_") if isinstance(op, OpOverload) else "item"
-        name = self._name(f"{stem}_fused")
+        name = free_name(f"{stem}_fused", self.names)
         return self._append(
             Node("call_function", op, tuple(args), kwargs, name, spec, self.like.line, self.like.source)
         )
-
-    def _name(self, stem: str) -> str:
-        count, name = 1, stem
-        while name in self.names:
-            count += 1
-            name = f"{stem}_{count}"
-        self.names.add(name)
-        return name
 
     def _item(self, call: Node, index: int) -> Node:
         return self._made(operator.getitem, (call, index), {}, call.spec[index])
