@@ -72,7 +72,9 @@ class Costs:
     kernel_buffers: int  # buffers that a kernel may touch
     row_kernel_rows: int  # least rows of a row kernel that was a large elementwise one
     row_kernel_points: int  # points from which on an elementwise kernel is large
-    long_row: int  # points of a row from which on elementwise operators join only where there are rows for all workers
+    # Points of a row, or of as many columns as are one item, from which on elementwise operators join only where there are
+    # items for all workers.
+    long_row: int
     shortest_loop: int  # points: loops of four times as many are not split into pieces shorter than this
 
     # What a row keeps (schedule/kernels.py)

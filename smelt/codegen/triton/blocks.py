@@ -74,8 +74,8 @@ LONG_ROW = 256  # points: from here on a row is an axis of its own
 # of 1, 2 vectors (not measured).
 VECTORS = 2
 # Of what is small there are so many programs, of fewer points each: a thread's points come one after the other, and other
-# multiprocessors have nothing to do. MobileNetV3 of one image took 0.36 ms where it had taken 0.44. What draws keeps its
-# four neighbours a thread. Elementwise kernels over one loop, whose code is that of all sizes, know two sizes of a block.
+# multiprocessors have nothing to do. A kernel that draws random numbers keeps four neighbours for each thread. Elementwise
+# kernels over one loop, whose code is that of all sizes, have one of two block sizes.
 PROGRAMS = 4 * 132
 FEW = 16  # blocks: where there are no more, it does not matter
 SECTOR = 32  # bytes
