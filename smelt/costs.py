@@ -108,5 +108,9 @@ class Costs:
         bool  # where the generator stands is read from memory: it may be captured into a CUDA graph
     )
 
+    # Depthwise convolutions of channels-last images in half precision (ops/depthwise.py) that are generated
+    depthwise_taps: int  # elements of the window for each that the window moves by, at most; or else ...
+    depthwise_elements: int  # ... elements of the result, at most
+
     products: ProductCosts | None  # None: every product, convolution and pooling is ATen's
     alignment: AlignmentCosts | None  # None: how rows of ATen's products are aligned makes no difference

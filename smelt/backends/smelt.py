@@ -53,6 +53,8 @@ def compile_graph(traced: Traced, config: Config) -> Compiled:
         compile_part = lambda graph, given: _compile(graph, config, maker(config), given)  # noqa: E731
         lay_out = partial(with_wider_saves, costs=target.costs)
         joint = _prepared_joint(traced.joint, target)
+        if target.warm_up is not None:
+            target.warm_up(joint.graph, joint.backward)
         return compile_joint(traced, joint, config, compile_part, lay_out, devices)
     except Unsupported:
         raise

@@ -56,6 +56,13 @@ class Builder:
         self.made.append(Extern(op, tuple(args), {}, (result,), self.name, self.line))
         return result
 
+    def call_for(self, op: OpOverload, args: Sequence[Any], wanted: int) -> Tensor:
+        """As `call`, of an operator of several results, all of which the node has: the one that is `wanted`."""
+        result = Tensor(self.name, self.spec[wanted], Stored(), self.line)
+        results = tuple(result if k == wanted else None for k in range(len(self.spec)))
+        self.made.append(Extern(op, tuple(args), {}, results, self.name, self.line))
+        return result
+
     def check(self, by: OpOverload, holds: Tensor, message: str) -> None:
         """Calls `by`, an assertion, which fails where `holds`, a bool of no dimension, does not. On a GPU that is noticed
         later."""

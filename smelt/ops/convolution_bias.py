@@ -31,7 +31,12 @@ def with_bias_behind(
     if not adds_behind(b.device, tuple(map(_layout, (x, weight, bias))), frozen):
         return None
     result = b.call(torch.ops.aten.convolution.default, (x, weight, None, *settings))
-    column = b.view(bias, (bias.shape[0], *[1] * (len(x.shape) - 2)), lambda i: i[:1])
+    return with_bias(b, result, bias)
+
+
+def with_bias(b: Builder, result: Tensor, bias: Tensor) -> Tensor:
+    """What the convolution gave, rounded, with a number added to each channel."""
+    column = b.view(bias, (bias.shape[0], *[1] * (len(result.shape) - 2)), lambda i: i[:1])
     return b.pointwise(lambda v, c: v + c, [result, column])
 
 

@@ -14,7 +14,9 @@ from smelt.loops.builder import Builder
 from smelt.loops.tensor import Index, Tensor
 from smelt.loops.values import GATHER
 from smelt.ops.convolution import Convolution
-from smelt.ops.convolution_bias import with_bias_behind
+from smelt.ops.convolution_bias import with_bias, with_bias_behind
+from smelt.ops.cudnn import cudnn_layout
+from smelt.ops.depthwise import depthwise, is_generated
 from smelt.ops.layouts.meta import META, uninitialized
 from smelt.ops.products import dots, is_row_product
 from smelt.ops.recompute import Class
@@ -31,13 +33,16 @@ declare("convolution", linear=("input bias", "weight bias"))
 
 @operator(aten.convolution.default)
 def convolution(b: Builder, x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor | None:
-    """With its bias behind it, where ATen adds that there. Of an image of one pixel, or with windows that do not overlap.
-    None, so that ATen computes it, for others, for groups, padding, transposed convolutions and weights that
-    are not contiguous, and where the target's costs say so."""
-    if bias is not None and (made := with_bias_behind(b, x, weight, bias, settings)) is not None:
-        return made
+    """With its bias behind it, where ATen adds that there. Depthwise ones, those of an image of one pixel, or with windows
+    that do not overlap. None, so that ATen computes it, for others, for groups, padding, transposed convolutions and
+    weights that are not contiguous, and where the target's costs say so."""
     kernel = weight.shape[2:]
     c = Convolution(*settings).over(len(kernel))
+    if is_generated(x.spec, weight.spec, b.spec, c, b.costs):
+        result = depthwise(b, x, weight, c)
+        return result if bias is None else with_bias(b, result, bias)
+    if bias is not None and (made := with_bias_behind(b, x, weight, bias, settings)) is not None:
+        return made
     sizes = (*x.shape, *weight.shape, *b.spec.shape)
     if c.transposed or c.groups != 1 or any(c.padding) or not all(isinstance(s, int) for s in sizes):
         return None
@@ -140,7 +145,7 @@ def _convolution_layout(
     return out.squeeze(2) if n == 1 else out
 
 
-declare(aten.convolution.default, layout=_convolution_layout)
+declare(aten.convolution.default, layout=_convolution_layout, layout_on=cudnn_layout)
 # The others of its settings say which library may compute. Torch 2.11 has no shape function of it.
 declare(
     aten._convolution.default,

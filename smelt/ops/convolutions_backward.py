@@ -19,6 +19,8 @@ from smelt.loops.builder import Builder
 from smelt.loops.tensor import Index, Tensor
 from smelt.ops.convolution import Convolution
 from smelt.ops.convolutions import channels_of, convolution_format
+from smelt.ops.cudnn import cudnn_backward_layout
+from smelt.ops.depthwise import depthwise_backward
 from smelt.ops.layouts.meta import META, fresh, only, suggested_format
 from smelt.ops.registry import declare, operator
 from smelt.ops.views import reshape_index
@@ -40,6 +42,9 @@ def convolution_backward(
 ) -> tuple[Tensor | None, ...] | None:
     """`settings`: those of the convolution, and which gradients are wanted."""
     *of_convolution, mask = settings
+    made = depthwise_backward(b, grad, x, weight, tuple(of_convolution), mask)
+    if made is not None:
+        return made
     c = Convolution(*of_convolution)
     plain = not c.transposed and c.groups == 1 and not any(c.padding) and all(s == 1 for s in c.stride)
     limits = b.costs.products
@@ -166,4 +171,9 @@ def _convolution_backward_layout(
     return only((*grads, fresh((outputs,), x.dtype)), wanted)
 
 
-declare(aten.convolution_backward.default, layout=_convolution_backward_layout, converts=True)
+declare(
+    aten.convolution_backward.default,
+    layout=_convolution_backward_layout,
+    layout_on=cudnn_backward_layout,
+    converts=True,
+)

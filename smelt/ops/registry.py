@@ -42,6 +42,7 @@ class Facts(TypedDict, total=False):
     recompute: OperatorClass | Callable[[Node], OperatorClass] | None
     linear: tuple[str, ...]
     layout: Callable[..., Any] | None
+    layout_on: Callable[..., Any] | None
     run_on_zeros: bool
     needs_room: bool
     tried_on: int
@@ -80,6 +81,7 @@ class Operator:
             number 0 count as zero, and a list whose tensors all are. Views and `*_backward` need none (ops/linear.py).
         layout: a shape function, called with meta tensors in the place of tensors: meta tensors laid out like what a CPU
             returns, or NotImplemented for what it does not know (ops/layouts).
+        layout_on: the same of a GPU, which is its first argument: of a library whose first call takes long.
         run_on_zeros: torch's shape function is wrong about a CPU's strides, so it is run instead, once, on zeros.
         needs_room: raises for tensors of one element, which say nothing of whether it has a kernel then.
         tried_on: what the tensors hold on which it is tried for the layouts of its results. Zeros are out of range for what
@@ -114,6 +116,7 @@ class Operator:
     recompute: OperatorClass | Callable[[Node], OperatorClass] | None = None
     linear: tuple[str, ...] = ()
     layout: Callable[..., Any] | None = None
+    layout_on: Callable[..., Any] | None = None
     run_on_zeros: bool = False
     needs_room: bool = False
     tried_on: int = 0

@@ -3,14 +3,14 @@ device of its tensors and the options; no stage asks for a device, a host or a n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 import torch
 
 from smelt import _native
 from smelt.costs import Costs
-from smelt.graph.ir import TensorSpec
+from smelt.graph.ir import Graph, Node, TensorSpec
 from smelt.ops.written_attention.rewrite import Choose
 from smelt.plan.items import Item
 from smelt.plan.steps import Plan
@@ -58,6 +58,7 @@ class Target:
         sharing: how a launch is cut into pieces.
         channels_last: whether images of half precision are laid out channels-last inside of graphs that gain from it.
         attention: which of its kernels takes the operands of attention that is written out; None: it is computed as written.
+        warm_up: given a graph and its nodes of the backward, begins what their first call would wait for.
     """
 
     costs: Costs
@@ -68,3 +69,4 @@ class Target:
     sharing: Sharing
     channels_last: bool = False
     attention: Choose | None = None
+    warm_up: Callable[[Graph, Set[Node]], object] | None = None

@@ -81,6 +81,8 @@ COSTS = Costs(
     # So much takes 2.5 us from a cache and 38 us from memory; giving the GIL back and taking it again 30 ns, if nobody
     # else wants it. If somebody does, the plan waits for it, for 5 ms at worst (`sys.getswitchinterval()`).
     gil_bytes=1 << 18,
+    depthwise_taps=0,
+    depthwise_elements=0,
     draw_blocks=0,
     draw_captured=False,
     products=None,  # replaced by those of a host that was measured

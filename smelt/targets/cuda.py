@@ -23,6 +23,7 @@ from smelt.config import Config
 from smelt.costs import AlignmentCosts, Costs
 from smelt.errors import Unsupported
 from smelt.graph.kernel_calls import RUN_KERNEL, RUN_KERNEL_FUNCTIONAL
+from smelt.ops import warm_up
 from smelt.ops.draws import blocks_that_draw
 from smelt.ops.registry import row
 from smelt.plan.aliases import is_foreign
@@ -72,6 +73,8 @@ COSTS = Costs(
     draw_blocks=0,  # replaced where the device's generator is ATen's
     draw_captured=False,
     gil_bytes=0,  # the driver makes the caller wait when its queue is full
+    depthwise_taps=9,
+    depthwise_elements=1 << 20,
     products=None,
     alignment=AlignmentCosts(
         nbytes=16,
@@ -112,6 +115,7 @@ def target(devices: Sequence[torch.device], config: Config) -> Target:
         plain,
         compile=partial(generate, arch=arch, config=config, tuner=tuner, device=_only(devices)),
         load=partial(load, devices, store(config), config.cuda_graphs),
+        warm_up=partial(warm_up.begin, costs=plain.costs, device=device) if layouts else None,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from smelt.graph.ir import Graph, Node
 from smelt.graph.printer import code
 from smelt.graph.verify import verify
 from smelt.ops.channels_last import is_last, lies_last, relaid
+from smelt.targets import cuda
 from smelt.trace.joint import Joint
 
 pytestmark = pytest.mark.simulated_cuda
@@ -269,7 +271,9 @@ class Mixed(nn.Module):
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-def test_what_stands_between_convolutions(graphs, training):
+def test_what_stands_between_convolutions(graphs, training, monkeypatch):
+    # A bias is added behind what was rounded where a GPU's libraries convolve: other numbers win a maximum then.
+    monkeypatch.setattr(cuda, "COSTS", replace(cuda.COSTS, depthwise_taps=0, depthwise_elements=0))
     x = images(2, 8, 6, 6)
     net = made(Mixed).train(training)
     expected = step(net, net, x)

@@ -16,6 +16,7 @@ the driver copies when it is launched: nothing is copied to the device before, a
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -625,6 +626,8 @@ class Printer:
             return self._philox(at, v)
         if v.op == "eq" and (found := self._is_at(at, v)) is not None:
             return found
+        if v.op == "where" and self._is_zero_elsewhere(v):
+            return self.value(at, v.args[1]), NONE
         if v in self.cheap.functions:
             name, operand = self.cheap.functions[v]
             given = self.value(at, operand)
@@ -646,6 +649,15 @@ class Printer:
         if v.op == "cast":
             return values.cast(operands[0], v.args[0].dtype, v.dtype), axes
         return self.values.operation(v.op, dtype, operands), axes
+
+    def _is_zero_elsewhere(self, v: Value) -> bool:
+        """Whether a choice between an element that is read where a condition holds, and 0, is what the load gives anyway."""
+        condition, chosen, otherwise = v.args
+        while chosen.op == "cast":
+            chosen = chosen.args[0]
+        reads = chosen.op == "load" and chosen.args[2] is condition and chosen.args[0] not in self.host
+        number = otherwise.args[0] if otherwise.op == "const" else None
+        return reads and number == 0 and math.copysign(1, number) > 0
 
     def _is_at(self, at: Place, v: Value) -> tuple[str, Axes] | None:
         """Whether a place of the block is one that does not vary along it, a number of 64 bits: asked in 32 bits, half as

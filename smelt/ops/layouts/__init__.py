@@ -10,6 +10,7 @@ them that runs in a process imports torch's own compiler and sympy, for a second
 
 The answers of 2 and 3 are those of a CPU. On a GPU the operator itself is run in their place, on zeros of the sizes that
 are asked about: which library computes, and so how results lie, differs from device to device and from version to version.
+Where a row has `layout_on`, that is asked before: cuDNN makes some convolutions when first called, for up to a second.
 
 Shape functions do not know for which dtypes a device has kernels, and on a CPU whether a
 number fits a dtype: after 1, and where there are numbers after 2, the operator is tried on tensors of one element; before 4
@@ -81,6 +82,8 @@ def _on_gpu(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], devic
         out = of_row(func, args, kwargs)
         if out is not NotImplemented:
             return out
+    elif out is NotImplemented and (known := _of_row_on(device, func, args, kwargs)) is not NotImplemented:
+        return known
     elif (
         out is NotImplemented
         and func.namespace in _TORCH
@@ -94,6 +97,11 @@ def _on_gpu(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], devic
                 raise
     check_refused(func, args, kwargs, device)  # zeros may be what it refuses
     return func(*args, **kwargs)
+
+
+def _of_row_on(device: torch.device, func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    function = row(func).layout_on
+    return NotImplemented if function is None else function(device, *args, **kwargs)
 
 
 def _gives_values(func: OpOverload) -> bool:
