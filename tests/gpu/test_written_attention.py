@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import smelt
 from smelt import events
 from smelt.graph.printer import code
+from smelt.targets import attention as of_torch
 from tests.harness import attention
 from tests.harness.attention import (
     ELSEWHERE,
@@ -604,3 +605,18 @@ def test_checkpoint(seen):
 
     check(program, operands())
     assert "efficient_attention_backward" in seen.kernels
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("backward", [False, True])
+def test_few_scores_with_something_added_stay_products(seen, monkeypatch, bias, backward):
+    """Where nothing is kept for a backward: there they are as fast."""
+    monkeypatch.setattr(of_torch, "FEW", 32 << 20)
+    given = operands(bf16)
+    given += [torch.randn(L, S, device="cuda").to(bf16)] if bias else []
+
+    def program(q, k, v, *more):
+        return torch.softmax(sum(more, scores(q, k)), -1) @ v
+
+    run(smelt.compile(program, fullgraph=True), given, backward)
+    assert bool(seen.kernels) == (backward or not bias)
