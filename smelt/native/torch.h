@@ -6,6 +6,7 @@
 //   torch_operators.h  operators by their names, called with boxed values
 //   torch_script.h     objects of Python as boxed values
 //   torch_random.h     where torch's generator stands
+//   torch_settings.h   where torch has its settings
 //
 // No other file includes such headers of torch (tests/test_native_layers.py). What is used under torch's own name, because
 // no version differs in it, is listed above the include that brings it. To support another version: build, go through
@@ -27,8 +28,6 @@
 #error "smelt needs torch 2.11 or newer"
 #endif
 
-// `at::Context::fp32_precision`: how float32 is computed, as it was set.
-#include <ATen/Context.h>
 // `at::detail::make_tensor`, `at::detail::empty_cpu`: tensors made without the dispatcher.
 #include <ATen/EmptyTensor.h>
 // `at::impl::PythonTorchFunctionTLS`: which modes ask `__torch_function__`, and whether anybody is asked.
@@ -123,32 +122,6 @@ inline bool hooks_see_nodes() {
     return false;
 #endif
 }
-
-// ------------------------------------------------------------------------------------------------ torch's settings
-
-// Where torch's settings have what was set of float32's precision, by backend and operator. They stay there: the keys never
-// change. Empty where it is not known.
-using Precisions = std::vector<const at::Float32Precision*>;
-
-#if !SMELT_TORCH_AT_LEAST(2, 14)
-auto& precision_table(const at::Context& settings);
-// The compiler lets an explicit instantiation name a private member.
-template <auto member>
-struct PrecisionTable {
-    friend auto& precision_table(const at::Context& settings) { return settings.*member; }
-};
-template struct PrecisionTable<&at::Context::fp32_precision>;
-
-inline Precisions precisions_of(const at::Context& settings) {
-    Precisions places;
-    for (const auto& [_, value] : precision_table(settings)) places.push_back(&value);
-    return places;
-}
-#else
-inline Precisions precisions_of(const at::Context&) {
-    return {};
-}
-#endif
 
 // ------------------------------------------------------------------------------------------ a tensor's words of memory
 

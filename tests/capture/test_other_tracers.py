@@ -23,6 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import smelt
 from smelt import _native
 from smelt.report.inspect import graph_count
+from tests.harness.threads import in_threads
 
 X = torch.arange(6.0).reshape(2, 3) / 5 - 0.4
 V = torch.linspace(-1, 1, 6).reshape(2, 3)
@@ -244,6 +245,19 @@ def test_is_traced():
         answers.append(_native.is_traced())
     per_thread = hasattr(torch.fx._symbolic_trace, "_is_fx_tracing_tls")  # since torch 2.14
     assert answers == [True, True, True, not per_thread, True, False] and not _native.is_traced()
+
+
+def test_each_tracing_is_noticed_in_each_thread():
+    def work():
+        for _ in range(20):
+            answers = [_native.is_traced()]
+            torch.fx.symbolic_trace(lambda x: answers.append(_native.is_traced()) or x)
+            assert [*answers, _native.is_traced()] == [False, True, False]
+
+    work()
+    for _ in range(3):  # one after the other: before torch 2.14 the flag is one for all threads
+        in_threads([work])
+    work()
 
 
 @pytest.mark.skipif(

@@ -11,6 +11,7 @@
 #include "calls/wrapper.h"
 #include "guards/tree.h"
 #include "module.h"
+#include "plan/plan.h"
 
 #include <memory>
 #include <utility>
@@ -22,15 +23,14 @@ PyObject* empty_tuple;
 
 // A guard's answer about a call.
 struct Match {
-    PyObject* entry = nullptr;   // owned: (guard, compiled, only)
-    PyObject* inputs = nullptr;  // owned: the tensors collected by the guard
-    PyObject* after = nullptr;   // owned: to be called once the eager run of the call has returned
+    PyObject* entry = nullptr;  // owned: (guard, compiled, only)
+    guards::Collected inputs;   // the tensors, collected by the guard
+    PyObject* after = nullptr;  // owned: to be called once the eager run of the call has returned
     Match() = default;
     Match(const Match&) = delete;
     Match& operator=(const Match&) = delete;
     ~Match() {
         Py_XDECREF(entry);
-        Py_XDECREF(inputs);
         Py_XDECREF(after);
     }
     PyObject* compiled() const { return PyTuple_GET_ITEM(entry, 1); }
@@ -44,9 +44,8 @@ bool find_in_table(EntryTable& table, const Slots& slots, Match* match) {
     for (Py_ssize_t k = 0, i = table.recent; k < count && !match->entry; k++, i = i + 1 < count ? i + 1 : 0) {
         PyObject* entry = PyTuple_GET_ITEM(entries, i);
         PyObject* guard = PyTuple_GET_ITEM(entry, 0);
-        match->inputs = guard == Py_None ? Py_NewRef(empty_tuple)
-                                         : guards::check_guard_tree(guard, slots.data(), slots.size());
-        if (!match->inputs) continue;
+        if (guard != Py_None && !guards::check_guard_tree(guard, slots.data(), slots.size(), match->inputs))
+            continue;
         match->entry = Py_NewRef(entry);
         if (table.entries == entries) table.recent = i;
     }
@@ -72,16 +71,20 @@ PyObject* only_item(PyObject* result) {
     return item;
 }
 
-PyObject* call_compiled(const Match& match, const Slots& slots) {
-    if (PyObject* only = match.only(); only != Py_None)
-        return only_item(PyObject_Vectorcall(only, &match.inputs, 1, nullptr));
+PyObject* call_compiled(Match& match, const Slots& slots) {
+    PyObject* only = match.only();
+    if (LIKELY(only != Py_None && is_plan(only) && plan_outputs(only) == 1))
+        return call_plan_of_one(only, {match.inputs.data(), static_cast<size_t>(match.inputs.size())});
+    PyObject* inputs = match.inputs.tuple();
+    if (!inputs) return nullptr;
+    if (only != Py_None) return only_item(PyObject_Vectorcall(only, &inputs, 1, nullptr));
     constexpr Py_ssize_t kLocal = 24;
     PyObject* local[kLocal + 2];
     Py_ssize_t count = slots.size();
     std::unique_ptr<PyObject*[]> large(count > kLocal ? new PyObject*[count + 2] : nullptr);
     PyObject** argv = (large ? large.get() : local) + 1;  // argv[-1] is the callee's to use
     for (Py_ssize_t i = 0; i < count; i++) argv[i] = slots.data()[i];
-    argv[count] = match.inputs;
+    argv[count] = inputs;
     return PyObject_Vectorcall(match.compiled(), argv, (count + 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
 }
 

@@ -2,6 +2,7 @@
 #include "calls/tracers.h"
 
 #include "cpython.h"
+#include "dict_marks.h"
 #include "module.h"
 #include "torch.h"
 
@@ -17,6 +18,14 @@ constexpr c10::DispatchKeySet kTracers({
     c10::DispatchKey::FuncTorchDynamicLayerFrontMode,  // torch.vmap, torch.func
     c10::DispatchKey::FuncTorchDynamicLayerBackMode,
 });
+
+// What this thread saw last.
+struct Seen {
+    uint64_t thread = 0;       // as the interpreter numbers them, which is never given again
+    PyObject* dict = nullptr;  // its dictionary, which its state owns
+    DictMark without_flag;     // the dictionary as it was when the flag was not set
+};
+__attribute__((tls_model("initial-exec"))) constinit thread_local Seen seen;
 
 // The flag of torch.fx.symbolic_trace: until torch 2.13 a global of its module, since then an attribute of a
 // threading.local, which has a dictionary for each thread.
@@ -40,24 +49,25 @@ class FxFlag {
 
     bool is_set() const {
         PyObject* dict = local_ ? of_thread() : globals_;
-        return dict && _PyDict_GetItem_KnownHash(dict, name_, hash_) == Py_True;
+        if (!dict) return false;
+        if (seen.without_flag.holds(dict)) return false;
+        if (_PyDict_GetItem_KnownHash(dict, name_, hash_) == Py_True) return true;
+        seen.without_flag.set(dict);
+        return false;
     }
 
   private:
-    // The thread's state owns the dictionary, and its id is never given again.
     PyObject* of_thread() const {
-        thread_local uint64_t thread = 0;
-        thread_local PyObject* dict = nullptr;  // borrowed
         uint64_t now = PyThreadState_GetID(PyThreadState_Get());
-        if (thread == now) return dict;
+        if (seen.thread == now) return seen.dict;
         PyObject* found = PyObject_GetAttrString(local_, "__dict__");
         if (!found) {
             PyErr_Clear();
             return nullptr;
         }
         Py_DECREF(found);
-        thread = now;
-        return dict = found;
+        seen.thread = now;
+        return seen.dict = found;
     }
 
     PyObject *local_ = nullptr, *globals_ = nullptr, *name_ = nullptr;  // owned for good

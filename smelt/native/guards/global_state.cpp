@@ -5,8 +5,8 @@
 #include "module.h"
 #include "torch.h"
 #include "torch_python.h"
+#include "torch_settings.h"
 
-#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/DefaultDtype.h>
@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <cstring>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace smelt::guards {
@@ -170,8 +171,8 @@ class GlobalStateMatcher {
     void note_settings(const at::Context& settings);
 
     GlobalState expected_;
-    // What torch's settings were when they were last compared field by field and agreed: the bytes of the object, and the
-    // precisions that lie elsewhere.
+    // What torch's settings were when they were last compared field by field and agreed: the bytes that they are in, and the
+    // precisions, which lie elsewhere.
     std::vector<char> agreed_;
     std::vector<at::Float32Precision> agreed_precisions_;
 };
@@ -182,16 +183,17 @@ const Precisions& precisions() {
 }
 
 bool GlobalStateMatcher::settings_agreed(const at::Context& settings) const {
-    if (agreed_.size() != sizeof(at::Context)) return false;
+    const std::span<const char> bytes = bytes_of(settings);
+    if (agreed_.size() != bytes.size()) return false;
     const Precisions& places = precisions();
     for (size_t i = 0; i < places.size(); i++)
         if (*places[i] != agreed_precisions_[i]) return false;
-    return std::memcmp(agreed_.data(), &settings, sizeof(at::Context)) == 0;
+    return std::memcmp(agreed_.data(), bytes.data(), bytes.size()) == 0;
 }
 
 void GlobalStateMatcher::note_settings(const at::Context& settings) {
-    const char* bytes = reinterpret_cast<const char*>(&settings);
-    agreed_.assign(bytes, bytes + sizeof(at::Context));
+    const std::span<const char> bytes = bytes_of(settings);
+    agreed_.assign(bytes.begin(), bytes.end());
     agreed_precisions_.clear();
     for (const at::Float32Precision* place : precisions()) agreed_precisions_.push_back(*place);
 }
@@ -208,18 +210,22 @@ bool GlobalStateMatcher::parse(PyObject* tuple) {
     return true;
 }
 
+// Whether these fields are as `expected`. Each is read where it is compared: a call through the table takes longer than most
+// reads.
+template <int begin, int end>
+bool agree(const Sources& sources, const GlobalState& expected) {
+    return [&]<int... i>(std::integer_sequence<int, i...>) {
+        return ((kFields[begin + i].read(sources) == expected[begin + i]) && ...);
+    }(std::make_integer_sequence<int, end - begin>{});
+}
+
 bool GlobalStateMatcher::matches() {
     Sources sources;
-    auto agree = [&](int begin, int end) {
-        for (int i = begin; i < end; i++)
-            if (kFields[i].read(sources) != expected_[i]) return false;
-        return true;
-    };
     // Asking for the settings one by one takes longer than comparing all bytes of the object that has them.
-    const int asked = precisions().empty() ? kFirstPlainMember : kFirstPrecision;
-    if (!agree(0, asked)) return false;
+    if (!agree<0, kFirstPrecision>(sources, expected_)) return false;
+    if (precisions().empty() && !agree<kFirstPrecision, kFirstPlainMember>(sources, expected_)) return false;
     if (settings_agreed(sources.context)) return true;
-    if (!agree(asked, kFieldCount)) return false;
+    if (!agree<kFirstPrecision, kFieldCount>(sources, expected_)) return false;
     note_settings(sources.context);
     return true;
 }

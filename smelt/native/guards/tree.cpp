@@ -92,20 +92,16 @@ void with_pass(Tree* tree, PyObject* const* slots, Py_ssize_t count, Use use) {
     }
 }
 
-PyObject* collect(const Tree& tree, const Pass& pass) {
-    auto count = static_cast<Py_ssize_t>(tree.collected.size());
-    PyObject* out = PyTuple_New(count);
-    if (!out) PyErr_Clear();
-    for (Py_ssize_t i = 0; out && i < count; i++)
-        PyTuple_SET_ITEM(out, i, Py_NewRef(pass.values[tree.collected[i]]));
-    return out;
+bool collect(const Tree& tree, const Pass& pass, Collected& collected) {
+    return collected.take(static_cast<Py_ssize_t>(tree.collected.size()),
+                          [&](Py_ssize_t i) { return pass.values[tree.collected[i]]; });
 }
 
 // One pass: over the memo if it knows the answer, else over all nodes. What torch throws is a mismatch.
-PyObject* check(Tree& tree, PyObject* const* slots, Py_ssize_t count) {
+bool check(Tree& tree, PyObject* const* slots, Py_ssize_t count, Collected& collected) {
     std::optional<CollectorOff> off;
     if (!tree.lets_others_run) off.emplace();
-    if (!tree.held.all_live()) return nullptr;
+    if (!tree.held.all_live()) return false;
     if (tree.memo.ready()) {
         Pass pass(slots, count, tree.memo.values());
         Answer answer = Answer::Fails;
@@ -114,16 +110,16 @@ PyObject* check(Tree& tree, PyObject* const* slots, Py_ssize_t count) {
         } catch (...) {
             PyErr_Clear();
         }
-        if (answer != Answer::Unknown) return answer == Answer::Holds ? collect(tree, pass) : nullptr;
+        if (answer != Answer::Unknown) return answer == Answer::Holds && collect(tree, pass, collected);
     }
-    PyObject* out = nullptr;
+    bool held = false;
     with_pass(&tree, slots, count, [&](Pass& pass) {
         int failed;
         if (!tree.run(pass, &failed)) return;
-        out = collect(tree, pass);
+        held = collect(tree, pass, collected);
         if (!tree.lets_others_run && tree.memo.is_due()) tree.memo.make(tree.nodes, pass.values);
     });
-    return out;
+    return held;
 }
 
 // One (guard_index, kind, value).
@@ -239,8 +235,9 @@ PyObject* new_tree(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
 }
 
 PyObject* py_check(PyObject* self, PyObject* const* slots, Py_ssize_t count) {
-    PyObject* inputs = check_guard_tree(self, slots, count);
-    return inputs ? inputs : Py_NewRef(Py_None);
+    Collected inputs;
+    if (!check_guard_tree(self, slots, count, inputs)) return Py_NewRef(Py_None);
+    return Py_XNewRef(inputs.tuple());
 }
 
 PyObject* py_explain(PyObject* self, PyObject* const* slots, Py_ssize_t count) {
@@ -394,9 +391,9 @@ bool is_guard_tree(PyObject* object) {
     return Py_IS_TYPE(object, &guard_tree_type);
 }
 
-PyObject* check_guard_tree(PyObject* self, PyObject* const* slots, Py_ssize_t count) {
+bool check_guard_tree(PyObject* self, PyObject* const* slots, Py_ssize_t count, Collected& collected) {
     Tree* tree = tree_of(self);
-    return tree ? check(*tree, slots, count) : nullptr;
+    return tree && check(*tree, slots, count, collected);
 }
 
 int init_tree(PyObject* module) {

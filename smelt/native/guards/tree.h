@@ -1,13 +1,13 @@
-// The guard tree as the frame hook uses it.
+// The guard tree as calls use it.
 #pragma once
-#include <Python.h>
+#include "guards/collected.h"
 
 namespace smelt::guards {
 
 bool is_guard_tree(PyObject* object);
 
-// The tuple of collected tensors (a new reference) if every guard holds for these argument slots; null,
-// without a Python error, if not. Runs no user code.
-PyObject* check_guard_tree(PyObject* tree, PyObject* const* slots, Py_ssize_t count);
+// Whether every guard holds for these argument slots; if so, `collected`, which is empty, gets the tensors. Leaves no Python
+// error. Runs no user code.
+bool check_guard_tree(PyObject* tree, PyObject* const* slots, Py_ssize_t count, Collected& collected);
 
 }  // namespace smelt::guards

@@ -7,14 +7,6 @@
 namespace smelt::plan {
 namespace {
 
-std::unique_ptr<Frame> make_frame(const Program& p) {
-    auto frame = std::make_unique<Frame>();
-    frame->tensors.resize(p.n_registers);
-    frame->data.resize(p.n_registers, nullptr);
-    for (size_t i = 0; i < p.constants.size(); ++i) frame->tensors[p.n_inputs + i] = p.constants[i];
-    return frame;
-}
-
 // Builds the tensors of the arena, or moves them to where it is now.
 void place_arena(const Program& p, Frame& f) {
     c10::InferenceMode ordinary(false);  // for these tensors, whatever mode the first caller is in
@@ -50,6 +42,10 @@ void give_arena(const Program& p, Frame& f) {
 }
 
 }  // namespace
+
+Frame::Frame(const Program& p) : tensors(p.n_registers), data(p.n_registers, nullptr) {
+    for (size_t i = 0; i < p.constants.size(); ++i) tensors[p.n_inputs + i] = p.constants[i];
+}
 
 Place place_on(c10::Device device) {
     if (device.is_cpu()) return {device, 0, nullptr};
@@ -95,21 +91,24 @@ size_t IdleFrames::bytes() {
 }
 
 Borrowed::Borrowed(const Program& program, IdleFrames& idle)
-    : program_(program),
-      idle_(idle),
-      current_(program.device),
-      place_(place_on(program.device)),
-      frame_(idle.take(place_)) {
-    if (!frame_) frame_ = make_frame(program);
+    : program_(program), idle_(idle), current_(program.device), place_(place_on(program.device)) {
+    if (program.keeps_no_frame) {
+        frame_ = &own_.emplace(program);
+        return;
+    }
+    kept_ = idle.take(place_);
+    if (!kept_) kept_ = std::make_unique<Frame>(program);
+    frame_ = kept_.get();
     take_arena(program, *frame_);
 }
 
 Borrowed::~Borrowed() {
+    if (own_) return;
     for (Reg r : program_.dynamic) frame_->tensors[r].reset();
     frame_->stack.clear();
     frame_->realigned.clear();
     give_arena(program_, *frame_);
-    idle_.give(place_, std::move(frame_));
+    idle_.give(place_, std::move(kept_));
 }
 
 }  // namespace smelt::plan

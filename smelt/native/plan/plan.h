@@ -4,6 +4,7 @@
 #include <Python.h>
 #include <c10/util/SmallVector.h>
 
+#include <span>
 #include <vector>
 
 namespace smelt {
@@ -13,6 +14,12 @@ size_t plan_inputs(PyObject* plan);
 size_t plan_outputs(PyObject* plan);
 // The input that the plan returns at this position, -1 if it returns something else there.
 int64_t plan_returned_input(PyObject* plan, size_t position);
+
+using Objects = std::span<PyObject* const>;  // borrowed
+
+// What the plan gives, which has one output; null with a Python error. `inputs`: tensors and numbers, which the caller keeps
+// alive.
+PyObject* call_plan_of_one(PyObject* plan, Objects inputs);
 
 // What a graph returns at one position. An input is returned as the very object that came in, which then is in
 // `object` (borrowed). Nothing (None) is an undefined tensor without an object.

@@ -11,6 +11,7 @@ void derive(Program& p) {
         if (r >= static_cast<Reg>(p.n_inputs)) p.needs_tensor[r] = 1;
     for (const Launch& l : p.launches) mark(p.needs_data, l.regs);
     p.dispatches = !p.atens.empty() || !p.views.empty();
+    p.keeps_no_frame = p.n_registers <= kFewRegisters && p.arena_bytes == 0 && p.constants.empty();
     for (const Registers& b : p.bumps) {
         mark(p.needs_tensor, b.regs);
         mark(p.written, b.regs);

@@ -12,6 +12,8 @@ namespace smelt::plan {
 
 using Reg = int32_t;  // -1: none
 
+constexpr size_t kFewRegisters = 8;
+
 struct Alloc {
     Reg out;
     Layout layout;
@@ -101,6 +103,7 @@ struct Program {
     std::vector<Reg> outputs;
     bool release_gil = false;
     bool dispatches = false;         // a step goes through torch's dispatcher
+    bool keeps_no_frame = false;     // a call makes its own: few registers, all of them empty before
     c10::Device device = c10::kCPU;  // where it runs: kernels, and temporaries in the arena
     // Of registers, see `derive`:
     std::vector<char> needs_tensor, needs_data, in_arena, written;

@@ -15,14 +15,13 @@ namespace {
 class Run {
   public:
     Run(const Program& p, Borrowed& frame)
-        : p_(p),
-          f_(*frame),
-          queue_{frame.place().device.index(), frame.place().handle},
-          caller_(c10::impl::tls_local_dispatch_key_set()) {}
+        : p_(p), f_(*frame), queue_{frame.place().device.index(), frame.place().handle} {
+        if (p.dispatches) caller_ = c10::impl::tls_local_dispatch_key_set();
+    }
 
     void operator()(const std::vector<Step>& steps) {
         std::optional<c10::impl::ForceDispatchKeyGuard> guard;
-        if (p_.dispatches) guard.emplace(below_autograd(caller_));
+        if (p_.dispatches) guard.emplace(below_autograd(*caller_));
         for (const Step& s : steps) {
             switch (s.kind) {
                 case Kind::launch:
@@ -62,7 +61,7 @@ class Run {
         if (v.in_arena) return;
         const at::Tensor& src = f_.tensors[v.src];
         if (v.user_visible) {
-            c10::impl::ForceDispatchKeyGuard guard(caller_);
+            c10::impl::ForceDispatchKeyGuard guard(*caller_);
             f_.tensors[v.out] = src.as_strided(v.shape, v.stride, src.storage_offset() + v.offset);
         } else {
             f_.tensors[v.out] = raw_view(v, src);
@@ -102,7 +101,7 @@ class Run {
         for (const ListArgument& l : a.lists) stack[l.position] = list(l);
         for (const NumberArgument& n : a.numbers) stack[n.position] = number(f_.tensors[n.reg]);
         if (a.user_visible) {
-            c10::impl::ForceDispatchKeyGuard guard(caller_);
+            c10::impl::ForceDispatchKeyGuard guard(*caller_);
             a.op.callBoxed(stack);
             make_current(p_.device);  // the user's code may have left another
         } else {
@@ -174,8 +173,8 @@ class Run {
 
     const Program& p_;
     Frame& f_;
-    const Queue queue_;  // of the program's device
-    const c10::impl::LocalDispatchKeySet caller_;
+    const Queue queue_;                                     // of the program's device
+    std::optional<c10::impl::LocalDispatchKeySet> caller_;  // where a step needs it
 };
 
 }  // namespace

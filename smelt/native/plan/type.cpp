@@ -55,14 +55,13 @@ void set_constant_addresses(const Program& p, Frame& f) {
 }
 
 // False with a Python error.
-bool bind_inputs(const Program& p, Frame& f, PyObject* inputs) {
-    if (static_cast<size_t>(PyTuple_GET_SIZE(inputs)) != p.n_inputs) {
-        PyErr_Format(PyExc_TypeError, "Plan: %zu inputs expected, got %zd", p.n_inputs,
-                     PyTuple_GET_SIZE(inputs));
+bool bind_inputs(const Program& p, Frame& f, Objects inputs) {
+    if (inputs.size() != p.n_inputs) {
+        PyErr_Format(PyExc_TypeError, "Plan: %zu inputs expected, got %zu", p.n_inputs, inputs.size());
         return false;
     }
     for (size_t i = 0; i < p.n_inputs; ++i) {
-        PyObject* item = PyTuple_GET_ITEM(inputs, i);
+        PyObject* item = inputs[i];
         if (p.is_number[i]) {
             if (!PyFloat_CheckExact(item) && !PyLong_CheckExact(item)) {
                 PyErr_Format(PyExc_TypeError, "Plan: input %zu must be a number, got %s", i,
@@ -93,20 +92,21 @@ at::Tensor output(const Program& p, Frame& f, size_t i) {
     return p.is_last[i] ? std::move(t) : t;
 }
 
-// An input that is returned is the very object that came in. `computed(i)` is the i-th output where it is none.
+// The i-th output, a new reference. An input that is returned is the very object that came in; `computed(i)` is the output where
+// it is none.
 template <class Computed>
-PyObject* collect_outputs(const Program& p, PyObject* inputs, Computed computed) {
+PyObject* output_object(const Program& p, Objects inputs, size_t i, Computed computed) {
+    const Reg r = p.outputs[i];
+    if (r < 0) return Py_NewRef(Py_None);
+    return p.is_input(r) ? Py_NewRef(inputs[r]) : THPVariable_Wrap(computed(i));
+}
+
+template <class Computed>
+PyObject* all_outputs(const Program& p, Objects inputs, Computed computed) {
     PyObject* result = PyTuple_New(static_cast<Py_ssize_t>(p.outputs.size()));
     if (!result) return nullptr;
     for (size_t i = 0; i < p.outputs.size(); ++i) {
-        const Reg r = p.outputs[i];
-        PyObject* item = r < 0                                 ? Py_None
-                         : static_cast<size_t>(r) < p.n_inputs ? PyTuple_GET_ITEM(inputs, r)
-                                                               : nullptr;
-        if (item)
-            Py_INCREF(item);
-        else
-            item = THPVariable_Wrap(computed(i));
+        PyObject* item = output_object(p, inputs, i, computed);
         if (!item) {
             Py_DECREF(result);
             return nullptr;
@@ -116,38 +116,48 @@ PyObject* collect_outputs(const Program& p, PyObject* inputs, Computed computed)
     return result;
 }
 
-// Whether a graph did what the plan does on `inputs`, a tuple of tensors as the plan takes them.
-bool replayed(const PlanObject* plan, PyObject* inputs, std::vector<at::Tensor>& outputs) {
-    if (!plan->graphs || static_cast<size_t>(PyTuple_GET_SIZE(inputs)) != plan->program->n_inputs)
-        return false;
+// Whether a graph did what the plan does on `inputs`.
+bool replayed(const PlanObject* plan, Objects inputs, std::vector<at::Tensor>& outputs) {
+    if (!plan->graphs || inputs.size() != plan->program->n_inputs) return false;
     Inputs tensors;
-    for (size_t i = 0; i < plan->program->n_inputs; ++i) {
-        PyObject* item = PyTuple_GET_ITEM(inputs, i);
+    for (PyObject* item : inputs) {
         if (!THPVariable_Check(item)) return false;
         tensors.push_back(&THPVariable_Unpack(item));
     }
     return plan->graphs->run(tensors, outputs);
 }
 
+Objects items_of(PyObject* tuple) {
+    return {&PyTuple_GET_ITEM(tuple, 0), static_cast<size_t>(PyTuple_GET_SIZE(tuple))};
+}
+
+// `give(computed)` makes what is returned of the outputs, of which `computed(i)` is the i-th; null, as it is where this
+// returns null, with a Python error. Throws what operators throw.
+template <class Give>
+PyObject* run_for_python(const PlanObject* plan, Objects inputs, Give give) {
+    const Program& p = *plan->program;
+    std::vector<at::Tensor> outputs;
+    if (replayed(plan, inputs, outputs)) return give([&](size_t i) { return outputs[i]; });
+    Borrowed frame(p, *plan->idle);
+    if (!bind_inputs(p, *frame, inputs)) return nullptr;
+    {
+        ReleaseGil gil(p.release_gil);
+        run(p, frame, p.steps);
+    }
+    return give([&](size_t i) { return output(p, *frame, i); });
+}
+
 PyObject* plan_call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
     auto* plan = reinterpret_cast<PlanObject*>(self);
-    const Program& p = *plan->program;
     if (PyVectorcall_NARGS(nargsf) != 1 || (kwnames && PyTuple_GET_SIZE(kwnames) != 0) ||
         !PyTuple_Check(args[0])) {
         PyErr_SetString(PyExc_TypeError, "Plan: call it with one tuple of tensors");
         return nullptr;
     }
     HANDLE_TH_ERRORS
-    std::vector<at::Tensor> outputs;
-    if (replayed(plan, args[0], outputs))
-        return collect_outputs(p, args[0], [&](size_t i) { return outputs[i]; });
-    Borrowed frame(p, *plan->idle);
-    if (!bind_inputs(p, *frame, args[0])) return nullptr;
-    {
-        ReleaseGil gil(p.release_gil);
-        run(p, frame, p.steps);
-    }
-    return collect_outputs(p, args[0], [&](size_t i) { return output(p, *frame, i); });
+    const Objects inputs = items_of(args[0]);
+    return run_for_python(plan, inputs,
+                          [&](auto computed) { return all_outputs(*plan->program, inputs, computed); });
     END_HANDLE_TH_ERRORS
 }
 
@@ -285,6 +295,25 @@ int64_t plan_returned_input(PyObject* plan, size_t position) {
     return r >= 0 && static_cast<size_t>(r) < p.n_inputs ? r : -1;
 }
 
+PyObject* call_plan_of_one(PyObject* object, Objects inputs) {
+    const PlanObject* plan = as_plan(object);
+    auto call = [&] {
+        return run_for_python(
+            plan, inputs, [&](auto computed) { return output_object(*plan->program, inputs, 0, computed); });
+    };
+    if (plan->program->dispatches) {
+        HANDLE_TH_ERRORS  // also hands what operators warn of to Python
+            return call();
+        END_HANDLE_TH_ERRORS
+    }
+    try {
+        return call();
+    } catch (const std::exception&) {
+        torch::translate_exception_to_python(std::current_exception());
+        return nullptr;
+    }
+}
+
 // A Python number as the 0-d tensor that torch makes of one: it does not take part in type promotion.
 at::Tensor number_tensor(PyObject* item) {
     at::Tensor t = at::detail::empty_cpu({}, PyFloat_CheckExact(item) ? at::kDouble : at::kLong);
@@ -300,7 +329,7 @@ namespace {
 
 // `computed(i)` is the i-th output where that is no input.
 template <class Computed>
-Results results_of(const Program& p, PyObject* inputs, Computed computed) {
+Results results_of(const Program& p, Objects inputs, Computed computed) {
     Results results(p.outputs.size());
     for (size_t i = 0; i < p.outputs.size(); ++i) {
         const Reg r = p.outputs[i];
@@ -311,7 +340,7 @@ Results results_of(const Program& p, PyObject* inputs, Computed computed) {
             result.tensor = computed(i);
             continue;
         }
-        result.object = PyTuple_GET_ITEM(inputs, r);
+        result.object = inputs[r];
         if (!p.is_number[r]) result.tensor = THPVariable_Unpack(result.object);
     }
     return results;
@@ -329,8 +358,9 @@ bool replayed(const PlanObject* plan, const std::vector<at::Tensor>& inputs,
 
 }  // namespace
 
-Results run_plan(PyObject* plan, PyObject* inputs) {
+Results run_plan(PyObject* plan, PyObject* tuple) {
     const Program& p = *as_plan(plan)->program;
+    const Objects inputs = items_of(tuple);
     std::vector<at::Tensor> outputs;
     if (replayed(as_plan(plan), inputs, outputs))
         return results_of(p, inputs, [&](size_t i) { return outputs[i]; });
