@@ -77,11 +77,15 @@ def test_all_of_tritons_passes_give_the_same(name: str, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("name", ("layer norm", "softmax of columns", "all of it", "several by one"))
 def test_tritons_own_front_gives_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the source to Triton's form there is a shorter way (`front.py`)."""
+    """From the source to Triton's form there are two shorter ways (`executed.py`, `front.py`)."""
     source = joined_source(add(4096)) if name == "several by one" else triton_source(KERNELS[name])
+    ptx = to_ptx(source, 90)
+    monkeypatch.setattr("smelt.codegen.triton.executed.form_of", None)
     with monkeypatch.context() as changed:
-        changed.setattr("smelt.codegen.triton.library.function_of", None)  # the shorter way is taken
-        ptx = to_ptx(source, 90)
+        changed.setattr(
+            "smelt.codegen.triton.library.function_of", None
+        )  # the copy of Triton's generator is taken
+        assert ptx == to_ptx(source, 90)
     monkeypatch.setattr(library(), "generator", None)
     assert ptx == to_ptx(source, 90)
 
@@ -116,7 +120,7 @@ def test_no_packed_sums_of_positions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_programs_code_generator_stays_as_it_is() -> None:
     own = triton.compiler.code_generator
-    to_ptx(triton_source(add(4096)), 90)
+    to_ptx(replace(triton_source(add(4096)), stages=2), 90)
     assert library().generator.CodeGenerator is not own.CodeGenerator
     assert own.CodeGenerator.visit.__module__ == own.__name__ and own.inspect.__name__ == "inspect"
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from smelt.codegen.triton import front
+from smelt.codegen.triton import executed, front
+from smelt.codegen.triton.operands import Types
 from smelt.codegen.triton.source import Source
 
 # Of Triton's options, by name; versions that do not know one leave it out.
@@ -88,8 +89,13 @@ class Library:
         return make("cuda", 10 * major + minor, 32)
 
     def module(self, source: Source, target: Any, backend: Any, options: Any) -> tuple[Any, Any]:
-        """Triton's form of the kernel, and the language that it is in. By Triton's own ways where the shorter one
-        (`front.py`) does not work: their errors are those that count."""
+        """Triton's form of the kernel, and the language that it is in. The shortest way (`executed.py`) is for what is no
+        product. By Triton's own where none of the shorter ones (`front.py`) works: its errors are those that count."""
+        if not source.stages and not options.sanitize_overflow:
+            with suppress(Exception):
+                context, types = self._context(backend)
+                made = executed.form_of(source, self.ir, context, types, options.debug)
+                return made, self.backends.Language.TRITON
         if (generator := self.generator) is not None:
             with suppress(Exception):
                 function = front.declared(source)
@@ -129,7 +135,7 @@ class Library:
         ast = self.compiler.ASTSource(
             fn=function, signature=signature, constexprs=constants, attrs=attributes
         )
-        context = self._context(backend)
+        context, _ = self._context(backend)
         given = dict(
             target=target,
             options=options,
@@ -142,16 +148,17 @@ class Library:
         with _PARSES:
             return make(**{name: given[name] for name in taken}), ast.language
 
-    def _context(self, backend: Any) -> Any:
-        """What a kernel's forms are made in. Loading what there is of operations takes longer than the form of a small
-        kernel, so the next kernels of this thread have it too; not all of them, as it keeps each type and constant."""
-        name, context, left = getattr(self._of_thread, "context", ("", None, 0))
+    def _context(self, backend: Any) -> tuple[Any, Types]:
+        """What a kernel's forms are made in, and types that it has. Loading what there is of operations takes longer than
+        the form of a small kernel, so the next kernels of this thread have it too; not all of them, as it keeps each type
+        and constant."""
+        name, context, types, left = getattr(self._of_thread, "context", ("", None, {}, 0))
         if name != backend.target.backend or not left:
-            name, context, left = backend.target.backend, self.ir.context(), KERNELS_OF_CONTEXT
+            name, context, types, left = backend.target.backend, self.ir.context(), {}, KERNELS_OF_CONTEXT
             self.ir.load_dialects(context)
             backend.load_dialects(context)
-        self._of_thread.context = name, context, left - 1
-        return context
+        self._of_thread.context = name, context, types, left - 1
+        return context, types
 
     def to_threads(self, module: Any, found: dict[str, Any], arch: int | str, own: Any) -> Any:
         """The stage `ttgir` for NVIDIA's processors; `own` is Triton's, for a version without one of the passes."""
