@@ -16,7 +16,7 @@ import triton
 import triton.compiler.code_generator  # while the interpreter is on, if it is: later it refuses
 
 from smelt.codegen.triton import Source, executed, stages, triton_source
-from smelt.codegen.triton.library import library
+from smelt.codegen.triton.library import KERNELS_OF_CONTEXT, library
 from smelt.codegen.triton.processors import Arch, dialect
 from smelt.codegen.triton.ptx import to_ptx
 from smelt.codegen.triton.source import KERNEL, joined_source
@@ -216,3 +216,19 @@ def test_a_name_that_changes_its_type_in_a_loop_is_left_to_triton() -> None:
 def test_products_are_triton_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executed, "form_of", lambda *_: pytest.fail("a product was executed"))
     to_ptx(replace(triton_source(add(4096)), stages=2), 90)
+
+
+def test_a_context_is_one_kernel_s_at_a_time_and_handed_on() -> None:
+    triton_ = library()
+    backend = triton_.compiler.make_backend(triton_.backends.GPUTarget("cuda", 90, 32))
+    with triton_.context(backend) as one, triton_.context(backend) as other:
+        assert one is not other
+    with triton_.context(backend) as again:
+        assert again in (one, other)
+    with pytest.raises(ZeroDivisionError), triton_.context(backend) as failed:
+        raise ZeroDivisionError
+    with triton_.context(backend) as one, triton_.context(backend) as other:
+        assert failed not in (one, other)
+        one.kernels = KERNELS_OF_CONTEXT
+    with triton_.context(backend) as again:
+        assert again is other

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy
@@ -16,7 +18,7 @@ pytest.importorskip("triton")
 import triton
 import triton.compiler.code_generator  # while the interpreter is on, if it is: later it refuses
 
-from smelt.codegen.triton import Request, compile_kernels, ptx_functions, triton_source
+from smelt.codegen.triton import Request, compile_kernels, llvm_form, ptx_functions, stages, triton_source
 from smelt.codegen.triton.library import Library, library
 from smelt.codegen.triton.ptx import to_ptx
 from smelt.codegen.triton.source import TABLE, joined_source, joins
@@ -88,6 +90,31 @@ def test_tritons_own_front_gives_the_same(name: str, monkeypatch: pytest.MonkeyP
         assert ptx == to_ptx(source, 90)
     monkeypatch.setattr(library(), "generator", None)
     assert ptx == to_ptx(source, 90)
+
+
+@pytest.mark.parametrize("arch", (80, 90))
+def test_the_form_of_llvm_is_tritons(arch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done once for all kernels (`llvm_form.py`) is in each of them; the first is as Triton makes it."""
+    sources = [
+        triton_source(KERNELS[name]) for name in ("gelu", "transpose", "long rows", "softmax of columns")
+    ]
+    texts = [stages.run(source, arch, "llir")[0] for source in (*sources, sources[0])]
+    monkeypatch.setattr(llvm_form, "shorten", lambda backend, ir, arch: None)
+    assert texts == [stages.run(source, arch, "llir")[0] for source in (*sources, sources[0])]
+    assert all("target datalayout" in text for text in texts)
+
+
+def test_first_forms_of_llvm_side_by_side() -> None:
+    """All have a layout, whoever finds it out: of a processor that no other test has."""
+    source, begin = triton_source(add(4096)), threading.Barrier(8)
+
+    def form(_: int) -> str:
+        begin.wait()
+        return str(stages.run(source, 86, "llir")[0])
+
+    with ThreadPoolExecutor(8) as pool:
+        [text] = set(pool.map(form, range(8)))
+    assert "target datalayout" in text
 
 
 def shifted_back(
