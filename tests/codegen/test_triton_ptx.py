@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy
@@ -14,9 +15,10 @@ import torch
 
 pytest.importorskip("triton")
 import triton
+import triton._C.libtriton as native
 import triton.compiler.code_generator  # while the interpreter is on, if it is: later it refuses
 
-from smelt.codegen.triton import Request, compile_kernels, ptx_functions, triton_source
+from smelt.codegen.triton import Request, compile_kernels, llvm_form, ptx_functions, stages, triton_source
 from smelt.codegen.triton.library import Library, library
 from smelt.codegen.triton.ptx import to_ptx
 from smelt.codegen.triton.source import TABLE, joined_source, joins
@@ -77,13 +79,46 @@ def test_all_of_tritons_passes_give_the_same(name: str, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("name", ("layer norm", "softmax of columns", "all of it", "several by one"))
 def test_tritons_own_front_gives_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the source to Triton's form there is a shorter way (`front.py`)."""
+    """From the source to Triton's form there are two shorter ways (`executed.py`, `front.py`)."""
     source = joined_source(add(4096)) if name == "several by one" else triton_source(KERNELS[name])
+    ptx = to_ptx(source, 90)
+    monkeypatch.setattr("smelt.codegen.triton.executed.form_of", None)
     with monkeypatch.context() as changed:
-        changed.setattr("smelt.codegen.triton.library.function_of", None)  # the shorter way is taken
-        ptx = to_ptx(source, 90)
+        changed.setattr(
+            "smelt.codegen.triton.library.function_of", None
+        )  # the copy of Triton's generator is taken
+        assert ptx == to_ptx(source, 90)
     monkeypatch.setattr(library(), "generator", None)
     assert ptx == to_ptx(source, 90)
+
+
+@pytest.mark.parametrize("arch", (80, 90))
+def test_the_form_of_llvm_is_tritons(arch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done once for all kernels (`llvm_form.py`) is in each of them; the first is as Triton makes it."""
+    sources = [
+        triton_source(KERNELS[name]) for name in ("gelu", "transpose", "long rows", "softmax of columns")
+    ]
+    texts = [stages.run(source, arch, "llir")[0] for source in (*sources, sources[0])]
+    monkeypatch.setattr(llvm_form, "shorten", lambda backend, ir, arch: None)
+    assert texts == [stages.run(source, arch, "llir")[0] for source in (*sources, sources[0])]
+    assert all("target datalayout" in text for text in texts)
+
+
+def test_first_forms_of_llvm_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread finds the layout out while the first kernel has none yet: of a processor that no other test has."""
+    source, own, others = triton_source(add(4096)), native.llvm.to_module, []
+
+    def to_module(module: object, context: object) -> object:
+        made = own(module, context)
+        if not others:
+            others.append("")
+            with ThreadPoolExecutor(1) as pool:
+                others[0] = pool.submit(stages.run, source, 86, "llir").result()[0]
+        return made
+
+    monkeypatch.setattr(native.llvm, "to_module", to_module)
+    text = stages.run(source, 86, "llir")[0]
+    assert "target datalayout" in text and others == [text]
 
 
 def shifted_back(
@@ -116,7 +151,7 @@ def test_no_packed_sums_of_positions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_programs_code_generator_stays_as_it_is() -> None:
     own = triton.compiler.code_generator
-    to_ptx(triton_source(add(4096)), 90)
+    to_ptx(replace(triton_source(add(4096)), stages=2), 90)
     assert library().generator.CodeGenerator is not own.CodeGenerator
     assert own.CodeGenerator.visit.__module__ == own.__name__ and own.inspect.__name__ == "inspect"
 

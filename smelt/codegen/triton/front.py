@@ -1,9 +1,10 @@
 """Triton's own code generator, from a syntax tree to Triton's form, without what no kernel of smelt's needs.
 
-All of it is Python, which one thread at a time runs: where many kernels are compiled side by side, it is what they wait for.
-Half of its time goes to what is thrown away: a warning filter for each node of the tree, where each operation stands
-in the text (PTX is kept without that), the signatures of Triton's functions, again for each call, and the text of each
-function, read back from a file. A copy of its module is changed here; the module that the program uses stays as it is.
+For products, and for what cannot be executed (`executed.py`). All of it is Python, which one thread at a time runs: where
+many kernels are compiled side by side, it is what they wait for. Half of its time goes to what is thrown away: a warning
+filter for each node of the tree, where each operation stands in the text (PTX is kept without that), the signatures of
+Triton's functions, again for each call, and the text of each function, read back from a file. A copy of its module is
+changed here; the module that the program uses stays as it is.
 """
 
 from __future__ import annotations
@@ -18,10 +19,7 @@ from collections.abc import Callable
 from types import MethodType, ModuleType
 from typing import Any
 
-from smelt.codegen.triton.source import Source
-
-# Between the helpers of a printed module and its kernel.
-_KERNEL = "@triton.jit\ndef kernel("
+from smelt.codegen.triton.source import KERNEL, Source
 
 _numbers = itertools.count()
 
@@ -83,9 +81,9 @@ def _bound(function: Callable[..., Any]) -> inspect.Signature:
 def declared(source: Source) -> Any:
     """The `triton.jit` function `kernel` of `source`, for `code_generator` alone: Python knows nothing but its parameters,
     and its text is given to Triton as it is. Raises AttributeError where Triton's functions do not take a text."""
-    helpers, kernel = source.text.split(_KERNEL)
+    helpers, kernel = source.text.split(KERNEL)
     parameters = kernel.partition("\n")[0]
-    function = _defined(f"{_KERNEL}{parameters}\n    pass\n", dict(_namespace(helpers)))["kernel"]
+    function = _defined(f"{KERNEL}{parameters}\n    pass\n", dict(_namespace(helpers)))["kernel"]
     function._unsafe_update_src(f"def kernel({kernel}")
     return function
 

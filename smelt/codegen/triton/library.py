@@ -8,12 +8,15 @@ import importlib
 import inspect
 import linecache
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from smelt.codegen.triton import front
+from smelt.codegen.triton import executed, front
+from smelt.codegen.triton.operands import Types
 from smelt.codegen.triton.source import Source
 
 # Of Triton's options, by name; versions that do not know one leave it out.
@@ -48,6 +51,15 @@ KERNELS_OF_CONTEXT = 64
 _PARSES = threading.Lock()
 
 
+@dataclass(eq=False)
+class Context:
+    """Triton's context, the types that were made in it, and how many kernels were. It keeps each type and constant."""
+
+    own: Any
+    types: Types = field(default_factory=dict)
+    kernels: int = 0
+
+
 class Library:
     """The parts of Triton that are used here."""
 
@@ -63,7 +75,7 @@ class Library:
                 "(version 3.6 or later)"
             ) from error
         self.ir, self.passes = native.ir, native.passes
-        self._of_thread = threading.local()
+        self._free: dict[str, list[Context]] = {}  # by the name of the backend
 
     @property
     def interprets(self) -> bool:
@@ -87,23 +99,37 @@ class Library:
         major, minor = torch.cuda.get_device_capability()
         return make("cuda", 10 * major + minor, 32)
 
-    def module(self, source: Source, target: Any, backend: Any, options: Any) -> tuple[Any, Any]:
-        """Triton's form of the kernel, and the language that it is in. By Triton's own ways where the shorter one
-        (`front.py`) does not work: their errors are those that count."""
+    def module(
+        self, source: Source, target: Any, backend: Any, options: Any, context: Context
+    ) -> tuple[Any, Any]:
+        """Triton's form of the kernel, and the language that it is in. The shortest way (`executed.py`) is for what is no
+        product. By Triton's own where none of the shorter ones (`front.py`) works: its errors are those that count."""
+        if not source.stages and not options.sanitize_overflow:
+            with suppress(Exception):
+                made = executed.form_of(source, self.ir, context.own, context.types, options.debug)
+                return made, self.backends.Language.TRITON
         if (generator := self.generator) is not None:
             with suppress(Exception):
                 function = front.declared(source)
-                return self._module(function, source, target, backend, options, generator)
-        return self._module(function_of(source), source, target, backend, options)
+                return self._module(function, source, target, backend, options, context, generator)
+        return self._module(function_of(source), source, target, backend, options, context)
 
     def _module(
-        self, function: Any, source: Source, target: Any, backend: Any, options: Any, generator: Any = None
+        self,
+        function: Any,
+        source: Source,
+        target: Any,
+        backend: Any,
+        options: Any,
+        context: Context,
+        generator: Any = None,
     ) -> tuple[Any, Any]:
         names = function.arg_names
         constants = {(names.index(name),): value for name, value in source.constants.items()}
         attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in source.aligned}
         signature = dict(source.signature)
-        return self.form(function, signature, constants, attributes, target, backend, options, generator)
+        given = dict(target=target, backend=backend, options=options, context=context)
+        return self.form(function, signature, constants, attributes, **given, generator=generator)
 
     @functools.cached_property
     def generator(self) -> Any:
@@ -122,6 +148,7 @@ class Library:
         target: Any,
         backend: Any,
         options: Any,
+        context: Context,
         generator: Any = None,
     ) -> tuple[Any, Any]:
         """As `module`, of any function that `triton.jit` made; constants and attributes by position. `generator`: in
@@ -129,29 +156,34 @@ class Library:
         ast = self.compiler.ASTSource(
             fn=function, signature=signature, constexprs=constants, attrs=attributes
         )
-        context = self._context(backend)
         given = dict(
             target=target,
             options=options,
             codegen_fns=backend.get_codegen_implementation(options),
             module_map=backend.get_module_map(),
-            context=context,
+            context=context.own,
         )
         make = functools.partial(generator.ast_to_ttir, function, ast) if generator else ast.make_ir
         taken = inspect.signature(make).parameters.keys() & given.keys()  # `target` came with Triton 3.6
         with _PARSES:
             return make(**{name: given[name] for name in taken}), ast.language
 
-    def _context(self, backend: Any) -> Any:
-        """What a kernel's forms are made in. Loading what there is of operations takes longer than the form of a small
-        kernel, so the next kernels of this thread have it too; not all of them, as it keeps each type and constant."""
-        name, context, left = getattr(self._of_thread, "context", ("", None, 0))
-        if name != backend.target.backend or not left:
-            name, context, left = backend.target.backend, self.ir.context(), KERNELS_OF_CONTEXT
-            self.ir.load_dialects(context)
-            backend.load_dialects(context)
-        self._of_thread.context = name, context, left - 1
-        return context
+    @contextmanager
+    def context(self, backend: Any) -> Iterator[Context]:
+        """What the forms of one kernel are made in, for as long as nobody else has it. Making one takes longer than the form
+        of a small kernel, and lets no other thread run, so later kernels have it too."""
+        name = backend.target.backend
+        free = self._free.setdefault(name, [])
+        try:
+            found = free.pop()
+        except IndexError:
+            found = Context(self.ir.context())
+            self.ir.load_dialects(found.own)
+            backend.load_dialects(found.own)
+        yield found  # where something fails, nobody has it again
+        found.kernels += 1
+        if found.kernels < KERNELS_OF_CONTEXT:
+            free.append(found)
 
     def to_threads(self, module: Any, found: dict[str, Any], arch: int | str, own: Any) -> Any:
         """The stage `ttgir` for NVIDIA's processors; `own` is Triton's, for a version without one of the passes."""

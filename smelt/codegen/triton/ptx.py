@@ -34,12 +34,12 @@ def to_ptx(source: Source, arch: int, name: str = "kernel") -> Ptx:
     text = _without_pairs(_undebugged(text))
     if not source.stages:
         # Triton asks for what only this very processor has (`sm_90a`), for its products: later ones would not take it.
-        text = re.sub(rf"^\.target sm_{arch}a\b", f".target sm_{arch}", text, flags=re.M)
+        text = text.replace(f"\n.target sm_{arch}a\n", f"\n.target sm_{arch}\n", 1)
     if source.table is not None:  # Triton knows no parameter of so many bytes
         text = text.replace(
             ".param .u64 kernel_param_0", f".param .align 8 .b8 kernel_param_0[{8 * source.table.slots}]"
         )
-    named = re.sub(r"\bkernel(?=\(|_param_)", name, text)
+    named = text.replace(".entry kernel(", f".entry {name}(").replace("kernel_param_", f"{name}_param_")
     return Ptx(named, name, 32 * found["num_warps"], found["shared"])
 
 
@@ -54,12 +54,12 @@ def _without_pairs(text: str) -> str:
     """The halves of packed sums of 16 bits one by one. The assemblers of CUDA 12.8 to 13.0, the driver's too, lose what is
     added where a second such sum adds the same constant (https://github.com/triton-lang/triton/issues/11581). LLVM makes
     them of positions that fit 16 bits and are divided."""
-    return _PAIRS.sub(_HALVES, text)
+    return _PAIRS.sub(_HALVES, text) if "add.s16x2" in text else text
 
 
-_DEBUG = re.compile(r"^\s*(?:\.loc|\.file)\b.*\n|^\s*//.*\n|^\$L__(?:tmp|func_begin|func_end)\w*:.*\n", re.M)
+_DEBUG = re.compile(r"\n(?:[ \t]*(?:\.loc\b|\.file\b|//)|\$L__(?:tmp|func_begin|func_end)\w*:).*")
 
 
 def _undebugged(text: str) -> str:
-    """Without lines of the printed source, which no user has: a third of the text that the driver reads."""
-    return _DEBUG.sub("", text.partition("\n\t.section\t.debug")[0] + "\n")
+    """Without lines of the printed source, which no user has, and comments: a third of the text that the driver reads."""
+    return _DEBUG.sub("", "\n" + text.partition("\n\t.section\t.debug")[0] + "\n").lstrip("\n")

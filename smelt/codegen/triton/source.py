@@ -56,6 +56,7 @@ from smelt.loops.ir import (
 )
 from smelt.loops.sums import chunk_rows, digits, parts, row_stage
 
+KERNEL = "@triton.jit\ndef kernel("  # begins the kernel, behind the helpers of its module
 ALIGNED = 16  # what vector loads need of addresses and sizes
 TABLE = 500  # slots of 8 bytes: what all drivers take as parameters, 4 KiB, less Triton's own
 BEYOND = (1 << 31) - 1  # the first block of a part that is not there
@@ -239,12 +240,12 @@ class Printer:
         passed = self._passed()
         constants = {"XBLOCK": self.blocks.x, "RBLOCK": max(self.blocks.r, 1)}
         arguments = [*passed, *(f"{name}: tl.constexpr" for name in constants)]
-        body = "\n".join([f"def kernel({', '.join(arguments)}):", *self._head(), *self.lines, ""])
+        body = "\n".join([f"{KERNEL}{', '.join(arguments)}):", *self._head(), *self.lines, ""])
         aligned = {name for name, kind in passed.items() if kind.startswith("*")}
         if self.points % ALIGNED == 0:
             aligned.add("points")
         return Source(
-            text=f"{self.values.prelude(body)}\n\n@triton.jit\n{body}",
+            text=f"{self.values.prelude(body)}\n\n{body}",
             points=points,
             block=block,
             warps=self.blocks.warps,

@@ -12,6 +12,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from smelt.codegen.triton import llvm_form
 from smelt.codegen.triton.library import library
 from smelt.codegen.triton.processors import Arch, backend, lanes
 from smelt.codegen.triton.source import Source
@@ -32,17 +33,20 @@ def run(
     triton = library()
     target = triton.backends.GPUTarget(backend(arch), arch, lanes(arch))
     compiler = triton.compiler.make_backend(target)
+    if isinstance(arch, int):
+        llvm_form.shorten(compiler, triton.ir, arch)
     chosen = compiler.parse_options({**triton.options(source, lanes(arch)), **options})
-    module, language = triton.module(source, target, compiler, chosen)
-    stages: dict[str, Any] = {}
-    compiler.add_stages(stages, chosen, language)
-    found = {"target": target, **chosen.__dict__}
-    if isinstance(arch, int) and not source.stages:  # products are what Triton's own list is for
-        stages["ttgir"] = partial(triton.to_threads, arch=arch, own=stages["ttgir"])
-    for name, stage in stages.items():
-        module = stage(module, found)
-        if name in changes:
-            module = changes[name](module)
-        if name == last:
-            return module, found
+    with triton.context(compiler) as context:
+        module, language = triton.module(source, target, compiler, chosen, context)
+        stages: dict[str, Any] = {}
+        compiler.add_stages(stages, chosen, language)
+        found = {"target": target, **chosen.__dict__}
+        if isinstance(arch, int) and not source.stages:  # products are what Triton's own list is for
+            stages["ttgir"] = partial(triton.to_threads, arch=arch, own=stages["ttgir"])
+        for name, stage in stages.items():
+            module = stage(module, found)
+            if name in changes:
+                module = changes[name](module)
+            if name == last:
+                return module, found
     raise ValueError(f"Triton's stages for {arch} are {', '.join(stages)}; there is no {last}")

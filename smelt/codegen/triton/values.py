@@ -119,6 +119,15 @@ def _infix(symbol: str) -> Callable[..., str]:
     return lambda dtype, a, b: f"({a} {symbol} {b})"
 
 
+def _comparison(symbol: str, turned: str) -> Callable[..., str]:
+    """A number stands on the right: Python asks the operand that is none (`executed.py`), and turns what it asks."""
+
+    def text(dtype: torch.dtype, a: str, b: str) -> str:
+        return f"({b} {turned} {a})" if _is_number(a) else f"({a} {symbol} {b})"
+
+    return text
+
+
 def _truth(dtype: torch.dtype, x: str) -> str:
     return x if dtype is torch.bool else f"({x} != 0)"
 
@@ -196,12 +205,12 @@ OPS: dict[str, Callable[..., str]] = dict(
     minimum=_extreme("minimum", "ALL", "&"),
     fmax=_extreme("maximum", "NONE", "|"),
     fmin=_extreme("minimum", "NONE", "&"),
-    eq=_infix("=="),
-    ne=_infix("!="),
-    lt=_infix("<"),
-    le=_infix("<="),
-    gt=_infix(">"),
-    ge=_infix(">="),
+    eq=_comparison("==", "=="),
+    ne=_comparison("!=", "!="),
+    lt=_comparison("<", ">"),
+    le=_comparison("<=", ">="),
+    gt=_comparison(">", "<"),
+    ge=_comparison(">=", "<="),
     logical_and=_logical("&"),
     logical_or=_logical("|"),
     logical_xor=_logical("^"),
@@ -221,22 +230,8 @@ UNROUNDED = frozenset(
 )  # fmt: skip
 # Operations in which a Python number takes the dtype of the other operand.
 LITERALS = frozenset(
-    (
-        "add",
-        "sub",
-        "mul",
-        "eq",
-        "ne",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-        "logical_and",
-        "logical_or",
-        "bitwise_and",
-        "bitwise_or",
-    )
-)
+    ("add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "bitwise_and", "bitwise_or")
+)  # fmt: skip
 _FIRST_OF_FLOAT32 = frozenset(("div", "where", "maximum", "minimum"))  # there it is a float32
 
 
@@ -332,7 +327,7 @@ def takes_literal(name: str, dtype: torch.dtype) -> bool:
 
 
 def _is_number(text: str) -> bool:
-    return text[0] in "-0123456789" or text.startswith("float(")
+    return text[0] in "-0123456789" or text.startswith("float(") or text in ("True", "False")
 
 
 def literal(number: float | int | bool, dtype: torch.dtype) -> str:

@@ -73,9 +73,8 @@ def written_parameters(
 
 def _found(kernel: Any, signature: Mapping[str, str], constants: Mapping[str, Any]) -> frozenset[str] | None:
     try:
-        module = _form(kernel, signature, constants)
         pointers = _Pointers(kernel.fn.__name__)
-        module.walk(pointers.add)
+        _visit_form(kernel, signature, constants, pointers.add)
     except Exception:
         return None
     names = [name for name, kind in signature.items() if kind != "constexpr"]
@@ -86,25 +85,29 @@ def _found(kernel: Any, signature: Mapping[str, str], constants: Mapping[str, An
     return frozenset(n for n, value in zip(names, pointers.parameters) if pointers.writes([value]))
 
 
-def _form(kernel: Any, signature: Mapping[str, str], constants: Mapping[str, Any]) -> Any:
-    """Triton's form of the kernel, with the functions that it calls in it."""
+def _visit_form(
+    kernel: Any, signature: Mapping[str, str], constants: Mapping[str, Any], visit: Callable[[Any], None]
+) -> None:
+    """Shows the operations of the kernel's form, with the functions that it calls in it."""
     triton = library()
     target = triton.target()
     backend = triton.compiler.make_backend(target)
     names = kernel.arg_names
-    module, _ = triton.form(
-        kernel,
-        dict(signature),
-        {(names.index(name),): value for name, value in constants.items()},
-        {},
-        target,
-        backend,
-        backend.parse_options({}),
-    )
-    manager = triton.ir.pass_manager(module.context)
-    triton.passes.common.add_inliner(manager)
-    manager.run(module, "writes")
-    return module
+    with triton.context(backend) as context:
+        module, _ = triton.form(
+            kernel,
+            dict(signature),
+            {(names.index(name),): value for name, value in constants.items()},
+            {},
+            target,
+            backend,
+            backend.parse_options({}),
+            context,
+        )
+        manager = triton.ir.pass_manager(module.context)
+        triton.passes.common.add_inliner(manager)
+        manager.run(module, "writes")
+        module.walk(visit)
 
 
 class _Pointers:

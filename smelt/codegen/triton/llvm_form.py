@@ -1,0 +1,75 @@
+"""Triton's stage from its form with threads to LLVM's, for NVIDIA's processors, without what it does anew for each kernel.
+
+Once for all: the option that pointers to shared memory are short, which is set for the process, and how numbers lie in
+memory, for which a machine of the processor's is made. No other thread runs Python meanwhile. Triton's function is run with
+other names for two modules; the modules stay as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+from types import FunctionType, MethodType
+from typing import Any
+
+_LAYOUT = re.compile(r'^target datalayout = "(.*)"$', re.M)
+
+
+def shorten(backend: Any, ir: Any, arch: int) -> None:
+    """Changes this backend, for `sm_<arch>`, alone; one that is not as it is known stays as it is. `ir`: Triton's module of
+    that name."""
+    own = getattr(type(backend), "make_llir", None)
+    is_known = isinstance(own, FunctionType) and {"llvm", "nvidia"} <= own.__globals__.keys()
+    if is_known and hasattr(ir.builder, "get_string_attr"):
+        backend.make_llir = MethodType(_changed(own, ir, arch), backend)
+
+
+@functools.cache
+def _changed(own: FunctionType, ir: Any, arch: int) -> FunctionType:
+    """One for each processor."""
+    llvm, nvidia = own.__globals__["llvm"], own.__globals__["nvidia"]
+    names = own.__globals__ | {"llvm": _Llvm(llvm, ir), "nvidia": _Nvidia(nvidia)}
+    return FunctionType(own.__code__, names, own.__name__, own.__defaults__, own.__closure__)
+
+
+class _Module:
+    """A module some of whose functions are others."""
+
+    def __init__(self, own: Any) -> None:
+        self._own = own
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+
+class _Nvidia(_Module):
+    @functools.cached_property
+    def set_short_ptr(self) -> Any:
+        """Sets the option when it is asked for."""
+        self._own.set_short_ptr()
+        return lambda: None
+
+
+class _Llvm(_Module):
+    """`layout`: of one processor, once it is known. A thread makes one module after the other."""
+
+    def __init__(self, own: Any, ir: Any) -> None:
+        super().__init__(own)
+        self._ir, self.layout = ir, ""
+        self._of_thread = threading.local()
+
+    def to_module(self, module: Any, context: Any) -> Any:
+        """The module, with the layout if that is known."""
+        self._of_thread.given = bool(self.layout)
+        if self.layout:
+            named = self._ir.builder(module.context).get_string_attr(self.layout)
+            module.set_attr("llvm.data_layout", named)
+        return self._own.to_module(module, context)
+
+    def attach_datalayout(self, module: Any, *processor: Any) -> None:
+        """Gives the module a layout where it has none."""
+        if not self._of_thread.given:
+            self._own.attach_datalayout(module, *processor)
+            found = _LAYOUT.search(str(module))
+            self.layout = found[1] if found else ""
