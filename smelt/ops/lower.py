@@ -104,13 +104,36 @@ class _Lowerer:
         entry = row(node.target).lowering
         if node.target is aten._neg_view.default and not _only_returned(self.graph, node):
             entry = row(aten.neg.default).lowering  # kernels read memory, which is not negated yet
+        given = args, kwargs
+        if (
+            entry is not None
+            and isinstance(node.target, OpOverload)
+            and torch.Tag.pointwise in node.target.tags
+        ):
+            args, kwargs = self.beside(node, args, kwargs)
         if entry is not None and _lowerable(node, args, kwargs) and _takes_numbers(node, args, kwargs):
             builder = Builder(_short(node), node.spec, _device(node.spec), node.line, self.costs)
             result = entry(builder, *args, **kwargs)
             if result is not None and self.gives_what_is_used(node, result):
                 self.check_numbers(node, args, kwargs)
                 return self.adopt(node, builder, result)
-        return self.extern(node, args, kwargs)
+        return self.extern(node, *given)
+
+    def beside(self, node: Node, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments of an elementwise operator, with constants on its device in place of numbers on the CPU that the
+        graph makes of nothing (what `torch.vmap` makes of Python's numbers): they need not be in memory anywhere."""
+
+        def moved(x: Tensor) -> Tensor:
+            made = isinstance(x.definition, Map) and not x.inputs and x.spec.shape == ()
+            if not made or x.spec.device.type != "cpu" or _device(node.spec) == x.spec.device:
+                return x
+            spec = replace(x.spec, device=_device(node.spec))
+            here = Tensor(x.name, spec, x.definition, x.line, self.next())
+            self.steps.append(here)
+            return here
+
+        changed: tuple[Any, Any] = map_leaves((args, kwargs), Tensor, moved)
+        return changed
 
     def gives_what_is_used(self, node: Node, result: Any) -> bool:
         """A lowering gives None for results that are normally dead; if one is not, ATen computes it."""

@@ -24,8 +24,9 @@ from smelt.codegen.autotune.tiles import TILES
 from smelt.codegen.triton import Request, Source, compile_kernels, image, stages, triton_source
 from smelt.codegen.triton.image import to_image
 from smelt.codegen.triton.processors import lanes
-from smelt.codegen.triton.product import Tile, product_source
+from smelt.codegen.triton.product import product_source
 from smelt.codegen.triton.source import joined_source
+from smelt.codegen.triton.tiled import Tile
 from smelt.codegen.triton.values import FUNCTIONS
 from smelt.loops.ir import Kernel
 from smelt.plan.code import Block

@@ -15,8 +15,9 @@ import triton.compiler.code_generator  # while the interpreter is on, if it is: 
 from smelt.codegen.autotune.tiles import TILES, tiles
 from smelt.codegen.llvm.products.epilogue import COL, ROW
 from smelt.codegen.triton.load import launch_product
-from smelt.codegen.triton.product import Tile, as_loops, product_source
+from smelt.codegen.triton.product import as_loops, product_source
 from smelt.codegen.triton.ptx import to_ptx
+from smelt.codegen.triton.tiled import Tile
 from smelt.loops import interpret
 from smelt.loops.ir import Value
 from smelt.loops.verify import verify

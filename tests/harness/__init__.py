@@ -15,6 +15,8 @@ whole programs, eager and compiled
     threads        functions side by side
     attention      attention that is written out, on GPUs: operands, errors beside eager's, what became of graphs
     products       matrix products for GPUs, with tensors for them
+    attention_tiles generated attention, with tensors, and as loops
+    contests       contests of generated kernels with ATen, on the simulated device
     user_kernels   programs that launch kernels of Triton
     processes      programs that need a process of their own
     simulated      tests marked `simulated_cuda`, in a process that has the device of tests/simulated

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from smelt.codegen.llvm.products.epilogue import BATCH, COL, ROW, product_value
-from smelt.codegen.triton.product import Operand, TiledProduct
+from smelt.codegen.triton.product import TiledProduct
+from smelt.codegen.triton.tiled import Operand
 from smelt.graph.sizes import Size
 from smelt.loops.ir import Buffer, Value
 

@@ -6,8 +6,8 @@ import io
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -16,80 +16,20 @@ import torch.nn.functional as F
 
 import smelt
 from smelt.codegen.autotune import timing, tune
-from smelt.codegen.llvm import compile_kernels
-from smelt.codegen.llvm.link import address_of
-from smelt.codegen.triton.product import Tile, TiledProduct, as_loops
-from smelt.config import Config
-from smelt.plan.code import Block, CompiledKernel, Function, Library, Processor
 from smelt.report import inspect
 from smelt.runtime import kept
 from smelt.targets.cuda import COSTS
+from tests.harness.contests import Device, contested
 from tests.simulated import cuda
 
 pytestmark = pytest.mark.simulated_cuda
 
-ATEN = 100.0
 bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
-
-
-@dataclass
-class Device:
-    """What the tuner is told of the device. `times`: by tile and variant; None: such a product does not compile."""
-
-    times: Callable[[Tile, int], float | None] = lambda tile, variant: 50.0
-    wrong: bool = False
-    products: dict[str, tuple[TiledProduct, Tile]] = field(default_factory=dict)  # by the text of the source
-    measured: int = 0
-    compiled: list[TiledProduct] = field(default_factory=list)
 
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch, tmp_path) -> Iterator[Device]:
-    found = Device()
-    printed = tune.product_source
-
-    def source(product, tile, unaligned, dialect="ptx"):
-        made = printed(product, tile, unaligned, dialect)
-        found.products[made.text] = product, tile
-        return made
-
-    def compiled(sources, arch, threads, store=None):
-        return {name: one(name, s) for name, s in sources.items()}
-
-    def one(name, source):
-        product, tile = found.products[source.text]
-        variant = int(product.a.value.op != "load" or product.b.value.op != "load")
-        if found.times(tile, variant) is None:
-            return RuntimeError("out of shared memory")
-        found.compiled.append(product)
-        [code] = compile_kernels([as_loops(product)], Config())
-        held.append(code.function)
-        letters = "p" * (len(as_loops(product).buffers))
-        library = Library(
-            Processor("simulated", "simulated", ""),
-            (cuda.image(address_of(code.function), letters),),
-            (name,),
-        )
-        return CompiledKernel(name, Function(library, name, Block(32, 0)), code.extent, max(code.extent, 1))
-
-    def seconds(calls, first, device):
-        found.measured += 1
-        for call in calls.values():
-            call()
-        return {
-            choice: ATEN if choice is None else found.times(choice.tile, choice.variant) for choice in calls
-        }
-
-    held: list[Function] = []  # images name it by its address
-    monkeypatch.setattr(tune, "product_source", source)
-    monkeypatch.setattr(tune, "compile_products", compiled)
-    monkeypatch.setattr(timing, "seconds", seconds)
-    monkeypatch.setattr(tune, "_REMEMBERED", {})
-    monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path))
-    agree = tune.agree
-    monkeypatch.setattr(tune, "agree", lambda *args: not found.wrong and agree(*args))
-    yield found
-    smelt.reset()
+    yield from contested(monkeypatch, tmp_path)
 
 
 def run(fn, *args, tolerance: float = 4e-3, mode="max-autotune-no-cudagraphs"):

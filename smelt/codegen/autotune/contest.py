@@ -42,7 +42,8 @@ def launch_item(code: CompiledKernel, variant: Variant) -> LaunchItem:
 
 
 class Contest:
-    """A group of `schedule` alone. Its inputs are numbers between -1/4 and 1/4 that depend on nothing but their place."""
+    """A group of `schedule` alone. Its inputs are numbers between -1/4 and 1/4 that depend on nothing but their place;
+    constants are what they are."""
 
     def __init__(self, schedule: Schedule, group: Group, target: Target) -> None:
         items = [schedule.items[p] for p in group.positions]
@@ -64,10 +65,14 @@ class Contest:
             outputs=(self.places[result],),
         )
         self._specs = specs[:n_inputs]
+        held = (b.id for b in schedule.buffers if b.kind == "constant")
+        constants = dict(zip(held, schedule.constants))
+        self._constants = [constants.get(b) for b in buffers[:n_inputs]]
 
     def inputs(self) -> Tensors:
         """Tensors laid out as the schedule's."""
-        return tuple(_made_up(spec, n) for n, spec in enumerate(self._specs))
+        given = zip(self._specs, self._constants, strict=True)
+        return tuple(_made_up(spec, n) if c is None else c for n, (spec, c) in enumerate(given))
 
     def by_aten(self) -> Run:
         """The group as it is."""

@@ -6,7 +6,7 @@ one, whatever becomes of the other groups.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -15,11 +15,22 @@ from smelt.codegen.calls.absorb import Absorbed, absorbed, readers_of
 from smelt.codegen.calls.matrices import MATRIX_CALLS, MatrixCall
 from smelt.codegen.calls.prologue import Prologue, memory_index, plain, prologue
 from smelt.codegen.calls.request import Request, as_dtype, in_schema_order
-from smelt.codegen.llvm.products.epilogue import NO_EPILOGUE, Epilogue, product_value, rewrite
+from smelt.codegen.llvm.products.epilogue import (
+    BATCH,
+    COL,
+    NO_EPILOGUE,
+    ROW,
+    Epilogue,
+    product_value,
+    rewrite,
+)
 from smelt.codegen.llvm.products.product import Product
-from smelt.codegen.triton.product import Operand, TiledProduct
+from smelt.codegen.triton.attention import TiledAttention
+from smelt.codegen.triton.product import PRODUCT, TiledProduct
+from smelt.codegen.triton.tiled import Operand
 from smelt.graph.ir import TensorSpec
-from smelt.loops.ir import POINTWISE, walk
+from smelt.graph.sizes import free_syms
+from smelt.loops.ir import POINTWISE, Value, walk
 from smelt.schedule.schedule import ExternItem, Schedule
 from smelt.torch_private import OpOverload
 
@@ -28,11 +39,14 @@ DTYPES = (torch.float16, torch.bfloat16)
 OPERATORS: frozenset[OpOverload] = frozenset(MATRIX_CALLS)
 
 
+Generated = TiledProduct | TiledAttention
+
+
 @dataclass(frozen=True)
 class Variant:
     """`product` in place of the schedule's items at `positions`; `buffers` as it takes them, the last one is the result."""
 
-    product: TiledProduct
+    product: Generated
     buffers: tuple[int, ...]
     positions: frozenset[int]
     note: str = field(compare=False)
@@ -48,13 +62,15 @@ class Group:
     variants: tuple[Variant, ...]
 
 
-def groups(schedule: Schedule) -> list[Group]:
-    """All of them, in order."""
+def groups(schedule: Schedule, without: Collection[int] = ()) -> list[Group]:
+    """All products, in order, but for the items at some positions."""
     readers = readers_of(schedule)
-    taken: set[int] = set()
+    taken = set(without)
     found = []
     for position, item in enumerate(schedule.items):
         if not isinstance(item, ExternItem) or item.op not in OPERATORS or item.outs[0] is None:
+            continue
+        if position in taken:
             continue
         if any(readers.get(o) for o in item.outs[1:] if o is not None):
             continue
@@ -73,12 +89,23 @@ def refused_on_gpu(specs: Sequence[TensorSpec], epilogue: Epilogue) -> str | Non
         return f"dtypes {[s.dtype for s in specs]}"
     if any(s.device.type != "cuda" for s in specs):
         return f"devices {[s.device for s in specs]}"
-    for value in walk([epilogue.value] if epilogue.value is not None else []):
-        if value.op not in ("load", "const", "cast", "index", "result") and value.op not in POINTWISE:
-            return f"the epilogue contains {value.op}"
-        if value.op == "philox" or value.dtype is torch.float64:
-            return "the epilogue draws numbers, or computes in float64"
+    if epilogue.value is not None and not elementwise(epilogue.value, PRODUCT):
+        return "the epilogue draws numbers, computes in float64, or is not elementwise"
     return None
+
+
+def elementwise(value: Value, product: str) -> bool:
+    """Whether a generated product can compute this of each of its elements, which are the `result` called `product`."""
+    for v in walk([value]):
+        if v.op not in ("load", "const", "cast", "index", "result") and v.op not in POINTWISE:
+            return False
+        if v.op == "philox" or v.dtype is torch.float64 or (v.op == "result" and v.args[0] != product):
+            return False
+        if v.op in ("load", "index"):
+            index = v.args[1] if v.op == "load" else v.args[0]
+            if not free_syms(index) <= {BATCH, ROW, COL}:
+                return False
+    return True
 
 
 def _group(
@@ -93,7 +120,7 @@ def _group(
     name = str(item.op).split(".")[1]
     request: Request | str = "nothing behind it"
     # Of two products that one kernel reads (a gate and what it gates), the first absorbs it.
-    if isinstance(fused, Absorbed) and fused.position not in taken and _on_gpu(schedule, fused.inputs):
+    if isinstance(fused, Absorbed) and fused.position not in taken and on_gpu(schedule, fused.inputs):
         request = call.plan(fused.out_spec, f"{name}_{fused.name}", fused.epilogue, refused_on_gpu)
     if isinstance(request, str):
         fused = "not absorbed"
@@ -108,7 +135,7 @@ def _group(
         positions.add(fused.position)
         note = "; ".join(dict.fromkeys(n for n in (item.note, fused.note) if n))
     a, b, *bias = operands
-    if not _on_gpu(schedule, [x for x in bias if x is not None]):
+    if not on_gpu(schedule, [x for x in bias if x is not None]):
         return None
     assert a is not None and b is not None and out is not None
     made = _tiled(request.product)
@@ -123,7 +150,7 @@ def _group(
     return Group(tuple(sorted(positions)), place, tuple(variants))
 
 
-def _on_gpu(schedule: Schedule, buffers: Sequence[int]) -> bool:
+def on_gpu(schedule: Schedule, buffers: Sequence[int]) -> bool:
     """Whether all of them are: numbers on the CPU are passed in other ways."""
     return all(schedule.buffers[b].spec.device.type == "cuda" for b in buffers)
 
@@ -168,7 +195,7 @@ def _with_prologues(
         found = prologue(schedule, readers, position, place, operands[side], index, sizes[side])
         if not isinstance(found, Prologue) or not taken.isdisjoint(found.positions):
             continue
-        if not _on_gpu(schedule, found.buffers):
+        if not on_gpu(schedule, found.buffers):
             continue
         parts[side] = Operand(found.inputs, found.value)
         read[side] = list(found.buffers)

@@ -1,8 +1,10 @@
-"""In which tiles a product is tried. What a processor's shared memory does not hold, its driver refuses."""
+"""In which tiles products and attention are tried. What a processor's shared memory does not hold, its driver refuses."""
 
 from __future__ import annotations
 
-from smelt.codegen.triton.product import Operand, Tile, TiledProduct, tiles_of
+from smelt.codegen.triton.attention import TiledAttention, power
+from smelt.codegen.triton.product import TiledProduct, tiles_of
+from smelt.codegen.triton.tiled import Operand, Tile
 
 MOST = 10  # tiles that are tried for a product
 
@@ -30,6 +32,23 @@ TILES: tuple[tuple[int, int, int, int, int], ...] = (
 )
 
 
+# queries, keys, warps, stages; those that are mostly best first
+ATTENTION_TILES: tuple[tuple[int, int, int, int], ...] = (
+    (128, 64, 4, 3),
+    (128, 64, 8, 3),
+    (64, 64, 4, 3),
+    (128, 128, 8, 2),
+    (64, 128, 4, 2),
+    (128, 32, 4, 3),
+    (64, 32, 4, 3),
+    (64, 64, 8, 2),
+    (32, 64, 4, 3),
+    (16, 128, 4, 3),
+    (16, 64, 4, 3),
+    (16, 32, 4, 2),
+)
+
+
 def tiles(p: TiledProduct, workers: int) -> list[Tile]:
     """Those that suit the product's sizes, for a GPU of `workers` multiprocessors."""
     width = max(map(_itemsize, (p.a, p.b))) // 2
@@ -41,6 +60,19 @@ def tiles(p: TiledProduct, workers: int) -> list[Tile]:
     if not fitting:
         fitting.append(Tile(min(_cover(p.m), 64), min(_cover(p.n), 64), min(_cover(p.k), 32), 4, 3))
     return sorted(fitting, key=lambda t: _idle(p, t, workers))[:MOST]
+
+
+def attention_tiles(a: TiledAttention, workers: int) -> list[Tile]:
+    """As `tiles`, for attention: blocks of few queries where there are few, or else multiprocessors without one."""
+    found = []
+    for x, r, warps, stages in ATTENTION_TILES:
+        programs = a.batch * -(-a.queries // x)
+        useful = x >= 64 or x >= _cover(a.queries) or 2 * programs <= workers
+        if useful and x <= _cover(a.queries) and r <= _cover(a.keys):
+            found.append(Tile(x, r, power(a.head), warps, stages))
+    if not found:
+        found.append(Tile(min(_cover(a.queries), 64), min(_cover(a.keys), 32), power(a.head), 4, 2))
+    return found[:MOST]
 
 
 def _idle(p: TiledProduct, t: Tile, workers: int) -> int:

@@ -1,6 +1,8 @@
-"""Which products of a schedule are generated: each group is run by ATen and by products in several tiles, on the device.
+"""Which products of a schedule are generated, and which attention: each group is run by ATen and by generated kernels
+in several tiles, on the device.
 
-ATen's call stays where no product takes at least 3% less time. What was found is remembered by this process, and on disk
+ATen's calls stay where no kernel takes at least 3% less time. Attention comes first; where it stays ATen's, its products are
+contests of their own. What was found is remembered by this process, and on disk
 beside compiled kernels, by all that decides it.
 """
 
@@ -20,14 +22,15 @@ from typing import TextIO
 import torch
 
 from smelt.codegen.autotune import timing
+from smelt.codegen.autotune.attention import attention_groups
 from smelt.codegen.autotune.contest import Contest, Run, Tensors, agree, contested, launch_item
 from smelt.codegen.autotune.groups import Group, Variant, groups
-from smelt.codegen.autotune.tiles import tiles
+from smelt.codegen.autotune.kinds import kind_of, source_of
 from smelt.codegen.triton.compile import compile_products, keep
 from smelt.codegen.triton.link import load_kernels, machine
 from smelt.codegen.triton.on_disk import made_by
-from smelt.codegen.triton.product import Tile, product_source
 from smelt.codegen.triton.source import Source
+from smelt.codegen.triton.tiled import Tile
 from smelt.plan.code import CompiledKernel
 from smelt.plan.items import LaunchItem
 from smelt.plan.target import Target
@@ -67,13 +70,18 @@ class Tuner:
     def replaced(self, schedule: Schedule, aligned: Sequence[bool]) -> list[Item | LaunchItem]:
         """The items of `schedule`, with products where they are faster. `aligned`: which buffers begin at a multiple of 16
         bytes."""
-        found = groups(schedule)
-        if not found or torch.cuda.is_current_stream_capturing():
+        if torch.cuda.is_current_stream_capturing():
             return list(schedule.items)
         with _LOCK:
             held: list[CompiledKernel] = []  # what was compiled and loaded to be measured
+            found = attention_groups(schedule)
             choices = self._choices(schedule, found, aligned, held)
-            return self._with_products(schedule, found, choices, aligned)
+            replaced = {
+                p for g, c in zip(found, choices) if c is not None for p in g.variants[c.variant].positions
+            }
+            products = groups(schedule, replaced)
+            choices += self._choices(schedule, products, aligned, held)
+            return self._with_products(schedule, [*found, *products], choices, aligned)
 
     # ---- choosing
 
@@ -99,7 +107,7 @@ class Tuner:
         texts = [
             repr((tile, source.text, sorted(source.aligned)))
             for variant in group.variants
-            for tile in tiles(variant.product, workers)[:1]
+            for tile in kind_of(variant.product).tiles(variant.product, workers)[:1]
             for source in [_source(variant, tile, aligned)]
         ]
         compiler = made_by() or ()
@@ -127,13 +135,14 @@ class Tuner:
             )
             for number, (key, group) in enumerate(unknown.items())
             for v, variant in enumerate(group.variants)
-            for t, tile in enumerate(tiles(variant.product, workers))
+            for t, tile in enumerate(kind_of(variant.product).tiles(variant.product, workers))
         }
-        line.show(f"{len(unknown)} products in {len(sources)} tiles: compiling")
+        [kind] = {kind_of(group.variants[0].product).name for group in unknown.values()}
+        line.show(f"{kind}, {len(unknown)} in {len(sources)} tiles: compiling")
         loaded = self._loaded({name: source for name, (_, _, source) in sources.items()})
         try:
             for number, (key, group) in enumerate(unknown.items()):
-                line.show(f"product {number + 1} of {len(unknown)}")
+                line.show(f"{kind} {number + 1} of {len(unknown)}")
                 candidates = {
                     choice: loaded[name]
                     for name, (k, choice, _) in sources.items()
@@ -143,7 +152,7 @@ class Tuner:
                     found = self._fastest(schedule, group, candidates)
                 except RuntimeError as error:  # no memory, mostly
                     name = group.variants[0].product.name
-                    log.warning("smelt: the product %s is not measured: %s", name, error)
+                    log.warning("smelt: the %s %s is not measured: %s", kind, name, error)
                     _REMEMBERED[key] = ATEN
                     continue
                 _REMEMBERED[key] = found
@@ -237,7 +246,7 @@ class Tuner:
         for name, (group, variant, _) in chosen.items():
             code = codes[name]
             if isinstance(code, Exception):
-                log.warning("smelt: a product that was chosen is not compiled: %s", code)
+                log.warning("smelt: a kernel that was chosen is not compiled: %s", code)
                 continue
             for position in variant.positions:
                 del items[position]
@@ -262,7 +271,7 @@ def _eagers_settings() -> str:
 
 def _source(variant: Variant, tile: Tile, aligned: Sequence[bool]) -> Source:
     unaligned = frozenset(n for n, b in enumerate(variant.buffers) if not aligned[b])
-    return product_source(variant.product, tile, unaligned)
+    return source_of(variant.product, tile, unaligned)
 
 
 def _that_agrees(
@@ -279,7 +288,7 @@ def _that_agrees(
         log.debug("smelt: %s does not run: %s", code.name, error)
         return None
     if not agree(expected, found, variant):
-        log.warning("smelt: the generated product %s is wrong and not used", code.name)
+        log.warning("smelt: the generated kernel %s is wrong and not used", code.name)
         return None
     return run
 
@@ -297,7 +306,7 @@ def _say(
     group: Group, took: Mapping[Choice | None, float], best: Choice | None, chosen: Choice | None
 ) -> None:
     p = group.variants[0].product
-    what = f"{p.name} {p.batch}×{p.m}×{p.n}×{p.k} {str(p.dtype).removeprefix('torch.')}"
+    what = f"{kind_of(p).name} {p.name} {p.sizes} {str(p.dtype).removeprefix('torch.')}"
     generated = "no other is faster"
     if best is not None:
         t = best.tile
@@ -306,7 +315,7 @@ def _say(
             f"{took[best] * 1e6:.1f} us in {t.x}×{t.r}×{t.k}, {t.warps} warps, {t.stages} stages{read}"
         )
     taken = "ATen stays" if chosen is ATEN else "generated"
-    log.info("smelt: product %s: ATen %.1f us, %s: %s", what, took[ATEN] * 1e6, generated, taken)
+    log.info("smelt: %s: ATen %.1f us, %s: %s", what, took[ATEN] * 1e6, generated, taken)
 
 
 class _Line:

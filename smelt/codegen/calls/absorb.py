@@ -6,14 +6,14 @@ product's result and touches each element of it once: the result then never goes
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from smelt.codegen.calls.request import is_dense
 from smelt.codegen.llvm.products.epilogue import BATCH, COL, ROW, Epilogue, product_value
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Size, Sym, affine, free_syms, subs
-from smelt.loops.ir import Buffer, Kernel, MapStage, Value
+from smelt.loops.ir import Buffer, Loop, MapStage, Value
 from smelt.plan.aliases import written_values
 from smelt.schedule.schedule import ExternItem, Item, KernelItem, Schedule, ViewItem, accesses
 
@@ -22,17 +22,24 @@ _PLACES: dict[int, tuple[Sym, ...]] = {2: (ROW, COL), 3: (BATCH, ROW, COL)}
 
 
 @dataclass(frozen=True)
-class Absorbed:
-    """The kernel at `position` as an epilogue: it reads buffers `inputs` and writes `out`, laid out as `out_spec`, whose
-    shape is the product's."""
+class Behind:
+    """The kernel at `position` as an epilogue: it reads buffers `inputs` and writes `out`, at `index`, which is over BATCH,
+    ROW and COL as the epilogue is."""
 
     position: int
     name: str
     epilogue: Epilogue
     inputs: tuple[int, ...]
     out: int
-    out_spec: TensorSpec
+    index: Size
     note: str
+
+
+@dataclass(frozen=True)
+class Absorbed(Behind):
+    """One whose result is laid out along the product's dimensions, as `out_spec`, whose shape is the product's."""
+
+    out_spec: TensorSpec
 
 
 def readers_of(schedule: Schedule) -> dict[int, list[int]]:
@@ -51,6 +58,21 @@ def absorbed(
     schedule: Schedule, position: int, spec: TensorSpec, readers: dict[int, list[int]]
 ) -> Absorbed | str:
     """The kernel behind the product at `position` as its epilogue, or why not. `spec`: the result as matrices."""
+    found = behind(schedule, position, spec, readers)
+    if isinstance(found, str):
+        return found
+    dims = _dims(spec)
+    stride = _strides(subs(found.index, dict(zip(_PLACES[len(dims)], dims))), dims)
+    if stride is None:
+        return "the kernel's result is not laid out along the product's dimensions"
+    out_spec = replace(schedule.buffers[found.out].spec, shape=spec.shape, stride=stride)
+    return Absorbed(**vars(found), out_spec=out_spec)
+
+
+def behind(
+    schedule: Schedule, position: int, spec: TensorSpec, readers: dict[int, list[int]]
+) -> Behind | str:
+    """As `absorbed`, wherever the kernel's result lies."""
     extern = schedule.items[position]
     assert isinstance(extern, ExternItem)
     result = extern.outs[0]
@@ -83,7 +105,7 @@ def writes_held(schedule: Schedule, item: Item) -> bool:
 
 def _as_epilogue(
     schedule: Schedule, item: KernelItem, result: int, spec: TensorSpec, position: int
-) -> Absorbed | str:
+) -> Behind | str:
     kernel = item.kernel
     if len(kernel.stages) != 1 or any(b is None for b in item.buffers):
         return "the kernel is not elementwise"
@@ -94,24 +116,21 @@ def _as_epilogue(
         return "the product's result is not contiguous"
     (store,) = stage.stores
     own = item.buffers.index(result)
-    point = _only_index(store.value, own)
-    at = _point_of_element(kernel, point, spec) if point is not None else None
+    point = only_index(store.value, own)
+    at = _point_of_element(kernel.outer, point, spec) if point is not None else None
     if at is None:
         return "the kernel does not visit each element of the product once"
     dims = _dims(spec)
-    stride = _strides(subs(store.index, at), dims)
-    if stride is None:
-        return "the kernel's result is not laid out along the product's dimensions"
     out = item.buffers[store.buffer]
     assert out is not None
     places = dict(zip(dims, _PLACES[len(dims)]))
     inputs = tuple(i for i, b in enumerate(kernel.buffers) if b.role == "in" and i != own)
     number = {b: i for i, b in enumerate(inputs)}
-    value = _epilogue_value(store.value, own, number, lambda e: subs(subs(e, at), places))
+    value = epilogue_value(store.value, own, number, lambda e: subs(subs(e, at), places))
     formals: tuple[Buffer, ...] = tuple(kernel.buffers[i] for i in inputs)
     buffers = tuple(b for i in inputs if (b := item.buffers[i]) is not None)
-    out_spec = replace(schedule.buffers[out].spec, shape=spec.shape, stride=stride)
-    return Absorbed(position, kernel.name, Epilogue(formals, value), buffers, out, out_spec, item.note)
+    index = subs(subs(store.index, at), places)
+    return Behind(position, kernel.name, Epilogue(formals, value), buffers, out, index, item.note)
 
 
 def _dims(spec: TensorSpec) -> tuple[Sym, ...]:
@@ -119,7 +138,7 @@ def _dims(spec: TensorSpec) -> tuple[Sym, ...]:
     return tuple(Sym(f"product_{d}", 0, int(size) - 1) for d, size in enumerate(spec.shape))  # type: ignore[arg-type]
 
 
-def _only_index(value: Value, buffer: int) -> Size | None:
+def only_index(value: Value, buffer: int) -> Size | None:
     """The index at which `value` loads from `buffer`; None if there are several, or masked ones."""
     found: set[Size] = set()
     masked = False
@@ -137,22 +156,22 @@ def _only_index(value: Value, buffer: int) -> Size | None:
     return found.pop() if len(found) == 1 and not masked else None
 
 
-def _point_of_element(kernel: Kernel, index: Size, spec: TensorSpec) -> dict[Sym, Size] | None:
+def _point_of_element(loops: Sequence[Loop], index: Size, spec: TensorSpec) -> dict[Sym, Size] | None:
     """Loop symbols in terms of the element's place."""
     flat: Size = 0
     steps = 1
     for dim, size in zip(reversed(_dims(spec)), reversed(spec.shape)):
         flat = flat + dim * steps
         steps *= int(size)  # type: ignore[arg-type]
-    return point_at(kernel, index, flat, steps)
+    return point_at(loops, index, flat, steps)
 
 
-def point_at(kernel: Kernel, index: Size, flat: Size, elements: int) -> dict[Sym, Size] | None:
-    """Loop symbols in terms of `flat`, a number below `elements`, at which `index` is that number; if it counts the loops
-    like the digits of a number, up to `elements`."""
+def point_at(loops: Sequence[Loop], index: Size, flat: Size, elements: int) -> dict[Sym, Size] | None:
+    """Symbols of loops in terms of `flat`, a number below `elements`, at which `index` is that number; if it counts the
+    loops like the digits of a number, up to `elements`."""
     places: list[tuple[int, Sym, int]] = []
     rest = index
-    for loop in kernel.outer:
+    for loop in loops:
         split = affine(rest, loop.sym)
         if split is None:
             return None
@@ -163,7 +182,7 @@ def point_at(kernel: Kernel, index: Size, flat: Size, elements: int) -> dict[Sym
             places.append((factor, loop.sym, loop.size))
     if rest != 0:
         return None
-    at: dict[Sym, Size] = {loop.sym: 0 for loop in kernel.outer}
+    at: dict[Sym, Size] = {loop.sym: 0 for loop in loops}
     expected = 1
     for factor, sym, size in sorted(places, key=lambda p: p[0]):
         if factor != expected:
@@ -185,7 +204,7 @@ def _strides(index: Size, dims: tuple[Sym, ...]) -> tuple[Size, ...] | None:
     return tuple(strides) if index == 0 else None
 
 
-def _epilogue_value(value: Value, own: int, number: dict[int, int], place: Callable[[Size], Size]) -> Value:
+def epilogue_value(value: Value, own: int, number: dict[int, int], place: Callable[[Size], Size]) -> Value:
     """`value` with the product in place of loads from buffer `own`, and indices moved by `place`."""
     done: dict[int, Value] = {}
 

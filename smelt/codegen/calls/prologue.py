@@ -50,9 +50,11 @@ def prologue(
     buffer: int,
     index: Size,
     sizes: tuple[int, int, int],
+    masks: bool = False,
 ) -> Prologue | str:
     """What gives `buffer`, read by the product at `position` that will stand at `place`, as its prologue; or why not.
-    `index`: where elements of the operand lie, which has `sizes`: batch, rows, columns."""
+    `index`: where elements of the operand lie, which has `sizes`: batch, rows, columns. `masks`: whether it may load under
+    a mask."""
     positions = []
     while True:
         if readers.get(buffer) != [position]:
@@ -77,10 +79,11 @@ def prologue(
     points = 1
     for loop in item.kernel.outer:
         points *= static(loop.size)
-    at = point_at(item.kernel, made.index, flat, points)
+    at = point_at(item.kernel.outer, made.index, flat, points)
     if at is None:
         return "the kernel's result is not laid out along its points"
-    return _as_prologue(item, made, at, dict(zip(syms, (BATCH, ROW, COL), strict=True)), tuple(positions))
+    names: dict[Sym, Size] = dict(zip(syms, (BATCH, ROW, COL), strict=True))
+    return _as_prologue(item, made, at, names, tuple(positions), masks)
 
 
 def _writer(schedule: Schedule, buffer: int, before: int) -> int:
@@ -107,13 +110,18 @@ def _elementwise(kernel: Kernel) -> Store | None:
 
 
 def _as_prologue(
-    item: KernelItem, made: Store, at: dict[Sym, Size], names: dict[Sym, Size], positions: tuple[int, ...]
+    item: KernelItem,
+    made: Store,
+    at: dict[Sym, Size],
+    names: dict[Sym, Size],
+    positions: tuple[int, ...],
+    masks: bool,
 ) -> Prologue | str:
     values = list(walk([made.value]))
     if len(values) > VALUES:
         return "the kernel computes too much"
     for v in values:
-        if v.op == "load" and v.args[2] is not None:
+        if v.op == "load" and v.args[2] is not None and not masks:
             return "the kernel loads under a mask"
         if v.op not in ("load", "const", "index", "cast") and v.op not in POINTWISE:
             return f"the kernel contains {v.op}"

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from smelt.codegen.triton.attention import TiledAttention, attention_source
 from smelt.codegen.triton.library import function_of, library
-from smelt.codegen.triton.product import Tile, TiledProduct, product_source
+from smelt.codegen.triton.product import TiledProduct, product_source
 from smelt.codegen.triton.source import BEYOND, Source, joined_source, triton_source
+from smelt.codegen.triton.tiled import Tile
 from smelt.codegen.triton.values import Dialect
 from smelt.loops.ir import Kernel
 
@@ -28,6 +30,12 @@ def load_kernel(kernel: Kernel, host: frozenset[int] = frozenset()) -> Callable[
 def launch_product(product: TiledProduct, tile: Tile, *tensors: torch.Tensor) -> None:
     """`product` in tiles of `tile`, on its buffers."""
     source = product_source(product, tile, dialect=_dialect())
+    _launch(function_of(source), source, frozenset(), *tensors)
+
+
+def launch_attention(attention: TiledAttention, tile: Tile, *tensors: torch.Tensor) -> None:
+    """`attention` in tiles of `tile`, on its buffers."""
+    source = attention_source(attention, tile, dialect=_dialect())
     _launch(function_of(source), source, frozenset(), *tensors)
 
 

@@ -1,0 +1,40 @@
+"""What a contest asks of each kind of generated kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from smelt.codegen.autotune.groups import Generated
+from smelt.codegen.autotune.tiles import attention_tiles, tiles
+from smelt.codegen.triton.attention import TiledAttention, attention_source
+from smelt.codegen.triton.product import TiledProduct, product_source
+from smelt.codegen.triton.source import Source
+from smelt.codegen.triton.tiled import Tile
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`source` of one in a tile, with the buffers that may begin anywhere; the `tiles` in which it is tried on a GPU of so
+    many multiprocessors."""
+
+    name: str
+    source: Callable[[Any, Tile, frozenset[int]], Source]
+    tiles: Callable[[Any, int], list[Tile]]
+
+
+KINDS: dict[type[Generated], Kind] = {
+    TiledProduct: Kind("product", product_source, tiles),
+    TiledAttention: Kind("attention", attention_source, attention_tiles),
+}
+
+
+def kind_of(made: Generated) -> Kind:
+    """Its kind."""
+    return KINDS[type(made)]
+
+
+def source_of(made: Generated, tile: Tile, unaligned: frozenset[int]) -> Source:
+    """Its source."""
+    return kind_of(made).source(made, tile, unaligned)
