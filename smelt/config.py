@@ -24,7 +24,8 @@ class Config:
     kernel_cache_bytes
                       how much may lie there: what was used longest ago goes
     cuda_graphs       replay runs as CUDA graphs where they can be (what mode="reduce-overhead" sets)
-    max_autotune      on a GPU, generate products where they are measured to be faster than ATen's (mode="max-autotune")
+    max_autotune      on a GPU, generate products and attention where they are measured to be faster than ATen's
+                      (mode="max-autotune")
     channels_last     on a GPU, lay out images of half precision channels-last inside of graphs whose convolutions gain from
                       it (False: as the program has them)
     fused_attention   on a GPU, compute attention that is written out (two products and a softmax) by torch's kernels for

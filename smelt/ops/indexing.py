@@ -11,10 +11,11 @@ from smelt.graph.sizes import numel, static
 from smelt.loops.builder import Builder, broadcast
 from smelt.loops.ir import Value
 from smelt.loops.tensor import Index, Insert, Load, Place, Tensor
-from smelt.loops.values import cast, compare, const, where
+from smelt.loops.values import GATHER, cast, compare, const, where
 from smelt.ops.layouts.meta import fresh, like, of_cpp
+from smelt.ops.places import are_inside, place_of
 from smelt.ops.recompute import Class
-from smelt.ops.registry import declare
+from smelt.ops.registry import declare, operator
 from smelt.ops.trace_rules import TraceRule
 
 aten = torch.ops.aten
@@ -39,6 +40,18 @@ declare("index_add", linear=("self source",))
 declare(aten.index_select.default, out=aten.index_select.out)
 declare(aten.gather.default, out=aten.gather.out)
 declare(aten.index.Tensor, out=aten.index.Tensor_out)
+declare(aten.index.Tensor, aten.index_put.default, safe=lambda x, indices, *_, **__: are_inside(x, indices))
+
+
+@operator(aten.index.Tensor)
+def index(b: Builder, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor | None:
+    """Elements at places that are known when the graph is compiled. Else None: ATen's call, which looks at them."""
+    known = [place_of(i, size) if i is not None else None for i, size in zip(indices, x.shape)]
+    places = [place for place in known if place is not None]
+    if len(places) != len(indices):
+        return None
+    rank = len(b.spec.shape) - len(x.shape) + len(places)
+    return b.copy(x, b.spec.shape, lambda i: (*(place.at(i[:rank]) for place in places), *i[rank:]), GATHER)
 
 
 # ---- rows that are written into a graph input

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from smelt.costs import Costs
-from smelt.graph.effects import effects
+from smelt.graph.effects import effects, is_effectful
 from smelt.graph.ir import Graph, Node, NumberSpec, TensorSpec, argument_nodes
 from smelt.graph.kernel_calls import RUN_KERNEL_FUNCTIONAL
 from smelt.graph.sizes import bounds, contiguous_stride, numel
@@ -97,6 +97,8 @@ class _Lowerer:
 
     def call(self, node: Node) -> Any:
         args, kwargs = self.value(node.args), self.value(node.kwargs)
+        if not self.uses[node] and self.is_idle(node, args, kwargs):
+            return None
         if node.target is aten.copy_.default:
             return args[0] if args[0] is args[1] else self.copy_back(node, *args[:2])
         if node in self.overwriting and self.overwrite(node, args, kwargs):
@@ -118,6 +120,11 @@ class _Lowerer:
                 self.check_numbers(node, args, kwargs)
                 return self.adopt(node, builder, result)
         return self.extern(node, *given)
+
+    def is_idle(self, node: Node, args: Any, kwargs: Any) -> bool:
+        """Whether a node whose result nobody reads only might have raised, and does not."""
+        safe = row(node.target).safe
+        return safe is not None and not is_effectful(node.target) and safe(*args, **kwargs)
 
     def beside(self, node: Node, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """The arguments of an elementwise operator, with constants on its device in place of numbers on the CPU that the

@@ -58,6 +58,7 @@ class Facts(TypedDict, total=False):
     zero_or_one: bool
     redrawn: Literal["like", "from"] | None
     raises: bool | Callable[[Node], bool]
+    safe: Callable[..., bool] | None
     fits: str
     fits_in: Callable[[torch.dtype, torch.device], torch.dtype]
 
@@ -104,6 +105,7 @@ class Operator:
             argument, whose values it does not read, or one drawn `from` them.
         raises: whether it may raise because of the values that it reads; by the node where the arguments decide. It runs
             although nobody reads its result, and before anything that the caller sees is written (ops/raising.py).
+        safe: from its lowered arguments, whether it is known not to raise after all: it need not run for that.
         fits: names of arguments, separated by spaces; numbers among them must fit the dtype of the result, or ATen raises;
             `fits_in` gives another dtype that they must fit, from that and the device of the result.
     """
@@ -132,6 +134,7 @@ class Operator:
     zero_or_one: bool = False
     redrawn: Literal["like", "from"] | None = None
     raises: bool | Callable[[Node], bool] = False
+    safe: Callable[..., bool] | None = None
     fits: str = ""
     fits_in: Callable[[torch.dtype, torch.device], torch.dtype] = lambda dtype, device: dtype
 

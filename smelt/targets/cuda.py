@@ -1,4 +1,4 @@
-"""GPUs of NVIDIA: kernels by Triton, products and convolutions by ATen (cuBLAS, cuDNN; products by Triton
+"""GPUs of NVIDIA: kernels by Triton, products and convolutions by ATen (cuBLAS, cuDNN; products and attention by Triton
 where `max_autotune` finds them faster), and what things cost there."""
 
 from __future__ import annotations
