@@ -240,9 +240,10 @@ def test_a_single_head_without_a_batch(device):
     assert len(names) == 1 and "attention" in names[0]
 
 
-def test_a_bias_that_the_product_adds(device):
+@pytest.mark.parametrize("beta, alpha", ((1, 1), (1.0, 0.25), (0.5, 2), (0, 0.25)))
+def test_a_bias_that_the_product_adds(device, beta, alpha):
     def fn(q, k, v, b):
-        return torch.bmm(torch.baddbmm(b, q, k.mT).softmax(-1), v)
+        return torch.bmm(torch.baddbmm(b, q, k.mT, beta=beta, alpha=alpha).softmax(-1), v)
 
     names = run(fn, rand(3, L, D), rand(3, S, D), rand(3, S, D), rand(3, 1, S))
     assert len(names) == 1 and "attention" in names[0]

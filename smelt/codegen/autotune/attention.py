@@ -10,7 +10,7 @@ Scores are not rounded to half precision, as eager rounds them between its kerne
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -51,6 +51,7 @@ from smelt.schedule.schedule import BufRef, ExternItem, Item, KernelItem, Schedu
 
 LARGEST = 256  # places of a head: of more, a block of keys does not fit
 f32 = torch.float32
+aten = torch.ops.aten
 
 
 def attention_groups(schedule: Schedule) -> list[Group]:
@@ -69,13 +70,15 @@ def attention_groups(schedule: Schedule) -> list[Group]:
 
 @dataclass(frozen=True)
 class _Call:
-    """A product of the schedule, of the buffers `operands`: two matrices, and a bias if there is one."""
+    """A product of the schedule, of the buffers `operands`: two matrices, and a bias if there is one. `value`: what it
+    stores, of the `result` "product"."""
 
     position: int
     product: Product
     operands: tuple[int, ...]
     result: int
     spec: TensorSpec  # of the result, as matrices
+    value: Value
 
 
 @dataclass(frozen=True)
@@ -175,13 +178,20 @@ class _Finder:
         call = MATRIX_CALLS[item.op](self.schedule, item, in_schema_order(item))
         _require(isinstance(call, MatrixCall), "no product")
         assert isinstance(call, MatrixCall) and item.outs[0] is not None
+        bias_and_scales = item.op in (aten.addmm.default, aten.baddbmm.default)
+        beta, alpha = call.args[3:] if bias_and_scales else (1, 1)
+        _require(isinstance(beta, int | float) and isinstance(alpha, int | float), "other scales")
+        if bias_and_scales:
+            call = replace(call, args=(*call.args[:3], 1, 1))
         request = call.plan(call.result, "attention", NO_EPILOGUE, _refused)
         _require(not isinstance(request, str) and isinstance(request.product, Product), "no product")
         assert not isinstance(request, str) and isinstance(request.product, Product)
         operands = [call.buffers[i] for i in request.operands]
         _require(all(b is not None for b in operands) and request.product.k > 0, "no product")
         given = tuple(b for b in operands if b is not None)
-        return _Call(position, request.product, given, item.outs[0], call.result)
+        value = _scaled(request.product.epilogue.value, beta, alpha)
+        value = value or as_dtype(product_value(f32), call.result.dtype)
+        return _Call(position, request.product, given, item.outs[0], call.result, value)
 
     # ---- between them
 
@@ -193,8 +203,7 @@ class _Finder:
         bias = p.epilogue.inputs
         number = {n: len(bias) + k for k, n in enumerate(read)}
         value = epilogue_value(softmax.score, own, number, lambda e: subs(subs(e, at), names))
-        product = p.epilogue.value or as_dtype(product_value(f32), item.kernel.buffers[own].dtype)
-        value = rewrite(value, lambda b, e: (b, e), product)
+        value = rewrite(value, lambda b, e: (b, e), call.value)
         value = rewrite(value, lambda b, e: (b, e), Value("result", (SCORE,), f32))
         buffers = (*call.operands[2:], *(b for n in read if (b := item.buffers[n]) is not None))
         known = {n: c for n, b in enumerate(buffers) if (c := self._constant(b)) is not None}
@@ -316,6 +325,17 @@ class _Read:
     operand: Operand
     buffers: tuple[int, ...]
     positions: frozenset[int]
+
+
+def _scaled(value: Value | None, beta: float, alpha: float) -> Value | None:
+    """The sum of a product and a bias, both multiplied by numbers, rounded as `value` is, that of the two themselves. A bias
+    that is multiplied by 0 is not looked at."""
+    if value is None or (beta == 1 and alpha == 1):
+        return value
+    total = value.args[0] if value.op == "cast" else value
+    product, bias = total.args
+    made = product * float(alpha)
+    return as_dtype(made if beta == 0 else made + bias * float(beta), value.dtype)
 
 
 def _require(holds: bool, why: str) -> None:
