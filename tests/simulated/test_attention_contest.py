@@ -14,7 +14,10 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import smelt
 from smelt.codegen.autotune import tune
 from smelt.codegen.triton.attention import TiledAttention
+from smelt.codegen.triton.load import launch_attention
+from smelt.codegen.triton.tiled import Tile
 from smelt.report import inspect
+from tests.harness import attention_tiles
 from tests.harness.attention import wide
 from tests.harness.contests import Device, contested
 from tests.simulated import cuda
@@ -247,6 +250,38 @@ def test_a_bias_that_the_product_adds(device, beta, alpha):
 
     names = run(fn, rand(3, L, D), rand(3, S, D), rand(3, S, D), rand(3, 1, S))
     assert len(names) == 1 and "attention" in names[0]
+
+
+@pytest.mark.parametrize("name", ("alibi", "padding", "relative position"))
+def test_code_that_is_made_of_programs(device, name):
+    """Triton's interpreter runs it on CPU tensors, and gives what its loops mean."""
+    score, given = SCORES[name]
+    run(written(score), *heads(), *given(f16))
+    _interpreted(generated(device))
+
+
+def test_code_that_is_made_of_packed_heads_and_of_flex_attention(device):
+    device.times = lambda tile, variant: 10.0 if variant else 50.0
+    run(packed, rand(B, L, 3 * H * D))
+    score, given = FLEX["documents"]
+    run(flex(score), *heads(), *given(), eager=dense(score))
+    made = {a for a in device.compiled if isinstance(a, TiledAttention)}
+    assert len(made) == 3
+    for attention in made:
+        _interpreted(attention)
+
+
+def _interpreted(attention: TiledAttention) -> None:
+    pytest.importorskip("triton")
+    tensors = []
+    for buffer in attention.buffers:
+        x = torch.randn(1 << 14)
+        tensors.append((x if buffer.dtype.is_floating_point else x > 0).to(buffer.dtype))
+    tensors[-1].fill_(7)
+    want = [t.clone() for t in tensors]
+    attention_tiles.interpret_loops(attention, want)
+    launch_attention(attention, Tile(32, 32, 0, 4, 2), *tensors)
+    torch.testing.assert_close(tensors, want, rtol=4e-3, atol=4e-3, equal_nan=True)
 
 
 LEFT: dict[str, Callable[..., object]] = {
