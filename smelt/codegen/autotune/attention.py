@@ -10,7 +10,7 @@ Scores are not rounded to half precision, as eager rounds them between its kerne
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -51,7 +51,6 @@ from smelt.schedule.schedule import BufRef, ExternItem, Item, KernelItem, Schedu
 
 LARGEST = 256  # places of a head: of more, a block of keys does not fit
 f32 = torch.float32
-aten = torch.ops.aten
 
 
 def attention_groups(schedule: Schedule) -> list[Group]:
@@ -178,11 +177,8 @@ class _Finder:
         call = MATRIX_CALLS[item.op](self.schedule, item, in_schema_order(item))
         _require(isinstance(call, MatrixCall), "no product")
         assert isinstance(call, MatrixCall) and item.outs[0] is not None
-        bias_and_scales = item.op in (aten.addmm.default, aten.baddbmm.default)
-        beta, alpha = call.args[3:] if bias_and_scales else (1, 1)
-        _require(isinstance(beta, int | float) and isinstance(alpha, int | float), "other scales")
-        if bias_and_scales:
-            call = replace(call, args=(*call.args[:3], 1, 1))
+        call, beta, alpha = call.without_factors()
+        _require(isinstance(beta, int | float) and isinstance(alpha, int | float), "other factors")
         request = call.plan(call.result, "attention", NO_EPILOGUE, _refused)
         _require(not isinstance(request, str) and isinstance(request.product, Product), "no product")
         assert not isinstance(request, str) and isinstance(request.product, Product)

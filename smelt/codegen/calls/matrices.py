@@ -57,6 +57,14 @@ class MatrixCall:
         is none. `refuse`: as for `plan_product`."""
         return plan_product(self.op, self.args, out, name, epilogue, refuse)
 
+    def without_factors(self) -> tuple[MatrixCall, Any, Any]:
+        """The call with factors of 1, and those that it has, of the bias (beta) and of the product (alpha)."""
+        form = _FORMS.get(self.op)
+        if form is None or form.scales is None:
+            return self, 1, 1
+        beta, alpha, *_ = (*self.args[form.scales :], 1, 1)
+        return replace(self, args=(*self.args[: form.scales], 1, 1)), beta, alpha
+
 
 def _matrix_call(schedule: Schedule, item: ExternItem, arguments: Sequence[Any]) -> MatrixCall:
     args = tuple(schedule.buffers[a.id].spec if isinstance(a, BufRef) else a for a in arguments)
