@@ -2,6 +2,7 @@
 CPU-only torch (benchmarks/models.py declares what it needs)."""
 
 import contextlib
+import gc
 import logging
 import os
 import tempfile
@@ -49,6 +50,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("simulated_cuda"):
                 simulated.run_elsewhere(item)
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """What is left after a file, modules and operator databases most of all, is no garbage: tests that collect garbage, a
+    hundred times and more, would look through it each time."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -3,8 +3,8 @@
     python -m benchmarks.gpu.attention [--training] [--only NAME] [--contestants ...] [--small] [--out DIR]
 
 Writes attention.json and .md (attention-training with `--training`). bf16; times are the device's own, rounds in turn.
-"smelt" has `options={"fused_attention": True}`, as by default; "smelt, as written" has False. No row begins after
-`--seconds-budget`. Queries, keys and values are the sums of what is given and biases, as behind a projection.
+"smelt" has `options={"fused_attention": True}`, as by default; "smelt, as written" has False; "smelt, generated" besides
+`max_autotune`, whose contests may choose a generated kernel. No row begins after `--seconds-budget`. Queries, keys and values are the sums of what is given and biases, as behind a projection.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 
 import smelt
 from benchmarks.gpu import device
@@ -28,6 +29,7 @@ from benchmarks.run import write
 
 Tensor = torch.Tensor
 EAGER, TORCH, WRITTEN, FUSED = "eager", "torch.compile", "smelt, as written", "smelt"
+GENERATED = "smelt, generated"
 LOWEST = torch.finfo(torch.bfloat16).min
 
 
@@ -47,6 +49,22 @@ def causal(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 def biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     return torch.softmax(q @ k.mT + bias, -1) @ v
+
+
+def capped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """As Gemma's."""
+    scores = torch.tanh(q @ k.mT * q.shape[-1] ** -0.5 / 50) * 50
+    return torch.softmax(scores, -1) @ v
+
+
+def flexible(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal, with a slope of distances (ALiBi)."""
+
+    def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return torch.where(i >= j, s - (i - j) * 0.01, -float("inf"))
+
+    result: Tensor = flex_attention(q, k, v, score_mod=score)
+    return result
 
 
 def no_mask(batch: int, heads: int, length: int) -> tuple[()]:
@@ -103,6 +121,8 @@ CASES = [
     *(Case(padded, padding, *size) for size in SIZES[1::2]),
     *(Case(causal, upper, *size) for size in SIZES[1::2]),
     *(Case(biased, learned, *size) for size in SIZES[1::2]),
+    *(Case(capped, no_mask, *size) for size in SIZES[1::2]),
+    *(Case(flexible, no_mask, *size) for size in SIZES[1::2]),
 ]
 
 
@@ -113,6 +133,9 @@ def makers() -> dict[str, Callable[[Any], Any]]:
         TORCH: partial(torch.compile, fullgraph=True, dynamic=False),
         WRITTEN: partial(smelt.compile, fullgraph=True, options={"fused_attention": False}),
         FUSED: partial(smelt.compile, fullgraph=True),
+        GENERATED: partial(
+            smelt.compile, fullgraph=True, options={"fused_attention": False, "max_autotune": True}
+        ),
     }
 
 
