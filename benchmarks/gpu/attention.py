@@ -4,7 +4,8 @@
 
 Writes attention.json and .md (attention-training with `--training`). bf16; times are the device's own, rounds in turn.
 "smelt" has `options={"fused_attention": True}`, as by default; "smelt, as written" has False; "smelt, generated" besides
-`max_autotune`, whose contests may choose a generated kernel. No row begins after `--seconds-budget`. Queries, keys and values are the sums of what is given and biases, as behind a projection.
+`max_autotune`, whose contests may choose a generated kernel. No row begins after `--seconds-budget`. Queries, keys and
+values are the sums of what is given and biases, as behind a projection.
 """
 
 from __future__ import annotations
