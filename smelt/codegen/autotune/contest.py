@@ -9,6 +9,7 @@ import torch
 
 from smelt import _native
 from smelt.codegen.autotune.groups import Group, Variant
+from smelt.codegen.autotune.kinds import kind_of
 from smelt.graph.ir import TensorSpec
 from smelt.graph.specs import static_sizes
 from smelt.graph.tree import map_leaves
@@ -30,9 +31,6 @@ from smelt.schedule.schedule import Item as ScheduleItem
 
 Tensors = tuple[torch.Tensor, ...]
 Run = Callable[[Tensors], torch.Tensor]  # the group's result
-
-# Relative to the whole result, by the dtype that the operands have as they are multiplied.
-TOLERANCES = {torch.float16: 3e-3, torch.bfloat16: 2e-2}
 
 
 def launch_item(code: CompiledKernel, variant: Variant) -> LaunchItem:
@@ -111,7 +109,7 @@ def _result_of(plan: _native.Plan) -> Run:
 
 def agree(expected: torch.Tensor, found: torch.Tensor, variant: Variant) -> bool:
     """Whether results are the same but for rounding."""
-    tolerance = TOLERANCES[variant.product.dtype]
+    tolerance = kind_of(variant.product).tolerances[variant.product.dtype]
     a, b = expected.double(), found.double()
     finite = a.isfinite() & b.isfinite()
     if int(finite.sum()) < 0.99 * a.numel():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from smelt.codegen.autotune.groups import Generated
 from smelt.codegen.autotune.tiles import attention_tiles, tiles
@@ -17,16 +19,21 @@ from smelt.codegen.triton.tiled import Tile
 @dataclass(frozen=True)
 class Kind:
     """`source` of one in a tile, with the buffers that may begin anywhere; the `tiles` in which it is tried on a GPU of so
-    many multiprocessors."""
+    many multiprocessors. `tolerances`: how far its result may be from that of ATen's calls, relative to the whole, by the
+    dtype that operands have as they are multiplied."""
 
     name: str
     source: Callable[[Any, Tile, frozenset[int]], Source]
     tiles: Callable[[Any, int], list[Tile]]
+    tolerances: Mapping[torch.dtype, float]
 
 
 KINDS: dict[type[Generated], Kind] = {
-    TiledProduct: Kind("product", product_source, tiles),
-    TiledAttention: Kind("attention", attention_source, attention_tiles),
+    TiledProduct: Kind("product", product_source, tiles, {torch.float16: 3e-3, torch.bfloat16: 2e-2}),
+    # ATen's scores are rounded to half precision: by one in 2**11, that of a score of 100 is 5% of its weight.
+    TiledAttention: Kind(
+        "attention", attention_source, attention_tiles, {torch.float16: 3e-2, torch.bfloat16: 1e-1}
+    ),
 }
 
 
