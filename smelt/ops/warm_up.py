@@ -6,6 +6,7 @@ called there, on uninitialized tensors: by a backward of its own, which a thread
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Callable, Iterator, Set
 from typing import Any
@@ -21,6 +22,7 @@ from smelt.ops.depthwise import are_generated
 
 BACKWARD = torch.ops.aten.convolution_backward.default
 _META = torch.device("meta")
+_ENDING = threading.Event()  # the process ends
 # (gradient, images, weight, settings, which of three gradients)
 Call = tuple[TensorSpec, TensorSpec, TensorSpec, tuple[Any, ...], tuple[bool, bool, bool]]
 
@@ -32,7 +34,14 @@ def begin(graph: Graph, backward: Set[Node], costs: Costs, device: torch.device)
         return None
     thread = threading.Thread(target=_warm, args=(calls, device), name="smelt-warm-up", daemon=True)
     thread.start()
+    atexit.register(_end, thread)
     return thread
+
+
+def _end(thread: threading.Thread) -> None:
+    """Python cannot end while autograd's thread runs it: that would end the process with an error."""
+    _ENDING.set()
+    thread.join()
 
 
 def convolutions(graph: Graph, backward: Set[Node], costs: Costs, device: torch.device) -> Iterator[Call]:
@@ -64,6 +73,8 @@ def _frozen(setting: Any) -> Any:
 def _warm(calls: list[Call], device: torch.device) -> None:
     def run() -> None:
         for *specs, settings, wanted in calls:
+            if _ENDING.is_set():
+                return
             BACKWARD(*(empty_like_spec(s, device) for s in specs), None, *settings, wanted)
 
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -15,6 +17,7 @@ from smelt import events
 from smelt.graph.specs import spec_of
 from smelt.ops import warm_up
 from smelt.targets import cuda
+from tests.harness.simulated import ROOT
 
 pytestmark = pytest.mark.simulated_cuda
 
@@ -173,3 +176,30 @@ def test_what_fails_ahead_is_not_noticed():
     x = torch.ones(3, device="cuda", requires_grad=True)
     (x * 2).sum().backward()
     assert x.grad is not None and x.grad.tolist() == [2, 2, 2]
+
+
+ENDS = """
+import threading, time
+from tests.simulated import compiled
+compiled.activate()
+import torch
+from smelt.graph.specs import spec_of
+from smelt.ops import warm_up
+
+begun = threading.Event()
+
+def slow(*given):
+    begun.set()
+    time.sleep(0.2)
+
+warm_up.BACKWARD = slow
+warm_up.convolutions = lambda *given: [(*[spec_of(torch.empty(2, 8, 4, 4), "cuda:0")] * 3, (), k) for k in range(9999)]
+warm_up.begin(None, set(), None, torch.device("cuda", 0))
+begun.wait()
+print("ends")
+"""
+
+
+def test_a_process_ends_while_convolutions_are_called_ahead():
+    done = subprocess.run([sys.executable, "-c", ENDS], cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ends\n", "")
