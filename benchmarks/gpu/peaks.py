@@ -135,7 +135,7 @@ def smelt_peaks(name: str, training: bool) -> tuple[Peak, Peak]:
             raise _Seen
         return planned[-1][1]
 
-    def both(traced: Any, joint: Any, config: Any, compile_graph: Any, lay_out: Any) -> Any:
+    def both(traced: Any, joint: Any, config: Any, compile_graph: Any, lay_out: Any, *_: Any) -> Any:
         cuts.append(lay_out(partition(joint, config)))
         compile_graph(cuts[0].forward, frozenset())
         compile_graph(cuts[0].backward, cuts[0].given(cuts[0].backward))
