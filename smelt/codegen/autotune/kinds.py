@@ -42,6 +42,11 @@ def kind_of(made: Generated) -> Kind:
     return KINDS[type(made)]
 
 
+def tolerance_of(made: Generated) -> float:
+    """How far its result may be from that of ATen's calls."""
+    return kind_of(made).tolerances[made.dtype]
+
+
 def source_of(made: Generated, tile: Tile, unaligned: frozenset[int]) -> Source:
     """Its source."""
     return kind_of(made).source(made, tile, unaligned)

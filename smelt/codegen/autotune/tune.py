@@ -25,7 +25,7 @@ from smelt.codegen.autotune import timing
 from smelt.codegen.autotune.attention import attention_groups
 from smelt.codegen.autotune.contest import Contest, Run, Tensors, agree, contested, launch_item
 from smelt.codegen.autotune.groups import Group, Variant, groups
-from smelt.codegen.autotune.kinds import kind_of, source_of
+from smelt.codegen.autotune.kinds import kind_of, source_of, tolerance_of
 from smelt.codegen.triton.compile import compile_products, keep
 from smelt.codegen.triton.link import load_kernels, machine
 from smelt.codegen.triton.on_disk import made_by
@@ -287,7 +287,7 @@ def _that_agrees(
     except RuntimeError as error:
         log.debug("smelt: %s does not run: %s", code.name, error)
         return None
-    if not agree(expected, found, variant):
+    if not agree(expected, found, tolerance_of(variant.product)):
         log.warning("smelt: the generated kernel %s is wrong and not used", code.name)
         return None
     return run
