@@ -11,8 +11,6 @@ values are the sums of what is given and biases, as behind a projection.
 from __future__ import annotations
 
 import argparse
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +23,7 @@ from torch.nn.attention.flex_attention import flex_attention
 import smelt
 from benchmarks.gpu import device
 from benchmarks.gpu.tables import with_failures
-from benchmarks.gpu.timing import allocated, first_call, interleaved, peak_above
+from benchmarks.gpu.timing import allocated, first_call, in_time, interleaved, peak_above
 from benchmarks.run import write
 
 Tensor = torch.Tensor
@@ -213,23 +211,17 @@ def main() -> None:
     options = _options()
     device.ready()
     who = options.contestants.split(";")
-    begin, rows = time.monotonic(), []
+    rows = []
     facts = device.facts("benchmarks.gpu.attention")
     said = ", ".join(f"{k}: {v}" for k, v in facts.items())
     kind = "attention-training" if options.training else "attention"
     text = ""
-    for case in CASES:
-        if options.only and not any(part in case.name for part in options.only):
-            continue
-        if time.monotonic() - begin > options.seconds_budget:
-            print(f"{case.name}: not measured, the time is over", file=sys.stderr)
-            continue
+    for case in in_time(CASES, options.only, options.seconds_budget):
         if options.small:
             case = Case(case.fn, case.more, 1, min(case.length, 128), heads=2)
         with torch.set_grad_enabled(options.training):
             rows.append(measured(case, options.training, who, options.seconds))
         torch.cuda.empty_cache()
-        print(f"{case.name}: after {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
         text = f"# Attention that is written out, bf16\n\n{said}.\n\n{table(rows, who)}"
         write(options.out / f"{kind}.json", {"facts": facts, "rows": rows}, text)
     print(text)

@@ -9,8 +9,6 @@ max-autotune, "error" is relative, against float64. No row begins after `--secon
 from __future__ import annotations
 
 import argparse
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +21,7 @@ import torch.nn.functional as F
 import smelt
 from benchmarks.gpu import device
 from benchmarks.gpu.tables import with_failures
-from benchmarks.gpu.timing import first_call
+from benchmarks.gpu.timing import first_call, in_time
 from benchmarks.run import write
 from smelt.codegen.autotune import timing, tune
 
@@ -177,19 +175,13 @@ def _options() -> argparse.Namespace:
 def main() -> None:
     options = _options()
     device.ready()
-    begin, rows = time.monotonic(), []
+    rows = []
     facts = device.facts("benchmarks.gpu.products")
     text = ""
-    for case in CASES:
-        if options.only and not any(part in case.name for part in options.only):
-            continue
-        if time.monotonic() - begin > options.seconds_budget:
-            print(f"{case.name}: not measured, the time is over", file=sys.stderr)
-            continue
+    for case in in_time(CASES, options.only, options.seconds_budget):
         with torch.no_grad():
             rows.append(measured(case, options.torch_compile, 64 if options.small else 1))
         torch.cuda.empty_cache()
-        print(f"{case.name}: after {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
         said = ", ".join(f"{k}: {v}" for k, v in facts.items())
         found = table(rows, list(makers(options.torch_compile)))
         text = f"# Products on a GPU, bf16\n\n{said}.\n\n{found}"

@@ -4,13 +4,38 @@ from __future__ import annotations
 
 import gc
 import statistics
+import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 Calls = Mapping[str, Callable[[], Any]]
+
+
+class HasName(Protocol):
+    """A case of a table."""
+
+    @property
+    def name(self) -> str:
+        """As its row is called."""
+
+
+Named = TypeVar("Named", bound=HasName)
+
+
+def in_time(cases: Iterable[Named], only: Sequence[str] | None, seconds: float) -> Iterator[Named]:
+    """Those in whose names a part of `only` is (None: all), until so many seconds are over; says how far it is."""
+    begin = time.monotonic()
+    for case in cases:
+        if only and not any(part in case.name for part in only):
+            continue
+        if time.monotonic() - begin > seconds:
+            print(f"{case.name}: not measured, the time is over", file=sys.stderr)
+            continue
+        yield case
+        print(f"{case.name}: after {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
 
 
 def first_call(call: Callable[[], Any]) -> tuple[Any, float]:

@@ -23,3 +23,19 @@ class Convolution(NamedTuple):
             for v in (self.stride, self.padding, self.dilation, self.output_padding)
         )
         return Convolution(stride, padding, dilation, self.transposed, extra, self.groups)
+
+    def frozen(self) -> Convolution:
+        """The same settings, hashable."""
+        return Convolution(*(tuple(v) if isinstance(v, list) else v for v in self))  # type: ignore[arg-type]
+
+    def channels(self, weight: Sequence[int]) -> int:
+        """The number of channels of the result, of a weight of this shape."""
+        return weight[1] * self.groups if self.transposed else weight[0]
+
+    def pixels(self, images: Sequence[int], weight: Sequence[int]) -> list[int]:
+        """The sizes of the result's images, of those of shape `images`."""
+        reach = [d * (k - 1) + 1 for d, k in zip(self.dilation, weight[2:])]
+        each = zip(images[2:], self.stride, self.padding, reach, self.output_padding)
+        if self.transposed:
+            return [(m - 1) * s - 2 * p + r + e for m, s, p, r, e in each]
+        return [(m + 2 * p - r) // s + 1 for m, s, p, r, _ in each]

@@ -15,6 +15,7 @@ import torch
 from smelt.graph.sizes import static
 from smelt.loops.builder import Builder
 from smelt.loops.tensor import Tensor
+from smelt.ops.convolution import Convolution
 from smelt.torch_private import ConvBackend, select_conv_backend
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -27,7 +28,7 @@ def with_bias_behind(
     arguments of `aten.convolution` behind the bias."""
     if b.device.type != "cuda" or select_conv_backend is None:
         return None
-    frozen = tuple(tuple(s) if isinstance(s, list | tuple) else s for s in settings)
+    frozen = Convolution(*settings).frozen()
     if not adds_behind(b.device, tuple(map(_layout, (x, weight, bias))), frozen):
         return None
     result = b.call(torch.ops.aten.convolution.default, (x, weight, None, *settings))

@@ -115,11 +115,6 @@ def convolution_format(
     return real, real_weight, memory_format, backend
 
 
-def channels_of(weight: torch.Tensor, convolution: Convolution) -> int:
-    """The number of channels of the convolution's result."""
-    return weight.shape[1] * convolution.groups if convolution.transposed else weight.shape[0]
-
-
 def _convolution_layout(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *settings: Any
 ) -> Any:
@@ -130,15 +125,10 @@ def _convolution_layout(
     real_bias = None if bias is None else uninitialized(bias)
     c = Convolution(*settings).over(n)
     _, _, memory_format, _ = convolution_format(x, weight, real_bias, c)
-    reach = [d * (k - 1) + 1 for d, k in zip(c.dilation, weight.shape[2:])]
-    each = zip(x.shape[2:], c.stride, c.padding, reach, c.output_padding)
-    if c.transposed:
-        sizes = [(m - 1) * s - 2 * p + r + e for m, s, p, r, e in each]
-    else:
-        sizes = [(m + 2 * p - r) // s + 1 for m, s, p, r, _ in each]
+    sizes = c.pixels(x.shape, weight.shape)
     if min(sizes) <= 0:
         return NotImplemented
-    shape = [x.shape[0], channels_of(weight, c), *sizes]
+    shape = [x.shape[0], c.channels(weight.shape), *sizes]
     if n == 1:
         shape.insert(2, 1)
     out = torch.empty(shape, dtype=x.dtype, device=META, memory_format=memory_format)

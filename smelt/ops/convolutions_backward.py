@@ -18,7 +18,7 @@ from smelt.graph.sizes import Size, contiguous_stride, static
 from smelt.loops.builder import Builder
 from smelt.loops.tensor import Index, Tensor
 from smelt.ops.convolution import Convolution
-from smelt.ops.convolutions import channels_of, convolution_format
+from smelt.ops.convolutions import convolution_format
 from smelt.ops.cudnn import cudnn_backward_layout
 from smelt.ops.depthwise import depthwise_backward
 from smelt.ops.layouts.meta import META, fresh, only, suggested_format
@@ -153,7 +153,7 @@ def _convolution_backward_layout(
     if wanted[2] and not wanted[1]:  # some libraries compute the gradient of the weight then, too
         return NotImplemented
     c = Convolution(*of_convolution).over(n)
-    outputs = channels_of(weight, c)
+    outputs = c.channels(weight.shape)
     bias = None if bias_sizes is None else torch.empty(outputs, dtype=x.dtype)
     real, real_weight, memory_format, backend = convolution_format(x, weight, bias, c)
     formats = [memory_format, memory_format]

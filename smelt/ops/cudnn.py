@@ -27,8 +27,7 @@ def cudnn_layout(
     memory_format = _format(device, x, weight, bias, c)
     if memory_format is None or not _is_image(x, memory_format) or c.transposed:
         return NotImplemented
-    reach = [d * (k - 1) + 1 for d, k in zip(c.dilation, weight.shape[2:])]
-    sizes = [(n + 2 * p - r) // s + 1 for n, p, r, s in zip(x.shape[2:], c.padding, reach, c.stride)]
+    sizes = c.pixels(x.shape, weight.shape)
     if min(sizes) <= 0:
         return NotImplemented
     shape = (x.shape[0], weight.shape[0], *sizes)
@@ -52,15 +51,12 @@ def cudnn_backward_layout(
     like = [
         torch.empty(t.shape, dtype=x.dtype, device=META, memory_format=memory_format) for t in (x, weight)
     ]
-    channels = weight.shape[1] * c.groups if c.transposed else weight.shape[0]
-    return only((*like, fresh((channels,), x.dtype)), wanted)
+    return only((*like, fresh((c.channels(weight.shape),), x.dtype)), wanted)
 
 
-def is_cudnns(
-    device: torch.device, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, c: Convolution
-) -> bool:
-    """Whether cuDNN computes it, in a memory format that is known."""
-    return _format(device, x, weight, bias, c) is not None
+def is_cudnns(device: torch.device, x: torch.Tensor, weight: torch.Tensor, c: Convolution) -> bool:
+    """Whether cuDNN computes the backward, in a memory format that is known."""
+    return _format(device, x, weight, None, c) is not None
 
 
 def _format(

@@ -7,7 +7,9 @@ they are first called, in a second each. Sums are of float32 and rounded once, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
 from itertools import product
 from math import prod
 from typing import Any
@@ -29,6 +31,8 @@ BACKWARD = torch.ops.aten.convolution_backward.default
 HALF = (torch.float16, torch.bfloat16)
 _SUMS = 9  # that a program computes side by side: its registers have room for them (not measured)
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+Tap = tuple[Size, Size]  # a place of the window
+Masked = tuple[Value | None, Index]  # where something is read, and a condition for it (None: always)
 
 
 def is_generated(x: TensorSpec, weight: TensorSpec, result: TensorSpec, c: Convolution, costs: Costs) -> bool:
@@ -78,18 +82,7 @@ def _is_small(result: TensorSpec, costs: Costs) -> bool:
 
 def depthwise(b: Builder, x: Tensor, weight: Tensor, c: Convolution) -> Tensor:
     """result[n, c, y, z] = sum over i, j of x[n, c, y * stride + i * dilation - padding, ...] * weight[c, 0, i, j]"""
-    taps = _taps(weight)
-    turned = _turned(b, weight)
-
-    def body(load: Load, at: Index) -> Value:
-        total: Value | None = None
-        for tap in taps:
-            mask, place = _read_by(c, x, at, tap)
-            total = _added(total, _element(load, x, mask, place), _weight_of(load, turned, at, tap))
-        assert total is not None
-        return cast(total, b.spec.dtype)
-
-    return b.map(b.spec.shape, b.spec.dtype, [x, turned] * len(taps), body, _cost(b, len(taps)))
+    return _over_window(b, x, weight, b.spec, partial(_read_by, c, x))
 
 
 def depthwise_backward(
@@ -108,7 +101,9 @@ def depthwise_backward(
 
     dx = dw = db = None
     if wanted[0]:
-        dx = _input_gradient(b, grad, x, weight, c, b.spec[0]) if own_dx else of_aten(0)
+        # Of each element, the sum over all windows that it is in.
+        at_window = partial(_written_by, c, grad)
+        dx = _over_window(b, grad, weight, b.spec[0], at_window) if own_dx else of_aten(0)
     if wanted[1]:
         dw = _weight_gradient(b, grad, x, weight, c, b.spec[1]) if own_dw else of_aten(1)
     if wanted[2]:
@@ -116,22 +111,24 @@ def depthwise_backward(
     return dx, dw, db
 
 
-def _input_gradient(
-    b: Builder, grad: Tensor, x: Tensor, weight: Tensor, c: Convolution, spec: TensorSpec
+def _over_window(
+    b: Builder, source: Tensor, weight: Tensor, spec: TensorSpec, place_of: Callable[[Index, Tap], Masked]
 ) -> Tensor:
-    """Of each element, the sum over all windows that it is in."""
+    """At each place of a tensor like `spec`, the sum over the window of an element of `source`, at `place_of` the place,
+    multiplied with the weight."""
     taps = _taps(weight)
     turned = _turned(b, weight)
 
     def body(load: Load, at: Index) -> Value:
-        total: Value | None = None
-        for tap in taps:
-            mask, place = _written_by(c, grad, at, tap)
-            total = _added(total, _element(load, grad, mask, place), _weight_of(load, turned, at, tap))
-        assert total is not None
-        return cast(total, spec.dtype)
+        terms = (
+            _element(load, source, *place_of(at, tap)) * cast(load(turned, (*tap, at[1])), f32)
+            for tap in taps
+        )
+        return cast(reduce(operator.add, terms), spec.dtype)
 
-    return b.map(x.shape, spec.dtype, [grad, turned] * len(taps), body, _cost(b, len(taps)))
+    # So much that it is stored, not computed again by each who reads it.
+    cost = max(4.0 * len(taps), b.costs.inline_limit + 1)
+    return b.map(spec.shape, spec.dtype, [source, turned] * len(taps), body, cost)
 
 
 def _weight_gradient(
@@ -192,10 +189,6 @@ def _turned(b: Builder, weight: Tensor) -> Tensor:
     )
 
 
-def _weight_of(load: Load, turned: Tensor, at: Index, tap: tuple[int, int]) -> Value:
-    return load(turned, (*tap, at[1]))
-
-
 def _element(load: Load, x: Tensor, mask: Value | None, place: Index) -> Value:
     """In float32; 0 outside of the image."""
     if mask is None:
@@ -203,12 +196,7 @@ def _element(load: Load, x: Tensor, mask: Value | None, place: Index) -> Value:
     return where(mask, cast(load.where(mask)(x, place), f32), const(0.0, f32))
 
 
-def _added(total: Value | None, element: Value, weight: Value) -> Value:
-    term = element * cast(weight, f32)
-    return term if total is None else total + term
-
-
-def _read_by(c: Convolution, x: Tensor, at: Index, tap: tuple[Size, Size]) -> tuple[Value | None, Index]:
+def _read_by(c: Convolution, x: Tensor, at: Index, tap: Tap) -> Masked:
     """Where the window of the result's pixel reads at `tap`, and whether that is in the image (None: always)."""
     mask, place = None, []
     for d, t in enumerate(tap):
@@ -218,14 +206,14 @@ def _read_by(c: Convolution, x: Tensor, at: Index, tap: tuple[Size, Size]) -> tu
     return mask, (*at[:2], *_within(place, x))
 
 
-def _written_by(c: Convolution, grad: Tensor, at: Index, tap: tuple[int, int]) -> tuple[Value | None, Index]:
+def _written_by(c: Convolution, grad: Tensor, at: Index, tap: Tap) -> Masked:
     """Of which window the input's pixel is at `tap`, and whether it is of any."""
     mask, place = None, []
     for d, t in enumerate(tap):
         e, step = at[2 + d] + (c.padding[d] - t * c.dilation[d]), c.stride[d]
         if step > 1:
             # Never negative, so that quotients are those of all languages.
-            up = -(-max(t * c.dilation[d] - c.padding[d], 0) // step)
+            up = -(-max(static(t) * c.dilation[d] - c.padding[d], 0) // step)
             e = e + up * step
             mask = both(mask, compare("eq", index_value(e % step), index_value(0)))
             e = e // step - up
@@ -243,8 +231,3 @@ def _inside(e: Size, size: Size) -> Value | None:
 
 def _within(place: Sequence[Size], x: Tensor) -> tuple[Size, ...]:
     return tuple(0 if size == 1 else e for e, size in zip(place, x.shape[2:]))
-
-
-def _cost(b: Builder, taps: int) -> float:
-    """So much that it is stored, not computed again by each who reads it."""
-    return max(4.0 * taps, b.costs.inline_limit + 1)

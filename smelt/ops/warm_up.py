@@ -18,13 +18,12 @@ from smelt.graph.ir import Graph, Node, TensorSpec
 from smelt.graph.specs import empty_like_spec
 from smelt.ops.convolution import Convolution
 from smelt.ops.cudnn import is_cudnns
-from smelt.ops.depthwise import are_generated
+from smelt.ops.depthwise import BACKWARD, are_generated
+from smelt.ops.layouts.meta import META
 
-BACKWARD = torch.ops.aten.convolution_backward.default
-_META = torch.device("meta")
 _ENDING = threading.Event()  # the process ends
 # (gradient, images, weight, settings, which of three gradients)
-Call = tuple[TensorSpec, TensorSpec, TensorSpec, tuple[Any, ...], tuple[bool, bool, bool]]
+Call = tuple[TensorSpec, TensorSpec, TensorSpec, Convolution, tuple[bool, bool, bool]]
 
 
 def begin(graph: Graph, backward: Set[Node], costs: Costs, device: torch.device) -> threading.Thread | None:
@@ -50,11 +49,11 @@ def convolutions(graph: Graph, backward: Set[Node], costs: Costs, device: torch.
         if node.target is not BACKWARD or node not in backward:
             continue
         grad, x, weight = (a.spec for a in node.args[:3])
-        settings, wanted = tuple(map(_frozen, node.args[4:10])), node.args[10]
-        c = Convolution(*settings).over(len(weight.shape) - 2)
+        settings, wanted = Convolution(*node.args[4:10]).frozen(), node.args[10]
+        c = settings.over(len(weight.shape) - 2)
         if c.groups == 1 or x.device != device or not _is_known(grad, x, weight):
             continue
-        if not is_cudnns(device, empty_like_spec(x, _META), empty_like_spec(weight, _META), None, c):
+        if not is_cudnns(device, empty_like_spec(x, META), empty_like_spec(weight, META), c):
             continue
         own = are_generated(grad, x, weight, c, costs)
         for k in range(2):
@@ -64,10 +63,6 @@ def convolutions(graph: Graph, backward: Set[Node], costs: Costs, device: torch.
 
 def _is_known(*specs: TensorSpec) -> bool:
     return all(type(n) is int for s in specs for n in (*s.shape, *s.stride))
-
-
-def _frozen(setting: Any) -> Any:
-    return tuple(setting) if isinstance(setting, list | tuple) else setting
 
 
 def _warm(calls: list[Call], device: torch.device) -> None:

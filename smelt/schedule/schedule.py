@@ -100,3 +100,9 @@ class Schedule:
     outputs: tuple[int | None, ...]
     refusals: tuple[str, ...] = ()
     given: frozenset[int] = frozenset()
+
+    def constant(self, buffer: int) -> torch.Tensor | None:
+        """The constant that a buffer holds; None where it holds none."""
+        if self.buffers[buffer].kind != "constant":
+            return None
+        return self.constants[buffer - sum(b.kind == "input" for b in self.buffers)]

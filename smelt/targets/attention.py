@@ -13,8 +13,8 @@ from smelt.ops.written_attention.rewrite import Kernel, Operands
 from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction, SDPBackend, fused_sdp_choice
 
 # Bytes of scores. Where something is added to fewer, and nothing is kept for a backward, products and a softmax are faster
-# than the kernel: 104 us beside 118 for a mask beside 48 MiB (8 x 12 x 512 x 512) on an H100, whose kernel takes a quarter of
-# the memory, though (`python -m benchmarks.gpu.attention --only padded`).
+# than the kernel: with a mask beside 48 MiB (8 x 12 x 512 x 512), 104 us beside 118 on an H100, but there the kernel takes a
+# quarter of the memory (`python -m benchmarks.gpu.attention --only padded`).
 FEW = 32 << 20
 
 

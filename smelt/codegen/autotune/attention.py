@@ -209,13 +209,12 @@ class _Finder:
 
     def _constant(self, buffer: int) -> float | None:
         """The number that a constant of one float is, if nothing writes to it."""
-        spec = self.schedule.buffers[buffer]
-        if spec.kind != "constant" or spec.spec.shape != () or not spec.spec.dtype.is_floating_point:
+        held = self.schedule.constant(buffer)
+        if held is None or held.shape != () or not held.dtype.is_floating_point:
             return None
         if any(_writes(item, buffer) for item in self.schedule.items):
             return None
-        constants = [b.id for b in self.schedule.buffers if b.kind == "constant"]
-        return float(self.schedule.constants[constants.index(buffer)].item())
+        return float(held.item())
 
     def _tail(self, call: _Call) -> Behind | None:
         """The elementwise kernel behind a product, if the product's could compute it."""

@@ -62,9 +62,7 @@ class Contest:
             outputs=(self.places[result],),
         )
         self._specs = specs[:n_inputs]
-        held = (b.id for b in schedule.buffers if b.kind == "constant")
-        constants = dict(zip(held, schedule.constants))
-        self._constants = [constants.get(b) for b in buffers[:n_inputs]]
+        self._constants = [schedule.constant(b) for b in buffers[:n_inputs]]
 
     def inputs(self) -> Tensors:
         """Tensors laid out as the schedule's."""

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 
 import torch
 
+from smelt.codegen.triton.values import NARROW
 from smelt.loops.ir import Value
 from smelt.loops.values import const, index
-
-NARROW = (torch.float16, torch.bfloat16)
 
 
 def with_numbers(value: Value, known: Mapping[int, float]) -> Value:

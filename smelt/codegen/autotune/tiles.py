@@ -55,10 +55,10 @@ def tiles(p: TiledProduct, workers: int) -> list[Tile]:
     fitting = []
     for x, r, k, warps, stages in TILES:
         k = max(16, k // width)
-        if x <= _cover(p.m) and r <= _cover(p.n) and k <= _cover(p.k):
+        if x <= power(p.m) and r <= power(p.n) and k <= power(p.k):
             fitting.append(Tile(x, r, k, warps, stages))
     if not fitting:
-        fitting.append(Tile(min(_cover(p.m), 64), min(_cover(p.n), 64), min(_cover(p.k), 32), 4, 3))
+        fitting.append(Tile(min(power(p.m), 64), min(power(p.n), 64), min(power(p.k), 32), 4, 3))
     return sorted(fitting, key=lambda t: _idle(p, t, workers))[:MOST]
 
 
@@ -67,11 +67,11 @@ def attention_tiles(a: TiledAttention, workers: int) -> list[Tile]:
     found = []
     for x, r, warps, stages in ATTENTION_TILES:
         programs = a.batch * -(-a.queries // x)
-        useful = x >= 64 or x >= _cover(a.queries) or 2 * programs <= workers
-        if useful and x <= _cover(a.queries) and r <= _cover(a.keys):
+        useful = x >= 64 or x >= power(a.queries) or 2 * programs <= workers
+        if useful and x <= power(a.queries) and r <= power(a.keys):
             found.append(Tile(x, r, power(a.head), warps, stages))
     if not found:
-        found.append(Tile(min(_cover(a.queries), 64), min(_cover(a.keys), 32), power(a.head), 4, 2))
+        found.append(Tile(min(power(a.queries), 64), min(power(a.keys), 32), power(a.head), 4, 2))
     return found[:MOST]
 
 
@@ -85,8 +85,3 @@ def _idle(p: TiledProduct, t: Tile, workers: int) -> int:
 def _itemsize(operand: Operand) -> int:
     """Bytes of an element as it lies in shared memory: as it was read, where it is converted then."""
     return max([b.dtype.itemsize for b in operand.inputs] + [operand.value.dtype.itemsize])
-
-
-def _cover(size: int) -> int:
-    """The tile that holds all of it: tensor cores have at least 16."""
-    return max(16, 1 << max(size - 1, 0).bit_length())

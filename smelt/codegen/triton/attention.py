@@ -82,7 +82,7 @@ class TiledAttention:
 
 
 def power(size: int) -> int:
-    """The block that holds all of a head."""
+    """The least block that holds so many rows or columns."""
     return max(SMALLEST, 1 << max(size - 1, 0).bit_length())
 
 
