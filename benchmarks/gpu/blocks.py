@@ -79,6 +79,14 @@ def _layer_norm(rows: int, width: int) -> Program:
     return (lambda x, w, b: F.layer_norm(x, (width,), w, b)), (_of(rows, width), _of(width), _of(width))
 
 
+def _added_and_normed(rows: int, width: int) -> Program:
+    def f(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Any:
+        total = x + y
+        return total, F.layer_norm(total, (width,), w, b)
+
+    return f, (_of(rows, width), _of(rows, width), _of(width), _of(width))
+
+
 def _layer_norm_backward(rows: int, width: int) -> Program:
     def f(
         g: torch.Tensor, x: torch.Tensor, m: torch.Tensor, r: torch.Tensor, w: torch.Tensor, b: torch.Tensor
@@ -143,6 +151,7 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "batch norm, channels last": partial(_batch_norm, **LAST),
     **{f"layer norm, 8192×{n}": partial(_layer_norm, 8192, n) for n in (768, 1024, 2048, 4096, 8192)},
     "layer norm, 65536×4096": partial(_layer_norm, 65_536, 4096),
+    **{f"layer norm of a sum, 65536×{n}": partial(_added_and_normed, 65_536, n) for n in (1024, 4096, 8192)},
     **{f"layer norm backward, {m}×{n}": partial(_layer_norm_backward, m, n)
        for m, n in ((8192, 768), (8192, 1024), (8192, 4096), (65_536, 4096))},
     **{f"softmax, {2**28 // n}×{n}": partial(_softmax, 2**28 // n, n)

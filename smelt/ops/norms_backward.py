@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from smelt.graph.sizes import Size, contiguous_stride
+from smelt.graph.sizes import Size, contiguous_stride, static
 from smelt.loops.builder import Builder
 from smelt.loops.dtypes import opmath
 from smelt.loops.ir import Value
 from smelt.loops.tensor import Tensor
 from smelt.ops.layouts.meta import META, fresh, like, only, suggested_format
-from smelt.ops.reductions import count_of
+from smelt.ops.reductions import count_of, shared
 from smelt.ops.registry import declare, operator
 from smelt.ops.views import reshape_index
 
@@ -123,9 +123,9 @@ def _input(
     dims: Sequence[int],
     out: torch.dtype,
 ) -> Tensor:
-    count = count_of(h, dims)
+    count = static(count_of(h, dims))
     return b.pointwise(
-        lambda u, v, scale, total, projected: (u - total / count - v * (projected / count)) * scale,
+        lambda u, v, scale, total, projected: (u - shared(total, count) - v * shared(projected, count)) * scale,
         [h, xhat, rstd, *sums], h.dtype, out, 6.0, h.shape,
     )  # fmt: skip
 

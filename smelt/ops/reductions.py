@@ -53,6 +53,12 @@ def count_of(x: Tensor, dims: Sequence[int]) -> Size:
     return numel([x.shape[d] for d in dims])
 
 
+def shared(v: Value, count: float) -> Value:
+    """`v / count` within rounding: a product, as quotients rounded correctly take time and registers on a GPU. What
+    is shared among none is divided: NaN or infinite."""
+    return v * (1 / count) if count else v / count
+
+
 def finish(b: Builder, x: Tensor, f: Callable[..., Value] | None = None, cost: float = 1.0) -> Tensor:
     """The reduced value after `f`, rounded to the node's dtype."""
     spec = b.spec
@@ -93,10 +99,12 @@ def mean_all(b: Builder, x: Tensor, *, dtype: torch.dtype | None = None) -> Tens
 def mean(
     b: Builder, x: Tensor, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """The sum, divided by the count before it is rounded: NaN over nothing."""
+    """The sum, divided by the count before it is rounded: NaN over nothing. On a GPU ATen takes a product, too."""
     dims = dims_of(x, dim)
     total = b.reduce("sum", _converted(b, x), dims, keepdim, opmath(b.spec.dtype))
-    count = count_of(x, dims)
+    count = static(count_of(x, dims))
+    if b.device.type != "cpu" and not b.spec.dtype.is_complex:
+        return finish(b, total, lambda v: shared(v, count))
     return finish(b, total, lambda v: v / count, DIVISION)
 
 
@@ -313,15 +321,17 @@ def moments(
     squares = b.reduce("sum", deviation, dims, True, compute, lambda v: v * v)
 
     def center(near: Value, left: Value) -> Value:
-        return where(compare("eq", left, left), near + left / count, near)  # NaN beside an infinite mean
+        return where(
+            compare("eq", left, left), near + shared(left, count), near
+        )  # NaN beside an infinite mean
 
     def variance(square: Value, left: Value) -> Value:
-        exact = call("maximum", square - left * left / count, const(0, compute))
-        return exact / max(count - correction, 0)
+        exact = call("maximum", square - shared(left * left, count), const(0, compute))
+        return shared(exact, max(count - correction, 0))
 
     return (
-        b.pointwise(center, [about, rest], compute, compute, DIVISION + 2, about.shape),
-        b.pointwise(variance, [squares, rest], compute, compute, 2 * DIVISION + 2, about.shape),
+        b.pointwise(center, [about, rest], compute, compute, 3.0, about.shape),
+        b.pointwise(variance, [squares, rest], compute, compute, 4.0, about.shape),
     )
 
 

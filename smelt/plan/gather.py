@@ -27,8 +27,9 @@ from smelt.plan.together import Touched
 from smelt.schedule.schedule import ExternItem, Item, KernelItem, Schedule, ViewItem
 
 SMALL = 16 << 20
-ROOM = 256
+ROOM = 4096
 LEAST_ROOM = 64 << 10
+REST = 1 << 20  # bytes: blocks of torch's allocator are not cut where no more would be left
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,8 @@ class _InUse:
         changes = [0] * (len(slots) + 1)
         for root, (begin, end) in self.span.items():
             begin = self.span[heirs[root]][1] + 1 if root in heirs else begin
-            changes[begin] += roots.nbytes(root)
-            changes[end + 1] -= roots.nbytes(root)
+            changes[begin] += self._counted(root)
+            changes[end + 1] -= self._counted(root)
         self.level = [sum(both) for both in zip(accumulate(changes), map(self._converted, slots))]
 
     def _converted(self, slot: Slot) -> int:
@@ -146,6 +147,11 @@ class _InUse:
         )
         converted = (buffers for buffers in touched if not any(map(self.roots.is_channels_last, buffers)))
         return sum(self.roots.nbytes(b) for buffers in converted for b in buffers)
+
+    def _counted(self, root: int) -> int:
+        """Bytes that torch's allocator may count for it: beyond REST also what is left of the block, up to as many."""
+        nbytes = self.roots.nbytes(root)
+        return nbytes if nbytes <= REST else nbytes + REST
 
     def _touched(self, slot: Slot) -> set[int]:
         """The roots that it touches whose memory does not stay."""
@@ -178,7 +184,7 @@ class _InUse:
         first, last = min(time, to), max(time, to)
         level = self.level[first : last + 1]
         for root, (begin, end) in spans.items():
-            nbytes, (was, until) = self.roots.nbytes(root), self.span[root]
+            nbytes, (was, until) = self._counted(root), self.span[root]
             for k in range(first, last + 1):
                 level[k - first] += nbytes * ((begin <= k <= end) - (was <= k <= until))
         if any(new > most and new > old for new, old in zip(level, self.level[first:])):

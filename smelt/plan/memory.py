@@ -16,8 +16,8 @@ from smelt.plan.steps import Alloc, Aten, Free, Step, View, defines, reads, regi
 from smelt.plan.target import Memory
 
 ALIGNMENT = 64  # bytes, of the arena itself; every target's offsets are multiples of it
-WASTE = 128  # one part in so many of the memory in use, or LEAST_WASTE, may be an arena that nothing uses meanwhile
-LEAST_WASTE = 64 << 10
+WASTE = 4096  # one part in so many of the memory in use, or LEAST_WASTE, may be an arena that nothing uses meanwhile
+LEAST_WASTE = 32 << 10
 
 
 @dataclass(frozen=True)

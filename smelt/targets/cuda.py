@@ -41,7 +41,7 @@ from smelt.torch_private import OpOverload
 log = logging.getLogger("smelt")
 OLDEST = (8, 0)  # compute capability
 ALIGNMENT = 128  # bytes, of offsets in the arena: a line of the cache
-SINGLE = 1 << 18  # bytes; the host needs about a microsecond for an allocation (not measured yet)
+SINGLE = 1 << 15  # bytes; the host needs about a microsecond for an allocation (not measured yet)
 
 # Not measured yet but for what is said. A GPU adds some 50 times as many numbers as it reads from memory.
 COSTS = Costs(

@@ -202,6 +202,7 @@ def test_rows_with_sums_beside_them_are_read_once_and_ahead() -> None:
     before, loop = text[: label.start()], label[2]
     assert before.count("ld.global.v4.b32") == 2 and loop.count("ld.global.v4.b32") == 4
     assert loop.count("st.global.v4.b32") == 2 and loop.index("ld.global") < loop.index("bar.sync")
+    assert ".maxnreg 128\n" in text  # two such programs on a multiprocessor
 
 
 def test_products_and_sums_are_not_contracted() -> None:
@@ -645,7 +646,14 @@ def test_instructions_of_softmax() -> None:
     (kernel,) = scheduled(lambda x: x.softmax(-1), meanwhile(65_536, 4096))
     whole, _ = instructions(kernel)
     text = to_ptx(triton_source(kernel), 90).text
-    assert whole < 15 and text.count("ex2.approx.ftz") == 16 and "div." not in text
+    assert whole < 15 and text.count("ex2.approx.ftz") == 32 and "div." not in text
+
+
+@pytest.mark.parametrize("columns", [768, 4096])
+def test_means_of_a_layer_norm_are_products(columns: int) -> None:
+    """Divisions that are rounded correctly took a third of the registers, and a sixth of the time."""
+    (kernel,) = scheduled(lambda x: torch.nn.functional.layer_norm(x, x.shape[1:]), meanwhile(8192, columns))
+    assert "div." not in to_ptx(triton_source(kernel), 90).text
 
 
 def test_instructions_of_gelu() -> None:

@@ -32,6 +32,7 @@ import os
 import random
 import re
 import sys
+import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -285,6 +286,7 @@ def _observe(fn: Any, target: Any, c: Call, state: Any) -> Observed:
             if isinstance(e, (KeyboardInterrupt, SmeltError)):
                 raise
             error = e
+            _end_frames(e)
     _wait()
     after = _surroundings()
     after["backward"] = _backward(result)
@@ -297,6 +299,15 @@ def _observe(fn: Any, target: Any, c: Call, state: Any) -> Observed:
     )  # a compiled graph's node has a name of its own
     held |= {"function": fn, "printed": text, "surroundings": after}
     return Observed(snapshot(held))
+
+
+def _end_frames(error: BaseException) -> None:
+    """Frames that raised end now, and generators in them, not when the garbage is collected: torch 2.11's `checkpoint`
+    of what raises leaves its hooks for saved tensors until then, by which the next program would save its own."""
+    chain: BaseException | None = error
+    while chain is not None:
+        traceback.clear_frames(chain.__traceback__)
+        chain = chain.__context__
 
 
 def _wait() -> None:

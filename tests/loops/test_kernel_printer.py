@@ -43,8 +43,8 @@ for o0 in 32:
     r1 = sum(v0)
     r2 = sum(v0 * v0)
   map i0 in 64:
-    p1[i0 + 64*o0] = (p0[i0 + 64*o0] - (r0 + r1 / 64 if r1 == r1 else r0))\
- * rsqrt(maximum(r2 - r1 * r1 / 64, 0.0) / 64 + 1e-05)"""
+    p1[i0 + 64*o0] = (p0[i0 + 64*o0] - (r0 + r1 * 0.015625 if r1 == r1 else r0))\
+ * rsqrt(maximum(r2 - r1 * r1 * 0.015625, 0.0) * 0.015625 + 1e-05)"""
     )
 
 

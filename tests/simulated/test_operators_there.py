@@ -36,8 +36,30 @@ def test_what_has_no_element_is_no_part_of_a_launch():
     check(lambda ts: [t * 2 for t in ts], tensors[::2], launches=0)
 
 
+@pytest.mark.parametrize("shape", [(0, 0), (0, 2, 2), (2, 0, 0)], ids=str)
+@pytest.mark.parametrize(
+    "fn", [torch.linalg.inv, torch.linalg.cholesky, lambda a: a.mT @ torch.linalg.qr(a)[0]]
+)
+def test_matrices_without_elements_have_gradients(fn, shape):
+    """Passes that look for attention and for products see views of nothing."""
+    x = torch.randn(shape, dtype=torch.float64, device="cuda", requires_grad=True)
+    compiled = smelt.compile(fn, fullgraph=True)
+    compiled(x).sum().backward()
+    assert compiled(x).shape == fn(x).shape and x.grad.shape == x.shape
+
+
 def test_a_sum_of_nothing():
     check(lambda x: (x.sum(1) + 1, x.sum(0) + 1), torch.randn(0, 3, device="cuda"))
+
+
+def test_a_mean_is_the_product_that_it_is_on_a_gpu():
+    """By a factor, as `MeanOps` of ATen; a CPU divides."""
+    x = torch.arange(300.0).reshape(100, 3) + torch.tensor([0, 0, 1])
+    product, quotient = x.sum(1) * torch.tensor(1 / 3), x.sum(1) / 3
+    assert not product.equal(quotient)
+    mean = smelt.compile(lambda x: x.mean(1), fullgraph=True)
+    assert mean(x.cuda()).cpu().equal(product) and mean(x).equal(quotient)
+    assert mean(torch.ones(3, 0, device="cuda")).isnan().all()
 
 
 def test_a_sum_of_what_no_tensor_holds():

@@ -42,11 +42,12 @@ from smelt.loops.sums import chunk_rows, columns_of
 VECTOR = 16  # bytes that a thread reads by one instruction
 LINE = 128  # bytes
 WARPS = 4  # of a program that could have any number
-# Rows in registers. Warps of a layer norm of 4,096: 4, 8, 16: 2,790, 2,817, 2,454 (each reduction waits for all of them); of
-# 8,192: 8, 16, 32: 2,689, 2,241, 2,185. Softmax of 16,384, in registers (8 or 16 warps) 2,008, 1,978, else 1,918. Of more
+# Rows in registers. Warps of a layer norm of 4,096 on an H200 (a copy: 4,099): 4, 8, 16: 3,601, 3,167, 2,610 (each reduction
+# waits for all of them); of 8,192: 3,453, 2,761, 2,804; softmax of 8,192: 3,998, 3,997, 4,083. On an H100 a layer norm of
+# 4,096 by 4, 8, 16: 2,790, 2,817, 2,454. Softmax of 16,384, in registers (8 or 16 warps) 2,008, 1,978, else 1,918. Of more
 # tensors that long registers would not hold all.
-ROW = 16  # points of a row that a thread holds
-ROW_WARPS = 8
+ROW = 16  # points of a row that a thread holds at least
+ROW_WARPS = 4
 PERSISTENT = 8192  # points of a stage that one block may hold, for any kernel ...
 PERSISTENT_FEW = 16_384  # ... and for one of two tensors
 # Longer rows, as points of a block, warps: 4096, 8; 4096, 16; 2048, 8: a sum of everything 2,930, 3,018, 2,994; variances of
@@ -60,8 +61,11 @@ MANY = 3  # tensors: a thread's share of more would not fit its registers, so th
 # Columns, as sums, rows, warps: 64, 64, 8; 64, 64, 4; 64, 128, 4: sums of 65536x4096 2,946, 2,972, 2,928, of 4096x65536
 # 2,860, 2,710, 2,865. Of two tensors, a layer norm's weights, 8192x4096 2,181, 2,534, 2,528, 65536x4096 2,734, 2,867,
 # 2,938: half the threads, each with as many vectors more.
-# Rows with sums beside them, points that a program computes at once: not measured.
-BESIDE = 4096
+# Rows with sums beside them, points that a program computes at once, as rows, columns, warps: 8192 of 768 points by
+# 4, 1024, 8; 4, 1024, 4; 2, 1024, 4: 1,330, 1,782, 1,735; of 1,024: 1,480, 2,025, 2,338; 65536 of 4,096 by 1, 4096, 8;
+# 1, 4096, 4; 2, 4096, 16: 2,778, 2,720, 2,666.
+BESIDE = 2048
+BESIDE_WARPS = 16
 COLUMN_WARPS = 8
 COLUMN_POINTS = 16  # that a thread loads at once of one tensor
 # 64x64 turned by 8 warps: 99% of a copy.
@@ -214,7 +218,7 @@ def _beside(kernel: Kernel, sums: Sums) -> Blocks:
     """Whole rows: `loops.sums` has no longer ones than a program holds."""
     r = power(columns_of(kernel))
     x = max(1, min(BESIDE // r, power(chunk_rows(sums))))
-    return Blocks(x, r, _warps(x * r, 32 * ROW, 2 * ROW_WARPS), ahead=True)
+    return Blocks(x, r, _warps(x * r, 32 * ROW, BESIDE_WARPS), ahead=True)
 
 
 def _columns(kernel: Kernel, read: Sequence[Buffer], points: int, longest: int) -> Blocks:

@@ -20,7 +20,9 @@ from smelt.runtime.forks import GPU_KERNELS, hold_at_fork
 from smelt.runtime.kept import Store
 
 # What decides about the code of a source: all of it but how many points there are.
-_Key = tuple[Arch, str, int, int, frozenset[str], tuple[tuple[str, str], ...], tuple[tuple[str, int], ...]]
+_Key = tuple[
+    Arch, str, int, int, int, frozenset[str], tuple[tuple[str, str], ...], tuple[tuple[str, int], ...]
+]
 
 
 Made = Callable[[Function], None]
@@ -138,7 +140,7 @@ def _codes(
 
 def _key(source: Source, arch: Arch) -> _Key:
     given = tuple(source.signature.items()), tuple(source.constants.items())
-    return arch, source.text, source.warps, source.stages, source.aligned, *given
+    return arch, source.text, source.warps, source.stages, source.registers, source.aligned, *given
 
 
 def _compile(

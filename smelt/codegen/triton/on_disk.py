@@ -56,6 +56,7 @@ def _key(source: Source, arch: Arch) -> str | None:
         arch,
         source.warps,
         source.stages,
+        source.registers,
         sorted(source.aligned),
         dict(source.signature),
         dict(source.constants),

@@ -39,6 +39,8 @@ def to_ptx(source: Source, arch: int, name: str = "kernel") -> Ptx:
         text = text.replace(
             ".param .u64 kernel_param_0", f".param .align 8 .b8 kernel_param_0[{8 * source.table.slots}]"
         )
+    if source.registers:
+        text = text.replace("\n.reqntid ", f"\n.maxnreg {source.registers}\n.reqntid ", 1)
     named = text.replace(".entry kernel(", f".entry {name}(").replace("kernel_param_", f"{name}_param_")
     return Ptx(named, name, 32 * found["num_warps"], found["shared"])
 

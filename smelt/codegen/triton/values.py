@@ -48,6 +48,7 @@ _HALF = f"{{x}} >> {{n}} & {philox.WORD}"
 HELPERS: dict[str, str] = {
     "_argmax": _ARG.format(name="_argmax", order=">"),
     "_argmin": _ARG.format(name="_argmin", order="<"),
+    "_add_both": "@triton.jit\ndef _add_both(a, b, c, d):\n    return a + c, b + d\n",
     "_add": _PAIR.format(name="_add", result="a + b"),
     "_multiply": _PAIR.format(name="_multiply", result="a * b"),
     "_or": _PAIR.format(name="_or", result="a | b"),
@@ -137,7 +138,12 @@ def _logical(symbol: str) -> Callable[..., str]:
 
 
 def _divide(dtype: torch.dtype, a: str, b: str) -> str:
-    """Rounded correctly: Triton's plain division of float32 is not."""
+    """Rounded correctly: Triton's plain division of float32 is not, and what is takes long. The inverse of a power of two is
+    exact."""
+    if b[0] in "-0123456789":
+        fraction, exponent = math.frexp(float(b))
+        if abs(fraction) == 0.5 and abs(exponent) < 100:
+            return f"({a} * {1 / float(b)!r})"
     return f"tl.div_rn({a}, {b})" if dtype is torch.float32 else f"({a} / {b})"
 
 

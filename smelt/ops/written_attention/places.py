@@ -81,6 +81,8 @@ class Place:
 
     def _groups(self) -> list[list[tuple[int, int]]]:
         """For each dimension of the shape the dims that it is made of. Raises Apart."""
+        if 0 in self.shape:
+            raise Apart
         left = list(self.dims)
         groups: list[list[tuple[int, int]]] = []
         for size in reversed(self.shape):
