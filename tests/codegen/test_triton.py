@@ -21,6 +21,7 @@ from smelt.codegen.triton.load import launch_joined
 from smelt.loops import interpret
 from smelt.loops.ir import Kernel, MapStage, ReduceStage, Reduction, Store
 from smelt.loops.philox import philox
+from tests.harness import interpreted
 from tests.harness.kernels import (
     REDUCE,
     bias_gelu,
@@ -46,6 +47,7 @@ from tests.harness.kernels import (
     transpose,
 )
 
+interpreted.by_halves()
 f32, bf16 = torch.float32, torch.bfloat16
 
 

@@ -25,8 +25,10 @@ from smelt.schedule.fuse import fuse
 from smelt.schedule.schedule import KernelItem
 from smelt.schedule.verify import verify
 from smelt.targets.cuda import COSTS
+from tests.harness import interpreted
 from tests.harness.traced import flatten, traced
 
+interpreted.by_halves()
 f32, f64, bf16 = torch.float32, torch.float64, torch.bfloat16
 LAST = torch.channels_last
 # Sums of a few hundred elements are cut, too.
@@ -369,7 +371,6 @@ def rows(columns: int, dtype: torch.dtype) -> torch.Tensor:
 SHORT_ROWS = [(n, dtype) for n in (100, 4096) for dtype in (f32, bf16, torch.float16)]
 
 
-# Long rows take the interpreter a minute each.
 @pytest.mark.parametrize("columns, dtype", (*SHORT_ROWS, (16_385, bf16), (24_576, f32)))
 def test_soft_maxima_of_rows(columns: int, dtype: torch.dtype) -> None:
     x = rows(columns, dtype)
