@@ -30,6 +30,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.run import write
+from smelt import _native
 from smelt.codegen.triton.blocks import Blocks, choose, power, stage_points
 from smelt.codegen.triton.ptx import Ptx, to_ptx
 from smelt.codegen.triton.source import Source, triton_source
@@ -270,10 +271,11 @@ class Driver:
             raise RuntimeError(f"the driver says {code}")
 
     def load(self, ptx: Ptx) -> ctypes.c_void_p:
-        """The function. Thread-safe."""
+        """The function, of the code that the driver's linker makes, as in a plan. Thread-safe."""
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         self.check(self.library.cuCtxSetCurrent(self.context))
-        self.check(self.library.cuModuleLoadData(ctypes.byref(module), ctypes.c_char_p(ptx.text.encode())))
+        code = _native.link_ptx(ptx.text.encode(), torch.cuda.current_device())
+        self.check(self.library.cuModuleLoadData(ctypes.byref(module), ctypes.c_char_p(code)))
         self.check(
             self.library.cuModuleGetFunction(
                 ctypes.byref(function), module, ctypes.c_char_p(ptx.name.encode())

@@ -54,8 +54,8 @@ def count_of(x: Tensor, dims: Sequence[int]) -> Size:
 
 
 def shared(v: Value, count: float) -> Value:
-    """`v / count` within rounding: a product, as quotients rounded correctly take time and registers on a GPU. What
-    is shared among none is divided: NaN or infinite."""
+    """`v / count` within rounding: a product, as quotients that are rounded correctly take time and registers on a GPU. A
+    count of zero divides: the result is NaN or infinite."""
     return v * (1 / count) if count else v / count
 
 
@@ -312,18 +312,15 @@ def moments(
     """(mean, variance) over `dims` in `compute`, dimensions kept. First about where the mean is, then the deviations from
     there, whose own mean corrects both (Chan, Golub and LeVeque, "Algorithms for computing the sample variance", 1983)."""
     count, rough = static(count_of(x, dims)), opmath(x.dtype)
-    share = 1 / count if count else 1.0
-    about = b.reduce(
-        "sum", x, dims, True, rough, lambda v: v * share
-    )  # of the whole sum more might be infinite
+    # Shared before they are added up: of the whole sum more might be infinite.
+    about = b.reduce("sum", x, dims, True, rough, lambda v: shared(v, count))
     deviation = b.pointwise(lambda u, v: u - v, [x, about], compute, compute, 1.0, x.shape)
     rest = b.reduce("sum", deviation, dims, True, compute)
     squares = b.reduce("sum", deviation, dims, True, compute, lambda v: v * v)
 
     def center(near: Value, left: Value) -> Value:
-        return where(
-            compare("eq", left, left), near + shared(left, count), near
-        )  # NaN beside an infinite mean
+        mean = near + shared(left, count)
+        return where(compare("eq", left, left), mean, near)  # `left` is NaN beside an infinite mean
 
     def variance(square: Value, left: Value) -> Value:
         exact = call("maximum", square - shared(left * left, count), const(0, compute))

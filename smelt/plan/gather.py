@@ -149,7 +149,7 @@ class _InUse:
         return sum(self.roots.nbytes(b) for buffers in converted for b in buffers)
 
     def _counted(self, root: int) -> int:
-        """Bytes that torch's allocator may count for it: beyond REST also what is left of the block, up to as many."""
+        """Bytes that torch's allocator may count for it: a block for more than REST may be larger by up to REST."""
         nbytes = self.roots.nbytes(root)
         return nbytes if nbytes <= REST else nbytes + REST
 

@@ -302,8 +302,9 @@ def _observe(fn: Any, target: Any, c: Call, state: Any) -> Observed:
 
 
 def _end_frames(error: BaseException) -> None:
-    """Frames that raised end now, and generators in them, not when the garbage is collected: torch 2.11's `checkpoint`
-    of what raises leaves its hooks for saved tensors until then, by which the next program would save its own."""
+    """Clears the frames that raised, which ends generators in them, now and not when the garbage is collected. The
+    `checkpoint` of torch 2.11 leaves its hooks for saved tensors installed until then where its function raises, and they
+    would pack the tensors that the next program saves."""
     chain: BaseException | None = error
     while chain is not None:
         traceback.clear_frames(chain.__traceback__)

@@ -1,5 +1,5 @@
-"""Triton's interpreter: its reductions and scans by functions of a kernel go from element to element in Python, for minutes
-where rows are long. `by_halves()` has them take whole blocks at a time, in the order of trees, as a GPU does.
+"""Triton's interpreter, made faster. It reduces and scans by functions of a kernel element by element, in Python: minutes
+where rows are long. `by_halves()` has it combine whole blocks, in the order of a tree, as a GPU does.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ def _combined(ops: Any, inputs: Sequence[Any]) -> Callable[[list[Data], list[Dat
 
 
 def _reduced(ops: Any, inputs: tuple[Any, ...]) -> list[Any]:
+    """Neighbours are combined until one is left: sizes are powers of two."""
     whole = ops.axis is None
     inputs, axis = ops.unravel(inputs, ops.axis)
     data, combine = [x.handle.data for x in inputs], _combined(ops, inputs)

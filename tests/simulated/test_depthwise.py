@@ -16,6 +16,7 @@ import smelt
 from smelt import events
 from smelt.codegen.triton.compile import Request
 from smelt.codegen.triton.source import Source
+from smelt.codegen.triton.values import Dialect
 from smelt.graph.specs import spec_of
 from smelt.ops import warm_up
 from smelt.targets import cuda
@@ -114,19 +115,18 @@ def test_what_follows_is_part_of_the_kernel(kind):
 def test_a_thread_reads_the_windows_of_one_vector(monkeypatch):
     """Where windows are summed up: each load is code of its own, which took seconds to compile."""
     printed: list[Source] = []
-    monkeypatch.setattr(
-        Request, "printed", lambda self, *how, of=Request.printed: _kept(of(self, *how), printed)
-    )
+    source_of = Request.printed
+
+    def kept(request: Request, dialect: Dialect) -> Source:
+        printed.append(source_of(request, dialect))
+        return printed[-1]
+
+    monkeypatch.setattr(Request, "printed", kept)
     x, weight = tensors((16, 64, 14, 14, 3), bf16, False)
     with torch.no_grad():
         smelt.compile(lambda x, w: F.conv2d(x, w, None, 1, 1, 1, 64).mean((2, 3)), fullgraph=True)(x, weight)
     (source,) = (s for s in printed if "tl.reduce" in s.text)
     assert source.constants["XBLOCK"] * source.constants["RBLOCK"] <= 8 * 32 * source.warps
-
-
-def _kept(source: Source, printed: list[Source]) -> Source:
-    printed.append(source)
-    return source
 
 
 def test_padding_hides_nothing_but_the_border():

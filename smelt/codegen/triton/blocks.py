@@ -31,6 +31,7 @@ from smelt.loops.ir import (
     MapStage,
     Stage,
     Sums,
+    Value,
     stage_loops,
     stage_stores,
     stage_values,
@@ -68,8 +69,9 @@ BESIDE = 2048
 BESIDE_WARPS = 16
 COLUMN_WARPS = 8
 COLUMN_POINTS = 16  # that a thread loads at once of one tensor
-# Of what reads many places for each point (a window of a convolution) a thread has one vector, as each load is code of its
-# own: the mean of a 3x3 convolution's 672 channels took 0.81 s to PTX with 32 points, with 8 it takes 0.29 s.
+# Where a point reads many places (the window of a convolution), so that a thread would have more loads than these, it
+# computes one vector of points, as each load is code of its own: the mean of a 3x3 convolution's 672 channels took 0.81 s to
+# PTX with 32 points, with 8 it takes 0.29 s.
 LOADS = 128
 # 64x64 turned by 8 warps: 99% of a copy.
 TILE = 64  # points, each way: a line of bfloat16, two of float32
@@ -167,8 +169,8 @@ def _draws(kernel: Kernel) -> bool:
 
 
 def _has_row_values(kernel: Kernel, last: Loop) -> bool:
-    loads = (v.args[1] for v in walk(stage_values(kernel.stages[0])) if v.op == "load")
-    return any(free_syms(e) and last.sym not in free_syms(e) for e in loads)
+    places = (v.args[1] for v in stage_loads(kernel.stages[0]))
+    return any(free_syms(e) and last.sym not in free_syms(e) for e in places)
 
 
 def across(kernel: Kernel) -> tuple[tuple[Loop, ...], Loop, bool] | None:
@@ -238,8 +240,7 @@ def _columns(kernel: Kernel, read: Sequence[Buffer], points: int, longest: int) 
 
 def _loads(kernel: Kernel) -> int:
     """How many loads a point of a stage with loops has, of the stage that has most."""
-    stages = (stage for stage in kernel.stages if stage_loops(stage))
-    return max(sum(v.op == "load" for v in walk(stage_values(stage))) for stage in stages)
+    return max(len(stage_loads(stage)) for stage in kernel.stages if stage_loops(stage))
 
 
 def _warps(points: int, each: int, most: int) -> int:
@@ -261,7 +262,7 @@ def _accesses(kernel: Kernel) -> Iterator[_Access]:
     outer = {l.sym: static(l.size) for l in kernel.outer}
     for stage in kernel.stages:
         inner = {l.sym: static(l.size) for l in stage_loops(stage)}
-        places = [(v.args[0], v.args[1]) for v in walk(stage_values(stage)) if v.op == "load"]
+        places = [(v.args[0], v.args[1]) for v in stage_loads(stage)]
         places += [(store.buffer, store.index) for store in stage_stores(stage)]
         for buffer, e in dict.fromkeys(places) if inner else ():
             touched = prod(n for s, n in (outer | inner).items() if s in free_syms(e))
@@ -316,8 +317,12 @@ def stage_points(stage: Stage) -> int:
 
 def stage_indices(stage: Stage) -> list[Size]:
     """Where the stage loads and stores."""
-    loads = [v.args[1] for v in walk(stage_values(stage)) if v.op == "load"]
-    return [store.index for store in stage_stores(stage)] + loads
+    return [store.index for store in stage_stores(stage)] + [v.args[1] for v in stage_loads(stage)]
+
+
+def stage_loads(stage: Stage) -> list[Value]:
+    """Its loads, each once."""
+    return [v for v in walk(stage_values(stage)) if v.op == "load"]
 
 
 def power(n: int) -> int:

@@ -59,8 +59,8 @@ from smelt.loops.sums import chunk_rows, digits, parts, row_stage
 KERNEL = "@triton.jit\ndef kernel("  # begins the kernel, behind the helpers of its module
 ALIGNED = 16  # what vector loads need of addresses and sizes
 TABLE = 500  # slots of 8 bytes: what all drivers take as parameters, 4 KiB, less Triton's own
-# Of a thread that loads ahead: with 140, as the driver's linker chose, a multiprocessor had one program of 256 threads at
-# a time. Gradients of a layer norm, 65536x4096, on an H200: 3,767 GB/s, else 2,862.
+# At most, of a thread whose kernel loads ahead: with 140, as the driver's linker chose, a multiprocessor had one program of
+# 256 threads at a time. Gradients of a layer norm, 65536x4096, on an H200: 3,767 GB/s, else 2,862.
 REGISTERS = 128
 BEYOND = (1 << 31) - 1  # the first block of a part that is not there
 JOINED_INDEX = 1 << 30  # indices of joined kernels are smaller: none needs 64 bits
@@ -545,9 +545,8 @@ class Printer:
             names = [self._fresh(self.x_axes) for _ in range(2)]
             self.lines.append(f"    {', '.join(names)} = tl.reduce(({a}, {b}), {axis}, _add_both)")
             for r, name in zip((first, second), names):
-                rounded = "" if NAMES[r.value.dtype] == _accumulator(r) else f".to({NAMES[r.value.dtype]})"
-                if column or rounded:
-                    self.lines.append(f"    {name} = {name}{column}{rounded}")
+                if column or _rounding(r):
+                    self.lines.append(f"    {name} = {name}{column}{_rounding(r)}")
                 self.results[r.name] = name
         for r, block, position in blocks:
             if r.name not in self.results:
@@ -566,19 +565,16 @@ class Printer:
             )
             self.lines.append(f"    {name} = {name}{column}.to(tl.int64)")
             return name
-        target = "tl.int1" if r.kind in ("any", "all") else NAMES[r.value.dtype]
-        rounded = "" if target == _accumulator(r) else f".to({target})"
-        self.lines.append(f"    {name} = tl.reduce({block}, {axis}, {function}){column}{rounded}")
+        self.lines.append(f"    {name} = tl.reduce({block}, {axis}, {function}){column}{_rounding(r)}")
         return name
 
     def _alone(self, r: Reduction, value: str) -> str:
         """The reduction of one point."""
         if r.kind.startswith("arg"):
             return self._named(self._top(), "tl.full([], 0, tl.int64)", NONE)
-        target = "tl.int1" if r.kind in ("any", "all") else NAMES[r.value.dtype]
-        if target == _accumulator(r):
+        if not _rounding(r):
             return value
-        return self._named(self._top(), f"{value}.to({target})", self.axes_of[value])
+        return self._named(self._top(), f"{value}{_rounding(r)}", self.axes_of[value])
 
     def scan(self, stage: ScanStage) -> None:
         """A scan; what goes from block to block is carried along."""
@@ -1038,3 +1034,9 @@ def _accumulator(r: Reduction) -> str:
     if r.kind in ("any", "all"):
         return "tl.int1"
     return "tl.float32" if r.value.dtype in values.NARROW else NAMES[r.value.dtype]
+
+
+def _rounding(r: Reduction) -> str:
+    """What makes of an accumulator a value of the reduction's dtype; nothing where it is one."""
+    target = "tl.int1" if r.kind in ("any", "all") else NAMES[r.value.dtype]
+    return "" if target == _accumulator(r) else f".to({target})"
