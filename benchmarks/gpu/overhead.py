@@ -25,9 +25,8 @@ KERNELS = (1, 4, 16)  # of the programs whose slope is the cost of a launch
 Row = dict[str, float]
 
 
-def _no_grad(run: Callable[..., Any], *given: Any) -> Any:
-    with torch.no_grad():
-        return run(*given)
+def _step(run: Callable[..., Any], *given: Any) -> Callable[[], Any]:
+    return partial(_backward, run, *given)
 
 
 def _backward(run: Callable[..., Any], *given: Any) -> None:
@@ -61,35 +60,37 @@ def reductions(count: int) -> Callable[[torch.Tensor], torch.Tensor]:
     return fn
 
 
-Programs = dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[Any, ...]]]
+# What is called, of a program and its arguments; the program; its arguments; whether gradients are asked for.
+Programs = dict[str, tuple[Callable[..., Callable[[], Any]], Callable[..., Any], tuple[Any, ...], bool]]
 
 
 def programs() -> Programs:
-    """By name: how it is run, the program, its arguments."""
+    """By name. Without gradients they are off around all calls: to turn them off for each costs as much as a call."""
     x = torch.randn(8, device="cuda")
     square = torch.randn(16, 16, device="cuda") / 4
     leaf = torch.randn(8, device="cuda", requires_grad=True)
     mlp = deep_mlp().cuda()
     small = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.LayerNorm(16)).cuda()
     found: Programs = {
-        "x + 1, 8 elements": (_no_grad, add_one, (x,)),
-        "x + 1, requires_grad, forward": (lambda run, y: run(y), add_one, (leaf,)),
-        "x + 1, forward and backward": (_backward, add_one, (leaf,)),
-        "five operators on 8 elements": (_no_grad, chain, (x,)),
-        "linear, gelu, layer norm": (_no_grad, small, (square,)),
-        "100-layer MLP of 4×4": (_no_grad, mlp, (torch.randn(2, 4, device="cuda"),)),
+        "x + 1, 8 elements": (partial, add_one, (x,), False),
+        "x + 1, requires_grad, forward": (partial, add_one, (leaf,), True),
+        "x + 1, forward and backward": (_step, add_one, (leaf,), True),
+        "five operators on 8 elements": (partial, chain, (x,), False),
+        "linear, gelu, layer norm": (partial, small, (square,), False),
+        "100-layer MLP of 4×4": (partial, mlp, (torch.randn(2, 4, device="cuda"),), False),
     }
-    found |= {f"{n} products of 16×16": (_no_grad, products(n), (square,)) for n in KERNELS}
-    return found | {f"{n} sums of 16×16": (_no_grad, reductions(n), (square / 16,)) for n in KERNELS}
+    found |= {f"{n} products of 16×16": (partial, products(n), (square,), False) for n in KERNELS}
+    return found | {f"{n} sums of 16×16": (partial, reductions(n), (square / 16,), False) for n in KERNELS}
 
 
 def measured(who: list[str]) -> dict[str, Row]:
     """Microseconds per call, by program and contestant."""
     found = {}
-    for name, (how, fn, given) in programs().items():
-        calls = {w: partial(how, contestants.made(w, fn), *given) for w in who}
+    for name, (how, fn, given, gradients) in programs().items():
+        calls = {w: how(contestants.made(w, fn), *given) for w in who}
         count = 20 if "layer" in name else 50 if name[:2] == "16" else 300
-        found[name] = timing.host_microseconds(calls, count)
+        with torch.set_grad_enabled(gradients):
+            found[name] = timing.host_microseconds(calls, count)
     return found
 
 

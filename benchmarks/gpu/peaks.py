@@ -169,8 +169,6 @@ def walked(planned: Planned, kept: Mapping[int, tuple[int, str]]) -> tuple[Peak,
     schedule, plan = planned
     names = {b: item.note for item in schedule.items for b in accesses(item)[1] if hasattr(item, "note")}
     whole, used = Memory(), Memory()
-    if plan.arena_bytes:
-        whole.add(-3, plan.arena_bytes, "arena")
     owner: dict[int, int] = {}
     sharing: dict[int, set[int]] = {}
     in_arena: set[int] = set()
@@ -189,6 +187,7 @@ def walked(planned: Planned, kept: Mapping[int, tuple[int, str]]) -> tuple[Peak,
             shared[step.out] = step.over
         elif isinstance(step, Alloc) and step.arena is not None:
             in_arena.add(step.out)
+            whole.add(-3, plan.arena_bytes, "arena")
         for out in defines(step):
             if out not in shared and out < len(schedule.buffers):
                 spec = schedule.buffers[out].spec

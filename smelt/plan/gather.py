@@ -7,9 +7,9 @@ that neither reads nor writes what they touch.
 
 What it costs to move: what a kernel that moves up makes, and what one that moves down still needs, is in memory for longer.
 That is free where others take more memory at their time (also what a library takes to convert what it is given), so kernels
-move as long as the most that is in memory at once stays what it was in the given order (one part in ROOM, or LEAST_ROOM
-bytes, aside). And whoever stood beside a kernel no longer finds its data in the cache, which is why those that touch more
-than SMALL bytes stay. (Not measured yet.)
+move as long as the most that is in memory at once stays what it was in the given order (for small calls about that:
+`plan.memory.allowed`). And whoever stood beside a kernel no longer finds its data in the cache, which is why those that
+touch more than SMALL bytes stay. (Not measured yet.)
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from itertools import accumulate
 from smelt.ops.registry import row
 from smelt.plan.aliases import is_foreign, written_values
 from smelt.plan.items import LaunchItem
+from smelt.plan.memory import allowed
 from smelt.plan.reuse import in_place, replaced
 from smelt.plan.roots import Roots, references
 from smelt.plan.together import Touched
 from smelt.schedule.schedule import ExternItem, Item, KernelItem, Schedule, ViewItem
 
 SMALL = 16 << 20
-ROOM = 4096
-LEAST_ROOM = 64 << 10
 REST = 1 << 20  # bytes: blocks of torch's allocator are not cut where no more would be left
 
 
@@ -74,8 +73,7 @@ def gather(
     if len(set(kinds)) == len(kinds):
         return slots
     memory = _InUse(slots, roots)
-    most = max(memory.level)
-    most += max(most // ROOM, LEAST_ROOM)
+    most = allowed(max(memory.level))
     up = _gathered(slots, memory, most)
     return _gathered(up, _InUse(up, roots), most, downwards=True)
 

@@ -20,12 +20,12 @@ from smelt.torch_private import OpOverload
 
 @dataclass(frozen=True)
 class Memory:
-    """Where temporaries may live. `alignment`: of every arena offset, in bytes. `single`: temporaries of so many bytes and
-    more may have memory of their own, which torch's allocator gives at once; 0: none."""
+    """Where temporaries may live. `alignment`: of every arena offset, in bytes. `single`: temporaries
+    may have memory of their own, where the arena would take more memory than is in use."""
 
     device: torch.device
     alignment: int
-    single: int = 0
+    single: bool = False
 
     def holds(self, spec: TensorSpec) -> bool:
         """Whether a tensor of `spec` may be in the arena."""

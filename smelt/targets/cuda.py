@@ -41,7 +41,6 @@ from smelt.torch_private import OpOverload
 log = logging.getLogger("smelt")
 OLDEST = (8, 0)  # compute capability
 ALIGNMENT = 128  # bytes, of offsets in the arena: a line of the cache
-SINGLE = 1 << 15  # bytes; the host needs about a microsecond for an allocation (not measured yet)
 
 # Not measured yet but for what is said. A GPU adds some 50 times as many numbers as it reads from memory.
 COSTS = Costs(
@@ -134,7 +133,7 @@ def of_arch(
         compile=partial(generate, arch=arch, config=config, device=_only(devices)),
         load=partial(load, devices, store(config), False),
         out_variant=out_variant,
-        memory=Memory(device, ALIGNMENT, SINGLE),
+        memory=Memory(device, ALIGNMENT, single=True),
         sharing=Sharing(),
         channels_last=channels_last,
     )

@@ -70,7 +70,7 @@ def test_what_a_call_converts_is_in_memory(op: torch._ops.OpOverload, moves: boo
     a, b = double(0, 3), double(2, 5)
     between = ExternItem(op, (BufRef(1), BufRef(1)), {}, (4,))
     last = KernelItem(kernel("alone", "in", "in", "in", "out"), (3, 4, 5, 6))
-    assert gathered(a, between, b, last, n=1 << 18)[0] == ([a, b] if moves else [a])
+    assert gathered(a, between, b, last, n=1 << 21)[0] == ([a, b] if moves else [a])
 
 
 def test_independent_neighbours() -> None:
@@ -150,7 +150,7 @@ def in_steps(count: int, n: int, last: int = 0) -> list[list[int]]:
 
 
 def test_kernels_move_where_that_takes_no_more_memory() -> None:
-    n = 1 << 18  # a MiB
+    n = 1 << 21  # 8 MiB
     assert in_steps(6, n) == [
         [0, 1],
         [2],
@@ -158,7 +158,7 @@ def test_kernels_move_where_that_takes_no_more_memory() -> None:
         [4],
         [5],
     ]  # the first product reads an input, which is there anyway
-    assert len(in_steps(6, n, last=4 * n)) == 2  # while the result is made, there are six times as much
+    assert len(in_steps(6, n, last=5 * n)) == 2  # while the result is made, there are seven times as much
     assert in_steps(6, n, last=100 * n) == [[0, 1, 2, 3, 4, 5]]
     assert in_steps(6, 16) == [[0, 1, 2, 3, 4, 5]]  # too small to count
 

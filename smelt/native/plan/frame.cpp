@@ -28,13 +28,6 @@ void place_arena(const Program& p, Frame& f) {
     }
 }
 
-void take_arena(const Program& p, Frame& f) {
-    if (p.arena_bytes == 0 || f.arena) return;
-    f.bytes = p.arena_bytes;
-    f.arena = make_arena(p.arena_bytes, p.device);
-    if (f.arena->get() != f.built_at) place_arena(p, f);
-}
-
 void give_arena(const Program& p, Frame& f) {
     if (p.device.is_cpu()) return;
     f.arena.reset();
@@ -42,6 +35,12 @@ void give_arena(const Program& p, Frame& f) {
 }
 
 }  // namespace
+
+void take_arena(const Program& p, Frame& f) {
+    f.bytes = p.arena_bytes;
+    f.arena = make_arena(p.arena_bytes, p.device);
+    if (f.arena->get() != f.built_at) place_arena(p, f);
+}
 
 Frame::Frame(const Program& p) : tensors(p.n_registers), data(p.n_registers, nullptr) {
     for (size_t i = 0; i < p.constants.size(); ++i) tensors[p.n_inputs + i] = p.constants[i];
@@ -99,7 +98,6 @@ Borrowed::Borrowed(const Program& program, IdleFrames& idle)
     kept_ = idle.take(place_);
     if (!kept_) kept_ = std::make_unique<Frame>(program);
     frame_ = kept_.get();
-    take_arena(program, *frame_);
 }
 
 Borrowed::~Borrowed() {

@@ -5,8 +5,8 @@
 // between calls: a frame's dynamic registers are empty. Of a program without an arena that has few registers, each call has
 // a frame of its own, which takes less time than looking for an idle one.
 //
-// On a CPU the arena stays with its frame: fresh pages are slow. On other devices it is taken from torch's allocator for
-// each call and given back, so that plans do not hold memory from each other or from the user; that allocator keeps what is
+// On a CPU the arena stays with its frame: fresh pages are slow. On other devices each call takes it from torch's allocator
+// where its first temporary begins, and gives it back, so that plans do not hold memory from each other or from the user; that allocator keeps what is
 // given back, so the arena is mostly where it was, and its tensors stay as they are.
 #pragma once
 #include <c10/core/Stream.h>
@@ -48,6 +48,9 @@ struct Frame {
     }
     size_t bytes = 0;
 };
+
+// Memory for the temporaries of a frame that has none.
+void take_arena(const Program& program, Frame& frame);
 
 // A place in the order of a device's work: a frame that a call gives back may still be read by kernels that it
 // started, so only calls that are queued behind these may have it.

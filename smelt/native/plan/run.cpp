@@ -51,7 +51,10 @@ class Run {
 
   private:
     void alloc(const Alloc& a) {
-        if (a.arena >= 0) return;
+        if (a.arena >= 0) {
+            if (!f_.arena) take_arena(p_, f_);
+            return;
+        }
         at::Tensor t = a.over >= 0 ? in_place_of(f_.tensors[a.over], a) : at::Tensor();
         f_.tensors[a.out] = t.defined() ? std::move(t) : allocate(a, p_.device);
         if (p_.needs_data[a.out]) f_.data[a.out] = f_.tensors[a.out].unsafeGetTensorImpl()->mutable_data();
