@@ -5,7 +5,8 @@
 
 Eager's operators run on fakes, whose lives are counted; of smelt the plans are built for the simulated device, and walked.
 Attention is the kernel that CUDA takes. What cuBLAS and cuDNN allocate for themselves is not known here: on an H100 that was
-35 to 75 MiB more, with smelt as in eager. `least` is what is in use at once in the order of the plan, without waste.
+35 to 75 MiB more, with smelt as in eager. `least` is what is in use at once in the order of the plan, without waste;
+`allocations` are those of a call's plans, the arena one of them.
 """
 
 from __future__ import annotations
@@ -124,8 +125,8 @@ class _Seen(Exception):
 Planned = tuple[Schedule, Plan]
 
 
-def smelt_peaks(name: str, training: bool) -> tuple[Peak, Peak]:
-    """Of smelt's plans: as they are, and without what their arenas waste."""
+def smelt_peaks(name: str, training: bool) -> tuple[Peak, Peak, int]:
+    """Of smelt's plans: as they are, and without what their arenas waste; how often they allocate."""
     planned: list[Planned] = []
     cuts: list[Partition] = []
 
@@ -152,7 +153,12 @@ def smelt_peaks(name: str, training: bool) -> tuple[Peak, Peak]:
     peaks = [walked(planned[0], {})]
     if training:
         peaks.append(walked(planned[1], _kept(planned[0], cuts[0])))
-    return max(p for p, _ in peaks), max(p for _, p in peaks)
+    return max(p for p, _ in peaks), max(p for _, p in peaks), sum(_allocations(plan) for _, plan in planned)
+
+
+def _allocations(plan: Plan) -> int:
+    alone = (isinstance(s, Alloc) and s.arena is None and s.over is None for s in plan.steps)
+    return sum(alone) + (plan.arena_bytes > 0)
 
 
 def _kept(forward: Planned, cut: Partition) -> dict[int, tuple[int, str]]:
@@ -247,11 +253,11 @@ def main() -> None:
     options = parser.parse_args()
     device.ready()
     cuda.simulated().simulated_use_fused_attention(ctypes.c_bool(True))
-    print(f"{'MiB beyond weights and inputs':44} {'eager':>8} {'smelt':>8} {'least':>8}")
+    print(f"{'MiB beyond weights and inputs':44} {'eager':>8} {'smelt':>8} {'least':>8} allocations")
     for name in [options.only] if options.only else MODELS:
         for training in (False, True):
-            by_eager, (by_smelt, least) = eager(name, training), smelt_peaks(name, training)
-            figures = [f"{p.nbytes / MIB:8.1f}" for p in (by_eager, by_smelt, least)]
+            by_eager, (by_smelt, least, allocations) = eager(name, training), smelt_peaks(name, training)
+            figures = [f"{p.nbytes / MIB:8.1f}" for p in (by_eager, by_smelt, least)] + [f"{allocations:11}"]
             worse = "  more than eager" if by_smelt.nbytes > by_eager.nbytes else ""
             print(f"{name:34} {'training' if training else 'inference':9}", *figures, worse, flush=True)
             if options.largest:

@@ -89,8 +89,10 @@ def allocated() -> int:
 
 
 def peak_above(call: Callable[[], Any]) -> int:
-    """Bytes that a call allocates at most, beyond what is there before it."""
+    """Bytes that a call allocates at most, beyond what is there before it. The allocator gives free blocks back before, as
+    it hands one out whole where no more than a MiB would be left, and which ones there are depends on who ran before."""
     before = allocated()
+    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     call()
     torch.cuda.synchronize()
