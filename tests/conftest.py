@@ -7,6 +7,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -37,9 +38,7 @@ if not torch.cuda.is_available():
 
 def pytest_configure(config: pytest.Config) -> None:
     """In the processes of tests with a simulated device, it is there before anything asks for one."""
-    config.addinivalue_line(
-        "markers", "simulated_cuda: runs where `cuda` is simulated, in a process of its file"
-    )
+    config.addinivalue_line("markers", "simulated_cuda: runs where `cuda` is simulated, in another process")
     if simulated.inside() or (DEVICE == "cuda" and not torch.cuda.is_available()):
         compiled.activate()
 
@@ -50,6 +49,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("simulated_cuda"):
                 simulated.run_elsewhere(item)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Where tests run side by side, those of a file stay together, and those that share a process."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return simulated.process_of(super()._split_scope(nodeid))
+
+    return Scheduling(config, log)
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:

@@ -1,6 +1,7 @@
-"""Tests marked `simulated_cuda`: those of a file run in one process of its own, which has the simulated device.
+"""Tests marked `simulated_cuda` run in other processes, which have the simulated device: they cannot give it back.
 
-`pytest` there writes a report, and each test here says what it said: a process cannot give the device back.
+Files of tests/simulated share a few processes, as each imports torch and the compiler, for seconds; a file elsewhere has its
+own. `pytest` there writes a report, and each test here says what it said.
 """
 
 import os
@@ -17,8 +18,12 @@ from tests.simulated import cuda
 
 ROOT = Path(__file__).parent.parent.parent
 INSIDE = "SMELT_TESTS_INSIDE_SIMULATED_CUDA"
+PROCESSES = 6
+TIMEOUT = 580  # seconds, of all tests of a process
+ALONE = {"test_amd_there.py", "test_first_attention.py"}  # the driver is another, or nothing came before
+FILES = sorted(p.name for p in (ROOT / "tests/simulated").glob("test_*.py"))
 Report = Iterable[ElementTree.Element]  # failures and skips
-REPORTS = pytest.StashKey[dict[Path, dict[str, Report]]]()
+REPORTS = pytest.StashKey[dict[str, dict[tuple[str, str], Report]]]()
 
 
 def inside() -> bool:
@@ -26,36 +31,58 @@ def inside() -> bool:
     return INSIDE in os.environ
 
 
+def process_of(file: str) -> str:
+    """What the process is called that runs tests of this file, a path below the repository's root: those of another worker
+    are not of it."""
+    folder, _, name = file.rpartition("/")
+    if folder != "tests/simulated" or name in ALONE or name not in FILES:
+        return file
+    return f"tests/simulated {FILES.index(name) % PROCESSES}"
+
+
 def run_elsewhere(item: pytest.Item) -> None:
     """Nothing of the test runs here, nor its fixtures."""
+    item.add_marker(pytest.mark.timeout(TIMEOUT + 20))
     item.setup = lambda: None
     item.runtest = lambda: _repeat_outcome(item)
 
 
 def _repeat_outcome(item: pytest.Item) -> None:
-    """Passes, fails or skips as the test does in the process of its file."""
+    """Passes, fails or skips as the test does in its process."""
     if reason := cuda.why_not():
         pytest.skip(reason)
     reports = item.session.stash.setdefault(REPORTS, {})
-    if item.path not in reports:
-        reports[item.path] = _run([i for i in item.session.items if i.path == item.path])
-    for said in reports[item.path][item.name]:
+    process = process_of(_file(item))
+    if process not in reports:
+        marked = (i for i in item.session.items if i.get_closest_marker("simulated_cuda"))
+        reports[process] = _run([i for i in marked if process_of(_file(i)) == process])
+    for said in reports[process][_reported(item)]:
         if said.tag == "skipped":
             pytest.skip(said.get("message", ""))
         if said.tag in ("failure", "error"):
             pytest.fail(said.text or said.get("message", ""), pytrace=False)
 
 
-def _run(tests: list[pytest.Item]) -> dict[str, Report]:
-    """What was said of each, by its name; where the process died, that."""
+def _file(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
+
+
+def _reported(item: pytest.Item) -> tuple[str, str]:
+    """As a report names its module, and it."""
+    return _file(item).removesuffix(".py").replace("/", "."), item.name
+
+
+def _run(tests: list[pytest.Item]) -> dict[tuple[str, str], Report]:
+    """What was said of each, by its module and name; where the process died, that."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *(t.nodeid for t in tests)]
         done = subprocess.run(
-            command, cwd=ROOT, env=os.environ | {INSIDE: "1"}, capture_output=True, text=True, timeout=280
+            command, cwd=ROOT, env=os.environ | {INSIDE: "1"}, capture_output=True, text=True, timeout=TIMEOUT
         )
         if not report.exists():
             died = ElementTree.Element("failure")
             died.text = f"the process ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
-            return {t.name: [died] for t in tests}
-        return {str(case.get("name")): case for case in ElementTree.parse(report).iter("testcase")}
+            return {_reported(t): [died] for t in tests}
+        cases = ElementTree.parse(report).iter("testcase")
+        return {(str(case.get("classname")), str(case.get("name"))): case for case in cases}
