@@ -107,11 +107,12 @@ def with_arena(
     roots, places = _places(steps, may_use_arena, nbytes, given)
     inside = {r for r, place in places.items() if place.may_use_arena}
     if memory.single:
-        inside = _without_large(places, inside, len(steps), memory)
-    placement = _placement(places, inside, memory.alignment)
+        placement = _most_placed(places, inside, len(steps), memory)
+    else:
+        placement = _placement(places, inside, memory.alignment)
     placed = tuple(
         replace(s, arena=placement.offsets[roots[s.out]])
-        if isinstance(s, Alloc) and roots[s.out] in inside
+        if isinstance(s, Alloc) and roots[s.out] in placement.offsets
         else s
         for s in steps
     )
@@ -150,38 +151,39 @@ def _places(
     return roots, places
 
 
-def _without_large(places: dict[int, _Place], inside: set[int], steps: int, memory: Memory) -> set[int]:
-    """Those of `inside` that are to be in the arena, which is there from its first temporary on until the call ends: as many
-    as may be, if several, while a call takes about as much memory as is in use at once. Kept out of it is what is large, or
-    also what begins before the last time that much is in use."""
+def _most_placed(places: dict[int, _Place], inside: set[int], steps: int, memory: Memory) -> Placement:
+    """An arena of those of `inside` that are to be in it. It is there from its first temporary on until the call ends, and
+    holds as many as may be, if several, while a call takes about as much memory as is in use at once. Kept out of it is
+    what is large, or also what begins before the last time that much is in use."""
     used = _levels(places.values(), steps)
     enough = allowed(max(used, default=0), SLACK)
-    best: set[int] = set()
+    best = Placement({}, 0)
     limit = max((places[r].nbytes for r in inside), default=0)
     while limit:
         small = {r for r in inside if places[r].nbytes <= limit}
         least = max(_levels([places[r] for r in small], steps), default=0)
-        full = max((i for i, u in enumerate(used) if u + least > enough), default=-1)
-        for chosen in (small, {r for r in small if places[r].begin > full}):
-            if len(chosen) > max(len(best), 1) and _takes_at_most(
-                enough, used, places, chosen, memory.alignment
-            ):
-                best = chosen
+        behind = max((i + 1 for i, u in enumerate(used) if u + least > enough), default=0)
+        for begin in dict.fromkeys((0, behind)):
+            chosen = {r for r in small if places[r].begin >= begin}
+            if len(chosen) > max(len(best.offsets), 1):
+                best = _placed_within(enough, used, places, chosen, memory.alignment) or best
         limit //= 2
     return best
 
 
-def _takes_at_most(
+def _placed_within(
     enough: int, used: Sequence[int], places: dict[int, _Place], inside: set[int], alignment: int
-) -> bool:
-    """Whether a call takes no more than `enough` bytes if those are in the arena. `used`: bytes in use at each step."""
+) -> Placement | None:
+    """An arena of all of `inside`; None if a call would take more than `enough` bytes with it. `used`:
+    bytes in use at each step."""
     within = _levels([places[r] for r in inside], len(used))
     beside = [u - w for u, w in zip(used, within)]
-    first = min((places[r].begin for r in inside), default=len(used))
-    before, meanwhile = max(beside[:first], default=0), max(beside[first:], default=0)
-    if max(before, meanwhile + max(within, default=0)) > enough:
-        return False
-    return meanwhile + _placement(places, inside, alignment).nbytes <= enough
+    first = min(places[r].begin for r in inside)
+    before, meanwhile = max(beside[:first], default=0), max(beside[first:])
+    if max(before, meanwhile + max(within)) > enough:
+        return None
+    placement = _placement(places, inside, alignment)
+    return placement if meanwhile + placement.nbytes <= enough else None
 
 
 def _levels(places: Iterable[_Place], steps: int) -> list[int]:

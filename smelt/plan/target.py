@@ -20,8 +20,8 @@ from smelt.torch_private import OpOverload
 
 @dataclass(frozen=True)
 class Memory:
-    """Where temporaries may live. `alignment`: of every arena offset, in bytes. `single`: temporaries
-    may have memory of their own, where the arena would take more memory than is in use."""
+    """Where temporaries may live. `alignment`: of every arena offset, in bytes. `single`: temporaries may have
+    memory of their own, where the arena would take more memory than is in use."""
 
     device: torch.device
     alignment: int

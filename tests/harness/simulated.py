@@ -20,7 +20,10 @@ ROOT = Path(__file__).parent.parent.parent
 INSIDE = "SMELT_TESTS_INSIDE_SIMULATED_CUDA"
 PROCESSES = 6
 TIMEOUT = 580  # seconds, of all tests of a process
-ALONE = {"test_amd_there.py", "test_first_attention.py"}  # the driver is another, or nothing came before
+ALONE = {
+    "test_amd_there.py",
+    "test_first_attention.py",
+}  # they need another driver, or a process that did nothing before
 FILES = sorted(p.name for p in (ROOT / "tests/simulated").glob("test_*.py"))
 Report = Iterable[ElementTree.Element]  # failures and skips
 REPORTS = pytest.StashKey[dict[str, dict[tuple[str, str], Report]]]()
@@ -32,8 +35,7 @@ def inside() -> bool:
 
 
 def process_of(file: str) -> str:
-    """What the process is called that runs tests of this file, a path below the repository's root: those of another worker
-    are not of it."""
+    """The name of the process that runs the tests of this file, a path below the repository's root."""
     folder, _, name = file.rpartition("/")
     if folder != "tests/simulated" or name in ALONE or name not in FILES:
         return file

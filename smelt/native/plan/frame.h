@@ -6,8 +6,8 @@
 // a frame of its own, which takes less time than looking for an idle one.
 //
 // On a CPU the arena stays with its frame: fresh pages are slow. On other devices each call takes it from torch's allocator
-// where its first temporary begins, and gives it back, so that plans do not hold memory from each other or from the user; that allocator keeps what is
-// given back, so the arena is mostly where it was, and its tensors stay as they are.
+// where its first temporary begins, and gives it back, so that plans do not hold memory from each other or from the user; that
+// allocator keeps what is given back, so the arena is mostly where it was, and its tensors stay as they are.
 #pragma once
 #include <c10/core/Stream.h>
 #include <c10/util/SmallVector.h>
