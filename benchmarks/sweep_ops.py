@@ -395,7 +395,8 @@ def main() -> None:
         rows = sweep(what, options.only, options.jobs)
         wrong += sum(1 for r in rows if r["wrong"])
         parts.append(table(dtype, rows, options.gradients))
-    command = "make sweep" if options.device == "cpu" else "make gpu-operators"
+    gpu = "make gpu-gradients" if options.gradients else "make gpu-operators"
+    command = "make sweep" if options.device == "cpu" else gpu
     device = "" if options.device == "cpu" else f", {torch.cuda.get_device_name()}"
     facts = f"{datetime.date.today()}, torch {torch.__version__}{device}. Command: `{command}`."
     kind = "gradients" if options.gradients else "forward"

@@ -17,8 +17,8 @@ from smelt.plan.target import Memory
 
 ALIGNMENT = 64  # bytes, of the arena itself; every target's offsets are multiples of it
 # Bytes that a call may take beyond what is in use at once: where that is SMALL at most, to have fewer allocations and
-# launches, and else to have fewer allocations. Small calls wait for the host, which takes 2 us for an allocation on a GPU
-# (BERT base, one sequence, on an H100: 2531 us with all temporaries in one arena, 3136 with none there).
+# launches, and else to have fewer allocations. Small calls wait for the host, which allocates
+# (docs/plan.md has what that takes).
 SMALL = 8 << 20
 SLACK_OF_SMALL = 1 << 20
 SLACK = 8 << 10

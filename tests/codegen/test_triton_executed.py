@@ -97,6 +97,7 @@ OTHERS = {
     **{f"{kind} of {d}": triton_source(reduction(kind, 100, 20_000, d))
        for kind in ("sum", "prod", "max", "argmin", "any") for d in (bf16, f64, torch.int64, torch.bool)
        if d is not torch.bool or kind in ("max", "any")},
+    "sum of a row in parts": triton_source(reduction("sum", 3, 300_007, f32)),
     **{f"scan of {kind}": triton_source(scan(kind, 100, 64, "rows")) for kind in ("prod", "max")},
 }  # fmt: skip
 

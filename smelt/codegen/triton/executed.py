@@ -24,7 +24,7 @@ from smelt.codegen.triton.operands import Form, Operand, Types
 from smelt.codegen.triton.source import KERNEL, Source
 
 _LOOP = "    for "
-_ASSIGNED = re.compile(r" {8}(\w+(?:, \w+)*) (?:[-+*/]|//)?= ")
+_ASSIGNED = re.compile(r" *(\w+(?:, \w+)*) (?:[-+*/]|//)?= ")
 
 
 def form_of(source: Source, ir: Any, context: Any, types: Types, asserts: bool) -> Any:
@@ -80,14 +80,17 @@ class _Statements:
 def _statements(body: str) -> _Statements:
     code = compile(body.removeprefix("    ").replace("\n    ", "\n"), "kernel", "exec")
     assigned: list[frozenset[str]] = []
-    if _LOOP in body:
-        for line in body.split("\n"):
-            if line.startswith(_LOOP):
-                assigned.append(frozenset())
-            elif line.startswith("         ") or line.startswith("    " + _LOOP):
-                raise TypeError("a loop in a loop")
-            elif (found := _ASSIGNED.match(line)) is not None:
-                assigned[-1] |= frozenset(found[1].split(", "))
+    around: list[tuple[int, int]] = []  # loops that the line is in: their indents and places in `assigned`
+    for line in body.split("\n") if _LOOP in body else ():
+        indent = len(line) - len(line.lstrip())
+        while around and indent <= around[-1][0]:
+            around.pop()
+        if line.startswith("for ", indent):
+            around.append((indent, len(assigned)))
+            assigned.append(frozenset())
+        elif (found := _ASSIGNED.match(line)) is not None:
+            for _, i in around:
+                assigned[i] |= frozenset(found[1].split(", "))
     return _Statements(code, tuple(assigned))
 
 

@@ -62,6 +62,8 @@ TABLE = 500  # slots of 8 bytes: what all drivers take as parameters, 4 KiB, les
 # At most, of a thread whose kernel loads ahead: with 140, as the driver's linker chose, a multiprocessor had one program of
 # 256 threads at a time. Gradients of a layer norm, 65536x4096, on an H200: 3,767 GB/s, else 2,862.
 REGISTERS = 128
+# Where a thread would add up more numbers one after the other, it adds up sums of some: errors grow with a chain's length.
+CHAIN = 16
 BEYOND = (1 << 31) - 1  # the first block of a part that is not there
 JOINED_INDEX = 1 << 30  # indices of joined kernels are smaller: none needs 64 bits
 
@@ -379,20 +381,29 @@ class Printer:
         self.loop = None
         return Place(self.outer, self.x_axes, 1, masks=self._masks())
 
-    def _open(self, stage: Stage) -> Place:
-        """The block of the stage's points; begins the loop over blocks if there are several."""
+    def _open(self, stage: Stage, turns: int = 1, first: Sequence[str] = ()) -> Place:
+        """The block of the stage's points; begins the loop over blocks if there are several: over `turns` of them in a loop
+        over such parts, each of which begins with the statements `first`."""
         trips, looped = stage_points(stage), self._looped(stage)
         rewrite = {**self.outer, **digits(stage_loops(stage), _r(trips))}
         r = "r" if looped else f"r{trips}"
         self.loop = None
+        at = Place(rewrite, self.x_axes | R, 1, r, self._masks())
         if looped:
             self.loop = len(self.lines)
-            self.lines.append(f"    for start in range(0, {trips}, RBLOCK):")
-        at = Place(rewrite, self.x_axes | R, 2 if looped else 1, r, self._masks())
+            at.indent = 2
+            if turns == 1:
+                self.lines.append(f"    for start in range(0, {trips}, RBLOCK):")
+            else:
+                at.indent = 3
+                self.lines.append(f"    for part in range(0, {trips}, RBLOCK * {turns}):")
+                self.lines += [f"        {line}" for line in first]
+                self.lines.append(f"        for turn in range(0, RBLOCK * {turns}, RBLOCK):")
+                self._line(at, "start = part + turn")
         wide = ".to(tl.int64)" if self.wide == "tl.int64" else ""
         begin = "start + " if looped else "first + " if self.blocks.across is not None else ""
         bound = ""
-        if trips % max(self.blocks.r, 1) or not trips:
+        if trips % max(turns * self.blocks.r, 1) or not trips:
             at.masks["r"], bound = f"{r}mask", str(trips)
         lines = self._lanes(r, f"{begin}tl.arange(0, RBLOCK){wide}", bound, bool(self.x_axes), "[None, :]")
         for line in lines:
@@ -442,7 +453,17 @@ class Printer:
             self.lines.append(f"    {acc} = tl.full({lanes}, {first}, {_accumulator(r)})")
             if r.kind.startswith("arg"):
                 self.lines.append(f"    {where} = tl.full({shape}, {(1 << 31) - 1}, {self.wide})")
-        at = self._open(stage)
+        of_parts = {
+            r.name: self._fresh(self.x_axes | R)
+            for r in stage.reductions
+            if _is_sum(r) and r.name not in sums
+        }
+        turns = _turns(stage_points(stage), self.blocks.r) if of_parts else 1
+        if turns == 1:
+            of_parts = {}
+        at = self._open(
+            stage, turns, [f"{part} = tl.full({shape}, 0, tl.float32)" for part in of_parts.values()]
+        )
         of_maximum = {maximum: accumulators[total][0] for total, maximum in sums.items()}
         for r in stage.reductions:
             if r.name in sums:  # with its maximum
@@ -459,8 +480,11 @@ class Printer:
                 place = f"tl.broadcast_to(r, {shape})" if self.x_axes else "r"
                 self._line(at, f"{acc}, {where} = {function}({acc}, {where}, {value}, {place})")
             else:
+                acc = of_parts.get(r.name, acc)
                 self._line(at, f"{acc} = {_combined(r, acc, value)}")
         self._stores(at, stage.stores)
+        for name, part in of_parts.items():
+            self.lines.append(f"        {accumulators[name][0]} = {accumulators[name][0]} + {part}")
         for total, maximum in sums.items():
             s, m = accumulators[total][0], accumulators[maximum][0]
             self.lines.append(f"    {m} = tl.where({s} == 0.0, float('-inf'), {m})")
@@ -538,6 +562,7 @@ class Printer:
 
     def _across_all(self, blocks: Sequence[tuple[Reduction, str, str]]) -> None:
         """Combines blocks along their last axis, sums two by two: the threads of a program wait for one another once."""
+        blocks = [(r, self._of_threads(r, block), position) for r, block, position in blocks]
         sums = [(r, block) for r, block, _ in blocks if _combining(r) == "_add"]
         pairs = list(zip(sums[::2], sums[1::2]))
         for (first, a), (second, b) in pairs:
@@ -551,6 +576,16 @@ class Printer:
         for r, block, position in blocks:
             if r.name not in self.results:
                 self.results[r.name] = self._across(r, block, position)
+
+    def _of_threads(self, r: Reduction, block: str) -> str:
+        """The block or, where each thread has a long chain of it, sums of what a thread has, all but eight."""
+        threads = 32 * self.blocks.warps
+        if not _is_sum(r) or self.x_axes or self.blocks.r < 2 * CHAIN * threads:
+            return block
+        name, kept = self._fresh(R), 8 * threads  # a thread has up to eight neighbours, whatever the layout
+        shape = f"[RBLOCK // {kept}, {kept}]"
+        self.lines.append(f"    {name} = tl.reduce(tl.reshape({block}, {shape}), 0, _add)")
+        return name
 
     def _across(self, r: Reduction, block: str, position: str) -> str:
         """Combines a block along its last axis; the result varies with x, and has the dtype of the reduction's."""
@@ -1001,6 +1036,21 @@ def _loaded(value: Value) -> Value:
 
 def _combining(r: Reduction) -> str:
     return OF_BOOLS.get(r.kind, KINDS[r.kind][0]) if r.value.dtype is torch.bool else KINDS[r.kind][0]
+
+
+def _is_sum(r: Reduction) -> bool:
+    """Whether it adds up numbers of float32."""
+    return _combining(r) == "_add" and _accumulator(r) == "tl.float32"
+
+
+def _turns(points: int, block: int) -> int:
+    """How many blocks of a row are added up apart, so that neither they nor such parts are many; 1 if there are few. Of the
+    numbers around the root, the one by which the last part is fullest."""
+    blocks = -(-points // block)
+    if blocks <= CHAIN or points > JOINED_INDEX:  # so that no index in the last part is beyond 32 bits
+        return 1
+    root = math.isqrt(blocks)
+    return min(range(root, 2 * root), key=lambda turns: -blocks % turns)
 
 
 def _combined(r: Reduction, a: str, b: str) -> str:
