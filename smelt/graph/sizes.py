@@ -21,6 +21,14 @@ Monomial = tuple["Expr", ...]  # atoms, sorted by their text; a power repeats it
 Term = tuple[Monomial, int]
 
 
+class NeedsFixedSize(Exception):
+    """Something works for fixed sizes only: `symbols` are to be numbers. Internal: a capture begins again without them."""
+
+    def __init__(self, why: str, symbols: frozenset[Sym]) -> None:
+        super().__init__(why)
+        self.symbols = symbols
+
+
 class Expr:
     """The sum of `terms` (monomial, non-zero coefficient) and `const`. Built by arithmetic on `Sym`s, not directly."""
 
@@ -160,9 +168,9 @@ _ZERO: Size = 0
 
 
 def static(e: Size) -> int:
-    """A size that does not depend on symbols, as a number. Raises ValueError for one that does."""
+    """A size that does not depend on symbols, as a number. Raises NeedsFixedSize for one that does."""
     if not isinstance(e, int):
-        raise ValueError(f"a fixed size is needed, not {e}")
+        raise NeedsFixedSize(f"a fixed size is needed, not {e}", free_syms(e))
     return e
 
 

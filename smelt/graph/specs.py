@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Size
+from smelt.graph.sizes import Size, static
 
 _SPECS: dict[tuple[Any, ...], TensorSpec] = {}
 _MAX = 100_000
@@ -55,7 +55,5 @@ def empty_like_spec(spec: TensorSpec, device: torch.device) -> torch.Tensor:
 
 
 def static_sizes(sizes: tuple[Size, ...]) -> tuple[int, ...]:
-    """`sizes` as numbers. Raises TypeError for symbolic ones."""
-    if any(type(n) is not int for n in sizes):
-        raise TypeError(f"symbolic sizes: {sizes}")
-    return sizes  # type: ignore[return-value]
+    """`sizes` as numbers. Raises NeedsFixedSize for symbolic ones."""
+    return tuple(n if type(n) is int else static(n) for n in sizes)
