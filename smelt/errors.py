@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from smelt.reasons import Reason
+from typing import TYPE_CHECKING
+
+from smelt.reasons import INTERNAL, Reason
+
+if TYPE_CHECKING:
+    from smelt.graph.sizes import Sym
 
 
 class SmeltError(Exception):
@@ -19,6 +24,15 @@ class Unsupported(SmeltError):
         self.breaks = True  # whether the graph may break here; if not, the whole call runs eagerly
         # Instructions begun in each frame of the VM, outermost first, when this was raised (capture.driver.attempts.Stop).
         self.path: tuple[int, ...] = ()
+
+
+class NeedsFixedSize(Unsupported):
+    """Something works for fixed sizes only: `symbols` (`graph.sizes.Sym`) are to be numbers. A capture begins again without
+    them, so users do not see it."""
+
+    def __init__(self, why: str, symbols: frozenset[Sym]) -> None:
+        super().__init__(Reason(INTERNAL, why))
+        self.symbols = symbols
 
 
 class Unavailable(SmeltError):

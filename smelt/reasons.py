@@ -8,8 +8,10 @@ callable, emitted as events, and logged once. docs/graph-breaks.md is printed fr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from smelt.graph.ir import Line
+if TYPE_CHECKING:  # which itself raises errors that have reasons
+    from smelt.graph.ir import Line
 
 
 @dataclass(frozen=True)

@@ -15,18 +15,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import gcd, prod
 from typing import Any
 
+from smelt.errors import NeedsFixedSize
+
 INFINITE = 1 << 62  # the upper bound of a size for which no smaller one is known
 
 Monomial = tuple["Expr", ...]  # atoms, sorted by their text; a power repeats its atom
 Term = tuple[Monomial, int]
-
-
-class NeedsFixedSize(Exception):
-    """Something works for fixed sizes only: `symbols` are to be numbers. Internal: a capture begins again without them."""
-
-    def __init__(self, why: str, symbols: frozenset[Sym]) -> None:
-        super().__init__(why)
-        self.symbols = symbols
 
 
 class Expr:
