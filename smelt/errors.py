@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from smelt.reasons import INTERNAL, Reason
-
-if TYPE_CHECKING:
-    from smelt.graph.sizes import Sym
 
 
 class SmeltError(Exception):
@@ -30,7 +27,7 @@ class NeedsFixedSize(Unsupported):
     """Something works for fixed sizes only: `symbols` (`graph.sizes.Sym`) are to be numbers. A capture begins again without
     them, so users do not see it."""
 
-    def __init__(self, why: str, symbols: frozenset[Sym]) -> None:
+    def __init__(self, why: str, symbols: frozenset[Any]) -> None:
         super().__init__(Reason(INTERNAL, why))
         self.symbols = symbols
 

@@ -8,10 +8,8 @@ callable, emitted as events, and logged once. docs/graph-breaks.md is printed fr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # which itself raises errors that have reasons
-    from smelt.graph.ir import Line
+from smelt.lines import Line
 
 
 @dataclass(frozen=True)

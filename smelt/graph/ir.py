@@ -15,6 +15,7 @@ import torch
 
 from smelt.graph.sizes import Size
 from smelt.graph.tree import leaves, map_leaves
+from smelt.lines import Line as Line
 
 OpKind = Literal["placeholder", "get_attr", "call_function", "call_method", "output"]
 
@@ -44,18 +45,6 @@ class NumberSpec:
 
     def __str__(self) -> str:
         return self.type.__name__
-
-
-@dataclass(frozen=True)
-class Line:
-    """The user's source line that caused a node."""
-
-    filename: str
-    line: int
-    function: str
-
-    def __str__(self) -> str:
-        return f"{self.filename}:{self.line} in {self.function}"
 
 
 @dataclass(eq=False, slots=True)
