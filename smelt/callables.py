@@ -92,24 +92,20 @@ def _compile(model: Any, settings: Settings, disable: bool) -> Any:
 
 
 def _checked(
-    fullgraph: object, dynamic: object, backend: Any, mode: Any, options: Any, disable: object
+    fullgraph: object, dynamic: bool | None, backend: Any, mode: Any, options: Any, disable: object
 ) -> Settings:
     for name, value in (("fullgraph", fullgraph), ("disable", disable)):
         if not isinstance(value, bool):
             raise OptionError(f"smelt.compile: {name} must be a bool, got {value!r}")
     if dynamic not in (None, True, False):
         raise OptionError(f"smelt.compile: dynamic must be None, True or False, got {dynamic!r}")
-    if dynamic:
-        raise NotImplementedError("smelt.compile(dynamic=True): symbolic shapes are not built yet")
     if mode is not None:
         _check_mode(mode, options)
     if options is not None and not isinstance(options, dict):
         raise OptionError(f"smelt.compile: options must be a dict, got {options!r}")
     config.DEFAULT.with_options(options)
     registry.lookup(backend)
-    return Settings(
-        bool(fullgraph), None if dynamic is None else False, backend, mode, tuple((options or {}).items())
-    )
+    return Settings(bool(fullgraph), dynamic, backend, mode, tuple((options or {}).items()))
 
 
 def _check_mode(mode: Any, options: Any) -> None:

@@ -15,7 +15,7 @@ from smelt.autograd.compile import compile_joint
 from smelt.autograd.wider_saves import with_wider_saves
 from smelt.backends.eager import eager
 from smelt.config import Config
-from smelt.errors import BackendError, Unsupported
+from smelt.errors import BackendError, NeedsFixedSize, Unsupported
 from smelt.graph import inner
 from smelt.graph.graph_function import Compiled
 from smelt.graph.ir import Graph, NumberSpec, TensorSpec
@@ -56,7 +56,7 @@ def compile_graph(traced: Traced, config: Config) -> Compiled:
         if target.warm_up is not None:
             target.warm_up(joint.graph, joint.backward)
         return compile_joint(traced, joint, config, compile_part, lay_out, devices)
-    except Unsupported:
+    except (Unsupported, NeedsFixedSize):
         raise
     except Exception as error:
         raise BackendError(f"the smelt backend failed: {type(error).__name__}: {error}") from error

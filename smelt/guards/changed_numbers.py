@@ -1,13 +1,15 @@
-"""Which numbers changed between two calls: the next capture makes them symbolic."""
+"""Which numbers and sizes changed between two calls: the next capture makes them symbolic."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
+
 from smelt.guards.accessors import Missing, Reader
-from smelt.guards.evaluate import same_leaf
-from smelt.guards.guard import Guard
+from smelt.guards.evaluate import same_leaf, tensor_facts
+from smelt.guards.guard import ANY, Guard, TensorFacts
 from smelt.guards.origin import Origin
 
 
@@ -31,3 +33,31 @@ def _changed(origin: Origin, then: Any, now: Any) -> set[tuple[object, ...]]:
     if type(then) is tuple and len(then) == len(now):
         return {p for i, (a, b) in enumerate(zip(then, now)) for p in _changed(origin.child("item", i), a, b)}
     return {origin.path} if type(then) in (int, float) and not same_leaf(then, now) else set()
+
+
+def changed_sizes(guards: Iterable[Guard], slots: Sequence[object]) -> set[tuple[object, ...]]:
+    """Paths of the sizes (`size_origin`) of tensors that must have certain ones, and have others now."""
+    read = Reader(slots)
+    found = set()
+    for guard in guards:
+        if guard.kind != "tensor" or guard.origin is None:
+            continue
+        try:
+            now = read(guard.origin)
+        except Missing:
+            continue
+        if issubclass(type(now), torch.Tensor):
+            dims = _changed_dims(guard.value, tensor_facts(now))
+            found |= {size_origin(guard.origin, dim).path for dim in dims}
+    return found
+
+
+def size_origin(tensor: Origin, dim: int) -> Origin:
+    """Where the size of a tensor along a dimension is found."""
+    return tensor.child("member", "shape").child("item", dim)
+
+
+def _changed_dims(then: TensorFacts, now: TensorFacts) -> list[int]:
+    if len(then.shape) != len(now.shape) or then.dtype is not now.dtype or then.type is not now.type:
+        return []
+    return [d for d, (a, b) in enumerate(zip(then.shape, now.shape)) if a != b and a != ANY]

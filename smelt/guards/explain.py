@@ -13,7 +13,7 @@ from smelt._native import isinstance
 from smelt.guards import global_state
 from smelt.guards.accessors import HOOKS, Missing, Reader, instance_dict
 from smelt.guards.evaluate import first_failing, keys_of, length_of, storage_of, tensor_facts
-from smelt.guards.guard import Guard, TensorFacts
+from smelt.guards.guard import ANY, Guard, TensorFacts, sizes_text
 from smelt.guards.origin import Origin, key_text
 from smelt.guards.printer import format_guard
 from smelt.guards.weakly import GONE
@@ -93,7 +93,7 @@ def _tensor(x: Any, guard: Guard) -> Detail:
     want: TensorFacts = guard.value
     if not isinstance(x, torch.Tensor):
         return "", want.type.__name__, type(x).__name__
-    have = tensor_facts(x)
+    have = want.seen_in(tensor_facts(x))
     for name in ("layout", *(f.name for f in fields(TensorFacts))):  # strides follow from the layout
         a, b = getattr(want, name), getattr(have, name)
         if a != b:
@@ -102,6 +102,8 @@ def _tensor(x: Any, guard: Guard) -> Detail:
 
 
 def _field(value: object) -> str:
+    if type(value) is tuple and ANY in value:
+        return sizes_text(value)
     return _qualified(value) if isinstance(value, type) else str(value)
 
 

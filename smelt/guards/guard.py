@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+import operator
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -37,10 +39,13 @@ GuardKind = Literal[
 ]  # fmt: skip
 
 
+ANY = -1  # a size: any from two on; a stride: the product of the sizes behind it
+
+
 @dataclass(frozen=True)
 class TensorFacts:
     """The metadata of a tensor that a trace depends on. `stride` counts elements; a sparse tensor has
-    none."""
+    none. Sizes and strides that may differ from call to call are `ANY`."""
 
     type: type
     dtype: torch.dtype
@@ -51,6 +56,30 @@ class TensorFacts:
     layout: torch.layout
     conj_neg: bool = False  # conjugate or negative bit set
     inference: bool = False
+
+    def hold_of(self, found: TensorFacts) -> bool:
+        """Whether a tensor of which `found` holds is as these say."""
+        return self == self.seen_in(found)
+
+    def seen_in(self, found: TensorFacts) -> TensorFacts:
+        """`found`, with `ANY` for sizes and strides that are as these allow."""
+        shape, stride = found.shape, found.stride
+        if ANY not in self.shape or not len(self.shape) == len(shape) == len(stride):
+            return found
+        behind = list(itertools.accumulate(reversed(shape[1:]), operator.mul, initial=1))[::-1]
+        return replace(
+            found,
+            shape=tuple(ANY if any_ == ANY and n >= 2 else n for any_, n in zip(self.shape, shape)),
+            stride=tuple(
+                ANY if any_ == ANY and n == product else n
+                for any_, n, product in zip(self.stride, stride, behind)
+            ),
+        )
+
+
+def sizes_text(sizes: tuple[int, ...]) -> str:
+    """Sizes or strides for people: `[*, 64]`."""
+    return f"[{', '.join('*' if n == ANY else str(n) for n in sizes)}]"
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 
 from smelt._native import isinstance
 from smelt.capture.driver.errors import NotRepeatable, UserException, WorldChanged
+from smelt.capture.outside.changing_sizes import FIXED_SIZES, SymbolicSizes
 from smelt.capture.standins.texts import Unreadable
-from smelt.errors import BackendError, Unsupported
+from smelt.errors import BackendError, NeedsFixedSize, Unsupported
 from smelt.reasons import BACKEND_FAILED, INTERNAL, USER_EXCEPTION, Reason
 from smelt.trace.copies import NotCopies
 from smelt.trace.not_differentiable import NotDifferentiable
@@ -50,6 +51,7 @@ class Attempt:
     `symbolic`: where numbers were found that differed between calls: they are symbolic.
     `counts_symbolic`: so are the step counts that optimizers keep in tensors, and the numbers that outside iterators count
     up, from the first call on.
+    `sizes`: which sizes of tensors are symbolic.
     `joint_graph`: where gradients are needed, the graph of forward and backward is recorded.
     `copies`: an index in a tensor gives a copy of the row, where eager gives a view.
     `says_compiling`: what the program is told when it asks whether it is being compiled.
@@ -64,6 +66,7 @@ class Attempt:
 
     symbolic: frozenset[Path] = frozenset()
     counts_symbolic: bool = False
+    sizes: SymbolicSizes = FIXED_SIZES
     joint_graph: bool = False
     copies: bool = True
     says_compiling: bool = True
@@ -80,9 +83,10 @@ class Attempt:
         """Whether any number may be symbolic."""
         return bool(self.symbolic) or self.counts_symbolic
 
-    def generalizing(self, changed: set[Path]) -> Attempt:
-        """With the numbers at `changed` symbolic too, unless no number is to be."""
-        return replace(self, symbolic=self.symbolic | changed) if self.counts_symbolic else self
+    def generalizing(self, numbers: set[Path], sizes: set[Path]) -> Attempt:
+        """With the numbers and sizes at these symbolic too, unless none is to be."""
+        made = replace(self, symbolic=self.symbolic | numbers) if self.counts_symbolic else self
+        return replace(made, sizes=self.sizes.with_changed(sizes))
 
     def with_plain_numbers(self) -> Attempt:
         """With each number as a part of the trace."""
@@ -96,6 +100,7 @@ class FailedAttempt:
     `used_symbols`: there were some, and they may have been the cause. `shown`: the origins of those that the texts of
     the program show. `counts`: the origins of the step counts that were read. `choosing`: both branches of a condition
     were being tried. `marked`: a function was being captured that is marked with `torch.compiler.allow_in_graph`.
+    `sizes`: the symbolic sizes that are to be numbers.
     """
 
     error: Exception
@@ -104,6 +109,7 @@ class FailedAttempt:
     counts: frozenset[Path] = frozenset()
     choosing: bool = False
     marked: bool = False
+    sizes: frozenset[Path] = frozenset()
 
 
 # ---------------------------------------------------------------------------------------------------- the table
@@ -123,6 +129,12 @@ class Weakening:
     weaker: Callable[[Attempt, Attempt, FailedAttempt], Attempt | None]
     kept: bool = False
     once: bool = False
+
+
+def _fixed_sizes(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
+    """Without the sizes that were found in the way; without any where these are not known."""
+    sizes = attempt.sizes.with_fixed(failed.sizes) if failed.sizes else FIXED_SIZES
+    return replace(start, sizes=sizes) if sizes != attempt.sizes else None
 
 
 def _plain_shown_numbers(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
@@ -190,6 +202,13 @@ def _up_to_a_break(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> A
 
 # The first row that applies decides.
 WEAKENINGS: tuple[Weakening, ...] = (
+    Weakening(
+        NeedsFixedSize,
+        "something works for fixed sizes only. From the start, as the program may go another way. Kept: it is the program's"
+        " doing, or the compiler's",
+        _fixed_sizes,
+        kept=True,
+    ),
     Weakening(
         Exception,
         "a branch of a condition does more than compute a little, so only one of them may run. Kept: it is the program's"

@@ -37,15 +37,16 @@ from smelt.capture.driver.checks import is_only_thread, verified, verify_accepts
 from smelt.capture.driver.entries import Answer, Backend, Entry, Record, wrap
 from smelt.capture.driver.errors import NotRepeatable, UserException, WorldChanged
 from smelt.capture.driver.misses import explain_miss, limit_reason
-from smelt.capture.driver.run import CapturedFrame, capture_frame
+from smelt.capture.driver.run import CapturedFrame, capture_frame, needed_sizes
 from smelt.capture.driver.stages import compiled_frame, compiled_graph, stage, without_frame
 from smelt.capture.emit.rerun import repeat_of
 from smelt.capture.interpreter.interpreter import decoded
+from smelt.capture.outside.changing_sizes import SymbolicSizes
 from smelt.capture.protocol import context_managers, raising
 from smelt.config import Config
-from smelt.errors import BackendError, SmeltError, Unsupported, VerificationError
+from smelt.errors import BackendError, NeedsFixedSize, SmeltError, Unsupported, VerificationError
 from smelt.guards import tree_layout
-from smelt.guards.changed_numbers import changed_numbers
+from smelt.guards.changed_numbers import changed_numbers, changed_sizes
 from smelt.guards.explain import Failure
 from smelt.reasons import (
     ANOTHER_TRACER,
@@ -180,6 +181,9 @@ class FrameCompiler:
         """The attempt that gains most, with this backend and these options."""
         return Attempt(
             counts_symbolic=self.dynamic is not False,
+            sizes=SymbolicSizes(
+                wanted=bool(self.dynamic) and getattr(self.backend, "takes_sizes", False), everywhere=True
+            ),
             joint_graph=getattr(self.backend, "differentiates", False),
             assumes=True,
             selects=True,
@@ -251,6 +255,8 @@ class FrameCompiler:
             self._install(fn, slots, captured, why, begin)
         except BackendError as e:
             return FailedAttempt(e, used_symbols=bool(captured.traced.numbers))
+        except NeedsFixedSize as e:
+            return FailedAttempt(e, sizes=needed_sizes(captured.outside, e))
         except Exception as e:
             return FailedAttempt(e)
         finally:
@@ -302,7 +308,8 @@ class FrameCompiler:
             if self.config.verify:
                 verify_refuses(number, entry, slots)
             failure = explain_miss(entry, slots)
-            record.start = record.start.generalizing(changed_numbers(entry.facts, slots))
+            numbers, sizes = changed_numbers(entry.facts, slots), changed_sizes(entry.facts, slots)
+            record.start = record.start.generalizing(numbers, sizes)
             events.emit("recompile", entry.name, entry=number, failure=failure)
         return failure
 

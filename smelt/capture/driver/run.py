@@ -36,7 +36,7 @@ from smelt.capture.outside.effects import Effect
 from smelt.capture.outside.outside import Outside
 from smelt.capture.protocol import cells, context_managers
 from smelt.capture.rebuilding.reach import collect_fakes, reach
-from smelt.errors import Unsupported
+from smelt.errors import NeedsFixedSize, Unsupported
 from smelt.graph import torch_settings
 from smelt.guards import global_state
 from smelt.guards.guard import Guard
@@ -109,6 +109,8 @@ def capture_frame(
             captured = _capture(vm, fn, slots, name, attempt.stop)
             return captured
         except Exception as e:
+            if vm.outside.sizes.needed:  # whatever it is, it may be due to a size that was not a number
+                return _failed(vm, NeedsFixedSize("a size was needed as a number", frozenset()))
             if isinstance(e, Unsupported):
                 vm.locate(e)
                 e.__traceback__ = None  # its frames would keep alive what the call was given
@@ -134,6 +136,7 @@ def _prepared(attempt: Attempt) -> VM:
     vm.outside.numbers.dynamic = attempt.symbolic
     vm.outside.numbers.follows_counts = attempt.counts_symbolic
     vm.outside.numbers.decides = attempt.decides
+    vm.outside.sizes.policy = attempt.sizes
     vm.outside.looks_ahead = attempt.looks_ahead
     vm.disclosed.compiling = attempt.says_compiling
     vm.disclosed.assumes = attempt.assumes
@@ -150,7 +153,14 @@ def _failed(vm: VM, error: Exception) -> FailedAttempt:
         used_symbols=vm.trace.numbers.symbols is not None,
         shown=frozenset(vm.disclosed.shown_numbers),
         counts=frozenset(origin.path for origin in vm.outside.numbers.unguarded),
+        sizes=needed_sizes(vm.outside, error),
     )
+
+
+def needed_sizes(outside: Outside, error: Exception) -> frozenset[tuple[object, ...]]:
+    """Where the symbolic sizes were found that must be numbers, by what was asked of them or by the error."""
+    named = outside.sizes.paths(error.symbols) if isinstance(error, NeedsFixedSize) else frozenset()
+    return outside.sizes.needed | named
 
 
 def _capture(
@@ -198,6 +208,8 @@ def _capture(
         if vm.contexts.under_modes:
             custom_functions.check_history([*fakes, *trace.inputs])
         trace.copies.check((*fakes, *trace.writes.counted_from_start))
+        if outside.sizes.needed:
+            raise NeedsFixedSize("a size was needed as a number", frozenset())
         traced = trace.finish(fakes)
     if global_state.snapshot() != snapshot or torch_settings.autocast_depth() != depth:
         raise Unsupported(

@@ -12,7 +12,7 @@ from smelt.graph.number_bounds import Bounds, always
 from smelt.graph.numbers import Expression, leaves
 from smelt.guards.origin import Origin
 from smelt.reasons import DATA_DEPENDENT, RANDOM_STATE, Reason
-from smelt.trace.symbols import PlainNumbersOnly, Symbols
+from smelt.trace.symbols import Int, PlainNumbersOnly, Symbols
 from smelt.trace.trace import Trace
 
 
@@ -34,6 +34,8 @@ class ChangingNumbers:
         self.writes = None
         self._at: dict[Origin, object] = {}  # the symbolic number at each of them
         self.drawn: dict[Origin, Bounds] = {}  # random numbers, and between which they are
+        self.sizes: set[Origin] = set()  # sizes of tensors
+        self.needed: set[Origin] = set()  # of these, those that must be numbers: the capture is in vain
 
     def read(self, value: int | float, origin: Origin) -> object:
         """The number read at `origin`: one that changed between calls is symbolic, any other is part of the trace."""
@@ -53,6 +55,15 @@ class ChangingNumbers:
             self._facts.guard("number", origin, type(value))
             found = self._at[origin] = self._symbols().leaf(origin, value)
         return found
+
+    def size(self, origin: Origin, value: int) -> Int:
+        """The symbolic size found at `origin`, now `value`."""
+        self.sizes.add(origin)
+        return self._symbols().size_leaf(origin, value)
+
+    def guard_equal(self, first: Origin, second: Origin) -> None:
+        """The sizes at these are equal at each call."""
+        self._symbols().require_equal(first, second)
 
     @property
     def unguarded(self) -> Iterator[Origin]:
@@ -83,6 +94,9 @@ class ChangingNumbers:
             raise PlainNumbersOnly(Reason(DATA_DEPENDENT, "a number that a tensor holds"))
         if origin in self.drawn:
             raise Unsupported(Reason(RANDOM_STATE, f"the number that random.{origin.key} gives is needed"))
+        if origin in self.sizes:
+            self.needed.add(origin)
+            return
         self._facts.guard("eq", origin, value)
 
     def _require(self, expression: Expression, expected: object) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from smelt.capture.outside.change_log import ChangeLog
 from smelt.capture.outside.changing_numbers import ChangingNumbers
+from smelt.capture.outside.changing_sizes import ChangingSizes
 from smelt.capture.outside.facts import Facts
 from smelt.capture.outside.origins import Origins
 from smelt.capture.outside.overlay import Overlay
@@ -100,6 +101,7 @@ class Outside:
         self.log = ChangeLog(self.overlay)
         self.facts = Facts(self.origins, where, trace.real)
         self.numbers = ChangingNumbers(trace, self.facts)
+        self.sizes = ChangingSizes(self.numbers)
         self.memo = Memo(self.origins)
         self.seen = Seen()
         self.opened = Opened()

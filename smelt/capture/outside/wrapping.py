@@ -29,6 +29,7 @@ from smelt.capture.base.values import (
     is_shared,
     is_special_name,
 )
+from smelt.capture.outside.changing_sizes import with_any
 from smelt.capture.outside.outside import Outside
 from smelt.capture.rebuilding.constants import is_bound
 from smelt.capture.standins import arrays
@@ -191,10 +192,11 @@ def _wrap_tensor(outside: Outside, value: torch.Tensor, origin: Origin) -> objec
     if known is None:
         if is_odd(value):
             return _wrap_odd_tensor(outside, value, origin)
-        fake = outside.trace.fake(value, _input_name(origin))
+        sizes = outside.sizes.of(value, origin)
+        fake = outside.trace.fake(value, _input_name(origin), sizes)
         outside.origins[id(fake)] = outside.origins[id(value)] = origin
         outside.origins.keep(value)
-        outside.facts.guard("tensor", origin, tensor_facts(value))
+        outside.facts.guard("tensor", origin, with_any(tensor_facts(value), sizes))
         if fake.subclass is not None:
             outside.facts.use_class(fake.subclass)
             _guard_parameter(outside, value, origin)

@@ -119,6 +119,9 @@ CheckPtr make_tensor(PyObject* value, Building& b) {
     facts->dtype = *as_dtype(dtype);
     facts->device = *as_device(device);
     facts->layout = *as_layout(layout);
+    facts->has_any = std::count(facts->shape.begin(), facts->shape.end(), TensorFacts::ANY) > 0;
+    if (facts->has_any && (facts->layout != at::kStrided || facts->stride.size() != facts->shape.size()))
+        return wrong_value("tensor", "TensorFacts", value);
     auto check = std::make_unique<TensorIs>();
     check->facts = b.facts.emplace(key_of(*facts), facts).first->second;
     return check;

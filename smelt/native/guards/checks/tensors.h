@@ -16,14 +16,18 @@ bool is_plain_leaf(PyObject* x);
 long how_written(PyObject* x);
 
 // The metadata that a trace depends on; guards/guard.py: TensorFacts. Shared by all tensors of a tree that look alike:
-// a pass over a thousand weights must not read a thousand descriptions of them.
+// a pass over a thousand weights must not read a thousand descriptions of them. A size of ANY may be any from two on; a
+// stride of ANY is the product of the sizes behind it.
 struct TensorFacts {
+    static constexpr int64_t ANY = -1;
+
     PyTypeObject* type = nullptr;
     at::ScalarType dtype{};
     at::Device device{at::kCPU};
     at::Layout layout = at::kStrided;
     bool requires_grad = false, conj_neg = false, inference = false;
     std::vector<int64_t> shape, stride;
+    bool has_any = false;
     uint64_t known_keys = 0;  // a dispatch key set that was found to agree with the facts it implies
 
     bool holds(PyObject* x) {
@@ -50,7 +54,20 @@ struct TensorFacts {
     }
 
     bool has_sizes(at::TensorImpl* t) const {
-        return same(t->sizes(), shape) && (layout != at::kStrided || same(t->strides(), stride));
+        at::IntArrayRef sizes = t->sizes();
+        if (!has_any) return same(sizes, shape) && (layout != at::kStrided || same(t->strides(), stride));
+        return sizes.size() == shape.size() && fits(sizes.data(), t->strides().data());
+    }
+
+    // Of a strided tensor with as many dimensions.
+    bool fits(const int64_t* sizes, const int64_t* strides) const {
+        int64_t behind = 1;
+        for (size_t i = shape.size(); i-- > 0;) {
+            if (shape[i] == ANY ? sizes[i] < 2 : sizes[i] != shape[i]) return false;
+            if (strides[i] != (stride[i] == ANY ? behind : stride[i])) return false;
+            behind *= sizes[i];
+        }
+        return true;
     }
 
     // Most have up to four numbers: a call to compare them costs more than the comparison.
@@ -91,6 +108,7 @@ class TensorNote {
         size_t count = facts_->shape.size();
         if (own.size() != count) return false;
         const int64_t *shape = own.sizes_data(), *stride = own.strides_data();
+        if (facts_->has_any) return facts_->fits(shape, stride);
         const int64_t *wanted_shape = facts_->shape.data(), *wanted_stride = facts_->stride.data();
         for (size_t i = 0; i < count; i++)
             if (shape[i] != wanted_shape[i] || stride[i] != wanted_stride[i]) return false;

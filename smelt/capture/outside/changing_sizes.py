@@ -1,0 +1,109 @@
+"""Sizes of tensors from outside that differ from call to call: they are symbolic, all others are part of the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from smelt._native import isinstance
+from smelt.capture.outside.changing_numbers import ChangingNumbers
+from smelt.graph.sizes import Sym, contiguous_stride
+from smelt.guards.changed_numbers import size_origin
+from smelt.guards.guard import ANY, TensorFacts
+from smelt.guards.origin import Origin
+from smelt.trace.symbols import Int
+
+Path = tuple[object, ...]  # `Origin.path`
+
+
+@dataclass(frozen=True)
+class SymbolicSizes:
+    """Which sizes are symbolic, by the paths of their origins: those that `changed`, or `everywhere` those of tensors that
+    are neither parameters nor buffers, but never `fixed` ones; none unless `wanted`."""
+
+    wanted: bool = False
+    everywhere: bool = False
+    changed: frozenset[Path] = frozenset()
+    fixed: frozenset[Path] = frozenset()
+
+    def with_changed(self, paths: set[Path]) -> SymbolicSizes:
+        """With these symbolic too, if any is to be."""
+        return replace(self, changed=self.changed | paths) if self.wanted else self
+
+    def with_fixed(self, paths: frozenset[Path]) -> SymbolicSizes:
+        """With these as numbers."""
+        return replace(self, fixed=self.fixed | paths)
+
+    def __contains__(self, origin: Origin) -> bool:
+        """Whether the size at this origin is symbolic."""
+        path = origin.path
+        if not self.wanted or path in self.fixed:
+            return False
+        return path in self.changed or (self.everywhere and "param" not in path)
+
+
+FIXED_SIZES = SymbolicSizes()
+
+
+class ChangingSizes:
+    """The symbolic sizes of one capture. Sizes that are equal in this call are one symbol, and guarded to be equal: what
+    a program adds or multiplies mostly has them in common, and if not, another capture tells them apart."""
+
+    def __init__(self, numbers: ChangingNumbers) -> None:
+        self.policy = FIXED_SIZES
+        self._numbers = numbers
+        self._of_value: dict[int, tuple[Origin, Int]] = {}
+        self._paths: dict[Sym, set[Path]] = {}
+
+    def of(self, tensor: torch.Tensor, origin: Origin) -> dict[int, Int]:
+        """The symbolic sizes of the tensor found at `origin`, by dimension. Of tensors that are laid out row by row: what
+        strides others have would be a guess."""
+        if not self.policy.wanted or not _is_eligible(tensor):
+            return {}
+        found = {}
+        for dim, size in enumerate(tensor.shape):
+            at = size_origin(origin, dim)
+            if size >= 2 and at in self.policy:
+                found[dim] = self._symbol(size, at)
+        return found
+
+    def _symbol(self, size: int, at: Origin) -> Int:
+        known = self._of_value.get(size)
+        if known is None:
+            made = self._numbers.size(at, size)
+            self._of_value[size] = at, made
+            self._paths[made.node.size] = {at.path}
+            return made
+        first, made = known
+        self._numbers.guard_equal(first, at)
+        self._paths[made.node.size].add(at.path)
+        return made
+
+    @property
+    def needed(self) -> frozenset[Path]:
+        """Where those were found that the program, or torch, needs as numbers."""
+        symbols = {made.node.size for at, made in self._of_value.values() if at in self._numbers.needed}
+        return self.paths(frozenset(symbols))
+
+    def paths(self, symbols: frozenset[Sym]) -> frozenset[Path]:
+        """Where the sizes were found that these stand for."""
+        return frozenset(path for sym in symbols for path in self._paths.get(sym, ()))
+
+
+def _is_eligible(tensor: torch.Tensor) -> bool:
+    plain = tensor.layout is torch.strided and not isinstance(tensor, torch.nn.Parameter)
+    return plain and tensor.storage_offset() == 0 and tensor.stride() == contiguous_stride(tensor.shape)
+
+
+def with_any(facts: TensorFacts, dims: Mapping[int, object]) -> TensorFacts:
+    """The facts, where the sizes of these dimensions may be any."""
+    if not dims:
+        return facts
+    last = max(dims)
+    return replace(
+        facts,
+        shape=tuple(ANY if d in dims else n for d, n in enumerate(facts.shape)),
+        stride=tuple(ANY if d < last else n for d, n in enumerate(facts.stride)),
+    )
