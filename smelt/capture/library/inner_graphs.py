@@ -162,6 +162,7 @@ def operands(parts: TraceParts, functions: Sequence[Part], own: Sequence[Node]) 
         found[node] = made[node]
     if any(f.subclass is not None or f.device.type != "cpu" for f in found.values()):
         raise refuse("an operator of higher order on tensors that are not plain ones on the CPU")
+    check_fixed(list(found.values()), "an operator of higher order")
     return list(found.values())
 
 

@@ -14,6 +14,7 @@ from smelt.capture.library.inner_graphs import Inside, alone, refuse, row_major
 from smelt.graph.handle import Handle
 from smelt.graph.inner import RUN_GRAPHS, Choice, Inner, Program, has_gradients
 from smelt.graph.ir import Node, TensorSpec
+from smelt.graph.specs import empty_like_spec, static_sizes
 from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
 from smelt.trace.fake import FakeTensor, wrap
 from smelt.trace.parts import TraceParts
@@ -77,7 +78,7 @@ def _added(
 
 
 def _meta(spec: TensorSpec) -> torch.Tensor:
-    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device="meta")  # type: ignore[arg-type]
+    return empty_like_spec(spec, torch.device("meta"))
 
 
 @dataclass(frozen=True)
@@ -125,5 +126,7 @@ class _History(torch.autograd.Function):
 def _laid_out(tangent: FakeTensor, spec: TensorSpec) -> torch.Tensor:
     if tangent.spec.stride == spec.stride:
         return tangent
-    made = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)  # type: ignore[arg-type]
+    made = torch.empty_strided(
+        static_sizes(spec.shape), static_sizes(spec.stride), dtype=spec.dtype, device=spec.device
+    )
     return made.copy_(tangent)

@@ -19,7 +19,7 @@ from smelt.capture.protocol.native_calls import run_native
 from smelt.capture.protocol.overrides import check_modes
 from smelt.reasons import TENSOR_SUBCLASS, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
 from smelt.torch_private import DisableTorchFunctionSubclass, one_hot
-from smelt.trace.fake import FakeTensor, check_class
+from smelt.trace.fake import FakeTensor, check_class, fake_numel, fake_stride
 from smelt.trace.plain_classes import is_plain_subclass
 
 
@@ -32,8 +32,8 @@ _METADATA: dict[str, Handler] = {
     "size": _tensor_size,
     "dim": lambda vm, t: len(t.spec.shape),
     "ndimension": lambda vm, t: len(t.spec.shape),
-    "numel": lambda vm, t: attributes.shape_of(t).numel(),
-    "stride": lambda vm, t, dim=None: t.spec.stride if dim is None else t.spec.stride[dim],
+    "numel": lambda vm, t: fake_numel(t),
+    "stride": lambda vm, t, dim=None: fake_stride(t) if dim is None else fake_stride(t)[dim],
     "is_floating_point": lambda vm, t: t.spec.dtype.is_floating_point,
     "is_complex": lambda vm, t: t.spec.dtype.is_complex,
     "element_size": lambda vm, t: t.spec.dtype.itemsize,

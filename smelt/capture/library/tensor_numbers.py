@@ -24,6 +24,7 @@ from smelt.capture.machine.vm import VM
 from smelt.graph.effects import effects
 from smelt.graph.ir import Node, TensorSpec
 from smelt.graph.numbers import Number, float32
+from smelt.graph.specs import static_sizes
 from smelt.torch_private import DisableTorchDispatch, OpOverload
 from smelt.trace.fake import FakeTensor, fakes_in
 from smelt.trace.symbols import NUMBERS, PlainNumbersOnly, Symbol
@@ -121,7 +122,7 @@ def _is_exact(node: Node) -> bool:
 
 
 def _elements(spec: TensorSpec) -> int:
-    return math.prod(cast("tuple[int, ...]", spec.shape))
+    return math.prod(static_sizes(spec.shape))
 
 
 class _Reading:
@@ -242,8 +243,8 @@ class _Reading:
             or not operand.spec.shape
         ):
             return 0
-        places = torch.arange(_elements(operand.spec)).view(cast("tuple[int, ...]", operand.spec.shape))
-        return int(places.expand(cast("tuple[int, ...]", node.spec.shape)).flatten()[at])
+        places = torch.arange(_elements(operand.spec)).view(static_sizes(operand.spec.shape))
+        return int(places.expand(static_sizes(node.spec.shape)).flatten()[at])
 
     def _source(self, node: Node, at: int) -> tuple[Node, int]:
         """The tensor and the place that an operator took the element of its result at `at` from."""

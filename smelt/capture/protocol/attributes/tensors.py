@@ -16,7 +16,7 @@ from smelt.capture.protocol.attributes.instances import CLASS_LOADERS, bind_clas
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
 from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
-from smelt.trace.fake import FakeTensor, check_class, class_of_fake
+from smelt.trace.fake import FakeTensor, check_class, class_of_fake, fake_shape
 from smelt.trace.handlers import is_handled, overridable_member
 from smelt.trace.not_differentiable import refuse
 from smelt.trace.plain_classes import PLAIN_TYPES
@@ -163,7 +163,7 @@ TENSOR_STATE: dict[str, Callable[[VM, FakeTensor, torch.Tensor, str], object]] =
 
 def shape_of(tensor: FakeTensor) -> torch.Size:
     """`tensor.shape`, in which sizes may be symbolic."""
-    return torch.Size(tensor.spec.shape)  # type: ignore[arg-type]
+    return torch.Size(fake_shape(tensor))
 
 
 TENSOR_FAST: dict[str, Callable[[FakeTensor], object]] = {
