@@ -36,7 +36,7 @@ from smelt.torch_private import (
     push_on_torch_dispatch_stack,
     push_on_torch_function_stack,
 )
-from smelt.trace.fake import FakeTensor, fakes_in, wrap
+from smelt.trace.fake import FakeTensor, check_fixed, fakes_in, wrap
 from smelt.trace.joint import Joint
 from smelt.trace.not_differentiable import NotDifferentiable
 from smelt.trace.opaque import OpaqueCall
