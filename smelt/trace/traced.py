@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from smelt.graph.ir import Graph
+from smelt.graph.sizes import Sym
 from smelt.graph.specs import empty_like_spec
 from smelt.trace.counters import NO_COUNTERS, Counters
 from smelt.trace.fake import FakeTensor
@@ -18,6 +19,15 @@ from smelt.trace.joint import Joint
 from smelt.trace.number_inputs import NumberInput
 from smelt.trace.parts import TraceParts
 from smelt.trace.views import NO_VIEWS, Views
+
+
+@dataclass(frozen=True)
+class SizeInput:
+    """Where a symbol's value is found: size number `dim` of input number `input`, which was `hint` in the trace."""
+
+    input: int
+    dim: int
+    hint: int
 
 
 @dataclass(frozen=True)
@@ -40,6 +50,7 @@ class Traced:
     counters: Counters = NO_COUNTERS
     views: Views = NO_VIEWS  # of results without gradients
     joint: Joint | None = None  # where gradients are needed, were asked for, and can be had ahead of time
+    sizes: Mapping[Sym, SizeInput] = field(default_factory=dict)  # of the symbols in both graphs
 
     def example_inputs(self) -> tuple[Any, ...]:
         """The tensors that the trace saw, where they still exist, else empty ones like them; then the numbers."""
