@@ -166,7 +166,7 @@ class _Writer:
         parts = tuple(map(self._launch, item.parts))
         if len({self.kernels[part.kernel] for part in parts}) == 1:  # whatever each was called
             parts = tuple(replace(part, kernel=parts[0].kernel) for part in parts)
-        blocks = tuple(-(-static(part.code.extent) // static(part.code.grain)) for part in item.parts)
+        blocks = tuple(-(-static(part.code.extent) // part.code.grain) for part in item.parts)
         self.steps.append(Together(parts, blocks, 1))
 
     def _prepare(self, items: Sequence[LaunchItem]) -> None:
@@ -187,7 +187,7 @@ class _Writer:
         code = item.code
         regs = tuple(map(self.register, item.buffers))
         extent = static(code.extent)
-        grain = self.target.sharing.grain(extent, static(code.grain))
+        grain = self.target.sharing.grain(extent, code.grain)
         return Launch(
             self._symbol(code),
             regs,

@@ -63,13 +63,13 @@ class Function:
 @dataclass(frozen=True)
 class CompiledKernel:
     """The code of a kernel. `name` is readable. Items [0, extent) may run in any split and order. Fewer than `grain` do not
-    pay a thread of a CPU; a program on a GPU computes `grain`. `sizes`: what a CPU's code takes as numbers (int64) in the
-    slots behind the buffers' addresses."""
+    pay a thread of a CPU; a program on a GPU computes `grain`. `sizes`: what a CPU's takes behind the addresses of its
+    buffers, each an int64 in the place of an address."""
 
     name: str
     function: Function
     extent: Size
-    grain: Size
+    grain: int
     sizes: tuple[Size, ...] = ()
 
 

@@ -51,7 +51,7 @@ class Template:
 def _refuse_sizes_on_a_gpu(item: Item) -> None:
     parts = item.parts if isinstance(item, TogetherItem) else (item,) if isinstance(item, LaunchItem) else ()
     for code in (part.code for part in parts):
-        sizes = (code.extent, code.grain, *code.sizes)
+        sizes = (code.extent, *code.sizes)
         symbols = frozenset[Sym]().union(*map(free_syms, sizes))
         if code.function.block is not None and symbols:
             raise NeedsFixedSize(f"{code.name} is launched on a GPU over sizes that change", symbols)
@@ -67,7 +67,7 @@ def _launch(item: LaunchItem, values: Values) -> LaunchItem:
         return number
 
     code = item.code
-    code = replace(code, extent=at(code.extent), grain=at(code.grain), sizes=tuple(map(at, code.sizes)))
+    code = replace(code, extent=at(code.extent), sizes=tuple(map(at, code.sizes)))
     return replace(item, code=code)
 
 

@@ -23,7 +23,8 @@ from smelt.trace.views import NO_VIEWS, Views
 
 @dataclass(frozen=True)
 class SizeInput:
-    """Where a symbol's value is found: size number `dim` of input number `input`, which was `hint` in the trace."""
+    """Where the value of a size's symbol is found: it is the size of dimension `dim` of input `input`. `hint`: what it was
+    when traced."""
 
     input: int
     dim: int
@@ -49,8 +50,8 @@ class Traced:
     numbers: tuple[NumberInput, ...] = ()  # Python numbers that both graphs take after the tensors
     counters: Counters = NO_COUNTERS
     views: Views = NO_VIEWS  # of results without gradients
+    sizes: Mapping[Sym, SizeInput] = field(default_factory=dict)  # of the symbols in specs and arguments
     joint: Joint | None = None  # where gradients are needed, were asked for, and can be had ahead of time
-    sizes: Mapping[Sym, SizeInput] = field(default_factory=dict)  # of the symbols in both graphs
 
     def example_inputs(self) -> tuple[Any, ...]:
         """The tensors that the trace saw, where they still exist, else empty ones like them; then the numbers."""

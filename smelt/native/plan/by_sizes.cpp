@@ -31,12 +31,23 @@ using Values = c10::SmallVector<int64_t, 4>;  // one for each source
 
 struct Instance {
     Values values;
-    PyObject *callable, *plans;  // owned; a list of the plans that hold memory for it between calls
+    PyObject *callable, *plans;  // a list of the plans that hold memory for it between calls
+
+    Instance(const Values& values, PyObject* callable, PyObject* plans)
+        : values(values), callable(Py_NewRef(callable)), plans(Py_NewRef(plans)) {}
+    Instance(const Instance&) = delete;
+    Instance& operator=(const Instance&) = delete;
+    ~Instance() {
+        Py_DECREF(callable);
+        Py_DECREF(plans);
+    }
 };
+
+using Kept = std::vector<std::unique_ptr<Instance>>;
 
 struct Instances {
     std::vector<Source> sources;
-    std::vector<Instance> kept;
+    Kept kept;
 };
 
 struct BySizesObject {
@@ -65,25 +76,24 @@ size_t arena_bytes(const Instance& instance) {
 }
 
 // All instances together hold as much memory between calls as two of the largest one: that of those used last.
-void trim(const std::vector<Instance>& kept) {
+void trim(const Kept& kept) {
     size_t largest = 0, held = 0;
-    for (const Instance& i : kept) largest = std::max(largest, arena_bytes(i));
-    for (const Instance& i : kept) {
-        held += arena_bytes(i);
-        if (held > 2 * largest) for_each_plan(i, drop_idle_arenas);
+    for (const auto& i : kept) largest = std::max(largest, arena_bytes(*i));
+    for (const auto& i : kept) {
+        held += arena_bytes(*i);
+        if (held > 2 * largest) for_each_plan(*i, drop_idle_arenas);
     }
 }
 
 // The instance for these numbers, borrowed, which is the first from now on; null where none is kept.
-PyObject* find(std::vector<Instance>& kept, const Values& values) {
-    for (size_t i = 0; i < kept.size(); ++i) {
-        if (kept[i].values != values) continue;
-        if (i) {
-            std::rotate(kept.begin(), kept.begin() + static_cast<std::ptrdiff_t>(i),
-                        kept.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+PyObject* find(Kept& kept, const Values& values) {
+    for (auto i = kept.begin(); i != kept.end(); ++i) {
+        if ((*i)->values != values) continue;
+        if (i != kept.begin()) {
+            std::rotate(kept.begin(), i, i + 1);
             trim(kept);
         }
-        return kept[0].callable;
+        return kept.front()->callable;
     }
     return nullptr;
 }
@@ -121,16 +131,14 @@ PyObject* tuple_of(const Values& values) {
     return tuple.release();
 }
 
-void keep(std::vector<Instance>& kept, const Values& values, PyObject* callable, PyObject* plans) {
-    kept.insert(kept.begin(), {values, Py_NewRef(callable), Py_NewRef(plans)});
-    Instance last{};
+void keep(Kept& kept, const Values& values, PyObject* callable, PyObject* plans) {
+    kept.insert(kept.begin(), std::make_unique<Instance>(values, callable, plans));
+    std::unique_ptr<Instance> last;  // freed when all is in order again
     if (kept.size() > kKept) {
         last = std::move(kept.back());
         kept.pop_back();
     }
     trim(kept);
-    Py_XDECREF(last.callable);
-    Py_XDECREF(last.plans);
 }
 
 // What `make` gives for these numbers, or what is kept for them by now; a new reference, null with a Python error. Needs
@@ -249,9 +257,9 @@ int by_sizes_traverse(PyObject* object, visitproc visit, void* arg) {
     Py_VISIT(self->make);
     Py_VISIT(self->lock);
     if (!self->instances) return 0;
-    for (const Instance& i : self->instances->kept) {
-        Py_VISIT(i.callable);
-        Py_VISIT(i.plans);
+    for (const auto& i : self->instances->kept) {
+        Py_VISIT(i->callable);
+        Py_VISIT(i->plans);
     }
     return 0;
 }
@@ -260,11 +268,7 @@ int by_sizes_clear(PyObject* object) {
     auto* self = as_by_sizes(object);
     Py_CLEAR(self->make);
     Py_CLEAR(self->lock);
-    if (!self->instances) return 0;
-    for (const Instance& i : std::exchange(self->instances->kept, {})) {
-        Py_DECREF(i.callable);
-        Py_DECREF(i.plans);
-    }
+    if (self->instances) const Kept gone = std::exchange(self->instances->kept, {});
     return 0;
 }
 
@@ -282,10 +286,10 @@ void by_sizes_dealloc(PyObject* object) {
 PyObject* by_sizes_instances(PyObject* object, void*) {
     HANDLE_TH_ERRORS
     py::dict result;
-    for (const Instance& i : as_by_sizes(object)->instances->kept) {
-        auto values = py::reinterpret_steal<py::object>(tuple_of(i.values));
+    for (const auto& i : as_by_sizes(object)->instances->kept) {
+        auto values = py::reinterpret_steal<py::object>(tuple_of(i->values));
         if (!values) return nullptr;
-        result[values] = py::reinterpret_borrow<py::object>(i.callable);
+        result[values] = py::reinterpret_borrow<py::object>(i->callable);
     }
     return result.release().ptr();
     END_HANDLE_TH_ERRORS
