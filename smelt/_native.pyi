@@ -243,6 +243,27 @@ class Plan:
     def release(self) -> int:
         """Frees graphs, and the arenas that no call is using; returns their bytes. The next call makes a new one."""
 
+class BySizes:
+    """A graph for any sizes: calls the instance for the sizes of its inputs, which `make` gives. `sources`: the input and
+    the dimension of each number that `make` is called with, while `lock` (an RLock) is held."""
+
+    instances: dict[tuple[int, ...], _Compiled]  # those that are kept, the last used first
+    def __init__(
+        self,
+        sources: Sequence[tuple[int, int]],
+        make: Callable[[tuple[int, ...]], tuple[_Compiled, list[Plan]] | _Compiled],
+        lock: object,
+        /,
+    ) -> None:
+        """`make` gives what is kept (the 8 used last are), with the plans whose memory between calls is its own, or a
+        callable that is not kept."""
+
+    def __call__(self, inputs: tuple[_Value, ...], /) -> Sequence[object]:
+        """What the instance gives. From several threads at once."""
+
+    def prepare(self, numbers: tuple[int, ...], /) -> _Compiled:
+        """The instance for these sizes, which is made if none is kept."""
+
 def release_blocks() -> int:
     """Frees the large blocks of memory that are kept for later calls; returns their bytes."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,15 +11,18 @@ from functools import partial
 
 import torch
 
-from smelt import events, targets
+from smelt import _native, events, targets
 from smelt.autograd.compile import compile_joint
 from smelt.autograd.wider_saves import with_wider_saves
+from smelt.backends.by_sizes import EachCompiled, Instance, Values, by_sizes
 from smelt.backends.eager import eager
 from smelt.config import Config
 from smelt.errors import BackendError, NeedsFixedSize, Unsupported
 from smelt.graph import inner
+from smelt.graph.at_sizes import depends_inside
 from smelt.graph.graph_function import Compiled
 from smelt.graph.ir import Graph, NumberSpec, TensorSpec
+from smelt.graph.sizes import NeedsFixedSize
 from smelt.graph.verify import verify as verify_graph
 from smelt.ops.aligned_products import align_products
 from smelt.ops.channels_last import relaid
@@ -26,8 +30,9 @@ from smelt.ops.lower import lower
 from smelt.ops.pieces import in_pieces
 from smelt.ops.written_attention.rewrite import fuse_attention
 from smelt.plan.build import build_plan
-from smelt.plan.steps import extern_names, kernel_names
+from smelt.plan.steps import CPU, Plan, extern_names, kernel_names
 from smelt.plan.target import Target
+from smelt.plan.template import Template
 from smelt.plan.verify import verify as verify_plan
 from smelt.schedule.fuse import fuse
 from smelt.schedule.schedule import Schedule
@@ -35,17 +40,22 @@ from smelt.schedule.verify import verify as verify_schedule
 from smelt.trace.joint import Joint
 from smelt.trace.traced import Traced
 
+log = logging.getLogger("smelt")
+
 
 def compile_graph(traced: Traced, config: Config) -> Compiled:
     """A callable from a tuple of the graph's input tensors to the tuple of its outputs.
 
-    Raises Unsupported for graphs on a device without a target, BackendError (chained) for a failure of the compiler itself.
+    Raises Unsupported for graphs on a device without a target, NeedsFixedSize for those that cannot be for any sizes,
+    BackendError (chained) for a failure of the compiler itself.
     """
     if traced.needs_grad and traced.joint is None:  # autograd records the torch-level graph as it runs
         return eager(traced, config)
     devices = _devices(traced)
     maker = targets.maker(devices)
     try:
+        if traced.sizes:
+            return _for_any_sizes(traced, config, maker)
         target = maker(config)
         if traced.joint is None:
             return _compile(_prepared(traced.aten_graph, target), config, target)
@@ -83,20 +93,68 @@ def _prepared_joint(joint: Joint, target: Target) -> Joint:
     return joint
 
 
-def _compile(graph: Graph, config: Config, target: Target, given: frozenset[int] = frozenset()) -> Compiled:
+def _compile(
+    graph: Graph, config: Config, target: Target, given: frozenset[int] = frozenset()
+) -> _native.Plan:
     """`given`: inputs that are left to what is compiled."""
-    numbers = tuple(i for i, p in enumerate(graph.placeholders) if isinstance(p.spec, NumberSpec))
     graph = inner.compiled(graph, lambda inside: _compile(inside, config, target))
     schedule = replace(_scheduled(graph, config, target), given=given)
     with _stage("codegen"):
         plan = build_plan(schedule, target)
-        plan = replace(plan, numbers=numbers)
+        plan = replace(plan, numbers=_numbers(graph))
+    return _loaded(plan, config, target)
+
+
+def _numbers(graph: Graph) -> tuple[int, ...]:
+    """The inputs that are Python numbers."""
+    return tuple(i for i, p in enumerate(graph.placeholders) if isinstance(p.spec, NumberSpec))
+
+
+def _loaded(plan: Plan, config: Config, target: Target) -> _native.Plan:
     events.emit("plan", kernels=len(kernel_names(plan)), externs=extern_names(plan))
     if config.verify:
         with _stage("verify"):
             verify_plan(plan)
     with _stage("load"):
         return target.load(plan)
+
+
+def _for_any_sizes(traced: Traced, config: Config, maker: targets.Maker) -> Compiled:
+    """The graph with symbols, from one template or compiled for each set of sizes."""
+    graph, symbols = traced.aten_graph, frozenset(traced.sizes)
+    if traced.joint is not None:
+        raise NeedsFixedSize("a graph with gradients", symbols)
+    if config.cuda_graphs and maker(config).memory.device != CPU:
+        raise NeedsFixedSize("CUDA graphs are of one size", symbols)
+    if depends_inside(graph):
+        raise NeedsFixedSize("graphs inside of a graph, or kernels of the program's", symbols)
+
+    def compile_graph(graph: Graph) -> _native.Plan:
+        target = maker(config)
+        return _compile(_prepared(graph, target), config, target)
+
+    try:
+        # Generated products are tables of numbers.
+        template = _template(graph, config, maker(replace(config, native_gemm=False)))
+    except NeedsFixedSize as why:
+        log.info("smelt: a graph is compiled for each set of sizes: %s", why)
+        return by_sizes(traced.sizes, EachCompiled(graph, compile_graph, why))
+
+    def instance(values: Values) -> Instance:
+        with _stage("instance"):
+            plan = _loaded(template.at(values), config, template.target)
+        return plan, [plan]
+
+    return by_sizes(traced.sizes, instance)
+
+
+def _template(graph: Graph, config: Config, target: Target) -> Template:
+    if target.memory.device != CPU:
+        raise NeedsFixedSize("kernels of GPUs are for fixed sizes", frozenset())
+    graph = inner.compiled(graph, lambda inside: _compile(inside, config, target))
+    schedule = _scheduled(graph, config, target)
+    with _stage("codegen"):
+        return Template.of(schedule, target, _numbers(graph))
 
 
 def _scheduled(graph: Graph, config: Config, target: Target) -> Schedule:

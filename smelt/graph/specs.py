@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Size, static
+from smelt.graph.sizes import Size, Sym, evaluate, static
 
 _SPECS: dict[tuple[Any, ...], TensorSpec] = {}
 _MAX = 100_000
@@ -57,3 +58,15 @@ def empty_like_spec(spec: TensorSpec, device: torch.device) -> torch.Tensor:
 def static_sizes(sizes: tuple[Size, ...]) -> tuple[int, ...]:
     """`sizes` as numbers. Raises NeedsFixedSize for symbolic ones."""
     return tuple(n if type(n) is int else static(n) for n in sizes)
+
+
+def at_numbers(spec: TensorSpec, values: Mapping[Sym, int]) -> TensorSpec:
+    """The spec with numbers in place of symbols."""
+    sizes = (*spec.shape, *spec.stride, spec.offset)
+    if all(type(size) is int for size in sizes):
+        return spec
+    numbers = [evaluate(size, values) for size in sizes]
+    n = len(spec.shape)
+    return make_spec(
+        tuple(numbers[:n]), tuple(numbers[n:-1]), spec.dtype, spec.device, numbers[-1], spec.requires_grad
+    )

@@ -23,6 +23,7 @@ int init_global_state(PyObject* module);
 namespace plan {
 int init_type(PyObject* module);
 int init_blocks(PyObject* module);
+int init_by_sizes(PyObject* module);
 }  // namespace plan
 
 namespace devices {

@@ -21,7 +21,7 @@ from smelt.plan.steps import Alloc, Aten, BumpVersion, Free, Launch, Plan, Reg, 
 from smelt.plan.verify import verify
 
 MAGIC = b"smeltpln"
-VERSION = 5  # of the form: raised with each change of what follows, also of the meaning of a step
+VERSION = 6  # of the form: raised with each change of what follows, also of the meaning of a step
 HEADER = struct.Struct("<8sIIQ")  # magic, version, CRC-32 of the body, bytes of the body
 
 # Number of a record -> its class, and its fields in order.
@@ -30,7 +30,7 @@ RECORDS: dict[int, tuple[type, tuple[str, ...]]] = {
     2: (TensorSpec, ("shape", "stride", "dtype", "device", "offset", "requires_grad")),
     3: (Alloc, ("out", "shape", "stride", "dtype", "device", "arena", "over")),
     4: (View, ("out", "src", "shape", "stride", "offset", "user_visible")),
-    5: (Launch, ("kernel", "regs", "extent", "grain", "note", "by_value", "device")),
+    5: (Launch, ("kernel", "regs", "extent", "grain", "note", "by_value", "device", "sizes")),
     6: (Together, ("launches", "work", "grain", "note")),
     7: (Aten, ("op", "args", "kwargs", "outs", "note", "expect", "user_visible")),
     8: (BumpVersion, ("regs",)),

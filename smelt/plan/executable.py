@@ -30,7 +30,7 @@ Spec = tuple[Any, ...]  # a step for the native side: its kind, then its fields
 def executable(plan: Plan, address_of: AddressOf) -> _native.Plan:
     """What runs `plan`: `native(inputs: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]`. It keeps the machine code alive.
 
-    Raises PlanError for a launch of a kernel that the plan does not hold, TypeError for symbolic sizes, and what
+    Raises PlanError for a launch of a kernel that the plan does not hold, NeedsFixedSize for symbolic sizes, and what
     `address_of` raises for code that cannot be linked here.
     """
     launched = kernel_names(plan)
@@ -89,7 +89,8 @@ def _view(s: View, addresses: Addresses) -> Spec:
 
 def _launch(s: Launch, addresses: Addresses) -> Spec:
     elsewhere = _register(None if s.device is None else s.device.index)
-    return ("launch", addresses[s.kernel], s.regs, *static_sizes((s.extent,)), s.grain, s.by_value, elsewhere)
+    extent, *sizes = static_sizes((s.extent, *s.sizes))
+    return ("launch", addresses[s.kernel], s.regs, extent, s.grain, s.by_value, elsewhere, tuple(sizes))
 
 
 def _together(s: Together, addresses: Addresses) -> Spec:

@@ -35,7 +35,8 @@ def print_step(step: Step) -> str:
             kind = "user view" if step.user_visible else "view"
             return f"r{step.out} = {kind} r{step.src} {list(step.shape)} stride {list(step.stride)} + {step.offset}"
         case Launch():
-            return f"launch {step.kernel}({_names(step.regs)}) over {step.extent} by {step.grain}"
+            sizes = "".join(f", {size}" for size in step.sizes)
+            return f"launch {step.kernel}({_names(step.regs)}{sizes}) over {step.extent} by {step.grain}"
         case Together():
             lines = [f"\n    {print_step(l)}" for l in step.launches]
             return f"together, {sum(step.work)} by {step.grain}:" + "".join(lines)

@@ -67,9 +67,10 @@ class Launch:
     """Machine code over [0, extent). `kernel` is a key of `Plan.kernels`.
 
     On a CPU it is `void kernel(void **buffers, int64_t begin, int64_t end)`, split among threads in pieces of at least
-    `grain`; `buffers[i]` is the data pointer of register `regs[i]`. On a GPU each block takes `grain` items, and its
-    parameters are those pointers, then `extent` (int64). `by_value`: positions of `regs` whose tensor, of one element on the
-    CPU, is passed as the number that it holds then, and that number's bytes. `device`: the GPU, if it is not the plan's."""
+    `grain`; `buffers[i]` is the data pointer of register `regs[i]`, and the slots behind these hold the values of `sizes`
+    (int64). On a GPU each block takes `grain` items, and its parameters are those pointers, then `extent` (int64).
+    `by_value`: positions of `regs` whose tensor, of one element on the CPU, is passed as the number that it holds then, and
+    that number's bytes. `device`: the GPU, if it is not the plan's."""
 
     kernel: str
     regs: tuple[int, ...]
@@ -78,6 +79,7 @@ class Launch:
     note: str = ""
     by_value: tuple[tuple[int, int], ...] = ()
     device: torch.device | None = None
+    sizes: tuple[Size, ...] = ()
 
 
 WORK = 64  # units of work that a thread should take at least

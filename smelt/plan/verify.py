@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from smelt.errors import VerificationError
+from smelt.graph.sizes import Size
 from smelt.plan.memory import ALIGNMENT
 from smelt.plan.printer import print_step
-from smelt.plan.steps import Alloc, Free, Launch, Plan, Together, View, defines, reads, span_bytes
+from smelt.plan.steps import Alloc, Free, Launch, Plan, Together, View, defines, launches, reads, span_bytes
 
 
 def verify(plan: Plan) -> None:
@@ -46,6 +47,9 @@ def _verify_alone(plan: Plan, i: int) -> None:
         _verify_together(plan, i, step)
     if isinstance(step, Launch):
         _require(not _parts(plan, step), plan, i, "a kernel for several launches that has one")
+    for launch in launches((step,)):
+        _require(all(map(_fits, launch.sizes)), plan, i, "a size of more than 64 bits")
+        _require(not launch.sizes or not _on_gpu(plan, launch), plan, i, "a GPU's kernel is given sizes")
 
 
 def _verify_together(plan: Plan, i: int, step: Together) -> None:
@@ -55,6 +59,15 @@ def _verify_together(plan: Plan, i: int, step: Together) -> None:
         kernels = {(launch.kernel, len(launch.regs)) for launch in step.launches}
         _require(len(kernels) == 1, plan, i, "launches of several kernels cannot be one")
         _require(len(step.launches) <= parts, plan, i, f"more than {parts} launches")
+
+
+def _fits(size: Size) -> bool:
+    return not isinstance(size, int) or -(1 << 63) <= size < 1 << 63
+
+
+def _on_gpu(plan: Plan, launch: Launch) -> bool:
+    function = plan.kernels.get(launch.kernel)
+    return function is not None and function.block is not None
 
 
 def _parts(plan: Plan, launch: Launch) -> int:

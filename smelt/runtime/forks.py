@@ -12,7 +12,7 @@ import os
 from typing import Protocol, TypeVar
 
 # The order in which locks are taken, outermost first.
-CAPTURE, BACKWARD, TUNING, KERNELS, GPU_KERNELS, LIBRARY, EMISSION, LINKS, LLVM = range(9)
+CAPTURE, BACKWARD, SIZES, TUNING, KERNELS, GPU_KERNELS, LIBRARY, EMISSION, LINKS, LLVM = range(10)
 
 
 class Lock(Protocol):

@@ -295,6 +295,34 @@ done:
   ret void
 }
 
+; buffers[1][i] = buffers[0][i % rows * columns + i / rows], the transpose of a matrix; rows are in slot 2, columns in slot 3
+define void @transposed(ptr %buffers, i64 %begin, i64 %end) nounwind {
+  %in = load ptr, ptr %buffers
+  %q1 = getelementptr ptr, ptr %buffers, i64 1
+  %q2 = getelementptr ptr, ptr %buffers, i64 2
+  %q3 = getelementptr ptr, ptr %buffers, i64 3
+  %out = load ptr, ptr %q1
+  %rows = load i64, ptr %q2
+  %columns = load i64, ptr %q3
+  %any = icmp slt i64 %begin, %end
+  br i1 %any, label %loop, label %done
+loop:
+  %i = phi i64 [ %begin, %0 ], [ %next, %loop ]
+  %r = urem i64 %i, %rows
+  %c = udiv i64 %i, %rows
+  %row = mul i64 %r, %columns
+  %at = add i64 %row, %c
+  %a = getelementptr float, ptr %in, i64 %at
+  %v = load float, ptr %a
+  %b = getelementptr float, ptr %out, i64 %i
+  store float %v, ptr %b
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, %end
+  br i1 %more, label %loop, label %done
+done:
+  ret void
+}
+
 ; buffers[0][i] = the thread's id (Linux)
 define void @thread(ptr %buffers, i64 %begin, i64 %end) nounwind {
   %out = load ptr, ptr %buffers
@@ -314,8 +342,8 @@ done:
 
 
 def hand_written() -> dict[str, Function]:
-    """`increment` and `thread`."""
-    library = assemble(IR, ("increment", "thread"), host())
+    """`increment`, `transposed` and `thread`."""
+    library = assemble(IR, ("increment", "transposed", "thread"), host())
     return {name: Function(library, name) for name in library.exports}
 
 

@@ -10,7 +10,8 @@ import torch
 
 from smelt.graph.ir import Graph, Node, TensorSpec
 from smelt.graph.sizes import Size, Sym, evaluate
-from tests.harness.traced import traced
+from smelt.trace.traced import SizeInput, Traced
+from tests.harness.traced import trace, traced
 
 S0, S1 = Sym("s0", 2), Sym("s1", 2)
 SIZES = {101: S0, 211: S1}  # primes that tests use for no other size
@@ -20,6 +21,18 @@ def symbolic(f: Callable[..., Any], *inputs: torch.Tensor) -> tuple[Graph, list[
     """(aten graph with symbols, the real tensors of its placeholders), of inputs with sizes of `SIZES`."""
     graph, real = traced(f, *inputs)
     return with_sizes(graph, symbol_of), real
+
+
+def symbolic_trace(f: Callable[..., Any], *inputs: torch.Tensor) -> tuple[Traced, list[torch.Tensor]]:
+    """(a trace whose aten graph has symbols, the real tensors of its inputs), of inputs with sizes of `SIZES`."""
+    recorder, record = trace(f, inputs)
+    sizes: dict[Sym, SizeInput] = {}
+    for i, fake in enumerate(record.inputs):
+        for d, size in enumerate(fake.shape):
+            if size in SIZES:
+                sizes.setdefault(SIZES[size], SizeInput(i, d, size))
+    graph = with_sizes(record.aten_graph, symbol_of)
+    return replace(record, aten_graph=graph, sizes=sizes), [recorder.real(fake) for fake in record.inputs]
 
 
 def at(graph: Graph, values: Mapping[Sym, int]) -> Graph:

@@ -17,7 +17,7 @@ from smelt.codegen.load import load
 from smelt.errors import PlanError
 from smelt.graph.inner import RUN_GRAPHS, Choice, Handle, Inner
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Sym
+from smelt.graph.sizes import NeedsFixedSize, Sym
 from smelt.plan.bytes import HEADER, MAGIC, VERSION, from_bytes, to_bytes
 from smelt.plan.code import Block, Function, Library, Processor
 from smelt.plan.encoding import READERS, Reader, Writer
@@ -131,7 +131,7 @@ def test_numbers_are_inputs_again() -> None:
 
 
 def test_symbolic_sizes() -> None:
-    """Nothing makes them yet; they travel, and are refused where numbers are needed."""
+    """They travel, and are refused where numbers are needed."""
     steps = (
         Alloc(1, (N, M + 1), (M + 1, 1), F32, CPU),
         Launch("increment", (0, 1), N * (M + 1) // 4, 16),
@@ -139,7 +139,7 @@ def test_symbolic_sizes() -> None:
     )
     plan = Plan(1, (), 3, steps, (1, 2), kernels=hand_written())
     assert "r1 = alloc float32[n, m + 1] stride [m + 1, 1] own memory" in print_plan(again(plan))
-    with pytest.raises(TypeError, match="symbolic"):
+    with pytest.raises(NeedsFixedSize, match="not n"):
         load(plan)
 
 

@@ -22,11 +22,20 @@ CpuKernel cpu_kernel(const Launch& l) {
     return reinterpret_cast<CpuKernel>(l.function);
 }
 
+// What the code takes.
+void fill(Buffers& buffers, const Launch& l, void* const* data) {
+    const size_t count = l.regs.size();
+    buffers.resize(count + l.sizes.size());
+    for (size_t i = 0; i < count; ++i) buffers[i] = data[l.regs[i]];
+    for (size_t i = 0; i < l.sizes.size(); ++i)
+        buffers[count + i] = reinterpret_cast<void*>(l.sizes[i]);  // NOLINT
+}
+
 class CpuLauncher final : public Launcher {
   public:
     void launch(const Launch& l, void* const* data, const Queue& /*queue*/) const override {
-        Buffers buffers(l.regs.size());
-        for (size_t i = 0; i < l.regs.size(); ++i) buffers[i] = data[l.regs[i]];
+        Buffers buffers;
+        fill(buffers, l, data);
         const CpuKernel kernel = cpu_kernel(l);
         if (l.extent <= l.grain) {
             kernel(buffers.data(), 0, l.extent);
@@ -62,8 +71,7 @@ void CpuLauncher::share(const Together& t, const Launch* launches, void* const* 
         };
         const int64_t first = item(begin), last = item(end);
         if (first >= last) continue;
-        buffers.clear();
-        for (Reg r : l.regs) buffers.push_back(data[r]);
+        fill(buffers, l, data);
         cpu_kernel(l)(buffers.data(), first, last);
     }
 }

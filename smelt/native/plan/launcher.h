@@ -21,7 +21,8 @@ class Launcher {
                           const Queue& queue) const = 0;
 };
 
-// On torch's threads; `function` is `void (*)(void** buffers, int64_t begin, int64_t end)`.
+// On torch's threads; `function` is `void (*)(void** buffers, int64_t begin, int64_t end)`. Behind the registers' addresses
+// `buffers` holds the values of the launch's sizes, in their place.
 const Launcher& cpu_launcher();
 
 // In blocks of `grain` items on a GPU; `function` is the driver's. The kernel's parameters are the registers, then the

@@ -12,6 +12,9 @@ namespace smelt {
 bool is_plan(PyObject* object);
 size_t plan_inputs(PyObject* plan);
 size_t plan_outputs(PyObject* plan);
+// Bytes of scratch memory that one call uses; frees what is held between calls.
+size_t plan_arena_bytes(PyObject* plan);
+void drop_idle_arenas(PyObject* plan);
 // The input that the plan returns at this position, -1 if it returns something else there.
 int64_t plan_returned_input(PyObject* plan, size_t position);
 

@@ -114,13 +114,15 @@ class Reader {
     }
 
     Launch launch(const py::tuple& s) const {
-        Launch l{nullptr, nullptr, s[2].cast<std::vector<Reg>>(), s[3].cast<int64_t>(), s[4].cast<int64_t>(),
-                 0};
+        Launch l{
+            nullptr, nullptr,       s[2].cast<std::vector<Reg>>(), s[3].cast<int64_t>(), s[4].cast<int64_t>(),
+            0,       integers(s[7])};
         if (!devices::is_kernel(s[1].ptr())) {
             l.launcher = &cpu_launcher();
             l.function = reinterpret_cast<void*>(s[1].cast<uintptr_t>());  // NOLINT
             return l;
         }
+        if (!l.sizes.empty()) throw py::value_error("Plan: a GPU's kernel is given sizes");
         devices::Kernel& kernel = devices::as_kernel(s[1].ptr());
         l.launcher = &gpu_launcher();
         l.blocks = (l.extent + l.grain - 1) / l.grain;

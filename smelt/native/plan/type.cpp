@@ -209,11 +209,11 @@ PyObject* plan_use_graphs(PyObject* self, PyObject* capture) {
     Py_RETURN_NONE;
 }
 
-PyObject* plan_arena_bytes(PyObject* self, void*) {
+PyObject* arena_bytes(PyObject* self, void*) {
     return PyLong_FromSize_t(reinterpret_cast<PlanObject*>(self)->program->arena_bytes);
 }
 
-PyObject* plan_idle_bytes(PyObject* self, void*) {
+PyObject* idle_bytes(PyObject* self, void*) {
     return PyLong_FromSize_t(reinterpret_cast<PlanObject*>(self)->idle->bytes());
 }
 
@@ -232,8 +232,8 @@ PyObject* plan_launches_only(PyObject* self, void*) {
 PyGetSetDef plan_getset[] = {
     {"launches_only", plan_launches_only, nullptr,
      "Whether its steps are kernels: no operator of torch or of the program is called.", nullptr},
-    {"arena_bytes", plan_arena_bytes, nullptr, "Bytes of scratch memory one call uses.", nullptr},
-    {"idle_bytes", plan_idle_bytes, nullptr, "Bytes held between calls.", nullptr},
+    {"arena_bytes", arena_bytes, nullptr, "Bytes of scratch memory one call uses.", nullptr},
+    {"idle_bytes", idle_bytes, nullptr, "Bytes held between calls.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 PyMemberDef plan_members[] = {
@@ -287,6 +287,14 @@ size_t plan_inputs(PyObject* plan) {
 
 size_t plan_outputs(PyObject* plan) {
     return as_plan(plan)->program->outputs.size();
+}
+
+size_t plan_arena_bytes(PyObject* plan) {
+    return as_plan(plan)->program->arena_bytes;
+}
+
+void drop_idle_arenas(PyObject* plan) {
+    as_plan(plan)->idle->drop();
 }
 
 int64_t plan_returned_input(PyObject* plan, size_t position) {

@@ -1,0 +1,103 @@
+"""Graphs whose sizes change: an instance for each set of numbers, made when a call comes with them.
+
+An instance is what the graph would be compiled to if its sizes were these numbers. Mostly only its plan is made, as the
+machine code is that of a template for all sizes; where there can be no such code, each instance is compiled.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from smelt import _native
+from smelt.graph.at_sizes import at_sizes
+from smelt.graph.graph_function import Compiled
+from smelt.graph.interpreter import run
+from smelt.graph.ir import Graph
+from smelt.graph.sizes import NeedsFixedSize, Sym, bounds
+from smelt.runtime.forks import SIZES, hold_at_fork
+from smelt.trace.traced import SizeInput
+from smelt.trace.views import freely_written
+
+log = logging.getLogger("smelt")
+
+Values = Mapping[Sym, int]
+# What is kept, and the plans whose memory between calls is its own.
+Instance = tuple[Compiled, list[_native.Plan]]
+
+MOST_COMPILED = 8  # sets of sizes that one graph is compiled for, as many as `_native.BySizes` keeps
+
+_lock = hold_at_fork(threading.RLock(), SIZES)
+
+
+def by_sizes(
+    sizes: Mapping[Sym, SizeInput], make: Callable[[Values], Instance | Compiled]
+) -> _native.BySizes:
+    """Runs what `make` gives for the sizes of its inputs; a bare callable is not kept. The instance for the sizes that the
+    trace saw is made at once."""
+
+    def instance(numbers: tuple[int, ...]) -> Instance | Compiled:
+        values = dict(zip(sizes, numbers, strict=True))
+        for sym, number in values.items():
+            low, high = bounds(sym)
+            if not low <= number <= high:
+                raise ValueError(
+                    f"smelt: a graph for sizes {sym} from {low} to {high} was called with {number}"
+                )
+        return make(values)
+
+    sources = [(source.input, source.dim) for source in sizes.values()]
+    native = _native.BySizes(sources, instance, _lock)
+    native.prepare(tuple(source.hint for source in sizes.values()))
+    return native
+
+
+class EachCompiled:
+    """Instances of `graph` that are compiled one by one: `compile_graph` does that to a graph of fixed sizes. When that was
+    done for MOST_COMPILED sets of sizes, others run operator by operator. `why`: there is no code for all sizes."""
+
+    def __init__(
+        self, graph: Graph, compile_graph: Callable[[Graph], _native.Plan], why: NeedsFixedSize
+    ) -> None:
+        self._graph, self._compile, self._why = graph, compile_graph, why
+        self._compiled = 0
+        self._by_operators = lru_cache(MOST_COMPILED)(self._interpreted)
+
+    def __call__(self, values: Values) -> Instance | Compiled:
+        if self._compiled < MOST_COMPILED:
+            plan = self._compile(at_sizes(self._graph, values))
+            self._compiled += 1
+            return plan, [plan]
+        if not self._by_operators.cache_info().misses:
+            log.warning(
+                "smelt: a graph was compiled for %d sets of sizes; others run operator by operator, as there is no code "
+                "for all sizes: %s",
+                MOST_COMPILED,
+                self._why,
+            )
+        return self._by_operators(tuple(values.items()))
+
+    def _interpreted(self, values: tuple[tuple[Sym, int], ...]) -> Compiled:
+        return by_operators(at_sizes(self._graph, dict(values)))
+
+
+def by_operators(graph: Graph) -> Compiled:
+    """Runs `graph`, which needs no gradients, operator by operator. Writes of inputs count in their versions, as they do
+    where a plan runs."""
+    targets = {node.args[0] for node in graph if node.target is torch.ops.aten.copy_.default}
+    written = [i for i, p in enumerate(graph.placeholders) if p in targets]
+
+    def call(tensors: tuple[Any, ...]) -> Sequence[Any]:
+        counted = [tensors[i] for i in written if not tensors[i].is_inference()]
+        versions = [t._version for t in counted]
+        results = run(graph, tensors)
+        uncounted = [t for t, version in zip(counted, versions) if t._version == version]
+        torch.autograd.graph.increment_version(uncounted)
+        return freely_written(results, tensors) if torch.is_grad_enabled() else results
+
+    return call

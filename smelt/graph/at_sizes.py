@@ -1,0 +1,55 @@
+"""Graphs whose sizes have symbols, at numbers: the same nodes, with specs and arguments that are right for these sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from smelt.graph.handle import handles_in
+from smelt.graph.inner import Inner
+from smelt.graph.ir import Graph, Node, TensorSpec
+from smelt.graph.sizes import Expr, Sym, evaluate, free_syms
+from smelt.graph.specs import at_numbers
+from smelt.graph.tree import leaves, map_leaves
+
+_NONE: frozenset[Sym] = frozenset()
+
+
+def at_sizes(graph: Graph, values: Mapping[Sym, int]) -> Graph:
+    """A copy of `graph` for these sizes."""
+    made = Graph(graph.level)
+    made.constants = graph.constants
+    copy_of: dict[Node, Node] = {}
+
+    def argument(leaf: Any) -> Any:
+        return copy_of[leaf] if isinstance(leaf, Node) else evaluate(leaf, values)
+
+    for node in graph:
+        args, kwargs = map_leaves((node.args, node.kwargs), (Node, Expr), argument)
+        spec = map_leaves(node.spec, TensorSpec, lambda s: at_numbers(s, values))
+        copy_of[node] = replace(node, args=args, kwargs=kwargs, spec=spec)
+        made.nodes.append(copy_of[node])
+    return made
+
+
+def symbols_of_arguments(graph: Graph) -> frozenset[Sym]:
+    """The symbols that calls are given: without them the graph is right for any sizes as it is."""
+    return _NONE.union(*(free_syms(e) for n in graph for e in leaves((n.args, n.kwargs), Expr)))
+
+
+def depends_inside(graph: Graph) -> bool:
+    """Whether something that calls are given by its number (graphs inside, kernels of the user's) may depend on symbols:
+    `at_sizes` puts no numbers there."""
+    handles = [handle for node in graph for handle in handles_in((node.args, node.kwargs))]
+    return any(not isinstance(h.inner, Inner) or any(map(_depends, h.inner.graphs)) for h in handles)
+
+
+def _depends(graph: Graph) -> bool:
+    specs = [spec for node in graph for spec in leaves(node.spec, TensorSpec)]
+    sizes = [size for s in specs for size in (*s.shape, *s.stride, s.offset)]
+    return (
+        any(isinstance(size, Expr) for size in sizes)
+        or bool(symbols_of_arguments(graph))
+        or depends_inside(graph)
+    )

@@ -1,0 +1,267 @@
+"""Hand-made schedules with symbols, compiled once: plans for numbers, which give what plans for fixed sizes give."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from smelt.codegen.load import load
+from smelt.config import Config
+from smelt.errors import VerificationError
+from smelt.graph.ir import TensorSpec
+from smelt.graph.sizes import NeedsFixedSize, Sym, contiguous_stride, evaluate
+from smelt.plan.build import build_plan
+from smelt.plan.bytes import from_bytes, to_bytes
+from smelt.plan.code import Block, CompiledKernel, Function
+from smelt.plan.items import LaunchItem
+from smelt.plan.printer import print_plan
+from smelt.plan.reuse import LARGE
+from smelt.plan.steps import Alloc, Aten, Launch, Plan, Together, launches
+from smelt.plan.template import Template
+from smelt.plan.verify import verify
+from smelt.schedule.schedule import BufferSpec, BufRef, ExternItem, Schedule, ViewItem
+from smelt.targets import cpu
+from tests.harness.kernels import hand_written
+
+aten = torch.ops.aten
+CPU = torch.device("cpu")
+S, T = Sym("s0", 2), Sym("s1", 2)
+SIZES = [(2, 2), (3, 5), (5, 3), (64, 2), (17, 129), (301, 33)]
+
+
+class Program:
+    """Writes a schedule and what it is compiled to. `grain`: of launches; `joins`: they may be parts of a `Together`."""
+
+    def __init__(self, *shapes, grain=1 << 14, joins=True):
+        self.code, self.grain, self.joins = hand_written(), grain, joins
+        self.buffers, self.items = [], []
+        self.inputs = [self.buffer(shape, kind="input") for shape in shapes]
+
+    def buffer(self, shape, kind="temp", stride=None):
+        spec = TensorSpec(tuple(shape), stride or contiguous_stride(shape), torch.float32, CPU)
+        self.buffers.append(BufferSpec(len(self.buffers), spec, kind))
+        return len(self.buffers) - 1
+
+    def launch(self, name, src, out, extent, sizes=(), in_place=()):
+        code = CompiledKernel(name, self.code[name], extent, self.grain, sizes)
+        self.items.append(LaunchItem(code, (src, out), ("in", "out"), "", self.joins, in_place=in_place))
+        return out
+
+    def transposed(self, src, kind="temp"):
+        rows, columns = self.buffers[src].spec.shape
+        out = self.buffer((columns, rows), kind)
+        return self.launch("transposed", src, out, rows * columns, (rows, columns))
+
+    def increment(self, src, kind="temp", in_place=()):
+        rows, columns = self.buffers[src].spec.shape
+        return self.launch("increment", src, self.buffer((rows, columns), kind), rows * columns, (), in_place)
+
+    def extern(self, op, args, shape, kind="temp"):
+        out = self.buffer(shape, kind)
+        self.items.append(ExternItem(op, args, {}, (out,)))
+        return out
+
+    def view(self, src, shape, stride, offset=0, visible=False, kind="temp"):
+        out = self.buffer(shape, kind, stride)
+        self.items.append(ViewItem(out, src, tuple(shape), tuple(stride), offset, visible))
+        return out
+
+    def template(self, *outputs, threads=1):
+        schedule = Schedule(self.buffers, (), [i for i in self.items if isinstance(i, ExternItem)], outputs)
+        return Template.of(schedule, target(self.items, threads))
+
+
+def target(items, threads=1):
+    made = cpu.target(Config())
+    return replace(made, compile=lambda _: items, costs=replace(made.costs, threads=threads))
+
+
+def run(template, s, t, *inputs):
+    plan = template.at({S: s, T: t})
+    verify(plan)
+    return plan, load(plan)(inputs)
+
+
+# ---------------------------------------------------------------------------------------------------------- code
+
+
+@pytest.mark.parametrize("grain", [1, 7, 1 << 14])
+@pytest.mark.parametrize("s, t", SIZES)
+def test_code_takes_sizes_behind_the_addresses(s, t, grain):
+    p = Program((S, T), grain=grain)
+    x = torch.randn(s, t)
+    plan, (y, z) = run(p.template(y := p.transposed(0, "output"), p.transposed(y, "output")), s, t, x)
+    assert torch.equal(y, x.t()) and torch.equal(z, x)
+    assert [(l.extent, l.sizes) for l in launches(plan.steps)] == [(s * t, (s, t)), (s * t, (t, s))]
+    assert f"launch transposed(r0, r1, {s}, {t}) over {s * t}" in print_plan(plan)
+
+
+@pytest.mark.parametrize("s, t", SIZES)
+def test_launches_side_by_side_take_sizes_of_their_own(s, t):
+    p = Program((S, T), (T, S), grain=64)
+    template = p.template(p.transposed(0, "output"), p.transposed(1, "output"), threads=2)
+    x, y = torch.randn(s, t), torch.randn(t, s)
+    plan, (a, b) = run(template, s, t, x, y)
+    assert torch.equal(a, x.t()) and torch.equal(b, y.t())
+    joined = any(isinstance(step, Together) for step in plan.steps)
+    assert joined == (64 <= s * t < 1024)  # decided by numbers
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        a, b = load(plan)((x, y))
+        assert torch.equal(a, x.t()) and torch.equal(b, y.t())
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_many_buffers_and_sizes():
+    """More than the launcher has room for on its stack."""
+    p = Program((S, T))
+    out = p.buffer((T, S), "output")
+    code = CompiledKernel(
+        "transposed", p.code["transposed"], S * T, 1 << 14, (S, T, *[S + k for k in range(60)])
+    )
+    p.items.append(LaunchItem(code, (0, out), ("in", "out")))
+    x = torch.randn(5, 7)
+    plan, (y,) = run(p.template(out), 5, 7, x)
+    assert torch.equal(y, x.t())
+    assert next(launches(plan.steps)).sizes[-1] == 64
+
+
+def test_code_is_shared_by_all_instances():
+    p = Program((S, T))
+    template = p.template(p.transposed(0, "output"))
+    a, b = template.at({S: 3, T: 4}), template.at({S: 30, T: 4})
+    assert a.kernels == b.kernels and a.kernels["transposed"] is b.kernels["transposed"]
+
+
+def test_an_empty_range_is_not_launched():
+    p = Program((S, T))
+    p.launch("increment", 0, p.buffer((S - 2, T), "output"), (S - 2) * T)
+    plan, (y,) = run(p.template(1), 2, 3, torch.randn(2, 3))
+    assert y.shape == (0, 3) and not list(launches(plan.steps))
+
+
+def test_kernels_of_gpus_are_for_fixed_sizes():
+    p = Program((S, T))
+    on_gpu = Function(p.code["increment"].library, "increment", Block(32, 0))
+    out = p.buffer((S, T), "output")
+    for extent, sizes, symbols in ((S * T, (), {S, T}), (7, (T,), {T})):
+        item = LaunchItem(CompiledKernel("k", on_gpu, extent, 32, sizes), (0, out), ("in", "out"))
+        p.items[:] = [item]
+        with pytest.raises(NeedsFixedSize, match="k is launched on a GPU") as error:
+            p.template(out)
+        assert error.value.symbols == symbols
+    p.items[:] = [LaunchItem(CompiledKernel("k", on_gpu, 7, 32), (0, out), ("in", "out"))]
+    p.template(out)
+
+
+# ------------------------------------------------------------------------------------------------- views and calls
+
+
+@pytest.mark.parametrize("s, t", SIZES)
+def test_views_and_arguments_of_calls(s, t):
+    p = Program((S, T))
+    y = p.transposed(0)
+    last = p.view(y, (S,), (1,), (T - 1) * S)  # the last row of y
+    wide = p.extern(aten.expand.default, (BufRef(last), [T * 2, S]), (T * 2, S))
+    cut = p.extern(aten.slice.Tensor, (BufRef(wide), 0, T // 2, T + 1), (T - T // 2 + 1, S), "output")
+    flat = p.view(0, (S * T,), (1,), 0, visible=True, kind="output")
+    x = torch.randn(s, t)
+    _, (got, same) = run(p.template(cut, flat), s, t, x)
+    want = x.t()[-1].expand(2 * t, s)[t // 2 : t + 1]
+    assert torch.equal(got, want) and got.stride() == (0, 1)
+    assert torch.equal(same, x.view(-1)) and same._base is x
+
+
+# ------------------------------------------------------------------------- what is decided by numbers: memory, threads
+
+
+def fixed(p, outputs, s, t):
+    """The plan of the same program at these sizes, symbol by symbol put there by hand."""
+    at = lambda e: evaluate(e, {S: s, T: t})  # noqa: E731
+    buffers = [
+        replace(
+            b, spec=replace(b.spec, shape=tuple(map(at, b.spec.shape)), stride=tuple(map(at, b.spec.stride)))
+        )
+        for b in p.buffers
+    ]
+    items = [
+        replace(i, code=replace(i.code, extent=at(i.code.extent), sizes=tuple(map(at, i.code.sizes))))
+        for i in p.items
+    ]
+    return build_plan(Schedule(buffers, (), [], outputs), target(items))
+
+
+@pytest.mark.parametrize("s, t", [(8, 16), (200, 300), (1100, 1300)])
+def test_plans_are_those_of_fixed_sizes(s, t):
+    p = Program((S, T))
+    y = p.increment(p.increment(p.transposed(0), in_place=((1, 0),)), in_place=((1, 0),))
+    out = p.transposed(y, "output")
+    template = p.template(out)
+    x = torch.randn(s, t)
+    plan, (got,) = run(template, s, t, x)
+    torch.testing.assert_close(got, x + 2)
+    want = fixed(p, (out,), s, t)
+    assert print_plan(plan) == print_plan(want)
+    assert (plan.arena_bytes, plan.release_gil) == (want.arena_bytes, want.release_gil)
+    over = [step.over for step in plan.steps if isinstance(step, Alloc)]
+    assert any(o is not None for o in over) == (4 * s * t >= LARGE)
+    assert plan.release_gil == (16 * s * t > cpu.COSTS.gil_bytes)
+
+
+def test_numbers_among_the_inputs_stay():
+    p = Program((S, T))
+    template = replace(p.template(p.increment(0, "output")), numbers=(3,))
+    assert template.at({S: 3, T: 3}).numbers == (3,)
+
+
+# --------------------------------------------------------------------------------------- bytes, verifier, symbols
+
+
+def test_bytes_carry_sizes():
+    p = Program((S, T))
+    plan, _ = run(p.template(p.transposed(0, "output")), 4, 6, x := torch.randn(4, 6))
+    again = from_bytes(to_bytes(plan))
+    assert [l.sizes for l in launches(again.steps)] == [(4, 6)]
+    assert torch.equal(load(again)((x,))[0], x.t())
+    symbolic = replace(plan, steps=tuple(_with_sizes(step, (S, S * T + 1)) for step in plan.steps))
+    assert from_bytes(to_bytes(symbolic)).steps == symbolic.steps
+
+
+def _with_sizes(step, sizes):
+    return replace(step, sizes=sizes) if isinstance(step, Launch) else step
+
+
+def test_symbols_are_refused_where_numbers_are_needed():
+    p = Program((S, T))
+    plan, _ = run(p.template(p.transposed(0, "output")), 4, 6, torch.randn(4, 6))
+    symbolic = replace(plan, steps=tuple(_with_sizes(step, (S,)) for step in plan.steps))
+    with pytest.raises(NeedsFixedSize):
+        load(symbolic)
+
+
+def test_sizes_fit_the_slots_of_a_cpus_code():
+    function = hand_written()["increment"]
+    for number, fits in ((1 << 62, True), (-5, True), (1 << 63, False)):
+        launch = Launch("increment", (0, 0), 0, 1, sizes=(number,))
+        plan = Plan(1, (), 1, (launch,), (0,), kernels={"increment": function})
+        if fits:
+            verify(plan)
+        else:
+            with pytest.raises(VerificationError, match="64 bits"):
+                verify(plan)
+    launch = Launch("increment", (0, 0), 1, 1, sizes=(3,))
+    on_gpu = replace(function, block=Block(32, 0))
+    with pytest.raises(VerificationError, match="a GPU's kernel is given sizes"):
+        verify(Plan(1, (), 1, (launch,), (0,), kernels={"increment": on_gpu}))
+
+
+def test_calls_of_an_instance_take_numbers_only():
+    p = Program((S, T))
+    out = p.extern(aten.expand.default, (BufRef(p.transposed(0)), [S * 0 + 2, T, S]), (2, T, S), "output")
+    plan = p.template(out).at({S: 3, T: 5})
+    [call] = [step for step in plan.steps if isinstance(step, Aten)]
+    assert call.args[1] == [2, 5, 3] and all(type(n) is int for n in call.args[1])
