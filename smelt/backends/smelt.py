@@ -22,7 +22,6 @@ from smelt.graph import inner
 from smelt.graph.at_sizes import depends_inside
 from smelt.graph.graph_function import Compiled
 from smelt.graph.ir import Graph, NumberSpec, TensorSpec
-from smelt.graph.sizes import NeedsFixedSize
 from smelt.graph.verify import verify as verify_graph
 from smelt.ops.aligned_products import align_products
 from smelt.ops.channels_last import relaid
@@ -66,13 +65,14 @@ def compile_graph(traced: Traced, config: Config) -> Compiled:
         if target.warm_up is not None:
             target.warm_up(joint.graph, joint.backward)
         return compile_joint(traced, joint, config, compile_part, lay_out, devices)
-    except (Unsupported, NeedsFixedSize):
+    except Unsupported:
         raise
     except Exception as error:
         raise BackendError(f"the smelt backend failed: {type(error).__name__}: {error}") from error
 
 
 compile_graph.differentiates = True  # type: ignore[attr-defined]
+compile_graph.takes_sizes = True  # type: ignore[attr-defined]
 
 
 def _prepared(graph: Graph, target: Target) -> Graph:
