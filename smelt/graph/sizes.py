@@ -184,12 +184,17 @@ def bounds(e: Size) -> tuple[int, int]:
 def proves_le(a: Size, b: Size) -> bool:
     """Whether `a <= b` whatever the symbols are; False also where that is not known."""
     difference = b - a
-    return bounds(difference)[0] >= 0 or bounds(_without_quotients(difference))[0] >= 0
+    return bounds(difference)[0] >= 0 or bounds(_from_zero(_without_quotients(difference)))[0] >= 0
 
 
 def is_one(size: Size) -> bool:
     """Whether a size is 1. Raises NeedsFixedSize where that depends on symbols (`s - 1`)."""
     return size == 1 if isinstance(size, int) else bounds(size)[0] < 2 and static(size) == 1
+
+
+def _from_zero(e: Size) -> Size:
+    """`e` over symbols that begin at 0: terms that cancel, as in s*t - s where t >= 1, are then together."""
+    return subs(e, {s: Sym(f"{s.name} - {s.lo}", 0, s.hi - s.lo) + s.lo for s in free_syms(e)})
 
 
 def _without_quotients(e: Size) -> Size:
@@ -337,41 +342,18 @@ def _interval(terms: tuple[Term, ...], const: int) -> tuple[int, int]:
 
 
 def _from_dict(terms: dict[Monomial, int], const: int) -> Size:
-    """Canonical form: zero terms dropped, terms sorted, and `y*k*(x // y) + k*(x % y)` joined to `k*x`."""
+    """Canonical form: zero terms dropped, terms sorted, and `c*k*(x//c) + k*(x % c)` joined to `k*x`."""
     items = [(m, c) for m, c in terms.items() if c]
     for monomial, coefficient in items:
-        joined = _joined(monomial, coefficient, terms)
-        if joined is not None:
-            return _from_dict(joined[0], const) + joined[1]
+        if len(monomial) == 1 and isinstance(monomial[0], Quotient) and monomial[0].op == "%":
+            x, c = monomial[0].left, monomial[0].right
+            whole = x // c
+            if isinstance(whole, Quotient) and isinstance(c, int) and terms.get((whole,)) == coefficient * c:
+                rest = {m: k for m, k in items if m != monomial and m != (whole,)}
+                return _from_dict(rest, const) + coefficient * x
     if len(items) > 1:
         items.sort(key=_term_key)
     return _make(tuple(items), const)
-
-
-def _joined(
-    monomial: Monomial, coefficient: int, terms: dict[Monomial, int]
-) -> tuple[dict[Monomial, int], Size] | None:
-    """`c*m*y*(x // y) + c*m*(x % y)` as `c*m*x`, where the second is the monomial and the first is among `terms`: (the
-    other terms, that); None if there is no such. The divisor may be a symbol or made of some."""
-    for atom in monomial:
-        if isinstance(atom, Quotient) and atom.op == "%":
-            x, y = atom.left, atom.right
-            whole, others = x // y, list(monomial)
-            others.remove(atom)
-            if not isinstance(whole, Quotient):
-                continue
-            factors: list[Term] = (
-                [((), y)] if isinstance(y, int) else [*y.terms, *([((), y.const)] if y.const else [])]
-            )
-            wanted = {_sorted((*others, whole, *m)): coefficient * c for m, c in factors}
-            if all(terms.get(m) == c for m, c in wanted.items()):
-                rest = {m: c for m, c in terms.items() if m != monomial and m not in wanted}
-                return rest, numel((coefficient, *others, x))
-    return None
-
-
-def _sorted(atoms: Monomial) -> Monomial:
-    return tuple(sorted(atoms, key=_atom_key))
 
 
 def _term_key(term: Term) -> tuple[str, ...]:
@@ -445,10 +427,7 @@ def _floordiv(x: Size, y: Size) -> Size:
         return 0
     if not isinstance(y, int):
         exact = _divide_terms(x, y)
-        if exact is not None:
-            return exact
-        above, below = _split_by_term(x, y)  # (y*a + b) // y == a + b//y
-        return above + below // y if above != 0 else 0 if _is_digit(x, y) else _quotient("//", x, y)
+        return exact if exact is not None else _quotient("//", x, y)
     assert isinstance(x, Expr), "int // int is Python's"
     whole, rest = _split(x, y)
     if whole:  # (y*a + b) // y == a + b//y
@@ -475,10 +454,7 @@ def _mod(x: Size, y: Size) -> Size:
     if small > 0 and lo >= 0 and hi < small:
         return x
     if not isinstance(y, int):
-        if _divide_terms(x, y) is not None:
-            return 0
-        above, below = _split_by_term(x, y)  # (y*a + b) % y == b % y
-        return below % y if above != 0 else x if _is_digit(x, y) else _quotient("%", x, y)
+        return 0 if _divide_terms(x, y) is not None else _quotient("%", x, y)
     assert isinstance(x, Expr), "int % int is Python's"
     whole, rest = _split(x, y)
     if whole or not 0 <= x.const < y:  # (y*a + b) % y == b % y
@@ -531,25 +507,6 @@ def _divide_terms(x: Size, y: Expr) -> Size | None:
             return None
         total = total + (_make(((tuple(left), coefficient // factor),), 0) if left else coefficient // factor)
     return total
-
-
-def _split_by_term(x: Size, y: Expr) -> tuple[Size, Size]:
-    """(a, b) with `x == a*y + b`: the terms of `x` that `y`, if that is one term, divides, and the others."""
-    if isinstance(x, int) or len(y.terms) != 1 or y.const:
-        return 0, x
-    whole, rest = _ZERO, list[Term]()
-    for term in x.terms:
-        part = _divide_terms(_make((term,), 0), y)
-        if part is None:
-            rest.append(term)
-        else:
-            whole = whole + part
-    return whole, _make(tuple(rest), x.const)
-
-
-def _is_digit(x: Size, y: Expr) -> bool:
-    """Whether `x` is a remainder of a division by `y`, and so below it."""
-    return isinstance(x, Quotient) and x.op == "%" and x.right is y
 
 
 def _sole_atom(x: Expr) -> Expr | None:

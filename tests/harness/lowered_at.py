@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
-
-import torch
 
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Expr, Size, Sym, subs

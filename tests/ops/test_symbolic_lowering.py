@@ -51,7 +51,9 @@ class Row:
             return self.inputs(values)
         dtypes = [*self.dtypes, *[self.dtypes[-1]] * len(self.shapes)]
         made = [torch.randn([evaluate(n, values) for n in shape]) for shape in self.shapes]
-        return [t.to(dtype) if dtype.is_floating_point else (t * 3).to(dtype) for t, dtype in zip(made, dtypes)]
+        return [
+            t.to(dtype) if dtype.is_floating_point else (t * 3).to(dtype) for t, dtype in zip(made, dtypes)
+        ]
 
 
 def view(name, f, *shapes, **facts):
@@ -273,7 +275,9 @@ def symbolic(row: Row):
     """The aten graph of a row with symbols."""
     graph, _ = traced(row.f, *row.tensors(PRIMES))
     derived = {evaluate(e, PRIMES): e for e in row.derived}
-    return with_sizes(graph, lambda n: next((n // k * e for k, e in derived.items() if n and n % k == 0), symbol_of(n)))
+    return with_sizes(
+        graph, lambda n: next((n // k * e for k, e in derived.items() if n and n % k == 0), symbol_of(n))
+    )
 
 
 def steps(tensor):
