@@ -174,6 +174,14 @@ def static(e: Size) -> int:
     return e
 
 
+def all_static(*sizes: Size) -> tuple[int, ...]:
+    """Sizes that do not depend on symbols, as numbers. Raises NeedsFixedSize, for all symbols in them, if any does."""
+    symbols = frozenset().union(*map(free_syms, sizes))
+    if symbols:
+        raise NeedsFixedSize(f"fixed sizes are needed, not {', '.join(map(str, sizes))}", symbols)
+    return tuple(map(static, sizes))
+
+
 def bounds(e: Size) -> tuple[int, int]:
     """The inclusive range of `e`; not always the tightest."""
     return (e, e) if isinstance(e, int) else (e.lo, e.hi)
@@ -184,6 +192,38 @@ def likely(e: Size) -> int:
     if isinstance(e, int):
         return e
     return evaluate(e, {s: min(max(LIKELY, s.lo), s.hi) for s in free_syms(e)})
+
+
+def proves_le(a: Size, b: Size) -> bool:
+    """Whether `a <= b` whatever the symbols are; False also where that is not known."""
+    difference = b - a
+    return bounds(difference)[0] >= 0 or bounds(_from_zero(_without_quotients(difference)))[0] >= 0
+
+
+def is_one(size: Size) -> bool:
+    """Whether a size is 1. Raises NeedsFixedSize where that depends on symbols (`s - 1`)."""
+    return size == 1 if isinstance(size, int) else bounds(size)[0] < 2 and static(size) == 1
+
+
+def _from_zero(e: Size) -> Size:
+    """`e` over symbols that begin at 0: terms that cancel, as in s*t - s where t >= 1, are then together."""
+    return subs(e, {s: Sym(f"{s.name} - {s.lo}", 0, s.hi - s.lo) + s.lo for s in free_syms(e)})
+
+
+def _without_quotients(e: Size) -> Size:
+    """A multiple of `e`, or less than that, without quotients by numbers: x - k < k * (x // k) <= x."""
+    for monomial, coefficient in () if isinstance(e, int) else e.terms:
+        atom = monomial[0]
+        if (
+            len(monomial) == 1
+            and isinstance(atom, Quotient)
+            and atom.op == "//"
+            and isinstance(atom.right, int)
+        ):
+            k = atom.right
+            least = atom.left - k + 1 if coefficient > 0 else atom.left
+            return _without_quotients((e - coefficient * atom) * k + coefficient * least)
+    return e
 
 
 def free_syms(e: Size) -> frozenset[Sym]:

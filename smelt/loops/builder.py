@@ -9,7 +9,7 @@ import torch
 
 from smelt.costs import Costs
 from smelt.graph.ir import Line, TensorSpec
-from smelt.graph.sizes import Size, contiguous_stride
+from smelt.graph.sizes import Size, all_static, contiguous_stride
 from smelt.loops.dtypes import opmath, result_type
 from smelt.loops.ir import ReductionKind, Value
 from smelt.loops.tensor import (
@@ -19,6 +19,7 @@ from smelt.loops.tensor import (
     Insert,
     Load,
     Map,
+    Number,
     Place,
     Reduce,
     Scan,
@@ -142,7 +143,7 @@ class Builder:
         element; on a GPU one that is on the CPU."""
         if not isinstance(x, Tensor) or self.device.type != "cuda":
             return is_single(x)
-        return x.spec.device.type == "cpu"
+        return isinstance(x, Number) or x.spec.device.type == "cpu"
 
     def insert(
         self,
@@ -224,6 +225,14 @@ class Builder:
 def is_single(x: Operand) -> bool:
     """Whether an operand is a number, or a tensor of one element."""
     return not isinstance(x, Tensor) or all(size == 1 for size in x.shape)
+
+
+def broadcast_shape(shapes: Sequence[Sequence[Size]]) -> tuple[Size, ...]:
+    """What shapes are broadcast to that can be. Raises NeedsFixedSize where that depends on symbols."""
+    rank = max(map(len, shapes))
+    padded = [(*[1] * (rank - len(shape)), *shape) for shape in shapes]
+    wide = [dict.fromkeys(size for size in sizes if size != 1) for sizes in zip(*padded)]
+    return tuple([next(iter(sizes), 1) if len(sizes) < 2 else all_static(*sizes)[0] for sizes in wide])
 
 
 def broadcast(index: Index, shape: Sequence[Size]) -> Index:

@@ -119,7 +119,7 @@ class Tensor:
 
 @dataclass(eq=False)
 class Number(Tensor):
-    """A Python number that a call brings: in memory as a 0-d tensor, but promoted as the number it is."""
+    """A Python number that a call brings, in memory as a 0-d tensor, or its sizes give: promoted as the number it is."""
 
     @property
     def type(self) -> type:

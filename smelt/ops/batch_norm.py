@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 
-from smelt.graph.sizes import static
+from smelt.graph.sizes import Size, bounds, static
 from smelt.loops.builder import Builder, Operand
 from smelt.loops.dtypes import opmath
 from smelt.loops.ir import Value
 from smelt.loops.tensor import Tensor
-from smelt.loops.values import DIVISION, call
+from smelt.loops.values import DIVISION, call, cast
 from smelt.ops.layouts.meta import META, fresh, like, only, suggested_format
 from smelt.ops.norms import batch_norm_formula, batch_norm_training_layout, statistics_dtype
 from smelt.ops.recompute import Class
-from smelt.ops.reductions import count_of, dropped, moments
+from smelt.ops.reductions import as_number, count_of, dropped, moments, shared
 from smelt.ops.registry import declare, operator
 from smelt.ops.trace_rules import TraceRule
 from smelt.ops.views import reshape_index
@@ -47,13 +47,19 @@ def batch_norm(
         return None
     compute, dims = opmath(x.dtype), _others(x)
     center, variance, results = _normalised(b, x, weight, bias, eps)
-    count = static(count_of(x, dims))
-    unbiased = count / (count - 1) if count > 1 else float("nan")
+    count = count_of(x, dims)
 
-    def blended(of: Tensor, old: Tensor, factor: float, dtype: torch.dtype) -> Tensor:
+    def unbiased(v: Value) -> Value:
+        if isinstance(count, int) or bounds(count)[0] < 2:
+            fixed = static(count)
+            return v * (fixed / (fixed - 1) if fixed > 1 else float("nan"))
+        number = as_number(count, torch.float64)
+        return v * cast(number / (number - 1), v.dtype)
+
+    def blended(of: Tensor, old: Tensor, scaled: Callable[[Value], Value], dtype: torch.dtype) -> Tensor:
         new = dropped(b, of, dims, False)
         return b.pointwise(
-            lambda n, o: n * factor * momentum + o * (1 - momentum),
+            lambda n, o: scaled(n) * momentum + o * (1 - momentum),
             [new, old],
             compute,
             dtype,
@@ -61,7 +67,7 @@ def batch_norm(
             new.shape,
         )
 
-    mean = blended(center, running_mean, 1.0, b.spec[3].dtype)
+    mean = blended(center, running_mean, lambda v: v * 1.0, b.spec[3].dtype)
     return *results, mean, blended(variance, running_var, unbiased, b.spec[4].dtype)
 
 
@@ -147,7 +153,7 @@ def batch_norm_backward(
             operands += [x, center, total, dot]
         if weight is not None:
             operands.append(_column(b, weight, x))
-        count = static(count_of(x, dims))
+        count = count_of(x, dims)
         dx = b.pointwise(_gradient(training, count), operands, compute, b.spec[0].dtype, 6.0, x.shape)
     dweight = dropped(b, _times(b, dot, scale), dims, False) if mask[1] else None
     dbias = dropped(b, total, dims, False) if mask[2] else None
@@ -158,12 +164,12 @@ def batch_norm_backward(
     )
 
 
-def _gradient(training: bool, count: int) -> Callable[..., Value]:
+def _gradient(training: bool, count: Size) -> Callable[..., Value]:
     def f(g: Value, scale: Value, *others: Value) -> Value:
         rest = list(others)
         if training:
             v, m, total, dot = (rest.pop(0) for _ in range(4))
-            g = g - total * (1 / count) - (v - m) * (dot * (scale * scale * (1 / count)))
+            g = g - shared(total, count) - (v - m) * (dot * shared(scale * scale, count))
         return g * (scale * rest[0] if rest else scale)
 
     return f

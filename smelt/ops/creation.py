@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from smelt.graph.sizes import Expr, Size
 from smelt.loops.builder import Builder
 from smelt.loops.ir import Value
 from smelt.loops.tensor import Index, Load, Tensor
@@ -70,29 +71,32 @@ def scalar_tensor(b: Builder, value: float, **options: Any) -> Tensor:
     return full(b, (), value)
 
 
-@operator(aten.arange.default)
+@operator(aten.arange.default, takes_sizes=True)
 def arange_end(b: Builder, end: float, **options: Any) -> Tensor:
     """From 0 in steps of 1, `end` excluded."""
     return arange(b, 0, end)
 
 
-@operator(aten.arange.start)
-def arange_start(b: Builder, start: float, end: float, **options: Any) -> Tensor:
+@operator(aten.arange.start, takes_sizes=True)
+def arange_start(b: Builder, start: Size | float, end: float, **options: Any) -> Tensor:
     """In steps of 1, `end` excluded."""
     return arange(b, start, end)
 
 
-@operator(aten.arange.start_step)
-def arange(b: Builder, start: float, end: float, step: float = 1, **options: Any) -> Tensor:
+@operator(aten.arange.start_step, takes_sizes=True)
+def arange(
+    b: Builder, start: Size | float, end: Size | float, step: Size | float = 1, **options: Any
+) -> Tensor:
     """Floats are computed in float64 and rounded, as ATen does on CPU."""
     if not b.spec.dtype.is_floating_point:
-        if not isinstance(start, int) or not isinstance(step, int):
-            start, step = int(start), int(step)
-        return b.constant(lambda index: index_value(index[0] * step + start))
+        first, by = (int(n) if isinstance(n, float) else n for n in (start, step))
+        return b.constant(lambda index: index_value(index[0] * by + first))
+
+    def number(n: Size | float) -> Value | float:
+        return cast(index_value(n), torch.float64) if isinstance(n, Expr) else float(n)
 
     def value(index: Index) -> Value:
-        position = cast(index_value(index[0]), torch.float64)
-        return position * float(step) + float(start)
+        return cast(index_value(index[0]), torch.float64) * number(step) + number(start)
 
     return b.constant(value)
 

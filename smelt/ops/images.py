@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from smelt.graph.sizes import static
 from smelt.loops.builder import Builder, Operand
 from smelt.loops.tensor import Index, Tensor
 from smelt.loops.values import GATHER
@@ -75,7 +74,7 @@ def pixel_unshuffle(b: Builder, x: Tensor, factor: int) -> Tensor:
 @operator(aten.channel_shuffle.default)
 def channel_shuffle(b: Builder, x: Tensor, groups: int) -> Tensor:
     """One channel of each group after the other."""
-    each = static(x.shape[1]) // groups
+    each = x.shape[1] // groups
     return b.copy(x, x.shape, lambda i: (i[0], i[1] % groups * each + i[1] // groups, *i[2:]), GATHER)
 
 

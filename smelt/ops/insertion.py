@@ -18,7 +18,7 @@ from smelt.ops.layouts.meta import fresh
 from smelt.ops.recompute import Class
 from smelt.ops.registry import declare, operator
 from smelt.ops.trace_rules import TraceRule
-from smelt.ops.views import clamped, moved
+from smelt.ops.views import check_diagonal, clamped, moved, selected
 
 aten = torch.ops.aten
 
@@ -39,8 +39,8 @@ def slice_scatter(
     x: Tensor,
     source: Tensor,
     dim: int = 0,
-    start: int | None = None,
-    end: int | None = None,
+    start: Size | None = None,
+    end: Size | None = None,
     step: int = 1,
 ) -> Tensor:
     """x with `source` in the place of x[start:end:step] along `dim`."""
@@ -52,8 +52,8 @@ def _insert_slice(
     x: Tensor,
     source: Tensor,
     dim: int = 0,
-    start: int | None = None,
-    end: int | None = None,
+    start: Size | None = None,
+    end: Size | None = None,
     step: int = 1,
 ) -> Insert:
     dim %= len(x.shape)
@@ -64,7 +64,7 @@ def _insert_slice(
 
 @operator(aten.slice_backward.default)
 def slice_backward(
-    b: Builder, grad: Tensor, shape: Sequence[Size], dim: int, start: int, end: int, step: int
+    b: Builder, grad: Tensor, shape: Sequence[Size], dim: int, start: Size, end: Size, step: int
 ) -> Tensor | None:
     """Zeros with `grad` where the slice was; None for a step in the last dimension."""
     if step != 1 and dim % len(shape) == len(shape) - 1:  # gathers: ATen's copy into zeros is faster
@@ -72,7 +72,7 @@ def slice_backward(
     return _scatter(b, None, grad, _slice_part(b, grad, dim, start, step))
 
 
-def _slice_part(b: Builder, source: Tensor, dim: int, start: int | None, step: int) -> Part:
+def _slice_part(b: Builder, source: Tensor, dim: int, start: Size | None, step: int) -> Part:
     dim %= len(b.spec.shape)
     first = clamped(start or 0, b.spec.shape[dim])
     count = source.shape[dim]
@@ -88,14 +88,14 @@ def _slice_part(b: Builder, source: Tensor, dim: int, start: int | None, step: i
 
 
 @operator(aten.select_scatter.default)
-def select_scatter(b: Builder, x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
+def select_scatter(b: Builder, x: Tensor, source: Tensor, dim: int, index: Size) -> Tensor:
     """x with `source` in the place of x.select(dim, index)."""
     return _scatter(b, x, source, _select_part(b, dim, index))
 
 
-def _insert_selected(b: Builder, x: Tensor, source: Tensor, dim: int, index: int) -> Insert:
+def _insert_selected(b: Builder, x: Tensor, source: Tensor, dim: int, index: Size) -> Insert:
     dim %= len(x.shape)
-    place = index + x.shape[dim] if index < 0 else index
+    place = selected(index, x.shape[dim])
     return b.insert(
         x, source.shape, (source,), lambda load, i: load(source, i), lambda i: (*i[:dim], place, *i[dim:])
     )
@@ -106,14 +106,14 @@ declare(aten.select_scatter.default, insert=_insert_selected)
 
 
 @operator(aten.select_backward.default)
-def select_backward(b: Builder, grad: Tensor, shape: Sequence[Size], dim: int, index: int) -> Tensor:
+def select_backward(b: Builder, grad: Tensor, shape: Sequence[Size], dim: int, index: Size) -> Tensor:
     """Zeros with `grad` where the selected index was."""
     return _scatter(b, None, grad, _select_part(b, dim, index))
 
 
-def _select_part(b: Builder, dim: int, index: int) -> Part:
+def _select_part(b: Builder, dim: int, index: Size) -> Part:
     dim %= len(b.spec.shape)
-    at = index + b.spec.shape[dim] if index < 0 else index
+    at = selected(index, b.spec.shape[dim])
     return lambda i: [("eq", i[dim], at)], lambda i: (*i[:dim], *i[dim + 1 :])
 
 
@@ -136,6 +136,7 @@ def diagonal_backward(
 def _diagonal_part(b: Builder, source: Tensor, offset: int, dim1: int, dim2: int) -> Part:
     rank, count = len(b.spec.shape), source.shape[-1]
     row, column = dim1 % rank, dim2 % rank
+    check_diagonal(count, b.spec.shape[row], b.spec.shape[column], offset)
     top, left = max(-offset, 0), max(offset, 0)
 
     def inside(i: Index) -> list[tuple[str, Size, Size]]:

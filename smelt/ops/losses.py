@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
-from smelt.graph.sizes import numel, static
-from smelt.loops.builder import Builder
+from smelt.graph.sizes import Size, numel, proves_le, static
+from smelt.loops.builder import Builder, broadcast_shape
 from smelt.loops.dtypes import opmath
 from smelt.loops.ir import Value
 from smelt.loops.tensor import Index, Load, Map, Tensor
@@ -21,7 +20,7 @@ from smelt.loops.values import DIVISION, TRANSCENDENTAL, both, call, cast, compa
 from smelt.loops.values import index as index_value
 from smelt.ops.layouts.meta import fresh
 from smelt.ops.recompute import Class
-from smelt.ops.reductions import dims_of, finish
+from smelt.ops.reductions import dims_of, finish, shared
 from smelt.ops.registry import declare, operator
 
 aten = torch.ops.aten
@@ -38,22 +37,22 @@ declare(
 NONE, MEAN, SUM = range(3)  # ATen's numbers of the reductions
 
 
-def _share(x: Tensor, reduction: int) -> float:
-    """The factor of one element's loss in the result: 1 over the number of elements for a mean, else 1."""
-    return 1 / static(numel(x.shape)) if reduction == MEAN else 1.0
+def _parts(x: Tensor, reduction: int) -> Size:
+    """One element's loss is one of so many parts of the result: as many as there are elements for a mean, else 1."""
+    return numel(x.shape) if reduction == MEAN else 1
 
 
 def _reduced(
     b: Builder, f: Callable[..., Value], operands: Sequence[Tensor], reduction: int, cost: float
 ) -> Tensor:
     compute = opmath(b.spec.dtype)
-    shape = np.broadcast_shapes(*(tuple(map(static, t.shape)) for t in operands))  # torch's imports sympy
+    shape = broadcast_shape([t.shape for t in operands])
     if reduction == NONE:
         return b.pointwise(f, operands, compute, cost=cost)
     losses = b.pointwise(f, operands, compute, b.spec.dtype, cost, shape)
     total = b.reduce("sum", losses, dims_of(losses, None), False, compute)
-    share = _share(losses, reduction)
-    return finish(b, total, lambda v: v * share)
+    parts = _parts(losses, reduction)
+    return finish(b, total, lambda v: shared(v, parts))
 
 
 # ---- of the difference d = input - target: (loss, its slope)
@@ -119,8 +118,8 @@ def _of_difference(pair: Callable[..., Pair], forward: Any, backward: Any) -> No
         if 0 in args:
             return None
         _, f = pair(*args)
-        share, compute = _share(x, reduction), opmath(x.dtype)
-        return b.pointwise(lambda g, u, v: f(u - v) * share * g, [grad, x, target], compute, cost=5.0)
+        parts, compute = _parts(x, reduction), opmath(x.dtype)
+        return b.pointwise(lambda g, u, v: shared(f(u - v), parts) * g, [grad, x, target], compute, cost=5.0)
 
     declare(forward, lowering=loss)
     declare(backward, lowering=slope)
@@ -139,10 +138,10 @@ def binary_cross_entropy_backward(
     b: Builder, grad: Tensor, x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN
 ) -> Tensor:
     """(x - target) / (x * (1 - x)): the divisor has a lower bound, the loss a limit of -100 that has no slope."""
-    share = _share(x, reduction)
+    parts = _parts(x, reduction)
 
     def f(g: Value, u: Value, t: Value, *w: Value) -> Value:
-        slope = (u - t) / call("maximum", u * (1 - u), const(1e-12, u.dtype)) * g * share
+        slope = shared((u - t) / call("maximum", u * (1 - u), const(1e-12, u.dtype)) * g, parts)
         return slope * w[0] if w else slope
 
     operands = [grad, x, target] if weight is None else [grad, x, target, weight]
@@ -192,9 +191,9 @@ def soft_margin_loss(b: Builder, x: Tensor, target: Tensor, reduction: int = MEA
 @operator(aten.soft_margin_loss_backward.default)
 def soft_margin_loss_backward(b: Builder, grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
     """grad times the derivative of log(1 + exp(-target * x)) by x, which is -target * sigmoid(-target * x)."""
-    share = _share(x, reduction)
+    parts = _parts(x, reduction)
     return b.pointwise(
-        lambda g, u, t: -t * call("sigmoid", -t * u) * share * g,
+        lambda g, u, t: shared(-t * call("sigmoid", -t * u), parts) * g,
         [grad, x, target], opmath(x.dtype), cost=TRANSCENDENTAL + 4,
     )  # fmt: skip
 
@@ -282,7 +281,7 @@ def nll_loss_backward(
         at = (*i[:dim], *i[dim + 1 :])
         number, counts = there(load, at)
         hit: Value | None = compare("eq", index_value(i[dim]), number)
-        if 0 <= ignored < static(x.shape[dim]):
+        if ignored >= 0 and not proves_le(x.shape[dim], ignored):
             hit = both(hit, counts)
         assert hit is not None
         value = slope(load, at)

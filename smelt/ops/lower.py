@@ -7,7 +7,9 @@ stays an ATen call (`Extern`). Dead operators disappear.
 from __future__ import annotations
 
 import operator
+import re
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -18,11 +20,12 @@ from smelt.costs import Costs
 from smelt.graph.effects import effects, is_effectful
 from smelt.graph.ir import Graph, Node, NumberSpec, TensorSpec, argument_nodes
 from smelt.graph.kernel_calls import RUN_KERNEL_FUNCTIONAL
-from smelt.graph.sizes import bounds, contiguous_stride, numel
+from smelt.graph.sizes import Expr, Size, bounds, contiguous_stride, numel
 from smelt.graph.tree import leaves, map_leaves
 from smelt.loops.builder import Builder
 from smelt.loops.dtypes import LOWERABLE
 from smelt.loops.tensor import GAP, CopyBack, Extern, Insert, Map, Number, Program, Step, Stored, Tensor
+from smelt.loops.values import index as index_value
 from smelt.ops.overwritten import is_empty, overwriting
 from smelt.ops.raising import may_raise, must_run, numbers_to_fit
 from smelt.ops.registry import row
@@ -113,11 +116,15 @@ class _Lowerer:
             and torch.Tag.pointwise in node.target.tags
         ):
             args, kwargs = self.beside(node, args, kwargs)
+        numbers: list[Tensor] = []
+        if entry is not None and not row(node.target).takes_sizes:
+            args, kwargs, numbers = self.sizes_as_numbers(node, args, kwargs)
         if entry is not None and _lowerable(node, args, kwargs) and _takes_numbers(node, args, kwargs):
             builder = Builder(_short(node), node.spec, _device(node.spec), node.line, self.costs)
             result = entry(builder, *args, **kwargs)
             if result is not None and self.gives_what_is_used(node, result):
-                self.check_numbers(node, args, kwargs)
+                self.check_numbers(node, *given)
+                self.steps += numbers
                 return self.adopt(node, builder, result)
         return self.extern(node, *given)
 
@@ -141,6 +148,22 @@ class _Lowerer:
 
         changed: tuple[Any, Any] = map_leaves((args, kwargs), Tensor, moved)
         return changed
+
+    def sizes_as_numbers(self, node: Node, args: Any, kwargs: Any) -> tuple[Any, Any, list[Tensor]]:
+        """The arguments of a call, with a `Number` in place of each size of symbols that stands where a number is taken; and
+        these numbers."""
+        made: list[Tensor] = []
+
+        def number(size: Expr) -> Number:
+            spec, value = TensorSpec((), (), torch.int64, _device(node.spec)), index_value(size)
+            tensor = Number("size", spec, Map((), lambda load, index: value, 0.0), node.line, self.next())
+            made.append(tensor)
+            return tensor
+
+        takes = _numbers(node.target) if leaves([args, kwargs], Expr) else frozenset()
+        args = [number(x) if isinstance(x, Expr) and k in takes else x for k, x in enumerate(args)]
+        kwargs = {k: number(x) if isinstance(x, Expr) and k in takes else x for k, x in kwargs.items()}
+        return tuple(args), kwargs, made
 
     def gives_what_is_used(self, node: Node, result: Any) -> bool:
         """A lowering gives None for results that are normally dead; if one is not, ATen computes it."""
@@ -339,9 +362,20 @@ def with_number(op: Any, args: tuple[Any, ...]) -> Any:
         return op
     numbers = frozenset(
         i for i, (x, a) in enumerate(zip(args, op._schema.arguments))
-        if isinstance(x, int | float | complex) and isinstance(a.type, torch.TensorType)
+        if isinstance(x, int | float | complex | Expr) and isinstance(a.type, torch.TensorType)
     )  # fmt: skip
     return _number_overload(op, numbers) if numbers else op
+
+
+@cache
+def _numbers(op: Any) -> frozenset[int | str]:
+    """Positions and names of the arguments of an operator that a number may be given for, not as a size."""
+    arguments = op._schema.arguments if isinstance(op, OpOverload) else ()
+    found = [(k, a) for k, a in enumerate(arguments) if _NUMBER.fullmatch(str(a.type))]
+    return frozenset(key for k, a in found for key in (k, a.name))
+
+
+_NUMBER = re.compile(r"(Optional\[)?(number|float|Tensor)\]?")
 
 
 @cache
@@ -375,14 +409,18 @@ def _lowerable(node: Node, args: Any, kwargs: Any) -> bool:
     found = leaves([args, kwargs], (Tensor, complex))
     read = [t for t in found if isinstance(t, Tensor)]
     tensors = [t.spec for t in read]
-    if any(0 in s.shape for s in specs[:1] + tensors):
-        return node.target is aten.cat.default and 0 not in first.shape
+    if any(_may_be_empty(s.shape) for s in specs[:1] + tensors):
+        return node.target is aten.cat.default and not _may_be_empty(first.shape)
     if len(tensors) < len(found):
         return False
     beside = {id(t.spec) for t in read if _is_number_on_cpu(t)}
     return all(
         s.dtype in LOWERABLE and (s.device == first.device or id(s) in beside) for s in specs[:1] + tensors
     )
+
+
+def _may_be_empty(shape: Sequence[Size]) -> bool:
+    return 0 in shape or any(not isinstance(n, int) and bounds(n)[0] < 1 for n in shape)
 
 
 def _is_number_on_cpu(tensor: Tensor) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from smelt.graph.sizes import Size, numel, static
+from smelt.graph.sizes import Size, numel
 from smelt.loops.builder import Builder
 from smelt.loops.ir import Value
 from smelt.loops.tensor import Index, Load, Tensor
@@ -28,11 +28,9 @@ declare("flip roll repeat", linear=("self",))
 
 
 @operator(aten.cat.default, out=aten.cat.out)
-def cat(b: Builder, tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
-    """Empty vectors (shape (0,)) do not count, as in ATen; parts may differ in dtype. None for symbolic sizes."""
+def cat(b: Builder, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Empty vectors (shape (0,)) do not count, as in ATen; parts may differ in dtype."""
     parts = [t for t in tensors if t.shape != (0,)]
-    if not all(isinstance(s, int) for t in parts for s in t.shape):
-        return None
     dim %= len(b.spec.shape)
     parts = [t for t in parts if t.shape[dim] != 0]
     return _joined(b, parts, dim, [t.shape[dim] for t in parts], lambda i, at: (*i[:dim], at, *i[dim + 1 :]))
@@ -78,9 +76,9 @@ def _joined(
 
 
 @operator(aten.constant_pad_nd.default)
-def constant_pad_nd(b: Builder, x: Tensor, pad: Sequence[int], value: float = 0) -> Tensor:
+def constant_pad_nd(b: Builder, x: Tensor, pad: Sequence[Size], value: float = 0) -> Tensor:
     """`pad` lists (before, after) from the last dimension on; a negative number crops."""
-    before = [0] * len(x.shape)
+    before: list[Size] = [0] * len(x.shape)
     for k in range(len(pad) // 2):
         before[len(x.shape) - 1 - k] = pad[2 * k]
     after = [out - size - lo for out, size, lo in zip(b.spec.shape, x.shape, before)]
@@ -89,9 +87,9 @@ def constant_pad_nd(b: Builder, x: Tensor, pad: Sequence[int], value: float = 0)
     def body(load: Load, i: Index) -> Value:
         mask: Value | None = None
         for d, size in enumerate(x.shape):
-            if before[d]:
+            if before[d] != 0:
                 mask = both(mask, compare("ge", index_value(i[d]), index_value(before[d])))
-            if after[d]:
+            if after[d] != 0:
                 mask = both(mask, compare("lt", index_value(i[d]), index_value(before[d] + size)))
         at = tuple([0 if size == 1 else e - lo for e, size, lo in zip(i, x.shape, before)])
         if mask is None:
@@ -127,28 +125,28 @@ def rot90(b: Builder, x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Te
 
 
 @operator(aten.roll.default)
-def roll(b: Builder, x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
+def roll(b: Builder, x: Tensor, shifts: Sequence[Size], dims: Sequence[int] = ()) -> Tensor:
     """Element i is element (i - shift) % size of x; without `dims` the flattened tensor rolls."""
     if not dims:
         return _roll_flat(b, x, shifts[0])
-    shift = [0] * len(x.shape)
+    shift: list[Size] = [0] * len(x.shape)
     for s, d in zip(shifts, dims):
         shift[d] += s
 
     def index(i: Index) -> Index:
-        return tuple([(e - s) % n if s % n else e for e, s, n in zip(i, shift, x.shape)])
+        return tuple([(e - s) % n if s % n != 0 else e for e, s, n in zip(i, shift, x.shape)])
 
     return b.copy(x, x.shape, index)
 
 
-def _roll_flat(b: Builder, x: Tensor, shift: int) -> Tensor:
-    total = static(numel(x.shape))
+def _roll_flat(b: Builder, x: Tensor, shift: Size) -> Tensor:
+    total = numel(x.shape)
     flatten, unflatten = reshape_index((total,), x.shape), reshape_index(x.shape, (total,))
     return b.copy(x, x.shape, lambda i: unflatten(((flatten(i)[0] - shift) % total,)) if total != 1 else i)
 
 
 @operator(aten.repeat.default)
-def repeat(b: Builder, x: Tensor, repeats: Sequence[int]) -> Tensor:
+def repeat(b: Builder, x: Tensor, repeats: Sequence[Size]) -> Tensor:
     """Element i is element i % size of x; further repeats stand for new dimensions in front."""
     skip = len(repeats) - len(x.shape)
     return b.copy(

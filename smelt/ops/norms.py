@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import Node
-from smelt.graph.sizes import Size, contiguous_stride, static
+from smelt.graph.sizes import Size, contiguous_stride
 from smelt.loops.builder import Builder, Operand
 from smelt.loops.dtypes import opmath
 from smelt.loops.tensor import Tensor
@@ -162,7 +162,7 @@ def rms_norm(
     compute = opmath(x.dtype)
     dims = range(len(x.shape) - len(normalized), len(x.shape))
     squares = b.reduce("sum", x, dims, True, compute, lambda v: v * v)
-    count, small = static(count_of(x, dims)), torch.finfo(x.dtype).eps if eps is None else eps
+    count, small = count_of(x, dims), torch.finfo(x.dtype).eps if eps is None else eps
     variance = b.pointwise(lambda v: shared(v, count), [squares], compute, compute, 1.0, squares.shape)
     rstd = _rstd(b, variance, small)
     operands: list[Operand] = [x, rstd] if weight is None else [x, rstd, weight]

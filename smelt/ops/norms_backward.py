@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from smelt.graph.sizes import Size, contiguous_stride, static
+from smelt.graph.sizes import Size, contiguous_stride
 from smelt.loops.builder import Builder
 from smelt.loops.dtypes import opmath
 from smelt.loops.ir import Value
@@ -123,7 +123,7 @@ def _input(
     dims: Sequence[int],
     out: torch.dtype,
 ) -> Tensor:
-    count = static(count_of(h, dims))
+    count = count_of(h, dims)
     return b.pointwise(
         lambda u, v, scale, total, projected: (u - shared(total, count) - v * shared(projected, count)) * scale,
         [h, xhat, rstd, *sums], h.dtype, out, 6.0, h.shape,

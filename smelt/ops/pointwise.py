@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import Node, TensorSpec
+from smelt.graph.sizes import Expr, Size, bounds
 from smelt.loops.builder import Builder, Operand
 from smelt.loops.dtypes import floating, opmath, result_type
 from smelt.loops.ir import Value
@@ -150,8 +151,10 @@ def may_divide_by_zero(dtype: torch.dtype, divisor: Operand) -> bool:
     return not dtype.is_floating_point and (isinstance(divisor, Tensor) or _is_zero(divisor, dtype))
 
 
-def _is_zero(divisor: float, dtype: torch.dtype) -> bool:
-    """Whether a number is zero as an integer of `dtype`, which may leave out its upper bits."""
+def _is_zero(divisor: Size | float, dtype: torch.dtype) -> bool:
+    """Whether a number is zero, or may be, as an integer of `dtype`, which may leave out its upper bits."""
+    if isinstance(divisor, Expr):
+        return bounds(divisor)[0] < 1 or dtype not in (torch.bool, torch.int64)
     return divisor == 0 or (dtype is not torch.bool and int(divisor) % (1 << torch.iinfo(dtype).bits) == 0)
 
 

@@ -14,6 +14,7 @@ import torch
 
 from smelt.graph.effects import effects, is_effectful
 from smelt.graph.ir import Node, NumberSpec, argument_nodes
+from smelt.graph.sizes import Expr
 from smelt.ops.registry import REGISTRY, row
 from smelt.torch_private import OpOverload
 
@@ -36,16 +37,20 @@ def may_raise(node: Node) -> bool:
 def numbers_to_fit(
     node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[tuple[Any, torch.dtype]]:
-    """The numbers that a call brings to a node, where they may not fit the dtype that they are converted to, and that.
-    `args` and `kwargs` are the node's, or what stands for them."""
+    """The numbers that a call, or its sizes, bring to a node, where they may not fit the dtype that they are converted to,
+    and that. `args` and `kwargs` are the node's, or what stands for them."""
     found = row(node.target)
     does = effects(node.target)
     for name in found.fits.split():
         number = does.argument(name, node.args, node.kwargs) if name in does.names else None
-        if isinstance(number, Node) and isinstance(number.spec, NumberSpec):
+        is_number = isinstance(number, Node) and isinstance(number.spec, NumberSpec)
+        if is_number or isinstance(number, Expr):
             dtype = found.fits_in(node.spec.dtype, node.spec.device)
-            if dtype not in (torch.float64, torch.bool):
+            if dtype not in ((torch.float64, torch.bool) if is_number else _HOLD_SIZES):
                 yield does.argument(name, args, kwargs), dtype
+
+
+_HOLD_SIZES = (torch.float64, torch.float32, torch.bool, torch.int64)
 
 
 def unless_half(dtype: torch.dtype, device: torch.device) -> torch.dtype:

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
-from smelt.graph.sizes import Size, numel, static
-from smelt.loops.builder import Builder
+from smelt.graph.sizes import Size, all_static, bounds, is_one, numel
+from smelt.loops.builder import Builder, broadcast_shape
 from smelt.loops.dtypes import accumulation, opmath
 from smelt.loops.ir import ReductionKind, Value
 from smelt.loops.tensor import Index, Map, Tensor
-from smelt.loops.values import DIVISION, TRANSCENDENTAL, call, compare, const, test, where
+from smelt.loops.values import DIVISION, TRANSCENDENTAL, call, cast, compare, const, test, where
+from smelt.loops.values import index as index_value
 from smelt.ops.index_bounds import along, of_all
 from smelt.ops.layouts.meta import fresh, like, of_cpp
 from smelt.ops.recompute import Class
@@ -53,10 +53,23 @@ def count_of(x: Tensor, dims: Sequence[int]) -> Size:
     return numel([x.shape[d] for d in dims])
 
 
-def shared(v: Value, count: float) -> Value:
-    """`v / count` within rounding: a product, as quotients that are rounded correctly take time and registers on a GPU. A
-    count of zero divides: the result is NaN or infinite."""
-    return v * (1 / count) if count else v / count
+def shared(v: Value, count: Size, less: float = 0) -> Value:
+    """`v / (count - less)` within rounding: a product, as quotients that are rounded correctly take time and registers on a
+    GPU. A divisor of zero divides, and one below counts as zero: the result is NaN or infinite."""
+    if isinstance(count, int):
+        divisor = max(count - less, 0)
+        return v * (1 / divisor) if divisor else v / divisor
+    number = as_number(count, torch.float64)
+    if less:
+        number = number - less
+        if bounds(count)[0] <= less:
+            number = call("maximum", number, const(0, torch.float64))
+    return v * cast(1 / number, v.dtype)
+
+
+def as_number(size: Size, dtype: torch.dtype) -> Value:
+    """A size as a number of `dtype`, which a kernel computes."""
+    return cast(index_value(size), dtype)
 
 
 def finish(b: Builder, x: Tensor, f: Callable[..., Value] | None = None, cost: float = 1.0) -> Tensor:
@@ -102,10 +115,12 @@ def mean(
     """The sum, divided by the count before it is rounded: NaN over nothing. On a GPU ATen takes a product, too."""
     dims = dims_of(x, dim)
     total = b.reduce("sum", _converted(b, x), dims, keepdim, opmath(b.spec.dtype))
-    count = static(count_of(x, dims))
+    count = count_of(x, dims)
     if b.device.type != "cpu" and not b.spec.dtype.is_complex:
         return finish(b, total, lambda v: shared(v, count))
-    return finish(b, total, lambda v: v / count, DIVISION)
+    return finish(
+        b, total, lambda v: v / (count if isinstance(count, int) else as_number(count, v.dtype)), DIVISION
+    )
 
 
 @operator(aten.prod.default)
@@ -127,7 +142,7 @@ def vector_norm(
     b: Builder, x: Tensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Tensor:
     """The orders in `VECTOR_NORMS` as they stand there, others by powers; of one element its absolute value."""
-    if ord != 0 and count_of(x, dims_of(x, dim)) == 1:
+    if ord != 0 and is_one(count_of(x, dims_of(x, dim))):
         ord = 1  # as in ATen: no power that overflows
     kind, before, after, cost = VECTOR_NORMS.get(ord) or (
         "sum",
@@ -186,14 +201,16 @@ def norm_dtype(b: Builder, x: Tensor, p: float | None, *, dtype: torch.dtype) ->
 def dist(b: Builder, x: Tensor, y: Tensor, p: float = 2) -> Tensor:
     """The vector norm of order p of x - y."""
     compute = opmath(b.spec.dtype)
-    shape = tuple(np.broadcast_shapes(*(tuple(map(static, t.shape)) for t in (x, y))))
+    shape = broadcast_shape([x.shape, y.shape])
     return vector_norm(b, b.pointwise(lambda u, v: u - v, [x, y], compute, compute, 1.0, shape), p)
 
 
 @operator(aten.trace.default)
 def trace(b: Builder, x: Tensor) -> Tensor:
     """The sum of the diagonal, in float64 for floats as in ATen."""
-    diagonal = b.view(x, (min(static(s) for s in x.shape),), lambda i: (i[0], i[0]))
+    rows, columns = x.shape
+    size = rows if rows == columns else min(all_static(rows, columns))
+    diagonal = b.view(x, (size,), lambda i: (i[0], i[0]))
     return finish(b, b.reduce("sum", diagonal, (0,), False, accumulation(b.spec.dtype)))
 
 
@@ -311,7 +328,7 @@ def moments(
 ) -> tuple[Tensor, Tensor]:
     """(mean, variance) over `dims` in `compute`, dimensions kept. First about where the mean is, then the deviations from
     there, whose own mean corrects both (Chan, Golub and LeVeque, "Algorithms for computing the sample variance", 1983)."""
-    count, rough = static(count_of(x, dims)), opmath(x.dtype)
+    count, rough = count_of(x, dims), opmath(x.dtype)
     # Shared before they are added up: of the whole sum more might be infinite.
     about = b.reduce("sum", x, dims, True, rough, lambda v: shared(v, count))
     deviation = b.pointwise(lambda u, v: u - v, [x, about], compute, compute, 1.0, x.shape)
@@ -324,7 +341,7 @@ def moments(
 
     def variance(square: Value, left: Value) -> Value:
         exact = call("maximum", square - shared(left * left, count), const(0, compute))
-        return shared(exact, max(count - correction, 0))
+        return shared(exact, count, correction)
 
     return (
         b.pointwise(center, [about, rest], compute, compute, 3.0, about.shape),
@@ -362,7 +379,7 @@ def _running_mean(b: Builder, x: Tensor, mean: Tensor, dim: Dims) -> Tensor:
     def f(v: Value) -> Value:
         return where(test("isinf", v), const(math.nan, v.dtype), v)
 
-    if static(count_of(x, dims_of(x, dim))) == 1:
+    if is_one(count_of(x, dims_of(x, dim))):
         return b.cast(mean, x.dtype)
     return b.pointwise(f, [mean], mean.dtype, x.dtype, 2.0, mean.shape)
 

@@ -36,6 +36,7 @@ class Facts(TypedDict, total=False):
 
     lowering: Lowering | None
     takes_numbers: bool
+    takes_sizes: bool
     out: OpOverload | None
     insert: Lowering | None
     in_place: OpOverload | None
@@ -70,6 +71,7 @@ class Operator:
     Attributes:
         lowering: makes loops of it (docs/loops.md).
         takes_numbers: the lowering may be given a `Number` (whose value a call brings) where it takes a number.
+        takes_sizes: the lowering may be given a size that depends on symbols where it takes a number.
         out: an overload that computes into given memory, whatever its strides, with the very code of this one: no
             allocation and no page faults per call. (Many other `out=` overloads are generated: they copy.)
         insert: a lowering, of one that gives its first argument with something in some of its places, as `Insert`, for
@@ -112,6 +114,7 @@ class Operator:
 
     lowering: Lowering | None = None
     takes_numbers: bool = False
+    takes_sizes: bool = False
     out: OpOverload | None = None
     insert: Lowering | None = None
     in_place: OpOverload | None = None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import prod
-from operator import add
+from itertools import accumulate
+from operator import add, mul
 from typing import Any
 
 import torch
 
 from smelt.graph.ir import Node
-from smelt.graph.sizes import Size, bounds, contiguous_stride, numel, static
+from smelt.graph.sizes import Size, all_static, bounds, contiguous_stride, numel, proves_le, static
 from smelt.loops.builder import Builder, broadcast
 from smelt.loops.tensor import Index, Tensor
 from smelt.ops.layouts.meta import to_meta
@@ -73,7 +73,7 @@ def expand(b: Builder, x: Tensor, shape: Sequence[Size], *, implicit: bool = Fal
 
 @operator(aten.slice.Tensor)
 def slice_(
-    b: Builder, x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+    b: Builder, x: Tensor, dim: int = 0, start: Size | None = None, end: Size | None = None, step: int = 1
 ) -> Tensor:
     """Element i is element start + i * step, `start` clamped to 0..size; the node's shape tells where it ends."""
     dim %= len(x.shape)
@@ -82,10 +82,10 @@ def slice_(
 
 
 @operator(aten.select.int)
-def select(b: Builder, x: Tensor, dim: int, index: int) -> Tensor:
+def select(b: Builder, x: Tensor, dim: int, index: Size) -> Tensor:
     """A negative index counts from the end."""
     dim %= len(x.shape)
-    at = index + x.shape[dim] if index < 0 else index
+    at = selected(index, x.shape[dim])
     return b.view(x, b.spec.shape, _inserted(dim, at))
 
 
@@ -111,19 +111,21 @@ def squeeze(b: Builder, x: Tensor, dims: int | Sequence[int] | None = None) -> T
 
 
 @operator(aten.split.Tensor)
-def split(b: Builder, x: Tensor, size: int, dim: int = 0) -> tuple[Tensor, ...]:
+def split(b: Builder, x: Tensor, size: Size, dim: int = 0) -> tuple[Tensor, ...]:
     """Pieces of `size`; the last one may be smaller."""
     return _pieces(b, x, dim, [i * size for i in range(len(b.spec))])
 
 
 @operator(aten.split_with_sizes.default)
-def split_with_sizes(b: Builder, x: Tensor, sizes: Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
+def split_with_sizes(b: Builder, x: Tensor, sizes: Sequence[Size], dim: int = 0) -> tuple[Tensor, ...]:
     """Pieces of the given sizes, one after the other."""
     return _pieces(b, x, dim, [sum(sizes[:i]) for i in range(len(sizes))])
 
 
-def _pieces(b: Builder, x: Tensor, dim: int, starts: Sequence[int]) -> tuple[Tensor, ...]:
+def _pieces(b: Builder, x: Tensor, dim: int, starts: Sequence[Size]) -> tuple[Tensor, ...]:
     dim %= len(x.shape)
+    if sum((spec.shape[dim] for spec in b.spec), 0) != x.shape[dim]:
+        static(x.shape[dim])  # how many pieces there are depends on it
     return tuple(
         b.view(x, spec.shape, moved(dim, partial(add, start))) for spec, start in zip(b.spec, starts)
     )
@@ -133,6 +135,7 @@ def _pieces(b: Builder, x: Tensor, dim: int, starts: Sequence[int]) -> tuple[Ten
 def unbind(b: Builder, x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     """One view for each index along `dim`, without that dimension."""
     dim %= len(x.shape)
+    static(x.shape[dim])
     return tuple(b.view(x, spec.shape, _inserted(dim, at)) for at, spec in enumerate(b.spec))
 
 
@@ -141,6 +144,7 @@ def diagonal(b: Builder, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 
     """Positions along the diagonal are the last dimension; a positive offset is above the main diagonal."""
     rank = len(x.shape)
     row, column = dim1 % rank, dim2 % rank
+    check_diagonal(b.spec.shape[-1], x.shape[row], x.shape[column], offset)
 
     def index(i: Index) -> Index:
         rest = iter(i[:-1])
@@ -191,10 +195,29 @@ def _addresses(x: Tensor) -> Callable[[Size], Index] | None:
     return decode
 
 
-def clamped(position: int, size: Size) -> int:
+def clamped(position: Size, size: Size) -> Size:
     """A start of a slice as Python reads it: from the end if negative, then within 0..size."""
-    length = static(size)
-    return max(0, min(position + length if position < 0 else position, length))
+    if isinstance(position, int) and position < 0:
+        position = position + size
+    if proves_le(0, position) and proves_le(position, size):
+        return position
+    place, length = all_static(position, size)
+    return max(0, min(place, length))
+
+
+def selected(index: Size, size: Size) -> Size:
+    """An index as Python reads it: from the end if negative, within 0..size - 1."""
+    at = index + size if isinstance(index, int) and index < 0 else index
+    if not (proves_le(0, at) and proves_le(at + 1, size)):
+        all_static(at, size)  # of numbers it is known
+    return at
+
+
+def check_diagonal(count: Size, rows: Size, columns: Size, offset: int) -> None:
+    """Raises NeedsFixedSize where it depends on symbols which of rows and columns end a diagonal of `count` elements."""
+    ends = rows - max(-offset, 0), columns - max(offset, 0)
+    if count not in ends or not all(proves_le(count, end) for end in ends):
+        all_static(rows, columns)
 
 
 def _inserted(dim: int, at: Size) -> Callable[[Index], Index]:
@@ -239,20 +262,32 @@ def _decode(position: Size, dims: Sequence[int], shape: Sequence[Size], out: lis
 
 
 def _matched(old: Sequence[Size], new: Sequence[Size]) -> list[tuple[list[int], list[int], tuple[Size, ...]]]:
+    """Groups end where as many elements stand before in both shapes, or behind: equal products are the same object. So it
+    is known of symbols, too, that (s, t, 64) and (s*t, 64) have their last dimension in common."""
     sources = [d for d, s in enumerate(old) if s != 1]
     targets = [d for d, s in enumerate(new) if s != 1]
-    if not all(isinstance(s, int) for s in (*old, *new)):
-        return [(sources, targets, contiguous_stride([new[d] for d in targets]))] if sources else []
+    left, right = [old[d] for d in sources], [new[d] for d in targets]
     groups = []
-    while sources:
-        left, right = [sources.pop(0)], [targets.pop(0)]
-        while (a := prod([static(old[d]) for d in left])) != (z := prod([static(new[d]) for d in right])):
-            if a < z:
-                left.append(sources.pop(0))
-            else:
-                right.append(targets.pop(0))
-        groups.append((left, right, contiguous_stride([new[d] for d in right])))
+    i = j = 0
+    for end, to in _common_ends(left, right):
+        strides = contiguous_stride(right[j:to])
+        groups.append((sources[i:end], targets[j:to], strides))
+        i, j = end, to
     return groups
+
+
+def _common_ends(left: Sequence[Size], right: Sequence[Size]) -> list[tuple[int, int]]:
+    if not left:
+        return []
+    front, back = list(accumulate(left, mul)), list(accumulate(reversed(left), mul))
+    before: dict[Size, int] = {product: j for j, product in enumerate(accumulate(right, mul), 1)}
+    behind: dict[Size, int] = {n: len(right) - j for j, n in enumerate(accumulate(reversed(right), mul), 1)}
+    ends = [(0, 0)]
+    for i in range(1, len(left)):
+        j = before.get(front[i - 1]) or behind.get(back[-1 - i], 0)
+        if ends[-1][1] < j < len(right):
+            ends.append((i, j))
+    return [*ends[1:], (len(left), len(right))]
 
 
 # ---- shapes on a CPU

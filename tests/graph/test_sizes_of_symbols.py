@@ -1,0 +1,84 @@
+"""Sizes that depend on symbols: what is known of them, and what must be."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smelt.errors import NeedsFixedSize
+from smelt.graph.sizes import Sym, all_static, bounds, evaluate, is_one, proves_le, subs
+
+s, t = Sym("s", 2), Sym("t", 2)
+i, j = Sym("i", 0, 1 << 40), Sym("j", 0, 99)
+
+
+def test_what_is_at_most_what():
+    assert proves_le(2, s) and proves_le(1, s - 1) and proves_le(s, s + t) and proves_le(s, s * t)
+    assert proves_le(s - 1, s) and not proves_le(s, s - 1)
+    assert not proves_le(3, s) and not proves_le(s, 1000) and not proves_le(s, t)
+    assert proves_le(3, 4) and not proves_le(4, 3)
+
+
+def test_quotients_are_at_most_what_is_divided():
+    assert proves_le(s // 2, s) and proves_le(2 * (s // 2), s) and not proves_le(s, 2 * (s // 2))
+    assert proves_le(s, 2 * ((s + 1) // 2)) and proves_le(2 * ((s + 1) // 2), s + 1)
+    assert not proves_le(2 * ((s + 1) // 2), s)
+    assert proves_le(s // 3 * 2 + s // 3, s) and proves_le(s // 2 + s // 2, s)
+
+
+def test_a_size_that_may_be_one_is_asked_for():
+    assert is_one(1) and not is_one(2) and not is_one(s) and not is_one(3 * s - 1)
+    with pytest.raises(NeedsFixedSize) as raised:
+        is_one(s - 1)
+    assert raised.value.symbols == {s}
+
+
+def test_all_symbols_that_are_in_the_way_are_named():
+    assert all_static(3, 4) == (3, 4)
+    with pytest.raises(NeedsFixedSize) as raised:
+        all_static(3, s, t - 1)
+    assert raised.value.symbols == {s, t}
+
+
+numbers = st.tuples(st.integers(2, 9), st.integers(2, 9), st.integers(0, 200), st.integers(0, 99))
+syms = st.sampled_from([s, t, i, j])
+expressions = st.recursive(
+    st.one_of(st.integers(-9, 9), syms),
+    lambda e: st.one_of(
+        st.tuples(st.sampled_from("+-*"), e, e),
+        st.tuples(
+            st.sampled_from("/%"),
+            e,
+            st.one_of(st.integers(1, 9), st.sampled_from([s, t, s * t, s + 1, 4 * t])),
+        ),
+    ),
+    max_leaves=9,
+)
+
+
+def build(tree, values):
+    """The value of a random tree over whatever `values` maps the symbols to."""
+    if not isinstance(tree, tuple):
+        return subs(tree, values)
+    op, a, b = tree
+    a, b = build(a, values), build(b, values)
+    return (
+        a + b if op == "+" else a - b if op == "-" else a * b if op == "*" else a // b if op == "/" else a % b
+    )
+
+
+@settings(max_examples=400, deadline=None)
+@given(expressions, numbers)
+def test_simplified_expressions_keep_their_value(tree, numbers):
+    values = dict(zip((s, t, i, j), numbers))
+    e, expected = build(tree, {}), build(tree, values)
+    assert evaluate(e, values) == expected == subs(e, values)
+    assert bounds(e)[0] <= expected <= bounds(e)[1]
+
+
+@settings(max_examples=300, deadline=None)
+@given(expressions, expressions, numbers)
+def test_what_is_proved_holds(a, b, numbers):
+    a, b = build(a, {}), build(b, {})
+    values = dict(zip((s, t, i, j), numbers))
+    if proves_le(a, b):
+        assert evaluate(a, values) <= evaluate(b, values)
