@@ -15,11 +15,12 @@ from typing import Any
 import torch
 
 from smelt import _native
+from smelt.errors import NeedsFixedSize
 from smelt.graph.at_sizes import at_sizes
 from smelt.graph.graph_function import Compiled
 from smelt.graph.interpreter import run
 from smelt.graph.ir import Graph
-from smelt.graph.sizes import NeedsFixedSize, Sym, bounds
+from smelt.graph.sizes import Sym, bounds
 from smelt.runtime.forks import SIZES, hold_at_fork
 from smelt.trace.traced import SizeInput
 from smelt.trace.views import freely_written

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from math import gcd, prod
 from typing import Any
 
+from smelt.errors import NeedsFixedSize
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Expr, NeedsFixedSize, Size, Sym, evaluate, free_syms
+from smelt.graph.sizes import Expr, Size, Sym, evaluate, free_syms
 from smelt.graph.specs import make_spec
 
 COUNT = 3
@@ -183,5 +184,3 @@ def _total(sizes: Iterable[Size]) -> Size:
     for size in sizes:
         total = total + size
     return total
-
-

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
+from smelt.errors import NeedsFixedSize
 from smelt.graph.assignments import COUNT, Candidates, at, candidates_of, products, spec_at, syms_of
-from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Expr, NeedsFixedSize, Size, Sym, contiguous_stride, free_syms
-from smelt.graph.specs import empty_like_spec, make_spec
 from smelt.graph.effects import effects
+from smelt.graph.ir import TensorSpec
+from smelt.graph.sizes import Expr, Size, Sym, contiguous_stride, free_syms
+from smelt.graph.specs import empty_like_spec, make_spec
 from smelt.ops.layouts import on_metas
 from smelt.ops.recompute import Class
 from smelt.ops.registry import row
@@ -24,7 +25,20 @@ from smelt.torch_private import OpOverload
 _META = torch.device("meta")
 
 # Sizes of their results are quotients, which a multiple of a size may resemble.
-_DIVIDING = ("conv", "pool", "unfold", "im2col", "col2im", "upsample", "grid", "fft", "stft", "chunk", "split", "slice")
+_DIVIDING = (
+    "conv",
+    "pool",
+    "unfold",
+    "im2col",
+    "col2im",
+    "upsample",
+    "grid",
+    "fft",
+    "stft",
+    "chunk",
+    "split",
+    "slice",
+)
 # What these do is right, or an error under every assignment, for all sizes from 2 on. Of all others the
 # sizes are required to be at least the smallest ones that were tried.
 _SAFE_CLASSES = (
@@ -32,12 +46,76 @@ _SAFE_CLASSES = (
     Class.SCAN, Class.PRODUCT,
 )  # fmt: skip
 _SAFE = frozenset(
-    "view _unsafe_view _reshape_alias expand permute transpose t unsqueeze squeeze slice select alias detach unbind cat stack "
-    "clone copy copy_ contiguous index_select embedding slice_scatter select_scatter split_with_sizes split split.Tensor "
-    "arange empty zeros ones full rand randn empty_like zeros_like ones_like full_like rand_like randn_like fill fill_ zero_ "
-    "_to_copy tril triu where masked_fill bernoulli native_dropout scalar_tensor lift_fresh_copy "
-    "_softmax _log_softmax native_layer_norm _fused_rms_norm mm bmm addmm baddbmm matmul linear mean sum amax amin "
-    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_attention_math_for_mps".split()
+    [
+        "view",
+        "_unsafe_view",
+        "_reshape_alias",
+        "expand",
+        "permute",
+        "transpose",
+        "t",
+        "unsqueeze",
+        "squeeze",
+        "slice",
+        "select",
+        "alias",
+        "detach",
+        "unbind",
+        "cat",
+        "stack",
+        "clone",
+        "copy",
+        "copy_",
+        "contiguous",
+        "index_select",
+        "embedding",
+        "slice_scatter",
+        "select_scatter",
+        "split_with_sizes",
+        "split",
+        "split.Tensor",
+        "arange",
+        "empty",
+        "zeros",
+        "ones",
+        "full",
+        "rand",
+        "randn",
+        "empty_like",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "rand_like",
+        "randn_like",
+        "fill",
+        "fill_",
+        "zero_",
+        "_to_copy",
+        "tril",
+        "triu",
+        "where",
+        "masked_fill",
+        "bernoulli",
+        "native_dropout",
+        "scalar_tensor",
+        "lift_fresh_copy",
+        "_softmax",
+        "_log_softmax",
+        "native_layer_norm",
+        "_fused_rms_norm",
+        "mm",
+        "bmm",
+        "addmm",
+        "baddbmm",
+        "matmul",
+        "linear",
+        "mean",
+        "sum",
+        "amax",
+        "amin",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_attention_math_for_mps",
+    ]
 )
 
 
@@ -168,7 +246,11 @@ class _Fit:
             if any(b is None or b[1] is not back[0][1] for b in back):  # type: ignore[index]
                 raise self.refuse("whether it gives its argument back")
             return back[0][1]  # type: ignore[index]
-        if len({(m.dtype, m.dim(), m.is_conj(), m.is_neg()) for m in metas}) != 1 or metas[0].is_conj() or metas[0].is_neg():
+        if (
+            len({(m.dtype, m.dim(), m.is_conj(), m.is_neg()) for m in metas}) != 1
+            or metas[0].is_conj()
+            or metas[0].is_neg()
+        ):
             raise self.refuse("the dtype")
         shape = tuple(self.size(values) for values in zip(*(m.size() for m in metas)))
         strides = list(zip(*(m.stride() for m in metas)))

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from smelt.errors import SmeltError, Unsupported
+from smelt.errors import NeedsFixedSize, SmeltError, Unsupported
 from smelt.graph.assignments import syms_of
 from smelt.graph.ir import Node, TensorSpec
-from smelt.graph.sizes import NeedsFixedSize, Size, Sym, contiguous_stride, free_syms
+from smelt.graph.sizes import Size, Sym, contiguous_stride, free_syms
 from smelt.graph.specs import make_spec, spec_of
 from smelt.graph.tree import leaves
 from smelt.reasons import ANOTHER_TRACER, DATA_DEPENDENT, TENSOR_SUBCLASS, UNSUPPORTED_OBJECT, Reason
@@ -217,7 +217,9 @@ class Storages:
 
     def __init__(self) -> None:
         self._meta: dict[int, torch.UntypedStorage] = {}
-        self._symbolic: dict[int, frozenset[Sym]] = {}  # storages that one tensor alone may look at, and its symbols
+        self._symbolic: dict[
+            int, frozenset[Sym]
+        ] = {}  # storages that one tensor alone may look at, and its symbols
 
     def elem_like(self, real: torch.Tensor) -> torch.Tensor:
         """A meta tensor laid out as `real`, on the meta storage that stands for `real`'s storage."""
@@ -231,13 +233,16 @@ class Storages:
         elem = torch.empty(0, dtype=real.dtype, device="meta")
         return elem.set_(meta, real.storage_offset(), real.size(), real.stride()).data  # not written yet
 
-
     def elem_of(self, real: torch.Tensor, sizes: Mapping[int, Any]) -> torch.Tensor:
         """A meta tensor like `real` whose dimensions in `sizes` are these symbolic numbers, on a storage of its own. Raises
         NeedsFixedSize where `real` is not row-major from the start of its storage, or shares it."""
         syms = frozenset().union(*(free_syms(size_of(n)) for n in sizes.values()))
         key = real.untyped_storage()._cdata
-        if not real.is_contiguous() or real.storage_offset() or real.stride() != contiguous_stride(real.size()):
+        if (
+            not real.is_contiguous()
+            or real.storage_offset()
+            or real.stride() != contiguous_stride(real.size())
+        ):
             raise NeedsFixedSize("an input is not laid out row by row from the start of its storage", syms)
         if key in self._symbolic or key in self._meta:
             raise NeedsFixedSize("inputs share memory", syms | self._symbolic.get(key, frozenset()))

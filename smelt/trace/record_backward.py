@@ -13,9 +13,8 @@ import torch
 from torch.autograd import forward_ad
 from torch.autograd.graph import GradientEdge
 
-from smelt.errors import Unsupported
+from smelt.errors import NeedsFixedSize, Unsupported
 from smelt.graph.ir import Line
-from smelt.graph.sizes import NeedsFixedSize
 from smelt.graph.specs import empty_like_spec
 from smelt.torch_private import DisableTorchDispatch, run_engine
 from smelt.trace.backward_rules import replaced

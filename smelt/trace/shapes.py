@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from smelt.errors import Unsupported
+from smelt.errors import NeedsFixedSize, Unsupported
 from smelt.graph import specs
 from smelt.graph.assignments import syms_of, values_of
 from smelt.graph.effects import DeclaredResult, Effects
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Expr, NeedsFixedSize, Sym
+from smelt.graph.sizes import Expr, Sym
 from smelt.graph.specs import spec_of
 from smelt.graph.tree import leaves
 from smelt.ops import results
@@ -240,7 +240,9 @@ class _FirstCall:
             name, position = self._place(item)
             return Part("same", item.spec, name, position)
         if not isinstance(item, TensorSpec):
-            raise NeedsFixedSize(f"{self.func} gives a number", symbols_in((self.args, self.kwargs), self._spec_of))
+            raise NeedsFixedSize(
+                f"{self.func} gives a number", symbols_in((self.args, self.kwargs), self._spec_of)
+            )
         if result.kind != "view":
             return Part("fresh", item)
         source = self.info.argument(result.arg, self.args, self.kwargs)

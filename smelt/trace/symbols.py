@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from smelt.errors import Unsupported
+from smelt.errors import NeedsFixedSize, Unsupported
 from smelt.graph.ir import TensorSpec
 from smelt.graph.numbers import OPERATIONS, Expression, Number, Table, leaves
-from smelt.graph.sizes import Expr, NeedsFixedSize, Quotient, Size, Sym, bounds, free_syms
+from smelt.graph.sizes import Expr, Quotient, Size, Sym, bounds, free_syms
 from smelt.trace.size_numbers import COMPARED, computed, decided, reduced
 
 MAX_SIZE = 100  # operations of an expression; a larger one is pinned
@@ -90,6 +90,10 @@ class Symbols:
         self._sizes[sym] = Symbol(self, self._table.leaf(key), value, sym)
         return _wrapped(self._sizes[sym])
 
+    def require_equal(self, key: Any, other: Any) -> None:
+        """The numbers found at both places are equal at each call."""
+        self._require(self._table.call("eq", self._table.leaf(key), self._table.leaf(other)), True)
+
     def symbol(self, value: Any) -> Symbol:
         """`value` (symbolic or not) as an operand."""
         if type(value) in NUMBERS:
@@ -107,7 +111,9 @@ class Symbols:
 
     def _made_of_size(self, size: Expr) -> Symbol:
         if isinstance(size, Quotient):
-            total = self._plainly("floordiv" if size.op == "//" else "mod", *map(self.of_size, (size.left, size.right)))
+            total = self._plainly(
+                "floordiv" if size.op == "//" else "mod", *map(self.of_size, (size.left, size.right))
+            )
             return Symbol(self, total.expression, total.value, size)
         total = self.symbol(size.const)
         for i, (monomial, coefficient) in enumerate(size.terms):
@@ -141,7 +147,9 @@ class Symbols:
         if answer is None:
             left, right = map(self.of_size, key[1:])
             value: bool = OPERATIONS[op].function(left.value, right.value)
-            answer = self._decided[key] = self.decide(self._table.call(op, left.expression, right.expression), value)
+            answer = self._decided[key] = self.decide(
+                self._table.call(op, left.expression, right.expression), value
+            )
         return answer
 
     def at_least(self, size: Size, least: int) -> None:
