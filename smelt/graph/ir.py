@@ -2,7 +2,8 @@
 
 What always holds (see `verify`): placeholders come first, one `output` node is last, every argument node stands before
 its user, names are unique and valid Python identifiers. `Node.spec` describes what the node returns: a `TensorSpec`, a
-tuple of specs for several results, or None for what is not a tensor.
+tuple of specs for several results, or None for what is not a tensor. Each symbol of a size is the size of some dimension
+of a placeholder.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import torch
 
 from smelt.graph.ir import Graph, Line, Node, TensorSpec, argument_nodes
 from smelt.graph.sizes import contiguous_stride
+from smelt.graph.symbols import dimensions, symbols_in
 from smelt.torch_private import VF, OpOverload, functions_of_c, functions_of_nn, variable_functions
 
 _MAX_PRINTED_CONSTANT = 64
@@ -58,8 +59,11 @@ def python_source(graph: Graph, comments: bool = True) -> PythonSource:
     head = ["import operator", "", "import torch", ""]
     head += _constants(graph, names)
     body = _body(graph, names, comments)
+    used = set(symbols_in(n for n in graph.nodes if n.op != "placeholder"))
+    bound = dimensions(graph.placeholders)
+    sizes = [f"{s} = {bound[s][0]}.size({bound[s][1]})" for s in sorted(used & bound.keys(), key=str)]
     parameters = ", ".join(n.name for n in graph.placeholders)
-    source = "\n".join([*head, "", f"def forward({parameters}):", *(f"    {line}" for line in body), ""])
+    source = "\n".join([*head, "", f"def forward({parameters}):", *(f"    {line}" for line in [*sizes, *body]), ""])
     return PythonSource(source, names)
 
 

@@ -8,6 +8,7 @@ import operator
 from smelt.errors import VerificationError
 from smelt.graph.effects import effects
 from smelt.graph.ir import Graph, Node, argument_nodes
+from smelt.graph.symbols import dimensions, symbols_in
 from smelt.torch_private import OpOverload
 
 
@@ -24,6 +25,7 @@ def verify(graph: Graph, functional: bool = False) -> None:
                 raise VerificationError(f"{node.name} uses {argument.name}, which does not stand before it")
         _verify_target(graph, node)
         defined.add(node)
+    _verify_symbols(graph)
     if functional:
         _verify_functional(graph)
 
@@ -58,6 +60,12 @@ def _verify_target(graph: Graph, node: Node) -> None:
         aten = isinstance(node.target, OpOverload) or node.target is operator.getitem
         if graph.level == "aten" and not aten:
             raise VerificationError(f"{node.name}: {node.target!r} is no ATen operator")
+
+
+def _verify_symbols(graph: Graph) -> None:
+    unbound = set(symbols_in(graph.nodes)) - dimensions(graph.placeholders).keys()
+    if unbound:
+        raise VerificationError(f"{min(s.name for s in unbound)} is the size of no placeholder's dimension")
 
 
 def _verify_functional(graph: Graph) -> None:

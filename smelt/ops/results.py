@@ -8,8 +8,9 @@ import torch
 
 from smelt.graph.ir import Node, NumberSpec, TensorSpec
 from smelt.graph.specs import empty_like_spec, spec_of
-from smelt.graph.tree import leaves
+from smelt.graph.tree import leaves, map_leaves
 from smelt.ops.layouts import on_metas
+from smelt.ops.symbolic_results import results, symbols_in
 
 _RESULTS: dict[Any, Any] = {}
 _META = torch.device("meta")
@@ -30,8 +31,32 @@ def result_spec(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if found is None:
         device = _device_of([args, kwargs]) or torch.device("cpu")
         with torch.no_grad():
+            if symbols_in((args, kwargs), _spec_of_node):
+                found = _RESULTS[key] = _symbolic(op, args, kwargs, device)
+                return found
             found = _RESULTS[key] = _specs(on_metas(op, _meta(args), _meta(kwargs), device), device)
     return found
+
+
+def _spec_of_node(value: Any) -> TensorSpec | None:
+    return value.spec if isinstance(value, Node) and isinstance(value.spec, TensorSpec) else None
+
+
+def _symbolic(op: Any, args: Any, kwargs: dict[str, Any], device: torch.device) -> Any:
+    args, kwargs = _numbers(args), _numbers(kwargs)
+    found = map_leaves(results(op, args, kwargs, device, _spec_of_node), Node, lambda n: n.spec)
+    return tuple(found) if isinstance(found, list) else found
+
+
+def _numbers(value: Any) -> Any:
+    """Arguments as `_meta` has them, but for nodes of tensors."""
+    if isinstance(value, Node):
+        return _meta(value) if isinstance(value.spec, NumberSpec) else value
+    if isinstance(value, (list, tuple)):
+        return [_numbers(v) for v in value]
+    if isinstance(value, dict):
+        return {k: _META if k == "device" and v is not None else _numbers(v) for k, v in value.items()}
+    return value
 
 
 def _key(value: Any) -> Any:

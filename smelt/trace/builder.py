@@ -10,6 +10,7 @@ from smelt.graph.ir import Graph, Line, Node, OpKind
 from smelt.trace.arguments import Args, Kwargs
 
 _RESERVED = set(keyword.kwlist) | {"torch", "getattr", "operator", "inf", "nan", "device", "output"}
+_RESERVED |= {f"s{i}" for i in range(24)}  # symbols of sizes
 
 
 class Builder:

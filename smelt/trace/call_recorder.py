@@ -12,6 +12,7 @@ from torch.autograd.forward_ad import enter_dual_level
 
 from smelt.graph import torch_settings
 from smelt.graph.ir import Node
+from smelt.graph.sizes import NeedsFixedSize
 from smelt.reasons import TENSOR_SUBCLASS, UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
 from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction, is_functorch_wrapped_tensor
 from smelt.trace.arguments import LEAF_TYPES, Args, Kwargs, Unnameable, other_argument
@@ -116,6 +117,8 @@ class CallRecorder:
         if call.modes:
             raise call.unsupported(UNSUPPORTED_CALL, f"{name_of(target)} under a mode of the user's")
         symbols = self._numbers.symbols
+        if self._numbers.sizes:
+            raise NeedsFixedSize(f"{name_of(target)} beside symbolic sizes", self._numbers.sizes)
         refusal = PlainNumbersOnly(Reason(UNSUPPORTED_OBJECT, "a number that changes from call to call"))
         if symbols is not None and target.is_checkpoint:
             raise refusal

@@ -3,20 +3,24 @@
 A `FakeTensor` is a `torch.Tensor` subclass over a meta tensor (`elem`) that claims to live on a logical device. Shapes,
 strides, aliasing, version counters and autograd are torch's own. What always holds: a fake and its `elem` share one meta
 storage, two fakes alias exactly when the tensors they stand for do, and `spec` (interned: equal specs are one object)
-describes it until an operator changes its metadata in place.
+describes it until an operator changes its metadata in place. Where sizes are symbolic, those of `elem` are `torch.SymInt`s
+around our symbols, and those of `spec` are the sizes that they hold.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
 from smelt.errors import SmeltError, Unsupported
+from smelt.graph.assignments import syms_of
 from smelt.graph.ir import Node, TensorSpec
-from smelt.graph.specs import spec_of
+from smelt.graph.sizes import NeedsFixedSize, Size, Sym, contiguous_stride, free_syms
+from smelt.graph.specs import make_spec, spec_of
 from smelt.graph.tree import leaves
 from smelt.reasons import ANOTHER_TRACER, DATA_DEPENDENT, TENSOR_SUBCLASS, UNSUPPORTED_OBJECT, Reason
 from smelt.torch_private import (
@@ -29,6 +33,7 @@ from smelt.torch_private import (
 )
 from smelt.trace.arguments import Args
 from smelt.trace.plain_classes import PLAIN_TYPES, is_plain_subclass
+from smelt.trace.symbols import own, size_of
 
 _TRACERS = "torch._subclasses."  # has torch's fake and functional tensors
 
@@ -65,7 +70,7 @@ class FakeTensor(torch.Tensor):
         """Metadata without `requires_grad` (which autograd may change at any time)."""
         spec = self.cached_spec
         if spec is None:
-            spec = self.cached_spec = spec_of(self.elem, self._device)
+            spec = self.cached_spec = _spec_of(self.elem, self._device)
         return spec
 
     @property
@@ -110,6 +115,44 @@ class FakeTensor(torch.Tensor):
 # C code names the class of what it refuses, in texts that the program sees.
 FakeTensor.__name__ = FakeTensor.__qualname__ = torch.Tensor.__qualname__
 FakeTensor.__module__ = torch.Tensor.__module__
+
+
+def _spec_of(elem: torch.Tensor, device: torch.device) -> TensorSpec:
+    shape, stride = tuple(elem.size()), elem.stride()
+    if all(type(n) is int for n in (*shape, *stride)):
+        return spec_of(elem, device)
+    sizes: list[tuple[Size, ...]] = [tuple(map(size_of, numbers)) for numbers in (shape, stride)]
+    return make_spec(*sizes, elem.dtype, device, size_of(elem.storage_offset()))
+
+
+def fake_shape(fake: FakeTensor) -> tuple[Any, ...]:
+    """Its sizes as the program sees them: an int or a symbolic `Int` each."""
+    with DisableTorchFunction():
+        return tuple(map(own, fake.elem.size()))
+
+
+def fake_stride(fake: FakeTensor) -> tuple[Any, ...]:
+    """Its strides, likewise."""
+    with DisableTorchFunction():
+        return tuple(map(own, fake.elem.stride()))
+
+
+def fake_numel(fake: FakeTensor) -> Any:
+    """How many elements it has, likewise."""
+    with DisableTorchFunction():
+        return own(fake.elem.numel())
+
+
+def symbols_of(value: Any) -> frozenset[Sym]:
+    """The symbols in the sizes of the fakes in `value`."""
+    return frozenset().union(*(syms_of(fake.spec) for fake in leaves(value, FakeTensor)))
+
+
+def check_fixed(value: Any, what: str) -> None:
+    """Raises NeedsFixedSize where a fake in `value` has symbolic sizes, of which `what` knows nothing."""
+    syms = symbols_of(value)
+    if syms:
+        raise NeedsFixedSize(f"{what} of a tensor with symbolic sizes", syms)
 
 
 def fakes_in(value: Any) -> list[FakeTensor]:
@@ -174,16 +217,33 @@ class Storages:
 
     def __init__(self) -> None:
         self._meta: dict[int, torch.UntypedStorage] = {}
+        self._symbolic: dict[int, frozenset[Sym]] = {}  # storages that one tensor alone may look at, and its symbols
 
     def elem_like(self, real: torch.Tensor) -> torch.Tensor:
         """A meta tensor laid out as `real`, on the meta storage that stands for `real`'s storage."""
         storage = real.untyped_storage()
         key = storage._cdata
+        if key in self._symbolic:
+            raise NeedsFixedSize("inputs share memory", self._symbolic[key])
         meta = self._meta.get(key)
         if meta is None:
             meta = self._meta[key] = torch.UntypedStorage(storage.nbytes(), device="meta")
         elem = torch.empty(0, dtype=real.dtype, device="meta")
         return elem.set_(meta, real.storage_offset(), real.size(), real.stride()).data  # not written yet
+
+
+    def elem_of(self, real: torch.Tensor, sizes: Mapping[int, Any]) -> torch.Tensor:
+        """A meta tensor like `real` whose dimensions in `sizes` are these symbolic numbers, on a storage of its own. Raises
+        NeedsFixedSize where `real` is not row-major from the start of its storage, or shares it."""
+        syms = frozenset().union(*(free_syms(size_of(n)) for n in sizes.values()))
+        key = real.untyped_storage()._cdata
+        if not real.is_contiguous() or real.storage_offset() or real.stride() != contiguous_stride(real.size()):
+            raise NeedsFixedSize("an input is not laid out row by row from the start of its storage", syms)
+        if key in self._symbolic or key in self._meta:
+            raise NeedsFixedSize("inputs share memory", syms | self._symbolic.get(key, frozenset()))
+        self._symbolic[key] = syms
+        shape = [sizes.get(d, n) for d, n in enumerate(real.size())]
+        return torch.empty(shape, dtype=real.dtype, device="meta")
 
 
 def is_dual(x: torch.Tensor) -> bool:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 
 import torch
 
 from smelt.graph import passes
+from smelt.graph.assignments import syms_of
 from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
+from smelt.graph.sizes import Sym
+from smelt.graph.symbols import symbols_in
 from smelt.ops.raising import must_run
 from smelt.trace.counters import Counters
 from smelt.trace.fake import FakeTensor, fakes_in
@@ -19,7 +22,7 @@ from smelt.trace.joint import RecordedBackward
 from smelt.trace.joint_builder import JointBuilder
 from smelt.trace.parts import TraceParts
 from smelt.trace.tape import Tape
-from smelt.trace.traced import Traced, needs_grad
+from smelt.trace.traced import SizeInput, Traced, needs_grad
 from smelt.trace.views import Views
 
 
@@ -42,6 +45,8 @@ def build(parts: TraceParts, outputs: Sequence[FakeTensor], recorded: RecordedBa
     passes.eliminate_detach(aten_graph)
     passes.eliminate_common(aten_graph)
     used = {n for graph in (torch_graph, aten_graph) for node in graph for n in argument_nodes(node)}
+    sized = _sized(parts, used, None if whole else aten_graph)
+    used |= {parts.inputs.aten_node(fake) for fake, _ in sized.values()}
     inputs = tuple(f for f in parts.inputs if f.aten_node in used or f.torch_node in used)
     numbers = tuple(n for n in parts.numbers.by_expression.values() if not used.isdisjoint(n.nodes.values()))
     places = [n.node(parts.tape.torch) for n in numbers], [n.node(parts.tape.aten) for n in numbers]
@@ -56,12 +61,36 @@ def build(parts: TraceParts, outputs: Sequence[FakeTensor], recorded: RecordedBa
         needs_grad=needs_grad(parts, outputs),
         _examples=[weakref.ref(parts.inputs.real(f)) for f in inputs],  # type: ignore[arg-type]
         numbers=numbers,
+        sizes={
+            sym: SizeInput(next(i for i, f in enumerate(inputs) if f is fake), dim, parts.inputs.hint(sym))
+            for sym, (fake, dim) in sized.items()
+        },
         joint=whole.joint(inputs, aten_graph.placeholders) if whole else None,
         counters=Counters.of(parts, inputs, outputs),
         views=Views()
         if not whole and needs_grad(parts, outputs)
         else Views.of(parts, outputs, joint=whole is not None),
     )
+
+
+def _sized(
+    parts: TraceParts, used: Container[Node | None], graph: Graph | None
+) -> dict[Sym, tuple[FakeTensor, int]]:
+    """For each symbol of a size, in `graph` or at all, an input, and which dimension's size it is: one of those that are used
+    anyway, if there is one."""
+    found: dict[Sym, tuple[FakeTensor, int]] = {}
+    if not parts.inputs.sized:
+        return found
+    there = set(parts.inputs.sized) if graph is None else set(symbols_in(graph.nodes))
+    for fake in parts.inputs:
+        if fake.aten_node in used or fake.torch_node in used:
+            there |= syms_of(fake.spec)
+    for sym, places in parts.inputs.sized.items():
+        if sym not in there:
+            continue
+        among = [place for place in places if place[0].aten_node in used or place[0].torch_node in used]
+        found[sym] = (among or places)[0]
+    return found
 
 
 def _write(tape: Tape, fake: FakeTensor, value: Node) -> Node:

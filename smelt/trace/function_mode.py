@@ -9,6 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from smelt.errors import Unsupported
+from smelt.graph.sizes import NeedsFixedSize
 from smelt.graph.tree import leaves
 from smelt.reasons import DATA_DEPENDENT, TENSOR_SUBCLASS
 from smelt.torch_private import (
@@ -19,14 +20,14 @@ from smelt.torch_private import (
 )
 from smelt.trace import foreach, fused_optimizers, masked_stores, packed_sequences, row_indexing
 from smelt.trace.arguments import Args, Kwargs, Unnameable
-from smelt.trace.fake import FakeTensor, has_new, hides_metadata
+from smelt.trace.fake import FakeTensor, check_fixed, has_new, hides_metadata
 from smelt.trace.handlers import is_handled
 from smelt.trace.known_values import UNKNOWN
 from smelt.trace.operator_recorder import Body
 from smelt.trace.parts import TraceParts
 from smelt.trace.row_indexing import gather
 from smelt.trace.subclasses import class_of_results, mark
-from smelt.trace.symbols import has_symbols, plain_parts, settled
+from smelt.trace.symbols import has_symbols, own_parts, plain_parts, settled
 from smelt.trace.torch_functions import PASSED, REFUSED, STATEFUL, name_of, read_of
 
 _READS_MEMORY = "its data is not allocated"  # from torch's message when C++ asks a fake for its memory
@@ -74,7 +75,8 @@ class FunctionMode(TorchFunctionMode):
         if func in PASSED:
             if args and type(args[0]) is not FakeTensor:
                 self._check_metadata(args)
-            return func(*args, **kwargs)
+            out = func(*args, **kwargs)
+            return out if self._numbers.symbols is None else own_parts(out)
         return self._run(func, args, kwargs)
 
     def _asked(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -141,7 +143,11 @@ class FunctionMode(TorchFunctionMode):
         failure: Exception | None = None
         try:
             out = self._run_body(func, args, kwargs)
+        except NeedsFixedSize:
+            raise
         except BaseException as error:
+            if isinstance(error, _OPERATOR_ERRORS) and not isinstance(error, Unsupported):
+                check_fixed((args, kwargs), f"{name_of(func)} raises {error}")
             if self._only_symbols_failed(error, args, kwargs):
                 call.node = None
                 return self._run(func, *plain_parts((args, kwargs)))

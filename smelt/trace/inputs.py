@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 import torch
 
 from smelt.errors import Unsupported
 from smelt.graph.ir import Node
+from smelt.graph.sizes import Sym
 from smelt.reasons import INTERNAL, UNSUPPORTED_OBJECT, Reason
 from smelt.torch_private import (
     DisableFuncTorch,
@@ -22,7 +23,9 @@ from smelt.torch_private import (
 from smelt.trace.builder import Builder, identifier
 from smelt.trace.current_call import CurrentCall
 from smelt.trace.fake import FakeTensor, Storages, check_supported, computed, wrap
+from smelt.trace.number_inputs import NumberInputs
 from smelt.trace.plain_classes import PLAIN_TYPES
+from smelt.trace.symbols import size_of
 from smelt.trace.tape import Tape
 
 
@@ -52,14 +55,17 @@ class Inputs(Sequence[FakeTensor]):
 
     What always holds: one tensor has one fake; two fakes share a meta storage exactly when their tensors share memory;
     an input is a leaf of autograd's graph if and only if its tensor is. `first_history` has, for an input that requires
-    grad, its `grad_fn` to begin with (by id of the fake).
+    grad, its `grad_fn` to begin with (by id of the fake). `sized` says which inputs have a symbol as the size of which
+    dimension.
 
     `on_unknown(real)` is asked for the fake of a real tensor that turns up inside native code; without it such a tensor
     is Unsupported.
     """
 
-    def __init__(self, call: CurrentCall, tape: Tape) -> None:
+    def __init__(self, call: CurrentCall, tape: Tape, numbers: NumberInputs) -> None:
         self.call = call
+        self.numbers = numbers
+        self.sized: dict[Sym, list[tuple[FakeTensor, int]]] = {}
         self.on_unknown: Callable[[torch.Tensor], FakeTensor] | None = None
         self.first_history: dict[int, Any] = {}
         self._tape = tape
@@ -85,10 +91,14 @@ class Inputs(Sequence[FakeTensor]):
 
     # ---- tensors and their fakes
 
-    def fake(self, real: torch.Tensor, name: str = "") -> FakeTensor:
-        """The fake that stands for `real` (always the same one). `name` is how graphs call it.
+    def fake(
+        self, real: torch.Tensor, name: str = "", sizes: Mapping[int, Any] | None = None
+    ) -> FakeTensor:
+        """The fake that stands for `real` (always the same one). `name` is how graphs call it; `sizes` are symbolic numbers
+        (`Symbols.size_leaf`), by the dimension whose size they are.
 
-        Raises Unsupported for subclasses and for layouts other than strided.
+        Raises Unsupported for subclasses and for layouts other than strided, and NeedsFixedSize for tensors that are not
+        row-major, or share memory, where sizes are symbolic.
         """
         known = self.known(real)
         if known is not None:
@@ -98,7 +108,10 @@ class Inputs(Sequence[FakeTensor]):
         with DisableTorchDispatch(), DisableTorchFunction(), DisableFuncTorch():
             check_supported(real)
             with torch.inference_mode(real.is_inference()):
-                fake = wrap(self._storages.elem_like(real), real.device)
+                elem = self._storages.elem_of(real, sizes) if sizes else self._storages.elem_like(real)
+                fake = wrap(elem, real.device)
+            if sizes:
+                self._note_sizes(fake, sizes)
             if real.requires_grad:
                 _require_grad(fake) if _is_leaf(real) else computed(fake)
                 self.first_history[id(fake)] = fake.grad_fn
@@ -112,6 +125,18 @@ class Inputs(Sequence[FakeTensor]):
         self._fakes.append(fake)
         self._on.setdefault(fake.storage_key, []).append(fake)
         return fake
+
+    def _note_sizes(self, fake: FakeTensor, sizes: Mapping[int, Any]) -> None:
+        for dim, number in sizes.items():
+            self.numbers.symbols = number.node.symbols
+            size = size_of(number)
+            if isinstance(size, Sym):
+                self.sized.setdefault(size, []).append((fake, dim))
+
+    def hint(self, sym: Sym) -> int:
+        """What the symbol of a size is in this call."""
+        assert self.numbers.symbols is not None
+        return self.numbers.symbols.hints[sym]
 
     def on(self, storage: int) -> Sequence[FakeTensor]:
         """Those that share this memory."""

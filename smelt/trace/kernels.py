@@ -10,6 +10,7 @@ import torch
 from smelt.graph.handle import Handle
 from smelt.graph.ir import TensorSpec
 from smelt.graph.kernel_calls import RUN_KERNEL, Grids, KernelCall, KernelLaunch, Part, Slot
+from smelt.graph.sizes import NeedsFixedSize
 from smelt.graph.tree import map_leaves
 from smelt.reasons import UNSUPPORTED_EFFECT
 from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
@@ -31,6 +32,8 @@ def record(
     written: Collection[FakeTensor],
 ) -> None:
     """Records `kernel[grid](*args, **kwargs)`, which may write what is `written`. Raises Unsupported."""
+    if parts.numbers.sizes:
+        raise NeedsFixedSize("a kernel of the user's beside symbolic sizes", parts.numbers.sizes)
     values: list[Any] = []
     slots: dict[int, Slot] = {}
 

@@ -9,6 +9,7 @@ import torch
 
 from smelt.graph.effects import effects
 from smelt.graph.ir import Node
+from smelt.graph.sizes import Expr
 from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction, OpOverload
 from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.current_call import CurrentCall
@@ -122,6 +123,8 @@ class _Walk:
         """`value` with nodes replaced; UNKNOWN if one is."""
         if isinstance(value, Node):
             return self.value(value)
+        if isinstance(value, Expr):
+            return UNKNOWN
         if isinstance(value, dict):
             items = [self._argument(v) for v in value.values()]
             return UNKNOWN if any(v is UNKNOWN for v in items) else dict(zip(value, items))
@@ -136,6 +139,8 @@ def _is_big(spec: Any) -> bool:
         return any(map(_is_big, spec))
     size = 1
     for n in getattr(spec, "shape", ()):
+        if type(n) is not int:
+            return True
         size *= n
     return size > _MAX_ELEMENTS
 

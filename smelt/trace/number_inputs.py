@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -10,11 +12,12 @@ import torch
 
 from smelt.graph.ir import Node, NumberSpec
 from smelt.graph.numbers import Expression, Number, leaves
+from smelt.graph.sizes import Sym
 from smelt.ops.registry import row
 from smelt.torch_private import JitType, OpOverload
 from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.builder import Builder, identifier
-from smelt.trace.symbols import Symbol, Symbols, plain_parts
+from smelt.trace.symbols import SYMBOLIC, Symbol, Symbols, own, plain, plain_parts, size_of
 
 
 @dataclass
@@ -52,6 +55,11 @@ class NumberInputs:
         self.symbols: Symbols | None = None
         self.by_expression: dict[Expression, NumberInput] = {}
 
+    @property
+    def sizes(self) -> frozenset[Sym]:
+        """The symbols of sizes."""
+        return frozenset() if self.symbols is None else frozenset(self.symbols.hints)
+
     def node(self, value: Any, builder: Builder) -> Node | Number:
         """The placeholder of a symbolic number; the number itself where nothing in it may change."""
         symbol: Symbol = value.node
@@ -65,14 +73,49 @@ class NumberInputs:
 
 
 def pinned_arguments(func: OpOverload, args: Args, kwargs: Kwargs, everywhere: bool) -> tuple[Args, Kwargs]:
-    """An operator's arguments, symbolic only where a number may differ without changing the result's metadata; nowhere
-    with `everywhere`."""
+    """An operator's arguments, symbolic only where a number may differ without changing the result's metadata, or is a size;
+    nowhere with `everywhere`."""
     names = frozenset() if everywhere else number_arguments(func)
+    sizes = frozenset() if everywhere else size_arguments(func)
+
+    def pinned(name: str, value: Any) -> Any:
+        if name in sizes:
+            return _mapped(value, lambda v: own(v) if v.node.size is not None else plain(v))
+        return value if name in names else plain_parts(value)
+
     arguments = func._schema.arguments
     return (
-        tuple(v if a.name in names else plain_parts(v) for v, a in zip(args, arguments)),
-        {k: v if k in names else plain_parts(v) for k, v in kwargs.items()},
+        tuple(pinned(a.name, v) for v, a in zip(args, arguments)),
+        {k: pinned(k, v) for k, v in kwargs.items()},
     )
+
+
+def with_sizes(func: OpOverload, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+    """The arguments with `Size`s in the place of the symbolic numbers that are sizes."""
+    sizes = size_arguments(func)
+    arguments = func._schema.arguments
+    return (
+        tuple(_mapped(v, size_of) if a.name in sizes else v for v, a in zip(args, arguments)),
+        {k: _mapped(v, size_of) if k in sizes else v for k, v in kwargs.items()},
+    )
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """`value`, a number or a list of them, with symbolic numbers changed."""
+    if isinstance(value, (list, tuple)):
+        return [_mapped(v, change) for v in value]
+    return change(value) if type(value) in SYMBOLIC else value
+
+
+# Typed Scalar, of whose numbers the size of the result is made.
+_RANGES = {"aten::arange": frozenset({"start", "end", "step"})}
+
+
+@cache
+def size_arguments(func: OpOverload) -> frozenset[str]:
+    """Names of the arguments that may be symbolic sizes: those typed SymInt, and lists of them."""
+    found = frozenset(re.findall(r"SymInt\S* (\w+)", str(func._schema)))  # types say int of them
+    return found | _RANGES.get(func._schema.name, frozenset())
 
 
 @cache

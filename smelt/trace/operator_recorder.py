@@ -9,6 +9,7 @@ import torch
 
 from smelt.errors import Unsupported
 from smelt.graph.effects import Effects, effects
+from smelt.graph.sizes import Expr
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT
 from smelt.torch_private import OpOverload
 from smelt.trace import shapes
@@ -18,7 +19,8 @@ from smelt.trace.current_call import CurrentCall
 from smelt.trace.fake import FakeTensor, fakes_in
 from smelt.trace.inputs import Inputs
 from smelt.trace.known_values import KnownValues
-from smelt.trace.number_inputs import NumberInputs
+from smelt.trace.number_inputs import NumberInputs, with_sizes
+from smelt.trace.places import in_range
 from smelt.trace.symbols import PLAIN_TYPE, SYMBOLIC, hint
 from smelt.trace.tape import Tape
 from smelt.trace.writes import Writes
@@ -50,6 +52,10 @@ class OperatorRecorder:
 
     def run(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """Runs an operator on metadata and records its aten node. Raises what the operator raises for such metadata."""
+        symbols = self.numbers.symbols
+        if symbols is not None and symbols.hints:
+            args, kwargs = with_sizes(func, args, kwargs)
+            args, kwargs = in_range(symbols, func, args, kwargs)
         key: list[Any] = [func]
         nodes: list[Any] = []
         for a in args:
@@ -69,7 +75,7 @@ class OperatorRecorder:
         info = effects(func)
         if info.writes:
             self._check_writable(info, args, kwargs)
-        if self.numbers.symbols is not None:
+        if symbols is not None:
             args, kwargs = tuple(map(hint, args)), {k: hint(v) for k, v in kwargs.items()}
         out, spec = shapes.infer(self.inputs, func, info, tuple(key), args, kwargs)
         node = self.tape.add_operator(func, tuple(nodes), node_kwargs, shapes.stem(func), spec)
@@ -95,6 +101,9 @@ class OperatorRecorder:
         if kind in LEAF_TYPES:
             if kind is int and not _LEAST <= value <= _GREATEST:
                 raise self.call.unsupported(UNSUPPORTED_OBJECT, "an integer of more than 64 bits")
+            key.append(value)
+            return value
+        if isinstance(value, Expr):
             key.append(value)
             return value
         if kind in SYMBOLIC:

@@ -1,9 +1,10 @@
-"""Where in their storage the elements of tensors are: whether they share memory. Sizes must be numbers."""
+"""Where in their storage the elements of tensors are: whether they share memory. Symbolic sizes are tried out."""
 
 from __future__ import annotations
 
 import math
 
+from smelt.graph.assignments import agreed
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import static
 from smelt.graph.specs import static_sizes
@@ -13,6 +14,10 @@ _ENUMERABLE = 1 << 16  # elements
 
 def overlaps_itself(spec: TensorSpec) -> bool:
     """Whether elements may share memory (`expand`, overlapping `as_strided`)."""
+    return bool(agreed([spec], _overlaps_itself, "sizes decide whether elements share memory"))
+
+
+def _overlaps_itself(spec: TensorSpec) -> bool:
     reach = 0
     for stride, size in sorted(_layout(spec)):
         if stride <= reach:
@@ -26,6 +31,10 @@ def partly_overlap(a: TensorSpec, b: TensorSpec) -> bool:
 
     Eager refuses where both are dense; what it gives where one is not depends on the order in which it visits the elements.
     """
+    return bool(agreed([a, b], _partly_overlap, "sizes decide whether tensors overlap"))
+
+
+def _partly_overlap(a: TensorSpec, b: TensorSpec) -> bool:
     start_a, start_b = static(a.offset), static(b.offset)
     if a.dtype is not b.dtype or start_a >= start_b + _extent(b) or start_b >= start_a + _extent(a):
         return False
@@ -40,6 +49,10 @@ def partly_overlap(a: TensorSpec, b: TensorSpec) -> bool:
 
 def is_dense_row_major(spec: TensorSpec) -> bool:
     """Whether the elements lie side by side in logical order, wherever in the storage they start."""
+    return bool(agreed([spec], _is_dense_row_major, "sizes decide whether a tensor is row-major"))
+
+
+def _is_dense_row_major(spec: TensorSpec) -> bool:
     expected = 1
     for stride, size in reversed(_layout(spec)):
         if stride != expected:

@@ -37,8 +37,8 @@ class TraceParts:
     def __init__(self, where: Callable[[], Line | None]) -> None:
         self.call = CurrentCall(where)
         self.tape = Tape(self.call)
-        self.inputs = Inputs(self.call, self.tape)
         self.numbers = NumberInputs()
+        self.inputs = Inputs(self.call, self.tape, self.numbers)
         self.copies = Copies()
         self.writes = Writes(self.call, self.copies, self.inputs)
         self.autograd = AutogradCalls()

@@ -15,6 +15,7 @@ from torch.autograd.graph import GradientEdge
 
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line
+from smelt.graph.sizes import NeedsFixedSize
 from smelt.graph.specs import empty_like_spec
 from smelt.torch_private import DisableTorchDispatch, run_engine
 from smelt.trace.backward_rules import replaced
@@ -150,6 +151,8 @@ def _run_engine(
                     accumulate_grad=False,
                 )
             )
+        except NeedsFixedSize:
+            raise
         except Unsupported as error:
             raise NotDifferentiable(error.reason) from error
         except errors as error:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from smelt.trace.arguments import Args
-from smelt.trace.fake import FakeTensor
+from smelt.trace.fake import FakeTensor, symbols_of
 from smelt.trace.operator_recorder import Body, OperatorRecorder
 
 _INTEGERS = (torch.int64, torch.int32)
@@ -31,7 +31,7 @@ def _item(recorder: OperatorRecorder, func: Any, args: Args) -> Any:
 
 def _is_place(table: object, index: FakeTensor) -> bool:
     """Whether `table[index]` is one row of `table`, laid out as a copy of it would be."""
-    if type(table) is not FakeTensor or index.elem.dim() or index.dtype not in _INTEGERS:
+    if type(table) is not FakeTensor or symbols_of(table) or index.elem.dim() or index.dtype not in _INTEGERS:
         return False
     if not table.elem.dim() or not table.elem.size(0):
         return False

@@ -11,15 +11,20 @@ from typing import Any
 
 import torch
 
+from smelt.graph.assignments import agreed
+from smelt.graph.ir import TensorSpec
+from smelt.graph.sizes import NeedsFixedSize
+from smelt.graph.specs import static_sizes
+from smelt.graph.tree import leaves, map_leaves
 from smelt.ops.registry import row
 from smelt.ops.trace_rules import TraceRule
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
 from smelt.torch_private import DisableTorchDispatch, OpOverload
 from smelt.trace import shapes
 from smelt.trace.arguments import Args, Kwargs
-from smelt.trace.fake import FakeTensor, wrap
+from smelt.trace.fake import FakeTensor, check_fixed, wrap
 from smelt.trace.operator_recorder import OperatorRecorder
-from smelt.trace.symbols import SYMBOLIC, plain
+from smelt.trace.symbols import SYMBOLIC, has_symbols, plain
 
 aten = torch.ops.aten
 Rule = Callable[[OperatorRecorder, OpOverload, Args, Kwargs], Any]
@@ -107,14 +112,20 @@ def _attention_choice(recorder: OperatorRecorder, func: OpOverload, args: Args, 
     device = args[0].device
     if device.type != "cpu" and not (device.type == "cuda" and torch.cuda.is_available()):
         return NotImplemented
-    return func(*(_laid_out(a) for a in args), **{k: _laid_out(v) for k, v in kwargs.items()})
+    fakes = leaves((args, kwargs), FakeTensor)
+
+    def chosen(*specs: TensorSpec) -> Any:
+        like = dict(zip(fakes, map(_laid_out, fakes, specs)))
+        given, named = map_leaves((args, kwargs), FakeTensor, like.__getitem__)
+        return func(*given, **named)
+
+    return agreed([f.spec for f in fakes], chosen, "sizes decide which kernel of attention is taken")
 
 
-def _laid_out(value: Any) -> Any:
-    if type(value) is not FakeTensor:
-        return value
-    like = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
-    return like.requires_grad_(value.requires_grad) if value.requires_grad else like
+def _laid_out(fake: FakeTensor, spec: TensorSpec) -> torch.Tensor:
+    shape, stride = static_sizes(spec.shape), static_sizes(spec.stride)
+    like = torch.empty_strided(shape, stride, dtype=spec.dtype, device=spec.device)
+    return like.requires_grad_(fake.requires_grad) if fake.requires_grad else like
 
 
 def _change_metadata(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
@@ -122,6 +133,7 @@ def _change_metadata(recorder: OperatorRecorder, func: OpOverload, args: Args, k
     fake, *rest = args
     if recorder.inputs.holds(fake):
         raise recorder.call.unsupported(UNSUPPORTED_EFFECT, f"{func} changes the shape of an outside tensor")
+    check_fixed((fake, rest), str(func))
     view = row(func).view
     assert view is not None
     node = recorder.tape.add_operator(view, (fake.aten_node, *rest), kwargs, shapes.stem(view), None)
@@ -137,6 +149,9 @@ def _as_strided(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs
     """Shape functions do not check bounds. What lies in an input's storage beyond the inputs themselves is not guarded,
     so only what they cover may be reached. An offset counts from the start of the storage."""
     fake, *rest = args
+    check_fixed(args, str(func))
+    if has_symbols((rest, kwargs)):
+        raise NeedsFixedSize(f"{func} of symbolic sizes", recorder.numbers.sizes)
     size, stride, *offset = rest[1:] if row(func).trace_rule is TraceRule.STRIDED_SCATTER else rest
     first = offset[0] if offset else kwargs.get("storage_offset")
     if first is None:

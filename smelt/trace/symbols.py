@@ -5,6 +5,9 @@ call being traced. Arithmetic builds expressions. A comparison is decided at onc
 required of later calls. Whatever needs the number itself (an index, a hash, text, C code that wants an int) *pins* it: the
 numbers it was computed from are then required to be the same again, and the plain number is used. So a symbolic number is
 safe in the hands of any code; at worst it is not symbolic any more.
+
+The sizes of tensors are such numbers too, where they change. Their symbols hold a `Size` besides, which sums, products and
+quotients of sizes keep: what is the same for all sizes is then decided without a guard.
 """
 
 from __future__ import annotations
@@ -18,7 +21,10 @@ from typing import Any
 import torch
 
 from smelt.errors import Unsupported
+from smelt.graph.ir import TensorSpec
 from smelt.graph.numbers import OPERATIONS, Expression, Number, Table, leaves
+from smelt.graph.sizes import Expr, NeedsFixedSize, Quotient, Size, Sym, bounds, free_syms
+from smelt.trace.size_numbers import COMPARED, computed, decided, reduced
 
 MAX_SIZE = 100  # operations of an expression; a larger one is pinned
 
@@ -44,6 +50,9 @@ class Symbols:
         self._table = Table()
         self._values: dict[Any, Number] = {}
         self._pinned: set[Any] = set()
+        self._sizes: dict[Size, Symbol] = {}  # symbols of sizes, by the size
+        self._decided: dict[tuple[str, Size, Size], bool] = {}
+        self.hints: dict[Sym, int] = {}  # what the symbols of sizes are in this call
         self._refused: PlainNumbersOnly | None = None
 
     @contextmanager
@@ -70,12 +79,75 @@ class Symbols:
         self._values[key] = value
         return _wrapped(Symbol(self, self._table.leaf(key), value))
 
+    def size_leaf(self, key: Any, value: int) -> Int:
+        """The symbolic size found at `key`, now `value`: a symbol of its own, of at least 2."""
+        if value < 2:
+            raise ValueError(f"a size of {value} is never symbolic")
+        self.check()
+        self._values[key] = value
+        sym = Sym(f"s{len(self.hints)}", 2)
+        self.hints[sym] = value
+        self._sizes[sym] = Symbol(self, self._table.leaf(key), value, sym)
+        return _wrapped(self._sizes[sym])
+
     def symbol(self, value: Any) -> Symbol:
         """`value` (symbolic or not) as an operand."""
         if type(value) in NUMBERS:
             found: Symbol = value.node
             return found
-        return Symbol(self, self._table.const(value), value)
+        return Symbol(self, self._table.const(value), value, value if type(value) is int else None)
+
+    def of_size(self, size: Size) -> Symbol:
+        """The symbol of a size: equal sizes have one."""
+        found = self._sizes.get(size)
+        if found is None:
+            found = self._made_of_size(size) if isinstance(size, Expr) else self.symbol(size)
+            self._sizes[size] = found
+        return found
+
+    def _made_of_size(self, size: Expr) -> Symbol:
+        if isinstance(size, Quotient):
+            total = self._plainly("floordiv" if size.op == "//" else "mod", *map(self.of_size, (size.left, size.right)))
+            return Symbol(self, total.expression, total.value, size)
+        total = self.symbol(size.const)
+        for i, (monomial, coefficient) in enumerate(size.terms):
+            term = self.of_size(monomial[0])
+            for atom in monomial[1:]:
+                term = self._plainly("mul", term, self.of_size(atom))
+            if coefficient != 1:
+                term = self._plainly("mul", self.symbol(coefficient), term)
+            total = term if i == 0 and not size.const else self._plainly("add", total, term)
+        return Symbol(self, total.expression, total.value, size)
+
+    def _plainly(self, op: str, *operands: Symbol) -> Symbol:
+        expression = self._table.call(op, *(o.expression for o in operands))
+        return Symbol(self, expression, OPERATIONS[op].function(*(o.value for o in operands)))
+
+    def number(self, size: Size) -> Any:
+        """A size as a number that C++ takes: an int or an Int."""
+        return _wrapped(self.of_size(size)) if isinstance(size, Expr) else size
+
+    def layout(self, spec: TensorSpec) -> tuple[list[Any], list[Any], Any]:
+        """(shape, stride, offset) of a spec as numbers that C++ takes."""
+        return [*map(self.number, spec.shape)], [*map(self.number, spec.stride)], self.number(spec.offset)
+
+    def compare(self, op: str, a: Size, b: Size) -> bool:
+        """A comparison (`lt`, `eq`, ...) of sizes. What is not the same for all sizes is required of later calls."""
+        answer = decided(op, a, b)
+        if answer is not None:
+            return answer
+        key = (op, *reduced(a, b))
+        answer = self._decided.get(key)
+        if answer is None:
+            left, right = map(self.of_size, key[1:])
+            value: bool = OPERATIONS[op].function(left.value, right.value)
+            answer = self._decided[key] = self.decide(self._table.call(op, left.expression, right.expression), value)
+        return answer
+
+    def at_least(self, size: Size, least: int) -> None:
+        """Requires that `size` is `least` or more. Raises NeedsFixedSize where it is not."""
+        if bounds(size)[0] < least and not self.compare("ge", size, least):
+            raise NeedsFixedSize(f"{size} is less than {least}", free_syms(size))
 
     def is_pinned(self, expression: Expression) -> bool:
         """Whether the trace depends on the value of every leaf already."""
@@ -93,6 +165,10 @@ class Symbols:
         """The operation on these operands: a symbolic number, or a plain one where nothing in it may change. Raises what
         the operation raises."""
         self.check()
+        if any(isinstance(o.size, Expr) for o in operands):
+            made = self._of_sizes(op, operands)
+            if made is not NotImplemented:
+                return made
         expression = self._table.call(op, *(o.expression for o in operands))
         try:
             value = OPERATIONS[op].function(*(o.value for o in operands))
@@ -110,6 +186,19 @@ class Symbols:
             self._require(expression, type(value))
         return _wrapped(Symbol(self, expression, value))
 
+    def _of_sizes(self, op: str, operands: tuple[Symbol, ...]) -> Any:
+        """The operation where the operands are sizes and so is the result, or it says which is larger."""
+        sizes = [o.size for o in operands if o.size is not None]
+        if len(sizes) != len(operands):
+            return NotImplemented
+        if op in COMPARED:
+            return self.compare(op, *sizes)
+        if op in ("min", "max"):
+            first = self.compare("le" if op == "min" else "ge", *sizes)
+            return operands[0 if first else 1].number()
+        made = computed(op, sizes)
+        return NotImplemented if made is None else self.number(made)
+
     def decide(self, expression: Expression, value: bool) -> bool:
         """The answer to a comparison, which is required of later calls."""
         if not self.is_pinned(expression):
@@ -124,12 +213,15 @@ def _over(*what: Any) -> None:
 class Symbol:
     """What torch calls a SymNode: C++ asks it for arithmetic and comparisons by the names of its methods."""
 
-    __slots__ = ("expression", "symbols", "value")
+    __slots__ = ("expression", "size", "symbols", "value")
 
-    def __init__(self, symbols: Symbols, expression: Expression, value: Number) -> None:
+    def __init__(
+        self, symbols: Symbols, expression: Expression, value: Number, size: Size | None = None
+    ) -> None:
         self.symbols = symbols
         self.expression = expression
         self.value = value
+        self.size = size  # of what is made of sizes and ints alone
 
     def plain(self) -> Any:
         """The number, pinned."""
@@ -137,8 +229,8 @@ class Symbol:
         return self.value
 
     def number(self) -> Any:
-        """The symbolic number that holds this symbol."""
-        return _wrapped(self)
+        """The number that holds this symbol: symbolic, unless it is the same for all sizes."""
+        return self.size if type(self.size) is int else _wrapped(self)
 
     def call(self, op: str, *others: Symbol) -> Any:
         """The operation (a key of `OPERATIONS`) with this symbol as its first operand: see `Symbols.call`."""
@@ -146,7 +238,7 @@ class Symbol:
 
     def fits_a_tensor(self) -> bool:
         """Whether it is a float or an int of 64 bits, which is required of later calls too."""
-        if type(self.value) is float or self.expression.op == "leaf":
+        if type(self.value) is float or self.expression.op == "leaf" or self.size is not None:
             return True
         size = self.call("abs")
         return bool(size < 1 << 63)
@@ -203,6 +295,23 @@ class Symbol:
         return self.symbols.symbol(number)
 
     wrap_float = wrap_bool = wrap_int
+
+    def sym_sum(self, numbers: list[Symbol]) -> Symbol:
+        total = self.wrap_int(0)
+        for number in numbers:
+            total = total.add(number)
+        return total
+
+    def sym_not(self) -> Symbol:
+        return self.wrap_bool(not self.plain())
+
+    def sym_and(self, other: Symbol) -> Symbol:
+        return self.wrap_bool(self.plain() and other.plain())
+
+    def sym_or(self, other: Symbol) -> Symbol:
+        return self.wrap_bool(self.plain() or other.plain())
+
+    and_, or_ = sym_and, sym_or
 
     def clone(self) -> Symbol:
         return self
@@ -310,6 +419,22 @@ def _wrapped(symbol: Symbol) -> Any:
 def own(value: Any) -> Any:
     """What C++ or C code gave, as a number of ours."""
     return _wrapped(value.node) if type(value) in SYMBOLIC and type(value) not in NUMBERS else value
+
+
+def own_parts(value: Any) -> Any:
+    """The same of sizes that C++ gave, one or several."""
+    if type(value) is torch.Size or type(value) is tuple:
+        return value if all(type(v) is int for v in value) else type(value)(map(own, value))
+    return own(value)
+
+
+def size_of(value: Any) -> Size:
+    """A size that C++ gave, or Python code computed. What is none is pinned."""
+    if type(value) not in SYMBOLIC:
+        number: int = value
+        return number
+    symbol: Symbol = value.node
+    return plain(value) if symbol.size is None else symbol.size  # type: ignore[no-any-return]
 
 
 def plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ to. Each aten node names the torch-level node that caused it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, TypeVar
@@ -97,9 +97,11 @@ class Trace(TraceParts):
         )
         return left_dispatch or left_function
 
-    def fake(self, real: torch.Tensor, name: str = "") -> FakeTensor:
-        """The fake that stands for `real` (`Inputs.fake`)."""
-        return self.inputs.fake(real, name)
+    def fake(
+        self, real: torch.Tensor, name: str = "", sizes: Mapping[int, Any] | None = None
+    ) -> FakeTensor:
+        """The fake that stands for `real`, where dimensions may have symbolic `sizes` (`Inputs.fake`)."""
+        return self.inputs.fake(real, name, sizes)
 
     def real(self, fake: torch.Tensor) -> torch.Tensor | None:
         """The tensor that an input stands for; None for what was computed."""

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from smelt.graph.ir import Graph
-from smelt.graph.specs import empty_like_spec
+from smelt.graph.ir import Graph, TensorSpec
+from smelt.graph.sizes import Sym, evaluate
+from smelt.graph.specs import empty_like_spec, make_spec
 from smelt.trace.counters import NO_COUNTERS, Counters
 from smelt.trace.fake import FakeTensor
 from smelt.trace.joint import Joint
 from smelt.trace.number_inputs import NumberInput
 from smelt.trace.parts import TraceParts
 from smelt.trace.views import NO_VIEWS, Views
+
+
+@dataclass(frozen=True)
+class SizeInput:
+    """Where the value of a size's symbol is found: it is the size of dimension `dim` of input `input`. `hint`: what it was
+    when traced."""
+
+    input: int
+    dim: int
+    hint: int
 
 
 @dataclass(frozen=True)
@@ -39,12 +50,14 @@ class Traced:
     numbers: tuple[NumberInput, ...] = ()  # Python numbers that both graphs take after the tensors
     counters: Counters = NO_COUNTERS
     views: Views = NO_VIEWS  # of results without gradients
+    sizes: Mapping[Sym, SizeInput] = field(default_factory=dict)  # of the symbols in specs and arguments
     joint: Joint | None = None  # where gradients are needed, were asked for, and can be had ahead of time
 
     def example_inputs(self) -> tuple[Any, ...]:
         """The tensors that the trace saw, where they still exist, else empty ones like them; then the numbers."""
         found = itertools.zip_longest((ref() for ref in self._examples), self.inputs)
-        tensors = [_empty_like(fake) if real is None else real for real, fake in found]
+        hints = {sym: place.hint for sym, place in self.sizes.items()}
+        tensors = [_empty_like(fake, hints) if real is None else real for real, fake in found]
         return (*tensors, *(n.symbol.value for n in self.numbers))
 
     def forget_examples(self) -> None:
@@ -52,8 +65,11 @@ class Traced:
         self._examples.clear()
 
 
-def _empty_like(fake: FakeTensor) -> torch.Tensor:
-    return empty_like_spec(fake.spec, fake.device)
+def _empty_like(fake: FakeTensor, hints: Mapping[Sym, int]) -> torch.Tensor:
+    spec = fake.spec
+    shape, stride = (tuple(evaluate(n, hints) for n in sizes) for sizes in (spec.shape, spec.stride))
+    spec = make_spec(shape, stride, spec.dtype, spec.device, evaluate(spec.offset, hints))
+    return empty_like_spec(spec, fake.device)
 
 
 def needs_grad(parts: TraceParts, outputs: Sequence[FakeTensor]) -> bool:

@@ -52,6 +52,8 @@ def with_sizes(graph: Graph, change: Callable[[Any], Size]) -> Graph:
             return replace(value, **sizes)
         if isinstance(value, (tuple, list)):
             return type(value)(map(mapped, value))
+        if isinstance(value, slice):
+            return slice(*map(mapped, (value.start, value.stop, value.step)))
         if isinstance(value, dict):
             return {k: mapped(v) for k, v in value.items()}
         return change(value) if type(value) is int or isinstance(value, Size) else value

@@ -2,28 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from smelt.graph.interpreter import run
 from smelt.graph.ir import Graph
+from smelt.graph.numbers import Expression
 from smelt.graph.printer import code
+from smelt.graph.sizes import NeedsFixedSize, Sym
+from smelt.trace.symbols import Symbols
 from smelt.trace.trace import Trace
 from smelt.trace.traced import Traced
 
 
 def trace(
-    function: Callable[..., Any], inputs: Sequence[torch.Tensor], grad: bool = False
+    function: Callable[..., Any],
+    inputs: Sequence[torch.Tensor],
+    grad: bool = False,
+    symbolic: Mapping[int, Sequence[int]] | None = None,
+    guards: list[tuple[Expression, Any]] | None = None,
 ) -> tuple[Trace, Traced]:
-    """Traces `function` on fakes of `inputs`; tensors that it closes over become inputs, too."""
+    """Traces `function` on fakes of `inputs`; tensors that it closes over become inputs, too.
+
+    `symbolic`: dimensions, by the position of their input, whose sizes are symbols: s0, s1, ... in this order, one for each
+    size that there is. What is required of them goes into `guards`; a pinned one raises NeedsFixedSize.
+    """
+    required: list[tuple[Expression, Any]] = [] if guards is None else guards
+    symbols = Symbols(_pinned, lambda expression, expected: required.append((expression, expected)))
+    by_number: dict[int, Any] = {}
     with torch.set_grad_enabled(grad):
         recorder = Trace()
         recorder.inputs.on_unknown = recorder.fake
         with recorder:
-            out = function(*[recorder.fake(t) for t in inputs])
+            fakes = []
+            for i, t in enumerate(inputs):
+                sizes = {}
+                for dim in (symbolic or {}).get(i, ()):
+                    n = t.size(dim)
+                    if n not in by_number:
+                        by_number[n] = symbols.size_leaf(Leaf(len(by_number)), n)
+                    sizes[dim] = by_number[n]
+                fakes.append(recorder.fake(t, "", sizes))
+            out = function(*fakes)
         return recorder, recorder.finish(flatten(out))
+
+
+@dataclass(eq=False)
+class Leaf:
+    """Where symbol number `index` is found."""
+
+    index: int
+
+    @property
+    def key(self) -> str:
+        """What graphs call it."""
+        return f"size_{self.index}"
+
+
+def _pinned(leaf: Leaf, value: Any) -> None:
+    raise NeedsFixedSize("a size is read", frozenset({Sym(f"s{leaf.index}", 2)}))
 
 
 def traced(f: Callable[..., Any], *inputs: torch.Tensor) -> tuple[Graph, list[torch.Tensor]]:

@@ -1,0 +1,187 @@
+"""Numbers for the symbols of sizes, by which code that knows only numbers is asked about symbolic sizes.
+
+Such code is run once for each of `COUNT` assignments, and `fit` finds the expression that all of the answers are values of.
+The numbers are those of a symbol, not of a call, so that answers may be kept. They are chosen so that an expression that
+fits the answers is the right one:
+
+* small, middling and large ones, and any two symbols in both orders: what holds only from some size on is seen to fail;
+* the differences of the numbers of one symbol have no common divisor, so that `s // k * k` is no `s - c` for any k.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from math import gcd, prod
+from typing import Any
+
+from smelt.graph.ir import TensorSpec
+from smelt.graph.sizes import Expr, NeedsFixedSize, Size, Sym, evaluate, free_syms
+from smelt.graph.specs import make_spec
+
+COUNT = 3
+_MOST = 24  # symbols
+Values = tuple[int, ...]  # one for each assignment
+
+
+def _primes(least: int) -> Iterator[int]:
+    return (n for n in itertools.count(least) if all(n % d for d in range(2, int(n**0.5) + 1)))
+
+
+def _numbers() -> Iterator[Values]:
+    small, large, middle = _primes(5), _primes(211), 198
+    for least, most in itertools.islice(zip(small, large), _MOST):
+        while gcd(middle - least, most - least) != 1:
+            middle -= 1
+        yield least, middle, most
+        middle -= 1
+
+
+_NUMBERS = tuple(_numbers())
+
+
+@cache
+def _of_symbol(sym: Sym) -> Values:
+    found = re.fullmatch(r"s(\d+)", sym.name)
+    index = int(found[1]) if found else _MOST
+    if index >= _MOST:
+        raise NeedsFixedSize(f"no numbers to try for {sym}", frozenset((sym,)))
+    return _NUMBERS[index]
+
+
+_VALUES: dict[Expr, Values] = {}
+
+
+def values_of(size: Size) -> Values:
+    """What `size` is under each assignment."""
+    if not isinstance(size, Expr):
+        return (size,) * COUNT
+    found = _VALUES.get(size)
+    if found is None:
+        numbers = {sym: _of_symbol(sym) for sym in free_syms(size)}
+        made = [evaluate(size, {s: n[k] for s, n in numbers.items()}) for k in range(COUNT)]
+        found = _VALUES[size] = tuple(made)
+    return found
+
+
+def at(size: Size, k: int) -> int:
+    """What `size` is under assignment `k`."""
+    return size if type(size) is int else values_of(size)[k]
+
+
+@cache
+def _symbolic(spec: TensorSpec) -> frozenset[Sym]:
+    return frozenset().union(*map(free_syms, (*spec.shape, *spec.stride, spec.offset)))
+
+
+def syms_of(spec: TensorSpec) -> frozenset[Sym]:
+    """The symbols in a spec."""
+    for n in (*spec.shape, *spec.stride, spec.offset):
+        if type(n) is not int:
+            return _symbolic(spec)
+    return frozenset()
+
+
+def spec_at(spec: TensorSpec, k: int) -> TensorSpec:
+    """The spec under assignment `k`."""
+    shape, stride = (tuple(at(n, k) for n in sizes) for sizes in (spec.shape, spec.stride))
+    return make_spec(shape, stride, spec.dtype, spec.device, at(spec.offset, k))
+
+
+def agreed(specs: Iterable[TensorSpec], ask: Callable[..., Any], why: str) -> Any:
+    """What `ask(*specs)`, which knows numbers only, answers for symbolic specs: under each assignment the same, or it raises
+    NeedsFixedSize."""
+    given = list(specs)
+    syms = frozenset().union(*map(syms_of, given))
+    if not syms:
+        return ask(*given)
+    answers = [ask(*(spec_at(s, k) for s in given)) for k in range(COUNT)]
+    if any(answer != answers[0] for answer in answers):
+        raise NeedsFixedSize(why, syms)
+    return answers[0]
+
+
+class Candidates:
+    """Sizes that others may be made of, by their values."""
+
+    def __init__(self, sizes: Iterable[Size]) -> None:
+        self._by_values: dict[Values, set[Expr]] = {}
+        self._added: list[Expr] = []
+        for size in sizes:
+            self.add(size)
+
+    def add(self, size: Size) -> None:
+        """One more."""
+        if isinstance(size, Expr) and size not in self._by_values.setdefault(values_of(size), set()):
+            self._by_values[values_of(size)].add(size)
+            self._added.append(size)
+
+    def fit(self, values: Sequence[int], combined: bool = True) -> Size | None:
+        """The size of these values: a constant, a candidate, or, if `combined`, a multiple of one with a constant added, or
+        the sum or difference of two. None where there is none, or more than one."""
+        given = tuple(values)
+        if len(set(given)) == 1:
+            return given[0]
+        found = self._by_values.get(given)
+        if found is not None:
+            return next(iter(found)) if len(found) == 1 else None
+        if not combined:
+            return None
+        return self._only(given, self._linear(given)) or self._only(given, self._sums(given))
+
+    def _only(self, given: Values, found: Iterator[Size]) -> Size | None:
+        sizes = {size for size in found if values_of(size) == given}
+        return sizes.pop() if len(sizes) == 1 else None
+
+    def _linear(self, given: Values) -> Iterator[Size]:
+        for size in self._added:
+            first, second, *_ = values_of(size)
+            if first != second and (given[1] - given[0]) % (second - first) == 0:
+                factor = (given[1] - given[0]) // (second - first)
+                yield size * factor + (given[0] - first * factor)
+
+    def _sums(self, given: Values) -> Iterator[Size]:
+        for a, b in itertools.product(self._added, repeat=2):
+            for values, sign in ((tuple(map(sum, zip(values_of(a), values_of(b)))), 1), (None, -1)):
+                if values is None:
+                    values = tuple(x - y for x, y in zip(values_of(a), values_of(b)))
+                if len({x - y for x, y in zip(given, values)}) == 1:
+                    yield a + b * sign + (given[0] - values[0])
+
+
+def candidates_of(specs: Sequence[TensorSpec], numbers: Iterable[Size]) -> Candidates:
+    """What the sizes of a result may be made of: sizes and strides of operands, their numbers of elements, sizes that are
+    arguments, and, of several operands, what their sizes add up to."""
+    made = Candidates(numbers)
+    for spec in specs:
+        for size in (*spec.shape, *spec.stride, spec.offset):
+            made.add(size)
+        made.add(_product(spec.shape))
+    ranks = {len(spec.shape) for spec in specs}
+    if len(specs) > 1 and len(ranks) == 1:
+        for sizes in zip(*(spec.shape for spec in specs)):
+            made.add(_total(sizes))
+    return made
+
+
+def products(shape: Sequence[Size]) -> Iterator[Size]:
+    """The products of some of the sizes: the strides that a dense tensor of this shape may have."""
+    for count in range(1, len(shape) + 1):
+        for chosen in itertools.combinations(shape, count):
+            yield _product(chosen)
+
+
+def _product(sizes: Iterable[Size]) -> Size:
+    total: Size = prod(sizes)
+    return total
+
+
+def _total(sizes: Iterable[Size]) -> Size:
+    total: Size = 0
+    for size in sizes:
+        total = total + size
+    return total
+
+

@@ -1,0 +1,196 @@
+"""What an operator returns for symbolic sizes: its shape function is asked under each assignment of numbers to the symbols,
+and the sizes that fit all of the answers are those of the results.
+
+An operator that raises under one of them may do so at some sizes: then the symbols are to be numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from smelt.graph.assignments import COUNT, Candidates, at, candidates_of, products, spec_at, syms_of
+from smelt.graph.ir import TensorSpec
+from smelt.graph.sizes import Expr, NeedsFixedSize, Size, Sym, contiguous_stride, free_syms
+from smelt.graph.specs import empty_like_spec, make_spec
+from smelt.graph.effects import effects
+from smelt.ops.layouts import on_metas
+from smelt.ops.recompute import Class
+from smelt.ops.registry import row
+from smelt.torch_private import OpOverload
+
+_META = torch.device("meta")
+
+# Sizes of their results are quotients, which a multiple of a size may resemble.
+_DIVIDING = ("conv", "pool", "unfold", "im2col", "col2im", "upsample", "grid", "fft", "stft", "chunk", "split", "slice")
+# What these do is right, or an error under every assignment, for all sizes from 2 on. Of all others the
+# sizes are required to be at least the smallest ones that were tried.
+_SAFE_CLASSES = (
+    Class.CREATION, Class.POINTWISE, Class.TRANSCENDENTAL, Class.ROWS, Class.REDUCTION, Class.STATISTICS,
+    Class.SCAN, Class.PRODUCT,
+)  # fmt: skip
+_SAFE = frozenset(
+    "view _unsafe_view _reshape_alias expand permute transpose t unsqueeze squeeze slice select alias detach unbind cat stack "
+    "clone copy copy_ contiguous index_select embedding slice_scatter select_scatter split_with_sizes split split.Tensor "
+    "arange empty zeros ones full rand randn empty_like zeros_like ones_like full_like rand_like randn_like fill fill_ zero_ "
+    "_to_copy tril triu where masked_fill bernoulli native_dropout scalar_tensor lift_fresh_copy "
+    "_softmax _log_softmax native_layer_norm _fused_rms_norm mm bmm addmm baddbmm matmul linear mean sum amax amin "
+    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_attention_math_for_mps".split()
+)
+
+
+def is_safe(func: OpOverload) -> bool:
+    """Whether the operator takes all sizes from 2 on alike."""
+    if torch.Tag.pointwise in func.tags or row(func).recompute in _SAFE_CLASSES:
+        return True
+    return func._schema.name.removeprefix("aten::") in _SAFE
+
+
+def symbols_in(args: Any, spec_of: Callable[[Any], TensorSpec | None]) -> frozenset[Sym]:
+    """The symbols among arguments. `spec_of` gives the spec of what stands for a tensor, and None for anything else."""
+    found: set[Sym] = set()
+    for leaf in _leaves(args):
+        spec = leaf if isinstance(leaf, TensorSpec) else spec_of(leaf)
+        if spec is not None:
+            found |= syms_of(spec)
+        elif isinstance(leaf, Expr):
+            found |= free_syms(leaf)
+    return frozenset(found)
+
+
+def _leaves(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from _leaves(item)
+    elif isinstance(tree, dict):
+        yield from _leaves(list(tree.values()))
+    else:
+        yield tree
+
+
+def results(
+    func: OpOverload,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    device: torch.device,
+    spec_of: Callable[[Any], TensorSpec | None],
+) -> Any:
+    """What `func` gives: specs in the place of tensors, in lists and tuples; an argument that it gives back is itself. Raises
+    NeedsFixedSize."""
+    syms = symbols_in((args, kwargs), spec_of)
+    specs = [s for leaf in _leaves((args, kwargs)) if (s := spec_of(leaf)) is not None]
+    sizes = [leaf for leaf in _leaves((args, kwargs)) if isinstance(leaf, Expr)]
+    answers, given = [], []
+    for k in range(COUNT):
+        out, back = _answer(func, args, kwargs, device, spec_of, k, syms)
+        answers.append(out)
+        given.append(back)
+    declared = effects(func).results
+    if declared and all(result.kind == "same" for result in declared):
+        back = tuple(effects(func).argument(result.arg, tuple(args), kwargs) for result in declared)
+        return back[0] if len(back) == 1 else back
+    name = func._schema.name.removeprefix("aten::")
+    fitted = _Fit(name, candidates_of(specs, sizes), syms, device, given)
+    return fitted.tree(answers)
+
+
+def _answer(
+    func: OpOverload,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    device: torch.device,
+    spec_of: Callable[[Any], TensorSpec | None],
+    k: int,
+    syms: frozenset[Sym],
+) -> tuple[Any, dict[int, tuple[torch.Tensor, Any]]]:
+    """(what it gives under assignment k; by their ids, the meta tensors that it was given, each with what it stands for)."""
+    back: dict[int, tuple[torch.Tensor, Any]] = {}
+
+    def number(value: Any) -> Any:
+        spec = spec_of(value)
+        if spec is not None:
+            meta = empty_like_spec(spec_at(spec, k), _META)
+            back[id(meta)] = meta, value
+            return meta
+        if isinstance(value, Expr):
+            return at(value, k)
+        if isinstance(value, (list, tuple)):
+            return [number(v) for v in value]
+        return value
+
+    given = [number(a) for a in args]
+    named = {name: number(v) for name, v in kwargs.items()}
+    try:
+        out = on_metas(func, given, named, device)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        raise NeedsFixedSize(f"{func} raises for some sizes: {error}", syms) from error
+    return out, back
+
+
+class _Fit:
+    """Sizes of results. `given`: for each assignment the metas that were given back, with what they stand for."""
+
+    def __init__(
+        self,
+        name: str,
+        candidates: Candidates,
+        syms: frozenset[Sym],
+        device: torch.device,
+        given: Sequence[dict[int, tuple[torch.Tensor, Any]]],
+    ) -> None:
+        self.name = name
+        self.candidates = candidates
+        self.syms = syms
+        self.device = device
+        self.given = given
+        self.combined = not any(part in name for part in _DIVIDING)
+
+    def tree(self, answers: Sequence[Any]) -> Any:
+        first = answers[0]
+        if any(type(a) is not type(first) for a in answers):
+            raise self.refuse("kinds of results")
+        if isinstance(first, torch.Tensor):
+            return self.tensor(answers)
+        if isinstance(first, (list, tuple)):
+            if any(len(a) != len(first) for a in answers):
+                raise self.refuse("how many results there are")
+            made = [self.tree(items) for items in zip(*answers)]
+            return made if isinstance(first, list) else tuple(made)
+        if any(a != first for a in answers):
+            raise self.refuse("a number")
+        return first
+
+    def tensor(self, metas: Sequence[torch.Tensor]) -> Any:
+        back = [given.get(id(meta)) for given, meta in zip(self.given, metas)]
+        if any(b is not None for b in back):
+            if any(b is None or b[1] is not back[0][1] for b in back):  # type: ignore[index]
+                raise self.refuse("whether it gives its argument back")
+            return back[0][1]  # type: ignore[index]
+        if len({(m.dtype, m.dim(), m.is_conj(), m.is_neg()) for m in metas}) != 1 or metas[0].is_conj() or metas[0].is_neg():
+            raise self.refuse("the dtype")
+        shape = tuple(self.size(values) for values in zip(*(m.size() for m in metas)))
+        strides = list(zip(*(m.stride() for m in metas)))
+        offset = tuple(int(m.storage_offset()) for m in metas)
+        return make_spec(shape, self.strides(shape, strides), metas[0].dtype, self.device, self.size(offset))
+
+    def strides(self, shape: tuple[Size, ...], values: Sequence[tuple[int, ...]]) -> tuple[Size, ...]:
+        dense = contiguous_stride(shape)
+        if all(at(n, k) == v[k] for n, v in zip(dense, values) for k in range(COUNT)):
+            return dense
+        of_shape = Candidates(products(shape))
+        found = []
+        for stride in values:
+            made = of_shape.fit(stride, combined=False)
+            found.append(self.size(stride) if made is None else made)
+        return tuple(found)
+
+    def size(self, values: Sequence[int]) -> Size:
+        found = self.candidates.fit(values, self.combined)
+        if found is None:
+            raise self.refuse(f"a size of {list(values)}")
+        return found
+
+    def refuse(self, what: str) -> NeedsFixedSize:
+        return NeedsFixedSize(f"{self.name}: {what} depends on sizes in a way that is not known", self.syms)
