@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from math import gcd, prod
 from typing import Any
@@ -118,6 +118,9 @@ class Candidates:
             self._by_values[values_of(size)].add(size)
             self._added.append(size)
 
+    def __iter__(self) -> Iterator[Expr]:
+        return iter(self._added)
+
     def fit(self, values: Sequence[int], combined: bool = True) -> Size | None:
         """The size of these values: a constant, a candidate, or, if `combined`, a multiple of one with a constant added, or
         the sum or difference of two. None where there is none, or more than one."""
@@ -152,13 +155,17 @@ class Candidates:
 
 
 def candidates_of(specs: Sequence[TensorSpec], numbers: Iterable[Size]) -> Candidates:
-    """What the sizes of a result may be made of: sizes and strides of operands, their numbers of elements, sizes that are
-    arguments, and, of several operands, what their sizes add up to."""
+    """What the sizes of a result may be made of: symbols, sizes and strides of operands, their numbers of elements, arguments,
+    and, of several operands, what their sizes add up to."""
     made = Candidates(numbers)
+    for sym in sorted(frozenset().union(*map(free_syms, made), *map(syms_of, specs)), key=str):
+        made.add(sym)
     for spec in specs:
         for size in (*spec.shape, *spec.stride, spec.offset):
             made.add(size)
-        made.add(_product(spec.shape))
+        elements = _product(spec.shape)
+        made.add(elements)
+        made.add(_product(n for n in spec.shape if not isinstance(n, int)))
     ranks = {len(spec.shape) for spec in specs}
     if len(specs) > 1 and len(ranks) == 1:
         for sizes in zip(*(spec.shape for spec in specs)):
@@ -183,5 +190,3 @@ def _total(sizes: Iterable[Size]) -> Size:
     for size in sizes:
         total = total + size
     return total
-
-

@@ -63,7 +63,9 @@ def python_source(graph: Graph, comments: bool = True) -> PythonSource:
     bound = dimensions(graph.placeholders)
     sizes = [f"{s} = {bound[s][0]}.size({bound[s][1]})" for s in sorted(used & bound.keys(), key=str)]
     parameters = ", ".join(n.name for n in graph.placeholders)
-    source = "\n".join([*head, "", f"def forward({parameters}):", *(f"    {line}" for line in [*sizes, *body]), ""])
+    source = "\n".join(
+        [*head, "", f"def forward({parameters}):", *(f"    {line}" for line in [*sizes, *body]), ""]
+    )
     return PythonSource(source, names)
 
 

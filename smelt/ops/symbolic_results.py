@@ -12,33 +12,50 @@ from typing import Any
 import torch
 
 from smelt.graph.assignments import COUNT, Candidates, at, candidates_of, products, spec_at, syms_of
+from smelt.graph.effects import effects
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Expr, NeedsFixedSize, Size, Sym, contiguous_stride, free_syms
 from smelt.graph.specs import empty_like_spec, make_spec
-from smelt.graph.effects import effects
 from smelt.ops.layouts import on_metas
 from smelt.ops.recompute import Class
 from smelt.ops.registry import row
+from smelt.ops.window_sizes import quotients
 from smelt.torch_private import OpOverload
 
 _META = torch.device("meta")
 
 # Sizes of their results are quotients, which a multiple of a size may resemble.
-_DIVIDING = ("conv", "pool", "unfold", "im2col", "col2im", "upsample", "grid", "fft", "stft", "chunk", "split", "slice")
+_DIVIDING = (
+    "conv",
+    "pool",
+    "unfold",
+    "im2col",
+    "col2im",
+    "upsample",
+    "grid",
+    "fft",
+    "stft",
+    "chunk",
+    "split",
+    "slice",
+)
 # What these do is right, or an error under every assignment, for all sizes from 2 on. Of all others the
 # sizes are required to be at least the smallest ones that were tried.
 _SAFE_CLASSES = (
     Class.CREATION, Class.POINTWISE, Class.TRANSCENDENTAL, Class.ROWS, Class.REDUCTION, Class.STATISTICS,
     Class.SCAN, Class.PRODUCT,
 )  # fmt: skip
-_SAFE = frozenset(
-    "view _unsafe_view _reshape_alias expand permute transpose t unsqueeze squeeze slice select alias detach unbind cat stack "
-    "clone copy copy_ contiguous index_select embedding slice_scatter select_scatter split_with_sizes split split.Tensor "
-    "arange empty zeros ones full rand randn empty_like zeros_like ones_like full_like rand_like randn_like fill fill_ zero_ "
-    "_to_copy tril triu where masked_fill bernoulli native_dropout scalar_tensor lift_fresh_copy "
-    "_softmax _log_softmax native_layer_norm _fused_rms_norm mm bmm addmm baddbmm matmul linear mean sum amax amin "
-    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_attention_math_for_mps".split()
-)
+_SAFE_NAMES = """
+view _unsafe_view _reshape_alias expand permute transpose t unsqueeze squeeze slice select alias detach unbind split
+split_with_sizes diagonal cat stack clone copy copy_ contiguous _to_copy lift_fresh_copy flip roll repeat constant_pad_nd
+index_select index index_put index_put_ _unsafe_index embedding slice_scatter select_scatter sort argsort cummax cummin
+arange empty zeros ones full rand randn scalar_tensor empty_like zeros_like ones_like full_like rand_like randn_like
+fill fill_ zero_ bernoulli bernoulli_ normal_ uniform_ exponential_ random_ native_dropout tril triu where masked_fill
+_softmax _log_softmax native_layer_norm _fused_rms_norm mm bmm addmm baddbmm mean sum amax amin _fft_c2c
+_scaled_dot_product_flash_attention_for_cpu max_pool2d_with_indices avg_pool1d avg_pool2d _adaptive_avg_pool2d
+upsample_nearest2d upsample_bilinear2d
+"""
+_SAFE = frozenset(_SAFE_NAMES.split())
 
 
 def is_safe(func: OpOverload) -> bool:
@@ -77,8 +94,10 @@ def results(
     device: torch.device,
     spec_of: Callable[[Any], TensorSpec | None],
 ) -> Any:
-    """What `func` gives: specs in the place of tensors, in lists and tuples; an argument that it gives back is itself. Raises
-    NeedsFixedSize."""
+    """What `func` gives: specs in the place of tensors, in lists and tuples; an argument that it gives back is itself.
+
+    Raises NeedsFixedSize, or NotImplementedError where it has no shape function.
+    """
     syms = symbols_in((args, kwargs), spec_of)
     specs = [s for leaf in _leaves((args, kwargs)) if (s := spec_of(leaf)) is not None]
     sizes = [leaf for leaf in _leaves((args, kwargs)) if isinstance(leaf, Expr)]
@@ -89,9 +108,10 @@ def results(
         given.append(back)
     declared = effects(func).results
     if declared and all(result.kind == "same" for result in declared):
-        back = tuple(effects(func).argument(result.arg, tuple(args), kwargs) for result in declared)
-        return back[0] if len(back) == 1 else back
+        written = tuple(effects(func).argument(result.arg, tuple(args), kwargs) for result in declared)
+        return written[0] if len(written) == 1 else written
     name = func._schema.name.removeprefix("aten::")
+    sizes += quotients(func, dict(zip(effects(func).names, args)) | kwargs, spec_of)
     fitted = _Fit(name, candidates_of(specs, sizes), syms, device, given)
     return fitted.tree(answers)
 
@@ -124,6 +144,8 @@ def _answer(
     named = {name: number(v) for name, v in kwargs.items()}
     try:
         out = on_metas(func, given, named, device)
+    except NotImplementedError:
+        raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise NeedsFixedSize(f"{func} raises for some sizes: {error}", syms) from error
     return out, back
@@ -168,7 +190,11 @@ class _Fit:
             if any(b is None or b[1] is not back[0][1] for b in back):  # type: ignore[index]
                 raise self.refuse("whether it gives its argument back")
             return back[0][1]  # type: ignore[index]
-        if len({(m.dtype, m.dim(), m.is_conj(), m.is_neg()) for m in metas}) != 1 or metas[0].is_conj() or metas[0].is_neg():
+        if (
+            len({(m.dtype, m.dim(), m.is_conj(), m.is_neg()) for m in metas}) != 1
+            or metas[0].is_conj()
+            or metas[0].is_neg()
+        ):
             raise self.refuse("the dtype")
         shape = tuple(self.size(values) for values in zip(*(m.size() for m in metas)))
         strides = list(zip(*(m.stride() for m in metas)))

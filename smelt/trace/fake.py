@@ -121,8 +121,9 @@ def _spec_of(elem: torch.Tensor, device: torch.device) -> TensorSpec:
     shape, stride = tuple(elem.size()), elem.stride()
     if all(type(n) is int for n in (*shape, *stride)):
         return spec_of(elem, device)
-    sizes: list[tuple[Size, ...]] = [tuple(map(size_of, numbers)) for numbers in (shape, stride)]
-    return make_spec(*sizes, elem.dtype, device, size_of(elem.storage_offset()))
+    sizes: tuple[Size, ...] = tuple(map(size_of, shape))
+    strides: tuple[Size, ...] = tuple(map(size_of, stride))
+    return make_spec(sizes, strides, elem.dtype, device, size_of(elem.storage_offset()))
 
 
 def fake_shape(fake: FakeTensor) -> tuple[Any, ...]:
@@ -217,7 +218,9 @@ class Storages:
 
     def __init__(self) -> None:
         self._meta: dict[int, torch.UntypedStorage] = {}
-        self._symbolic: dict[int, frozenset[Sym]] = {}  # storages that one tensor alone may look at, and its symbols
+        self._symbolic: dict[
+            int, frozenset[Sym]
+        ] = {}  # storages that one tensor alone may look at, and its symbols
 
     def elem_like(self, real: torch.Tensor) -> torch.Tensor:
         """A meta tensor laid out as `real`, on the meta storage that stands for `real`'s storage."""
@@ -231,13 +234,16 @@ class Storages:
         elem = torch.empty(0, dtype=real.dtype, device="meta")
         return elem.set_(meta, real.storage_offset(), real.size(), real.stride()).data  # not written yet
 
-
     def elem_of(self, real: torch.Tensor, sizes: Mapping[int, Any]) -> torch.Tensor:
         """A meta tensor like `real` whose dimensions in `sizes` are these symbolic numbers, on a storage of its own. Raises
         NeedsFixedSize where `real` is not row-major from the start of its storage, or shares it."""
         syms = frozenset().union(*(free_syms(size_of(n)) for n in sizes.values()))
         key = real.untyped_storage()._cdata
-        if not real.is_contiguous() or real.storage_offset() or real.stride() != contiguous_stride(real.size()):
+        if (
+            not real.is_contiguous()
+            or real.storage_offset()
+            or real.stride() != contiguous_stride(real.size())
+        ):
             raise NeedsFixedSize("an input is not laid out row by row from the start of its storage", syms)
         if key in self._symbolic or key in self._meta:
             raise NeedsFixedSize("inputs share memory", syms | self._symbolic.get(key, frozenset()))

@@ -76,8 +76,8 @@ def build(parts: TraceParts, outputs: Sequence[FakeTensor], recorded: RecordedBa
 def _sized(
     parts: TraceParts, used: Container[Node | None], graph: Graph | None
 ) -> dict[Sym, tuple[FakeTensor, int]]:
-    """For each symbol of a size, in `graph` or at all, an input, and which dimension's size it is: one of those that are used
-    anyway, if there is one."""
+    """For each symbol of a size, in `graph` or at all, an input, and which dimension's size it is: one of the used inputs, if
+    it has the symbol."""
     found: dict[Sym, tuple[FakeTensor, int]] = {}
     if not parts.inputs.sized:
         return found

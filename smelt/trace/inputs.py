@@ -91,9 +91,7 @@ class Inputs(Sequence[FakeTensor]):
 
     # ---- tensors and their fakes
 
-    def fake(
-        self, real: torch.Tensor, name: str = "", sizes: Mapping[int, Any] | None = None
-    ) -> FakeTensor:
+    def fake(self, real: torch.Tensor, name: str = "", sizes: Mapping[int, Any] | None = None) -> FakeTensor:
         """The fake that stands for `real` (always the same one). `name` is how graphs call it; `sizes` are symbolic numbers
         (`Symbols.size_leaf`), by the dimension whose size they are.
 

@@ -1,4 +1,4 @@
-"""Views of one place or of a range of places of a symbolic size: which are there is decided by comparisons, which are guards.
+"""Views of one place or of a range of places of a symbolic size: comparisons, which are guards, decide which are there.
 
 What eager clamps to the size, or counts from the end, is then a plain size from 0 on.
 """

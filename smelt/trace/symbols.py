@@ -24,7 +24,7 @@ from smelt.errors import Unsupported
 from smelt.graph.ir import TensorSpec
 from smelt.graph.numbers import OPERATIONS, Expression, Number, Table, leaves
 from smelt.graph.sizes import Expr, NeedsFixedSize, Quotient, Size, Sym, bounds, free_syms
-from smelt.trace.size_numbers import COMPARED, computed, decided, reduced
+from smelt.trace.size_numbers import COMPARED, Comparisons, computed, reduced
 
 MAX_SIZE = 100  # operations of an expression; a larger one is pinned
 
@@ -51,7 +51,7 @@ class Symbols:
         self._values: dict[Any, Number] = {}
         self._pinned: set[Any] = set()
         self._sizes: dict[Size, Symbol] = {}  # symbols of sizes, by the size
-        self._decided: dict[tuple[str, Size, Size], bool] = {}
+        self._comparisons = Comparisons()
         self.hints: dict[Sym, int] = {}  # what the symbols of sizes are in this call
         self._refused: PlainNumbersOnly | None = None
 
@@ -107,7 +107,9 @@ class Symbols:
 
     def _made_of_size(self, size: Expr) -> Symbol:
         if isinstance(size, Quotient):
-            total = self._plainly("floordiv" if size.op == "//" else "mod", *map(self.of_size, (size.left, size.right)))
+            total = self._plainly(
+                "floordiv" if size.op == "//" else "mod", *map(self.of_size, (size.left, size.right))
+            )
             return Symbol(self, total.expression, total.value, size)
         total = self.symbol(size.const)
         for i, (monomial, coefficient) in enumerate(size.terms):
@@ -133,15 +135,16 @@ class Symbols:
 
     def compare(self, op: str, a: Size, b: Size) -> bool:
         """A comparison (`lt`, `eq`, ...) of sizes. What is not the same for all sizes is required of later calls."""
-        answer = decided(op, a, b)
-        if answer is not None:
-            return answer
-        key = (op, *reduced(a, b))
-        answer = self._decided.get(key)
+        if op in ("ne", "ge", "le"):
+            return not self.compare(_OPPOSITE[op], a, b)
+        if op == "gt":
+            return self.compare("lt", b, a)
+        answer = self._comparisons.decided(op, a, b)
         if answer is None:
-            left, right = map(self.of_size, key[1:])
+            left, right = map(self.of_size, reduced(a, b))
             value: bool = OPERATIONS[op].function(left.value, right.value)
-            answer = self._decided[key] = self.decide(self._table.call(op, left.expression, right.expression), value)
+            answer = self.decide(self._table.call(op, left.expression, right.expression), value)
+            self._comparisons.note(op, a, b, answer)
         return answer
 
     def at_least(self, size: Size, least: int) -> None:
@@ -204,6 +207,9 @@ class Symbols:
         if not self.is_pinned(expression):
             self._require(expression, value)
         return value
+
+
+_OPPOSITE = {"ne": "eq", "ge": "lt", "le": "gt"}
 
 
 def _over(*what: Any) -> None:

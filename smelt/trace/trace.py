@@ -97,9 +97,7 @@ class Trace(TraceParts):
         )
         return left_dispatch or left_function
 
-    def fake(
-        self, real: torch.Tensor, name: str = "", sizes: Mapping[int, Any] | None = None
-    ) -> FakeTensor:
+    def fake(self, real: torch.Tensor, name: str = "", sizes: Mapping[int, Any] | None = None) -> FakeTensor:
         """The fake that stands for `real`, where dimensions may have symbolic `sizes` (`Inputs.fake`)."""
         return self.inputs.fake(real, name, sizes)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from smelt.graph.ir import Graph, TensorSpec
+from smelt.graph.ir import Graph
 from smelt.graph.sizes import Sym, evaluate
 from smelt.graph.specs import empty_like_spec, make_spec
 from smelt.trace.counters import NO_COUNTERS, Counters

@@ -47,11 +47,15 @@ def check_sizes(
                 want = flatten(function(*eager_in))
                 torch.manual_seed(7)
                 tensors = [graph_in[position[id(r)]] if id(r) in position else r for r in reals]
-                tensors += [evaluate(n.symbol.expression, lambda k: leaf[f"s{k.index}"]) for n in traced.numbers]
+                tensors += [
+                    evaluate(n.symbol.expression, lambda k: leaf[f"s{k.index}"]) for n in traced.numbers
+                ]
                 got = run(at(graph, values), tensors)
             assert len(got) == len(want)
             for g, w in zip([*got, *graph_in], [*want, *eager_in]):
-                torch.testing.assert_close(g, w, rtol=close[0], atol=close[1], equal_nan=True, check_stride=True)
+                torch.testing.assert_close(
+                    g, w, rtol=close[0], atol=close[1], equal_nan=True, check_stride=True
+                )
             specs = at(graph, values).output.spec
             for spec, w in zip(specs, want):
                 assert (spec.shape, spec.stride, spec.dtype) == (w.shape, w.stride(), w.dtype)
