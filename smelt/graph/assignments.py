@@ -6,6 +6,8 @@ fits the answers is the right one:
 
 * small, middling and large ones, and any two symbols in both orders: what holds only from some size on is seen to fail;
 * the differences of the numbers of one symbol have no common divisor, so that `s // k * k` is no `s - c` for any k.
+
+There is one more assignment, `HUGE`, of numbers that only code which allocates no memory may be asked about.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from smelt.graph.sizes import Expr, NeedsFixedSize, Size, Sym, evaluate, free_sy
 from smelt.graph.specs import make_spec
 
 COUNT = 3
+HUGE = COUNT
 _MOST = 24  # symbols
 Values = tuple[int, ...]  # one for each assignment
 
@@ -31,11 +34,11 @@ def _primes(least: int) -> Iterator[int]:
 
 
 def _numbers() -> Iterator[Values]:
-    small, large, middle = _primes(5), _primes(211), 198
-    for least, most in itertools.islice(zip(small, large), _MOST):
+    middle = 198
+    for least, most, huge in itertools.islice(zip(_primes(5), _primes(211), _primes(100_003)), _MOST):
         while gcd(middle - least, most - least) != 1:
             middle -= 1
-        yield least, middle, most
+        yield least, middle, most, huge
         middle -= 1
 
 
@@ -55,20 +58,20 @@ _VALUES: dict[Expr, Values] = {}
 
 
 def values_of(size: Size) -> Values:
-    """What `size` is under each assignment."""
-    if not isinstance(size, Expr):
-        return (size,) * COUNT
-    found = _VALUES.get(size)
-    if found is None:
-        numbers = {sym: _of_symbol(sym) for sym in free_syms(size)}
-        made = [evaluate(size, {s: n[k] for s, n in numbers.items()}) for k in range(COUNT)]
-        found = _VALUES[size] = tuple(made)
-    return found
+    """What `size` is under each assignment but HUGE."""
+    return tuple(at(size, k) for k in range(COUNT))
 
 
 def at(size: Size, k: int) -> int:
-    """What `size` is under assignment `k`."""
-    return size if type(size) is int else values_of(size)[k]
+    """What `size` is under assignment `k`, which may be HUGE."""
+    if not isinstance(size, Expr):
+        return size
+    found = _VALUES.get(size)
+    if found is None:
+        numbers = {sym: _of_symbol(sym) for sym in free_syms(size)}
+        made = [evaluate(size, {s: n[i] for s, n in numbers.items()}) for i in range(HUGE + 1)]
+        found = _VALUES[size] = tuple(made)
+    return found[k]
 
 
 @cache
@@ -155,8 +158,8 @@ class Candidates:
 
 
 def candidates_of(specs: Sequence[TensorSpec], numbers: Iterable[Size]) -> Candidates:
-    """What the sizes of a result may be made of: symbols, sizes and strides of operands, their numbers of elements, arguments,
-    and, of several operands, what their sizes add up to."""
+    """What the sizes of a result may be made of: symbols, operands' sizes, strides and numbers of elements, arguments, and, of
+    several operands, what their sizes add up to."""
     made = Candidates(numbers)
     for sym in sorted(frozenset().union(*map(free_syms, made), *map(syms_of, specs)), key=str):
         made.add(sym)

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
-from smelt.graph.assignments import syms_of, values_of
+from smelt.graph.assignments import syms_of
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Expr, Sym
-from smelt.ops.symbolic_results import is_safe
+from smelt.ops.symbolic_results import tried_sizes
 from smelt.torch_private import OpOverload
+from smelt.trace.arguments import Args
 from smelt.trace.fake import FakeTensor, wrap
 from smelt.trace.inputs import Inputs
 
@@ -67,9 +68,10 @@ def _layout(inputs: Inputs, spec: TensorSpec) -> tuple[Any, Any, Any]:
     return symbols.layout(spec)
 
 
-def check_sizes(inputs: Inputs, func: OpOverload, syms: frozenset[Sym]) -> None:
-    """Requires what is not known to hold for small sizes: that they are none."""
+def check_sizes(inputs: Inputs, func: OpOverload, args: Args, syms: frozenset[Sym]) -> None:
+    """Requires that sizes are such as were tried, where that matters."""
     symbols = inputs.numbers.symbols
-    if symbols is not None and not is_safe(func):
-        for sym in syms:
-            symbols.at_least(sym, min(values_of(sym)))
+    if symbols is not None:
+        for sym, (least, most) in tried_sizes(func, args, syms).items():
+            symbols.at_least(sym, least)
+            symbols.at_most(sym, most)

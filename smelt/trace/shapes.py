@@ -64,7 +64,7 @@ def infer(
     key = (key, torch.get_default_dtype())
     answer = _ANSWERS.get(key)
     if answer is not None and answer.symbols:
-        check_sizes(inputs, func, answer.symbols)
+        check_sizes(inputs, func, args, answer.symbols)
     if answer is None:
         out, answer = _FirstCall(inputs, func, info, args, kwargs).infer()
         if answer is None:
@@ -130,7 +130,7 @@ class _FirstCall:
                 self.inputs, self.func, self.info, self.args, self.kwargs, self.device, symbols
             )
             answer = found.answer()
-            check_sizes(self.inputs, self.func, symbols)
+            check_sizes(self.inputs, self.func, self.args, symbols)
             return _repeat(self.inputs, answer, self.info, self.args, self.kwargs), answer
         metas = [self._meta(a) for a in self.args]
         meta_kwargs = {k: self._meta(v) for k, v in self.kwargs.items()}

@@ -189,6 +189,11 @@ class Symbols:
             self._require(expression, type(value))
         return _wrapped(Symbol(self, expression, value))
 
+    def at_most(self, size: Size, most: int) -> None:
+        """Requires that `size` is `most` or less, likewise."""
+        if bounds(size)[1] > most and not self.compare("le", size, most):
+            raise NeedsFixedSize(f"{size} is more than {most}", free_syms(size))
+
     def _of_sizes(self, op: str, operands: tuple[Symbol, ...]) -> Any:
         """The operation where the operands are sizes and so is the result, or it says which is larger."""
         sizes = [o.size for o in operands if o.size is not None]

@@ -10,7 +10,7 @@ from smelt.graph.sizes import NeedsFixedSize, Sym
 from smelt.graph.verify import verify
 from smelt.trace.fake import fake_numel, fake_shape, fake_stride
 from smelt.trace.symbols import Int
-from tests.harness.sizes import check_sizes
+from tests.harness.sizes import check_gradients, check_sizes
 from tests.harness.traced import trace
 
 SIZES = [(5, 6), (3, 7), (9, 10), (2, 31), (11, 4), (8, 8), (2, 2), (7, 3), (64, 2), (6, 5), (40, 70)]
@@ -136,6 +136,41 @@ PROGRAMS = {
 def test_one_trace_for_all_sizes(name):
     torch.manual_seed(0)
     check_sizes(*PROGRAMS[name], SIZES, CLOSE)
+
+
+NO_GRADIENTS = {"arange", "new", "writes_input"}  # the last one writes a leaf
+
+
+@pytest.mark.parametrize("name", PROGRAMS.keys() - NO_GRADIENTS)
+def test_one_joint_graph_for_all_sizes(name):
+    torch.manual_seed(0)
+    check_gradients(*PROGRAMS[name], SIZES)
+
+
+def test_results_that_are_views_by_symbolic_sizes_have_no_joint_graph_yet():
+    def function(x):
+        y = x * 2
+        return y, y.view(-1), y[:, 1:]
+
+    with pytest.raises(NeedsFixedSize):
+        trace(function, [matrix(5, 6)[0].requires_grad_()], grad=True, symbolic=BOTH, joint=True)
+
+
+def test_large_sizes_make_a_difference():
+    """What is the same for all sizes that were tried may change at a larger or a smaller one."""
+    for function in (
+        lambda x: x.diagonal() + 1,
+        lambda x: x.split(300, 1),
+        lambda x: torch.linalg.svdvals(x),
+    ):
+        for shape in ((7, 3), (7, 300)):
+            inputs, symbolic = [torch.randn(shape)], {0: (0,)}
+            guards = []
+            try:
+                trace(function, inputs, symbolic=symbolic, guards=guards)
+            except NeedsFixedSize:
+                continue
+            assert guards or function(inputs[0])[0].shape[:1] == (7,)
 
 
 def guards_of(function, make=matrix):
