@@ -158,8 +158,10 @@ class Candidates:
 
 
 def candidates_of(specs: Sequence[TensorSpec], numbers: Iterable[Size]) -> Candidates:
-    """What the sizes of a result may be made of: symbols, operands' sizes, strides and numbers of elements, arguments, and, of
-    several operands, what their sizes add up to."""
+    """What the sizes of a result may be made of: symbols, sizes and strides of operands, numbers of elements, arguments.
+
+    Of several operands, what their sizes add up to is among them.
+    """
     made = Candidates(numbers)
     for sym in sorted(frozenset().union(*map(free_syms, made), *map(syms_of, specs)), key=str):
         made.add(sym)

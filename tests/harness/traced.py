@@ -29,8 +29,8 @@ def trace(
     """Traces `function` on fakes of `inputs`; tensors that it closes over become inputs, too.
 
     `symbolic`: dimensions, by the position of their input, whose sizes are symbols: s0, s1, ... in this order, one for each
-    size that there is. What is required of them goes into `guards`; a pinned one raises NeedsFixedSize. `joint`: with a joint
-    graph.
+    size that there is. What is required of them goes into `guards`; a pinned one raises NeedsFixedSize.
+    `joint`: with a joint graph.
     """
     required: list[tuple[Expression, Any]] = [] if guards is None else guards
     symbols = Symbols(_pinned, lambda expression, expected: required.append((expression, expected)))

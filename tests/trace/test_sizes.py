@@ -150,27 +150,32 @@ def test_one_joint_graph_for_all_sizes(name):
 def test_results_that_are_views_by_symbolic_sizes_have_no_joint_graph_yet():
     def function(x):
         y = x * 2
-        return y, y.view(-1), y[:, 1:]
+        return y, y.view(y.size(0) * y.size(1))
 
     with pytest.raises(NeedsFixedSize):
         trace(function, [matrix(5, 6)[0].requires_grad_()], grad=True, symbolic=BOTH, joint=True)
 
 
-def test_large_sizes_make_a_difference():
-    """What is the same for all sizes that were tried may change at a larger or a smaller one."""
-    for function in (
-        lambda x: x.diagonal() + 1,
-        lambda x: x.split(300, 1),
-        lambda x: torch.linalg.svdvals(x),
-    ):
-        for shape in ((7, 3), (7, 300)):
-            inputs, symbolic = [torch.randn(shape)], {0: (0,)}
-            guards = []
-            try:
-                trace(function, inputs, symbolic=symbolic, guards=guards)
-            except NeedsFixedSize:
-                continue
-            assert guards or function(inputs[0])[0].shape[:1] == (7,)
+AT_SOME_SIZE = {
+    "diagonal": lambda x: x.diagonal() + 1,
+    "pieces": lambda x: x.split(300, 0),
+    "pieces_of_two": lambda x: x.split(2, 1),
+    "svd": torch.linalg.svdvals,
+    "largest": lambda x: x.topk(3, 0)[0],
+    "gather": lambda x: x.gather(1, torch.zeros(4, 1, dtype=torch.long)),
+    "slice": lambda x: x[:300] + 1,
+    "shuffle": lambda x: F.pixel_shuffle(x[None, None].expand(1, 4, -1, -1), 2),
+}
+
+
+@pytest.mark.parametrize("name", AT_SOME_SIZE)
+@pytest.mark.parametrize("width", [3, 300])
+def test_what_changes_at_some_size_is_guarded_or_refused(name, width):
+    sizes = [(7,), (6,), (2,), (3,), (299,), (301,), (400,), (700,)]
+    try:
+        check_sizes(AT_SOME_SIZE[name], lambda n: [torch.randn(n, width)], {0: (0,)}, sizes, CLOSE)
+    except NeedsFixedSize as error:
+        assert error.symbols == {Sym("s0", 2)}
 
 
 def guards_of(function, make=matrix):
