@@ -65,6 +65,11 @@ def by_halves(x):
     return x[:, :half] + 1, x[:, half:] * 2
 
 
+def writes_cache(x, cache):
+    cache[:, : x.size(1)] = x
+    return cache[:, : x.size(1)].sum(1)
+
+
 # name: (function, inputs by size, dimensions with symbols)
 BOTH = {0: (0, 1)}
 PROGRAMS = {
@@ -120,6 +125,11 @@ PROGRAMS = {
     ),
     "pools": (lambda x, w: (F.max_pool2d(x, 2), F.adaptive_avg_pool2d(x, 1)), images, {0: (0, 3)}),
     "writes": (writes, matrix, BOTH),
+    "writes_cache": (
+        writes_cache,
+        lambda b, s: [torch.randn(b, s, 8), torch.zeros(b, 64, 8)],
+        {0: (0, 1), 1: (0,)},
+    ),
     "writes_input": (writes_input, matrix, BOTH),
     "condition": (lambda x: x * 2 if x.size(0) < x.size(1) else x - 1, matrix, BOTH),
     "condition_of_product": (lambda x: x * 2 if x.size(0) * x.size(1) > 20 else x, matrix, BOTH),
@@ -138,7 +148,7 @@ def test_one_trace_for_all_sizes(name):
     check_sizes(*PROGRAMS[name], SIZES, CLOSE)
 
 
-NO_GRADIENTS = {"arange", "new", "writes_input"}  # the last one writes a leaf
+NO_GRADIENTS = {"arange", "new", "writes_cache", "writes_input"}  # the last ones write leaves
 
 
 @pytest.mark.parametrize("name", PROGRAMS.keys() - NO_GRADIENTS)
