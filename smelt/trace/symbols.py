@@ -52,6 +52,8 @@ class Symbols:
         self._pinned: set[Any] = set()
         self._sizes: dict[Size, Symbol] = {}  # symbols of sizes, by the size
         self._comparisons = Comparisons()
+        self.of_sizes: dict[tuple[Any, ...], Symbol] = {}  # results, by operation and operands
+        self._constants: dict[int, Symbol] = {}
         self.hints: dict[Sym, int] = {}  # what the symbols of sizes are in this call
         self._refused: PlainNumbersOnly | None = None
 
@@ -95,7 +97,12 @@ class Symbols:
         if type(value) in NUMBERS:
             found: Symbol = value.node
             return found
-        return Symbol(self, self._table.const(value), value, value if type(value) is int else None)
+        if type(value) is not int:
+            return Symbol(self, self._table.const(value), value)
+        constant = self._constants.get(value)
+        if constant is None:
+            constant = self._constants[value] = Symbol(self, self._table.const(value), value, value)
+        return constant
 
     def of_size(self, size: Size) -> Symbol:
         """The symbol of a size: equal sizes have one."""
@@ -332,16 +339,22 @@ class Symbol:
 
     _graph_repr = __repr__ = str
 
-    def __getattr__(self, name: Any) -> Callable[..., Symbol]:
-        op = _NODE_OPERATIONS.get(name)
-        if op is None:
-            raise AttributeError(name)
 
-        def method(*others: Symbol) -> Symbol:
-            made = self.call(op, *others)
-            return made.node if type(made) in NUMBERS else self.symbols.symbol(made)
+def _node_method(op: str) -> Callable[..., Symbol]:
+    def method(self: Symbol, *others: Symbol) -> Symbol:
+        symbols = self.symbols
+        key = (op, self.size, *[o.size for o in others])  # C++ asks the same of sizes again and again
+        known = symbols.of_sizes.get(key)
+        if known is not None:
+            symbols.check()
+            return known
+        made = self.call(op, *others)
+        found: Symbol = made.node if type(made) in NUMBERS else symbols.symbol(made)
+        if None not in key:
+            symbols.of_sizes[key] = found
+        return found
 
-        return method
+    return method
 
 
 # Methods of a SymNode by the operation they are.
@@ -352,6 +365,10 @@ _NODE_OPERATIONS = {
     "pow_by_natural": "pow", "sym_min": "min", "sym_max": "max", "sym_float": "float", "sym_int": "int",
     "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "round_to",
 }  # fmt: skip
+
+
+for _name, _op in _NODE_OPERATIONS.items():
+    setattr(Symbol, _name, _node_method(_op))
 
 
 def _binary(op: str, plain: Callable[[Any, Any], Any], reflected: bool = False) -> Callable[[Any, Any], Any]:
