@@ -19,8 +19,9 @@ from functools import cache
 from math import gcd, prod
 from typing import Any
 
+from smelt.errors import NeedsFixedSize
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Expr, NeedsFixedSize, Size, Sym, evaluate, free_syms
+from smelt.graph.sizes import Expr, Size, Sym, evaluate, free_syms
 from smelt.graph.specs import make_spec
 
 COUNT = 3

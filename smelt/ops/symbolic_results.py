@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from smelt.errors import NeedsFixedSize
 from smelt.graph.assignments import (
     COUNT,
     HUGE,
@@ -24,7 +25,7 @@ from smelt.graph.assignments import (
 )
 from smelt.graph.effects import effects
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Expr, NeedsFixedSize, Size, Sym, contiguous_stride, free_syms
+from smelt.graph.sizes import Expr, Size, Sym, contiguous_stride, free_syms
 from smelt.graph.specs import empty_like_spec, make_spec
 from smelt.ops.layouts import on_metas
 from smelt.ops.recompute import Class

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.autograd.forward_ad import enter_dual_level
 
+from smelt.errors import NeedsFixedSize
 from smelt.graph import torch_settings
 from smelt.graph.ir import Node
-from smelt.graph.sizes import NeedsFixedSize
 from smelt.reasons import TENSOR_SUBCLASS, UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
 from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction, is_functorch_wrapped_tensor
 from smelt.trace.arguments import LEAF_TYPES, Args, Kwargs, Unnameable, other_argument

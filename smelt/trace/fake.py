@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from smelt.errors import SmeltError, Unsupported
+from smelt.errors import NeedsFixedSize, SmeltError, Unsupported
 from smelt.graph.assignments import syms_of
 from smelt.graph.ir import Node, TensorSpec
-from smelt.graph.sizes import NeedsFixedSize, Size, Sym, contiguous_stride, free_syms
+from smelt.graph.sizes import Size, Sym, contiguous_stride, free_syms
 from smelt.graph.specs import make_spec, spec_of
 from smelt.graph.tree import leaves
 from smelt.reasons import ANOTHER_TRACER, DATA_DEPENDENT, TENSOR_SUBCLASS, UNSUPPORTED_OBJECT, Reason

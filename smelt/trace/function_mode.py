@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from smelt.errors import Unsupported
-from smelt.graph.sizes import NeedsFixedSize
+from smelt.errors import NeedsFixedSize, Unsupported
 from smelt.graph.tree import leaves
 from smelt.reasons import DATA_DEPENDENT, TENSOR_SUBCLASS
 from smelt.torch_private import (

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 
 from smelt.errors import Unsupported
-from smelt.graph.effects import Effects, effects
 from smelt.graph.assignments import syms_of
+from smelt.graph.effects import Effects, effects
 from smelt.graph.ir import Graph, Line, Node, TensorSpec, argument_nodes, map_nodes
 from smelt.graph.sizes import contiguous_stride
 from smelt.ops.inplace import pure_of
@@ -340,7 +340,7 @@ class _Functionalizer(Emitter):
         storage.version += 1
 
     def _overlaps_itself(self, fake: FakeTensor) -> bool:
-        """The same of a view of what does not overlap itself. Which guards sizes fulfil is not known to `overlaps_itself`."""
+        """`overlaps_itself`, which knows of no guards, of a view of what does not overlap itself."""
         source = fake
         while syms_of(source.spec) and (view := self.views.get(id(source))) and view.target in _APART:
             source = view.source

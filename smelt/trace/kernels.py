@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from smelt.errors import NeedsFixedSize
 from smelt.graph.handle import Handle
 from smelt.graph.ir import TensorSpec
 from smelt.graph.kernel_calls import RUN_KERNEL, Grids, KernelCall, KernelLaunch, Part, Slot
-from smelt.graph.sizes import NeedsFixedSize
 from smelt.graph.tree import map_leaves
 from smelt.reasons import UNSUPPORTED_EFFECT
 from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction

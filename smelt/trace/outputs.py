@@ -14,9 +14,10 @@ from typing import Any, Literal
 
 import torch
 
+from smelt.errors import NeedsFixedSize
 from smelt.graph.effects import effects
 from smelt.graph.ir import Node, TensorSpec, argument_nodes, map_nodes
-from smelt.graph.sizes import Expr, NeedsFixedSize
+from smelt.graph.sizes import Expr
 from smelt.graph.symbols import symbols_in
 from smelt.graph.tree import leaves
 from smelt.torch_private import OpOverload

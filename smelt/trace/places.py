@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import torch
 
+from smelt.errors import NeedsFixedSize
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import INFINITE, Expr, NeedsFixedSize, Size, free_syms
+from smelt.graph.sizes import INFINITE, Expr, Size, free_syms
 from smelt.graph.specs import make_spec
 from smelt.torch_private import OpOverload
 from smelt.trace.arguments import Args, Kwargs

@@ -13,10 +13,9 @@ import torch
 from torch.autograd import forward_ad
 from torch.autograd.graph import GradientEdge
 
-from smelt.errors import Unsupported
+from smelt.errors import NeedsFixedSize, Unsupported
 from smelt.graph.assignments import syms_of
 from smelt.graph.ir import Line
-from smelt.graph.sizes import NeedsFixedSize
 from smelt.graph.specs import empty_like_spec
 from smelt.ops.symbolic_results import results
 from smelt.torch_private import DisableTorchDispatch, run_engine

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from smelt.errors import NeedsFixedSize
 from smelt.graph.assignments import agreed
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import NeedsFixedSize
 from smelt.graph.specs import static_sizes
 from smelt.graph.tree import leaves, map_leaves
 from smelt.ops.registry import row

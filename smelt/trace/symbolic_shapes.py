@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from smelt.errors import Unsupported
+from smelt.errors import NeedsFixedSize, Unsupported
 from smelt.graph.effects import DeclaredResult, Effects
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import NeedsFixedSize, Sym
+from smelt.graph.sizes import Sym
 from smelt.graph.tree import leaves
 from smelt.ops.symbolic_results import results
 from smelt.reasons import (

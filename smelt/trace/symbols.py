@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from smelt.errors import Unsupported
+from smelt.errors import NeedsFixedSize, Unsupported
 from smelt.graph.ir import TensorSpec
 from smelt.graph.numbers import OPERATIONS, Expression, Number, Table, leaves
-from smelt.graph.sizes import Expr, NeedsFixedSize, Quotient, Size, Sym, bounds, free_syms
+from smelt.graph.sizes import Expr, Quotient, Size, Sym, bounds, free_syms
 from smelt.trace.size_numbers import COMPARED, Comparisons, computed, reduced
 
 MAX_SIZE = 100  # operations of an expression; a larger one is pinned
@@ -315,10 +315,10 @@ class Symbol:
     wrap_float = wrap_bool = wrap_int
 
     def sym_sum(self, numbers: list[Symbol]) -> Symbol:
-        total = self.wrap_int(0)
+        total: Any = 0
         for number in numbers:
-            total = total.add(number)
-        return total
+            total = total + number.number()
+        return self.symbols.symbol(total)
 
     def sym_not(self) -> Symbol:
         return self.wrap_bool(not self.plain())

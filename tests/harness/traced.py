@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
+from smelt.errors import NeedsFixedSize
 from smelt.graph.interpreter import run
 from smelt.graph.ir import Graph
 from smelt.graph.numbers import Expression
 from smelt.graph.printer import code
-from smelt.graph.sizes import NeedsFixedSize, Sym
+from smelt.graph.sizes import Sym
 from smelt.trace.symbols import Symbols
 from smelt.trace.trace import Trace
 from smelt.trace.traced import Traced

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from smelt.errors import Unsupported, VerificationError
+from smelt.errors import NeedsFixedSize, Unsupported, VerificationError
 from smelt.graph.printer import code
-from smelt.graph.sizes import NeedsFixedSize, Sym
+from smelt.graph.sizes import Sym
 from smelt.graph.verify import verify
 from smelt.trace.fake import fake_numel, fake_shape, fake_stride
 from smelt.trace.symbols import Int
