@@ -6,6 +6,8 @@ fits the answers is the right one:
 
 * small, middling and large ones, and any two symbols in both orders: what holds only from some size on is seen to fail;
 * the differences of the numbers of one symbol have no common divisor, so that `s // k * k` is no `s - c` for any k.
+
+There is one more assignment, `HUGE`, of numbers that only code which allocates no memory may be asked about.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from smelt.graph.sizes import Expr, Size, Sym, evaluate, free_syms
 from smelt.graph.specs import make_spec
 
 COUNT = 3
+HUGE = COUNT
 _MOST = 24  # symbols
 Values = tuple[int, ...]  # one for each assignment
 
@@ -32,11 +35,11 @@ def _primes(least: int) -> Iterator[int]:
 
 
 def _numbers() -> Iterator[Values]:
-    small, large, middle = _primes(5), _primes(211), 198
-    for least, most in itertools.islice(zip(small, large), _MOST):
+    middle = 198
+    for least, most, huge in itertools.islice(zip(_primes(5), _primes(211), _primes(100_003)), _MOST):
         while gcd(middle - least, most - least) != 1:
             middle -= 1
-        yield least, middle, most
+        yield least, middle, most, huge
         middle -= 1
 
 
@@ -56,20 +59,20 @@ _VALUES: dict[Expr, Values] = {}
 
 
 def values_of(size: Size) -> Values:
-    """What `size` is under each assignment."""
-    if not isinstance(size, Expr):
-        return (size,) * COUNT
-    found = _VALUES.get(size)
-    if found is None:
-        numbers = {sym: _of_symbol(sym) for sym in free_syms(size)}
-        made = [evaluate(size, {s: n[k] for s, n in numbers.items()}) for k in range(COUNT)]
-        found = _VALUES[size] = tuple(made)
-    return found
+    """What `size` is under each assignment but HUGE."""
+    return tuple(at(size, k) for k in range(COUNT))
 
 
 def at(size: Size, k: int) -> int:
-    """What `size` is under assignment `k`."""
-    return size if type(size) is int else values_of(size)[k]
+    """What `size` is under assignment `k`, which may be HUGE."""
+    if not isinstance(size, Expr):
+        return size
+    found = _VALUES.get(size)
+    if found is None:
+        numbers = {sym: _of_symbol(sym) for sym in free_syms(size)}
+        made = [evaluate(size, {s: n[i] for s, n in numbers.items()}) for i in range(HUGE + 1)]
+        found = _VALUES[size] = tuple(made)
+    return found[k]
 
 
 @cache
@@ -119,6 +122,9 @@ class Candidates:
             self._by_values[values_of(size)].add(size)
             self._added.append(size)
 
+    def __iter__(self) -> Iterator[Expr]:
+        return iter(self._added)
+
     def fit(self, values: Sequence[int], combined: bool = True) -> Size | None:
         """The size of these values: a constant, a candidate, or, if `combined`, a multiple of one with a constant added, or
         the sum or difference of two. None where there is none, or more than one."""
@@ -153,13 +159,19 @@ class Candidates:
 
 
 def candidates_of(specs: Sequence[TensorSpec], numbers: Iterable[Size]) -> Candidates:
-    """What the sizes of a result may be made of: sizes and strides of operands, their numbers of elements, sizes that are
-    arguments, and, of several operands, what their sizes add up to."""
+    """What the sizes of a result may be made of: symbols, sizes and strides of operands, numbers of elements, arguments.
+
+    Of several operands, what their sizes add up to is among them.
+    """
     made = Candidates(numbers)
+    for sym in sorted(frozenset().union(*map(free_syms, made), *map(syms_of, specs)), key=str):
+        made.add(sym)
     for spec in specs:
         for size in (*spec.shape, *spec.stride, spec.offset):
             made.add(size)
-        made.add(_product(spec.shape))
+        elements = _product(spec.shape)
+        made.add(elements)
+        made.add(_product(n for n in spec.shape if not isinstance(n, int)))
     ranks = {len(spec.shape) for spec in specs}
     if len(specs) > 1 and len(ranks) == 1:
         for sizes in zip(*(spec.shape for spec in specs)):

@@ -12,7 +12,17 @@ from typing import Any
 import torch
 
 from smelt.errors import NeedsFixedSize
-from smelt.graph.assignments import COUNT, Candidates, at, candidates_of, products, spec_at, syms_of
+from smelt.graph.assignments import (
+    COUNT,
+    HUGE,
+    Candidates,
+    at,
+    candidates_of,
+    products,
+    spec_at,
+    syms_of,
+    values_of,
+)
 from smelt.graph.effects import effects
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Expr, Size, Sym, contiguous_stride, free_syms
@@ -20,6 +30,7 @@ from smelt.graph.specs import empty_like_spec, make_spec
 from smelt.ops.layouts import on_metas
 from smelt.ops.recompute import Class
 from smelt.ops.registry import row
+from smelt.ops.window_sizes import quotients
 from smelt.torch_private import OpOverload
 
 _META = torch.device("meta")
@@ -40,90 +51,63 @@ _DIVIDING = (
     "slice",
 )
 # What these do is right, or an error under every assignment, for all sizes from 2 on. Of all others the
-# sizes are required to be at least the smallest ones that were tried.
+# sizes are required to lie between the smallest and the largest that were tried (`tried_sizes`).
 _SAFE_CLASSES = (
     Class.CREATION, Class.POINTWISE, Class.TRANSCENDENTAL, Class.ROWS, Class.REDUCTION, Class.STATISTICS,
     Class.SCAN, Class.PRODUCT,
 )  # fmt: skip
-_SAFE = frozenset(
-    [
-        "view",
-        "_unsafe_view",
-        "_reshape_alias",
-        "expand",
-        "permute",
-        "transpose",
-        "t",
-        "unsqueeze",
-        "squeeze",
-        "slice",
-        "select",
-        "alias",
-        "detach",
-        "unbind",
-        "cat",
-        "stack",
-        "clone",
-        "copy",
-        "copy_",
-        "contiguous",
-        "index_select",
-        "embedding",
-        "slice_scatter",
-        "select_scatter",
-        "split_with_sizes",
-        "split",
-        "split.Tensor",
-        "arange",
-        "empty",
-        "zeros",
-        "ones",
-        "full",
-        "rand",
-        "randn",
-        "empty_like",
-        "zeros_like",
-        "ones_like",
-        "full_like",
-        "rand_like",
-        "randn_like",
-        "fill",
-        "fill_",
-        "zero_",
-        "_to_copy",
-        "tril",
-        "triu",
-        "where",
-        "masked_fill",
-        "bernoulli",
-        "native_dropout",
-        "scalar_tensor",
-        "lift_fresh_copy",
-        "_softmax",
-        "_log_softmax",
-        "native_layer_norm",
-        "_fused_rms_norm",
-        "mm",
-        "bmm",
-        "addmm",
-        "baddbmm",
-        "matmul",
-        "linear",
-        "mean",
-        "sum",
-        "amax",
-        "amin",
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_attention_math_for_mps",
-    ]
-)
+_SAFE_NAMES = """
+view _unsafe_view _reshape_alias expand permute transpose t unsqueeze squeeze slice select alias detach unbind
+split_with_sizes cat stack clone copy copy_ contiguous _to_copy lift_fresh_copy flip roll repeat constant_pad_nd
+index_select index index_put index_put_ _unsafe_index embedding slice_scatter select_scatter sort argsort cummax cummin
+arange empty zeros ones full rand randn scalar_tensor empty_like zeros_like ones_like full_like rand_like randn_like
+fill fill_ zero_ bernoulli bernoulli_ normal_ uniform_ exponential_ random_ native_dropout tril triu where masked_fill
+_softmax _log_softmax native_layer_norm _fused_rms_norm mm bmm addmm baddbmm mean sum amax amin _fft_c2c
+_scaled_dot_product_flash_attention_for_cpu max_pool2d_with_indices avg_pool1d avg_pool2d _adaptive_avg_pool2d
+upsample_nearest2d upsample_bilinear2d
+slice_backward select_backward embedding_dense_backward _softmax_backward_data _log_softmax_backward_data
+native_layer_norm_backward native_group_norm_backward native_batch_norm_backward _fused_rms_norm_backward
+convolution_backward max_pool2d_with_indices_backward avg_pool2d_backward _adaptive_avg_pool2d_backward
+_scaled_dot_product_flash_attention_for_cpu_backward nll_loss_forward nll_loss_backward glu_backward
+index_add index_add_ index_fill new_zeros new_ones new_empty new_full new_empty_strided
+"""
+_SAFE = frozenset(_SAFE_NAMES.split())
 
 
-def is_safe(func: OpOverload) -> bool:
-    """Whether the operator takes all sizes from 2 on alike."""
+def tried_sizes(func: OpOverload, args: Sequence[Any], syms: frozenset[Sym]) -> dict[Sym, tuple[int, int]]:
+    """For each symbol, between which numbers it must be for what is found here to hold; nothing where all sizes from 2 on
+    will do."""
+    if _is_safe(func, args):
+        return {}
+    last = HUGE if _may_be_huge(func) else COUNT - 1
+    return {s: (min(values_of(s)), at(s, last)) for s in syms}
+
+
+def _may_be_huge(func: OpOverload) -> bool:
+    return not row(func).run_on_zeros
+
+
+def _is_safe(func: OpOverload, args: Sequence[Any]) -> bool:
+    name = func._schema.name.removeprefix("aten::")
+    if name in ("split", "unsafe_split"):  # where it has no other size, it gives as many pieces
+        shape = args[0].spec.shape
+        dim = args[2] if len(args) > 2 else 0
+        return -len(shape) <= dim < len(shape) and isinstance(shape[dim], int)
+    if name in ("gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce"):
+        return _covers(*args[:4])
     if torch.Tag.pointwise in func.tags or row(func).recompute in _SAFE_CLASSES:
         return True
-    return func._schema.name.removeprefix("aten::") in _SAFE
+    return name in _SAFE
+
+
+def _covers(x: Any, dim: int, index: Any, source: Any = None) -> bool:
+    """Whether there is a place for each index, and a value, whatever the sizes are."""
+    shape, places = x.spec.shape, index.spec.shape
+    if hasattr(source, "spec") and isinstance(source.spec, TensorSpec) and source.spec.shape != places:
+        return False
+    return len(shape) == len(places) and all(
+        a is b or d == dim % len(shape) for d, (a, b) in enumerate(zip(shape, places))
+    )
 
 
 def symbols_in(args: Any, spec_of: Callable[[Any], TensorSpec | None]) -> frozenset[Sym]:
@@ -155,8 +139,10 @@ def results(
     device: torch.device,
     spec_of: Callable[[Any], TensorSpec | None],
 ) -> Any:
-    """What `func` gives: specs in the place of tensors, in lists and tuples; an argument that it gives back is itself. Raises
-    NeedsFixedSize."""
+    """What `func` gives: specs in the place of tensors, in lists and tuples; an argument that it gives back is itself.
+
+    Raises NeedsFixedSize, or NotImplementedError where it has no shape function.
+    """
     syms = symbols_in((args, kwargs), spec_of)
     specs = [s for leaf in _leaves((args, kwargs)) if (s := spec_of(leaf)) is not None]
     sizes = [leaf for leaf in _leaves((args, kwargs)) if isinstance(leaf, Expr)]
@@ -167,11 +153,26 @@ def results(
         given.append(back)
     declared = effects(func).results
     if declared and all(result.kind == "same" for result in declared):
-        back = tuple(effects(func).argument(result.arg, tuple(args), kwargs) for result in declared)
-        return back[0] if len(back) == 1 else back
+        written = tuple(effects(func).argument(result.arg, tuple(args), kwargs) for result in declared)
+        return written[0] if len(written) == 1 else written
     name = func._schema.name.removeprefix("aten::")
-    fitted = _Fit(name, candidates_of(specs, sizes), syms, device, given)
-    return fitted.tree(answers)
+    sizes += quotients(func, dict(zip(effects(func).names, args)) | kwargs, spec_of)
+    found = _Fit(name, candidates_of(specs, sizes), syms, device, given).tree(answers)
+    if device.type == "cpu" and _may_be_huge(func) and not _is_safe(func, args):
+        out, _ = _answer(func, args, kwargs, device, spec_of, HUGE, syms)
+        if not _fits(found, out):
+            raise NeedsFixedSize(f"{name}: large sizes make a difference", syms)
+    return found
+
+
+def _fits(found: Any, out: Any) -> bool:
+    """Whether the specs are those of the tensors `out` under assignment HUGE."""
+    if isinstance(found, (list, tuple)):
+        return len(found) == len(out) and all(map(_fits, found, out))
+    if not isinstance(found, TensorSpec):
+        return True
+    spec = spec_at(found, HUGE)
+    return (spec.shape, spec.stride, spec.offset) == (out.size(), out.stride(), out.storage_offset())
 
 
 def _answer(
@@ -202,6 +203,8 @@ def _answer(
     named = {name: number(v) for name, v in kwargs.items()}
     try:
         out = on_metas(func, given, named, device)
+    except NotImplementedError:
+        raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise NeedsFixedSize(f"{func} raises for some sizes: {error}", syms) from error
     return out, back

@@ -121,8 +121,9 @@ def _spec_of(elem: torch.Tensor, device: torch.device) -> TensorSpec:
     shape, stride = tuple(elem.size()), elem.stride()
     if all(type(n) is int for n in (*shape, *stride)):
         return spec_of(elem, device)
-    sizes: list[tuple[Size, ...]] = [tuple(map(size_of, numbers)) for numbers in (shape, stride)]
-    return make_spec(*sizes, elem.dtype, device, size_of(elem.storage_offset()))
+    sizes: tuple[Size, ...] = tuple(map(size_of, shape))
+    strides: tuple[Size, ...] = tuple(map(size_of, stride))
+    return make_spec(sizes, strides, elem.dtype, device, size_of(elem.storage_offset()))
 
 
 def fake_shape(fake: FakeTensor) -> tuple[Any, ...]:

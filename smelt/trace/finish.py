@@ -48,7 +48,8 @@ def build(parts: TraceParts, outputs: Sequence[FakeTensor], recorded: RecordedBa
     sized = _sized(parts, used, None if whole else aten_graph)
     used |= {parts.inputs.aten_node(fake) for fake, _ in sized.values()}
     inputs = tuple(f for f in parts.inputs if f.aten_node in used or f.torch_node in used)
-    numbers = tuple(n for n in parts.numbers.by_expression.values() if not used.isdisjoint(n.nodes.values()))
+    read = used | whole.read() if whole else used  # numbers that only the backward reads are inputs, too
+    numbers = tuple(n for n in parts.numbers.by_expression.values() if not read.isdisjoint(n.nodes.values()))
     places = [n.node(parts.tape.torch) for n in numbers], [n.node(parts.tape.aten) for n in numbers]
     _begin(torch_graph, [*(parts.inputs.torch_node(f) for f in inputs), *places[0]])
     _begin(aten_graph, [*(parts.inputs.aten_node(f) for f in inputs), *places[1]])
@@ -76,8 +77,8 @@ def build(parts: TraceParts, outputs: Sequence[FakeTensor], recorded: RecordedBa
 def _sized(
     parts: TraceParts, used: Container[Node | None], graph: Graph | None
 ) -> dict[Sym, tuple[FakeTensor, int]]:
-    """For each symbol of a size, in `graph` or at all, an input, and which dimension's size it is: one of those that are used
-    anyway, if there is one."""
+    """For each symbol of a size, in `graph` or at all, an input, and which dimension's size it is: a used input, if one has
+    the symbol."""
     found: dict[Sym, tuple[FakeTensor, int]] = {}
     if not parts.inputs.sized:
         return found

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 
 from smelt.errors import Unsupported
+from smelt.graph.assignments import syms_of
 from smelt.graph.effects import Effects, effects
-from smelt.graph.ir import Graph, Line, Node, argument_nodes, map_nodes
+from smelt.graph.ir import Graph, Line, Node, TensorSpec, argument_nodes, map_nodes
+from smelt.graph.sizes import contiguous_stride
 from smelt.ops.inplace import pure_of
 from smelt.ops.nodes import Emitter
 from smelt.ops.results import result_spec
@@ -323,7 +325,7 @@ class _Functionalizer(Emitter):
         storage = self._storage(fake)
         if storage.inputs > 1:
             raise self.refuse("inputs share memory and one of them is written")
-        if overlaps_itself(storage.base.spec) or overlaps_itself(fake.spec):
+        if overlaps_itself(storage.base.spec) or self._overlaps_itself(fake):
             raise self.refuse("a tensor is written several of whose elements share memory")
         spec = fake.spec
         if value.spec.shape != spec.shape or value.spec.dtype != spec.dtype:
@@ -336,6 +338,13 @@ class _Functionalizer(Emitter):
             fake = view.source
         storage.value = self._laid_out(value, storage)
         storage.version += 1
+
+    def _overlaps_itself(self, fake: FakeTensor) -> bool:
+        """`overlaps_itself`, which knows of no guards, of a view of what does not overlap itself."""
+        source = fake
+        while syms_of(source.spec) and (view := self.views.get(id(source))) and view.target in _APART:
+            source = view.source
+        return source is not self._storage(fake).base and overlaps_itself(fake.spec)
 
     def _laid_out(self, value: Node, storage: _Storage) -> Node:
         """`value` with exactly the strides of the base, which later views rely on."""
@@ -351,6 +360,8 @@ class _Functionalizer(Emitter):
     ) -> Node:
         """Appends a node with the line and source of the operator that is being rewritten."""
         kwargs = kwargs or {}
+        if spec is None and op in _SCATTERS and _is_symbolic_row_major(args[0].spec):
+            spec = replace(args[0].spec, offset=0, requires_grad=False)
         if spec is None:
             spec = result_spec(op, args, kwargs)
         stem = op.__name__ if op is operator.getitem else op._schema.name.split("::")[1].strip("_")
@@ -360,6 +371,21 @@ class _Functionalizer(Emitter):
 
     def item(self, node: Node, index: int) -> Node:
         return self.emit(operator.getitem, (node, index), spec=node.spec[index])
+
+
+# Views whose elements lie apart if those of what they look at do.
+_APART = frozenset(
+    {
+        *(aten.slice.Tensor, aten.select.int, aten.view.default, aten.transpose.int, aten.permute.default),
+        *(aten.t.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.default, aten.alias.default),
+        *(aten.detach.default, aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int),
+    }
+)
+_SCATTERS = frozenset({aten.slice_scatter.default, aten.select_scatter.default})
+
+
+def _is_symbolic_row_major(spec: TensorSpec) -> bool:
+    return bool(syms_of(spec)) and spec.stride == contiguous_stride(spec.shape)
 
 
 def _results(out: Any) -> Iterator[tuple[int | None, FakeTensor]]:

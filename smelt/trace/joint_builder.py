@@ -62,6 +62,14 @@ class JointBuilder:
         """Whether a node without users stays. Eager runs of the backward what gradients need, so nothing else raises."""
         return passes.has_effect(node) if node in self.late else must_run(node)
 
+    def read(self) -> set[Node]:
+        """The nodes of the trace's aten graph whose copies are read by what is returned, or must run."""
+        used = {n for n in self.ends if n is not None}
+        for made in reversed(self.graph.nodes):
+            if made in used or self._stays(made):
+                used.update(argument_nodes(made))
+        return {node for node, copy in self.copy_of.items() if copy in used}
+
     def joint(self, inputs: Sequence[FakeTensor], placeholders: Sequence[Node]) -> Joint:
         """`inputs` are those of the finished trace; `placeholders` their nodes, and then those of the numbers."""
         recorded, graph = self.recorded, self.graph

@@ -14,12 +14,16 @@ from typing import Any, Literal
 
 import torch
 
+from smelt.errors import NeedsFixedSize
 from smelt.graph.effects import effects
 from smelt.graph.ir import Node, TensorSpec, argument_nodes, map_nodes
+from smelt.graph.sizes import Expr
+from smelt.graph.symbols import symbols_in
+from smelt.graph.tree import leaves
 from smelt.torch_private import OpOverload
 from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.autograd_calls import AutogradCalls
-from smelt.trace.fake import FakeTensor, fakes_in
+from smelt.trace.fake import FakeTensor, check_fixed, fakes_in
 from smelt.trace.history import computed_after, read_by
 from smelt.trace.inputs import Inputs
 from smelt.trace.not_differentiable import refuse
@@ -120,6 +124,7 @@ class _Sources:
         _check_history(fake, start)
         # Of `unsafe_chunk`: the same memory, which counts for itself.
         if fake is not start and fake.requires_grad and not fake._is_view():
+            check_fixed(fake, "a result that autograd sees as no view")
             steps = (*steps, ViewStep(_unsafe_view, (_VIEWED, list(fake.spec.shape)), {}, None))
         return OutputSource(kind, at, steps, is_detached, is_no_grad_view(fake), retained)
 
@@ -219,6 +224,8 @@ class _Origins:
             sources = [n for n in argument_nodes(node) if type(n.spec) is TensorSpec]
             if len(sources) != 1 or any(n not in sources for n in argument_nodes(node)):
                 raise refuse("a result is a view that takes several tensors, or numbers that change")
+            if leaves((node.args, node.kwargs), Expr):
+                raise NeedsFixedSize("a result is a view by symbolic sizes", frozenset(symbols_in([node])))
             args, kwargs = (map_nodes(a, lambda n: _VIEWED) for a in (node.args, node.kwargs))
             steps.append(ViewStep(node.target, args, kwargs, item))
             if sources[0] not in self._fakes:

@@ -1,4 +1,4 @@
-"""Views of one place or of a range of places of a symbolic size: which are there is decided by comparisons, which are guards.
+"""Views of one place or of a range of places of a symbolic size: comparisons, which are guards, decide which are there.
 
 What eager clamps to the size, or counts from the end, is then a plain size from 0 on.
 """
@@ -17,8 +17,8 @@ from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import Symbols
 
 aten = torch.ops.aten
-_RANGES = frozenset({aten.slice.Tensor, aten.slice_scatter.default})
-_PLACES = frozenset({aten.select.int, aten.select_scatter.default})
+_RANGES = frozenset({aten.slice.Tensor, aten.slice_scatter.default, aten.slice_backward.default})
+_PLACES = frozenset({aten.select.int, aten.select_scatter.default, aten.select_backward.default})
 
 
 def in_range(symbols: Symbols, func: OpOverload, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
@@ -27,7 +27,7 @@ def in_range(symbols: Symbols, func: OpOverload, args: Args, kwargs: Kwargs) -> 
     if func in _RANGES:
         given = _arguments(func, args, kwargs)
         start, end = given["start"], given["end"]
-        n = _size(given["self"], given["dim"])
+        n = _size(given)
         if not any(isinstance(v, Expr) for v in (n, start, end)):
             return args, kwargs
         first = 0 if start is None else _clamped(symbols, start, n)
@@ -39,7 +39,7 @@ def in_range(symbols: Symbols, func: OpOverload, args: Args, kwargs: Kwargs) -> 
         return tuple(given.values()), {}
     if func in _PLACES:
         given = _arguments(func, args, kwargs)
-        n, index = _size(given["self"], given["dim"]), given["index"]
+        n, index = _size(given), given["index"]
         if not any(isinstance(v, Expr) for v in (n, index)):
             return args, kwargs
         place = index + n if symbols.compare("lt", index, 0) else index
@@ -57,8 +57,12 @@ def _arguments(func: OpOverload, args: Args, kwargs: Kwargs) -> Kwargs:
     return {a.name: given.get(a.name, a.default_value) for a in func._schema.arguments}
 
 
-def _size(tensor: object, dim: int) -> Size:
-    shape = tensor.spec.shape if type(tensor) is FakeTensor else tuple(tensor.size())  # type: ignore[attr-defined]
+def _size(given: Kwargs) -> Size:
+    tensor, dim = given.get("self"), given["dim"]
+    if tensor is None:
+        shape = given["input_sizes"]
+    else:
+        shape = tensor.spec.shape if type(tensor) is FakeTensor else tuple(tensor.size())
     if not -len(shape) <= dim < len(shape):
         return 0  # which the operator refuses
     found: Size = shape[dim]

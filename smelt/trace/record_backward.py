@@ -14,9 +14,12 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import GradientEdge
 
 from smelt.errors import NeedsFixedSize, Unsupported
+from smelt.graph.assignments import syms_of
 from smelt.graph.ir import Line
 from smelt.graph.specs import empty_like_spec
+from smelt.ops.symbolic_results import results
 from smelt.torch_private import DisableTorchDispatch, run_engine
+from smelt.trace.answers import fresh
 from smelt.trace.backward_rules import replaced
 from smelt.trace.fake import FakeTensor, fakes_in, wrap
 from smelt.trace.grad_flags import GradFlags, switched_on
@@ -28,6 +31,7 @@ from smelt.trace.outputs import OutputSource, Taken, is_no_grad_view, output_sou
 from smelt.trace.parts import TraceParts
 from smelt.trace.shared_saves import shared_saves
 from smelt.trace.spent import spent_values
+from smelt.trace.symbolic_shapes import spec_of_fake
 
 
 def record_backward(parts: TraceParts, outputs: Sequence[FakeTensor]) -> RecordedBackward:
@@ -37,7 +41,16 @@ def record_backward(parts: TraceParts, outputs: Sequence[FakeTensor]) -> Recorde
     except Unsupported:
         raise
     except RuntimeError as error:  # what autograd says of a view on which it has given up
+        _check_fixed(parts, error)
         raise refuse(str(error)) from error
+
+
+def _check_fixed(parts: TraceParts, error: Exception) -> None:
+    """C++ code may raise of symbolic sizes alone."""
+    if parts.numbers.sizes:
+        raise NeedsFixedSize(
+            f"a backward raises {str(error).partition(chr(10))[0]}", parts.numbers.sizes
+        ) from error
 
 
 _ERRORS = (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError)
@@ -57,7 +70,7 @@ def _record(parts: TraceParts, outputs: Sequence[FakeTensor]) -> RecordedBackwar
     gone = {s.value for s in spent}
     with_tangent = tuple(i for i, v in enumerate(places) if v.requires_grad and i not in gone)
     sources = tuple(f for i, f in enumerate(inputs) if id(f) in inputs.first_history or i in flags.on)
-    tangents = tuple(_tangent(places[i]) for i in with_tangent)
+    tangents = tuple(_tangent(inputs, places[i]) for i in with_tangent)
     for k, tangent in enumerate(tangents):
         parts.backward.add_tangent(tangent, f"tangents_{k + 1}")
     start = len(tape.entries), len(tape.aten.graph.nodes)
@@ -155,6 +168,7 @@ def _run_engine(
         except Unsupported as error:
             raise NotDifferentiable(error.reason) from error
         except errors as error:
+            _check_fixed(parts, error)
             raise refuse(f"its backward raises {type(error).__name__}: {error}") from error
     return [*gradients, *through.values()]
 
@@ -265,9 +279,12 @@ def _edge(inputs: Inputs, fake: FakeTensor) -> FakeTensor | GradientEdge:
     return fake if history is None else GradientEdge(history, 0)
 
 
-def _tangent(value: FakeTensor) -> FakeTensor:
+def _tangent(inputs: Inputs, value: FakeTensor) -> FakeTensor:
     """A fake laid out as the value it belongs to, densely."""
     with DisableTorchDispatch():
+        if syms_of(value.spec):
+            like = torch.ops.aten.empty_like.default
+            return fresh(inputs, results(like, (value,), {}, value.device, spec_of_fake))
         # An uninitialized CPU tensor answers this: for meta tensors slow Python code of torch does.
         dense = torch.empty_like(empty_like_spec(value.spec, torch.device("cpu")))
         elem = torch.empty_strided(dense.size(), dense.stride(), dtype=dense.dtype, device="meta")

@@ -7,24 +7,19 @@ again. What is not kept: changes of metadata in place, views of another dtype, a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
 
-from smelt.errors import NeedsFixedSize, Unsupported
+from smelt.errors import Unsupported
 from smelt.graph import specs
-from smelt.graph.assignments import syms_of, values_of
 from smelt.graph.effects import DeclaredResult, Effects
-from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Expr, Sym
 from smelt.graph.specs import spec_of
 from smelt.graph.tree import leaves
 from smelt.ops import results
 from smelt.ops.layouts import check_devices, on_metas
-from smelt.ops.symbolic_results import is_safe, symbols_in
-from smelt.ops.symbolic_results import results as results_of
+from smelt.ops.symbolic_results import symbols_in
 from smelt.reasons import (
     DATA_DEPENDENT,
     DATA_DEPENDENT_SHAPE,
@@ -34,34 +29,15 @@ from smelt.reasons import (
     ReasonKind,
 )
 from smelt.torch_private import OpOverload
+from smelt.trace.answers import Answer, Part, check_sizes, fresh, part_spec, view
 from smelt.trace.arguments import Args, Kwargs
-from smelt.trace.fake import FakeTensor, symbols_of, wrap
+from smelt.trace.fake import FakeTensor, wrap
 from smelt.trace.inputs import Inputs
-from smelt.trace.places import view_of
+from smelt.trace.symbolic_shapes import SymbolicCall, spec_of_fake
 
 _META = torch.device("meta")
 _CPU = torch.device("cpu")
 _MAX_ANSWERS = 50_000
-
-
-@dataclass(slots=True)
-class Part:
-    """One tensor of a result: fresh memory or a view with `spec`, or the argument itself; `arg` is its name."""
-
-    kind: str  # fresh, view, same, none
-    spec: TensorSpec | None = None
-    arg: str = ""
-    index: int = -1  # which element of a list argument
-
-
-@dataclass(slots=True)
-class Answer:
-    """`container` is None for a single tensor, else tuple or list."""
-
-    container: type | None
-    parts: list[Any]  # Part | list[Part]
-    spec: Any  # of the node
-    symbols: frozenset[Sym] = frozenset()  # of the arguments
 
 
 _ANSWERS: dict[Any, Answer] = {}
@@ -88,7 +64,7 @@ def infer(
     key = (key, torch.get_default_dtype())
     answer = _ANSWERS.get(key)
     if answer is not None and answer.symbols:
-        _check_sizes(inputs, func, answer.symbols)
+        check_sizes(inputs, func, args, answer.symbols)
     if answer is None:
         out, answer = _FirstCall(inputs, func, info, args, kwargs).infer()
         if answer is None:
@@ -113,7 +89,7 @@ def _make(inputs: Inputs, part: Part, info: Effects, args: Args, kwargs: Kwargs)
     kind, spec = part.kind, part.spec
     if kind == "fresh":
         assert spec is not None
-        return _fresh(inputs, spec)
+        return fresh(inputs, spec)
     if kind == "none":
         return None
     source = info.argument(part.arg, args, kwargs)
@@ -124,37 +100,7 @@ def _make(inputs: Inputs, part: Part, info: Effects, args: Args, kwargs: Kwargs)
     if kind == "same":
         return source
     assert spec is not None
-    return _view(inputs, source, spec)
-
-
-def _fresh(inputs: Inputs, spec: TensorSpec) -> FakeTensor:
-    shape, stride, _ = _layout(inputs, spec)
-    return wrap(torch.empty_strided(shape, stride, dtype=spec.dtype, device=_META), spec.device, spec)
-
-
-def _view(inputs: Inputs, source: FakeTensor, spec: TensorSpec) -> FakeTensor:
-    return wrap(source.elem.as_strided(*_layout(inputs, spec)), spec.device, spec)
-
-
-def _layout(inputs: Inputs, spec: TensorSpec) -> tuple[Any, Any, Any]:
-    """Shape, stride and offset as numbers for C++. A symbolic size is required to be neither 0 nor 1: of those, operators
-    make exceptions."""
-    if not syms_of(spec):
-        return spec.shape, spec.stride, spec.offset
-    symbols = inputs.numbers.symbols
-    assert symbols is not None
-    for size in spec.shape:
-        if isinstance(size, Expr):
-            symbols.at_least(size, 2)
-    return symbols.layout(spec)
-
-
-def _check_sizes(inputs: Inputs, func: OpOverload, syms: frozenset[Sym]) -> None:
-    """Requires what is not known to hold for small sizes: that they are none."""
-    symbols = inputs.numbers.symbols
-    if symbols is not None and not is_safe(func):
-        for sym in syms:
-            symbols.at_least(sym, min(values_of(sym)))
+    return view(inputs, source, spec)
 
 
 # ---- the first time
@@ -178,9 +124,14 @@ class _FirstCall:
         """(what the call returns, how to make it again; None when that cannot be kept)."""
         if self.info.changes_metadata:
             raise self._unsupported(UNSUPPORTED_EFFECT, f"{self.func} changes a tensor's shape in place")
-        symbols = symbols_in((self.args, self.kwargs), self._spec_of)
+        symbols = symbols_in((self.args, self.kwargs), spec_of_fake)
         if symbols:
-            return self._infer_symbolic(symbols)
+            found = SymbolicCall(
+                self.inputs, self.func, self.info, self.args, self.kwargs, self.device, symbols
+            )
+            answer = found.answer()
+            check_sizes(self.inputs, self.func, self.args, symbols)
+            return _repeat(self.inputs, answer, self.info, self.args, self.kwargs), answer
         metas = [self._meta(a) for a in self.args]
         meta_kwargs = {k: self._meta(v) for k, v in self.kwargs.items()}
         if "device" in self.info.names:
@@ -190,86 +141,6 @@ class _FirstCall:
         if meta_kwargs.get("layout") not in (None, torch.strided):
             raise self._unsupported(UNSUPPORTED_OBJECT, f"a {meta_kwargs['layout']} tensor")
         return self._wrap_results(self._run(metas, meta_kwargs))
-
-    def _spec_of(self, value: Any) -> TensorSpec | None:
-        """The spec of what stands for a tensor in `_symbolic`."""
-        return value.spec if type(value) is FakeTensor else None
-
-    def _infer_symbolic(self, symbols: frozenset[Sym]) -> tuple[Any, Answer]:
-        """The same where sizes are symbolic. Raises NeedsFixedSize."""
-        func, info = self.func, self.info
-        if info.data_dependent:
-            raise self._unsupported(DATA_DEPENDENT, str(func))
-        if info.dynamic_shape:
-            raise self._unsupported(DATA_DEPENDENT_SHAPE, str(func))
-        if self._is_on_several_devices():
-            raise NeedsFixedSize(f"{func} of tensors on several devices", symbols)
-        _check_sizes(self.inputs, func, symbols)
-        args, kwargs = self._meta_symbolic(self.args), self._meta_symbolic(self.kwargs)
-        if "device" in info.names:
-            if kwargs.get("device") is not None or not leaves(args, torch.Tensor):
-                kwargs["device"] = _META
-            kwargs.pop("pin_memory", None)
-        if kwargs.get("layout") not in (None, torch.strided):
-            raise self._unsupported(UNSUPPORTED_OBJECT, f"a {kwargs['layout']} tensor")
-        found = view_of(func, args, kwargs)
-        if found is None:
-            found = results_of(func, args, kwargs, self.device, self._spec_of)
-        declared = info.results
-        if not declared:
-            return None, Answer(None, [Part("none")], None, symbols)
-        single = len(declared) == 1 and not isinstance(found, tuple)
-        items = [found] if single else list(found)
-        parts = [self._part(result, item, -1) for result, item in zip(declared, items)]
-        if single and isinstance(parts[0], list):
-            answer = Answer(list, parts[0], tuple(p.spec for p in parts[0]), symbols)
-        else:
-            spec = parts[0].spec if single else tuple(_part_spec(p) for p in parts)
-            answer = Answer(None if single else tuple, parts, spec, symbols)
-        return _repeat(self.inputs, answer, info, self.args, self.kwargs), answer
-
-    def _part(self, result: DeclaredResult, item: Any, index: int) -> Any:
-        """How to make what fits a result: a spec, or an argument that was given back."""
-        if isinstance(item, (list, tuple)):
-            return [self._part(result, v, i) for i, v in enumerate(item)]
-        if item is None:
-            return Part("none")
-        if result.kind == "same":
-            return self._given_back(result, index)[1]
-        if type(item) is FakeTensor:
-            name, position = self._place(item)
-            return Part("same", item.spec, name, position)
-        if not isinstance(item, TensorSpec):
-            raise NeedsFixedSize(
-                f"{self.func} gives a number", symbols_in((self.args, self.kwargs), self._spec_of)
-            )
-        if result.kind != "view":
-            return Part("fresh", item)
-        source = self.info.argument(result.arg, self.args, self.kwargs)
-        if type(source) is not FakeTensor or source.dtype != item.dtype:
-            raise NeedsFixedSize(f"{self.func} looks at {type(source)}", symbols_of((self.args, self.kwargs)))
-        return Part("view", item, result.arg)
-
-    def _place(self, given: FakeTensor) -> tuple[str, int]:
-        """Where among the arguments one is: the name, and which element of a list."""
-        for name in self.info.names:
-            value = self.info.argument(name, self.args, self.kwargs)
-            for i, element in enumerate(value if isinstance(value, (list, tuple)) else ()):
-                if element is given:
-                    return name, i
-            if value is given:
-                return name, -1
-        raise AssertionError(f"{self.func} gave an argument back that it was not given")
-
-    def _meta_symbolic(self, value: Any) -> Any:
-        """The arguments, with fakes in the place of real tensors but those of single numbers."""
-        if isinstance(value, (list, tuple)):
-            return [self._meta_symbolic(v) for v in value]
-        if isinstance(value, dict):
-            return {k: self._meta_symbolic(v) for k, v in value.items()}
-        if isinstance(value, torch.Tensor) and type(value) is not FakeTensor:
-            return value if value.dim() == 0 and value.device == _CPU else self.inputs.stand_in(value)
-        return value
 
     def _unsupported(self, kind: ReasonKind, detail: str) -> Unsupported:
         return self.inputs.call.unsupported(kind, detail)
@@ -339,7 +210,7 @@ class _FirstCall:
             return value, None
         if single and isinstance(parts[0], list):
             return value, Answer(list, parts[0], tuple(p.spec for p in parts[0]))
-        spec = parts[0].spec if single else tuple(_part_spec(p) for p in parts)
+        spec = parts[0].spec if single else tuple(part_spec(p) for p in parts)
         return value, Answer(None if single else tuple, parts, spec)
 
     def _wrap(self, result: DeclaredResult, item: Any, index: int) -> tuple[Any, Part | None]:
@@ -389,10 +260,6 @@ def canonical_device(device: torch.device | str | int) -> torch.device:
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
     return device
-
-
-def _part_spec(part: Part | list[Part]) -> Any:
-    return tuple(p.spec for p in part) if isinstance(part, list) else part.spec
 
 
 def _loose_spec(value: Any) -> Any:

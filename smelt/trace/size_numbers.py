@@ -25,26 +25,63 @@ def computed(op: str, sizes: Sequence[Size]) -> Size | None:
     return made
 
 
-def decided(op: str, a: Size, b: Size) -> bool | None:
-    """The answer to a comparison that is the same for all values of the symbols; None where there is none, or it is not
-    seen."""
-    low, high = _bounds(a - b)
-    if op in ("eq", "ne"):
-        equal = True if low == high == 0 else False if low > 0 or high < 0 else None
-        return equal if equal is None or op == "eq" else not equal
-    if op == "gt":
-        return decided("lt", b, a)
-    if op == "ge":
-        return decided("le", b, a)
-    if op == "lt":
-        return True if high < 0 else False if low >= 0 else None
-    return True if high <= 0 else False if low > 0 else None
+class Comparisons:
+    """What is known of how sizes compare: from their ranges, and from the comparisons that later calls must decide alike."""
+
+    def __init__(self) -> None:
+        # By what stands beside the constant of a difference: the range in which it is.
+        self._known: dict[Expr, tuple[int, int]] = {}
+        self._unequal: set[Expr] = set()  # differences that are not 0
+
+    def decided(self, op: str, a: Size, b: Size) -> bool | None:
+        """The answer to `lt` or `eq`; None where it is not known."""
+        difference = a - b
+        low, high = self._range(difference)
+        if op == "lt":
+            return True if high < 0 else False if low >= 0 else None
+        if low > 0 or high < 0 or difference in self._unequal:
+            return False
+        return True if low == high == 0 else None
+
+    def note(self, op: str, a: Size, b: Size, answer: bool) -> None:
+        """From now on, this is the answer."""
+        difference = a - b
+        if not isinstance(difference, Expr):
+            return
+        if op == "eq" and not answer:
+            self._unequal |= {difference, -difference}  # type: ignore[arg-type]
+            return
+        low, high = self._range(difference)
+        if op == "eq":
+            low = high = 0
+        elif answer:
+            high = min(high, -1)
+        else:
+            low = max(low, 0)
+        const = difference.const
+        self._known[_without_const(difference)] = low - const, high - const
+        self._known[_without_const(-difference)] = const - high, const - low
+
+    def _range(self, difference: Size) -> tuple[int, int]:
+        low, high = _bounds(difference)
+        if isinstance(difference, Expr):
+            found = self._known.get(_without_const(difference))
+            if found is not None:
+                low, high = max(low, found[0] + difference.const), min(high, found[1] + difference.const)
+        return low, high
+
+
+def _without_const(size: Size) -> Expr:
+    assert isinstance(size, Expr)
+    rest = size - size.const
+    assert isinstance(rest, Expr)
+    return rest
 
 
 def _bounds(size: Size) -> tuple[int, int]:
     """The range of a size, also of `4*s*t - s`: what its symbols are above their least values is from 0 on."""
     low, high = bounds(size)
-    if low > 0 or high < 0:
+    if low >= 0 or high <= 0:
         return low, high
     above = {sym: Sym(sym.name) + sym.lo for sym in free_syms(size)}
     more, less = bounds(subs(size, above))

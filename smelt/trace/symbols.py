@@ -24,7 +24,7 @@ from smelt.errors import NeedsFixedSize, Unsupported
 from smelt.graph.ir import TensorSpec
 from smelt.graph.numbers import OPERATIONS, Expression, Number, Table, leaves
 from smelt.graph.sizes import Expr, Quotient, Size, Sym, bounds, free_syms
-from smelt.trace.size_numbers import COMPARED, computed, decided, reduced
+from smelt.trace.size_numbers import COMPARED, Comparisons, computed, reduced
 
 MAX_SIZE = 100  # operations of an expression; a larger one is pinned
 
@@ -51,7 +51,9 @@ class Symbols:
         self._values: dict[Any, Number] = {}
         self._pinned: set[Any] = set()
         self._sizes: dict[Size, Symbol] = {}  # symbols of sizes, by the size
-        self._decided: dict[tuple[str, Size, Size], bool] = {}
+        self._comparisons = Comparisons()
+        self.of_sizes: dict[tuple[Any, ...], Symbol] = {}  # results, by operation and operands
+        self._constants: dict[int, Symbol] = {}
         self.hints: dict[Sym, int] = {}  # what the symbols of sizes are in this call
         self._refused: PlainNumbersOnly | None = None
 
@@ -90,16 +92,17 @@ class Symbols:
         self._sizes[sym] = Symbol(self, self._table.leaf(key), value, sym)
         return _wrapped(self._sizes[sym])
 
-    def require_equal(self, key: Any, other: Any) -> None:
-        """The numbers found at both places are equal at each call."""
-        self._require(self._table.call("eq", self._table.leaf(key), self._table.leaf(other)), True)
-
     def symbol(self, value: Any) -> Symbol:
         """`value` (symbolic or not) as an operand."""
         if type(value) in NUMBERS:
             found: Symbol = value.node
             return found
-        return Symbol(self, self._table.const(value), value, value if type(value) is int else None)
+        if type(value) is not int:
+            return Symbol(self, self._table.const(value), value)
+        constant = self._constants.get(value)
+        if constant is None:
+            constant = self._constants[value] = Symbol(self, self._table.const(value), value, value)
+        return constant
 
     def of_size(self, size: Size) -> Symbol:
         """The symbol of a size: equal sizes have one."""
@@ -139,17 +142,16 @@ class Symbols:
 
     def compare(self, op: str, a: Size, b: Size) -> bool:
         """A comparison (`lt`, `eq`, ...) of sizes. What is not the same for all sizes is required of later calls."""
-        answer = decided(op, a, b)
-        if answer is not None:
-            return answer
-        key = (op, *reduced(a, b))
-        answer = self._decided.get(key)
+        if op in ("ne", "ge", "le"):
+            return not self.compare(_OPPOSITE[op], a, b)
+        if op == "gt":
+            return self.compare("lt", b, a)
+        answer = self._comparisons.decided(op, a, b)
         if answer is None:
-            left, right = map(self.of_size, key[1:])
+            left, right = map(self.of_size, reduced(a, b))
             value: bool = OPERATIONS[op].function(left.value, right.value)
-            answer = self._decided[key] = self.decide(
-                self._table.call(op, left.expression, right.expression), value
-            )
+            answer = self.decide(self._table.call(op, left.expression, right.expression), value)
+            self._comparisons.note(op, a, b, answer)
         return answer
 
     def at_least(self, size: Size, least: int) -> None:
@@ -194,6 +196,11 @@ class Symbols:
             self._require(expression, type(value))
         return _wrapped(Symbol(self, expression, value))
 
+    def at_most(self, size: Size, most: int) -> None:
+        """Requires that `size` is `most` or less, likewise."""
+        if bounds(size)[1] > most and not self.compare("le", size, most):
+            raise NeedsFixedSize(f"{size} is more than {most}", free_syms(size))
+
     def _of_sizes(self, op: str, operands: tuple[Symbol, ...]) -> Any:
         """The operation where the operands are sizes and so is the result, or it says which is larger."""
         sizes = [o.size for o in operands if o.size is not None]
@@ -212,6 +219,9 @@ class Symbols:
         if not self.is_pinned(expression):
             self._require(expression, value)
         return value
+
+
+_OPPOSITE = {"ne": "eq", "ge": "lt", "le": "gt"}
 
 
 def _over(*what: Any) -> None:
@@ -305,10 +315,10 @@ class Symbol:
     wrap_float = wrap_bool = wrap_int
 
     def sym_sum(self, numbers: list[Symbol]) -> Symbol:
-        total = self.wrap_int(0)
+        total: Any = 0
         for number in numbers:
-            total = total.add(number)
-        return total
+            total = total + number.number()
+        return self.symbols.symbol(total)
 
     def sym_not(self) -> Symbol:
         return self.wrap_bool(not self.plain())
@@ -329,16 +339,22 @@ class Symbol:
 
     _graph_repr = __repr__ = str
 
-    def __getattr__(self, name: Any) -> Callable[..., Symbol]:
-        op = _NODE_OPERATIONS.get(name)
-        if op is None:
-            raise AttributeError(name)
 
-        def method(*others: Symbol) -> Symbol:
-            made = self.call(op, *others)
-            return made.node if type(made) in NUMBERS else self.symbols.symbol(made)
+def _node_method(op: str) -> Callable[..., Symbol]:
+    def method(self: Symbol, *others: Symbol) -> Symbol:
+        symbols = self.symbols
+        key = (op, self.size, *[o.size for o in others])  # C++ asks the same of sizes again and again
+        known = symbols.of_sizes.get(key)
+        if known is not None:
+            symbols.check()
+            return known
+        made = self.call(op, *others)
+        found: Symbol = made.node if type(made) in NUMBERS else symbols.symbol(made)
+        if None not in key:
+            symbols.of_sizes[key] = found
+        return found
 
-        return method
+    return method
 
 
 # Methods of a SymNode by the operation they are.
@@ -349,6 +365,10 @@ _NODE_OPERATIONS = {
     "pow_by_natural": "pow", "sym_min": "min", "sym_max": "max", "sym_float": "float", "sym_int": "int",
     "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "round_to",
 }  # fmt: skip
+
+
+for _name, _op in _NODE_OPERATIONS.items():
+    setattr(Symbol, _name, _node_method(_op))
 
 
 def _binary(op: str, plain: Callable[[Any, Any], Any], reflected: bool = False) -> Callable[[Any, Any], Any]:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from smelt.errors import Unsupported
+from smelt.errors import NeedsFixedSize, Unsupported
 from smelt.graph.ir import Line
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 from smelt.torch_private import (
@@ -156,7 +156,7 @@ class Trace(TraceParts):
             try:
                 return build(self, fakes, recorded)
             except Unsupported as error:
-                if recorded is None:
+                if recorded is None or isinstance(error, NeedsFixedSize):
                     raise
                 raise NotDifferentiable(error.reason) from error
 

@@ -11,6 +11,7 @@ from smelt.graph.interpreter import run
 from smelt.graph.numbers import Expression, evaluate
 from smelt.graph.sizes import Sym
 from smelt.graph.verify import verify
+from smelt.trace.joint import Joint
 from smelt.trace.traced import Traced
 from tests.harness.symbolic import at
 from tests.harness.traced import copy_inputs, flatten, trace
@@ -78,3 +79,54 @@ def _holds(guard: tuple[Expression, Any], leaf: Mapping[str, int]) -> bool:
     expression, expected = guard
     value = evaluate(expression, lambda key: leaf[f"s{key.index}"])
     return type(value) is expected if isinstance(expected, type) else value == expected
+
+
+def check_gradients(
+    function: Callable[..., Any],
+    make: Callable[..., Sequence[torch.Tensor]],
+    symbolic: Mapping[int, Sequence[int]],
+    sizes: Sequence[tuple[int, ...]],
+    close: tuple[float, float] = (1e-4, 1e-4),
+) -> Joint:
+    """The joint graph of `function`, of whose inputs the floating ones require gradients, must give at all `sizes` that
+    fulfil the guards what eager gives: results and gradients."""
+    guards: list[tuple[Expression, Any]] = []
+
+    def results(
+        *given: torch.Tensor,
+    ) -> list[torch.Tensor]:  # none is a view, which a joint graph would not give
+        return [t * 2 for t in flatten(function(*given)) if t.requires_grad]
+
+    inputs = _requiring(make(*sizes[0]))
+    recorder, traced = trace(results, inputs, grad=True, symbolic=symbolic, guards=guards, joint=True)
+    joint = traced.joint
+    assert joint is not None
+    verify(joint.graph, functional=True)
+    position = {id(t): i for i, t in enumerate(inputs)}
+    reals = [recorder.real(f) for f in traced.inputs]
+    checked = 0
+    for numbers in sizes:
+        given = _requiring(make(*numbers))
+        values = {s: given[i].size(d) for s, (i, d) in _places(inputs, symbolic).items()}
+        leaf = {s.name: n for s, n in values.items()}
+        if any(not _holds(guard, leaf) for guard in guards):
+            continue
+        checked += 1
+        torch.manual_seed(7)
+        want = results(*given)
+        primals = [given[position[id(r)]] if id(r) in position else r for r in reals]
+        needed = [want[k] for k in joint.tangents]
+        tangents = [torch.randn_like(t) for t in needed]
+        wanted = torch.autograd.grad(needed, [primals[i] for i in joint.gradients], tangents)
+        plain = [evaluate(n.symbol.expression, lambda k: leaf[f"s{k.index}"]) for n in traced.numbers]
+        torch.manual_seed(7)
+        with torch.no_grad():
+            got = run(at(joint.graph, values), [*(p.detach() for p in primals), *plain, *tangents])
+        for g, w in zip(got, [*want, *wanted], strict=True):
+            torch.testing.assert_close(g, w.detach(), rtol=close[0], atol=close[1])
+    assert checked > 1, f"no other sizes fulfil {guards}"
+    return joint
+
+
+def _requiring(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [t.detach().clone().requires_grad_(t.is_floating_point()) for t in tensors]

@@ -25,11 +25,13 @@ def trace(
     grad: bool = False,
     symbolic: Mapping[int, Sequence[int]] | None = None,
     guards: list[tuple[Expression, Any]] | None = None,
+    joint: bool = False,
 ) -> tuple[Trace, Traced]:
     """Traces `function` on fakes of `inputs`; tensors that it closes over become inputs, too.
 
     `symbolic`: dimensions, by the position of their input, whose sizes are symbols: s0, s1, ... in this order, one for each
     size that there is. What is required of them goes into `guards`; a pinned one raises NeedsFixedSize.
+    `joint`: with a joint graph.
     """
     required: list[tuple[Expression, Any]] = [] if guards is None else guards
     symbols = Symbols(_pinned, lambda expression, expected: required.append((expression, expected)))
@@ -37,6 +39,7 @@ def trace(
     with torch.set_grad_enabled(grad):
         recorder = Trace()
         recorder.inputs.on_unknown = recorder.fake
+        recorder.autograd.wants_joint = joint
         with recorder:
             fakes = []
             for i, t in enumerate(inputs):
@@ -48,6 +51,8 @@ def trace(
                     sizes[dim] = by_number[n]
                 fakes.append(recorder.fake(t, "", sizes))
             out = function(*fakes)
+            if joint:
+                return recorder, recorder.finish(flatten(out))
         return recorder, recorder.finish(flatten(out))
 
 

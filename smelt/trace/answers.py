@@ -1,0 +1,77 @@
+"""What is kept of the results of a call, and how fakes are made of that again, whose sizes may be symbolic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from smelt.graph.assignments import syms_of
+from smelt.graph.ir import TensorSpec
+from smelt.graph.sizes import Expr, Sym
+from smelt.ops.symbolic_results import tried_sizes
+from smelt.torch_private import OpOverload
+from smelt.trace.arguments import Args
+from smelt.trace.fake import FakeTensor, wrap
+from smelt.trace.inputs import Inputs
+
+_META = torch.device("meta")
+
+
+@dataclass(slots=True)
+class Part:
+    """One tensor of a result: fresh memory or a view with `spec`, or the argument itself; `arg` is its name."""
+
+    kind: str  # fresh, view, same, none
+    spec: TensorSpec | None = None
+    arg: str = ""
+    index: int = -1  # which element of a list argument
+
+
+@dataclass(slots=True)
+class Answer:
+    """`container` is None for a single tensor, else tuple or list."""
+
+    container: type | None
+    parts: list[Any]  # Part | list[Part]
+    spec: Any  # of the node
+    symbols: frozenset[Sym] = frozenset()  # of the arguments
+
+
+def part_spec(part: Part | list[Part]) -> Any:
+    """The spec of a result, or those of a list of them."""
+    return tuple(p.spec for p in part) if isinstance(part, list) else part.spec
+
+
+def fresh(inputs: Inputs, spec: TensorSpec) -> FakeTensor:
+    """A fake of new memory."""
+    shape, stride, _ = _layout(inputs, spec)
+    return wrap(torch.empty_strided(shape, stride, dtype=spec.dtype, device=_META), spec.device, spec)
+
+
+def view(inputs: Inputs, source: FakeTensor, spec: TensorSpec) -> FakeTensor:
+    """A fake that looks at the memory of `source`."""
+    return wrap(source.elem.as_strided(*_layout(inputs, spec)), spec.device, spec)
+
+
+def _layout(inputs: Inputs, spec: TensorSpec) -> tuple[Any, Any, Any]:
+    """Shape, stride and offset as numbers for C++. A symbolic size is required to be neither 0 nor 1: of those, operators
+    make exceptions."""
+    if not syms_of(spec):
+        return spec.shape, spec.stride, spec.offset
+    symbols = inputs.numbers.symbols
+    assert symbols is not None
+    for size in spec.shape:
+        if isinstance(size, Expr):
+            symbols.at_least(size, 2)
+    return symbols.layout(spec)
+
+
+def check_sizes(inputs: Inputs, func: OpOverload, args: Args, syms: frozenset[Sym]) -> None:
+    """Requires that sizes are such as were tried, where that matters."""
+    symbols = inputs.numbers.symbols
+    if symbols is not None:
+        for sym, (least, most) in tried_sizes(func, args, syms).items():
+            symbols.at_least(sym, least)
+            symbols.at_most(sym, most)
