@@ -15,11 +15,12 @@ from typing import Any
 import torch
 
 from smelt import _native
+from smelt.errors import NeedsFixedSize
 from smelt.graph.at_sizes import at_sizes
 from smelt.graph.graph_function import Compiled
 from smelt.graph.interpreter import run
 from smelt.graph.ir import Graph
-from smelt.graph.sizes import NeedsFixedSize, Sym, bounds
+from smelt.graph.sizes import Sym, bounds
 from smelt.runtime.forks import SIZES, hold_at_fork
 from smelt.trace.traced import SizeInput
 from smelt.trace.views import freely_written
@@ -78,7 +79,7 @@ class EachCompiled:
                 "smelt: a graph was compiled for %d sets of sizes; others run operator by operator, as there is no code "
                 "for all sizes: %s",
                 MOST_COMPILED,
-                self._why,
+                self._why.reason.detail,
             )
         return self._by_operators(tuple(values.items()))
 

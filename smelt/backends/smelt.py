@@ -17,12 +17,11 @@ from smelt.autograd.wider_saves import with_wider_saves
 from smelt.backends.by_sizes import EachCompiled, Instance, Values, by_sizes
 from smelt.backends.eager import eager
 from smelt.config import Config
-from smelt.errors import BackendError, Unsupported
+from smelt.errors import BackendError, NeedsFixedSize, Unsupported
 from smelt.graph import inner
 from smelt.graph.at_sizes import depends_inside
 from smelt.graph.graph_function import Compiled
 from smelt.graph.ir import Graph, NumberSpec, TensorSpec
-from smelt.graph.sizes import NeedsFixedSize
 from smelt.graph.verify import verify as verify_graph
 from smelt.ops.aligned_products import align_products
 from smelt.ops.channels_last import relaid
@@ -66,7 +65,7 @@ def compile_graph(traced: Traced, config: Config) -> Compiled:
         if target.warm_up is not None:
             target.warm_up(joint.graph, joint.backward)
         return compile_joint(traced, joint, config, compile_part, lay_out, devices)
-    except (Unsupported, NeedsFixedSize):
+    except Unsupported:
         raise
     except Exception as error:
         raise BackendError(f"the smelt backend failed: {type(error).__name__}: {error}") from error
@@ -137,7 +136,7 @@ def _for_any_sizes(traced: Traced, config: Config, maker: targets.Maker) -> Comp
         # Generated products are tables of numbers.
         template = _template(graph, config, maker(replace(config, native_gemm=False)))
     except NeedsFixedSize as why:
-        log.info("smelt: a graph is compiled for each set of sizes: %s", why)
+        log.info("smelt: a graph is compiled for each set of sizes: %s", why.reason.detail)
         return by_sizes(traced.sizes, EachCompiled(graph, compile_graph, why))
 
     def instance(values: Values) -> Instance:

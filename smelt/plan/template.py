@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from smelt.graph.sizes import Expr, NeedsFixedSize, Size, Sym, evaluate, free_syms
+from smelt.errors import NeedsFixedSize
+from smelt.graph.sizes import Expr, Size, Sym, evaluate, free_syms
 from smelt.graph.specs import at_numbers
 from smelt.graph.tree import map_leaves
 from smelt.plan.build import build_plan

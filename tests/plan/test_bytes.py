@@ -14,10 +14,10 @@ import torch
 
 from smelt.codegen.llvm.host import host, processor
 from smelt.codegen.load import load
-from smelt.errors import PlanError
+from smelt.errors import NeedsFixedSize, PlanError
 from smelt.graph.inner import RUN_GRAPHS, Choice, Handle, Inner
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import NeedsFixedSize, Sym
+from smelt.graph.sizes import Sym
 from smelt.plan.bytes import HEADER, MAGIC, VERSION, from_bytes, to_bytes
 from smelt.plan.code import Block, Function, Library, Processor
 from smelt.plan.encoding import READERS, Reader, Writer

@@ -9,9 +9,9 @@ import torch
 
 from smelt.codegen.load import load
 from smelt.config import Config
-from smelt.errors import VerificationError
+from smelt.errors import NeedsFixedSize, VerificationError
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import NeedsFixedSize, Sym, contiguous_stride, evaluate
+from smelt.graph.sizes import Sym, contiguous_stride, evaluate
 from smelt.plan.build import build_plan
 from smelt.plan.bytes import from_bytes, to_bytes
 from smelt.plan.code import Block, CompiledKernel, Function
