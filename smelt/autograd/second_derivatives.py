@@ -56,7 +56,7 @@ def double_backward(traced: Traced, joint: Joint) -> DoubleBackward | None:
         all(_draws(n) or n.target is aten.copy_.default for n in effectful)
         and all(call.repeatable for call in opaque)
         and joint.flags.repeatable
-        and sum(nbytes(traced.inputs[i].spec) for i in copied) <= _MOST_COPIED
+        and sum(nbytes(joint.graph.placeholders[i].spec) for i in copied) <= _MOST_COPIED
     )
     places = {i: place for i in joint.tangents if (place := joint.torch_places[i]) is not None}
     nodes = {node for place in places.values() for node in (place.node, place.settled)}

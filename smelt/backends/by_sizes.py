@@ -16,7 +16,6 @@ import torch
 
 from smelt import _native
 from smelt.errors import NeedsFixedSize
-from smelt.graph.at_sizes import at_sizes
 from smelt.graph.graph_function import Compiled
 from smelt.graph.interpreter import run
 from smelt.graph.ir import Graph
@@ -59,32 +58,32 @@ def by_sizes(
 
 
 class EachCompiled:
-    """Instances of `graph` that are compiled one by one: `compile_graph` does that to a graph of fixed sizes. When that was
-    done for MOST_COMPILED sets of sizes, others run operator by operator. `why`: there is no code for all sizes."""
+    """Instances that are compiled one by one, by `compile_at`. When that was done for MOST_COMPILED sets of sizes, others
+    are what `run_at` gives, which runs operator by operator. `why`: there is no code for all sizes."""
 
     def __init__(
-        self, graph: Graph, compile_graph: Callable[[Graph], _native.Plan], why: NeedsFixedSize
+        self,
+        compile_at: Callable[[Values], Instance],
+        run_at: Callable[[Values], Compiled],
+        why: NeedsFixedSize,
     ) -> None:
-        self._graph, self._compile, self._why = graph, compile_graph, why
+        self._compile_at, self._why = compile_at, why
         self._compiled = 0
-        self._by_operators = lru_cache(MOST_COMPILED)(self._interpreted)
+        self._run_at = lru_cache(MOST_COMPILED)(lambda values: run_at(dict(values)))
 
     def __call__(self, values: Values) -> Instance | Compiled:
         if self._compiled < MOST_COMPILED:
-            plan = self._compile(at_sizes(self._graph, values))
+            instance = self._compile_at(values)
             self._compiled += 1
-            return plan, [plan]
-        if not self._by_operators.cache_info().misses:
+            return instance
+        if not self._run_at.cache_info().misses:
             log.warning(
                 "smelt: a graph was compiled for %d sets of sizes; others run operator by operator, as there is no code "
                 "for all sizes: %s",
                 MOST_COMPILED,
                 self._why.reason.detail,
             )
-        return self._by_operators(tuple(values.items()))
-
-    def _interpreted(self, values: tuple[tuple[Sym, int], ...]) -> Compiled:
-        return by_operators(at_sizes(self._graph, dict(values)))
+        return self._run_at(tuple(values.items()))
 
 
 def by_operators(graph: Graph) -> Compiled:

@@ -25,7 +25,7 @@ def aot_eager(traced: Traced, config: Config) -> Compiled:
     """Runs the functional aten graph, operator by operator; where gradients are needed, the forward and backward that the
     joint graph is cut into. Runs the torch-level graph where gradients are needed and there is no joint graph."""
     if traced.joint is not None:
-        return compile_joint(traced, traced.joint, config, _beneath_a_node)
+        return compile_joint(traced, traced.joint, config, beneath_a_node)
     if traced.needs_grad:
         return eager(traced, config)
     return _by_operators(traced.aten_graph)
@@ -45,7 +45,7 @@ def _by_operators(graph: Graph) -> Compiled:
     return call
 
 
-def _beneath_a_node(graph: Graph, given: frozenset[int]) -> Compiled:
+def beneath_a_node(graph: Graph, given: frozenset[int]) -> Compiled:
     """Runs `graph` as the forward of a node of autograd, beneath which operators do not count writes in the versions of
     tensors: those of the inputs that it writes are counted up here, unless there is no such node."""
     function = GraphFunction(graph)

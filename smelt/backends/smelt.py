@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -14,8 +14,8 @@ import torch
 from smelt import _native, events, targets
 from smelt.autograd.compile import compile_joint
 from smelt.autograd.wider_saves import with_wider_saves
-from smelt.backends.by_sizes import EachCompiled, Instance, Values, by_sizes
-from smelt.backends.eager import eager
+from smelt.backends.by_sizes import EachCompiled, Instance, Values, by_operators, by_sizes
+from smelt.backends.eager import beneath_a_node, eager
 from smelt.config import Config
 from smelt.errors import BackendError, NeedsFixedSize, Unsupported
 from smelt.graph import inner
@@ -38,6 +38,7 @@ from smelt.schedule.schedule import Schedule
 from smelt.schedule.verify import verify as verify_schedule
 from smelt.trace.joint import Joint
 from smelt.trace.traced import Traced
+from smelt.trace.traced_at import traced_at
 
 log = logging.getLogger("smelt")
 
@@ -50,21 +51,10 @@ def compile_graph(traced: Traced, config: Config) -> Compiled:
     """
     if traced.needs_grad and traced.joint is None:  # autograd records the torch-level graph as it runs
         return eager(traced, config)
-    devices = _devices(traced)
-    maker = targets.maker(devices)
     try:
         if traced.sizes:
-            return _for_any_sizes(traced, config, maker)
-        target = maker(config)
-        if traced.joint is None:
-            return _compile(_prepared(traced.aten_graph, target), config, target)
-        # A new one for each graph: torch's number of threads may have changed.
-        compile_part = lambda graph, given: _compile(graph, config, maker(config), given)  # noqa: E731
-        lay_out = partial(with_wider_saves, costs=target.costs)
-        joint = _prepared_joint(traced.joint, target)
-        if target.warm_up is not None:
-            target.warm_up(joint.graph, joint.backward)
-        return compile_joint(traced, joint, config, compile_part, lay_out, devices)
+            return _for_any_sizes(traced, config)
+        return _for_fixed_sizes(traced, config)
     except Unsupported:
         raise
     except Exception as error:
@@ -72,6 +62,29 @@ def compile_graph(traced: Traced, config: Config) -> Compiled:
 
 
 compile_graph.differentiates = True  # type: ignore[attr-defined]
+
+
+def _for_fixed_sizes(traced: Traced, config: Config, plans: list[_native.Plan] | None = None) -> Compiled:
+    """`plans`: where all plans go, those of backwards when they are made."""
+    devices = _devices(traced)
+    maker = targets.maker(devices)
+    target = maker(config)
+
+    def compile_part(graph: Graph, given: frozenset[int], target: Target) -> _native.Plan:
+        plan = _compile(graph, config, target, given)
+        if plans is not None:
+            plans.append(plan)
+        return plan
+
+    if traced.joint is None:
+        return compile_part(_prepared(traced.aten_graph, target), frozenset(), target)
+    joint = _prepared_joint(traced.joint, target)
+    if target.warm_up is not None:
+        target.warm_up(joint.graph, joint.backward)
+    # A new target for each graph: torch's number of threads may have changed.
+    compile_graph = lambda graph, given: compile_part(graph, given, maker(config))  # noqa: E731
+    lay_out = partial(with_wider_saves, costs=target.costs)
+    return compile_joint(traced, joint, config, compile_graph, lay_out, devices)
 
 
 def _prepared(graph: Graph, target: Target) -> Graph:
@@ -118,33 +131,49 @@ def _loaded(plan: Plan, config: Config, target: Target) -> _native.Plan:
         return target.load(plan)
 
 
-def _for_any_sizes(traced: Traced, config: Config, maker: targets.Maker) -> Compiled:
-    """The graph with symbols, from one template or compiled for each set of sizes."""
-    graph, symbols = traced.aten_graph, frozenset(traced.sizes)
-    if traced.joint is not None:
-        raise NeedsFixedSize("a graph with gradients", symbols)
-    if config.cuda_graphs and maker(config).memory.device != CPU:
-        raise NeedsFixedSize("CUDA graphs are of one size", symbols)
+def _for_any_sizes(traced: Traced, config: Config) -> Compiled:
+    """The graph with symbols: plans of one template, or each set of sizes compiled."""
+    graph = traced.aten_graph if traced.joint is None else traced.joint.graph
+    if config.cuda_graphs and _devices(traced) != {CPU}:
+        raise NeedsFixedSize("CUDA graphs are of one size", frozenset(traced.sizes))
     if depends_inside(graph):
-        raise NeedsFixedSize("graphs inside of a graph, or kernels of the program's", symbols)
+        raise NeedsFixedSize("graphs inside of a graph, or kernels of the program's", frozenset(traced.sizes))
+    grad = torch.is_grad_enabled()
 
-    def compile_graph(graph: Graph) -> _native.Plan:
-        target = maker(config)
-        return _compile(_prepared(graph, target), config, target)
+    def compile_at(values: Values) -> Instance:
+        plans: list[_native.Plan] = []
+        with torch.set_grad_enabled(grad):
+            return _for_fixed_sizes(traced_at(traced, values), config, plans), plans
+
+    def run_at(values: Values) -> Compiled:
+        given = traced_at(traced, values)
+        if given.joint is None:
+            return by_operators(given.aten_graph)
+        with torch.set_grad_enabled(grad):
+            return compile_joint(given, given.joint, config, beneath_a_node)
 
     try:
-        # Generated products are tables of numbers.
-        template = _template(graph, config, maker(replace(config, native_gemm=False)))
+        make: Callable[[Values], Instance | Compiled] = _instances(traced, config)
     except NeedsFixedSize as why:
         log.info("smelt: a graph is compiled for each set of sizes: %s", why.reason.detail)
-        return by_sizes(traced.sizes, EachCompiled(graph, compile_graph, why))
+        make = EachCompiled(compile_at, run_at, why)
+    return by_sizes(traced.sizes, make)
+
+
+def _instances(traced: Traced, config: Config) -> Callable[[Values], Instance]:
+    """What makes the plan for given sizes. Raises NeedsFixedSize where there is no code for all sizes."""
+    if traced.joint is not None:
+        raise NeedsFixedSize("graphs with gradients", frozenset(traced.sizes))
+    # Generated products are tables of numbers.
+    target = targets.maker(_devices(traced))(replace(config, native_gemm=False))
+    template = _template(traced.aten_graph, config, target)
 
     def instance(values: Values) -> Instance:
         with _stage("instance"):
-            plan = _loaded(template.at(values), config, template.target)
+            plan = _loaded(template.at(values), config, target)
         return plan, [plan]
 
-    return by_sizes(traced.sizes, instance)
+    return instance
 
 
 def _template(graph: Graph, config: Config, target: Target) -> Template:

@@ -215,6 +215,112 @@ def test_what_fails_in_the_compiler_is_a_backend_error(monkeypatch):
         compile_graph(traced, Config())
 
 
+# ------------------------------------------------------------------------------------------------- with gradients
+
+
+def layers(x, v):
+    y = F.gelu(F.linear(x[:, None].expand(-1, 3, -1), v))
+    return (y.softmax(1) * x.shape[0]).sum(1), y.transpose(0, 1)
+
+
+def views(x, v):
+    y = x * v[0]
+    return y.view(-1), y[:, None].expand(-1, 2, -1).reshape(-1, x.shape[1]) @ v.t(), x.t()
+
+
+def written(x, v):
+    y = x.clone()
+    y[1] = v[0] * 2
+    y.mul_(x)
+    return y.unbind(1)[0] if x.shape[1] == 0 else y.sin(), y.sum(0)
+
+
+def gradients(run, f, s, columns, seed):
+    """Of the first result that has some, then of all: compiled and eager, twice differentiated as well."""
+    found = []
+    for call in (run, lambda inputs: flatten(f(*inputs))):
+        torch.manual_seed(seed)
+        x = torch.randn(s, columns, requires_grad=True)
+        v = torch.randn(columns, columns, requires_grad=True)
+        outputs = call((x, v))
+        weights = [torch.randn(o.shape) for o in outputs]
+        one = torch.autograd.grad(
+            (outputs[0] * weights[0]).sum(), (x, v), retain_graph=True, allow_unused=True
+        )
+        total = sum((o * w).sum() for o, w in zip(outputs, weights))
+        every = torch.autograd.grad(total, (x, v), create_graph=True)
+        twice = torch.autograd.grad(sum((g**2).sum() for g in every), (x, v), allow_unused=True)
+        found.append([*outputs, *one, *every, *twice])
+    for got, want in zip(*found, strict=True):
+        assert (got is None) == (want is None)
+        if want is not None:
+            torch.testing.assert_close(got, want, atol=1e-3, rtol=1e-3, check_stride=True)
+            assert got.requires_grad == want.requires_grad
+
+
+ROWS = [2, 3, 101, 7, 2, 64, 101, 33]
+
+
+@pytest.mark.parametrize("f", [layers, views, written])
+def test_gradients_are_eagers(f):
+    x, v = torch.randn(101, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
+    traced, inputs = symbolic_trace(f, x, v, joint=True)
+    assert inputs[0] is x and inputs[1] is v and traced.joint is not None
+    run = compile_graph(traced, CHECKED)
+    assert isinstance(run, _native.BySizes)
+    for seed, s in enumerate(ROWS):
+        gradients(run, f, s, 6, seed)
+    assert set(run.instances) == {(s,) for s in ROWS}
+
+
+@pytest.mark.parametrize("f", [layers, views, written])
+def test_beyond_eight_sets_of_sizes_gradients_are_eagers_too(f):
+    x, v = torch.randn(101, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
+    traced, _ = symbolic_trace(f, x, v, joint=True)
+    with events.subscribed((seen := []).append):
+        run = compile_graph(traced, CHECKED)
+        for s in range(2, 2 + MOST_COMPILED):
+            with torch.no_grad():
+                run((torch.randn(s, 6), v))
+        compiled = len(seen)
+        for s in (30, 40, 30):
+            gradients(run, f, s, 6, s)
+    assert not [e for e in seen[compiled:] if e.kind == "plan"] and len(run.instances) == MOST_COMPILED
+
+
+def test_a_backward_outlives_the_graph():
+    x, v = torch.randn(101, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
+    traced, _ = symbolic_trace(layers, x, v, joint=True)
+    run = compile_graph(traced, CHECKED)
+    later = [(s, run((x[:s].clone(), v))) for s in (5, 6)]
+    del run
+    gc.collect()
+    for s, outputs in later:
+        (got,) = torch.autograd.grad(outputs[0].sum(), v)
+        (want,) = torch.autograd.grad(layers(x[:s], v)[0].sum(), v)
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+
+
+def test_memory_of_backwards_is_bounded():
+    gc.collect()
+    runtime.release_all()
+
+    def f(x, v):
+        return torch.sort(torch.sort((x @ v).sin(), 0)[0] @ v, 0)[0].cos() @ v
+
+    x, v = torch.randn(101, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
+    traced, _ = symbolic_trace(f, x, v, joint=True)
+    run = compile_graph(traced, CHECKED)
+    held = []
+    for s in range(1000, 1006):
+        run((torch.randn(s, 6), v))[0].sum().backward()
+        held.append(runtime.held_bytes())
+    assert 0 < max(held) <= 2.1 * held[0]
+
+
+# ------------------------------------------------------------------------------------------------- fixed sizes
+
+
 def test_graphs_that_need_fixed_sizes():
     """They say so to capture: no BackendError."""
     traced, _ = symbolic_trace(CALLS["products"], torch.randn(101, 211))
