@@ -22,11 +22,11 @@ from smelt.graph.ir import Graph
 from smelt.graph.sizes import Sym, bounds
 from smelt.runtime.forks import SIZES, hold_at_fork
 from smelt.trace.traced import SizeInput
+from smelt.trace.traced_at import Values
 from smelt.trace.views import freely_written
 
 log = logging.getLogger("smelt")
 
-Values = Mapping[Sym, int]
 # What is kept, and the plans whose memory between calls is its own.
 Instance = tuple[Compiled, list[_native.Plan]]
 
@@ -38,8 +38,9 @@ _lock = hold_at_fork(threading.RLock(), SIZES)
 def by_sizes(
     sizes: Mapping[Sym, SizeInput], make: Callable[[Values], Instance | Compiled]
 ) -> _native.BySizes:
-    """Runs what `make` gives for the sizes of its inputs; a bare callable is not kept. The instance for the sizes that the
-    trace saw is made at once."""
+    """Runs what `make` gives for the sizes of its inputs; a bare callable is not kept. It is asked under the grad mode that
+    is on now; for the sizes that the trace saw, at once."""
+    grad = torch.is_grad_enabled()
 
     def instance(numbers: tuple[int, ...]) -> Instance | Compiled:
         values = dict(zip(sizes, numbers, strict=True))
@@ -49,7 +50,8 @@ def by_sizes(
                 raise ValueError(
                     f"smelt: a graph for sizes {sym} from {low} to {high} was called with {number}"
                 )
-        return make(values)
+        with torch.set_grad_enabled(grad):
+            return make(values)
 
     sources = [(source.input, source.dim) for source in sizes.values()]
     native = _native.BySizes(sources, instance, _lock)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -12,9 +13,9 @@ from functools import partial
 import torch
 
 from smelt import _native, events, targets
-from smelt.autograd.compile import compile_joint
+from smelt.autograd.compile import CompileGraph, compile_joint, joint_by_sizes
 from smelt.autograd.wider_saves import with_wider_saves
-from smelt.backends.by_sizes import EachCompiled, Instance, Values, by_operators, by_sizes
+from smelt.backends.by_sizes import MOST_COMPILED, EachCompiled, Instance, by_operators, by_sizes
 from smelt.backends.eager import beneath_a_node, eager
 from smelt.config import Config
 from smelt.errors import BackendError, NeedsFixedSize, Unsupported
@@ -38,7 +39,7 @@ from smelt.schedule.schedule import Schedule
 from smelt.schedule.verify import verify as verify_schedule
 from smelt.trace.joint import Joint
 from smelt.trace.traced import Traced
-from smelt.trace.traced_at import traced_at
+from smelt.trace.traced_at import Values, traced_at
 
 log = logging.getLogger("smelt")
 
@@ -138,19 +139,16 @@ def _for_any_sizes(traced: Traced, config: Config) -> Compiled:
         raise NeedsFixedSize("CUDA graphs are of one size", frozenset(traced.sizes))
     if depends_inside(graph):
         raise NeedsFixedSize("graphs inside of a graph, or kernels of the program's", frozenset(traced.sizes))
-    grad = torch.is_grad_enabled()
 
     def compile_at(values: Values) -> Instance:
         plans: list[_native.Plan] = []
-        with torch.set_grad_enabled(grad):
-            return _for_fixed_sizes(traced_at(traced, values), config, plans), plans
+        return _for_fixed_sizes(traced_at(traced, values), config, plans), plans
 
     def run_at(values: Values) -> Compiled:
         given = traced_at(traced, values)
         if given.joint is None:
             return by_operators(given.aten_graph)
-        with torch.set_grad_enabled(grad):
-            return compile_joint(given, given.joint, config, beneath_a_node)
+        return compile_joint(given, given.joint, config, beneath_a_node)
 
     try:
         make: Callable[[Values], Instance | Compiled] = _instances(traced, config)
@@ -161,28 +159,72 @@ def _for_any_sizes(traced: Traced, config: Config) -> Compiled:
 
 
 def _instances(traced: Traced, config: Config) -> Callable[[Values], Instance]:
-    """What makes the plan for given sizes. Raises NeedsFixedSize where there is no code for all sizes."""
-    if traced.joint is not None:
-        raise NeedsFixedSize("graphs with gradients", frozenset(traced.sizes))
+    """What makes plans for given sizes. Raises NeedsFixedSize where there is no code for all sizes."""
+    devices = _devices(traced)
+    if devices != {CPU}:
+        raise NeedsFixedSize("kernels of GPUs are for fixed sizes", frozenset(traced.sizes))
     # Generated products are tables of numbers.
-    target = targets.maker(_devices(traced))(replace(config, native_gemm=False))
-    template = _template(traced.aten_graph, config, target)
+    target = targets.maker(devices)(replace(config, native_gemm=False))
+    if traced.joint is None:
+        loaded = _template(traced.aten_graph, frozenset(), config, target)
 
-    def instance(values: Values) -> Instance:
-        with _stage("instance"):
-            plan = _loaded(template.at(values), config, target)
-        return plan, [plan]
+        def instance(values: Values) -> Instance:
+            plan = loaded(values)
+            return plan, [plan]
 
-    return instance
+        return instance
+
+    def prepare(graph: Graph, given: frozenset[int]) -> Callable[[Values], _native.Plan]:
+        return _template(graph, given, config, target)
+
+    joint_at = joint_by_sizes(traced, traced.joint, config, prepare, devices)
+    compile_graph = _some_compiled(config, devices)
+
+    def instance_of_joint(values: Values) -> Instance:
+        plans: list[_native.Plan] = []
+
+        def kept(made: Compiled) -> Compiled:
+            if isinstance(made, _native.Plan):
+                plans.append(made)
+            return made
+
+        made = joint_at(
+            values,
+            lambda loaded: kept(loaded(values)),
+            lambda graph, given: kept(compile_graph(graph, given)),
+        )
+        return made, plans
+
+    return instance_of_joint
 
 
-def _template(graph: Graph, config: Config, target: Target) -> Template:
-    if target.memory.device != CPU:
-        raise NeedsFixedSize("kernels of GPUs are for fixed sizes", frozenset())
+def _some_compiled(config: Config, devices: set[torch.device]) -> CompileGraph:
+    """Compiles the first backwards of a graph, as many as forwards would be (`EachCompiled`); others run operator by
+    operator."""
+    count = itertools.count()
+
+    def compile_graph(graph: Graph, given: frozenset[int]) -> Compiled:
+        if next(count) < MOST_COMPILED:
+            return _compile(graph, config, targets.maker(devices)(config), given)
+        return beneath_a_node(graph, given)
+
+    return compile_graph
+
+
+def _template(
+    graph: Graph, given: frozenset[int], config: Config, target: Target
+) -> Callable[[Values], _native.Plan]:
+    """What makes the plans of a graph for given sizes; its code is compiled here."""
     graph = inner.compiled(graph, lambda inside: _compile(inside, config, target))
-    schedule = _scheduled(graph, config, target)
+    schedule = replace(_scheduled(graph, config, target), given=given)
     with _stage("codegen"):
-        return Template.of(schedule, target, _numbers(graph))
+        template = Template.of(schedule, target, _numbers(graph))
+
+    def loaded(values: Values) -> _native.Plan:
+        with _stage("instance"):
+            return _loaded(template.at(values), config, target)
+
+    return loaded
 
 
 def _scheduled(graph: Graph, config: Config, target: Target) -> Schedule:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from smelt import _native, events, runtime
 from smelt.backends import smelt as backend
 from smelt.backends.by_sizes import MOST_COMPILED
+from smelt.backends.eager import aot_eager, eager
 from smelt.backends.smelt import compile_graph
 from smelt.config import Config
 from smelt.errors import BackendError, NeedsFixedSize
@@ -235,6 +236,11 @@ def written(x, v):
     return y.unbind(1)[0] if x.shape[1] == 0 else y.sin(), y.sum(0)
 
 
+def products(x, v):
+    y = (x @ v) @ v
+    return y @ v.t(), y[:, None].expand(-1, 2, -1), y
+
+
 def gradients(run, f, s, columns, seed):
     """Of the first result that has some, then of all: compiled and eager, twice differentiated as well."""
     found = []
@@ -261,7 +267,7 @@ def gradients(run, f, s, columns, seed):
 ROWS = [2, 3, 101, 7, 2, 64, 101, 33]
 
 
-@pytest.mark.parametrize("f", [layers, views, written])
+@pytest.mark.parametrize("f", [layers, views, written, products])
 def test_gradients_are_eagers(f):
     x, v = torch.randn(101, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
     traced, inputs = symbolic_trace(f, x, v, joint=True)
@@ -273,8 +279,77 @@ def test_gradients_are_eagers(f):
     assert set(run.instances) == {(s,) for s in ROWS}
 
 
+def test_a_joint_graph_is_cut_and_compiled_once():
+    x, v = torch.randn(101, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
+    traced, _ = symbolic_trace(lambda x, v: (x @ v) @ v.t(), x, v, joint=True)
+    with events.subscribed((seen := []).append):
+        run = compile_graph(traced, CHECKED)
+        for s in (2, 3, 101, 2, 50):
+            given = torch.randn(s, 6, requires_grad=True)
+            (y,) = run((given, v))
+            (want,) = torch.autograd.grad(((given @ v) @ v.t()).pow(2).sum(), given)
+            torch.testing.assert_close(torch.autograd.grad(y.pow(2).sum(), given)[0], want)
+    stages = [e.name if e.kind == "stage" else e.kind for e in seen]
+    assert stages.count("partition") == 1
+    assert stages.count("lower") == stages.count("codegen") == 2  # forward and backward
+    assert stages.count("instance") == 2 * 4
+
+
+def test_what_is_packed_may_be_larger_later():
+    """The indices of a maximum among 101 fit a byte; among more they may not."""
+
+    def f(x, v):
+        return (x @ v).max(0)[0], x.sum()
+
+    x, v = torch.randn(101, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
+    traced, _ = symbolic_trace(f, x, v, joint=True)
+    run = compile_graph(traced, CHECKED)
+    for s in (101, 5, 300, 70_000):
+        gradients(run, f, s, 6, s)
+
+
+def test_a_backward_without_code_for_all_sizes(monkeypatch):
+    """It is compiled for each set of sizes; after eight, others run by operators."""
+    original = backend._template
+
+    def forwards_only(graph, given, *args):
+        if given:
+            raise NeedsFixedSize("of numbers only", frozenset((S0,)))
+        return original(graph, given, *args)
+
+    monkeypatch.setattr(backend, "_template", forwards_only)
+    x, v = torch.randn(101, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
+    traced, _ = symbolic_trace(lambda x, v: torch.sort(x @ v, 0)[0] @ v, x, v, joint=True)
+    with events.subscribed((seen := []).append):
+        run = compile_graph(traced, CHECKED)
+        for s in range(2, 14):
+            gradients(run, lambda x, v: torch.sort(x @ v, 0)[0] @ v, s, 6, s)
+    stages = [e.name for e in seen if e.kind == "stage"]
+    assert stages.count("instance") == 13 and stages.count("lower") == 1 + MOST_COMPILED
+
+
+@pytest.mark.parametrize("f", [layers, views, written, products])
+def test_backends_that_compile_nothing(f):
+    x, v = torch.randn(101, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
+    traced, _ = symbolic_trace(f, x, v, joint=True)
+    for run in (eager(traced, CHECKED), aot_eager(traced, CHECKED)):
+        for s in (7, 101, 2):
+            gradients(run, f, s, 6, s)
+
+
+@pytest.mark.parametrize("name", CALLS | LOOPS)
+def test_without_gradients_too(name):
+    f = (CALLS | LOOPS)[name]
+    with torch.no_grad():
+        traced, inputs = symbolic_trace(f, torch.randn(101, 211))
+        for run in (eager(traced, CHECKED), aot_eager(traced, CHECKED)):
+            for s, t in ((7, 9), (101, 211), (2, 2)):
+                agree(lambda x, run=run: run((x, *inputs[1:])), f, s, t)
+
+
 @pytest.mark.parametrize("f", [layers, views, written])
-def test_beyond_eight_sets_of_sizes_gradients_are_eagers_too(f):
+def test_beyond_eight_sets_of_sizes_gradients_are_eagers_too(f, monkeypatch):
+    without_template(monkeypatch)
     x, v = torch.randn(101, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
     traced, _ = symbolic_trace(f, x, v, joint=True)
     with events.subscribed((seen := []).append):

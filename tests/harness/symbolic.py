@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import Graph, Node, TensorSpec
-from smelt.graph.sizes import Size, Sym, evaluate
+from smelt.graph.sizes import Expr, Size, Sym, evaluate
 from smelt.graph.tree import map_leaves
 from smelt.trace.joint import Joint
 from smelt.trace.outputs import OutputSource
@@ -108,7 +108,7 @@ def with_sizes(graph: Graph, change: Callable[[Any], Size]) -> Graph:
             return type(value)(map(mapped, value))
         if isinstance(value, dict):
             return {k: mapped(v) for k, v in value.items()}
-        return change(value) if type(value) is int or isinstance(value, Size) else value
+        return change(value) if type(value) is int or isinstance(value, Expr) else value
 
     for node in graph:
         nodes[node] = replace(
