@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 
 from smelt.graph.effects import effects
 from smelt.graph.ir import Node, TensorSpec, argument_nodes
+from smelt.graph.sizes import Sym, evaluate, numel
 from smelt.ops.recompute import Class, OperatorClass
 from smelt.ops.registry import row
 from smelt.torch_private import OpOverload
@@ -62,25 +63,26 @@ def viewed(node: Node) -> Node | None:
     return source if isinstance(source, Node) else None
 
 
-def work_of(node: Node) -> int:
-    """Simple operations that running the node again costs."""
+def work_of(node: Node, hints: Mapping[Sym, int]) -> int:
+    """Simple operations that running the node again costs, where sizes are as `hints` say."""
     kind = class_of(node)
-    sizes = [_numel(n.spec) for n in argument_nodes(node)]
+    sizes = [_numel(n.spec, hints) for n in (node, *argument_nodes(node))]
     if kind is Class.PRODUCT:
-        return 2 * _product_work(node, sizes)
-    return kind.work * max([_numel(node.spec), *sizes])
+        return 2 * _product_work(sizes)
+    return kind.work * max(sizes)
 
 
-def _product_work(node: Node, sizes: list[int]) -> int:
+def _product_work(sizes: list[int]) -> int:
     """Multiplications. Of two matrices (n, k) and (k, m), n*k*m is the root of the product of the three sizes; for a
     batch, a convolution or attention this is their order of magnitude."""
-    largest = sorted([_numel(node.spec), *sizes])[-3:]
+    largest = sorted(sizes)[-3:]
     return math.isqrt(math.prod(largest))
 
 
-def _numel(spec: Any) -> int:
+def _numel(spec: Any, hints: Mapping[Sym, int]) -> int:
     if isinstance(spec, TensorSpec):
-        return math.prod(spec.shape)  # type: ignore[arg-type]
+        count: int = evaluate(numel(spec.shape), hints)
+        return count
     if isinstance(spec, tuple):
-        return max(map(_numel, spec), default=0)
+        return max((_numel(s, hints) for s in spec), default=0)
     return 1

@@ -10,12 +10,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 
 from smelt import _native, events
+from smelt.autograd.memory import NO_HINTS, Hints
 from smelt.autograd.one_piece import joined
 from smelt.autograd.partition import Partition, partition
 from smelt.autograd.second_derivatives import DoubleBackward, double_backward
@@ -23,16 +24,20 @@ from smelt.autograd.spent_outputs import spend_outputs
 from smelt.autograd.take_outputs import steps, take_outputs
 from smelt.autograd.undefined_tangents import without_tangents
 from smelt.config import Config
+from smelt.errors import NeedsFixedSize
+from smelt.graph.at_sizes import at_sizes
 from smelt.graph.graph_function import Compiled
 from smelt.graph.ir import Graph, argument_nodes
 from smelt.runtime.collector import collections_postponed
 from smelt.runtime.forks import BACKWARD, hold_at_fork
 from smelt.trace.joint import Joint
 from smelt.trace.traced import Traced
+from smelt.trace.traced_at import Values, traced_at
 
 _lock = hold_at_fork(threading.RLock(), BACKWARD)
 
 
+T = TypeVar("T")
 CompileGraph = Callable[[Graph, frozenset[int]], Compiled]
 
 
@@ -53,35 +58,113 @@ def compile_joint(
         lay_out: how a device wants what is saved to lie in memory.
         devices: where the graph's tensors are.
     """
+    parts = _cut(joint, config, lay_out, NO_HINTS)
+    forward = compile_graph(parts.forward, frozenset())
+
+    def compile_backward(undefined: frozenset[int], whole: bool) -> Compiled:
+        return compile_graph(*_backward(joint, parts, undefined, whole))
+
+    flow = _flow(joint, parts)
+    return _put_together(traced, joint, parts, flow, forward, compile_backward, devices)
+
+
+def joint_by_sizes(
+    traced: Traced,
+    joint: Joint,
+    config: Config,
+    prepare: Callable[[Graph, frozenset[int]], T],
+    devices: Iterable[torch.device] = (),
+) -> Callable[[Values, Callable[[T], Compiled], CompileGraph], Compiled]:
+    """The same for a trace whose sizes have symbols: it is cut once, for the sizes that the trace saw, and its parts are
+    prepared once, those of the backward when they are needed. Raises NeedsFixedSize where the forward cannot be prepared.
+
+    Args:
+        prepare: what is made of a part for all sizes; the inputs at the positions named are left to it.
+
+    Returns what makes an instance, of numbers, of what makes a prepared part callable for them, and of what compiles a part
+    of fixed sizes, for backwards that cannot be prepared.
+    """
+    parts = _cut(joint, config, lambda parts: parts, {s: source.hint for s, source in traced.sizes.items()})
+    flow = _flow(joint, parts)
+    forward = prepare(parts.forward, frozenset())
+    backwards: dict[tuple[frozenset[int], bool], T | None] = {}  # None: it cannot be prepared. Needs `_lock`
+
+    def prepared(undefined: frozenset[int], whole: bool) -> T | None:
+        key = undefined, whole
+        if key not in backwards:
+            try:
+                backwards[key] = prepare(*_backward(joint, parts, undefined, whole))
+            except NeedsFixedSize:
+                backwards[key] = None
+        return backwards[key]
+
+    def instance(values: Values, load: Callable[[T], Compiled], compile_graph: CompileGraph) -> Compiled:
+        given = traced_at(traced, values)
+        assert given.joint is not None
+        joint = given.joint
+
+        def compile_backward(undefined: frozenset[int], whole: bool) -> Compiled:
+            made = prepared(undefined, whole)
+            if made is not None:
+                return load(made)
+            fixed = replace(parts, backward=at_sizes(parts.backward, values))
+            return compile_graph(*_backward(joint, fixed, undefined, whole))
+
+        return _put_together(given, joint, parts, flow, load(forward), compile_backward, devices)
+
+    return instance
+
+
+def _cut(joint: Joint, config: Config, lay_out: Callable[[Partition], Partition], hints: Hints) -> Partition:
     start = time.perf_counter()
-    parts = lay_out(partition(joint, config))
+    parts = lay_out(partition(joint, config, hints))
     events.emit("partition", seconds=time.perf_counter() - start, saved=len(parts.saved))
+    return parts
+
+
+def _backward(
+    joint: Joint, parts: Partition, undefined: frozenset[int], whole: bool
+) -> tuple[Graph, frozenset[int]]:
+    """The graph where these tangents are undefined, and the inputs that are left to it."""
+    graph = joined(parts.backward, joint) if whole else parts.backward
+    graph = without_tangents(graph, undefined)
+    return graph, parts.given(graph)
+
+
+def _put_together(
+    traced: Traced,
+    joint: Joint,
+    parts: Partition,
+    flow: _Flow,
+    forward: Compiled,
+    compile_backward: Callable[[frozenset[int], bool], Compiled],
+    devices: Iterable[torch.device],
+) -> Compiled:
     # before the node saves what the forward wrote, with the version that it has then
-    forward = traced.counters.kept_by_inputs(compile_graph(parts.forward, frozenset()))
+    forward = traced.counters.kept_by_inputs(forward)
     if joint.tangents:
-        forward = _node(joint, parts, forward, compile_graph, double_backward(traced, joint), _gpus(devices))
+        with_history = double_backward(traced, joint)
+        forward = _node(joint, parts, flow, forward, compile_backward, with_history, _gpus(devices))
     return take_outputs(spend_outputs(forward, joint.spent), joint, torch.is_grad_enabled())
 
 
 def _node(
     joint: Joint,
     parts: Partition,
+    flow: _Flow,
     forward: Compiled,
-    compile_graph: CompileGraph,
+    compile_backward: Callable[[frozenset[int], bool], Compiled],
     with_history: DoubleBackward | None,
     gpus: Sequence[torch.device],
 ) -> Compiled:
-    def compile_backward(defined: tuple[bool, ...], whole: bool = False) -> Compiled:
+    def backward(defined: tuple[bool, ...], whole: bool = False) -> Compiled:
         undefined = frozenset(k for k, d in enumerate(defined) if not d)
         start = time.perf_counter()
         with collections_postponed():
-            graph = joined(parts.backward, joint) if whole else parts.backward
-            graph = without_tangents(graph, undefined)
-            made = compile_graph(graph, parts.given(graph))
+            made = compile_backward(undefined, whole)
         events.emit("backward-compiled", seconds=time.perf_counter() - start, undefined=len(undefined))
         return made
 
-    flow = _flow(joint, parts)
     return _native.Differentiable(
         {
             "forward": forward,
@@ -95,7 +178,7 @@ def _node(
             "contributors": flow.contributors,
             "conflicts": joint.conflicts,
             "saved": [(s.kind, s.index, r) for s, r in zip(parts.saved, flow.readers)],
-            "backward": compile_backward,
+            "backward": backward,
             "name": "SmeltBackward",
             "lock": _lock,
             "double_backward": with_history,

@@ -27,10 +27,10 @@ from dataclasses import dataclass
 from smelt.autograd.classes import class_of, work_of
 from smelt.autograd.cut_problem import CutProblem
 from smelt.autograd.flow import INFINITE, Network
-from smelt.autograd.memory import Keep
+from smelt.autograd.memory import Hints, Keep
 from smelt.errors import VerificationError
 from smelt.graph.ir import Node, TensorSpec
-from smelt.graph.sizes import numel, static
+from smelt.graph.sizes import evaluate, numel
 
 _TOKENS = 1 << 20  # all work together
 
@@ -55,7 +55,7 @@ def minimum(problem: CutProblem, bans: dict[Node, str]) -> Cut:
     cone = [n for n in problem.cone(bans) if n.op != "get_attr"]
     number = {node: i for i, node in enumerate(cone)}
     keeps = [problem.keep(node) for node in cone]
-    work = [0 if n in bans or n in problem.backward else work_of(n) for n in cone]
+    work = [0 if n in bans or n in problem.backward else work_of(n, problem.memory.hints) for n in cone]
     total = sum(work) or 1
     byte = 2 * (_TOKENS + 2 * len(cone))
     source, sink = 2 * len(cone), 2 * len(cone) + 1
@@ -147,9 +147,14 @@ def _lifting_order(problem: CutProblem, bans: dict[Node, str]) -> list[Node]:
         for n in bans
         if class_of(n).recompute == "budget" or n in problem.provisions.keys() & problem.formulas
     ]
-    return sorted(candidates, key=lambda n: (work_of(n) / max(1, _result_bytes(n)), problem.position[n]))
+    hints = problem.memory.hints
+    return sorted(
+        candidates,
+        key=lambda n: (work_of(n, hints) / max(1, _result_bytes(n, hints)), problem.position[n]),
+    )
 
 
-def _result_bytes(node: Node) -> int:
+def _result_bytes(node: Node, hints: Hints) -> int:
     specs = node.spec if isinstance(node.spec, tuple) else (node.spec,)
-    return sum(s.dtype.itemsize * static(numel(s.shape)) for s in specs if isinstance(s, TensorSpec))
+    sizes = (s.dtype.itemsize * numel(s.shape) for s in specs if isinstance(s, TensorSpec))
+    return sum(evaluate(size, hints) for size in sizes)

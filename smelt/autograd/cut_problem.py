@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Container, Iterator
 
 from smelt.autograd.classes import class_of
-from smelt.autograd.memory import Keep, Memory
+from smelt.autograd.memory import NO_HINTS, Hints, Keep, Memory
 from smelt.autograd.own_copies import OwnCopies
 from smelt.autograd.redraw import redraw
 from smelt.autograd.rewrites import Formula, NodeMaker, Provision, formula, items_of, replacement
@@ -36,9 +36,15 @@ class CutProblem:
     (`own_copies.py`).
     """
 
-    def __init__(self, joint: Joint, config: Config = DEFAULT, shared: Container[Node] = frozenset()) -> None:
+    def __init__(
+        self,
+        joint: Joint,
+        config: Config = DEFAULT,
+        shared: Container[Node] = frozenset(),
+        hints: Hints = NO_HINTS,
+    ) -> None:
         self.joint = joint
-        self.memory = Memory(joint)
+        self.memory = Memory(joint, hints)
         graph = joint.graph
         gradients = [n for n in graph.output.args[0][joint.n_outputs :] if n is not None]
         late = self._late(gradients)

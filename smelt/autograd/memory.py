@@ -14,8 +14,8 @@ the user may do between forward and backward, namely write what he holds:
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,11 +25,14 @@ from smelt.autograd.classes import viewed
 from smelt.autograd.packing import packed_dtype
 from smelt.autograd.served import served
 from smelt.graph.ir import Node, NumberSpec, TensorSpec
+from smelt.graph.sizes import Size, Sym, evaluate, numel
 from smelt.trace.joint import Joint
 
 aten = torch.ops.aten
 
 Kind = Literal["primal", "output", "temporary"]
+Hints = Mapping[Sym, int]
+NO_HINTS: Hints = {}
 
 
 @dataclass(frozen=True)
@@ -46,20 +49,21 @@ class Keep:
     through: Node | None = None
 
 
-def nbytes(spec: Any) -> int:
+def nbytes(spec: Any) -> Size:
     """Bytes of memory that a fresh tensor of this layout takes."""
     if not isinstance(spec, TensorSpec):
         return 0
     if 0 in spec.shape:
         return 0
     extent = 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.stride))
-    return extent * spec.dtype.itemsize  # type: ignore[operator,return-value]
+    return extent * spec.dtype.itemsize
 
 
 class Memory:
-    """Bases, and how each base can be kept, of one joint graph."""
+    """Bases, and how each base can be kept, of one joint graph. `hints`: what sizes are taken for that have symbols."""
 
-    def __init__(self, joint: Joint) -> None:
+    def __init__(self, joint: Joint, hints: Hints = NO_HINTS) -> None:
+        self.hints = hints
         self.bases: dict[Node, Node] = {}
         graph = joint.graph
         outputs: tuple[Node | None, ...] = graph.output.args[0][: joint.n_outputs]
@@ -93,7 +97,7 @@ class Memory:
             return self._primal(node)
         if not isinstance(node.spec, TensorSpec) or self.bases.get(node, node) is not node:
             return None
-        size = nbytes(node.spec)
+        size = self.nbytes(node.spec)
         if node in self.in_primal and node in self.eager:
             return Keep("primal", self.in_primal[node], 0)
         if node in self.escaping:
@@ -116,24 +120,27 @@ class Memory:
         index = self.primals[node]
         if isinstance(node.spec, NumberSpec) or (node in self.eager and node not in self.written):
             return Keep("primal", index, 0)
-        return Keep("temporary", -1, nbytes(node.spec), copies=True)
+        return Keep("temporary", -1, self.nbytes(node.spec), copies=True)
+
+    def nbytes(self, spec: Any) -> int:
+        """Bytes of memory that a fresh tensor of this layout takes."""
+        number: int = evaluate(nbytes(spec), self.hints)
+        return number
 
     def eager_bytes(self) -> int:
         """What eager keeps, less primals and what we keep by keeping an output."""
         kept = ((b, self.keep(b)) for b in self.eager if b.op == "call_function")
-        return sum(nbytes(b.spec) for b, keep in kept if keep is not None and keep.nbytes)
+        return sum(self.nbytes(b.spec) for b, keep in kept if keep is not None and keep.nbytes)
 
 
 def _covers(view: TensorSpec, base: TensorSpec) -> bool:
     """Whether a view has each element of a dense base once, so that the base can be seen from it."""
-    places = math.prod(base.shape) * base.dtype.itemsize  # type: ignore[arg-type]
+    places = numel(base.shape) * base.dtype.itemsize
     return (
         view.dtype is base.dtype
         and view.offset == base.offset
         and nbytes(view) == nbytes(base) == places
-        and (
-            math.prod(view.shape) == math.prod(base.shape)  # type: ignore[arg-type]
-        )
+        and numel(view.shape) == numel(base.shape)
     )
 
 

@@ -11,6 +11,7 @@ import operator
 import torch
 
 from smelt.graph.ir import Node
+from smelt.graph.sizes import bounds
 from smelt.ops.registry import row
 
 _INTEGERS = ((torch.uint8, 1 << 8), (torch.int16, 1 << 15), (torch.int32, 1 << 31))
@@ -27,4 +28,5 @@ def packed_dtype(node: Node) -> torch.dtype | None:
     bound = row(call.target).index_bound
     if bound is None or (call is not node and node.args[1] != 1):
         return None
-    return next((dtype for dtype, limit in _INTEGERS if bound(call) <= limit), None)
+    largest = bounds(bound(call))[1]
+    return next((dtype for dtype, limit in _INTEGERS if largest <= limit), None)

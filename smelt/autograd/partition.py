@@ -14,7 +14,7 @@ import torch
 
 from smelt.autograd.cut import Cut, within_budget
 from smelt.autograd.cut_problem import CutProblem
-from smelt.autograd.memory import Keep, Kind
+from smelt.autograd.memory import NO_HINTS, Hints, Keep, Kind
 from smelt.autograd.rewrites import NodeMaker
 from smelt.autograd.served import served
 from smelt.config import Config
@@ -76,11 +76,12 @@ class Partition:
     __str__ = describe
 
 
-def partition(joint: Joint, config: Config) -> Partition:
-    """Raises VerificationError if the backward reads a value of the forward that can neither be kept nor made again."""
+def partition(joint: Joint, config: Config, hints: Hints = NO_HINTS) -> Partition:
+    """Raises VerificationError if the backward reads a value of the forward that can neither be kept nor made again.
+    `hints`: what sizes are taken for that have symbols; the graphs are right for any."""
     shared: set[Node] = set()
     while True:
-        problem = CutProblem(joint, config, shared)
+        problem = CutProblem(joint, config, shared, hints)
         cut, bans = within_budget(problem, config.activation_memory_budget)
         made = _Builder(problem, cut, bans).build()
         if len(joint.tangents) < 2 or not (more := _read_beyond_eager(problem, cut, made)):

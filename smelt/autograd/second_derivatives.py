@@ -25,6 +25,7 @@ from smelt.graph import passes, torch_settings
 from smelt.graph.effects import effects
 from smelt.graph.graph_function import GraphFunction
 from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
+from smelt.graph.sizes import static
 from smelt.graph.torch_settings import TorchSettings
 from smelt.graph.tree import leaves
 from smelt.torch_private import OpOverload
@@ -56,7 +57,7 @@ def double_backward(traced: Traced, joint: Joint) -> DoubleBackward | None:
         all(_draws(n) or n.target is aten.copy_.default for n in effectful)
         and all(call.repeatable for call in opaque)
         and joint.flags.repeatable
-        and sum(nbytes(traced.inputs[i].spec) for i in copied) <= _MOST_COPIED
+        and sum(static(nbytes(joint.graph.placeholders[i].spec)) for i in copied) <= _MOST_COPIED
     )
     places = {i: place for i in joint.tangents if (place := joint.torch_places[i]) is not None}
     nodes = {node for place in places.values() for node in (place.node, place.settled)}

@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 
+from smelt.errors import NeedsFixedSize
 from smelt.graph.effects import effects
 from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, free_name, map_nodes
 from smelt.graph.passes import eliminate_dead, has_effect
+from smelt.graph.sizes import bounds, free_syms
 from smelt.graph.specs import make_spec
 from smelt.ops.linear import is_zero_constant, linear_in
 from smelt.ops.results import result_spec
@@ -119,6 +121,9 @@ class _Zeros:
         dense = result_spec(aten.full.default, (list(spec.shape), 0), options)
         if dense.stride == spec.stride:
             return self._emit(aten.full.default, (list(spec.shape), 0), dense, user, options)
+        for size in spec.shape:
+            if not isinstance(size, int) and bounds(size)[0] < 1:
+                raise NeedsFixedSize(f"zeros of {size} elements, which may be none", free_syms(size))
         extent = 0 if 0 in spec.shape else 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.stride))
         flat = make_spec((extent,), (1,), spec.dtype, spec.device)
         base = self._emit(aten.full.default, ([extent], 0), flat, user, options)

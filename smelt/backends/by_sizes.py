@@ -16,18 +16,17 @@ import torch
 
 from smelt import _native
 from smelt.errors import NeedsFixedSize
-from smelt.graph.at_sizes import at_sizes
 from smelt.graph.graph_function import Compiled
 from smelt.graph.interpreter import run
 from smelt.graph.ir import Graph
 from smelt.graph.sizes import Sym, bounds
 from smelt.runtime.forks import SIZES, hold_at_fork
 from smelt.trace.traced import SizeInput
+from smelt.trace.traced_at import Values
 from smelt.trace.views import freely_written
 
 log = logging.getLogger("smelt")
 
-Values = Mapping[Sym, int]
 # What is kept, and the plans whose memory between calls is its own.
 Instance = tuple[Compiled, list[_native.Plan]]
 
@@ -39,8 +38,9 @@ _lock = hold_at_fork(threading.RLock(), SIZES)
 def by_sizes(
     sizes: Mapping[Sym, SizeInput], make: Callable[[Values], Instance | Compiled]
 ) -> _native.BySizes:
-    """Runs what `make` gives for the sizes of its inputs; a bare callable is not kept. The instance for the sizes that the
-    trace saw is made at once."""
+    """Runs what `make` gives for the sizes of its inputs; a bare callable is not kept. It is asked under the grad mode that
+    is on now; for the sizes that the trace saw, at once."""
+    grad = torch.is_grad_enabled()
 
     def instance(numbers: tuple[int, ...]) -> Instance | Compiled:
         values = dict(zip(sizes, numbers, strict=True))
@@ -50,7 +50,8 @@ def by_sizes(
                 raise ValueError(
                     f"smelt: a graph for sizes {sym} from {low} to {high} was called with {number}"
                 )
-        return make(values)
+        with torch.set_grad_enabled(grad):
+            return make(values)
 
     sources = [(source.input, source.dim) for source in sizes.values()]
     native = _native.BySizes(sources, instance, _lock)
@@ -59,32 +60,32 @@ def by_sizes(
 
 
 class EachCompiled:
-    """Instances of `graph` that are compiled one by one: `compile_graph` does that to a graph of fixed sizes. When that was
-    done for MOST_COMPILED sets of sizes, others run operator by operator. `why`: there is no code for all sizes."""
+    """Instances that are compiled one by one, by `compile_at`. When that was done for MOST_COMPILED sets of sizes, others
+    are what `run_at` gives, which runs operator by operator. `why`: there is no code for all sizes."""
 
     def __init__(
-        self, graph: Graph, compile_graph: Callable[[Graph], _native.Plan], why: NeedsFixedSize
+        self,
+        compile_at: Callable[[Values], Instance],
+        run_at: Callable[[Values], Compiled],
+        why: NeedsFixedSize,
     ) -> None:
-        self._graph, self._compile, self._why = graph, compile_graph, why
+        self._compile_at, self._why = compile_at, why
         self._compiled = 0
-        self._by_operators = lru_cache(MOST_COMPILED)(self._interpreted)
+        self._run_at = lru_cache(MOST_COMPILED)(lambda values: run_at(dict(values)))
 
     def __call__(self, values: Values) -> Instance | Compiled:
         if self._compiled < MOST_COMPILED:
-            plan = self._compile(at_sizes(self._graph, values))
+            instance = self._compile_at(values)
             self._compiled += 1
-            return plan, [plan]
-        if not self._by_operators.cache_info().misses:
+            return instance
+        if not self._run_at.cache_info().misses:
             log.warning(
                 "smelt: a graph was compiled for %d sets of sizes; others run operator by operator, as there is no code "
                 "for all sizes: %s",
                 MOST_COMPILED,
-                self._why,
+                self._why.reason.detail,
             )
-        return self._by_operators(tuple(values.items()))
-
-    def _interpreted(self, values: tuple[tuple[Sym, int], ...]) -> Compiled:
-        return by_operators(at_sizes(self._graph, dict(values)))
+        return self._run_at(tuple(values.items()))
 
 
 def by_operators(graph: Graph) -> Compiled:

@@ -8,24 +8,35 @@ from typing import Any
 import torch
 
 from smelt.autograd.compile import compile_joint
+from smelt.backends.by_sizes import by_sizes
 from smelt.config import Config
+from smelt.graph.at_sizes import at_sizes, symbols_of_arguments
 from smelt.graph.graph_function import Compiled, GraphFunction
 from smelt.graph.ir import Graph
 from smelt.trace.traced import Traced
+from smelt.trace.traced_at import traced_at
 from smelt.trace.views import freely_written
 
 
 def eager(traced: Traced, config: Config) -> Compiled:
     """Runs the torch-level graph, call by call; autograd records it as it does any program."""
-    function = GraphFunction(traced.torch_graph)
-    return lambda tensors: function(*tensors)
+
+    def called(graph: Graph) -> Compiled:
+        function = GraphFunction(graph)
+        return lambda tensors: function(*tensors)
+
+    if symbols_of_arguments(traced.torch_graph):
+        return by_sizes(traced.sizes, lambda values: (called(at_sizes(traced.torch_graph, values)), []))
+    return called(traced.torch_graph)
 
 
 def aot_eager(traced: Traced, config: Config) -> Compiled:
     """Runs the functional aten graph, operator by operator; where gradients are needed, the forward and backward that the
     joint graph is cut into. Runs the torch-level graph where gradients are needed and there is no joint graph."""
+    if traced.sizes:
+        return by_sizes(traced.sizes, lambda values: (aot_eager(traced_at(traced, values), config), []))
     if traced.joint is not None:
-        return compile_joint(traced, traced.joint, config, _beneath_a_node)
+        return compile_joint(traced, traced.joint, config, beneath_a_node)
     if traced.needs_grad:
         return eager(traced, config)
     return _by_operators(traced.aten_graph)
@@ -45,7 +56,7 @@ def _by_operators(graph: Graph) -> Compiled:
     return call
 
 
-def _beneath_a_node(graph: Graph, given: frozenset[int]) -> Compiled:
+def beneath_a_node(graph: Graph, given: frozenset[int]) -> Compiled:
     """Runs `graph` as the forward of a node of autograd, beneath which operators do not count writes in the versions of
     tensors: those of the inputs that it writes are counted up here, unless there is no such node."""
     function = GraphFunction(graph)

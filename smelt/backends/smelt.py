@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -12,10 +13,10 @@ from functools import partial
 import torch
 
 from smelt import _native, events, targets
-from smelt.autograd.compile import compile_joint
+from smelt.autograd.compile import CompileGraph, compile_joint, joint_by_sizes
 from smelt.autograd.wider_saves import with_wider_saves
-from smelt.backends.by_sizes import EachCompiled, Instance, Values, by_sizes
-from smelt.backends.eager import eager
+from smelt.backends.by_sizes import MOST_COMPILED, EachCompiled, Instance, by_operators, by_sizes
+from smelt.backends.eager import beneath_a_node, eager
 from smelt.config import Config
 from smelt.errors import BackendError, NeedsFixedSize, Unsupported
 from smelt.graph import inner
@@ -38,6 +39,7 @@ from smelt.schedule.schedule import Schedule
 from smelt.schedule.verify import verify as verify_schedule
 from smelt.trace.joint import Joint
 from smelt.trace.traced import Traced
+from smelt.trace.traced_at import Values, traced_at
 
 log = logging.getLogger("smelt")
 
@@ -50,21 +52,10 @@ def compile_graph(traced: Traced, config: Config) -> Compiled:
     """
     if traced.needs_grad and traced.joint is None:  # autograd records the torch-level graph as it runs
         return eager(traced, config)
-    devices = _devices(traced)
-    maker = targets.maker(devices)
     try:
         if traced.sizes:
-            return _for_any_sizes(traced, config, maker)
-        target = maker(config)
-        if traced.joint is None:
-            return _compile(_prepared(traced.aten_graph, target), config, target)
-        # A new one for each graph: torch's number of threads may have changed.
-        compile_part = lambda graph, given: _compile(graph, config, maker(config), given)  # noqa: E731
-        lay_out = partial(with_wider_saves, costs=target.costs)
-        joint = _prepared_joint(traced.joint, target)
-        if target.warm_up is not None:
-            target.warm_up(joint.graph, joint.backward)
-        return compile_joint(traced, joint, config, compile_part, lay_out, devices)
+            return _for_any_sizes(traced, config)
+        return _for_fixed_sizes(traced, config)
     except Unsupported:
         raise
     except Exception as error:
@@ -73,6 +64,29 @@ def compile_graph(traced: Traced, config: Config) -> Compiled:
 
 compile_graph.differentiates = True  # type: ignore[attr-defined]
 compile_graph.takes_sizes = True  # type: ignore[attr-defined]
+
+
+def _for_fixed_sizes(traced: Traced, config: Config, plans: list[_native.Plan] | None = None) -> Compiled:
+    """`plans`: where all plans go, those of backwards when they are made."""
+    devices = _devices(traced)
+    maker = targets.maker(devices)
+    target = maker(config)
+
+    def compile_part(graph: Graph, given: frozenset[int], target: Target) -> _native.Plan:
+        plan = _compile(graph, config, target, given)
+        if plans is not None:
+            plans.append(plan)
+        return plan
+
+    if traced.joint is None:
+        return compile_part(_prepared(traced.aten_graph, target), frozenset(), target)
+    joint = _prepared_joint(traced.joint, target)
+    if target.warm_up is not None:
+        target.warm_up(joint.graph, joint.backward)
+    # A new target for each graph: torch's number of threads may have changed.
+    compile_graph = lambda graph, given: compile_part(graph, given, maker(config))  # noqa: E731
+    lay_out = partial(with_wider_saves, costs=target.costs)
+    return compile_joint(traced, joint, config, compile_graph, lay_out, devices)
 
 
 def _prepared(graph: Graph, target: Target) -> Graph:
@@ -119,42 +133,99 @@ def _loaded(plan: Plan, config: Config, target: Target) -> _native.Plan:
         return target.load(plan)
 
 
-def _for_any_sizes(traced: Traced, config: Config, maker: targets.Maker) -> Compiled:
-    """The graph with symbols, from one template or compiled for each set of sizes."""
-    graph, symbols = traced.aten_graph, frozenset(traced.sizes)
-    if traced.joint is not None:
-        raise NeedsFixedSize("a graph with gradients", symbols)
-    if config.cuda_graphs and maker(config).memory.device != CPU:
-        raise NeedsFixedSize("CUDA graphs are of one size", symbols)
+def _for_any_sizes(traced: Traced, config: Config) -> Compiled:
+    """The graph with symbols: plans of one template, or each set of sizes compiled."""
+    graph = traced.aten_graph if traced.joint is None else traced.joint.graph
+    if config.cuda_graphs and _devices(traced) != {CPU}:
+        raise NeedsFixedSize("CUDA graphs are of one size", frozenset(traced.sizes))
     if depends_inside(graph):
-        raise NeedsFixedSize("graphs inside of a graph, or kernels of the program's", symbols)
+        raise NeedsFixedSize("graphs inside of a graph, or kernels of the program's", frozenset(traced.sizes))
 
-    def compile_graph(graph: Graph) -> _native.Plan:
-        target = maker(config)
-        return _compile(_prepared(graph, target), config, target)
+    def compile_at(values: Values) -> Instance:
+        plans: list[_native.Plan] = []
+        return _for_fixed_sizes(traced_at(traced, values), config, plans), plans
+
+    def run_at(values: Values) -> Compiled:
+        given = traced_at(traced, values)
+        if given.joint is None:
+            return by_operators(given.aten_graph)
+        return compile_joint(given, given.joint, config, beneath_a_node)
 
     try:
-        # Generated products are tables of numbers.
-        template = _template(graph, config, maker(replace(config, native_gemm=False)))
+        make: Callable[[Values], Instance | Compiled] = _instances(traced, config)
     except NeedsFixedSize as why:
-        log.info("smelt: a graph is compiled for each set of sizes: %s", why)
-        return by_sizes(traced.sizes, EachCompiled(graph, compile_graph, why))
-
-    def instance(values: Values) -> Instance:
-        with _stage("instance"):
-            plan = _loaded(template.at(values), config, template.target)
-        return plan, [plan]
-
-    return by_sizes(traced.sizes, instance)
+        log.info("smelt: a graph is compiled for each set of sizes: %s", why.reason.detail)
+        make = EachCompiled(compile_at, run_at, why)
+    return by_sizes(traced.sizes, make)
 
 
-def _template(graph: Graph, config: Config, target: Target) -> Template:
-    if target.memory.device != CPU:
-        raise NeedsFixedSize("kernels of GPUs are for fixed sizes", frozenset())
+def _instances(traced: Traced, config: Config) -> Callable[[Values], Instance]:
+    """What makes plans for given sizes. Raises NeedsFixedSize where there is no code for all sizes."""
+    devices = _devices(traced)
+    if devices != {CPU}:
+        raise NeedsFixedSize("kernels of GPUs are for fixed sizes", frozenset(traced.sizes))
+    # Generated products are tables of numbers.
+    target = targets.maker(devices)(replace(config, native_gemm=False))
+    if traced.joint is None:
+        loaded = _template(traced.aten_graph, frozenset(), config, target)
+
+        def instance(values: Values) -> Instance:
+            plan = loaded(values)
+            return plan, [plan]
+
+        return instance
+
+    def prepare(graph: Graph, given: frozenset[int]) -> Callable[[Values], _native.Plan]:
+        return _template(graph, given, config, target)
+
+    joint_at = joint_by_sizes(traced, traced.joint, config, prepare, devices)
+    compile_graph = _some_compiled(config, devices)
+
+    def instance_of_joint(values: Values) -> Instance:
+        plans: list[_native.Plan] = []
+
+        def kept(made: Compiled) -> Compiled:
+            if isinstance(made, _native.Plan):
+                plans.append(made)
+            return made
+
+        made = joint_at(
+            values,
+            lambda loaded: kept(loaded(values)),
+            lambda graph, given: kept(compile_graph(graph, given)),
+        )
+        return made, plans
+
+    return instance_of_joint
+
+
+def _some_compiled(config: Config, devices: set[torch.device]) -> CompileGraph:
+    """Compiles the first backwards of a graph, as many as forwards would be (`EachCompiled`); others run operator by
+    operator."""
+    count = itertools.count()
+
+    def compile_graph(graph: Graph, given: frozenset[int]) -> Compiled:
+        if next(count) < MOST_COMPILED:
+            return _compile(graph, config, targets.maker(devices)(config), given)
+        return beneath_a_node(graph, given)
+
+    return compile_graph
+
+
+def _template(
+    graph: Graph, given: frozenset[int], config: Config, target: Target
+) -> Callable[[Values], _native.Plan]:
+    """What makes the plans of a graph for given sizes; its code is compiled here."""
     graph = inner.compiled(graph, lambda inside: _compile(inside, config, target))
-    schedule = _scheduled(graph, config, target)
+    schedule = replace(_scheduled(graph, config, target), given=given)
     with _stage("codegen"):
-        return Template.of(schedule, target, _numbers(graph))
+        template = Template.of(schedule, target, _numbers(graph))
+
+    def loaded(values: Values) -> _native.Plan:
+        with _stage("instance"):
+            return _loaded(template.at(values), config, target)
+
+    return loaded
 
 
 def _scheduled(graph: Graph, config: Config, target: Target) -> Schedule:

@@ -18,6 +18,11 @@ _NONE: frozenset[Sym] = frozenset()
 
 def at_sizes(graph: Graph, values: Mapping[Sym, int]) -> Graph:
     """A copy of `graph` for these sizes."""
+    return copied_at(graph, values)[0]
+
+
+def copied_at(graph: Graph, values: Mapping[Sym, int]) -> tuple[Graph, dict[Node, Node]]:
+    """The same, and the copy of each node."""
     made = Graph(graph.level)
     made.constants = graph.constants
     copy_of: dict[Node, Node] = {}
@@ -30,7 +35,7 @@ def at_sizes(graph: Graph, values: Mapping[Sym, int]) -> Graph:
         spec = map_leaves(node.spec, TensorSpec, lambda s: at_numbers(s, values))
         copy_of[node] = replace(node, args=args, kwargs=kwargs, spec=spec)
         made.nodes.append(copy_of[node])
-    return made
+    return made, copy_of
 
 
 def symbols_of_arguments(graph: Graph) -> frozenset[Sym]:

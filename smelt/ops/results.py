@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import Node, NumberSpec, TensorSpec
+from smelt.graph.sizes import Expr, static
 from smelt.graph.specs import empty_like_spec, spec_of
 from smelt.graph.tree import leaves, map_leaves
 from smelt.ops.layouts import on_metas
@@ -92,7 +93,7 @@ def _meta(value: Any) -> Any:
         return [_meta(v) for v in value]
     if isinstance(value, dict):
         return {k: _META if k == "device" and v is not None else _meta(v) for k, v in value.items()}
-    return value
+    return static(value) if isinstance(value, Expr) else value
 
 
 def _specs(value: Any, device: torch.device) -> Any:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from smelt import _native, events, runtime
 from smelt.backends import smelt as backend
 from smelt.backends.by_sizes import MOST_COMPILED
+from smelt.backends.eager import aot_eager, eager
 from smelt.backends.smelt import compile_graph
 from smelt.config import Config
 from smelt.errors import BackendError, NeedsFixedSize
@@ -213,6 +214,186 @@ def test_what_fails_in_the_compiler_is_a_backend_error(monkeypatch):
     traced, _ = symbolic_trace(CALLS["products"], torch.randn(101, 211))
     with pytest.raises(BackendError, match="ZeroDivisionError"):
         compile_graph(traced, Config())
+
+
+# ------------------------------------------------------------------------------------------------- with gradients
+
+
+def layers(x, v):
+    y = F.gelu(F.linear(x[:, None].expand(-1, 3, -1), v))
+    return (y.softmax(1) * x.shape[0]).sum(1), y.transpose(0, 1)
+
+
+def views(x, v):
+    y = x * v[0]
+    return y.view(-1), y[:, None].expand(-1, 2, -1).reshape(-1, x.shape[1]) @ v.t(), x.t()
+
+
+def written(x, v):
+    y = x.clone()
+    y[1] = v[0] * 2
+    y.mul_(x)
+    return y.unbind(1)[0] if x.shape[1] == 0 else y.sin(), y.sum(0)
+
+
+def products(x, v):
+    y = (x @ v) @ v
+    return y @ v.t(), y[:, None].expand(-1, 2, -1), y
+
+
+def gradients(run, f, s, columns, seed):
+    """Of the first result that has some, then of all: compiled and eager, twice differentiated as well."""
+    found = []
+    for call in (run, lambda inputs: flatten(f(*inputs))):
+        torch.manual_seed(seed)
+        x = torch.randn(s, columns, requires_grad=True)
+        v = torch.randn(columns, columns, requires_grad=True)
+        outputs = call((x, v))
+        weights = [torch.randn(o.shape) for o in outputs]
+        one = torch.autograd.grad(
+            (outputs[0] * weights[0]).sum(), (x, v), retain_graph=True, allow_unused=True
+        )
+        total = sum((o * w).sum() for o, w in zip(outputs, weights))
+        every = torch.autograd.grad(total, (x, v), create_graph=True)
+        twice = torch.autograd.grad(sum((g**2).sum() for g in every), (x, v), allow_unused=True)
+        found.append([*outputs, *one, *every, *twice])
+    for got, want in zip(*found, strict=True):
+        assert (got is None) == (want is None)
+        if want is not None:
+            torch.testing.assert_close(got, want, atol=1e-3, rtol=1e-3, check_stride=True)
+            assert got.requires_grad == want.requires_grad
+
+
+ROWS = [2, 3, 101, 7, 2, 64, 101, 33]
+
+
+@pytest.mark.parametrize("f", [layers, views, written, products])
+def test_gradients_are_eagers(f):
+    x, v = torch.randn(101, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
+    traced, inputs = symbolic_trace(f, x, v, joint=True)
+    assert inputs[0] is x and inputs[1] is v and traced.joint is not None
+    run = compile_graph(traced, CHECKED)
+    assert isinstance(run, _native.BySizes)
+    for seed, s in enumerate(ROWS):
+        gradients(run, f, s, 6, seed)
+    assert set(run.instances) == {(s,) for s in ROWS}
+
+
+def test_a_joint_graph_is_cut_and_compiled_once():
+    x, v = torch.randn(101, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
+    traced, _ = symbolic_trace(lambda x, v: (x @ v) @ v.t(), x, v, joint=True)
+    with events.subscribed((seen := []).append):
+        run = compile_graph(traced, CHECKED)
+        for s in (2, 3, 101, 2, 50):
+            given = torch.randn(s, 6, requires_grad=True)
+            (y,) = run((given, v))
+            (want,) = torch.autograd.grad(((given @ v) @ v.t()).pow(2).sum(), given)
+            torch.testing.assert_close(torch.autograd.grad(y.pow(2).sum(), given)[0], want)
+    stages = [e.name if e.kind == "stage" else e.kind for e in seen]
+    assert stages.count("partition") == 1
+    assert stages.count("lower") == stages.count("codegen") == 2  # forward and backward
+    assert stages.count("instance") == 2 * 4
+
+
+def test_what_is_packed_may_be_larger_later():
+    """The indices of a maximum among 101 fit a byte; among more they may not."""
+
+    def f(x, v):
+        return (x @ v).max(0)[0], x.sum()
+
+    x, v = torch.randn(101, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
+    traced, _ = symbolic_trace(f, x, v, joint=True)
+    run = compile_graph(traced, CHECKED)
+    for s in (101, 5, 300, 70_000):
+        gradients(run, f, s, 6, s)
+
+
+def test_a_backward_without_code_for_all_sizes(monkeypatch):
+    """It is compiled for each set of sizes; after eight, others run by operators."""
+    original = backend._template
+
+    def forwards_only(graph, given, *args):
+        if given:
+            raise NeedsFixedSize("of numbers only", frozenset((S0,)))
+        return original(graph, given, *args)
+
+    monkeypatch.setattr(backend, "_template", forwards_only)
+    x, v = torch.randn(101, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
+    traced, _ = symbolic_trace(lambda x, v: torch.sort(x @ v, 0)[0] @ v, x, v, joint=True)
+    with events.subscribed((seen := []).append):
+        run = compile_graph(traced, CHECKED)
+        for s in range(2, 14):
+            gradients(run, lambda x, v: torch.sort(x @ v, 0)[0] @ v, s, 6, s)
+    stages = [e.name for e in seen if e.kind == "stage"]
+    assert stages.count("instance") == 13 and stages.count("lower") == 1 + MOST_COMPILED
+
+
+@pytest.mark.parametrize("f", [layers, views, written, products])
+def test_backends_that_compile_nothing(f):
+    x, v = torch.randn(101, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
+    traced, _ = symbolic_trace(f, x, v, joint=True)
+    for run in (eager(traced, CHECKED), aot_eager(traced, CHECKED)):
+        for s in (7, 101, 2):
+            gradients(run, f, s, 6, s)
+
+
+@pytest.mark.parametrize("name", CALLS | LOOPS)
+def test_without_gradients_too(name):
+    f = (CALLS | LOOPS)[name]
+    with torch.no_grad():
+        traced, inputs = symbolic_trace(f, torch.randn(101, 211))
+        for run in (eager(traced, CHECKED), aot_eager(traced, CHECKED)):
+            for s, t in ((7, 9), (101, 211), (2, 2)):
+                agree(lambda x, run=run: run((x, *inputs[1:])), f, s, t)
+
+
+@pytest.mark.parametrize("f", [layers, views, written])
+def test_beyond_eight_sets_of_sizes_gradients_are_eagers_too(f, monkeypatch):
+    without_template(monkeypatch)
+    x, v = torch.randn(101, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
+    traced, _ = symbolic_trace(f, x, v, joint=True)
+    with events.subscribed((seen := []).append):
+        run = compile_graph(traced, CHECKED)
+        for s in range(2, 2 + MOST_COMPILED):
+            with torch.no_grad():
+                run((torch.randn(s, 6), v))
+        compiled = len(seen)
+        for s in (30, 40, 30):
+            gradients(run, f, s, 6, s)
+    assert not [e for e in seen[compiled:] if e.kind == "plan"] and len(run.instances) == MOST_COMPILED
+
+
+def test_a_backward_outlives_the_graph():
+    x, v = torch.randn(101, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
+    traced, _ = symbolic_trace(layers, x, v, joint=True)
+    run = compile_graph(traced, CHECKED)
+    later = [(s, run((x[:s].clone(), v))) for s in (5, 6)]
+    del run
+    gc.collect()
+    for s, outputs in later:
+        (got,) = torch.autograd.grad(outputs[0].sum(), v)
+        (want,) = torch.autograd.grad(layers(x[:s], v)[0].sum(), v)
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+
+
+def test_memory_of_backwards_is_bounded():
+    gc.collect()
+    runtime.release_all()
+
+    def f(x, v):
+        return torch.sort(torch.sort((x @ v).sin(), 0)[0] @ v, 0)[0].cos() @ v
+
+    x, v = torch.randn(101, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
+    traced, _ = symbolic_trace(f, x, v, joint=True)
+    run = compile_graph(traced, CHECKED)
+    held = []
+    for s in range(1000, 1006):
+        run((torch.randn(s, 6), v))[0].sum().backward()
+        held.append(runtime.held_bytes())
+    assert 0 < max(held) <= 2.1 * held[0]
+
+
+# ------------------------------------------------------------------------------------------------- fixed sizes
 
 
 def test_graphs_that_need_fixed_sizes():

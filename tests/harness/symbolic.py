@@ -9,9 +9,13 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import Graph, Node, TensorSpec
-from smelt.graph.sizes import Size, Sym, evaluate
+from smelt.graph.sizes import Expr, Size, Sym, evaluate
+from smelt.graph.tree import map_leaves
+from smelt.trace.joint import Joint
+from smelt.trace.outputs import OutputSource
+from smelt.trace.trace import Trace
 from smelt.trace.traced import SizeInput, Traced
-from tests.harness.traced import trace, traced
+from tests.harness.traced import flatten, traced
 
 S0, S1 = Sym("s0", 2), Sym("s1", 2)
 SIZES = {101: S0, 211: S1}  # primes that tests use for no other size
@@ -23,16 +27,53 @@ def symbolic(f: Callable[..., Any], *inputs: torch.Tensor) -> tuple[Graph, list[
     return with_sizes(graph, symbol_of), real
 
 
-def symbolic_trace(f: Callable[..., Any], *inputs: torch.Tensor) -> tuple[Traced, list[torch.Tensor]]:
-    """(a trace whose aten graph has symbols, the real tensors of its inputs), of inputs with sizes of `SIZES`."""
-    recorder, record = trace(f, inputs)
+def symbolic_trace(
+    f: Callable[..., Any], *inputs: torch.Tensor, joint: bool = False
+) -> tuple[Traced, list[torch.Tensor]]:
+    """(a trace whose graphs have symbols, the real tensors of its inputs), of inputs with sizes of `SIZES`. `joint`: with a
+    joint graph."""
+    recorder = Trace()
+    recorder.autograd.wants_joint = joint
+    recorder.inputs.on_unknown = recorder.fake
+    with torch.set_grad_enabled(joint), recorder:
+        record = recorder.finish(flatten(f(*[recorder.fake(t) for t in inputs])))
     sizes: dict[Sym, SizeInput] = {}
     for i, fake in enumerate(record.inputs):
         for d, size in enumerate(fake.shape):
             if size in SIZES:
                 sizes.setdefault(SIZES[size], SizeInput(i, d, size))
-    graph = with_sizes(record.aten_graph, symbol_of)
-    return replace(record, aten_graph=graph, sizes=sizes), [recorder.real(fake) for fake in record.inputs]
+    torch_graph = with_sizes(record.torch_graph, symbol_of)
+    made = replace(record, torch_graph=torch_graph, sizes=sizes)
+    if record.joint is None:
+        made = replace(made, aten_graph=with_sizes(record.aten_graph, symbol_of))
+    else:
+        torch_nodes = dict(zip(record.torch_graph, torch_graph, strict=True))
+        made = replace(made, joint=_symbolic_joint(record.joint, torch_nodes))
+    return made, [recorder.real(fake) for fake in record.inputs]
+
+
+def _symbolic_joint(joint: Joint, torch_nodes: Mapping[Node, Node]) -> Joint:
+    graph = with_sizes(joint.graph, symbol_of)
+    copy_of = dict(zip(joint.graph, graph, strict=True))
+    return replace(
+        joint,
+        graph=graph,
+        backward=frozenset(copy_of[n] for n in joint.backward if n in copy_of),
+        results=tuple(map(_symbolic_source, joint.results)),
+        taken=tuple(replace(t, source=_symbolic_source(t.source)) for t in joint.taken),
+        torch_places=tuple(
+            p and replace(p, node=torch_nodes[p.node], settled=torch_nodes[p.settled])
+            for p in joint.torch_places
+        ),
+    )
+
+
+def _symbolic_source(source: OutputSource) -> OutputSource:
+    def symbols(tree: Any) -> Any:
+        return map_leaves(tree, int, lambda n: n if isinstance(n, bool) else symbol_of(n))
+
+    steps = (replace(s, args=symbols(s.args), kwargs=symbols(s.kwargs)) for s in source.steps)
+    return replace(source, steps=tuple(steps))
 
 
 def at(graph: Graph, values: Mapping[Sym, int]) -> Graph:
@@ -69,7 +110,7 @@ def with_sizes(graph: Graph, change: Callable[[Any], Size]) -> Graph:
             return slice(*map(mapped, (value.start, value.stop, value.step)))
         if isinstance(value, dict):
             return {k: mapped(v) for k, v in value.items()}
-        return change(value) if type(value) is int or isinstance(value, Size) else value
+        return change(value) if type(value) is int or isinstance(value, Expr) else value
 
     for node in graph:
         nodes[node] = replace(

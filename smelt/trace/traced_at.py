@@ -1,0 +1,55 @@
+"""Traces whose sizes have symbols, at numbers: what the trace would be if it had seen these sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from smelt.graph.at_sizes import at_sizes, copied_at
+from smelt.graph.ir import Node
+from smelt.graph.sizes import Expr, Sym, evaluate
+from smelt.graph.tree import map_leaves
+from smelt.trace.joint import Joint
+from smelt.trace.outputs import OutputSource, ViewStep
+from smelt.trace.torch_places import TorchPlace
+from smelt.trace.traced import Traced
+
+Values = Mapping[Sym, int]
+
+
+def traced_at(traced: Traced, values: Values) -> Traced:
+    """The trace for these sizes. What nobody compiles stays as it is: fakes, the aten graph where there is a joint one, and
+    the torch-level graph where there is none."""
+    if traced.joint is None:
+        return replace(traced, aten_graph=at_sizes(traced.aten_graph, values), sizes={})
+    torch_graph, torch_nodes = copied_at(traced.torch_graph, values)
+    joint = _joint_at(traced.joint, values, torch_nodes)
+    return replace(traced, torch_graph=torch_graph, joint=joint, sizes={})
+
+
+def _joint_at(joint: Joint, values: Values, torch_nodes: Mapping[Node, Node]) -> Joint:
+    graph, copy_of = copied_at(joint.graph, values)
+    return replace(
+        joint,
+        graph=graph,
+        backward=frozenset(copy_of[node] for node in joint.backward if node in copy_of),
+        results=tuple(source_at(source, values) for source in joint.results),
+        taken=tuple(replace(taken, source=source_at(taken.source, values)) for taken in joint.taken),
+        torch_places=tuple(place and _place_at(place, torch_nodes) for place in joint.torch_places),
+    )
+
+
+def source_at(source: OutputSource, values: Values) -> OutputSource:
+    """How an output is had where sizes are these."""
+    return replace(source, steps=tuple(_step_at(step, values) for step in source.steps))
+
+
+def _step_at(step: ViewStep, values: Values) -> ViewStep:
+    args, kwargs = map_leaves((step.args, step.kwargs), Expr, lambda size: evaluate(size, values))
+    return replace(step, args=args, kwargs=kwargs)
+
+
+def _place_at(place: TorchPlace, nodes: Mapping[Node, Node]) -> TorchPlace:
+    return replace(
+        place, node=nodes.get(place.node, place.node), settled=nodes.get(place.settled, place.settled)
+    )

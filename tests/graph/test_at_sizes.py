@@ -1,0 +1,66 @@
+"""Graphs with symbols, at numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from smelt.graph.at_sizes import at_sizes, copied_at, depends_inside, symbols_of_arguments
+from smelt.graph.handle import Handle
+from smelt.graph.inner import RUN_GRAPHS, Choice, Inner
+from smelt.graph.interpreter import run
+from smelt.graph.ir import Graph, Node
+from smelt.graph.printer import table
+from smelt.graph.verify import verify
+from tests.harness.symbolic import S0, S1, symbolic
+from tests.harness.traced import traced
+
+
+def program(x):
+    y = x[:, None].expand(-1, 3, -1).reshape(-1, x.shape[1])
+    top, places = y.max(0)
+    return y.view(x.shape[0], -1), top, places, x.new_zeros(2, x.shape[1])
+
+
+def test_the_sizes_of_the_trace_give_its_graph():
+    x = torch.randn(101, 211)
+    fixed, _ = traced(program, x)
+    graph, _ = symbolic(program, x)
+    made = at_sizes(graph, {S0: 101, S1: 211})
+    assert table(made) == table(fixed) != table(graph)
+    assert [n.spec for n in made] == [n.spec for n in fixed]
+
+
+@pytest.mark.parametrize("s, t", [(2, 2), (3, 7), (50, 4)])
+def test_other_sizes(s, t):
+    graph, _ = symbolic(program, torch.randn(101, 211))
+    before = table(graph)
+    made, copy_of = copied_at(graph, {S0: s, S1: t})
+    verify(made, functional=True)
+    assert [copy_of[n] for n in graph] == made.nodes and table(graph) == before
+    x = torch.randn(s, t)
+    for got, want, node in zip(run(made, [x]), program(x), made.output.args[0]):
+        assert torch.equal(got, want) and tuple(node.spec.shape) == tuple(want.shape)
+
+
+def test_symbols_of_arguments():
+    graph, _ = symbolic(program, torch.randn(101, 211))
+    assert symbols_of_arguments(graph) == {S0, S1}
+    graph, _ = symbolic(lambda x: x.t() @ x, torch.randn(101, 211))
+    assert symbols_of_arguments(graph) == frozenset()
+
+
+def calling(inside: Graph) -> Graph:
+    """A graph with another one inside."""
+    graph = Graph("aten")
+    handle = Handle.of(Inner(Choice(), [inside, inside]))
+    graph.nodes = [Node("call_function", RUN_GRAPHS, (handle, []), {}, "call", ())]
+    return graph
+
+
+def test_graphs_inside_may_depend_on_symbols():
+    fixed, _ = traced(program, torch.randn(4, 6))
+    shapes_only, _ = symbolic(lambda x: x.t() @ x, torch.randn(101, 211))
+    assert not depends_inside(fixed) and not depends_inside(shapes_only)
+    assert depends_inside(calling(shapes_only)) and depends_inside(calling(calling(shapes_only)))
+    assert not depends_inside(calling(fixed)) and not depends_inside(calling(calling(fixed)))
