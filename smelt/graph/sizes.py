@@ -7,11 +7,13 @@ and modulos. What always holds:
 * What folds to a constant is a plain `int`, never an `Expr`.
 * Every expression knows an inclusive range (`lo`, `hi`), from the ranges of its symbols by interval arithmetic;
   `//` and `%` simplify with it. Divisors are positive (as sizes are).
+* The symbol of a loop over a size that is no number is `below` that size, which `//` and `%` by sizes simplify with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
 from math import gcd, prod
 from typing import Any
 
@@ -108,18 +110,21 @@ class Atom(Expr):
 
 
 class Sym(Atom):
-    """A named integer in [lo, hi]. Two symbols of the same name and range are the same symbol."""
+    """A named integer in [lo, hi], and less than `below`. Two symbols of the same name and range are the same symbol."""
 
-    __slots__ = ("name",)
+    __slots__ = ("below", "name")
     name: str
+    below: Expr | None
 
-    def __new__(cls, name: str, lo: int = 0, hi: int = INFINITE) -> Sym:
-        key = (name, lo, hi)
+    def __new__(cls, name: str, lo: int = 0, hi: int = INFINITE, below: Expr | None = None) -> Sym:
+        key = (name, lo, hi, below)
         sym = _SYMS.get(key)
         if sym is None:
             sym = object.__new__(cls)
             sym.name = sym_name = name
-            sym._become_atom(f"{sym_name}:{lo}:{hi}", lo, hi)
+            sym.below = below
+            end = "" if below is None else f":{_key(below)}"
+            sym._become_atom(f"{sym_name}:{lo}:{hi}{end}", lo, hi)
             sym._syms = frozenset((sym,))
             sym = _SYMS.setdefault(key, sym)
         return sym
@@ -128,7 +133,7 @@ class Sym(Atom):
         return self.name
 
     def __reduce__(self) -> tuple[Callable, tuple]:
-        return Sym, (self.name, self.lo, self.hi)
+        return Sym, (self.name, self.lo, self.hi, self.below)
 
 
 class Quotient(Atom):
@@ -148,7 +153,7 @@ class Quotient(Atom):
 
 Size = int | Expr
 
-_SYMS: dict[tuple[str, int, int], Sym] = {}
+_SYMS: dict[tuple[str, int, int, Expr | None], Sym] = {}
 _QUOTIENTS: dict[tuple[str, Size, Size], Quotient] = {}
 _SUMS: dict[tuple[tuple[Term, ...], int], Expr] = {}
 # Results of arithmetic. The layers of a model are alike, so that nearly all of it is computed many times.
@@ -156,6 +161,7 @@ _MEMO: dict[tuple[Callable, Size, Size], Size] = {}
 _SUBSTITUTED: dict[tuple[Size | None, ...], Size] = {}  # an expression, and what its symbols become
 _AFFINE: dict[tuple[Expr, Sym], tuple[Size, Size] | None] = {}
 _ZERO: Size = 0
+LIKELY = 512  # what heuristics take a size for of which nothing is known
 
 
 # ---- queries
@@ -171,6 +177,13 @@ def static(e: Size) -> int:
 def bounds(e: Size) -> tuple[int, int]:
     """The inclusive range of `e`; not always the tightest."""
     return (e, e) if isinstance(e, int) else (e.lo, e.hi)
+
+
+def likely(e: Size) -> int:
+    """What costs and other heuristics may take `e` for: LIKELY for each symbol, as far as its range goes."""
+    if isinstance(e, int):
+        return e
+    return evaluate(e, {s: min(max(LIKELY, s.lo), s.hi) for s in free_syms(e)})
 
 
 def free_syms(e: Size) -> frozenset[Sym]:
@@ -256,6 +269,16 @@ def _affine(e: Expr, sym: Sym) -> tuple[Size, Size] | None:
 # ---- construction
 
 
+def loop_sym(name: str, size: Size) -> Sym:
+    """The symbol of a loop over range(size)."""
+    return Sym(name, 0, size - 1) if isinstance(size, int) else Sym(name, 0, size.hi - 1, size)
+
+
+def ceil_div(x: Size, y: Size) -> Size:
+    """x / y, rounded up."""
+    return -(-x // y) if isinstance(x, int) and isinstance(y, int) else (x + (y - 1)) // y
+
+
 def numel(shape: Iterable[Size]) -> Size:
     """How many elements a tensor of this shape has."""
     total: Size = 1
@@ -311,9 +334,37 @@ def _from_dict(terms: dict[Monomial, int], const: int) -> Size:
             if isinstance(whole, Quotient) and isinstance(c, int) and terms.get((whole,)) == coefficient * c:
                 rest = {m: k for m, k in items if m != monomial and m != (whole,)}
                 return _from_dict(rest, const) + coefficient * x
+        for atom in monomial:
+            if (
+                isinstance(atom, Quotient)
+                and atom.op == "%"
+                and (len(monomial) > 1 or isinstance(atom.right, Expr))
+            ):
+                joined = _joined(terms, monomial, coefficient, atom)
+                if joined is not None:
+                    return _from_dict(joined[0], const) + joined[1]
     if len(items) > 1:
         items.sort(key=_term_key)
     return _make(tuple(items), const)
+
+
+def _joined(
+    terms: dict[Monomial, int], monomial: Monomial, coefficient: int, atom: Quotient
+) -> tuple[dict[Monomial, int], Size] | None:
+    """`terms` without `k*(x % c)`, which is `coefficient * monomial`, and without `c*k*(x//c)`; and `k*x`. None if the
+    latter is not there. `k` and `c` may have symbols."""
+    x, c = atom.left, atom.right
+    whole = x // c
+    if not isinstance(whole, Quotient):
+        return None
+    others = list(monomial)
+    others.remove(atom)
+    k = _make(((tuple(others), coefficient),), 0) if others else coefficient
+    partner = whole * k * c
+    if isinstance(partner, int) or partner.const or any(terms.get(m) != n for m, n in partner.terms):
+        return None
+    gone = {monomial, *(m for m, _ in partner.terms)}
+    return {m: n for m, n in terms.items() if n and m not in gone}, x * k
 
 
 def _term_key(term: Term) -> tuple[str, ...]:
@@ -386,8 +437,12 @@ def _floordiv(x: Size, y: Size) -> Size:
     if small > 0 and lo >= 0 and hi < small:
         return 0
     if not isinstance(y, int):
-        exact = _divide_terms(x, y)
-        return exact if exact is not None else _quotient("//", x, y)
+        whole_part, left = _split_terms(x, y)
+        if left == 0 or _within(left, y):  # (y*a + b) // y == a  where 0 <= b < y
+            return whole_part
+        for a, _, _, c in _factored(x, y):  # (g*a + b) // (g*c) == a // c  where 0 <= b < g
+            return a // c
+        return _quotient("//", x, y)
     assert isinstance(x, Expr), "int // int is Python's"
     whole, rest = _split(x, y)
     if whole:  # (y*a + b) // y == a + b//y
@@ -414,7 +469,12 @@ def _mod(x: Size, y: Size) -> Size:
     if small > 0 and lo >= 0 and hi < small:
         return x
     if not isinstance(y, int):
-        return 0 if _divide_terms(x, y) is not None else _quotient("%", x, y)
+        _, left = _split_terms(x, y)
+        if left == 0 or _within(left, y):
+            return left
+        for a, b, g, c in _factored(x, y):  # (g*a + b) % (g*c) == g*(a % c) + b  where 0 <= b < g
+            return a % c * g + b
+        return _quotient("%", x, y)
     assert isinstance(x, Expr), "int % int is Python's"
     whole, rest = _split(x, y)
     if whole or not 0 <= x.const < y:  # (y*a + b) % y == b % y
@@ -450,23 +510,114 @@ def _split_by(x: Expr, g: int) -> tuple[Size, Size]:
     return _make(tuple((m, c // g) for m, c in whole), x.const // g), _make(rest, x.const % g)
 
 
-def _divide_terms(x: Size, y: Expr) -> Size | None:
-    """`x / y` when `y` is one term that divides every term of `x`."""
+def _split_terms(x: Size, y: Expr) -> tuple[Size, Size]:
+    """(a, b) with `x == y*a + b`: what is seen to be a multiple of `y`, and the rest."""
     if x is y:
-        return 1
-    if len(y.terms) != 1 or y.const or isinstance(x, int) or x.const:
-        return None
-    (divisor, factor), total = y.terms[0], _ZERO
+        return 1, 0
+    if isinstance(x, int):
+        return 0, x
+    if len(y.terms) != 1 or y.const:
+        return _split_by_sum(x, y)
+    (divisor, factor), whole, rest = y.terms[0], _ZERO, []
     for monomial, coefficient in x.terms:
-        left = list(monomial)
-        for atom in divisor:
-            if atom not in left:
-                return None
-            left.remove(atom)
-        if coefficient % factor:
+        left = _without(monomial, divisor)
+        if left is None or coefficient % factor:
+            rest.append((monomial, coefficient))
+        else:
+            whole = whole + _term(left, coefficient // factor)
+    return (whole, _make(tuple(rest), x.const)) if rest or x.const else (whole, 0)
+
+
+def _split_by_sum(x: Expr, y: Expr) -> tuple[Size, Size]:
+    """The same for `y` of several terms: the multiple that its first term, and with it all of them, is in `x`."""
+    (divisor, factor), total = y.terms[0], _ZERO
+    rest: Size = x
+    for monomial, coefficient in x.terms:
+        left = _without(monomial, divisor)
+        if left is None or coefficient % factor or _without(left, divisor) is not None:
+            continue
+        part = _term(left, coefficient // factor)
+        less = rest - part * y
+        if len(_terms(less)) <= len(_terms(rest)) - len(y.terms):
+            total, rest = total + part, less
+    return total, rest
+
+
+def _factored(x: Size, y: Expr) -> Iterator[tuple[Size, Size, Size, Size]]:
+    """(a, b, g, c) with `x == g*a + b`, `y == g*c` and 0 <= b < g, for `y` of one term; the largest `g` first."""
+    if len(y.terms) != 1 or y.const or isinstance(x, int):
+        return
+    atoms, factor = y.terms[0]
+    for count in range(len(atoms), -1, -1):
+        for chosen in dict.fromkeys(combinations(atoms, count)):
+            rest = _without(atoms, chosen)
+            assert rest is not None
+            for whole in dict.fromkeys((factor, 1)):
+                g, c = _term(chosen, whole), _term(rest, factor // whole)
+                if g == 1 or c == 1:
+                    continue
+                a, b = _split_terms(x, g) if isinstance(g, Expr) else _split_by(x, g)
+                if a != 0 and (
+                    bounds(b)[0] >= 0 and bounds(b)[1] < g if isinstance(g, int) else _within(b, g)
+                ):
+                    yield a, b, g, c
+
+
+def _terms(e: Size) -> tuple[Term, ...]:
+    return () if isinstance(e, int) else e.terms
+
+
+def _term(monomial: Monomial, coefficient: int) -> Size:
+    return _make(((monomial, coefficient),), 0) if monomial else coefficient
+
+
+def _without(monomial: Monomial, divisor: Monomial) -> Monomial | None:
+    """The quotient of two products of atoms, if it is one."""
+    left = list(monomial)
+    for atom in divisor:
+        if atom not in left:
             return None
-        total = total + (_make(((tuple(left), coefficient // factor),), 0) if left else coefficient // factor)
+        left.remove(atom)
+    return tuple(left)
+
+
+def _within(e: Size, y: Expr) -> bool:
+    """Whether 0 <= e < y is known."""
+    if bounds(e)[0] < 0:
+        return False
+    return bounds(y - 1 - _highest(e))[0] >= 0
+
+
+def _highest(e: Size) -> Size:
+    """An upper bound of `e`, which is not negative, over symbols of sizes: loops stand where they end."""
+    if isinstance(e, int):
+        return e
+    total: Size = e.const
+    for monomial, coefficient in e.terms:
+        if coefficient < 0 or any(a.lo < 0 for a in monomial):
+            total = total + bounds(_term(monomial, coefficient))[1]
+            continue
+        term: Size = coefficient
+        for atom in monomial:
+            term = term * _highest_atom(atom)
+        total = total + term
     return total
+
+
+def _highest_atom(atom: Expr) -> Size:
+    if isinstance(atom, Quotient):
+        if atom.op == "%":
+            return atom.right - 1 if isinstance(atom.right, Expr) else atom.hi
+        end = _highest(atom.left) + 1
+        whole, rest = (
+            _split_terms(end, atom.right)
+            if isinstance(atom.right, Expr)
+            else (end // atom.right, end % atom.right)
+        )
+        return whole - 1 if rest == 0 else atom
+    if isinstance(atom, Sym) and atom.below is not None:
+        return atom.below - 1
+    return atom.hi if atom.lo == 0 and atom.hi < INFINITE - 1 else atom
 
 
 def _sole_atom(x: Expr) -> Expr | None:

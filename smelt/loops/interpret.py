@@ -5,7 +5,7 @@ Slow and literal on purpose. Code generators are tested against it, and it is te
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 import torch
@@ -13,6 +13,7 @@ import torch
 from smelt.graph.sizes import Size, Sym, evaluate, static
 from smelt.loops.ir import Kernel, Loop, MapStage, ReduceStage, Reduction, ScanStage, Store, Value
 from smelt.loops.philox import philox
+from smelt.loops.sizes import at_sizes
 from smelt.loops.sums import parts
 
 Grid = dict[Sym, torch.Tensor]
@@ -34,9 +35,12 @@ _SCANS: dict[str, Callable[..., torch.Tensor]] = {
 }  # fmt: skip
 
 
-def run(kernel: Kernel, buffers: Sequence[torch.Tensor | None]) -> None:
-    """Execute `kernel`; `buffers[i]` is the i-th argument (None for a local one). Outputs are written in place."""
-    for part in parts(kernel):
+def run(
+    kernel: Kernel, buffers: Sequence[torch.Tensor | None], sizes: Mapping[Sym, int] | None = None
+) -> None:
+    """Execute `kernel`; `buffers[i]` is the i-th argument (None for a local one), `sizes` what its symbols are. Outputs are
+    written in place."""
+    for part in parts(at_sizes(kernel, sizes or {})):
         _Run(part, buffers).stages()
 
 

@@ -5,12 +5,13 @@ A `Kernel` is what one launch does: for every point of its `outer` loops (parall
 (`loops.verify` checks each statement, by its name):
 
 * *loops*: the symbols of the outer loops and of a stage's are distinct; each has the range [0, size - 1].
+* *sizes*: whoever runs a kernel says what its `sizes` are: symbols of at least 1, of which sizes and indices are made.
 * *work*: every stage stores something or reduces; one that reduces has a reduction.
 * *buffers*: loads and stores name buffers of the kernel, each of which is used; no `in` buffer is stored to. Only `local`
   ones, which are private to one outer point, have a size.
-* *indices*: an index is a linear element offset into a buffer: a `Size` over the symbols of the outer loops and of the
-  stage. It is never negative (where a mask is false, nothing is read), and inside the buffer if that is `local`. Stores to
-  `inout` buffers may go further, by integers that are computed (`Lookup`).
+* *indices*: an index is a linear element offset into a buffer: a `Size` over the symbols of the outer loops, of the stage,
+  and of `sizes`. It is never negative (where a mask is false, nothing is read), and inside the buffer if that is `local`.
+  Stores to `inout` buffers may go further, by integers that are computed (`Lookup`).
 * *results*: names of reductions are unique; a `result` value names one of an earlier stage of the same kernel, and has what
   that gave at the same outer point.
 * *dtypes*: arithmetic happens in the dtype written on each value; operands share it, loads and stores have that of their
@@ -234,13 +235,14 @@ class Sums:
 class Kernel:
     """`Value.args[0]` of a load and `Store.buffer` index into `buffers`. `name` is readable (fused op names) and does
     not take part in the structural hash. Elementwise kernels have all loops in `outer` and one MapStage without loops.
-    `sums`: reductions over the outer points, beside what these compute."""
+    `sums`: reductions over the outer points, beside what these compute. `sizes`: symbols that are given when it runs."""
 
     name: str = field(compare=False)
     buffers: tuple[Buffer, ...]
     outer: tuple[Loop, ...]
     stages: tuple[Stage, ...]
     sums: Sums | None = None
+    sizes: tuple[Sym, ...] = ()
 
 
 def stage_loops(stage: Stage) -> tuple[Loop, ...]:

@@ -49,7 +49,8 @@ def print_kernel(kernel: Kernel) -> str:
     """The kernel as text, for people: buffer i is `p<i>`, a reduction has its name, sizes and indices are in elements.
     Equal kernels of one name print alike."""
     buffers = ", ".join(f"{_role(b)} p{i}: {_name(b.dtype)}" for i, b in enumerate(kernel.buffers))
-    lines = [f"{kernel.name}({buffers})"]
+    sizes = f"; {', '.join(map(str, kernel.sizes))}" if kernel.sizes else ""
+    lines = [f"{kernel.name}({buffers}{sizes})"]
     if kernel.outer:
         lines.append(f"for {_loops(kernel.outer)}:")
     indent = "  " if kernel.outer else ""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from smelt.errors import VerificationError
-from smelt.graph.sizes import Size, bounds, free_syms
+from smelt.graph.sizes import Size, bounds, free_syms, loop_sym
 from smelt.loops.ir import (
     POINTWISE,
     VALUE_OPS,
@@ -22,6 +22,7 @@ from smelt.loops.ir import (
     stage_values,
     walk,
 )
+from smelt.loops.sizes import size_symbols
 from smelt.loops.sums import obstacle, parts
 
 _BOOLEAN = {"eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor", "logical_not"} | {
@@ -90,6 +91,18 @@ def _loop_problems(loops: Sequence[Loop]) -> Iterator[str]:
             yield f"two loops are called {loop.sym}"
         if isinstance(loop.size, int) and (loop.sym.lo, loop.sym.hi) != (0, loop.size - 1):
             yield f"{loop.sym} runs over [{loop.sym.lo}, {loop.sym.hi}], not over {loop.size} elements"
+        if not isinstance(loop.size, int) and loop.sym is not loop_sym(loop.sym.name, loop.size):
+            yield f"{loop.sym} runs to below {loop.sym.below}, not over {loop.size} elements"
+
+
+def _verify_sizes(kernel: Kernel) -> Iterator[Problem]:
+    for sym in kernel.sizes:
+        if sym.lo < 1:
+            yield None, f"{sym} may be {sym.lo}, which is no size"
+    for part in parts(kernel):
+        for sym in size_symbols(part.buffers, part.outer, part.stages):
+            if sym not in kernel.sizes:
+                yield None, f"{sym} is neither a loop nor a size"
 
 
 def _verify_buffers(kernel: Kernel) -> Iterator[Problem]:
@@ -115,7 +128,7 @@ def _verify_indices(kernel: Kernel) -> Iterator[Problem]:
 
 
 def _index_problems(kernel: Kernel, stage: Stage) -> Iterator[str]:
-    known = {loop.sym for loop in (*kernel.outer, *stage_loops(stage))}
+    known = {*kernel.sizes, *(loop.sym for loop in (*kernel.outer, *stage_loops(stage)))}
     indices = [v.args[0] for v in _values(stage) if v.op == "index"]
     for access, number, index, masked in _accesses(stage):
         indices.append(index)
@@ -243,6 +256,7 @@ STATEMENTS: dict[str, Callable[[Kernel], Iterator[Problem]]] = {
     "work": _verify_work,
     "buffers": _verify_buffers,
     "indices": _verify_indices,
+    "sizes": _verify_sizes,
     "results": _verify_results,
     "dtypes": _verify_dtypes,
     "order": _verify_order,

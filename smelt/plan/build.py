@@ -14,6 +14,7 @@ import torch
 
 from smelt.graph.ir import TensorSpec
 from smelt.graph.kernel_calls import RUN_KERNEL
+from smelt.graph.sizes import static
 from smelt.graph.tree import map_leaves
 from smelt.ops.registry import REGISTRY
 from smelt.plan.aliases import is_foreign, returns_alias, written_values
@@ -165,7 +166,7 @@ class _Writer:
         parts = tuple(map(self._launch, item.parts))
         if len({self.kernels[part.kernel] for part in parts}) == 1:  # whatever each was called
             parts = tuple(replace(part, kernel=parts[0].kernel) for part in parts)
-        blocks = tuple(-(-part.code.extent // part.code.grain) for part in item.parts)
+        blocks = tuple(-(-static(part.code.extent) // part.code.grain) for part in item.parts)
         self.steps.append(Together(parts, blocks, 1))
 
     def _prepare(self, items: Sequence[LaunchItem]) -> None:
@@ -185,7 +186,7 @@ class _Writer:
     def _launch(self, item: LaunchItem) -> Launch:
         code = item.code
         regs = tuple(map(self.register, item.buffers))
-        grain = self.target.sharing.grain(code.extent, code.grain)
+        grain = self.target.sharing.grain(static(code.extent), code.grain)
         return Launch(
             self._symbol(code), regs, code.extent, grain, item.note, item.by_value, self._elsewhere(item)
         )

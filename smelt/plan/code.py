@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from smelt import _native
+from smelt.graph.sizes import Size
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,14 @@ class Function:
 @dataclass(frozen=True)
 class CompiledKernel:
     """The code of a kernel. `name` is readable. Items [0, extent) may run in any split and order. Fewer than `grain` do not
-    pay a thread of a CPU; a program on a GPU computes `grain`."""
+    pay a thread of a CPU; a program on a GPU computes `grain`. `sizes`: what a CPU's takes behind the addresses of its
+    buffers, each an int64 in the place of an address."""
 
     name: str
     function: Function
-    extent: int
+    extent: Size
     grain: int
+    sizes: tuple[Size, ...] = ()
 
 
 # What launches a function: its address, or a GPU's kernel.

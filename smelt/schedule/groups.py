@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from smelt.costs import Costs
-from smelt.graph.sizes import Size, Sym, affine, bounds, free_syms, numel
+from smelt.graph.sizes import Size, Sym, affine, bounds, free_syms, likely, loop_sym, numel
 from smelt.loops.tensor import Extern, Index, Reduce, Scan, Tensor
 from smelt.schedule.inline import Unit
 from smelt.schedule.spaces import Loops, linear, radix, solve, substituted
@@ -102,12 +102,12 @@ def alone(unit: Unit, id: int) -> Group:
 
 def outer_loops(loops: Loops) -> Loops:
     """Loops of the same sizes whose symbols are named by position, as outer loops are."""
-    return tuple((Sym(f"o{k}", 0, sym.hi), size) for k, (sym, size) in enumerate(loops))
+    return tuple((loop_sym(f"o{k}", size), size) for k, (_, size) in enumerate(loops))
 
 
 def stage_loops(loops: Sequence[tuple[Sym, Size]]) -> Loops:
     """Loops of the same sizes with the group's names for inner loops, so that equal stages have equal loops."""
-    return tuple((Sym(f"i{k}", 0, sym.hi), size) for k, (sym, size) in enumerate(loops))
+    return tuple((loop_sym(f"i{k}", size), size) for k, (_, size) in enumerate(loops))
 
 
 # ---- legality
@@ -273,7 +273,7 @@ def unprofitable(group: Group, unit: Unit, found: Fit, costs: Costs) -> str | No
     if len({t for u in (*group.units, unit) for t, _ in u.reads}) > costs.kernel_buffers:
         return "the kernel would touch too many buffers"
     if found.outer is not None:
-        rows, points = bounds(numel([n for _, n in found.outer]))[1], bounds(_space(unit))[1]
+        rows, points = likely(numel([n for _, n in found.outer])), likely(_space(unit))
         if rows < costs.row_kernel_rows and points > costs.row_kernel_points:
             return "too few rows to share among threads"
     if _is_lonely(group, unit, found, costs):
@@ -295,8 +295,8 @@ def _is_lonely(group: Group, unit: Unit, found: Fit, costs: Costs) -> bool:
     for sym, size in found.outer or group.outer:
         split = affine(address, sym)
         columns = costs.item_columns if split is not None and split[0] == 1 else 1
-        items *= -(-bounds(size)[1] // columns)
-        together = max(together, min(columns, bounds(size)[1]))
+        items *= -(-likely(size) // columns)
+        together = max(together, min(columns, likely(size)))
     if together * bounds(numel([n for _, n in found.place.inner]))[0] < costs.long_row:
         return False
     return items < costs.worker_items * costs.threads

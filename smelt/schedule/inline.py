@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from smelt.costs import Costs
 from smelt.graph.effects import is_effectful
-from smelt.graph.sizes import Size, Sym, bounds, numel, static
+from smelt.graph.sizes import Size, Sym, likely, numel, static
 from smelt.graph.tree import leaves
 from smelt.loops.ir import Lookup, Value
 from smelt.loops.tensor import (
@@ -194,7 +194,7 @@ def _points(tensor: Tensor) -> int:
     total: Size = numel(tensor.shape)
     if isinstance(tensor.definition, Reduce):
         total = total * numel(tensor.definition.sizes)
-    return bounds(total)[1]
+    return likely(total)
 
 
 def _weights(program: Program, required: set[Tensor], costs: Costs) -> dict[Tensor, float]:

@@ -27,6 +27,7 @@ from smelt.loops.ir import (
     Value,
     walk,
 )
+from smelt.loops.sizes import size_symbols
 from smelt.loops.tensor import Index, Reduce, Scan, Tensor
 from smelt.loops.values import COSTS, Moved, both, compare, where
 from smelt.loops.values import index as index_value
@@ -317,7 +318,9 @@ class KernelBuilder:
         """The kernel of the drafted stages, with tidied loops."""
         outer, values = self.tidy_outer(drafts)
         stages = tuple(self.stage(draft, values) for draft in drafts)
-        return Kernel(self.name(), tuple(self.buffers), _loops(outer), stages)
+        buffers, loops = tuple(self.buffers), _loops(outer)
+        sizes = size_symbols(buffers, loops, stages)
+        return Kernel(self.name(), buffers, loops, stages, sizes=sizes)
 
     def tidy_outer(self, drafts: list[_Draft]) -> tuple[Loops, dict[Sym, Size]]:
         """The outer loops, tidied over the indices of all stages, and the old symbols in terms of the new."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from smelt.graph.sizes import Quotient, Size, Sym, affine, free_syms, static, subs
+from smelt.graph.sizes import Quotient, Size, Sym, affine, free_syms, likely, loop_sym, subs
 from smelt.schedule.spaces import Loops
 
 Values = dict[Sym, Size]
@@ -55,13 +55,13 @@ def split_loops(loops: Loops, indices: list[Size], shortest: int) -> tuple[Loops
     `shortest` and n is at least four times that."""
     total: Values = {}
     for round in range(8):
-        sizes = {s: n for s, n in loops if isinstance(n, int)}
+        sizes = dict(loops)
         found = next(_divisions(indices, sizes, shortest), None)
         if found is None:
             break
         sym, divisor = found
-        high = Sym(f"{sym.name}h{round}", 0, sizes[sym] // divisor - 1)
-        low = Sym(f"{sym.name}l{round}", 0, divisor - 1)
+        high = loop_sym(f"{sym.name}h{round}", sizes[sym] // divisor)
+        low = loop_sym(f"{sym.name}l{round}", divisor)
         step: Values = {sym: high * divisor + low}
         total = {**_apply(total, step), **step}
         indices = _all(indices, step)
@@ -70,14 +70,14 @@ def split_loops(loops: Loops, indices: list[Size], shortest: int) -> tuple[Loops
     return loops, total
 
 
-def _divisions(indices: Sequence[Size], sizes: dict[Sym, int], shortest: int) -> Iterator[tuple[Sym, int]]:
+def _divisions(indices: Sequence[Size], sizes: dict[Sym, Size], shortest: int) -> Iterator[tuple[Sym, Size]]:
     for atom in _quotients(indices):
         sym, divisor = atom.left, atom.right
-        if not isinstance(sym, Sym) or sym not in sizes or not isinstance(divisor, int):
+        if not isinstance(sym, Sym) or sym not in sizes or not free_syms(divisor).isdisjoint(sizes):
             continue
         size = sizes[sym]
-        if size % divisor == 0 and 1 < divisor < size:
-            if divisor >= shortest or size < 4 * shortest:
+        if size % divisor == 0 and divisor != 1 and size != divisor and size != 0:
+            if likely(divisor) >= shortest or likely(size) < 4 * shortest:
                 yield sym, divisor
 
 
@@ -96,14 +96,14 @@ def _quotients(indices: Iterable[Size]) -> Iterator[Quotient]:
 
 
 def _ordered(loops: Loops, layout: Sequence[Size]) -> Loops:
-    """Outermost first: the larger strides of the first expression that tells two loops apart. Stable."""
+    """Outermost first: the larger strides (by what is likely) of the first expression that tells two loops apart. Stable."""
     keys = {s: tuple(-_stride(e, s) for e in layout) for s, _ in loops}
     return tuple(sorted(loops, key=lambda loop: keys[loop[0]]))
 
 
 def _stride(e: Size, sym: Sym) -> int:
     split = affine(e, sym)
-    return abs(split[0]) if split is not None and isinstance(split[0], int) else 0
+    return abs(likely(split[0])) if split is not None else 0
 
 
 # ---- merging
@@ -116,7 +116,7 @@ def _merged(loops: Loops, indices: list[Size]) -> tuple[Loops, Values]:
     for sym, size in loops:
         if result and _contiguous(result[-1][0], sym, size, indices):
             outer, count = result.pop()
-            both = Sym(f"{outer.name}{sym.name}", 0, static(count * size) - 1)
+            both = loop_sym(f"{outer.name}{sym.name}", count * size)
             step: Values = {outer: both // size, sym: both % size}
             total = {**_apply(total, step), **step}
             indices = _all(indices, step)
@@ -127,8 +127,6 @@ def _merged(loops: Loops, indices: list[Size]) -> tuple[Loops, Values]:
 
 
 def _contiguous(outer: Sym, inner: Sym, size: Size, indices: Sequence[Size]) -> bool:
-    if not isinstance(size, int):
-        return False
     for e in indices:
         syms = free_syms(e)
         if outer not in syms and inner not in syms:
@@ -140,6 +138,6 @@ def _contiguous(outer: Sym, inner: Sym, size: Size, indices: Sequence[Size]) -> 
 
 
 def _renamed(loops: Loops, values: Values, letter: str) -> tuple[Loops, Values]:
-    names: Values = {s: Sym(f"{letter}{k}", 0, s.hi) for k, (s, _) in enumerate(loops)}
+    names: Values = {s: loop_sym(f"{letter}{k}", n) for k, (s, n) in enumerate(loops)}
     fresh = tuple((names[s], n) for s, n in loops)
     return fresh, _apply(values, names)  # type: ignore[return-value]

@@ -1,15 +1,15 @@
 """Index spaces: when one tuple of indices is a rearrangement of another, and how to go back.
 
 An index tuple over some loops is a *rearrangement* of a tensor's elements if running the loops meets every element once.
-That is decided on its row-major position: an affine expression whose strides, sorted, multiply up exactly
-(a mixed-radix number), which covers permuted, split and merged dimensions.
+That is decided on its row-major position: an affine expression whose strides, each the product of the one before and its
+size, multiply up exactly (a mixed-radix number), which covers permuted, split and merged dimensions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from smelt.graph.sizes import Size, Sym, affine, contiguous_stride, free_syms, numel, subs
+from smelt.graph.sizes import Expr, Size, Sym, affine, contiguous_stride, free_syms, loop_sym, numel, subs
 from smelt.loops.tensor import Index, Tensor
 
 Loops = tuple[tuple[Sym, Size], ...]
@@ -29,25 +29,34 @@ def radix(index: Sequence[Size], shape: Sequence[Size], sizes: Mapping[Sym, Size
     it contains) run over `sizes`."""
     rest = position(index, shape)
     digits: Radix = []
-    for sym in sorted(free_syms(rest), key=lambda s: s.name):
+    for sym in sorted(free_syms(rest) & sizes.keys(), key=lambda s: s.name):
         split = affine(rest, sym)
-        if split is None or not isinstance(split[0], int) or sym not in sizes:
+        if split is None:
             return None
         digits.append((sym, split[0], sizes[sym]))
         rest = split[1]
-    digits.sort(key=lambda d: d[1])  # type: ignore[arg-type, return-value]
+    in_order: Radix = []
     expected: Size = 1
-    for _, stride, size in digits:
-        if stride != expected:
+    while digits:
+        lowest = next((d for d in digits if d[1] == expected), None)
+        if lowest is None:
             return None
-        expected = expected * size
-    return digits if rest == 0 and expected == numel(shape) else None
+        digits.remove(lowest)
+        in_order.append(lowest)
+        expected = expected * lowest[2]
+    return in_order if rest == 0 and expected == numel(shape) else None
 
 
 def solve(digits: Radix, index: Sequence[Size], shape: Sequence[Size]) -> dict[Sym, Size]:
     """The values of the digits' symbols at the element `index` of a tensor of `shape`."""
     at = position(index, shape)
-    return {sym: at // stride % size for sym, stride, size in digits}
+    values = {sym: at // stride % size for sym, stride, size in digits}
+    if digits and isinstance(
+        digits[-1][2], Expr
+    ):  # the highest digit is below its size, which need not be seen
+        sym, stride, _ = digits[-1]
+        values[sym] = at // stride
+    return values
 
 
 def substituted(index: Sequence[Size], values: Mapping[Sym, Size]) -> Index:
@@ -64,7 +73,7 @@ def own_loops(shape: Sequence[Size], letter: str) -> tuple[Index, Loops]:
         if size == 1:
             index.append(0)
         else:
-            sym = Sym(f"{letter}{d}", 0, (size if isinstance(size, int) else size.hi) - 1)
+            sym = loop_sym(f"{letter}{d}", size)
             index.append(sym)
             loops.append((sym, size))
     return tuple(index), tuple(loops)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from smelt.errors import VerificationError
-from smelt.graph.sizes import Sym
+from smelt.graph.sizes import Sym, loop_sym
 from smelt.loops import ir
 from smelt.loops.ir import (
     Buffer,
@@ -29,6 +29,7 @@ f32, i64 = torch.float32, torch.int64
 row, col = Sym("o0", 0, 3), Sym("i0", 0, 7)
 ROWS, COLS = Loop(row, 4), Loop(col, 8)
 place = row * 8 + col
+N = Sym("n", 2)
 
 
 def load(buffer, index=place, dtype=f32, mask=None):
@@ -85,6 +86,13 @@ def further(lookup, value):
     return replace(stage(1, stores=(store,)), buffers=buffers)
 
 
+def of_any(size, sym=None, sizes=(N,)):
+    """p1[i] = p0[i] over a size that is no number."""
+    sym = sym or loop_sym("o0", size)
+    stages = (MapStage((), (Store(1, sym, load(0, sym)),)),)
+    return Kernel("softmax", BUFFERS[:2], (Loop(sym, size),), stages, sizes=sizes)
+
+
 def buffer(number, new):
     return replace(GOOD, buffers=tuple(new if i == number else b for i, b in enumerate(GOOD.buffers)))
 
@@ -105,6 +113,9 @@ FAULTS = [
     ("indices", "over n, which is no loop here", stored(op("cast", Value("index", (Sym("n", 0, 3),), i64)))),
     ("indices", "which may be -1", stored(load(0, place - 1))),
     ("indices", "beyond its 8 elements", stored(load(2, col + 1))),
+    ("loops", "runs to below None, not over 2\\*n elements", of_any(2 * N, Sym("o0", 0, 2 * N.hi - 1))),
+    ("sizes", "n is neither a loop nor a size", of_any(2 * N, sizes=())),
+    ("sizes", "m may be 0, which is no size", of_any(Sym("m"), sizes=(Sym("m"),))),
     ("order", "which is stored to where lookups say", further(Value("const", (0,), i64), load(1))),
     ("dtypes", "further by something that is no int64", further(Value("const", (0.0,), f32), result("r0"))),
     ("points", "all points of i0 store", further(Value("const", (0,), i64), result("r0"))),
@@ -152,6 +163,11 @@ def test_the_error_names_the_kernel_the_stage_and_the_statement():
 def test_every_statement_of_the_docstring_is_checked_and_broken():
     written = re.findall(r"^\* \*(\w+)\*:", ir.__doc__, re.M)
     assert sorted(written) == sorted(STATEMENTS) == sorted({statement for statement, *_ in FAULTS})
+
+
+def test_sizes_that_are_no_numbers():
+    verify(of_any(2 * N))
+    verify(of_any(N - 1))
 
 
 def test_sums_beside_rows():

@@ -1,11 +1,24 @@
 """Integer expressions: what must simplify, and that simplification never changes a value."""
 
 import pickle
+from math import prod
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smelt.graph.sizes import Expr, Sym, affine, bounds, evaluate, free_syms, subs
+from smelt.graph.sizes import (
+    LIKELY,
+    Expr,
+    Sym,
+    affine,
+    bounds,
+    ceil_div,
+    evaluate,
+    free_syms,
+    likely,
+    loop_sym,
+    subs,
+)
 
 i, j, k = Sym("i", 0, 7), Sym("j", 0, 15), Sym("k", 0, 99)
 n = Sym("n", 1)
@@ -92,3 +105,86 @@ def test_simplified_expressions_keep_their_value(tree, a, b, c):
     expected = build(tree, values)
     assert evaluate(e, values) == expected == subs(e, values)
     assert bounds(e)[0] <= expected <= bounds(e)[1]
+
+
+# ---- sizes that are no numbers
+
+m = Sym("m", 2)
+a, b, c = loop_sym("a", n + 1), loop_sym("b", m), loop_sym("c", 64)
+SYMBOLIC = (a, b, c, n, m)
+
+
+def test_loops_over_sizes_that_are_no_numbers_are_below_them():
+    assert (a * m + b) // m is a
+    assert (a * m + b) % m is b
+    assert (64 * (a * m + b) + c) // (64 * m) is a
+    assert (64 * (a * m + b) + c) % (64 * m) is 64 * b + c
+    assert (64 * (a * m + b) + c) // 64 % m is b
+    assert ((a * m + b) // m * m + (a * m + b) % m) is a * m + b
+    assert (a * m + b) // (n * m) is a // n  # a goes up to n
+
+
+def test_splitting_and_joining_by_a_size_gives_it_back():
+    x = loop_sym("x", n * m)
+    assert m * (x // m) + x % m is x
+    assert 64 * m * (x // m) + 64 * (x % m) is 64 * x
+    assert n * m * (x // m) + n * (x % m) is n * x
+    assert m * (x // m) + x % n is not x
+
+
+def test_loops_of_one_name_over_two_sizes_are_two():
+    assert loop_sym("a", n) is loop_sym("a", n) is not loop_sym("a", m)
+    assert pickle.loads(pickle.dumps(a * m + b)) is a * m + b
+    assert loop_sym("i", 8) is i
+
+
+def test_what_is_likely_is_a_number():
+    assert likely(5) == 5 and likely(n * 2 + 1) == 2 * LIKELY + 1
+    assert likely(Sym("k", 0, 9)) == 9 and likely(Sym("k", 1000)) == 1000
+    assert ceil_div(7, 2) == 4 and ceil_div(64 * n, 16) is 4 * n
+
+
+sums = st.lists(
+    st.tuples(st.integers(0, 3), st.lists(st.sampled_from(SYMBOLIC), max_size=2)), min_size=1, max_size=3
+)
+divisors = st.tuples(st.integers(1, 3), st.lists(st.sampled_from((n, m)), max_size=2), st.integers(0, 2))
+
+
+def total(terms):
+    result = 0
+    for factor, atoms in terms:
+        result = result + prod(atoms, start=factor)
+    return result
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.lists(st.tuples(sums, st.sampled_from(["//", "%"]), divisors), min_size=1, max_size=3), st.data())
+def test_quotients_by_sizes_keep_their_value(steps, data):
+    """Sums over loops and sizes, divided by products of sizes again and again, and joined."""
+    e = 0
+    literal = []
+    for terms, sign, (factor, atoms, more) in steps:
+        divisor = prod(atoms, start=factor) + more
+        x = total(terms) + e
+        literal.append((terms, sign, divisor))
+        e = (
+            (x // divisor) * divisor + x % divisor
+            if more == 1
+            else x // divisor
+            if sign == "//"
+            else x % divisor
+        )
+    for _ in range(4):
+        values = {
+            n: data.draw(st.integers(1, 5)),
+            m: data.draw(st.integers(2, 5)),
+            c: data.draw(st.integers(0, 63)),
+        }
+        values |= {a: data.draw(st.integers(0, values[n])), b: data.draw(st.integers(0, values[m] - 1))}
+        number = 0
+        for (terms, sign, divisor), (_, _, (_, _, more)) in zip(literal, steps):
+            by = evaluate(divisor, values)
+            x = sum(k * prod(evaluate(f, values) for f in atoms) for k, atoms in terms) + number
+            number = x if more == 1 else x // by if sign == "//" else x % by
+        assert evaluate(e, values) == number == subs(e, values)
+        assert bounds(e)[0] <= number <= bounds(e)[1]

@@ -34,7 +34,8 @@ class Point:
 
 
 class Body:
-    """Emits the values of one kernel. `pointers[i]` is buffer i's address; `results` the finished reductions."""
+    """Emits the values of one kernel. `pointers[i]` is buffer i's address; `results` the finished reductions. Points have
+    the kernel's sizes among their symbols."""
 
     def __init__(self, b: Builder, buffers: tuple[Buffer, ...], pointers: list[Ref]) -> None:
         self.b, self.buffers, self.pointers = b, buffers, pointers
@@ -273,6 +274,11 @@ def iota(b: Builder, elem: str, stride: int = 1) -> Ref:
     """<0, stride, 2*stride, ...>"""
     numbers = ", ".join(f"{elem} {i * stride}" for i in range(b.lanes))
     return Ref(f"<{numbers}>", elem, b.lanes)
+
+
+def scalar(b: Builder, e: Size, syms: Mapping[Sym, Ref]) -> Ref:
+    """`e`, i64, of scalars."""
+    return _evaluate(b, e, syms, "i64")
 
 
 def _resize(b: Builder, x: Ref, elem: str) -> Ref:

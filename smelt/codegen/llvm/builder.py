@@ -271,9 +271,11 @@ class Builder:
     # ---- control
 
     @contextmanager
-    def loop(self, start: Ref, stop: Ref, step: int, carried: Sequence[Ref] = ()) -> Iterator[Loop]:
-        """`for index in range(start, stop, step)`, at least once (the test comes after the body). After the block
-        `Loop.next` holds the carried values of the last round."""
+    def loop(
+        self, start: Ref, stop: Ref, step: int, carried: Sequence[Ref] = (), may_skip: bool = False
+    ) -> Iterator[Loop]:
+        """`for index in range(start, stop, step)`, at least once (the test comes after the body) unless it `may_skip`. After
+        the block `Loop.next` holds the carried values of the last round."""
         self._labels += 1
         n = self._labels
         depth = len(self.scopes)
@@ -287,7 +289,13 @@ class Builder:
         # The counter is carried as a vector of one, which LLVM's loop strength reduction does not look at: that pass
         # takes half of all compile time, and indices are in their final form already.
         out.append(f"  %s{n} = insertelement <1 x i64> poison, i64 {start.text}, i64 0")
-        out += (f"  br label %p{n}", f"p{n}:", f"  br label %h{n}", f"h{n}:")
+        out += (f"  br label %p{n}", f"p{n}:")
+        if may_skip:
+            out.append(f"  %z{n} = icmp slt i64 {start.text}, {stop.text}")
+            out.append(f"  br i1 %z{n}, label %h{n}, label %e{n}")
+        else:
+            out.append(f"  br label %h{n}")
+        out.append(f"h{n}:")
         out.append(f"  %w{n} = phi <1 x i64> [%s{n}, %p{n}], [%m{n}, %l{n}]")
         for phi, first, last in zip(phis, carried, loop.next, strict=True):
             kind = type_text(phi.elem, phi.lanes)
@@ -298,6 +306,12 @@ class Builder:
         out.append(f"  %m{n} = insertelement <1 x i64> poison, i64 %n{n}, i64 0")
         out.append(f"  %c{n} = icmp slt i64 %n{n}, {stop.text}")
         out += (f"  br i1 %c{n}, label %h{n}, label %e{n}", f"e{n}:")
+        if may_skip:
+            given = loop.next
+            loop.next = [Ref(self.fresh(), r.elem, r.lanes, depth - 1) for r in carried]
+            for phi, first, last in zip(loop.next, carried, given, strict=True):
+                kind = type_text(phi.elem, phi.lanes)
+                out.append(f"  {phi.text} = phi {kind} [{first.text}, %p{n}], [{last.text}, %l{n}]")
         loop.next = [Ref(r.text, r.elem, r.lanes, min(r.depth, depth - 1)) for r in loop.next]
 
     @contextmanager

@@ -15,8 +15,9 @@ from smelt.codegen.llvm.host import Host, host
 from smelt.codegen.llvm.module import assemble_functions
 from smelt.codegen.llvm.vectorize import count_lanes
 from smelt.config import Config
-from smelt.graph.sizes import static
-from smelt.loops.ir import Kernel
+from smelt.graph.sizes import NeedsFixedSize, Sym, bounds, free_syms, static, subs
+from smelt.loops.ir import Kernel, stage_loops
+from smelt.loops.sizes import at_sizes
 from smelt.plan.code import CompiledKernel, Function
 from smelt.runtime.forks import KERNELS, hold_at_fork
 
@@ -35,23 +36,42 @@ _LOCK = hold_at_fork(threading.RLock(), KERNELS)
 def compile_kernels(
     kernels: Sequence[Kernel], config: Config, target: Host | None = None
 ) -> list[CompiledKernel]:
-    """Machine code for `kernels`, in order. It is kept for equal kernels as long as somebody holds it. Thread-safe."""
+    """Machine code for `kernels`, in order. It is kept for equal kernels as long as somebody holds it. Thread-safe. Raises
+    NeedsFixedSize for loops of a stage that may have no points, or scratch of a size that is no number."""
     target = target or host()
+    for kernel in kernels:
+        _refuse_unknown(kernel)
     assert all(k.sums is None for k in kernels), "sums beside rows are kernels of their own on a CPU"
     with _LOCK:
         codes = _codes([_sizeless(k, target) for k in kernels], config, target)
     return [_compiled(k, c) for k, c in zip(kernels, codes, strict=True)]
 
 
+def _refuse_unknown(kernel: Kernel) -> None:
+    for buffer in kernel.buffers:
+        static(buffer.size)
+    for size in (loop.size for stage in kernel.stages for loop in stage_loops(stage)):
+        if not isinstance(size, int) and bounds(size)[0] < 1:
+            raise NeedsFixedSize(f"a loop over {size} elements, which may be none", free_syms(size))
+
+
 def _sizeless(kernel: Kernel, target: Host) -> Kernel:
-    """The kernel whose code `kernel` uses."""
-    return of_any_size(kernel, count_lanes(kernel, target.lanes)) if is_flat(kernel) else kernel
+    """The kernel whose code `kernel` uses. Symbols of sizes are numbered, so that layers of a model share code."""
+    if is_flat(kernel):
+        return of_any_size(kernel, count_lanes(kernel, target.lanes))
+    return at_sizes(kernel, dict(zip(kernel.sizes, _numbered(kernel))))
+
+
+def _numbered(kernel: Kernel) -> tuple[Sym, ...]:
+    return tuple(Sym(f"n{k}", s.lo, s.hi) for k, s in enumerate(kernel.sizes))
 
 
 def _compiled(kernel: Kernel, code: _KernelCode) -> CompiledKernel:
     text = code.text
-    extent = static(kernel.outer[0].size) // text.points if text.points else text.extent
-    return CompiledKernel(kernel.name, code, extent, text.grain)
+    if text.points:
+        return CompiledKernel(kernel.name, code, kernel.outer[0].size // text.points, text.grain)
+    extent = subs(text.extent, dict(zip(_numbered(kernel), kernel.sizes)))
+    return CompiledKernel(kernel.name, code, extent, text.grain, kernel.sizes)
 
 
 def _codes(kernels: Sequence[Kernel], config: Config, target: Host) -> list[_KernelCode]:

@@ -1,6 +1,7 @@
 """One kernel as one LLVM function: `void name(void **buffers, i64 begin, i64 end)`.
 
-`buffers` holds the addresses of the kernel's buffers that are not local, in order. [begin, end) is a range of *items*:
+`buffers` holds the addresses of the kernel's buffers that are not local, in order, and behind them the kernel's sizes, each
+an i64. [begin, end) is a range of *items*:
 outer points in inner mode, blocks of them in outer mode (see `vectorize`). Any split of [0, extent) into ranges
 gives the same results.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, prod
+from math import ceil
 
 from smelt.codegen.llvm import strips
 from smelt.codegen.llvm.body import Body, Point
@@ -27,7 +28,7 @@ from smelt.codegen.llvm.vectorize import (
     local_bytes,
 )
 from smelt.codegen.llvm.vmath import MATH_OPS
-from smelt.graph.sizes import Size, Sym, static
+from smelt.graph.sizes import Size, Sym, bounds, ceil_div, likely, numel, static
 from smelt.loops.ir import (
     Kernel,
     Loop,
@@ -49,7 +50,7 @@ class KernelText:
     item, for a kernel of any size (`flat`), whose `extent` means nothing."""
 
     text: str
-    extent: int
+    extent: Size
     grain: int
     points: int = 0
 
@@ -76,7 +77,8 @@ class _Emitter:
     def __init__(self, kernel: Kernel, module: Module, lanes: int) -> None:
         self.kernel, self.b = kernel, Builder(module, lanes)
         self.choice: Choice = choose(kernel, lanes)
-        self.loops = Loops(self.b, self.choice.outer is None and _short_rows(kernel, self.choice, lanes))
+        inline = self.choice.outer is None and _short_rows(kernel, self.choice, lanes)
+        self.loops = Loops(self.b, inline, self._sizes())
         self.entry: list[str] = []
         self.exit: list[str] = []
         self.body = Body(self.b, kernel.buffers, self._pointers())
@@ -85,9 +87,9 @@ class _Emitter:
     # ---- frame
 
     def function(self, name: str) -> KernelText:
-        if any(static(l.size) == 0 for l in self.kernel.outer):
+        if any(l.size == 0 for l in self.kernel.outer):
             return KernelText(_frame(name, [], [], []), 0, 1)
-        if any(static(l.size) >= ANY for l in self.kernel.outer):
+        if any(isinstance(l.size, int) and l.size >= ANY for l in self.kernel.outer):
             points, cycles = self._flat_items()
             text = _frame(name, self.entry, [self.b.lines()], self.exit)
             return KernelText(text, 0, ceil(PIECE_CYCLES / cycles), points)
@@ -101,6 +103,15 @@ class _Emitter:
             extent, cycles = self._outer_items(self.choice.outer)
         text = _frame(name, self.entry, [self.b.lines()], self.exit)
         return KernelText(text, extent, ceil(PIECE_CYCLES / cycles))
+
+    def _sizes(self) -> dict[Sym, Ref]:
+        b = self.b
+        first = sum(buffer.role != "local" for buffer in self.kernel.buffers)
+        sizes: dict[Sym, Ref] = {}
+        for k, sym in enumerate(self.kernel.sizes, first):
+            slot = b.pure(f"getelementptr i64, ptr %buffers, i64 {k}", "ptr", 1, 0)
+            sizes[sym] = b.pure(f"load i64, {slot}", "i64", 1, 0)
+        return sizes
 
     def _pointers(self) -> list[Ref]:
         b = self.b
@@ -131,11 +142,13 @@ class _Emitter:
 
     # ---- items
 
-    def _inner_items(self) -> tuple[int, float]:
+    def _inner_items(self) -> tuple[Size, float]:
+        sizes = [l.size for l in self.kernel.outer]
         with self.b.loop(Ref("%begin", "i64"), Ref("%end", "i64"), 1) as item:
-            indices = self.loops.decode(item.index, [static(l.size) for l in self.kernel.outer])
-            self.stages.run(Point({l.sym: r for l, r in zip(self.kernel.outer, indices, strict=True)}))
-        return prod(static(l.size) for l in self.kernel.outer), self.choice.point_cost
+            indices = self.loops.decode(item.index, sizes)
+            syms = {l.sym: r for l, r in zip(self.kernel.outer, indices, strict=True)}
+            self.stages.run(Point({**self.loops.sizes, **syms}))
+        return numel(sizes), self.choice.point_cost
 
     def _flat_items(self) -> tuple[int, float]:
         """Items of a kernel of any size: vectors, or points of which the last ones are fewer than a vector."""
@@ -145,7 +158,7 @@ class _Emitter:
             self._inner_items()
             return 1, cost
         point = Point({}, sym, None, True)
-        if self._size(sym) % b.lanes == 0:
+        if static(self._size(sym)) % b.lanes == 0:
             lanes = b.const("i64", b.lanes)
             with b.loop(b.op("mul", begin, lanes), b.op("mul", end, lanes), b.lanes) as it:
                 self.stages.run(point.at(sym, it.index))
@@ -158,25 +171,25 @@ class _Emitter:
             self.stages.run(point.at(sym, whole, self.loops.mask_left(whole, end)))
         return 1, cost
 
-    def _outer_items(self, sym: Sym) -> tuple[int, float]:
+    def _outer_items(self, sym: Sym) -> tuple[Size, float]:
         items = self._divide(sym)
         size = self._size(sym)
-        counts = [static(l.size) for l in items.loops]
+        counts: list[Size] = [l.size for l in items.loops]
         if items.tile:
-            counts.append(ceil(static(items.tile.size) / TILE))
-        counts.append(ceil(size / items.chunk))
+            counts.append(ceil_div(items.tile.size, TILE))
+        counts.append(ceil_div(size, items.chunk))
         with self.b.loop(Ref("%begin", "i64"), Ref("%end", "i64"), 1) as item:
             indices = self.loops.decode(item.index, counts)
-            syms = {l.sym: r for l, r in zip(items.loops, indices)}
+            syms = {**self.loops.sizes, **{l.sym: r for l, r in zip(items.loops, indices)}}
             start, stop = self.loops.piece(indices[-1], items.chunk, size)
             point = Point(syms, sym, None, True)
 
             def blocks(p: Point) -> None:
-                tile = self.loops.piece(indices[-2], TILE, static(items.tile.size)) if items.tile else None
+                tile = self.loops.piece(indices[-2], TILE, items.tile.size) if items.tile else None
                 self.loops.lanes(p, sym, size, start, stop, lambda q: self._tiled(q, items.tile, tile))
 
             self.loops.nest(point, items.serial, blocks)
-        return prod(counts), items.cycles
+        return numel(counts), items.cycles
 
     def _tiled(self, p: Point, loop: Loop | None, piece: tuple[Ref, Ref] | None) -> None:
         if loop is None or piece is None:
@@ -184,25 +197,29 @@ class _Emitter:
         with self.b.loop(*piece, 1) as tile:
             self.stages.run(p.at(loop.sym, tile.index))
 
-    def _size(self, sym: Sym) -> int:
-        return next(static(l.size) for l in self.kernel.outer if l.sym is sym)
+    def _size(self, sym: Sym) -> Size:
+        return next(l.size for l in self.kernel.outer if l.sym is sym)
 
     def _divide(self, sym: Sym) -> _Items:
-        """Chooses items of about ITEM_CYCLES: part of the vector loop, or all of it and more loops."""
-        lanes, size = self.b.lanes, self._size(sym)
+        """Chooses items of about ITEM_CYCLES: part of the vector loop, or all of it and more loops, as far as these are of
+        fixed sizes."""
+        lanes, size = self.b.lanes, likely(self._size(sym))
         block = self.choice.point_cost * lanes
         others = [l for l in self.kernel.outer if l.sym is not sym]
         tile = self._shared_lines(sym, others)
         if tile is not None:
             others.remove(tile)
-            block *= min(TILE, static(tile.size))
+            block *= min(TILE, likely(tile.size))
         chunks = max(1, round(ceil(size / lanes) * block / ITEM_CYCLES))
         chunk = ceil(ceil(size / chunks) / lanes) * lanes
+        if not isinstance(self._size(sym), int):
+            chunk = max(1, round(ITEM_CYCLES / block)) * lanes
         cycles = chunk / lanes * block
         serial: list[Loop] = []
-        while chunks == 1 and tile is None and others and cycles * static(others[-1].size) <= ITEM_CYCLES:
+        whole = chunks == 1 and tile is None and isinstance(self._size(sym), int)
+        while whole and others and cycles * bounds(others[-1].size)[1] <= ITEM_CYCLES:
             serial.insert(0, others.pop())
-            cycles *= static(serial[0].size)
+            cycles *= bounds(serial[0].size)[1]
         return _Items(tuple(others), tuple(serial), tile, chunk, cycles)
 
     def _shared_lines(self, sym: Sym, others: Sequence[Loop]) -> Loop | None:
@@ -212,7 +229,7 @@ class _Emitter:
             if lane_stride(index, sym, self.b.lanes) in (0, 1):
                 continue
             for loop in others:
-                if static(loop.size) >= 4 and lane_stride(index, loop.sym, 4) == 1:
+                if likely(loop.size) >= 4 and lane_stride(index, loop.sym, 4) == 1:
                     return loop
         return None
 
@@ -221,10 +238,13 @@ def _short_rows(kernel: Kernel, choice: Choice, lanes: int) -> bool:
     """Several stages go over the same few vectors: without loops, what one stage loaded or computed the next ones
     find in registers, as a common subexpression."""
     vector = [s for s, sym in zip(kernel.stages, choice.inner) if sym is not None]
-    sizes = {tuple(static(l.size) for l in stage_loops(s)) for s in vector}
+    sizes = {tuple(l.size for l in stage_loops(s)) for s in vector}
     if len(vector) < 2 or len(sizes) != 1 or len(next(iter(sizes))) != 1:
         return False
-    vectors = ceil(next(iter(sizes))[0] / lanes)
+    (size,) = next(iter(sizes))
+    if not isinstance(size, int):
+        return False
+    vectors = ceil(size / lanes)
     values = [v for s in vector for v in stage_values(s)]
     ops = sum(12 * (v.op in MATH_OPS) + 1 for v in walk(values))
     return vectors <= INLINE_VECTORS and vectors * ops <= INLINE_OPS

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from smelt.graph.sizes import Size, Sym, affine, free_syms, static, subs
+from smelt.graph.sizes import Size, Sym, affine, free_syms, subs
 from smelt.loops.ir import Kernel, Loop, MapStage, Value, stage_values, walk
 
 ANY = 1 << 40  # stands for every size that is a multiple of a vector; ANY + 1 for every other one
@@ -21,7 +21,7 @@ def is_flat(kernel: Kernel) -> bool:
     if len(kernel.outer) != 1 or len(kernel.stages) != 1:
         return False
     (loop,), (stage,) = kernel.outer, kernel.stages
-    if not isinstance(stage, MapStage) or stage.loops or static(loop.size) >= ANY:
+    if not isinstance(stage, MapStage) or stage.loops or (isinstance(loop.size, int) and loop.size >= ANY):
         return False
     indices = [s.index for s in stage.stores]
     for v in walk(stage_values(stage)):
@@ -48,7 +48,7 @@ def over_one_point(kernel: Kernel) -> Kernel:
 def of_any_size(kernel: Kernel, lanes: int) -> Kernel:
     """The kernel to compile for a flat one."""
     (loop,) = kernel.outer
-    size = ANY if static(loop.size) % lanes == 0 else ANY + 1
+    size = ANY if loop.size % lanes == 0 else ANY + 1
     sym = Sym("o0", 0, size - 1)
     return _moved(
         kernel, Loop(sym, size), lambda e: subs(e, {loop.sym: sym}) if loop.sym in free_syms(e) else e
@@ -71,4 +71,4 @@ def _moved(kernel: Kernel, loop: Loop, index: Callable[[Size], Size]) -> Kernel:
         return found
 
     stores = tuple(s.moved(index, moved) for s in stage.stores)
-    return replace(kernel, outer=(loop,), stages=(MapStage(stage.loops, stores),))
+    return replace(kernel, outer=(loop,), stages=(MapStage(stage.loops, stores),), sizes=())

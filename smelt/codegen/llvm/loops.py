@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from smelt.codegen.llvm.body import Point, iota
+from smelt.codegen.llvm.body import Point, iota, scalar
 from smelt.codegen.llvm.builder import Builder, Ref
-from smelt.graph.sizes import Sym, static
+from smelt.graph.sizes import Size, Sym, bounds
 from smelt.loops.ir import Loop
 
 
 class Loops:
     """Writes loops around what is given as a function of the point. `inline`: rows of a few vectors are written without a
-    loop, so that what one stage computed the next ones find in registers."""
+    loop, so that what one stage computed the next ones find in registers. `sizes`: registers of the kernel's sizes."""
 
-    def __init__(self, b: Builder, inline: bool = False) -> None:
-        self.b, self.inline = b, inline
+    def __init__(self, b: Builder, inline: bool = False, sizes: Mapping[Sym, Ref] | None = None) -> None:
+        self.b, self.inline, self.sizes = b, inline, dict(sizes or {})
+
+    def count(self, size: Size) -> Ref:
+        """A size, i64."""
+        return scalar(self.b, size, self.sizes)
 
     # ---- items
 
-    def decode(self, item: Ref, counts: Sequence[int]) -> list[Ref]:
+    def decode(self, item: Ref, counts: Sequence[Size]) -> list[Ref]:
         """Row-major digits of an item's number."""
         b = self.b
         digits: list[Ref] = []
@@ -30,19 +34,19 @@ class Loops:
             elif all(c == 1 for c in counts[:position]):
                 digits.append(rest)
             else:
-                digits.append(b.op("urem", rest, b.const("i64", count)))
-                rest = b.op("udiv", rest, b.const("i64", count))
+                digits.append(b.op("urem", rest, self.count(count)))
+                rest = b.op("udiv", rest, self.count(count))
         return digits[::-1]
 
-    def piece(self, number: Ref, chunk: int, size: int) -> tuple[Ref, Ref]:
+    def piece(self, number: Ref, chunk: int, size: Size) -> tuple[Ref, Ref]:
         """[start, stop) of piece `number` of range(size)."""
         b = self.b
-        if chunk >= size:
-            return b.const("i64", 0), b.const("i64", size)
+        if chunk >= bounds(size)[1]:
+            return b.const("i64", 0), self.count(size)
         start = b.op("mul", number, b.const("i64", chunk))
         stop = b.op("add", start, b.const("i64", chunk))
-        if size % chunk:
-            stop = b.intrinsic("smin", stop, b.const("i64", size))
+        if size % chunk != 0:
+            stop = b.intrinsic("smin", stop, self.count(size))
         return start, stop
 
     # ---- nests and vectors
@@ -52,34 +56,40 @@ class Loops:
         if not loops:
             return inside(p)
         loop, rest = loops[0], loops[1:]
-        if static(loop.size) == 1:
+        if loop.size == 1:
             return self.nest(p.at(loop.sym, self.b.const("i64", 0)), rest, inside)
-        with self.b.loop(self.b.const("i64", 0), self.b.const("i64", static(loop.size)), 1) as it:
+        with self.b.loop(self.b.const("i64", 0), self.count(loop.size), 1) as it:
             self.nest(p.at(loop.sym, it.index), rest, inside)
 
     def lanes(
-        self, p: Point, sym: Sym, size: int, start: Ref, stop: Ref, inside: Callable[[Point], None]
+        self, p: Point, sym: Sym, size: Size, start: Ref, stop: Ref, inside: Callable[[Point], None]
     ) -> None:
         """`inside` for vectors of `sym` over [start, stop) of range(size); start is a multiple of the lanes. The last
         vector is masked, and is a copy of `inside`: masked stores in a loop cost up to a third of it (float32, Zen 5),
         of bytes and words more than half."""
         b, lanes = self.b, self.b.lanes
         full = size - size % lanes
-        if size <= lanes:
+        if isinstance(size, int) and size <= lanes:
             inside(p.at(sym, b.const("i64", 0), self.mask_first(size)))
-        elif self.inline:
+        elif isinstance(size, int) and self.inline:
             for first in range(0, size, lanes):
                 inside(p.at(sym, b.const("i64", first), self.mask_first(min(size - first, lanes))))
         elif size == full:
             with b.loop(start, stop, lanes) as it:
                 inside(p.at(sym, it.index))
         else:
-            end = b.const("i64", full)
+            end = self.count(full)
             whole = end if stop.is_const else b.intrinsic("smin", stop, end)
             with b.when(b.compare("icmp slt", start, whole)), b.loop(start, whole, lanes) as it:
                 inside(p.at(sym, it.index))
             with b.when(b.compare("icmp sgt", stop, end)):
-                inside(p.at(sym, end, self.mask_first(size - full)))
+                inside(p.at(sym, end, self.mask_last(size, end)))
+
+    def mask_last(self, size: Size, full: Ref) -> Ref | None:
+        """The lanes of the last vector of range(size), which begins at `full`."""
+        if isinstance(size, int):
+            return self.mask_first(size % self.b.lanes or self.b.lanes)
+        return self.mask_left(full, self.count(size))
 
     def mask_first(self, count: int) -> Ref | None:
         """The first `count` lanes; None: all."""
@@ -88,10 +98,10 @@ class Loops:
         bits = ", ".join(f"i1 {'true' if i < count else 'false'}" for i in range(self.b.lanes))
         return Ref(f"<{bits}>", "i1", self.b.lanes)
 
-    def mask_below(self, index: Ref, size: int) -> Ref:
+    def mask_below(self, index: Ref, size: Size) -> Ref:
         """Lanes whose iteration index + lane is less than `size`."""
-        if size >= 1 << 31:
-            return self.mask_left(index, self.b.const("i64", size))
+        if not isinstance(size, int) or size >= 1 << 31:
+            return self.mask_left(index, self.count(size))
         return self._first_lanes(self.b.op("sub", self.b.const("i64", size), index))
 
     def mask_left(self, index: Ref, end: Ref) -> Ref:

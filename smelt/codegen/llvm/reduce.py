@@ -6,13 +6,13 @@ associative and commutative up to rounding, so accumulators, lanes and blocks ma
 
 from __future__ import annotations
 
-from math import inf, nan, prod
+from math import inf, nan
 
 from smelt.codegen.llvm.body import Body, Point
 from smelt.codegen.llvm.builder import Builder, Ref
 from smelt.codegen.llvm.pointwise import emit
 from smelt.codegen.llvm.types import TYPES, Type, rounded, truth
-from smelt.graph.sizes import Size, static
+from smelt.graph.sizes import Size, bounds, numel
 from smelt.loops.ir import ReduceStage, Reduction
 
 State = list[Ref]
@@ -176,7 +176,7 @@ def position(stage: ReduceStage) -> Size:
 
 def position_type(stage: ReduceStage) -> str:
     """The integer type that holds any position of the stage's points."""
-    return "i32" if prod(static(l.size) for l in stage.loops) < (1 << 31) - 1 else "i64"
+    return "i32" if bounds(numel([l.size for l in stage.loops]))[1] < (1 << 31) - 1 else "i64"
 
 
 __all__ = [

@@ -14,10 +14,11 @@ from smelt.codegen.llvm.loops import Loops
 from smelt.codegen.llvm.reduce import State
 from smelt.codegen.llvm.types import TYPES
 from smelt.codegen.llvm.vmath import MATH_OPS
-from smelt.graph.sizes import Sym, static
+from smelt.graph.sizes import Size, Sym, bounds, likely
 from smelt.loops.ir import Loop, ReduceStage, stage_values, walk
 
 CHAIN = 16  # values added to one accumulator, one after the other; a power of two
+MANY = 1 << 20  # parts of a cascade that sums of unknown length are made for
 
 
 class ReduceLoops:
@@ -26,7 +27,8 @@ class ReduceLoops:
     Sums of floats are cascades: after CHAIN additions (up to twice as many where there are no more) an accumulator is
     emptied, its lanes added up, into one of the next level, which in turn is emptied after CHAIN of those. Rounding errors
     then grow with the logarithm of the number of values (Higham, "The accuracy of floating point summation", 1993), and
-    what cancels between lanes does so early. The next level of float32 is float64, and is the last."""
+    what cancels between lanes does so early. The next level of float32 is float64, and is the last. Where sizes are no
+    numbers, sums are always cascades, and loops that may have no rounds are asked for them."""
 
     def __init__(self, body: Body, loops: Loops, stage: ReduceStage, vector: bool) -> None:
         self.body, self.loops, self.stage, self.vector = body, loops, stage, vector
@@ -38,7 +40,7 @@ class ReduceLoops:
     def run(self, p: Point, loops: Sequence[Loop], states: list[State]) -> list[State]:
         """`states` joined with the values at all points of `loops`, outermost first."""
         loop, rest = loops[0], loops[1:]
-        size = static(loop.size)
+        size = loop.size
         if not rest:
             return self.innermost(p, loop, states)
         if size == 1:
@@ -49,7 +51,7 @@ class ReduceLoops:
                 it.next = _flat(self.run(p.at(loop.sym, it.index), rest, self.like(it.carried, states)))
             return self.like(it.next, states)
 
-        *between, last = (static(l.size) for l in rest)
+        *between, last = (likely(l.size) for l in rest)
         return self.cascade(size, 1, prod(between) * self._additions(last), rounds, states)
 
     def _additions(self, size: int) -> int:
@@ -63,22 +65,24 @@ class ReduceLoops:
 
     def innermost(self, p: Point, loop: Loop, states: list[State]) -> list[State]:
         """The last loop: without a loop, unrolled, or one vector at a time."""
-        size = static(loop.size)
-        if self.loops.inline and self.vector:
+        size = loop.size
+        if isinstance(size, int) and self.loops.inline and self.vector:
             return self.straight(p, loop.sym, size, states)
         width = self.step * self.unroll
-        done = self._unrolled_groups(size) * width
+        done = self._unrolled_groups(size) * width if isinstance(size, int) else size - size % width
 
         def vectors(start: Ref, stop: Ref, states: list[State]) -> list[State]:
             return self.unrolled(p, loop.sym, start, stop, states)
 
-        if done:
+        if done != 0:
             states = self.cascade(done, width, 1, vectors, states)
-        return self.remainder(p, loop.sym, size, done, states) if done < size else states
+        if isinstance(size, int) and isinstance(done, int):
+            return self.remainder(p, loop.sym, size, done, states) if done < size else states
+        return self.open_remainder(p, loop.sym, size, done, states) if done != size else states
 
     def cascade(
         self,
-        size: int,
+        size: Size,
         step: int,
         additions: int,
         rounds: Callable[[Ref, Ref, list[State]], list[State]],
@@ -87,21 +91,37 @@ class ReduceLoops:
         """`states` joined with what `rounds(start, stop, ...)` joins over range(0, size, step), where one round is that many
         `additions` to an accumulator. `size` is a multiple of `step`, a power of two."""
         b = self.b
-        whole = b.const("i64", size)
-        if not self.rounds_off or size // step * additions <= 2 * CHAIN:
-            return rounds(b.const("i64", 0), whole, states)
+        zero, whole, may_skip = b.const("i64", 0), self.loops.count(size), bounds(size)[0] < 1
+        most = bounds(size)[1]
+        if not self.rounds_off or most // step * additions <= 2 * CHAIN:
+            return self.unless(may_skip, whole, rounds, states)
         block = step * max(1, CHAIN >> (additions.bit_length() - 1))
         first = self.emptied(self.fresh(states))
-        levels = [first for _ in range(cascade_levels(ceil(size / block), self.stage))]
-        with b.loop(b.const("i64", 0), whole, block, _flat_sets(levels)) as it:
+        levels = [first for _ in range(cascade_levels(min(-(-most // block), MANY), self.stage))]
+        with b.loop(zero, whole, block, _flat_sets(levels), may_skip) as it:
             end = b.op("add", it.index, b.const("i64", block))
-            stop = b.intrinsic("smin", end, whole) if size % block else end
+            stop = b.intrinsic("smin", end, whole) if size % block != 0 else end
             part = self.emptied(rounds(it.index, stop, self.fresh(states)))
             it.next = _flat_sets(self.carry(end, block, self.split(it.carried, first), part))
         lowest, *higher = self.split(it.next, first)
         for level in higher:
             lowest = self.join(level, lowest)
         return self.join(states, self.filled(lowest, states))
+
+    def unless(
+        self,
+        may_skip: bool,
+        whole: Ref,
+        rounds: Callable[[Ref, Ref, list[State]], list[State]],
+        states: list[State],
+    ) -> list[State]:
+        """What `rounds` joins to `states` over all of [0, whole), which is not asked where that may be empty and is."""
+        zero = self.b.const("i64", 0)
+        if not may_skip:
+            return rounds(zero, whole, states)
+        with self.b.loop(zero, whole, 1 << 62, _flat(states), may_skip) as it:
+            it.next = _flat(rounds(zero, whole, self.like(it.carried, states)))
+        return self.like(it.next, states)
 
     def carry(self, end: Ref, block: int, levels: list[list[State]], part: list[State]) -> list[list[State]]:
         """`part` joined to the first of `levels`, and levels that have CHAIN parts by now to those above them. `end`: a
@@ -183,6 +203,15 @@ class ReduceLoops:
             mask = self.loops.mask_first(size - full)
             states = self.accumulate(p.at(sym, b.const("i64", full), mask), states, mask)
         return states
+
+    def open_remainder(self, p: Point, sym: Sym, size: Size, done: Size, states: list[State]) -> list[State]:
+        """The same for sizes that are no numbers."""
+        count = self.loops.count
+        with self.b.loop(count(done), count(size), self.step, _flat(states), may_skip=True) as it:
+            mask = self.loops.mask_below(it.index, size) if self.vector and size % self.step != 0 else None
+            carried = self.like(it.carried, states)
+            it.next = _flat(self.accumulate(p.at(sym, it.index, mask), carried, mask))
+        return self.like(it.next, states)
 
     def accumulate(self, p: Point, states: list[State], mask: Ref | None) -> list[State]:
         """Joins the values at `p` into `states`, in the lanes of `mask`."""

@@ -12,7 +12,7 @@ from smelt.codegen.llvm.reduce_loops import ReduceLoops
 from smelt.codegen.llvm.scan import Scan
 from smelt.codegen.llvm.types import TYPES
 from smelt.codegen.llvm.vectorize import Choice
-from smelt.graph.sizes import Sym, static
+from smelt.graph.sizes import Sym, bounds
 from smelt.loops.ir import Kernel, Loop, MapStage, ReduceStage, ScanStage, Stage, stage_loops
 
 
@@ -27,7 +27,7 @@ class Stages:
         """All stages at one outer point (or at one vector of them), one after the other."""
         for i, stage in enumerate(self.kernel.stages):
             p.values.clear()  # what a stage loaded, another may have stored
-            if any(static(l.size) == 0 for l in stage_loops(stage)):
+            if any(l.size == 0 for l in stage_loops(stage)):
                 if isinstance(stage, ReduceStage):
                     self._finish(stage, reduce.start(self.b, stage, 1), False)
             else:
@@ -40,23 +40,28 @@ class Stages:
         loops, last = _vector_last(stage.loops, vector)
         if last is None:
             return self.loops.nest(p, loops, inside)
-        size = static(last.size)
-        zero, stop = self.b.const("i64", 0), self.b.const("i64", size)
+        size = last.size
+        zero, stop = self.b.const("i64", 0), self.loops.count(size)
         point = Point(p.syms, last.sym, p.mask)
         self.loops.nest(point, loops, lambda q: self.loops.lanes(q, last.sym, size, zero, stop, inside))
 
     def _scan(self, p: Point, stage: ScanStage, vector: Sym | None) -> None:
-        b, loop, size = self.b, stage.loop, static(stage.loop.size)
+        b, loop, size = self.b, stage.loop, stage.loop.size
         scan = Scan(self.body, stage, vector is not None)
         step = b.lanes if vector is not None else 1
         p = Point(p.syms, vector or p.lane_sym, p.mask, p.outer_lanes)
         carry, full = scan.start(b.lanes if p.outer_lanes else 1), size - size % step
-        if full:
-            with b.loop(b.const("i64", 0), b.const("i64", full), step, carry) as it:
+        end = self.loops.count(full)
+        if full != 0:
+            with b.loop(b.const("i64", 0), end, step, carry, bounds(full)[0] < 1) as it:
                 it.next = scan.at(p.at(loop.sym, it.index), it.carried)
             carry = it.next
-        if full < size:
-            scan.at(p.at(loop.sym, b.const("i64", full), self.loops.mask_first(size - full)), carry)
+        if isinstance(full, int) and isinstance(size, int):
+            if full < size:
+                scan.at(p.at(loop.sym, end, self.loops.mask_last(size, end)), carry)
+        elif full != size:
+            with b.when(b.compare("icmp slt", end, self.loops.count(size))):
+                scan.at(p.at(loop.sym, end, self.loops.mask_last(size, end)), carry)
 
     def _reduce(self, p: Point, stage: ReduceStage, vector: Sym | None) -> None:
         loops, last = _vector_last(stage.loops, vector)

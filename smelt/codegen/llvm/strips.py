@@ -48,7 +48,9 @@ GROUP_ROWS, GROUP_OPS = 8, 160  # rows taken together: streams of memory, instru
 
 def applies(kernel: Kernel, sym: Sym, lanes: int) -> bool:
     """Whether lanes along `sym` are better taken in strips: some stage runs down rows, whatever rows hold is contiguous
-    along `sym`, and there is more than one vector of it."""
+    along `sym`, and there is more than one vector of it. Not for sizes that are no numbers."""
+    if kernel.sizes:
+        return False
     size = next(static(l.size) for l in kernel.outer if l.sym is sym)
     rows = [s for s in kernel.stages if prod(static(l.size) for l in stage_loops(s)) > 1]
     if size <= lanes or not rows or any(b.role == "local" for b in kernel.buffers):

@@ -14,7 +14,7 @@ from math import ceil, prod
 
 from smelt.codegen.llvm.types import TYPES
 from smelt.codegen.llvm.vmath import MATH_OPS
-from smelt.graph.sizes import Size, Sym, affine, free_syms, static, subs
+from smelt.graph.sizes import Size, Sym, affine, free_syms, likely, static, subs
 from smelt.loops.ir import (
     Kernel,
     ReduceStage,
@@ -64,7 +64,7 @@ class _Access:
 
 @dataclass(frozen=True)
 class _StageFacts:
-    """What the cost of a stage depends on: trip count, accesses, arithmetic cost of one vector of results."""
+    """What the cost of a stage depends on: likely trip count, accesses, arithmetic cost of one vector of results."""
 
     stage: Stage
     trips: int
@@ -85,7 +85,7 @@ def _facts(kernel: Kernel, stage: Stage) -> _StageFacts:
             )
     for store in stage_stores(stage):
         accesses.append(_Access(store.index, True, kernel.buffers[store.buffer].role == "local"))
-    return _StageFacts(stage, prod(static(l.size) for l in stage_loops(stage)), tuple(accesses), arithmetic)
+    return _StageFacts(stage, prod(likely(l.size) for l in stage_loops(stage)), tuple(accesses), arithmetic)
 
 
 def _waste(size: int, lanes: int) -> float:
@@ -113,7 +113,7 @@ def choose(kernel: Kernel, lanes: int) -> Choice:
     facts = [_facts(kernel, s) for s in kernel.stages]
     best = _inner(facts, lanes)
     for loop in kernel.outer:
-        size = static(loop.size)
+        size = likely(loop.size)
         if size < 2 or not _locals_fit(kernel, lanes):
             continue
         cost = sum(f.trips * _vector_cost(f, loop.sym, lanes, True) for f in facts)
@@ -138,7 +138,7 @@ def _inner(facts: list[_StageFacts], lanes: int) -> Choice:
             scalar += 4.0 * f.trips
         horizontal = 12.0 * len(f.stage.reductions) if isinstance(f.stage, ReduceStage) else 0.0
         by_loop = [
-            f.trips * _waste(static(l.size), lanes) / lanes * _vector_cost(f, l.sym, lanes, False)
+            f.trips * _waste(likely(l.size), lanes) / lanes * _vector_cost(f, l.sym, lanes, False)
             for l in loops
         ]
         best = min(range(len(loops)), key=lambda i: (by_loop[i], -i))
