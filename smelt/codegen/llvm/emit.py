@@ -81,6 +81,7 @@ class _Emitter:
         self.loops = Loops(self.b, inline, self._sizes())
         self.entry: list[str] = []
         self.exit: list[str] = []
+        self.scratch: list[Ref] = []  # of sizes that are no numbers
         self.body = Body(self.b, kernel.buffers, self._pointers())
         self.stages = Stages(kernel, self.body, self.loops, self.choice)
 
@@ -101,6 +102,8 @@ class _Emitter:
             ).items()
         else:
             extent, cycles = self._outer_items(self.choice.outer)
+        for scratch in self.scratch:
+            self.b.line(f"call void @free({scratch})")
         text = _frame(name, self.entry, [self.b.lines()], self.exit)
         return KernelText(text, extent, ceil(PIECE_CYCLES / cycles))
 
@@ -120,22 +123,27 @@ class _Emitter:
         on_stack = local_bytes(self.kernel, b.lanes) <= LOCAL_BYTES
         for i, buffer in enumerate(self.kernel.buffers):
             if buffer.role == "local":
-                pointers.append(self._local(i, static(buffer.size), TYPES[buffer.dtype], on_stack))
+                pointers.append(self._local(i, buffer.size, TYPES[buffer.dtype], on_stack))
                 continue
             slot = b.pure(f"getelementptr ptr, ptr %buffers, i64 {argument}", "ptr", 1, 0)
             pointers.append(b.pure(f"load ptr, {slot}", "ptr", 1, 0))
             argument += 1
         return pointers
 
-    def _local(self, i: int, size: int, t: Type, on_stack: bool) -> Ref:
+    def _local(self, i: int, size: Size, t: Type, on_stack: bool) -> Ref:
         """Scratch of one outer point, or of `lanes` of them side by side."""
         count = size * (self.b.lanes if self.choice.outer is not None else 1)
         ref = Ref(f"%local{i}", "ptr")
-        if on_stack:
+        if on_stack and isinstance(count, int):
             self.entry.append(f"  {ref.text} = alloca [{count} x {t.memory}], align 64")
             return ref
         self.b.declare("@malloc", "ptr @malloc(i64)")
         self.b.declare("@free", "void @free(ptr)")
+        if not isinstance(count, int):
+            self.scratch.append(
+                self.b.ordered(f"call ptr @malloc({self.loops.count(count * t.bytes)})", "ptr", 1)
+            )
+            return self.scratch[-1]
         self.entry.append(f"  {ref.text} = call ptr @malloc(i64 {count * t.bytes})")
         self.exit.append(f"  call void @free({ref})")
         return ref
