@@ -18,7 +18,8 @@ from smelt.codegen.triton.link import load_early
 from smelt.codegen.triton.processors import Arch, takes_tables
 from smelt.codegen.triton.source import ALIGNED, joins, table_of
 from smelt.config import Config
-from smelt.graph.sizes import NeedsFixedSize, static
+from smelt.errors import NeedsFixedSize
+from smelt.graph.sizes import static
 from smelt.loops.sums import separate
 from smelt.plan.code import CompiledKernel, Function, Library, Processor
 from smelt.plan.gather import Kind, Slot, gather

@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from smelt.codegen.llvm import compile_kernels
-from smelt.graph.sizes import NeedsFixedSize, Size, loop_sym
+from smelt.errors import NeedsFixedSize
+from smelt.graph.sizes import Size, loop_sym
 from smelt.loops.interpret import run
 from smelt.loops.ir import Kernel, Loop, MapStage, ReduceStage, Reduction, ScanStage, Store
 from smelt.loops.values import cast, index

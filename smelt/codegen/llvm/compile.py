@@ -15,7 +15,8 @@ from smelt.codegen.llvm.host import Host, host
 from smelt.codegen.llvm.module import assemble_functions
 from smelt.codegen.llvm.vectorize import count_lanes
 from smelt.config import Config
-from smelt.graph.sizes import NeedsFixedSize, Sym, bounds, free_syms, subs
+from smelt.errors import NeedsFixedSize
+from smelt.graph.sizes import Sym, bounds, free_syms, subs
 from smelt.loops.ir import Kernel, stage_loops
 from smelt.loops.sizes import at_sizes
 from smelt.plan.code import CompiledKernel, Function

@@ -26,7 +26,7 @@ from smelt.codegen.llvm.reduce_loops import CHAIN, MANY, cascade_levels
 from smelt.codegen.llvm.types import TYPES
 from smelt.codegen.llvm.vectorize import Choice, lane_stride
 from smelt.codegen.llvm.vmath import MATH_OPS
-from smelt.graph.sizes import Size, Sym, bounds, ceil_div, free_syms, likely, numel, static
+from smelt.graph.sizes import Size, Sym, bounds, ceil_div, free_syms, likely, numel
 from smelt.loops.ir import (
     Kernel,
     Loop,
@@ -99,8 +99,8 @@ class Strips:
             if isinstance(stage, ReduceStage):
                 slots += 4 * len(stage.reductions)
         fits = SLOT_BYTES // (element * max(slots, 1)) // self.granule * self.granule
-        whole = ceil_div(bounds(self.size)[1], self.granule) * self.granule
-        return static(min(whole, max(self.granule, min(fits, WIDEST))))
+        whole = -(-bounds(self.size)[1] // self.granule) * self.granule
+        return min(whole, max(self.granule, min(fits, WIDEST)))
 
     # ---- items
 
