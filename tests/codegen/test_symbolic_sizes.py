@@ -1,10 +1,13 @@
 """Kernels whose sizes are symbols: compiled once, they give what eager gives at many sizes, and write nothing else."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from smelt.codegen.llvm import compile_kernels
+from smelt.codegen.llvm.host import host
 from smelt.errors import NeedsFixedSize
 from smelt.graph.sizes import Size, loop_sym
 from smelt.loops.interpret import run
@@ -123,6 +126,12 @@ def test_scans(name):
 )
 def test_half_precision(case):
     check(*case, dtype=bf16, **LOOSE)
+
+
+@pytest.mark.parametrize("bits, masks", [(128, False), (512, True)])
+@pytest.mark.parametrize("name", REDUCED)
+def test_vectors_of_other_hosts(name, bits, masks):
+    check(*REDUCED[name], target=replace(host(), bits=bits, masks=masks), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("f", [torch.argmax, torch.argmin])
