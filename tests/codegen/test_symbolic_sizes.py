@@ -27,6 +27,23 @@ def with_bias(x, bias):
     return F.gelu(x + bias)
 
 
+def rms_norm(x, w):
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) / 64 + 1e-6) * w
+
+
+def layer_norm_backward(g, x, w, b):
+    _, mean, rstd = torch.ops.aten.native_layer_norm(x, [64], w, b, 1e-5)
+    return torch.ops.aten.native_layer_norm_backward(g, x, [64], mean, rstd, w, b, [True] * 3)
+
+
+def softmax_backward(g, y):
+    return torch.ops.aten._softmax_backward_data(g, y, -1, g.dtype)
+
+
+def bias_backward(g, x):
+    return g.relu(), g.relu().sum((0, 1)), (g * x).sum((0, 1))
+
+
 def by_heads(x):
     return x.view(x.shape[0], x.shape[1], 4, 16).transpose(1, 2).contiguous() + 1
 
@@ -56,6 +73,12 @@ ELEMENTWISE = {
     "transposed": (lambda x: x.t().contiguous() * 2, (S0, S1)),
     "transposed to rows": (lambda x: x.t().contiguous() * 2, (S0, 40)),
     "transposed to columns": (lambda x: x.t().contiguous() * 2, (40, S0)),
+    "backwards": (lambda x: x.flip(0, 1) + 1, (S0, S1)),
+    "rolled": (lambda x: x.roll(1, 1) + 1, (S0, S1)),
+    "last": (lambda x: x[:, -1] * 2, (S0, S1)),
+    "lower triangle": (lambda x: x.tril(), (S0, S0)),
+    "parts": (lambda x: x.chunk(3, -1)[1] * 2, (S0, S1, 48)),
+    "repeated": (lambda x: x.repeat(1, 2) + 1, (S0, S1)),
     "by heads": (by_heads, (S0, S1, 64)),
     "of heads": (of_heads, (S0, 4, S1, 16)),
     "flattened transposed": (lambda x: x.transpose(0, 1).reshape(-1) * 2, (S0, S1)),
@@ -69,6 +92,7 @@ ROWS = {
     "layer norm": (lambda x, w, b: F.layer_norm(x, (64,), w, b), (S0, S1, 64), (64,), (64,)),
     "layer norm of long rows": (lambda x, w, b: F.layer_norm(x, (768,), w, b), (S0, 768), (768,), (768,)),
     "views": (over_all_rows, (S0, S1, 64)),
+    "RMS norm": (rms_norm, (S0, S1, 64), (64,)),
     "stored and summed": (lambda x: (x.relu(), x.relu().sum(-1)), (S0, 100)),
 }  # fmt: skip
 REDUCED = {
@@ -114,6 +138,19 @@ def test_rows_of_a_fixed_size(name, dtype):
 @pytest.mark.parametrize("name", REDUCED)
 def test_reductions(name, dtype):
     check(*REDUCED[name], dtype=dtype, **({"rtol": 1e-5, "atol": 1e-4} if dtype is f32 else {}))
+
+
+BACKWARD = {
+    "layer norm": (3, layer_norm_backward, (S0, S1, 64), (S0, S1, 64), (64,), (64,)),
+    "softmax": (1, softmax_backward, (S0, S1), (S0, S1)),
+    "bias": (1, bias_backward, (S0, S1, 64), (S0, S1, 64)),
+}
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+def test_backward(name):
+    count, f, *shapes = BACKWARD[name]
+    check(f, *shapes, n_kernels=count, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", SCANS)
