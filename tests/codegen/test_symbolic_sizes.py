@@ -17,7 +17,8 @@ from smelt.loops.verify import verify
 from tests.harness.accuracy import no_worse
 from tests.harness.kernels import CHECKED, buffers, flat, load, result
 from tests.harness.symbolic import S0, S1
-from tests.harness.symbolic_kernels import NUMBERS, Once, call, check
+from tests.harness.symbolic_kernels import NUMBERS, Once, call, check, same
+from tests.harness.traced import flatten
 
 f32, bf16, f64 = torch.float32, torch.bfloat16, torch.float64
 LOOSE = {"rtol": 0.02, "atol": 0.02}  # bfloat16, which eager rounds at other places
@@ -169,6 +170,21 @@ def test_half_precision(case):
 @pytest.mark.parametrize("name", REDUCED)
 def test_vectors_of_other_hosts(name, bits, masks):
     check(*REDUCED[name], target=replace(host(), bits=bits, masks=masks), rtol=1e-5, atol=1e-4)
+
+
+LONG = {f"elementwise, {name}": case for name, case in ELEMENTWISE.items() if case[1] != (S0, S0)}
+LONG |= {f"reduced, {name}": case for name, case in REDUCED.items() if (S0, S1) in case}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_many_items(name):
+    """Sizes of which items are parts, cut anywhere."""
+    f, *shapes = LONG[name]
+    once = Once(f, *shapes)
+    for sizes in ({S0: 3, S1: 9001}, {S0: 9001, S1: 3}, {S0: 130, S1: 257}):
+        inputs = once.inputs(sizes)
+        for pieces in (1, 13):
+            same(once(sizes, inputs, pieces), flatten(f(*inputs)), sizes, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("f", [torch.argmax, torch.argmin])

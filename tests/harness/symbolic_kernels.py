@@ -140,13 +140,13 @@ def check(
         with torch.no_grad():
             expected = flatten(f(*inputs))
         for got in (once(sizes, inputs), once(sizes, inputs, pieces=3)):
-            _same(got, expected, sizes, **tolerance)
+            same(got, expected, sizes, **tolerance)
         if number % 5 == 0:
-            _same(run(once.schedule, [inputs[k] for k in once.order], sizes), expected, sizes, **tolerance)
+            same(run(once.schedule, [inputs[k] for k in once.order], sizes), expected, sizes, **tolerance)
     return once
 
 
-def _same(
+def same(
     got: Sequence[torch.Tensor | None], expected: Sequence[Any], sizes: Sizes, **tolerance: float
 ) -> None:
     assert len(got) == len(expected)

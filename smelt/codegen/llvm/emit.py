@@ -57,10 +57,12 @@ class KernelText:
 
 @dataclass(frozen=True)
 class _Items:
-    """How outer mode numbers its items: over `loops`, then tiles of `tile`, then chunks of the vector loop. `serial`
-    loops run inside an item."""
+    """How outer mode numbers its items: over `loops`, parts of `part` (a loop of no fixed size, `length` points each),
+    tiles of `tile`, then chunks of the vector loop. `serial` loops run inside an item."""
 
     loops: tuple[Loop, ...]
+    part: Loop | None
+    length: int
     serial: tuple[Loop, ...]
     tile: Loop | None
     chunk: int
@@ -183,6 +185,8 @@ class _Emitter:
         items = self._divide(sym)
         size = self._size(sym)
         counts: list[Size] = [l.size for l in items.loops]
+        if items.part:
+            counts.append(ceil_div(items.part.size, items.length))
         if items.tile:
             counts.append(ceil_div(items.tile.size, TILE))
         counts.append(ceil_div(size, items.chunk))
@@ -196,7 +200,12 @@ class _Emitter:
                 tile = self.loops.piece(indices[-2], TILE, items.tile.size) if items.tile else None
                 self.loops.lanes(p, sym, size, start, stop, lambda q: self._tiled(q, items.tile, tile))
 
-            self.loops.nest(point, items.serial, blocks)
+            if items.part is None:
+                self.loops.nest(point, items.serial, blocks)
+            else:
+                part = self.loops.piece(indices[len(items.loops)], items.length, items.part.size)
+                with self.b.loop(*part, 1) as it:
+                    self.loops.nest(point.at(items.part.sym, it.index), items.serial, blocks)
         return numel(counts), items.cycles
 
     def _tiled(self, p: Point, loop: Loop | None, piece: tuple[Ref, Ref] | None) -> None:
@@ -228,7 +237,11 @@ class _Emitter:
         while whole and others and cycles * bounds(others[-1].size)[1] <= ITEM_CYCLES:
             serial.insert(0, others.pop())
             cycles *= bounds(serial[0].size)[1]
-        return _Items(tuple(others), tuple(serial), tile, chunk, cycles)
+        part, length = None, max(1, round(ITEM_CYCLES / cycles))
+        if whole and length > 1 and others and not isinstance(others[-1].size, int):
+            part = others.pop()
+            cycles *= length
+        return _Items(tuple(others), part, length, tuple(serial), tile, chunk, cycles)
 
     def _shared_lines(self, sym: Sym, others: Sequence[Loop]) -> Loop | None:
         """An outer loop along which something is contiguous that lanes gather or scatter: run inside the lanes' loop,
