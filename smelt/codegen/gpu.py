@@ -18,6 +18,7 @@ from smelt.codegen.triton.link import load_early
 from smelt.codegen.triton.processors import Arch, takes_tables
 from smelt.codegen.triton.source import ALIGNED, joins, table_of
 from smelt.config import Config
+from smelt.errors import NeedsFixedSize
 from smelt.graph.sizes import static
 from smelt.loops.sums import separate
 from smelt.plan.code import CompiledKernel, Function, Library, Processor
@@ -38,6 +39,9 @@ def generate(
     """The items of `schedule` with launches in place of its kernels, for processors `arch`. Kernels that can be one
     launch are. `tuner`: it says which products are generated; without it, all are ATen's. `device`: the only GPU of the
     schedule, on which what is compiled is loaded while the rest is being compiled."""
+    for item in schedule.items:
+        if isinstance(item, KernelItem) and item.kernel.sizes:
+            raise NeedsFixedSize("a GPU's kernels are of fixed sizes", frozenset(item.kernel.sizes))
     items_apart = [part for item in schedule.items for part in _apart_on_cpu(schedule, item)]
     schedule = replace(schedule, items=list(map(_with_a_loop, items_apart)))
     aligned = _aligned(schedule)

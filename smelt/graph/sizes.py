@@ -349,6 +349,8 @@ def _make(terms: tuple[Term, ...], const: int) -> Size:
         e = object.__new__(Expr)
         e.terms, e.const, e._syms, e._text = terms, const, None, None
         e.lo, e.hi = _interval(terms, const)
+        if e.lo < 0:
+            e.lo = max(e.lo, _lowest(terms, const))
         e = _SUMS.setdefault(key, e)
     return e
 
@@ -642,6 +644,24 @@ def _highest(e: Size) -> Size:
             term = term * _highest_atom(atom)
         total = total + term
     return total
+
+
+def _lowest(terms: tuple[Term, ...], const: int) -> int:
+    """A lower bound of a sum, from what is subtracted where its loops end: 0 of `s - 1 - i`."""
+    if not any(_ends(term) for term in terms):
+        return _interval(terms, const)[0]
+    total: Size = const
+    for term in terms:
+        monomial, coefficient = term
+        total = total + (_highest(_term(monomial, -coefficient)) * -1 if _ends(term) else _term(*term))
+    return bounds(total)[0]
+
+
+def _ends(term: Term) -> bool:
+    """Whether it subtracts something that is not negative, with a loop that ends at a size."""
+    monomial, coefficient = term
+    loops = any(isinstance(a, Sym) and a.below is not None for a in monomial)
+    return coefficient < 0 and loops and all(a.lo >= 0 for a in monomial)
 
 
 def _highest_atom(atom: Expr) -> Size:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from smelt.costs import Costs
-from smelt.graph.sizes import Size, Sym, bounds, numel, subs
+from smelt.graph.sizes import Size, Sym, bounds, likely, numel, subs
 from smelt.loops.ir import (
     Buffer,
     Kernel,
@@ -155,8 +155,8 @@ class KernelBuilder:
             inner = self.group.places[tensor].inner
             row = numel([n for _, n in inner])
             if inner and len(stages[tensor]) > 1 and self.is_dear(unit):
-                size = row * tensor.dtype.itemsize
-                if isinstance(size, int) and used + size <= self.costs.scratch_bytes:
+                size = likely(row) * tensor.dtype.itemsize
+                if used + size <= self.costs.scratch_bytes:
                     used += size
                     local.add(tensor)
             keys = {self.key(unit)} if self.stored(unit) or tensor in local else stages[tensor]

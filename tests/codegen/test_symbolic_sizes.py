@@ -1,10 +1,13 @@
 """Kernels whose sizes are symbols: compiled once, they give what eager gives at many sizes, and write nothing else."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from smelt.codegen.llvm import compile_kernels
+from smelt.codegen.llvm.host import host
 from smelt.errors import NeedsFixedSize
 from smelt.graph.sizes import Size, loop_sym
 from smelt.loops.interpret import run
@@ -14,7 +17,8 @@ from smelt.loops.verify import verify
 from tests.harness.accuracy import no_worse
 from tests.harness.kernels import CHECKED, buffers, flat, load, result
 from tests.harness.symbolic import S0, S1
-from tests.harness.symbolic_kernels import NUMBERS, Once, call, check
+from tests.harness.symbolic_kernels import NUMBERS, Once, call, check, same
+from tests.harness.traced import flatten
 
 f32, bf16, f64 = torch.float32, torch.bfloat16, torch.float64
 LOOSE = {"rtol": 0.02, "atol": 0.02}  # bfloat16, which eager rounds at other places
@@ -22,6 +26,23 @@ LOOSE = {"rtol": 0.02, "atol": 0.02}  # bfloat16, which eager rounds at other pl
 
 def with_bias(x, bias):
     return F.gelu(x + bias)
+
+
+def rms_norm(x, w):
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) / 64 + 1e-6) * w
+
+
+def layer_norm_backward(g, x, w, b):
+    _, mean, rstd = torch.ops.aten.native_layer_norm(x, [64], w, b, 1e-5)
+    return torch.ops.aten.native_layer_norm_backward(g, x, [64], mean, rstd, w, b, [True] * 3)
+
+
+def softmax_backward(g, y):
+    return torch.ops.aten._softmax_backward_data(g, y, -1, g.dtype)
+
+
+def bias_backward(g, x):
+    return g.relu(), g.relu().sum((0, 1)), (g * x).sum((0, 1))
 
 
 def by_heads(x):
@@ -53,6 +74,12 @@ ELEMENTWISE = {
     "transposed": (lambda x: x.t().contiguous() * 2, (S0, S1)),
     "transposed to rows": (lambda x: x.t().contiguous() * 2, (S0, 40)),
     "transposed to columns": (lambda x: x.t().contiguous() * 2, (40, S0)),
+    "backwards": (lambda x: x.flip(0, 1) + 1, (S0, S1)),
+    "rolled": (lambda x: x.roll(1, 1) + 1, (S0, S1)),
+    "last": (lambda x: x[:, -1] * 2, (S0, S1)),
+    "lower triangle": (lambda x: x.tril(), (S0, S0)),
+    "parts": (lambda x: x.chunk(3, -1)[1] * 2, (S0, S1, 48)),
+    "repeated": (lambda x: x.repeat(1, 2) + 1, (S0, S1)),
     "by heads": (by_heads, (S0, S1, 64)),
     "of heads": (of_heads, (S0, 4, S1, 16)),
     "flattened transposed": (lambda x: x.transpose(0, 1).reshape(-1) * 2, (S0, S1)),
@@ -66,6 +93,7 @@ ROWS = {
     "layer norm": (lambda x, w, b: F.layer_norm(x, (64,), w, b), (S0, S1, 64), (64,), (64,)),
     "layer norm of long rows": (lambda x, w, b: F.layer_norm(x, (768,), w, b), (S0, 768), (768,), (768,)),
     "views": (over_all_rows, (S0, S1, 64)),
+    "RMS norm": (rms_norm, (S0, S1, 64), (64,)),
     "stored and summed": (lambda x: (x.relu(), x.relu().sum(-1)), (S0, 100)),
 }  # fmt: skip
 REDUCED = {
@@ -113,6 +141,19 @@ def test_reductions(name, dtype):
     check(*REDUCED[name], dtype=dtype, **({"rtol": 1e-5, "atol": 1e-4} if dtype is f32 else {}))
 
 
+BACKWARD = {
+    "layer norm": (3, layer_norm_backward, (S0, S1, 64), (S0, S1, 64), (64,), (64,)),
+    "softmax": (1, softmax_backward, (S0, S1), (S0, S1)),
+    "bias": (1, bias_backward, (S0, S1, 64), (S0, S1, 64)),
+}
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+def test_backward(name):
+    count, f, *shapes = BACKWARD[name]
+    check(f, *shapes, n_kernels=count, rtol=1e-4, atol=1e-3)
+
+
 @pytest.mark.parametrize("name", SCANS)
 def test_scans(name):
     check(*SCANS[name], rtol=1e-5, atol=1e-4)
@@ -123,6 +164,27 @@ def test_scans(name):
 )
 def test_half_precision(case):
     check(*case, dtype=bf16, **LOOSE)
+
+
+@pytest.mark.parametrize("bits, masks", [(128, False), (512, True)])
+@pytest.mark.parametrize("name", REDUCED)
+def test_vectors_of_other_hosts(name, bits, masks):
+    check(*REDUCED[name], target=replace(host(), bits=bits, masks=masks), rtol=1e-5, atol=1e-4)
+
+
+LONG = {f"elementwise, {name}": case for name, case in ELEMENTWISE.items() if case[1] != (S0, S0)}
+LONG |= {f"reduced, {name}": case for name, case in REDUCED.items() if (S0, S1) in case}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_many_items(name):
+    """Sizes of which items are parts, cut anywhere."""
+    f, *shapes = LONG[name]
+    once = Once(f, *shapes)
+    for sizes in ({S0: 3, S1: 9001}, {S0: 9001, S1: 3}, {S0: 130, S1: 257}):
+        inputs = once.inputs(sizes)
+        for pieces in (1, 13):
+            same(once(sizes, inputs, pieces), flatten(f(*inputs)), sizes, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("f", [torch.argmax, torch.argmin])

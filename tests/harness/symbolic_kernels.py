@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from smelt.codegen.llvm import compile_kernels
+from smelt.codegen.llvm.host import Host
 from smelt.codegen.llvm.link import address_of
 from smelt.graph.sizes import Size, Sym, evaluate
 from smelt.loops.ir import Kernel
@@ -50,6 +51,7 @@ class Once:
         f: Callable[..., Any],
         *shapes: Sequence[Size],
         dtype: torch.dtype = torch.float32,
+        target: Host | None = None,
         **changes: Any,
     ) -> None:
         self.f, self.shapes, self.dtype = f, shapes, dtype
@@ -60,7 +62,7 @@ class Once:
         self.schedule: Schedule = fuse(lower(graph, weighed), weighed)
         verify(self.schedule)
         self.kernels = [i.kernel for i in self.schedule.items if isinstance(i, KernelItem)]
-        self.code = dict(zip(map(id, self.kernels), compile_kernels(self.kernels, CHECKED)))
+        self.code = dict(zip(map(id, self.kernels), compile_kernels(self.kernels, CHECKED, target)))
 
     def inputs(self, sizes: Sizes) -> list[torch.Tensor]:
         """Of random numbers, at these sizes."""
@@ -126,11 +128,11 @@ def check(
     *shapes: Sequence[Size],
     dtype: torch.dtype = torch.float32,
     n_kernels: int | None = 1,
-    interpreted: bool = True,
+    target: Host | None = None,
     **tolerance: float,
 ) -> Once:
     """`f`, compiled once, gives what eager gives at every set of sizes; so does the interpreter."""
-    once = Once(f, *shapes, dtype=dtype)
+    once = Once(f, *shapes, dtype=dtype, target=target)
     if n_kernels is not None:
         assert len(once.kernels) == n_kernels, print_schedule(once.schedule)
     for number, sizes in enumerate(size_sets(*shapes)):
@@ -138,13 +140,13 @@ def check(
         with torch.no_grad():
             expected = flatten(f(*inputs))
         for got in (once(sizes, inputs), once(sizes, inputs, pieces=3)):
-            _same(got, expected, sizes, **tolerance)
-        if interpreted and number % 5 == 0:
-            _same(run(once.schedule, [inputs[k] for k in once.order], sizes), expected, sizes, **tolerance)
+            same(got, expected, sizes, **tolerance)
+        if number % 5 == 0:
+            same(run(once.schedule, [inputs[k] for k in once.order], sizes), expected, sizes, **tolerance)
     return once
 
 
-def _same(
+def same(
     got: Sequence[torch.Tensor | None], expected: Sequence[Any], sizes: Sizes, **tolerance: float
 ) -> None:
     assert len(got) == len(expected)

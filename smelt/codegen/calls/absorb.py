@@ -109,6 +109,8 @@ def _as_epilogue(
     kernel = item.kernel
     if len(kernel.stages) != 1 or any(b is None for b in item.buffers):
         return "the kernel is not elementwise"
+    if kernel.sizes:
+        return "the kernel's sizes are no numbers"
     (stage,) = kernel.stages
     if not isinstance(stage, MapStage) or stage.loops or len(stage.stores) != 1:
         return "the kernel is not elementwise with one result"

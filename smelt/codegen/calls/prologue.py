@@ -101,7 +101,7 @@ def _writer(schedule: Schedule, buffer: int, before: int) -> int:
 
 def _elementwise(kernel: Kernel) -> Store | None:
     """What the kernel stores at each of its points, if that is all that it does."""
-    if len(kernel.stages) != 1 or any(b.role in ("local", "inout") for b in kernel.buffers):
+    if len(kernel.stages) != 1 or kernel.sizes or any(b.role in ("local", "inout") for b in kernel.buffers):
         return None
     (stage,) = kernel.stages
     if not isinstance(stage, MapStage) or stage.loops or len(stage.stores) != 1:

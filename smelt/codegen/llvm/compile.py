@@ -16,7 +16,7 @@ from smelt.codegen.llvm.module import assemble_functions
 from smelt.codegen.llvm.vectorize import count_lanes
 from smelt.config import Config
 from smelt.errors import NeedsFixedSize
-from smelt.graph.sizes import Sym, bounds, free_syms, static, subs
+from smelt.graph.sizes import Sym, bounds, free_syms, subs
 from smelt.loops.ir import Kernel, stage_loops
 from smelt.loops.sizes import at_sizes
 from smelt.plan.code import CompiledKernel, Function
@@ -38,7 +38,7 @@ def compile_kernels(
     kernels: Sequence[Kernel], config: Config, target: Host | None = None
 ) -> list[CompiledKernel]:
     """Machine code for `kernels`, in order. It is kept for equal kernels as long as somebody holds it. Thread-safe. Raises
-    NeedsFixedSize for loops of a stage that may have no points, or scratch of a size that is no number."""
+    NeedsFixedSize for loops of a stage that may have no points."""
     target = target or host()
     for kernel in kernels:
         _refuse_unknown(kernel)
@@ -49,8 +49,6 @@ def compile_kernels(
 
 
 def _refuse_unknown(kernel: Kernel) -> None:
-    for buffer in kernel.buffers:
-        static(buffer.size)
     for size in (loop.size for stage in kernel.stages for loop in stage_loops(stage)):
         if not isinstance(size, int) and bounds(size)[0] < 1:
             raise NeedsFixedSize(f"a loop over {size} elements, which may be none", free_syms(size))

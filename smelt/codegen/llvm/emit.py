@@ -57,10 +57,12 @@ class KernelText:
 
 @dataclass(frozen=True)
 class _Items:
-    """How outer mode numbers its items: over `loops`, then tiles of `tile`, then chunks of the vector loop. `serial`
-    loops run inside an item."""
+    """How outer mode numbers its items: over `loops`, parts of `part` (a loop of no fixed size, `length` points each),
+    tiles of `tile`, then chunks of the vector loop. `serial` loops run inside an item."""
 
     loops: tuple[Loop, ...]
+    part: Loop | None
+    length: int
     serial: tuple[Loop, ...]
     tile: Loop | None
     chunk: int
@@ -81,6 +83,7 @@ class _Emitter:
         self.loops = Loops(self.b, inline, self._sizes())
         self.entry: list[str] = []
         self.exit: list[str] = []
+        self.scratch: list[Ref] = []  # of sizes that are no numbers
         self.body = Body(self.b, kernel.buffers, self._pointers())
         self.stages = Stages(kernel, self.body, self.loops, self.choice)
 
@@ -101,6 +104,8 @@ class _Emitter:
             ).items()
         else:
             extent, cycles = self._outer_items(self.choice.outer)
+        for scratch in self.scratch:
+            self.b.line(f"call void @free({scratch})")
         text = _frame(name, self.entry, [self.b.lines()], self.exit)
         return KernelText(text, extent, ceil(PIECE_CYCLES / cycles))
 
@@ -120,22 +125,27 @@ class _Emitter:
         on_stack = local_bytes(self.kernel, b.lanes) <= LOCAL_BYTES
         for i, buffer in enumerate(self.kernel.buffers):
             if buffer.role == "local":
-                pointers.append(self._local(i, static(buffer.size), TYPES[buffer.dtype], on_stack))
+                pointers.append(self._local(i, buffer.size, TYPES[buffer.dtype], on_stack))
                 continue
             slot = b.pure(f"getelementptr ptr, ptr %buffers, i64 {argument}", "ptr", 1, 0)
             pointers.append(b.pure(f"load ptr, {slot}", "ptr", 1, 0))
             argument += 1
         return pointers
 
-    def _local(self, i: int, size: int, t: Type, on_stack: bool) -> Ref:
+    def _local(self, i: int, size: Size, t: Type, on_stack: bool) -> Ref:
         """Scratch of one outer point, or of `lanes` of them side by side."""
         count = size * (self.b.lanes if self.choice.outer is not None else 1)
         ref = Ref(f"%local{i}", "ptr")
-        if on_stack:
+        if on_stack and isinstance(count, int):
             self.entry.append(f"  {ref.text} = alloca [{count} x {t.memory}], align 64")
             return ref
         self.b.declare("@malloc", "ptr @malloc(i64)")
         self.b.declare("@free", "void @free(ptr)")
+        if not isinstance(count, int):
+            self.scratch.append(
+                self.b.ordered(f"call ptr @malloc({self.loops.count(count * t.bytes)})", "ptr", 1)
+            )
+            return self.scratch[-1]
         self.entry.append(f"  {ref.text} = call ptr @malloc(i64 {count * t.bytes})")
         self.exit.append(f"  call void @free({ref})")
         return ref
@@ -175,6 +185,8 @@ class _Emitter:
         items = self._divide(sym)
         size = self._size(sym)
         counts: list[Size] = [l.size for l in items.loops]
+        if items.part:
+            counts.append(ceil_div(items.part.size, items.length))
         if items.tile:
             counts.append(ceil_div(items.tile.size, TILE))
         counts.append(ceil_div(size, items.chunk))
@@ -188,7 +200,12 @@ class _Emitter:
                 tile = self.loops.piece(indices[-2], TILE, items.tile.size) if items.tile else None
                 self.loops.lanes(p, sym, size, start, stop, lambda q: self._tiled(q, items.tile, tile))
 
-            self.loops.nest(point, items.serial, blocks)
+            if items.part is None:
+                self.loops.nest(point, items.serial, blocks)
+            else:
+                part = self.loops.piece(indices[len(items.loops)], items.length, items.part.size)
+                with self.b.loop(*part, 1) as it:
+                    self.loops.nest(point.at(items.part.sym, it.index), items.serial, blocks)
         return numel(counts), items.cycles
 
     def _tiled(self, p: Point, loop: Loop | None, piece: tuple[Ref, Ref] | None) -> None:
@@ -220,7 +237,11 @@ class _Emitter:
         while whole and others and cycles * bounds(others[-1].size)[1] <= ITEM_CYCLES:
             serial.insert(0, others.pop())
             cycles *= bounds(serial[0].size)[1]
-        return _Items(tuple(others), tuple(serial), tile, chunk, cycles)
+        part, length = None, max(1, round(ITEM_CYCLES / cycles))
+        if whole and length > 1 and others and not isinstance(others[-1].size, int):
+            part = others.pop()
+            cycles *= length
+        return _Items(tuple(others), part, length, tuple(serial), tile, chunk, cycles)
 
     def _shared_lines(self, sym: Sym, others: Sequence[Loop]) -> Loop | None:
         """An outer loop along which something is contiguous that lanes gather or scatter: run inside the lanes' loop,

@@ -28,7 +28,8 @@ class ReduceLoops:
     emptied, its lanes added up, into one of the next level, which in turn is emptied after CHAIN of those. Rounding errors
     then grow with the logarithm of the number of values (Higham, "The accuracy of floating point summation", 1993), and
     what cancels between lanes does so early. The next level of float32 is float64, and is the last. Where sizes are no
-    numbers, sums are always cascades, and loops that may have no rounds are asked for them."""
+    numbers, sums are always cascades, and loops that may have no rounds are asked for them; lanes are added up at the end
+    only, as rows may be short."""
 
     def __init__(self, body: Body, loops: Loops, stage: ReduceStage, vector: bool) -> None:
         self.body, self.loops, self.stage, self.vector = body, loops, stage, vector
@@ -36,6 +37,7 @@ class ReduceLoops:
         self.step = self.b.lanes if vector else 1
         self.unroll = _unroll(stage)
         self.rounds_off = any(reduce.rounds_off(r) for r in stage.reductions)
+        self.open = any(not isinstance(l.size, int) for l in stage.loops)
 
     def run(self, p: Point, loops: Sequence[Loop], states: list[State]) -> list[State]:
         """`states` joined with the values at all points of `loops`, outermost first."""
@@ -139,14 +141,14 @@ class ReduceLoops:
     def emptied(self, states: list[State]) -> list[State]:
         """What accumulators hold, as the next level of a cascade does."""
         pairs = list(zip(self.stage.reductions, states, strict=True))
-        if self.vector:
+        if self.vector and not self.open:
             pairs = [(r, reduce.across_lanes(self.b, r.kind, TYPES[r.value.dtype], s)) for r, s in pairs]
         return [reduce.wide(self.b, r, s) for r, s in pairs]
 
     def filled(self, states: list[State], like: list[State]) -> list[State]:
         """Accumulators, of as many lanes as those of `like`, that hold what a level of a cascade does."""
         narrow = [reduce.narrow(self.b, r, s) for r, s in zip(self.stage.reductions, states, strict=True)]
-        if not self.vector:
+        if not self.vector or self.open:
             return narrow
         empty = self.fresh(like)
         return [

@@ -15,18 +15,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
-from math import ceil, prod
+from math import prod
 
 from smelt.codegen.llvm import reduce
 from smelt.codegen.llvm.body import Body, Point
 from smelt.codegen.llvm.builder import Ref, type_text
 from smelt.codegen.llvm.loops import Loops
 from smelt.codegen.llvm.reduce import State
-from smelt.codegen.llvm.reduce_loops import CHAIN, cascade_levels
+from smelt.codegen.llvm.reduce_loops import CHAIN, MANY, cascade_levels
 from smelt.codegen.llvm.types import TYPES
 from smelt.codegen.llvm.vectorize import Choice, lane_stride
 from smelt.codegen.llvm.vmath import MATH_OPS
-from smelt.graph.sizes import Size, Sym, free_syms, static
+from smelt.graph.sizes import Size, Sym, bounds, ceil_div, free_syms, likely, numel
 from smelt.loops.ir import (
     Kernel,
     Loop,
@@ -48,14 +48,12 @@ GROUP_ROWS, GROUP_OPS = 8, 160  # rows taken together: streams of memory, instru
 
 def applies(kernel: Kernel, sym: Sym, lanes: int) -> bool:
     """Whether lanes along `sym` are better taken in strips: some stage runs down rows, whatever rows hold is contiguous
-    along `sym`, and there is more than one vector of it. Not for sizes that are no numbers."""
-    if kernel.sizes:
+    along `sym`, and there is more than one vector of it."""
+    size = next(l.size for l in kernel.outer if l.sym is sym)
+    rows = [s for s in kernel.stages if any(l.size != 1 for l in stage_loops(s))]
+    if likely(size) <= lanes or not rows or any(b.role == "local" for b in kernel.buffers):
         return False
-    size = next(static(l.size) for l in kernel.outer if l.sym is sym)
-    rows = [s for s in kernel.stages if prod(static(l.size) for l in stage_loops(s)) > 1]
-    if size <= lanes or not rows or any(b.role == "local" for b in kernel.buffers):
-        return False
-    if any(isinstance(s, ScanStage) or 0 in (static(l.size) for l in stage_loops(s)) for s in kernel.stages):
+    if any(isinstance(s, ScanStage) or 0 in (l.size for l in stage_loops(s)) for s in kernel.stages):
         return False
     return all(lane_stride(e, sym, lanes) in (0, 1) for s in rows for e in _moving(s))
 
@@ -87,7 +85,7 @@ class Strips:
         self.kernel, self.body, self.loops, self.entry = kernel, body, loops, entry
         self.b, self.sym, self.point_cost = body.b, choice.outer, choice.point_cost
         sym = choice.outer
-        self.size = next(static(l.size) for l in self.kernel.outer if l.sym is sym)
+        self.size = next(l.size for l in self.kernel.outer if l.sym is sym)
         self.granule = GRANULE * self.b.lanes
         self.kept = {id(s): _kept(self.kernel, s, sym) for s in self.kernel.stages}
         self.width = self._strip_width()
@@ -101,27 +99,28 @@ class Strips:
             if isinstance(stage, ReduceStage):
                 slots += 4 * len(stage.reductions)
         fits = SLOT_BYTES // (element * max(slots, 1)) // self.granule * self.granule
-        whole = ceil(self.size / self.granule) * self.granule
+        whole = -(-bounds(self.size)[1] // self.granule) * self.granule
         return min(whole, max(self.granule, min(fits, WIDEST)))
 
     # ---- items
 
-    def items(self) -> tuple[int, float]:
+    def items(self) -> tuple[Size, float]:
         """The number of items, and the estimated cycles of one."""
-        b, per = self.b, ceil(self.size / self.granule)
+        b, per, sizes = self.b, ceil_div(self.size, self.granule), self.loops.sizes
         others = [l for l in self.kernel.outer if l.sym is not self.sym]
-        rows = prod(static(l.size) for l in others)
+        rows = numel([l.size for l in others])
         begin, end = Ref("%begin", "i64"), Ref("%end", "i64")
         if rows == 1:
             zero = b.const("i64", 0)
-            self._range(Point({l.sym: zero for l in others}, self.sym, None, True), begin, end)
+            self._range(Point({**sizes, **{l.sym: zero for l in others}}, self.sym, None, True), begin, end)
         else:
-            count = b.const("i64", per)
+            count = self.loops.count(per)
             first = b.op("udiv", begin, count)
-            last = b.op("udiv", b.op("add", end, b.const("i64", per - 1)), count)
+            last = b.op("udiv", b.op("add", end, self.loops.count(per - 1)), count)
             with b.loop(first, last, 1) as row:
-                digits = self.loops.decode(row.index, [static(l.size) for l in others])
-                point = Point({l.sym: d for l, d in zip(others, digits, strict=True)}, self.sym, None, True)
+                digits = self.loops.decode(row.index, [l.size for l in others])
+                syms = {l.sym: d for l, d in zip(others, digits, strict=True)}
+                point = Point({**sizes, **syms}, self.sym, None, True)
                 skipped = b.op("mul", row.index, count)
                 start = b.intrinsic("smax", b.op("sub", begin, skipped), b.const("i64", 0))
                 self._range(point, start, b.intrinsic("smin", b.op("sub", end, skipped), count))
@@ -131,8 +130,8 @@ class Strips:
         """The granules [first, last) of one point of the other loops, strip by strip."""
         b, granule = self.b, self.b.const("i64", self.granule)
         start = b.op("mul", first, granule)
-        stop = b.intrinsic("smin", b.op("mul", last, granule), b.const("i64", self.size))
-        if self.width >= self.size:
+        stop = b.intrinsic("smin", b.op("mul", last, granule), self.loops.count(self.size))
+        if self.width >= bounds(self.size)[1]:
             return self._strip(p, start, stop)
         with b.loop(start, stop, self.width) as strip:
             right = b.intrinsic("smin", b.op("add", strip.index, b.const("i64", self.width)), stop)
@@ -162,7 +161,7 @@ class Strips:
     def _stage(self, p: Point, stage: Stage) -> None:
         kept = self._keep(p, stage)
         if isinstance(stage, ReduceStage):
-            rows = prod(static(l.size) for l in stage.loops) // _group_rows(stage)
+            rows = bounds(numel([l.size for l in stage.loops]))[1] // _group_rows(stage)
             slots = self._new_states(p, stage, self._cascades(stage, rows))
             self._rows(p, stage, kept, slots)
             self.states.update(zip((r.name for r in stage.reductions), slots, strict=True))
@@ -206,20 +205,20 @@ class Strips:
         loop, rest = loops[0], loops[1:]
         if not rest:
             return self._row_loop(p, stage, kept, slots, loop)
-        if static(loop.size) == 1:
+        if loop.size == 1:
             return self._loops(p.at(loop.sym, self.b.const("i64", 0)), stage, kept, slots, rest)
 
         def rounds(start: Ref, stop: Ref, into: list[list[_Slot]]) -> None:
             with self.b.loop(start, stop, 1) as it:
                 self._loops(p.at(loop.sym, it.index), stage, kept, into, rest)
 
-        inside = max(1, prod(static(l.size) for l in rest) // _group_rows(stage))
-        self._cascade(p, stage, static(loop.size), 1, inside, rounds, slots)
+        inside = max(1, prod(likely(l.size) for l in rest) // _group_rows(stage))
+        self._cascade(p, stage, loop.size, 1, inside, rounds, slots)
 
     def _row_loop(
         self, p: Point, stage: Stage, kept: dict[int, _Slot], slots: list[list[_Slot]], rows: Loop
     ) -> None:
-        b, size, count = self.b, static(rows.size), _group_rows(stage)
+        b, size, count = self.b, rows.size, _group_rows(stage)
 
         def group(into: list[list[_Slot]], first: Ref, n: int) -> None:
             which = [b.op("add", first, b.const("i64", k)) if k else first for k in range(n)]
@@ -227,20 +226,20 @@ class Strips:
             self._vectors(p, lambda q: self._group(q, stage, kept, into, rows.sym, which), stores)
 
         def groups(start: Ref, stop: Ref, into: list[list[_Slot]], n: int = count) -> None:
-            with b.loop(start, stop, n) as it:
+            with b.loop(start, stop, n, may_skip=n == 1 and not isinstance(size, int)) as it:
                 group(into, it.index, n)
 
         full = size - size % count
-        if full:
+        if full != 0:
             self._cascade(p, stage, full, count, 1, groups, slots)
-        if full < size:
-            groups(b.const("i64", full), b.const("i64", size), slots, 1)
+        if full != size:
+            groups(self.loops.count(full), self.loops.count(size), slots, 1)
 
     def _cascade(
         self,
         p: Point,
         stage: Stage,
-        size: int,
+        size: Size,
         step: int,
         additions: int,
         rounds: Callable[[Ref, Ref, list[list[_Slot]]], None],
@@ -248,17 +247,20 @@ class Strips:
     ) -> None:
         """What `rounds(start, stop, into)` adds over range(0, size, step) goes to `slots`, where sums of floats are cascades
         as in `reduce_loops`. One round is that many `additions`."""
-        b = self.b
-        whole = b.const("i64", size)
-        if not isinstance(stage, ReduceStage) or not self._cascades(stage, size // step * additions):
-            return rounds(b.const("i64", 0), whole, slots)
+        b, zero, whole, most = self.b, self.b.const("i64", 0), self.loops.count(size), bounds(size)[1]
+        may_skip = bounds(size)[0] < 1
+        if not isinstance(stage, ReduceStage) or not self._cascades(stage, most // step * additions):
+            with b.when(b.compare("icmp slt", zero, whole)) if may_skip else nullcontext():
+                rounds(zero, whole, slots)
+            return
         each = max(1, CHAIN // additions)
-        parts = ceil(size / (step * each))
-        levels = [self._new_states(p, stage, k > 0) for k in range(cascade_levels(parts, stage))]
-        with b.loop(b.const("i64", 0), b.const("i64", parts), 1) as it:
+        parts = ceil_div(size, step * each)
+        count = cascade_levels(min(bounds(parts)[1], MANY), stage)
+        levels = [self._new_states(p, stage, k > 0) for k in range(count)]
+        with b.loop(zero, self.loops.count(parts), 1, may_skip=may_skip) as it:
             start = b.op("mul", it.index, b.const("i64", step * each))
             end = b.op("add", start, b.const("i64", step * each))
-            rounds(start, b.intrinsic("smin", end, whole) if size % (step * each) else end, levels[0])
+            rounds(start, b.intrinsic("smin", end, whole) if size % (step * each) != 0 else end, levels[0])
             done = b.op("add", it.index, b.const("i64", 1))
             for k, (level, above) in enumerate(pairwise([*levels, slots])):
                 rest = b.op("and", done, b.const("i64", CHAIN**k - 1))

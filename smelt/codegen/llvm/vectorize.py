@@ -14,7 +14,7 @@ from math import ceil, prod
 
 from smelt.codegen.llvm.types import TYPES
 from smelt.codegen.llvm.vmath import MATH_OPS
-from smelt.graph.sizes import Size, Sym, affine, free_syms, likely, static, subs
+from smelt.graph.sizes import Size, Sym, affine, free_syms, likely, subs
 from smelt.loops.ir import (
     Kernel,
     ReduceStage,
@@ -153,8 +153,8 @@ def _locals_fit(kernel: Kernel, lanes: int) -> bool:
 
 
 def local_bytes(kernel: Kernel, lanes: int) -> int:
-    """Scratch memory of `lanes` outer points."""
-    return sum(static(x.size) * lanes * TYPES[x.dtype].bytes for x in kernel.buffers if x.role == "local")
+    """Scratch memory of `lanes` outer points, likely."""
+    return sum(likely(x.size) * lanes * TYPES[x.dtype].bytes for x in kernel.buffers if x.role == "local")
 
 
 def count_lanes(kernel: Kernel, width: Callable[[int], int]) -> int:
