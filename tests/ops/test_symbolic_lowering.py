@@ -31,8 +31,8 @@ AT = ({S0: 2, S1: 3}, {S0: 7, S1: 2}, {S0: 5, S1: 16}, {S0: 17, S1: 5})
 
 @dataclass
 class Row:
-    """`f` of tensors of these shapes. `derived`: sizes that it makes of the symbols. `same`: kernels are those of fixed sizes.
-    `calls`: how many operators stay calls. `fixed`: it needs fixed sizes."""
+    """`f` of tensors of these shapes. `derived`: sizes that it makes of the symbols. `same`: kernels are those of fixed
+    sizes. `calls`: how many operators stay calls. `fixed`: it needs fixed sizes."""
 
     name: str
     f: Callable[..., Any]
@@ -173,7 +173,8 @@ MOVES = [
     op("select_backward", lambda g, x: aten.select_backward(g, x.shape, 1, -1), (S0, 6), (S0, S1, 6)),
     op("select_scatter", lambda x, y: aten.select_scatter(x, y, 1, 1), (S0, S1), (S0,)),
     op("diagonal_backward", lambda g, x: aten.diagonal_backward(g, x.shape, 0, 0, 1), (S0,), (S0, S0)),
-    op("unfold_backward", lambda g, x: aten.unfold_backward(g, x.shape, 1, 2, 1), (S0, S1 - 1, 2), (S0, S1), derived=(S1 - 1,)),
+    op("unfold_backward", lambda g, x: aten.unfold_backward(g, x.shape, 1, 2, 1), (S0, S1 - 1, 2), (S0, S1),
+       derived=(S1 - 1,)),
     view("pixel_shuffle", lambda x: F.pixel_shuffle(x, 2), (S0, 8, 3, S1), derived=(2 * S1,)),
     view("channel_shuffle", lambda x: F.channel_shuffle(x, 2), (S0, 4, 3, S1)),
 ]  # fmt: skip
