@@ -18,7 +18,7 @@ from smelt.schedule.fuse import fuse
 from smelt.schedule.interpret import run
 from smelt.schedule.printer import print_schedule
 from smelt.schedule.verify import verify
-from tests.harness.lowered_at import program_at
+from tests.harness.lowered_at import CompiledOnce, program_at
 from tests.harness.scheduled import costs, kernels
 from tests.harness.symbolic import S0, S1, symbol_of, with_sizes
 from tests.harness.traced import flatten, traced
@@ -311,6 +311,18 @@ def test_a_program_with_symbols_is_right_at_every_size(row):
                 print_schedule(schedule),
                 print_schedule(at_numbers),
             )
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_machine_code_for_symbols_is_right_at_every_size(row):
+    weighed = costs(threads=1)
+    compiled = CompiledOnce(fuse(lower(symbolic(row), weighed), weighed))
+    for values in row.at:
+        inputs = row.tensors(values)
+        _, real = traced(row.f, *[t.clone() for t in inputs])
+        for mine, eager in zip(compiled(real, values), flatten(row.f(*inputs)), strict=True):
+            assert steps(mine) == steps(eager), values
+            torch.testing.assert_close(mine, eager, equal_nan=True, msg=lambda m: f"{values}: {m}")
 
 
 @pytest.mark.parametrize("row", FIXED, ids=lambda row: row.name)
