@@ -197,7 +197,7 @@ def likely(e: Size) -> int:
 def proves_le(a: Size, b: Size) -> bool:
     """Whether `a <= b` whatever the symbols are; False also where that is not known."""
     difference = b - a
-    return bounds(difference)[0] >= 0 or bounds(_from_zero(_without_quotients(difference)))[0] >= 0
+    return bounds(difference)[0] >= 0 or _is_never_negative(_without_quotients(difference))
 
 
 def is_one(size: Size) -> bool:
@@ -205,9 +205,19 @@ def is_one(size: Size) -> bool:
     return size == 1 if isinstance(size, int) else bounds(size)[0] < 2 and static(size) == 1
 
 
+def _is_never_negative(e: Size) -> bool:
+    """By the two ends of each loop, between which `e` is a line, and for symbols that begin at 0: terms that cancel, as in
+    s*t - s where t >= 1, are then together."""
+    if bounds(_from_zero(e))[0] >= 0:
+        return True
+    for sym in free_syms(e):
+        if sym.below is not None and affine(e, sym) is not None:
+            return all(_is_never_negative(subs(e, {sym: end})) for end in (0, sym.below - 1))
+    return False
+
+
 def _from_zero(e: Size) -> Size:
-    """`e` over symbols that begin at 0: terms that cancel, as in s*t - s where t >= 1, are then together."""
-    return subs(e, {s: Sym(f"{s.name} - {s.lo}", 0, s.hi - s.lo) + s.lo for s in free_syms(e)})
+    return subs(e, {s: Sym(f"{s.key} - {s.lo}", 0, s.hi - s.lo) + s.lo for s in free_syms(e) if s.lo})
 
 
 def _without_quotients(e: Size) -> Size:

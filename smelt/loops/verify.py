@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from smelt.errors import VerificationError
-from smelt.graph.sizes import Size, bounds, free_syms, loop_sym
+from smelt.graph.sizes import Size, bounds, free_syms, loop_sym, proves_le
 from smelt.loops.ir import (
     POINTWISE,
     VALUE_OPS,
@@ -134,7 +134,7 @@ def _index_problems(kernel: Kernel, stage: Stage) -> Iterator[str]:
         indices.append(index)
         low, high = bounds(index)
         size = kernel.buffers[number].size
-        if not masked and low < 0:
+        if not masked and not proves_le(0, index):
             yield f"a {access} of buffer {number} at {index}, which may be {low}"
         if not masked and kernel.buffers[number].role == "local" and high >= bounds(size)[1]:
             yield f"a {access} of buffer {number} at {index}, beyond its {size} elements"

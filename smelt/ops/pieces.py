@@ -86,7 +86,8 @@ def _copied(clone: Node, users: Users) -> _Copied | None:
         node = node.args[0]
     if node.target not in PRODUCTS or not slices or users[node] != {slices[0]}:
         return None
-    static = all(isinstance(n, int) and n > 0 for n in (*clone.spec.shape, *node.spec.shape))
+    shapes = clone.spec.shape, node.spec.shape, *(x.spec.shape for x in argument_nodes(node))
+    static = all(isinstance(n, int) and n > 0 for shape in shapes for n in shape)
     by_rows = node.spec.stride == contiguous_stride(node.spec.shape)
     return _Copied(node, tuple(slices), clone) if static and by_rows else None
 

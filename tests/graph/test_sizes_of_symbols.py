@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smelt.errors import NeedsFixedSize
-from smelt.graph.sizes import Sym, all_static, bounds, evaluate, is_one, proves_le, subs
+from smelt.graph.sizes import Sym, all_static, bounds, evaluate, is_one, loop_sym, proves_le, subs
 
 s, t = Sym("s", 2), Sym("t", 2)
 i, j = Sym("i", 0, 1 << 40), Sym("j", 0, 99)
@@ -23,6 +23,14 @@ def test_quotients_are_at_most_what_is_divided():
     assert proves_le(s, 2 * ((s + 1) // 2)) and proves_le(2 * ((s + 1) // 2), s + 1)
     assert not proves_le(2 * ((s + 1) // 2), s)
     assert proves_le(s // 3 * 2 + s // 3, s) and proves_le(s // 2 + s // 2, s)
+
+
+def test_indices_of_loops_end_below_their_sizes():
+    x, y, z = (loop_sym(f"i{k}", size) for k, size in enumerate((s, t - 1, s * t)))
+    assert proves_le(x + 1, s) and proves_le(x * t + y, s * t) and not proves_le(s, x + 1)
+    assert proves_le(0, (t - 1) * x + y) and proves_le(0, s * t - 1 - z) and not proves_le(0, s * t - 2 - z)
+    assert proves_le(0, s * (t - 1) - 1 - x) and not proves_le(x, y) and not proves_le(0, x - 1)
+    assert not proves_le(loop_sym("i", s), loop_sym("i", t))
 
 
 def test_a_size_that_may_be_one_is_asked_for():

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
+from smelt.codegen.llvm import compile_kernels
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Expr, Size, Sym, subs
 from smelt.graph.tree import map_leaves
-from smelt.loops.ir import Value
+from smelt.loops.ir import Kernel, Value
 from smelt.loops.tensor import (
     CopyBack,
     Extern,
@@ -24,6 +27,11 @@ from smelt.loops.tensor import (
     Tensor,
 )
 from smelt.loops.values import Moved
+from smelt.schedule.interpret import run
+from smelt.schedule.schedule import KernelItem, Schedule
+from smelt.schedule.verify import verify
+from tests.harness.kernels import CHECKED
+from tests.harness.symbolic_kernels import call
 
 Values = Mapping[Sym, int]
 
@@ -117,3 +125,19 @@ class _LoadAt:
 
     def where(self, mask: Value) -> Load:
         return _LoadAt(self.load.where(self.at.moved.value(mask)), self.at)
+
+
+class CompiledOnce:
+    """A schedule with symbols whose kernels are machine code. Called with inputs, which stay as they are, and sizes."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        verify(schedule)
+        self.schedule = schedule
+        kernels = [item.kernel for item in schedule.items if isinstance(item, KernelItem)]
+        self.code = dict(zip(map(id, kernels), compile_kernels(kernels, CHECKED)))
+
+    def __call__(self, inputs: Sequence[torch.Tensor], values: Values) -> list[torch.Tensor | None]:
+        def launch(kernel: Kernel, buffers: Sequence[torch.Tensor | None], sizes: Values) -> None:
+            call(self.code[id(kernel)], [b for b in buffers if b is not None], sizes, 2)
+
+        return run(self.schedule, [t.clone() for t in inputs], values, launch)

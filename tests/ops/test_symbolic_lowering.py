@@ -18,7 +18,7 @@ from smelt.schedule.fuse import fuse
 from smelt.schedule.interpret import run
 from smelt.schedule.printer import print_schedule
 from smelt.schedule.verify import verify
-from tests.harness.lowered_at import program_at
+from tests.harness.lowered_at import CompiledOnce, program_at
 from tests.harness.scheduled import costs, kernels
 from tests.harness.symbolic import S0, S1, symbol_of, with_sizes
 from tests.harness.traced import flatten, traced
@@ -31,8 +31,8 @@ AT = ({S0: 2, S1: 3}, {S0: 7, S1: 2}, {S0: 5, S1: 16}, {S0: 17, S1: 5})
 
 @dataclass
 class Row:
-    """`f` of tensors of these shapes. `derived`: sizes that it makes of the symbols. `same`: kernels are those of fixed sizes.
-    `calls`: how many operators stay calls. `fixed`: it needs fixed sizes."""
+    """`f` of tensors of these shapes. `derived`: sizes that it makes of the symbols. `same`: kernels are those of fixed
+    sizes. `calls`: how many operators stay calls. `fixed`: it needs fixed sizes."""
 
     name: str
     f: Callable[..., Any]
@@ -173,7 +173,8 @@ MOVES = [
     op("select_backward", lambda g, x: aten.select_backward(g, x.shape, 1, -1), (S0, 6), (S0, S1, 6)),
     op("select_scatter", lambda x, y: aten.select_scatter(x, y, 1, 1), (S0, S1), (S0,)),
     op("diagonal_backward", lambda g, x: aten.diagonal_backward(g, x.shape, 0, 0, 1), (S0,), (S0, S0)),
-    op("unfold_backward", lambda g, x: aten.unfold_backward(g, x.shape, 1, 2, 1), (S0, S1 - 1, 2), (S0, S1), derived=(S1 - 1,)),
+    op("unfold_backward", lambda g, x: aten.unfold_backward(g, x.shape, 1, 2, 1), (S0, S1 - 1, 2), (S0, S1),
+       derived=(S1 - 1,)),
     view("pixel_shuffle", lambda x: F.pixel_shuffle(x, 2), (S0, 8, 3, S1), derived=(2 * S1,)),
     view("channel_shuffle", lambda x: F.channel_shuffle(x, 2), (S0, 4, 3, S1)),
 ]  # fmt: skip
@@ -310,6 +311,18 @@ def test_a_program_with_symbols_is_right_at_every_size(row):
                 print_schedule(schedule),
                 print_schedule(at_numbers),
             )
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_machine_code_for_symbols_is_right_at_every_size(row):
+    weighed = costs(threads=1)
+    compiled = CompiledOnce(fuse(lower(symbolic(row), weighed), weighed))
+    for values in row.at:
+        inputs = row.tensors(values)
+        _, real = traced(row.f, *[t.clone() for t in inputs])
+        for mine, eager in zip(compiled(real, values), flatten(row.f(*inputs)), strict=True):
+            assert steps(mine) == steps(eager), values
+            torch.testing.assert_close(mine, eager, equal_nan=True, msg=lambda m: f"{values}: {m}")
 
 
 @pytest.mark.parametrize("row", FIXED, ids=lambda row: row.name)

@@ -12,7 +12,7 @@ from smelt.schedule.fuse import fuse
 from smelt.schedule.interpret import run
 from smelt.schedule.verify import verify
 from tests.harness.joints import joint_of
-from tests.harness.lowered_at import program_at
+from tests.harness.lowered_at import CompiledOnce, program_at
 from tests.harness.scheduled import costs
 from tests.harness.symbolic import S0, S1, symbol_of, with_sizes
 from tests.harness.traced import flatten, traced
@@ -127,21 +127,22 @@ def change(n):
     return symbol_of(n)
 
 
-def check(graph_of, f, at, exact=False):
-    """What is lowered for symbols is what is lowered for the numbers, and what eager gives."""
-    weighed = costs()
+def check(graph_of, f, at):
+    """What is lowered for symbols is what is lowered for the numbers, so is its machine code, and what eager gives."""
+    weighed = costs(threads=1)
     program = lower(with_sizes(graph_of(101, 211)[0], change), weighed)
+    compiled = CompiledOnce(fuse(program, weighed))
     for n0, n1 in at:
         graph, real = graph_of(n0, n1)
         schedule = fuse(program_at(program, {S0: n0, S1: n1}), weighed)
         verify(schedule)
         got = run(schedule, [t.clone() for t in real])
         other = run(fuse(lower(graph, weighed), weighed), [t.clone() for t in real])
-        for mine, theirs in zip(got, other, strict=True):
-            assert (mine is None) == (theirs is None)
+        for mine, code, theirs in zip(got, compiled(real, {S0: n0, S1: n1}), other, strict=True):
+            assert (mine is None) == (code is None) == (theirs is None)
             if mine is not None:
-                tolerance = {"rtol": 0, "atol": 0} if exact else {}
-                torch.testing.assert_close(mine, theirs, equal_nan=True, **tolerance)
+                torch.testing.assert_close(mine, theirs, equal_nan=True)
+                torch.testing.assert_close(code, theirs, equal_nan=True, rtol=1e-4, atol=1e-5)
         if f is not None:
             for mine, eager in zip(got, flatten(f(*real)), strict=True):
                 torch.testing.assert_close(mine, eager, equal_nan=True, rtol=1e-4, atol=1e-5)

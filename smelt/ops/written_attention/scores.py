@@ -81,6 +81,8 @@ def attention_of(result: Node, places: Places) -> Attention | None:
     if result.target is not aten.bmm.default:
         return None
     probabilities, v = result.args
+    if not all(type(n) is int for x in (result, probabilities) for n in x.spec.shape):
+        raise Refused("sizes are not numbers")
     inside = [probabilities]
     while inside[-1].target is not aten._softmax.default:
         source = as_it_is(inside[-1], places)
