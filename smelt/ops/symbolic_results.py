@@ -6,7 +6,7 @@ An operator that raises under one of them may do so at some sizes: then the symb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from smelt.graph.assignments import (
 )
 from smelt.graph.effects import effects
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Expr, Size, Sym, contiguous_stride, free_syms
+from smelt.graph.sizes import Expr, Size, Sym, contiguous_stride, free_syms, subs
 from smelt.graph.specs import empty_like_spec, make_spec
 from smelt.ops.layouts import on_metas
 from smelt.ops.recompute import Class
@@ -163,6 +163,43 @@ def results(
         if not _fits(found, out):
             raise NeedsFixedSize(f"{name}: large sizes make a difference", syms)
     return found
+
+
+def culprits(
+    func: OpOverload,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    device: torch.device,
+    spec_of: Callable[[Any], TensorSpec | None],
+    hints: Mapping[Sym, int],
+) -> frozenset[Sym]:
+    """Where `results` raises NeedsFixedSize: symbols that are enough to be fixed, at their `hints`. Those that come first stay
+    symbols where they can: they are mostly of batches and lengths, later ones of features."""
+    syms = sorted(symbols_in((args, kwargs), spec_of), key=lambda s: (len(s.name), s.name))
+    fixed = {s: hints[s] for s in syms}
+    for sym in syms:
+        others: dict[Sym, Size] = {s: n for s, n in fixed.items() if s is not sym}
+
+        def numbers(value: Any, values: dict[Sym, Size] = others) -> Any:
+            if isinstance(value, (list, tuple)):
+                return [numbers(v) for v in value]
+            spec = spec_of(value)
+            if spec is not None:
+                shape, stride = (tuple(subs(n, values) for n in sizes) for sizes in (spec.shape, spec.stride))
+                return make_spec(shape, stride, spec.dtype, spec.device, subs(spec.offset, values))
+            return subs(value, values) if isinstance(value, Expr) else value
+
+        try:
+            named = {name: numbers(v) for name, v in kwargs.items()}
+            results(func, [numbers(a) for a in args], named, device, _spec_itself)
+        except NeedsFixedSize:
+            continue
+        del fixed[sym]
+    return frozenset(fixed)
+
+
+def _spec_itself(value: Any) -> TensorSpec | None:
+    return value if isinstance(value, TensorSpec) else None
 
 
 def _fits(found: Any, out: Any) -> bool:

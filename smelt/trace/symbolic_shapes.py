@@ -12,7 +12,7 @@ from smelt.graph.effects import DeclaredResult, Effects
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Sym
 from smelt.graph.tree import leaves
-from smelt.ops.symbolic_results import results
+from smelt.ops.symbolic_results import culprits, results
 from smelt.reasons import (
     DATA_DEPENDENT,
     DATA_DEPENDENT_SHAPE,
@@ -88,7 +88,11 @@ class SymbolicCall:
         except NeedsFixedSize as error:
             if self.info.dynamic_shape and "meta tensor" in str(error):
                 raise self._unsupported(DATA_DEPENDENT_SHAPE, str(self.func)) from error
-            raise
+            if len(self.symbols) == 1:
+                raise
+            hints = {s: self.inputs.hint(s) for s in self.symbols}
+            found = culprits(self.func, args, kwargs, self.device, spec_of_fake, hints)
+            raise NeedsFixedSize(error.reason.detail, found or self.symbols) from error
 
     def _stands(self, value: Any) -> Any:
         """The arguments, with fakes in the place of real tensors but those of single numbers."""

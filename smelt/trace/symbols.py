@@ -92,6 +92,10 @@ class Symbols:
         self._sizes[sym] = Symbol(self, self._table.leaf(key), value, sym)
         return _wrapped(self._sizes[sym])
 
+    def require_equal(self, key: Any, other: Any) -> None:
+        """The numbers found at both places are equal at each call."""
+        self._require(self._table.call("eq", self._table.leaf(key), self._table.leaf(other)), True)
+
     def symbol(self, value: Any) -> Symbol:
         """`value` (symbolic or not) as an operand."""
         if type(value) in NUMBERS:

@@ -110,7 +110,8 @@ PROGRAMS: dict[str, Program] = {
     "view of three": Program(lambda x: (x + 1).view(x.shape[0] * x.shape[1], 4, 2).sin(), sized(8)),
     "split heads": Program(lambda x: x.view(*x.shape[:2], 4, 8).transpose(1, 2).contiguous(), sized(32)),
     "flatten": Program(lambda x: x.flatten(1).exp(), sized(8)),
-    "slices": Program(lambda x: (x[:, 1:] - x[:, :-1], x[1:], x[:, ::2]), sized(8)),
+    # Of two rows one is left, which is another program.
+    "slices": Program(lambda x: (x[:, 1:] - x[:, :-1], x[1:], x[:, ::2]), sized(8), entries=3),
     "cat": Program(lambda x, y: torch.cat([x, y * 2], 1), lambda b, s: (floats(b, s), floats(b, s))),
     "expand": Program(lambda x: x[:, None].expand(-1, 3, -1) + 1, sized()),
     "stack": Program(lambda x: torch.stack([x, x + 1], 1), sized()),

@@ -100,7 +100,7 @@ class FailedAttempt:
     `used_symbols`: there were some, and they may have been the cause. `shown`: the origins of those that the texts of
     the program show. `counts`: the origins of the step counts that were read. `choosing`: both branches of a condition
     were being tried. `marked`: a function was being captured that is marked with `torch.compiler.allow_in_graph`.
-    `sizes`: the symbolic sizes that are to be numbers.
+    `sizes`: where each symbolic size was found that is to be a number.
     """
 
     error: Exception
@@ -109,7 +109,7 @@ class FailedAttempt:
     counts: frozenset[Path] = frozenset()
     choosing: bool = False
     marked: bool = False
-    sizes: frozenset[Path] = frozenset()
+    sizes: frozenset[frozenset[Path]] = frozenset()
 
 
 # ---------------------------------------------------------------------------------------------------- the table
@@ -133,7 +133,7 @@ class Weakening:
 
 def _fixed_sizes(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
     """Without the sizes that were found in the way; without any where these are not known."""
-    sizes = attempt.sizes.with_fixed(failed.sizes) if failed.sizes else FIXED_SIZES
+    sizes = attempt.sizes.without(failed.sizes) if failed.sizes else FIXED_SIZES
     return replace(start, sizes=sizes) if sizes != attempt.sizes else None
 
 

@@ -157,10 +157,10 @@ def _failed(vm: VM, error: Exception) -> FailedAttempt:
     )
 
 
-def needed_sizes(outside: Outside, error: Exception) -> frozenset[tuple[object, ...]]:
-    """Where the symbolic sizes were found that must be numbers, by what was asked of them or by the error."""
-    named = outside.sizes.paths(error.symbols) if isinstance(error, NeedsFixedSize) else frozenset()
-    return outside.sizes.needed | named
+def needed_sizes(outside: Outside, error: Exception) -> frozenset[frozenset[tuple[object, ...]]]:
+    """Where each symbolic size was found that must be a number, by what was asked of it or by the error."""
+    named = error.symbols if isinstance(error, NeedsFixedSize) else frozenset()
+    return outside.sizes.places(outside.sizes.needed | named)
 
 
 def _capture(

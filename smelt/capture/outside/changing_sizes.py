@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,20 +21,25 @@ Path = tuple[object, ...]  # `Origin.path`
 @dataclass(frozen=True)
 class SymbolicSizes:
     """Which sizes are symbolic, by the paths of their origins: those that `changed`, or `everywhere` those of tensors that
-    are neither parameters nor buffers, but never `fixed` ones; none unless `wanted`."""
+    are neither parameters nor buffers, but never `fixed` ones; none unless `wanted`. Those `apart` are symbols of their
+    own."""
 
     wanted: bool = False
     everywhere: bool = False
     changed: frozenset[Path] = frozenset()
     fixed: frozenset[Path] = frozenset()
+    apart: frozenset[Path] = frozenset()
 
     def with_changed(self, paths: set[Path]) -> SymbolicSizes:
         """With these symbolic too, if any is to be."""
         return replace(self, changed=self.changed | paths) if self.wanted else self
 
-    def with_fixed(self, paths: frozenset[Path]) -> SymbolicSizes:
-        """With these as numbers."""
-        return replace(self, fixed=self.fixed | paths)
+    def without(self, groups: Iterable[frozenset[Path]]) -> SymbolicSizes:
+        """Without the symbols that were found at these: as numbers, or first as symbols of their own where one was found
+        at several places, of which perhaps one alone must be a number."""
+        fixed = [paths for paths in groups if len(paths) == 1]
+        apart = [paths for paths in groups if len(paths) > 1]
+        return replace(self, fixed=self.fixed.union(*fixed), apart=self.apart.union(*apart))
 
     def __contains__(self, origin: Origin) -> bool:
         """Whether the size at this origin is symbolic."""
@@ -56,6 +61,7 @@ class ChangingSizes:
         self._numbers = numbers
         self._of_value: dict[int, tuple[Origin, Int]] = {}
         self._paths: dict[Sym, set[Path]] = {}
+        self._symbols: dict[Origin, Sym] = {}
 
     def of(self, tensor: torch.Tensor, origin: Origin) -> dict[int, Int]:
         """The symbolic sizes of the tensor found at `origin`, by dimension. Of tensors that are laid out row by row: what
@@ -70,26 +76,28 @@ class ChangingSizes:
         return found
 
     def _symbol(self, size: int, at: Origin) -> Int:
-        known = self._of_value.get(size)
-        if known is None:
-            made = self._numbers.size(at, size)
-            self._of_value[size] = at, made
-            self._paths[made.node.size] = {at.path}
+        apart = at.path in self.policy.apart
+        known = None if apart else self._of_value.get(size)
+        if known is not None:
+            first, made = known
+            self._numbers.guard_equal(first, at)
+            self._paths[made.node.size].add(at.path)
             return made
-        first, made = known
-        self._numbers.guard_equal(first, at)
-        self._paths[made.node.size].add(at.path)
+        made = self._numbers.size(at, size)
+        self._paths[made.node.size] = {at.path}
+        self._symbols[at] = made.node.size
+        if not apart:
+            self._of_value[size] = at, made
         return made
 
     @property
-    def needed(self) -> frozenset[Path]:
-        """Where those were found that the program, or torch, needs as numbers."""
-        symbols = {made.node.size for at, made in self._of_value.values() if at in self._numbers.needed}
-        return self.paths(frozenset(symbols))
+    def needed(self) -> frozenset[Sym]:
+        """Those that the program, or torch, needs as numbers."""
+        return frozenset(sym for at, sym in self._symbols.items() if at in self._numbers.needed)
 
-    def paths(self, symbols: frozenset[Sym]) -> frozenset[Path]:
-        """Where the sizes were found that these stand for."""
-        return frozenset(path for sym in symbols for path in self._paths.get(sym, ()))
+    def places(self, symbols: Iterable[Sym]) -> frozenset[frozenset[Path]]:
+        """Where the sizes were found that each of these stands for."""
+        return frozenset(frozenset(self._paths[s]) for s in symbols if s in self._paths)
 
 
 def _is_eligible(tensor: torch.Tensor) -> bool:
