@@ -544,6 +544,15 @@ def has_symbols(value: Any) -> bool:
     return isinstance(value, dict) and any(map(has_symbols, value.values()))
 
 
+def sizes_only(value: Any) -> bool:
+    """Whether all symbolic numbers in `value`, an index of a tensor, are sizes."""
+    if type(value) in SYMBOLIC:
+        return value.node.size is not None
+    if isinstance(value, (list, tuple)):
+        return all(map(sizes_only, value))
+    return not isinstance(value, slice) or sizes_only((value.start, value.stop, value.step))
+
+
 def rounded(value: Any, digits: int | None = None) -> Any:
     """`round(value, digits)`."""
     symbols: Symbols = value.node.symbols

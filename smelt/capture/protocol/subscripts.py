@@ -35,7 +35,7 @@ from smelt.capture.standins.arrays import Array
 from smelt.errors import Unsupported
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
-from smelt.trace.symbols import plain_parts
+from smelt.trace.symbols import plain_parts, sizes_only
 
 
 def subscript(vm: VM, obj: object, key: object) -> object:
@@ -92,7 +92,9 @@ def _index_tensor(array: Array) -> torch.Tensor:
 
 
 def _plain_key(obj: object, key: object) -> object:
-    """`key`; without symbolic numbers in it where native code looks it up."""
+    """`key`; without symbolic numbers in it where native code looks it up. Tensors take symbolic sizes."""
+    if type(obj) is FakeTensor:
+        return key if sizes_only(key) else plain_parts(key)
     native = not may_define_operators(type(obj)) or isinstance(obj, (*CONTAINER_BASES, tuple))
     return plain_parts(key) if native else key
 
