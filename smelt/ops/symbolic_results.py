@@ -58,10 +58,10 @@ _SAFE_CLASSES = (
 )  # fmt: skip
 _SAFE_NAMES = """
 view _unsafe_view _reshape_alias expand permute transpose t unsqueeze squeeze slice select alias detach unbind
-split_with_sizes cat stack clone copy copy_ contiguous _to_copy lift_fresh_copy flip roll repeat constant_pad_nd
-index_select index index_put index_put_ _unsafe_index embedding slice_scatter select_scatter sort argsort cummax cummin
+split_with_sizes cat stack clone copy contiguous _to_copy lift_fresh_copy flip roll repeat constant_pad_nd
+index_select index index_put _unsafe_index embedding slice_scatter select_scatter sort argsort cummax cummin
 arange empty zeros ones full rand randn scalar_tensor empty_like zeros_like ones_like full_like rand_like randn_like
-fill fill_ zero_ bernoulli bernoulli_ normal_ uniform_ exponential_ random_ native_dropout tril triu where masked_fill
+fill bernoulli normal native_dropout tril triu where masked_fill
 _softmax _log_softmax native_layer_norm _fused_rms_norm mm bmm addmm baddbmm mean sum amax amin _fft_c2c
 _scaled_dot_product_flash_attention_for_cpu max_pool2d_with_indices avg_pool1d avg_pool2d _adaptive_avg_pool2d
 upsample_nearest2d upsample_bilinear2d
@@ -69,7 +69,12 @@ slice_backward select_backward embedding_dense_backward _softmax_backward_data _
 native_layer_norm_backward native_group_norm_backward native_batch_norm_backward _fused_rms_norm_backward
 convolution_backward max_pool2d_with_indices_backward avg_pool2d_backward _adaptive_avg_pool2d_backward
 _scaled_dot_product_flash_attention_for_cpu_backward nll_loss_forward nll_loss_backward glu_backward
-index_add index_add_ index_fill new_zeros new_ones new_empty new_full new_empty_strided
+_prelu_kernel_backward binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits copysign fmod
+floor_divide remainder rsub special_expm1 hardshrink_backward softshrink_backward log_sigmoid_backward soft_margin_loss
+mse_loss mse_loss_backward huber_loss huber_loss_backward smooth_l1_loss smooth_l1_loss_backward l1_loss linalg_vector_norm
+nll_loss2d_forward nll_loss2d_backward normal_functional exponential uniform random randint randint_like zero
+upsample_nearest2d_backward upsample_bilinear2d_backward
+index_add index_fill new_zeros new_ones new_empty new_full new_empty_strided
 """
 _SAFE = frozenset(_SAFE_NAMES.split())
 
@@ -97,7 +102,7 @@ def _is_safe(func: OpOverload, args: Sequence[Any]) -> bool:
         return _covers(*args[:4])
     if torch.Tag.pointwise in func.tags or row(func).recompute in _SAFE_CLASSES:
         return True
-    return name in _SAFE
+    return name in _SAFE or name.removesuffix("_") in _SAFE
 
 
 def _covers(x: Any, dim: int, index: Any, source: Any = None) -> bool:

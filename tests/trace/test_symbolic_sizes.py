@@ -125,6 +125,21 @@ PROGRAMS = {
     ),
     "pools": (lambda x, w: (F.max_pool2d(x, 2), F.adaptive_avg_pool2d(x, 1)), images, {0: (0, 3)}),
     "writes": (writes, matrix, BOTH),
+    "losses": (
+        lambda x: (
+            F.binary_cross_entropy_with_logits(x, torch.zeros_like(x)),
+            F.mse_loss(x, x.tanh()),
+            F.cross_entropy(x, torch.zeros(x.size(0), dtype=torch.long)),
+            x / x.norm(dim=-1, keepdim=True),
+        ),
+        matrix,
+        BOTH,
+    ),
+    "channels_last": (
+        lambda x, w: F.conv2d(x.to(memory_format=torch.channels_last), w, padding=1).relu(),
+        images,
+        {0: (0, 3)},
+    ),
     "writes_cache": (
         writes_cache,
         lambda b, s: [torch.randn(b, s, 8), torch.zeros(b, 64, 8)],
