@@ -668,10 +668,11 @@ def _lowest(terms: tuple[Term, ...], const: int) -> int:
 
 
 def _ends(term: Term) -> bool:
-    """Whether it subtracts something that is not negative, with a loop that ends at a size."""
+    """Whether it subtracts something that is not negative, of which more is known than the number that it may be at most."""
     monomial, coefficient = term
-    loops = any(isinstance(a, Sym) and a.below is not None for a in monomial)
-    return coefficient < 0 and loops and all(a.lo >= 0 for a in monomial)
+    if coefficient > 0 or any(a.lo < 0 for a in monomial):
+        return False
+    return bounds(_term(monomial, 1))[1] >= INFINITE - 1 and any(_highest_atom(a) is not a for a in monomial)
 
 
 def _highest_atom(atom: Expr) -> Size:

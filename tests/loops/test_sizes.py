@@ -128,6 +128,8 @@ def test_what_is_counted_from_the_end_is_not_negative():
     assert bounds(m - 1 - b)[0] == 0
     assert bounds((n - a) * m + c)[0] == 0
     assert bounds(m - 2 - b)[0] == -1
+    assert bounds((7 - i) * m + b)[0] == 0
+    assert bounds(m - 1 - b % m)[0] == 0 and bounds(m - 1 - (a * 3 + c) % m)[0] == 0
     assert bounds(m - 1 - a)[0] < 0
 
 
