@@ -27,6 +27,7 @@ one stage, on example tensors
     guarded        a small world, and the changes of it that each guard must notice
     traced         the graphs of a function
     symbolic       graphs with symbols for sizes
+    lowered_at     programs that were lowered for symbols, at sizes, and machine code made once for all of them
     interpreted    Triton's interpreter, whose reductions take blocks at a time
     joints         the joint graph of a function, its partition, and gradients through it
     differentiable two custom autograd functions, and random functions for hypothesis
