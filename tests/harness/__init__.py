@@ -29,6 +29,7 @@ one stage, on example tensors
     symbolic       graphs with symbols for sizes
     sizes          functions traced once for all sizes
     symbolic_kernels  kernels with symbols for sizes, compiled once and run at many sizes
+    lowered_at     programs that were lowered for symbols, at sizes, and machine code made once for all of them
     interpreted    Triton's interpreter, whose reductions take blocks at a time
     joints         the joint graph of a function, its partition, and gradients through it
     differentiable two custom autograd functions, and random functions for hypothesis

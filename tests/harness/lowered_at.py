@@ -72,11 +72,10 @@ class _At:
             results = tuple(None if t is None else self.tensor(t) for t in old.results)
             return replace(old, args=args, kwargs=kwargs, results=results)
         assert isinstance(old, Insert) and not old.places, "not needed yet"
-        source = self.tensor(old.source)
         return replace(
             old,
             target=self.new[old.target],
-            source=source,
+            source=self.new[old.source],
             at=lambda i: tuple(map(self.size, old.at(i))),
         )
 

@@ -86,6 +86,16 @@ def heads(x):
     return y.transpose(1, 2).contiguous().view(n * t, 48)
 
 
+def written_rows(x, y):
+    x[:, 1:] = y * 2
+    return x
+
+
+def written_row(x, y):
+    x[:, -1] = y * 2
+    return x
+
+
 VIEWS = [
     view("rows merged", lambda x: x.view(-1, 768) + 1, (S0, S1, 768)),
     view("rows split", lambda x, y: x.view(y.shape[0], y.shape[1], 48) * y, (S0 * S1, 48), (S0, S1, 48)),
@@ -137,6 +147,15 @@ ELEMENTS = [
     op("half times a size", lambda x: x * x.shape[0], (S0, 6), dtypes=(torch.bfloat16,)),
     op("remainder by a size", lambda x: x % x.shape[0], (S0, 6), dtypes=(torch.int64,), calls=1),
     op("int8 plus a size", lambda x: x + x.shape[0], (S0, 6), dtypes=(torch.int8,), calls=1),
+    op("clamped to a size", lambda x: x.clamp(max=x.shape[0]), (S0, 6)),
+    op("filled with a size", lambda x: x.masked_fill(x > 0, x.shape[0]), (S0, 6)),
+    op("chosen from a size", lambda x: torch.where(x > 0, x, x.shape[0]), (S0, 6)),
+    op("a size as alpha", lambda x: torch.add(x, x, alpha=x.shape[0]), (S0, 6)),
+    op("floored by a size", lambda x: x // x.shape[0], (S0, 6)),
+    op("subtracted from a size", lambda x: x.shape[0] - x, (S0, 6)),
+    op("a size alone", lambda x: torch.scalar_tensor(x.shape[0]) * 2, (S0, 6)),
+    op("int32 full of a size", lambda x: torch.full((2,), x.shape[0], dtype=torch.int32), (S0, S1), calls=1),
+    view("written", lambda x, y: x.mul_(2) + y, (S0, S1), (S0, S1)),
     op("full of a size", lambda x: torch.full((2, x.shape[1]), x.shape[0]) + 1, (S0, S1)),
     op("half full of a size", lambda x: torch.full((2, x.shape[1]), x.shape[0], dtype=torch.float16), (S0, S1), calls=1),
     view("zeros", lambda x: x.new_zeros(x.shape[1], x.shape[0]) + x.t(), (S0, S1)),
@@ -170,6 +189,8 @@ MOVES = [
     op("slice_scatter from 1", lambda x, y: aten.slice_scatter(x, y, 0, 1), (S0, 4), (S0 - 1, 4), derived=(S0 - 1,)),
     op("slice_backward", lambda g, x: aten.slice_backward(g, x.shape, 1, 1, 1 << 62, 1), (S0, S1 - 1), (S0, S1),
        derived=(S1 - 1,)),
+    op("written rows", written_rows, (S0, S1), (S0, S1 - 1), derived=(S1 - 1,)),
+    op("a written row", written_row, (S0, S1, 6), (S0, 6)),
     op("select_backward", lambda g, x: aten.select_backward(g, x.shape, 1, -1), (S0, 6), (S0, S1, 6)),
     op("select_scatter", lambda x, y: aten.select_scatter(x, y, 1, 1), (S0, S1), (S0,)),
     op("diagonal_backward", lambda g, x: aten.diagonal_backward(g, x.shape, 0, 0, 1), (S0,), (S0, S0)),
