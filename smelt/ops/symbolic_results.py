@@ -178,8 +178,8 @@ def culprits(
     spec_of: Callable[[Any], TensorSpec | None],
     hints: Mapping[Sym, int],
 ) -> frozenset[Sym]:
-    """Where `results` raises NeedsFixedSize: symbols that are enough to be fixed, at their `hints`. Those that come first stay
-    symbols where they can: they are mostly of batches and lengths, later ones of features."""
+    """Where `results` raises NeedsFixedSize: symbols that are enough to be fixed, at their `hints`. Those that come first
+    stay symbols where they can: they are mostly of batches and lengths, later ones of features."""
     syms = sorted(symbols_in((args, kwargs), spec_of), key=lambda s: (len(s.name), s.name))
     fixed = {s: hints[s] for s in syms}
     for sym in syms:
