@@ -64,7 +64,6 @@ def compile_graph(traced: Traced, config: Config) -> Compiled:
 
 compile_graph.differentiates = True  # type: ignore[attr-defined]
 compile_graph.takes_sizes = True  # type: ignore[attr-defined]
-compile_graph.takes_sizes = True  # type: ignore[attr-defined]
 
 
 def _for_fixed_sizes(traced: Traced, config: Config, plans: list[_native.Plan] | None = None) -> Compiled:
