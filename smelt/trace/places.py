@@ -5,26 +5,21 @@ What eager clamps to the size, or counts from the end, is then a plain size from
 
 from __future__ import annotations
 
-import torch
-
 from smelt.errors import NeedsFixedSize
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import INFINITE, Expr, Size, free_syms
 from smelt.graph.specs import make_spec
+from smelt.ops.sized_arguments import PLACES, RANGES, SELECT, SLICE
 from smelt.torch_private import OpOverload
 from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import Symbols
 
-aten = torch.ops.aten
-_RANGES = frozenset({aten.slice.Tensor, aten.slice_scatter.default, aten.slice_backward.default})
-_PLACES = frozenset({aten.select.int, aten.select_scatter.default, aten.select_backward.default})
-
 
 def in_range(symbols: Symbols, func: OpOverload, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
     """The arguments of a slice or a selection with what lies outside of the tensor clamped, as eager does. Raises
     NeedsFixedSize."""
-    if func in _RANGES:
+    if func in RANGES:
         given = _arguments(func, args, kwargs)
         start, end = given["start"], given["end"]
         n = _size(given)
@@ -37,7 +32,7 @@ def in_range(symbols: Symbols, func: OpOverload, args: Args, kwargs: Kwargs) -> 
         given["start"] = start if _is_kept(start, first, n) else first
         given["end"] = end if _is_kept(end, last, n) else last
         return tuple(given.values()), {}
-    if func in _PLACES:
+    if func in PLACES:
         given = _arguments(func, args, kwargs)
         n, index = _size(given), given["index"]
         if not any(isinstance(v, Expr) for v in (n, index)):
@@ -90,7 +85,7 @@ def _is_kept(given: Size | None, place: Size, n: Size) -> bool:
 
 def view_of(func: OpOverload, args: Args, kwargs: Kwargs) -> TensorSpec | None:
     """What a slice or a selection gives for arguments that `in_range` gave; None for any other operator."""
-    if func not in (aten.slice.Tensor, aten.select.int):
+    if func not in (SLICE, SELECT):
         return None
     given = _arguments(func, args, kwargs)
     source = given["self"].spec
@@ -98,7 +93,7 @@ def view_of(func: OpOverload, args: Args, kwargs: Kwargs) -> TensorSpec | None:
     dim = given["dim"] % len(shape) if -len(shape) <= given["dim"] < len(shape) else None
     if dim is None:
         return None
-    if func is aten.select.int:
+    if func is SELECT:
         first = _from_start(given["index"], shape[dim])
         offset = source.offset + first * stride[dim]
         del shape[dim], stride[dim]

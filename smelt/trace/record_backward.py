@@ -17,6 +17,7 @@ from smelt.errors import NeedsFixedSize, Unsupported
 from smelt.graph.assignments import syms_of
 from smelt.graph.ir import Line
 from smelt.graph.specs import empty_like_spec
+from smelt.ops.sized_arguments import EMPTY_LIKE
 from smelt.ops.symbolic_results import results
 from smelt.torch_private import DisableTorchDispatch, run_engine
 from smelt.trace.answers import fresh
@@ -283,8 +284,7 @@ def _tangent(inputs: Inputs, value: FakeTensor) -> FakeTensor:
     """A fake laid out as the value it belongs to, densely."""
     with DisableTorchDispatch():
         if syms_of(value.spec):
-            like = torch.ops.aten.empty_like.default
-            return fresh(inputs, results(like, (value,), {}, value.device, spec_of_fake))
+            return fresh(inputs, results(EMPTY_LIKE, (value,), {}, value.device, spec_of_fake))
         # An uninitialized CPU tensor answers this: for meta tensors slow Python code of torch does.
         dense = torch.empty_like(empty_like_spec(value.spec, torch.device("cpu")))
         elem = torch.empty_strided(dense.size(), dense.stride(), dtype=dense.dtype, device="meta")

@@ -1,0 +1,18 @@
+"""Operators that a trace treats in their own way where sizes are symbolic."""
+
+from __future__ import annotations
+
+import torch
+
+aten = torch.ops.aten
+
+SLICE = aten.slice.Tensor
+SELECT = aten.select.int
+EMPTY_LIKE = aten.empty_like.default
+
+# They take a range of places (`start`, `end`) or one place (`index`) along `dim`.
+RANGES = frozenset({SLICE, aten.slice_scatter.default, aten.slice_backward.default})
+PLACES = frozenset({SELECT, aten.select_scatter.default, aten.select_backward.default})
+
+# Arguments typed Scalar, of whose numbers the size of the result is made.
+SCALAR_SIZES = {"aten::arange": frozenset({"start", "end", "step"})}
