@@ -57,7 +57,6 @@ def _no_grad():
         ({"options": [1]}, OptionError, "dict"),
         ({"mode": "default", "options": {"fuse": True}}, OptionError, "not both"),
         ({"fullgraph": "yes"}, OptionError, "fullgraph"),
-        ({"dynamic": True}, NotImplementedError, "dynamic"),
         ({"dynamic": "auto"}, OptionError, "dynamic"),
     ],
 )

@@ -16,11 +16,13 @@ import torch
 
 from smelt import _native
 from smelt.errors import NeedsFixedSize
+from smelt.graph.effects import effects
 from smelt.graph.graph_function import Compiled
 from smelt.graph.interpreter import run
 from smelt.graph.ir import Graph
 from smelt.graph.sizes import Sym, bounds
 from smelt.runtime.forks import SIZES, hold_at_fork
+from smelt.torch_private import OpOverload
 from smelt.trace.traced import SizeInput
 from smelt.trace.traced_at import Values
 from smelt.trace.views import freely_written
@@ -91,7 +93,12 @@ class EachCompiled:
 def by_operators(graph: Graph) -> Compiled:
     """Runs `graph`, which needs no gradients, operator by operator. Writes of inputs count in their versions, as they do
     where a plan runs."""
-    targets = {node.args[0] for node in graph if node.target is torch.ops.aten.copy_.default}
+    targets = {
+        effects(node.target).argument(name, node.args, node.kwargs)
+        for node in graph
+        if isinstance(node.target, OpOverload)
+        for name in effects(node.target).writes
+    }
     written = [i for i, p in enumerate(graph.placeholders) if p in targets]
 
     def call(tensors: tuple[Any, ...]) -> Sequence[Any]:

@@ -7,6 +7,7 @@ An operator that raises under one of them may do so at some sizes: then the symb
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -191,20 +192,27 @@ def culprits(
             spec = spec_of(value)
             if spec is not None:
                 shape, stride = (tuple(subs(n, values) for n in sizes) for sizes in (spec.shape, spec.stride))
-                return make_spec(shape, stride, spec.dtype, spec.device, subs(spec.offset, values))
+                return _Tensor(make_spec(shape, stride, spec.dtype, spec.device, subs(spec.offset, values)))
             return subs(value, values) if isinstance(value, Expr) else value
 
         try:
             named = {name: numbers(v) for name, v in kwargs.items()}
-            results(func, [numbers(a) for a in args], named, device, _spec_itself)
+            results(func, [numbers(a) for a in args], named, device, _spec_of)
         except NeedsFixedSize:
             continue
         del fixed[sym]
     return frozenset(fixed)
 
 
-def _spec_itself(value: Any) -> TensorSpec | None:
-    return value if isinstance(value, TensorSpec) else None
+@dataclass(frozen=True)
+class _Tensor:
+    """What stands for a tensor."""
+
+    spec: TensorSpec
+
+
+def _spec_of(value: Any) -> TensorSpec | None:
+    return value.spec if isinstance(value, _Tensor) else None
 
 
 def _fits(found: Any, out: Any) -> bool:
