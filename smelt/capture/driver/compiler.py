@@ -108,7 +108,7 @@ class FrameCompiler:
     Args:
         backend: compiles a traced graph; gets (traced, config), returns a callable on a tuple of tensors.
         fullgraph: raise Unsupported or BackendError instead of running eagerly.
-        dynamic: None or False (numbers that change are not generalised); every shape is compiled by itself.
+        dynamic: True (sizes are symbolic, if the backend takes them), None, or False (nor are numbers that change).
         resumes: of the function that this one is a resume function of.
     """
 
