@@ -3,8 +3,8 @@
     python -m benchmarks.dynamic [--sets 14] [--seed 1] [--out DIR]
 
 Random pairs of batch and length, the same for each contestant: eager, smelt with and without `dynamic=True`, and
-torch.compile with it. Each result is compared with eager's. Writes dynamic.md. Run it on an otherwise idle machine; nothing is
-asserted of times.
+torch.compile with it. Each result is compared with eager's. Writes dynamic.md. Run it on an otherwise idle machine;
+nothing is asserted of times.
 """
 
 from __future__ import annotations
