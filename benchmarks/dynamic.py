@@ -88,16 +88,19 @@ def main() -> None:
     with torch.no_grad():
         wanted = [model(**call).last_hidden_state for call in calls]
         rows = [row(name, contestant, wanted, calls) for name, contestant in contestants.items()]
-    cpu = next(
-        (l.split(": ")[1] for l in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in l), ""
-    )
+    names = [l.split(": ")[1] for l in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in l]
+    facts = [
+        str(datetime.date.today()),
+        *(names[:1] or [platform.machine()]),
+        f"{torch.get_num_threads()} threads",
+        f"torch {torch.__version__}",
+    ]
     text = "\n".join(
         [
             "# Sizes that change",
             "",
-            f"{datetime.date.today()}, {cpu or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}. "
-            f"Command: `python -m benchmarks.dynamic --sets {options.sets} --seed {options.seed}`. BERT, 4 layers of 256, inference, "
-            f"{len(set(sizes))} pairs of batch and length.",
+            f"{', '.join(facts)}. Command: `python -m benchmarks.dynamic --sets {options.sets} --seed {options.seed}`.",
+            f"BERT, 4 layers of 256, inference, {len(set(sizes))} pairs of batch and length.",
             "",
             "| | first pass, s | a call of a later pass, ms | entries |",
             "| --- | --- | --- | --- |",
