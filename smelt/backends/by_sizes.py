@@ -32,7 +32,7 @@ log = logging.getLogger("smelt")
 # What is kept, and the plans whose memory between calls is its own.
 Instance = tuple[Compiled, list[_native.Plan]]
 
-MOST_COMPILED = 8  # sets of sizes that one graph is compiled for, as many as `_native.BySizes` keeps
+MOST_COMPILED = 8  # sets of sizes that one graph is compiled for, by itself each
 
 _lock = hold_at_fork(threading.RLock(), SIZES)
 

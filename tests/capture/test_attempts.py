@@ -13,11 +13,12 @@ from torch.utils.checkpoint import checkpoint
 import smelt
 from smelt import events
 from smelt.capture.driver import compiler
-from smelt.capture.driver.attempts import Attempt, FailedAttempt, Stop, Success, first_success
+from smelt.capture.driver.attempts import Attempt, FailedAttempt, Stop, Success, _next, first_success
 from smelt.capture.driver.errors import UserException, WorldChanged
 from smelt.capture.driver.run import capture_frame
+from smelt.capture.outside.changing_sizes import SymbolicSizes
 from smelt.capture.standins.texts import Unreadable
-from smelt.errors import BackendError, Unsupported, VerificationError
+from smelt.errors import BackendError, NeedsFixedSize, Unsupported, VerificationError
 from smelt.reasons import TENSOR_CONDITION, Reason
 from smelt.report.inspect import entries, reasons
 from smelt.trace.copies import NotCopies
@@ -418,5 +419,20 @@ def test_what_the_backend_said_is_told_where_plain_numbers_cannot_be_captured() 
 
 def test_numbers_that_change() -> None:
     changed = {("arg", 2)}
-    assert FIRST.generalizing(changed).symbolic == FIRST.symbolic | changed
-    assert PLAIN.generalizing(changed) == PLAIN
+    assert FIRST.generalizing(changed, set()).symbolic == FIRST.symbolic | changed
+    assert PLAIN.generalizing(changed, changed) == PLAIN
+
+
+def test_sizes_that_change() -> None:
+    first, second = ("arg", 0, "x"), ("arg", 1, "y")
+    wanted = replace(PLAIN, sizes=SymbolicSizes(wanted=True))
+    changed = wanted.generalizing(set(), {first})
+    assert changed.sizes.changed == {first} and not changed.symbolic
+    failed = FailedAttempt(NeedsFixedSize("", frozenset()), sizes=frozenset((frozenset((first,)),)))
+    row, weaker = _next(changed, changed, failed, set()) or (None, None)
+    assert row and row.kept and weaker and weaker.sizes.fixed == {first} and not weaker.sizes.apart
+    together = replace(failed, sizes=frozenset((frozenset((first, second)),)))
+    row, weaker = _next(changed, changed, together, set()) or (None, None)
+    assert weaker and not weaker.sizes.fixed and weaker.sizes.apart == {first, second}
+    row, weaker = _next(changed, changed, replace(failed, sizes=frozenset()), set()) or (None, None)
+    assert weaker and not weaker.sizes.wanted

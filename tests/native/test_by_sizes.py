@@ -91,18 +91,21 @@ def test_plans_give_what_they_give_alone():
         assert torch.equal(got, 4 * x)
 
 
-def test_the_eight_used_last_are_kept():
+KEPT = 64
+
+
+def test_those_used_last_are_kept():
     make = Maker()
     b = by_sizes(make)
-    for n in range(1, 9):
+    for n in range(1, KEPT + 1):
         b(of(n))
     b(of(1))
-    b(of(9))  # in the place of 2
-    assert list(b.instances) == [(n,) for n in (9, 1, 8, 7, 6, 5, 4, 3)]
+    b(of(KEPT + 1))  # in the place of 2
+    assert list(b.instances) == [(n,) for n in (KEPT + 1, 1, *range(KEPT, 2, -1))]
     b(of(1))
-    assert len(make.made) == 9
+    assert len(make.made) == KEPT + 1
     b(of(2))
-    assert len(make.made) == 10 and (3,) not in b.instances
+    assert len(make.made) == KEPT + 2 and (3,) not in b.instances
 
 
 def test_what_is_pushed_out_is_freed():
@@ -114,9 +117,9 @@ def test_what_is_pushed_out_is_freed():
         return made
 
     b = by_sizes(make)
-    for n in range(1, 11):
+    for n in range(1, KEPT + 3):
         b(of(n))
-    assert [r() is None for r in refs] == [True] * 2 + [False] * 8
+    assert [r() is None for r in refs] == [True] * 2 + [False] * KEPT
 
 
 def test_bare_callables_are_not_kept():
@@ -246,17 +249,17 @@ def test_the_list_of_plans_may_grow():
 
 
 def test_threads_with_different_sizes():
-    b = by_sizes(plans)  # 12 sizes in turn push each other out while they run
+    b = by_sizes(plans)  # 100 sizes in turn push each other out while they run
 
     def work(seed):
         generator = torch.Generator().manual_seed(seed)
         for k in range(300):
-            x = torch.randn(1 + (seed * 7 + k) % 12, generator=generator)
+            x = torch.randn(1 + (seed * 7 + k) % 100, generator=generator)
             (got,) = b((x,))
             assert torch.equal(got, 4 * x)
 
     in_threads([lambda s=s: work(s) for s in range(6)])
-    assert len(b.instances) == 8
+    assert len(b.instances) == KEPT
 
 
 def test_threads_that_miss_at_once_share_one_instance():
@@ -345,13 +348,13 @@ def test_an_instance_may_call_it_and_be_pushed_out():
         (n,) = values
 
         def instance(inputs):
-            return (b(of(n + 1))[0] if n < 30 else 0,)
+            return (b(of(n + 1))[0] if n < 100 else 0,)
 
         return instance, []
 
     b = by_sizes(make)
     assert b(of(1)) == (0,)
-    assert list(b.instances) == [(n,) for n in range(30, 22, -1)]
+    assert list(b.instances) == [(n,) for n in range(100, 100 - KEPT, -1)]
 
 
 def test_a_cycle_is_collected():

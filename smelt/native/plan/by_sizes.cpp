@@ -20,7 +20,7 @@
 namespace smelt::plan {
 namespace {
 
-constexpr size_t kKept = 8;
+constexpr size_t kKept = 64;  // instances; finding one among as many takes a microsecond, making one milliseconds
 
 struct Source {
     size_t input;
