@@ -28,7 +28,7 @@ from smelt.graph.effects import effects
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Expr, Size, Sym, contiguous_stride, free_syms, subs
 from smelt.graph.specs import empty_like_spec, make_spec
-from smelt.ops.layouts import on_metas
+from smelt.ops.layouts import not_tried, on_metas
 from smelt.ops.recompute import Class
 from smelt.ops.registry import row
 from smelt.ops.window_sizes import quotients
@@ -251,13 +251,29 @@ def _answer(
 
     given = [number(a) for a in args]
     named = {name: number(v) for name, v in kwargs.items()}
+    why = None
+    specs = [s for leaf in _leaves((args, kwargs)) if (s := spec_of(leaf)) is not None]
+    if syms and not _go_together(func, args, specs):
+        why = NeedsFixedSize(f"{func} is tried, for which sizes must go together", syms)
     try:
-        out = on_metas(func, given, named, device)
+        with not_tried(why):
+            out = on_metas(func, given, named, device)
     except NotImplementedError:
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise NeedsFixedSize(f"{func} raises for some sizes: {error}", syms) from error
     return out, back
+
+
+def _go_together(func: OpOverload, args: Sequence[Any], specs: Sequence[TensorSpec]) -> bool:
+    """Whether the operator can be run on tensors with numbers for symbols: one alone fits itself; an image that is
+    normalized fits what belongs to its channels, if these are a number; what takes all sizes alike checks them."""
+    if len(specs) < 2:
+        return True
+    if "_norm" not in func._schema.name:
+        return _is_safe(func, args)
+    first, *others = specs
+    return len(first.shape) > 1 and isinstance(first.shape[1], int) and not any(map(syms_of, others))
 
 
 class _Fit:

@@ -346,3 +346,15 @@ def test_fixed_sizes_are_traced_as_before():
     assert fixed.sizes == {}
     calls = ([n.target for n in t.aten_graph if n.op == "call_function"] for t in (fixed, symbolic))
     assert next(calls) == next(calls)
+
+
+def test_kernels_are_not_tried_on_sizes_that_nobody_gave():
+    """ATen's batch norm on a CPU writes as many means as the image has channels, whatever it was given for them."""
+
+    def norm(x, mean, variance):
+        return F.batch_norm(x, mean, variance, training=True)
+
+    inputs = [torch.randn(5, 6, 7), torch.zeros(6), torch.ones(6)]
+    with pytest.raises(NeedsFixedSize, match="go together"):
+        trace(norm, inputs, symbolic={0: (0, 1, 2)})
+    trace(norm, inputs, symbolic={0: (0, 2)})

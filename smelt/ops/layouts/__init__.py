@@ -34,6 +34,7 @@ from smelt.ops.layouts.trial import (
     check_refused,
     is_overflow,
     may_be_tried,
+    not_tried,
     of_zeros,
     tried,
 )
@@ -115,4 +116,4 @@ def of_row(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     return NotImplemented if function is None else function(*args, **kwargs)
 
 
-__all__ = ["check_devices", "of_cpp", "of_row", "of_zeros", "on_metas", "tried"]
+__all__ = ["check_devices", "not_tried", "of_cpp", "of_row", "of_zeros", "on_metas", "tried"]

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -93,7 +95,28 @@ def _fills(func: OpOverload) -> tuple[int, ...]:
     return tuple(dict.fromkeys((row(func).tried_on, 1)))
 
 
+_untried = threading.local()  # `why`: an error that operators raise in place of being tried
+
+
+@contextmanager
+def not_tried(why: Exception | None) -> Iterator[None]:
+    """Raises `why` where an operator would be run, but on tensors of one element: sizes that nobody gave may not go
+    together, which kernels need not check."""
+    before, _untried.why = getattr(_untried, "why", None), why
+    try:
+        yield
+    finally:
+        _untried.why = before
+
+
+def _check_tried() -> None:
+    why = getattr(_untried, "why", None)
+    if why is not None:
+        raise why
+
+
 def _refusal(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], fill: int) -> Exception | None:
+    _check_tried()
     real = map_leaves((list(args), kwargs), (torch.Tensor, torch.device), lambda v: _filled(v, fill, CPU))
     try:
         func(*real[0], **real[1])
@@ -147,6 +170,7 @@ def _size(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
 def tried(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device = CPU) -> Any:
     """Layouts of what `func` gives on `device` for zeros, as meta tensors; NotImplemented if it gives an argument back that
     its schema does not name."""
+    _check_tried()
     real_args, real_kwargs = map_leaves(
         (list(args), kwargs), (torch.Tensor, torch.device), lambda v: _filled(v, row(func).tried_on, device)
     )
