@@ -80,8 +80,8 @@ class Attempt:
 
     @property
     def has_symbolic_numbers(self) -> bool:
-        """Whether any number may be symbolic."""
-        return bool(self.symbolic) or self.counts_symbolic
+        """Whether any number, or size, may be symbolic."""
+        return bool(self.symbolic) or self.counts_symbolic or self.sizes.wanted
 
     def generalizing(self, numbers: set[Path], sizes: set[Path]) -> Attempt:
         """With the numbers and sizes at these symbolic too, unless none is to be."""
@@ -89,8 +89,8 @@ class Attempt:
         return replace(made, sizes=self.sizes.with_changed(sizes))
 
     def with_plain_numbers(self) -> Attempt:
-        """With each number as a part of the trace."""
-        return replace(self, symbolic=frozenset(), counts_symbolic=False)
+        """With each number and size as a part of the trace."""
+        return replace(self, symbolic=frozenset(), counts_symbolic=False, sizes=FIXED_SIZES)
 
 
 @dataclass(frozen=True, eq=False)
