@@ -20,7 +20,8 @@
 namespace smelt::plan {
 namespace {
 
-constexpr size_t kKept = 64;  // instances; finding one among as many takes a microsecond, making one milliseconds
+// Instances. Making one takes milliseconds.
+constexpr size_t kKept = 64;
 
 struct Source {
     size_t input;
