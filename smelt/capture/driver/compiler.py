@@ -181,9 +181,7 @@ class FrameCompiler:
         """The attempt that gains most, with this backend and these options."""
         return Attempt(
             counts_symbolic=self.dynamic is not False,
-            sizes=SymbolicSizes(
-                wanted=bool(self.dynamic) and getattr(self.backend, "takes_sizes", False), everywhere=True
-            ),
+            sizes=SymbolicSizes(wanted=bool(self.dynamic) and getattr(self.backend, "takes_sizes", False)),
             joint_graph=getattr(self.backend, "differentiates", False),
             assumes=True,
             selects=True,

@@ -18,7 +18,7 @@ from smelt.capture.emit.replay import stores_of
 from smelt.capture.emit.rerun import repeat_of
 from smelt.capture.rebuilding.reach import reach
 from smelt.config import Config
-from smelt.errors import BackendError, NeedsFixedSize, Unsupported
+from smelt.errors import BackendError, Unsupported
 from smelt.trace.traced import Traced
 
 
@@ -36,7 +36,7 @@ def compiled_graph(backend: Backend, config: Config, captured: CapturedFrame) ->
     events.emit("backend-start", captured.name)
     try:
         return _counting(backend(captured.traced, config), captured.traced)
-    except (Unsupported, BackendError, NeedsFixedSize):
+    except (Unsupported, BackendError):
         raise
     except Exception as e:
         raise BackendError(f"the backend failed on {captured.name}: {summary(e)}") from e

@@ -20,12 +20,10 @@ Path = tuple[object, ...]  # `Origin.path`
 
 @dataclass(frozen=True)
 class SymbolicSizes:
-    """Which sizes are symbolic, by the paths of their origins: those that `changed`, or `everywhere` those of tensors that
-    are neither parameters nor buffers, but never `fixed` ones; none unless `wanted`. Those `apart` are symbols of their
-    own."""
+    """Which sizes are symbolic, by the paths of their origins: those of tensors that are neither parameters nor buffers, and
+    those that `changed`, but never `fixed` ones; none unless `wanted`. Those `apart` are symbols of their own."""
 
     wanted: bool = False
-    everywhere: bool = False
     changed: frozenset[Path] = frozenset()
     fixed: frozenset[Path] = frozenset()
     apart: frozenset[Path] = frozenset()
@@ -46,7 +44,7 @@ class SymbolicSizes:
         path = origin.path
         if not self.wanted or path in self.fixed:
             return False
-        return path in self.changed or (self.everywhere and "param" not in path)
+        return path in self.changed or "param" not in path
 
 
 FIXED_SIZES = SymbolicSizes()
