@@ -22,7 +22,7 @@ from typing import Any
 from smelt.errors import NeedsFixedSize
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Expr, Size, Sym, evaluate, free_syms
-from smelt.graph.specs import make_spec
+from smelt.graph.specs import with_sizes
 
 COUNT = 3
 HUGE = COUNT
@@ -90,8 +90,7 @@ def syms_of(spec: TensorSpec) -> frozenset[Sym]:
 
 def spec_at(spec: TensorSpec, k: int) -> TensorSpec:
     """The spec under assignment `k`."""
-    shape, stride = (tuple(at(n, k) for n in sizes) for sizes in (spec.shape, spec.stride))
-    return make_spec(shape, stride, spec.dtype, spec.device, at(spec.offset, k))
+    return with_sizes(spec, lambda size: at(size, k))
 
 
 def agreed(specs: Iterable[TensorSpec], ask: Callable[..., Any], why: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -60,13 +60,14 @@ def static_sizes(sizes: tuple[Size, ...]) -> tuple[int, ...]:
     return tuple(n if type(n) is int else static(n) for n in sizes)
 
 
+def with_sizes(spec: TensorSpec, change: Callable[[Size], Size]) -> TensorSpec:
+    """The spec with its sizes, strides and offset changed."""
+    shape, stride = tuple(map(change, spec.shape)), tuple(map(change, spec.stride))
+    return make_spec(shape, stride, spec.dtype, spec.device, change(spec.offset), spec.requires_grad)
+
+
 def at_numbers(spec: TensorSpec, values: Mapping[Sym, int]) -> TensorSpec:
     """The spec with numbers in place of symbols."""
-    sizes = (*spec.shape, *spec.stride, spec.offset)
-    if all(type(size) is int for size in sizes):
+    if all(type(size) is int for size in (*spec.shape, *spec.stride, spec.offset)):
         return spec
-    numbers = [evaluate(size, values) for size in sizes]
-    n = len(spec.shape)
-    return make_spec(
-        tuple(numbers[:n]), tuple(numbers[n:-1]), spec.dtype, spec.device, numbers[-1], spec.requires_grad
-    )
+    return with_sizes(spec, lambda size: evaluate(size, values))

@@ -27,7 +27,7 @@ from smelt.graph.assignments import (
 from smelt.graph.effects import effects
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Expr, Size, Sym, contiguous_stride, free_syms, subs
-from smelt.graph.specs import empty_like_spec, make_spec
+from smelt.graph.specs import empty_like_spec, make_spec, with_sizes
 from smelt.ops.layouts import not_tried, on_metas
 from smelt.ops.recompute import Class
 from smelt.ops.registry import row
@@ -191,8 +191,7 @@ def culprits(
                 return [numbers(v) for v in value]
             spec = spec_of(value)
             if spec is not None:
-                shape, stride = (tuple(subs(n, values) for n in sizes) for sizes in (spec.shape, spec.stride))
-                return _Tensor(make_spec(shape, stride, spec.dtype, spec.device, subs(spec.offset, values)))
+                return _Tensor(with_sizes(spec, lambda size: subs(size, values)))
             return subs(value, values) if isinstance(value, Expr) else value
 
         try:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import Graph
-from smelt.graph.sizes import Sym, evaluate
-from smelt.graph.specs import empty_like_spec, make_spec
+from smelt.graph.sizes import Sym
+from smelt.graph.specs import at_numbers, empty_like_spec
 from smelt.trace.counters import NO_COUNTERS, Counters
 from smelt.trace.fake import FakeTensor
 from smelt.trace.joint import Joint
@@ -66,10 +66,7 @@ class Traced:
 
 
 def _empty_like(fake: FakeTensor, hints: Mapping[Sym, int]) -> torch.Tensor:
-    spec = fake.spec
-    shape, stride = (tuple(evaluate(n, hints) for n in sizes) for sizes in (spec.shape, spec.stride))
-    spec = make_spec(shape, stride, spec.dtype, spec.device, evaluate(spec.offset, hints))
-    return empty_like_spec(spec, fake.device)
+    return empty_like_spec(at_numbers(fake.spec, hints), fake.device)
 
 
 def needs_grad(parts: TraceParts, outputs: Sequence[FakeTensor]) -> bool:
