@@ -198,8 +198,9 @@ def test_positions(f, dim):
 def test_long_sums_are_as_exact_as_eager(shape, dim):
     once = Once(lambda x: x.sum(dim), shape)
     for sizes in ({S0: 1001, S1: 1013}, {S0: 3, S1: 200_003}):
-        inputs = once.inputs(sizes)
-        no_worse(once(sizes, inputs), inputs[0].sum(dim), inputs[0].double().sum(dim))
+        # Of numbers that cancel, the last rounding is most of eager's error, and chance decides how large that is.
+        x = once.inputs(sizes)[0].abs()
+        no_worse(once(sizes, [x]), x.sum(dim), x.double().sum(dim))
 
 
 # ---- by hand: sizes that no trace has yet
