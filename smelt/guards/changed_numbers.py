@@ -35,8 +35,8 @@ def _changed(origin: Origin, then: Any, now: Any) -> set[tuple[object, ...]]:
     return {origin.path} if type(then) in (int, float) and not same_leaf(then, now) else set()
 
 
-def changed_sizes(guards: Iterable[Guard], slots: Sequence[object]) -> set[tuple[object, ...]]:
-    """Paths of the sizes (`size_origin`) of tensors that must have certain ones, and have others now."""
+def changed_sizes(guards: Iterable[Guard], slots: Sequence[object]) -> set[tuple[tuple[object, ...], int]]:
+    """Paths of the sizes (`size_origin`) of tensors that must have certain ones, and have others now; and what they must be."""
     read = Reader(slots)
     found = set()
     for guard in guards:
@@ -47,8 +47,8 @@ def changed_sizes(guards: Iterable[Guard], slots: Sequence[object]) -> set[tuple
         except Missing:
             continue
         if issubclass(type(now), torch.Tensor):
-            dims = _changed_dims(guard.value, tensor_facts(now))
-            found |= {size_origin(guard.origin, dim).path for dim in dims}
+            for dim in _changed_dims(guard.value, tensor_facts(now)):
+                found.add((size_origin(guard.origin, dim).path, guard.value.shape[dim]))
     return found
 
 

@@ -83,8 +83,8 @@ class Attempt:
         """Whether any number, or size, may be symbolic."""
         return bool(self.symbolic) or self.counts_symbolic or self.sizes.wanted
 
-    def generalizing(self, numbers: set[Path], sizes: set[Path]) -> Attempt:
-        """With the numbers and sizes at these symbolic too, unless none is to be."""
+    def generalizing(self, numbers: set[Path], sizes: set[tuple[Path, int]]) -> Attempt:
+        """With the numbers and sizes at these symbolic too, unless none is to be; sizes come with what they were before."""
         made = replace(self, symbolic=self.symbolic | numbers) if self.counts_symbolic else self
         return replace(made, sizes=self.sizes.with_changed(sizes))
 

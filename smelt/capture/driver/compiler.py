@@ -108,7 +108,8 @@ class FrameCompiler:
     Args:
         backend: compiles a traced graph; gets (traced, config), returns a callable on a tuple of tensors.
         fullgraph: raise Unsupported or BackendError instead of running eagerly.
-        dynamic: True (sizes are symbolic, if the backend takes them), None, or False (nor are numbers that change).
+        dynamic: which sizes are symbolic, if the backend takes them: True (all that can be), None (those that change, as
+            with numbers), or False (none, nor are numbers).
         resumes: of the function that this one is a resume function of.
     """
 
@@ -181,7 +182,10 @@ class FrameCompiler:
         """The attempt that gains most, with this backend and these options."""
         return Attempt(
             counts_symbolic=self.dynamic is not False,
-            sizes=SymbolicSizes(wanted=bool(self.dynamic) and getattr(self.backend, "takes_sizes", False)),
+            sizes=SymbolicSizes(
+                wanted=self.dynamic is not False and getattr(self.backend, "takes_sizes", False),
+                everywhere=self.dynamic is True,
+            ),
             joint_graph=getattr(self.backend, "differentiates", False),
             assumes=True,
             selects=True,

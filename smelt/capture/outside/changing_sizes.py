@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -20,17 +21,19 @@ Path = tuple[object, ...]  # `Origin.path`
 
 @dataclass(frozen=True)
 class SymbolicSizes:
-    """Which sizes are symbolic, by the paths of their origins: those of tensors that are neither parameters nor buffers, and
-    those that `changed`, but never `fixed` ones; none unless `wanted`. Those `apart` are symbols of their own."""
+    """Which sizes are symbolic, by the paths of their origins: none unless `wanted`; `everywhere`, those of all tensors that
+    are neither parameters nor buffers; those that `changed`, each with a size that it had before; never `fixed` ones. Those
+    `apart` are symbols of their own."""
 
     wanted: bool = False
-    changed: frozenset[Path] = frozenset()
+    everywhere: bool = False
+    changed: frozenset[tuple[Path, int]] = frozenset()
     fixed: frozenset[Path] = frozenset()
     apart: frozenset[Path] = frozenset()
 
-    def with_changed(self, paths: set[Path]) -> SymbolicSizes:
+    def with_changed(self, before: set[tuple[Path, int]]) -> SymbolicSizes:
         """With these symbolic too, if any is to be."""
-        return replace(self, changed=self.changed | paths) if self.wanted else self
+        return replace(self, changed=self.changed | before) if self.wanted else self
 
     def without(self, groups: Iterable[frozenset[Path]]) -> SymbolicSizes:
         """Without the symbols that were found at these: as numbers, or first as symbols of their own where one was found
@@ -44,20 +47,32 @@ class SymbolicSizes:
         path = origin.path
         if not self.wanted or path in self.fixed:
             return False
-        return path in self.changed or "param" not in path
+        return path in self._before or (self.everywhere and "param" not in path)
+
+    def before(self, path: Path) -> frozenset[int]:
+        """The sizes that were found there in earlier captures."""
+        return self._before.get(path, frozenset())
+
+    @functools.cached_property
+    def _before(self) -> dict[Path, frozenset[int]]:
+        found: dict[Path, frozenset[int]] = {}
+        for path, size in self.changed:
+            found[path] = found.get(path, frozenset()) | {size}
+        return found
 
 
 FIXED_SIZES = SymbolicSizes()
 
 
 class ChangingSizes:
-    """The symbolic sizes of one capture. Sizes that are equal in this call are one symbol, and guarded to be equal: what
-    a program adds or multiplies mostly has them in common, and if not, another capture tells them apart."""
+    """The symbolic sizes of one capture. Sizes that are equal in this call, and were in the calls before, are one symbol, and
+    guarded to be equal: what a program adds or multiplies mostly has them in common, and if not, another capture tells them
+    apart."""
 
     def __init__(self, numbers: ChangingNumbers) -> None:
         self.policy = FIXED_SIZES
         self._numbers = numbers
-        self._of_value: dict[int, tuple[Origin, Int]] = {}
+        self._like: dict[tuple[int, frozenset[int]], tuple[Origin, Int]] = {}  # by the sizes now and before
         self._paths: dict[Sym, set[Path]] = {}
         self._symbols: dict[Origin, Sym] = {}
 
@@ -75,7 +90,8 @@ class ChangingSizes:
 
     def _symbol(self, size: int, at: Origin) -> Int:
         apart = at.path in self.policy.apart
-        known = None if apart else self._of_value.get(size)
+        values = size, self.policy.before(at.path)
+        known = None if apart else self._like.get(values)
         if known is not None:
             first, made = known
             self._numbers.guard_equal(first, at)
@@ -85,7 +101,7 @@ class ChangingSizes:
         self._paths[made.node.size] = {at.path}
         self._symbols[at] = made.node.size
         if not apart:
-            self._of_value[size] = at, made
+            self._like[values] = at, made
         return made
 
     @property
