@@ -5,6 +5,7 @@
 
 from smelt import config, errors, support
 from smelt.api import compile, disable, graph_break, is_compiling, list_backends, register_backend, reset
+from smelt.marks import mark_dynamic, mark_static
 
 __all__ = [
     "__version__",
@@ -15,6 +16,8 @@ __all__ = [
     "graph_break",
     "is_compiling",
     "list_backends",
+    "mark_dynamic",
+    "mark_static",
     "register_backend",
     "reset",
     "unavailable",

@@ -40,6 +40,7 @@ ORDER = Layers(
             "lines",
             "events",
             "costs",
+            "marks",
             "torch_private",
             "_native",
         ],

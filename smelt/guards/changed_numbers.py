@@ -9,7 +9,7 @@ import torch
 
 from smelt.guards.accessors import Missing, Reader
 from smelt.guards.evaluate import same_leaf, tensor_facts
-from smelt.guards.guard import ANY, Guard, TensorFacts
+from smelt.guards.guard import Guard, TensorFacts
 from smelt.guards.origin import Origin
 
 
@@ -36,7 +36,8 @@ def _changed(origin: Origin, then: Any, now: Any) -> set[tuple[object, ...]]:
 
 
 def changed_sizes(guards: Iterable[Guard], slots: Sequence[object]) -> set[tuple[tuple[object, ...], int]]:
-    """Paths of the sizes (`size_origin`) of tensors that must have certain ones, and have others now; and what they must be."""
+    """Paths of the sizes (`size_origin`) of tensors that must have certain ones, and have others now, or may
+    have any; and what they must be, or ANY: a size that was symbolic stays so."""
     read = Reader(slots)
     found = set()
     for guard in guards:
@@ -60,4 +61,4 @@ def size_origin(tensor: Origin, dim: int) -> Origin:
 def _changed_dims(then: TensorFacts, now: TensorFacts) -> list[int]:
     if len(then.shape) != len(now.shape) or then.dtype is not now.dtype or then.type is not now.type:
         return []
-    return [d for d, (a, b) in enumerate(zip(then.shape, now.shape)) if a != b and a != ANY]
+    return [d for d, (a, b) in enumerate(zip(then.shape, now.shape)) if a != b]

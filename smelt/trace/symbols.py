@@ -23,7 +23,7 @@ import torch
 from smelt.errors import NeedsFixedSize, Unsupported
 from smelt.graph.ir import TensorSpec
 from smelt.graph.numbers import OPERATIONS, Expression, Number, Table, leaves
-from smelt.graph.sizes import Expr, Quotient, Size, Sym, bounds, free_syms
+from smelt.graph.sizes import INFINITE, Expr, Quotient, Size, Sym, bounds, free_syms
 from smelt.trace.size_numbers import COMPARED, Comparisons, computed, reduced
 
 MAX_SIZE = 100  # operations of an expression; a larger one is pinned
@@ -81,15 +81,19 @@ class Symbols:
         self._values[key] = value
         return _wrapped(Symbol(self, self._table.leaf(key), value))
 
-    def size_leaf(self, key: Any, value: int) -> Int:
-        """The symbolic size found at `key`, now `value`: a symbol of its own, of at least 2."""
-        if value < 2:
-            raise ValueError(f"a size of {value} is never symbolic")
+    def size_leaf(self, key: Any, value: int, least: int = 2, most: int = INFINITE) -> Int:
+        """The symbolic size found at `key`, now `value`: a symbol of its own, required to be in [least, most]; least >= 2."""
+        if not 2 <= least <= value <= most:
+            raise ValueError(f"a size of {value} is not symbolic in [{least}, {most}]")
         self.check()
         self._values[key] = value
-        sym = Sym(f"s{len(self.hints)}", 2)
+        sym = Sym(f"s{len(self.hints)}", least, most)
         self.hints[sym] = value
-        self._sizes[sym] = Symbol(self, self._table.leaf(key), value, sym)
+        leaf = self._table.leaf(key)
+        for op, bound, none in (("ge", least, 2), ("le", most, INFINITE)):
+            if bound != none:
+                self._require(self._table.call(op, leaf, self._table.const(bound)), True)
+        self._sizes[sym] = Symbol(self, leaf, value, sym)
         return _wrapped(self._sizes[sym])
 
     def require_equal(self, key: Any, other: Any) -> None:

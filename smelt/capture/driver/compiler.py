@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import CodeType, FunctionType
@@ -48,6 +48,7 @@ from smelt.errors import BackendError, NeedsFixedSize, SmeltError, Unsupported, 
 from smelt.guards import tree_layout
 from smelt.guards.changed_numbers import changed_numbers, changed_sizes
 from smelt.guards.explain import Failure
+from smelt.guards.origin import Origin
 from smelt.reasons import (
     ANOTHER_TRACER,
     BACKEND_FAILED,
@@ -223,6 +224,9 @@ class FrameCompiler:
         if not self.fullgraph and 2 * len(record.entries) >= self.config.recompile_limit:
             # Each way from a break to the next has a graph; from now on those to the loop's head and from it have.
             record.start = replace(record.start, looks_ahead=False, decides=False)
+        if not record.entries:  # of a resume function: what changed in the function changes here
+            sizes = replace(record.start.sizes, values=self.resumes.sizes)
+            record.start = replace(record.start, sizes=sizes)
         begin = time.perf_counter()
         with collections_postponed():
             done = first_success(
@@ -253,6 +257,7 @@ class FrameCompiler:
         if isinstance(captured, FailedAttempt):
             return captured
         events.emit("capture-end", name, seconds=time.perf_counter() - start)
+        self._note_refused(name, captured.outside.sizes.refused)
         try:
             self._install(fn, slots, captured, why, begin)
         except BackendError as e:
@@ -284,6 +289,8 @@ class FrameCompiler:
             spec = tree_layout.build(captured.guards, frame.collect, captured.lifetimes.kept)
             tree = _native.GuardTree(spec.native)
             verify_accepts(tree, spec.guards, slots)
+        if captured.traced.sizes:
+            self.resumes.sizes = frozenset(place.hint for place in captured.traced.sizes.values())
         seconds = time.perf_counter() - begin
         if self.config.verify:
             _native.add_entry(self._table(fn), tree, verified(frame.function, spec.guards))
@@ -320,6 +327,20 @@ class FrameCompiler:
         if isinstance(error, NotDifferentiable) and self.record.plain_gradients is None:
             events.emit("no-joint-graph", name, reason=error.reason)
             self.record.plain_gradients = error.reason
+
+    def _note_refused(self, name: str, sizes: Mapping[Origin, int]) -> None:
+        """Says, once, that a size is a number that the user has marked to be symbolic."""
+        for origin, size in sizes.items():
+            if origin.path not in self.record.refused:
+                self.record.refused.add(origin.path)
+                _tell(
+                    logging.WARNING,
+                    "smelt: %s of %s is marked to be dynamic, but compiled as %d: the program works for one size only, or the"
+                    " tensor is not laid out row by row",
+                    origin.source,
+                    name,
+                    size,
+                )
 
     def _note_break(self, name: str, reason: Reason) -> None:
         events.emit("graph-break", name, reason=reason)

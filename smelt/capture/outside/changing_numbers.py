@@ -56,10 +56,10 @@ class ChangingNumbers:
             found = self._at[origin] = self._symbols().leaf(origin, value)
         return found
 
-    def size(self, origin: Origin, value: int) -> Int:
-        """The symbolic size found at `origin`, now `value`."""
+    def size(self, origin: Origin, value: int, least: int, most: int) -> Int:
+        """The symbolic size found at `origin`, now `value`; it is guarded to be from `least` to `most`."""
         self.sizes.add(origin)
-        return self._symbols().size_leaf(origin, value)
+        return self._symbols().size_leaf(origin, value, least, most)
 
     def guard_equal(self, first: Origin, second: Origin) -> None:
         """The sizes at these are equal at each call."""

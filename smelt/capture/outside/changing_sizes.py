@@ -10,10 +10,11 @@ import torch
 
 from smelt._native import isinstance
 from smelt.capture.outside.changing_numbers import ChangingNumbers
-from smelt.graph.sizes import Sym, contiguous_stride
+from smelt.graph.sizes import INFINITE, Sym, contiguous_stride
 from smelt.guards.changed_numbers import size_origin
 from smelt.guards.guard import ANY, TensorFacts
 from smelt.guards.origin import Origin
+from smelt.marks import Mark, marks_of
 from smelt.trace.symbols import Int
 
 Path = tuple[object, ...]  # `Origin.path`
@@ -22,12 +23,13 @@ Path = tuple[object, ...]  # `Origin.path`
 @dataclass(frozen=True)
 class SymbolicSizes:
     """Which sizes are symbolic, by the paths of their origins: none unless `wanted`; `everywhere`, those of all tensors that
-    are neither parameters nor buffers; those that `changed`, each with a size that it had before; never `fixed` ones. Those
-    `apart` are symbols of their own."""
+    are neither parameters nor buffers; those that `changed`, each with a size that it had before, and of other tensors those
+    that are now one of `values`; never `fixed` ones. Those `apart` are symbols of their own."""
 
     wanted: bool = False
     everywhere: bool = False
     changed: frozenset[tuple[Path, int]] = frozenset()
+    values: frozenset[int] = frozenset()
     fixed: frozenset[Path] = frozenset()
     apart: frozenset[Path] = frozenset()
 
@@ -42,12 +44,13 @@ class SymbolicSizes:
         apart = [paths for paths in groups if len(paths) > 1]
         return replace(self, fixed=self.fixed.union(*fixed), apart=self.apart.union(*apart))
 
-    def __contains__(self, origin: Origin) -> bool:
-        """Whether the size at this origin is symbolic."""
-        path = origin.path
+    def includes(self, path: Path, size: int, is_parameter: bool) -> bool:
+        """Whether the size at this path, which is now `size`, is symbolic; `is_parameter`: it is one of a parameter."""
         if not self.wanted or path in self.fixed:
             return False
-        return path in self._before or (self.everywhere and "param" not in path)
+        if path in self._before:
+            return True
+        return (self.everywhere or size in self.values) and not is_parameter and "param" not in path
 
     def before(self, path: Path) -> frozenset[int]:
         """The sizes that were found there in earlier captures."""
@@ -72,32 +75,40 @@ class ChangingSizes:
     def __init__(self, numbers: ChangingNumbers) -> None:
         self.policy = FIXED_SIZES
         self._numbers = numbers
-        self._like: dict[tuple[int, frozenset[int]], tuple[Origin, Int]] = {}  # by the sizes now and before
+        self._like: dict[tuple[object, ...], tuple[Origin, Int]] = {}  # by the sizes now and before, and marks
         self._paths: dict[Sym, set[Path]] = {}
         self._symbols: dict[Origin, Sym] = {}
+        self.refused: dict[Origin, int] = {}  # sizes that are numbers, though they are marked to be symbolic
 
     def of(self, tensor: torch.Tensor, origin: Origin) -> dict[int, Int]:
-        """The symbolic sizes of the tensor found at `origin`, by dimension. Of tensors that are laid out row by row: what
-        strides others have would be a guess."""
-        if not self.policy.wanted or not _is_eligible(tensor):
+        """The symbolic sizes of the tensor found at `origin`, by dimension, as its marks say, else the policy. Of tensors that
+        are laid out row by row: what strides others have would be a guess."""
+        if not self.policy.wanted:
             return {}
+        marks, eligible = marks_of(tensor), _is_eligible(tensor)
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
         found = {}
         for dim, size in enumerate(tensor.shape):
-            at = size_origin(origin, dim)
-            if size >= 2 and at in self.policy:
-                found[dim] = self._symbol(size, at)
+            at, mark = size_origin(origin, dim), marks.get(dim)
+            wanted = self.policy.includes(at.path, size, is_parameter) if mark is None else mark.dynamic
+            if not wanted or size < 2:
+                continue
+            if eligible and at.path not in self.policy.fixed:
+                found[dim] = self._symbol(size, at, mark)
+            elif mark is not None:
+                self.refused[at] = size
         return found
 
-    def _symbol(self, size: int, at: Origin) -> Int:
+    def _symbol(self, size: int, at: Origin, mark: Mark | None) -> Int:
         apart = at.path in self.policy.apart
-        values = size, self.policy.before(at.path)
+        values = size, self.policy.before(at.path), mark
         known = None if apart else self._like.get(values)
         if known is not None:
             first, made = known
             self._numbers.guard_equal(first, at)
             self._paths[made.node.size].add(at.path)
             return made
-        made = self._numbers.size(at, size)
+        made = self._numbers.size(at, size, *_range(size, mark))
         self._paths[made.node.size] = {at.path}
         self._symbols[at] = made.node.size
         if not apart:
@@ -115,8 +126,15 @@ class ChangingSizes:
 
 
 def _is_eligible(tensor: torch.Tensor) -> bool:
-    plain = tensor.layout is torch.strided and not isinstance(tensor, torch.nn.Parameter)
-    return plain and tensor.storage_offset() == 0 and tensor.stride() == contiguous_stride(tensor.shape)
+    strided = tensor.layout is torch.strided and tensor.storage_offset() == 0
+    return strided and tensor.stride() == contiguous_stride(tensor.shape)
+
+
+def _range(size: int, mark: Mark | None) -> tuple[int, int]:
+    """The least and the largest value of a symbol that is now `size`, as marked; without marks that do not hold now."""
+    least = 2 if mark is None or mark.min is None else max(2, mark.min)
+    most = INFINITE if mark is None or mark.max is None else mark.max
+    return (least, most) if least <= size <= most else (2, INFINITE)
 
 
 def with_any(facts: TensorFacts, dims: Mapping[int, object]) -> TensorFacts:

@@ -1,0 +1,208 @@
+"""Sizes that change without a word about them: numbers at first, symbols once they are seen to change, and as marked."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import smelt
+from smelt.capture.driver.entries import records_of
+from smelt.report.inspect import entries
+from tests.harness.agreement import check_no_failure, compare, observe
+
+# The marks of torch itself, which smelt reads from the tensor.
+from torch._dynamo import mark_dynamic, mark_static, maybe_mark_dynamic  # isort: skip
+
+Sizes = Sequence[tuple[int, ...]]
+
+
+def run(f: Callable[..., Any], *shapes: Sizes, **options: Any) -> Any:
+    """`f` compiled, after calls with tensors of these shapes; each gives eager's results."""
+    compiled = smelt.compile(f, **options)
+    for call in shapes:
+        inputs = tuple(torch.randn(shape) for shape in call)
+        compare(observe(compiled, inputs, 0), observe(f, inputs, 0))
+    check_no_failure(compiled)
+    return compiled
+
+
+def guards(compiled: Any) -> list[str]:
+    """What each entry says of its tensors and their sizes."""
+    return [
+        "; ".join(line.split("#")[0].strip() for line in e.guards.splitlines() if "shape" in line)
+        for e in entries(compiled)
+    ]
+
+
+def shapes(compiled: Any) -> list[str]:
+    """The shapes that each entry takes, as its guards show them."""
+    return [text.split("shape=")[1].split(", stride")[0] for text in guards(compiled)]
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 + 1
+
+
+def test_only_what_changed_is_symbolic() -> None:
+    compiled = run(double, [(4, 16)], [(4, 16)], [(4, 9)], [(4, 33)], [(7, 3)], [(9, 2)], [(2, 2)])
+    assert shapes(compiled) == ["[4, 16]", "[4, *]", "[*, *]"]
+
+
+def test_one_and_none_have_entries_of_their_own() -> None:
+    compiled = run(double, [(1, 16)], [(5, 16)], [(9, 16)], [(1, 16)], [(0, 16)], [(3, 16)])
+    assert shapes(compiled) == ["[1, 16]", "[*, 16]", "[0, 16]"]
+
+
+def test_without_dynamic_each_size_is_a_number() -> None:
+    compiled = run(double, [(4, 16)], [(4, 9)], [(4, 33)], dynamic=False)
+    assert shapes(compiled) == ["[4, 16]", "[4, 9]", "[4, 33]"]
+
+
+def test_sizes_that_were_equal_before_are_one() -> None:
+    f = lambda x, y: x + y  # noqa: E731
+    compiled = run(f, [(4, 8), (4, 8)], [(5, 5), (5, 5)], [(6, 3), (6, 3)], [(3, 9), (3, 9)])
+    assert len(entries(compiled)) == 2
+    assert "L['x'].shape[0] == L['y'].shape[0]" in guards(compiled)[1]
+
+
+def test_sizes_that_differed_before_are_two_though_they_are_equal_now() -> None:
+    compiled = run(double, [(4, 8)], [(5, 5)], [(6, 3)], [(7, 7)])
+    assert len(entries(compiled)) == 2 and "==" not in guards(compiled)[1]
+
+
+def test_a_size_that_the_program_needs_stays_a_number() -> None:
+    linear = nn.Linear(16, 8)
+    compiled = run(lambda x: linear(x), [(4, 16)], [(5, 16)], [(9, 16)])
+    assert shapes(compiled) == ["[4, 16]", "[*, 16]"]
+
+
+def test_a_resume_function_knows_what_changed() -> None:
+    def f(x: torch.Tensor, more: bool) -> torch.Tensor:
+        x = x * 2
+        if more:
+            smelt.graph_break()
+            x = x.sum(-1, keepdim=True) * x
+        return x + 1
+
+    compiled = smelt.compile(f)
+    for shape, more in (((4, 16), False), ((5, 9), False), ((5, 9), True), ((7, 3), True)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(compiled(x, more), f(x, more))
+    found = {name: len(record.entries) for name, record in records_of(compiled.__wrapped__.__code__)}
+    assert [n for name, n in found.items() if name.startswith("resume")] == [1]
+
+
+def test_gradients() -> None:
+    layer = nn.Sequential(nn.Linear(16, 8), nn.GELU(), nn.LayerNorm(8))
+    compiled = smelt.compile(lambda x: layer(x).square().sum(), fullgraph=True)
+    for b in (4, 7, 33, 2, 1, 7):
+        x = torch.randn(b, 16, requires_grad=True)
+        got = torch.autograd.grad(compiled(x), (x, *layer.parameters()))
+        want = torch.autograd.grad(layer(x).square().sum(), (x, *layer.parameters()))
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+    assert len(entries(compiled)) == 3
+
+
+# ---- marks
+
+MARKS = {
+    "smelt": smelt.mark_dynamic,
+    "torch": mark_dynamic,
+    "torch, perhaps": maybe_mark_dynamic,
+}
+
+
+@pytest.mark.parametrize("mark", MARKS.values(), ids=MARKS)
+def test_marked_sizes_are_symbolic_at_once(mark: Callable[..., None]) -> None:
+    x = torch.randn(4, 16)
+    mark(x, 1)
+    compiled = smelt.compile(double)
+    for t in (x, torch.randn(4, 5), torch.randn(4, 99)):
+        torch.testing.assert_close(compiled(t), double(t))
+    assert shapes(compiled) == ["[4, *]"]
+
+
+@pytest.mark.parametrize("mark", [smelt.mark_dynamic, mark_dynamic])
+def test_marked_ranges_are_guarded_and_known(mark: Callable[..., None]) -> None:
+    f = lambda x: x * 2 if x.shape[0] <= 512 else x  # noqa: E731
+    compiled = smelt.compile(f)
+    x = torch.randn(100)
+    mark(x, 0, min=50, max=512)
+    for t in (x, torch.randn(50), torch.randn(512), torch.randn(49), torch.randn(513)):
+        torch.testing.assert_close(compiled(t), f(t))
+    first = guards(compiled)[0]
+    assert "L['x'].shape[0] >= 50" in first and first.count("<= 512") == 1
+    assert len(entries(compiled)) == 3
+
+
+@pytest.mark.parametrize("mark", [smelt.mark_static, mark_static])
+def test_marked_sizes_stay_numbers(mark: Callable[..., None]) -> None:
+    compiled = smelt.compile(double, dynamic=True)
+    for shape in ((4, 16), (5, 16), (6, 9)):
+        x = torch.randn(shape)
+        mark(x, 0)
+        torch.testing.assert_close(compiled(x), double(x))
+    assert shapes(compiled) == ["[4, *]", "[5, *]", "[6, *]"]
+
+
+def test_a_marked_parameter() -> None:
+    table = nn.Parameter(torch.randn(10, 4))
+    smelt.mark_dynamic(table, -2)
+    compiled = smelt.compile(lambda t: t.exp())
+    other = nn.Parameter(torch.randn(7, 4))
+    for t in (table, other):
+        torch.testing.assert_close(compiled(t), t.exp())
+    assert shapes(compiled) == ["[*, 4]"]
+
+
+def test_a_mark_that_cannot_be_kept_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    linear = nn.Linear(16, 8)
+    x = torch.randn(4, 16)
+    smelt.mark_dynamic(x, (0, 1))
+    compiled = smelt.compile(lambda t: linear(t))
+    with caplog.at_level(logging.WARNING, "smelt"):
+        for t in (x, torch.randn(5, 16)):
+            torch.testing.assert_close(compiled(t), linear(t))
+        x2 = torch.randn(1, 16)
+        smelt.mark_dynamic(x2, 1)
+        compiled(x2)
+    (told,) = [r.getMessage() for r in caplog.records]
+    assert "L['t'].shape[1]" in told and "compiled as 16" in told
+    assert shapes(compiled) == ["[*, 16]", "[1, 16]"]
+
+
+def test_a_mark_breaks_the_graph_and_is_made() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        smelt.mark_dynamic(x, 0)
+        return x + 1
+
+    x = torch.randn(4, 16)
+    torch.testing.assert_close(smelt.compile(f)(x), x + 1)
+    y = torch.randn(5, 16)
+    compiled = smelt.compile(double)
+    compiled(x), compiled(y)
+    assert shapes(compiled) == ["[*, 16]"]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: smelt.mark_dynamic([1], 0), TypeError, "tensor must be a torch.Tensor, got list"),  # type: ignore[arg-type]
+        (lambda: smelt.mark_dynamic(torch.ones(2), 1), IndexError, "dim 1 of a tensor of 1 dimensions"),
+        (lambda: smelt.mark_dynamic(torch.ones(2), "a"), TypeError, "dim must be an int"),  # type: ignore[arg-type]
+        (lambda: smelt.mark_dynamic(torch.ones(2), True), TypeError, "dim must be an int"),
+        (lambda: smelt.mark_dynamic(torch.ones(2), 0, min=3), ValueError, "dim 0 has size 2, which is not from 3"),
+        (lambda: smelt.mark_dynamic(torch.ones(2), 0, min=4, max=3), ValueError, "min must be at most max"),
+        (lambda: smelt.mark_dynamic(torch.ones(2), 0, max=2.5), TypeError, "max must be an int"),  # type: ignore[arg-type]
+        (lambda: smelt.mark_static(3), TypeError, "smelt.mark_static: tensor must be"),  # type: ignore[arg-type]
+        (lambda: smelt.mark_static(torch.ones(2), -2), IndexError, "dim -2 of a tensor"),
+    ],
+)
+def test_wrong_marks(call: Callable[[], None], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        call()
