@@ -25,11 +25,15 @@ class Unsupported(SmeltError):
 
 class NeedsFixedSize(Unsupported):
     """Something works for fixed sizes only: `symbols` (`graph.sizes.Sym`) are to be numbers. A capture begins again without
-    them, so users do not see it."""
+    them, so users do not see it. `now`: it is due to the numbers that they are in this call."""
 
-    def __init__(self, why: str, symbols: frozenset[Any]) -> None:
+    def __init__(self, why: str, symbols: frozenset[Any], *, now: bool = False) -> None:
         super().__init__(Reason(INTERNAL, why))
         self.symbols = symbols
+        self.now = now
+
+    def __repr__(self) -> str:
+        return f"NeedsFixedSize({self.reason.detail!r})"
 
 
 class Unavailable(SmeltError):

@@ -165,7 +165,7 @@ class Symbols:
     def at_least(self, size: Size, least: int) -> None:
         """Requires that `size` is `least` or more. Raises NeedsFixedSize where it is not."""
         if bounds(size)[0] < least and not self.compare("ge", size, least):
-            raise NeedsFixedSize(f"{size} is less than {least}", free_syms(size))
+            raise NeedsFixedSize(f"{size} is less than {least}", free_syms(size), now=True)
 
     def is_pinned(self, expression: Expression) -> bool:
         """Whether the trace depends on the value of every leaf already."""
@@ -207,7 +207,7 @@ class Symbols:
     def at_most(self, size: Size, most: int) -> None:
         """Requires that `size` is `most` or less, likewise."""
         if bounds(size)[1] > most and not self.compare("le", size, most):
-            raise NeedsFixedSize(f"{size} is more than {most}", free_syms(size))
+            raise NeedsFixedSize(f"{size} is more than {most}", free_syms(size), now=True)
 
     def _of_sizes(self, op: str, operands: tuple[Symbol, ...]) -> Any:
         """The operation where the operands are sizes and so is the result, or it says which is larger."""

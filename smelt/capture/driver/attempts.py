@@ -133,7 +133,8 @@ class Weakening:
 
 def _fixed_sizes(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
     """Without the sizes that were found in the way; without any where these are not known."""
-    sizes = attempt.sizes.without(failed.sizes) if failed.sizes else FIXED_SIZES
+    assert isinstance(failed.error, NeedsFixedSize)
+    sizes = attempt.sizes.without(failed.sizes, failed.error.now) if failed.sizes else FIXED_SIZES
     return replace(start, sizes=sizes) if sizes != attempt.sizes else None
 
 

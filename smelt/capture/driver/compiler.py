@@ -236,7 +236,7 @@ class FrameCompiler:
             )
         if not isinstance(done, Success):
             return done
-        record.start = done.start
+        record.start = replace(done.start, sizes=done.start.sizes.of_all_calls())
         if done.attempt.stop is not None:
             self._note_break(fn.__qualname__, done.attempt.stop.reason)
         return None

@@ -24,29 +24,41 @@ Path = tuple[object, ...]  # `Origin.path`
 class SymbolicSizes:
     """Which sizes are symbolic, by the paths of their origins: none unless `wanted`; `everywhere`, those of all tensors that
     are neither parameters nor buffers; those that `changed`, each with a size that it had before, and of other tensors those
-    that are now one of `values`; never `fixed` ones. Those `apart` are symbols of their own."""
+    that are now one of `values`; never `fixed` ones, nor those that are `fixed_now`, in this call. Those `apart` are symbols of
+    their own."""
 
     wanted: bool = False
     everywhere: bool = False
     changed: frozenset[tuple[Path, int]] = frozenset()
     values: frozenset[int] = frozenset()
     fixed: frozenset[Path] = frozenset()
+    fixed_now: frozenset[Path] = frozenset()
     apart: frozenset[Path] = frozenset()
 
     def with_changed(self, before: set[tuple[Path, int]]) -> SymbolicSizes:
         """With these symbolic too, if any is to be."""
         return replace(self, changed=self.changed | before) if self.wanted else self
 
-    def without(self, groups: Iterable[frozenset[Path]]) -> SymbolicSizes:
-        """Without the symbols that were found at these: as numbers, or first as symbols of their own where one was found
-        at several places, of which perhaps one alone must be a number."""
-        fixed = [paths for paths in groups if len(paths) == 1]
-        apart = [paths for paths in groups if len(paths) > 1]
-        return replace(self, fixed=self.fixed.union(*fixed), apart=self.apart.union(*apart))
+    def without(self, groups: Iterable[frozenset[Path]], now: bool) -> SymbolicSizes:
+        """Without the symbols that were found at these, in this call if `now`: as numbers, or first as symbols of their own
+        where one was found at several places, of which perhaps one alone must be a number."""
+        fixed = frozenset[Path]().union(*(paths for paths in groups if len(paths) == 1))
+        apart = self.apart.union(*(paths for paths in groups if len(paths) > 1))
+        if now:
+            return replace(self, fixed_now=self.fixed_now | fixed, apart=apart)
+        return replace(self, fixed=self.fixed | fixed, apart=apart)
+
+    def of_all_calls(self) -> SymbolicSizes:
+        """Without what is due to the sizes in this call."""
+        return replace(self, fixed_now=frozenset())
+
+    def is_fixed(self, path: Path) -> bool:
+        """Whether the size at this path is a number, whatever else is said of it."""
+        return not self.wanted or path in self.fixed or path in self.fixed_now
 
     def includes(self, path: Path, size: int, is_parameter: bool) -> bool:
         """Whether the size at this path, which is now `size`, is symbolic; `is_parameter`: it is one of a parameter."""
-        if not self.wanted or path in self.fixed:
+        if self.is_fixed(path):
             return False
         if path in self._before:
             return True
@@ -93,7 +105,7 @@ class ChangingSizes:
             wanted = self.policy.includes(at.path, size, is_parameter) if mark is None else mark.dynamic
             if not wanted or size < 2:
                 continue
-            if eligible and at.path not in self.policy.fixed:
+            if eligible and not self.policy.is_fixed(at.path):
                 found[dim] = self._symbol(size, at, mark)
             elif mark is not None:
                 self.refused[at] = size
