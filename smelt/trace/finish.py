@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from smelt.errors import NeedsFixedSize
 from smelt.graph import passes
 from smelt.graph.assignments import syms_of
 from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
@@ -20,9 +21,10 @@ from smelt.trace.functionalize import functionalize
 from smelt.trace.inputs import Inputs
 from smelt.trace.joint import RecordedBackward
 from smelt.trace.joint_builder import JointBuilder
+from smelt.trace.number_inputs import NumberInput
 from smelt.trace.parts import TraceParts
 from smelt.trace.tape import Tape
-from smelt.trace.traced import SizeInput, Traced, needs_grad
+from smelt.trace.traced import ITSELF, SizeInput, Traced, needs_grad
 from smelt.trace.views import Views
 
 
@@ -45,10 +47,12 @@ def build(parts: TraceParts, outputs: Sequence[FakeTensor], recorded: RecordedBa
     passes.eliminate_detach(aten_graph)
     passes.eliminate_common(aten_graph)
     used = {n for graph in (torch_graph, aten_graph) for node in graph for n in argument_nodes(node)}
-    sized = _sized(parts, used, None if whole else aten_graph)
+    there = _symbols_there(parts, used, None if whole else aten_graph)
+    sized, as_sizes = _sized(parts, used, there), _numbers_as_sizes(parts, there)
     used |= {parts.inputs.aten_node(fake) for fake, _ in sized.values()}
     inputs = tuple(f for f in parts.inputs if f.aten_node in used or f.torch_node in used)
     read = used | whole.read() if whole else used  # numbers that only the backward reads are inputs, too
+    read |= {node for number in as_sizes.values() for node in number.nodes.values()}
     numbers = tuple(n for n in parts.numbers.by_expression.values() if not read.isdisjoint(n.nodes.values()))
     places = [n.node(parts.tape.torch) for n in numbers], [n.node(parts.tape.aten) for n in numbers]
     _begin(torch_graph, [*(parts.inputs.torch_node(f) for f in inputs), *places[0]])
@@ -65,6 +69,10 @@ def build(parts: TraceParts, outputs: Sequence[FakeTensor], recorded: RecordedBa
         sizes={
             sym: SizeInput(next(i for i, f in enumerate(inputs) if f is fake), dim, parts.inputs.hint(sym))
             for sym, (fake, dim) in sized.items()
+        }
+        | {
+            sym: SizeInput(len(inputs) + numbers.index(number), ITSELF, parts.inputs.hint(sym))
+            for sym, number in as_sizes.items()
         },
         joint=whole.joint(inputs, aten_graph.placeholders) if whole else None,
         counters=Counters.of(parts, inputs, outputs),
@@ -74,23 +82,41 @@ def build(parts: TraceParts, outputs: Sequence[FakeTensor], recorded: RecordedBa
     )
 
 
-def _sized(
-    parts: TraceParts, used: Container[Node | None], graph: Graph | None
-) -> dict[Sym, tuple[FakeTensor, int]]:
-    """For each symbol of a size, in `graph` or at all, an input, and which dimension's size it is: a used input, if one has
-    the symbol."""
-    found: dict[Sym, tuple[FakeTensor, int]] = {}
-    if not parts.inputs.sized:
-        return found
-    there = set(parts.inputs.sized) if graph is None else set(symbols_in(graph.nodes))
+def _symbols_there(parts: TraceParts, used: Container[Node | None], graph: Graph | None) -> set[Sym]:
+    """The symbols of sizes in `graph` (None: all that there are) and in the specs of used inputs."""
+    if not parts.numbers.sizes:
+        return set()
+    there = set(parts.numbers.sizes) if graph is None else set(symbols_in(graph.nodes))
     for fake in parts.inputs:
         if fake.aten_node in used or fake.torch_node in used:
             there |= syms_of(fake.spec)
+    return there
+
+
+def _sized(
+    parts: TraceParts, used: Container[Node | None], there: Container[Sym]
+) -> dict[Sym, tuple[FakeTensor, int]]:
+    """For each symbol of `there`, an input, and which dimension's size it is: a used input, if one has the symbol."""
+    found: dict[Sym, tuple[FakeTensor, int]] = {}
     for sym, places in parts.inputs.sized.items():
-        if sym not in there:
-            continue
-        among = [place for place in places if place[0].aten_node in used or place[0].torch_node in used]
-        found[sym] = (among or places)[0]
+        if sym in there:
+            among = [place for place in places if place[0].aten_node in used or place[0].torch_node in used]
+            found[sym] = (among or places)[0]
+    return found
+
+
+def _numbers_as_sizes(parts: TraceParts, there: Container[Sym]) -> dict[Sym, NumberInput]:
+    """The symbols of `there` that are numbers of the program's. Raises NeedsFixedSize for one that must be the same at each
+    call."""
+    symbols = parts.numbers.symbols
+    found: dict[Sym, NumberInput] = {}
+    for sym, symbol in symbols.numbers.items() if symbols is not None else ():
+        if sym in there:
+            if symbol.symbols.is_pinned(symbol.expression):
+                raise NeedsFixedSize(f"{sym} was needed as a number", frozenset((sym,)))
+            found[sym] = parts.numbers.input(symbol)
+            for builder in (parts.tape.torch, parts.tape.aten):
+                found[sym].node(builder)
     return found
 
 

@@ -67,10 +67,14 @@ class NumberInputs:
         if symbol.symbols.is_pinned(symbol.expression):
             return symbol.value
         symbol.symbols.check()
+        return self.input(symbol).node(builder)
+
+    def input(self, symbol: Symbol) -> NumberInput:
+        """What stands for it in the graphs: one for each expression."""
         found = self.by_expression.get(symbol.expression)
         if found is None:
             found = self.by_expression[symbol.expression] = NumberInput(symbol)
-        return found.node(builder)
+        return found
 
 
 def pinned_arguments(func: OpOverload, args: Args, kwargs: Kwargs, everywhere: bool) -> tuple[Args, Kwargs]:
@@ -81,7 +85,7 @@ def pinned_arguments(func: OpOverload, args: Args, kwargs: Kwargs, everywhere: b
 
     def pinned(name: str, value: Any) -> Any:
         if name in sizes:
-            return _mapped(value, lambda v: own(v) if v.node.size is not None else plain(v))
+            return _mapped(value, lambda v: own(v) if v.node.as_size() is not None else plain(v))
         return value if name in names else plain_parts(value)
 
     arguments = func._schema.arguments

@@ -40,19 +40,26 @@ class Symbols:
         pin: `pin(key, value)` is called once for each leaf whose value the trace comes to depend on.
         require: `require(expression, expected)`: the trace depends on the expression being `expected` (True, False), or
             of exactly that type (int, float).
+        take: `take(key, sym)` says whether the number found there, an int of at least 2, may be the size `sym`.
     """
 
     def __init__(
-        self, pin: Callable[[Any, Number], None], require: Callable[[Expression, Any], None]
+        self,
+        pin: Callable[[Any, Number], None],
+        require: Callable[[Expression, Any], None],
+        take: Callable[[Any, Sym], bool] = lambda key, sym: False,
     ) -> None:
         self._pin = pin
         self._require = require
+        self._take = take
         self._table = Table()
         self._values: dict[Any, Number] = {}
         self._pinned: set[Any] = set()
         self._sizes: dict[Size, Symbol] = {}  # symbols of sizes, by the size
         self._comparisons = Comparisons()
         self.of_sizes: dict[tuple[Any, ...], Symbol] = {}  # results, by operation and operands
+        self._taken: dict[Expression, Size | None] = {}  # numbers, as sizes
+        self.numbers: dict[Sym, Symbol] = {}  # of symbols of sizes that are not those of tensors
         self._constants: dict[int, Symbol] = {}
         self.hints: dict[Sym, int] = {}  # what the symbols of sizes are in this call
         self._refused: PlainNumbersOnly | None = None
@@ -73,7 +80,7 @@ class Symbols:
 
     def release(self) -> None:
         """Capture is over: graphs that name symbols must not keep alive what it looked at."""
-        self._pin = self._require = _over
+        self._pin = self._require = self._take = _over
 
     def leaf(self, key: Any, value: Number) -> Int | Float:
         """The symbolic number found at `key` (hashable by identity), now `value`."""
@@ -93,8 +100,35 @@ class Symbols:
         for op, bound, none in (("ge", least, 2), ("le", most, INFINITE)):
             if bound != none:
                 self._require(self._table.call(op, leaf, self._table.const(bound)), True)
+        self._taken[leaf] = sym
         self._sizes[sym] = Symbol(self, leaf, value, sym)
         return _wrapped(self._sizes[sym])
+
+    def taken_for_size(self, expression: Expression) -> Size | None:
+        """The size that a number is where it is used as one; None where it may be none, as it is negative or is not computed
+        by sums, products and quotients."""
+        if expression not in self._taken:
+            self._taken[expression] = self._take_for_size(expression)
+        return self._taken[expression]
+
+    def _take_for_size(self, expression: Expression) -> Size | None:
+        if expression.op == "const":
+            number = expression.args[0]
+            return number if type(number) is int else None
+        if expression.op != "leaf":
+            sizes = [self.taken_for_size(e) for e in expression.args]
+            known = [s for s in sizes if s is not None]
+            return computed(expression.op, known) if len(known) == len(sizes) else None
+        (key,) = expression.args
+        value = self._values[key]
+        sym = Sym(f"s{len(self.hints)}", 2)
+        if type(value) is not int or value < 2 or key in self._pinned or not self._take(key, sym):
+            return None
+        self.check()
+        self.hints[sym] = value
+        self._require(self._table.call("ge", expression, self._table.const(2)), True)
+        self.numbers[sym] = self._sizes[sym] = Symbol(self, expression, value, sym)
+        return sym
 
     def require_equal(self, key: Any, other: Any) -> None:
         """The numbers found at both places are equal at each call."""
@@ -253,6 +287,12 @@ class Symbol:
         """The number, pinned."""
         self.symbols.pin(self.expression)
         return self.value
+
+    def as_size(self) -> Size | None:
+        """The size that it is, or is taken for from now on; None where it is none."""
+        if self.size is None and type(self.value) is int:
+            self.size = self.symbols.taken_for_size(self.expression)
+        return self.size
 
     def number(self) -> Any:
         """The number that holds this symbol: symbolic, unless it is the same for all sizes."""
@@ -469,8 +509,8 @@ def size_of(value: Any) -> Size:
     if type(value) not in SYMBOLIC:
         number: int = value
         return number
-    symbol: Symbol = value.node
-    return plain(value) if symbol.size is None else symbol.size  # type: ignore[no-any-return]
+    size = value.node.as_size()
+    return plain(value) if size is None else size  # type: ignore[no-any-return]
 
 
 def plain(value: Any) -> Any:
@@ -549,9 +589,9 @@ def has_symbols(value: Any) -> bool:
 
 
 def sizes_only(value: Any) -> bool:
-    """Whether all symbolic numbers in `value`, an index of a tensor, are sizes."""
+    """Whether all symbolic numbers in `value`, an index of a tensor, are sizes, or may be."""
     if type(value) in SYMBOLIC:
-        return value.node.size is not None
+        return value.node.as_size() is not None
     if isinstance(value, (list, tuple)):
         return all(map(sizes_only, value))
     return not isinstance(value, slice) or sizes_only((value.start, value.stop, value.step))

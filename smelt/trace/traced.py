@@ -21,10 +21,13 @@ from smelt.trace.parts import TraceParts
 from smelt.trace.views import NO_VIEWS, Views
 
 
+ITSELF = -1
+
+
 @dataclass(frozen=True)
 class SizeInput:
-    """Where the value of a size's symbol is found: it is the size of dimension `dim` of input `input`. `hint`: what it was
-    when traced."""
+    """Where the value of a size's symbol is found: it is the size of dimension `dim` of input `input`, or that is a number
+    and the value ITSELF. `hint`: what it was when traced."""
 
     input: int
     dim: int

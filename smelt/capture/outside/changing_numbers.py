@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from smelt.capture.outside.facts import Facts
 from smelt.errors import Unsupported
 from smelt.graph.number_bounds import Bounds, always
 from smelt.graph.numbers import Expression, leaves
+from smelt.graph.sizes import Sym
 from smelt.guards.origin import Origin
 from smelt.reasons import DATA_DEPENDENT, RANDOM_STATE, Reason
 from smelt.trace.symbols import Int, PlainNumbersOnly, Symbols
@@ -35,6 +36,7 @@ class ChangingNumbers:
         self._at: dict[Origin, object] = {}  # the symbolic number at each of them
         self.drawn: dict[Origin, Bounds] = {}  # random numbers, and between which they are
         self.sizes: set[Origin] = set()  # sizes of tensors
+        self.may_be_size: Callable[[Origin, Sym], bool] = lambda origin, sym: False  # numbers that changed
         self.needed: set[Origin] = set()  # of these, those that must be numbers: the capture is in vain
 
     def read(self, value: int | float, origin: Origin) -> object:
@@ -86,8 +88,12 @@ class ChangingNumbers:
         """The symbolic numbers of this capture, made when the first is met."""
         numbers = self._trace.numbers
         if numbers.symbols is None:
-            numbers.symbols = Symbols(self._pin, self._require)
+            numbers.symbols = Symbols(self._pin, self._require, self._take)
         return numbers.symbols
+
+    def _take(self, origin: Origin, sym: Sym) -> bool:
+        changed = origin.path in self.dynamic and origin not in self.sizes
+        return changed and origin not in set(self.unguarded) and self.may_be_size(origin, sym)
 
     def _pin(self, origin: Origin, value: object) -> None:
         if origin in self.readings:

@@ -87,6 +87,7 @@ class ChangingSizes:
     def __init__(self, numbers: ChangingNumbers) -> None:
         self.policy = FIXED_SIZES
         self._numbers = numbers
+        numbers.may_be_size = self._take_number
         self._like: dict[tuple[object, ...], tuple[Origin, Int]] = {}  # by the sizes now and before, and marks
         self._paths: dict[Sym, set[Path]] = {}
         self._symbols: dict[Origin, Sym] = {}
@@ -126,6 +127,13 @@ class ChangingSizes:
         if not apart:
             self._like[values] = at, made
         return made
+
+    def _take_number(self, origin: Origin, sym: Sym) -> bool:
+        """Whether the number found there may be the size `sym`."""
+        if self.policy.is_fixed(origin.path):
+            return False
+        self._paths[sym] = {origin.path}
+        return True
 
     @property
     def needed(self) -> frozenset[Sym]:

@@ -25,8 +25,9 @@ constexpr size_t kKept = 64;
 
 struct Source {
     size_t input;
-    int64_t dim;
+    int64_t dim;  // or kItself: the input is an int, and the size
 };
+constexpr int64_t kItself = -1;
 
 using Values = c10::SmallVector<int64_t, 4>;  // one for each source
 
@@ -105,6 +106,17 @@ bool read_sizes(const std::vector<Source>& sources, PyObject* inputs, Values& va
         PyObject* item = s.input < static_cast<size_t>(PyTuple_GET_SIZE(inputs))
                              ? PyTuple_GET_ITEM(inputs, static_cast<Py_ssize_t>(s.input))
                              : nullptr;
+        if (s.dim == kItself) {
+            if (!item || !PyLong_Check(item)) {
+                PyErr_Format(PyExc_TypeError, "BySizes: input %zu must be an int, got %s", s.input,
+                             item ? Py_TYPE(item)->tp_name : "none");
+                return false;
+            }
+            const long long number = PyLong_AsLongLong(item);
+            if (number == -1 && PyErr_Occurred()) return false;
+            values.push_back(number);
+            continue;
+        }
         if (!item || !THPVariable_Check(item)) {
             PyErr_Format(PyExc_TypeError, "BySizes: input %zu must be a Tensor, got %s", s.input,
                          item ? Py_TYPE(item)->tp_name : "none");
@@ -236,8 +248,8 @@ PyObject* by_sizes_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     auto instances = std::make_unique<Instances>();
     for (py::handle h : py::reinterpret_borrow<py::object>(sources)) {
         const auto [input, dim] = h.cast<std::pair<size_t, int64_t>>();
-        if (dim < 0) {
-            PyErr_SetString(PyExc_ValueError, "BySizes: dimensions are counted from 0");
+        if (dim < kItself) {
+            PyErr_SetString(PyExc_ValueError, "BySizes: a dimension is counted from 0, or -1 for an int");
             return nullptr;
         }
         instances->sources.push_back({input, dim});
@@ -299,10 +311,10 @@ PyObject* by_sizes_instances(PyObject* object, void*) {
 constexpr const char* kDoc =
     R"(BySizes(sources, make, lock): a graph for any sizes, called as its instances are.
 
-b(inputs) reads the size `dim` of input number `input` for each (input, dim) of `sources`, and calls the instance for these
-numbers with the same tuple. Safe to call from several threads at once.
+b(inputs) reads the size `dim` of input number `input` for each (input, dim) of `sources`, or the input itself, an int, where
+`dim` is -1, and calls the instance for these numbers with the same tuple. Safe to call from several threads at once.
 
-  make   a callable from the tuple of numbers to (callable, list of plans), which is kept (the 8 used last are), or to a
+  make   a callable from the tuple of numbers to (callable, list of plans), which is kept (the 64 used last are), or to a
          callable that is not. The list may grow later: all instances together hold as much of its plans' memory between
          calls as two of the largest instance. What it raises is raised by the call, and nothing is kept
   lock   an RLock to hold while `make` runs)";
