@@ -36,10 +36,10 @@ def _changed(origin: Origin, then: Any, now: Any) -> set[tuple[object, ...]]:
 
 
 def changed_sizes(guards: Iterable[Guard], slots: Sequence[object]) -> set[tuple[tuple[object, ...], int]]:
-    """Paths of the sizes (`size_origin`) of tensors that must have certain ones, and have others now, or may
-    have any; and what they must be, or ANY: a size that was symbolic stays so."""
+    """Paths of the sizes and strides (`size_origin`, `stride_origin`) of tensors that must have certain ones, and have others
+    now, or may have any; and what they must be, or what stands for any: what was symbolic stays so."""
     read = Reader(slots)
-    found = set()
+    found: set[tuple[tuple[object, ...], int]] = set()
     for guard in guards:
         if guard.kind != "tensor" or guard.origin is None:
             continue
@@ -48,8 +48,7 @@ def changed_sizes(guards: Iterable[Guard], slots: Sequence[object]) -> set[tuple
         except Missing:
             continue
         if issubclass(type(now), torch.Tensor):
-            for dim in _changed_dims(guard.value, tensor_facts(now)):
-                found.add((size_origin(guard.origin, dim).path, guard.value.shape[dim]))
+            found |= _changed_sizes(guard.origin, guard.value, tensor_facts(now))
     return found
 
 
@@ -58,7 +57,15 @@ def size_origin(tensor: Origin, dim: int) -> Origin:
     return tensor.child("member", "shape").child("item", dim)
 
 
-def _changed_dims(then: TensorFacts, now: TensorFacts) -> list[int]:
+def stride_origin(tensor: Origin, dim: int) -> Origin:
+    """Where the stride of a tensor along a dimension is found."""
+    return tensor.child("member", "stride").child("call", None).child("item", dim)
+
+
+def _changed_sizes(tensor: Origin, then: TensorFacts, now: TensorFacts) -> set[tuple[tuple[object, ...], int]]:
     if len(then.shape) != len(now.shape) or then.dtype is not now.dtype or then.type is not now.type:
-        return []
-    return [d for d, (a, b) in enumerate(zip(then.shape, now.shape)) if a != b]
+        return set()
+    both = ((size_origin, then.shape, now.shape), (stride_origin, then.stride, now.stride))
+    return {
+        (at(tensor, d).path, a) for at, old, new in both for d, (a, b) in enumerate(zip(old, new)) if a != b
+    }

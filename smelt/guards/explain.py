@@ -13,7 +13,7 @@ from smelt._native import isinstance
 from smelt.guards import global_state
 from smelt.guards.accessors import HOOKS, Missing, Reader, instance_dict
 from smelt.guards.evaluate import first_failing, keys_of, length_of, storage_of, tensor_facts
-from smelt.guards.guard import ANY, Guard, TensorFacts, sizes_text
+from smelt.guards.guard import Guard, TensorFacts, sizes_text
 from smelt.guards.origin import Origin, key_text
 from smelt.guards.printer import format_guard
 from smelt.guards.weakly import GONE
@@ -102,7 +102,7 @@ def _tensor(x: Any, guard: Guard) -> Detail:
 
 
 def _field(value: object) -> str:
-    if type(value) is tuple and ANY in value:
+    if type(value) is tuple and any(type(n) is int and n < 0 for n in value):
         return sizes_text(value)
     return _qualified(value) if isinstance(value, type) else str(value)
 

@@ -42,10 +42,16 @@ GuardKind = Literal[
 ANY = -1  # a size: any from two on; a stride: the product of the sizes behind it
 
 
+def stride_over(dim: int, exactly: bool) -> int:
+    """What stands for a stride that is as large as dimension `dim` in memory (its size times its stride), or larger where
+    not `exactly`."""
+    return -2 - 2 * dim - (not exactly)
+
+
 @dataclass(frozen=True)
 class TensorFacts:
-    """The metadata of a tensor that a trace depends on. `stride` counts elements; a sparse tensor has
-    none. Sizes and strides that may differ from call to call are `ANY`."""
+    """The metadata of a tensor that a trace depends on. `stride` counts elements; a sparse tensor has none. Sizes that may
+    differ from call to call are `ANY`, such strides that or a `stride_over` another dimension."""
 
     type: type
     dtype: torch.dtype
@@ -62,24 +68,37 @@ class TensorFacts:
         return self == self.seen_in(found)
 
     def seen_in(self, found: TensorFacts) -> TensorFacts:
-        """`found`, with `ANY` for sizes and strides that are as these allow."""
+        """`found`, with what stands for sizes and strides in these where they are as that allows."""
         shape, stride = found.shape, found.stride
-        if ANY not in self.shape or not len(self.shape) == len(shape) == len(stride):
+        if not self.has_any or not len(self.shape) == len(shape) == len(stride):
             return found
         behind = list(itertools.accumulate(reversed(shape[1:]), operator.mul, initial=1))[::-1]
         return replace(
             found,
             shape=tuple(ANY if any_ == ANY and n >= 2 else n for any_, n in zip(self.shape, shape)),
             stride=tuple(
-                ANY if any_ == ANY and n == product else n
-                for any_, n, product in zip(self.stride, stride, behind)
+                wanted if wanted < 0 and _fits(wanted, n, product, found) else n
+                for wanted, n, product in zip(self.stride, stride, behind)
             ),
         )
 
+    @property
+    def has_any(self) -> bool:
+        """Whether a size or stride may differ from call to call."""
+        return ANY in self.shape or any(n < 0 for n in self.stride)
+
+
+def _fits(wanted: int, stride: int, product: int, found: TensorFacts) -> bool:
+    if wanted == ANY:
+        return stride == product
+    dim, larger = divmod(-2 - wanted, 2)
+    room = found.shape[dim] * found.stride[dim]
+    return stride >= room if larger else stride == room
+
 
 def sizes_text(sizes: tuple[int, ...]) -> str:
-    """Sizes or strides for people: `[*, 64]`."""
-    return f"[{', '.join('*' if n == ANY else str(n) for n in sizes)}]"
+    """Sizes or strides for people: `[*, 64]`; a stride that leaves a gap is a `+`."""
+    return f"[{', '.join(str(n) if n >= 0 else '+' if n % 2 and n != ANY else '*' for n in sizes)}]"
 
 
 @dataclass(frozen=True)

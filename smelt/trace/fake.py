@@ -10,7 +10,6 @@ around our symbols, and those of `spec` are the sizes that they hold.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from torch.autograd import forward_ad
 from smelt.errors import NeedsFixedSize, SmeltError, Unsupported
 from smelt.graph.assignments import syms_of
 from smelt.graph.ir import Node, TensorSpec
-from smelt.graph.sizes import Size, Sym, contiguous_stride, free_syms
+from smelt.graph.sizes import Size, Sym, free_syms
 from smelt.graph.specs import make_spec, spec_of
 from smelt.graph.tree import leaves
 from smelt.reasons import ANOTHER_TRACER, DATA_DEPENDENT, TENSOR_SUBCLASS, UNSUPPORTED_OBJECT, Reason
@@ -33,6 +32,7 @@ from smelt.torch_private import (
 )
 from smelt.trace.arguments import Args
 from smelt.trace.plain_classes import PLAIN_TYPES, is_plain_subclass
+from smelt.trace.symbolic_layouts import SymbolicLayout
 from smelt.trace.symbols import own, size_of
 
 _TRACERS = "torch._subclasses."  # has torch's fake and functional tensors
@@ -234,22 +234,15 @@ class Storages:
         elem = torch.empty(0, dtype=real.dtype, device="meta")
         return elem.set_(meta, real.storage_offset(), real.size(), real.stride()).data  # not written yet
 
-    def elem_of(self, real: torch.Tensor, sizes: Mapping[int, Any]) -> torch.Tensor:
-        """A meta tensor like `real` whose dimensions in `sizes` are these symbolic numbers, on a storage of its own. Raises
-        NeedsFixedSize where `real` is not row-major from the start of its storage, or shares it."""
-        syms = frozenset().union(*(free_syms(size_of(n)) for n in sizes.values()))
+    def elem_of(self, real: torch.Tensor, layout: SymbolicLayout) -> torch.Tensor:
+        """A meta tensor like `real` of this layout, from the start of a storage of its own. Raises NeedsFixedSize where
+        `real` shares its storage with another input."""
+        syms = frozenset().union(*(free_syms(size_of(n)) for n in (*layout.shape, *layout.stride)))
         key = real.untyped_storage()._cdata
-        if (
-            not real.is_contiguous()
-            or real.storage_offset()
-            or real.stride() != contiguous_stride(real.size())
-        ):
-            raise NeedsFixedSize("an input is not laid out row by row from the start of its storage", syms)
         if key in self._symbolic or key in self._meta:
             raise NeedsFixedSize("inputs share memory", syms | self._symbolic.get(key, frozenset()))
         self._symbolic[key] = syms
-        shape = [sizes.get(d, n) for d, n in enumerate(real.size())]
-        return torch.empty(shape, dtype=real.dtype, device="meta")
+        return torch.empty_strided(layout.shape, layout.stride, dtype=real.dtype, device="meta")
 
 
 def is_dual(x: torch.Tensor) -> bool:

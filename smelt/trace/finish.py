@@ -23,8 +23,9 @@ from smelt.trace.joint import RecordedBackward
 from smelt.trace.joint_builder import JointBuilder
 from smelt.trace.number_inputs import NumberInput
 from smelt.trace.parts import TraceParts
+from smelt.trace.symbolic_layouts import ITSELF
 from smelt.trace.tape import Tape
-from smelt.trace.traced import ITSELF, SizeInput, Traced, needs_grad
+from smelt.trace.traced import SizeInput, Traced, needs_grad
 from smelt.trace.views import Views
 
 

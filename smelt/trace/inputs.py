@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
 import torch
@@ -25,6 +25,7 @@ from smelt.trace.current_call import CurrentCall
 from smelt.trace.fake import FakeTensor, Storages, check_supported, computed, wrap
 from smelt.trace.number_inputs import NumberInputs
 from smelt.trace.plain_classes import PLAIN_TYPES
+from smelt.trace.symbolic_layouts import SymbolicLayout, stride_dim
 from smelt.trace.symbols import size_of
 from smelt.trace.tape import Tape
 
@@ -91,12 +92,12 @@ class Inputs(Sequence[FakeTensor]):
 
     # ---- tensors and their fakes
 
-    def fake(self, real: torch.Tensor, name: str = "", sizes: Mapping[int, Any] | None = None) -> FakeTensor:
-        """The fake that stands for `real` (always the same one). `name` is how graphs call it; `sizes` are symbolic numbers
-        (`Symbols.size_leaf`), by the dimension whose size they are.
+    def fake(self, real: torch.Tensor, name: str = "", layout: SymbolicLayout | None = None) -> FakeTensor:
+        """The fake that stands for `real` (always the same one). `name` is how graphs call it; `layout` are its sizes and
+        strides where some are symbolic.
 
-        Raises Unsupported for subclasses and for layouts other than strided, and NeedsFixedSize for tensors that are not
-        row-major, or share memory, where sizes are symbolic.
+        Raises Unsupported for subclasses and for layouts other than strided, and NeedsFixedSize for tensors that share
+        memory, where sizes are symbolic.
         """
         known = self.known(real)
         if known is not None:
@@ -106,10 +107,10 @@ class Inputs(Sequence[FakeTensor]):
         with DisableTorchDispatch(), DisableTorchFunction(), DisableFuncTorch():
             check_supported(real)
             with torch.inference_mode(real.is_inference()):
-                elem = self._storages.elem_of(real, sizes) if sizes else self._storages.elem_like(real)
+                elem = self._storages.elem_of(real, layout) if layout else self._storages.elem_like(real)
                 fake = wrap(elem, real.device)
-            if sizes:
-                self._note_sizes(fake, sizes)
+            if layout:
+                self._note_sizes(fake, layout)
             if real.requires_grad:
                 _require_grad(fake) if _is_leaf(real) else computed(fake)
                 self.first_history[id(fake)] = fake.grad_fn
@@ -124,11 +125,12 @@ class Inputs(Sequence[FakeTensor]):
         self._on.setdefault(fake.storage_key, []).append(fake)
         return fake
 
-    def _note_sizes(self, fake: FakeTensor, sizes: Mapping[int, Any]) -> None:
-        for dim, number in sizes.items():
-            self.numbers.symbols = number.node.symbols
+    def _note_sizes(self, fake: FakeTensor, layout: SymbolicLayout) -> None:
+        places = [*enumerate(layout.shape), *((stride_dim(d), n) for d, n in layout.own.items())]
+        for dim, number in places:
             size = size_of(number)
             if isinstance(size, Sym):
+                self.numbers.symbols = number.node.symbols
                 self.sized.setdefault(size, []).append((fake, dim))
 
     def hint(self, sym: Sym) -> int:

@@ -196,6 +196,10 @@ class Symbols:
             self._comparisons.note(op, a, b, answer)
         return answer
 
+    def know_at_least(self, size: Size, least: Size) -> None:
+        """`size` is known to be `least` or more."""
+        self._comparisons.note("lt", size, least, False)
+
     def at_least(self, size: Size, least: int) -> None:
         """Requires that `size` is `least` or more. Raises NeedsFixedSize where it is not."""
         if bounds(size)[0] < least and not self.compare("ge", size, least):

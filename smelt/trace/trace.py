@@ -8,7 +8,7 @@ to. Each aten node names the torch-level node that caused it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, TypeVar
@@ -41,6 +41,7 @@ from smelt.trace.joint import RecordedBackward
 from smelt.trace.not_differentiable import NotDifferentiable, refuse
 from smelt.trace.parts import TraceParts
 from smelt.trace.record_backward import record_backward
+from smelt.trace.symbolic_layouts import SymbolicLayout
 from smelt.trace.traced import Traced, needs_grad
 
 M = TypeVar("M")
@@ -97,9 +98,9 @@ class Trace(TraceParts):
         )
         return left_dispatch or left_function
 
-    def fake(self, real: torch.Tensor, name: str = "", sizes: Mapping[int, Any] | None = None) -> FakeTensor:
-        """The fake that stands for `real`, where dimensions may have symbolic `sizes` (`Inputs.fake`)."""
-        return self.inputs.fake(real, name, sizes)
+    def fake(self, real: torch.Tensor, name: str = "", layout: SymbolicLayout | None = None) -> FakeTensor:
+        """The fake that stands for `real`, of a `layout` that may have symbolic sizes (`Inputs.fake`)."""
+        return self.inputs.fake(real, name, layout)
 
     def real(self, fake: torch.Tensor) -> torch.Tensor | None:
         """The tensor that an input stands for; None for what was computed."""

@@ -21,13 +21,10 @@ from smelt.trace.parts import TraceParts
 from smelt.trace.views import NO_VIEWS, Views
 
 
-ITSELF = -1
-
-
 @dataclass(frozen=True)
 class SizeInput:
-    """Where the value of a size's symbol is found: it is the size of dimension `dim` of input `input`, or that is a number
-    and the value ITSELF. `hint`: what it was when traced."""
+    """Where the value of a size's symbol is found: it is the size of dimension `dim` of input `input`, or the number that the
+    input is (ITSELF), or a stride of it (`stride_dim`). `hint`: what it was when traced."""
 
     input: int
     dim: int

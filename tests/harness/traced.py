@@ -14,6 +14,7 @@ from smelt.graph.ir import Graph
 from smelt.graph.numbers import Expression
 from smelt.graph.printer import code
 from smelt.graph.sizes import Sym
+from smelt.trace.symbolic_layouts import SymbolicLayout
 from smelt.trace.symbols import Symbols
 from smelt.trace.trace import Trace
 from smelt.trace.traced import Traced
@@ -49,7 +50,8 @@ def trace(
                     if n not in by_number:
                         by_number[n] = symbols.size_leaf(Leaf(len(by_number)), n)
                     sizes[dim] = by_number[n]
-                fakes.append(recorder.fake(t, "", sizes))
+                shape = [sizes.get(d, n) for d, n in enumerate(t.shape)]
+                fakes.append(recorder.fake(t, "", SymbolicLayout.row_major(shape) if sizes else None))
             out = function(*fakes)
             if joint:
                 return recorder, recorder.finish(flatten(out))

@@ -38,6 +38,7 @@ from smelt.capture.protocol import cells, context_managers
 from smelt.capture.rebuilding.reach import collect_fakes, reach
 from smelt.errors import NeedsFixedSize, Unsupported
 from smelt.graph import torch_settings
+from smelt.graph.assignments import syms_of
 from smelt.guards import global_state
 from smelt.guards.guard import Guard
 from smelt.guards.lifetimes import Lifetimes, lifetimes_of
@@ -356,6 +357,8 @@ def _guard_offsets(vm: VM) -> None:
     storages = {f.storage_key for f in vm.trace.writes.counted_from_start}
     for fake in vm.trace.inputs if storages else ():
         if fake.storage_key in storages:
+            if syms_of(fake.spec):
+                raise NeedsFixedSize("an input's storage is addressed from its start", syms_of(fake.spec))
             origin = vm.outside.origins[id(fake)].child("member", "storage_offset").child("call", None)
             vm.outside.facts.guard("eq", origin, fake.elem.storage_offset())
 

@@ -13,7 +13,7 @@ from smelt.graph.numbers import Expression, leaves
 from smelt.graph.sizes import Sym
 from smelt.guards.origin import Origin
 from smelt.reasons import DATA_DEPENDENT, RANDOM_STATE, Reason
-from smelt.trace.symbols import Int, PlainNumbersOnly, Symbols
+from smelt.trace.symbols import Int, PlainNumbersOnly, Symbols, size_of
 from smelt.trace.trace import Trace
 
 
@@ -66,6 +66,14 @@ class ChangingNumbers:
     def guard_equal(self, first: Origin, second: Origin) -> None:
         """The sizes at these are equal at each call."""
         self._symbols().require_equal(first, second)
+
+    def know_at_least(self, number: Any, least: Any) -> None:
+        """A guard of another kind says that this size is so much at each call."""
+        self._symbols().know_at_least(size_of(number), size_of(least))
+
+    def require_at_least(self, number: Any, least: Any) -> None:
+        """The size, or number, is so much at each call."""
+        self._symbols().compare("ge", size_of(number), size_of(least))
 
     @property
     def unguarded(self) -> Iterator[Origin]:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from smelt._native import isinstance
 from smelt.capture.outside.changing_numbers import ChangingNumbers
 from smelt.graph.sizes import INFINITE, Sym, contiguous_stride
-from smelt.guards.changed_numbers import size_origin
-from smelt.guards.guard import ANY, TensorFacts
+from smelt.guards.changed_numbers import size_origin, stride_origin
+from smelt.guards.evaluate import tensor_facts
+from smelt.guards.guard import ANY, TensorFacts, stride_over
 from smelt.guards.origin import Origin
 from smelt.marks import Mark, marks_of
+from smelt.trace.symbolic_layouts import Over, SymbolicLayout, strides_over
 from smelt.trace.symbols import Int
 
 Path = tuple[object, ...]  # `Origin.path`
@@ -93,24 +96,62 @@ class ChangingSizes:
         self._symbols: dict[Origin, Sym] = {}
         self.refused: dict[Origin, int] = {}  # sizes that are numbers, though they are marked to be symbolic
 
-    def of(self, tensor: torch.Tensor, origin: Origin) -> dict[int, Int]:
-        """The symbolic sizes of the tensor found at `origin`, by dimension, as its marks say, else the policy. Of tensors that
-        are laid out row by row: what strides others have would be a guess."""
+    def of(self, tensor: torch.Tensor, origin: Origin) -> tuple[SymbolicLayout, TensorFacts] | None:
+        """Layout and facts of the tensor found at `origin`, with the sizes and strides that are symbolic, as its marks say,
+        else the policy; None where none is."""
         if not self.policy.wanted:
-            return {}
-        marks, eligible = marks_of(tensor), _is_eligible(tensor)
+            return None
+        found = {dim: self._symbol(tensor.shape[dim], *at) for dim, at in self._sizes(tensor, origin)}
+        over = _over(tensor)
+        if over is None:
+            return None
+        shape = [found.get(dim, n) for dim, n in enumerate(tensor.shape)]
+        if _is_row_major(tensor):
+            return (SymbolicLayout.row_major(shape), with_any(tensor_facts(tensor), found)) if found else None
+        return self._laid_out(tensor, origin, shape, over)
+
+    def _sizes(self, tensor: torch.Tensor, origin: Origin) -> Iterator[tuple[int, tuple[Origin, Mark | None]]]:
+        """The dimensions whose sizes are symbolic: where each is found, and its mark."""
+        marks, laid_out = marks_of(tensor), _over(tensor) is not None
         is_parameter = isinstance(tensor, torch.nn.Parameter)
-        found = {}
         for dim, size in enumerate(tensor.shape):
             at, mark = size_origin(origin, dim), marks.get(dim)
             wanted = self.policy.includes(at.path, size, is_parameter) if mark is None else mark.dynamic
             if not wanted or size < 2:
                 continue
-            if eligible and not self.policy.is_fixed(at.path):
-                found[dim] = self._symbol(size, at, mark)
+            if laid_out and not self.policy.is_fixed(at.path):
+                yield dim, (at, mark)
             elif mark is not None:
                 self.refused[at] = size
-        return found
+
+    def _laid_out(
+        self, tensor: torch.Tensor, origin: Origin, shape: list[Any], over: Sequence[Over | None]
+    ) -> tuple[SymbolicLayout, TensorFacts] | None:
+        """Strides that are as large as the dimension next to them follow from it; others are symbolic if they changed."""
+        stride: list[Any] = list(tensor.stride())
+        codes, own = list(tensor.stride()), {}
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        for dim in sorted(range(len(shape)), key=lambda d: (tensor.stride(d), -d)):
+            inner = over[dim]
+            if inner is None:
+                continue
+            room = shape[inner.dim] * stride[inner.dim]
+            at = stride_origin(origin, dim)
+            if inner.exactly and not isinstance(room, int):
+                stride[dim], codes[dim] = room, stride_over(inner.dim, exactly=True)
+            elif not inner.exactly and self.policy.includes(at.path, stride[dim], is_parameter):
+                own[dim] = stride[dim] = self._symbol(stride[dim], at, None)
+                codes[dim] = stride_over(inner.dim, exactly=False)
+                self._numbers.know_at_least(stride[dim], room)
+            elif not isinstance(room, int):
+                self._numbers.require_at_least(stride[dim], room)
+        symbolic = [dim for dim, n in enumerate(shape) if not isinstance(n, int)]
+        if not symbolic and not own:
+            return None
+        facts = tensor_facts(tensor)
+        shape_codes = tuple(ANY if d in symbolic else n for d, n in enumerate(facts.shape))
+        layout = SymbolicLayout(tuple(shape), tuple(stride), own)
+        return layout, replace(facts, shape=shape_codes, stride=tuple(codes))
 
     def _symbol(self, size: int, at: Origin, mark: Mark | None) -> Int:
         apart = at.path in self.policy.apart
@@ -145,9 +186,13 @@ class ChangingSizes:
         return frozenset(frozenset(self._paths[s]) for s in symbols if s in self._paths)
 
 
-def _is_eligible(tensor: torch.Tensor) -> bool:
-    strided = tensor.layout is torch.strided and tensor.storage_offset() == 0
-    return strided and tensor.stride() == contiguous_stride(tensor.shape)
+def _over(tensor: torch.Tensor) -> tuple[Over | None, ...] | None:
+    """How its strides follow from each other; None where they do not."""
+    return strides_over(tensor.shape, tensor.stride()) if tensor.layout is torch.strided else None
+
+
+def _is_row_major(tensor: torch.Tensor) -> bool:
+    return tensor.stride() == contiguous_stride(tensor.shape)
 
 
 def _range(size: int, mark: Mark | None) -> tuple[int, int]:

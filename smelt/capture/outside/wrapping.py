@@ -29,7 +29,6 @@ from smelt.capture.base.values import (
     is_shared,
     is_special_name,
 )
-from smelt.capture.outside.changing_sizes import with_any
 from smelt.capture.outside.outside import Outside
 from smelt.capture.rebuilding.constants import is_bound
 from smelt.capture.standins import arrays
@@ -192,11 +191,11 @@ def _wrap_tensor(outside: Outside, value: torch.Tensor, origin: Origin) -> objec
     if known is None:
         if is_odd(value):
             return _wrap_odd_tensor(outside, value, origin)
-        sizes = outside.sizes.of(value, origin)
-        fake = outside.trace.fake(value, _input_name(origin), sizes)
+        layout, facts = outside.sizes.of(value, origin) or (None, tensor_facts(value))
+        fake = outside.trace.fake(value, _input_name(origin), layout)
         outside.origins[id(fake)] = outside.origins[id(value)] = origin
         outside.origins.keep(value)
-        outside.facts.guard("tensor", origin, with_any(tensor_facts(value), sizes))
+        outside.facts.guard("tensor", origin, facts)
         if fake.subclass is not None:
             outside.facts.use_class(fake.subclass)
             _guard_parameter(outside, value, origin)

@@ -25,9 +25,9 @@ constexpr size_t kKept = 64;
 
 struct Source {
     size_t input;
-    int64_t dim;  // or kItself: the input is an int, and the size
+    int64_t dim;  // or kItself: the input is an int, and the size; or kStride - d: it is the stride of dimension d
 };
-constexpr int64_t kItself = -1;
+constexpr int64_t kItself = -1, kStride = -2;
 
 using Values = c10::SmallVector<int64_t, 4>;  // one for each source
 
@@ -122,13 +122,14 @@ bool read_sizes(const std::vector<Source>& sources, PyObject* inputs, Values& va
                          item ? Py_TYPE(item)->tp_name : "none");
             return false;
         }
-        const auto sizes = THPVariable_Unpack(item).sizes();
-        if (s.dim >= static_cast<int64_t>(sizes.size())) {
-            PyErr_Format(PyExc_TypeError, "BySizes: input %zu has %zu dimensions, size %lld is asked for",
-                         s.input, sizes.size(), static_cast<long long>(s.dim));
+        const at::Tensor& tensor = THPVariable_Unpack(item);
+        const int64_t dim = s.dim < 0 ? kStride - s.dim : s.dim;
+        if (dim >= tensor.dim()) {
+            PyErr_Format(PyExc_TypeError, "BySizes: input %zu has %lld dimensions, size %lld is asked for",
+                         s.input, static_cast<long long>(tensor.dim()), static_cast<long long>(dim));
             return false;
         }
-        values.push_back(sizes[s.dim]);
+        values.push_back(s.dim < 0 ? tensor.stride(dim) : tensor.sizes()[dim]);
     }
     return true;
 }
@@ -248,10 +249,6 @@ PyObject* by_sizes_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     auto instances = std::make_unique<Instances>();
     for (py::handle h : py::reinterpret_borrow<py::object>(sources)) {
         const auto [input, dim] = h.cast<std::pair<size_t, int64_t>>();
-        if (dim < kItself) {
-            PyErr_SetString(PyExc_ValueError, "BySizes: a dimension is counted from 0, or -1 for an int");
-            return nullptr;
-        }
         instances->sources.push_back({input, dim});
     }
     auto* self = as_by_sizes(type->tp_alloc(type, 0));
@@ -311,8 +308,8 @@ PyObject* by_sizes_instances(PyObject* object, void*) {
 constexpr const char* kDoc =
     R"(BySizes(sources, make, lock): a graph for any sizes, called as its instances are.
 
-b(inputs) reads the size `dim` of input number `input` for each (input, dim) of `sources`, or the input itself, an int, where
-`dim` is -1, and calls the instance for these numbers with the same tuple. Safe to call from several threads at once.
+b(inputs) reads the size `dim` of input number `input` for each (input, dim) of `sources` (the input itself, an int, where
+`dim` is -1, and the stride of dimension d where it is -2 - d), and calls the instance for these numbers with the same tuple. Safe to call from several threads at once.
 
   make   a callable from the tuple of numbers to (callable, list of plans), which is kept (the 64 used last are), or to a
          callable that is not. The list may grow later: all instances together hold as much of its plans' memory between

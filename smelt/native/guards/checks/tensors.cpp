@@ -119,8 +119,13 @@ CheckPtr make_tensor(PyObject* value, Building& b) {
     facts->dtype = *as_dtype(dtype);
     facts->device = *as_device(device);
     facts->layout = *as_layout(layout);
-    facts->has_any = std::count(facts->shape.begin(), facts->shape.end(), TensorFacts::ANY) > 0;
-    if (facts->has_any && (facts->layout != at::kStrided || facts->stride.size() != facts->shape.size()))
+    const auto negative = [](int64_t n) { return n < 0; };
+    const auto rank = static_cast<int64_t>(facts->shape.size());
+    facts->has_any = std::any_of(facts->shape.begin(), facts->shape.end(), negative) ||
+                     std::any_of(facts->stride.begin(), facts->stride.end(), negative);
+    if (facts->has_any && (facts->layout != at::kStrided || facts->stride.size() != facts->shape.size() ||
+                           std::any_of(facts->stride.begin(), facts->stride.end(),
+                                       [&](int64_t n) { return n < -1 - 2 * rank; })))
         return wrong_value("tensor", "TensorFacts", value);
     auto check = std::make_unique<TensorIs>();
     check->facts = b.facts.emplace(key_of(*facts), facts).first->second;

@@ -17,7 +17,7 @@ long how_written(PyObject* x);
 
 // The metadata that a trace depends on; guards/guard.py: TensorFacts. Shared by all tensors of a tree that look alike:
 // a pass over a thousand weights must not read a thousand descriptions of them. A size of ANY may be any from two on; a
-// stride of ANY is the product of the sizes behind it.
+// stride of ANY is the product of the sizes behind it, one below ANY is over another dimension (guard.py: stride_over).
 struct TensorFacts {
     static constexpr int64_t ANY = -1;
 
@@ -64,10 +64,18 @@ struct TensorFacts {
         int64_t behind = 1;
         for (size_t i = shape.size(); i-- > 0;) {
             if (shape[i] == ANY ? sizes[i] < 2 : sizes[i] != shape[i]) return false;
-            if (strides[i] != (stride[i] == ANY ? behind : stride[i])) return false;
+            if (stride[i] < ANY ? !is_over(-2 - stride[i], strides[i], sizes, strides)
+                                : strides[i] != (stride[i] == ANY ? behind : stride[i]))
+                return false;
             behind *= sizes[i];
         }
         return true;
+    }
+
+    // `over`: twice the dimension, plus one where the stride may be larger.
+    static bool is_over(int64_t over, int64_t stride, const int64_t* sizes, const int64_t* strides) {
+        const int64_t room = sizes[over / 2] * strides[over / 2];
+        return over % 2 ? stride >= room : stride == room;
     }
 
     // Most have up to four numbers: a call to compare them costs more than the comparison.

@@ -1,0 +1,56 @@
+"""Layouts of inputs with symbolic sizes: how strides follow from sizes, and where the value of a symbol is found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from smelt.graph.sizes import contiguous_stride
+
+ITSELF = -1  # in the place of a dimension: the input is a number, and the size
+
+
+def stride_dim(dim: int) -> int:
+    """What says in the place of a dimension that the stride of `dim` is meant."""
+    return -2 - dim
+
+
+@dataclass(frozen=True)
+class SymbolicLayout:
+    """Sizes and strides of an input, in elements, symbolic numbers (`Symbols.size_leaf`) among them. `own`: those of these
+    strides that are no products of others, by dimension."""
+
+    shape: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    own: Mapping[int, Any]
+
+    @classmethod
+    def row_major(cls, shape: Sequence[Any]) -> SymbolicLayout:
+        """Rows of these sizes, one behind the other."""
+        return cls(tuple(shape), contiguous_stride(shape), {})
+
+
+@dataclass(frozen=True)
+class Over:
+    """A stride as large as dimension `dim`, its size times its stride; or larger, if not `exactly`."""
+
+    dim: int
+    exactly: bool
+
+
+def strides_over(shape: Sequence[int], stride: Sequence[int]) -> tuple[Over | None, ...] | None:
+    """How each stride follows from the dimension that lies next inside of it in memory; None for the innermost dimension, and
+    for those that repeat their elements (a stride of 0). None in place of all where elements overlap otherwise."""
+    found: list[Over | None] = [None] * len(shape)
+    inner: int | None = None
+    for dim in sorted(range(len(shape)), key=lambda d: (stride[d], -d)):
+        if not stride[dim]:
+            continue
+        if inner is not None:
+            room = shape[inner] * stride[inner]
+            if stride[dim] < room:
+                return None
+            found[dim] = Over(inner, stride[dim] == room)
+        inner = dim
+    return tuple(found)
