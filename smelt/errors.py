@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from smelt.reasons import INTERNAL, Reason
@@ -25,12 +26,16 @@ class Unsupported(SmeltError):
 
 class NeedsFixedSize(Unsupported):
     """Something works for fixed sizes only: `symbols` (`graph.sizes.Sym`) are to be numbers. A capture begins again without
-    them, so users do not see it. `now`: it is due to the numbers that they are in this call."""
+    them, so users do not see it. `now`: it is due to the numbers that they are in this call. `divisors`: it may be enough
+    that each of these symbols is a multiple of a number, or always leaves the same remainder."""
 
-    def __init__(self, why: str, symbols: frozenset[Any], *, now: bool = False) -> None:
+    def __init__(
+        self, why: str, symbols: frozenset[Any], *, now: bool = False, divisors: Mapping[Any, int] | None = None
+    ) -> None:
         super().__init__(Reason(INTERNAL, why))
         self.symbols = symbols
         self.now = now
+        self.divisors = divisors or {}
 
     def __repr__(self) -> str:
         return f"NeedsFixedSize({self.reason.detail!r})"

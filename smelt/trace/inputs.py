@@ -10,7 +10,7 @@ import torch
 
 from smelt.errors import Unsupported
 from smelt.graph.ir import Node
-from smelt.graph.sizes import Sym
+from smelt.graph.sizes import Sym, multiple_of
 from smelt.reasons import INTERNAL, UNSUPPORTED_OBJECT, Reason
 from smelt.torch_private import (
     DisableFuncTorch,
@@ -66,7 +66,7 @@ class Inputs(Sequence[FakeTensor]):
     def __init__(self, call: CurrentCall, tape: Tape, numbers: NumberInputs) -> None:
         self.call = call
         self.numbers = numbers
-        self.sized: dict[Sym, list[tuple[FakeTensor, int]]] = {}
+        self.sized: dict[Sym, list[tuple[FakeTensor, int, int]]] = {}
         self.on_unknown: Callable[[torch.Tensor], FakeTensor] | None = None
         self.first_history: dict[int, Any] = {}
         self._tape = tape
@@ -128,10 +128,10 @@ class Inputs(Sequence[FakeTensor]):
     def _note_sizes(self, fake: FakeTensor, layout: SymbolicLayout) -> None:
         places = [*enumerate(layout.shape), *((stride_dim(d), n) for d, n in layout.own.items())]
         for dim, number in places:
-            size = size_of(number)
-            if isinstance(size, Sym):
+            found = multiple_of(size_of(number))
+            if found is not None:
                 self.numbers.symbols = number.node.symbols
-                self.sized.setdefault(size, []).append((fake, dim))
+                self.sized.setdefault(found[0], []).append((fake, dim, found[1]))
 
     def hint(self, sym: Sym) -> int:
         """What the symbol of a size is in this call."""

@@ -10,7 +10,7 @@ import torch
 from smelt.errors import NeedsFixedSize, Unsupported
 from smelt.graph.effects import DeclaredResult, Effects
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Sym
+from smelt.graph.sizes import Expr, Sym, divisors_in
 from smelt.graph.tree import leaves
 from smelt.ops.symbolic_results import culprits, results
 from smelt.reasons import (
@@ -88,11 +88,13 @@ class SymbolicCall:
         except NeedsFixedSize as error:
             if self.info.dynamic_shape and "meta tensor" in str(error):
                 raise self._unsupported(DATA_DEPENDENT_SHAPE, str(self.func)) from error
-            if len(self.symbols) == 1:
-                raise
-            hints = {s: self.inputs.hint(s) for s in self.symbols}
-            found = culprits(self.func, args, kwargs, self.device, spec_of_fake, hints)
-            raise NeedsFixedSize(error.reason.detail, found or self.symbols) from error
+            found = self.symbols
+            if len(found) > 1:
+                hints = {s: self.inputs.hint(s) for s in self.symbols}
+                found = culprits(self.func, args, kwargs, self.device, spec_of_fake, hints) or self.symbols
+            divided = divisors_in(leaves((args, kwargs), Expr))
+            divisors = {sym: by for sym, by in divided.items() if sym in found}
+            raise NeedsFixedSize(error.reason.detail, found, divisors=divisors) from error
 
     def _stands(self, value: Any) -> Any:
         """The arguments, with fakes in the place of real tensors but those of single numbers."""

@@ -23,7 +23,7 @@ import torch
 from smelt.errors import NeedsFixedSize, Unsupported
 from smelt.graph.ir import TensorSpec
 from smelt.graph.numbers import OPERATIONS, Expression, Number, Table, leaves
-from smelt.graph.sizes import INFINITE, Expr, Quotient, Size, Sym, bounds, free_syms
+from smelt.graph.sizes import INFINITE, Expr, Quotient, Size, Sym, bounds, divisors_in, free_syms
 from smelt.trace.size_numbers import COMPARED, Comparisons, computed, reduced
 
 MAX_SIZE = 100  # operations of an expression; a larger one is pinned
@@ -41,6 +41,7 @@ class Symbols:
         require: `require(expression, expected)`: the trace depends on the expression being `expected` (True, False), or
             of exactly that type (int, float).
         take: `take(key, sym)` says whether the number found there, an int of at least 2, may be the size `sym`.
+        divide: `divide(sym, divisor)` says whether another capture may know what the size leaves when divided.
     """
 
     def __init__(
@@ -48,10 +49,12 @@ class Symbols:
         pin: Callable[[Any, Number], None],
         require: Callable[[Expression, Any], None],
         take: Callable[[Any, Sym], bool] = lambda key, sym: False,
+        divide: Callable[[Sym, int], bool] = lambda sym, divisor: False,
     ) -> None:
         self._pin = pin
         self._require = require
         self._take = take
+        self._divide = divide
         self._table = Table()
         self._values: dict[Any, Number] = {}
         self._pinned: set[Any] = set()
@@ -80,7 +83,7 @@ class Symbols:
 
     def release(self) -> None:
         """Capture is over: graphs that name symbols must not keep alive what it looked at."""
-        self._pin = self._require = self._take = _over
+        self._pin = self._require = self._take = self._divide = _over
 
     def leaf(self, key: Any, value: Number) -> Int | Float:
         """The symbolic number found at `key` (hashable by identity), now `value`."""
@@ -88,21 +91,33 @@ class Symbols:
         self._values[key] = value
         return _wrapped(Symbol(self, self._table.leaf(key), value))
 
-    def size_leaf(self, key: Any, value: int, least: int = 2, most: int = INFINITE) -> Int:
-        """The symbolic size found at `key`, now `value`: a symbol of its own, required to be in [least, most]; least >= 2."""
-        if not 2 <= least <= value <= most:
-            raise ValueError(f"a size of {value} is not symbolic in [{least}, {most}]")
+    def size_leaf(
+        self, key: Any, value: int, least: int = 2, most: int = INFINITE, divisor: int = 1
+    ) -> Int:
+        """The symbolic size found at `key`, now `value`: a symbol of its own, required to be in [least, most]; least >= 2.
+        With a `divisor` of at most `value`, divisor times a symbol and the remainder, which is required to stay the same."""
+        if not 2 <= least <= value <= most or value < divisor:
+            raise ValueError(f"a size of {value} is not symbolic in [{least}, {most}], by {divisor}")
         self.check()
         self._values[key] = value
-        sym = Sym(f"s{len(self.hints)}", least, most)
-        self.hints[sym] = value
         leaf = self._table.leaf(key)
+        least = max(least, divisor)
         for op, bound, none in (("ge", least, 2), ("le", most, INFINITE)):
             if bound != none:
                 self._require(self._table.call(op, leaf, self._table.const(bound)), True)
-        self._taken[leaf] = sym
-        self._sizes[sym] = Symbol(self, leaf, value, sym)
-        return _wrapped(self._sizes[sym])
+        times, rest = divmod(value, divisor)
+        highest = most if most == INFINITE else (most - rest) // divisor
+        sym = Sym(f"s{len(self.hints)}", -(-(least - rest) // divisor), highest)
+        self.hints[sym] = times
+        size = sym * divisor + rest
+        self._sizes[size] = Symbol(self, leaf, value, size)
+        self._taken[leaf] = size
+        if divisor > 1:
+            by = self._table.const(divisor)
+            remainder = self._table.call("mod", leaf, by)
+            self._require(self._table.call("eq", remainder, self._table.const(rest)), True)
+            self._sizes[sym] = Symbol(self, self._table.call("floordiv", leaf, by), times, sym)
+        return _wrapped(self._sizes[size])
 
     def taken_for_size(self, expression: Expression) -> Size | None:
         """The size that a number is where it is used as one; None where it may be none, as it is negative or is not computed
@@ -192,9 +207,20 @@ class Symbols:
         if answer is None:
             left, right = map(self.of_size, reduced(a, b))
             value: bool = OPERATIONS[op].function(left.value, right.value)
+            if op == "eq" and value:
+                self._check_divisible(a, b)
             answer = self.decide(self._table.call(op, left.expression, right.expression), value)
             self._comparisons.note(op, a, b, answer)
         return answer
+
+    def _check_divisible(self, a: Size, b: Size) -> None:
+        """Raises NeedsFixedSize where the remainder of a symbol is a number: what is computed after that has no quotients if
+        the size is a multiple of a symbol."""
+        for size, rest in ((a, b), (b, a)):
+            if isinstance(rest, int) and isinstance(size, Quotient) and size.op == "%":
+                divisors = divisors_in((size,))
+                if all(self._divide(sym, by) for sym, by in divisors.items()):
+                    raise NeedsFixedSize(f"{size} is {rest}", frozenset(divisors), divisors=divisors)
 
     def know_at_least(self, size: Size, least: Size) -> None:
         """`size` is known to be `least` or more."""

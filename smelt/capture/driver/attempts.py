@@ -100,7 +100,8 @@ class FailedAttempt:
     `used_symbols`: there were some, and they may have been the cause. `shown`: the origins of those that the texts of
     the program show. `counts`: the origins of the step counts that were read. `choosing`: both branches of a condition
     were being tried. `marked`: a function was being captured that is marked with `torch.compiler.allow_in_graph`.
-    `sizes`: where each symbolic size was found that is to be a number.
+    `sizes`: where each symbolic size was found that is to be a number. `divisors`: by what those are divided of which it may
+    be enough to know the remainder.
     """
 
     error: Exception
@@ -110,6 +111,7 @@ class FailedAttempt:
     choosing: bool = False
     marked: bool = False
     sizes: frozenset[frozenset[Path]] = frozenset()
+    divisors: frozenset[tuple[Path, int]] = frozenset()
 
 
 # ---------------------------------------------------------------------------------------------------- the table
@@ -132,8 +134,12 @@ class Weakening:
 
 
 def _fixed_sizes(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
-    """Without the sizes that were found in the way; without any where these are not known."""
+    """Without the sizes that were found in the way, unless their remainders are not known yet, by which they are divided;
+    without any where these are not known."""
     assert isinstance(failed.error, NeedsFixedSize)
+    divided = attempt.sizes.with_divisors(failed.divisors)
+    if divided != attempt.sizes:
+        return replace(start, sizes=divided)
     sizes = attempt.sizes.without(failed.sizes, failed.error.now) if failed.sizes else FIXED_SIZES
     return replace(start, sizes=sizes) if sizes != attempt.sizes else None
 

@@ -37,7 +37,7 @@ from smelt.capture.driver.checks import is_only_thread, verified, verify_accepts
 from smelt.capture.driver.entries import Answer, Backend, Entry, Record, wrap
 from smelt.capture.driver.errors import NotRepeatable, UserException, WorldChanged
 from smelt.capture.driver.misses import explain_miss, limit_reason
-from smelt.capture.driver.run import CapturedFrame, capture_frame, needed_sizes
+from smelt.capture.driver.run import CapturedFrame, capture_frame, divided_sizes, needed_sizes
 from smelt.capture.driver.stages import compiled_frame, compiled_graph, stage, without_frame
 from smelt.capture.emit.rerun import repeat_of
 from smelt.capture.interpreter.interpreter import decoded
@@ -263,7 +263,8 @@ class FrameCompiler:
         except BackendError as e:
             return FailedAttempt(e, used_symbols=bool(captured.traced.numbers))
         except NeedsFixedSize as e:
-            return FailedAttempt(e, sizes=needed_sizes(captured.outside, e))
+            sizes, divisors = needed_sizes(captured.outside, e), divided_sizes(captured.outside, e)
+            return FailedAttempt(e, sizes=sizes, divisors=divisors)
         except Exception as e:
             return FailedAttempt(e)
         finally:

@@ -155,6 +155,7 @@ def _failed(vm: VM, error: Exception) -> FailedAttempt:
         shown=frozenset(vm.disclosed.shown_numbers),
         counts=frozenset(origin.path for origin in vm.outside.numbers.unguarded),
         sizes=needed_sizes(vm.outside, error),
+        divisors=divided_sizes(vm.outside, error),
     )
 
 
@@ -162,6 +163,14 @@ def needed_sizes(outside: Outside, error: Exception) -> frozenset[frozenset[tupl
     """Where each symbolic size was found that must be a number, by what was asked of it or by the error."""
     named = error.symbols if isinstance(error, NeedsFixedSize) else frozenset()
     return outside.sizes.places(outside.sizes.needed | named)
+
+
+def divided_sizes(outside: Outside, error: Exception) -> frozenset[tuple[tuple[object, ...], int]]:
+    """Where sizes were found of which it may be enough to know the remainder, and by what they are divided."""
+    if not isinstance(error, NeedsFixedSize) or outside.sizes.needed:
+        return frozenset()
+    places = ((outside.sizes.places((sym,)), by) for sym, by in error.divisors.items())
+    return frozenset((path, by) for groups, by in places for paths in groups for path in paths)
 
 
 def _capture(

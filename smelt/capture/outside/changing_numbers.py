@@ -37,6 +37,7 @@ class ChangingNumbers:
         self.drawn: dict[Origin, Bounds] = {}  # random numbers, and between which they are
         self.sizes: set[Origin] = set()  # sizes of tensors
         self.may_be_size: Callable[[Origin, Sym], bool] = lambda origin, sym: False  # numbers that changed
+        self.may_divide: Callable[[Sym, int], bool] = lambda sym, divisor: False  # sizes of tensors
         self.needed: set[Origin] = set()  # of these, those that must be numbers: the capture is in vain
 
     def read(self, value: int | float, origin: Origin) -> object:
@@ -58,10 +59,11 @@ class ChangingNumbers:
             found = self._at[origin] = self._symbols().leaf(origin, value)
         return found
 
-    def size(self, origin: Origin, value: int, least: int, most: int) -> Int:
-        """The symbolic size found at `origin`, now `value`; it is guarded to be from `least` to `most`."""
+    def size(self, origin: Origin, value: int, least: int, most: int, divisor: int) -> Int:
+        """The symbolic size found at `origin`, now `value`; it is guarded to be from `least` to `most`, and to leave the same
+        remainder when divided."""
         self.sizes.add(origin)
-        return self._symbols().size_leaf(origin, value, least, most)
+        return self._symbols().size_leaf(origin, value, least, most, divisor)
 
     def guard_equal(self, first: Origin, second: Origin) -> None:
         """The sizes at these are equal at each call."""
@@ -96,7 +98,7 @@ class ChangingNumbers:
         """The symbolic numbers of this capture, made when the first is met."""
         numbers = self._trace.numbers
         if numbers.symbols is None:
-            numbers.symbols = Symbols(self._pin, self._require, self._take)
+            numbers.symbols = Symbols(self._pin, self._require, self._take, self.may_divide)
         return numbers.symbols
 
     def _take(self, origin: Origin, sym: Sym) -> bool:

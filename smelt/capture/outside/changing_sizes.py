@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,16 +12,18 @@ import torch
 
 from smelt._native import isinstance
 from smelt.capture.outside.changing_numbers import ChangingNumbers
-from smelt.graph.sizes import INFINITE, Sym, contiguous_stride
+from smelt.graph.sizes import INFINITE, Sym, contiguous_stride, multiple_of
 from smelt.guards.changed_numbers import size_origin, stride_origin
 from smelt.guards.evaluate import tensor_facts
 from smelt.guards.guard import ANY, TensorFacts, stride_over
 from smelt.guards.origin import Origin
 from smelt.marks import Mark, marks_of
 from smelt.trace.symbolic_layouts import Over, SymbolicLayout, strides_over
-from smelt.trace.symbols import Int
+from smelt.trace.symbols import Int, size_of
 
 Path = tuple[object, ...]  # `Origin.path`
+
+_MOST_REMAINDERS = 64
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class SymbolicSizes:
     """Which sizes are symbolic, by the paths of their origins: none unless `wanted`; `everywhere`, those of all tensors that
     are neither parameters nor buffers; those that `changed`, each with a size that it had before, and of other tensors those
     that are now one of `values`; never `fixed` ones, nor those that are `fixed_now`, in this call. Those `apart` are symbols of
-    their own."""
+    their own. `divisors`: of these sizes it is known what they leave when divided."""
 
     wanted: bool = False
     everywhere: bool = False
@@ -37,6 +40,7 @@ class SymbolicSizes:
     fixed: frozenset[Path] = frozenset()
     fixed_now: frozenset[Path] = frozenset()
     apart: frozenset[Path] = frozenset()
+    divisors: frozenset[tuple[Path, int]] = frozenset()
 
     def with_changed(self, before: set[tuple[Path, int]]) -> SymbolicSizes:
         """With these symbolic too, if any is to be."""
@@ -50,6 +54,18 @@ class SymbolicSizes:
         if now:
             return replace(self, fixed_now=self.fixed_now | fixed, apart=apart)
         return replace(self, fixed=self.fixed | fixed, apart=apart)
+
+    def with_divisors(self, found: Iterable[tuple[Path, int]]) -> SymbolicSizes:
+        """With these divided by as much more, as long as there are not too many remainders, each of which is an entry."""
+        known = dict(self.divisors)
+        for path, by in found:
+            product = math.lcm(known.get(path, 1), by)
+            known[path] = product if product <= _MOST_REMAINDERS else known.get(path, 1)
+        return replace(self, divisors=frozenset((path, by) for path, by in known.items() if by > 1))
+
+    def divisor(self, path: Path) -> int:
+        """By what the size at this path is divided."""
+        return dict(self.divisors).get(path, 1)
 
     def of_all_calls(self) -> SymbolicSizes:
         """Without what is due to the sizes in this call."""
@@ -90,7 +106,7 @@ class ChangingSizes:
     def __init__(self, numbers: ChangingNumbers) -> None:
         self.policy = FIXED_SIZES
         self._numbers = numbers
-        numbers.may_be_size = self._take_number
+        numbers.may_be_size, numbers.may_divide = self._take_number, self._may_divide
         self._like: dict[tuple[object, ...], tuple[Origin, Int]] = {}  # by the sizes now and before, and marks
         self._paths: dict[Sym, set[Path]] = {}
         self._symbols: dict[Origin, Sym] = {}
@@ -119,7 +135,7 @@ class ChangingSizes:
             wanted = self.policy.includes(at.path, size, is_parameter) if mark is None else mark.dynamic
             if not wanted or size < 2:
                 continue
-            if laid_out and not self.policy.is_fixed(at.path):
+            if laid_out and not self.policy.is_fixed(at.path) and size >= self.policy.divisor(at.path):
                 yield dim, (at, mark)
             elif mark is not None:
                 self.refused[at] = size
@@ -154,17 +170,17 @@ class ChangingSizes:
         return layout, replace(facts, shape=shape_codes, stride=tuple(codes))
 
     def _symbol(self, size: int, at: Origin, mark: Mark | None) -> Int:
-        apart = at.path in self.policy.apart
-        values = size, self.policy.before(at.path), mark
+        apart, divisor = at.path in self.policy.apart, self.policy.divisor(at.path)
+        values = size, self.policy.before(at.path), mark, divisor
         known = None if apart else self._like.get(values)
         if known is not None:
             first, made = known
             self._numbers.guard_equal(first, at)
-            self._paths[made.node.size].add(at.path)
+            self._paths[_sym_of(made)].add(at.path)
             return made
-        made = self._numbers.size(at, size, *_range(size, mark))
-        self._paths[made.node.size] = {at.path}
-        self._symbols[at] = made.node.size
+        made = self._numbers.size(at, size, *_range(size, mark), divisor)
+        self._paths[_sym_of(made)] = {at.path}
+        self._symbols[at] = _sym_of(made)
         if not apart:
             self._like[values] = at, made
         return made
@@ -175,6 +191,12 @@ class ChangingSizes:
             return False
         self._paths[sym] = {origin.path}
         return True
+
+    def _may_divide(self, sym: Sym, divisor: int) -> bool:
+        """Whether another capture would know what the sizes of a symbol leave when divided by this, too."""
+        paths = self._paths[sym] if sym in self._symbols.values() else ()
+        divided = self.policy.with_divisors((path, divisor) for path in paths)
+        return divided != self.policy
 
     @property
     def needed(self) -> frozenset[Sym]:
@@ -193,6 +215,12 @@ def _over(tensor: torch.Tensor) -> tuple[Over | None, ...] | None:
 
 def _is_row_major(tensor: torch.Tensor) -> bool:
     return tensor.stride() == contiguous_stride(tensor.shape)
+
+
+def _sym_of(number: Int) -> Sym:
+    found = multiple_of(size_of(number))
+    assert found is not None
+    return found[0]
 
 
 def _range(size: int, mark: Mark | None) -> tuple[int, int]:

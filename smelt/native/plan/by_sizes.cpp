@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -26,6 +27,7 @@ constexpr size_t kKept = 64;
 struct Source {
     size_t input;
     int64_t dim;  // or kItself: the input is an int, and the size; or kStride - d: it is the stride of dimension d
+    int64_t divisor;
 };
 constexpr int64_t kItself = -1, kStride = -2;
 
@@ -114,7 +116,7 @@ bool read_sizes(const std::vector<Source>& sources, PyObject* inputs, Values& va
             }
             const long long number = PyLong_AsLongLong(item);
             if (number == -1 && PyErr_Occurred()) return false;
-            values.push_back(number);
+            values.push_back(number / s.divisor);
             continue;
         }
         if (!item || !THPVariable_Check(item)) {
@@ -129,7 +131,7 @@ bool read_sizes(const std::vector<Source>& sources, PyObject* inputs, Values& va
                          s.input, static_cast<long long>(tensor.dim()), static_cast<long long>(dim));
             return false;
         }
-        values.push_back(s.dim < 0 ? tensor.stride(dim) : tensor.sizes()[dim]);
+        values.push_back((s.dim < 0 ? tensor.stride(dim) : tensor.sizes()[dim]) / s.divisor);
     }
     return true;
 }
@@ -248,8 +250,12 @@ PyObject* by_sizes_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     HANDLE_TH_ERRORS
     auto instances = std::make_unique<Instances>();
     for (py::handle h : py::reinterpret_borrow<py::object>(sources)) {
-        const auto [input, dim] = h.cast<std::pair<size_t, int64_t>>();
-        instances->sources.push_back({input, dim});
+        const auto [input, dim, divisor] = h.cast<std::tuple<size_t, int64_t, int64_t>>();
+        if (divisor < 1) {
+            PyErr_SetString(PyExc_ValueError, "BySizes: a divisor is at least 1");
+            return nullptr;
+        }
+        instances->sources.push_back({input, dim, divisor});
     }
     auto* self = as_by_sizes(type->tp_alloc(type, 0));
     if (!self) return nullptr;
@@ -308,8 +314,8 @@ PyObject* by_sizes_instances(PyObject* object, void*) {
 constexpr const char* kDoc =
     R"(BySizes(sources, make, lock): a graph for any sizes, called as its instances are.
 
-b(inputs) reads the size `dim` of input number `input` for each (input, dim) of `sources` (the input itself, an int, where
-`dim` is -1, and the stride of dimension d where it is -2 - d), and calls the instance for these numbers with the same tuple. Safe to call from several threads at once.
+b(inputs) reads the size `dim` of input number `input` for each (input, dim, divisor) of `sources` (the input itself, an int, where
+`dim` is -1, and the stride of dimension d where it is -2 - d), divided by `divisor`, and calls the instance for these numbers with the same tuple. Safe to call from several threads at once.
 
   make   a callable from the tuple of numbers to (callable, list of plans), which is kept (the 64 used last are), or to a
          callable that is not. The list may grow later: all instances together hold as much of its plans' memory between
