@@ -30,7 +30,12 @@ class NeedsFixedSize(Unsupported):
     that each of these symbols is a multiple of a number, or always leaves the same remainder."""
 
     def __init__(
-        self, why: str, symbols: frozenset[Any], *, now: bool = False, divisors: Mapping[Any, int] | None = None
+        self,
+        why: str,
+        symbols: frozenset[Any],
+        *,
+        now: bool = False,
+        divisors: Mapping[Any, int] | None = None,
     ) -> None:
         super().__init__(Reason(INTERNAL, why))
         self.symbols = symbols

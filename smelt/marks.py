@@ -1,7 +1,7 @@
 """What a program says of the sizes of its tensors: that a dimension will have many sizes, or that it keeps the one it has.
 
-A mark is an attribute of the tensor. Those that torch's `mark_dynamic`, `maybe_mark_dynamic`, `mark_unbacked` and `mark_static`
-leave on tensors are read too.
+A mark is an attribute of the tensor. Those that torch's `mark_dynamic`, `maybe_mark_dynamic`, `mark_unbacked` and
+`mark_static` leave on tensors are read too.
 """
 
 from __future__ import annotations

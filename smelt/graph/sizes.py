@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
-from math import gcd, lcm, prod
+from math import gcd, prod
 from typing import Any
 
 from smelt.errors import NeedsFixedSize
@@ -716,31 +716,3 @@ def _key(e: Size) -> str:
     if isinstance(e, Atom):
         return f"({e.key})"
     return "(" + "+".join("*".join((str(c), *_term_key((m, c)))) for m, c in e.terms) + f"+{e.const})"
-
-
-def divisors_in(sizes: Iterable[Size]) -> dict[Sym, int]:
-    """The symbols that are divided by numbers somewhere in these sizes, each by the least common multiple of them."""
-    found: dict[Sym, int] = {}
-    for size in sizes:
-        for atom in _atoms(size):
-            if isinstance(atom, Quotient):
-                for sym, divisor in divisors_in((atom.left,)).items():
-                    found[sym] = lcm(found.get(sym, 1), divisor)
-                if isinstance(atom.right, int):
-                    for sym in free_syms(atom.left):
-                        found[sym] = lcm(found.get(sym, 1), atom.right)
-    return found
-
-
-def multiple_of(size: Size) -> tuple[Sym, int] | None:
-    """(symbol, factor) of a size that is a symbol times a number, or more by a number; None of any other."""
-    if not isinstance(size, Expr) or len(size.terms) != 1:
-        return None
-    ((monomial, factor),) = size.terms
-    (atom, *others) = monomial
-    return (atom, factor) if isinstance(atom, Sym) and not others else None
-
-
-def _atoms(size: Size) -> Iterator[Atom]:
-    for monomial, _ in size.terms if isinstance(size, Expr) else ():
-        yield from monomial

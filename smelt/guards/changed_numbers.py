@@ -36,8 +36,8 @@ def _changed(origin: Origin, then: Any, now: Any) -> set[tuple[object, ...]]:
 
 
 def changed_sizes(guards: Iterable[Guard], slots: Sequence[object]) -> set[tuple[tuple[object, ...], int]]:
-    """Paths of the sizes and strides (`size_origin`, `stride_origin`) of tensors that must have certain ones, and have others
-    now, or may have any; and what they must be, or what stands for any: what was symbolic stays so."""
+    """Paths of the sizes and strides (`size_origin`, `stride_origin`) of tensors that must have certain ones, and have
+    others now, or may have any; and what they must be, or what stands for any: what was symbolic stays so."""
     read = Reader(slots)
     found: set[tuple[tuple[object, ...], int]] = set()
     for guard in guards:
@@ -62,7 +62,9 @@ def stride_origin(tensor: Origin, dim: int) -> Origin:
     return tensor.child("member", "stride").child("call", None).child("item", dim)
 
 
-def _changed_sizes(tensor: Origin, then: TensorFacts, now: TensorFacts) -> set[tuple[tuple[object, ...], int]]:
+def _changed_sizes(
+    tensor: Origin, then: TensorFacts, now: TensorFacts
+) -> set[tuple[tuple[object, ...], int]]:
     if len(then.shape) != len(now.shape) or then.dtype is not now.dtype or then.type is not now.type:
         return set()
     both = ((size_origin, then.shape, now.shape), (stride_origin, then.stride, now.stride))

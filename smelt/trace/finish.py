@@ -68,7 +68,9 @@ def build(parts: TraceParts, outputs: Sequence[FakeTensor], recorded: RecordedBa
         _examples=[weakref.ref(parts.inputs.real(f)) for f in inputs],  # type: ignore[arg-type]
         numbers=numbers,
         sizes={
-            sym: SizeInput(next(i for i, f in enumerate(inputs) if f is fake), dim, parts.inputs.hint(sym), by)
+            sym: SizeInput(
+                next(i for i, f in enumerate(inputs) if f is fake), dim, parts.inputs.hint(sym), by
+            )
             for sym, (fake, dim, by) in sized.items()
         }
         | {
@@ -97,8 +99,8 @@ def _symbols_there(parts: TraceParts, used: Container[Node | None], graph: Graph
 def _sized(
     parts: TraceParts, used: Container[Node | None], there: Container[Sym]
 ) -> dict[Sym, tuple[FakeTensor, int, int]]:
-    """For each symbol of `there`, an input, which dimension's size it is, and by what that is divided: a used input, if one has
-    the symbol."""
+    """For each symbol of `there`, an input, which dimension's size it is, and by what that is divided: a used input, if one
+    has the symbol."""
     found: dict[Sym, tuple[FakeTensor, int, int]] = {}
     for sym, places in parts.inputs.sized.items():
         if sym in there:

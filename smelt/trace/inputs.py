@@ -9,8 +9,9 @@ from typing import Any, overload
 import torch
 
 from smelt.errors import Unsupported
+from smelt.graph.divisors import multiple_of
 from smelt.graph.ir import Node
-from smelt.graph.sizes import Sym, multiple_of
+from smelt.graph.sizes import Sym
 from smelt.reasons import INTERNAL, UNSUPPORTED_OBJECT, Reason
 from smelt.torch_private import (
     DisableFuncTorch,

@@ -40,8 +40,8 @@ class Over:
 
 
 def strides_over(shape: Sequence[int], stride: Sequence[int]) -> tuple[Over | None, ...] | None:
-    """How each stride follows from the dimension that lies next inside of it in memory; None for the innermost dimension, and
-    for those that repeat their elements (a stride of 0). None in place of all where elements overlap otherwise."""
+    """How each stride follows from the dimension that lies next inside of it in memory; None for the innermost dimension,
+    and for those that repeat their elements (a stride of 0). None in place of all where elements overlap otherwise."""
     found: list[Over | None] = [None] * len(shape)
     inner: int | None = None
     for dim in sorted(range(len(shape)), key=lambda d: (stride[d], -d)):

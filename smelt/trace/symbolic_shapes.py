@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from smelt.errors import NeedsFixedSize, Unsupported
+from smelt.graph.divisors import divisors_in
 from smelt.graph.effects import DeclaredResult, Effects
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Expr, Sym, divisors_in
+from smelt.graph.sizes import Expr, Sym
 from smelt.graph.tree import leaves
 from smelt.ops.symbolic_results import culprits, results
 from smelt.reasons import (

@@ -21,9 +21,10 @@ from typing import Any
 import torch
 
 from smelt.errors import NeedsFixedSize, Unsupported
+from smelt.graph.divisors import divisors_in
 from smelt.graph.ir import TensorSpec
 from smelt.graph.numbers import OPERATIONS, Expression, Number, Table, leaves
-from smelt.graph.sizes import INFINITE, Expr, Quotient, Size, Sym, bounds, divisors_in, free_syms
+from smelt.graph.sizes import INFINITE, Expr, Quotient, Size, Sym, bounds, free_syms
 from smelt.trace.size_numbers import COMPARED, Comparisons, computed, reduced
 
 MAX_SIZE = 100  # operations of an expression; a larger one is pinned
@@ -91,9 +92,7 @@ class Symbols:
         self._values[key] = value
         return _wrapped(Symbol(self, self._table.leaf(key), value))
 
-    def size_leaf(
-        self, key: Any, value: int, least: int = 2, most: int = INFINITE, divisor: int = 1
-    ) -> Int:
+    def size_leaf(self, key: Any, value: int, least: int = 2, most: int = INFINITE, divisor: int = 1) -> Int:
         """The symbolic size found at `key`, now `value`: a symbol of its own, required to be in [least, most]; least >= 2.
         With a `divisor` of at most `value`, divisor times a symbol and the remainder, which is required to stay the same."""
         if not 2 <= least <= value <= most or value < divisor:
@@ -296,7 +295,7 @@ class Symbols:
 _OPPOSITE = {"ne": "eq", "ge": "lt", "le": "gt"}
 
 
-def _over(*what: Any) -> None:
+def _over(*what: Any) -> Any:
     raise RuntimeError(f"a guard on {what[0]} after capture")
 
 

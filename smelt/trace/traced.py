@@ -23,8 +23,8 @@ from smelt.trace.views import NO_VIEWS, Views
 
 @dataclass(frozen=True)
 class SizeInput:
-    """Where the value of a size's symbol is found: it is the size of dimension `dim` of input `input`, or the number that the
-    input is (ITSELF), or a stride of it (`stride_dim`), by `divisor`, rounded down. `hint`: what it was when traced."""
+    """Where the value of a size's symbol is found: it is the size of dimension `dim` of input `input`, or the number that
+    the input is (ITSELF), or a stride of it (`stride_dim`), by `divisor`, rounded down. `hint`: what it was when traced."""
 
     input: int
     dim: int

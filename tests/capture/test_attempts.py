@@ -16,7 +16,7 @@ from smelt.capture.driver import compiler
 from smelt.capture.driver.attempts import Attempt, FailedAttempt, Stop, Success, _next, first_success
 from smelt.capture.driver.errors import UserException, WorldChanged
 from smelt.capture.driver.run import capture_frame
-from smelt.capture.outside.changing_sizes import SymbolicSizes
+from smelt.capture.outside.symbolic_sizes import SymbolicSizes
 from smelt.capture.standins.texts import Unreadable
 from smelt.errors import BackendError, NeedsFixedSize, Unsupported, VerificationError
 from smelt.reasons import TENSOR_CONDITION, Reason

@@ -108,6 +108,152 @@ def test_gradients() -> None:
     assert len(entries(compiled)) == 3
 
 
+# ---- layouts
+
+STRIDED: dict[str, tuple[Callable[[int, int], torch.Tensor], str]] = {
+    "transposed": (lambda b, s: torch.randn(s, b).t(), "stride=[1, *]"),
+    "columns": (lambda b, s: torch.randn(b, s + 3)[:, 1:-2], "stride=[+, 1]"),
+    "columns of one table": (lambda b, s: torch.randn(40, 40)[:b, :s], "stride=[40, 1]"),
+    "rows": (lambda b, s: torch.randn(b + 2, s)[1:-1], "stride=[*, 1]"),
+    "every other": (lambda b, s: torch.randn(b, 2 * s)[:, ::2], "stride=[*, 2]"),
+    "heads": (lambda b, s: torch.randn(b, s, 4, 8).transpose(1, 2), "stride=[*, 8, 32, 1]"),
+    "channels last": (
+        lambda b, s: torch.randn(b, 3, s, s + 1).contiguous(memory_format=torch.channels_last),
+        "stride=[*, 1, *, 3]",
+    ),
+    "expanded": (lambda b, s: torch.randn(s).expand(b, s), "stride=[0, 1]"),
+}
+LAYOUT_PROGRAMS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "map": lambda x: x * 2 + 1,
+    "views": lambda x: (x[1:], x.flatten(), x.transpose(0, 1)),
+    "like": lambda x: (torch.zeros_like(x) + x.stride(0), x.is_contiguous(), x.storage_offset()),
+    "rows": lambda x: x.softmax(-1) @ x.transpose(-1, -2),
+}
+
+
+@pytest.mark.parametrize("layout", STRIDED)
+@pytest.mark.parametrize("program", LAYOUT_PROGRAMS)
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_layouts(layout: str, program: str, dynamic: bool | None) -> None:
+    make, expected = STRIDED[layout]
+    f = LAYOUT_PROGRAMS[program]
+    compiled = smelt.compile(f, dynamic=dynamic)
+    for b, s in ((4, 16), (5, 9), (7, 12), (3, 7), (8, 8), (9, 21)):
+        x = make(b, s)
+        compare(observe(compiled, (x,), 0), observe(f, (x,), 0))
+    check_no_failure(compiled)
+    assert len(entries(compiled)) == (1 if dynamic else 2)
+    assert dynamic or expected in guards(compiled)[-1]
+
+
+def test_writes_of_strided_inputs() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return x[1:] + 1
+
+    compiled = smelt.compile(f)
+    for b, s in ((4, 16), (5, 9), (7, 12), (3, 7)):
+        whole, other = torch.zeros(2, s, b + 1).normal_(generator=torch.manual_seed(b)).unbind()
+        other.copy_(whole)
+        torch.testing.assert_close(compiled(whole[:, 1:].t()), f(other[:, 1:].t()))
+        torch.testing.assert_close(whole, other, rtol=0, atol=0)
+    assert len(entries(compiled)) == 2
+
+
+def test_inputs_that_share_memory() -> None:
+    f = lambda x, y: x * y + 1  # noqa: E731
+    compiled = smelt.compile(f)
+    for b, s in ((4, 16), (5, 9), (7, 12), (3, 7)):
+        both = torch.randn(b, 2 * s)
+        x, y = both[:, :s], both[:, s:]
+        torch.testing.assert_close(compiled(x, y), f(x, y))
+
+
+# ---- numbers that are sizes
+
+NUMBERS: dict[str, Callable[[torch.Tensor, int], Any]] = {
+    "new": lambda x, n: x.new_zeros(n, 2) + n,
+    "slice": lambda x, n: x[:, :n] * 2,
+    "slice from": lambda x, n: (x[:, n:], x[:, -n:]),
+    "slice of half": lambda x, n: x[:, : n // 2 + 1] * n,
+    "arange": lambda x, n: torch.arange(n) * x[0, 0],
+    "expand": lambda x, n: x[:, None].expand(-1, n, -1) + 1,
+    "row": lambda x, n: x[:, n - 1] + n,
+    "size and number": lambda x, n: x.repeat(1, n)[:, n : n + x.shape[0]],
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_as_sizes(name: str) -> None:
+    f = NUMBERS[name]
+    compiled = smelt.compile(f)
+    for b, n in ((4, 16), (5, 9), (6, 12), (3, 7), (8, 21), (9, 2)):
+        x = torch.randn(b, 40)
+        compare(observe(compiled, (x, n), 0), observe(f, (x, n), 0))
+    check_no_failure(compiled)
+    assert len(entries(compiled)) == 2
+    for n in (1, 0, -1, -3, True):  # none of these is a size from two on
+        x = torch.randn(4, 40)
+        compare(observe(compiled, (x, n), 0), observe(f, (x, n), 0))
+
+
+def test_gradients_where_a_number_is_a_size() -> None:
+    f = lambda x, n: (x[:, :n] ** 2).sum(1)  # noqa: E731
+    compiled = smelt.compile(f, fullgraph=True)
+    for n in (16, 9, 12, 7):
+        x = torch.randn(4, 40, requires_grad=True)
+        got, want = (torch.autograd.grad(g(x, n).sum(), x) for g in (compiled, f))
+        torch.testing.assert_close(got, want)
+    assert len(entries(compiled)) == 2
+
+
+def test_an_attribute_that_counts_places() -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.at = nn.Embedding(64, 8), 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            places = torch.arange(self.at, self.at + x.shape[1])
+            self.at += x.shape[1]
+            return self.table(places) + x
+
+    torch.manual_seed(0)
+    eager, model = Positions(), Positions()
+    model.load_state_dict(eager.state_dict())
+    compiled = smelt.compile(model)
+    for n in (3, 9, 12, 7, 2, 11):
+        x = torch.randn(2, n, 8)
+        torch.testing.assert_close(compiled(x), eager(x))
+    assert model.at == eager.at == 44
+    assert len(entries(compiled)) <= 3
+
+
+# ---- sizes that are divided
+
+DIVIDED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "pairs": lambda x: x.view(x.shape[0] // 2, 2, x.shape[1]).sum(1),
+    "if even": lambda x: x.unflatten(0, (-1, 2)) if x.shape[0] % 2 == 0 else x * 2,
+    "windows": lambda x: (
+        x.view(x.shape[0] // 2, 2, x.shape[1] // 3, 3).transpose(1, 2) if x.shape[1] % 3 == 0 else x + 1
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_divided_sizes(name: str) -> None:
+    f = DIVIDED[name]
+    compiled = smelt.compile(f, dynamic=True)
+    for b, s in ((4, 6), (12, 9), (8, 12), (6, 21), (30, 3), (2, 33)):
+        x = torch.randn(b, s)
+        compare(observe(compiled, (x,), 0), observe(f, (x,), 0))
+    check_no_failure(compiled)
+    assert len(entries(compiled)) <= 3  # twos of pairs are 1, which is a number
+    for b, s in ((5, 7), (7, 9), (9, 9), (4, 7), (3, 3), (1, 3), (2, 2)):
+        x = torch.randn(b, s)
+        compare(observe(compiled, (x,), 0), observe(f, (x,), 0))
+
+
 # ---- marks
 
 MARKS = {
@@ -196,7 +342,11 @@ def test_a_mark_breaks_the_graph_and_is_made() -> None:
         (lambda: smelt.mark_dynamic(torch.ones(2), 1), IndexError, "dim 1 of a tensor of 1 dimensions"),
         (lambda: smelt.mark_dynamic(torch.ones(2), "a"), TypeError, "dim must be an int"),  # type: ignore[arg-type]
         (lambda: smelt.mark_dynamic(torch.ones(2), True), TypeError, "dim must be an int"),
-        (lambda: smelt.mark_dynamic(torch.ones(2), 0, min=3), ValueError, "dim 0 has size 2, which is not from 3"),
+        (
+            lambda: smelt.mark_dynamic(torch.ones(2), 0, min=3),
+            ValueError,
+            "dim 0 has size 2, which is not from 3",
+        ),
         (lambda: smelt.mark_dynamic(torch.ones(2), 0, min=4, max=3), ValueError, "min must be at most max"),
         (lambda: smelt.mark_dynamic(torch.ones(2), 0, max=2.5), TypeError, "max must be an int"),  # type: ignore[arg-type]
         (lambda: smelt.mark_static(3), TypeError, "smelt.mark_static: tensor must be"),  # type: ignore[arg-type]

@@ -161,7 +161,9 @@ class Resumes:
     ) -> None:
         self._wrap = wrap
         self._decode = decode
-        self.sizes: frozenset[int] = frozenset()  # what symbols of the latest graph that has some are in this call
+        self.sizes: frozenset[int] = (
+            frozenset()
+        )  # what symbols of the latest graph that has some are in this call
         # key -> (callable, what its ids belong to)
         self._made: dict[tuple[object, ...], tuple[Resume, Sequence[Point | Polyfill]]] = {}
         self._steps: dict[tuple[object, ...], Step] = {}

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from smelt._native import isinstance
 from smelt.capture.driver.errors import NotRepeatable, UserException, WorldChanged
-from smelt.capture.outside.changing_sizes import FIXED_SIZES, SymbolicSizes
+from smelt.capture.outside.symbolic_sizes import FIXED_SIZES, SymbolicSizes
 from smelt.capture.standins.texts import Unreadable
 from smelt.errors import BackendError, NeedsFixedSize, Unsupported
 from smelt.reasons import BACKEND_FAILED, INTERNAL, USER_EXCEPTION, Reason

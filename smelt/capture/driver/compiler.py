@@ -41,7 +41,7 @@ from smelt.capture.driver.run import CapturedFrame, capture_frame, divided_sizes
 from smelt.capture.driver.stages import compiled_frame, compiled_graph, stage, without_frame
 from smelt.capture.emit.rerun import repeat_of
 from smelt.capture.interpreter.interpreter import decoded
-from smelt.capture.outside.changing_sizes import SymbolicSizes
+from smelt.capture.outside.symbolic_sizes import SymbolicSizes
 from smelt.capture.protocol import context_managers, raising
 from smelt.config import Config
 from smelt.errors import BackendError, NeedsFixedSize, SmeltError, Unsupported, VerificationError
@@ -336,8 +336,8 @@ class FrameCompiler:
                 self.record.refused.add(origin.path)
                 _tell(
                     logging.WARNING,
-                    "smelt: %s of %s is marked to be dynamic, but compiled as %d: the program works for one size only, or the"
-                    " tensor is not laid out row by row",
+                    "smelt: %s of %s is marked to be dynamic, but compiled as %d: the program works for one size only, or"
+                    " elements of the tensor overlap",
                     origin.source,
                     name,
                     size,

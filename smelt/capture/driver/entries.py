@@ -77,7 +77,9 @@ class Record:
     breaks: list[Reason] = field(default_factory=list)  # why entries end in a resume function
     failures: int = 0  # captures that ended in an exception of the user's code
     outrun: int = 0  # captures during which another thread changed what was guarded
-    refused: set[tuple[object, ...]] = field(default_factory=set)  # paths of sizes that are numbers, against their marks
+    refused: set[tuple[object, ...]] = field(
+        default_factory=set
+    )  # paths of sizes that are numbers, against their marks
     plain_gradients: Reason | None = None  # why autograd follows the graph operator by operator
 
 

@@ -60,8 +60,8 @@ class ChangingNumbers:
         return found
 
     def size(self, origin: Origin, value: int, least: int, most: int, divisor: int) -> Int:
-        """The symbolic size found at `origin`, now `value`; it is guarded to be from `least` to `most`, and to leave the same
-        remainder when divided."""
+        """The symbolic size found at `origin`, now `value`; it is guarded to be from `least` to `most`, and to leave the
+        same remainder when divided."""
         self.sizes.add(origin)
         return self._symbols().size_leaf(origin, value, least, most, divisor)
 

@@ -36,6 +36,7 @@ from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
 from smelt.trace.handlers import is_handled
+from smelt.trace.symbols import NUMBERS
 
 TUPLE_ASKS = (
     not PY314
@@ -309,6 +310,8 @@ def _extreme(choose: Callable[..., object]) -> Handler:
         values = vm.elements(args[0]) if len(args) == 1 else args
         if compares_contents(values, kwargs.get("key")):
             return values[_extreme_place(vm, choose, values)]
+        if "key" not in kwargs and len(values) > 2 and any(type(v) in NUMBERS for v in values):
+            return functools.reduce(lambda best, value: vm.native(choose, (best, value)), values)
         return vm.native(choose, (values,) if len(args) == 1 else values, comparing(vm, values, kwargs))
 
     return handler

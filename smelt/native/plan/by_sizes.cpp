@@ -26,7 +26,8 @@ constexpr size_t kKept = 64;
 
 struct Source {
     size_t input;
-    int64_t dim;  // or kItself: the input is an int, and the size; or kStride - d: it is the stride of dimension d
+    int64_t
+        dim;  // or kItself: the input is an int, and the size; or kStride - d: it is the stride of dimension d
     int64_t divisor;
 };
 constexpr int64_t kItself = -1, kStride = -2;

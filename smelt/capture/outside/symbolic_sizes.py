@@ -1,0 +1,87 @@
+"""Which sizes a capture takes for symbols: what the user asked for, what was seen to change, what stands against it."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+Path = tuple[object, ...]  # `Origin.path`
+
+_MOST_REMAINDERS = 64
+
+
+@dataclass(frozen=True)
+class SymbolicSizes:
+    """Which sizes and strides are symbolic, by the paths of their origins.
+
+    None are unless `wanted`; `everywhere`, those of all tensors that are neither parameters nor buffers; those that
+    `changed`, each with one that it was before, and of other tensors those that are now one of `values`; never those that
+    are `fixed`, or `fixed_now`, in this call. Those `apart` are symbols of their own. Of `divisors` it is known what they
+    leave when divided.
+    """
+
+    wanted: bool = False
+    everywhere: bool = False
+    changed: frozenset[tuple[Path, int]] = frozenset()
+    values: frozenset[int] = frozenset()
+    fixed: frozenset[Path] = frozenset()
+    fixed_now: frozenset[Path] = frozenset()
+    apart: frozenset[Path] = frozenset()
+    divisors: frozenset[tuple[Path, int]] = frozenset()
+
+    def with_changed(self, before: set[tuple[Path, int]]) -> SymbolicSizes:
+        """With these symbolic too, if any is to be."""
+        return replace(self, changed=self.changed | before) if self.wanted else self
+
+    def without(self, groups: Iterable[frozenset[Path]], now: bool) -> SymbolicSizes:
+        """Without the symbols that were found at these, in this call if `now`: as numbers, or first as symbols of their own
+        where one was found at several places, of which perhaps one alone must be a number."""
+        fixed = frozenset[Path]().union(*(paths for paths in groups if len(paths) == 1))
+        apart = self.apart.union(*(paths for paths in groups if len(paths) > 1))
+        if now:
+            return replace(self, fixed_now=self.fixed_now | fixed, apart=apart)
+        return replace(self, fixed=self.fixed | fixed, apart=apart)
+
+    def with_divisors(self, found: Iterable[tuple[Path, int]]) -> SymbolicSizes:
+        """With these divided by as much more, as long as there are not too many remainders, each of which is an entry."""
+        known = dict(self.divisors)
+        for path, by in found:
+            product = math.lcm(known.get(path, 1), by)
+            known[path] = product if product <= _MOST_REMAINDERS else known.get(path, 1)
+        return replace(self, divisors=frozenset((path, by) for path, by in known.items() if by > 1))
+
+    def divisor(self, path: Path) -> int:
+        """By what the size at this path is divided."""
+        return dict(self.divisors).get(path, 1)
+
+    def of_all_calls(self) -> SymbolicSizes:
+        """Without what is due to the sizes in this call."""
+        return replace(self, fixed_now=frozenset())
+
+    def is_fixed(self, path: Path) -> bool:
+        """Whether the size at this path is a number, whatever else is said of it."""
+        return not self.wanted or path in self.fixed or path in self.fixed_now
+
+    def includes(self, path: Path, size: int, is_parameter: bool) -> bool:
+        """Whether the size at this path, which is now `size`, is symbolic; `is_parameter`: it is one of a parameter."""
+        if self.is_fixed(path):
+            return False
+        if path in self._before:
+            return True
+        return (self.everywhere or size in self.values) and not is_parameter and "param" not in path
+
+    def before(self, path: Path) -> frozenset[int]:
+        """The sizes that were found there in earlier captures."""
+        return self._before.get(path, frozenset())
+
+    @functools.cached_property
+    def _before(self) -> dict[Path, frozenset[int]]:
+        found: dict[Path, frozenset[int]] = {}
+        for path, size in self.changed:
+            found[path] = found.get(path, frozenset()) | {size}
+        return found
+
+
+FIXED_SIZES = SymbolicSizes()
