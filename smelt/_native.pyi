@@ -250,7 +250,7 @@ class BySizes:
     instances: dict[tuple[int, ...], _Compiled]  # those that are kept, the last used first
     def __init__(
         self,
-        sources: Sequence[tuple[int, int, int]],
+        sources: Sequence[tuple[int, int, int, int | None]],
         make: Callable[[tuple[int, ...]], tuple[_Compiled, list[Plan]] | _Compiled],
         lock: object,
         /,

@@ -53,9 +53,9 @@ def compile(
     Args:
         model: a function, method, callable object or nn.Module. None: returns a decorator.
         fullgraph: raise `smelt.errors.Unsupported` (on the user's line) where the graph would break or capture fails.
-        dynamic: True: one entry serves all sizes of tensors from 2 on, where that can be (docs/dynamic-shapes.md); "smelt"
-            alone. None or False specialize on every shape seen; numbers that change from call to call are generalised
-            unless it is False.
+        dynamic: which sizes of tensors, from 2 on, and which numbers are symbols, so that one entry serves them all
+            (docs/dynamic-shapes.md). None: those that are seen to change, or are marked (`mark_dynamic`); True: all sizes
+            that can be, from the first call on; False: none. Sizes are symbols with the backend "smelt" alone.
         backend: a name from `list_backends()`, or a callable `(torch.fx.GraphModule, example_inputs) -> callable`.
         mode: None or "default"; on GPUs also "reduce-overhead" (CUDA graphs), "max-autotune-no-cudagraphs" (products are
             generated where that is measured to be faster), "max-autotune" (both). Nothing else changes on a CPU.

@@ -15,6 +15,7 @@ ORDER = Layers(
     {
         "smelt": [
             "doctor",
+            "torch_backend",
             "api",
             "support",
             "callables",

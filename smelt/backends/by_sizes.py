@@ -55,7 +55,7 @@ def by_sizes(
         with torch.set_grad_enabled(grad):
             return make(values)
 
-    sources = [(source.input, source.dim, source.divisor) for source in sizes.values()]
+    sources = [(s.input, s.source.dim, s.source.divisor, s.source.over) for s in sizes.values()]
     native = _native.BySizes(sources, instance, _lock)
     native.prepare(tuple(source.hint for source in sizes.values()))
     return native

@@ -42,6 +42,8 @@ def aot_eager(traced: Traced, config: Config) -> Compiled:
     return _by_operators(traced.aten_graph)
 
 
+eager.takes_sizes = True  # type: ignore[attr-defined]
+aot_eager.takes_sizes = True  # type: ignore[attr-defined]
 aot_eager.differentiates = True  # type: ignore[attr-defined]
 
 

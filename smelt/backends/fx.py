@@ -9,7 +9,8 @@ import torch
 import torch.fx
 
 from smelt.config import Config
-from smelt.errors import BackendError
+from smelt.errors import BackendError, NeedsFixedSize
+from smelt.graph.at_sizes import symbols_of_arguments
 from smelt.graph.graph_function import Compiled
 from smelt.graph.ir import Graph, Node, map_nodes
 from smelt.trace.traced import Traced
@@ -38,9 +39,13 @@ def to_fx(graph: Graph, class_name: str = "GraphModule") -> torch.fx.GraphModule
 
 
 def adapt(backend: ForeignBackend) -> Callable[[Traced, Config], Compiled]:
-    """A backend of smelt's own signature that hands the torch-level graph to a foreign one."""
+    """A backend of smelt's own signature that hands the torch-level graph to a foreign one. Sizes that are symbolic, and
+    numbers computed from them, are placeholders behind those of tensors: the graph is right for any sizes."""
 
     def compile_with_foreign(traced: Traced, config: Config) -> Compiled:
+        symbols = symbols_of_arguments(traced.torch_graph)
+        if symbols:  # sizes are placeholders; others only smelt's own backends know
+            raise NeedsFixedSize("a foreign backend is given numbers", symbols)
         compiled = backend(to_fx(traced.torch_graph), list(traced.example_inputs()))
         if not callable(compiled):
             raise BackendError(
@@ -49,6 +54,7 @@ def adapt(backend: ForeignBackend) -> Callable[[Traced, Config], Compiled]:
         return lambda tensors: _as_tuple(compiled(*tensors), backend)
 
     compile_with_foreign.__name__ = _name(backend)
+    compile_with_foreign.takes_sizes_if_asked = True  # type: ignore[attr-defined]
     return compile_with_foreign
 
 

@@ -43,8 +43,8 @@ ANY = -1  # a size: any from two on; a stride: the product of the sizes behind i
 
 
 def stride_over(dim: int, exactly: bool) -> int:
-    """What stands for a stride that is as large as dimension `dim` in memory (its size times its stride), or larger where
-    not `exactly`."""
+    """What stands for a stride that is as large as dimension `dim` in memory (its size times its stride), or any larger one
+    where not `exactly`."""
     return -2 - 2 * dim - (not exactly)
 
 
@@ -93,7 +93,7 @@ def _fits(wanted: int, stride: int, product: int, found: TensorFacts) -> bool:
         return stride == product
     dim, larger = divmod(-2 - wanted, 2)
     room = found.shape[dim] * found.stride[dim]
-    return stride >= room if larger else stride == room
+    return stride > room if larger else stride == room
 
 
 def sizes_text(sizes: tuple[int, ...]) -> str:

@@ -23,7 +23,7 @@ from smelt.trace.joint import RecordedBackward
 from smelt.trace.joint_builder import JointBuilder
 from smelt.trace.number_inputs import NumberInput
 from smelt.trace.parts import TraceParts
-from smelt.trace.symbolic_layouts import ITSELF
+from smelt.trace.symbolic_layouts import ITSELF, SizeSource
 from smelt.trace.tape import Tape
 from smelt.trace.traced import SizeInput, Traced, needs_grad
 from smelt.trace.views import Views
@@ -50,7 +50,7 @@ def build(parts: TraceParts, outputs: Sequence[FakeTensor], recorded: RecordedBa
     used = {n for graph in (torch_graph, aten_graph) for node in graph for n in argument_nodes(node)}
     there = _symbols_there(parts, used, None if whole else aten_graph)
     sized, as_sizes = _sized(parts, used, there), _numbers_as_sizes(parts, there)
-    used |= {parts.inputs.aten_node(fake) for fake, *_ in sized.values()}
+    used |= {parts.inputs.aten_node(fake) for fake, _ in sized.values()}
     inputs = tuple(f for f in parts.inputs if f.aten_node in used or f.torch_node in used)
     read = used | whole.read() if whole else used  # numbers that only the backward reads are inputs, too
     read |= {node for number in as_sizes.values() for node in number.nodes.values()}
@@ -68,13 +68,11 @@ def build(parts: TraceParts, outputs: Sequence[FakeTensor], recorded: RecordedBa
         _examples=[weakref.ref(parts.inputs.real(f)) for f in inputs],  # type: ignore[arg-type]
         numbers=numbers,
         sizes={
-            sym: SizeInput(
-                next(i for i, f in enumerate(inputs) if f is fake), dim, parts.inputs.hint(sym), by
-            )
-            for sym, (fake, dim, by) in sized.items()
+            sym: SizeInput(next(i for i, f in enumerate(inputs) if f is fake), source, parts.inputs.hint(sym))
+            for sym, (fake, source) in sized.items()
         }
         | {
-            sym: SizeInput(len(inputs) + numbers.index(number), ITSELF, parts.inputs.hint(sym))
+            sym: SizeInput(len(inputs) + numbers.index(number), SizeSource(ITSELF), parts.inputs.hint(sym))
             for sym, number in as_sizes.items()
         },
         joint=whole.joint(inputs, aten_graph.placeholders) if whole else None,
@@ -98,10 +96,9 @@ def _symbols_there(parts: TraceParts, used: Container[Node | None], graph: Graph
 
 def _sized(
     parts: TraceParts, used: Container[Node | None], there: Container[Sym]
-) -> dict[Sym, tuple[FakeTensor, int, int]]:
-    """For each symbol of `there`, an input, which dimension's size it is, and by what that is divided: a used input, if one
-    has the symbol."""
-    found: dict[Sym, tuple[FakeTensor, int, int]] = {}
+) -> dict[Sym, tuple[FakeTensor, SizeSource]]:
+    """For each symbol of `there`, an input in which it is found, and where: a used input, if one has the symbol."""
+    found: dict[Sym, tuple[FakeTensor, SizeSource]] = {}
     for sym, places in parts.inputs.sized.items():
         if sym in there:
             among = [place for place in places if place[0].aten_node in used or place[0].torch_node in used]

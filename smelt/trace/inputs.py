@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, overload
 
 import torch
@@ -26,7 +27,7 @@ from smelt.trace.current_call import CurrentCall
 from smelt.trace.fake import FakeTensor, Storages, check_supported, computed, wrap
 from smelt.trace.number_inputs import NumberInputs
 from smelt.trace.plain_classes import PLAIN_TYPES
-from smelt.trace.symbolic_layouts import SymbolicLayout, stride_dim
+from smelt.trace.symbolic_layouts import SizeSource, SymbolicLayout
 from smelt.trace.symbols import size_of
 from smelt.trace.tape import Tape
 
@@ -67,7 +68,7 @@ class Inputs(Sequence[FakeTensor]):
     def __init__(self, call: CurrentCall, tape: Tape, numbers: NumberInputs) -> None:
         self.call = call
         self.numbers = numbers
-        self.sized: dict[Sym, list[tuple[FakeTensor, int, int]]] = {}
+        self.sized: dict[Sym, list[tuple[FakeTensor, SizeSource]]] = {}
         self.on_unknown: Callable[[torch.Tensor], FakeTensor] | None = None
         self.first_history: dict[int, Any] = {}
         self._tape = tape
@@ -127,12 +128,13 @@ class Inputs(Sequence[FakeTensor]):
         return fake
 
     def _note_sizes(self, fake: FakeTensor, layout: SymbolicLayout) -> None:
-        places = [*enumerate(layout.shape), *((stride_dim(d), n) for d, n in layout.own.items())]
-        for dim, number in places:
+        sources = [(SizeSource(dim), number) for dim, number in enumerate(layout.shape)]
+        sources += [(SizeSource(dim, over=inner), gap) for dim, (gap, inner) in layout.gaps.items()]
+        for source, number in sources:
             found = multiple_of(size_of(number))
             if found is not None:
                 self.numbers.symbols = number.node.symbols
-                self.sized.setdefault(found[0], []).append((fake, dim, found[1]))
+                self.sized.setdefault(found[0], []).append((fake, replace(source, divisor=found[1])))
 
     def hint(self, sym: Sym) -> int:
         """What the symbol of a size is in this call."""

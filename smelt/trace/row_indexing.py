@@ -1,4 +1,6 @@
-"""Indexing by a tensor that holds one integer: `table[step]`.
+"""Indexing by one integer: one that a tensor holds (`table[step]`), or a symbolic size (`x[:, n - 1]`).
+
+C++ asks for the number of a symbolic size among several indices, so rows and columns are selected here one by one.
 
 Eager reads the integer and gives a view. While fakes run, nobody knows where in the table that view is, so the aten level
 gets a gather, which is a copy (`smelt.trace.copies`). Where the program can tell the copy from a view, `Copies.check`
@@ -14,12 +16,17 @@ import torch
 from smelt.trace.arguments import Args
 from smelt.trace.fake import FakeTensor, symbols_of
 from smelt.trace.operator_recorder import Body, OperatorRecorder
+from smelt.trace.symbols import NUMBERS, has_symbols
 
 _INTEGERS = (torch.int64, torch.int32)
 
 
 def _item(recorder: OperatorRecorder, func: Any, args: Args) -> Any:
     table, index = args
+    if type(table) is FakeTensor and has_symbols(index):
+        table, index = _selected(table, index)
+        if index is None:
+            return table
     if not (recorder.copies.allowed and type(index) is FakeTensor and _is_place(table, index)):
         return func(table, index)
     if recorder.known.value(index) is not None:
@@ -27,6 +34,25 @@ def _item(recorder: OperatorRecorder, func: Any, args: Args) -> Any:
     made = torch.ops.aten.index.Tensor(table, [index])
     recorder.copies.add(made, table)
     return made
+
+
+def _selected(table: torch.Tensor, index: Any) -> tuple[torch.Tensor, Any]:
+    """The table with those places selected that are symbolic numbers, and the rest of the index, None where nothing is left.
+    Both as they are where the index has tensors or masks: these may be put together with the numbers."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    if not all(p is None or p is ... or type(p) in (int, slice, *NUMBERS) for p in parts):
+        return table, index
+    taken = sum(p is not None and p is not ... for p in parts)
+    for at in [i for i, p in enumerate(parts) if p is ...][:1]:
+        parts[at : at + 1] = [slice(None)] * (table.dim() - taken)
+    rest, dim = [], 0
+    for part in parts:
+        if type(part) in NUMBERS:
+            table = table.select(dim, part)
+            continue
+        rest.append(part)
+        dim += part is not None
+    return table, tuple(rest) or None
 
 
 def _is_place(table: object, index: FakeTensor) -> bool:

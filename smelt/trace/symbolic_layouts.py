@@ -11,19 +11,25 @@ from smelt.graph.sizes import contiguous_stride
 ITSELF = -1  # in the place of a dimension: the input is a number, and the size
 
 
-def stride_dim(dim: int) -> int:
-    """What says in the place of a dimension that the stride of `dim` is meant."""
-    return -2 - dim
+@dataclass(frozen=True)
+class SizeSource:
+    """Where the value of a symbol is found in an input: it is the size of dimension `dim`, or the number that the input is
+    (ITSELF), by `divisor`, rounded down. With `over`, it is by how much the stride of `dim` is larger than dimension `over`
+    in memory, which is its size times its stride."""
+
+    dim: int
+    divisor: int = 1
+    over: int | None = None
 
 
 @dataclass(frozen=True)
 class SymbolicLayout:
-    """Sizes and strides of an input, in elements, symbolic numbers (`Symbols.size_leaf`) among them. `own`: those of these
-    strides that are no products of others, by dimension."""
+    """Sizes and strides of an input, in elements, symbolic numbers (`Symbols.size_leaf`) among them. `gaps`: for strides
+    that do not follow from sizes (`Symbols.stride_leaf`), by dimension, the gap, and the dimension that leaves it."""
 
     shape: tuple[Any, ...]
     stride: tuple[Any, ...]
-    own: Mapping[int, Any]
+    gaps: Mapping[int, tuple[Any, int]]
 
     @classmethod
     def row_major(cls, shape: Sequence[Any]) -> SymbolicLayout:

@@ -118,6 +118,20 @@ class Symbols:
             self._sizes[sym] = Symbol(self, self._table.call("floordiv", leaf, by), times, sym)
         return _wrapped(self._sizes[size])
 
+    def stride_leaf(self, key: Any, value: int, room: Size) -> tuple[Int, Int]:
+        """The stride found at `key`, now `value`, which is larger than `room`; and the gap that is left, a symbol."""
+        self.check()
+        self._values[key] = value
+        leaf, least = self._table.leaf(key), self.of_size(room)
+        sym = Sym(f"s{len(self.hints)}", 1)
+        self.hints[sym] = value - int(least.value)
+        size = sym + room
+        self._sizes[size] = Symbol(self, leaf, value, size)
+        self._taken[leaf] = size
+        gap = self._table.call("sub", leaf, least.expression)
+        self._sizes[sym] = Symbol(self, gap, self.hints[sym], sym)
+        return _wrapped(self._sizes[size]), _wrapped(self._sizes[sym])
+
     def taken_for_size(self, expression: Expression) -> Size | None:
         """The size that a number is where it is used as one; None where it may be none, as it is negative or is not computed
         by sums, products and quotients."""
@@ -220,10 +234,6 @@ class Symbols:
                 divisors = divisors_in((size,))
                 if all(self._divide(sym, by) for sym, by in divisors.items()):
                     raise NeedsFixedSize(f"{size} is {rest}", frozenset(divisors), divisors=divisors)
-
-    def know_at_least(self, size: Size, least: Size) -> None:
-        """`size` is known to be `least` or more."""
-        self._comparisons.note("lt", size, least, False)
 
     def at_least(self, size: Size, least: int) -> None:
         """Requires that `size` is `least` or more. Raises NeedsFixedSize where it is not."""

@@ -18,18 +18,17 @@ from smelt.trace.fake import FakeTensor
 from smelt.trace.joint import Joint
 from smelt.trace.number_inputs import NumberInput
 from smelt.trace.parts import TraceParts
+from smelt.trace.symbolic_layouts import SizeSource
 from smelt.trace.views import NO_VIEWS, Views
 
 
 @dataclass(frozen=True)
 class SizeInput:
-    """Where the value of a size's symbol is found: it is the size of dimension `dim` of input `input`, or the number that
-    the input is (ITSELF), or a stride of it (`stride_dim`), by `divisor`, rounded down. `hint`: what it was when traced."""
+    """Where the value of a size's symbol is found: in input number `input`. `hint`: what it was when traced."""
 
     input: int
-    dim: int
+    source: SizeSource
     hint: int
-    divisor: int = 1
 
 
 @dataclass(frozen=True)

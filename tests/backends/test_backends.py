@@ -1,13 +1,18 @@
 """Backends by name, and the torch.fx bridge."""
 
+import warnings
+
 import pytest
 import torch
 import torch.fx
 
+import smelt
 from smelt import config
 from smelt.backends import registry
-from smelt.backends.dynamo import compile_fx
 from smelt.errors import OptionError
+from smelt.graph.ir import TensorSpec
+from smelt.report import inspect
+from smelt.torch_backend import compile_fx
 from tests.harness.traced import trace
 
 
@@ -65,6 +70,52 @@ def test_names():
         registry.lookup("eagre")
     with pytest.raises(OptionError, match="already"):
         registry.register_backend(lambda gm, x: gm, name="smelt")
+
+
+def test_foreign_backends_get_symbolic_sizes_if_asked():
+    modules = []
+
+    def backend(gm, inputs):
+        modules.append(gm)
+        return gm.forward
+
+    def f(x, y):
+        b, s = x.shape
+        return (x.view(b * s) * 2 + s).sum() * y.new_zeros(b, 3) + y[:, : s // 2].sum()
+
+    for dynamic, count in ((True, 1), (None, 4)):  # a backend may compile for its examples alone
+        modules.clear()
+        compiled = smelt.compile(f, dynamic=dynamic, backend=backend)
+        for b, s in ((4, 16), (5, 9), (6, 13), (3, 8)):
+            x, y = torch.randn(b, s), torch.randn(b, 40)
+            torch.testing.assert_close(compiled(x, y), f(x, y))
+        assert len(modules) == count
+    numbers = [n.meta["spec"] for n in modules[0].graph.nodes if n.op == "placeholder"]
+    assert all(isinstance(spec, TensorSpec) for spec in numbers)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_eager_backends_take_sizes(backend):
+    f = lambda x: x.view(-1, x.shape[0]).softmax(-1) * x.shape[1]  # noqa: E731
+    compiled = smelt.compile(f, backend=backend)
+    for b, s in ((4, 16), (5, 9), (6, 13), (3, 8)):
+        x = torch.randn(b, s)
+        torch.testing.assert_close(compiled(x), f(x))
+    assert len(inspect.entries(compiled)) == 2
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_torch_compile_with_symbolic_sizes(dynamic):
+    linear = torch.nn.Linear(8, 4)
+    f = lambda x: linear(x).relu().sum() * x.shape[0] + x.view(-1)[: x.shape[0]].sum()  # noqa: E731
+    compiled = torch.compile(f, backend=compile_fx, dynamic=dynamic)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for b in (4, 5, 9, 2, 1):
+            x = torch.randn(b, 8, requires_grad=True)
+            got, want = compiled(x), f(x)
+            torch.testing.assert_close(got, want)
+            torch.testing.assert_close(torch.autograd.grad(got, x), torch.autograd.grad(want, x))
 
 
 def test_torch_compile_with_the_smelt_backend():

@@ -13,6 +13,7 @@ from smelt.graph.sizes import Expr, Size, Sym, evaluate
 from smelt.graph.tree import map_leaves
 from smelt.trace.joint import Joint
 from smelt.trace.outputs import OutputSource
+from smelt.trace.symbolic_layouts import SizeSource
 from smelt.trace.trace import Trace
 from smelt.trace.traced import SizeInput, Traced
 from tests.harness.traced import flatten, traced
@@ -41,7 +42,7 @@ def symbolic_trace(
     for i, fake in enumerate(record.inputs):
         for d, size in enumerate(fake.shape):
             if size in SIZES:
-                sizes.setdefault(SIZES[size], SizeInput(i, d, size))
+                sizes.setdefault(SIZES[size], SizeInput(i, SizeSource(d), size))
     torch_graph = with_sizes(record.torch_graph, symbol_of)
     made = replace(record, torch_graph=torch_graph, sizes=sizes)
     if record.joint is None:

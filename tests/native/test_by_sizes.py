@@ -37,7 +37,9 @@ class Maker:
 
 
 def by_sizes(make, *sources):
-    return _native.BySizes(sources or ((0, 0),), make, threading.RLock())
+    """Of sources (input, dim, divisor=1, over=None)."""
+    full = [(*source, 1, None)[:4] if len(source) == 2 else source for source in sources or ((0, 0),)]
+    return _native.BySizes(full, make, threading.RLock())
 
 
 def of(n):
@@ -75,6 +77,24 @@ def test_sizes_are_read_from_where_the_sources_say():
     assert make.made == [(4, 3, 6)]
     assert b((torch.empty(9, 7), y))[0] == (4, 7, 6)
     assert list(b.instances) == [(4, 7, 6), (4, 3, 6)]
+
+
+def test_sizes_are_divided_and_numbers_are_themselves():
+    b = by_sizes(Maker(), (0, 0, 3, None), (1, -1, 1, None), (1, -1, 4, None))
+    assert b((torch.empty(17), 9))[0] == (5, 9, 2)
+    with pytest.raises(TypeError, match="input 1 must be an int, got float"):
+        b((torch.empty(17), 9.0))
+    with pytest.raises(OverflowError):
+        b((torch.empty(17), 1 << 70))
+
+
+def test_gaps_between_rows():
+    b = by_sizes(Maker(), (0, 0, 1, 1), (0, 1, 1, None))
+    assert b((torch.empty(3, 8)[:, :5],))[0] == (3, 5)
+    assert b((torch.empty(3, 8),))[0] == (0, 8)
+    assert b((torch.empty(8, 9).t()[:, :3].t(),))[0] == (0, 9)
+    with pytest.raises(TypeError, match="has 1 dimensions"):
+        b((torch.empty(3),))
 
 
 def test_no_sources_make_one_instance():
@@ -198,8 +218,9 @@ def test_arguments_are_checked(args, message):
 
 
 def test_the_constructor_checks_sources():
-    with pytest.raises(ValueError, match="counted from 0"):
-        by_sizes(Maker(), (0, -1))
+    for wrong in ((0, -2), (0, -1, 1, 0), (0, 1, 1, -1), (0, 0, 0, None)):
+        with pytest.raises(ValueError, match="counted from 0"):
+            by_sizes(Maker(), wrong)
     with pytest.raises(TypeError, match="2 numbers"):
         by_sizes(Maker(), (0, 0), (0, 1)).prepare((1,))
 

@@ -184,7 +184,7 @@ class FrameCompiler:
         return Attempt(
             counts_symbolic=self.dynamic is not False,
             sizes=SymbolicSizes(
-                wanted=self.dynamic is not False and getattr(self.backend, "takes_sizes", False),
+                wanted=self.dynamic is not False and self._takes_sizes(),
                 everywhere=self.dynamic is True,
             ),
             joint_graph=getattr(self.backend, "differentiates", False),
@@ -192,6 +192,12 @@ class FrameCompiler:
             selects=True,
             may_break=not self.fullgraph,
         )
+
+    def _takes_sizes(self) -> bool:
+        """Whether the backend is given symbolic sizes. Those of others may compile for their example inputs alone, so they
+        are only if the user says so."""
+        asked = self.dynamic is True and getattr(self.backend, "takes_sizes_if_asked", False)
+        return asked or getattr(self.backend, "takes_sizes", False)
 
     def _wrap_resume(self, fn: FunctionType) -> Any:
         """The callable of a resume function, which shares all resume functions with this one."""

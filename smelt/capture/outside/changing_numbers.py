@@ -69,9 +69,10 @@ class ChangingNumbers:
         """The sizes at these are equal at each call."""
         self._symbols().require_equal(first, second)
 
-    def know_at_least(self, number: Any, least: Any) -> None:
-        """A guard of another kind says that this size is so much at each call."""
-        self._symbols().know_at_least(size_of(number), size_of(least))
+    def stride(self, origin: Origin, value: int, room: Any) -> tuple[Int, Int]:
+        """The symbolic stride found at `origin`, now `value`, and how much larger it is than `room`."""
+        self.sizes.add(origin)
+        return self._symbols().stride_leaf(origin, value, size_of(room))
 
     def require_at_least(self, number: Any, least: Any) -> None:
         """The size, or number, is so much at each call."""

@@ -73,7 +73,7 @@ class ChangingSizes:
     ) -> tuple[SymbolicLayout, TensorFacts] | None:
         """Strides that are as large as the dimension next to them follow from it; others are symbolic if they changed."""
         stride: list[Any] = list(tensor.stride())
-        codes, own = list(tensor.stride()), {}
+        codes, gaps = list(tensor.stride()), {}
         is_parameter = isinstance(tensor, torch.nn.Parameter)
         for dim in sorted(range(len(shape)), key=lambda d: (tensor.stride(d), -d)):
             inner = over[dim]
@@ -84,17 +84,18 @@ class ChangingSizes:
             if inner.exactly and not isinstance(room, int):
                 stride[dim], codes[dim] = room, stride_over(inner.dim, exactly=True)
             elif not inner.exactly and self.policy.includes(at.path, stride[dim], is_parameter):
-                own[dim] = stride[dim] = self._symbol(stride[dim], at, None)
+                stride[dim], gap = self._numbers.stride(at, stride[dim], room)
                 codes[dim] = stride_over(inner.dim, exactly=False)
-                self._numbers.know_at_least(stride[dim], room)
+                self._note(at, gap)
+                gaps[dim] = gap, inner.dim
             elif not isinstance(room, int):
                 self._numbers.require_at_least(stride[dim], room)
         symbolic = [dim for dim, n in enumerate(shape) if not isinstance(n, int)]
-        if not symbolic and not own:
+        if not symbolic and not gaps:
             return None
         facts = tensor_facts(tensor)
         shape_codes = tuple(ANY if d in symbolic else n for d, n in enumerate(facts.shape))
-        layout = SymbolicLayout(tuple(shape), tuple(stride), own)
+        layout = SymbolicLayout(tuple(shape), tuple(stride), gaps)
         return layout, replace(facts, shape=shape_codes, stride=tuple(codes))
 
     def _symbol(self, size: int, at: Origin, mark: Mark | None) -> Int:
@@ -107,11 +108,14 @@ class ChangingSizes:
             self._paths[_sym_of(made)].add(at.path)
             return made
         made = self._numbers.size(at, size, *_range(size, mark), divisor)
-        self._paths[_sym_of(made)] = {at.path}
-        self._symbols[at] = _sym_of(made)
+        self._note(at, made)
         if not apart:
             self._like[values] = at, made
         return made
+
+    def _note(self, at: Origin, number: Int) -> None:
+        self._symbols[at] = _sym_of(number)
+        self._paths[_sym_of(number)] = {at.path}
 
     def _take_number(self, origin: Origin, sym: Sym) -> bool:
         """Whether the number found there may be the size `sym`."""

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -24,13 +25,14 @@ namespace {
 // Instances. Making one takes milliseconds.
 constexpr size_t kKept = 64;
 
+// The size of dimension `dim` of an input, or kItself: the input, an int; by `divisor`. With `over`, how much larger the
+// stride of `dim` is than dimension `over` in memory.
 struct Source {
     size_t input;
-    int64_t
-        dim;  // or kItself: the input is an int, and the size; or kStride - d: it is the stride of dimension d
-    int64_t divisor;
+    int64_t dim, divisor;
+    std::optional<int64_t> over;
 };
-constexpr int64_t kItself = -1, kStride = -2;
+constexpr int64_t kItself = -1;
 
 using Values = c10::SmallVector<int64_t, 4>;  // one for each source
 
@@ -126,13 +128,14 @@ bool read_sizes(const std::vector<Source>& sources, PyObject* inputs, Values& va
             return false;
         }
         const at::Tensor& tensor = THPVariable_Unpack(item);
-        const int64_t dim = s.dim < 0 ? kStride - s.dim : s.dim;
-        if (dim >= tensor.dim()) {
+        if (std::max(s.dim, s.over.value_or(0)) >= tensor.dim()) {
             PyErr_Format(PyExc_TypeError, "BySizes: input %zu has %lld dimensions, size %lld is asked for",
-                         s.input, static_cast<long long>(tensor.dim()), static_cast<long long>(dim));
+                         s.input, static_cast<long long>(tensor.dim()), static_cast<long long>(s.dim));
             return false;
         }
-        values.push_back((s.dim < 0 ? tensor.stride(dim) : tensor.sizes()[dim]) / s.divisor);
+        const auto sizes = tensor.sizes(), strides = tensor.strides();
+        const int64_t found = s.over ? strides[s.dim] - sizes[*s.over] * strides[*s.over] : sizes[s.dim];
+        values.push_back(found / s.divisor);
     }
     return true;
 }
@@ -251,12 +254,14 @@ PyObject* by_sizes_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     HANDLE_TH_ERRORS
     auto instances = std::make_unique<Instances>();
     for (py::handle h : py::reinterpret_borrow<py::object>(sources)) {
-        const auto [input, dim, divisor] = h.cast<std::tuple<size_t, int64_t, int64_t>>();
-        if (divisor < 1) {
-            PyErr_SetString(PyExc_ValueError, "BySizes: a divisor is at least 1");
+        const auto [input, dim, divisor, over] =
+            h.cast<std::tuple<size_t, int64_t, int64_t, std::optional<int64_t>>>();
+        if (divisor < 1 || dim < (over ? 0 : kItself) || over.value_or(0) < 0) {
+            PyErr_SetString(PyExc_ValueError,
+                            "BySizes: a divisor is at least 1, dimensions are counted from 0");
             return nullptr;
         }
-        instances->sources.push_back({input, dim, divisor});
+        instances->sources.push_back({input, dim, divisor, over});
     }
     auto* self = as_by_sizes(type->tp_alloc(type, 0));
     if (!self) return nullptr;
@@ -315,8 +320,10 @@ PyObject* by_sizes_instances(PyObject* object, void*) {
 constexpr const char* kDoc =
     R"(BySizes(sources, make, lock): a graph for any sizes, called as its instances are.
 
-b(inputs) reads the size `dim` of input number `input` for each (input, dim, divisor) of `sources` (the input itself, an int, where
-`dim` is -1, and the stride of dimension d where it is -2 - d), divided by `divisor`, and calls the instance for these numbers with the same tuple. Safe to call from several threads at once.
+b(inputs) reads a number for each (input, dim, divisor, over) of `sources`, and calls the instance for these numbers with the
+same tuple. It is the size `dim` of input number `input`, or that input itself, an int, where `dim` is -1; divided by
+`divisor`. Where `over` is not None, it is how much larger the stride of `dim` is than dimension `over` in memory. Safe to call
+from several threads at once.
 
   make   a callable from the tuple of numbers to (callable, list of plans), which is kept (the 64 used last are), or to a
          callable that is not. The list may grow later: all instances together hold as much of its plans' memory between

@@ -72,10 +72,10 @@ struct TensorFacts {
         return true;
     }
 
-    // `over`: twice the dimension, plus one where the stride may be larger.
+    // `over`: twice the dimension, plus one where the stride is larger.
     static bool is_over(int64_t over, int64_t stride, const int64_t* sizes, const int64_t* strides) {
         const int64_t room = sizes[over / 2] * strides[over / 2];
-        return over % 2 ? stride >= room : stride == room;
+        return over % 2 ? stride > room : stride == room;
     }
 
     // Most have up to four numbers: a call to compare them costs more than the comparison.

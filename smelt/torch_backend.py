@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from smelt import config
+from smelt import api, config
 from smelt.backends.smelt import compile_graph
 from smelt.errors import SmeltError
 from smelt.trace.trace import Trace
@@ -19,8 +19,11 @@ from smelt.trace.traced import Traced
 def compile_fx(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """Compiles `gm`, a torch-level graph from torch's own capture, with smelt.
 
-    A graph that smelt cannot compile here (symbolic sizes, values read by Python) runs as `gm.forward`, with a warning.
+    Where sizes are symbolic, smelt captures `gm` itself, with guards of its own. A graph that smelt cannot compile here
+    (values read by Python) runs as `gm.forward`, with a warning.
     """
+    if any(map(_is_symbolic, example_inputs)):
+        return api.compile(gm.forward, dynamic=True)
     try:
         return _compile(gm, example_inputs)
     except SmeltError as error:
@@ -29,9 +32,6 @@ def compile_fx(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Calla
 
 
 def _compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    odd = next((x for x in example_inputs if not isinstance(x, torch.Tensor)), None)
-    if odd is not None or any(type(n) is not int for x in example_inputs for n in x.shape):
-        raise SmeltError("sizes are symbolic; torch.compile(dynamic=False) gives static ones")
     trace, outputs, fakes = _run_on_fakes(gm, example_inputs)
     spread = [t for t in outputs if isinstance(t, torch.Tensor)]
     traced = trace.finish(spread)
@@ -44,6 +44,11 @@ def _compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callabl
         return tuple(next(results) if tensor else value for tensor, value in zip(places, outputs))
 
     return call
+
+
+def _is_symbolic(example: Any) -> bool:
+    sizes = (*example.shape, *example.stride()) if isinstance(example, torch.Tensor) else (example,)
+    return any(type(n) is not int for n in sizes)
 
 
 def _run_on_fakes(
