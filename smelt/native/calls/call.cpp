@@ -71,13 +71,24 @@ PyObject* only_item(PyObject* result) {
     return item;
 }
 
+// The result of a graph that has one.
+PyObject* call_only(PyObject* graph, guards::Collected& collected) {
+    const Objects inputs{collected.data(), static_cast<size_t>(collected.size())};
+    if (is_by_sizes(graph)) {
+        PyObject* instance = instance_by_sizes(graph, inputs);
+        PyObject* result = instance ? call_only(instance, collected) : nullptr;
+        Py_XDECREF(instance);
+        return result;
+    }
+    if (LIKELY(is_plan(graph) && plan_outputs(graph) == 1)) return call_plan_of_one(graph, inputs);
+    PyObject* tuple = collected.tuple();
+    return tuple ? only_item(PyObject_Vectorcall(graph, &tuple, 1, nullptr)) : nullptr;
+}
+
 PyObject* call_compiled(Match& match, const Slots& slots) {
-    PyObject* only = match.only();
-    if (LIKELY(only != Py_None && is_plan(only) && plan_outputs(only) == 1))
-        return call_plan_of_one(only, {match.inputs.data(), static_cast<size_t>(match.inputs.size())});
+    if (match.only() != Py_None) return call_only(match.only(), match.inputs);
     PyObject* inputs = match.inputs.tuple();
     if (!inputs) return nullptr;
-    if (only != Py_None) return only_item(PyObject_Vectorcall(only, &inputs, 1, nullptr));
     constexpr Py_ssize_t kLocal = 24;
     PyObject* local[kLocal + 2];
     Py_ssize_t count = slots.size();

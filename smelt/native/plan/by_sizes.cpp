@@ -28,7 +28,7 @@ struct Source {
     int64_t dim;
 };
 
-using Values = c10::SmallVector<int64_t, 4>;  // one for each source
+using Values = c10::SmallVector<int64_t, 8>;  // one for each source
 
 struct Instance {
     Values values;
@@ -99,24 +99,26 @@ PyObject* find(Kept& kept, const Values& values) {
     return nullptr;
 }
 
+// The size, -1 with a Python error.
+int64_t read_size(const Source& s, Objects inputs) {
+    PyObject* item = s.input < inputs.size() ? inputs[s.input] : nullptr;
+    if (!item || !THPVariable_Check(item)) {
+        PyErr_Format(PyExc_TypeError, "BySizes: input %zu must be a Tensor, got %s", s.input,
+                     item ? Py_TYPE(item)->tp_name : "none");
+        return -1;
+    }
+    const auto sizes = THPVariable_Unpack(item).sizes();
+    if (s.dim < static_cast<int64_t>(sizes.size())) return sizes[s.dim];
+    PyErr_Format(PyExc_TypeError, "BySizes: input %zu has %zu dimensions, size %lld is asked for", s.input,
+                 sizes.size(), static_cast<long long>(s.dim));
+    return -1;
+}
+
 // False with a Python error.
-bool read_sizes(const std::vector<Source>& sources, PyObject* inputs, Values& values) {
+bool read_sizes(const std::vector<Source>& sources, Objects inputs, Values& values) {
     for (const Source& s : sources) {
-        PyObject* item = s.input < static_cast<size_t>(PyTuple_GET_SIZE(inputs))
-                             ? PyTuple_GET_ITEM(inputs, static_cast<Py_ssize_t>(s.input))
-                             : nullptr;
-        if (!item || !THPVariable_Check(item)) {
-            PyErr_Format(PyExc_TypeError, "BySizes: input %zu must be a Tensor, got %s", s.input,
-                         item ? Py_TYPE(item)->tp_name : "none");
-            return false;
-        }
-        const auto sizes = THPVariable_Unpack(item).sizes();
-        if (s.dim >= static_cast<int64_t>(sizes.size())) {
-            PyErr_Format(PyExc_TypeError, "BySizes: input %zu has %zu dimensions, size %lld is asked for",
-                         s.input, sizes.size(), static_cast<long long>(s.dim));
-            return false;
-        }
-        values.push_back(sizes[s.dim]);
+        values.push_back(read_size(s, inputs));
+        if (values.back() < 0) return false;
     }
     return true;
 }
@@ -184,8 +186,8 @@ PyObject* missed(BySizesObject* self, const Values& values) {
     return result;
 }
 
-// The instance for a tuple of inputs, a new reference; null with a Python error.
-PyObject* instance_for(BySizesObject* self, PyObject* inputs) {
+// The instance for these inputs, a new reference; null with a Python error.
+PyObject* instance_for(BySizesObject* self, Objects inputs) {
     try {
         Values values;
         if (!read_sizes(self->instances->sources, inputs, values)) return nullptr;
@@ -203,7 +205,7 @@ PyObject* by_sizes_call(PyObject* object, PyObject* const* args, size_t nargsf, 
         PyErr_SetString(PyExc_TypeError, "BySizes: call it with one tuple of tensors");
         return nullptr;
     }
-    PyObject* instance = instance_for(as_by_sizes(object), args[0]);
+    PyObject* instance = instance_for(as_by_sizes(object), items_of(args[0]));
     if (!instance) return nullptr;
     PyObject* result = PyObject_Vectorcall(instance, args, 1, nullptr);
     Py_DECREF(instance);
@@ -336,14 +338,27 @@ PyType_Spec by_sizes_spec = {"smelt._native.BySizes", sizeof(BySizesObject), 0,
                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
                              by_sizes_slots};
 
+PyTypeObject* by_sizes_type = nullptr;
+
 }  // namespace
 
 int init_by_sizes(PyObject* module) {
     PyObject* type = PyType_FromSpec(&by_sizes_spec);
     if (!type) return -1;
-    const int failed = PyModule_AddObjectRef(module, "BySizes", type);
-    Py_DECREF(type);
-    return failed;
+    by_sizes_type = reinterpret_cast<PyTypeObject*>(type);  // and kept for ever
+    return PyModule_AddObjectRef(module, "BySizes", type);
 }
 
 }  // namespace smelt::plan
+
+namespace smelt {
+
+bool is_by_sizes(PyObject* object) {
+    return Py_TYPE(object) == plan::by_sizes_type;
+}
+
+PyObject* instance_by_sizes(PyObject* object, Objects inputs) {
+    return plan::instance_for(plan::as_by_sizes(object), inputs);
+}
+
+}  // namespace smelt

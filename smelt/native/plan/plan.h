@@ -20,6 +20,15 @@ int64_t plan_returned_input(PyObject* plan, size_t position);
 
 using Objects = std::span<PyObject* const>;  // borrowed
 
+inline Objects items_of(PyObject* tuple) {
+    return {&PyTuple_GET_ITEM(tuple, 0), static_cast<size_t>(PyTuple_GET_SIZE(tuple))};
+}
+
+// A graph for any sizes (plan/by_sizes.cpp), and what it calls for the sizes of these inputs: a new reference, null with a
+// Python error.
+bool is_by_sizes(PyObject* object);
+PyObject* instance_by_sizes(PyObject* object, Objects inputs);
+
 // What the plan gives, which has one output; null with a Python error. `inputs`: tensors and numbers, which the caller keeps
 // alive.
 PyObject* call_plan_of_one(PyObject* plan, Objects inputs);
