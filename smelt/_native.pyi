@@ -255,7 +255,7 @@ class BySizes:
         lock: object,
         /,
     ) -> None:
-        """`make` gives what is kept (the 8 used last are), with the plans whose memory between calls is its own, or a
+        """`make` gives what is kept (the 64 used last are), with the plans whose memory between calls is its own, or a
         callable that is not kept."""
 
     def __call__(self, inputs: tuple[_Value, ...], /) -> Sequence[object]:

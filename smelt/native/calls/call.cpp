@@ -72,21 +72,26 @@ PyObject* only_item(PyObject* result) {
 }
 
 // The result of a graph that has one.
-PyObject* call_only(PyObject* graph, guards::Collected& collected) {
-    const Objects inputs{collected.data(), static_cast<size_t>(collected.size())};
-    if (is_by_sizes(graph)) {
-        PyObject* instance = instance_by_sizes(graph, inputs);
-        PyObject* result = instance ? call_only(instance, collected) : nullptr;
-        Py_XDECREF(instance);
-        return result;
-    }
-    if (LIKELY(is_plan(graph) && plan_outputs(graph) == 1)) return call_plan_of_one(graph, inputs);
-    PyObject* tuple = collected.tuple();
+PyObject* call_graph(PyObject* graph, guards::Collected& inputs) {
+    if (LIKELY(is_plan(graph) && plan_outputs(graph) == 1))
+        return call_plan_of_one(graph, {inputs.data(), static_cast<size_t>(inputs.size())});
+    PyObject* tuple = inputs.tuple();
     return tuple ? only_item(PyObject_Vectorcall(graph, &tuple, 1, nullptr)) : nullptr;
 }
 
 PyObject* call_compiled(Match& match, const Slots& slots) {
-    if (match.only() != Py_None) return call_only(match.only(), match.inputs);
+    PyObject* only = match.only();
+    if (only != Py_None && is_by_sizes(only)) {
+        const Objects objects{match.inputs.data(), static_cast<size_t>(match.inputs.size())};
+        if (PyObject* instance = launching_instance(only, objects)) {
+            PyObject* result = call_graph(instance, match.inputs);
+            Py_DECREF(instance);
+            return result;
+        }
+        // Else one is made, or calls what may look at the frame.
+    } else if (only != Py_None) {
+        return call_graph(only, match.inputs);
+    }
     PyObject* inputs = match.inputs.tuple();
     if (!inputs) return nullptr;
     constexpr Py_ssize_t kLocal = 24;

@@ -30,12 +30,24 @@ struct Source {
 
 using Values = c10::SmallVector<int64_t, 8>;  // one for each source
 
+// Whether it is a plan of nothing but kernels, or a Differentiable whose forward is one.
+bool calls_kernels_only(PyObject* callable) {
+    if (is_plan(callable)) return plan_launches_only(callable);
+    THPObjectPtr forward(PyObject_GetAttrString(callable, "forward"));
+    if (!forward) PyErr_Clear();
+    return forward && is_plan(forward) && plan_launches_only(forward);
+}
+
 struct Instance {
     Values values;
     PyObject *callable, *plans;  // a list of the plans that hold memory for it between calls
+    bool launches_only;
 
     Instance(const Values& values, PyObject* callable, PyObject* plans)
-        : values(values), callable(Py_NewRef(callable)), plans(Py_NewRef(plans)) {}
+        : values(values),
+          callable(Py_NewRef(callable)),
+          plans(Py_NewRef(plans)),
+          launches_only(calls_kernels_only(callable)) {}
     Instance(const Instance&) = delete;
     Instance& operator=(const Instance&) = delete;
     ~Instance() {
@@ -86,41 +98,39 @@ void trim(const Kept& kept) {
     }
 }
 
-// The instance for these numbers, borrowed, which is the first from now on; null where none is kept.
-PyObject* find(Kept& kept, const Values& values) {
+// The instance for these numbers, which is the first from now on; null where none is kept.
+Instance* find(Kept& kept, const Values& values) {
     for (auto i = kept.begin(); i != kept.end(); ++i) {
         if ((*i)->values != values) continue;
         if (i != kept.begin()) {
             std::rotate(kept.begin(), i, i + 1);
             trim(kept);
         }
-        return kept.front()->callable;
+        return kept.front().get();
     }
     return nullptr;
 }
 
-// The size, -1 with a Python error.
-int64_t read_size(const Source& s, Objects inputs) {
-    PyObject* item = s.input < inputs.size() ? inputs[s.input] : nullptr;
-    if (!item || !THPVariable_Check(item)) {
-        PyErr_Format(PyExc_TypeError, "BySizes: input %zu must be a Tensor, got %s", s.input,
-                     item ? Py_TYPE(item)->tp_name : "none");
-        return -1;
-    }
-    const auto sizes = THPVariable_Unpack(item).sizes();
-    if (s.dim < static_cast<int64_t>(sizes.size())) return sizes[s.dim];
-    PyErr_Format(PyExc_TypeError, "BySizes: input %zu has %zu dimensions, size %lld is asked for", s.input,
-                 sizes.size(), static_cast<long long>(s.dim));
-    return -1;
-}
-
-// False with a Python error.
+// Whether all sources are there.
 bool read_sizes(const std::vector<Source>& sources, Objects inputs, Values& values) {
     for (const Source& s : sources) {
-        values.push_back(read_size(s, inputs));
-        if (values.back() < 0) return false;
+        if (s.input >= inputs.size() || !THPVariable_Check(inputs[s.input])) return false;
+        const auto sizes = THPVariable_Unpack(inputs[s.input]).sizes();
+        if (s.dim >= static_cast<int64_t>(sizes.size())) return false;
+        values.push_back(sizes[s.dim]);
     }
     return true;
+}
+
+// A Python error for a source that is not there.
+void raise_missing(const Source& s, Objects inputs) {
+    PyObject* item = s.input < inputs.size() ? inputs[s.input] : nullptr;
+    if (item && THPVariable_Check(item))
+        PyErr_Format(PyExc_TypeError, "BySizes: input %zu has %zu dimensions, size %lld is asked for", s.input,
+                     static_cast<size_t>(THPVariable_Unpack(item).dim()), static_cast<long long>(s.dim));
+    else
+        PyErr_Format(PyExc_TypeError, "BySizes: input %zu must be a Tensor, got %s", s.input,
+                     item ? Py_TYPE(item)->tp_name : "none");
 }
 
 PyObject* tuple_of(const Values& values) {
@@ -148,13 +158,13 @@ void keep(Kept& kept, const Values& values, PyObject* callable, PyObject* plans)
 // the lock.
 PyObject* made(BySizesObject* self, const Values& values) {
     auto& kept = self->instances->kept;
-    if (PyObject* found = find(kept, values)) return Py_NewRef(found);
+    if (Instance* found = find(kept, values)) return Py_NewRef(found->callable);
     THPObjectPtr numbers(tuple_of(values));
     THPObjectPtr make(Py_XNewRef(self->make));
     if (!numbers || !make) return nullptr;
     THPObjectPtr result(PyObject_CallOneArg(make, numbers));
     if (!result) return nullptr;
-    if (PyObject* found = find(kept, values)) return Py_NewRef(found);  // it called this for the same sizes
+    if (Instance* found = find(kept, values)) return Py_NewRef(found->callable);  // it called this for the same sizes
     if (PyTuple_CheckExact(result.get()) && PyTuple_GET_SIZE(result.get()) == 2) {
         PyObject *callable = PyTuple_GET_ITEM(result.get(), 0), *plans = PyTuple_GET_ITEM(result.get(), 1);
         if (PyCallable_Check(callable) && PyList_CheckExact(plans)) {
@@ -189,9 +199,13 @@ PyObject* missed(BySizesObject* self, const Values& values) {
 // The instance for these inputs, a new reference; null with a Python error.
 PyObject* instance_for(BySizesObject* self, Objects inputs) {
     try {
+        const auto& sources = self->instances->sources;
         Values values;
-        if (!read_sizes(self->instances->sources, inputs, values)) return nullptr;
-        if (PyObject* found = find(self->instances->kept, values)) return Py_NewRef(found);
+        if (!read_sizes(sources, inputs, values)) {
+            raise_missing(sources[values.size()], inputs);
+            return nullptr;
+        }
+        if (Instance* found = find(self->instances->kept, values)) return Py_NewRef(found->callable);
         return missed(self, values);
     } catch (const std::exception&) {
         torch::translate_exception_to_python(std::current_exception());
@@ -223,7 +237,7 @@ PyObject* by_sizes_prepare(PyObject* object, PyObject* numbers) {
     Values values;
     for (size_t i = 0; i < count; ++i)
         values.push_back(THPUtils_unpackLong(PyTuple_GET_ITEM(numbers, static_cast<Py_ssize_t>(i))));
-    if (PyObject* found = find(self->instances->kept, values)) return Py_NewRef(found);
+    if (Instance* found = find(self->instances->kept, values)) return Py_NewRef(found->callable);
     return missed(self, values);
     END_HANDLE_TH_ERRORS
 }
@@ -304,7 +318,7 @@ constexpr const char* kDoc =
 b(inputs) reads the size `dim` of input number `input` for each (input, dim) of `sources`, and calls the instance for these
 numbers with the same tuple. Safe to call from several threads at once.
 
-  make   a callable from the tuple of numbers to (callable, list of plans), which is kept (the 8 used last are), or to a
+  make   a callable from the tuple of numbers to (callable, list of plans), which is kept (the 64 used last are), or to a
          callable that is not. The list may grow later: all instances together hold as much of its plans' memory between
          calls as two of the largest instance. What it raises is raised by the call, and nothing is kept
   lock   an RLock to hold while `make` runs)";
@@ -357,8 +371,16 @@ bool is_by_sizes(PyObject* object) {
     return Py_TYPE(object) == plan::by_sizes_type;
 }
 
-PyObject* instance_by_sizes(PyObject* object, Objects inputs) {
-    return plan::instance_for(plan::as_by_sizes(object), inputs);
+PyObject* launching_instance(PyObject* object, Objects inputs) {
+    try {
+        plan::Instances& instances = *plan::as_by_sizes(object)->instances;
+        plan::Values values;
+        if (!plan::read_sizes(instances.sources, inputs, values)) return nullptr;
+        const plan::Instance* found = plan::find(instances.kept, values);
+        return found && found->launches_only ? Py_NewRef(found->callable) : nullptr;
+    } catch (const std::exception&) {
+        return nullptr;
+    }
 }
 
 }  // namespace smelt

@@ -12,6 +12,8 @@ namespace smelt {
 bool is_plan(PyObject* object);
 size_t plan_inputs(PyObject* plan);
 size_t plan_outputs(PyObject* plan);
+// Whether its steps are kernels: no operator of torch or of the program is called.
+bool plan_launches_only(PyObject* plan);
 // Bytes of scratch memory that one call uses; frees what is held between calls.
 size_t plan_arena_bytes(PyObject* plan);
 void drop_idle_arenas(PyObject* plan);
@@ -24,10 +26,10 @@ inline Objects items_of(PyObject* tuple) {
     return {&PyTuple_GET_ITEM(tuple, 0), static_cast<size_t>(PyTuple_GET_SIZE(tuple))};
 }
 
-// A graph for any sizes (plan/by_sizes.cpp), and what it calls for the sizes of these inputs: a new reference, null with a
-// Python error.
+// A graph for any sizes (plan/by_sizes.cpp), and what it has for the sizes of these inputs, if its forward is nothing but
+// kernels: a new reference, null without an error where there is no such thing.
 bool is_by_sizes(PyObject* object);
-PyObject* instance_by_sizes(PyObject* object, Objects inputs);
+PyObject* launching_instance(PyObject* object, Objects inputs);
 
 // What the plan gives, which has one output; null with a Python error. `inputs`: tensors and numbers, which the caller keeps
 // alive.
