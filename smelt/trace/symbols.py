@@ -53,6 +53,8 @@ class Symbols:
         self._sizes: dict[Size, Symbol] = {}  # symbols of sizes, by the size
         self._comparisons = Comparisons()
         self.of_sizes: dict[tuple[Any, ...], Symbol] = {}  # results, by operation and operands
+        # Tensors of such sizes, to make others like them: by their spec's id, and whether they are of inference mode.
+        self.metas: dict[tuple[int, bool], tuple[TensorSpec, torch.Tensor]] = {}
         self._constants: dict[int, Symbol] = {}
         self.hints: dict[Sym, int] = {}  # what the symbols of sizes are in this call
         self._refused: PlainNumbersOnly | None = None
