@@ -185,6 +185,9 @@ def annotations_wait(x: object) -> bool:
 def keep_annotations(function: FunctionType, annotations: dict[str, object]) -> None:
     """Gives the function those annotations, and leaves it the function that makes them."""
 
+def fresh_like(like: torch.Tensor, /) -> torch.Tensor:
+    """A tensor on the meta device laid out as `like`, which is one too, with memory of its own and no history."""
+
 def is_plain_leaf(x: object) -> bool:
     """Whether it is a leaf of autograd's graph, and no hook sees or changes the gradients that arrive at it."""
 
@@ -255,7 +258,7 @@ class BySizes:
         lock: object,
         /,
     ) -> None:
-        """`make` gives what is kept (the 8 used last are), with the plans whose memory between calls is its own, or a
+        """`make` gives what is kept (the 64 used last are), with the plans whose memory between calls is its own, or a
         callable that is not kept."""
 
     def __call__(self, inputs: tuple[_Value, ...], /) -> Sequence[object]:

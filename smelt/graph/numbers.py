@@ -148,13 +148,16 @@ def number_text(number: Number) -> str:
     return f"({written})" if written.startswith("-") else written
 
 
-def postfix(expression: Expression, leaf: Callable[[Any], int]) -> tuple[tuple[Any, Any], ...]:
-    """Postfix form for the native evaluator: ("leaf", index), ("const", number) or (function, number of operands)."""
+def postfix(expression: Expression, leaf: Callable[[Any], tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
+    """Postfix form for the native evaluator: what `leaf` gives, ("const", number), or a function and the number of its
+    operands; behind them stands the key of the operation, if it is one function."""
     if expression.op == "leaf":
-        return (("leaf", leaf(expression.args[0])),)
+        return (leaf(expression.args[0]),)
     if expression.op == "const":
         return (("const", expression.args[0]),)
     steps = [step for a in expression.args for step in postfix(a, leaf)]
     operation = OPERATIONS[expression.op]
-    first, *rest = operation.steps or (operation.function,)
+    if not operation.steps:
+        return (*steps, (operation.function, len(expression.args), expression.op))
+    first, *rest = operation.steps
     return (*steps, (first, len(expression.args)), *((function, 1) for function in rest))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from smelt._native import isinstance
+from smelt.graph import numbers
 from smelt.guards import global_state
 from smelt.guards.accessors import HOOKS, Missing, Reader, instance_dict
 from smelt.guards.evaluate import first_failing, keys_of, length_of, storage_of, tensor_facts
@@ -47,7 +48,7 @@ def explain_guard(guard: Guard, slots: Sequence[object]) -> Failure:
     several = _SEVERAL.get(guard.kind)
     if several is not None:
         return several(guard, read)
-    if guard.origin is None or guard.kind == "expression":
+    if guard.origin is None:
         return Failure(guard, format_guard(guard), "this to hold", "that it does not")
     try:
         x = read(guard.origin)
@@ -78,8 +79,19 @@ def _colliding(guard: Guard, read: Reader, what: Callable[[Any], int], expected:
     return Failure(guard, format_guard(guard), expected, found)
 
 
+def _expression(guard: Guard, read: Reader) -> Failure:
+    found = []
+    for origin in numbers.leaves(guard.value[0]):
+        try:
+            found.append(f"{origin.source} = {_short(read(origin))}")
+        except Missing:
+            found.append(f"no {origin.source}")
+    return Failure(guard, format_guard(guard), "this to hold", ", ".join(found))
+
+
 _SEVERAL: dict[str, Callable[[Guard, Reader], Failure]] = {
     "alias": _alias,
+    "expression": _expression,
     "distinct": lambda guard, read: _colliding(guard, read, id, "two objects", "one"),
     "no_overlap": lambda guard, read: _colliding(
         guard, read, storage_of, "no shared memory", "that they share it"

@@ -16,6 +16,7 @@ from smelt._native import isinstance
 from smelt.graph import numbers
 from smelt.guards.guard import Guard, TensorFacts
 from smelt.guards.origin import Origin
+from smelt.guards.sizes_read import SizesRead
 
 Check = tuple[int, str, object]
 Node = tuple[int, str, object, tuple[Check, ...], int]
@@ -102,24 +103,24 @@ def unique(guards: Iterable[Guard]) -> tuple[Guard, ...]:
     return tuple(g for g in kept.values() if g.kind != "type" or g.origin not in typed)
 
 
-def _origins(guard: Guard) -> tuple[Origin, ...]:
-    """The origins that must have been read before `guard` is checked."""
-    if guard.kind == "alias":
-        return guard.origin, guard.value  # type: ignore[return-value]
-    if guard.kind == "expression":
-        return numbers.leaves(guard.value[0])
-    if guard.kind in _SEVERAL:
-        return tuple(guard.value)
-    return () if guard.origin is None else (guard.origin,)
-
-
 class _Layout:
     """Builds the places of all origins, orders them, and numbers them depth first."""
 
     def __init__(self, guards: Sequence[Guard]) -> None:
         self.guards = guards
+        self.sizes = SizesRead(guards)
         self.places: dict[Origin, _Place] = {}
         self.roots: list[_Place] = []
+
+    def origins(self, guard: Guard) -> tuple[Origin, ...]:
+        """The origins that must have been read before `guard` is checked."""
+        if guard.kind == "alias":
+            return guard.origin, guard.value  # type: ignore[return-value]
+        if guard.kind == "expression":
+            return self.sizes.needed(guard)
+        if guard.kind in _SEVERAL:
+            return tuple(guard.value)
+        return () if guard.origin is None else (guard.origin,)
 
     def place(self, origin: Origin) -> _Place:
         """The node of `origin`; it and the nodes above it are made where they are missing."""
@@ -141,6 +142,34 @@ class _Layout:
             stack.extend(reversed(place.children))
         return order
 
+    def index(self, origin: Origin) -> int:
+        """The number of the node at `origin`."""
+        return self.places[origin].index
+
+    def last(self, guard: Guard) -> _Place:
+        """Of the places that `guard` needs, the one that is read last."""
+        return max((self.places[o] for o in self.origins(guard)), key=lambda place: place.index)
+
+    def native_value(self, guard: Guard, at: _Place) -> object:
+        """The value of `guard` as the native check at the node of `at` takes it: other origins become indices of their
+        nodes."""
+        if guard.kind == "tensor":
+            return self.sizes.native(guard)
+        if guard.kind == "alias":
+            a, b = self.index(guard.origin), self.index(guard.value)  # type: ignore[arg-type]
+            return b if a == at.index else a
+        if guard.kind == "expression":
+            expression, expected = guard.value
+            return numbers.postfix(expression, self._leaf), expected
+        if guard.kind in _SEVERAL:
+            return tuple(map(self.index, guard.value))
+        return guard.value
+
+    def _leaf(self, origin: Origin) -> tuple[str, int]:
+        if self.sizes.owner(origin) is not None:
+            return "size", self.sizes.word(origin)
+        return "leaf", self.index(origin)
+
     def sort(self) -> None:
         """Arguments before constants, and among siblings what carries the cheapest check first (stable)."""
         self.roots.sort(key=lambda p: (_root_rank(p), self._rank(p)))
@@ -157,19 +186,6 @@ def _root_rank(place: _Place) -> int:
     return 0 if place.origin.kind == "arg" else 1
 
 
-def _native_value(guard: Guard, places: dict[Origin, _Place], at: _Place) -> object:
-    """The value of `guard` as the native check at the node of `at` takes it: other origins become indices of their nodes."""
-    if guard.kind == "alias":
-        a, b = places[guard.origin].index, places[guard.value].index  # type: ignore[index]
-        return b if a == at.index else a
-    if guard.kind == "expression":
-        expression, expected = guard.value
-        return numbers.postfix(expression, lambda origin: places[origin].index), expected
-    if guard.kind in _SEVERAL:
-        return tuple(places[o].index for o in guard.value)
-    return guard.value
-
-
 def _key(origin: Origin) -> object:
     return origin.index if origin.kind == "arg" else origin.known if origin.kind == "const" else origin.key
 
@@ -182,7 +198,7 @@ def build(guards: Iterable[Guard], collect: Sequence[Origin], kept: Iterable[obj
     several: list[int] = []
     everywhere: list[int] = []
     for i, guard in enumerate(facts):
-        origins = _origins(guard)
+        origins = layout.origins(guard)
         for origin in origins:
             layout.place(origin)
         if not origins:
@@ -198,21 +214,21 @@ def build(guards: Iterable[Guard], collect: Sequence[Origin], kept: Iterable[obj
         layout.roots.insert(0, _Place(None, everywhere))
     order = layout.numbered()
     for i in several:
-        last = max((layout.places[o] for o in _origins(facts[i])), key=lambda p: p.index)
-        last.guards.append(i)
-    nodes = tuple(_nodes(order, facts, layout.places))
+        if facts[i].kind != "expression" or not layout.sizes.add(facts[i], i, layout.index):
+            layout.last(facts[i]).guards.append(i)
+    nodes = tuple(_nodes(order, layout))
     held = {id(part) for _, _, key, checks, _ in nodes for part in (key, *(value for _, _, value in checks))}
     return TreeSpec(nodes, len(collect), facts, tuple(x for x in kept if id(x) in held))
 
 
-def _nodes(order: list[_Place], facts: Sequence[Guard], places: dict[Origin, _Place]) -> Iterator[Node]:
+def _nodes(order: list[_Place], layout: _Layout) -> Iterator[Node]:
+    facts = layout.guards
     for place in order:
-        if place.origin is None:
-            checks = tuple((i, facts[i].kind, facts[i].value) for i in place.guards)
-            yield -1, "const", None, checks, -1
-            continue
         origin = place.origin
+        if origin is None:
+            yield -1, "const", None, tuple((i, facts[i].kind, facts[i].value) for i in place.guards), -1
+            continue
         cheapest_first = sorted(place.guards, key=lambda i: RANK[facts[i].kind])
-        checks = tuple((i, facts[i].kind, _native_value(facts[i], places, place)) for i in cheapest_first)
-        parent = -1 if origin.base is None else places[origin.base].index
+        checks = tuple((i, facts[i].kind, layout.native_value(facts[i], place)) for i in cheapest_first)
+        parent = -1 if origin.base is None else layout.index(origin.base)
         yield parent, origin.kind, _key(origin), checks, place.collect

@@ -32,6 +32,7 @@ int init_kernels(PyObject* module);
 
 int init_autograd(PyObject* module);
 int init_shapes(PyObject* module);
+int init_fresh(PyObject* module);
 int init_sets(PyObject* module);
 int init_itertools(PyObject* module);
 int init_probes(PyObject* module);

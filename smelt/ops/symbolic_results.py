@@ -28,7 +28,8 @@ from smelt.graph.effects import effects
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Expr, Size, Sym, contiguous_stride, free_syms, subs
 from smelt.graph.specs import empty_like_spec, make_spec, with_sizes
-from smelt.ops.layouts import not_tried, on_metas
+from smelt.ops.known_layouts import known_layout
+from smelt.ops.layouts import Accepted, not_tried, on_metas
 from smelt.ops.recompute import Class
 from smelt.ops.registry import row
 from smelt.ops.window_sizes import quotients
@@ -149,12 +150,15 @@ def results(
 
     Raises NeedsFixedSize, or NotImplementedError where it has no shape function.
     """
-    syms = symbols_in((args, kwargs), spec_of)
-    specs = [s for leaf in _leaves((args, kwargs)) if (s := spec_of(leaf)) is not None]
-    sizes = [leaf for leaf in _leaves((args, kwargs)) if isinstance(leaf, Expr)]
+    asked = _Asked(func, args, kwargs, device, spec_of)
+    syms, specs, sizes = asked.syms, asked.specs, asked.sizes
     answers, given = [], []
     for k in range(COUNT):
-        out, back = _answer(func, args, kwargs, device, spec_of, k, syms)
+        out, back = asked.answer(k)
+        if k == 0:
+            known = None if id(out) in back else _by_rule(asked, out)
+            if known is not None:
+                return known
         answers.append(out)
         given.append(back)
     declared = effects(func).results
@@ -165,7 +169,7 @@ def results(
     sizes += quotients(func, dict(zip(effects(func).names, args)) | kwargs, spec_of)
     found = _Fit(name, candidates_of(specs, sizes), syms, device, given).tree(answers)
     if device.type == "cpu" and _may_be_huge(func) and not _is_safe(func, args):
-        out, _ = _answer(func, args, kwargs, device, spec_of, HUGE, syms)
+        out, _ = asked.answer(HUGE)
         if not _fits(found, out):
             raise NeedsFixedSize(f"{name}: large sizes make a difference", syms)
     return found
@@ -224,44 +228,70 @@ def _fits(found: Any, out: Any) -> bool:
     return (spec.shape, spec.stride, spec.offset) == (out.size(), out.stride(), out.storage_offset())
 
 
-def _answer(
-    func: OpOverload,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    device: torch.device,
-    spec_of: Callable[[Any], TensorSpec | None],
-    k: int,
-    syms: frozenset[Sym],
-) -> tuple[Any, dict[int, tuple[torch.Tensor, Any]]]:
-    """(what it gives under assignment k; by their ids, the meta tensors that it was given, each with what it stands for)."""
-    back: dict[int, tuple[torch.Tensor, Any]] = {}
+class _Asked:
+    """A call that is asked about under assignments: what all of them have in common."""
 
-    def number(value: Any) -> Any:
-        spec = spec_of(value)
-        if spec is not None:
-            meta = empty_like_spec(spec_at(spec, k), _META)
-            back[id(meta)] = meta, value
-            return meta
-        if isinstance(value, Expr):
-            return at(value, k)
-        if isinstance(value, (list, tuple)):
-            return [number(v) for v in value]
-        return value
+    def __init__(
+        self,
+        func: OpOverload,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        device: torch.device,
+        spec_of: Callable[[Any], TensorSpec | None],
+    ) -> None:
+        self.func, self.args, self.kwargs = func, args, kwargs
+        self.device, self.spec_of = device, spec_of
+        leaves = list(_leaves((args, kwargs)))
+        self.syms = symbols_in(leaves, spec_of)
+        self.specs = [s for leaf in leaves if (s := spec_of(leaf)) is not None]
+        self.sizes = [leaf for leaf in leaves if isinstance(leaf, Expr)]
+        self._why = None
+        if self.syms and not _go_together(func, args, self.specs):
+            self._why = NeedsFixedSize(f"{func} is tried, for which sizes must go together", self.syms)
+        # On one element of each tensor they are the same call, unless a number differs.
+        self._accepted = None if self.sizes else Accepted()
 
-    given = [number(a) for a in args]
-    named = {name: number(v) for name, v in kwargs.items()}
-    why = None
-    specs = [s for leaf in _leaves((args, kwargs)) if (s := spec_of(leaf)) is not None]
-    if syms and not _go_together(func, args, specs):
-        why = NeedsFixedSize(f"{func} is tried, for which sizes must go together", syms)
-    try:
-        with not_tried(why):
-            out = on_metas(func, given, named, device)
-    except NotImplementedError:
-        raise
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        raise NeedsFixedSize(f"{func} raises for some sizes: {error}", syms) from error
-    return out, back
+    def answer(self, k: int) -> tuple[Any, dict[int, tuple[torch.Tensor, Any]]]:
+        """(what it gives under assignment k; by their ids, the meta tensors that it was given, each with what it stands
+        for)."""
+        back: dict[int, tuple[torch.Tensor, Any]] = {}
+
+        def number(value: Any) -> Any:
+            spec = self.spec_of(value)
+            if spec is not None:
+                meta = empty_like_spec(spec_at(spec, k), _META)
+                back[id(meta)] = meta, value
+                return meta
+            if isinstance(value, Expr):
+                return at(value, k)
+            if isinstance(value, (list, tuple)):
+                return [number(v) for v in value]
+            return value
+
+        given = [number(a) for a in self.args]
+        named = {name: number(v) for name, v in self.kwargs.items()}
+        try:
+            with not_tried(self._why):
+                out = on_metas(self.func, given, named, self.device, self._accepted)
+        except NotImplementedError:
+            raise
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise NeedsFixedSize(f"{self.func} raises for some sizes: {error}", self.syms) from error
+        return out, back
+
+
+def _by_rule(asked: _Asked, out: Any) -> TensorSpec | None:
+    """The spec that a rule gives for the result, if it is what torch says (`out`) under the first assignment."""
+    if not isinstance(out, torch.Tensor) or out.is_conj() or out.is_neg():
+        return None
+    layout = known_layout(asked.func, asked.args, asked.kwargs, asked.spec_of)
+    if layout is None:
+        return None
+    shape, stride, offset = layout
+    said = out.size(), out.stride(), out.storage_offset()
+    if (tuple(at(n, 0) for n in shape), tuple(at(n, 0) for n in stride), at(offset, 0)) != said:
+        return None
+    return make_spec(shape, stride, out.dtype, asked.device, offset)
 
 
 def _go_together(func: OpOverload, args: Sequence[Any], specs: Sequence[TensorSpec]) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from smelt import _native
 from smelt.graph.assignments import syms_of
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Expr, Sym
@@ -46,8 +47,18 @@ def part_spec(part: Part | list[Part]) -> Any:
 
 def fresh(inputs: Inputs, spec: TensorSpec) -> FakeTensor:
     """A fake of new memory."""
-    shape, stride, _ = _layout(inputs, spec)
-    return wrap(torch.empty_strided(shape, stride, dtype=spec.dtype, device=_META), spec.device, spec)
+    if not syms_of(spec):
+        elem = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=_META)
+        return wrap(elem, spec.device, spec)
+    symbols = inputs.numbers.symbols
+    assert symbols is not None
+    key = id(spec), torch.is_inference_mode_enabled()
+    _, like = symbols.metas.get(key, (spec, None))
+    if like is None:
+        shape, stride, _ = _layout(inputs, spec)
+        like = torch.empty_strided(shape, stride, dtype=spec.dtype, device=_META)
+        symbols.metas[key] = spec, like
+    return wrap(_native.fresh_like(like), spec.device, spec)
 
 
 def view(inputs: Inputs, source: FakeTensor, spec: TensorSpec) -> FakeTensor:

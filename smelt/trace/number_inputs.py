@@ -18,7 +18,7 @@ from smelt.ops.sized_arguments import SCALAR_SIZES
 from smelt.torch_private import JitType, OpOverload
 from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.builder import Builder, identifier
-from smelt.trace.symbols import SYMBOLIC, Symbol, Symbols, own, plain, plain_parts, size_of
+from smelt.trace.symbols import SYMBOLIC, Symbol, Symbols, has_symbols, own, plain, plain_parts, size_of
 
 
 @dataclass
@@ -80,6 +80,8 @@ class NumberInputs:
 def pinned_arguments(func: OpOverload, args: Args, kwargs: Kwargs, everywhere: bool) -> tuple[Args, Kwargs]:
     """An operator's arguments, symbolic only where a number may differ without changing the result's metadata, or is a size;
     nowhere with `everywhere`."""
+    if not has_symbols(args) and not has_symbols(kwargs):
+        return args, kwargs
     names = frozenset() if everywhere else number_arguments(func)
     sizes = frozenset() if everywhere else size_arguments(func)
 
@@ -97,6 +99,8 @@ def pinned_arguments(func: OpOverload, args: Args, kwargs: Kwargs, everywhere: b
 
 def with_sizes(func: OpOverload, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
     """The arguments with `Size`s in the place of the symbolic numbers that are sizes."""
+    if not has_symbols(args) and not has_symbols(kwargs):
+        return args, kwargs
     sizes = size_arguments(func)
     arguments = func._schema.arguments
     return (

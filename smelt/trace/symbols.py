@@ -64,6 +64,8 @@ class Symbols:
         self.of_sizes: dict[tuple[Any, ...], Symbol] = {}  # results, by operation and operands
         self._taken: dict[Expression, Size | None] = {}  # numbers, as sizes
         self.numbers: dict[Sym, Symbol] = {}  # of symbols of sizes that are not those of tensors
+        # Tensors of such sizes, to make others like them: by their spec's id, and whether they are of inference mode.
+        self.metas: dict[tuple[int, bool], tuple[TensorSpec, torch.Tensor]] = {}
         self._constants: dict[int, Symbol] = {}
         self.hints: dict[Sym, int] = {}  # what the symbols of sizes are in this call
         self._refused: PlainNumbersOnly | None = None

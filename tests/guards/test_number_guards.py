@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import pytest
@@ -128,7 +129,7 @@ def test_source_program_and_evaluation_agree(expression: Expression, a: Any, b: 
     except (ArithmeticError, ValueError, TypeError):
         written = None
     assert repr(written) == repr(found), source
-    assert len(postfix(expression, lambda origin: origin.index)) > 0
+    assert len(postfix(expression, lambda origin: ("leaf", origin.index))) > 0
     for expected in (True, False, int, float):
         guard = Guard("expression", A, (expression, expected))
         if leaves(expression):
@@ -157,7 +158,7 @@ def test_text_and_explanation() -> None:
     )
     assert (
         str(explain([guard], (2, 1)))
-        == "(L['a'] % 3) < L['b']: expected this to hold, found that it does not"
+        == "(L['a'] % 3) < L['b']: expected this to hold, found L['a'] = 2, L['b'] = 1"
     )
     assert str(explain([Guard("number", A, int)], (2.0, 1))) == "L['a'].__class__: expected int, found float"
 
@@ -179,7 +180,9 @@ def test_a_program_that_is_none_is_refused() -> None:
         ((lambda x: x, 1),),
         (("leaf", 0), (print, 2)),
         (("leaf", 7),),
+        (("size", 0),),  # that no tensor's check has written
+        (("leaf", 0), ("size", -1), (operator.eq, 2, "eq")),
     ):
         node = (-1, "arg", 0, ((0, "expression", (steps, True)),), -1)
-        with pytest.raises((TypeError, ValueError)):
+        with pytest.raises((TypeError, ValueError, OverflowError)):
             _native.GuardTree(((node,), 0))

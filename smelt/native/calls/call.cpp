@@ -71,13 +71,29 @@ PyObject* only_item(PyObject* result) {
     return item;
 }
 
+// The result of a graph that has one.
+PyObject* call_graph(PyObject* graph, guards::Collected& inputs) {
+    if (LIKELY(is_plan(graph) && plan_outputs(graph) == 1))
+        return call_plan_of_one(graph, {inputs.data(), static_cast<size_t>(inputs.size())});
+    PyObject* tuple = inputs.tuple();
+    return tuple ? only_item(PyObject_Vectorcall(graph, &tuple, 1, nullptr)) : nullptr;
+}
+
 PyObject* call_compiled(Match& match, const Slots& slots) {
     PyObject* only = match.only();
-    if (LIKELY(only != Py_None && is_plan(only) && plan_outputs(only) == 1))
-        return call_plan_of_one(only, {match.inputs.data(), static_cast<size_t>(match.inputs.size())});
+    if (only != Py_None && is_by_sizes(only)) {
+        const Objects objects{match.inputs.data(), static_cast<size_t>(match.inputs.size())};
+        if (PyObject* instance = launching_instance(only, objects)) {
+            PyObject* result = call_graph(instance, match.inputs);
+            Py_DECREF(instance);
+            return result;
+        }
+        // Else one is made, or calls what may look at the frame.
+    } else if (only != Py_None) {
+        return call_graph(only, match.inputs);
+    }
     PyObject* inputs = match.inputs.tuple();
     if (!inputs) return nullptr;
-    if (only != Py_None) return only_item(PyObject_Vectorcall(only, &inputs, 1, nullptr));
     constexpr Py_ssize_t kLocal = 24;
     PyObject* local[kLocal + 2];
     Py_ssize_t count = slots.size();

@@ -10,7 +10,8 @@
 namespace smelt::calls {
 
 // The compiled variants of a function: a tuple of (guard or None, compiled or None, only or None), or null when
-// empty. `only`, a callable: compiled(*slots, inputs) is the one item of the tuple only(inputs).
+// empty. `only`, a callable: compiled(*slots, inputs) is the one item of the tuple only(inputs). A BySizes stands for those
+// of its instances that launch kernels alone.
 struct EntryTable {
     PyObject* entries = nullptr;  // owned
     Py_ssize_t recent = 0;        // index of the last entry that answered: it is tried first

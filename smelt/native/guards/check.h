@@ -15,6 +15,8 @@ struct Check {
     virtual ~Check() = default;
     // Whether it is a fact of `x`, the object that its node read in this pass.
     virtual bool holds(PyObject* x, Pass& pass) = 0;
+    // Called after `holds` was false: the number of the guard that it is about, for a check that is of several.
+    virtual int failed(PyObject* /*x*/, Pass&) { return guard; }
     // Called after `holds` was true: takes the stamps (stamps.h) that show, as long as they agree, that it would be true
     // again. With `same` they need to show it of this very object only, without it of any object at its address. False
     // if no stamps can show it.
@@ -35,6 +37,7 @@ struct Building {
     Held& held;
     int node;  // the node that the check is on: it may refer to this one and those before it
     std::map<std::vector<int64_t>, std::shared_ptr<TensorFacts>>& facts;  // those of the tree
+    std::vector<bool>& words;  // of a pass, whether they are written before this check, or by it
 };
 
 struct CheckKind {

@@ -125,7 +125,8 @@ class Memo {
         }
         if (settled && step.checks.empty()) return;
         if (settled && step.checks.size() == 1) {
-            if (auto* tensor = dynamic_cast<TensorIs*>(step.checks[0])) {
+            auto* tensor = dynamic_cast<TensorIs*>(step.checks[0]);
+            if (tensor && tensor->reads.empty()) {
                 tensors_.emplace_back(x, tensor->facts.get());
                 return;
             }

@@ -15,10 +15,11 @@ struct Pass {
     PyObject* const* slots;
     Py_ssize_t slot_count;
     PyObject** values;  // by node
+    int64_t* words;     // sizes of tensors: where a check of a tensor writes them, and others read
     std::vector<PyObject*> kept{};
 
-    Pass(PyObject* const* slots, Py_ssize_t slot_count, PyObject** values)
-        : slots(slots), slot_count(slot_count), values(values) {}
+    Pass(PyObject* const* slots, Py_ssize_t slot_count, PyObject** values, int64_t* words)
+        : slots(slots), slot_count(slot_count), values(values), words(words) {}
     Pass(const Pass&) = delete;
     Pass& operator=(const Pass&) = delete;
     ~Pass() {

@@ -35,6 +35,7 @@ struct Tree {
     Held held;
     std::map<std::vector<int64_t>, std::shared_ptr<TensorFacts>> facts;
     Memo memo;
+    std::vector<bool> words;  // of a pass: all are written
     bool lets_others_run = false;
 
     // Whether all guards hold. If not, *failed is the number of the first that does not.
@@ -50,7 +51,7 @@ struct Tree {
             pass.values[i] = lets_others_run ? pass.keep(Py_NewRef(x)) : x;
             for (CheckPtr& check : node.checks) {
                 if (check->holds(x, pass)) continue;
-                *failed = check->guard;
+                *failed = check->failed(x, pass);
                 return false;
             }
         }
@@ -77,14 +78,25 @@ Tree* tree_of(PyObject* self) {
     return reinterpret_cast<GuardTree*>(self)->tree;
 }
 
+// Room for `count` of something, on the stack if they are few.
+template <class T, size_t kLocal>
+class Room {
+  public:
+    explicit Room(size_t count) : large_(count > kLocal ? new T[count] : nullptr) {}
+    T* data() { return large_ ? large_.get() : local_; }
+
+  private:
+    T local_[kLocal];
+    std::unique_ptr<T[]> large_;
+};
+using Words = Room<int64_t, 64>;
+
 // Runs `use(pass)` over a fresh pass; nothing leaves it: what torch throws is a mismatch.
 template <class Use>
 void with_pass(Tree* tree, PyObject* const* slots, Py_ssize_t count, Use use) {
-    constexpr size_t kLocal = 256;
-    PyObject* local[kLocal];
-    std::unique_ptr<PyObject*[]> large(tree->nodes.size() > kLocal ? new PyObject*[tree->nodes.size()]
-                                                                   : nullptr);
-    Pass pass(slots, count, large ? large.get() : local);
+    Room<PyObject*, 256> values(tree->nodes.size());
+    Words words(tree->words.size());
+    Pass pass(slots, count, values.data(), words.data());
     try {
         use(pass);
     } catch (...) {
@@ -103,7 +115,8 @@ bool check(Tree& tree, PyObject* const* slots, Py_ssize_t count, Collected& coll
     if (!tree.lets_others_run) off.emplace();
     if (!tree.held.all_live()) return false;
     if (tree.memo.ready()) {
-        Pass pass(slots, count, tree.memo.values());
+        Words words(tree.words.size());
+        Pass pass(slots, count, tree.memo.values(), words.data());
         Answer answer = Answer::Fails;
         try {
             answer = tree.memo.run(tree.nodes, pass);
@@ -130,7 +143,7 @@ bool add_check(PyObject* spec, Tree& tree, Node& node) {
         return false;
     const CheckKind* row = find_check(kind);
     if (!row) return false;
-    Building building{tree.held, static_cast<int>(tree.nodes.size()), tree.facts};
+    Building building{tree.held, static_cast<int>(tree.nodes.size()), tree.facts, tree.words};
     CheckPtr check = row->make(value, building);
     if (!check) return false;
     check->guard = guard;

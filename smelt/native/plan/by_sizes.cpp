@@ -34,14 +34,26 @@ struct Source {
 };
 constexpr int64_t kItself = -1;
 
-using Values = c10::SmallVector<int64_t, 4>;  // one for each source
+using Values = c10::SmallVector<int64_t, 8>;  // one for each source
+
+// Whether it is a plan of nothing but kernels, or a Differentiable whose forward is one.
+bool calls_kernels_only(PyObject* callable) {
+    if (is_plan(callable)) return plan_launches_only(callable);
+    THPObjectPtr forward(PyObject_GetAttrString(callable, "forward"));
+    if (!forward) PyErr_Clear();
+    return forward && is_plan(forward) && plan_launches_only(forward);
+}
 
 struct Instance {
     Values values;
     PyObject *callable, *plans;  // a list of the plans that hold memory for it between calls
+    bool launches_only;
 
     Instance(const Values& values, PyObject* callable, PyObject* plans)
-        : values(values), callable(Py_NewRef(callable)), plans(Py_NewRef(plans)) {}
+        : values(values),
+          callable(Py_NewRef(callable)),
+          plans(Py_NewRef(plans)),
+          launches_only(calls_kernels_only(callable)) {}
     Instance(const Instance&) = delete;
     Instance& operator=(const Instance&) = delete;
     ~Instance() {
@@ -92,52 +104,59 @@ void trim(const Kept& kept) {
     }
 }
 
-// The instance for these numbers, borrowed, which is the first from now on; null where none is kept.
-PyObject* find(Kept& kept, const Values& values) {
+// The instance for these numbers, which is the first from now on; null where none is kept.
+Instance* find(Kept& kept, const Values& values) {
     for (auto i = kept.begin(); i != kept.end(); ++i) {
         if ((*i)->values != values) continue;
         if (i != kept.begin()) {
             std::rotate(kept.begin(), i, i + 1);
             trim(kept);
         }
-        return kept.front()->callable;
+        return kept.front().get();
     }
     return nullptr;
 }
 
-// False with a Python error.
-bool read_sizes(const std::vector<Source>& sources, PyObject* inputs, Values& values) {
+// Whether it is there.
+bool read_size(const Source& source, PyObject* input, Values& values) {
+    if (source.dim == kItself) {
+        int overflow = 0;
+        if (!PyLong_Check(input)) return false;
+        const long long number = PyLong_AsLongLongAndOverflow(input, &overflow);
+        if (!overflow) values.push_back(number / source.divisor);
+        return !overflow;
+    }
+    if (!THPVariable_Check(input)) return false;
+    const at::Tensor& tensor = THPVariable_Unpack(input);
+    if (std::max(source.dim, source.over.value_or(0)) >= tensor.dim()) return false;
+    const int64_t *sizes = tensor.sizes().data(), *strides = tensor.strides().data();
+    const auto over = source.over;
+    const int64_t found = over ? strides[source.dim] - sizes[*over] * strides[*over] : sizes[source.dim];
+    values.push_back(found / source.divisor);
+    return true;
+}
+
+// Whether all sources are there.
+bool read_sizes(const std::vector<Source>& sources, Objects inputs, Values& values) {
     for (const Source& s : sources) {
-        PyObject* item = s.input < static_cast<size_t>(PyTuple_GET_SIZE(inputs))
-                             ? PyTuple_GET_ITEM(inputs, static_cast<Py_ssize_t>(s.input))
-                             : nullptr;
-        if (s.dim == kItself) {
-            if (!item || !PyLong_Check(item)) {
-                PyErr_Format(PyExc_TypeError, "BySizes: input %zu must be an int, got %s", s.input,
-                             item ? Py_TYPE(item)->tp_name : "none");
-                return false;
-            }
-            const long long number = PyLong_AsLongLong(item);
-            if (number == -1 && PyErr_Occurred()) return false;
-            values.push_back(number / s.divisor);
-            continue;
-        }
-        if (!item || !THPVariable_Check(item)) {
-            PyErr_Format(PyExc_TypeError, "BySizes: input %zu must be a Tensor, got %s", s.input,
-                         item ? Py_TYPE(item)->tp_name : "none");
-            return false;
-        }
-        const at::Tensor& tensor = THPVariable_Unpack(item);
-        if (std::max(s.dim, s.over.value_or(0)) >= tensor.dim()) {
-            PyErr_Format(PyExc_TypeError, "BySizes: input %zu has %lld dimensions, size %lld is asked for",
-                         s.input, static_cast<long long>(tensor.dim()), static_cast<long long>(s.dim));
-            return false;
-        }
-        const auto sizes = tensor.sizes(), strides = tensor.strides();
-        const int64_t found = s.over ? strides[s.dim] - sizes[*s.over] * strides[*s.over] : sizes[s.dim];
-        values.push_back(found / s.divisor);
+        if (s.input >= inputs.size() || !read_size(s, inputs[s.input], values)) return false;
     }
     return true;
+}
+
+// A Python error for a source that is not there.
+void raise_missing(const Source& s, Objects inputs) {
+    PyObject* item = s.input < inputs.size() ? inputs[s.input] : nullptr;
+    if (s.dim == kItself)
+        PyErr_Format(PyExc_TypeError, "BySizes: input %zu must be an int of 64 bits, got %s", s.input,
+                     item ? Py_TYPE(item)->tp_name : "none");
+    else if (item && THPVariable_Check(item))
+        PyErr_Format(PyExc_TypeError, "BySizes: input %zu has %zu dimensions, size %lld is asked for",
+                     s.input, static_cast<size_t>(THPVariable_Unpack(item).dim()),
+                     static_cast<long long>(s.dim));
+    else
+        PyErr_Format(PyExc_TypeError, "BySizes: input %zu must be a Tensor, got %s", s.input,
+                     item ? Py_TYPE(item)->tp_name : "none");
 }
 
 PyObject* tuple_of(const Values& values) {
@@ -165,13 +184,14 @@ void keep(Kept& kept, const Values& values, PyObject* callable, PyObject* plans)
 // the lock.
 PyObject* made(BySizesObject* self, const Values& values) {
     auto& kept = self->instances->kept;
-    if (PyObject* found = find(kept, values)) return Py_NewRef(found);
+    if (Instance* found = find(kept, values)) return Py_NewRef(found->callable);
     THPObjectPtr numbers(tuple_of(values));
     THPObjectPtr make(Py_XNewRef(self->make));
     if (!numbers || !make) return nullptr;
     THPObjectPtr result(PyObject_CallOneArg(make, numbers));
     if (!result) return nullptr;
-    if (PyObject* found = find(kept, values)) return Py_NewRef(found);  // it called this for the same sizes
+    if (Instance* found = find(kept, values))
+        return Py_NewRef(found->callable);  // it called this for the same sizes
     if (PyTuple_CheckExact(result.get()) && PyTuple_GET_SIZE(result.get()) == 2) {
         PyObject *callable = PyTuple_GET_ITEM(result.get(), 0), *plans = PyTuple_GET_ITEM(result.get(), 1);
         if (PyCallable_Check(callable) && PyList_CheckExact(plans)) {
@@ -203,12 +223,16 @@ PyObject* missed(BySizesObject* self, const Values& values) {
     return result;
 }
 
-// The instance for a tuple of inputs, a new reference; null with a Python error.
-PyObject* instance_for(BySizesObject* self, PyObject* inputs) {
+// The instance for these inputs, a new reference; null with a Python error.
+PyObject* instance_for(BySizesObject* self, Objects inputs) {
     try {
+        const auto& sources = self->instances->sources;
         Values values;
-        if (!read_sizes(self->instances->sources, inputs, values)) return nullptr;
-        if (PyObject* found = find(self->instances->kept, values)) return Py_NewRef(found);
+        if (!read_sizes(sources, inputs, values)) {
+            raise_missing(sources[values.size()], inputs);
+            return nullptr;
+        }
+        if (Instance* found = find(self->instances->kept, values)) return Py_NewRef(found->callable);
         return missed(self, values);
     } catch (const std::exception&) {
         torch::translate_exception_to_python(std::current_exception());
@@ -222,7 +246,7 @@ PyObject* by_sizes_call(PyObject* object, PyObject* const* args, size_t nargsf, 
         PyErr_SetString(PyExc_TypeError, "BySizes: call it with one tuple of tensors");
         return nullptr;
     }
-    PyObject* instance = instance_for(as_by_sizes(object), args[0]);
+    PyObject* instance = instance_for(as_by_sizes(object), items_of(args[0]));
     if (!instance) return nullptr;
     PyObject* result = PyObject_Vectorcall(instance, args, 1, nullptr);
     Py_DECREF(instance);
@@ -240,7 +264,7 @@ PyObject* by_sizes_prepare(PyObject* object, PyObject* numbers) {
     Values values;
     for (size_t i = 0; i < count; ++i)
         values.push_back(THPUtils_unpackLong(PyTuple_GET_ITEM(numbers, static_cast<Py_ssize_t>(i))));
-    if (PyObject* found = find(self->instances->kept, values)) return Py_NewRef(found);
+    if (Instance* found = find(self->instances->kept, values)) return Py_NewRef(found->callable);
     return missed(self, values);
     END_HANDLE_TH_ERRORS
 }
@@ -359,14 +383,35 @@ PyType_Spec by_sizes_spec = {"smelt._native.BySizes", sizeof(BySizesObject), 0,
                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
                              by_sizes_slots};
 
+PyTypeObject* by_sizes_type = nullptr;
+
 }  // namespace
 
 int init_by_sizes(PyObject* module) {
     PyObject* type = PyType_FromSpec(&by_sizes_spec);
     if (!type) return -1;
-    const int failed = PyModule_AddObjectRef(module, "BySizes", type);
-    Py_DECREF(type);
-    return failed;
+    by_sizes_type = reinterpret_cast<PyTypeObject*>(type);  // and kept for ever
+    return PyModule_AddObjectRef(module, "BySizes", type);
 }
 
 }  // namespace smelt::plan
+
+namespace smelt {
+
+bool is_by_sizes(PyObject* object) {
+    return Py_TYPE(object) == plan::by_sizes_type;
+}
+
+PyObject* launching_instance(PyObject* object, Objects inputs) {
+    try {
+        plan::Instances& instances = *plan::as_by_sizes(object)->instances;
+        plan::Values values;
+        if (!plan::read_sizes(instances.sources, inputs, values)) return nullptr;
+        const plan::Instance* found = plan::find(instances.kept, values);
+        return found && found->launches_only ? Py_NewRef(found->callable) : nullptr;
+    } catch (const std::exception&) {
+        return nullptr;
+    }
+}
+
+}  // namespace smelt

@@ -12,6 +12,8 @@ namespace smelt {
 bool is_plan(PyObject* object);
 size_t plan_inputs(PyObject* plan);
 size_t plan_outputs(PyObject* plan);
+// Whether its steps are kernels: no operator of torch or of the program is called.
+bool plan_launches_only(PyObject* plan);
 // Bytes of scratch memory that one call uses; frees what is held between calls.
 size_t plan_arena_bytes(PyObject* plan);
 void drop_idle_arenas(PyObject* plan);
@@ -19,6 +21,15 @@ void drop_idle_arenas(PyObject* plan);
 int64_t plan_returned_input(PyObject* plan, size_t position);
 
 using Objects = std::span<PyObject* const>;  // borrowed
+
+inline Objects items_of(PyObject* tuple) {
+    return {&PyTuple_GET_ITEM(tuple, 0), static_cast<size_t>(PyTuple_GET_SIZE(tuple))};
+}
+
+// A graph for any sizes (plan/by_sizes.cpp), and what it has for the sizes of these inputs, if its forward is nothing but
+// kernels: a new reference, null without an error where there is no such thing.
+bool is_by_sizes(PyObject* object);
+PyObject* launching_instance(PyObject* object, Objects inputs);
 
 // What the plan gives, which has one output; null with a Python error. `inputs`: tensors and numbers, which the caller keeps
 // alive.

@@ -127,9 +127,6 @@ bool replayed(const PlanObject* plan, Objects inputs, std::vector<at::Tensor>& o
     return plan->graphs->run(tensors, outputs);
 }
 
-Objects items_of(PyObject* tuple) {
-    return {&PyTuple_GET_ITEM(tuple, 0), static_cast<size_t>(PyTuple_GET_SIZE(tuple))};
-}
 
 // `give(computed)` makes what is returned of the outputs, of which `computed(i)` is the i-th; null, as it is where this
 // returns null, with a Python error. Throws what operators throw.
@@ -225,12 +222,12 @@ PyMethodDef plan_methods[] = {
      "(native/plan/graphs.h)."},
     {nullptr, nullptr, 0, nullptr}};
 
-PyObject* plan_launches_only(PyObject* self, void*) {
-    return PyBool_FromLong(!reinterpret_cast<PlanObject*>(self)->program->dispatches);
+PyObject* launches_only(PyObject* self, void*) {
+    return PyBool_FromLong(plan_launches_only(self));
 }
 
 PyGetSetDef plan_getset[] = {
-    {"launches_only", plan_launches_only, nullptr,
+    {"launches_only", launches_only, nullptr,
      "Whether its steps are kernels: no operator of torch or of the program is called.", nullptr},
     {"arena_bytes", arena_bytes, nullptr, "Bytes of scratch memory one call uses.", nullptr},
     {"idle_bytes", idle_bytes, nullptr, "Bytes held between calls.", nullptr},
@@ -283,6 +280,10 @@ bool is_plan(PyObject* object) {
 
 size_t plan_inputs(PyObject* plan) {
     return as_plan(plan)->program->n_inputs;
+}
+
+bool plan_launches_only(PyObject* plan) {
+    return !as_plan(plan)->program->dispatches;
 }
 
 size_t plan_outputs(PyObject* plan) {

@@ -1,4 +1,5 @@
 // What arithmetic on the numbers of several nodes gives.
+#include "guards/checks/integers.h"
 #include "guards/checks/makers.h"
 #include "guards/lookup.h"
 
@@ -8,20 +9,27 @@ namespace smelt::guards {
 
 namespace {
 
-// What arithmetic on numbers gives: postfix over functions of C, which exact ints and floats keep from running
-// user code. What raises is a mismatch.
+// What arithmetic on numbers gives. On ints of 64 bits it is computed as such; else it is postfix over functions of C,
+// which exact ints and floats keep from running user code. What raises is a mismatch.
 struct ExpressionGives : Check {
     struct Step {
         int node = -1;               // >= 0: push the number of that node
+        int word = -1;               // >= 0: or this size
         PyObject* object = nullptr;  // the constant to push, or the function to call
         int operands = -1;           // of the function
     };
     std::vector<Step> steps;
+    IntProgram integers;
+    bool has_integers = false;
     PyObject* expected;  // True, False, or the exact type of the value
 
     using Stack = c10::SmallVector<PyObject*, 16>;  // of owned references
 
     bool holds(PyObject*, Pass& pass) override {
+        if (has_integers) {
+            const IntProgram::Answer answer = integers.run(pass);
+            if (answer != IntProgram::Answer::Unknown) return answer == IntProgram::Answer::Yes;
+        }
         Stack stack;
         bool held = run(pass, stack) && agrees(stack.back());
         for (PyObject* x : stack) Py_DECREF(x);
@@ -35,9 +43,9 @@ struct ExpressionGives : Check {
     bool run(Pass& pass, Stack& stack) const {
         for (const Step& step : steps) {
             if (step.operands < 0) {
-                PyObject* x = step.node < 0 ? step.object : pass.values[step.node];
-                if (!PyLong_CheckExact(x) && !PyFloat_CheckExact(x) && !PyBool_Check(x)) return false;
-                stack.push_back(Py_NewRef(x));
+                PyObject* x = number(step, pass);
+                if (!x) return false;
+                stack.push_back(x);
                 continue;
             }
             PyObject** first = stack.data() + stack.size() - step.operands;
@@ -54,27 +62,74 @@ struct ExpressionGives : Check {
         }
         return true;
     }
+
+    // What a step pushes that calls nothing; a new reference, null if it is no number.
+    static PyObject* number(const Step& step, const Pass& pass) {
+        if (step.word >= 0) return PyLong_FromLongLong(pass.words[step.word]);
+        PyObject* x = step.node < 0 ? step.object : pass.values[step.node];
+        if (!PyLong_CheckExact(x) && !PyFloat_CheckExact(x) && !PyBool_Check(x)) return nullptr;
+        return Py_NewRef(x);
+    }
 };
 
-// One of ("leaf", node), ("const", number), (function, number of operands); `depth` is that of the stack.
-bool to_step(PyObject* item, Building& b, Py_ssize_t* depth, ExpressionGives::Step* step) {
-    if (!PyTuple_Check(item) || PyTuple_GET_SIZE(item) != 2) return false;
-    PyObject *kind = PyTuple_GET_ITEM(item, 0), *value = PyTuple_GET_ITEM(item, 1);
-    if (PyUnicode_Check(kind)) {
-        ++*depth;
-        if (PyUnicode_CompareWithASCIIString(kind, "leaf") == 0) return to_node(value, b, &step->node);
-        step->object = hold(b.held, value);
+// Adds the steps of a program to a check. False if one is wrong.
+class StepReader {
+  public:
+    StepReader(ExpressionGives& check, Building& b) : check_(check), b_(b) {}
+
+    bool add(PyObject* item) {
+        if (!PyTuple_Check(item) || PyTuple_GET_SIZE(item) < 2) return false;
+        PyObject *kind = PyTuple_GET_ITEM(item, 0), *value = PyTuple_GET_ITEM(item, 1);
+        if (!PyUnicode_Check(kind)) return add_call(kind, item);
+        depth_++;
+        if (PyUnicode_CompareWithASCIIString(kind, "leaf") == 0) return add_leaf(value);
+        if (PyUnicode_CompareWithASCIIString(kind, "size") == 0) return add_size(value);
+        check_.steps.push_back({.object = hold(b_.held, value)});
+        check_.integers.push_constant(value);
         return true;
     }
-    step->operands = static_cast<int>(PyLong_AsLong(value));
-    step->object = hold(b.held, kind);
-    *depth += 1 - step->operands;
-    bool is_native = PyCFunction_Check(kind) ||
-                     (PyType_Check(kind) && !made_by_python(reinterpret_cast<PyTypeObject*>(kind)));
-    return is_native && step->operands > 0 && *depth > 0;
-}
+
+    bool is_one_value() const { return depth_ == 1; }
+
+  private:
+    bool add_leaf(PyObject* value) {
+        int node;
+        if (!to_node(value, b_, &node)) return false;
+        check_.steps.push_back({.node = node});
+        check_.integers.push_node(node);
+        return true;
+    }
+
+    bool add_size(PyObject* value) {
+        const size_t word = PyLong_AsSize_t(value);
+        if (PyErr_Occurred() || word >= b_.words.size() || !b_.words[word]) return false;
+        check_.steps.push_back({.word = static_cast<int>(word)});
+        check_.integers.push_size(static_cast<int>(word));
+        return true;
+    }
+
+    bool add_call(PyObject* function, PyObject* item) {
+        const int operands = static_cast<int>(PyLong_AsLong(PyTuple_GET_ITEM(item, 1)));
+        const char* name = PyTuple_GET_SIZE(item) == 3 ? PyUnicode_AsUTF8(PyTuple_GET_ITEM(item, 2)) : "";
+        if (PyErr_Occurred()) return false;
+        check_.steps.push_back({.object = hold(b_.held, function), .operands = operands});
+        depth_ += 1 - operands;
+        bool is_native = PyCFunction_Check(function) ||
+                         (PyType_Check(function) && !made_by_python(reinterpret_cast<PyTypeObject*>(function)));
+        if (!is_native || operands <= 0 || depth_ <= 0) return false;
+        check_.integers.apply(name, operands);
+        return true;
+    }
+
+    ExpressionGives& check_;
+    Building& b_;
+    Py_ssize_t depth_ = 0;
+};
 
 }  // namespace
+
+// The items of a program: ("leaf", node), ("size", word), ("const", number), (function, number of operands) and
+// perhaps the operation that it is.
 
 CheckPtr make_expression(PyObject* value, Building& b) {
     const char* expected = "(program, True, False or a type)";
@@ -82,15 +137,12 @@ CheckPtr make_expression(PyObject* value, Building& b) {
         return wrong_value("expression", expected, value);
     PyObject *program = PyTuple_GET_ITEM(value, 0), *wanted = PyTuple_GET_ITEM(value, 1);
     auto check = std::make_unique<ExpressionGives>();
-    Py_ssize_t depth = 0;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(program); i++) {
-        ExpressionGives::Step step;
-        if (!to_step(PyTuple_GET_ITEM(program, i), b, &depth, &step))
-            return wrong_value("expression", expected, value);
-        check->steps.push_back(step);
-    }
-    if (depth != 1) return wrong_value("expression", expected, value);
+    StepReader reader(*check, b);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(program); i++)
+        if (!reader.add(PyTuple_GET_ITEM(program, i))) return wrong_value("expression", expected, value);
+    if (!reader.is_one_value()) return wrong_value("expression", expected, value);
     check->expected = hold(b.held, wanted);
+    check->has_integers = check->integers.finish(wanted);
     return check;
 }
 

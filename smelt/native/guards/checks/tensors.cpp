@@ -102,9 +102,35 @@ std::vector<int64_t> key_of(const TensorFacts& facts) {
     return key;
 }
 
+// Of (dimension, word, guard) for each size that is read.
+bool to_reads(PyObject* sequence, const TensorFacts& facts, std::vector<bool>& words,
+              std::vector<SizeRead>* out) {
+    if (!PyTuple_Check(sequence)) return false;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(sequence); i++) {
+        SizeRead read;
+        if (!PyTuple_Check(PyTuple_GET_ITEM(sequence, i)) ||
+            !PyArg_ParseTuple(PyTuple_GET_ITEM(sequence, i), "iii", &read.dim, &read.word, &read.guard))
+            return false;
+        if (read.dim < 0 || read.dim >= static_cast<int>(facts.shape.size()) || read.word < 0) return false;
+        if (read.guard == SizeRead::STORE) {
+            words.resize(std::max(words.size(), static_cast<size_t>(read.word) + 1));
+            words[read.word] = true;
+        }
+        if (static_cast<size_t>(read.word) >= words.size() || !words[read.word]) return false;
+        out->push_back(read);
+    }
+    return true;
+}
+
 }  // namespace
 
+// A TensorFacts, or one and the sizes that are read.
 CheckPtr make_tensor(PyObject* value, Building& b) {
+    PyObject* reads = nullptr;
+    if (PyTuple_Check(value) && PyTuple_GET_SIZE(value) == 2) {
+        reads = PyTuple_GET_ITEM(value, 1);
+        value = PyTuple_GET_ITEM(value, 0);
+    }
     FactsReader read(value, b.held);
     auto facts = std::make_shared<TensorFacts>();
     PyObject *type = read("type"), *dtype = read("dtype"), *device = read("device"), *layout = read("layout");
@@ -128,6 +154,8 @@ CheckPtr make_tensor(PyObject* value, Building& b) {
                                        [&](int64_t n) { return n < -1 - 2 * rank; })))
         return wrong_value("tensor", "TensorFacts", value);
     auto check = std::make_unique<TensorIs>();
+    if (reads && !to_reads(reads, *facts, b.words, &check->reads))
+        return wrong_value("tensor", "sizes that are read", reads);
     check->facts = b.facts.emplace(key_of(*facts), facts).first->second;
     return check;
 }

@@ -87,9 +87,38 @@ struct TensorFacts {
     }
 };
 
+// A size that is written to a word of the pass, or, by a guard of its own, is equal to what is there.
+struct SizeRead {
+    static constexpr int STORE = -1;
+
+    int dim, word, guard;
+
+    bool holds(const int64_t* sizes, Pass& pass) const {
+        if (guard == STORE) pass.words[word] = sizes[dim];
+        return pass.words[word] == sizes[dim];
+    }
+};
+
 struct TensorIs final : Check {
     std::shared_ptr<TensorFacts> facts;
-    bool holds(PyObject* x, Pass&) override { return facts->holds(x); }
+    std::vector<SizeRead> reads;
+
+    bool holds(PyObject* x, Pass& pass) override {
+        if (!facts->holds(x)) return false;
+        if (reads.empty()) return true;
+        const int64_t* sizes = THPVariable_Unpack(x).sizes().data();
+        for (const SizeRead& read : reads)
+            if (!read.holds(sizes, pass)) return false;
+        return true;
+    }
+
+    int failed(PyObject* x, Pass& pass) override {
+        if (!facts->holds(x)) return guard;
+        const int64_t* sizes = THPVariable_Unpack(x).sizes().data();
+        for (const SizeRead& read : reads)
+            if (!read.holds(sizes, pass)) return read.guard;
+        return guard;
+    }
 };
 
 // A tensor that was found to look as it must, so that the next look is at a few words. What dtype, device, flags and

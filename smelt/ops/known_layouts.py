@@ -1,0 +1,133 @@
+"""Layouts of results that follow from those of operands, whatever the sizes are: for these operators torch need not be
+asked about several numbers (`symbolic_results.py`).
+
+A rule is given the arguments, `Operand`s in the place of tensors, and gives (shape, strides, offset) of the only result, or
+None where it does not know. It holds for all sizes from 2 on, or gives None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from smelt.graph.ir import TensorSpec
+from smelt.graph.sizes import Size, contiguous_stride, numel
+from smelt.torch_private import OpOverload
+
+Layout = tuple[tuple[Size, ...], tuple[Size, ...], Size]
+Rule = Callable[..., Layout | None]
+
+aten = torch.ops.aten
+
+
+def known_layout(
+    func: OpOverload,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    spec_of: Callable[[Any], TensorSpec | None],
+) -> Layout | None:
+    """What a rule says of the result; None where there is none, or it does not know."""
+    rule = _RULES.get(func)
+    given = [spec_of(a) or a for a in args]
+    if rule is not None:
+        return rule(*given, **kwargs)
+    if torch.Tag.pointwise in func.tags and not func._schema.is_mutable:
+        return _alike([v for v in (*given, *kwargs.values()) if isinstance(v, TensorSpec)])
+    return None
+
+
+def _dense(shape: Sequence[Size]) -> Layout:
+    return tuple(shape), contiguous_stride(shape), 0
+
+
+def _is_dense(spec: TensorSpec) -> bool:
+    return spec.stride == contiguous_stride(spec.shape)
+
+
+def _alike(specs: Sequence[TensorSpec]) -> Layout | None:
+    """Of operands that all have one shape, row by row, but for numbers: the same."""
+    shapes = {spec.shape for spec in specs if spec.shape}
+    if len(shapes) != 1 or not all(map(_is_dense, specs)):
+        return None
+    return _dense(shapes.pop())
+
+
+def _view(x: TensorSpec, size: Sequence[Size]) -> Layout | None:
+    if not _is_dense(x) or -1 in size or numel(size) != numel(x.shape):
+        return None
+    return tuple(size), contiguous_stride(size), x.offset
+
+
+def _permute(x: TensorSpec, dims: Sequence[int]) -> Layout | None:
+    n = len(x.shape)
+    order = [d % n for d in dims] if n and all(-n <= d < n for d in dims) else []
+    if sorted(order) != list(range(n)):
+        return None
+    return tuple(x.shape[d] for d in order), tuple(x.stride[d] for d in order), x.offset
+
+
+def _transpose(x: TensorSpec, first: int, second: int) -> Layout | None:
+    n = len(x.shape)
+    if not (-n <= first < n and -n <= second < n):
+        return None
+    order = list(range(n))
+    order[first], order[second] = order[second], order[first]
+    return _permute(x, order)
+
+
+def _t(x: TensorSpec) -> Layout | None:
+    return _permute(x, [1, 0]) if len(x.shape) == 2 else None
+
+
+def _expand(x: TensorSpec, size: Sequence[Size], *, implicit: bool = False) -> Layout | None:
+    new = len(size) - len(x.shape)
+    if new < 0 or -1 in size:
+        return None
+    strides: list[Size] = [0] * new
+    for have, stride, want in zip(x.shape, x.stride, size[new:]):
+        if have != want and have != 1:
+            return None
+        strides.append(stride if have == want else 0)
+    return tuple(size), tuple(strides), x.offset
+
+
+def _mm(a: TensorSpec, b: TensorSpec) -> Layout | None:
+    if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
+        return None
+    return _dense((a.shape[0], b.shape[1]))
+
+
+def _addmm(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: Any = 1, alpha: Any = 1) -> Layout | None:
+    made = _mm(a, b)
+    return made if made is not None and bias.shape in (made[0], made[0][1:]) else None
+
+
+def _bmm(a: TensorSpec, b: TensorSpec) -> Layout | None:
+    fits = len(a.shape) == 3 and len(b.shape) == 3 and a.shape[0] == b.shape[0] and a.shape[2] == b.shape[1]
+    return _dense((*a.shape[:2], b.shape[2])) if fits else None
+
+
+def _softmax(x: TensorSpec, dim: int, half_to_float: bool) -> Layout | None:
+    return _alike([x])
+
+
+def _clone(x: TensorSpec, *, memory_format: torch.memory_format | None = None) -> Layout | None:
+    return _dense(x.shape) if memory_format is torch.contiguous_format else _alike([x])
+
+
+_RULES: dict[Any, Rule] = {
+    aten.view.default: _view,
+    aten._unsafe_view.default: _view,
+    aten.permute.default: _permute,
+    aten.transpose.int: _transpose,
+    aten.t.default: _t,
+    aten.expand.default: _expand,
+    aten.mm.default: _mm,
+    aten.addmm.default: _addmm,
+    aten.bmm.default: _bmm,
+    aten._softmax.default: _softmax,
+    aten._log_softmax.default: _softmax,
+    aten.clone.default: _clone,
+}
