@@ -48,8 +48,8 @@ def part_spec(part: Part | list[Part]) -> Any:
 def fresh(inputs: Inputs, spec: TensorSpec) -> FakeTensor:
     """A fake of new memory."""
     if not syms_of(spec):
-        elem = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=_META)
-        return wrap(elem, spec.device, spec)
+        shape, stride, _ = _layout(inputs, spec)
+        return wrap(torch.empty_strided(shape, stride, dtype=spec.dtype, device=_META), spec.device, spec)
     symbols = inputs.numbers.symbols
     assert symbols is not None
     key = id(spec), torch.is_inference_mode_enabled()
