@@ -287,6 +287,16 @@ class Symbols:
                 if all(self._divide(sym, by) for sym, by in divisors.items()):
                     raise NeedsFixedSize(f"{size} is {rest}", frozenset(divisors), divisors=divisors)
 
+    def deferred(self, op: str, a: Symbol, b: Symbol) -> Symbol | None:
+        """A comparison of torch's that data decide, which is assumed only where torch cannot do without; else None."""
+        if a.size is None or b.size is None or not self.known.concerns(a.size, b.size):
+            return None
+        left, right = (b.size, a.size) if op in ("gt", "le") else (a.size, b.size)
+        plain = "eq" if op in ("eq", "ne") else "lt"
+        if self._comparisons.decided(plain, left, right) is not None:
+            return None
+        return Deferred(self, self._table.call(op, a.expression, b.expression), op, a.size, b.size)
+
     def comparison(self, op: str, a: Size, b: Size) -> Expression:
         """The expression of a comparison of sizes."""
         return self._table.call(op, self.of_size(a).expression, self.of_size(b).expression)
@@ -554,6 +564,32 @@ class Symbol:
     _graph_repr = __repr__ = str
 
 
+class Deferred(Symbol):
+    """The bool of a comparison that data decide."""
+
+    __slots__ = ("_a", "_b", "_op")
+
+    def __init__(self, symbols: Symbols, expression: Expression, op: str, a: Size, b: Size) -> None:
+        super().__init__(symbols, expression, False)
+        self._op, self._a, self._b = op, a, b
+
+    def plain(self) -> Any:
+        """What it is assumed to be."""
+        return self.symbols.compare(self._op, self._a, self._b)
+
+    def is_constant(self) -> bool:
+        return False
+
+    def guard_or_false(self, file: str, line: int) -> bool:
+        return False
+
+    def guard_or_true(self, file: str, line: int) -> bool:
+        return True
+
+    def statically_known_true(self, file: str, line: int) -> bool:
+        return False
+
+
 def _node_method(op: str) -> Callable[..., Symbol]:
     def method(self: Symbol, *others: Symbol) -> Symbol:
         symbols = self.symbols
@@ -562,6 +598,9 @@ def _node_method(op: str) -> Callable[..., Symbol]:
         if known is not None:
             symbols.check()
             return known
+        deferred = symbols.deferred(op, self, *others) if op in COMPARED else None
+        if deferred is not None:
+            return deferred
         made = self.call(op, *others)
         found: Symbol = made.node if type(made) in NUMBERS else symbols.symbol(made)
         if None not in key:
