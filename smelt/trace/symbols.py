@@ -578,15 +578,19 @@ class Deferred(Symbol):
         return self.symbols.compare(self._op, self._a, self._b)
 
     def is_constant(self) -> bool:
+        """No: data decide."""
         return False
 
     def guard_or_false(self, file: str, line: int) -> bool:
+        """Either answer would do."""
         return False
 
     def guard_or_true(self, file: str, line: int) -> bool:
+        """Either answer would do."""
         return True
 
     def statically_known_true(self, file: str, line: int) -> bool:
+        """It is not known."""
         return False
 
 
