@@ -46,6 +46,11 @@ class NeedsFixedSize(Unsupported):
         return f"NeedsFixedSize({self.reason.detail!r})"
 
 
+class OtherSizes(SmeltError):
+    """Data decide sizes that are not those that a graph was made for. The call is made by the original function, so users do
+    not see it."""
+
+
 class Unavailable(SmeltError):
     """smelt cannot work with the torch or the Python that it meets, and a whole graph was asked for."""
 

@@ -23,6 +23,7 @@ EventKind = Literal[
     "recompile",          # an entry refused the call. entry: its number; failure: guards.explain.Failure
     "graph-break",        # reason: smelt.reasons.Reason
     "no-joint-graph",     # reason: why autograd runs the graph operator by operator
+    "other-sizes",        # data decided sizes that a graph is not for: the original function runs
     "fallback",           # reason: why the call runs eagerly
 ]  # fmt: skip
 

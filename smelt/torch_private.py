@@ -307,6 +307,11 @@ pack_padded_sequence = _optional(
 )
 pad_packed_sequence = _optional(lambda: torch._C._VariableFunctions._pad_packed_sequence, "packed sequences")
 one_hot: Callable[..., object] = _optional(lambda: torch._C._nn.one_hot, "torch.nn.functional.one_hot")
+# What a program asserts of its sizes.
+ASSERTIONS = _needed(
+    lambda: (torch._check, torch._check_index, torch._check_value, torch._check_type),
+    "what a program asserts of sizes is a fact",
+)
 assert_async = _needed(lambda: torch._assert_async, "what a graph takes for granted is checked")
 unscale = _optional(lambda: torch._amp_foreach_non_finite_check_and_unscale_, "GradScaler")
 # Launches a kernel on the addresses of its operands, which fakes do not have.

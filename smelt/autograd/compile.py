@@ -74,7 +74,7 @@ def joint_by_sizes(
     config: Config,
     prepare: Callable[[Graph, frozenset[int]], T],
     devices: Iterable[torch.device] = (),
-) -> Callable[[Values, Callable[[T], Compiled], CompileGraph], Compiled]:
+) -> Callable[..., Compiled]:
     """The same for a trace whose sizes have symbols: it is cut once, for the sizes that the trace saw, and its parts are
     prepared once, those of the backward when they are needed. Raises NeedsFixedSize where the forward cannot be prepared.
 
@@ -82,7 +82,7 @@ def joint_by_sizes(
         prepare: what is made of a part for all sizes; the inputs at the positions named are left to it.
 
     Returns what makes an instance, of numbers, of what makes a prepared part callable for them, and of what compiles a part
-    of fixed sizes, for backwards that cannot be prepared.
+    of fixed sizes, for backwards that cannot be prepared; and whether those that can are.
     """
     parts = _cut(joint, config, lambda parts: parts, {s: source.hint for s, source in traced.sizes.items()})
     flow = _flow(joint, parts)
@@ -98,13 +98,15 @@ def joint_by_sizes(
                 backwards[key] = None
         return backwards[key]
 
-    def instance(values: Values, load: Callable[[T], Compiled], compile_graph: CompileGraph) -> Compiled:
+    def instance(
+        values: Values, load: Callable[[T], Compiled], compile_graph: CompileGraph, all_prepared: bool = True
+    ) -> Compiled:
         given = traced_at(traced, values)
         assert given.joint is not None
         joint = given.joint
 
         def compile_backward(undefined: frozenset[int], whole: bool) -> Compiled:
-            made = prepared(undefined, whole)
+            made = prepared(undefined, whole) if all_prepared else None
             if made is not None:
                 return load(made)
             fixed = replace(parts, backward=at_sizes(parts.backward, values))

@@ -16,6 +16,7 @@ import torch
 
 from smelt import _native
 from smelt.errors import NeedsFixedSize
+from smelt.graph.data_sizes import is_of_data
 from smelt.graph.effects import effects
 from smelt.graph.graph_function import Compiled
 from smelt.graph.interpreter import run
@@ -34,21 +35,22 @@ Instance = tuple[Compiled, list[_native.Plan]]
 
 MOST_COMPILED = 8  # sets of sizes that one graph is compiled for, by itself each
 
-_lock = hold_at_fork(threading.RLock(), SIZES)
+# Under which instances are made, one at a time.
+LOCK = hold_at_fork(threading.RLock(), SIZES)
 
 
 def by_sizes(
-    sizes: Mapping[Sym, SizeInput], make: Callable[[Values], Instance | Compiled]
+    sizes: Mapping[Sym, SizeInput], make: Callable[[Values], Instance | Compiled], prepare: bool = True
 ) -> _native.BySizes:
     """Runs what `make` gives for the sizes of its inputs; a bare callable is not kept. It is asked under the grad mode that
-    is on now; for the sizes that the trace saw, at once."""
+    is on now; for the sizes that the trace saw, at once, if to `prepare`."""
     grad = torch.is_grad_enabled()
 
     def instance(numbers: tuple[int, ...]) -> Instance | Compiled:
         values = dict(zip(sizes, numbers, strict=True))
         for sym, number in values.items():
             low, high = bounds(sym)
-            if not low <= number <= high:
+            if not low <= number <= high and not is_of_data(sym):  # which was checked
                 raise ValueError(
                     f"smelt: a graph for sizes {sym} from {low} to {high} was called with {number}"
                 )
@@ -56,8 +58,9 @@ def by_sizes(
             return make(values)
 
     sources = [(s.input, s.source.dim, s.source.divisor, s.source.over) for s in sizes.values()]
-    native = _native.BySizes(sources, instance, _lock)
-    native.prepare(tuple(source.hint for source in sizes.values()))
+    native = _native.BySizes(sources, instance, LOCK)
+    if prepare:
+        native.prepare(tuple(source.hint for source in sizes.values()))
     return native
 
 

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
+from typing import Any
 
 import torch
 
 from smelt import _native, events, targets
 from smelt.autograd.compile import CompileGraph, compile_joint, joint_by_sizes
 from smelt.autograd.wider_saves import with_wider_saves
-from smelt.backends.by_sizes import MOST_COMPILED, EachCompiled, Instance, by_operators, by_sizes
+from smelt.backends.by_sizes import LOCK, MOST_COMPILED, EachCompiled, Instance, by_operators, by_sizes
 from smelt.backends.eager import beneath_a_node, eager
+from smelt.backends.in_parts import CompilePart, Parts, Run
 from smelt.config import Config
 from smelt.errors import BackendError, NeedsFixedSize, Unsupported
 from smelt.graph import inner
-from smelt.graph.at_sizes import depends_inside
+from smelt.graph.at_sizes import at_sizes, depends_inside
+from smelt.graph.data_sizes import is_of_data
 from smelt.graph.graph_function import Compiled
 from smelt.graph.ir import Graph, NumberSpec, TensorSpec
+from smelt.graph.sizes import Sym
 from smelt.graph.verify import verify as verify_graph
 from smelt.ops.aligned_products import align_products
 from smelt.ops.channels_last import relaid
@@ -38,8 +43,10 @@ from smelt.schedule.fuse import fuse
 from smelt.schedule.schedule import Schedule
 from smelt.schedule.verify import verify as verify_schedule
 from smelt.trace.joint import Joint
-from smelt.trace.traced import Traced
+from smelt.trace.symbolic_layouts import ITSELF, SizeSource
+from smelt.trace.traced import SizeInput, Traced
 from smelt.trace.traced_at import Values, traced_at
+from smelt.trace.views import freely_written
 
 log = logging.getLogger("smelt")
 
@@ -50,9 +57,13 @@ def compile_graph(traced: Traced, config: Config) -> Compiled:
     Raises Unsupported for graphs on a device without a target, NeedsFixedSize for those that cannot be for any sizes,
     BackendError (chained) for a failure of the compiler itself.
     """
+    if traced.data is not None and traced.needs_grad and traced.joint is None:
+        raise NeedsFixedSize("autograd follows a graph call by call, which checks no sizes", frozenset())
     if traced.needs_grad and traced.joint is None:  # autograd records the torch-level graph as it runs
         return eager(traced, config)
     try:
+        if traced.data is not None:
+            return _in_parts(traced, config)
         if traced.sizes:
             return _for_any_sizes(traced, config)
         return _for_fixed_sizes(traced, config)
@@ -64,6 +75,7 @@ def compile_graph(traced: Traced, config: Config) -> Compiled:
 
 compile_graph.differentiates = True  # type: ignore[attr-defined]
 compile_graph.takes_sizes = True  # type: ignore[attr-defined]
+compile_graph.takes_data_sizes = True  # type: ignore[attr-defined]
 
 
 def _for_fixed_sizes(traced: Traced, config: Config, plans: list[_native.Plan] | None = None) -> Compiled:
@@ -159,6 +171,113 @@ def _for_any_sizes(traced: Traced, config: Config) -> Compiled:
     return by_sizes(traced.sizes, make)
 
 
+def _in_parts(traced: Traced, config: Config) -> Compiled:
+    """The graph with sizes that data decide. Raises NeedsFixedSize where it cannot be cut."""
+    devices = _devices(traced)
+    if devices != {CPU} or depends_inside(traced.aten_graph):
+        raise NeedsFixedSize("graphs inside of a graph, or on a GPU", frozenset())
+
+    def compile_part(graph: Graph, sizes: Mapping[Sym, SizeInput]) -> Compiled:
+        return _part(graph, sizes, config, devices)
+
+    if traced.joint is None:
+        parts = Parts(traced, traced.aten_graph, compile_part)
+
+        def call(tensors: tuple[Any, ...]) -> Sequence[Any]:
+            results = parts.finish(parts.start(tensors))
+            return freely_written(results, tensors) if torch.is_grad_enabled() else results
+
+        return call
+    return _joint_in_parts(traced, traced.joint, config, compile_part)
+
+
+def _joint_in_parts(traced: Traced, joint: Joint, config: Config, compile_part: CompilePart) -> Compiled:
+    """The same where gradients are needed: a node of autograd's is made when all sizes are known, for these. Then its
+    forward is what is left to run."""
+    assert traced.data is not None
+    devices = _devices(traced)
+    target = targets.maker(devices)(replace(config, native_gemm=False))
+    found: list[Parts] = []
+
+    def prepare(graph: Graph, given: frozenset[int]) -> Callable[[Values], Compiled]:
+        if found:
+            return _template(graph, given, config, target)
+        found.append(Parts(traced, graph, compile_part))
+        return lambda values: finish
+
+    def finish(tensors: tuple[Any, ...]) -> Sequence[Any]:
+        run: Run = _running.run
+        return found[0].finish(run)
+
+    hints = traced.data.hints
+    of_data = {sym: SizeInput(ITSELF, SizeSource(ITSELF), hint) for sym, hint in hints.items()}
+    sized = replace(traced, sizes={**traced.sizes, **of_data})
+    joint_at = joint_by_sizes(sized, joint, config, prepare, devices)
+    (parts,) = found
+    compile_graph = _some_compiled(config, devices)
+
+    @lru_cache(_KEPT)
+    def instance(numbers: tuple[int, ...]) -> Compiled:
+        values = {**hints, **dict(zip(parts.symbols, numbers, strict=True))}
+        if any(_is_small(sym, n) for sym, n in values.items()):
+            return joint_at(values, lambda loaded: loaded(values), beneath_a_node, False)
+        return joint_at(values, lambda loaded: loaded(values), compile_graph)
+
+    def call(tensors: tuple[Any, ...]) -> Sequence[Any]:
+        run = parts.start(tensors)
+        with LOCK:
+            made = instance(tuple([run.values[s] for s in parts.symbols]))
+        before = getattr(_running, "run", None)
+        _running.run = run
+        try:
+            return made((*tensors, *parts.numbers_of(run)))
+        finally:
+            _running.run = before
+
+    return call
+
+
+_KEPT = 16  # nodes of autograd for different sizes
+_running = threading.local()  # `run`: of a joint graph, of which the last part is to run
+
+
+def _part(
+    graph: Graph, sizes: Mapping[Sym, SizeInput], config: Config, devices: set[torch.device]
+) -> Compiled:
+    if not sizes:
+        return _compile(graph, config, targets.maker(devices)(config))
+    target = targets.maker(devices)(replace(config, native_gemm=False))
+    try:
+        loaded = _template(graph, frozenset(), config, target)
+    except NeedsFixedSize as why:
+
+        def compile_at(values: Values) -> Instance:
+            plan = _compile(at_sizes(graph, values), config, targets.maker(devices)(config))
+            return plan, [plan]
+
+        make: Callable[[Values], Instance | Compiled] = EachCompiled(
+            compile_at, lambda values: by_operators(at_sizes(graph, values)), why
+        )
+    else:
+
+        def make(values: Values) -> Instance:
+            plan = loaded(values)
+            return plan, [plan]
+
+    operators = lru_cache(_KEPT)(lambda items: by_operators(at_sizes(graph, dict(items))))
+
+    def instance(values: Values) -> Instance | Compiled:
+        small = any(_is_small(sym, n) for sym, n in values.items())
+        return operators(tuple(values.items())) if small else make(values)
+
+    return by_sizes(sizes, instance, prepare=False)
+
+
+def _is_small(sym: Sym, number: int) -> bool:
+    """Whether data have decided a size that code for any sizes is not made for."""
+    return number < 2 and is_of_data(sym)
+
+
 def _instances(traced: Traced, config: Config) -> Callable[[Values], Instance]:
     """What makes plans for given sizes. Raises NeedsFixedSize where there is no code for all sizes."""
     devices = _devices(traced)
@@ -241,11 +360,20 @@ def _scheduled(graph: Graph, config: Config, target: Target) -> Schedule:
     return schedule
 
 
-def inference_schedule(traced: Traced, config: Config) -> Schedule:
-    """What a traced graph runs where no gradients are needed, before it is machine code. Raises Unsupported for graphs on a
-    device without a target."""
+def inference_schedules(traced: Traced, config: Config) -> list[Schedule]:
+    """What a traced graph runs where no gradients are needed, before it is machine code: of each of its parts. Raises
+    Unsupported for graphs on a device without a target."""
     target = targets.maker(_devices(traced))(config)
-    return _scheduled(_prepared(traced.aten_graph, target), config, target)
+    graphs = [traced.aten_graph]
+    if traced.data is not None:
+        graphs = []
+
+        def note(graph: Graph, sizes: Mapping[Sym, SizeInput]) -> Compiled:
+            graphs.append(graph)
+            return by_operators(graph)
+
+        Parts(traced, traced.aten_graph, note)
+    return [_scheduled(_prepared(graph, target), config, target) for graph in graphs]
 
 
 def _devices(traced: Traced) -> set[torch.device]:

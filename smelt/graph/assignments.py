@@ -7,7 +7,9 @@ fits the answers is the right one:
 * small, middling and large ones, and any two symbols in both orders: what holds only from some size on is seen to fail;
 * the differences of the numbers of one symbol have no common divisor, so that `s // k * k` is no `s - c` for any k.
 
-There is one more assignment, `HUGE`, of numbers that only code which allocates no memory may be asked about.
+There is one more assignment, `HUGE`, of numbers that only code which allocates no memory may be asked about. And `ITSELF`,
+for symbols of a range of one number (sizes of 0 or 1 that data decide): under the others they have numbers as all have, so
+that expressions can be told apart; under this one they are what they are.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from smelt.graph.specs import with_sizes
 
 COUNT = 3
 HUGE = COUNT
+ITSELF = HUGE + 1
 _MOST = 24  # symbols
 Values = tuple[int, ...]  # one for each assignment
 
@@ -34,25 +37,35 @@ def _primes(least: int) -> Iterator[int]:
     return (n for n in itertools.count(least) if all(n % d for d in range(2, int(n**0.5) + 1)))
 
 
-def _numbers() -> Iterator[Values]:
-    middle = 198
-    for least, most, huge in itertools.islice(zip(_primes(5), _primes(211), _primes(100_003)), _MOST):
+def _composites(least: int) -> Iterator[int]:
+    return (n for n in itertools.count(least) if any(n % d == 0 for d in range(2, int(n**0.5) + 1)))
+
+
+def _numbers(
+    small: Iterator[int], middle: int, large: Iterator[int], huge_ones: Iterator[int]
+) -> Iterator[Values]:
+    for least, most, huge in itertools.islice(zip(small, large, huge_ones), _MOST):
         while gcd(middle - least, most - least) != 1:
             middle -= 1
         yield least, middle, most, huge
         middle -= 1
 
 
-_NUMBERS = tuple(_numbers())
+# By the first letter: sizes of inputs, and those that data decide. All of the latter are less than the former in the middle,
+# and more at the end.
+_NUMBERS = {
+    "s": tuple(_numbers(_primes(5), 198, _primes(211), _primes(100_003))),
+    "u": tuple(_numbers(_composites(4), 170, _primes(359), _primes(110_017))),
+}
 
 
 @cache
 def _of_symbol(sym: Sym) -> Values:
-    found = re.fullmatch(r"s(\d+)", sym.name)
-    index = int(found[1]) if found else _MOST
-    if index >= _MOST:
+    found = re.fullmatch(r"([su])(\d+)", sym.name)
+    if not found or int(found[2]) >= _MOST:
         raise NeedsFixedSize(f"no numbers to try for {sym}", frozenset((sym,)))
-    return _NUMBERS[index]
+    numbers = _NUMBERS[found[1]][int(found[2])]
+    return (*numbers, sym.lo if sym.lo == sym.hi else numbers[1])
 
 
 _VALUES: dict[Expr, Values] = {}
@@ -64,13 +77,13 @@ def values_of(size: Size) -> Values:
 
 
 def at(size: Size, k: int) -> int:
-    """What `size` is under assignment `k`, which may be HUGE."""
+    """What `size` is under assignment `k`, which may be HUGE or ITSELF."""
     if not isinstance(size, Expr):
         return size
     found = _VALUES.get(size)
     if found is None:
         numbers = {sym: _of_symbol(sym) for sym in free_syms(size)}
-        made = [evaluate(size, {s: n[i] for s, n in numbers.items()}) for i in range(HUGE + 1)]
+        made = [evaluate(size, {s: n[i] for s, n in numbers.items()}) for i in range(ITSELF + 1)]
         found = _VALUES[size] = tuple(made)
     return found[k]
 

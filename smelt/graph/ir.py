@@ -3,7 +3,7 @@
 What always holds (see `verify`): placeholders come first, one `output` node is last, every argument node stands before
 its user, names are unique and valid Python identifiers. `Node.spec` describes what the node returns: a `TensorSpec`, a
 tuple of specs for several results, or None for what is not a tensor. Each symbol of a size is the size of some dimension
-of a placeholder.
+of a placeholder, unless data decide it (`graph/data_sizes.py`).
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from smelt.graph import torch_settings
+from smelt.graph.data_sizes import given_sizes
 from smelt.graph.effects import effects, is_effectful
 from smelt.graph.ir import Graph, Node, argument_nodes, map_nodes
 from smelt.graph.kernel_calls import RUN_KERNEL_FUNCTIONAL
@@ -115,7 +116,7 @@ def eliminate_common(graph: Graph, among: Collection[Node] = ()) -> int:
 def _joinable(node: Node) -> bool:
     if node.op == "get_attr" or node.target is operator.getitem:
         return True
-    if node.target in _APART:
+    if node.target in _APART or given_sizes(node):
         return False
     return node.op == "call_function" and type(node.target) is OpOverload and effects(node.target).pure
 

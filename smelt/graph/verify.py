@@ -6,6 +6,7 @@ import keyword
 import operator
 
 from smelt.errors import VerificationError
+from smelt.graph.data_sizes import is_of_data
 from smelt.graph.effects import effects
 from smelt.graph.ir import Graph, Node, argument_nodes
 from smelt.graph.symbols import dimensions, symbols_in
@@ -64,6 +65,7 @@ def _verify_target(graph: Graph, node: Node) -> None:
 
 def _verify_symbols(graph: Graph) -> None:
     unbound = set(symbols_in(graph.nodes)) - dimensions(graph.placeholders).keys()
+    unbound = {sym for sym in unbound if not is_of_data(sym)}  # the forward may have known it
     if unbound:
         raise VerificationError(f"{min(s.name for s in unbound)} is the size of no placeholder's dimension")
 

@@ -16,11 +16,13 @@ from smelt.loops.values import index as index_value
 from smelt.ops.layouts.meta import META, of_cpp, suggested_format
 from smelt.ops.recompute import Class
 from smelt.ops.registry import declare, operator
+from smelt.ops.trace_rules import TraceRule
 from smelt.ops.views import reshape_index
 
 aten = torch.ops.aten
 
 declare("cat stack constant_pad_nd flip roll repeat repeat_interleave", recompute=Class.MOVEMENT)
+declare(aten.repeat_interleave.Tensor, trace_rule=TraceRule.VALUES)
 declare("repeat_interleave", raises=True)  # for a negative count
 declare("cat stack", linear=("tensors",))
 declare("constant_pad_nd", linear=("self value",))

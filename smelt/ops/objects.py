@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from smelt.graph.data_sizes import AS_SIZES
 from smelt.graph.inner import RUN_GRAPHS
 from smelt.graph.kernel_calls import RUN_KERNEL, RUN_KERNEL_FUNCTIONAL, results_on_metas
 from smelt.ops.registry import declare
@@ -11,6 +12,7 @@ from smelt.ops.trace_rules import TraceRule
 
 declare(torch.ops.prim.device.default, trace_rule=TraceRule.DEVICE)
 declare("_local_scalar_dense item", trace_rule=TraceRule.NUMBER)
+declare(AS_SIZES, trace_rule=TraceRule.VALUES)
 declare("is_nonzero", trace_rule=TraceRule.TRUTH)  # not taken apart in inference mode
 declare("equal allclose is_set_to", trace_rule=TraceRule.VALUES)
 declare("set_ resize_ resize_as_ _resize_output_ record_stream", trace_rule=TraceRule.REFUSED)

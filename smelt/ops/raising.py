@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from smelt.graph.data_sizes import given_sizes
 from smelt.graph.effects import effects, is_effectful
 from smelt.graph.ir import Node, NumberSpec, argument_nodes
 from smelt.graph.sizes import Expr
@@ -67,5 +68,6 @@ def _is_unknown(op: OpOverload) -> bool:
 
 
 def must_run(node: Node) -> bool:
-    """Whether an aten node must stay although nobody reads its result: it writes, draws random numbers or may raise."""
-    return is_effectful(node.target) or may_raise(node)
+    """Whether an aten node must stay although nobody reads its result: it writes, draws random numbers, may raise or gives
+    a size."""
+    return is_effectful(node.target) or may_raise(node) or bool(given_sizes(node))

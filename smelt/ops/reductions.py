@@ -20,6 +20,7 @@ from smelt.ops.index_bounds import along, of_all
 from smelt.ops.layouts.meta import fresh, like, of_cpp
 from smelt.ops.recompute import Class
 from smelt.ops.registry import declare, operator
+from smelt.ops.trace_rules import TraceRule
 
 aten = torch.ops.aten
 
@@ -30,6 +31,7 @@ declare(
 )
 # for a range that is not finite, a negative number, lengths that are not those of the data
 declare("histc histogram bincount segment_reduce", raises=True)
+declare("bincount", trace_rule=TraceRule.VALUES)
 declare(aten.max.other, aten.min.other, recompute=Class.POINTWISE)
 declare("cumsum cumprod cummax cummin logcumsumexp", recompute=Class.SCAN)
 declare("_softmax _log_softmax _safe_softmax", recompute=Class.ROWS)

@@ -8,11 +8,16 @@ aten = torch.ops.aten
 
 SLICE = aten.slice.Tensor
 SELECT = aten.select.int
+SPLIT = aten.split_with_sizes.default
+TOPK = aten.topk.default
 EMPTY_LIKE = aten.empty_like.default
 
 # They take a range of places (`start`, `end`) or one place (`index`) along `dim`.
 RANGES = frozenset({SLICE, aten.slice_scatter.default, aten.slice_backward.default})
 PLACES = frozenset({SELECT, aten.select_scatter.default, aten.select_backward.default})
+
+# Names of such arguments that may be negative.
+OFFSETS = frozenset({"storage_offset", "start", "end", "step", "shifts", "diagonal"})
 
 # Arguments typed Scalar, of whose numbers the size of the result is made.
 SCALAR_SIZES = {"aten::arange": frozenset({"start", "end", "step"})}

@@ -16,6 +16,7 @@ from smelt.errors import NeedsFixedSize
 from smelt.graph.assignments import (
     COUNT,
     HUGE,
+    ITSELF,
     Candidates,
     at,
     candidates_of,
@@ -76,7 +77,7 @@ floor_divide remainder rsub special_expm1 hardshrink_backward softshrink_backwar
 mse_loss mse_loss_backward huber_loss huber_loss_backward smooth_l1_loss smooth_l1_loss_backward l1_loss linalg_vector_norm
 nll_loss2d_forward nll_loss2d_backward normal_functional exponential uniform random randint randint_like zero
 upsample_nearest2d_backward upsample_bilinear2d_backward
-index_add index_fill new_zeros new_ones new_empty new_full new_empty_strided
+index_add index_fill masked_scatter new_zeros new_ones new_empty new_full new_empty_strided
 """
 _SAFE = frozenset(_SAFE_NAMES.split())
 
@@ -100,6 +101,8 @@ def _is_safe(func: OpOverload, args: Sequence[Any]) -> bool:
         shape = args[0].spec.shape
         dim = args[2] if len(args) > 2 else 0
         return -len(shape) <= dim < len(shape) and isinstance(shape[dim], int)
+    if name == "topk":
+        return isinstance(args[1], Expr)  # it is checked then that there are as many
     if name in ("gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce"):
         return _covers(*args[:4])
     if torch.Tag.pointwise in func.tags or row(func).recompute in _SAFE_CLASSES:
@@ -158,21 +161,32 @@ def results(
         if k == 0:
             known = None if id(out) in back else _by_rule(asked, out)
             if known is not None:
+                _check_itself(asked, known)
                 return known
         answers.append(out)
         given.append(back)
     declared = effects(func).results
     if declared and all(result.kind == "same" for result in declared):
+        _check_itself(asked, None)
         written = tuple(effects(func).argument(result.arg, tuple(args), kwargs) for result in declared)
         return written[0] if len(written) == 1 else written
     name = func._schema.name.removeprefix("aten::")
     sizes += quotients(func, dict(zip(effects(func).names, args)) | kwargs, spec_of)
     found = _Fit(name, candidates_of(specs, sizes), syms, device, given).tree(answers)
+    _check_itself(asked, found)
     if device.type == "cpu" and _may_be_huge(func) and not _is_safe(func, args):
         out, _ = asked.answer(HUGE)
         if not _fits(found, out):
             raise NeedsFixedSize(f"{name}: large sizes make a difference", syms)
     return found
+
+
+def _check_itself(asked: _Asked, found: Any) -> None:
+    """Raises NeedsFixedSize where sizes of 0 or 1 make a difference to what was found for others."""
+    if any(s.lo == s.hi for s in asked.syms):
+        out, _ = asked.answer(ITSELF)
+        if found is not None and not _fits(found, out, ITSELF):
+            raise NeedsFixedSize(f"{asked.func}: sizes of 0 or 1 make a difference", asked.syms)
 
 
 def culprits(
@@ -218,13 +232,15 @@ def _spec_of(value: Any) -> TensorSpec | None:
     return value.spec if isinstance(value, _Tensor) else None
 
 
-def _fits(found: Any, out: Any) -> bool:
-    """Whether the specs are those of the tensors `out` under assignment HUGE."""
+def _fits(found: Any, out: Any, k: int = HUGE) -> bool:
+    """Whether the specs are those of the tensors `out` under assignment `k`; of ITSELF only sizes count."""
     if isinstance(found, (list, tuple)):
-        return len(found) == len(out) and all(map(_fits, found, out))
+        return len(found) == len(out) and all(_fits(f, o, k) for f, o in zip(found, out))
     if not isinstance(found, TensorSpec):
         return True
-    spec = spec_at(found, HUGE)
+    spec = spec_at(found, k)
+    if k == ITSELF:
+        return isinstance(out, torch.Tensor) and spec.shape == out.size()
     return (spec.shape, spec.stride, spec.offset) == (out.size(), out.stride(), out.storage_offset())
 
 

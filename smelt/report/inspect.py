@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-from smelt.backends.smelt import inference_schedule
+from smelt.backends.smelt import inference_schedules
 from smelt.capture.driver.entries import Entry, Record, entries_of, reasons_of, records_of
 from smelt.config import DEFAULT, Config
 from smelt.reasons import Reason
@@ -57,4 +57,5 @@ def kernels(compiled: Callable[..., Any], config: Config = DEFAULT) -> str:
     that it replaces. Raises Unsupported for tensors on a device without a target.
     """
     found = [entry.traced for _, record in records(compiled) for entry in record.entries if entry.computes]
-    return "\n\n".join(print_schedule(inference_schedule(traced, config)) for traced in found)
+    schedules = [schedule for traced in found for schedule in inference_schedules(traced, config)]
+    return "\n\n".join(map(print_schedule, schedules))

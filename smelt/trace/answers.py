@@ -74,7 +74,7 @@ def _layout(inputs: Inputs, spec: TensorSpec) -> tuple[Any, Any, Any]:
     symbols = inputs.numbers.symbols
     assert symbols is not None
     for size in spec.shape:
-        if isinstance(size, Expr):
+        if isinstance(size, Expr) and size.lo != size.hi:
             symbols.at_least(size, 2)
     return symbols.layout(spec)
 

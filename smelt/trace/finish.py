@@ -8,13 +8,15 @@ from dataclasses import replace
 
 import torch
 
-from smelt.errors import NeedsFixedSize
+from smelt.errors import NeedsFixedSize, Unsupported
 from smelt.graph import passes
 from smelt.graph.assignments import syms_of
 from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
+from smelt.graph.numbers import leaves
 from smelt.graph.sizes import Sym
 from smelt.graph.symbols import symbols_in
 from smelt.ops.raising import must_run
+from smelt.reasons import DATA_DEPENDENT, Reason
 from smelt.trace.counters import Counters
 from smelt.trace.fake import FakeTensor, fakes_in
 from smelt.trace.functionalize import functionalize
@@ -25,7 +27,7 @@ from smelt.trace.number_inputs import NumberInput
 from smelt.trace.parts import TraceParts
 from smelt.trace.symbolic_layouts import ITSELF, SizeSource
 from smelt.trace.tape import Tape
-from smelt.trace.traced import SizeInput, Traced, needs_grad
+from smelt.trace.traced import SizeInput, SizesOfData, Traced, needs_grad
 from smelt.trace.views import Views
 
 
@@ -48,13 +50,16 @@ def build(parts: TraceParts, outputs: Sequence[FakeTensor], recorded: RecordedBa
     passes.eliminate_detach(aten_graph)
     passes.eliminate_common(aten_graph)
     used = {n for graph in (torch_graph, aten_graph) for node in graph for n in argument_nodes(node)}
-    there = _symbols_there(parts, used, None if whole else aten_graph)
+    read = used | whole.read() if whole else used  # numbers that only the backward reads are inputs, too
+    given_numbers = [n for n in parts.numbers.by_expression.values() if not read.isdisjoint(n.nodes.values())]
+    data, _ = _of_data(parts, given_numbers)
+    there = _symbols_there(parts, used, None if whole else aten_graph, data)
     sized, as_sizes = _sized(parts, used, there), _numbers_as_sizes(parts, there)
     used |= {parts.inputs.aten_node(fake) for fake, _ in sized.values()}
     inputs = tuple(f for f in parts.inputs if f.aten_node in used or f.torch_node in used)
-    read = used | whole.read() if whole else used  # numbers that only the backward reads are inputs, too
     read |= {node for number in as_sizes.values() for node in number.nodes.values()}
-    numbers = tuple(n for n in parts.numbers.by_expression.values() if not read.isdisjoint(n.nodes.values()))
+    given_numbers = [n for n in parts.numbers.by_expression.values() if not read.isdisjoint(n.nodes.values())]
+    data, numbers = _of_data(parts, given_numbers)
     places = [n.node(parts.tape.torch) for n in numbers], [n.node(parts.tape.aten) for n in numbers]
     _begin(torch_graph, [*(parts.inputs.torch_node(f) for f in inputs), *places[0]])
     _begin(aten_graph, [*(parts.inputs.aten_node(f) for f in inputs), *places[1]])
@@ -66,7 +71,8 @@ def build(parts: TraceParts, outputs: Sequence[FakeTensor], recorded: RecordedBa
         outputs=tuple(outputs),
         needs_grad=needs_grad(parts, outputs),
         _examples=[weakref.ref(parts.inputs.real(f)) for f in inputs],  # type: ignore[arg-type]
-        numbers=numbers,
+        numbers=tuple(n for n in numbers if not n.is_of_data),
+        data=data,
         sizes={
             sym: SizeInput(next(i for i, f in enumerate(inputs) if f is fake), source, parts.inputs.hint(sym))
             for sym, (fake, source) in sized.items()
@@ -83,14 +89,39 @@ def build(parts: TraceParts, outputs: Sequence[FakeTensor], recorded: RecordedBa
     )
 
 
-def _symbols_there(parts: TraceParts, used: Container[Node | None], graph: Graph | None) -> set[Sym]:
-    """The symbols of sizes in `graph` (None: all that there are) and in the specs of used inputs."""
+def _of_data(
+    parts: TraceParts, numbers: Sequence[NumberInput]
+) -> tuple[SizesOfData | None, list[NumberInput]]:
+    """What the graph has of numbers that data decide; `numbers` in their order. Raises Unsupported for a number that is
+    computed from such a one and from a number of the program's."""
+    symbols = parts.numbers.symbols
+    if symbols is None or not symbols.known.numbers:
+        return None, list(numbers)
+    own = [n for n in numbers if not n.is_of_data]
+    of_data = [n for n in numbers if n.is_of_data]
+    expressions = [symbols.over_sizes(n.symbol.expression) for n in of_data]
+    if None in expressions:
+        raise Unsupported(
+            Reason(DATA_DEPENDENT, "a number of the program's goes with one that the graph gives")
+        )
+    known = symbols.known
+    hints = {sym: number.hint for sym, number in known.numbers.items()}
+    made = SizesOfData(hints, tuple(known.conditions), tuple(e for e in expressions if e is not None))
+    return made, [*own, *of_data]
+
+
+def _symbols_there(
+    parts: TraceParts, used: Container[Node | None], graph: Graph | None, data: SizesOfData | None
+) -> set[Sym]:
+    """The symbols of sizes in `graph` (None: all that there are), in the specs of used inputs, and in what data decide."""
     if not parts.numbers.sizes:
         return set()
     there = set(parts.numbers.sizes) if graph is None else set(symbols_in(graph.nodes))
     for fake in parts.inputs:
         if fake.aten_node in used or fake.torch_node in used:
             there |= syms_of(fake.spec)
+    if data is not None:
+        there = there.union(*(c.symbols for c in data.conditions), *map(leaves, data.numbers))
     return there
 
 

@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from smelt.errors import NeedsFixedSize, Unsupported
 from smelt.graph.tree import leaves
-from smelt.reasons import DATA_DEPENDENT, TENSOR_SUBCLASS
+from smelt.reasons import DATA_DEPENDENT, DATA_DEPENDENT_SHAPE, TENSOR_SUBCLASS
 from smelt.torch_private import (
     DisableFuncTorch,
     DisableTorchDispatch,
@@ -142,11 +142,13 @@ class FunctionMode(TorchFunctionMode):
         failure: Exception | None = None
         try:
             out = self._run_body(func, args, kwargs)
-        except NeedsFixedSize:
-            raise
+        except NeedsFixedSize as error:
+            raise self._of_data(error) from None
         except BaseException as error:
             if isinstance(error, _OPERATOR_ERRORS) and not isinstance(error, Unsupported):
-                check_fixed((args, kwargs), f"{name_of(func)} raises {str(error).partition(chr(10))[0]}")
+                self._check_fixed(
+                    (args, kwargs), f"{name_of(func)} raises {str(error).partition(chr(10))[0]}"
+                )
             if self._only_symbols_failed(error, args, kwargs):
                 call.node = None
                 return self._run(func, *plain_parts((args, kwargs)))
@@ -180,6 +182,21 @@ class FunctionMode(TorchFunctionMode):
         return func(*args, **kwargs) if out is NotImplemented else out
 
     # ---- calls that raise
+
+    def _check_fixed(self, given: Any, what: str) -> None:
+        try:
+            check_fixed(given, what)
+        except NeedsFixedSize as error:
+            raise self._of_data(error) from None
+
+    def _of_data(self, error: NeedsFixedSize) -> Unsupported:
+        """The error itself, unless data alone decide the sizes that the call needs as numbers: the graph ends before it."""
+        symbols = self._numbers.symbols
+        found = [] if symbols is None else symbols.known.of(sorted(error.symbols, key=str))
+        if not found or len(found) < len(error.symbols):
+            return error
+        names = " and ".join(f"{n.sym} is {n.what}" for n in found)
+        return self._call.unsupported(DATA_DEPENDENT_SHAPE, f"{error.reason.detail}, where {names}")
 
     def _only_symbols_failed(self, error: BaseException, args: Args, kwargs: Kwargs) -> bool:
         """Whether the call is to be made again with plain numbers: for what does not take others, and for its text."""

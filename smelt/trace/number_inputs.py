@@ -18,7 +18,18 @@ from smelt.ops.sized_arguments import SCALAR_SIZES
 from smelt.torch_private import JitType, OpOverload
 from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.builder import Builder, identifier
-from smelt.trace.symbols import SYMBOLIC, Symbol, Symbols, has_symbols, own, plain, plain_parts, size_of
+from smelt.trace.data_numbers import DataNumber
+from smelt.trace.symbols import (
+    SYMBOLIC,
+    Symbol,
+    Symbols,
+    data_leaf_of,
+    has_symbols,
+    own,
+    plain,
+    plain_parts,
+    size_of,
+)
 
 
 @dataclass
@@ -40,7 +51,13 @@ class NumberInput:
         """What the graphs call it: the name of the attribute or argument it is or comes from."""
         key = leaves(self.symbol.expression)[0]
         name = key.key if isinstance(getattr(key, "key", None), str) else "number"
+        name = str(key.sym) if isinstance(key, DataNumber) else name
         return name if self.symbol.expression.op == "leaf" else f"{name}_{self.symbol.expression.op}"
+
+    @property
+    def is_of_data(self) -> bool:
+        """Whether only the graph gives it."""
+        return data_leaf_of(self.symbol.expression) is not None
 
     @property
     def is_pinned(self) -> bool:
@@ -54,6 +71,8 @@ class NumberInputs:
 
     def __init__(self) -> None:
         self.symbols: Symbols | None = None
+        # Makes the first symbol, where numbers that only the graph gives may be symbolic.
+        self.for_data: Callable[[], Symbols] | None = None
         self.by_expression: dict[Expression, NumberInput] = {}
 
     @property

@@ -9,19 +9,22 @@ import torch
 
 from smelt.errors import Unsupported
 from smelt.graph.effects import Effects, effects
-from smelt.graph.sizes import Expr
+from smelt.graph.ir import TensorSpec
+from smelt.graph.sizes import Expr, Size, bounds
+from smelt.ops.sized_arguments import OFFSETS, PLACES, RANGES, SLICE
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT
 from smelt.torch_private import OpOverload
 from smelt.trace import shapes
+from smelt.trace.answers import fresh
 from smelt.trace.arguments import LEAF_TYPES, Args, Kwargs, Unnameable, other_argument
 from smelt.trace.copies import Copies
 from smelt.trace.current_call import CurrentCall
 from smelt.trace.fake import FakeTensor, fakes_in
 from smelt.trace.inputs import Inputs
 from smelt.trace.known_values import KnownValues
-from smelt.trace.number_inputs import NumberInputs, with_sizes
+from smelt.trace.number_inputs import NumberInputs, size_arguments, with_sizes
 from smelt.trace.places import in_range
-from smelt.trace.symbols import PLAIN_TYPE, SYMBOLIC, hint
+from smelt.trace.symbols import PLAIN_TYPE, SYMBOLIC, Symbols, hint
 from smelt.trace.tape import Tape
 from smelt.trace.writes import Writes
 
@@ -49,13 +52,18 @@ class OperatorRecorder:
         self.copies = copies
         self.numbers = numbers
         self.known = KnownValues(call, tape, writes)
+        self.new_size: Callable[[Size], Size] = _no_new_size
+        self.places: dict[Any, tuple[FakeTensor, FakeTensor]] = {}
+        # Masks and numbers, by their value, and where they are true, what has them as its sizes.
 
     def run(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """Runs an operator on metadata and records its aten node. Raises what the operator raises for such metadata."""
         symbols = self.numbers.symbols
         if symbols is not None and symbols.hints:
             args, kwargs = with_sizes(func, args, kwargs)
-            args, kwargs = in_range(symbols, func, args, kwargs)
+            args, kwargs = in_range(symbols, func, args, kwargs, self.new_size)
+            if symbols.known.numbers and func not in RANGES and func not in PLACES:
+                args, kwargs = self._with_new_sizes(symbols, func, args, kwargs)
         key: list[Any] = [func]
         nodes: list[Any] = []
         for a in args:
@@ -83,6 +91,56 @@ class OperatorRecorder:
             self.writes.note(list(_written(info, args, kwargs)))
         elif not info.results:  # an assertion: the torch-level call has an effect, too
             self.call.wrote = True
+        self.tape.finish_operator(node, out)
+        if symbols is not None and symbols.known.equalities and not info.writes:
+            return self._settled(symbols, out)
+        return out
+
+    def _settled(self, symbols: Symbols, out: Any) -> Any:
+        """A result with sizes that are known to be equal to simpler ones: a part of it, which is all of it."""
+        if isinstance(out, (tuple, list)):
+            return type(out)(self._settled(symbols, value) for value in out)
+        if type(out) is not FakeTensor:
+            return out
+        sizes = tuple(map(symbols.known.settled, out.spec.shape))
+        if sizes == out.spec.shape:
+            return out
+        found = out
+        for dim, size in enumerate(sizes):
+            if size != out.spec.shape[dim]:
+                found = self.run(SLICE, (found, dim, 0, size), {})
+        node = out.aten_node
+        return found if node is not None and effects(node.target).view else self.run(_CLONE, (found,), {})
+
+    def _with_new_sizes(
+        self, symbols: Symbols, func: OpOverload, args: Args, kwargs: Kwargs
+    ) -> tuple[Args, Kwargs]:
+        """The arguments with symbols of their own for sizes that are negative for some of the numbers that are tried."""
+
+        def settled(value: Any) -> Any:
+            if isinstance(value, Expr) and bounds(value)[0] < 0 and symbols.known.concerns(value):
+                return self.new_size(value)
+            return [settled(v) for v in value] if type(value) is list else value
+
+        names = size_arguments(func) - OFFSETS
+        given = zip(args, func._schema.arguments)
+        return (
+            tuple(settled(v) if a.name in names else v for v, a in given),
+            {k: settled(v) if k in names else v for k, v in kwargs.items()},
+        )
+
+    def run_as(
+        self, func: OpOverload, args: Args, kwargs: Kwargs, spec: TensorSpec | tuple[TensorSpec, ...]
+    ) -> Any:
+        """Records an operator that gives fresh tensors of these specs, which no shape function knows."""
+        nodes = tuple(self._argument(a, []) for a in args)
+        named = {k: self._argument(v, []) for k, v in kwargs.items()}
+        out = (
+            tuple(fresh(self.inputs, s) for s in spec)
+            if isinstance(spec, tuple)
+            else fresh(self.inputs, spec)
+        )
+        node = self.tape.add_operator(func, nodes, named, shapes.stem(func), spec)
         self.tape.finish_operator(node, out)
         return out
 
@@ -129,6 +187,13 @@ class OperatorRecorder:
     def refuse_value(self, what: str) -> Unsupported:
         """The error for `what` reads a value that is not known."""
         return self.call.unsupported(DATA_DEPENDENT, what)
+
+
+_CLONE = torch.ops.aten.clone.default
+
+
+def _no_new_size(size: Size) -> Size:
+    return size
 
 
 _LEAST, _GREATEST = (

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 
 from smelt.errors import NeedsFixedSize
+from smelt.graph.data_sizes import is_of_data
 from smelt.graph.effects import effects
 from smelt.graph.ir import Node, TensorSpec, argument_nodes, map_nodes
 from smelt.graph.sizes import Expr
@@ -224,7 +225,8 @@ class _Origins:
             sources = [n for n in argument_nodes(node) if type(n.spec) is TensorSpec]
             if len(sources) != 1 or any(n not in sources for n in argument_nodes(node)):
                 raise refuse("a result is a view that takes several tensors, or numbers that change")
-            if leaves((node.args, node.kwargs), Expr):
+            symbolic = leaves((node.args, node.kwargs), Expr)
+            if symbolic and not any(map(is_of_data, symbols_in([node]))):
                 raise NeedsFixedSize("a result is a view by symbolic sizes", frozenset(symbols_in([node])))
             args, kwargs = (map_nodes(a, lambda n: _VIEWED) for a in (node.args, node.kwargs))
             steps.append(ViewStep(node.target, args, kwargs, item))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from smelt.graph.ir import Line
+from smelt.trace import data_dependent
 from smelt.trace.autograd_calls import AutogradCalls
 from smelt.trace.backward import Backward
 from smelt.trace.call_recorder import CallRecorder
@@ -48,3 +50,4 @@ class TraceParts:
             self.call, self.tape, self.inputs, self.writes, self.copies, self.numbers
         )
         self.known = self.operator_recorder.known
+        self.operator_recorder.new_size = functools.partial(data_dependent.size_of, self.operator_recorder)

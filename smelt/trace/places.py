@@ -5,20 +5,27 @@ What eager clamps to the size, or counts from the end, is then a plain size from
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
 from smelt.errors import NeedsFixedSize
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import INFINITE, Expr, Size, free_syms
+from smelt.graph.sizes import INFINITE, Expr, Size, bounds, contiguous_stride, free_syms
 from smelt.graph.specs import make_spec
-from smelt.ops.sized_arguments import PLACES, RANGES, SELECT, SLICE
+from smelt.ops.sized_arguments import PLACES, RANGES, SELECT, SLICE, SPLIT, TOPK
 from smelt.torch_private import OpOverload
 from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import Symbols
 
 
-def in_range(symbols: Symbols, func: OpOverload, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-    """The arguments of a slice or a selection with what lies outside of the tensor clamped, as eager does. Raises
-    NeedsFixedSize."""
+def in_range(
+    symbols: Symbols, func: OpOverload, args: Args, kwargs: Kwargs, new_size: Callable[[Size], Size]
+) -> tuple[Args, Kwargs]:
+    """The arguments of a slice or a selection with what lies outside of the tensor clamped, as eager does. `new_size`
+    gives a symbol for a size. Raises NeedsFixedSize."""
     if func in RANGES:
         given = _arguments(func, args, kwargs)
         start, end = given["start"], given["end"]
@@ -27,8 +34,11 @@ def in_range(symbols: Symbols, func: OpOverload, args: Args, kwargs: Kwargs) -> 
             return args, kwargs
         first = 0 if start is None else _clamped(symbols, start, n)
         last = n if end is None else _clamped(symbols, end, n)
-        if symbols.compare("lt", last, first):
+        if symbols.expect("lt", last, first, False):
             last = first
+        many = last - first
+        if bounds(many)[0] < 0 and symbols.known.concerns(many):
+            last = first + new_size(many)
         given["start"] = start if _is_kept(start, first, n) else first
         given["end"] = end if _is_kept(end, last, n) else last
         return tuple(given.values()), {}
@@ -37,12 +47,26 @@ def in_range(symbols: Symbols, func: OpOverload, args: Args, kwargs: Kwargs) -> 
         n, index = _size(given), given["index"]
         if not any(isinstance(v, Expr) for v in (n, index)):
             return args, kwargs
-        place = index + n if symbols.compare("lt", index, 0) else index
-        if symbols.compare("lt", place, 0) or not symbols.compare("lt", place, n):
+        place = index + n if symbols.expect("lt", index, 0, False) else index
+        if symbols.expect("lt", place, 0, False) or not symbols.expect("lt", place, n, True):
             raise NeedsFixedSize(f"place {index} of {n}", free_syms(n) | free_syms(index))
         given["index"] = index if isinstance(index, int) else place
         return tuple(given.values()), {}
+    if func in (SPLIT, TOPK):
+        _check_counts(symbols, func, _arguments(func, args, kwargs))
     return args, kwargs
+
+
+def _check_counts(symbols: Symbols, func: OpOverload, given: Kwargs) -> None:
+    """What is required of how many places are taken, where data decide that."""
+    n = _size(given)
+    if func is TOPK and symbols.known.concerns(given["k"]):
+        symbols.expect("lt", n, given["k"], False)
+    if func is SPLIT and symbols.known.concerns(*given["split_sizes"]):
+        total: Size = 0
+        for size in given["split_sizes"]:
+            total = total + size
+        symbols.assume("eq", total, n)
 
 
 def _arguments(func: OpOverload, args: Args, kwargs: Kwargs) -> Kwargs:
@@ -67,11 +91,11 @@ def _size(given: Kwargs) -> Size:
 def _clamped(symbols: Symbols, place: Size, n: Size) -> Size:
     if isinstance(place, int) and place >= INFINITE:
         return n
-    if symbols.compare("lt", place, 0):
+    if symbols.expect("lt", place, 0, False):
         place = place + n
-        if symbols.compare("lt", place, 0):
+        if symbols.expect("lt", place, 0, False):
             return 0
-    return n if symbols.compare("gt", place, n) else place
+    return n if symbols.expect("lt", n, place, False) else place
 
 
 def _is_kept(given: Size | None, place: Size, n: Size) -> bool:
@@ -83,12 +107,17 @@ def _is_kept(given: Size | None, place: Size, n: Size) -> bool:
     return given == place or (given < 0 and given + n == place) or (given >= INFINITE and place == n)
 
 
-def view_of(func: OpOverload, args: Args, kwargs: Kwargs) -> TensorSpec | None:
-    """What a slice or a selection gives for arguments that `in_range` gave; None for any other operator."""
-    if func not in (SLICE, SELECT):
+def view_of(func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """What a slice or a selection gives for arguments that `in_range` gave, or an operator whose counts it has checked;
+    None for any other operator."""
+    if func not in (SLICE, SELECT, SPLIT, TOPK):
         return None
     given = _arguments(func, args, kwargs)
     source = given["self"].spec
+    if func is SPLIT:
+        return _pieces(source, given["split_sizes"], given["dim"])
+    if func is TOPK:
+        return _largest(source, given["k"], given["dim"])
     shape, stride = list(source.shape), list(source.stride)
     dim = given["dim"] % len(shape) if -len(shape) <= given["dim"] < len(shape) else None
     if dim is None:
@@ -107,6 +136,28 @@ def view_of(func: OpOverload, args: Args, kwargs: Kwargs) -> TensorSpec | None:
         shape[dim] = (last - first + (step - 1)) // step
         stride[dim] = stride[dim] * step
     return make_spec(tuple(shape), tuple(stride), source.dtype, source.device, offset)
+
+
+def _pieces(source: TensorSpec, sizes: Sequence[Size], dim: int) -> list[TensorSpec] | None:
+    if not -len(source.shape) <= dim < len(source.shape) or all(type(n) is int for n in sizes):
+        return None
+    dim, offset = dim % len(source.shape), source.offset
+    made = []
+    for size in sizes:
+        shape = (*source.shape[:dim], size, *source.shape[dim + 1 :])
+        made.append(make_spec(shape, source.stride, source.dtype, source.device, offset))
+        offset = offset + size * source.stride[dim]
+    return made
+
+
+def _largest(source: TensorSpec, k: Size, dim: int) -> tuple[TensorSpec, TensorSpec] | None:
+    if not -len(source.shape) <= dim < len(source.shape) or type(k) is int:
+        return None
+    shape = list(source.shape)
+    shape[dim] = k
+    stride = contiguous_stride(shape)
+    values = make_spec(tuple(shape), stride, source.dtype, source.device)
+    return values, make_spec(tuple(shape), stride, torch.int64, source.device)
 
 
 def _from_start(place: Size, n: Size) -> Size:

@@ -20,7 +20,7 @@ from smelt.ops.registry import row
 from smelt.ops.trace_rules import TraceRule
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
 from smelt.torch_private import DisableTorchDispatch, OpOverload
-from smelt.trace import shapes
+from smelt.trace import data_dependent, shapes
 from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.fake import FakeTensor, check_fixed, wrap
 from smelt.trace.operator_recorder import OperatorRecorder
@@ -42,6 +42,9 @@ def _read_value(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs
         number = recorder.known.number(args[0])
         if number is not None:
             return number
+        number = data_dependent.number(recorder, args[0])
+        if number is not None:
+            return number
         raise recorder.refuse_value("item(), bool(), int() or float() of a tensor")
     return value.item()
 
@@ -57,7 +60,7 @@ def _dynamic(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: K
     """Operators whose answer needs values: computed at once if the values are known."""
     out = recorder.known.run(func, args, kwargs)
     if out is None:
-        return NotImplemented
+        return data_dependent.sized(recorder, func, args, kwargs)
     if isinstance(out, torch.Tensor):
         return recorder.tape.add_constant(out)
     if isinstance(out, (tuple, list)):
@@ -67,11 +70,13 @@ def _dynamic(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: K
 
 def _index(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """A mask whose value is known selects at constant places."""
-    fake, indices = args
+    fake, indices, *_ = args
     masks = [i for i in indices if isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8)]
     values = {id(mask): recorder.known.value(mask) for mask in masks}
-    if not masks or any(value is None for value in values.values()):
+    if not masks:
         return NotImplemented
+    if func is not aten.index.Tensor or any(value is None for value in values.values()):
+        return data_dependent.indexed(recorder, func, args, kwargs)
     places: list[Any] = []
     for index in indices:
         value = values.get(id(index))

@@ -21,6 +21,16 @@ class SizeSource:
     divisor: int = 1
     over: int | None = None
 
+    def read(self, given: Any) -> int:
+        """The value, of what is given for the input."""
+        if self.dim == ITSELF:
+            number: int = given
+        elif self.over is None:
+            number = given.size(self.dim)
+        else:
+            number = given.stride(self.dim) - given.size(self.over) * given.stride(self.over)
+        return number // self.divisor
+
 
 @dataclass(frozen=True)
 class SymbolicLayout:

@@ -8,6 +8,9 @@ safe in the hands of any code; at worst it is not symbolic any more.
 
 The sizes of tensors are such numbers too, where they change. Their symbols hold a `Size` besides, which sums, products and
 quotients of sizes keep: what is the same for all sizes is then decided without a guard.
+
+A number that only the graph gives (`DataNumber`: how many elements a mask selects) has no value yet. What torch decides by
+it is assumed; what the program decides by it ends the graph, unless it holds for all numbers from two on.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ from smelt.graph.divisors import divisors_in
 from smelt.graph.ir import TensorSpec
 from smelt.graph.numbers import OPERATIONS, Expression, Number, Table, leaves
 from smelt.graph.sizes import INFINITE, Expr, Quotient, Size, Sym, bounds, free_syms
+from smelt.reasons import DATA_DEPENDENT, Reason
+from smelt.trace.data_numbers import DataNumber, Known, NumberCondition
 from smelt.trace.size_numbers import COMPARED, Comparisons, computed, reduced
 
 MAX_SIZE = 100  # operations of an expression; a larger one is pinned
@@ -68,6 +73,7 @@ class Symbols:
         self.metas: dict[tuple[int, bool], tuple[TensorSpec, torch.Tensor]] = {}
         self._constants: dict[int, Symbol] = {}
         self.hints: dict[Sym, int] = {}  # what the symbols of sizes are in this call
+        self.known = Known()  # what is known, and assumed, of numbers that only the graph gives
         self._refused: PlainNumbersOnly | None = None
 
     @contextmanager
@@ -108,7 +114,7 @@ class Symbols:
                 self._require(self._table.call(op, leaf, self._table.const(bound)), True)
         times, rest = divmod(value, divisor)
         highest = most if most == INFINITE else (most - rest) // divisor
-        sym = Sym(f"s{len(self.hints)}", -(-(least - rest) // divisor), highest)
+        sym = Sym(self._next_name(), -(-(least - rest) // divisor), highest)
         self.hints[sym] = times
         size = sym * divisor + rest
         self._sizes[size] = Symbol(self, leaf, value, size)
@@ -125,7 +131,7 @@ class Symbols:
         self.check()
         self._values[key] = value
         leaf, least = self._table.leaf(key), self.of_size(room)
-        sym = Sym(f"s{len(self.hints)}", 1)
+        sym = Sym(self._next_name(), 1)
         self.hints[sym] = value - int(least.value)
         size = sym + room
         self._sizes[size] = Symbol(self, leaf, value, size)
@@ -151,7 +157,7 @@ class Symbols:
             return computed(expression.op, known) if len(known) == len(sizes) else None
         (key,) = expression.args
         value = self._values[key]
-        sym = Sym(f"s{len(self.hints)}", 2)
+        sym = Sym(self._next_name(), 2)
         if type(value) is not int or value < 2 or key in self._pinned or not self._take(key, sym):
             return None
         self.check()
@@ -159,6 +165,34 @@ class Symbols:
         self._require(self._table.call("ge", expression, self._table.const(2)), True)
         self.numbers[sym] = self._sizes[sym] = Symbol(self, expression, value, sym)
         return sym
+
+    def _next_name(self) -> str:
+        return f"s{len(self.hints) - len(self.known.numbers)}"
+
+    def data_leaf(self, number: DataNumber) -> Int:
+        """A size that only the graph gives, taken for its hint."""
+        self.check()
+        sym, leaf = number.sym, self._table.leaf(number)
+        self.known.numbers[sym] = number
+        self.hints[sym] = number.hint
+        self._sizes[sym] = Symbol(self, leaf, number.hint, sym)
+        self._taken[leaf] = sym
+        return _wrapped(self._sizes[sym])
+
+    def asked(self, op: str, a: Symbol, b: Symbol) -> Any:
+        """A comparison of the program's: Undecided where data decide."""
+        if a.size is None or b.size is None or not self.known.concerns(a.size, b.size):
+            found = data_leaf_of(a.expression) or data_leaf_of(b.expression)
+            if found is None:
+                return self.call(op, a, b)
+            what = self._table.call(op, a.expression, b.expression)
+            raise Unsupported(Reason(DATA_DEPENDENT, f"{what} decides, where {found.sym} is {found.what}"))
+        self.check()
+        left, right = (b.size, a.size) if op in ("gt", "le") else (a.size, b.size)
+        holds = op in ("lt", "gt", "eq")
+        op = "eq" if op in ("eq", "ne") else "lt"
+        answer = self._comparisons.decided(op, left, right)
+        return Undecided(self, op, left, right, holds) if answer is None else answer is holds
 
     def require_equal(self, key: Any, other: Any) -> None:
         """The numbers found at both places are equal at each call."""
@@ -204,6 +238,20 @@ class Symbols:
         expression = self._table.call(op, *(o.expression for o in operands))
         return Symbol(self, expression, OPERATIONS[op].function(*(o.value for o in operands)))
 
+    def over_sizes(self, expression: Expression) -> Expression | None:
+        """The expression with the symbols of sizes as its leaves; None where a leaf is no size."""
+        found = {symbol.expression: sym for sym, symbol in self._sizes.items() if isinstance(sym, Sym)}
+
+        def made(e: Expression) -> Expression | None:
+            if e in found:
+                return self._table.leaf(found[e])
+            if e.op in ("const", "leaf"):
+                return e if e.op == "const" else None
+            args = [made(a) for a in e.args]
+            return None if None in args else self._table.call(e.op, *args)  # type: ignore[arg-type]
+
+        return made(expression)
+
     def number(self, size: Size) -> Any:
         """A size as a number that C++ takes: an int or an Int."""
         return _wrapped(self.of_size(size)) if isinstance(size, Expr) else size
@@ -219,6 +267,8 @@ class Symbols:
         if op == "gt":
             return self.compare("lt", b, a)
         answer = self._comparisons.decided(op, a, b)
+        if answer is None and self.known.concerns(a, b):
+            return self._assumed(op, a, b, None)
         if answer is None:
             left, right = map(self.of_size, reduced(a, b))
             value: bool = OPERATIONS[op].function(left.value, right.value)
@@ -237,6 +287,42 @@ class Symbols:
                 if all(self._divide(sym, by) for sym, by in divisors.items()):
                     raise NeedsFixedSize(f"{size} is {rest}", frozenset(divisors), divisors=divisors)
 
+    def deferred(self, op: str, a: Symbol, b: Symbol) -> Symbol | None:
+        """A comparison of torch's that data decide, which is assumed only where torch cannot do without; else None."""
+        if a.size is None or b.size is None or not self.known.concerns(a.size, b.size):
+            return None
+        left, right = (b.size, a.size) if op in ("gt", "le") else (a.size, b.size)
+        plain = "eq" if op in ("eq", "ne") else "lt"
+        if self._comparisons.decided(plain, left, right) is not None:
+            return None
+        return Deferred(self, self._table.call(op, a.expression, b.expression), op, a.size, b.size)
+
+    def comparison(self, op: str, a: Size, b: Size) -> Expression:
+        """The expression of a comparison of sizes."""
+        return self._table.call(op, self.of_size(a).expression, self.of_size(b).expression)
+
+    def expect(self, op: str, a: Size, b: Size, answer: bool) -> bool:
+        """The same where data decide, and mostly so: it is assumed."""
+        if op in ("lt", "eq") and self.known.concerns(a, b):
+            found = self._comparisons.decided(op, a, b)
+            return self._assumed(op, a, b, answer) if found is None else found
+        return self.compare(op, a, b)
+
+    def assume(self, op: str, a: Size, b: Size, answer: bool = True) -> None:
+        """From now on this is the answer of `lt` or `eq`, which the graph checks."""
+        if self._comparisons.decided(op, a, b) is not answer:
+            self._assumed(op, a, b, answer)
+
+    def _assumed(self, op: str, a: Size, b: Size, answer: bool | None) -> bool:
+        """What a comparison is assumed to be that data decide: `answer`, or what it is for the hints."""
+        if answer is None:
+            answer = bool(OPERATIONS[op].function(self.of_size(a).value, self.of_size(b).value))
+        self.known.assume(op, a, b, answer)
+        if op == "eq" and answer:
+            self.known.equal(a, b)
+        self._comparisons.note(op, a, b, answer)
+        return answer
+
     def at_least(self, size: Size, least: int) -> None:
         """Requires that `size` is `least` or more. Raises NeedsFixedSize where it is not."""
         if bounds(size)[0] < least and not self.compare("ge", size, least):
@@ -249,6 +335,8 @@ class Symbols:
     def pin(self, expression: Expression) -> None:
         """The trace depends on the value that the expression has now: its leaves must be the same at later calls."""
         for key in leaves(expression):
+            if isinstance(key, DataNumber):
+                raise Unsupported(Reason(DATA_DEPENDENT, f"{key.what} is needed as a number"))
             if key not in self._pinned:
                 self.check()
                 self._pinned.add(key)
@@ -276,7 +364,7 @@ class Symbols:
             self.pin(expression)
             return value
         if OPERATIONS[op].partial:
-            self._require(expression, type(value))
+            self._require_type(expression, type(value))
         return _wrapped(Symbol(self, expression, value))
 
     def at_most(self, size: Size, most: int) -> None:
@@ -292,6 +380,8 @@ class Symbols:
         if op in COMPARED:
             return self.compare(op, *sizes)
         if op in ("min", "max"):
+            if self.known.concerns(*sizes) and self._comparisons.decided("lt", *sizes) is None:
+                return NotImplemented
             first = self.compare("le" if op == "min" else "ge", *sizes)
             return operands[0 if first else 1].number()
         made = computed(op, sizes)
@@ -300,15 +390,58 @@ class Symbols:
     def decide(self, expression: Expression, value: bool) -> bool:
         """The answer to a comparison, which is required of later calls."""
         if not self.is_pinned(expression):
-            self._require(expression, value)
+            found = data_leaf_of(expression)
+            if found is None:
+                self._require(expression, value)
+            else:
+                self._assume_number(expression, value, found)
         return value
+
+    def _assume_number(self, expression: Expression, value: bool, number: DataNumber) -> None:
+        made = self.over_sizes(expression)
+        if made is None:
+            raise Unsupported(Reason(DATA_DEPENDENT, f"{expression}, where {number.what} decides"))
+        self.known.conditions.append(NumberCondition(made, value))
+
+    def _require_type(self, expression: Expression, kind: type) -> None:
+        found = data_leaf_of(expression)
+        if found is not None:
+            if expression.op in ("pow", "round_to"):
+                raise Unsupported(Reason(DATA_DEPENDENT, f"{expression}, whose type {found.what} decides"))
+            return  # of others, the types of the operands decide
+        self._require(expression, kind)
 
 
 _OPPOSITE = {"ne": "eq", "ge": "lt", "le": "gt"}
 
 
+def data_leaf_of(expression: Expression) -> DataNumber | None:
+    """A number in it that only the graph gives."""
+    return next((key for key in leaves(expression) if isinstance(key, DataNumber)), None)
+
+
 def _over(*what: Any) -> Any:
     raise RuntimeError(f"a guard on {what[0]} after capture")
+
+
+class Undecided:
+    """What a comparison of the program's gives that data decide: `op` (`lt`, `eq`) of the two sizes is `holds`."""
+
+    def __init__(self, symbols: Symbols, op: str, a: Size, b: Size, holds: bool) -> None:
+        self._symbols, self._op, self._a, self._b, self._holds = symbols, op, a, b, holds
+
+    @property
+    def expression(self) -> Expression:
+        """What Python computes for it."""
+        op = self._op if self._holds else {"lt": "ge", "eq": "ne"}[self._op]
+        return self._symbols.comparison(op, self._a, self._b)
+
+    def assume(self, answer: bool) -> None:
+        """From now on it is that, which the graph checks."""
+        self._symbols.assume(self._op, self._a, self._b, answer is self._holds)
+
+    def __bool__(self) -> bool:
+        raise self._symbols.known.refusal(self._op, self._a, self._b)
 
 
 class Symbol:
@@ -346,6 +479,8 @@ class Symbol:
     def fits_a_tensor(self) -> bool:
         """Whether it is a float or an int of 64 bits, which is required of later calls too."""
         if type(self.value) is float or self.expression.op == "leaf" or self.size is not None:
+            return True
+        if data_leaf_of(self.expression) is not None:  # it raises when the graph runs
             return True
         size = self.call("abs")
         return bool(size < 1 << 63)
@@ -429,6 +564,36 @@ class Symbol:
     _graph_repr = __repr__ = str
 
 
+class Deferred(Symbol):
+    """The bool of a comparison that data decide."""
+
+    __slots__ = ("_a", "_b", "_op")
+
+    def __init__(self, symbols: Symbols, expression: Expression, op: str, a: Size, b: Size) -> None:
+        super().__init__(symbols, expression, False)
+        self._op, self._a, self._b = op, a, b
+
+    def plain(self) -> Any:
+        """What it is assumed to be."""
+        return self.symbols.compare(self._op, self._a, self._b)
+
+    def is_constant(self) -> bool:
+        """No: data decide."""
+        return False
+
+    def guard_or_false(self, file: str, line: int) -> bool:
+        """Either answer would do."""
+        return False
+
+    def guard_or_true(self, file: str, line: int) -> bool:
+        """Either answer would do."""
+        return True
+
+    def statically_known_true(self, file: str, line: int) -> bool:
+        """It is not known."""
+        return False
+
+
 def _node_method(op: str) -> Callable[..., Symbol]:
     def method(self: Symbol, *others: Symbol) -> Symbol:
         symbols = self.symbols
@@ -437,6 +602,9 @@ def _node_method(op: str) -> Callable[..., Symbol]:
         if known is not None:
             symbols.check()
             return known
+        deferred = symbols.deferred(op, self, *others) if op in COMPARED else None
+        if deferred is not None:
+            return deferred
         made = self.call(op, *others)
         found: Symbol = made.node if type(made) in NUMBERS else symbols.symbol(made)
         if None not in key:
@@ -468,6 +636,8 @@ def _binary(op: str, plain: Callable[[Any, Any], Any], reflected: bool = False) 
         symbols: Symbols = self.node.symbols
         if kind in NUMBERS or kind is int or kind is float or kind is bool:
             a, b = self.node, symbols.symbol(other)
+            if op in COMPARED:
+                return symbols.asked(op, a, b)
             return symbols.call(op, b, a) if reflected else symbols.call(op, a, b)
         if isinstance(other, torch.Tensor) or other is None or kind is str:
             return NotImplemented
@@ -486,6 +656,11 @@ def _pinned(function: Callable[..., Any], reflected: bool = False) -> Callable[.
         return function(plain(others[0]), value) if reflected else function(value, *map(plain, others))
 
     return method
+
+
+def _truth(number: Any) -> bool:
+    symbols: Symbols = number.node.symbols
+    return bool(symbols.asked("ne", number.node, symbols.symbol(0)))
 
 
 def _methods() -> dict[str, Any]:
@@ -510,7 +685,7 @@ def _methods() -> dict[str, Any]:
     made["__rdivmod__"] = _pinned(divmod, reflected=True)
     made["__index__"] = _pinned(operator.index)
     made["__pos__"] = lambda self: self
-    made["__bool__"] = lambda self: self.node.call("ne", self.node.symbols.symbol(0))
+    made["__bool__"] = _truth
     made["__round__"] = lambda self, digits=None: rounded(self, digits)
     made["__reduce_ex__"] = lambda self, protocol: (type(self.node.value), (self.node.plain(),))
     made["__copy__"] = lambda self: self

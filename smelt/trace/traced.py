@@ -11,9 +11,11 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import Graph
+from smelt.graph.numbers import Expression
 from smelt.graph.sizes import Sym
 from smelt.graph.specs import at_numbers, empty_like_spec
 from smelt.trace.counters import NO_COUNTERS, Counters
+from smelt.trace.data_numbers import Condition, NumberCondition
 from smelt.trace.fake import FakeTensor
 from smelt.trace.joint import Joint
 from smelt.trace.number_inputs import NumberInput
@@ -29,6 +31,20 @@ class SizeInput:
     input: int
     source: SizeSource
     hint: int
+
+
+@dataclass(frozen=True)
+class SizesOfData:
+    """What a graph has of numbers that data decide.
+
+    `hints`: what their symbols are taken for. `conditions`: what it is made for, besides that they are at least 2, or among
+    `small`. `numbers`: those that operators were given, whose leaves are symbols; both graphs take them last.
+    """
+
+    hints: Mapping[Sym, int]
+    conditions: tuple[Condition | NumberCondition, ...]
+    numbers: tuple[Expression, ...]
+    small: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -51,6 +67,7 @@ class Traced:
     counters: Counters = NO_COUNTERS
     views: Views = NO_VIEWS  # of results without gradients
     sizes: Mapping[Sym, SizeInput] = field(default_factory=dict)  # of the symbols in specs and arguments
+    data: SizesOfData | None = None  # where there are symbols that data decide
     joint: Joint | None = None  # where gradients are needed, were asked for, and can be had ahead of time
 
     def example_inputs(self) -> tuple[Any, ...]:

@@ -340,9 +340,8 @@ def packed_lstm():
 
 
 @program(
-    graphs=2,
+    graphs=1,
     breaks=[
-        "data-dependent-value",
         "data-dependent-value",
         "data-dependent-value",
         "data-dependent-value",

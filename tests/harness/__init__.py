@@ -8,6 +8,7 @@ whole programs, eager and compiled
     settings       settings of torch that a test must not leave behind
     snapshot       every place that can be reached from an object, as facts that can be compared
     training       `@both`, a program that trains: the same lines eager and compiled
+    data_sizes     programs whose sizes data decide, called with many data
     generate       random programs as source, and how they shrink
     generate_worlds what they do to objects around them, and what changes between their calls
     generated      a random program run eager and compiled, and where they differ

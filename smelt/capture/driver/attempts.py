@@ -52,6 +52,8 @@ class Attempt:
     `counts_symbolic`: so are the step counts that optimizers keep in tensors, and the numbers that outside iterators count
     up, from the first call on.
     `sizes`: which sizes of tensors are symbolic.
+    `data_sizes`: so are sizes that data decide, if `assumes`: the graph checks what was assumed of them.
+    `data_is`: each of these is this number, where a capture is to show what becomes of it (`small_sizes.py`).
     `joint_graph`: where gradients are needed, the graph of forward and backward is recorded.
     `copies`: an index in a tensor gives a copy of the row, where eager gives a view.
     `says_compiling`: what the program is told when it asks whether it is being compiled.
@@ -67,6 +69,8 @@ class Attempt:
     symbolic: frozenset[Path] = frozenset()
     counts_symbolic: bool = False
     sizes: SymbolicSizes = FIXED_SIZES
+    data_sizes: bool = False
+    data_is: int | None = None
     joint_graph: bool = False
     copies: bool = True
     says_compiling: bool = True
@@ -81,7 +85,7 @@ class Attempt:
     @property
     def has_symbolic_numbers(self) -> bool:
         """Whether any number, or size, may be symbolic."""
-        return bool(self.symbolic) or self.counts_symbolic or self.sizes.wanted
+        return bool(self.symbolic) or self.counts_symbolic or self.sizes.wanted or self.data_sizes
 
     def generalizing(self, numbers: set[Path], sizes: set[tuple[Path, int]]) -> Attempt:
         """With the numbers and sizes at these symbolic too, unless none is to be; sizes come with what they were before."""
@@ -90,7 +94,8 @@ class Attempt:
 
     def with_plain_numbers(self) -> Attempt:
         """With each number and size as a part of the trace."""
-        return replace(self, symbolic=frozenset(), counts_symbolic=False, sizes=FIXED_SIZES)
+        plain = replace(self, symbolic=frozenset(), counts_symbolic=False, sizes=FIXED_SIZES)
+        return replace(plain, data_sizes=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +106,7 @@ class FailedAttempt:
     the program show. `counts`: the origins of the step counts that were read. `choosing`: both branches of a condition
     were being tried. `marked`: a function was being captured that is marked with `torch.compiler.allow_in_graph`.
     `sizes`: where each symbolic size was found that is to be a number. `divisors`: by what those are divided of which it may
-    be enough to know the remainder.
+    be enough to know the remainder. `used_data`: there were sizes that data decide.
     """
 
     error: Exception
@@ -112,6 +117,7 @@ class FailedAttempt:
     marked: bool = False
     sizes: frozenset[frozenset[Path]] = frozenset()
     divisors: frozenset[tuple[Path, int]] = frozenset()
+    used_data: bool = False
 
 
 # ---------------------------------------------------------------------------------------------------- the table
@@ -207,6 +213,13 @@ def _up_to_a_break(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> A
     return replace(start, stop=found) if attempt.may_break and found.path else None
 
 
+def _without_data_sizes(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
+    """Where the graph cannot break either, but for that the caller allows no break."""
+    assert isinstance(failed.error, Unsupported)
+    final = not attempt.may_break and bool(failed.error.path)
+    return replace(start, data_sizes=False) if failed.used_data and attempt.data_sizes and not final else None
+
+
 # The first row that applies decides.
 WEAKENINGS: tuple[Weakening, ...] = (
     Weakening(
@@ -291,6 +304,13 @@ WEAKENINGS: tuple[Weakening, ...] = (
         Unsupported,
         "an instruction cannot be captured, so the graph breaks before it. Not kept: the next capture may not come to it",
         _up_to_a_break,
+    ),
+    Weakening(
+        Unsupported,
+        "something cannot be done with a size that data decide, and the graph cannot break before it."
+        " Kept: it is the compiler's doing, or the program's",
+        _without_data_sizes,
+        kept=True,
     ),
 )
 

@@ -38,6 +38,7 @@ from smelt.capture.driver.entries import Answer, Backend, Entry, Record, wrap
 from smelt.capture.driver.errors import NotRepeatable, UserException, WorldChanged
 from smelt.capture.driver.misses import explain_miss, limit_reason
 from smelt.capture.driver.run import CapturedFrame, capture_frame, divided_sizes, needed_sizes
+from smelt.capture.driver.small_sizes import small_sizes
 from smelt.capture.driver.stages import compiled_frame, compiled_graph, stage, without_frame
 from smelt.capture.emit.rerun import repeat_of
 from smelt.capture.interpreter.interpreter import decoded
@@ -187,6 +188,7 @@ class FrameCompiler:
                 wanted=self.dynamic is not False and self._takes_sizes(),
                 everywhere=self.dynamic is True,
             ),
+            data_sizes=getattr(self.backend, "takes_data_sizes", False),
             joint_graph=getattr(self.backend, "differentiates", False),
             assumes=True,
             selects=True,
@@ -264,15 +266,21 @@ class FrameCompiler:
             return captured
         events.emit("capture-end", name, seconds=time.perf_counter() - start)
         self._note_refused(name, captured.outside.sizes.refused)
+        data = captured.traced.data
+        used_data = data is not None
         try:
+            if data is not None:
+                functional = getattr(self.backend, "differentiates", False)
+                small = small_sizes(fn, slots, attempt, captured, self.resumes, functional)
+                captured.traced = replace(captured.traced, data=replace(data, small=small))
             self._install(fn, slots, captured, why, begin)
         except BackendError as e:
-            return FailedAttempt(e, used_symbols=bool(captured.traced.numbers))
+            return FailedAttempt(e, used_symbols=bool(captured.traced.numbers), used_data=used_data)
         except NeedsFixedSize as e:
             sizes, divisors = needed_sizes(captured.outside, e), divided_sizes(captured.outside, e)
-            return FailedAttempt(e, sizes=sizes, divisors=divisors)
+            return FailedAttempt(e, sizes=sizes, divisors=divisors, used_data=used_data)
         except Exception as e:
-            return FailedAttempt(e)
+            return FailedAttempt(e, used_data=used_data)
         finally:
             captured.release()
         return None
@@ -288,7 +296,8 @@ class FrameCompiler:
         """Compiles what was captured, and installs it."""
         name = fn.__qualname__
         functional = getattr(self.backend, "differentiates", False)
-        if captured.assumed and repeat_of(captured.traced, functional) is None:
+        assumed = captured.assumed or captured.traced.data is not None
+        if assumed and repeat_of(captured.traced, functional) is None:
             raise NotRepeatable
         graph = compiled_graph(self.backend, self.config, captured)
         frame = compiled_frame(fn, captured, graph, self.resumes, functional)

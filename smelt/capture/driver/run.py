@@ -43,11 +43,12 @@ from smelt.guards import global_state
 from smelt.guards.guard import Guard
 from smelt.guards.lifetimes import Lifetimes, lifetimes_of
 from smelt.guards.origin import Origin
-from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_EFFECT, Reason
+from smelt.reasons import DATA_DEPENDENT, DATA_DEPENDENT_SHAPE, UNSUPPORTED_EFFECT, Reason
 from smelt.runtime.collector import collections_postponed
 from smelt.runtime.recursion import deep_recursion
 from smelt.torch_private import set_grad_enabled
 from smelt.trace.fake import FakeTensor, hashed
+from smelt.trace.symbols import Symbols
 from smelt.trace.traced import Traced
 
 
@@ -112,6 +113,8 @@ def capture_frame(
         except Exception as e:
             if vm.outside.sizes.needed:  # whatever it is, it may be due to a size that was not a number
                 return _failed(vm, NeedsFixedSize("a size was needed as a number", frozenset()))
+            if isinstance(e, NeedsFixedSize):
+                e = _of_data(vm, e)
             if isinstance(e, Unsupported):
                 vm.locate(e)
                 e.__traceback__ = None  # its frames would keep alive what the call was given
@@ -138,6 +141,8 @@ def _prepared(attempt: Attempt) -> VM:
     vm.outside.numbers.follows_counts = attempt.counts_symbolic
     vm.outside.numbers.decides = attempt.decides
     vm.outside.sizes.policy = attempt.sizes
+    if attempt.data_sizes and attempt.assumes:
+        vm.trace.numbers.for_data = lambda: _symbols_for_data(vm, attempt.data_is)
     vm.outside.looks_ahead = attempt.looks_ahead
     vm.disclosed.compiling = attempt.says_compiling
     vm.disclosed.assumes = attempt.assumes
@@ -146,9 +151,29 @@ def _prepared(attempt: Attempt) -> VM:
     return vm
 
 
+def _of_data(vm: VM, error: NeedsFixedSize) -> Unsupported:
+    """The error itself, unless data decide the sizes that something needs as numbers: then the graph ends before it."""
+    known = vm.trace.numbers.symbols and vm.trace.numbers.symbols.known
+    found = known.of(sorted(error.symbols, key=str)) if known else []
+    if not found or vm.outside.sizes.places(error.symbols):
+        return error
+    names = " and ".join(f"{n.sym} is {n.what}" for n in found)
+    made = Unsupported(Reason(DATA_DEPENDENT_SHAPE, f"{error.reason.detail}, where {names}"))
+    made.path, made.breaks = error.path, error.breaks
+    return made
+
+
+def _symbols_for_data(vm: VM, number: int | None) -> Symbols:
+    symbols = vm.outside.numbers.symbols()
+    symbols.known.taken_for = number
+    return symbols
+
+
 def _failed(vm: VM, error: Exception) -> FailedAttempt:
+    symbols = vm.trace.numbers.symbols
     return FailedAttempt(
         error,
+        used_data=symbols is not None and bool(symbols.known.numbers),
         choosing=vm.disclosed.choosing > 0,
         marked=vm.disclosed.in_marked > 0,
         used_symbols=vm.trace.numbers.symbols is not None,

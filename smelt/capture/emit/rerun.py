@@ -15,8 +15,10 @@ from types import CodeType
 
 import torch
 
+from smelt import events
 from smelt._native import isinstance
 from smelt.capture.protocol.binding import arguments_text
+from smelt.errors import OtherSizes
 from smelt.graph.effects import effects
 from smelt.graph.ir import Node, TensorSpec
 from smelt.graph.passes import has_effect
@@ -48,7 +50,8 @@ def repeat_of(traced: Traced, functional: bool) -> Repeat | None:
     if not all(last and _writes_input(node) for node in writes) or not all(map(_draws_from_default, draws)):
         return None
     devices = dict.fromkeys(spec.device for node in draws for spec in _specs(node))
-    return Repeat(tuple(devices) or ((CPU,) if draws else ()), any(map(may_raise, graph)))
+    expected = traced.data is not None or any(map(may_raise, graph))
+    return Repeat(tuple(devices) or ((CPU,) if draws else ()), expected)
 
 
 def _writes_input(node: Node) -> bool:
@@ -99,7 +102,9 @@ def _has_generator(device: torch.device) -> bool:
 
 def rerun(original: Callable[..., object], failure: Exception, *args: object, **kwargs: object) -> object:
     """Calls `original` for the exception that eager raises, after the graph has raised `failure`. If it does not raise, the
-    graph was wrong, and a warning says so."""
+    graph was wrong, and a warning says so; unless it was made for other sizes."""
+    if isinstance(failure, OtherSizes):
+        return _of_other_sizes(original, failure, args, kwargs)
     result = original(*args, **kwargs)
     log.warning(
         "smelt: the graph of %s raised %r, the function itself did not", original.__qualname__, failure
@@ -107,10 +112,19 @@ def rerun(original: Callable[..., object], failure: Exception, *args: object, **
     return result
 
 
+def _of_other_sizes(
+    original: Callable[..., object], failure: OtherSizes, args: tuple[object, ...], kwargs: dict[str, object]
+) -> object:
+    events.emit("other-sizes", original.__qualname__, failure=failure)
+    return original(*args, **kwargs)
+
+
 def rerun_for_handler(
     original: Callable[..., object], failure: Exception, *args: object, **kwargs: object
 ) -> object:
     """Calls `original`, which has handlers, and so may handle what the graph has raised."""
+    if isinstance(failure, OtherSizes):
+        return _of_other_sizes(original, failure, args, kwargs)
     return original(*args, **kwargs)
 
 

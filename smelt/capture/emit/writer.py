@@ -31,6 +31,7 @@ from smelt.capture.rebuilding.reach import Reach
 from smelt.graph import numbers
 from smelt.graph.numbers import Expression
 from smelt.guards.origin import Origin, key_name
+from smelt.trace.data_numbers import DataNumber
 from smelt.trace.symbols import NUMBERS, Symbol
 
 _BUILTINS = vars(builtins)
@@ -192,7 +193,9 @@ class Writer:
         """Python that computes a number that changes from call to call."""
         return numbers.text(expression, self._leaf)
 
-    def _leaf(self, origin: Origin) -> str:
+    def _leaf(self, origin: Origin | DataNumber) -> str:
+        if isinstance(origin, DataNumber):
+            return f"{self(origin.carrier)}.shape[{origin.dim}]"
         if origin.kind == "arg":
             return self.slots[origin.index]
         name = self._collected.get(origin)

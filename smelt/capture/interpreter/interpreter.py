@@ -32,6 +32,7 @@ from smelt.capture.library import (
     context_variables,
     control_flow,
     copying,
+    data_sizes,
     descriptors,
     evaluation,
     exceptions,
@@ -94,8 +95,8 @@ from smelt.trace.trace import Trace
 # Importing these modules fills the tables of `base/handlers.py` and `rebuilding.kinds.KINDS`.
 FILLING = (
     assumed_values, attribute_functions, awaiting, backward_calls, checked_values, checkpoints, classes, compiler_queries,
-    container_constructors, containers, context_variables, control_flow, copying, custom_functions, descriptors, evaluation,
-    exceptions, function_modes, function_wrappers,
+    container_constructors, containers, context_variables, control_flow, copying, custom_functions, data_sizes, descriptors,
+    evaluation, exceptions, function_modes, function_wrappers,
     generators, gradients, higher_order_operators, hooks, iteration, iterators, lengths, local_settings, log_records,
     numpy_conversions, optimizers, other_tracers, printing, process_settings, random_draws, special_methods, stack_frames,
     subscripts, suspended, tensor_methods, tensor_state, torch_function, triton_kernels, warning_messages, weak_references,

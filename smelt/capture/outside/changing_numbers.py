@@ -56,27 +56,27 @@ class ChangingNumbers:
         found = self._at.get(origin)
         if found is None:
             self._facts.guard("number", origin, type(value))
-            found = self._at[origin] = self._symbols().leaf(origin, value)
+            found = self._at[origin] = self.symbols().leaf(origin, value)
         return found
 
     def size(self, origin: Origin, value: int, least: int, most: int, divisor: int) -> Int:
         """The symbolic size found at `origin`, now `value`; it is guarded to be from `least` to `most`, and to leave the
         same remainder when divided."""
         self.sizes.add(origin)
-        return self._symbols().size_leaf(origin, value, least, most, divisor)
+        return self.symbols().size_leaf(origin, value, least, most, divisor)
 
     def guard_equal(self, first: Origin, second: Origin) -> None:
         """The sizes at these are equal at each call."""
-        self._symbols().require_equal(first, second)
+        self.symbols().require_equal(first, second)
 
     def stride(self, origin: Origin, value: int, room: Any) -> tuple[Int, Int]:
         """The symbolic stride found at `origin`, now `value`, and how much larger it is than `room`."""
         self.sizes.add(origin)
-        return self._symbols().stride_leaf(origin, value, size_of(room))
+        return self.symbols().stride_leaf(origin, value, size_of(room))
 
     def require_at_least(self, number: Any, least: Any) -> None:
         """The size, or number, is so much at each call."""
-        self._symbols().compare("ge", size_of(number), size_of(least))
+        self.symbols().compare("ge", size_of(number), size_of(least))
 
     @property
     def unguarded(self) -> Iterator[Origin]:
@@ -86,7 +86,7 @@ class ChangingNumbers:
     def draw(self, origin: Origin, value: int | float, bounds: Bounds) -> object:
         """The symbolic number that the compiled frame draws; `value` is one that might have been drawn."""
         self.drawn[origin] = bounds
-        return self._symbols().leaf(origin, value)
+        return self.symbols().leaf(origin, value)
 
     def counter(self, value: int, origin: Origin) -> object:
         """The number that an iterator has come to: symbolic from the first call on, if step counts are."""
@@ -95,7 +95,7 @@ class ChangingNumbers:
         self.counted.add(origin)
         return self.at(origin, value)
 
-    def _symbols(self) -> Symbols:
+    def symbols(self) -> Symbols:
         """The symbolic numbers of this capture, made when the first is met."""
         numbers = self._trace.numbers
         if numbers.symbols is None:

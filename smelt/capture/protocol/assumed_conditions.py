@@ -18,6 +18,7 @@ from smelt.capture.machine.vm import VM
 from smelt.torch_private import assert_async, maybe_current_level
 from smelt.trace.fake import FakeTensor
 from smelt.trace.handlers import is_handled
+from smelt.trace.symbols import Undecided
 
 _cpu = torch.Tensor.cpu
 _MOST = 400  # instructions of a branch that only raises
@@ -28,6 +29,8 @@ _RAISES = frozenset({"RAISE_VARARGS", "RERAISE"})
 def assumed(vm: VM, frame: Frame, value: object, if_true: int, if_false: int) -> bool | None:
     """What a condition is assumed to be, when the program goes on at one of two instructions; None where neither only
     raises or the exception is handled here, and where the graph could not check it. Records the check."""
+    if type(value) is Undecided:
+        return _assumed_of_sizes(frame, value, if_true, if_false)
     if (
         type(value) is not FakeTensor
         or is_handled(vm.trace.call, (value,))
@@ -40,6 +43,15 @@ def assumed(vm: VM, frame: Frame, value: object, if_true: int, if_false: int) ->
     holds = raises[1]
     _check(vm, value if holds else vm.native(torch.logical_not, (value,)))
     return holds
+
+
+def _assumed_of_sizes(frame: Frame, value: Undecided, if_true: int, if_false: int) -> bool | None:
+    """The same of a comparison of sizes that data decide."""
+    raises = _only_raises(frame, if_true), _only_raises(frame, if_false)
+    if raises[0] == raises[1] or any(_handles(f) for f in _frames(frame)):
+        return None
+    value.assume(raises[1])
+    return raises[1]
 
 
 def assume(vm: VM, frame: Frame, condition: FakeTensor) -> bool:

@@ -35,7 +35,7 @@ from smelt.guards.evaluate import same_leaf
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT
 from smelt.trace.fake import FakeTensor, class_of_fake
 from smelt.trace.handlers import is_handled
-from smelt.trace.symbols import NUMBERS, plain
+from smelt.trace.symbols import NUMBERS, Undecided, plain
 
 _Items = Sequence[object]
 _Try = tuple[object, str, object]  # an object, the name of its method, the other operand
@@ -275,7 +275,7 @@ def truth(vm: VM, value: object) -> bool:
         return bool(symbolic_numbers.in_tensor(vm, tensor) if vm.outside.numbers.decides else tensor)
     if kind in SIMPLE_TYPES:
         return bool(value)
-    if kind in NUMBERS:
+    if kind in NUMBERS or kind is Undecided:
         return bool(value)
     if kind in (Generator, VMCallable):
         return True

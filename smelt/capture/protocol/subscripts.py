@@ -45,7 +45,7 @@ def subscript(vm: VM, obj: object, key: object) -> object:
     if vm.trace.numbers.symbols is not None:
         key = _plain_key(obj, key)
     if type(obj) is FakeTensor:
-        return operate(vm, operator.getitem, obj, _index(vm, key))
+        return operate(vm, operator.getitem, obj, _index(vm, _bounded(vm, key)))
     if kind in SIMPLE_TYPES and kind is not type:
         return vm.keyed(operator.getitem, obj, key)
     if kind in CONTAINER_TYPES:
@@ -62,6 +62,17 @@ def subscript(vm: VM, obj: object, key: object) -> object:
         return vm.keyed(tuple.__getitem__, obj, key)
     vm.outside.facts.check_readable(obj, "__getitem__")
     return wrapping.fake(vm.outside, vm.native(operator.getitem, (obj, contents.view(vm.outside, key))))
+
+
+def _bounded(vm: VM, key: object) -> object:
+    """`key` with numbers in the place of tensors that are bounds of slices."""
+    if type(key) is tuple:
+        return tuple(_bounded(vm, part) for part in key) if slice in map(type, key) else key
+    if type(key) is not slice or FakeTensor not in map(type, (key.start, key.stop, key.step)):
+        return key
+    return slice(
+        *(vm.call(int, (b,), {}) if type(b) is FakeTensor else b for b in (key.start, key.stop, key.step))
+    )
 
 
 def found_by(vm: VM, obj: object, key: object) -> object:
@@ -175,7 +186,7 @@ def store_item(vm: VM, obj: object, key: object, value: object) -> None:
             if not value.scalar or value.tensor.dtype is not torch.float64:  # np.float64 is a float
                 raise unsupported("a NumPy array or scalar in a tensor", DATA_DEPENDENT)
             value = value.tensor
-        operate(vm, operator.setitem, obj, _index(vm, key), contents.view(vm.outside, value))
+        operate(vm, operator.setitem, obj, _index(vm, _bounded(vm, key)), contents.view(vm.outside, value))
         return
     found = python_method(vm, obj, "__setitem__")
     if found is not None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from smelt.errors import Unsupported
+from smelt.graph.numbers import Expression
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 
 
@@ -27,6 +28,10 @@ class Expressions(Protocol):
 
     def number(self, x: torch.SymInt | torch.SymFloat) -> str:
         """The expression for a symbolic number."""
+        ...
+
+    def expression(self, expression: Expression) -> str:
+        """Python that computes a number that changes from call to call."""
         ...
 
     def step(self, point: object) -> tuple[object, object]:

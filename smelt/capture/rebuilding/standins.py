@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from smelt._native import isinstance
 from smelt.capture.rebuilding.kind import Expressions, Kind
 from smelt.capture.standins.arrays import Array, BoundMethod
 from smelt.capture.standins.texts import Display, Shown, Text, Verbatim
-from smelt.trace.symbols import NUMBERS
+from smelt.graph.numbers import Expression, leaves
+from smelt.trace.data_numbers import DataNumber
+from smelt.trace.symbols import NUMBERS, Undecided
 
 
 def _array_text(x: Array, text: Expressions) -> str:
@@ -25,8 +28,14 @@ def _shown_text(x: Shown, text: Expressions) -> str:
     return f"{text.constant(Display, 'Display')}({', '.join(map(text, (x.tensor, *facts)))})"
 
 
+def _carriers(expression: Expression) -> list[object]:
+    """The tensors whose sizes a number is computed from."""
+    return [key.carrier for key in leaves(expression) if isinstance(key, DataNumber)]
+
+
 STANDINS: dict[type, Kind] = {
-    **dict.fromkeys(NUMBERS, Kind(lambda x: (), lambda x, text: text.number(x))),
+    **dict.fromkeys(NUMBERS, Kind(lambda x: _carriers(x.node.expression), lambda x, text: text.number(x))),
+    Undecided: Kind(lambda x: _carriers(x.expression), lambda x, text: text.expression(x.expression)),
     Array: Kind(lambda x: (x.tensor,), _array_text),
     BoundMethod: Kind(lambda x: (x.array,), lambda x, text: f"{text(x.array)}.{x.name}"),
     Text: Kind(lambda x: x.args, _text_text),

@@ -8,12 +8,14 @@ from typing import Any
 import torch
 
 from smelt import _native
-from smelt.graph.tree import map_leaves
+from smelt.graph.tree import leaves, map_leaves
 from smelt.torch_private import OpOverload
 
 META = torch.device("meta")
 CPU = torch.device("cpu")
 
+# Their shape functions look at the first rows, of tensors that may have none.
+_OF_FIRST_ROWS = frozenset({torch.ops.aten.index_add.default, torch.ops.aten.index_add_.default})
 _CPP: dict[OpOverload, Callable[..., Any] | None] = {}
 
 
@@ -33,6 +35,10 @@ def of_cpp(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
         return function(*args, **kwargs)
     except NotImplementedError:  # no argument is a meta tensor
         return NotImplemented
+    except IndexError:
+        if func in _OF_FIRST_ROWS and any(not t.numel() for t in leaves((args, kwargs), torch.Tensor)):
+            return NotImplemented
+        raise
 
 
 def uninitialized(x: torch.Tensor, device: torch.device = CPU) -> torch.Tensor:

@@ -1,0 +1,106 @@
+"""Sizes that data decide: what breaks a graph, what is a fact, and that nothing happens twice where a graph does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import smelt
+from smelt.report.inspect import entries, reasons
+from tests.harness.data_sizes import run
+
+
+def rows(mask: Callable[[int], torch.Tensor]) -> tuple[Any, ...]:
+    return torch.randn(12, 8), mask(12)
+
+
+def broken(function: Callable[..., Any], *arguments: Any) -> str:
+    """Why the graph of a program breaks, whose results are eager's all the same."""
+    compiled = smelt.compile(function)
+    for k in (3, 0, 1, 6):
+        m = torch.arange(6) < k
+        torch.testing.assert_close(compiled(*arguments, m), function(*arguments, m))
+    assert reasons(compiled)
+    return str(reasons(compiled)[0])
+
+
+def test_what_the_program_decides_by_data_breaks_the_graph_and_is_named() -> None:
+    def branch(x, m):
+        chosen = x[m]
+        return chosen.sum() if chosen.shape[0] > 3 else chosen.sum() * 2
+
+    def loop(x, m):
+        total = torch.zeros(())
+        for i in range(m.sum().item()):
+            total = total + x[i].sum()
+        return total
+
+    x = torch.randn(6, 4)
+    assert "3 < u0 decides, where u0 is how many elements a mask selects" in broken(branch, x)
+    assert "a number that a tensor holds is needed as a number" in broken(loop, x)
+
+
+def test_assertions_are_facts() -> None:
+    def asserted(x, m):
+        n = m.sum().item()
+        torch._check(n <= 4)
+        if n > 5:
+            raise ValueError("too many")
+        return x[:n] * 2 if n < 5 else x
+
+    compiled = smelt.compile(asserted, fullgraph=True)
+    x = torch.randn(6, 4)
+    for k in (3, 4, 2, 0, 1):
+        torch.testing.assert_close(compiled(x, torch.arange(6) < k), x[:k] * 2)
+    with pytest.raises(RuntimeError, match="Expected cond to be True"):
+        compiled(x, torch.arange(6) < 5)
+    assert len(entries(compiled)) == 1
+
+
+def test_random_numbers_are_drawn_once() -> None:
+    def noisy(x, m):
+        x = F.dropout(x, 0.5)
+        return F.dropout(x[m][:-1], 0.5), torch.rand(3)
+
+    ran = run(noisy, rows, gradients=False)
+    assert ran.is_one_graph and ran.again, ran
+
+
+def test_writes_of_inputs_happen_once() -> None:
+    def counted(x, m):
+        x.add_(1)
+        chosen = x[m]
+        x.mul_(2)
+        return chosen[:-1]
+
+    ran = run(counted, rows, gradients=False)
+    assert ran.is_one_graph and ran.again, ran
+
+
+def test_second_derivatives() -> None:
+    def cubes(x, m):
+        return (x[m] ** 3).sum()
+
+    compiled = smelt.compile(cubes, fullgraph=True)
+    for k in (3, 2, 5, 1, 0):
+        x, m = torch.randn(6, 4, requires_grad=True), torch.arange(6) < k
+        twice = []
+        for f in (cubes, compiled):
+            (first,) = torch.autograd.grad(f(x, m), x, create_graph=True)
+            twice.append(torch.autograd.grad(first.square().sum(), x)[0])
+        torch.testing.assert_close(*twice)
+
+
+def sum_of_rows(x, m):
+    return x[m].sum(0)
+
+
+def test_other_backends_break_the_graph() -> None:
+    compiled = smelt.compile(sum_of_rows, backend="aot_eager")
+    x = torch.randn(6, 4)
+    torch.testing.assert_close(compiled(x, torch.arange(6) < 2), x[:2].sum(0))
+    assert "data-dependent-shape" in str(reasons(compiled)[0])
