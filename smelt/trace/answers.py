@@ -71,7 +71,9 @@ def view(inputs: Inputs, source: FakeTensor, spec: TensorSpec) -> FakeTensor:
     return wrap(_native.view_like(like, source.elem), spec.device, spec)
 
 
-def _like(inputs: Inputs, spec: TensorSpec, inference: bool, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+def _like(
+    inputs: Inputs, spec: TensorSpec, inference: bool, make: Callable[[], torch.Tensor]
+) -> torch.Tensor:
     """A meta tensor of these symbolic sizes, in whatever memory, which `make` makes the first time."""
     symbols = inputs.numbers.symbols
     assert symbols is not None
