@@ -188,6 +188,9 @@ def keep_annotations(function: FunctionType, annotations: dict[str, object]) -> 
 def fresh_like(like: torch.Tensor, /) -> torch.Tensor:
     """A tensor on the meta device laid out as `like`, which is one too, with memory of its own and no history."""
 
+def view_like(like: torch.Tensor, source: torch.Tensor, /) -> torch.Tensor:
+    """The same in the memory of `source`, on the meta device."""
+
 def is_plain_leaf(x: object) -> bool:
     """Whether it is a leaf of autograd's graph, and no hook sees or changes the gradients that arrive at it."""
 

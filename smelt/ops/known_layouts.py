@@ -93,6 +93,34 @@ def _expand(x: TensorSpec, size: Sequence[Size], *, implicit: bool = False) -> L
     return tuple(size), tuple(strides), x.offset
 
 
+def _unsqueeze(x: TensorSpec, dim: int) -> Layout | None:
+    n = len(x.shape)
+    if not -n <= dim + 1 <= n + 1:
+        return None
+    at = dim % (n + 1)
+    stride = x.shape[at] * x.stride[at] if at < n else 1
+    return (*x.shape[:at], 1, *x.shape[at:]), (*x.stride[:at], stride, *x.stride[at:]), x.offset
+
+
+def _detach(x: TensorSpec) -> Layout:
+    return x.shape, x.stride, x.offset
+
+
+def _sum(
+    x: TensorSpec, dims: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Layout | None:
+    n = len(x.shape)
+    if not dims or not all(-n <= d < n for d in dims):
+        return None
+    over = {d % n for d in dims}
+    kept = [1 if d in over else size for d, size in enumerate(x.shape) if keepdim or d not in over]
+    return _dense(kept)
+
+
+def _embedding(weight: TensorSpec, places: TensorSpec, *rest: object) -> Layout | None:
+    return _dense((*places.shape, weight.shape[1])) if len(weight.shape) == 2 else None
+
+
 def _mm(a: TensorSpec, b: TensorSpec) -> Layout | None:
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
         return None
@@ -117,6 +145,11 @@ def _clone(x: TensorSpec, *, memory_format: torch.memory_format | None = None) -
     return _dense(x.shape) if memory_format is torch.contiguous_format else _alike([x])
 
 
+def _to_copy(x: TensorSpec, **how: Any) -> Layout | None:
+    return None if how.get("memory_format") not in _KEEPING else _alike([x])
+
+
+_KEEPING = (None, torch.preserve_format)
 _RULES: dict[Any, Rule] = {
     aten.view.default: _view,
     aten._unsafe_view.default: _view,
@@ -130,4 +163,9 @@ _RULES: dict[Any, Rule] = {
     aten._softmax.default: _softmax,
     aten._log_softmax.default: _softmax,
     aten.clone.default: _clone,
+    aten._to_copy.default: _to_copy,
+    aten.unsqueeze.default: _unsqueeze,
+    aten.detach.default: _detach,
+    aten.sum.dim_IntList: _sum,
+    aten.embedding.default: _embedding,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,23 +48,39 @@ def part_spec(part: Part | list[Part]) -> Any:
 
 def fresh(inputs: Inputs, spec: TensorSpec) -> FakeTensor:
     """A fake of new memory."""
+
+    def made() -> torch.Tensor:
+        shape, stride, _ = _layout(inputs, spec)
+        return torch.empty_strided(shape, stride, dtype=spec.dtype, device=_META)
+
     if not syms_of(spec):
-        shape, stride, _ = _layout(inputs, spec)
-        return wrap(torch.empty_strided(shape, stride, dtype=spec.dtype, device=_META), spec.device, spec)
-    symbols = inputs.numbers.symbols
-    assert symbols is not None
-    key = id(spec), torch.is_inference_mode_enabled()
-    _, like = symbols.metas.get(key, (spec, None))
-    if like is None:
-        shape, stride, _ = _layout(inputs, spec)
-        like = torch.empty_strided(shape, stride, dtype=spec.dtype, device=_META)
-        symbols.metas[key] = spec, like
+        return wrap(made(), spec.device, spec)
+    like = _like(inputs, spec, torch.is_inference_mode_enabled(), made)
     return wrap(_native.fresh_like(like), spec.device, spec)
 
 
 def view(inputs: Inputs, source: FakeTensor, spec: TensorSpec) -> FakeTensor:
     """A fake that looks at the memory of `source`."""
-    return wrap(source.elem.as_strided(*_layout(inputs, spec)), spec.device, spec)
+
+    def made() -> torch.Tensor:
+        return source.elem.as_strided(*_layout(inputs, spec))
+
+    if not syms_of(spec):
+        return wrap(made(), spec.device, spec)
+    like = _like(inputs, spec, source.elem.is_inference(), made)
+    return wrap(_native.view_like(like, source.elem), spec.device, spec)
+
+
+def _like(
+    inputs: Inputs, spec: TensorSpec, inference: bool, make: Callable[[], torch.Tensor]
+) -> torch.Tensor:
+    """A meta tensor of these symbolic sizes, in whatever memory, which `make` makes the first time."""
+    symbols = inputs.numbers.symbols
+    assert symbols is not None
+    found = symbols.metas.get((id(spec), inference))
+    if found is None:
+        found = symbols.metas[id(spec), inference] = spec, make()
+    return found[1]
 
 
 def _layout(inputs: Inputs, spec: TensorSpec) -> tuple[Any, Any, Any]:

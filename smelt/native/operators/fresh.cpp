@@ -1,4 +1,4 @@
-// fresh_like: memory of its own for a tensor whose layout is known. torch asks symbolic sizes a dozen questions when it makes
+// Tensors on the meta device whose layout is known: fresh_like has memory of its own, view_like that of another. torch asks symbolic sizes a dozen questions when it makes
 // a tensor of them, and remembers the answers in the tensor.
 #include "module.h"
 #include "torch_python.h"
@@ -6,26 +6,47 @@
 namespace smelt {
 namespace {
 
-PyObject* fresh_like(PyObject*, PyObject* like) {
-    HANDLE_TH_ERRORS
-    if (!THPVariable_CheckExact(like) || !THPVariable_Unpack(like).is_meta()) {
-        PyErr_SetString(PyExc_TypeError, "fresh_like: expected a tensor on the meta device");
-        return nullptr;
-    }
-    const at::Tensor& given = THPVariable_Unpack(like);
-    const c10::Storage& storage = given.storage();
-    at::Tensor made(given.unsafeGetTensorImpl()->shallow_copy_and_detach(
+const at::Tensor* meta_tensor(PyObject* object) {
+    if (THPVariable_CheckExact(object) && THPVariable_Unpack(object).is_meta())
+        return &THPVariable_Unpack(object);
+    PyErr_SetString(PyExc_TypeError, "expected a tensor on the meta device");
+    return nullptr;
+}
+
+// A tensor laid out as `like`, whose memory is `storage`.
+PyObject* laid_out(const at::Tensor& like, c10::Storage storage) {
+    at::Tensor made(like.unsafeGetTensorImpl()->shallow_copy_and_detach(
         /*version_counter=*/0, /*allow_tensor_metadata_change=*/true));
-    made.unsafeGetTensorImpl()->set_storage_keep_dtype(
-        c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), storage.sym_nbytes(),
-                                              storage.allocator(), /*resizable=*/true));
+    made.unsafeGetTensorImpl()->set_storage_keep_dtype(std::move(storage));
     return THPVariable_Wrap(std::move(made));
+}
+
+PyObject* fresh_like(PyObject*, PyObject* object) {
+    HANDLE_TH_ERRORS
+    const at::Tensor* like = meta_tensor(object);
+    if (!like) return nullptr;
+    const c10::Storage& storage = like->storage();
+    return laid_out(*like, c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
+                                                                 storage.sym_nbytes(), storage.allocator(),
+                                                                 /*resizable=*/true));
+    END_HANDLE_TH_ERRORS
+}
+
+PyObject* view_like(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    HANDLE_TH_ERRORS
+    const at::Tensor* like = count == 2 ? meta_tensor(args[0]) : nullptr;
+    const at::Tensor* source = like ? meta_tensor(args[1]) : nullptr;
+    if (source) return laid_out(*like, source->storage());
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "view_like takes two tensors");
+    return nullptr;
     END_HANDLE_TH_ERRORS
 }
 
 PyMethodDef functions[] = {{"fresh_like", fresh_like, METH_O,
                             "fresh_like(t): a tensor on the meta device laid out as `t`, which has memory of "
                             "its own and no history."},
+                           {"view_like", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(view_like)),
+                            METH_FASTCALL, "view_like(t, source): the same in the memory of `source`."},
                            {}};
 
 }  // namespace

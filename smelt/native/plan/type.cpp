@@ -127,7 +127,6 @@ bool replayed(const PlanObject* plan, Objects inputs, std::vector<at::Tensor>& o
     return plan->graphs->run(tensors, outputs);
 }
 
-
 // `give(computed)` makes what is returned of the outputs, of which `computed(i)` is the i-th; null, as it is where this
 // returns null, with a Python error. Throws what operators throw.
 template <class Give>

@@ -114,8 +114,9 @@ class StepReader {
         if (PyErr_Occurred()) return false;
         check_.steps.push_back({.object = hold(b_.held, function), .operands = operands});
         depth_ += 1 - operands;
-        bool is_native = PyCFunction_Check(function) ||
-                         (PyType_Check(function) && !made_by_python(reinterpret_cast<PyTypeObject*>(function)));
+        bool is_native =
+            PyCFunction_Check(function) ||
+            (PyType_Check(function) && !made_by_python(reinterpret_cast<PyTypeObject*>(function)));
         if (!is_native || operands <= 0 || depth_ <= 0) return false;
         check_.integers.apply(name, operands);
         return true;

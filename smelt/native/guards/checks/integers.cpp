@@ -8,11 +8,11 @@ namespace smelt::guards {
 
 // The operations of smelt/graph/numbers.py that give ints or compare them; what rounds an int gives that int.
 const IntProgram::Row IntProgram::kRows[] = {
-    {"add", 2, Op::Add},     {"sub", 2, Op::Sub},   {"mul", 2, Op::Mul},     {"floordiv", 2, Op::FloorDiv},
-    {"mod", 2, Op::Mod},     {"min", 2, Op::Min},   {"max", 2, Op::Max},     {"neg", 1, Op::Neg},
-    {"abs", 1, Op::Abs},     {"int", 1, Op::Same},  {"floor", 1, Op::Same},  {"ceil", 1, Op::Same},
-    {"trunc", 1, Op::Same},  {"round", 1, Op::Same}, {"lt", 2, Op::Lt},      {"le", 2, Op::Le},
-    {"eq", 2, Op::Eq},       {"ne", 2, Op::Eq, true}, {"gt", 2, Op::Le, true}, {"ge", 2, Op::Lt, true},
+    {"add", 2, Op::Add},    {"sub", 2, Op::Sub},     {"mul", 2, Op::Mul},     {"floordiv", 2, Op::FloorDiv},
+    {"mod", 2, Op::Mod},    {"min", 2, Op::Min},     {"max", 2, Op::Max},     {"neg", 1, Op::Neg},
+    {"abs", 1, Op::Abs},    {"int", 1, Op::Same},    {"floor", 1, Op::Same},  {"ceil", 1, Op::Same},
+    {"trunc", 1, Op::Same}, {"round", 1, Op::Same},  {"lt", 2, Op::Lt},       {"le", 2, Op::Le},
+    {"eq", 2, Op::Eq},      {"ne", 2, Op::Eq, true}, {"gt", 2, Op::Le, true}, {"ge", 2, Op::Lt, true},
 };
 
 void IntProgram::push(Step step) {

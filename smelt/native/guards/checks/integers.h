@@ -24,7 +24,24 @@ class IntProgram {
     Answer run(const Pass& pass) const;
 
   private:
-    enum class Op : uint8_t { Node, Size, Constant, Add, Sub, Mul, FloorDiv, Mod, Min, Max, Neg, Abs, Same, Lt, Le, Eq };
+    enum class Op : uint8_t {
+        Node,
+        Size,
+        Constant,
+        Add,
+        Sub,
+        Mul,
+        FloorDiv,
+        Mod,
+        Min,
+        Max,
+        Neg,
+        Abs,
+        Same,
+        Lt,
+        Le,
+        Eq
+    };
     struct Step {
         Op op;
         int place;       // a node, or a word of the pass
