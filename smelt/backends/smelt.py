@@ -35,7 +35,7 @@ from smelt.ops.lower import lower
 from smelt.ops.pieces import in_pieces
 from smelt.ops.written_attention.rewrite import fuse_attention
 from smelt.plan.build import build_plan
-from smelt.plan.steps import CPU, Plan, extern_names, kernel_names
+from smelt.plan.steps import Plan, extern_names, kernel_names
 from smelt.plan.target import Target
 from smelt.plan.template import Template
 from smelt.plan.verify import verify as verify_plan
@@ -148,8 +148,6 @@ def _loaded(plan: Plan, config: Config, target: Target) -> _native.Plan:
 def _for_any_sizes(traced: Traced, config: Config) -> Compiled:
     """The graph with symbols: plans of one template, or each set of sizes compiled."""
     graph = traced.aten_graph if traced.joint is None else traced.joint.graph
-    if config.cuda_graphs and _devices(traced) != {CPU}:
-        raise NeedsFixedSize("CUDA graphs are of one size", frozenset(traced.sizes))
     if depends_inside(graph):
         raise NeedsFixedSize("graphs inside of a graph, or kernels of the program's", frozenset(traced.sizes))
 
@@ -281,9 +279,7 @@ def _is_small(sym: Sym, number: int) -> bool:
 def _instances(traced: Traced, config: Config) -> Callable[[Values], Instance]:
     """What makes plans for given sizes. Raises NeedsFixedSize where there is no code for all sizes."""
     devices = _devices(traced)
-    if devices != {CPU}:
-        raise NeedsFixedSize("kernels of GPUs are for fixed sizes", frozenset(traced.sizes))
-    # Generated products are tables of numbers.
+    # Generated products are tables of numbers, or measured for these.
     target = targets.maker(devices)(replace(config, native_gemm=False))
     if traced.joint is None:
         loaded = _template(traced.aten_graph, frozenset(), config, target)

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-import torch
-
 from smelt.codegen.autotune.tune import Tuner
 from smelt.codegen.generate import launched
+from smelt.codegen.gpu_sizes import ForSizes, Generals, device_of
 from smelt.codegen.llvm import compile_kernels as compile_for_cpu
 from smelt.codegen.llvm.flat import of_any_size, over_one_point
 from smelt.codegen.triton.compile import Request, compile_kernels, unheard
@@ -18,8 +17,7 @@ from smelt.codegen.triton.link import load_early
 from smelt.codegen.triton.processors import Arch, takes_tables
 from smelt.codegen.triton.source import ALIGNED, joins, table_of
 from smelt.config import Config
-from smelt.errors import NeedsFixedSize
-from smelt.graph.sizes import static
+from smelt.graph.sizes import evaluate, static
 from smelt.loops.sums import separate
 from smelt.plan.code import CompiledKernel, Function, Library, Processor
 from smelt.plan.gather import Kind, Slot, gather
@@ -30,29 +28,39 @@ from smelt.schedule.schedule import ExternItem, KernelItem, Schedule, ViewItem
 from smelt.schedule.schedule import Item as ScheduleItem
 
 THREADS = min(os.cpu_count() or 1, 16)
+NONE: Generals = {}
 NOTHING = Function(Library(Processor("", "", ""), (), ()), "nothing")  # of kernels that compute no element
 
 
 def generate(
-    schedule: Schedule, arch: Arch, config: Config, tuner: Tuner | None = None, device: int | None = None
+    schedule: Schedule,
+    arch: Arch,
+    config: Config,
+    tuner: Tuner | None = None,
+    device: int | None = None,
+    generals: Generals = NONE,
 ) -> list[Item]:
     """The items of `schedule` with launches in place of its kernels, for processors `arch`. Kernels that can be one
     launch are. `tuner`: it says which products are generated; without it, all are ATen's. `device`: the only GPU of the
-    schedule, on which what is compiled is loaded while the rest is being compiled."""
-    for item in schedule.items:
-        if isinstance(item, KernelItem) and item.kernel.sizes:
-            raise NeedsFixedSize("a GPU's kernels are of fixed sizes", frozenset(item.kernel.sizes))
+    schedule, on which what is compiled is loaded while the rest is being compiled. `generals`: of which the kernels of
+    items are launches, by their ids."""
     items_apart = [part for item in schedule.items for part in _apart_on_cpu(schedule, item)]
     schedule = replace(schedule, items=list(map(_with_a_loop, items_apart)))
     aligned = _aligned(schedule)
     items = schedule.items if tuner is None else tuner.replaced(schedule, aligned)
-    kind = partial(_kind, schedule, aligned) if takes_tables(arch) else _alone
+    kind = partial(_kind, schedule, aligned, generals) if takes_tables(arch) else _alone
     slots = gather(schedule, items, kind)
     requests = {
-        id(i): Request(i.kernel, _by_value(schedule, i), _unaligned(i, aligned), len(slot.items) > 1)
+        id(i): Request(
+            generals[id(i)].kernel if id(i) in generals else i.kernel,
+            _by_value(schedule, i),
+            _unaligned(i, aligned),
+            len(slot.items) > 1,
+            generals.get(id(i)),
+        )
         for slot in slots
         for i in slot.items
-        if isinstance(i, KernelItem) and _has_points(i) and not _runs_on_cpu(schedule, i)
+        if isinstance(i, KernelItem) and _has_points(i, generals) and not _runs_on_cpu(schedule, i)
     }
     kept = store(config)
     made = partial(load_early, device=device, store=kept) if device is not None else unheard
@@ -60,11 +68,22 @@ def generate(
         zip(requests, compile_kernels(list(requests.values()), arch, THREADS, kept, made))
     )
     rest = [i for i in items if isinstance(i, KernelItem) and id(i) not in requests]
-    code |= {id(i): CompiledKernel(i.kernel.name, NOTHING, 0, 1) for i in rest if not _has_points(i)}
+    code |= {
+        id(i): CompiledKernel(i.kernel.name, NOTHING, 0, 1) for i in rest if not _has_points(i, generals)
+    }
     on_cpu = [i for i in rest if id(i) not in code]
     if on_cpu:
         code |= zip(map(id, on_cpu), compile_for_cpu([i.kernel for i in on_cpu], config))
     return [_placed(schedule, slot, code) for slot in slots]
+
+
+def for_sizes(schedule: Schedule, arch: Arch, config: Config, device: int | None = None) -> ForSizes:
+    """The same of a schedule whose sizes have symbols: what gives its items at numbers. Products are ATen's."""
+
+    def at_numbers(schedule: Schedule, generals: Generals) -> list[Item]:
+        return generate(schedule, arch, config, device=device, generals=generals)
+
+    return ForSizes(schedule, at_numbers)
 
 
 def _apart_on_cpu(schedule: Schedule, item: ScheduleItem) -> list[ScheduleItem]:
@@ -85,19 +104,21 @@ def _with_a_loop(item: ScheduleItem) -> ScheduleItem:
     return replace(item, kernel=kernel) if kernel.outer and joins(kernel) else item
 
 
-def _has_points(item: KernelItem) -> bool:
+def _has_points(item: KernelItem, generals: Generals = NONE) -> bool:
     """Whether it computes anything: else only memory is made for what it gives (`plan/build.py`)."""
+    if (general := generals.get(id(item))) is not None:
+        return all(evaluate(loop.size, general.values) for loop in general.kernel.outer)
     return all(static(loop.size) for loop in item.kernel.outer)
 
 
-def _kind(schedule: Schedule, aligned: Sequence[bool], item: KernelItem) -> Kind | None:
+def _kind(schedule: Schedule, aligned: Sequence[bool], generals: Generals, item: KernelItem) -> Kind | None:
     """Those launches that differ only in sizes and buffers may be one."""
-    if not item.kernel.outer or not _has_points(item) or _runs_on_cpu(schedule, item):
+    if id(item) in generals or not item.kernel.outer or not _has_points(item) or _runs_on_cpu(schedule, item):
         return None
     if not joins(item.kernel):
         return None
     code = of_any_size(item.kernel, ALIGNED)
-    key = code, _by_value(schedule, item), _unaligned(item, aligned), _device(schedule, item)
+    key = code, _by_value(schedule, item), _unaligned(item, aligned), device_of(schedule, item)
     return Kind(key, table_of(item.kernel).parts)
 
 
@@ -136,16 +157,7 @@ def _in_place(item: KernelItem, places: dict[int, int]) -> tuple[tuple[int, int]
 
 
 def _runs_on_cpu(schedule: Schedule, item: KernelItem) -> bool:
-    return _device(schedule, item).type == "cpu"
-
-
-def _device(schedule: Schedule, item: KernelItem) -> torch.device:
-    """Where it runs: what it writes is there."""
-    return next(
-        schedule.buffers[b].spec.device
-        for b, f in zip(item.buffers, item.kernel.buffers)
-        if b is not None and f.role in ("out", "inout")
-    )
+    return device_of(schedule, item).type == "cpu"
 
 
 def _by_value(schedule: Schedule, item: KernelItem) -> frozenset[int]:

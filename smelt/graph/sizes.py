@@ -637,11 +637,11 @@ def _within(e: Size, y: Expr) -> bool:
     """Whether 0 <= e < y is known."""
     if bounds(e)[0] < 0:
         return False
-    return bounds(y - 1 - _highest(e))[0] >= 0
+    return bounds(y - 1 - highest(e))[0] >= 0
 
 
-def _highest(e: Size) -> Size:
-    """An upper bound of `e`, which is not negative, over symbols of sizes: loops stand where they end."""
+def highest(e: Size) -> Size:
+    """An upper bound of `e` over symbols of sizes: loops stand where they end, as far as that is known."""
     if isinstance(e, int):
         return e
     total: Size = e.const
@@ -663,7 +663,7 @@ def _lowest(terms: tuple[Term, ...], const: int) -> int:
     total: Size = const
     for term in terms:
         monomial, coefficient = term
-        total = total + (_highest(_term(monomial, -coefficient)) * -1 if _ends(term) else _term(*term))
+        total = total + (highest(_term(monomial, -coefficient)) * -1 if _ends(term) else _term(*term))
     return bounds(total)[0]
 
 
@@ -679,7 +679,7 @@ def _highest_atom(atom: Expr) -> Size:
     if isinstance(atom, Quotient):
         if atom.op == "%":
             return atom.right - 1 if isinstance(atom.right, Expr) else atom.hi
-        end = _highest(atom.left) + 1
+        end = highest(atom.left) + 1
         whole, rest = (
             _split_terms(end, atom.right)
             if isinstance(atom.right, Expr)

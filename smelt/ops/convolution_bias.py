@@ -24,12 +24,13 @@ Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 def with_bias_behind(
     b: Builder, x: Tensor, weight: Tensor, bias: Tensor, settings: tuple[Any, ...]
 ) -> Tensor | None:
-    """The convolution, and its bias added to what it gives; None where ATen does not compute it so. `settings`: the
-    arguments of `aten.convolution` behind the bias."""
+    """The convolution, and its bias added to what it gives; None where ATen does not compute it so, or sizes that are no
+    numbers may decide. `settings`: the arguments of `aten.convolution` behind the bias."""
     if b.device.type != "cuda" or select_conv_backend is None:
         return None
     frozen = Convolution(*settings).frozen()
-    if not adds_behind(b.device, tuple(map(_layout, (x, weight, bias))), frozen):
+    layouts = tuple(map(_layout, (x, weight, bias)))
+    if None in layouts or not adds_behind(b.device, layouts, frozen):  # type: ignore[arg-type]
         return None
     result = b.call(torch.ops.aten.convolution.default, (x, weight, None, *settings))
     return with_bias(b, result, bias)
@@ -50,5 +51,8 @@ def adds_behind(device: torch.device, layouts: tuple[Layout, ...], settings: tup
     return backend in (ConvBackend.Cudnn, ConvBackend.CudnnTranspose)
 
 
-def _layout(x: Tensor) -> Layout:
+def _layout(x: Tensor) -> Layout | None:
+    """None where it is not that of all sizes."""
+    if not all(isinstance(n, int) for n in (*x.shape, *x.spec.stride)):
+        return None
     return tuple(map(static, x.shape)), tuple(map(static, x.spec.stride)), x.dtype

@@ -66,12 +66,14 @@ index_select index index_put _unsafe_index embedding slice_scatter select_scatte
 arange empty zeros ones full rand randn scalar_tensor empty_like zeros_like ones_like full_like rand_like randn_like
 fill bernoulli normal native_dropout tril triu where masked_fill
 _softmax _log_softmax native_layer_norm _fused_rms_norm mm bmm addmm baddbmm mean sum amax amin _fft_c2c
-_scaled_dot_product_flash_attention_for_cpu max_pool2d_with_indices avg_pool1d avg_pool2d _adaptive_avg_pool2d
+_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention
+_scaled_dot_product_efficient_attention max_pool2d_with_indices avg_pool1d avg_pool2d _adaptive_avg_pool2d
 upsample_nearest2d upsample_bilinear2d
 slice_backward select_backward embedding_dense_backward _softmax_backward_data _log_softmax_backward_data
 native_layer_norm_backward native_group_norm_backward native_batch_norm_backward _fused_rms_norm_backward
 convolution_backward max_pool2d_with_indices_backward avg_pool2d_backward _adaptive_avg_pool2d_backward
-_scaled_dot_product_flash_attention_for_cpu_backward nll_loss_forward nll_loss_backward glu_backward
+_scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_flash_attention_backward
+_scaled_dot_product_efficient_attention_backward nll_loss_forward nll_loss_backward glu_backward
 _prelu_kernel_backward binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits copysign fmod
 floor_divide remainder rsub special_expm1 hardshrink_backward softshrink_backward log_sigmoid_backward soft_margin_loss
 mse_loss mse_loss_backward huber_loss huber_loss_backward smooth_l1_loss smooth_l1_loss_backward l1_loss linalg_vector_norm
@@ -312,13 +314,49 @@ def _by_rule(asked: _Asked, out: Any) -> TensorSpec | None:
 
 def _go_together(func: OpOverload, args: Sequence[Any], specs: Sequence[TensorSpec]) -> bool:
     """Whether the operator can be run on tensors with numbers for symbols: one alone fits itself; an image that is
-    normalized fits what belongs to its channels, if these are a number; what takes all sizes alike checks them."""
+    normalized fits what belongs to its channels, if these are a number, and rows fit what belongs to their columns; what
+    takes all sizes alike checks them."""
     if len(specs) < 2:
         return True
+    if "layer_norm" in func._schema.name:
+        return _are_rows(args, specs)
+    if "_attention" in func._schema.name:
+        return _is_attention(dict(zip(effects(func).names, args)), specs)
     if "_norm" not in func._schema.name:
         return _is_safe(func, args)
     first, *others = specs
-    return len(first.shape) > 1 and isinstance(first.shape[1], int) and not any(map(syms_of, others))
+    if len(first.shape) < 2 or not isinstance(first.shape[1], int):
+        return False
+    return all(s.shape == first.shape or not syms_of(s) for s in others)
+
+
+def _is_attention(given: Mapping[str, Any], specs: Sequence[TensorSpec]) -> bool:
+    """Whether queries, keys and values are of one batch, the latter as many as the former, with heads of fixed sizes, and
+    all else belongs to these queries and keys."""
+    shapes = [getattr(given.get(name), "spec", None) for name in ("query", "key", "value")]
+    if not all(isinstance(s, TensorSpec) and len(s.shape) == 4 for s in shapes):
+        return False
+    q, k, v = (s.shape for s in shapes)  # type: ignore[union-attr]
+    if q[0] != k[0] or k[:3] != v[:3] or not all(isinstance(n, int) for n in (q[1], k[1], q[3], k[3], v[3])):
+        return False
+    scores, rows = (q[0], q[1], q[2], k[2]), (*q[:3], v[3])
+    for s in specs:
+        of_rows = len(s.shape) == 3 and s.shape[:2] == q[:2] and free_syms(s.shape[2]) <= free_syms(q[2])
+        is_bias = len(s.shape) == 4 and all(n in (1, whole) for n, whole in zip(s.shape, scores))
+        if syms_of(s) and s.shape not in (q, k, v, rows) and not of_rows and not is_bias:
+            return False
+    return True
+
+
+def _are_rows(args: Sequence[Any], specs: Sequence[TensorSpec]) -> bool:
+    """Whether these are rows of a fixed size, what belongs to columns, and what belongs to the same rows."""
+    columns = next((a for a in args if isinstance(a, (list, tuple))), ())
+    shape, count = specs[0].shape, len(columns)
+    if not count or not all(isinstance(n, int) for n in (*columns, *shape[-count:])):
+        return False
+    rows = shape[:-count]
+    fitting = (shape, (*rows, *(1,) * count))
+    return all(s.shape in fitting or not syms_of(s) for s in specs)
 
 
 class _Fit:
@@ -351,7 +389,10 @@ class _Fit:
             made = [self.tree(items) for items in zip(*answers)]
             return made if isinstance(first, list) else tuple(made)
         if any(a != first for a in answers):
-            raise self.refuse("a number")
+            found = self.candidates.fit(answers, False) if all(type(a) is int for a in answers) else None
+            if found is None:
+                raise self.refuse("a number")
+            return found
         return first
 
     def tensor(self, metas: Sequence[torch.Tensor]) -> Any:

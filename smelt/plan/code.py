@@ -52,8 +52,8 @@ class Block:
 @dataclass(frozen=True, eq=False)
 class Function:
     """The function that `library` exports as `name`. On a CPU: `void (void **buffers, int64_t begin, int64_t end)`, see
-    `plan.steps.Launch`. A GPU's has a `block`; it takes each buffer as an argument, then the launch's extent as an int64 and
-    two null pointers; program k computes `grain` items from k * grain on."""
+    `plan.steps.Launch`. A GPU's has a `block`; it takes each buffer as an argument, then the launch's sizes and its extent,
+    each an int64, and two null pointers; program k computes `grain` items from k * grain on."""
 
     library: Library
     name: str
@@ -63,8 +63,8 @@ class Function:
 @dataclass(frozen=True)
 class CompiledKernel:
     """The code of a kernel. `name` is readable. Items [0, extent) may run in any split and order. Fewer than `grain` do not
-    pay a thread of a CPU; a program on a GPU computes `grain`. `sizes`: what a CPU's takes behind the addresses of its
-    buffers, each an int64 in the place of an address."""
+    pay a thread of a CPU; a program on a GPU computes `grain`. `sizes`: what it takes behind its buffers, each an int64
+    (a CPU's: in the place of an address)."""
 
     name: str
     function: Function

@@ -68,7 +68,7 @@ class Launch:
 
     On a CPU it is `void kernel(void **buffers, int64_t begin, int64_t end)`, split among threads in pieces of at least
     `grain`; `buffers[i]` is the data pointer of register `regs[i]`, and the slots behind these hold the values of `sizes`
-    (int64). On a GPU each block takes `grain` items, and its parameters are those pointers, then `extent` (int64).
+    (int64). On a GPU each block takes `grain` items, and its parameters are those pointers, then `sizes` and `extent`.
     `by_value`: positions of `regs` whose tensor, of one element on the CPU, is passed as the number that it holds then, and
     that number's bytes. `device`: the GPU, if it is not the plan's."""
 

@@ -3,7 +3,7 @@ device of its tensors and the options; no stage asks for a device, a host or a n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -11,11 +11,14 @@ import torch
 from smelt import _native
 from smelt.costs import Costs
 from smelt.graph.ir import Graph, Node, TensorSpec
+from smelt.graph.sizes import Sym
 from smelt.ops.written_attention.rewrite import Choose
 from smelt.plan.items import Item
 from smelt.plan.steps import Plan
 from smelt.schedule.schedule import Schedule
 from smelt.torch_private import OpOverload
+
+ItemsAt = Callable[[Schedule, Mapping[Sym, int]], Sequence[Item]]
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class Target:
     Args:
         costs: what lowering, fusion and the plan weigh against each other.
         compile: a schedule's items with launches in place of its kernels, and of those ATen calls that are generated there.
+        for_sizes: what gives the items of a schedule with symbols in its sizes at numbers, given the rest of the schedule at
+            these; None: what `compile` gives is for all sizes.
         load: a plan made callable on a tuple of its inputs.
         out_variant: the operator, if there is one, that computes what another does in memory given as `out`.
         memory: which temporaries may be in the arena, and how they are aligned.
@@ -70,3 +75,4 @@ class Target:
     channels_last: bool = False
     attention: Choose | None = None
     warm_up: Callable[[Graph, Set[Node]], object] | None = None
+    for_sizes: Callable[[Schedule], ItemsAt] | None = None

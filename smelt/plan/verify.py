@@ -49,7 +49,12 @@ def _verify_alone(plan: Plan, i: int) -> None:
         _require(not _parts(plan, step), plan, i, "a kernel for several launches that has one")
     for launch in launches((step,)):
         _require(all(map(_fits, launch.sizes)), plan, i, "a size of more than 64 bits")
-        _require(not launch.sizes or not _on_gpu(plan, launch), plan, i, "a GPU's kernel is given sizes")
+        _require(
+            not launch.sizes or not _parts(plan, launch),
+            plan,
+            i,
+            "a kernel for several launches is given sizes",
+        )
 
 
 def _verify_together(plan: Plan, i: int, step: Together) -> None:
@@ -63,11 +68,6 @@ def _verify_together(plan: Plan, i: int, step: Together) -> None:
 
 def _fits(size: Size) -> bool:
     return not isinstance(size, int) or -(1 << 63) <= size < 1 << 63
-
-
-def _on_gpu(plan: Plan, launch: Launch) -> bool:
-    function = plan.kernels.get(launch.kernel)
-    return function is not None and function.block is not None
 
 
 def _parts(plan: Plan, launch: Launch) -> int:

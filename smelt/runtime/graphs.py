@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
@@ -17,11 +18,26 @@ log = logging.getLogger("smelt")
 Tensors = tuple[torch.Tensor | None, ...]
 
 
+MOST = 32  # graphs that instances of a plan for many sizes have together, each with memory of its own
+
+
+class Replay:
+    """Replays a graph, and keeps it."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
+        self.graph = graph
+
+    def __call__(self) -> None:
+        self.graph.replay()
+
+
 @dataclass(frozen=True)
 class Capture:
-    """`capture(inputs, copied)`: see `_native.Plan.use_graphs`."""
+    """`capture(inputs, copied)`: see `_native.Plan.use_graphs`. `alive`: all that were captured of this plan, and of others
+    that share the number of graphs that there may be."""
 
     plan: Callable[[], _native.Plan | None]  # which owns this, so it is not kept alive
+    alive: weakref.WeakSet[Replay] = field(default_factory=weakref.WeakSet)
 
     def __call__(
         self, inputs: Tensors, copied: tuple[bool, ...]
@@ -30,7 +46,7 @@ class Capture:
         where the plan does what a graph cannot."""
         plan = self.plan()
         assert plan is not None
-        why_not = _refused(inputs, copied)
+        why_not = "there are as many as there may be" if len(self.alive) >= MOST else _refused(inputs, copied)
         if why_not is None:
             places = tuple(_place(x) if x is not None and copy else None for x, copy in zip(inputs, copied))
             given = tuple(x if place is None else place for x, place in zip(inputs, places))
@@ -40,7 +56,9 @@ class Capture:
                 with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                     results = cast(Tensors, plan(given))  # type: ignore[arg-type]
                 if all(r is None or r.device.type == "cuda" for r in results):
-                    return graph.replay, places, results
+                    replay = Replay(graph)
+                    self.alive.add(replay)
+                    return replay, places, results
                 why_not = "a result is on the CPU"
             except RuntimeError as error:
                 why_not = str(error).partition("\n")[0]

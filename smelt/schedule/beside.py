@@ -46,7 +46,12 @@ def pairs(groups: Sequence[Group], costs: Costs) -> Pairs:
 
 
 def _row_loops(group: Group) -> tuple[int, int] | None:
-    """How many points a group has, and how many each has in a stage; None where it has no such stages."""
+    """How many points a group has, and how many each has in a stage; None where it has no such stages, or some are not
+    known."""
+    if not all(
+        isinstance(n, int) for _, n in (*group.outer, *(l for p in group.places.values() for l in p.inner))
+    ):
+        return None
     inner = {_points(p.inner) for p in group.places.values() if p.inner}
     if group.extern is not None or not group.fusible or len(inner) != 1:
         return None

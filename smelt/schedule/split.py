@@ -8,7 +8,8 @@ On a GPU (`costs.splits_further`), where hundreds of parts are needed, several l
 shorter. What is too short for all workers is cut into parts for some: one program would go through it block by block, which
 takes long, and add up long chains, which is less exact than eager (of 300,007 equal numbers 6e-7, relative to the sum; its
 chains are as long as those of parts, 16 and less). Sums over rows that something else reduces along are cut into chunks of
-rows, one for each program, so that they can be computed beside the rows (`beside.py`).
+rows, one for each program, so that they can be computed beside the rows (`beside.py`). Where sizes are symbols, the loops
+of a reduction are one, cut into as many parts as likely sizes want: of small ones, some are empty.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 
 from smelt.costs import Costs
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Size, Sym, affine, contiguous_stride, numel, static
+from smelt.graph.sizes import Size, Sym, affine, ceil_div, contiguous_stride, likely, numel
 from smelt.loops.ir import ReductionKind, Value
 from smelt.loops.rewrite import Rewriting
 from smelt.loops.tensor import Index, Load, Map, Program, Reduce, Tensor
@@ -50,6 +51,12 @@ def split_reductions(program: Program, costs: Costs) -> Program:
     largest = functools.cache(functools.partial(_largest, reads, stored=frozenset(), depth=SEEN_THROUGH))
     widths = _widths(reductions, largest, costs)
     chunks = {step: n for step, reduce in reductions if (n := _chunks(step, reduce, widths, largest, costs))}
+    for tensor, reduce in reductions if costs.splits_further else ():
+        if (
+            tensor not in chunks
+            and (parts := _likely_parts(tensor, reduce, reads, stored, costs)) is not None
+        ):
+            chunks[tensor] = parts
     cuts: dict[Tensor, Cuts] = {
         step: cut
         for step, reduce in reductions
@@ -139,10 +146,7 @@ def _cut(
     if strides is None:
         return None
     kept, reduced = strides
-    items = rows
-    if 1 in kept:  # neighbouring sums run down rows together
-        along = _neighbours(tensor.shape, kept, costs.splits_further)
-        items = rows // along * -(-along // costs.item_columns)
+    items = _items(tensor.shape, kept, costs)
     if items >= 2 * costs.threads:
         return None
     want = -(-wanted // items)
@@ -159,6 +163,32 @@ def _cut(
         if parts is not None:
             return ((d, parts),)
     return _cut_further(known, want, most) if costs.splits_further else None
+
+
+def _likely_parts(
+    tensor: Tensor, reduce: Reduce, reads: _Reads, stored: AbstractSet[Tensor], costs: Costs
+) -> int | None:
+    """Into how many parts to cut a reduction over sizes that are no numbers; None: leave it whole."""
+    rows, points = numel(tensor.shape), numel(reduce.sizes)
+    if isinstance(points, int) or reduce.kind in ("argmax", "argmin"):
+        return None
+    wanted = costs.worker_items * costs.threads
+    strides = _strides(reads, tensor, reduce, stored, SEEN_THROUGH)
+    if strides is None or likely(rows) >= costs.item_columns * wanted:
+        return None
+    items = _items(tuple(map(likely, tensor.shape)), strides[0], costs)
+    parts = -(-wanted // items)
+    return parts if items < 2 * costs.threads and likely(points) >= parts * costs.least_rows else None
+
+
+def _items(shape: Sequence[Size], strides: Sequence[int], costs: Costs) -> int:
+    """How many of the sums are items of work, of neighbours that run down rows together. `strides`: of their operands."""
+    rows = numel(shape)
+    assert isinstance(rows, int)
+    if 1 not in strides:
+        return rows
+    along = _neighbours(shape, strides, costs.splits_further)
+    return rows // along * -(-along // costs.item_columns)
 
 
 def _neighbours(shape: Sequence[Size], strides: Sequence[int], several: bool) -> int:
@@ -213,8 +243,8 @@ def _largest(
     position, _ = own_loops(reduce.sizes, "r")
     first = _noted(reduce.body, index, position)
     found = [(t, i) for t, i in reads.behind(first, stored, depth) if t.shape]
-    most = max((_count(t) for t, _ in found), default=0)
-    addresses = [(source, linear(source, at)) for source, at in found if _count(source) == most]
+    most = max((likely(numel(t.shape)) for t, _ in found), default=0)
+    addresses = [(source, linear(source, at)) for source, at in found if likely(numel(source.shape)) == most]
     return [
         (source, [_stride(address, e) for e in index], [_stride(address, e) for e in position])
         for source, address in addresses
@@ -307,7 +337,7 @@ def _split(tensor: Tensor, cuts: Cuts) -> tuple[Tensor, Tensor]:
     """The reductions of the parts, as new first dimensions, and the reduction of those."""
     reduce = tensor.definition
     assert isinstance(reduce, Reduce)
-    lengths = {d: -(-reduce.sizes[d] // parts) for d, parts in cuts}
+    lengths = {d: ceil_div(reduce.sizes[d], parts) for d, parts in cuts}
     sizes = tuple(lengths.get(d, size) for d, size in enumerate(reduce.sizes))
     counts = tuple(parts for _, parts in cuts)
     shape = (*counts, *tensor.shape)
@@ -321,7 +351,7 @@ def _split(tensor: Tensor, cuts: Cuts) -> tuple[Tensor, Tensor]:
         if not ends:
             return reduce.body(load, rest, tuple(at))
         [(d, end)] = ends.items()
-        inside = compare("lt", index_value(at[d]), const(static(end), torch.int64))
+        inside = compare("lt", index_value(at[d]), _number(end))
         value = reduce.body(load.where(inside), rest, tuple(at))
         return where(inside, value, const(_neutral(reduce.kind, value.dtype), value.dtype))
 
@@ -333,6 +363,10 @@ def _split(tensor: Tensor, cuts: Cuts) -> tuple[Tensor, Tensor]:
         return load(partial, (*position, *index))
 
     return partial, replace(tensor, definition=Reduce((partial,), reduce.kind, counts, joined))
+
+
+def _number(size: Size) -> Value:
+    return const(size, torch.int64) if isinstance(size, int) else index_value(size)
 
 
 def _neutral(kind: ReductionKind, dtype: torch.dtype) -> float | int | bool:

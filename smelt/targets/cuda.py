@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
 from smelt import _native, runtime
 from smelt.codegen.autotune.tune import Tuner
-from smelt.codegen.gpu import THREADS, generate
+from smelt.codegen.gpu import THREADS, for_sizes, generate
 from smelt.codegen.llvm.link import address_of as address_on_cpu
 from smelt.codegen.triton.link import kernel_of, load_kernels
 from smelt.codegen.triton.processors import Arch
@@ -33,7 +34,7 @@ from smelt.plan.executable import executable
 from smelt.plan.steps import Aten, Plan, launches
 from smelt.plan.target import Memory, Sharing, Target
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
-from smelt.runtime.graphs import Capture
+from smelt.runtime.graphs import Capture, Replay
 from smelt.runtime.kept import Store, store
 from smelt.targets.attention import attention_kernel
 from smelt.torch_private import OpOverload
@@ -113,7 +114,7 @@ def target(devices: Sequence[torch.device], config: Config) -> Target:
     return replace(
         plain,
         compile=partial(generate, arch=arch, config=config, tuner=tuner, device=_only(devices)),
-        load=partial(load, devices, store(config), config.cuda_graphs),
+        load=partial(load, devices, store(config), WeakSet() if config.cuda_graphs else None),
         warm_up=partial(warm_up.begin, costs=plain.costs, device=device) if layouts else None,
     )
 
@@ -131,7 +132,8 @@ def of_arch(
     return Target(
         costs=replace(costs, threads=properties.multi_processor_count),
         compile=partial(generate, arch=arch, config=config, device=_only(devices)),
-        load=partial(load, devices, store(config), False),
+        for_sizes=partial(for_sizes, arch=arch, config=config, device=_only(devices)),
+        load=partial(load, devices, store(config), None),
         out_variant=out_variant,
         memory=Memory(device, ALIGNMENT, single=True),
         sharing=Sharing(),
@@ -185,16 +187,18 @@ def out_variant(op: OpOverload) -> OpOverload | None:
     return row(op).out
 
 
-def load(devices: Sequence[torch.device], kept: Store | None, graphs: bool, plan: Plan) -> _native.Plan:
+def load(
+    devices: Sequence[torch.device], kept: Store | None, graphs: WeakSet[Replay] | None, plan: Plan
+) -> _native.Plan:
     """`plan` made callable on a tuple of its inputs, its kernels loaded on `devices`, as code that is `kept` if it is.
-    `graphs`: it is replayed as CUDA graphs where it can be. Raises what the driver says."""
+    `graphs`: it is replayed as CUDA graphs where it can be, which are counted among these. Raises what the driver says."""
     for place, functions in _by_device(plan).items():
         load_kernels(functions, place.index, kept)
     native = runtime.track(executable(plan, address_of))
-    if graphs:
+    if graphs is not None:
         why_not = cannot_be_replayed(plan) if len(devices) == 1 else "it is one of several GPUs"
         if why_not is None:
-            native.use_graphs(Capture(weakref.ref(native)))
+            native.use_graphs(Capture(weakref.ref(native), graphs))
         else:
             log.info("smelt: a plan runs without CUDA graphs: %s", why_not)
     return native

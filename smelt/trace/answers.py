@@ -11,7 +11,7 @@ import torch
 from smelt import _native
 from smelt.graph.assignments import syms_of
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Expr, Sym
+from smelt.graph.sizes import Expr, Size, Sym
 from smelt.ops.symbolic_results import tried_sizes
 from smelt.torch_private import OpOverload
 from smelt.trace.arguments import Args
@@ -23,12 +23,14 @@ _META = torch.device("meta")
 
 @dataclass(slots=True)
 class Part:
-    """One tensor of a result: fresh memory or a view with `spec`, or the argument itself; `arg` is its name."""
+    """One tensor of a result: fresh memory or a view with `spec`, or the argument itself; `arg` is its name. Or a number:
+    `size`."""
 
-    kind: str  # fresh, view, same, none
+    kind: str  # fresh, view, same, number, none
     spec: TensorSpec | None = None
     arg: str = ""
     index: int = -1  # which element of a list argument
+    size: Size = 0
 
 
 @dataclass(slots=True)
@@ -57,6 +59,12 @@ def fresh(inputs: Inputs, spec: TensorSpec) -> FakeTensor:
         return wrap(made(), spec.device, spec)
     like = _like(inputs, spec, torch.is_inference_mode_enabled(), made)
     return wrap(_native.fresh_like(like), spec.device, spec)
+
+
+def number(inputs: Inputs, size: Size) -> Any:
+    """It, as the program sees it."""
+    symbols = inputs.numbers.symbols
+    return size if isinstance(size, int) or symbols is None else symbols.number(size)
 
 
 def view(inputs: Inputs, source: FakeTensor, spec: TensorSpec) -> FakeTensor:

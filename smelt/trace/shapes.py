@@ -29,7 +29,7 @@ from smelt.reasons import (
     ReasonKind,
 )
 from smelt.torch_private import OpOverload
-from smelt.trace.answers import Answer, Part, check_sizes, fresh, part_spec, view
+from smelt.trace.answers import Answer, Part, check_sizes, fresh, number, part_spec, view
 from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.fake import FakeTensor, wrap
 from smelt.trace.inputs import Inputs
@@ -92,6 +92,8 @@ def _make(inputs: Inputs, part: Part, info: Effects, args: Args, kwargs: Kwargs)
         return fresh(inputs, spec)
     if kind == "none":
         return None
+    if kind == "number":
+        return number(inputs, part.size)
     source = info.argument(part.arg, args, kwargs)
     if part.index >= 0:
         source = source[part.index]

@@ -121,6 +121,8 @@ class SymbolicCall:
             return [self._part(result, v, i) for i, v in enumerate(item)]
         if type(item) is FakeTensor:
             return Part("same", item.spec, *self._place(item))
+        if isinstance(item, (int, Expr)) and not isinstance(item, bool):
+            return Part("number", size=item)
         if not isinstance(item, TensorSpec):
             raise self._refuse("gives a number")
         if result.kind != "view":

@@ -30,6 +30,8 @@ one stage, on example tensors
     symbolic       graphs with symbols for sizes
     sizes          functions traced once for all sizes
     symbolic_kernels  kernels with symbols for sizes, compiled once and run at many sizes
+    sized_kernels  the same for GPUs, run by Triton's interpreter
+    sized_programs small programs over sizes that change
     lowered_at     programs that were lowered for symbols, at sizes, and machine code made once for all of them
     interpreted    Triton's interpreter, whose reductions take blocks at a time
     joints         the joint graph of a function, its partition, and gradients through it

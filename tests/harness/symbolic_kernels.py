@@ -66,9 +66,7 @@ class Once:
 
     def inputs(self, sizes: Sizes) -> list[torch.Tensor]:
         """Of random numbers, at these sizes."""
-        torch.manual_seed(sum(sizes.values()))
-        made = [torch.randn([evaluate(n, sizes) for n in shape]) * 3 for shape in self.shapes]
-        return [t.to(self.dtype) for t in made]
+        return random_inputs(self.shapes, sizes, self.dtype)
 
     def __call__(
         self, sizes: Sizes, inputs: Sequence[torch.Tensor], pieces: int = 1
@@ -81,10 +79,16 @@ class Once:
         return run(self.schedule, [inputs[k] for k in self.order], sizes, launch)
 
 
+def random_inputs(shapes: Sequence[Sequence[Size]], sizes: Sizes, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Of these shapes, at these sizes."""
+    torch.manual_seed(sum(sizes.values()))
+    return [(torch.randn([evaluate(n, sizes) for n in shape]) * 3).to(dtype) for shape in shapes]
+
+
 def call(code: CompiledKernel, tensors: Sequence[torch.Tensor], sizes: Sizes, pieces: int = 1) -> None:
     """Runs machine code on `tensors` at these sizes, its items in `pieces`, the last first. Around them it may not write,
     and what it reads there is not a number."""
-    around = [_Guarded(t) for t in tensors]
+    around = [Guarded(t) for t in tensors]
     function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(
         address_of(code.function)
     )
@@ -98,7 +102,7 @@ def call(code: CompiledKernel, tensors: Sequence[torch.Tensor], sizes: Sizes, pi
         guarded.give_back()
 
 
-class _Guarded:
+class Guarded:
     """A copy of a tensor's memory between GUARD elements on either side."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -106,13 +110,14 @@ class _Guarded:
         nothing = float("nan") if tensor.dtype.is_floating_point else 77
         self.guard = torch.full((GUARD,), nothing).to(tensor.dtype)
         self.copy = torch.cat([self.guard, self.memory, self.guard])
-        self.address = self.copy.data_ptr() + GUARD * tensor.element_size()
+        self.inner = self.copy[GUARD : len(self.copy) - GUARD]
+        self.address = self.inner.data_ptr()
 
     def give_back(self) -> None:
         """Checks the guards, and writes what lies between them to the tensor."""
         for found in (self.copy[:GUARD], self.copy[-GUARD:]):
             torch.testing.assert_close(found, self.guard, equal_nan=True, rtol=0, atol=0)
-        self.memory.copy_(self.copy[GUARD:-GUARD])
+        self.memory.copy_(self.inner)
 
 
 def span(tensor: torch.Tensor) -> torch.Tensor:

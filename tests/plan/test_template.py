@@ -14,7 +14,7 @@ from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Sym, contiguous_stride, evaluate
 from smelt.plan.build import build_plan
 from smelt.plan.bytes import from_bytes, to_bytes
-from smelt.plan.code import Block, CompiledKernel, Function
+from smelt.plan.code import Block, CompiledKernel
 from smelt.plan.items import LaunchItem
 from smelt.plan.printer import print_plan
 from smelt.plan.reuse import LARGE
@@ -144,18 +144,25 @@ def test_an_empty_range_is_not_launched():
     assert y.shape == (0, 3) and not list(launches(plan.steps))
 
 
-def test_kernels_of_gpus_are_for_fixed_sizes():
+def test_items_may_be_made_for_numbers():
+    """As on a GPU: with the rest of the schedule at these."""
     p = Program((S, T))
-    on_gpu = Function(p.code["increment"].library, "increment", Block(32, 0))
-    out = p.buffer((S, T), "output")
-    for extent, sizes, symbols in ((S * T, (), {S, T}), (7, (T,), {T})):
-        item = LaunchItem(CompiledKernel("k", on_gpu, extent, 32, sizes), (0, out), ("in", "out"))
-        p.items[:] = [item]
-        with pytest.raises(NeedsFixedSize, match="k is launched on a GPU") as error:
-            p.template(out)
-        assert error.value.symbols == symbols
-    p.items[:] = [LaunchItem(CompiledKernel("k", on_gpu, 7, 32), (0, out), ("in", "out"))]
-    p.template(out)
+    seen = []
+
+    def for_sizes(schedule):
+        def items(numbers, values):
+            seen.append((numbers.buffers[0].spec.shape, dict(values)))
+            return [replace(i, code=replace(i.code, extent=values[S] * values[T])) for i in p.items]
+
+        return items
+
+    p.launch("increment", 0, p.buffer((S, T), "output"), S * T)
+    template = p.template(1)
+    template = Template.of(template.schedule, replace(template.target, for_sizes=for_sizes))
+    x = torch.randn(2, 3)
+    _, (y,) = run(template, 2, 3, x)
+    torch.testing.assert_close(y, x + 1)
+    assert seen == [((2, 3), {S: 2, T: 3})]
 
 
 # ------------------------------------------------------------------------------------------------- views and calls
@@ -254,9 +261,11 @@ def test_sizes_fit_the_slots_of_a_cpus_code():
             with pytest.raises(VerificationError, match="64 bits"):
                 verify(plan)
     launch = Launch("increment", (0, 0), 1, 1, sizes=(3,))
-    on_gpu = replace(function, block=Block(32, 0))
-    with pytest.raises(VerificationError, match="a GPU's kernel is given sizes"):
-        verify(Plan(1, (), 1, (launch,), (0,), kernels={"increment": on_gpu}))
+    verify(Plan(1, (), 1, (launch,), (0,), kernels={"increment": replace(function, block=Block(32, 0))}))
+    together = Together((launch,), (1,), 1)
+    of_parts = {"increment": replace(function, block=Block(32, 0, parts=4))}
+    with pytest.raises(VerificationError, match="a kernel for several launches is given sizes"):
+        verify(Plan(1, (), 1, (together,), (0,), kernels=of_parts))
 
 
 def test_calls_of_an_instance_take_numbers_only():

@@ -21,7 +21,8 @@ from smelt.codegen.triton.compile import Made, Request
 from smelt.codegen.triton.processors import Arch, dialect
 from smelt.codegen.triton.source import table_of
 from smelt.config import Config
-from smelt.graph.sizes import static
+from smelt.graph.sizes import evaluate, static
+from smelt.loops.ir import Kernel
 from smelt.loops.sums import separate
 from smelt.plan.code import Block, CompiledKernel, Function, Library, Processor
 from smelt.runtime.kept import Store
@@ -44,7 +45,7 @@ def compile_kernels(
     """Kernels of one program, which does everything. They are printed for a GPU as well: what cannot be raises."""
     for request in dict.fromkeys(requests):
         request.printed(dialect(arch))
-    apart = [separate(of_any_size(r.kernel, ANY) if r.joined else r.kernel) for r in requests]
+    apart = [separate(_computed(r)) for r in requests]
     code = iter(compile_for_cpu([kernel for parts in apart for kernel, _ in parts], Config()))
     found = [
         _simulated(request, [(next(code), used) for _, used in parts])
@@ -55,18 +56,29 @@ def compile_kernels(
     return found
 
 
+def _computed(request: Request) -> Kernel:
+    """The kernel whose code for the CPU does what is asked for."""
+    if request.joined:
+        return of_any_size(request.kernel, ANY)
+    if request.general is not None and not request.printed().sizes:
+        return request.general.at_numbers
+    return request.kernel
+
+
 def _simulated(request: Request, made: list[tuple[CompiledKernel, tuple[int, ...]]]) -> CompiledKernel:
     compiled, _ = made[0]
     if len(made) > 1:  # rows, and the sums beside them: one behind the other
         address = _one_by_one(tuple((part.function, part.extent, used) for part, used in made))
         letters = "".join("v" if k in request.by_value else "p" for k in range(len(request.kernel.buffers)))
         return CompiledKernel(compiled.name, _function(compiled.function, letters, 0, address), 1, 1)
-    extent = static(request.kernel.outer[0].size) if request.joined else compiled.extent
+    values = request.general.sizes if compiled.sizes and request.general is not None else ()
+    extent = request.kernel.outer[0].size if request.joined else compiled.extent
+    extent = static(evaluate(extent, dict(zip(compiled.sizes, values))) if values else extent)
     parts = table_of(request.kernel).parts if request.joined else 0
     passed = [k for k, b in enumerate(request.kernel.buffers) if b.role != "local"]
-    letters = "".join("v" if k in request.by_value else "p" for k in passed)
+    letters = "".join("v" if k in request.by_value else "p" for k in passed) + "p" * len(values)
     function = _function(compiled.function, letters, parts)
-    return CompiledKernel(compiled.name, function, extent, max(extent, 1))
+    return CompiledKernel(request.kernel.name, function, extent, max(extent, 1), values)
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +13,12 @@ from smelt.codegen.triton import on_disk
 from smelt.codegen.triton.image import Image, to_image
 from smelt.codegen.triton.library import library
 from smelt.codegen.triton.processors import Arch, dialect, processor
+from smelt.codegen.triton.sized import Variant, sized_source, variant
 from smelt.codegen.triton.source import Source, joined_source, triton_source
 from smelt.codegen.triton.values import Dialect
+from smelt.graph.sizes import Sym, evaluate
 from smelt.loops.ir import Kernel
+from smelt.loops.sizes import at_sizes
 from smelt.plan.code import Block, CompiledKernel, Function, Library
 from smelt.runtime.forks import GPU_KERNELS, hold_at_fork
 from smelt.runtime.kept import Store
@@ -33,20 +37,58 @@ def unheard(function: Function) -> None:
 
 
 @dataclass(frozen=True)
+class General:
+    """A kernel with symbols for sizes (`sized.numbered`), and their values at a launch."""
+
+    kernel: Kernel
+    sizes: tuple[int, ...]
+
+    @property
+    def values(self) -> dict[Sym, int]:
+        """Of its symbols."""
+        return dict(zip(self.kernel.sizes, self.sizes, strict=True))
+
+    @property
+    def at_numbers(self) -> Kernel:
+        """The launch's kernel by itself."""
+        return at_sizes(self.kernel, self.values)
+
+    def printed(self, host: frozenset[int], dialect: Dialect) -> Source | None:
+        """The source for all launches of one variant, of as many points as this one has. None: it has none."""
+        source = _sized(self.kernel, variant(self.kernel, self.sizes, host), host, dialect)
+        if source is None:
+            return None
+        return replace(source, points=evaluate(source.points, self.values))
+
+
+@functools.lru_cache(1024)
+def _sized(kernel: Kernel, chosen: Variant, host: frozenset[int], dialect: Dialect) -> Source | None:
+    try:
+        return sized_source(kernel, chosen, host, dialect)
+    except NotImplementedError:
+        return None  # registers do not hold what it keeps, of as many as there may be
+
+
+@dataclass(frozen=True)
 class Request:
     """A kernel, and of its buffers those that are passed by value (`triton_source`) and those that need not begin at a
-    multiple of 16 bytes. `joined`: what is launched does this with other launches (`joined_source`)."""
+    multiple of 16 bytes. `joined`: what is launched does this with other launches (`joined_source`). `general`: where the
+    kernel has symbols for sizes, what they are."""
 
     kernel: Kernel
     by_value: frozenset[int] = frozenset()
     unaligned: frozenset[int] = frozenset()
     joined: bool = False
+    general: General | None = None
 
     def printed(self, dialect: Dialect = "ptx") -> Source:
         """Its source."""
         if self.joined:
             return joined_source(self.kernel, self.by_value, self.unaligned, dialect)
-        source = triton_source(self.kernel, self.by_value, dialect)
+        source = None if self.general is None else self.general.printed(self.by_value, dialect)
+        if source is None:
+            kernel = self.kernel if self.general is None else self.general.at_numbers
+            source = triton_source(kernel, self.by_value, dialect)
         return replace(source, aligned=source.aligned - {f"p{i}" for i in self.unaligned})
 
 
@@ -74,8 +116,10 @@ def compile_kernels(
     with _LOCK:
         codes = _codes(sources, names, arch, threads, store, made)
     return [
-        CompiledKernel(n, _code_of(c), s.points, s.block)
-        for n, c, s in zip(names, codes, sources, strict=True)
+        CompiledKernel(
+            r.kernel.name, _code_of(c), s.points, s.block, r.general.sizes if s.sizes and r.general else ()
+        )
+        for r, c, s in zip(requests, codes, sources, strict=True)
     ]
 
 

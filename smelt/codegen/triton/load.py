@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
 from smelt.codegen.triton.attention import TiledAttention, attention_source
 from smelt.codegen.triton.library import function_of, library
 from smelt.codegen.triton.product import TiledProduct, product_source
+from smelt.codegen.triton.sized import Variant, numbered, sized_source, variant
 from smelt.codegen.triton.source import BEYOND, Source, joined_source, triton_source
 from smelt.codegen.triton.tiled import Tile
 from smelt.codegen.triton.values import Dialect
+from smelt.graph.sizes import evaluate, static
 from smelt.loops.ir import Kernel
 
 
@@ -25,6 +28,18 @@ def load_kernel(kernel: Kernel, host: frozenset[int] = frozenset()) -> Callable[
     if not source.points:
         return lambda *tensors: None
     return functools.partial(_launch, function, source, host)
+
+
+def launch_sized(
+    kernel: Kernel, sizes: Sequence[int], *tensors: torch.Tensor, chosen: Variant | None = None
+) -> Source:
+    """Launches a kernel that `takes_sizes` with these numbers for its sizes, in the order of `Kernel.sizes`.
+    `chosen`: another variant than theirs. Returns what was launched."""
+    general = numbered(kernel)
+    source = sized_source(general, chosen or variant(general, sizes), dialect=_dialect())
+    points = evaluate(source.points, dict(zip(source.sizes, sizes, strict=True)))
+    _launch(function_of(source), replace(source, points=points), frozenset(), *tensors, sizes=sizes)
+    return source
 
 
 def launch_product(product: TiledProduct, tile: Tile, *tensors: torch.Tensor) -> None:
@@ -68,8 +83,14 @@ def _dialect() -> Dialect:
     return "libdevice" if torch.version.hip else "ptx"
 
 
-def _launch(function: Callable, source: Source, host: frozenset[int], *tensors: torch.Tensor) -> None:
+def _launch(
+    function: Callable,
+    source: Source,
+    host: frozenset[int],
+    *tensors: torch.Tensor,
+    sizes: Sequence[int] = (),
+) -> None:
     arguments = [t.item() if i in host else t for i, t in enumerate(tensors)]
     options = {} if library().interprets else library().options(source, library().target().warp_size)
-    grid = (-(-source.points // source.block),)
-    function[grid](*arguments, source.points, **source.constants, **options)  # type: ignore[index]
+    grid = (-(-static(source.points) // source.block),)
+    function[grid](*arguments, *sizes, source.points, **source.constants, **options)  # type: ignore[index]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from smelt.graph.sizes import Sym, free_syms, static
+from smelt.graph.sizes import Size, Sym, free_syms
 from smelt.loops.ir import ReduceStage, Reduction, Value, walk
 
 
@@ -18,7 +18,7 @@ class Selected:
     """The reduction of `value` at loop `sym` = `target`, a number of int64, if that is in [0, size)."""
 
     sym: Sym
-    size: int
+    size: Size
     target: Value
     value: Value
 
@@ -38,7 +38,7 @@ def selected(r: Reduction, stage: ReduceStage) -> Selected | None:
         return None
     for position, target in (condition.args, condition.args[::-1]):
         if position.op == "index" and position.args[0] == loop.sym and not _varies(target, loop.sym):
-            return Selected(loop.sym, static(loop.size), target, value)
+            return Selected(loop.sym, loop.size, target, value)
     return None
 
 

@@ -38,7 +38,18 @@ from smelt.codegen.triton.blocks import (
 from smelt.codegen.triton.rounded import cheap
 from smelt.codegen.triton.selected import Selected, selected
 from smelt.codegen.triton.values import NAMES, TYPES, Dialect, Values
-from smelt.graph.sizes import Quotient, Size, Sym, bounds, free_syms, static, subs
+from smelt.graph.sizes import (
+    Quotient,
+    Size,
+    Sym,
+    bounds,
+    ceil_div,
+    free_syms,
+    loop_sym,
+    numel,
+    static,
+    subs,
+)
 from smelt.loops.ir import (
     Kernel,
     Lookup,
@@ -89,10 +100,11 @@ class Source:
     `signature` names Triton's type of each argument; `aligned` are those that are multiples of 16. `constants` are further
     arguments that are known. `table`: where there is one, its slots are the only argument (`joined_source`). `stages`: of a
     product, how many of its steps are under way at once; 0 for all other kernels. `registers`: of a thread at most; 0: as
-    many as it gets."""
+    many as it gets. `sizes`: symbols that `points` may have, whose values are arguments (i64), in front of `points`
+    (`sized.py`)."""
 
     text: str
-    points: int
+    points: Size
     block: int
     warps: int
     signature: Mapping[str, str]
@@ -101,6 +113,7 @@ class Source:
     table: Table | None = None
     stages: int = 0
     registers: int = 0
+    sizes: tuple[Sym, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -135,7 +148,7 @@ def joins(kernel: Kernel) -> bool:
         is_flat(kernel)
         and all(b.role != "local" for b in kernel.buffers)
         and table_of(kernel).parts > 1
-        and _top_index(kernel) < JOINED_INDEX
+        and top_index(kernel) < JOINED_INDEX
     )
 
 
@@ -196,12 +209,11 @@ class Printer:
             kernel = _with_rows(kernel, self.blocks)
         self.kernel, self.host = kernel, host
         self.values = Values(dialect)
-        self.points = prod(static(l.size) for l in kernel.outer)
-        self.x = Sym("x", 0, ANY if self.flat else max(self.points - 1, 0))
+        self.points = numel(l.size for l in kernel.outer)
+        self.x = Sym("x", 0, ANY) if self.flat else _counted("x", self.points)
         # the axes that "x" and "r" are: of no block where the program has one outer point
         self.x_axes = NONE if self.blocks.r and self.blocks.x == 1 else X
-        top = _top_index(kernel) + self.blocks.x
-        self.wide = "tl.int64" if top >= 1 << 31 else "tl.int32"
+        self.wide = "tl.int64" if self._is_wide() else "tl.int32"
         self.lines: list[str] = []
         self.count = 0
         self.results: dict[str, str] = {}
@@ -210,10 +222,10 @@ class Printer:
             0  # points of the last outer loop, where a block lies within it: the others are numbers then
         )
         if self.blocks.r and self.x_axes and len(kernel.outer) > 1 and kernel.sums is None:
-            last, size = kernel.outer[-1], static(kernel.outer[-1].size)
-            if size % self.blocks.x == 0:
+            last, size = kernel.outer[-1], kernel.outer[-1].size
+            if isinstance(size, int) and size % self.blocks.x == 0:
                 self.strip, self.x = size, Sym("x", 0, size - 1)
-                row = Sym("row", 0, self.points // size - 1)
+                row = loop_sym("row", self.points // size)
                 self.outer = {**digits(kernel.outer[:-1], row), last.sym: self.x}
         self.shared: dict[str, str] = {}  # text -> name of what the function's top level computed already
         self.inner: set[str] = set()  # names that a loop over blocks gives
@@ -239,10 +251,10 @@ class Printer:
                 self._reduce_looped(stage, sums)
         points, block = self.points, self.blocks.x
         if self.blocks.across is not None:  # programs are counted
-            points, block = -(-points // block) * self._parts(), 1
+            points, block = ceil_div(points, block) * self._parts(), 1
         return self._module(points, block)
 
-    def _module(self, points: int, block: int) -> Source:
+    def _module(self, points: Size, block: int) -> Source:
         """The module of what is printed."""
         passed = self._passed()
         constants = {"XBLOCK": self.blocks.x, "RBLOCK": max(self.blocks.r, 1)}
@@ -260,7 +272,16 @@ class Printer:
             aligned=frozenset(aligned),
             constants=constants,
             registers=REGISTERS if self.blocks.ahead else 0,
+            sizes=self.kernel.sizes,
         )
+
+    def _is_wide(self) -> bool:
+        """Whether some index is beyond 32 bits."""
+        return top_index(self.kernel) + self.blocks.x >= 1 << 31
+
+    def _size(self, e: Size) -> str:
+        """A size, as an expression."""
+        return values.index(e, {s: s.name for s in free_syms(e)}, lambda _, text: f"({text})")
 
     def _passed(self) -> dict[str, str]:
         """The arguments, with their types."""
@@ -275,7 +296,7 @@ class Printer:
         program = "tl.program_id(0)" + (".to(tl.int64)" if self.wide == "tl.int64" else "")
         head = []
         if self.blocks.across is not None:
-            parts = self._parts()
+            parts = self._size(self._parts())
             head = [f"    program = {program}", f"    first = program % {parts} * RBLOCK"]
             program = f"(program // {parts})"
         if not self.x_axes:
@@ -284,7 +305,7 @@ class Printer:
             blocks = self.strip // self.blocks.x
             head.append(f"    row = {program} // {blocks}")
             program = f"({program} % {blocks})"
-        bound = f"points.to({self.wide})" if self.flat else str(self.points)
+        bound = f"points.to({self.wide})" if self.flat else self._size(self.points)
         lanes = f"{program} * XBLOCK + tl.arange(0, XBLOCK)"
         lines = self._lanes(
             "x", lanes, bound if "x" in self._masks() else "", bool(self.blocks.r), "[:, None]"
@@ -301,9 +322,9 @@ class Printer:
         placed = [f"{name}mask = {alone}mask{place}"] if bound else []
         return [f"{alone} = {lanes}", f"{name} = {alone}{place}", *masks, *placed]
 
-    def _parts(self) -> int:
+    def _parts(self) -> Size:
         """Programs that share the rows of a block, where the second axis is an outer loop."""
-        return -(-stage_points(self.kernel.stages[0]) // self.blocks.r)
+        return ceil_div(trips(self.kernel.stages[0]), self.blocks.r)
 
     def _masks(self) -> dict[str, str]:
         exact = not self.flat and self.points % self.blocks.x == 0
@@ -370,7 +391,7 @@ class Printer:
         """How much further a lookup goes, and the name of where that is within its range, which is asserted."""
         value = self.value(at, lookup.value)
         axes = self.axes_of.get(value, NONE)
-        inside = self._named(at, f"({value} >= 0) & ({value} < {lookup.size})", axes, False)
+        inside = self._named(at, f"({value} >= 0) & ({value} < {self._size(lookup.size)})", axes, False)
         masks = [at.masks[a] for a in sorted(axes, reverse=True) if a in at.masks]
         holds = f"{inside} | ({self._both(at, masks)} == 0)" if masks else inside
         self._line(at, f"tl.device_assert({holds}, 'index out of bounds')")
@@ -384,27 +405,31 @@ class Printer:
     def _open(self, stage: Stage, turns: int = 1, first: Sequence[str] = ()) -> Place:
         """The block of the stage's points; begins the loop over blocks if there are several: over `turns` of them in a loop
         over such parts, each of which begins with the statements `first`."""
-        trips, looped = stage_points(stage), self._looped(stage)
-        rewrite = {**self.outer, **digits(stage_loops(stage), _r(trips))}
-        r = "r" if looped else f"r{trips}"
+        points, looped = trips(stage), self._looped(stage)
+        rewrite = {**self.outer, **digits(stage_loops(stage), _counted("r", points))}
+        r = "r" if looped else self._axis(points)
+        end = self._size(points)
+        last = end if isinstance(points, int) else self.values.number(end)
         self.loop = None
         at = Place(rewrite, self.x_axes | R, 1, r, self._masks())
         if looped:
             self.loop = len(self.lines)
             at.indent = 2
             if turns == 1:
-                self.lines.append(f"    for start in range(0, {trips}, RBLOCK):")
+                self.lines.append(f"    for start in range(0, {last}, RBLOCK):")
             else:
                 at.indent = 3
-                self.lines.append(f"    for part in range(0, {trips}, RBLOCK * {turns}):")
+                self.lines.append(f"    for part in range(0, {last}, RBLOCK * {turns}):")
                 self.lines += [f"        {line}" for line in first]
-                self.lines.append(f"        for turn in range(0, RBLOCK * {turns}, RBLOCK):")
+                self.lines.append(
+                    f"        for turn in range(0, {self._end_of_part(points, turns)}, RBLOCK):"
+                )
                 self._line(at, "start = part + turn")
         wide = ".to(tl.int64)" if self.wide == "tl.int64" else ""
         begin = "start + " if looped else "first + " if self.blocks.across is not None else ""
         bound = ""
-        if trips % max(turns * self.blocks.r, 1) or not trips:
-            at.masks["r"], bound = f"{r}mask", str(trips)
+        if points % max(turns * self.blocks.r, 1) or not points:
+            at.masks["r"], bound = f"{r}mask", end
         lines = self._lanes(r, f"{begin}tl.arange(0, RBLOCK){wide}", bound, bool(self.x_axes), "[None, :]")
         for line in lines:
             if looped or line not in self.shared:
@@ -412,6 +437,17 @@ class Printer:
             if not looped:
                 self.shared[line] = r
         return at
+
+    def _axis(self, points: Size) -> str:
+        """What the points of a stage that has so many are called."""
+        return f"r{points}"
+
+    def _end_of_part(self, points: Size, turns: int) -> str:
+        """How far a part of a row goes, from its beginning."""
+        return f"RBLOCK * {turns}"
+
+    def _turns(self, stage: Stage) -> int:
+        return _turns(stage_points(stage), self.blocks.r)
 
     def _looped(self, stage: Stage) -> bool:
         return self.blocks.across is None and stage_points(stage) > max(self.blocks.r, 1)
@@ -458,7 +494,7 @@ class Printer:
             for r in stage.reductions
             if _is_sum(r) and r.name not in sums
         }
-        turns = _turns(stage_points(stage), self.blocks.r) if of_parts else 1
+        turns = self._turns(stage) if of_parts else 1
         if turns == 1:
             of_parts = {}
         at = self._open(
@@ -532,9 +568,9 @@ class Printer:
         top = self._top()
         target = self.value(top, one.target)
         axes = self.axes_of.get(target, NONE)
-        inside = self._named(top, f"({target} >= 0) & ({target} < {one.size})", axes)
+        inside = self._named(top, f"({target} >= 0) & ({target} < {self._size(one.size)})", axes)
         place = self._named(top, f"tl.where({inside}, {target}, 0).to({self.wide})", axes)
-        top.rewrite = {**self.outer, one.sym: Sym(place, 0, one.size - 1)}
+        top.rewrite = {**self.outer, one.sym: loop_sym(place, one.size)}
         value = self.value(top, one.value)
         dtype = one.value.dtype
         zero = values.literal(0, dtype) if dtype is torch.float32 else values.constant(0, dtype)
@@ -909,7 +945,7 @@ class _Beside(Printer):
         (chunk, *columns), (_, stage) = sums.outer, sums.stages
         number = Sym("chunk", 0, static(chunk.size) - 1)
         masks = {axis: mask for axis, mask in at.masks.items() if axis == "r"}
-        rewrite = {chunk.sym: number, **digits(columns, _r(width))}
+        rewrite = {chunk.sym: number, **digits(columns, _counted("r", width))}
         self._stores(Place(rewrite, R, 1, at.r, masks), stage_stores(stage))
         return self._module(static(chunk.size), 1)
 
@@ -992,7 +1028,7 @@ class _Beside(Printer):
         return {} if (exact and size % self.blocks.x == 0) or not self.x_axes else {"x": "xmask"}
 
 
-def _top_index(kernel: Kernel) -> int:
+def top_index(kernel: Kernel) -> int:
     """The largest number that an index computes with, but for the rest of a block."""
     points = prod(static(l.size) for l in kernel.outer)
     top = points * max([stage_points(s) for s in kernel.stages] + [1])
@@ -1012,8 +1048,14 @@ def _with_rows(kernel: Kernel, blocks: Blocks) -> Kernel:
     return replace(kernel, outer=blocks.outer, stages=(MapStage((blocks.across,), stage.stores),))
 
 
-def _r(trips: int) -> Sym:
-    return Sym("r", 0, max(trips - 1, 0))
+def _counted(name: str, points: Size) -> Sym:
+    """The symbol that counts so many points; one of none counts as of one."""
+    return Sym(name, 0, max(points - 1, 0)) if isinstance(points, int) else loop_sym(name, points)
+
+
+def trips(stage: Stage) -> Size:
+    """Points of the stage's own loops."""
+    return numel(l.size for l in stage_loops(stage))
 
 
 def _others(stages: Sequence[Stage]) -> dict[Value, str]:

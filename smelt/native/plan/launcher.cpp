@@ -81,18 +81,20 @@ class GpuLauncher final : public Launcher {
     void launch(const Launch& l, void* const* data, const Queue& queue) const override {
         // The driver takes the address of each parameter: of the register for an address, what the register holds for
         // a number, which is in the host's memory.
-        const size_t count = l.regs.size();
+        const size_t count = l.regs.size(), numbers = count + l.sizes.size();
         std::array<void*, kFew> few;  // not cleared: a launch takes microseconds, most of them the driver's
         std::vector<void*> many;
         void** parameters = few.data();
-        if (count + kFurther > kFew) {
-            many.resize(count + kFurther);
+        if (numbers + kFurther > kFew) {
+            many.resize(numbers + kFurther);
             parameters = many.data();
         }
         for (size_t i = 0; i < count; ++i)
             parameters[i] = l.by_value[i] ? data[l.regs[i]] : const_cast<void**>(&data[l.regs[i]]);
-        parameters[count] = const_cast<int64_t*>(&l.extent);
-        start(l, l.blocks, parameters, count + 1, queue);
+        for (size_t i = 0; i < l.sizes.size(); ++i)
+            parameters[count + i] = const_cast<int64_t*>(&l.sizes[i]);
+        parameters[numbers] = const_cast<int64_t*>(&l.extent);
+        start(l, l.blocks, parameters, numbers + 1, queue);
     }
 
     void together(const Together& t, const Launch* launches, void* const* data,

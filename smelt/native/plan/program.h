@@ -40,7 +40,7 @@ struct Launch {
     void* function;  // as the launcher takes it
     std::vector<Reg> regs;
     int64_t extent, grain, blocks;  // blocks: of `grain` items, on a GPU
-    std::vector<int64_t> sizes;     // on a CPU: what the code takes behind the addresses
+    std::vector<int64_t> sizes;     // what the code takes behind the addresses
     // On a GPU: threads of a block, its bytes of shared memory, how many launches one may do (0: it is none of a
     // Together); of each register the bytes of the number that is passed in place of its address (0: the address).
     unsigned threads = 0, shared = 0, parts = 0;

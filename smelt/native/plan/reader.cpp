@@ -122,7 +122,6 @@ class Reader {
             l.function = reinterpret_cast<void*>(s[1].cast<uintptr_t>());  // NOLINT
             return l;
         }
-        if (!l.sizes.empty()) throw py::value_error("Plan: a GPU's kernel is given sizes");
         devices::Kernel& kernel = devices::as_kernel(s[1].ptr());
         l.launcher = &gpu_launcher();
         l.blocks = (l.extent + l.grain - 1) / l.grain;
@@ -145,6 +144,9 @@ class Reader {
         for (py::handle h : py::tuple(s[1]))
             p_.launches.push_back(launch(py::reinterpret_borrow<py::tuple>(h)));
         for (py::handle h : py::tuple(s[2])) t.ends.push_back(total += h.cast<int64_t>());
+        for (size_t i = t.first; i < p_.launches.size(); ++i)
+            if (p_.launches[i].parts && !p_.launches[i].sizes.empty())
+                throw py::value_error("Plan: a kernel for several launches is given sizes");
         t.count = t.ends.size();
         if (t.count == 0 || t.first + t.count != p_.launches.size())
             throw py::value_error("Plan: launches and their work do not match");

@@ -1,0 +1,63 @@
+"""Kernels of GPUs with symbols for sizes: printed once for each variant, run by Triton's interpreter at many sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from smelt.codegen.triton.load import launch_sized, load_kernel
+from smelt.codegen.triton.sized import takes_sizes
+from smelt.costs import Costs
+from smelt.graph.sizes import Size
+from smelt.loops.ir import Kernel
+from smelt.loops.sizes import at_sizes
+from smelt.ops.lower import lower
+from smelt.schedule.fuse import fuse
+from smelt.schedule.interpret import run
+from smelt.schedule.schedule import KernelItem, Schedule
+from smelt.schedule.verify import verify
+from smelt.targets import cuda
+from tests.harness.symbolic import symbolic
+from tests.harness.symbolic_kernels import TRACED, Guarded, Sizes, random_inputs
+
+COSTS: Costs = replace(cuda.COSTS, threads=132)
+
+
+class Once:
+    """`f` on tensors of `shapes`, with symbols in them, lowered and fused once with a GPU's costs. Called with sizes and
+    inputs, it gives the outputs; `texts` are those of the kernels that take sizes, `fixed` how often a kernel was printed
+    for numbers."""
+
+    def __init__(
+        self, f: Callable[..., Any], *shapes: Sequence[Size], dtype: torch.dtype = torch.float32
+    ) -> None:
+        self.f, self.shapes, self.dtype = f, shapes, dtype
+        inputs = self.inputs(TRACED)
+        graph, real = symbolic(f, *inputs)
+        self.order = [next(k for k, t in enumerate(inputs) if t is r) for r in real]
+        self.schedule: Schedule = fuse(lower(graph, COSTS), COSTS)
+        verify(self.schedule)
+        self.kernels = [i.kernel for i in self.schedule.items if isinstance(i, KernelItem)]
+        self.texts: set[str] = set()
+        self.fixed = 0
+
+    def inputs(self, sizes: Sizes) -> list[torch.Tensor]:
+        """Of random numbers, at these sizes."""
+        return random_inputs(self.shapes, sizes, self.dtype)
+
+    def __call__(self, sizes: Sizes, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+        return run(self.schedule, [inputs[k] for k in self.order], sizes, self._launch)
+
+    def _launch(self, kernel: Kernel, buffers: Sequence[torch.Tensor | None], sizes: Sizes) -> None:
+        around = [Guarded(b) for b in buffers if b is not None]
+        tensors = [g.inner for g in around]
+        if takes_sizes(kernel):
+            self.texts.add(launch_sized(kernel, [sizes[s] for s in kernel.sizes], *tensors).text)
+        else:
+            self.fixed += bool(kernel.sizes)
+            load_kernel(at_sizes(kernel, sizes))(*tensors)
+        for guarded in around:
+            guarded.give_back()
