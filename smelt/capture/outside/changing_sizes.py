@@ -31,9 +31,8 @@ class ChangingSizes:
         self.policy = FIXED_SIZES
         self._numbers = numbers
         numbers.may_be_size, numbers.may_divide = self._take_number, self._may_divide
-        self._like: dict[
-            tuple[object, ...], tuple[Origin, Int]
-        ] = {}  # by the sizes now and before, and marks
+        # By what they are now and were before, and what is said of them.
+        self._like: dict[tuple[object, ...], tuple[Origin, Int]] = {}
         self._paths: dict[Sym, set[Path]] = {}
         self._symbols: dict[Origin, Sym] = {}
         self.refused: dict[Origin, int] = {}  # sizes that are numbers, though they are marked to be symbolic
@@ -57,10 +56,9 @@ class ChangingSizes:
     ) -> Iterator[tuple[int, tuple[Origin, Mark | None]]]:
         """The dimensions whose sizes are symbolic: where each is found, and its mark."""
         marks, laid_out = marks_of(tensor), _over(tensor) is not None
-        is_parameter = isinstance(tensor, torch.nn.Parameter)
         for dim, size in enumerate(tensor.shape):
             at, mark = size_origin(origin, dim), marks.get(dim)
-            wanted = self.policy.includes(at.path, size, is_parameter) if mark is None else mark.dynamic
+            wanted = self._includes(at, size, tensor) if mark is None else mark.dynamic
             if not wanted or size < 2:
                 continue
             if laid_out and not self.policy.is_fixed(at.path) and size >= self.policy.divisor(at.path):
@@ -68,13 +66,16 @@ class ChangingSizes:
             elif mark is not None:
                 self.refused[at] = size
 
+    def _includes(self, at: Origin, size: int, tensor: torch.Tensor) -> bool:
+        is_parameter, on_cpu = isinstance(tensor, torch.nn.Parameter), tensor.device.type == "cpu"
+        return self.policy.includes(at.path, size, is_parameter, on_cpu)
+
     def _laid_out(
         self, tensor: torch.Tensor, origin: Origin, shape: list[Any], over: Sequence[Over | None]
     ) -> tuple[SymbolicLayout, TensorFacts] | None:
         """Strides that are as large as the dimension next to them follow from it; others are symbolic if they changed."""
         stride: list[Any] = list(tensor.stride())
         codes, gaps = list(tensor.stride()), {}
-        is_parameter = isinstance(tensor, torch.nn.Parameter)
         for dim in sorted(range(len(shape)), key=lambda d: (tensor.stride(d), -d)):
             inner = over[dim]
             if inner is None:
@@ -83,7 +84,7 @@ class ChangingSizes:
             at = stride_origin(origin, dim)
             if inner.exactly and not isinstance(room, int):
                 stride[dim], codes[dim] = room, stride_over(inner.dim, exactly=True)
-            elif not inner.exactly and self.policy.includes(at.path, stride[dim], is_parameter):
+            elif not inner.exactly and self._includes(at, stride[dim], tensor):
                 stride[dim], gap = self._numbers.stride(at, stride[dim], room)
                 codes[dim] = stride_over(inner.dim, exactly=False)
                 self._note(at, gap)

@@ -64,9 +64,10 @@ class SymbolicSizes:
         """Whether the size at this path is a number, whatever else is said of it."""
         return not self.wanted or path in self.fixed or path in self.fixed_now
 
-    def includes(self, path: Path, size: int, is_parameter: bool) -> bool:
-        """Whether the size at this path, which is now `size`, is symbolic; `is_parameter`: it is one of a parameter."""
-        if self.is_fixed(path):
+    def includes(self, path: Path, size: int, is_parameter: bool, on_cpu: bool) -> bool:
+        """Whether the size at this path, which is now `size`, is symbolic; `is_parameter`: it is one of a parameter. Not
+        `on_cpu`, only if all are: kernels of GPUs that take sizes have not been run on enough GPUs yet."""
+        if self.is_fixed(path) or not (on_cpu or self.everywhere):
             return False
         if path in self._before:
             return True
