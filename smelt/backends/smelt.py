@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -23,6 +23,7 @@ from smelt.graph import inner
 from smelt.graph.at_sizes import depends_inside
 from smelt.graph.graph_function import Compiled
 from smelt.graph.ir import Graph, NumberSpec, TensorSpec
+from smelt.graph.sizes import Sym
 from smelt.graph.verify import verify as verify_graph
 from smelt.ops.aligned_products import align_products
 from smelt.ops.channels_last import relaid
@@ -167,7 +168,7 @@ def _instances(traced: Traced, config: Config) -> Callable[[Values], Instance]:
     # Generated products are tables of numbers.
     target = targets.maker(devices)(replace(config, native_gemm=False))
     if traced.joint is None:
-        loaded = _template(traced.aten_graph, frozenset(), config, target)
+        loaded = _template(traced.aten_graph, frozenset(), config, target, traced.sizes)
 
         def instance(values: Values) -> Instance:
             plan = loaded(values)
@@ -176,7 +177,7 @@ def _instances(traced: Traced, config: Config) -> Callable[[Values], Instance]:
         return instance
 
     def prepare(graph: Graph, given: frozenset[int]) -> Callable[[Values], _native.Plan]:
-        return _template(graph, given, config, target)
+        return _template(graph, given, config, target, traced.sizes)
 
     joint_at = joint_by_sizes(traced, traced.joint, config, prepare, devices)
     compile_graph = _some_compiled(config, devices)
@@ -213,11 +214,11 @@ def _some_compiled(config: Config, devices: set[torch.device]) -> CompileGraph:
 
 
 def _template(
-    graph: Graph, given: frozenset[int], config: Config, target: Target
+    graph: Graph, given: frozenset[int], config: Config, target: Target, sizes: Iterable[Sym]
 ) -> Callable[[Values], _native.Plan]:
-    """What makes the plans of a graph for given sizes; its code is compiled here."""
+    """What makes the plans of a graph for given `sizes`; its code is compiled here."""
     graph = inner.compiled(graph, lambda inside: _compile(inside, config, target))
-    schedule = replace(_scheduled(graph, config, target), given=given)
+    schedule = replace(_scheduled(graph, config, target, sizes), given=given)
     with _stage("codegen"):
         template = Template.of(schedule, target, _numbers(graph))
 
@@ -228,9 +229,9 @@ def _template(
     return loaded
 
 
-def _scheduled(graph: Graph, config: Config, target: Target) -> Schedule:
+def _scheduled(graph: Graph, config: Config, target: Target, sizes: Iterable[Sym] = ()) -> Schedule:
     if config.verify:
-        verify_graph(graph, functional=True)
+        verify_graph(graph, functional=True, sizes=sizes)
     with _stage("lower"):
         graph = in_pieces(align_products(graph, target.costs).graph, target.costs)
         program = lower(graph, target.costs)

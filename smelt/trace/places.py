@@ -95,14 +95,19 @@ def view_of(func: OpOverload, args: Args, kwargs: Kwargs) -> TensorSpec | None:
         return None
     if func is SELECT:
         first = _from_start(given["index"], shape[dim])
+        if isinstance(first, int) and isinstance(shape[dim], int) and not 0 <= first < shape[dim]:
+            return None  # the operator refuses it
         offset = source.offset + first * stride[dim]
         del shape[dim], stride[dim]
     else:
         n, step = shape[dim], given["step"]
-        first = 0 if given["start"] is None else _from_start(given["start"], n)
-        last = n if given["end"] is None else _from_start(given["end"], n)
         if type(step) is not int or step < 1:
             return None
+        first = 0 if given["start"] is None else _from_start(given["start"], n)
+        last = n if given["end"] is None else _from_start(given["end"], n)
+        if isinstance(n, int) and isinstance(first, int) and isinstance(last, int):
+            first, last, _ = slice(given["start"], given["end"]).indices(n)
+            last = max(first, last)
         offset = source.offset + first * stride[dim]
         shape[dim] = (last - first + (step - 1)) // step
         stride[dim] = stride[dim] * step

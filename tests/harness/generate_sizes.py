@@ -19,7 +19,24 @@ from tests.harness import sized_operators
 from tests.harness.generate import Choices
 from tests.harness.sized_values import NAMES, Dim, Value, dim
 
-SHAPES = ("p q", "q", "p", "p 1", "1 q", "p q r", "q p", "p q 4", "r q", "q r", "p p", "p 3 q", "", "4 q", "2 p 3 q", "r")
+SHAPES = (
+    "p q",
+    "q",
+    "p",
+    "p 1",
+    "1 q",
+    "p q r",
+    "q p",
+    "p q 4",
+    "r q",
+    "q r",
+    "p p",
+    "p 3 q",
+    "",
+    "4 q",
+    "2 p 3 q",
+    "r",
+)
 LEADING = ("p q", "p q r", "p q 4", "q p", "p 8", "p 4 q", "p")  # of the first input
 
 
@@ -100,7 +117,8 @@ class Writer:
 
     def _fits(self, made: Value | bool) -> bool:
         return not isinstance(made, Value) or (
-            len(made.dims) <= 5 and max(map(prod, zip(*(d.values for d in made.dims), strict=True)), default=1) <= 60_000
+            len(made.dims) <= 5
+            and max(map(prod, zip(*(d.values for d in made.dims), strict=True)), default=1) <= 60_000
         )
 
     def assign(self, made: Value) -> Value:

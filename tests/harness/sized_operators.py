@@ -48,6 +48,10 @@ def _signed(w: Writer, d: int, rank: int) -> int:
     return d - rank if w.chance(3) else d
 
 
+def _least(v: Value) -> int:
+    return min((d.least for d in v.dims), default=1)
+
+
 def _with(dims: tuple[Dim, ...], d: int, *new: Dim) -> tuple[Dim, ...]:
     return (*dims[:d], *new, *dims[d + 1 :])
 
@@ -64,9 +68,27 @@ def _bounded(text: str, kind: str) -> str:
 def unary(w: Writer) -> Value | None:
     if (v := w.value(*FLOATS)) is None:
         return None
-    exact = ["-{}", "{}.relu()", "{}.abs()", "{}.clone()", "{}.square().clamp(max=9)", "{} * 2 % 7", "F.hardtanh({}, -3, 3)"]
-    rough = ["{}.sin()", "torch.exp(-{}.abs())", "F.gelu({})", "{}.sigmoid()", "F.silu({})", "{} * 0.5", "{}.tanh()"]
-    made = w.one_of(exact if v.kind == "whole" and w.pick(3) else rough if v.kind == "rough" else exact + rough)
+    exact = [
+        "-{}",
+        "{}.relu()",
+        "{}.abs()",
+        "{}.clone()",
+        "{}.square().clamp(max=9)",
+        "{} * 2 % 7",
+        "F.hardtanh({}, -3, 3)",
+    ]
+    rough = [
+        "{}.sin()",
+        "torch.exp(-{}.abs())",
+        "F.gelu({})",
+        "{}.sigmoid()",
+        "F.silu({})",
+        "{} * 0.5",
+        "{}.tanh()",
+    ]
+    made = w.one_of(
+        exact if v.kind == "whole" and w.pick(3) else rough if v.kind == "rough" else exact + rough
+    )
     kind = v.kind if made in exact else "rough"
     return None if kind == "rough" and made in exact[1:] else Value(made.format(v.name), v.dims, kind)
 
@@ -75,7 +97,11 @@ def unary(w: Writer) -> Value | None:
 def binary(w: Writer) -> Value | None:
     if (a := w.value("whole", "rough", "index")) is None:
         return None
-    found = [(b, dims) for b in reversed(w.values) if b.kind != "mask" and (dims := broadcast(a.dims, b.dims)) is not None]
+    found = [
+        (b, dims)
+        for b in reversed(w.values)
+        if b.kind != "mask" and (dims := broadcast(a.dims, b.dims)) is not None
+    ]
     b, dims = w.one_of(found)
     if w.chance(2):
         a, b = b, a
@@ -95,14 +121,20 @@ def with_size(w: Writer) -> Value | None:
     size = w.size(w.one_of(d.dims))
     if w.chance(3):
         return Value(f"{v.name} / ({size} + 1)", v.dims, "rough")
-    return Value(_bounded(w.one_of(["{} + {}", "{} * {}", "{} - {} // 2"]).format(v.name, size), v.kind), v.dims, v.kind)
+    return Value(
+        _bounded(w.one_of(["{} + {}", "{} * {}", "{} - {} // 2"]).format(v.name, size), v.kind),
+        v.dims,
+        v.kind,
+    )
 
 
 @operator()
 def compare(w: Writer) -> Value | None:
     if (v := w.value(*EXACT)) is None:
         return None
-    return Value(w.one_of(["{} > 0", "{} == 1", "{} <= 2", "{} != {}.clone()"]).format(v.name, v.name), v.dims, "mask")
+    return Value(
+        w.one_of(["{} > 0", "{} == 1", "{} <= 2", "{} != {}.clone()"]).format(v.name, v.name), v.dims, "mask"
+    )
 
 
 @operator()
@@ -177,7 +209,12 @@ def merged(w: Writer) -> Value | None:
 @operator(3)
 def split_dimension(w: Writer) -> Value | None:
     """A product as its factors."""
-    found = [(v, d) for v in reversed(w.values) for d, size in enumerate(v.dims) if len(size.factors) > 1 or size.text in ("4", "8")]
+    found = [
+        (v, d)
+        for v in reversed(w.values)
+        for d, size in enumerate(v.dims)
+        if len(size.factors) > 1 or size.text in ("4", "8")
+    ]
     if not found:
         return None
     v, d = w.one_of(found)
@@ -281,13 +318,13 @@ def diagonal(w: Writer) -> Value | None:
     return Value(f"{v.name}.diagonal(0, {a}, {b})", (*v.dims[:a], new), v.kind)
 
 
-@operator()
+@operator(2)
 def windows(w: Writer) -> Value | None:
     if (v := w.value(rank=1)) is None:
         return None
     d = _axis(w, v)
     size = v.dims[d]
-    if size.least < 2:
+    if size.least < 2 and not w.chance(4):
         return None
     step = 1 + w.pick(2)
     new = of(f"({{}} - 2) // {step} + 1", size)
@@ -320,7 +357,9 @@ def piece(w: Writer) -> Value | None:
 
 @operator()
 def unbound(w: Writer) -> Value | None:
-    found = [(v, d) for v in w.values for d, size in enumerate(v.dims) if size.is_number and 1 < size.values[0] < 9]
+    found = [
+        (v, d) for v in w.values for d, size in enumerate(v.dims) if size.is_number and 1 < size.values[0] < 9
+    ]
     if not found:
         return None
     v, d = w.one_of(found)
@@ -341,7 +380,9 @@ def joined(w: Writer) -> Value | None:
         if b.kind == a.kind and len(b.dims) == len(a.dims) and _with(b.dims, d) == _with(a.dims, d)
     ]
     b = w.one_of(found)
-    return Value(f"torch.cat([{a.name}, {b.name}], {d})", _with(a.dims, d, of("{} + {}", a.dims[d], b.dims[d])), a.kind)
+    return Value(
+        f"torch.cat([{a.name}, {b.name}], {d})", _with(a.dims, d, of("{} + {}", a.dims[d], b.dims[d])), a.kind
+    )
 
 
 @operator()
@@ -359,7 +400,9 @@ def padded(w: Writer) -> Value | None:
         return None
     size = v.dims[-1]
     if w.chance(4):
-        return Value(f"F.pad({v.name}, ({w.size(size)}, 1))", (*v.dims[:-1], of("{0} + {0} + 1", size)), v.kind)
+        return Value(
+            f"F.pad({v.name}, ({w.size(size)}, 1))", (*v.dims[:-1], of("{0} + {0} + 1", size)), v.kind
+        )
     if len(v.dims) > 1 and w.chance(3):
         rows = v.dims[-2]
         return Value(f"F.pad({v.name}, (0, 0, 2, 1))", (*v.dims[:-2], of("{} + 3", rows), size), v.kind)
@@ -375,7 +418,9 @@ def repeated(w: Writer) -> Value | None:
         times = [dim("2") if k == d else dim("1") for k in range(len(v.dims))]
         new = product(dim("2"), v.dims[d])
         return Value(f"{v.name}.repeat({', '.join(t.text for t in times)})", _with(v.dims, d, new), v.kind)
-    return Value(f"{v.name}.repeat_interleave(2, {d})", _with(v.dims, d, product(v.dims[d], dim("2"))), v.kind)
+    return Value(
+        f"{v.name}.repeat_interleave(2, {d})", _with(v.dims, d, product(v.dims[d], dim("2"))), v.kind
+    )
 
 
 @operator()
@@ -383,7 +428,16 @@ def moved(w: Writer) -> Value | None:
     if (v := w.value(rank=1)) is None:
         return None
     d = _axis(w, v)
-    form = w.one_of([f"flip({d})", f"roll(1, {d})", f"roll(-2, {d})", "contiguous()", "clone()", f"roll({w.size(v.dims[d])} // 2, {d})"])
+    form = w.one_of(
+        [
+            f"flip({d})",
+            f"roll(1, {d})",
+            f"roll(-2, {d})",
+            "contiguous()",
+            "clone()",
+            f"roll({w.size(v.dims[d])} // 2, {d})",
+        ]
+    )
     return Value(f"{v.name}.{form}", v.dims, v.kind)
 
 
@@ -414,7 +468,9 @@ def gathered(w: Writer) -> Value | None:
     size = v.dims[d]
     text = w.size(size)
     rank = len(v.dims)
-    places = w.one_of([f"torch.arange({text})", f"torch.arange({text} - 1, -1, -1)", f"torch.arange({text}) // 2"])
+    places = w.one_of(
+        [f"torch.arange({text})", f"torch.arange({text} - 1, -1, -1)", f"torch.arange({text}) // 2"]
+    )
     form = w.pick(4)
     if form == 0:
         return Value(f"{v.name}.index_select({d}, {places})", v.dims, v.kind)
@@ -448,19 +504,27 @@ def scattered(w: Writer) -> Value | None:
     if form == 0:
         return Value(_bounded(f"{v.name}.index_add({d}, {places}, {v.name})", "whole"), v.dims, "whole")
     if form == 1:
-        return Value(f"torch.zeros_like({v.name}).index_add_({d}, {places}, {v.name}).clamp(-9, 9)", v.dims, "whole")
+        return Value(
+            f"torch.zeros_like({v.name}).index_add_({d}, {places}, {v.name}).clamp(-9, 9)", v.dims, "whole"
+        )
     if d:
         return None
-    return Value(f"{v.name}.index_put(({places},), {v.name} + 1, accumulate=True).clamp(-9, 9)", v.dims, "whole")
+    return Value(
+        f"{v.name}.index_put(({places},), {v.name} + 1, accumulate=True).clamp(-9, 9)", v.dims, "whole"
+    )
 
 
-@operator()
+@operator(2)
 def embedded(w: Writer) -> Value | None:
     i, table = w.value("index"), w.value(*FLOATS, rank=2)
-    if i is None or table is None or len(table.dims) != 2 or table.dims[0].least == 0 or len(i.dims) > 3:
+    if i is None or table is None or len(table.dims) != 2 or len(i.dims) > 3:
+        return None
+    if table.dims[0].least == 0 and not w.chance(3):
         return None
     size = w.size(table.dims[0])
-    return Value(f"F.embedding({i.name}.remainder({size}), {table.name})", (*i.dims, table.dims[1]), table.kind)
+    return Value(
+        f"F.embedding({i.name}.remainder({size}), {table.name})", (*i.dims, table.dims[1]), table.kind
+    )
 
 
 @operator()
@@ -523,8 +587,24 @@ def counted(w: Writer) -> Value | None:
         return None
     dims = _with(v.dims, d)
     if v.kind == "mask":
-        return Value(*w.one_of([(f"{v.name}.any({d})", dims, "mask"), (f"{v.name}.all({d})", dims, "mask"), (f"{v.name}.sum({d})", dims, "index")]))
-    return Value(*w.one_of([(f"{v.name}.argmax({d})", dims, "index"), (f"{v.name}.max({d})[0]", dims, v.kind), (f"{v.name}.min({d})[1]", dims, "index")]))
+        return Value(
+            *w.one_of(
+                [
+                    (f"{v.name}.any({d})", dims, "mask"),
+                    (f"{v.name}.all({d})", dims, "mask"),
+                    (f"{v.name}.sum({d})", dims, "index"),
+                ]
+            )
+        )
+    return Value(
+        *w.one_of(
+            [
+                (f"{v.name}.argmax({d})", dims, "index"),
+                (f"{v.name}.max({d})[0]", dims, v.kind),
+                (f"{v.name}.min({d})[1]", dims, "index"),
+            ]
+        )
+    )
 
 
 @operator()
@@ -542,7 +622,11 @@ def ordered(w: Writer) -> Value | None:
     d = _axis(w, v)
     if v.dims[d].least >= 2 and w.chance(2):
         return Value(f"{v.name}.topk(2, {d})[0]", _with(v.dims, d, dim("2")), v.kind)
-    return Value(f"{v.name}.sort(dim={d}, stable=True{w.one_of(['', ', descending=True'])})[{w.pick(1)}]", v.dims, v.kind)
+    return Value(
+        f"{v.name}.sort(dim={d}, stable=True{w.one_of(['', ', descending=True'])})[{w.pick(1)}]",
+        v.dims,
+        v.kind,
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- rows
@@ -568,10 +652,11 @@ def normalized(w: Writer) -> Value | None:
     forms = [f"F.normalize({v.name} + 0.5, dim=-1)"]
     if last.least > 0 or w.chance(8):
         forms += [f"F.layer_norm({v.name}, ({w.size(last)},){weight}, eps=0.1)"] * 2
-    if len(v.dims) > 1 and all(d.least > 0 for d in v.dims):
+    if len(v.dims) > 1 and (_least(v) > 0 or w.chance(3)):
         forms.append(f"F.group_norm({v.name}, 1, eps=0.1)")
-    if len(v.dims) == 3 and last.least > 1 and all(d.least > 0 for d in v.dims):
+    if len(v.dims) == 3 and (_least(v) > 1 or w.chance(2)):
         forms.append(f"F.instance_norm({v.name}, eps=0.1)")
+    if len(v.dims) in (2, 3) and (_least(v) > 1 or w.chance(3)):
         forms.append(f"F.batch_norm({v.name}, None, None, training=True, eps=0.1)")
     return Value(w.one_of(forms), v.dims, "rough")
 
@@ -602,7 +687,10 @@ def product_of(w: Writer) -> Value | None:
             options.append((f"{a.name} @ {b.name}", a.dims[:-1], kind))
         if len(b.dims) < 2:
             continue
-        for text, dims in ((b.name, b.dims), (f"{b.name}.transpose(-1, -2)", (*b.dims[:-2], b.dims[-1], b.dims[-2]))):
+        for text, dims in (
+            (b.name, b.dims),
+            (f"{b.name}.transpose(-1, -2)", (*b.dims[:-2], b.dims[-1], b.dims[-2])),
+        ):
             batch = broadcast(a.dims[:-2], dims[:-2])
             if batch is not None and a.dims[-1] == dims[-2]:
                 options.append((f"{a.name} @ {text}", (*batch, a.dims[-2], dims[-1]), kind))
@@ -624,7 +712,9 @@ def einsum(w: Writer) -> Value | None:
         text = f"torch.einsum('ij,kj->ki', {a.name}, {b.name})"
         return Value(_bounded(text, kind), (b.dims[0], a.dims[0]), kind)
     if a.dims[0] == b.dims[0]:
-        return Value(_bounded(f"torch.einsum('ij,ik->ijk', {a.name}, {b.name})", kind), (*a.dims, b.dims[1]), kind)
+        return Value(
+            _bounded(f"torch.einsum('ij,ik->ijk', {a.name}, {b.name})", kind), (*a.dims, b.dims[1]), kind
+        )
     return None
 
 
@@ -652,18 +742,20 @@ def outer(w: Writer) -> Value | None:
     return Value(_bounded(f"torch.outer({a.name}, {b.name})", kind), a.dims + b.dims, kind)
 
 
-@operator()
+@operator(2)
 def attention(w: Writer) -> Value | None:
-    if (v := w.value(*FLOATS, rank=3)) is None or v.dims[-1].least == 0 or v.dims[-2].least == 0:
+    if (v := w.value(*FLOATS, rank=3)) is None or (_least(v) == 0 and not w.chance(3)):
         return None
     causal = w.one_of(["", ", is_causal=True"])
-    return Value(f"F.scaled_dot_product_attention({v.name}, {v.name} * 0.5, {v.name}{causal})", v.dims, "rough")
+    return Value(
+        f"F.scaled_dot_product_attention({v.name}, {v.name} * 0.5, {v.name}{causal})", v.dims, "rough"
+    )
 
 
-@operator()
+@operator(2)
 def convolved(w: Writer) -> Value | None:
     """Windows along the last dimension, of one channel."""
-    if (v := w.value(*FLOATS, rank=1)) is None or v.dims[-1].least < 2:
+    if (v := w.value(*FLOATS, rank=1)) is None or (v.dims[-1].least < 2 and not w.chance(3)):
         return None
     size = v.dims[-1]
     rows = f"{v.name}.reshape({' * '.join(f'{v.name}.shape[{d}]' for d in range(len(v.dims) - 1)) or '1'}, 1, {w.size(size)})"
@@ -673,11 +765,15 @@ def convolved(w: Writer) -> Value | None:
             ("F.conv1d({}, torch.ones(2, 1, 2, dtype={}.dtype))", of("{} - 1", size), v.kind),
             ("F.avg_pool1d({}, 2)", of("{} // 2", size), "rough"),
             ("F.max_pool1d({}, 2, 1)", of("{} - 1", size), v.kind),
-            ("F.conv1d({}, torch.ones(3, 1, 3, dtype={}.dtype), stride=2, padding=1)", of("({} - 1) // 2 + 1", size), v.kind),
+            (
+                "F.conv1d({}, torch.ones(3, 1, 3, dtype={}.dtype), stride=2, padding=1)",
+                of("({} - 1) // 2 + 1", size),
+                v.kind,
+            ),
             ("F.interpolate({}, scale_factor=2.0)", of("{} * 2", size), v.kind),
         ]
     )
-    if total.least == 0 or ("max_pool" in form and v.kind == "rough"):
+    if (total.least == 0 and w.pick(4) == 0) or ("max_pool" in form and v.kind == "rough"):
         return None
     channels = dim("2" if "2, 1, 2" in form else "3" if "3, 1, 3" in form else "1")
     text = form.format(rows, v.name)
@@ -772,7 +868,16 @@ def by_size(w: Writer) -> Value | None:
     if v is None or other is None:
         return None
     a, b = w.size(w.one_of(v.dims)), w.size(w.one_of(other.dims))
-    condition = w.one_of([f"{a} > 4", f"{a} == {b}", f"{a} % 2 == 0", f"{a} < {b}", f"{v.name}.numel() > 100", f"{v.name}.is_contiguous()"])
+    condition = w.one_of(
+        [
+            f"{a} > 4",
+            f"{a} == {b}",
+            f"{a} % 2 == 0",
+            f"{a} < {b}",
+            f"{v.name}.numel() > 100",
+            f"{v.name}.is_contiguous()",
+        ]
+    )
     then, otherwise = ("{}", "-{}") if v.kind == "whole" else ("{}.sin()", "{} * 0.5")
     return Value(f"{then.format(v.name)} if {condition} else {otherwise.format(v.name)}", v.dims, v.kind)
 
@@ -782,5 +887,7 @@ def looped(w: Writer) -> Value | None:
     if (v := w.value("whole", rank=1)) is None:
         return None
     d = _axis(w, v)
-    w.lines.append(f"parts = [part * k for k, part in enumerate(torch.split({v.name}, {w.size(v.dims[d])} // 2 + 1, {d}))]")
+    w.lines.append(
+        f"parts = [part * k for k, part in enumerate(torch.split({v.name}, {w.size(v.dims[d])} // 2 + 1, {d}))]"
+    )
     return Value(f"torch.cat(parts, {d})", v.dims, v.kind)

@@ -33,9 +33,7 @@ class Dim:
 @cache
 def dim(text: str, factors: tuple[Dim, ...] = ()) -> Dim:
     """The size that an expression is."""
-    values = tuple(
-        int(eval(text, {"max": max, "min": min}, dict(zip(NAMES, probe)))) for probe in PROBES
-    )
+    values = tuple(int(eval(text, {"max": max, "min": min}, dict(zip(NAMES, probe)))) for probe in PROBES)
     if len(set(values)) == 1:
         text = str(values[0])
     return Dim(text, values, factors)
