@@ -8,6 +8,10 @@ aten = torch.ops.aten
 
 SLICE = aten.slice.Tensor
 SELECT = aten.select.int
+SPLIT = aten.split.Tensor
+SPLIT_WITH_SIZES = aten.split_with_sizes.default
+DIAGONAL = aten.diagonal.default
+UNFOLD = aten.unfold.default
 EMPTY_LIKE = aten.empty_like.default
 
 # They take a range of places (`start`, `end`) or one place (`index`) along `dim`.

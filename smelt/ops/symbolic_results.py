@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from smelt.graph.assignments import (
     Candidates,
     at,
     candidates_of,
+    levels_for,
     products,
     spec_at,
     syms_of,
@@ -52,6 +54,9 @@ _DIVIDING = (
     "split",
     "slice",
 )
+# Sizes must be at least those of their windows, and are where their results have sizes of at least 2: they are tried with
+# larger numbers, if they refuse small ones.
+_WINDOWS = ("conv", "pool")
 # What these do is right, or an error under every assignment, for all sizes from 2 on. Of all others the
 # sizes are required to lie between the smallest and the largest that were tried (`tried_sizes`).
 _SAFE_CLASSES = (
@@ -76,7 +81,7 @@ floor_divide remainder rsub special_expm1 hardshrink_backward softshrink_backwar
 mse_loss mse_loss_backward huber_loss huber_loss_backward smooth_l1_loss smooth_l1_loss_backward l1_loss linalg_vector_norm
 nll_loss2d_forward nll_loss2d_backward normal_functional exponential uniform random randint randint_like zero
 upsample_nearest2d_backward upsample_bilinear2d_backward
-index_add index_fill new_zeros new_ones new_empty new_full new_empty_strided
+unfold index_add index_fill new_zeros new_ones new_empty new_full new_empty_strided
 """
 _SAFE = frozenset(_SAFE_NAMES.split())
 
@@ -87,7 +92,8 @@ def tried_sizes(func: OpOverload, args: Sequence[Any], syms: frozenset[Sym]) -> 
     if _is_safe(func, args):
         return {}
     last = HUGE if _may_be_huge(func) else COUNT - 1
-    return {s: (min(values_of(s)), at(s, last)) for s in syms}
+    level = _levels(args)[0]
+    return {s: (min(values_of(s, level)), at(s, last, level)) for s in syms}
 
 
 def _may_be_huge(func: OpOverload) -> bool:
@@ -150,7 +156,33 @@ def results(
 
     Raises NeedsFixedSize, or NotImplementedError where it has no shape function.
     """
-    asked = _Asked(func, args, kwargs, device, spec_of)
+    levels = _levels(args)
+    if not any(part in func._schema.name for part in _WINDOWS):
+        levels = levels[:1]
+    for level in levels[:-1]:
+        try:
+            return _results_at(level, func, args, kwargs, device, spec_of)
+        except NeedsFixedSize:
+            continue
+    return _results_at(levels[-1], func, args, kwargs, device, spec_of)
+
+
+def _levels(args: Sequence[Any]) -> Sequence[int]:
+    """The levels of numbers (`graph/assignments.py`) at which sizes are as they may be at run time."""
+    found = list(_leaves(args))
+    specs = [leaf.spec for leaf in found if isinstance(getattr(leaf, "spec", None), TensorSpec)]
+    return levels_for(specs, [leaf for leaf in found if isinstance(leaf, Expr)])
+
+
+def _results_at(
+    level: int,
+    func: OpOverload,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    device: torch.device,
+    spec_of: Callable[[Any], TensorSpec | None],
+) -> Any:
+    asked = _Asked(func, args, kwargs, device, spec_of, level)
     syms, specs, sizes = asked.syms, asked.specs, asked.sizes
     answers, given = [], []
     for k in range(COUNT):
@@ -167,7 +199,7 @@ def results(
         return written[0] if len(written) == 1 else written
     name = func._schema.name.removeprefix("aten::")
     sizes += quotients(func, dict(zip(effects(func).names, args)) | kwargs, spec_of)
-    found = _Fit(name, candidates_of(specs, sizes), syms, device, given).tree(answers)
+    found = _Fit(name, candidates_of(specs, sizes, level), syms, device, given, level).tree(answers)
     if device.type == "cpu" and _may_be_huge(func) and not _is_safe(func, args):
         out, _ = asked.answer(HUGE)
         if not _fits(found, out):
@@ -238,9 +270,10 @@ class _Asked:
         kwargs: dict[str, Any],
         device: torch.device,
         spec_of: Callable[[Any], TensorSpec | None],
+        level: int,
     ) -> None:
         self.func, self.args, self.kwargs = func, args, kwargs
-        self.device, self.spec_of = device, spec_of
+        self.device, self.spec_of, self.level = device, spec_of, level
         leaves = list(_leaves((args, kwargs)))
         self.syms = symbols_in(leaves, spec_of)
         self.specs = [s for leaf in leaves if (s := spec_of(leaf)) is not None]
@@ -259,11 +292,11 @@ class _Asked:
         def number(value: Any) -> Any:
             spec = self.spec_of(value)
             if spec is not None:
-                meta = empty_like_spec(spec_at(spec, k), _META)
+                meta = empty_like_spec(spec_at(spec, k, self.level), _META)
                 back[id(meta)] = meta, value
                 return meta
             if isinstance(value, Expr):
-                return at(value, k)
+                return at(value, k, self.level)
             if isinstance(value, (list, tuple)):
                 return [number(v) for v in value]
             return value
@@ -289,7 +322,8 @@ def _by_rule(asked: _Asked, out: Any) -> TensorSpec | None:
         return None
     shape, stride, offset = layout
     said = out.size(), out.stride(), out.storage_offset()
-    if (tuple(at(n, 0) for n in shape), tuple(at(n, 0) for n in stride), at(offset, 0)) != said:
+    first = partial(at, k=0, level=asked.level)
+    if (tuple(map(first, shape)), tuple(map(first, stride)), first(offset)) != said:
         return None
     return make_spec(shape, stride, out.dtype, asked.device, offset)
 
@@ -315,12 +349,14 @@ class _Fit:
         syms: frozenset[Sym],
         device: torch.device,
         given: Sequence[dict[int, tuple[torch.Tensor, Any]]],
+        level: int,
     ) -> None:
         self.name = name
         self.candidates = candidates
         self.syms = syms
         self.device = device
         self.given = given
+        self.level = level
         self.combined = not any(part in name for part in _DIVIDING)
 
     def tree(self, answers: Sequence[Any]) -> Any:
@@ -357,9 +393,9 @@ class _Fit:
 
     def strides(self, shape: tuple[Size, ...], values: Sequence[tuple[int, ...]]) -> tuple[Size, ...]:
         dense = contiguous_stride(shape)
-        if all(at(n, k) == v[k] for n, v in zip(dense, values) for k in range(COUNT)):
+        if all(at(n, k, self.level) == v[k] for n, v in zip(dense, values) for k in range(COUNT)):
             return dense
-        of_shape = Candidates(products(shape))
+        of_shape = Candidates(products(shape), self.level)
         found = []
         for stride in values:
             made = of_shape.fit(stride, combined=False)

@@ -20,7 +20,7 @@ from smelt.trace.fake import FakeTensor, fakes_in
 from smelt.trace.inputs import Inputs
 from smelt.trace.known_values import KnownValues
 from smelt.trace.number_inputs import NumberInputs, with_sizes
-from smelt.trace.places import in_range
+from smelt.trace.places import in_range, with_known_pieces
 from smelt.trace.symbols import PLAIN_TYPE, SYMBOLIC, hint
 from smelt.trace.tape import Tape
 from smelt.trace.writes import Writes
@@ -56,6 +56,7 @@ class OperatorRecorder:
         if symbols is not None and symbols.hints:
             args, kwargs = with_sizes(func, args, kwargs)
             args, kwargs = in_range(symbols, func, args, kwargs)
+            func, args, kwargs = with_known_pieces(symbols, func, args, kwargs)
         key: list[Any] = [func]
         nodes: list[Any] = []
         for a in args:

@@ -1,15 +1,19 @@
-"""Views of one place or of a range of places of a symbolic size: comparisons, which are guards, decide which are there.
+"""Views of one place, of a range of places or of pieces of a symbolic size: comparisons, which are guards, decide which are
+there.
 
 What eager clamps to the size, or counts from the end, is then a plain size from 0 on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from smelt.errors import NeedsFixedSize
+from smelt.graph.assignments import syms_of
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import INFINITE, Expr, Size, free_syms
 from smelt.graph.specs import make_spec
-from smelt.ops.sized_arguments import PLACES, RANGES, SELECT, SLICE
+from smelt.ops.sized_arguments import DIAGONAL, PLACES, RANGES, SELECT, SLICE, SPLIT, SPLIT_WITH_SIZES, UNFOLD
 from smelt.torch_private import OpOverload
 from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.fake import FakeTensor
@@ -43,6 +47,28 @@ def in_range(symbols: Symbols, func: OpOverload, args: Args, kwargs: Kwargs) -> 
         given["index"] = index if isinstance(index, int) else place
         return tuple(given.values()), {}
     return args, kwargs
+
+
+def with_known_pieces(
+    symbols: Symbols, func: OpOverload, args: Args, kwargs: Kwargs
+) -> tuple[OpOverload, Args, Kwargs]:
+    """A split into pieces of one size as one into pieces of given sizes: their number is what it is in this call."""
+    if func is not SPLIT:
+        return func, args, kwargs
+    given = _arguments(func, args, kwargs)
+    n, size = _size(given), given["split_size"]
+    if not isinstance(size, Expr) and not syms_of(given["self"].spec):
+        return func, args, kwargs
+    if size == 1 and isinstance(n, Expr):
+        raise NeedsFixedSize(f"pieces of one row of {n}", free_syms(n))
+    if symbols.compare("lt", size, 1):
+        return func, args, kwargs  # the operator refuses it, or gives one piece of nothing
+    whole, part = (symbols.of_size(v).value if isinstance(v, Expr) else v for v in (n, size))
+    count = max(1, -(-whole // part))
+    last = n - size * (count - 1)
+    if symbols.compare("lt", last, 1) or symbols.compare("gt", last, size):
+        raise NeedsFixedSize(f"pieces of {size} of {n}", free_syms(n) | free_syms(size))
+    return SPLIT_WITH_SIZES, (given["self"], [size] * (count - 1) + [last], given["dim"]), {}
 
 
 def _arguments(func: OpOverload, args: Args, kwargs: Kwargs) -> Kwargs:
@@ -83,35 +109,101 @@ def _is_kept(given: Size | None, place: Size, n: Size) -> bool:
     return given == place or (given < 0 and given + n == place) or (given >= INFINITE and place == n)
 
 
-def view_of(func: OpOverload, args: Args, kwargs: Kwargs) -> TensorSpec | None:
-    """What a slice or a selection gives for arguments that `in_range` gave; None for any other operator."""
-    if func not in (SLICE, SELECT):
+def view_of(func: OpOverload, args: Args, kwargs: Kwargs) -> TensorSpec | list[TensorSpec] | None:
+    """What a slice, a selection, pieces or windows are for arguments that `in_range` gave; None for any other operator, and
+    where it is not known, or refused."""
+    if func is DIAGONAL:
+        return _diagonal(_arguments(func, args, kwargs))
+    rule = _RULES.get(func)
+    if rule is None:
         return None
     given = _arguments(func, args, kwargs)
-    source = given["self"].spec
-    shape, stride = list(source.shape), list(source.stride)
-    dim = given["dim"] % len(shape) if -len(shape) <= given["dim"] < len(shape) else None
-    if dim is None:
+    source, dim = given["self"].spec, given.get("dim", given.get("dimension"))
+    rank = len(source.shape)
+    return rule(source, dim % rank, given) if -rank <= dim < rank else None
+
+
+def _selected(source: TensorSpec, dim: int, given: Kwargs) -> TensorSpec | None:
+    n, stride = source.shape[dim], source.stride[dim]
+    place = _from_start(given["index"], n)
+    if isinstance(place, int) and isinstance(n, int) and not 0 <= place < n:
         return None
-    if func is SELECT:
-        first = _from_start(given["index"], shape[dim])
-        if isinstance(first, int) and isinstance(shape[dim], int) and not 0 <= first < shape[dim]:
-            return None  # the operator refuses it
-        offset = source.offset + first * stride[dim]
-        del shape[dim], stride[dim]
-    else:
-        n, step = shape[dim], given["step"]
-        if type(step) is not int or step < 1:
-            return None
-        first = 0 if given["start"] is None else _from_start(given["start"], n)
-        last = n if given["end"] is None else _from_start(given["end"], n)
-        if isinstance(n, int) and isinstance(first, int) and isinstance(last, int):
-            first, last, _ = slice(given["start"], given["end"]).indices(n)
-            last = max(first, last)
-        offset = source.offset + first * stride[dim]
-        shape[dim] = (last - first + (step - 1)) // step
-        stride[dim] = stride[dim] * step
-    return make_spec(tuple(shape), tuple(stride), source.dtype, source.device, offset)
+    return _changed(source, dim, (), (), place * stride)
+
+
+def _sliced(source: TensorSpec, dim: int, given: Kwargs) -> TensorSpec | None:
+    n, stride, step = source.shape[dim], source.stride[dim], given["step"]
+    if type(step) is not int or step < 1:
+        return None
+    first = 0 if given["start"] is None else _from_start(given["start"], n)
+    last = n if given["end"] is None else _from_start(given["end"], n)
+    if isinstance(n, int) and isinstance(first, int) and isinstance(last, int):
+        first, last, _ = slice(given["start"], given["end"]).indices(n)
+        last = max(first, last)
+    return _changed(source, dim, ((last - first + (step - 1)) // step,), (stride * step,), first * stride)
+
+
+def _pieces(source: TensorSpec, dim: int, given: Kwargs) -> list[TensorSpec] | None:
+    n, stride, sizes = source.shape[dim], source.stride[dim], given["split_sizes"]
+    total: Size = 0
+    found = []
+    for size in sizes:
+        found.append(_changed(source, dim, (size,), (stride,), total * stride))
+        total = total + size
+    refused = total != n or any(isinstance(size, int) and size < 0 for size in sizes)
+    return None if refused else found
+
+
+def _windows(source: TensorSpec, dim: int, given: Kwargs) -> TensorSpec | None:
+    n, stride, size, step = source.shape[dim], source.stride[dim], given["size"], given["step"]
+    if type(size) is not int or type(step) is not int or size < 0 or step < 1:
+        return None
+    if isinstance(n, int) and n < size:
+        return None
+    made = _changed(source, dim, ((n - size) // step + 1,), (stride * step,), 0)
+    return make_spec((*made.shape, size), (*made.stride, stride), made.dtype, made.device, made.offset)
+
+
+def _diagonal(given: Kwargs) -> TensorSpec | None:
+    """Of a square, whose diagonals are shorter by their distance."""
+    source, offset = given["self"].spec, given["offset"]
+    rank = len(source.shape)
+    if not all(-rank <= given[name] < rank for name in ("dim1", "dim2")):
+        return None
+    dims = [given[name] % rank for name in ("dim1", "dim2")]
+    rows, columns = (source.shape[d] for d in dims)
+    if rows != columns or dims[0] == dims[1] or (isinstance(rows, int) and abs(offset) > rows):
+        return None
+    down, right = (source.stride[d] for d in dims)
+    left = [d for d in range(rank) if d not in dims]
+    return make_spec(
+        (*(source.shape[d] for d in left), rows - abs(offset)),
+        (*(source.stride[d] for d in left), down + right),
+        source.dtype,
+        source.device,
+        source.offset + (offset * right if offset > 0 else -offset * down),
+    )
+
+
+_RULES: dict[OpOverload, Callable[[TensorSpec, int, Kwargs], TensorSpec | list[TensorSpec] | None]] = {
+    SELECT: _selected,
+    SLICE: _sliced,
+    SPLIT_WITH_SIZES: _pieces,
+    UNFOLD: _windows,
+}
+
+
+def _changed(
+    source: TensorSpec, dim: int, shape: tuple[Size, ...], stride: tuple[Size, ...], skipped: Size
+) -> TensorSpec:
+    """A view with other sizes and strides in the place of those of `dim`, from `skipped` elements on."""
+    return make_spec(
+        (*source.shape[:dim], *shape, *source.shape[dim + 1 :]),
+        (*source.stride[:dim], *stride, *source.stride[dim + 1 :]),
+        source.dtype,
+        source.device,
+        source.offset + skipped,
+    )
 
 
 def _from_start(place: Size, n: Size) -> Size:
