@@ -292,7 +292,8 @@ def test_inputs_laid_out_otherwise_are_refused(make):
 
 def test_inputs_of_which_only_a_size_is_used_stay():
     _, traced = trace(lambda x, y: y.new_ones(x.size(1), 2), matrix(5, 6) + matrix(3, 4), symbolic=BOTH)
-    (place,) = traced.sizes.values()
+    assert set(traced.sizes) == {Sym("s0", 2), Sym("s1", 2)}  # all that are in the input's spec
+    place = traced.sizes[Sym("s1", 2)]
     assert (place.dim, place.hint) == (1, 6)
     assert tuple(traced.inputs[place.input].spec.shape) == (Sym("s0", 2), Sym("s1", 2))
     assert traced.aten_graph.output.spec[0].shape == (Sym("s1", 2), 2)
