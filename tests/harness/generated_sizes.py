@@ -19,6 +19,7 @@ import torch
 
 import smelt
 from smelt import events
+from smelt.errors import NeedsFixedSize
 from smelt.report.inspect import entries, reasons
 from tests.harness.agreement import Observed, failure_of, observe
 from tests.harness.generate import Choices, Replayed, Seeded, shrink
@@ -189,24 +190,28 @@ def _strides(t: torch.Tensor, path: str) -> list[int]:
 
 @dataclass
 class Outcome:
-    """`problem`: the first difference, or failure of smelt. `entries`: of the function. `eager`: why calls ran eagerly.
-    `fixed`: why captures began again without some symbols."""
+    """`problem`: the first difference, failure of smelt, or call that ran eagerly without a reason. `entries`: of the function.
+    `eager`: why calls ran eagerly, or graphs broke. `fixed`: why captures began again without some symbols. `raised`: calls
+    that raised in eager."""
 
     problem: str | None = None
     entries: int = 0
-    graphs: int = 0
     eager: list[str] = field(default_factory=list)
     fixed: list[str] = field(default_factory=list)
     raised: int = 0
 
 
 class _Heard(logging.Handler):
+    """What is said of captures that began again since sizes had to be numbers."""
+
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
         self.texts: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
+        error = record.args[0] if isinstance(record.args, tuple) and record.args else None
+        if isinstance(error, NeedsFixedSize):
+            self.texts.append(error.reason.detail)
 
 
 def outcome_of(
@@ -242,9 +247,17 @@ def _compare(
         warnings.simplefilter("ignore")
         for number, call in enumerate(calls):
             want = _run(fn, program, call)
-            got = _run(compiled, program, call)
+            seen: set[str] = set()
+            with events.subscribed(lambda event, seen=seen: seen.add(event.kind)):  # type: ignore[misc]
+                got = _run(compiled, program, call)
             made.raised += want.observed.error is not None
             problem = _difference(got, want)
+            if (
+                problem is None
+                and "capture-start" in seen
+                and seen.isdisjoint({"entry-installed", "fallback"})
+            ):
+                problem = "it ran eagerly without a reason"
             if problem is not None:
                 return f"call {number} ({call}): {problem}"
     made.entries = len(entries(compiled))
