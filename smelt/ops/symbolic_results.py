@@ -106,6 +106,13 @@ def _is_safe(func: OpOverload, args: Sequence[Any]) -> bool:
         shape = args[0].spec.shape
         dim = args[2] if len(args) > 2 else 0
         return -len(shape) <= dim < len(shape) and isinstance(shape[dim], int)
+    if name == "diagonal":  # of another the shorter dimension decides
+        shape, dims = args[0].spec.shape, args[2:4] or (0, 1)
+        return (
+            len(dims) == 2
+            and all(-len(shape) <= d < len(shape) for d in dims)
+            and shape[dims[0]] == shape[dims[1]]
+        )
     if name in ("gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce"):
         return _covers(*args[:4])
     if torch.Tag.pointwise in func.tags or row(func).recompute in _SAFE_CLASSES:

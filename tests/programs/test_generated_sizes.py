@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 
 import smelt
+from smelt import events
+from smelt.report.inspect import entries
 from tests.harness.agreement import check_no_failure, same
 from tests.harness.generate import Seeded
 from tests.harness.generate_sizes import SizedOptions, write_sized_program
@@ -83,6 +85,55 @@ def test_a_row_that_is_not_there_is_an_error(first: int) -> None:
         else:
             with pytest.raises(IndexError, match="out of bounds"):
                 compiled(torch.ones(p, q))
+    check_no_failure(compiled)
+
+
+@pytest.mark.parametrize("write", ["add_", "copy_"])
+def test_what_overlaps_at_some_sizes_is_an_error_there(write: str) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+        getattr(y[:2], write)(y[-3:-1])
+        return y
+
+    compiled = smelt.compile(f, dynamic=True)
+    for p in (11, 4, 5, 12, 3, 4, 30):
+        x = torch.arange(float(p * 3)).reshape(p, 3)
+        try:
+            want = f(x)
+        except RuntimeError as error:
+            with pytest.raises(RuntimeError, match="single memory location"):
+                compiled(x)
+            assert p == 4, error
+        else:
+            same(compiled(x), want)
+    check_no_failure(compiled)
+
+
+PLACES: dict[str, Program] = {
+    "a row": lambda x: x[3] * 2,
+    "a row from the end": lambda x: x[-3] * 2,
+    "rows": lambda x: (x * 2)[3:].sum(0),
+    "rows from the end": lambda x: (x * 2)[-3:].sum(0),
+    "a row is written": lambda x: torch.select_scatter(x, x[0] * 0, 0, 3),
+    "halves": lambda x: [half + 1 for half in x.chunk(2)],
+    "windows": lambda x: x.unfold(0, 3, 2).sum(-1),
+    "a diagonal": lambda x: (x @ x.t()).diagonal(1) * 2,
+    "padded by a size": lambda x: torch.nn.functional.pad(x, (0, x.shape[0])),
+    "columns beyond the fifth": lambda x: torch.cat([x, x, x], 1)[:, 5:] * 2,
+    "pooled twice": lambda x: F.max_pool2d(F.avg_pool2d(x.repeat(8, 8)[None], 4), 4),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_one_code_for_all_sizes(name: str) -> None:
+    f = PLACES[name]
+    compiled = smelt.compile(f, dynamic=True)
+    stages: list[str] = []
+    with events.subscribed(lambda event: stages.append(event.name)):
+        for p, q in ((9, 7), (8, 6), (30, 5), (12, 12), (7, 9)):
+            x = torch.arange(float(p * q)).reshape(p, q)
+            same(compiled(x), f(x), f"{p}, {q}")
+    assert stages.count("lower") == len(entries(compiled)) <= 2  # of equal sizes and of others
     check_no_failure(compiled)
 
 
