@@ -117,8 +117,8 @@ def report(found: Found, command: str) -> str:
         f"{torch.__version__}, CPython {platform.python_version()}. Command: `{command}`; the programs come from "
         "tests/harness/generate_sizes.py.",
         "",
-        f"{ran} programs, each compiled with `dynamic=True` and called with {CALLS} sets of sizes (0, 1, equal and prime ones "
-        f"among them); {found.raised} of the calls raise in eager. {len(found.different)} differ from eager.",
+        f"{ran} programs, each compiled with `dynamic=True` and called with {CALLS} sets of sizes (0, 1, equal and prime "
+        f"ones among them); {found.raised} of the calls raise in eager. {len(found.different)} differ from eager.",
         "",
         "| programs | number | entries: 1 | 2 | 3 | 4 | 5 | 6 | none |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",

@@ -99,8 +99,8 @@ def spec_at(spec: TensorSpec, k: int, level: int = 0) -> TensorSpec:
 
 
 def levels_for(specs: Iterable[TensorSpec], arguments: Iterable[Size] = ()) -> Sequence[int]:
-    """The levels at which all symbolic sizes of tensors are at least 2, as they are at run time, and no argument is negative,
-    if there is such a level."""
+    """The levels at which all symbolic sizes of tensors are at least 2, as they are at run time, and no argument is
+    negative, if there is such a level."""
     sizes = {size for spec in specs for size in spec.shape if isinstance(size, Expr)}
     fitting = [level for level in LEVELS if all(min(values_of(size, level)) > 1 for size in sizes)] or [0]
     given = list(arguments)

@@ -97,8 +97,8 @@ def _symbols_there(parts: TraceParts, used: Container[Node | None], graph: Graph
 def _sized(
     parts: TraceParts, used: Container[Node | None], there: set[Sym]
 ) -> dict[Sym, tuple[FakeTensor, SizeSource]]:
-    """For each symbol of `there`, an input in which it is found, and where: a used input, if one has the symbol. An input that
-    is there for one symbol has others, too, which are added to `there`."""
+    """For each symbol of `there`, an input in which it is found, and where: a used input, if one has the symbol. An input
+    that is there for one symbol has others, too, which are added to `there`."""
     found: dict[Sym, tuple[FakeTensor, SizeSource]] = {}
     left = list(there)
     while left:

@@ -29,8 +29,8 @@ def _overlaps_itself(spec: TensorSpec) -> bool:
 
 
 def partly_overlap(a: TensorSpec, b: TensorSpec, symbols: Symbols | None = None) -> bool:
-    """Whether two tensors on one storage share some elements, but are not the same. Of symbolic sizes it is required that one
-    ends before the other begins, if so it is in this call.
+    """Whether two tensors on one storage share some elements, but are not the same. Of symbolic sizes it is required that
+    one ends before the other begins, if so it is in this call.
 
     Eager refuses where both are dense; what it gives where one is not depends on the order in which it visits the elements.
     """

@@ -1,7 +1,8 @@
 """Random programs that are valid for all sizes of their inputs, as source text.
 
-`write_sized_program(choices)` gives a `SizedProgram`: a module with a function `program(x, y, ...)` that computes with tensors
-in terms of its inputs' sizes `p`, `q` and `r`, and what its inputs are. Everything random is a `pick`, as in generate.py.
+`write_sized_program(choices)` gives a `SizedProgram`: a module with a function `program(x, y, ...)` that computes with
+tensors in terms of its inputs' sizes `p`, `q` and `r`, and what its inputs are. Everything random is a `pick`, as in
+generate.py.
 
 The shape of each variable is known as expressions (`Dim`), which are equal if they are at all of `PROBES`: ordinary sizes,
 0, 1 and equal ones. Values are of kinds: "whole" (floats that are small whole numbers, exact in any order), "rough" (other

@@ -1,5 +1,5 @@
-"""Runs a program that is valid for all sizes, eager and compiled with `dynamic=True`, at several sets of sizes, and says where
-they differ.
+"""Runs a program that is valid for all sizes, eager and compiled with `dynamic=True`, at several sets of sizes, and says
+where they differ.
 
 A call has sizes for `p`, `q` and `r`, among them 0, 1, equal and prime ones, and a way for each input to lie in memory:
 with its dimensions in any order, a part of something larger, expanded.
@@ -172,7 +172,8 @@ def _unlike(got: Any, want: Any, path: str) -> str | None:
         if getattr(got, what) != getattr(want, what):
             return f"{path}: {what} {getattr(got, what)}, eager {getattr(want, what)}"
     if _strides(got, path) != _strides(want, path) or got.storage_offset() != want.storage_offset():
-        return f"{path}: strides {got.stride()} from {got.storage_offset()}, eager {want.stride()} from {want.storage_offset()}"
+        lies = [f"strides {t.stride()} from {t.storage_offset()}" for t in (got, want)]
+        return f"{path}: {lies[0]}, eager {lies[1]}"
     if not want.is_floating_point():
         return None if torch.equal(got, want) else f"{path}: other numbers"
     finite = want.detach()[want.detach().isfinite()].abs()
@@ -190,9 +191,9 @@ def _strides(t: torch.Tensor, path: str) -> list[int]:
 
 @dataclass
 class Outcome:
-    """`problem`: the first difference, failure of smelt, or call that ran eagerly without a reason. `entries`: of the function.
-    `eager`: why calls ran eagerly, or graphs broke. `fixed`: why captures began again without some symbols. `raised`: calls
-    that raised in eager."""
+    """`problem`: the first difference, failure of smelt, or call that ran eagerly without a reason. `entries`: of the
+    function. `eager`: why calls ran eagerly, or graphs broke. `fixed`: why captures began again without some symbols.
+    `raised`: calls that raised in eager."""
 
     problem: str | None = None
     entries: int = 0

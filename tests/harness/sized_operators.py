@@ -234,7 +234,7 @@ def split_dimension(w: Writer) -> Value | None:
     dims = _with(v.dims, d, *parts)
     if w.chance(2):
         return Value(f"{v.name}.unflatten({d}, ({', '.join(texts)}))", dims, v.kind)
-    if any("-1" == t for t in texts) and any(x.least == 0 for x in dims):
+    if any(t == "-1" for t in texts) and any(x.least == 0 for x in dims):
         return None
     every = [*map(w.size, v.dims[:d]), *texts, *map(w.size, v.dims[d + 1 :])]
     return Value(f"{v.name}.reshape({', '.join(every)})", dims, v.kind)
@@ -758,7 +758,8 @@ def convolved(w: Writer) -> Value | None:
     if (v := w.value(*FLOATS, rank=1)) is None or (v.dims[-1].least < 2 and not w.chance(3)):
         return None
     size = v.dims[-1]
-    rows = f"{v.name}.reshape({' * '.join(f'{v.name}.shape[{d}]' for d in range(len(v.dims) - 1)) or '1'}, 1, {w.size(size)})"
+    count = " * ".join(f"{v.name}.shape[{d}]" for d in range(len(v.dims) - 1))
+    rows = f"{v.name}.reshape({count or '1'}, 1, {w.size(size)})"
     total = product(*v.dims[:-1])
     form, new, kind = w.one_of(
         [

@@ -44,8 +44,9 @@ def test_programs_are_valid_and_various() -> None:
         compile(source, "program", "exec")
     bodies = "\n".join(sources)
     for text in (
-        ".reshape(", ".unflatten(", ".expand(", "torch.cat(", "F.pad(", " @ ", "softmax(", "F.layer_norm(", ".cumsum(", ".gather(",
-        ".index_put(", ".add_(", "+= 2", ".sort(", " if ", "torch.arange(", "F.cross_entropy(", "F.conv1d(", "F.one_hot(",
+        ".reshape(", ".unflatten(", ".expand(", "torch.cat(", "F.pad(", " @ ", "softmax(", "F.layer_norm(", ".cumsum(",
+        ".gather(", ".index_put(",
+        ".add_(", "+= 2", ".sort(", " if ", "torch.arange(", "F.cross_entropy(", "F.conv1d(", "F.one_hot(",
         ".unfold(", ".diagonal(", "F.dropout(", "F.scaled_dot_product_attention(", ".batch_norm(",
     ):  # fmt: skip
         assert bodies.count(text) > 10, text
