@@ -22,14 +22,13 @@ from smelt.graph.assignments import (
     candidates_of,
     levels_for,
     products,
-    spec_at,
     syms_of,
     values_of,
 )
 from smelt.graph.effects import effects
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Expr, Size, Sym, contiguous_stride, free_syms, subs
-from smelt.graph.specs import empty_like_spec, make_spec, with_sizes
+from smelt.graph.sizes import Expr, Size, Sym, contiguous_stride, evaluate, free_syms, subs
+from smelt.graph.specs import at_numbers, empty_like_spec, make_spec, with_sizes
 from smelt.ops.known_layouts import known_layout
 from smelt.ops.layouts import Accepted, not_tried, on_metas
 from smelt.ops.recompute import Class
@@ -208,9 +207,12 @@ def _results_at(
     sizes += quotients(func, dict(zip(effects(func).names, args)) | kwargs, spec_of)
     found = _Fit(name, candidates_of(specs, sizes, level), syms, device, given, level).tree(answers)
     if device.type == "cpu" and _may_be_huge(func) and not _is_safe(func, args):
-        out, _ = asked.answer(HUGE)
-        if not _fits(found, out):
-            raise NeedsFixedSize(f"{name}: large sizes make a difference", syms)
+        # All huge, and each beside small others: which is smaller may decide (a diagonal of 2 * s by t).
+        for sym in (None, *syms) if len(syms) > 1 else (None,):
+            numbers = {s: at(s, HUGE if sym in (None, s) else 0, level) for s in syms}
+            out, _ = asked.answer_for(lambda size, numbers=numbers: evaluate(size, numbers))  # type: ignore[misc]
+            if not _fits(found, out, numbers):
+                raise NeedsFixedSize(f"{name}: large sizes make a difference", syms)
     return found
 
 
@@ -257,13 +259,13 @@ def _spec_of(value: Any) -> TensorSpec | None:
     return value.spec if isinstance(value, _Tensor) else None
 
 
-def _fits(found: Any, out: Any) -> bool:
-    """Whether the specs are those of the tensors `out` under assignment HUGE."""
+def _fits(found: Any, out: Any, numbers: Mapping[Sym, int]) -> bool:
+    """Whether the specs are those of the tensors `out`, where the symbols are these numbers."""
     if isinstance(found, (list, tuple)):
-        return len(found) == len(out) and all(map(_fits, found, out))
+        return len(found) == len(out) and all(_fits(f, o, numbers) for f, o in zip(found, out))
     if not isinstance(found, TensorSpec):
         return True
-    spec = spec_at(found, HUGE)
+    spec = at_numbers(found, numbers)
     return (spec.shape, spec.stride, spec.offset) == (out.size(), out.stride(), out.storage_offset())
 
 
@@ -294,16 +296,20 @@ class _Asked:
     def answer(self, k: int) -> tuple[Any, dict[int, tuple[torch.Tensor, Any]]]:
         """(what it gives under assignment k; by their ids, the meta tensors that it was given, each with what it stands
         for)."""
+        return self.answer_for(lambda size: at(size, k, self.level))
+
+    def answer_for(self, number_of: Callable[[Size], int]) -> tuple[Any, dict[int, tuple[torch.Tensor, Any]]]:
+        """The same for other numbers."""
         back: dict[int, tuple[torch.Tensor, Any]] = {}
 
         def number(value: Any) -> Any:
             spec = self.spec_of(value)
             if spec is not None:
-                meta = empty_like_spec(spec_at(spec, k, self.level), _META)
+                meta = empty_like_spec(with_sizes(spec, number_of), _META)
                 back[id(meta)] = meta, value
                 return meta
             if isinstance(value, Expr):
-                return at(value, k, self.level)
+                return number_of(value)
             if isinstance(value, (list, tuple)):
                 return [number(v) for v in value]
             return value

@@ -6,6 +6,7 @@ What eager clamps to the size, or counts from the end, is then a plain size from
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 from smelt.errors import NeedsFixedSize
@@ -68,7 +69,11 @@ def with_known_pieces(
     last = n - size * (count - 1)
     if symbols.compare("lt", last, 1) or symbols.compare("gt", last, size):
         raise NeedsFixedSize(f"pieces of {size} of {n}", free_syms(n) | free_syms(size))
-    return SPLIT_WITH_SIZES, (given["self"], [size] * (count - 1) + [last], given["dim"]), {}
+    return (
+        SPLIT_WITH_SIZES,
+        (given["self"], [*itertools.repeat(size, int(count) - 1), last], given["dim"]),
+        {},
+    )
 
 
 def _arguments(func: OpOverload, args: Args, kwargs: Kwargs) -> Kwargs:
@@ -118,7 +123,7 @@ def view_of(func: OpOverload, args: Args, kwargs: Kwargs) -> TensorSpec | list[T
     if rule is None:
         return None
     given = _arguments(func, args, kwargs)
-    source, dim = given["self"].spec, given.get("dim", given.get("dimension"))
+    source, dim = given["self"].spec, given["dimension" if func is UNFOLD else "dim"]
     rank = len(source.shape)
     return rule(source, dim % rank, given) if -rank <= dim < rank else None
 
