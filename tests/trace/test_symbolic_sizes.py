@@ -182,6 +182,7 @@ def test_results_that_are_views_by_symbolic_sizes_have_no_joint_graph_yet():
 
 
 AT_SOME_SIZE = {
+    "diagonal": lambda x: x.diagonal() + 1,
     "pieces": lambda x: x.split(300, 0),
     "pieces_of_two": lambda x: x.split(2, 1),
     "chunks": lambda x: x.chunk(3, 0),
@@ -248,6 +249,7 @@ REFUSED = {
     "small_kth": lambda x: x.kthvalue(4, 1)[0],
     "largest": lambda x: x.topk(3, 1)[0],
     "reflection": lambda x: F.pad(x[None], (2, 2), mode="reflect"),
+    "diagonal": lambda x: x.diagonal() + 1,
     "diagonal_of_the_shorter": lambda x: F.pad(x, (x.size(1), 1)).diagonal() + 1,
     "as_strided": lambda x: x.as_strided((2, 2), (1, 1)),
     "in_place_shape": lambda x: (x + 1).unsqueeze_(0),
@@ -295,7 +297,7 @@ def test_inputs_of_which_only_a_size_is_used_stay():
     _, traced = trace(lambda x, y: y.new_ones(x.size(1), 2), matrix(5, 6) + matrix(3, 4), symbolic=BOTH)
     assert set(traced.sizes) == {Sym("s0", 2), Sym("s1", 2)}  # all that are in the input's spec
     place = traced.sizes[Sym("s1", 2)]
-    assert (place.dim, place.hint) == (1, 6)
+    assert (place.source.dim, place.hint) == (1, 6)
     assert tuple(traced.inputs[place.input].spec.shape) == (Sym("s0", 2), Sym("s1", 2))
     assert traced.aten_graph.output.spec[0].shape == (Sym("s1", 2), 2)
     assert [tuple(t.shape) for t in traced.example_inputs()[:1]] == [(5, 6)]
