@@ -133,8 +133,7 @@ class _Builder:
             if keep.dtype is not None:
                 given = kept
             elif kept.spec.stride != node.spec.stride:  # a copy of what is expanded, or has gaps, is dense
-                given = kept
-                self._comes_back(node, kept)
+                given = self.instead[node] = kept
         elif keep.through is not None:
             given = keep.through
             self._seen_through(node, given)

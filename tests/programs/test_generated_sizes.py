@@ -1,6 +1,6 @@
 """Random programs that are valid for all sizes, compiled with `dynamic=True`, and programs that the sweep over them found.
 
-`python -m benchmarks.sweep_sizes` runs thousands of them.
+`python -m benchmarks.sweep_sized_programs` runs thousands of them.
 """
 
 from __future__ import annotations

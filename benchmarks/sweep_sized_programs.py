@@ -1,6 +1,6 @@
 """Random programs that are valid for all sizes, eager against compiled with `dynamic=True`.
 
-    python -m benchmarks.sweep_sizes [--programs N] [--seed FIRST] [--verify] [--jobs N]
+    python -m benchmarks.sweep_sized_programs [--programs N] [--seed FIRST] [--verify] [--jobs N]
 
 Every program is decided by its seed; those of odd seeds are called with gradients. It is compiled once and called with six
 sets of sizes, among them 0, 1, equal and prime ones, and inputs that lie in memory in any order, with gaps, or expanded.
@@ -153,7 +153,7 @@ def main() -> None:
     found = run_all(given.seed, given.programs, given.jobs or 1, given.verify)
     print()
     verify = " --verify" if given.verify else ""
-    command = f"python -m benchmarks.sweep_sizes --programs {given.programs} --seed {given.seed}{verify}"
+    command = f"python -m benchmarks.sweep_sized_programs --programs {given.programs} --seed {given.seed}{verify}"
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "programs-sizes.md").write_text(report(found, command), encoding="utf-8")
     sys.exit(bool(found.different))
