@@ -103,6 +103,7 @@ sweep: $(VENV)/.native $(VENV)/.test $(VENV)/.libraries
 	$(PY) -m benchmarks.sweep_edges
 	$(PY) -m benchmarks.sweep_programs
 	$(PY) -m benchmarks.sweep_programs --gradients
+	$(PY) -m benchmarks.sweep_sized_programs
 	$(PY) -m benchmarks.sweep_models transformers
 	$(PY) -m benchmarks.sweep_models transformers-training
 	$(PY) -m benchmarks.sweep_models timm

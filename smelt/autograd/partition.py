@@ -129,7 +129,11 @@ class _Builder:
             index = len(self.temporaries)
             kept = self._copy(node, keep) if keep.copies else node
             self.temporaries.append((node, kept))
-            given = kept if keep.dtype is not None else node
+            given = node
+            if keep.dtype is not None:
+                given = kept
+            elif kept.spec.stride != node.spec.stride:  # a copy of what is expanded, or has gaps, is dense
+                given = self.instead[node] = kept
         elif keep.through is not None:
             given = keep.through
             self._seen_through(node, given)

@@ -6,7 +6,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -35,7 +35,7 @@ from smelt.ops.lower import lower
 from smelt.ops.pieces import in_pieces
 from smelt.ops.written_attention.rewrite import fuse_attention
 from smelt.plan.build import build_plan
-from smelt.plan.steps import Plan, extern_names, kernel_names
+from smelt.plan.steps import CPU, Plan, extern_names, kernel_names
 from smelt.plan.target import Target
 from smelt.plan.template import Template
 from smelt.plan.verify import verify as verify_plan
@@ -196,10 +196,11 @@ def _joint_in_parts(traced: Traced, joint: Joint, config: Config, compile_part: 
     devices = _devices(traced)
     target = targets.maker(devices)(replace(config, native_gemm=False))
     found: list[Parts] = []
+    symbols = (*traced.sizes, *traced.data.hints)
 
     def prepare(graph: Graph, given: frozenset[int]) -> Callable[[Values], Compiled]:
         if found:
-            return _template(graph, given, config, target)
+            return _template(graph, given, config, target, symbols)
         found.append(Parts(traced, graph, compile_part))
         return lambda values: finish
 
@@ -246,7 +247,7 @@ def _part(
         return _compile(graph, config, targets.maker(devices)(config))
     target = targets.maker(devices)(replace(config, native_gemm=False))
     try:
-        loaded = _template(graph, frozenset(), config, target)
+        loaded = _template(graph, frozenset(), config, target, sizes)
     except NeedsFixedSize as why:
 
         def compile_at(values: Values) -> Instance:
@@ -282,7 +283,7 @@ def _instances(traced: Traced, config: Config) -> Callable[[Values], Instance]:
     # Generated products are tables of numbers, or measured for these.
     target = targets.maker(devices)(replace(config, native_gemm=False))
     if traced.joint is None:
-        loaded = _template(traced.aten_graph, frozenset(), config, target)
+        loaded = _template(traced.aten_graph, frozenset(), config, target, traced.sizes)
 
         def instance(values: Values) -> Instance:
             plan = loaded(values)
@@ -291,7 +292,7 @@ def _instances(traced: Traced, config: Config) -> Callable[[Values], Instance]:
         return instance
 
     def prepare(graph: Graph, given: frozenset[int]) -> Callable[[Values], _native.Plan]:
-        return _template(graph, given, config, target)
+        return _template(graph, given, config, target, traced.sizes)
 
     joint_at = joint_by_sizes(traced, traced.joint, config, prepare, devices)
     compile_graph = _some_compiled(config, devices)
@@ -328,11 +329,11 @@ def _some_compiled(config: Config, devices: set[torch.device]) -> CompileGraph:
 
 
 def _template(
-    graph: Graph, given: frozenset[int], config: Config, target: Target
+    graph: Graph, given: frozenset[int], config: Config, target: Target, sizes: Iterable[Sym]
 ) -> Callable[[Values], _native.Plan]:
-    """What makes the plans of a graph for given sizes; its code is compiled here."""
+    """What makes the plans of a graph for given `sizes`; its code is compiled here."""
     graph = inner.compiled(graph, lambda inside: _compile(inside, config, target))
-    schedule = replace(_scheduled(graph, config, target), given=given)
+    schedule = replace(_scheduled(graph, config, target, sizes), given=given)
     with _stage("codegen"):
         template = Template.of(schedule, target, _numbers(graph))
 
@@ -343,9 +344,9 @@ def _template(
     return loaded
 
 
-def _scheduled(graph: Graph, config: Config, target: Target) -> Schedule:
+def _scheduled(graph: Graph, config: Config, target: Target, sizes: Iterable[Sym] = ()) -> Schedule:
     if config.verify:
-        verify_graph(graph, functional=True)
+        verify_graph(graph, functional=True, sizes=sizes)
     with _stage("lower"):
         graph = in_pieces(align_products(graph, target.costs).graph, target.costs)
         program = lower(graph, target.costs)

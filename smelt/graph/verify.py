@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import keyword
 import operator
+from collections.abc import Iterable
 
 from smelt.errors import VerificationError
 from smelt.graph.data_sizes import is_of_data
 from smelt.graph.effects import effects
 from smelt.graph.ir import Graph, Node, argument_nodes
+from smelt.graph.sizes import Sym
 from smelt.graph.symbols import dimensions, symbols_in
 from smelt.torch_private import OpOverload
 
 
-def verify(graph: Graph, functional: bool = False) -> None:
+def verify(graph: Graph, functional: bool = False, sizes: Iterable[Sym] = ()) -> None:
     """Raises VerificationError where an invariant does not hold. `functional`: nothing is written but inputs, each by one
-    `copy_` at most."""
+    `copy_` at most. `sizes`: symbols that are known without the graph's inputs, as a backward knows those of its forward."""
     _verify_shape(graph)
     defined: set[Node] = set()
     names: set[str] = set()
@@ -26,7 +28,7 @@ def verify(graph: Graph, functional: bool = False) -> None:
                 raise VerificationError(f"{node.name} uses {argument.name}, which does not stand before it")
         _verify_target(graph, node)
         defined.add(node)
-    _verify_symbols(graph)
+    _verify_symbols(graph, sizes)
     if functional:
         _verify_functional(graph)
 
@@ -63,8 +65,8 @@ def _verify_target(graph: Graph, node: Node) -> None:
             raise VerificationError(f"{node.name}: {node.target!r} is no ATen operator")
 
 
-def _verify_symbols(graph: Graph) -> None:
-    unbound = set(symbols_in(graph.nodes)) - dimensions(graph.placeholders).keys()
+def _verify_symbols(graph: Graph, sizes: Iterable[Sym]) -> None:
+    unbound = set(symbols_in(graph.nodes)) - dimensions(graph.placeholders).keys() - set(sizes)
     unbound = {sym for sym in unbound if not is_of_data(sym)}  # the forward may have known it
     if unbound:
         raise VerificationError(f"{min(s.name for s in unbound)} is the size of no placeholder's dimension")

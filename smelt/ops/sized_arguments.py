@@ -8,7 +8,10 @@ aten = torch.ops.aten
 
 SLICE = aten.slice.Tensor
 SELECT = aten.select.int
-SPLIT = aten.split_with_sizes.default
+SPLIT = aten.split.Tensor
+SPLIT_WITH_SIZES = aten.split_with_sizes.default
+DIAGONAL = aten.diagonal.default
+UNFOLD = aten.unfold.default
 TOPK = aten.topk.default
 EMPTY_LIKE = aten.empty_like.default
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,15 +21,15 @@ from smelt.graph.assignments import (
     Candidates,
     at,
     candidates_of,
+    levels_for,
     products,
-    spec_at,
     syms_of,
     values_of,
 )
 from smelt.graph.effects import effects
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Expr, Size, Sym, contiguous_stride, free_syms, subs
-from smelt.graph.specs import empty_like_spec, make_spec, with_sizes
+from smelt.graph.sizes import Expr, Size, Sym, contiguous_stride, evaluate, free_syms, subs
+from smelt.graph.specs import at_numbers, empty_like_spec, make_spec, with_sizes
 from smelt.ops.known_layouts import known_layout
 from smelt.ops.layouts import Accepted, not_tried, on_metas
 from smelt.ops.recompute import Class
@@ -53,6 +54,9 @@ _DIVIDING = (
     "split",
     "slice",
 )
+# Sizes must be at least those of their windows, and are where their results have sizes of at least 2: they are tried with
+# larger numbers, if they refuse small ones.
+_WINDOWS = ("conv", "pool")
 # What these do is right, or an error under every assignment, for all sizes from 2 on. Of all others the
 # sizes are required to lie between the smallest and the largest that were tried (`tried_sizes`).
 _SAFE_CLASSES = (
@@ -79,7 +83,7 @@ floor_divide remainder rsub special_expm1 hardshrink_backward softshrink_backwar
 mse_loss mse_loss_backward huber_loss huber_loss_backward smooth_l1_loss smooth_l1_loss_backward l1_loss linalg_vector_norm
 nll_loss2d_forward nll_loss2d_backward normal_functional exponential uniform random randint randint_like zero
 upsample_nearest2d_backward upsample_bilinear2d_backward
-index_add index_fill masked_scatter new_zeros new_ones new_empty new_full new_empty_strided
+unfold index_add index_fill masked_scatter new_zeros new_ones new_empty new_full new_empty_strided
 """
 _SAFE = frozenset(_SAFE_NAMES.split())
 
@@ -90,7 +94,8 @@ def tried_sizes(func: OpOverload, args: Sequence[Any], syms: frozenset[Sym]) -> 
     if _is_safe(func, args):
         return {}
     last = HUGE if _may_be_huge(func) else COUNT - 1
-    return {s: (min(values_of(s)), at(s, last)) for s in syms}
+    level = _levels(args)[0]
+    return {s: (min(values_of(s, level)), at(s, last, level)) for s in syms}
 
 
 def _may_be_huge(func: OpOverload) -> bool:
@@ -105,6 +110,13 @@ def _is_safe(func: OpOverload, args: Sequence[Any]) -> bool:
         return -len(shape) <= dim < len(shape) and isinstance(shape[dim], int)
     if name == "topk":
         return isinstance(args[1], Expr)  # it is checked then that there are as many
+    if name == "diagonal":  # of another the shorter dimension decides
+        shape, dims = args[0].spec.shape, args[2:4] or (0, 1)
+        return (
+            len(dims) == 2
+            and all(-len(shape) <= d < len(shape) for d in dims)
+            and shape[dims[0]] == shape[dims[1]]
+        )
     if name in ("gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce"):
         return _covers(*args[:4])
     if torch.Tag.pointwise in func.tags or row(func).recompute in _SAFE_CLASSES:
@@ -155,7 +167,33 @@ def results(
 
     Raises NeedsFixedSize, or NotImplementedError where it has no shape function.
     """
-    asked = _Asked(func, args, kwargs, device, spec_of)
+    levels = _levels(args)
+    if not any(part in func._schema.name for part in _WINDOWS):
+        levels = levels[:1]
+    for level in levels[:-1]:
+        try:
+            return _results_at(level, func, args, kwargs, device, spec_of)
+        except NeedsFixedSize:
+            continue
+    return _results_at(levels[-1], func, args, kwargs, device, spec_of)
+
+
+def _levels(args: Sequence[Any]) -> Sequence[int]:
+    """The levels of numbers (`graph/assignments.py`) at which sizes are as they may be at run time."""
+    found = list(_leaves(args))
+    specs = [leaf.spec for leaf in found if isinstance(getattr(leaf, "spec", None), TensorSpec)]
+    return levels_for(specs, [leaf for leaf in found if isinstance(leaf, Expr)])
+
+
+def _results_at(
+    level: int,
+    func: OpOverload,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    device: torch.device,
+    spec_of: Callable[[Any], TensorSpec | None],
+) -> Any:
+    asked = _Asked(func, args, kwargs, device, spec_of, level)
     syms, specs, sizes = asked.syms, asked.specs, asked.sizes
     answers, given = [], []
     for k in range(COUNT):
@@ -174,12 +212,15 @@ def results(
         return written[0] if len(written) == 1 else written
     name = func._schema.name.removeprefix("aten::")
     sizes += quotients(func, dict(zip(effects(func).names, args)) | kwargs, spec_of)
-    found = _Fit(name, candidates_of(specs, sizes), syms, device, given).tree(answers)
+    found = _Fit(name, candidates_of(specs, sizes, level), syms, device, given, level).tree(answers)
     _check_itself(asked, found)
     if device.type == "cpu" and _may_be_huge(func) and not _is_safe(func, args):
-        out, _ = asked.answer(HUGE)
-        if not _fits(found, out):
-            raise NeedsFixedSize(f"{name}: large sizes make a difference", syms)
+        # All huge, and each beside small others: which is smaller may decide (a diagonal of 2 * s by t).
+        for sym in (None, *syms) if len(syms) > 1 else (None,):
+            numbers = {s: at(s, HUGE if sym in (None, s) else 0, level) for s in syms}
+            out, _ = asked.answer_for(lambda size, numbers=numbers: evaluate(size, numbers))  # type: ignore[misc]
+            if not _fits(found, out, numbers):
+                raise NeedsFixedSize(f"{name}: large sizes make a difference", syms)
     return found
 
 
@@ -187,7 +228,7 @@ def _check_itself(asked: _Asked, found: Any) -> None:
     """Raises NeedsFixedSize where sizes of 0 or 1 make a difference to what was found for others."""
     if any(s.lo == s.hi for s in asked.syms):
         out, _ = asked.answer(ITSELF)
-        if found is not None and not _fits(found, out, ITSELF):
+        if found is not None and not _has_sizes(found, out, asked.level):
             raise NeedsFixedSize(f"{asked.func}: sizes of 0 or 1 make a difference", asked.syms)
 
 
@@ -234,16 +275,23 @@ def _spec_of(value: Any) -> TensorSpec | None:
     return value.spec if isinstance(value, _Tensor) else None
 
 
-def _fits(found: Any, out: Any, k: int = HUGE) -> bool:
-    """Whether the specs are those of the tensors `out` under assignment `k`; of ITSELF only sizes count."""
+def _fits(found: Any, out: Any, numbers: Mapping[Sym, int]) -> bool:
+    """Whether the specs are those of the tensors `out`, where the symbols are these numbers."""
     if isinstance(found, (list, tuple)):
-        return len(found) == len(out) and all(_fits(f, o, k) for f, o in zip(found, out))
+        return len(found) == len(out) and all(_fits(f, o, numbers) for f, o in zip(found, out))
     if not isinstance(found, TensorSpec):
         return True
-    spec = spec_at(found, k)
-    if k == ITSELF:
-        return isinstance(out, torch.Tensor) and spec.shape == out.size()
+    spec = at_numbers(found, numbers)
     return (spec.shape, spec.stride, spec.offset) == (out.size(), out.stride(), out.storage_offset())
+
+
+def _has_sizes(found: Any, out: Any, level: int) -> bool:
+    """Whether the specs have the sizes of the tensors `out` under assignment ITSELF."""
+    if isinstance(found, (list, tuple)):
+        return len(found) == len(out) and all(_has_sizes(f, o, level) for f, o in zip(found, out))
+    if not isinstance(found, TensorSpec):
+        return True
+    return isinstance(out, torch.Tensor) and out.size() == tuple(at(n, ITSELF, level) for n in found.shape)
 
 
 class _Asked:
@@ -256,9 +304,10 @@ class _Asked:
         kwargs: dict[str, Any],
         device: torch.device,
         spec_of: Callable[[Any], TensorSpec | None],
+        level: int,
     ) -> None:
         self.func, self.args, self.kwargs = func, args, kwargs
-        self.device, self.spec_of = device, spec_of
+        self.device, self.spec_of, self.level = device, spec_of, level
         leaves = list(_leaves((args, kwargs)))
         self.syms = symbols_in(leaves, spec_of)
         self.specs = [s for leaf in leaves if (s := spec_of(leaf)) is not None]
@@ -272,16 +321,20 @@ class _Asked:
     def answer(self, k: int) -> tuple[Any, dict[int, tuple[torch.Tensor, Any]]]:
         """(what it gives under assignment k; by their ids, the meta tensors that it was given, each with what it stands
         for)."""
+        return self.answer_for(lambda size: at(size, k, self.level))
+
+    def answer_for(self, number_of: Callable[[Size], int]) -> tuple[Any, dict[int, tuple[torch.Tensor, Any]]]:
+        """The same for other numbers."""
         back: dict[int, tuple[torch.Tensor, Any]] = {}
 
         def number(value: Any) -> Any:
             spec = self.spec_of(value)
             if spec is not None:
-                meta = empty_like_spec(spec_at(spec, k), _META)
+                meta = empty_like_spec(with_sizes(spec, number_of), _META)
                 back[id(meta)] = meta, value
                 return meta
             if isinstance(value, Expr):
-                return at(value, k)
+                return number_of(value)
             if isinstance(value, (list, tuple)):
                 return [number(v) for v in value]
             return value
@@ -307,7 +360,8 @@ def _by_rule(asked: _Asked, out: Any) -> TensorSpec | None:
         return None
     shape, stride, offset = layout
     said = out.size(), out.stride(), out.storage_offset()
-    if (tuple(at(n, 0) for n in shape), tuple(at(n, 0) for n in stride), at(offset, 0)) != said:
+    first = partial(at, k=0, level=asked.level)
+    if (tuple(map(first, shape)), tuple(map(first, stride)), first(offset)) != said:
         return None
     return make_spec(shape, stride, out.dtype, asked.device, offset)
 
@@ -369,12 +423,14 @@ class _Fit:
         syms: frozenset[Sym],
         device: torch.device,
         given: Sequence[dict[int, tuple[torch.Tensor, Any]]],
+        level: int,
     ) -> None:
         self.name = name
         self.candidates = candidates
         self.syms = syms
         self.device = device
         self.given = given
+        self.level = level
         self.combined = not any(part in name for part in _DIVIDING)
 
     def tree(self, answers: Sequence[Any]) -> Any:
@@ -414,9 +470,9 @@ class _Fit:
 
     def strides(self, shape: tuple[Size, ...], values: Sequence[tuple[int, ...]]) -> tuple[Size, ...]:
         dense = contiguous_stride(shape)
-        if all(at(n, k) == v[k] for n, v in zip(dense, values) for k in range(COUNT)):
+        if all(at(n, k, self.level) == v[k] for n, v in zip(dense, values) for k in range(COUNT)):
             return dense
-        of_shape = Candidates(products(shape))
+        of_shape = Candidates(products(shape), self.level)
         found = []
         for stride in values:
             made = of_shape.fit(stride, combined=False)

@@ -196,21 +196,18 @@ def _addresses(x: Tensor) -> Callable[[Size], Index] | None:
 
 
 def clamped(position: Size, size: Size) -> Size:
-    """A start of a slice as Python reads it: from the end if negative, then within 0..size."""
+    """A start of a slice as Python reads it: from the end if negative, then within 0..size. Where symbols decide, it is
+    within as it is: the trace guards that (`trace/places.py`)."""
     if isinstance(position, int) and position < 0:
         position = position + size
-    if proves_le(0, position) and proves_le(position, size):
-        return position
-    place, length = all_static(position, size)
-    return max(0, min(place, length))
+    if isinstance(position, int) and isinstance(size, int):
+        return max(0, min(position, size))
+    return position
 
 
 def selected(index: Size, size: Size) -> Size:
-    """An index as Python reads it: from the end if negative, within 0..size - 1."""
-    at = index + size if isinstance(index, int) and index < 0 else index
-    if not (proves_le(0, at) and proves_le(at + 1, size)):
-        all_static(at, size)  # of numbers it is known
-    return at
+    """An index as Python reads it: from the end if negative, within 0..size - 1, which the trace guards."""
+    return index + size if isinstance(index, int) and index < 0 else index
 
 
 def check_diagonal(count: Size, rows: Size, columns: Size, offset: int) -> None:

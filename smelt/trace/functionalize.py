@@ -311,7 +311,9 @@ class _Functionalizer(Emitter):
         map_nodes((node.args, node.kwargs), lambda n: read.setdefault(n) or n)
         for target in written:
             for other in (self.fake_of[n] for n in read if n in self.fake_of):
-                if other.storage_key == target.storage_key and partly_overlap(other.spec, target.spec):
+                if other.storage_key == target.storage_key and partly_overlap(
+                    other.spec, target.spec, self.inputs.numbers.symbols
+                ):
                     raise self.refuse("operands share memory in part and one of them is written")
 
     def _written_fakes(self, info: Effects, node: Node, name: str) -> Any:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
-from smelt.graph.assignments import agreed
+from smelt.errors import NeedsFixedSize
+from smelt.graph.assignments import agreed, syms_of
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import static
-from smelt.graph.specs import static_sizes
+from smelt.graph.sizes import Size, evaluate, static
+from smelt.graph.specs import at_numbers, static_sizes
+from smelt.trace.symbols import Symbols
 
 _ENUMERABLE = 1 << 16  # elements
 
@@ -26,12 +28,21 @@ def _overlaps_itself(spec: TensorSpec) -> bool:
     return False
 
 
-def partly_overlap(a: TensorSpec, b: TensorSpec) -> bool:
-    """Whether two tensors on one storage share some elements, but are not the same.
+def partly_overlap(a: TensorSpec, b: TensorSpec, symbols: Symbols | None = None) -> bool:
+    """Whether two tensors on one storage share some elements, but are not the same. Of symbolic sizes it is required that
+    one ends before the other begins, if so it is in this call.
 
     Eager refuses where both are dense; what it gives where one is not depends on the order in which it visits the elements.
     """
-    return bool(agreed([a, b], _partly_overlap, "sizes decide whether tensors overlap"))
+    if symbols is not None and (syms_of(a) or syms_of(b)) and a is not b:
+        for first, second in ((a, b), (b, a)):
+            end = first.offset + _symbolic_extent(first)
+            if evaluate(end - second.offset, symbols.hints) <= 0:
+                return not symbols.compare("le", end, second.offset)
+    found = bool(agreed([a, b], _partly_overlap, why := "sizes decide whether tensors overlap"))
+    if symbols is not None and found != _partly_overlap(*(at_numbers(s, symbols.hints) for s in (a, b))):
+        raise NeedsFixedSize(why, syms_of(a) | syms_of(b))
+    return found
 
 
 def _partly_overlap(a: TensorSpec, b: TensorSpec) -> bool:
@@ -68,6 +79,14 @@ def _layout(spec: TensorSpec) -> list[tuple[int, int]]:
 
 def _numel(spec: TensorSpec) -> int:
     return math.prod(static_sizes(spec.shape))
+
+
+def _symbolic_extent(spec: TensorSpec) -> Size:
+    """`_extent`, of a tensor that has elements."""
+    total: Size = 1
+    for n, s in zip(spec.shape, spec.stride):
+        total = total + (n - 1) * s
+    return total
 
 
 def _places(spec: TensorSpec) -> list[int]:

@@ -1,20 +1,34 @@
-"""Views of one place or of a range of places of a symbolic size: comparisons, which are guards, decide which are there.
+"""Views of one place, of a range of places or of pieces of a symbolic size: comparisons, which are guards, decide which are
+there.
 
 What eager clamps to the size, or counts from the end, is then a plain size from 0 on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from smelt.errors import NeedsFixedSize
+from smelt.graph.assignments import syms_of
+from smelt.graph.data_sizes import is_of_data
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import INFINITE, Expr, Size, bounds, contiguous_stride, free_syms
 from smelt.graph.specs import make_spec
-from smelt.ops.sized_arguments import PLACES, RANGES, SELECT, SLICE, SPLIT, TOPK
+from smelt.ops.sized_arguments import (
+    DIAGONAL,
+    PLACES,
+    RANGES,
+    SELECT,
+    SLICE,
+    SPLIT,
+    SPLIT_WITH_SIZES,
+    TOPK,
+    UNFOLD,
+)
 from smelt.torch_private import OpOverload
 from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.fake import FakeTensor
@@ -52,7 +66,7 @@ def in_range(
             raise NeedsFixedSize(f"place {index} of {n}", free_syms(n) | free_syms(index))
         given["index"] = index if isinstance(index, int) else place
         return tuple(given.values()), {}
-    if func in (SPLIT, TOPK):
+    if func in (SPLIT_WITH_SIZES, TOPK):
         _check_counts(symbols, func, _arguments(func, args, kwargs))
     return args, kwargs
 
@@ -62,11 +76,37 @@ def _check_counts(symbols: Symbols, func: OpOverload, given: Kwargs) -> None:
     n = _size(given)
     if func is TOPK and symbols.known.concerns(given["k"]):
         symbols.expect("lt", n, given["k"], False)
-    if func is SPLIT and symbols.known.concerns(*given["split_sizes"]):
+    if func is SPLIT_WITH_SIZES and symbols.known.concerns(*given["split_sizes"]):
         total: Size = 0
         for size in given["split_sizes"]:
             total = total + size
         symbols.assume("eq", total, n)
+
+
+def with_known_pieces(
+    symbols: Symbols, func: OpOverload, args: Args, kwargs: Kwargs
+) -> tuple[OpOverload, Args, Kwargs]:
+    """A split into pieces of one size as one into pieces of given sizes: their number is what it is in this call."""
+    if func is not SPLIT:
+        return func, args, kwargs
+    given = _arguments(func, args, kwargs)
+    n, size = _size(given), given["split_size"]
+    if not isinstance(size, Expr) and not syms_of(given["self"].spec):
+        return func, args, kwargs
+    if size == 1 and isinstance(n, Expr):
+        raise NeedsFixedSize(f"pieces of one row of {n}", free_syms(n))
+    if symbols.compare("lt", size, 1):
+        return func, args, kwargs  # the operator refuses it, or gives one piece of nothing
+    whole, part = (symbols.of_size(v).value if isinstance(v, Expr) else v for v in (n, size))
+    count = max(1, -(-whole // part))
+    last = n - size * (count - 1)
+    if symbols.compare("lt", last, 1) or symbols.compare("gt", last, size):
+        raise NeedsFixedSize(f"pieces of {size} of {n}", free_syms(n) | free_syms(size))
+    return (
+        SPLIT_WITH_SIZES,
+        (given["self"], [*itertools.repeat(size, int(count) - 1), last], given["dim"]),
+        {},
+    )
 
 
 def _arguments(func: OpOverload, args: Args, kwargs: Kwargs) -> Kwargs:
@@ -108,56 +148,111 @@ def _is_kept(given: Size | None, place: Size, n: Size) -> bool:
 
 
 def view_of(func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """What a slice or a selection gives for arguments that `in_range` gave, or an operator whose counts it has checked;
-    None for any other operator."""
-    if func not in (SLICE, SELECT, SPLIT, TOPK):
+    """The specs of a slice, a selection, pieces, windows, or of as many largest elements as data decide, for arguments that
+    `in_range` gave; None for any other operator, and where it is not known, or refused."""
+    if func is DIAGONAL:
+        return _diagonal(_arguments(func, args, kwargs))
+    rule = _RULES.get(func)
+    if rule is None:
         return None
     given = _arguments(func, args, kwargs)
-    source = given["self"].spec
-    if func is SPLIT:
-        return _pieces(source, given["split_sizes"], given["dim"])
-    if func is TOPK:
-        return _largest(source, given["k"], given["dim"])
-    shape, stride = list(source.shape), list(source.stride)
-    dim = given["dim"] % len(shape) if -len(shape) <= given["dim"] < len(shape) else None
-    if dim is None:
-        return None
-    if func is SELECT:
-        first = _from_start(given["index"], shape[dim])
-        offset = source.offset + first * stride[dim]
-        del shape[dim], stride[dim]
-    else:
-        n, step = shape[dim], given["step"]
-        first = 0 if given["start"] is None else _from_start(given["start"], n)
-        last = n if given["end"] is None else _from_start(given["end"], n)
-        if type(step) is not int or step < 1:
-            return None
-        offset = source.offset + first * stride[dim]
-        shape[dim] = (last - first + (step - 1)) // step
-        stride[dim] = stride[dim] * step
-    return make_spec(tuple(shape), tuple(stride), source.dtype, source.device, offset)
+    source, dim = given["self"].spec, given["dimension" if func is UNFOLD else "dim"]
+    rank = len(source.shape)
+    return rule(source, dim % rank, given) if -rank <= dim < rank else None
 
 
-def _pieces(source: TensorSpec, sizes: Sequence[Size], dim: int) -> list[TensorSpec] | None:
-    if not -len(source.shape) <= dim < len(source.shape) or all(type(n) is int for n in sizes):
+def _selected(source: TensorSpec, dim: int, given: Kwargs) -> TensorSpec | None:
+    n, stride = source.shape[dim], source.stride[dim]
+    place = _from_start(given["index"], n)
+    if isinstance(place, int) and isinstance(n, int) and not 0 <= place < n:
         return None
-    dim, offset = dim % len(source.shape), source.offset
-    made = []
+    return _changed(source, dim, (), (), place * stride)
+
+
+def _sliced(source: TensorSpec, dim: int, given: Kwargs) -> TensorSpec | None:
+    n, stride, step = source.shape[dim], source.stride[dim], given["step"]
+    if type(step) is not int or step < 1:
+        return None
+    first = 0 if given["start"] is None else _from_start(given["start"], n)
+    last = n if given["end"] is None else _from_start(given["end"], n)
+    if isinstance(n, int) and isinstance(first, int) and isinstance(last, int):
+        first, last, _ = slice(given["start"], given["end"]).indices(n)
+        last = max(first, last)
+    return _changed(source, dim, ((last - first + (step - 1)) // step,), (stride * step,), first * stride)
+
+
+def _pieces(source: TensorSpec, dim: int, given: Kwargs) -> list[TensorSpec] | None:
+    n, stride, sizes = source.shape[dim], source.stride[dim], given["split_sizes"]
+    total: Size = 0
+    found = []
     for size in sizes:
-        shape = (*source.shape[:dim], size, *source.shape[dim + 1 :])
-        made.append(make_spec(shape, source.stride, source.dtype, source.device, offset))
-        offset = offset + size * source.stride[dim]
-    return made
+        found.append(_changed(source, dim, (size,), (stride,), total * stride))
+        total = total + size
+    assumed = any(is_of_data(sym) for size in sizes for sym in free_syms(size))
+    refused = (total != n and not assumed) or any(isinstance(size, int) and size < 0 for size in sizes)
+    return None if refused else found
 
 
-def _largest(source: TensorSpec, k: Size, dim: int) -> tuple[TensorSpec, TensorSpec] | None:
-    if not -len(source.shape) <= dim < len(source.shape) or type(k) is int:
+def _largest(source: TensorSpec, dim: int, given: Kwargs) -> tuple[TensorSpec, TensorSpec] | None:
+    if type(given["k"]) is int:
         return None
-    shape = list(source.shape)
-    shape[dim] = k
+    shape = (*source.shape[:dim], given["k"], *source.shape[dim + 1 :])
     stride = contiguous_stride(shape)
-    values = make_spec(tuple(shape), stride, source.dtype, source.device)
-    return values, make_spec(tuple(shape), stride, torch.int64, source.device)
+    values = make_spec(shape, stride, source.dtype, source.device)
+    return values, make_spec(shape, stride, torch.int64, source.device)
+
+
+def _windows(source: TensorSpec, dim: int, given: Kwargs) -> TensorSpec | None:
+    n, stride, size, step = source.shape[dim], source.stride[dim], given["size"], given["step"]
+    if type(size) is not int or type(step) is not int or size < 0 or step < 1:
+        return None
+    if isinstance(n, int) and n < size:
+        return None
+    made = _changed(source, dim, ((n - size) // step + 1,), (stride * step,), 0)
+    return make_spec((*made.shape, size), (*made.stride, stride), made.dtype, made.device, made.offset)
+
+
+def _diagonal(given: Kwargs) -> TensorSpec | None:
+    """Of a square, whose diagonals are shorter by their distance."""
+    source, offset = given["self"].spec, given["offset"]
+    rank = len(source.shape)
+    if not all(-rank <= given[name] < rank for name in ("dim1", "dim2")):
+        return None
+    dims = [given[name] % rank for name in ("dim1", "dim2")]
+    rows, columns = (source.shape[d] for d in dims)
+    if rows != columns or dims[0] == dims[1] or (isinstance(rows, int) and abs(offset) > rows):
+        return None
+    down, right = (source.stride[d] for d in dims)
+    left = [d for d in range(rank) if d not in dims]
+    return make_spec(
+        (*(source.shape[d] for d in left), rows - abs(offset)),
+        (*(source.stride[d] for d in left), down + right),
+        source.dtype,
+        source.device,
+        source.offset + (offset * right if offset > 0 else -offset * down),
+    )
+
+
+_RULES: dict[OpOverload, Callable[[TensorSpec, int, Kwargs], Any]] = {
+    SELECT: _selected,
+    SLICE: _sliced,
+    SPLIT_WITH_SIZES: _pieces,
+    TOPK: _largest,
+    UNFOLD: _windows,
+}
+
+
+def _changed(
+    source: TensorSpec, dim: int, shape: tuple[Size, ...], stride: tuple[Size, ...], skipped: Size
+) -> TensorSpec:
+    """A view with other sizes and strides in the place of those of `dim`, from `skipped` elements on."""
+    return make_spec(
+        (*source.shape[:dim], *shape, *source.shape[dim + 1 :]),
+        (*source.stride[:dim], *stride, *source.stride[dim + 1 :]),
+        source.dtype,
+        source.device,
+        source.offset + skipped,
+    )
 
 
 def _from_start(place: Size, n: Size) -> Size:

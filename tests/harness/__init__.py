@@ -11,6 +11,10 @@ whole programs, eager and compiled
     data_sizes     programs whose sizes data decide, called with many data
     generate       random programs as source, and how they shrink
     generate_worlds what they do to objects around them, and what changes between their calls
+    generate_sizes random programs that are valid for all sizes of their inputs
+    sized_operators what such programs are made of
+    sized_values   their variables, with sizes as expressions
+    generated_sizes such a program run eager and compiled, at several sets of sizes
     generated      a random program run eager and compiled, and where they differ
     models         the ten benchmark models, tiny
     threads        functions side by side

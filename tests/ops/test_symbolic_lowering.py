@@ -281,8 +281,6 @@ CALLS = [
 ]  # fmt: skip
 
 FIXED = [
-    fixed("index that may be out of range", lambda x: x[:, 3] + 1, (S0, S1)),
-    fixed("slice that may be shorter", lambda x: x[:, 5:9] + 1, (S0, S1)),
     fixed("pieces of a symbol", lambda x: x.unbind(0)[0], (S0, 6)),
     fixed("split of a symbol", lambda x: x.split(50)[0], (S0, 6)),
     fixed("diagonal of two symbols", lambda x: x.diagonal() + 1, (S0, S1)),

@@ -126,3 +126,22 @@ def test_a_custom_function_again(compile, function, behind):
 def test_a_custom_function_beside_other_results(compile):
     f, x = compile(lambda x: (Reading.apply(x), ByAttribute.apply(x), x.cos())), leaf(2)
     return list(differentiate(f(x), x, (1, 0, 1, 2, 1, 0, 2), ()))
+
+
+@both()
+def test_a_written_input_and_what_was_computed_of_it_before(compile):
+    """The gradient of either does not pass the other: one backward does the work of both."""
+
+    def f(x):
+        y = x * 2
+        x.clamp_(-2, 2)
+        return y, x[0]
+
+    f, found = compile(f), []
+    for _ in range(2):
+        x = leaf(4, 3)
+        given = x * 5
+        y, row = f(given)
+        (y.sum() + row.sum() + given.sum()).backward()
+        found.append(x.grad)
+    return found

@@ -185,6 +185,13 @@ AT_SOME_SIZE = {
     "diagonal": lambda x: x.diagonal() + 1,
     "pieces": lambda x: x.split(300, 0),
     "pieces_of_two": lambda x: x.split(2, 1),
+    "chunks": lambda x: x.chunk(3, 0),
+    "halves": lambda x: [half + 1 for half in x.chunk(2, 0)],
+    "pieces_of_given_sizes": lambda x: x.split([2, x.size(0) - 2], 0),
+    "windows": lambda x: x.unfold(0, 3, 2) + 1,
+    "diagonals": lambda x: ((x @ x.t()).diagonal(2) + 1, (x @ x.t()).diagonal(-1)),
+    "many_rows_left_out": lambda x: x[5:] + 1,
+    "pools": lambda x: F.max_pool2d(x.repeat(1, 100)[None, None], 6),
     "svd": torch.linalg.svdvals,
     "largest": lambda x: x.topk(3, 0)[0],
     "gather": lambda x: x.gather(1, torch.zeros(4, 1, dtype=torch.long)),
@@ -237,13 +244,13 @@ REFUSED = {
     "index_out_of_range": lambda x: x[5],
     "view_by_two": lambda x: x.view(-1, 2),
     "pieces": lambda x: x.unbind(0),
-    "pieces_of_three": lambda x: x.split(3, 1),
     "broadcast_with_a_number": lambda x: x + torch.ones(6),
     "product_with_a_number": lambda x: x @ torch.ones(6, 2),
     "small_kth": lambda x: x.kthvalue(4, 1)[0],
     "largest": lambda x: x.topk(3, 1)[0],
     "reflection": lambda x: F.pad(x[None], (2, 2), mode="reflect"),
     "diagonal": lambda x: x.diagonal() + 1,
+    "diagonal_of_the_shorter": lambda x: F.pad(x, (x.size(1), 1)).diagonal() + 1,
     "as_strided": lambda x: x.as_strided((2, 2), (1, 1)),
     "in_place_shape": lambda x: (x + 1).unsqueeze_(0),
     "int_argument": lambda x: torch.linspace(0, 1, x.size(0)),
@@ -288,8 +295,9 @@ def test_inputs_laid_out_otherwise_are_refused(make):
 
 def test_inputs_of_which_only_a_size_is_used_stay():
     _, traced = trace(lambda x, y: y.new_ones(x.size(1), 2), matrix(5, 6) + matrix(3, 4), symbolic=BOTH)
-    (place,) = traced.sizes.values()
-    assert (place.dim, place.hint) == (1, 6)
+    assert set(traced.sizes) == {Sym("s0", 2), Sym("s1", 2)}  # all that are in the input's spec
+    place = traced.sizes[Sym("s1", 2)]
+    assert (place.source.dim, place.hint) == (1, 6)
     assert tuple(traced.inputs[place.input].spec.shape) == (Sym("s0", 2), Sym("s1", 2))
     assert traced.aten_graph.output.spec[0].shape == (Sym("s1", 2), 2)
     assert [tuple(t.shape) for t in traced.example_inputs()[:1]] == [(5, 6)]

@@ -398,7 +398,8 @@ std::vector<bool> Group::pieces_in_use() const {
     std::vector<bool> in_use(n);
     std::vector<size_t> found;
     for (size_t p = 0; p < n; ++p)
-        if (pieces_[p]->is_used_elsewhere(n_uses[p] - n_edges[p])) found.push_back(p);
+        // Where no edge from here leads to it, who refers to it is not counted.
+        if (n_edges[p] == 0 || pieces_[p]->is_used_elsewhere(n_uses[p] - n_edges[p])) found.push_back(p);
     while (!found.empty()) {
         const size_t p = found.back();
         found.pop_back();

@@ -35,6 +35,7 @@ from smelt.ops.layouts.trial import (
     is_overflow,
     may_be_tried,
     not_tried,
+    of_empty,
     of_zeros,
     tried,
 )
@@ -74,7 +75,15 @@ def on_metas(
         out = tried(func, args, kwargs)
         if out is not NotImplemented:
             return out
-    out = of_cpp(func, args, kwargs)
+    try:
+        out = of_cpp(func, args, kwargs)
+    except (RuntimeError, IndexError):
+        if not cpu:
+            raise
+        out = of_empty(func, args, kwargs)  # what a shape function refuses an operator may take (`index_add`)
+        if out is NotImplemented:
+            raise
+        return out
     if out is not NotImplemented and (not cpu or (accepted or accepts)(func, args, kwargs)):
         if cpu:
             check_numbers(func, args, kwargs, out)

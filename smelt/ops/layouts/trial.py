@@ -146,6 +146,19 @@ def of_zeros(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> A
         return NotImplemented
 
 
+def of_empty(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The same where a tensor has no elements, of any operator; NotImplemented elsewhere."""
+    given = leaves((list(args), kwargs), torch.Tensor)
+    if all(t.numel() for t in given) or not may_be_tried(effects(func)):
+        return NotImplemented
+    if _size(func, args, kwargs) > _FEW:
+        return NotImplemented
+    try:
+        return tried(func, args, kwargs)
+    except (RuntimeError, ValueError, IndexError, TypeError):
+        return NotImplemented
+
+
 def may_be_tried(info: Effects) -> bool:
     """Whether running the operator once more changes nothing and its results' layouts depend on no values."""
     return not (
