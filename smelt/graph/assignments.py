@@ -7,9 +7,13 @@ fits the answers is the right one:
 * small, middling and large ones, and any two symbols in both orders: what holds only from some size on is seen to fail;
 * the differences of the numbers of one symbol have no common divisor, so that `s // k * k` is no `s - c` for any k.
 
-There is one more assignment, `HUGE`, of numbers that only code which allocates no memory may be asked about. And `ITSELF`,
-for symbols of a range of one number (sizes of 0 or 1 that data decide): under the others they have numbers as all have, so
-that expressions can be told apart; under this one they are what they are.
+There are two more assignments, `HUGE` and `LARGE`, of numbers that only code which allocates no memory may be asked
+about; of the latter also tensors of many dimensions have fewer than 2**63 elements. And `ITSELF`, for symbols of a range of
+one number (sizes of 0 or 1 that data decide): under the others they have numbers as all have, so that expressions can be told
+apart; under this one they are what they are.
+
+An image of five rows is smaller than many windows that go over one. For symbols that `widened` renames, all numbers are
+large, and far apart from those of other symbols: what is left of two images after many strides still differs.
 """
 
 from __future__ import annotations
@@ -27,8 +31,8 @@ from smelt.graph.sizes import Expr, Size, Sym, evaluate, free_syms
 from smelt.graph.specs import with_sizes
 
 COUNT = 3
-HUGE = COUNT
-ITSELF = HUGE + 1
+HUGE, LARGE = COUNT, COUNT + 1
+ITSELF = LARGE + 1
 _MOST = 24  # symbols
 Values = tuple[int, ...]  # one for each assignment
 
@@ -41,43 +45,65 @@ def _composites(least: int) -> Iterator[int]:
     return (n for n in itertools.count(least) if any(n % d == 0 for d in range(2, int(n**0.5) + 1)))
 
 
+def _apart(least: int, middle: int, most: int, huge: int) -> Values:
+    """These, but that the one in the middle may be smaller: so that differences have no common divisor. And a large one."""
+    while gcd(middle - least, most - least) != 1:
+        middle -= 1
+    return least, middle, most, huge, huge // 10
+
+
 def _numbers(
     small: Iterator[int], middle: int, large: Iterator[int], huge_ones: Iterator[int]
 ) -> Iterator[Values]:
     for least, most, huge in itertools.islice(zip(small, large, huge_ones), _MOST):
-        while gcd(middle - least, most - least) != 1:
-            middle -= 1
-        yield least, middle, most, huge
-        middle -= 1
+        yield _apart(least, middle, most, huge)
+        middle = _apart(least, middle, most, huge)[1] - 1
+
+
+def _wide(first: int) -> Iterator[Values]:
+    for k in range(_MOST):
+        yield _apart(first + 97 * k, 2029 - 48 * k, 2130 + first + 97 * k, 100_003 + 1009 * k + first)
 
 
 # By the first letter: sizes of inputs, and those that data decide. All of the latter are less than the former in the middle,
-# and more at the end.
+# and more at the end. And what stands for them in large images.
 _NUMBERS = {
     "s": tuple(_numbers(_primes(5), 198, _primes(211), _primes(100_003))),
     "u": tuple(_numbers(_composites(4), 170, _primes(359), _primes(110_017))),
+    "w": tuple(_wide(601)),
+    "v": tuple(_wide(650)),
 }
+_WIDER = {"s": "w", "u": "v"}
 
 
 @cache
 def _of_symbol(sym: Sym) -> Values:
-    found = re.fullmatch(r"([su])(\d+)", sym.name)
+    found = re.fullmatch(r"([suwv])(\d+)", sym.name)
     if not found or int(found[2]) >= _MOST:
         raise NeedsFixedSize(f"no numbers to try for {sym}", frozenset((sym,)))
     numbers = _NUMBERS[found[1]][int(found[2])]
     return (*numbers, sym.lo if sym.lo == sym.hi else numbers[1])
 
 
+def widened(syms: Iterable[Sym]) -> dict[Sym, Sym]:
+    """For each symbol one that stands for it, of which the numbers are large. Raises NeedsFixedSize."""
+    made: dict[Sym, Sym] = {}
+    for sym in syms:
+        _of_symbol(sym)
+        made[sym] = Sym(_WIDER[sym.name[0]] + sym.name[1:], sym.lo, sym.hi)
+    return made
+
+
 _VALUES: dict[Expr, Values] = {}
 
 
 def values_of(size: Size) -> Values:
-    """What `size` is under each assignment but HUGE."""
+    """What `size` is under each assignment but HUGE and LARGE."""
     return tuple(at(size, k) for k in range(COUNT))
 
 
 def at(size: Size, k: int) -> int:
-    """What `size` is under assignment `k`, which may be HUGE or ITSELF."""
+    """What `size` is under assignment `k`, which may be HUGE, LARGE or ITSELF."""
     if not isinstance(size, Expr):
         return size
     found = _VALUES.get(size)

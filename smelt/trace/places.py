@@ -1,11 +1,12 @@
-"""Views of one place or of a range of places of a symbolic size: comparisons, which are guards, decide which are there.
+"""Views of one place, of a range of places or of pieces of a symbolic size: comparisons, which are guards, decide which are
+there.
 
 What eager clamps to the size, or counts from the end, is then a plain size from 0 on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,11 +15,13 @@ from smelt.errors import NeedsFixedSize
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import INFINITE, Expr, Size, bounds, contiguous_stride, free_syms
 from smelt.graph.specs import make_spec
-from smelt.ops.sized_arguments import PLACES, RANGES, SELECT, SLICE, SPLIT, TOPK
+from smelt.ops.sized_arguments import PLACES, RANGES, SELECT, SLICE, SPLITS, STRIDED, TOPK, UNBIND, UNFOLD
 from smelt.torch_private import OpOverload
 from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import Symbols
+
+_MOST_PIECES = 64
 
 
 def in_range(
@@ -108,16 +111,15 @@ def _is_kept(given: Size | None, place: Size, n: Size) -> bool:
 
 
 def view_of(func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """What a slice or a selection gives for arguments that `in_range` gave, or an operator whose counts it has checked;
-    None for any other operator."""
-    if func not in (SLICE, SELECT, SPLIT, TOPK):
+    """What a slice, a selection, windows or pieces give for arguments that `in_range` gave, or an operator whose counts it
+    has checked; None for any other operator."""
+    rule = _VIEWS.get(func)
+    if rule is not None:
+        return rule(_arguments(func, args, kwargs))
+    if func not in (SLICE, SELECT):
         return None
     given = _arguments(func, args, kwargs)
     source = given["self"].spec
-    if func is SPLIT:
-        return _pieces(source, given["split_sizes"], given["dim"])
-    if func is TOPK:
-        return _largest(source, given["k"], given["dim"])
     shape, stride = list(source.shape), list(source.stride)
     dim = given["dim"] % len(shape) if -len(shape) <= given["dim"] < len(shape) else None
     if dim is None:
@@ -138,19 +140,66 @@ def view_of(func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return make_spec(tuple(shape), tuple(stride), source.dtype, source.device, offset)
 
 
-def _pieces(source: TensorSpec, sizes: Sequence[Size], dim: int) -> list[TensorSpec] | None:
-    if not -len(source.shape) <= dim < len(source.shape) or all(type(n) is int for n in sizes):
+def _windows(given: Kwargs) -> TensorSpec | None:
+    source, dim, size, step = (given[name] for name in ("self", "dimension", "size", "step"))
+    shape, stride = list(source.spec.shape), list(source.spec.stride)
+    if (
+        not shape
+        or not -len(shape) <= dim < len(shape)
+        or bounds(size)[0] < 1
+        or type(step) is not int
+        or step < 1
+    ):
         return None
-    dim, offset = dim % len(source.shape), source.offset
-    made = []
+    shape[dim] = (shape[dim] - size) // step + 1
+    if isinstance(shape[dim], int) and shape[dim] < 1:
+        return None
+    stride.append(stride[dim])
+    stride[dim] = stride[dim] * step
+    return make_spec((*shape, size), tuple(stride), source.spec.dtype, source.spec.device, source.spec.offset)
+
+
+def _pieces(given: Kwargs) -> list[TensorSpec] | None:
+    source, dim = given["self"].spec, given["dim"]
+    first: Size = 0
+    if not -len(source.shape) <= dim < len(source.shape):
+        return None
+    n, made = source.shape[dim], []
+    sizes = given.get("split_sizes") or _equal(n, given["split_size"])
+    if not sizes or any(isinstance(size, int) and size < 0 for size in sizes):
+        return None
+    if sum(sizes) != n and not any(sym.name.startswith("u") for size in sizes for sym in free_syms(size)):
+        return None  # of those that data decide, the sum was checked
     for size in sizes:
-        shape = (*source.shape[:dim], size, *source.shape[dim + 1 :])
-        made.append(make_spec(shape, source.stride, source.dtype, source.device, offset))
-        offset = offset + size * source.stride[dim]
+        shape = list(source.shape)
+        shape[dim] = size
+        offset = source.offset + first * source.stride[dim]
+        made.append(make_spec(tuple(shape), source.stride, source.dtype, source.device, offset))
+        first = first + size
     return made
 
 
-def _largest(source: TensorSpec, k: Size, dim: int) -> tuple[TensorSpec, TensorSpec] | None:
+def _equal(n: Size, size: Size) -> list[Size]:
+    """Sizes of pieces of `size`, the last of which may be smaller; none where their number is not known."""
+    if not isinstance(n, int) or not isinstance(size, int) or size < 1:
+        return []
+    return [min(size, n - first) for first in range(0, n, size)]
+
+
+def _rows(given: Kwargs) -> list[TensorSpec] | None:
+    source, dim = given["self"].spec, given["dim"]
+    if not -len(source.shape) <= dim < len(source.shape) or not isinstance(source.shape[dim], int):
+        return None
+    shape, stride = list(source.shape), list(source.stride)
+    count, step = shape.pop(dim), stride.pop(dim)
+    return [
+        make_spec(tuple(shape), tuple(stride), source.dtype, source.device, source.offset + i * step)
+        for i in range(count)
+    ]
+
+
+def _largest(given: Kwargs) -> tuple[TensorSpec, TensorSpec] | None:
+    source, k, dim = given["self"].spec, given["k"], given["dim"]
     if not -len(source.shape) <= dim < len(source.shape) or type(k) is int:
         return None
     shape = list(source.shape)
@@ -158,6 +207,45 @@ def _largest(source: TensorSpec, k: Size, dim: int) -> tuple[TensorSpec, TensorS
     stride = contiguous_stride(shape)
     values = make_spec(tuple(shape), stride, source.dtype, source.device)
     return values, make_spec(tuple(shape), stride, torch.int64, source.device)
+
+
+def _strided(given: Kwargs) -> TensorSpec | None:
+    source, offset = given["self"].spec, given["storage_offset"]
+    offset = source.offset if offset is None else offset
+    if len(given["size"]) != len(given["stride"]) or any(bounds(n)[0] < 0 for n in given["stride"]):
+        return None
+    return make_spec(tuple(given["size"]), tuple(given["stride"]), source.dtype, source.device, offset)
+
+
+_VIEWS: dict[OpOverload, Callable[[Kwargs], Any]] = {
+    UNFOLD: _windows,
+    **dict.fromkeys((*SPLITS, *SPLITS.values()), _pieces),
+    UNBIND: _rows,
+    STRIDED: _strided,
+    TOPK: _largest,
+}
+
+
+def in_pieces(
+    symbols: Symbols, func: OpOverload, args: Args, kwargs: Kwargs
+) -> tuple[OpOverload, Args, Kwargs]:
+    """A split into pieces of one size, of which there are as many as the sizes of this call make, as one into pieces whose
+    sizes are given; other calls as they are."""
+    by_sizes = SPLITS.get(func)
+    if by_sizes is None:
+        return func, args, kwargs
+    given = _arguments(func, args, kwargs)
+    n, size = _size(given), given["split_size"]
+    if not isinstance(n, Expr) and not isinstance(size, Expr):
+        return func, args, kwargs
+    seen_n, seen_size = (symbols.of_size(v).value for v in (n, size))
+    count = int(-(-seen_n // seen_size)) if seen_size > 0 else 0
+    if count < 1 or count > _MOST_PIECES:
+        raise NeedsFixedSize(f"{n} in pieces of {size}", free_syms(n) | free_syms(size))
+    before = (count - 1) * size
+    if not symbols.compare("gt", n, before) or not symbols.compare("le", n, before + size):
+        raise NeedsFixedSize(f"{n} in pieces of {size}", free_syms(n) | free_syms(size))
+    return by_sizes, (given["self"], [*[size] * (count - 1), n - before], given["dim"]), {}
 
 
 def _from_start(place: Size, n: Size) -> Size:

@@ -237,7 +237,6 @@ REFUSED = {
     "index_out_of_range": lambda x: x[5],
     "view_by_two": lambda x: x.view(-1, 2),
     "pieces": lambda x: x.unbind(0),
-    "pieces_of_three": lambda x: x.split(3, 1),
     "broadcast_with_a_number": lambda x: x + torch.ones(6),
     "product_with_a_number": lambda x: x @ torch.ones(6, 2),
     "small_kth": lambda x: x.kthvalue(4, 1)[0],

@@ -106,8 +106,12 @@ def _is_method_of_torch(fn: types.BuiltinFunctionType) -> bool:
 
 # Functions in Python that hand the number on to one of C and at most compare it, or ask for its class.
 _FUNCTIONAL: frozenset[object] = frozenset(
-    {F.leaky_relu, F.elu, F.celu, F.hardtanh, F.threshold, torch.is_tensor}
-)
+    {
+        F.leaky_relu, F.elu, F.celu, F.hardtanh, F.threshold, torch.is_tensor,
+        F.pad, F.interpolate, F.upsample, F.layer_norm, F.rms_norm,
+        F.adaptive_avg_pool2d, F.adaptive_avg_pool3d,
+    }
+)  # fmt: skip
 
 
 # Methods of containers that look their first argument up, or hash it.
