@@ -8,9 +8,9 @@ fits the answers is the right one:
 * the differences of the numbers of one symbol have no common divisor, so that `s // k * k` is no `s - c` for any k.
 
 There are two more assignments, `HUGE` and `LARGE`, of numbers that only code which allocates no memory may be asked
-about; of the latter also tensors of many dimensions have fewer than 2**63 elements. And `ITSELF`, for symbols of a range of
-one number (sizes of 0 or 1 that data decide): under the others they have numbers as all have, so that expressions can be told
-apart; under this one they are what they are.
+about; of the latter also tensors of many dimensions have fewer than 2**63 elements. And `ITSELF`, for symbols of a range
+of one number (sizes of 0 or 1 that data decide): under the others they have numbers as all have, so that expressions can be
+told apart; under this one they are what they are.
 
 An image of five rows is smaller than many windows that go over one. For symbols that `widened` renames, all numbers are
 large, and far apart from those of other symbols: what is left of two images after many strides still differs.

@@ -8,6 +8,7 @@ aten = torch.ops.aten
 
 SLICE = aten.slice.Tensor
 SELECT = aten.select.int
+SPLIT = aten.split_with_sizes.default
 TOPK = aten.topk.default
 STRIDED = aten.as_strided.default
 UNBIND = aten.unbind.int
@@ -26,6 +27,6 @@ SCALAR_SIZES = {"aten::arange": frozenset({"start", "end", "step"})}
 
 # By the operator that is given one size for all pieces: the one that is given all sizes.
 SPLITS = {
-    aten.split.Tensor: aten.split_with_sizes.default,
+    aten.split.Tensor: SPLIT,
     aten.unsafe_split.Tensor: aten.unsafe_split_with_sizes.default,
 }

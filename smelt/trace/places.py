@@ -15,7 +15,18 @@ from smelt.errors import NeedsFixedSize
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import INFINITE, Expr, Size, bounds, contiguous_stride, free_syms
 from smelt.graph.specs import make_spec
-from smelt.ops.sized_arguments import PLACES, RANGES, SELECT, SLICE, SPLITS, STRIDED, TOPK, UNBIND, UNFOLD
+from smelt.ops.sized_arguments import (
+    PLACES,
+    RANGES,
+    SELECT,
+    SLICE,
+    SPLIT,
+    SPLITS,
+    STRIDED,
+    TOPK,
+    UNBIND,
+    UNFOLD,
+)
 from smelt.torch_private import OpOverload
 from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.fake import FakeTensor
