@@ -312,6 +312,7 @@ ASSERTIONS = _needed(
     lambda: (torch._check, torch._check_index, torch._check_value, torch._check_type),
     "what a program asserts of sizes is a fact",
 )
+assert_condition: Any = _needed(lambda: torch._assert, "an assertion whose message is not read")
 assert_async = _needed(lambda: torch._assert_async, "what a graph takes for granted is checked")
 unscale = _optional(lambda: torch._amp_foreach_non_finite_check_and_unscale_, "GradScaler")
 # Launches a kernel on the addresses of its operands, which fakes do not have.

@@ -7,12 +7,13 @@ fits the answers is the right one:
 * small, middling and large ones, and any two symbols in both orders: what holds only from some size on is seen to fail;
 * the differences of the numbers of one symbol have no common divisor, so that `s // k * k` is no `s - c` for any k.
 
-There is one more assignment, `HUGE`, of numbers that only code which allocates no memory may be asked about. And `ITSELF`,
-for symbols of a range of one number (sizes of 0 or 1 that data decide): under the others they have numbers as all have, so
-that expressions can be told apart; under this one they are what they are.
+There are two more assignments, `HUGE` and `LARGE`, of numbers that only code which allocates no memory may be asked
+about; of the latter also tensors of many dimensions have fewer than 2**63 elements. And `ITSELF`, for symbols of a range
+of one number (sizes of 0 or 1 that data decide): under the others they have numbers as all have, so that expressions can be
+told apart; under this one they are what they are.
 
-There are several levels of numbers: where `s - 10` is a size, or a window of 16 goes over `s`, the smallest number of the
-first level is too small.
+An image of five rows is smaller than many windows that go over one. For symbols that `widened` renames, all numbers are
+large, and far apart from those of other symbols: what is left of two images after many strides still differs.
 """
 
 from __future__ import annotations
@@ -30,10 +31,8 @@ from smelt.graph.sizes import Expr, Size, Sym, evaluate, free_syms
 from smelt.graph.specs import with_sizes
 
 COUNT = 3
-HUGE = COUNT
-ITSELF = HUGE + 1
-LEVELS = range(3)
-_LEAST = ((5, 211), (67, 293), (1031, 1249))  # the smallest and the largest number of a level begin here
+HUGE, LARGE = COUNT, COUNT + 1
+ITSELF = LARGE + 1
 _MOST = 24  # symbols
 Values = tuple[int, ...]  # one for each assignment
 
@@ -46,53 +45,72 @@ def _composites(least: int) -> Iterator[int]:
     return (n for n in itertools.count(least) if any(n % d == 0 for d in range(2, int(n**0.5) + 1)))
 
 
+def _apart(least: int, middle: int, most: int, huge: int) -> Values:
+    """These, but that the one in the middle may be smaller: so that differences have no common divisor. And a large one."""
+    while gcd(middle - least, most - least) != 1:
+        middle -= 1
+    return least, middle, most, huge, huge // 10
+
+
 def _numbers(
     small: Iterator[int], middle: int, large: Iterator[int], huge_ones: Iterator[int]
 ) -> Iterator[Values]:
     for least, most, huge in itertools.islice(zip(small, large, huge_ones), _MOST):
-        while gcd(middle - least, most - least) != 1:
-            middle -= 1
-        yield least, middle, most, huge
-        middle -= 1
+        yield _apart(least, middle, most, huge)
+        middle = _apart(least, middle, most, huge)[1] - 1
+
+
+def _wide(first: int) -> Iterator[Values]:
+    for k in range(_MOST):
+        yield _apart(first + 97 * k, 2029 - 48 * k, 2130 + first + 97 * k, 100_003 + 1009 * k + first)
 
 
 # By the first letter: sizes of inputs, and those that data decide. All of the latter are less than the former in the middle,
-# and more at the end.
-_NUMBERS = tuple(
-    {
-        "s": tuple(_numbers(_primes(first), last - 13, _primes(last), _primes(100_003))),
-        "u": tuple(_numbers(_composites(first - 1), last - 41, _primes(last + 148), _primes(110_017))),
-    }
-    for first, last in _LEAST
-)
+# and more at the end. And what stands for them in large images.
+_NUMBERS = {
+    "s": tuple(_numbers(_primes(5), 198, _primes(211), _primes(100_003))),
+    "u": tuple(_numbers(_composites(4), 170, _primes(359), _primes(110_017))),
+    "w": tuple(_wide(601)),
+    "v": tuple(_wide(650)),
+}
+_WIDER = {"s": "w", "u": "v"}
 
 
 @cache
-def _of_symbol(sym: Sym, level: int) -> Values:
-    found = re.fullmatch(r"([su])(\d+)", sym.name)
+def _of_symbol(sym: Sym) -> Values:
+    found = re.fullmatch(r"([suwv])(\d+)", sym.name)
     if not found or int(found[2]) >= _MOST:
         raise NeedsFixedSize(f"no numbers to try for {sym}", frozenset((sym,)))
-    numbers = _NUMBERS[level][found[1]][int(found[2])]
+    numbers = _NUMBERS[found[1]][int(found[2])]
     return (*numbers, sym.lo if sym.lo == sym.hi else numbers[1])
 
 
-_VALUES: tuple[dict[Expr, Values], ...] = tuple({} for _ in LEVELS)
+def widened(syms: Iterable[Sym]) -> dict[Sym, Sym]:
+    """For each symbol one that stands for it, of which the numbers are large. Raises NeedsFixedSize."""
+    made: dict[Sym, Sym] = {}
+    for sym in syms:
+        _of_symbol(sym)
+        made[sym] = Sym(_WIDER[sym.name[0]] + sym.name[1:], sym.lo, sym.hi)
+    return made
 
 
-def values_of(size: Size, level: int = 0) -> Values:
-    """What `size` is under each assignment but HUGE."""
-    return tuple(at(size, k, level) for k in range(COUNT))
+_VALUES: dict[Expr, Values] = {}
 
 
-def at(size: Size, k: int, level: int = 0) -> int:
-    """What `size` is under assignment `k`, which may be HUGE or ITSELF."""
+def values_of(size: Size) -> Values:
+    """What `size` is under each assignment but HUGE and LARGE."""
+    return tuple(at(size, k) for k in range(COUNT))
+
+
+def at(size: Size, k: int) -> int:
+    """What `size` is under assignment `k`, which may be HUGE, LARGE or ITSELF."""
     if not isinstance(size, Expr):
         return size
-    found = _VALUES[level].get(size)
+    found = _VALUES.get(size)
     if found is None:
-        numbers = {sym: _of_symbol(sym, level) for sym in free_syms(size)}
+        numbers = {sym: _of_symbol(sym) for sym in free_syms(size)}
         made = [evaluate(size, {s: n[i] for s, n in numbers.items()}) for i in range(ITSELF + 1)]
-        found = _VALUES[level][size] = tuple(made)
+        found = _VALUES[size] = tuple(made)
     return found[k]
 
 
@@ -109,18 +127,9 @@ def syms_of(spec: TensorSpec) -> frozenset[Sym]:
     return frozenset()
 
 
-def spec_at(spec: TensorSpec, k: int, level: int = 0) -> TensorSpec:
+def spec_at(spec: TensorSpec, k: int) -> TensorSpec:
     """The spec under assignment `k`."""
-    return with_sizes(spec, lambda size: at(size, k, level))
-
-
-def levels_for(specs: Iterable[TensorSpec], arguments: Iterable[Size] = ()) -> Sequence[int]:
-    """The levels at which all symbolic sizes of tensors are at least 2, as they are at run time, and no argument is
-    negative, if there is such a level."""
-    sizes = {size for spec in specs for size in spec.shape if isinstance(size, Expr)}
-    fitting = [level for level in LEVELS if all(min(values_of(size, level)) > 1 for size in sizes)] or [0]
-    given = list(arguments)
-    return [n for n in fitting if all(min(values_of(size, n)) >= 0 for size in given)] or fitting
+    return with_sizes(spec, lambda size: at(size, k))
 
 
 def agreed(specs: Iterable[TensorSpec], ask: Callable[..., Any], why: str) -> Any:
@@ -130,8 +139,7 @@ def agreed(specs: Iterable[TensorSpec], ask: Callable[..., Any], why: str) -> An
     syms = frozenset().union(*map(syms_of, given))
     if not syms:
         return ask(*given)
-    level = levels_for(given)[0]
-    answers = [ask(*(spec_at(s, k, level) for s in given)) for k in range(COUNT)]
+    answers = [ask(*(spec_at(s, k) for s in given)) for k in range(COUNT)]
     if any(answer != answers[0] for answer in answers):
         raise NeedsFixedSize(why, syms)
     return answers[0]
@@ -140,8 +148,7 @@ def agreed(specs: Iterable[TensorSpec], ask: Callable[..., Any], why: str) -> An
 class Candidates:
     """Sizes that others may be made of, by their values."""
 
-    def __init__(self, sizes: Iterable[Size], level: int = 0) -> None:
-        self._level = level
+    def __init__(self, sizes: Iterable[Size]) -> None:
         self._by_values: dict[Values, set[Expr]] = {}
         self._added: list[Expr] = []
         for size in sizes:
@@ -149,8 +156,8 @@ class Candidates:
 
     def add(self, size: Size) -> None:
         """One more."""
-        if isinstance(size, Expr) and size not in self._by_values.setdefault(self._values(size), set()):
-            self._by_values[self._values(size)].add(size)
+        if isinstance(size, Expr) and size not in self._by_values.setdefault(values_of(size), set()):
+            self._by_values[values_of(size)].add(size)
             self._added.append(size)
 
     def __iter__(self) -> Iterator[Expr]:
@@ -169,35 +176,32 @@ class Candidates:
             return None
         return self._only(given, self._linear(given)) or self._only(given, self._sums(given))
 
-    def _values(self, size: Size) -> Values:
-        return values_of(size, self._level)
-
     def _only(self, given: Values, found: Iterator[Size]) -> Size | None:
-        sizes = {size for size in found if self._values(size) == given}
+        sizes = {size for size in found if values_of(size) == given}
         return sizes.pop() if len(sizes) == 1 else None
 
     def _linear(self, given: Values) -> Iterator[Size]:
         for size in self._added:
-            first, second, *_ = self._values(size)
+            first, second, *_ = values_of(size)
             if first != second and (given[1] - given[0]) % (second - first) == 0:
                 factor = (given[1] - given[0]) // (second - first)
                 yield size * factor + (given[0] - first * factor)
 
     def _sums(self, given: Values) -> Iterator[Size]:
         for a, b in itertools.product(self._added, repeat=2):
-            for values, sign in ((tuple(map(sum, zip(self._values(a), self._values(b)))), 1), (None, -1)):
+            for values, sign in ((tuple(map(sum, zip(values_of(a), values_of(b)))), 1), (None, -1)):
                 if values is None:
-                    values = tuple(x - y for x, y in zip(self._values(a), self._values(b)))
+                    values = tuple(x - y for x, y in zip(values_of(a), values_of(b)))
                 if len({x - y for x, y in zip(given, values)}) == 1:
                     yield a + b * sign + (given[0] - values[0])
 
 
-def candidates_of(specs: Sequence[TensorSpec], numbers: Iterable[Size], level: int = 0) -> Candidates:
+def candidates_of(specs: Sequence[TensorSpec], numbers: Iterable[Size]) -> Candidates:
     """What the sizes of a result may be made of: symbols, sizes and strides of operands, numbers of elements, arguments.
 
     Of several operands, what their sizes add up to is among them.
     """
-    made = Candidates(numbers, level)
+    made = Candidates(numbers)
     for sym in sorted(frozenset().union(*map(free_syms, made), *map(syms_of, specs)), key=str):
         made.add(sym)
     for spec in specs:

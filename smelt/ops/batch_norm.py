@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from smelt.graph.sizes import Size, bounds, static
+from smelt.graph.sizes import Size
 from smelt.loops.builder import Builder, Operand
 from smelt.loops.dtypes import opmath
 from smelt.loops.ir import Value
@@ -50,10 +50,9 @@ def batch_norm(
     count = count_of(x, dims)
 
     def unbiased(v: Value) -> Value:
-        if isinstance(count, int) or bounds(count)[0] < 2:
-            fixed = static(count)
-            return v * (fixed / (fixed - 1) if fixed > 1 else float("nan"))
-        number = as_number(count, torch.float64)
+        if isinstance(count, int):
+            return v * (count / (count - 1) if count > 1 else float("nan"))
+        number = as_number(count, torch.float64)  # of a single one, 0 * infinity
         return v * cast(number / (number - 1), v.dtype)
 
     def blended(of: Tensor, old: Tensor, scaled: Callable[[Value], Value], dtype: torch.dtype) -> Tensor:

@@ -101,18 +101,36 @@ def _patches(b: Builder, x: Tensor, weight: Tensor, bias: Tensor | None, stride:
 
 # ---- shapes on a CPU
 
+_MANY = 1 << 28  # elements, with which no library is one for few
+_FEW = 32  # pixels along a dimension, which are more than most windows have
+
 
 def convolution_format(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, convolution: Convolution
 ) -> tuple[torch.Tensor, torch.Tensor, torch.memory_format, Any]:
-    """(uninitialized input, weight, memory format that the library computes in, library). An operator makes images of one
-    row of one-dimensional data before it looks at the format."""
-    real, real_weight = uninitialized(x), uninitialized(weight)
+    """(uninitialized input, of fewer pixels where there are very many, weight, memory format that the library computes in,
+    library). An operator makes images of one row of one-dimensional data before it looks at the format."""
+    real, real_weight = uninitialized(_fewer(x)), uninitialized(weight)
     backend = select_conv_backend(real, real_weight, bias, *convolution)  # type: ignore[call-arg]
     if x.dim() == 3:
         real, real_weight = real.contiguous().unsqueeze(2), real_weight.unsqueeze(2)
     memory_format = conv_memory_format(real, real_weight, backend)
     return real, real_weight, memory_format, backend
+
+
+def _fewer(x: torch.Tensor) -> torch.Tensor:
+    """Of very many pixels some, which are still many, in the same order: torch is asked about sizes that nobody gave, too,
+    for which there may be no memory."""
+    shape = list(x.shape)
+    while prod(shape) > _MANY:
+        dim = max((d for d in range(x.dim()) if d != 1), key=shape.__getitem__)
+        if shape[dim] < 2 * _FEW:
+            break
+        shape[dim] //= 2
+    if shape == list(x.shape):
+        return x
+    order = sorted(range(x.dim()), key=x.stride, reverse=True)
+    return torch.empty_permuted(shape, order, dtype=x.dtype, device=META)
 
 
 def _convolution_layout(

@@ -155,16 +155,16 @@ def _convolution_backward_layout(
     c = Convolution(*of_convolution).over(n)
     outputs = c.channels(weight.shape)
     bias = None if bias_sizes is None else torch.empty(outputs, dtype=x.dtype)
-    real, real_weight, memory_format, backend = convolution_format(x, weight, bias, c)
+    _, real_weight, memory_format, backend = convolution_format(x, weight, bias, c)
     formats = [memory_format, memory_format]
     if backend != ConvBackend.Mkldnn:  # type: ignore[attr-defined]
         # Other libraries than oneDNN look at the weight's memory format again; groups are computed one by one and joined.
         if memory_format != torch.contiguous_format and (c.transposed or c.groups > 1):
             return NotImplemented
         formats[1] = suggested_format(real_weight.contiguous(memory_format=memory_format))
+    shapes = [t.shape if n > 1 else (*t.shape[:2], 1, *t.shape[2:]) for t in (x, weight)]
     grads = [
-        torch.empty(t.shape, dtype=x.dtype, device=META, memory_format=f)
-        for t, f in zip((real, real_weight), formats)
+        torch.empty(shape, dtype=x.dtype, device=META, memory_format=f) for shape, f in zip(shapes, formats)
     ]
     if n == 1:
         grads = [g.squeeze(2) for g in grads]

@@ -8,11 +8,12 @@ aten = torch.ops.aten
 
 SLICE = aten.slice.Tensor
 SELECT = aten.select.int
-SPLIT = aten.split.Tensor
-SPLIT_WITH_SIZES = aten.split_with_sizes.default
+SPLIT = aten.split_with_sizes.default
+TOPK = aten.topk.default
+STRIDED = aten.as_strided.default
+UNBIND = aten.unbind.int
 DIAGONAL = aten.diagonal.default
 UNFOLD = aten.unfold.default
-TOPK = aten.topk.default
 EMPTY_LIKE = aten.empty_like.default
 
 # They take a range of places (`start`, `end`) or one place (`index`) along `dim`.
@@ -24,3 +25,9 @@ OFFSETS = frozenset({"storage_offset", "start", "end", "step", "shifts", "diagon
 
 # Arguments typed Scalar, of whose numbers the size of the result is made.
 SCALAR_SIZES = {"aten::arange": frozenset({"start", "end", "step"})}
+
+# By the operator that is given one size for all pieces: the one that is given all sizes.
+SPLITS = {
+    aten.split.Tensor: SPLIT,
+    aten.unsafe_split.Tensor: aten.unsafe_split_with_sizes.default,
+}

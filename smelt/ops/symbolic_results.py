@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -18,26 +18,28 @@ from smelt.graph.assignments import (
     COUNT,
     HUGE,
     ITSELF,
+    LARGE,
     Candidates,
     at,
     candidates_of,
-    levels_for,
     products,
     syms_of,
     values_of,
+    widened,
 )
 from smelt.graph.effects import effects
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Expr, Size, Sym, contiguous_stride, evaluate, free_syms, subs
+from smelt.graph.sizes import INFINITE, Expr, Size, Sym, contiguous_stride, evaluate, free_syms, subs
 from smelt.graph.specs import at_numbers, empty_like_spec, make_spec, with_sizes
 from smelt.ops.known_layouts import known_layout
 from smelt.ops.layouts import Accepted, not_tried, on_metas
 from smelt.ops.recompute import Class
 from smelt.ops.registry import row
-from smelt.ops.window_sizes import quotients
+from smelt.ops.result_shapes import Shape, is_windowed, known_shape, least_sizes, quotients
 from smelt.torch_private import OpOverload
 
 _META = torch.device("meta")
+_MOST_ELEMENTS = 1 << 50  # of an operand: what is made of it may have some thousand times as many
 
 # Sizes of their results are quotients, which a multiple of a size may resemble.
 _DIVIDING = (
@@ -54,25 +56,24 @@ _DIVIDING = (
     "split",
     "slice",
 )
-# Sizes must be at least those of their windows, and are where their results have sizes of at least 2: they are tried with
-# larger numbers, if they refuse small ones.
-_WINDOWS = ("conv", "pool")
 # What these do is right, or an error under every assignment, for all sizes from 2 on. Of all others the
-# sizes are required to lie between the smallest and the largest that were tried (`tried_sizes`).
+# sizes are required to lie between the smallest and the largest that were tried (`required_sizes`).
 _SAFE_CLASSES = (
     Class.CREATION, Class.POINTWISE, Class.TRANSCENDENTAL, Class.ROWS, Class.REDUCTION, Class.STATISTICS,
     Class.SCAN, Class.PRODUCT,
 )  # fmt: skip
 _SAFE_NAMES = """
 view _unsafe_view _reshape_alias expand permute transpose t unsqueeze squeeze slice select alias detach unbind
-split_with_sizes cat stack clone copy contiguous _to_copy lift_fresh_copy flip roll repeat constant_pad_nd
+split_with_sizes unfold cat stack clone copy contiguous _to_copy lift_fresh_copy flip roll repeat constant_pad_nd
 index_select index index_put _unsafe_index embedding slice_scatter select_scatter sort argsort cummax cummin
 arange empty zeros ones full rand randn scalar_tensor empty_like zeros_like ones_like full_like rand_like randn_like
 fill bernoulli normal native_dropout tril triu where masked_fill
 _softmax _log_softmax native_layer_norm _fused_rms_norm mm bmm addmm baddbmm mean sum amax amin _fft_c2c
 _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention
-_scaled_dot_product_efficient_attention max_pool2d_with_indices avg_pool1d avg_pool2d _adaptive_avg_pool2d
-upsample_nearest2d upsample_bilinear2d
+_scaled_dot_product_efficient_attention max_pool2d_with_indices max_pool3d_with_indices avg_pool1d avg_pool2d
+avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d
+upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d
+upsample_bicubic2d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
 slice_backward select_backward embedding_dense_backward _softmax_backward_data _log_softmax_backward_data
 native_layer_norm_backward native_group_norm_backward native_batch_norm_backward _fused_rms_norm_backward
 convolution_backward max_pool2d_with_indices_backward avg_pool2d_backward _adaptive_avg_pool2d_backward
@@ -82,24 +83,50 @@ _prelu_kernel_backward binary_cross_entropy binary_cross_entropy_backward binary
 floor_divide remainder rsub special_expm1 hardshrink_backward softshrink_backward log_sigmoid_backward soft_margin_loss
 mse_loss mse_loss_backward huber_loss huber_loss_backward smooth_l1_loss smooth_l1_loss_backward l1_loss linalg_vector_norm
 nll_loss2d_forward nll_loss2d_backward normal_functional exponential uniform random randint randint_like zero
-upsample_nearest2d_backward upsample_bilinear2d_backward
-unfold index_add index_fill masked_scatter new_zeros new_ones new_empty new_full new_empty_strided
+max_pool3d_with_indices_backward avg_pool3d_backward _adaptive_avg_pool3d_backward
+upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward upsample_linear1d_backward
+upsample_bilinear2d_backward upsample_trilinear3d_backward upsample_bicubic2d_backward
+_upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward
+pixel_shuffle pixel_unshuffle channel_shuffle im2col col2im grid_sampler_2d grid_sampler_2d_backward
+_upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward
+index_add index_fill masked_scatter new_zeros new_ones new_empty new_full new_empty_strided
 """
 _SAFE = frozenset(_SAFE_NAMES.split())
 
 
-def tried_sizes(func: OpOverload, args: Sequence[Any], syms: frozenset[Sym]) -> dict[Sym, tuple[int, int]]:
-    """For each symbol, between which numbers it must be for what is found here to hold; nothing where all sizes from 2 on
-    will do."""
+def required_sizes(
+    func: OpOverload,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    device: torch.device,
+    spec_of: Callable[[Any], TensorSpec | None],
+    found: Any,
+) -> list[tuple[Size, int, int]]:
+    """Sizes with the smallest and the largest number that each must be for `found`, which `results` gave, to hold."""
     if _is_safe(func, args):
-        return {}
-    last = HUGE if _may_be_huge(func) else COUNT - 1
-    level = _levels(args)[0]
-    return {s: (min(values_of(s, level)), at(s, last, level)) for s in syms}
+        least = least_sizes(_name(func), _named(func, args, kwargs), spec_of)
+        return [(size, n, INFINITE) for size, n in least if isinstance(size, Expr)]
+    syms = symbols_in((args, kwargs), spec_of)
+    last = _last(func, [s for leaf in _leaves((args, kwargs)) if (s := spec_of(leaf)) is not None])
+    made: list[tuple[Size, int, int]] = []
+    for sym in sorted(syms, key=str):
+        one = {sym: 2}
+        given, named = (_replaced(tree, one, spec_of) for tree in (list(args), kwargs))
+        try:
+            out, _ = _Asked(func, given, named, device, _spec_of).answer(0)
+            small = _fits(_specs_replaced(found, one), out, {s: at(s, 0) for s in syms})
+        except NeedsFixedSize:
+            small = False
+        made.append((sym, 2 if small else min(values_of(sym)), at(sym, last)))
+    return made
 
 
-def _may_be_huge(func: OpOverload) -> bool:
-    return not row(func).run_on_zeros
+def _last(func: OpOverload, specs: Sequence[TensorSpec]) -> int:
+    """The assignment of the largest numbers that the operator may be asked about."""
+    if row(func).run_on_zeros:
+        return COUNT - 1
+    elements = max((prod(at(n, HUGE) for n in spec.shape) for spec in specs), default=0)
+    return HUGE if elements < _MOST_ELEMENTS else LARGE
 
 
 def _is_safe(func: OpOverload, args: Sequence[Any]) -> bool:
@@ -108,8 +135,6 @@ def _is_safe(func: OpOverload, args: Sequence[Any]) -> bool:
         shape = args[0].spec.shape
         dim = args[2] if len(args) > 2 else 0
         return -len(shape) <= dim < len(shape) and isinstance(shape[dim], int)
-    if name == "topk":
-        return isinstance(args[1], Expr)  # it is checked then that there are as many
     if name == "diagonal":  # of another the shorter dimension decides
         shape, dims = args[0].spec.shape, args[2:4] or (0, 1)
         return (
@@ -117,6 +142,8 @@ def _is_safe(func: OpOverload, args: Sequence[Any]) -> bool:
             and all(-len(shape) <= d < len(shape) for d in dims)
             and shape[dims[0]] == shape[dims[1]]
         )
+    if name == "topk":
+        return isinstance(args[1], Expr)  # it is checked then that there are as many
     if name in ("gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce"):
         return _covers(*args[:4])
     if torch.Tag.pointwise in func.tags or row(func).recompute in _SAFE_CLASSES:
@@ -167,33 +194,72 @@ def results(
 
     Raises NeedsFixedSize, or NotImplementedError where it has no shape function.
     """
-    levels = _levels(args)
-    if not any(part in func._schema.name for part in _WINDOWS):
-        levels = levels[:1]
-    for level in levels[:-1]:
+    safe = _is_safe(func, args)
+    if not safe or not is_windowed(_name(func)):
         try:
-            return _results_at(level, func, args, kwargs, device, spec_of)
-        except NeedsFixedSize:
-            continue
-    return _results_at(levels[-1], func, args, kwargs, device, spec_of)
+            return _results(func, args, kwargs, device, spec_of)
+        except NeedsFixedSize as error:
+            if not safe or not isinstance(error, _Unclear):
+                raise
+    # With large numbers. Of images, what is symbolic of the result is at least two, so no window is larger than its image.
+    syms = widened(symbols_in((args, kwargs), spec_of))
+    narrow = {wide: sym for sym, wide in syms.items()}
+    large_args, large_kwargs = (_replaced(given, syms, spec_of) for given in (list(args), kwargs))
+    try:
+        found = _results(func, large_args, large_kwargs, device, _spec_of)
+    except NeedsFixedSize as error:
+        raise NeedsFixedSize(error.reason.detail, frozenset(syms)) from None
+    return _specs_replaced(found, narrow)
 
 
-def _levels(args: Sequence[Any]) -> Sequence[int]:
-    """The levels of numbers (`graph/assignments.py`) at which sizes are as they may be at run time."""
-    found = list(_leaves(args))
-    specs = [leaf.spec for leaf in found if isinstance(getattr(leaf, "spec", None), TensorSpec)]
-    return levels_for(specs, [leaf for leaf in found if isinstance(leaf, Expr)])
+def _broadcast(specs: Sequence[TensorSpec]) -> Shape | None:
+    """The shape of operands that are broadcast; None where that is not clear."""
+    made: list[Size] = []
+    for i in range(1, 1 + max((len(spec.shape) for spec in specs), default=0)):
+        sizes = {spec.shape[-i] for spec in specs if i <= len(spec.shape)} - {1}
+        if len(sizes) > 1:
+            return None
+        made.insert(0, sizes.pop() if sizes else 1)
+    return tuple(made)
 
 
-def _results_at(
-    level: int,
+def _specs_replaced(tree: Any, values: Mapping[Sym, Size]) -> Any:
+    """Specs in a tree with other sizes for the symbols."""
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(_specs_replaced(item, values) for item in tree)
+    return with_sizes(tree, lambda size: subs(size, values)) if isinstance(tree, TensorSpec) else tree
+
+
+def _replaced(tree: Any, values: Mapping[Sym, Size], spec_of: Callable[[Any], TensorSpec | None]) -> Any:
+    """Arguments with other sizes for the symbols."""
+    if isinstance(tree, (list, tuple)):
+        return [_replaced(item, values, spec_of) for item in tree]
+    if isinstance(tree, dict):
+        return {name: _replaced(item, values, spec_of) for name, item in tree.items()}
+    spec = spec_of(tree)
+    if spec is not None:
+        return _Tensor(with_sizes(spec, lambda size: subs(size, values)))
+    return subs(tree, values) if isinstance(tree, Expr) else tree
+
+
+def _named(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """All arguments, by name."""
+    defaults = {a.name: a.default_value for a in func._schema.arguments}
+    return {**defaults, **dict(zip(effects(func).names, args)), **kwargs}
+
+
+def _name(func: OpOverload) -> str:
+    return func._schema.name.removeprefix("aten::")
+
+
+def _results(
     func: OpOverload,
     args: Sequence[Any],
     kwargs: dict[str, Any],
     device: torch.device,
     spec_of: Callable[[Any], TensorSpec | None],
 ) -> Any:
-    asked = _Asked(func, args, kwargs, device, spec_of, level)
+    asked = _Asked(func, args, kwargs, device, spec_of)
     syms, specs, sizes = asked.syms, asked.specs, asked.sizes
     answers, given = [], []
     for k in range(COUNT):
@@ -210,14 +276,17 @@ def _results_at(
         _check_itself(asked, None)
         written = tuple(effects(func).argument(result.arg, tuple(args), kwargs) for result in declared)
         return written[0] if len(written) == 1 else written
-    name = func._schema.name.removeprefix("aten::")
-    sizes += quotients(func, dict(zip(effects(func).names, args)) | kwargs, spec_of)
-    found = _Fit(name, candidates_of(specs, sizes, level), syms, device, given, level).tree(answers)
+    name = _name(func)
+    named = _named(func, args, kwargs)
+    sizes += quotients(name, named, spec_of)
+    shape = _broadcast(specs) if torch.Tag.pointwise in func.tags else known_shape(name, named, spec_of)
+    found = _Fit(name, candidates_of(specs, sizes), shape, syms, device, given).tree(answers)
     _check_itself(asked, found)
-    if device.type == "cpu" and _may_be_huge(func) and not _is_safe(func, args):
-        # All huge, and each beside small others: which is smaller may decide (a diagonal of 2 * s by t).
+    last = _last(func, specs)
+    if device.type == "cpu" and last >= COUNT and not _is_safe(func, args):
+        # All large, and each beside small others: which is smaller may decide (a diagonal of 2 * s by t).
         for sym in (None, *syms) if len(syms) > 1 else (None,):
-            numbers = {s: at(s, HUGE if sym in (None, s) else 0, level) for s in syms}
+            numbers = {s: at(s, last if sym in (None, s) else 0) for s in syms}
             out, _ = asked.answer_for(lambda size, numbers=numbers: evaluate(size, numbers))  # type: ignore[misc]
             if not _fits(found, out, numbers):
                 raise NeedsFixedSize(f"{name}: large sizes make a difference", syms)
@@ -228,7 +297,7 @@ def _check_itself(asked: _Asked, found: Any) -> None:
     """Raises NeedsFixedSize where sizes of 0 or 1 make a difference to what was found for others."""
     if any(s.lo == s.hi for s in asked.syms):
         out, _ = asked.answer(ITSELF)
-        if found is not None and not _has_sizes(found, out, asked.level):
+        if found is not None and not _has_sizes(found, out):
             raise NeedsFixedSize(f"{asked.func}: sizes of 0 or 1 make a difference", asked.syms)
 
 
@@ -246,18 +315,9 @@ def culprits(
     fixed = {s: hints[s] for s in syms}
     for sym in syms:
         others: dict[Sym, Size] = {s: n for s, n in fixed.items() if s is not sym}
-
-        def numbers(value: Any, values: dict[Sym, Size] = others) -> Any:
-            if isinstance(value, (list, tuple)):
-                return [numbers(v) for v in value]
-            spec = spec_of(value)
-            if spec is not None:
-                return _Tensor(with_sizes(spec, lambda size: subs(size, values)))
-            return subs(value, values) if isinstance(value, Expr) else value
-
+        given, named = (_replaced(tree, others, spec_of) for tree in (list(args), kwargs))
         try:
-            named = {name: numbers(v) for name, v in kwargs.items()}
-            results(func, [numbers(a) for a in args], named, device, _spec_of)
+            results(func, given, named, device, _spec_of)
         except NeedsFixedSize:
             continue
         del fixed[sym]
@@ -285,13 +345,13 @@ def _fits(found: Any, out: Any, numbers: Mapping[Sym, int]) -> bool:
     return (spec.shape, spec.stride, spec.offset) == (out.size(), out.stride(), out.storage_offset())
 
 
-def _has_sizes(found: Any, out: Any, level: int) -> bool:
+def _has_sizes(found: Any, out: Any) -> bool:
     """Whether the specs have the sizes of the tensors `out` under assignment ITSELF."""
     if isinstance(found, (list, tuple)):
-        return len(found) == len(out) and all(_has_sizes(f, o, level) for f, o in zip(found, out))
+        return len(found) == len(out) and all(map(_has_sizes, found, out))
     if not isinstance(found, TensorSpec):
         return True
-    return isinstance(out, torch.Tensor) and out.size() == tuple(at(n, ITSELF, level) for n in found.shape)
+    return isinstance(out, torch.Tensor) and out.size() == tuple(at(n, ITSELF) for n in found.shape)
 
 
 class _Asked:
@@ -304,10 +364,9 @@ class _Asked:
         kwargs: dict[str, Any],
         device: torch.device,
         spec_of: Callable[[Any], TensorSpec | None],
-        level: int,
     ) -> None:
         self.func, self.args, self.kwargs = func, args, kwargs
-        self.device, self.spec_of, self.level = device, spec_of, level
+        self.device, self.spec_of = device, spec_of
         leaves = list(_leaves((args, kwargs)))
         self.syms = symbols_in(leaves, spec_of)
         self.specs = [s for leaf in leaves if (s := spec_of(leaf)) is not None]
@@ -321,7 +380,7 @@ class _Asked:
     def answer(self, k: int) -> tuple[Any, dict[int, tuple[torch.Tensor, Any]]]:
         """(what it gives under assignment k; by their ids, the meta tensors that it was given, each with what it stands
         for)."""
-        return self.answer_for(lambda size: at(size, k, self.level))
+        return self.answer_for(lambda size: at(size, k))
 
     def answer_for(self, number_of: Callable[[Size], int]) -> tuple[Any, dict[int, tuple[torch.Tensor, Any]]]:
         """The same for other numbers."""
@@ -360,8 +419,7 @@ def _by_rule(asked: _Asked, out: Any) -> TensorSpec | None:
         return None
     shape, stride, offset = layout
     said = out.size(), out.stride(), out.storage_offset()
-    first = partial(at, k=0, level=asked.level)
-    if (tuple(map(first, shape)), tuple(map(first, stride)), first(offset)) != said:
+    if (tuple(at(n, 0) for n in shape), tuple(at(n, 0) for n in stride), at(offset, 0)) != said:
         return None
     return make_spec(shape, stride, out.dtype, asked.device, offset)
 
@@ -413,24 +471,29 @@ def _are_rows(args: Sequence[Any], specs: Sequence[TensorSpec]) -> bool:
     return all(s.shape in fitting or not syms_of(s) for s in specs)
 
 
+class _Unclear(NeedsFixedSize):
+    """No expression fits what an operator gave, or several do."""
+
+
 class _Fit:
-    """Sizes of results. `given`: for each assignment the metas that were given back, with what they stand for."""
+    """Sizes of results. `shape`: that of the images that a window makes, if it is known. `given`: for each assignment the
+    metas that were given back, with what they stand for."""
 
     def __init__(
         self,
         name: str,
         candidates: Candidates,
+        shape: Shape | None,
         syms: frozenset[Sym],
         device: torch.device,
         given: Sequence[dict[int, tuple[torch.Tensor, Any]]],
-        level: int,
     ) -> None:
         self.name = name
         self.candidates = candidates
+        self.known = shape
         self.syms = syms
         self.device = device
         self.given = given
-        self.level = level
         self.combined = not any(part in name for part in _DIVIDING)
 
     def tree(self, answers: Sequence[Any]) -> Any:
@@ -463,16 +526,25 @@ class _Fit:
             or metas[0].is_neg()
         ):
             raise self.refuse("the dtype")
-        shape = tuple(self.size(values) for values in zip(*(m.size() for m in metas)))
+        shape = self.shape([tuple(m.size()) for m in metas])
         strides = list(zip(*(m.stride() for m in metas)))
         offset = tuple(int(m.storage_offset()) for m in metas)
         return make_spec(shape, self.strides(shape, strides), metas[0].dtype, self.device, self.size(offset))
 
+    def shape(self, values: Sequence[tuple[int, ...]]) -> Shape:
+        if self.known is not None and list(values) == [
+            tuple(at(n, k) for n in self.known) for k in range(COUNT)
+        ]:
+            return self.known
+        return tuple(map(self.size, zip(*values)))
+
     def strides(self, shape: tuple[Size, ...], values: Sequence[tuple[int, ...]]) -> tuple[Size, ...]:
-        dense = contiguous_stride(shape)
-        if all(at(n, k, self.level) == v[k] for n, v in zip(dense, values) for k in range(COUNT)):
-            return dense
-        of_shape = Candidates(products(shape), self.level)
+        order = sorted(range(len(shape)), key=lambda d: (-values[d][COUNT - 1], d))  # outermost first
+        permuted = dict(zip(order, contiguous_stride([shape[d] for d in order])))
+        for dense in (contiguous_stride(shape), tuple(permuted[d] for d in range(len(shape)))):
+            if all(at(n, k) == v[k] for n, v in zip(dense, values) for k in range(COUNT)):
+                return dense
+        of_shape = Candidates(products(shape))
         found = []
         for stride in values:
             made = of_shape.fit(stride, combined=False)
@@ -486,4 +558,4 @@ class _Fit:
         return found
 
     def refuse(self, what: str) -> NeedsFixedSize:
-        return NeedsFixedSize(f"{self.name}: {what} depends on sizes in a way that is not known", self.syms)
+        return _Unclear(f"{self.name}: {what} depends on sizes in a way that is not known", self.syms)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,7 @@ import torch
 from smelt import _native
 from smelt.graph.assignments import syms_of
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Expr, Size, Sym
-from smelt.ops.symbolic_results import tried_sizes
-from smelt.torch_private import OpOverload
-from smelt.trace.arguments import Args
+from smelt.graph.sizes import Expr, Size
 from smelt.trace.fake import FakeTensor, wrap
 from smelt.trace.inputs import Inputs
 
@@ -40,7 +37,7 @@ class Answer:
     container: type | None
     parts: list[Any]  # Part | list[Part]
     spec: Any  # of the node
-    symbols: frozenset[Sym] = frozenset()  # of the arguments
+    required: Sequence[tuple[Size, int, int]] = ()  # sizes, and between which numbers each must be
 
 
 def part_spec(part: Part | list[Part]) -> Any:
@@ -104,10 +101,10 @@ def _layout(inputs: Inputs, spec: TensorSpec) -> tuple[Any, Any, Any]:
     return symbols.layout(spec)
 
 
-def check_sizes(inputs: Inputs, func: OpOverload, args: Args, syms: frozenset[Sym]) -> None:
-    """Requires that sizes are such as were tried, where that matters."""
+def require_sizes(inputs: Inputs, required: Sequence[tuple[Size, int, int]]) -> None:
+    """Requires that each size is between these numbers."""
     symbols = inputs.numbers.symbols
-    if symbols is not None:
-        for sym, (least, most) in tried_sizes(func, args, syms).items():
-            symbols.at_least(sym, least)
-            symbols.at_most(sym, most)
+    assert symbols is not None or not required
+    for size, least, most in required:
+        symbols.at_least(size, least)  # type: ignore[union-attr]
+        symbols.at_most(size, most)  # type: ignore[union-attr]

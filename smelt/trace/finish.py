@@ -128,21 +128,16 @@ def _symbols_there(
 def _sized(
     parts: TraceParts, used: Container[Node | None], there: set[Sym]
 ) -> dict[Sym, tuple[FakeTensor, SizeSource]]:
-    """For each symbol of `there`, an input in which it is found, and where: a used input, if one has the symbol. An input
-    that is there for one symbol has others, too, which are added to `there`."""
+    """For each symbol of `there`, an input in which it is found, and where: a used input, if one has the symbol. The other
+    symbols of an input that is one for this alone come to be `there`, too."""
     found: dict[Sym, tuple[FakeTensor, SizeSource]] = {}
-    left = list(there)
-    while left:
-        sym = left.pop()
-        places = parts.inputs.sized.get(sym, ())
-        if sym in found or not places:
-            continue
-        among = [place for place in places if place[0].aten_node in used or place[0].torch_node in used]
-        found[sym] = (among or places)[0]
-        others = syms_of(found[sym][0].spec)
-        there |= others
-        left += others
-    return {sym: found[sym] for sym in parts.inputs.sized if sym in found}
+    while missing := [sym for sym in parts.inputs.sized if sym in there and sym not in found]:
+        for sym in missing:
+            places = parts.inputs.sized[sym]
+            among = [place for place in places if place[0].aten_node in used or place[0].torch_node in used]
+            found[sym] = (among or places)[0]
+            there |= syms_of(found[sym][0].spec)
+    return found
 
 
 def _numbers_as_sizes(parts: TraceParts, there: Container[Sym]) -> dict[Sym, NumberInput]:

@@ -17,7 +17,14 @@ from smelt.torch_private import (
     DisableTorchFunction,
     maybe_current_level,
 )
-from smelt.trace import foreach, fused_optimizers, masked_stores, packed_sequences, row_indexing
+from smelt.trace import (
+    foreach,
+    fused_optimizers,
+    masked_stores,
+    packed_sequences,
+    resizing,
+    row_indexing,
+)
 from smelt.trace.arguments import Args, Kwargs, Unnameable
 from smelt.trace.fake import FakeTensor, check_fixed, has_new, hides_metadata
 from smelt.trace.handlers import is_handled
@@ -35,8 +42,8 @@ _LARGE = 10_000_000  # elements
 
 # Of functions whose C++ code does not run on fakes, or leaves a backward that cannot be recorded.
 _BODIES: dict[Any, Body] = {**packed_sequences.BODIES, **row_indexing.BODIES, **masked_stores.BODIES}
-# Of functions that are one operator for each of several tensors.
-_BODIES_OF_LISTS = {**foreach.BODIES, **fused_optimizers.BODIES}
+# Of functions that are one operator for each of several tensors, or another one where sizes are symbolic.
+_BODIES_OF_LISTS = {**foreach.BODIES, **fused_optimizers.BODIES, **resizing.BODIES}
 
 
 def _takes_the_default_device(func: Any, given: Any, out: Any) -> bool:

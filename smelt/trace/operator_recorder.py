@@ -23,7 +23,7 @@ from smelt.trace.fake import FakeTensor, fakes_in
 from smelt.trace.inputs import Inputs
 from smelt.trace.known_values import KnownValues
 from smelt.trace.number_inputs import NumberInputs, size_arguments, with_sizes
-from smelt.trace.places import in_range, with_known_pieces
+from smelt.trace.places import in_pieces, in_range
 from smelt.trace.symbols import PLAIN_TYPE, SYMBOLIC, Symbols, hint
 from smelt.trace.tape import Tape
 from smelt.trace.writes import Writes
@@ -61,10 +61,10 @@ class OperatorRecorder:
         symbols = self.numbers.symbols
         if symbols is not None and symbols.hints:
             args, kwargs = with_sizes(func, args, kwargs)
+            func, args, kwargs = in_pieces(symbols, func, args, kwargs)
             args, kwargs = in_range(symbols, func, args, kwargs, self.new_size)
             if symbols.known.numbers and func not in RANGES and func not in PLACES:
                 args, kwargs = self._with_new_sizes(symbols, func, args, kwargs)
-            func, args, kwargs = with_known_pieces(symbols, func, args, kwargs)
         key: list[Any] = [func]
         nodes: list[Any] = []
         for a in args:

@@ -6,33 +6,33 @@ What eager clamps to the size, or counts from the end, is then a plain size from
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from smelt.errors import NeedsFixedSize
-from smelt.graph.assignments import syms_of
-from smelt.graph.data_sizes import is_of_data
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import INFINITE, Expr, Size, bounds, contiguous_stride, free_syms
 from smelt.graph.specs import make_spec
 from smelt.ops.sized_arguments import (
-    DIAGONAL,
     PLACES,
     RANGES,
     SELECT,
     SLICE,
     SPLIT,
-    SPLIT_WITH_SIZES,
+    SPLITS,
+    STRIDED,
     TOPK,
+    UNBIND,
     UNFOLD,
 )
 from smelt.torch_private import OpOverload
 from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import Symbols
+
+_MOST_PIECES = 64
 
 
 def in_range(
@@ -66,7 +66,7 @@ def in_range(
             raise NeedsFixedSize(f"place {index} of {n}", free_syms(n) | free_syms(index))
         given["index"] = index if isinstance(index, int) else place
         return tuple(given.values()), {}
-    if func in (SPLIT_WITH_SIZES, TOPK):
+    if func in (SPLIT, TOPK):
         _check_counts(symbols, func, _arguments(func, args, kwargs))
     return args, kwargs
 
@@ -76,37 +76,11 @@ def _check_counts(symbols: Symbols, func: OpOverload, given: Kwargs) -> None:
     n = _size(given)
     if func is TOPK and symbols.known.concerns(given["k"]):
         symbols.expect("lt", n, given["k"], False)
-    if func is SPLIT_WITH_SIZES and symbols.known.concerns(*given["split_sizes"]):
+    if func is SPLIT and symbols.known.concerns(*given["split_sizes"]):
         total: Size = 0
         for size in given["split_sizes"]:
             total = total + size
         symbols.assume("eq", total, n)
-
-
-def with_known_pieces(
-    symbols: Symbols, func: OpOverload, args: Args, kwargs: Kwargs
-) -> tuple[OpOverload, Args, Kwargs]:
-    """A split into pieces of one size as one into pieces of given sizes: their number is what it is in this call."""
-    if func is not SPLIT:
-        return func, args, kwargs
-    given = _arguments(func, args, kwargs)
-    n, size = _size(given), given["split_size"]
-    if not isinstance(size, Expr) and not syms_of(given["self"].spec):
-        return func, args, kwargs
-    if size == 1 and isinstance(n, Expr):
-        raise NeedsFixedSize(f"pieces of one row of {n}", free_syms(n))
-    if symbols.compare("lt", size, 1):
-        return func, args, kwargs  # the operator refuses it, or gives one piece of nothing
-    whole, part = (symbols.of_size(v).value if isinstance(v, Expr) else v for v in (n, size))
-    count = max(1, -(-whole // part))
-    last = n - size * (count - 1)
-    if symbols.compare("lt", last, 1) or symbols.compare("gt", last, size):
-        raise NeedsFixedSize(f"pieces of {size} of {n}", free_syms(n) | free_syms(size))
-    return (
-        SPLIT_WITH_SIZES,
-        (given["self"], [*itertools.repeat(size, int(count) - 1), last], given["dim"]),
-        {},
-    )
 
 
 def _arguments(func: OpOverload, args: Args, kwargs: Kwargs) -> Kwargs:
@@ -148,68 +122,38 @@ def _is_kept(given: Size | None, place: Size, n: Size) -> bool:
 
 
 def view_of(func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """The specs of a slice, a selection, pieces, windows, or of as many largest elements as data decide, for arguments that
-    `in_range` gave; None for any other operator, and where it is not known, or refused."""
-    if func is DIAGONAL:
-        return _diagonal(_arguments(func, args, kwargs))
-    rule = _RULES.get(func)
-    if rule is None:
+    """What a slice, a selection, windows or pieces give for arguments that `in_range` gave, or an operator whose counts it
+    has checked; None for any other operator."""
+    rule = _VIEWS.get(func)
+    if rule is not None:
+        return rule(_arguments(func, args, kwargs))
+    if func not in (SLICE, SELECT):
         return None
     given = _arguments(func, args, kwargs)
-    source, dim = given["self"].spec, given["dimension" if func is UNFOLD else "dim"]
-    rank = len(source.shape)
-    return rule(source, dim % rank, given) if -rank <= dim < rank else None
-
-
-def _selected(source: TensorSpec, dim: int, given: Kwargs) -> TensorSpec | None:
-    n, stride = source.shape[dim], source.stride[dim]
-    place = _from_start(given["index"], n)
-    if isinstance(place, int) and isinstance(n, int) and not 0 <= place < n:
+    source = given["self"].spec
+    shape, stride = list(source.shape), list(source.stride)
+    dim = given["dim"] % len(shape) if -len(shape) <= given["dim"] < len(shape) else None
+    if dim is None:
         return None
-    return _changed(source, dim, (), (), place * stride)
-
-
-def _sliced(source: TensorSpec, dim: int, given: Kwargs) -> TensorSpec | None:
-    n, stride, step = source.shape[dim], source.stride[dim], given["step"]
-    if type(step) is not int or step < 1:
-        return None
-    first = 0 if given["start"] is None else _from_start(given["start"], n)
-    last = n if given["end"] is None else _from_start(given["end"], n)
-    if isinstance(n, int) and isinstance(first, int) and isinstance(last, int):
-        first, last, _ = slice(given["start"], given["end"]).indices(n)
-        last = max(first, last)
-    return _changed(source, dim, ((last - first + (step - 1)) // step,), (stride * step,), first * stride)
-
-
-def _pieces(source: TensorSpec, dim: int, given: Kwargs) -> list[TensorSpec] | None:
-    n, stride, sizes = source.shape[dim], source.stride[dim], given["split_sizes"]
-    total: Size = 0
-    found = []
-    for size in sizes:
-        found.append(_changed(source, dim, (size,), (stride,), total * stride))
-        total = total + size
-    assumed = any(is_of_data(sym) for size in sizes for sym in free_syms(size))
-    refused = (total != n and not assumed) or any(isinstance(size, int) and size < 0 for size in sizes)
-    return None if refused else found
-
-
-def _largest(source: TensorSpec, dim: int, given: Kwargs) -> tuple[TensorSpec, TensorSpec] | None:
-    if type(given["k"]) is int:
-        return None
-    shape = (*source.shape[:dim], given["k"], *source.shape[dim + 1 :])
-    stride = contiguous_stride(shape)
-    values = make_spec(shape, stride, source.dtype, source.device)
-    return values, make_spec(shape, stride, torch.int64, source.device)
-
-
-def _windows(source: TensorSpec, dim: int, given: Kwargs) -> TensorSpec | None:
-    n, stride, size, step = source.shape[dim], source.stride[dim], given["size"], given["step"]
-    if type(size) is not int or type(step) is not int or size < 0 or step < 1:
-        return None
-    if isinstance(n, int) and n < size:
-        return None
-    made = _changed(source, dim, ((n - size) // step + 1,), (stride * step,), 0)
-    return make_spec((*made.shape, size), (*made.stride, stride), made.dtype, made.device, made.offset)
+    if func is SELECT:
+        first, n = _from_start(given["index"], shape[dim]), shape[dim]
+        if isinstance(first, int) and isinstance(n, int) and not 0 <= first < n:
+            return None
+        offset = source.offset + first * stride[dim]
+        del shape[dim], stride[dim]
+    else:
+        n, step = shape[dim], given["step"]
+        first = 0 if given["start"] is None else _from_start(given["start"], n)
+        last = n if given["end"] is None else _from_start(given["end"], n)
+        if type(step) is not int or step < 1:
+            return None
+        if isinstance(n, int) and isinstance(first, int) and isinstance(last, int):
+            first, last, _ = slice(given["start"], given["end"]).indices(n)
+            last = max(first, last)
+        offset = source.offset + first * stride[dim]
+        shape[dim] = (last - first + (step - 1)) // step
+        stride[dim] = stride[dim] * step
+    return make_spec(tuple(shape), tuple(stride), source.dtype, source.device, offset)
 
 
 def _diagonal(given: Kwargs) -> TensorSpec | None:
@@ -233,26 +177,113 @@ def _diagonal(given: Kwargs) -> TensorSpec | None:
     )
 
 
-_RULES: dict[OpOverload, Callable[[TensorSpec, int, Kwargs], Any]] = {
-    SELECT: _selected,
-    SLICE: _sliced,
-    SPLIT_WITH_SIZES: _pieces,
-    TOPK: _largest,
+def _windows(given: Kwargs) -> TensorSpec | None:
+    source, dim, size, step = (given[name] for name in ("self", "dimension", "size", "step"))
+    shape, stride = list(source.spec.shape), list(source.spec.stride)
+    if (
+        not shape
+        or not -len(shape) <= dim < len(shape)
+        or bounds(size)[0] < 1
+        or type(step) is not int
+        or step < 1
+    ):
+        return None
+    shape[dim] = (shape[dim] - size) // step + 1
+    if isinstance(shape[dim], int) and shape[dim] < 1:
+        return None
+    stride.append(stride[dim])
+    stride[dim] = stride[dim] * step
+    return make_spec((*shape, size), tuple(stride), source.spec.dtype, source.spec.device, source.spec.offset)
+
+
+def _pieces(given: Kwargs) -> list[TensorSpec] | None:
+    source, dim = given["self"].spec, given["dim"]
+    first: Size = 0
+    if not -len(source.shape) <= dim < len(source.shape):
+        return None
+    n, made = source.shape[dim], []
+    sizes = given.get("split_sizes") or _equal(n, given["split_size"])
+    if not sizes or any(isinstance(size, int) and size < 0 for size in sizes):
+        return None
+    if sum(sizes) != n and not any(sym.name.startswith("u") for size in sizes for sym in free_syms(size)):
+        return None  # of those that data decide, the sum was checked
+    for size in sizes:
+        shape = list(source.shape)
+        shape[dim] = size
+        offset = source.offset + first * source.stride[dim]
+        made.append(make_spec(tuple(shape), source.stride, source.dtype, source.device, offset))
+        first = first + size
+    return made
+
+
+def _equal(n: Size, size: Size) -> list[Size]:
+    """Sizes of pieces of `size`, the last of which may be smaller; none where their number is not known."""
+    if not isinstance(n, int) or not isinstance(size, int) or size < 1:
+        return []
+    return [min(size, n - first) for first in range(0, n, size)]
+
+
+def _rows(given: Kwargs) -> list[TensorSpec] | None:
+    source, dim = given["self"].spec, given["dim"]
+    if not -len(source.shape) <= dim < len(source.shape) or not isinstance(source.shape[dim], int):
+        return None
+    shape, stride = list(source.shape), list(source.stride)
+    count, step = shape.pop(dim), stride.pop(dim)
+    return [
+        make_spec(tuple(shape), tuple(stride), source.dtype, source.device, source.offset + i * step)
+        for i in range(count)
+    ]
+
+
+def _largest(given: Kwargs) -> tuple[TensorSpec, TensorSpec] | None:
+    source, k, dim = given["self"].spec, given["k"], given["dim"]
+    if not -len(source.shape) <= dim < len(source.shape) or type(k) is int:
+        return None
+    shape = list(source.shape)
+    shape[dim] = k
+    stride = contiguous_stride(shape)
+    values = make_spec(tuple(shape), stride, source.dtype, source.device)
+    return values, make_spec(tuple(shape), stride, torch.int64, source.device)
+
+
+def _strided(given: Kwargs) -> TensorSpec | None:
+    source, offset = given["self"].spec, given["storage_offset"]
+    offset = source.offset if offset is None else offset
+    if len(given["size"]) != len(given["stride"]) or any(bounds(n)[0] < 0 for n in given["stride"]):
+        return None
+    return make_spec(tuple(given["size"]), tuple(given["stride"]), source.dtype, source.device, offset)
+
+
+_VIEWS: dict[OpOverload, Callable[[Kwargs], Any]] = {
     UNFOLD: _windows,
+    DIAGONAL: _diagonal,
+    **dict.fromkeys((*SPLITS, *SPLITS.values()), _pieces),
+    UNBIND: _rows,
+    STRIDED: _strided,
+    TOPK: _largest,
 }
 
 
-def _changed(
-    source: TensorSpec, dim: int, shape: tuple[Size, ...], stride: tuple[Size, ...], skipped: Size
-) -> TensorSpec:
-    """A view with other sizes and strides in the place of those of `dim`, from `skipped` elements on."""
-    return make_spec(
-        (*source.shape[:dim], *shape, *source.shape[dim + 1 :]),
-        (*source.stride[:dim], *stride, *source.stride[dim + 1 :]),
-        source.dtype,
-        source.device,
-        source.offset + skipped,
-    )
+def in_pieces(
+    symbols: Symbols, func: OpOverload, args: Args, kwargs: Kwargs
+) -> tuple[OpOverload, Args, Kwargs]:
+    """A split into pieces of one size, of which there are as many as the sizes of this call make, as one into pieces whose
+    sizes are given; other calls as they are."""
+    by_sizes = SPLITS.get(func)
+    if by_sizes is None:
+        return func, args, kwargs
+    given = _arguments(func, args, kwargs)
+    n, size = _size(given), given["split_size"]
+    if not isinstance(n, Expr) and not isinstance(size, Expr):
+        return func, args, kwargs
+    seen_n, seen_size = (symbols.of_size(v).value for v in (n, size))
+    count = int(-(-seen_n // seen_size)) if seen_size > 0 else 0
+    if count < 1 or count > _MOST_PIECES:
+        raise NeedsFixedSize(f"{n} in pieces of {size}", free_syms(n) | free_syms(size))
+    before = (count - 1) * size
+    if not symbols.compare("gt", n, before) or not symbols.compare("le", n, before + size):
+        raise NeedsFixedSize(f"{n} in pieces of {size}", free_syms(n) | free_syms(size))
+    return by_sizes, (given["self"], [*[size] * (count - 1), n - before], given["dim"]), {}
 
 
 def _from_start(place: Size, n: Size) -> Size:

@@ -29,7 +29,7 @@ from smelt.reasons import (
     ReasonKind,
 )
 from smelt.torch_private import OpOverload
-from smelt.trace.answers import Answer, Part, check_sizes, fresh, number, part_spec, view
+from smelt.trace.answers import Answer, Part, fresh, number, part_spec, require_sizes, view
 from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.fake import FakeTensor, wrap
 from smelt.trace.inputs import Inputs
@@ -63,8 +63,8 @@ def infer(
     `inputs` gives fakes for real tensors among them. Raises what the operator raises for such metadata."""
     key = (key, torch.get_default_dtype())
     answer = _ANSWERS.get(key)
-    if answer is not None and answer.symbols:
-        check_sizes(inputs, func, args, answer.symbols)
+    if answer is not None and answer.required:
+        require_sizes(inputs, answer.required)
     if answer is None:
         out, answer = _FirstCall(inputs, func, info, args, kwargs).infer()
         if answer is None:
@@ -132,7 +132,7 @@ class _FirstCall:
                 self.inputs, self.func, self.info, self.args, self.kwargs, self.device, symbols
             )
             answer = found.answer()
-            check_sizes(self.inputs, self.func, self.args, symbols)
+            require_sizes(self.inputs, answer.required)
             return _repeat(self.inputs, answer, self.info, self.args, self.kwargs), answer
         metas = [self._meta(a) for a in self.args]
         meta_kwargs = {k: self._meta(v) for k, v in self.kwargs.items()}

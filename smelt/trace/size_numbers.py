@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-from smelt.graph.sizes import Expr, Size, Sym, bounds, free_syms, subs
+from smelt.graph.sizes import Expr, Quotient, Size, Sym, bounds, free_syms, subs
 
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg,
@@ -86,6 +86,28 @@ def _bounds(size: Size) -> tuple[int, int]:
     above = {sym: Sym(sym.name) + sym.lo for sym in free_syms(size)}
     more, less = bounds(subs(size, above))
     return max(low, more), min(high, less)
+
+
+def of_dividend(difference: Size) -> tuple[bool, Size, int] | None:
+    """How `difference < 0` is said of what is divided, or multiplied, in it: (True, x, n) for x < n, (False, x, n) for
+    x >= n. None where nothing is."""
+    if not isinstance(difference, Expr) or len(difference.terms) != 1:
+        return None
+    (monomial, factor), const = difference.terms[0], difference.const
+    if abs(factor) != 1:  # factor * x < -const
+        x = prod(monomial, start=1)
+        return (True, x, -(const // factor)) if factor > 0 else (False, x, const // -factor + 1)
+    atom = monomial[0]
+    if (
+        len(monomial) > 1
+        or not isinstance(atom, Quotient)
+        or atom.op != "//"
+        or not isinstance(atom.right, int)
+    ):
+        return None
+    if factor > 0:  # x // n < -const
+        return True, atom.left, -const * atom.right
+    return False, atom.left, (const + 1) * atom.right  # x // n > const
 
 
 def reduced(a: Size, b: Size) -> tuple[Size, Size]:

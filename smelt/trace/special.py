@@ -6,7 +6,7 @@ recorded as any other.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -14,15 +14,18 @@ import torch
 from smelt.errors import NeedsFixedSize
 from smelt.graph.assignments import agreed
 from smelt.graph.ir import TensorSpec
+from smelt.graph.sizes import Size, Sym, free_syms, numel, static
 from smelt.graph.specs import static_sizes
 from smelt.graph.tree import leaves, map_leaves
 from smelt.ops.registry import row
+from smelt.ops.sized_arguments import STRIDED
 from smelt.ops.trace_rules import TraceRule
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
 from smelt.torch_private import DisableTorchDispatch, OpOverload
 from smelt.trace import data_dependent, shapes
 from smelt.trace.arguments import Args, Kwargs
-from smelt.trace.fake import FakeTensor, check_fixed, wrap
+from smelt.trace.fake import FakeTensor, check_fixed, symbols_of, wrap
+from smelt.trace.number_inputs import with_sizes
 from smelt.trace.operator_recorder import OperatorRecorder
 from smelt.trace.symbols import SYMBOLIC, has_symbols, plain
 
@@ -138,10 +141,16 @@ def _change_metadata(recorder: OperatorRecorder, func: OpOverload, args: Args, k
     fake, *rest = args
     if recorder.inputs.holds(fake):
         raise recorder.call.unsupported(UNSUPPORTED_EFFECT, f"{func} changes the shape of an outside tensor")
-    check_fixed((fake, rest), str(func))
     view = row(func).view
     assert view is not None
-    node = recorder.tape.add_operator(view, (fake.aten_node, *rest), kwargs, shapes.stem(view), None)
+    (_, *sizes), named = with_sizes(view, args, kwargs)
+    if has_symbols((sizes, named)):
+        raise NeedsFixedSize(f"{func} of symbolic numbers", recorder.numbers.sizes)
+    if view is STRIDED:
+        _check_bounds(recorder, fake, *sizes, **named)
+    else:  # whose C++ code would take symbolic sizes for numbers
+        check_fixed((fake, rest), str(func))
+    node = recorder.tape.add_operator(view, (fake.aten_node, *sizes), named, shapes.stem(view), None)
     elem = view(fake.elem, *rest, **kwargs)
     with DisableTorchDispatch():
         func(*args, **kwargs)
@@ -151,27 +160,55 @@ def _change_metadata(recorder: OperatorRecorder, func: OpOverload, args: Args, k
 
 
 def _as_strided(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Shape functions do not check bounds. What lies in an input's storage beyond the inputs themselves is not guarded,
-    so only what they cover may be reached. An offset counts from the start of the storage."""
-    fake, *rest = args
-    check_fixed(args, str(func))
-    if has_symbols((rest, kwargs)):
-        raise NeedsFixedSize(f"{func} of symbolic sizes", recorder.numbers.sizes)
-    size, stride, *offset = rest[1:] if row(func).trace_rule is TraceRule.STRIDED_SCATTER else rest
-    first = offset[0] if offset else kwargs.get("storage_offset")
-    if first is None:
-        first = fake.storage_offset()
-    else:
+    """Shape functions do not check bounds."""
+    (fake, *rest), named = with_sizes(func, args, kwargs)
+    if has_symbols((rest, named)):
+        raise NeedsFixedSize(f"{func} of symbolic numbers", recorder.numbers.sizes)
+    if row(func).trace_rule is TraceRule.STRIDED_SCATTER:
+        check_fixed(args, str(func))
+        rest = rest[1:]
+    _check_bounds(recorder, fake, *rest, **named)
+    return NotImplemented
+
+
+def _check_bounds(
+    recorder: OperatorRecorder,
+    fake: FakeTensor,
+    size: Sequence[Size],
+    stride: Sequence[Size],
+    storage_offset: Size | None = None,
+) -> None:
+    """What lies in an input's storage beyond the inputs themselves is not guarded, so only what they cover may be reached.
+    An offset counts from the start of the storage."""
+    first: Size = fake.spec.offset if storage_offset is None else storage_offset
+    if storage_offset is not None:
         recorder.writes.counted_from_start.append(fake)
+    symbols = symbols_of(fake) | frozenset().union(*map(free_syms, (*size, *stride, first)))
+    if symbols:
+        _check_symbolic_bounds(recorder, fake, first, _span(size, stride), symbols)
+        return
     low, high = _covered(recorder, fake)
+    first = static(first)
     if 0 not in size and not low <= first <= first + _span(size, stride) < high:
         raise recorder.call.unsupported(
             UNSUPPORTED_OBJECT, "as_strided reaches beyond the elements of its tensor"
         )
-    return NotImplemented
 
 
-def _span(size: Any, stride: Any) -> int:
+def _check_symbolic_bounds(
+    recorder: OperatorRecorder, fake: FakeTensor, first: Size, span: Size, symbols: frozenset[Sym]
+) -> None:
+    """The same where sizes are symbolic, for what is not an input's, and lies in memory without gaps."""
+    spec, numbers = fake.spec, recorder.numbers.symbols
+    dense = spec.offset == 0 and 1 + _span(spec.shape, spec.stride) == numel(spec.shape)
+    shared = any(i.storage_key == fake.storage_key for i in recorder.inputs)
+    if not dense or shared or numbers is None:
+        raise NeedsFixedSize("as_strided of a tensor with symbolic sizes", symbols)
+    if numbers.compare("lt", first, 0) or not numbers.compare("lt", first + span, numel(spec.shape)):
+        raise NeedsFixedSize("as_strided reaches beyond the elements of its tensor", symbols)
+
+
+def _span(size: Iterable[Size], stride: Iterable[Size]) -> Any:
     """How far the last element lies behind the first."""
     return sum((n - 1) * step for n, step in zip(size, stride))
 

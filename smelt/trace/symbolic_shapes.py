@@ -11,9 +11,9 @@ from smelt.errors import NeedsFixedSize, Unsupported
 from smelt.graph.divisors import divisors_in
 from smelt.graph.effects import DeclaredResult, Effects
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Expr, Sym
+from smelt.graph.sizes import Expr, Size, Sym
 from smelt.graph.tree import leaves
-from smelt.ops.symbolic_results import culprits, results
+from smelt.ops.symbolic_results import culprits, required_sizes, results
 from smelt.reasons import (
     DATA_DEPENDENT,
     DATA_DEPENDENT_SHAPE,
@@ -56,19 +56,19 @@ class SymbolicCall:
         tensors = leaves((*self.args, *self.kwargs.values()), torch.Tensor)
         if len({t.device for t in tensors if t.dim() or t.device != _CPU}) > 1:
             raise self._refuse("is given tensors on several devices")
-        found = self._results(tensors)
+        found, required = self._results(tensors)
         declared = self.info.results
         if not declared:
-            return Answer(None, [Part("none")], None, self.symbols)
+            return Answer(None, [Part("none")], None, required)
         single = len(declared) == 1 and not isinstance(found, tuple)
         parts = [self._part(r, v, -1) for r, v in zip(declared, [found] if single else found)]
         if single and isinstance(parts[0], list):
-            return Answer(list, parts[0], tuple(p.spec for p in parts[0]), self.symbols)
+            return Answer(list, parts[0], tuple(p.spec for p in parts[0]), required)
         spec = parts[0].spec if single else tuple(map(part_spec, parts))
-        return Answer(None if single else tuple, parts, spec, self.symbols)
+        return Answer(None if single else tuple, parts, spec, required)
 
-    def _results(self, tensors: list[torch.Tensor]) -> Any:
-        """Specs, and fakes that are given back."""
+    def _results(self, tensors: list[torch.Tensor]) -> tuple[Any, list[tuple[Size, int, int]]]:
+        """(specs, and fakes that are given back; sizes, and between which numbers each must be)."""
         args: Args = tuple(self._stands(self.args))
         kwargs: Kwargs = self._stands(self.kwargs)
         if "device" in self.info.names:
@@ -79,9 +79,10 @@ class SymbolicCall:
             raise self._unsupported(UNSUPPORTED_OBJECT, f"a {kwargs['layout']} tensor")
         known = view_of(self.func, args, kwargs)
         if known is not None:
-            return known
+            return known, []
         try:
-            return results(self.func, args, kwargs, self.device, spec_of_fake)
+            found = results(self.func, args, kwargs, self.device, spec_of_fake)
+            return found, required_sizes(self.func, args, kwargs, self.device, spec_of_fake, found)
         except NotImplementedError as error:
             if self.info.dynamic_shape:
                 raise self._unsupported(DATA_DEPENDENT_SHAPE, str(self.func)) from error

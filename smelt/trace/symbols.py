@@ -30,7 +30,7 @@ from smelt.graph.numbers import OPERATIONS, Expression, Number, Table, leaves
 from smelt.graph.sizes import INFINITE, Expr, Quotient, Size, Sym, bounds, free_syms
 from smelt.reasons import DATA_DEPENDENT, Reason
 from smelt.trace.data_numbers import DataNumber, Known, NumberCondition
-from smelt.trace.size_numbers import COMPARED, Comparisons, computed, reduced
+from smelt.trace.size_numbers import COMPARED, Comparisons, computed, of_dividend, reduced
 
 MAX_SIZE = 100  # operations of an expression; a larger one is pinned
 
@@ -270,6 +270,10 @@ class Symbols:
         if answer is None and self.known.concerns(a, b):
             return self._assumed(op, a, b, None)
         if answer is None:
+            simpler = of_dividend(a - b) if op == "lt" else None
+            if simpler is not None:
+                smaller, size, than = simpler
+                return self.compare("lt" if smaller else "ge", size, than)
             left, right = map(self.of_size, reduced(a, b))
             value: bool = OPERATIONS[op].function(left.value, right.value)
             if op == "eq" and value:

@@ -1,5 +1,5 @@
 """Operators that check the values of a tensor below what is recorded of them: the graph makes the check as a call of its
-own, and where that fails the original function runs and raises eager's error."""
+own, and where that fails the original function runs and raises eager's error. And `torch._assert` of what is no tensor."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import torch
 
-from smelt.capture.base.handlers import TENSOR_METHODS, Args, Kwargs, builtin
+from smelt.capture.base.handlers import TENSOR_METHODS, Args, Kwargs, builtin, function
 from smelt.capture.machine.vm import VM
-from smelt.capture.protocol.native_calls import run_native
-from smelt.torch_private import assert_async
+from smelt.capture.protocol.native_calls import call_native_python, run_native
+from smelt.capture.protocol.python_functions import interpret
+from smelt.torch_private import assert_async, assert_condition
 from smelt.trace.fake import FakeTensor
 
 
@@ -35,3 +36,11 @@ def _row(name: str) -> None:
 
 for _name in ("quantile", "nanquantile"):
     _row(_name)
+
+
+@function(assert_condition)
+def _assert(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    """Of a number or bool it is Python's `assert`, whose message is read only if that fails."""
+    condition = args[0] if args else kwargs.get("condition")
+    call = call_native_python if issubclass(type(condition), torch.Tensor) else interpret
+    return call(vm, assert_condition, args, kwargs)

@@ -107,23 +107,11 @@ def _is_method_of_torch(fn: types.BuiltinFunctionType) -> bool:
 # Functions in Python that hand the number on to one of C and at most compare it, or ask for its class.
 _FUNCTIONAL: frozenset[object] = frozenset(
     {
-        F.leaky_relu,
-        F.elu,
-        F.celu,
-        F.hardtanh,
-        F.threshold,
-        torch.is_tensor,
-        F.pad,
-        F.layer_norm,
-        F.rms_norm,
-        F.unfold,
-        F.fold,
-        F.interpolate,
-        F.adaptive_avg_pool1d,
-        F.adaptive_avg_pool2d,
-        torch.split,
+        F.leaky_relu, F.elu, F.celu, F.hardtanh, F.threshold, torch.is_tensor,
+        F.pad, F.interpolate, F.upsample, F.layer_norm, F.rms_norm, F.unfold, F.fold,
+        F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d, torch.split,
     }
-)
+)  # fmt: skip
 
 
 # Methods of containers that look their first argument up, or hash it.

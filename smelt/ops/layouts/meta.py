@@ -16,6 +16,8 @@ CPU = torch.device("cpu")
 
 # Their shape functions look at the first rows, of tensors that may have none.
 _OF_FIRST_ROWS = frozenset({torch.ops.aten.index_add.default, torch.ops.aten.index_add_.default})
+_MANY = 1 << 28  # elements, for which there may be no memory: sizes that nobody gave
+
 _CPP: dict[OpOverload, Callable[..., Any] | None] = {}
 
 
@@ -69,9 +71,23 @@ def like(
     pin_memory: Any = None,
     memory_format: torch.memory_format | None = None,
 ) -> Any:
-    """`zeros_like` and its like: torch is asked, with uninitialized tensors."""
+    """`zeros_like` and its like: torch is asked, with uninitialized tensors, but where the answer is clear."""
     memory_format = torch.preserve_format if memory_format is None else memory_format
+    if memory_format == torch.contiguous_format:
+        return fresh(x.shape, dtype or x.dtype)
+    if memory_format == torch.preserve_format and x.numel() > _MANY and _is_dense(x):
+        return torch.empty_strided(x.shape, x.stride(), dtype=dtype or x.dtype, device=META)
     return to_meta(torch.empty_like(uninitialized(x), dtype=dtype, memory_format=memory_format))
+
+
+def _is_dense(x: torch.Tensor) -> bool:
+    """Whether the elements lie in memory one behind the other, in whatever order of the dimensions."""
+    step = 1
+    for size, stride in sorted(zip(x.shape, x.stride()), key=lambda pair: pair[1]):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True
 
 
 def suggested_format(x: torch.Tensor) -> torch.memory_format:

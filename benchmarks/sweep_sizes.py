@@ -1,0 +1,280 @@
+"""Models over sizes that change from call to call, each compiled once for all of them, against eager.
+
+    python -m benchmarks.sweep_sizes models [--sets 30] [--seed 1]
+    python -m benchmarks.sweep_sizes transformers|timm [--sets 4]
+        [--only PART-OF-A-NAME ...] [--every N] [--modes eval,train] [--limit SECONDS] [--why] [--out DIR]
+
+models: those of `sizes.py`, with random sets of sizes. transformers, timm: the models of `sweep_models`, with four sets:
+batches and lengths of text; batches, heights and widths of pictures, or batches alone where eager takes no other pictures.
+A model runs with `dynamic=True`. Outputs, and in train mode gradients and buffers, are compared with eager's. A row says how
+many entries the function, or one of its resume functions, came to have, and why graphs broke or calls ran eagerly. Each row
+is measured in a process of its own on one thread. `--why` prints why captures began again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import datetime
+import logging
+import platform
+import random
+import signal
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from benchmarks import errors, sizes, weights
+
+# isort: split
+import torch
+import transformers
+from torch import nn
+
+import smelt
+from benchmarks import sweep_models
+from benchmarks.compare_training import tensors
+from smelt.report import inspect
+
+TOLERANCE = 1e-4  # of the largest magnitude of a tensor
+GRADIENT_TOLERANCE = 1e-3
+FEW = 2  # entries that a model may have; one more where a size is 1
+TEXTS = ((2, 16), (3, 11), (5, 24), (2, 7))
+PICTURES = ((2, 96, 96), (3, 128, 96), (4, 64, 128), (2, 160, 160))
+Inputs = dict[str, Any]
+Sets = Callable[[nn.Module, Inputs], Iterator[Inputs]]
+
+
+# ---------------------------------------------------------------------------------------------------- what is called
+
+
+def names(kind: str) -> list[str]:
+    return list(sizes.CASES) if kind == "models" else sweep_models.BUILDERS[kind][0]()
+
+
+def built(kind: str, name: str, train: bool, sets: int, seed: int) -> tuple[nn.Module, list[Inputs]]:
+    """The model `name` with filled weights, and the inputs of its calls."""
+    if kind == "models":
+        case, draw = sizes.CASES[name], random.Random(seed)
+        model = case.build()
+        weights.fill(model)
+        return model.train(train), [case.draw(draw) for _ in range(sets)]
+    if kind == "transformers":
+        model, inputs = sweep_models.architecture(name, tiny=True)
+        return model.train(train), _taken(model, [_text(inputs, *size) for size in TEXTS[:sets]])
+    model, inputs = sweep_models.family(name)
+    model.train(train)
+    found = _taken(model, [_picture(inputs, *size) for size in PICTURES[:sets]])
+    if len(found) < min(sets, 3):
+        batches = range(2, 2 + sets)
+        found = _taken(model, [{"x": torch.randn(n, *inputs["x"].shape[1:])} for n in batches])
+    return model, found
+
+
+def _text(inputs: Inputs, batch: int, length: int) -> Inputs:
+    """Other values for tensors whose first sizes are 2 and 16."""
+    made = {}
+    for name, value in inputs.items():
+        if name == "bbox":
+            made[name] = torch.zeros(batch, length, 4, dtype=torch.long)
+        else:
+            made[name] = torch.randint(3, int(value.max()) + 1, (batch, length))
+    return made
+
+
+def _picture(inputs: Inputs, batch: int, height: int, width: int) -> Inputs:
+    return {"x": torch.randn(batch, inputs["x"].shape[1], height, width)}
+
+
+def _taken(model: nn.Module, calls: list[Inputs]) -> list[Inputs]:
+    """Those that the model takes."""
+    found = []
+    for inputs in calls:
+        try:
+            with torch.no_grad():
+                copy.deepcopy(model)(**inputs)
+        except Exception:
+            continue
+        found.append(inputs)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------- a comparison
+
+
+def entries_of(compiled: Any) -> int:
+    """How many entries the function has, or that of its resume functions which has most."""
+    return max((len(record.entries) for _, record in inspect.records(compiled)), default=0)
+
+
+def left_by(model: nn.Module, call: Any, inputs: Inputs, train: bool) -> dict[str, Any]:
+    """What a call leaves: outputs, gradients, buffers."""
+    torch.manual_seed(0)
+    model.zero_grad(set_to_none=True)
+    if not train:
+        with torch.no_grad():
+            outputs = list(tensors(call(**inputs)))
+        return {"outputs": dict(enumerate(outputs)), "gradients": {}, "buffers": {}}
+    outputs = list(tensors(call(**inputs)))
+    generator = torch.Generator().manual_seed(1)
+    used = [t for t in outputs if t.is_floating_point() and t.requires_grad]
+    torch.stack([(t * torch.randn(t.shape, generator=generator)).sum() for t in used]).sum().backward()
+    return {
+        "outputs": {i: t.detach() for i, t in enumerate(outputs)},
+        "gradients": {k: p.grad for k, p in model.named_parameters() if p.grad is not None},
+        "buffers": {k: b.clone() for k, b in model.named_buffers()},
+    }
+
+
+def difference(got: dict[str, Any], want: dict[str, Any]) -> float:
+    """The largest, gradients weighted as their tolerance is."""
+    return max(
+        errors.largest(got["outputs"], want["outputs"]),
+        errors.of_gradients(got["gradients"], want["gradients"]) * TOLERANCE / GRADIENT_TOLERANCE,
+        errors.largest(got["buffers"], want["buffers"], 1e-3),
+    )
+
+
+def compared(model: nn.Module, calls: list[Inputs], train: bool) -> dict[str, Any]:
+    """A row: entries, errors of each call, reasons."""
+    theirs, compiled = copy.deepcopy(model), smelt.compile(model, dynamic=True)
+    apart, counts = [], []
+    start = time.perf_counter()
+    for inputs in calls:
+        want = left_by(theirs, theirs, inputs, train)
+        apart.append(difference(left_by(model, compiled, inputs, train), want))
+        model.load_state_dict(theirs.state_dict())  # rounding errors of running statistics do not add up
+        counts.append(entries_of(compiled))
+    ones = any(1 in t.shape for inputs in calls for t in inputs.values())
+    shapes = ["x".join(map(str, next(iter(inputs.values())).shape)) for inputs in calls]
+    return {
+        "sets": len(set(shapes)),
+        "entries": counts[-1],
+        "most": FEW + ones,
+        "new": [s for s, before, now in zip(shapes, [0, *counts], counts) if now > before],
+        "error": max(apart),
+        "reasons": [str(r) for r in inspect.reasons(compiled)],
+        "seconds": time.perf_counter() - start,
+    }
+
+
+def _row(kind: str, name: str, train: bool, options: Any, pipe: Any) -> None:
+    signal.setitimer(signal.ITIMER_PROF, options.limit)
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    try:
+        model, calls = built(kind, name, train, options.sets, options.seed)
+    except Exception as error:
+        pipe.send({"skipped": f"{type(error).__name__}: {error}".splitlines()[0][:100]})
+        return
+    if len(calls) < 2:
+        pipe.send({"skipped": "eager takes one set of sizes"})
+        return
+    try:
+        pipe.send(compared(model, calls, train))
+    except Exception as error:
+        if options.why:
+            logging.exception("raised")
+        pipe.send({"raised": f"{type(error).__name__}: {error}"[:300]})
+
+
+def measured(kind: str, name: str, train: bool, options: Any) -> dict[str, Any]:
+    context = get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_row, args=(kind, name, train, options, theirs))
+    process.start()
+    theirs.close()
+    try:
+        return dict(ours.recv())
+    except EOFError:
+        process.join()
+        return {"raised": f"died: {process.exitcode}"}
+    finally:
+        process.join()
+
+
+# ---------------------------------------------------------------------------------------------------------- the table
+
+
+def verdict(row: dict[str, Any]) -> str:
+    """What became of a model."""
+    if "skipped" in row or "raised" in row:
+        return "skipped" if "skipped" in row else "raised"
+    if row["error"] > TOLERANCE:
+        return "differs"
+    return "few" if row["entries"] <= row["most"] else "many"
+
+
+def line(name: str, mode: str, row: dict[str, Any]) -> str:
+    what = verdict(row)
+    if what in ("skipped", "raised"):
+        return f"| {name} | {mode} | {what} | | | | {row.get('skipped') or row.get('raised')} |"
+    reasons = "; ".join(r.partition(". ")[0].rpartition("site-packages/")[2] for r in row["reasons"])
+    new = ", ".join(row["new"])
+    return f"| {name} | {mode} | {what} | {row['entries']} | {new} | {row['error']:.1e} | {reasons} |"
+
+
+def table(kind: str, rows: dict[tuple[str, str], dict[str, Any]], command: str) -> str:
+    kinds = [verdict(row) for row in rows.values()]
+    ran = [k for k in kinds if k not in ("skipped", "raised")]
+    names = [l.split(": ")[1] for l in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in l]
+    facts = (
+        str(datetime.date.today()), *(names[:1] or [platform.machine()]), f"torch {torch.__version__}",
+        f"transformers {transformers.__version__}", f"timm {sizes.models.timm.__version__}",
+    )  # fmt: skip
+    return "\n".join(
+        [
+            f"# Sizes that change: {kind}",
+            "",
+            f"{', '.join(facts)}, one thread. Command: `{command}`.",
+            "",
+            f"At most {FEW} entries ({FEW + 1} where a size is 1): {ran.count('few')} of {len(ran)}; results that differ: "
+            f"{ran.count('differs')}; raised: {kinds.count('raised')}; skipped: {kinds.count('skipped')}.",
+            "",
+            "| model | mode | | entries | made for | largest error | why it is not one graph |",
+            "| --- | --- | --- | --- | --- | --- | --- |",
+            *(line(name, mode, row) for (name, mode), row in rows.items()),
+            "",
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("kind", choices=("models", "transformers", "timm"))
+    parser.add_argument("--only", action="append", default=[])
+    parser.add_argument("--every", type=int, default=1, help="of the names in order, each so-manieth")
+    parser.add_argument("--sets", type=int)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--modes", default="eval,train")
+    parser.add_argument("--limit", type=float, default=180.0, help="seconds of CPU time a row")
+    parser.add_argument("--why", action="store_true")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    options.sets = options.sets or (30 if options.kind == "models" else 4)
+    transformers.logging.set_verbosity_error()
+    if options.why:
+        logging.basicConfig(level=logging.WARNING, format="    %(message).400s")
+        logging.getLogger("smelt").setLevel(logging.DEBUG)
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for name in names(options.kind)[:: options.every]:
+        if options.only and not any(part in name for part in options.only):
+            continue
+        for mode in options.modes.split(","):
+            rows[name, mode] = row = measured(options.kind, name, mode == "train", options)
+            print(line(name, mode, row), f"{row.get('seconds', 0):.1f} s", flush=True)
+            if options.out:
+                command = f"python -m benchmarks.sweep_sizes {options.kind} --sets {options.sets} --seed {options.seed}"
+                command += f" --modes {options.modes} --every {options.every}"
+                path = options.out / f"sizes-{options.kind}.md"
+                path.write_text(table(options.kind, rows, command))
+
+
+if __name__ == "__main__":
+    main()

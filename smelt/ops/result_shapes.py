@@ -1,0 +1,194 @@
+"""Shapes of results that are products and quotients of sizes, which no shape function for numbers gives: how many steps a
+window, or a range of numbers, makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from smelt.graph.ir import TensorSpec
+from smelt.graph.sizes import Expr, Size, bounds, numel
+
+Given = Mapping[str, Any]  # arguments by name, with the defaults of those that are not given
+SpecOf = Callable[[Any], TensorSpec | None]
+Shape = tuple[Size, ...]
+
+
+def quotients(name: str, given: Given, spec_of: SpecOf) -> list[Expr]:
+    """Sizes that the results of the operator `name` (without its namespace) may have."""
+    made: list[Size] = []
+    if name == "arange":
+        made += _of_range(given)
+    elif name == "_scaled_dot_product_efficient_attention":
+        spec = spec_of(given["query"])
+        if spec is not None:  # the logarithms of each row's sum, whole vectors of them
+            made += [(spec.shape[2] + 31) // 32 * 32]
+    elif name in ("split", "unsafe_split"):
+        spec = spec_of(given["self"])
+        if spec is not None:
+            n, size = spec.shape[given["dim"]], given["split_size"]
+            made += [n - n // size * size, n - size]
+    return [size for size in made if isinstance(size, Expr)]
+
+
+def _of_range(given: Given) -> Iterator[Size]:
+    start, end, step = given.get("start", 0), given["end"], given.get("step", 1)
+    if isinstance(step, int) and step > 0 and all(isinstance(n, (int, Expr)) for n in (start, end)):
+        yield (end - start + (step - 1)) // step
+
+
+def is_windowed(name: str) -> bool:
+    """Whether the operator `name` raises for images that are smaller than its window, and else gives at least one pixel."""
+    return name in _WINDOWS or (name.endswith("_backward") and name.removesuffix("_backward") in _WINDOWS)
+
+
+def known_shape(name: str, given: Given, spec_of: SpecOf) -> Shape | None:
+    """The shape of what the operator `name` gives; None for other operators, and where it depends on sizes in another
+    way."""
+    rule = _WINDOWS.get(name) or _OTHERS.get(name)
+    return None if rule is None else rule(given, spec_of)
+
+
+def least_sizes(name: str, given: Given, spec_of: SpecOf) -> list[tuple[Size, int]]:
+    """Sizes that must be these numbers at least, beside those of the results."""
+    if name != "im2col":
+        return []
+    return [(steps, 1) for steps in _steps_of_columns(given, spec_of)]
+
+
+def _steps(size: Size, window: Size, stride: int) -> Size:
+    return (size - window) // stride + 1
+
+
+def _of_convolution(given: Given, spec_of: SpecOf) -> Shape | None:
+    image, weight = spec_of(given["input"]), spec_of(given["weight"])
+    if image is None or weight is None:
+        return None
+    made = [image.shape[0], weight.shape[1] * given["groups"] if given["transposed"] else weight.shape[0]]
+    for i, (size, kernel) in enumerate(zip(image.shape[2:], weight.shape[2:])):
+        stride, padding, dilation = (_at(given[k], i) for k in ("stride", "padding", "dilation"))
+        window = (kernel - 1) * dilation + 1
+        if given["transposed"]:
+            made.append((size - 1) * stride - 2 * padding + window + _at(given["output_padding"], i))
+        else:
+            made.append(_steps(size + 2 * padding, window, stride))
+    return tuple(made)
+
+
+def _of_pool(given: Given, spec_of: SpecOf) -> Shape | None:
+    spec, kernels = spec_of(given["self"]), given["kernel_size"]
+    if spec is None:
+        return None
+    first = len(spec.shape) - len(kernels)
+    made = list(spec.shape[:first])
+    for i, size in enumerate(spec.shape[first:]):
+        stride, padding = _at(given.get("stride") or kernels, i), _at(given.get("padding", 0), i)
+        window = (_at(kernels, i) - 1) * _at(given.get("dilation", 1), i) + 1
+        if not given.get("ceil_mode"):
+            made.append(_steps(size + 2 * padding, window, stride))
+        elif window >= padding + stride:  # no window lies behind the image
+            made.append(_steps(size + 2 * padding + (stride - 1), window, stride))
+        else:
+            return None
+    return tuple(made)
+
+
+def _of_padding(given: Given, spec_of: SpecOf) -> Shape | None:
+    spec, pads = spec_of(given["self"]), given["pad"]
+    if spec is None:
+        return None
+    made = list(spec.shape)
+    for i in range(len(pads) // 2):  # from the last dimension on
+        made[-1 - i] = made[-1 - i] + pads[2 * i] + pads[2 * i + 1]
+    return tuple(made)
+
+
+def _of_output_size(given: Given, spec_of: SpecOf) -> Shape | None:
+    spec, sizes = spec_of(given["self"]), given["output_size"]
+    return None if spec is None else (*spec.shape[: len(spec.shape) - len(sizes)], *sizes)
+
+
+def _steps_of_columns(given: Given, spec_of: SpecOf) -> list[Size]:
+    spec = spec_of(given["self"])
+    kernel, dilation, padding, stride = (given[k] for k in ("kernel_size", "dilation", "padding", "stride"))
+    return [
+        _steps(size + 2 * _at(padding, i), (_at(kernel, i) - 1) * _at(dilation, i) + 1, _at(stride, i))
+        for i, size in enumerate(() if spec is None else spec.shape[-2:])
+    ]
+
+
+def _of_columns(given: Given, spec_of: SpecOf) -> Shape | None:
+    spec, steps = spec_of(given["self"]), _steps_of_columns(given, spec_of)
+    if spec is None or len(spec.shape) < 3:
+        return None
+    window = _at(given["kernel_size"], 0) * _at(given["kernel_size"], 1)
+    return (*spec.shape[:-3], spec.shape[-3] * window, steps[0] * steps[1])
+
+
+def _of_repeat(given: Given, spec_of: SpecOf) -> Shape | None:
+    spec, repeats = spec_of(given["self"]), given["repeats"]
+    if spec is None or len(repeats) < len(spec.shape):
+        return None
+    shape = (*[1] * (len(repeats) - len(spec.shape)), *spec.shape)
+    return tuple(n * times for n, times in zip(shape, repeats))
+
+
+def _of_size(given: Given, spec_of: SpecOf) -> Shape:
+    return tuple(given["size"])
+
+
+def _of_self(given: Given, spec_of: SpecOf) -> Shape | None:
+    spec = spec_of(given["self"])
+    return None if spec is None else spec.shape
+
+
+def _of_view(given: Given, spec_of: SpecOf) -> Shape | None:
+    spec, sizes = spec_of(given["self"]), given["size"]
+    if spec is None or -1 not in sizes:
+        return None if spec is None else tuple(sizes)
+    whole, others = numel(spec.shape), numel(n for n in sizes if n != -1)
+    if bounds(others)[0] < 1 or whole % others != 0:
+        return None
+    return tuple(whole // others if n == -1 else n for n in sizes)
+
+
+def _of_expansion(given: Given, spec_of: SpecOf) -> Shape | None:
+    spec, sizes = spec_of(given["self"]), given["size"]
+    if spec is None or len(sizes) < len(spec.shape):
+        return None
+    shape = (*[1] * (len(sizes) - len(spec.shape)), *spec.shape)
+    return tuple(own if n == -1 else n for n, own in zip(sizes, shape))
+
+
+_Rules = dict[str, Callable[[Given, SpecOf], Shape | None]]
+_WINDOWS: _Rules = {
+    **dict.fromkeys(("convolution", "_convolution", "mkldnn_convolution"), _of_convolution),
+    **dict.fromkeys(("avg_pool1d", "avg_pool2d", "avg_pool3d"), _of_pool),
+    **dict.fromkeys(("max_pool2d_with_indices", "max_pool3d_with_indices"), _of_pool),
+    "constant_pad_nd": _of_padding,
+    **dict.fromkeys(("_adaptive_avg_pool2d", "_adaptive_avg_pool3d"), _of_output_size),
+    **dict.fromkeys(
+        (
+            *(f"{name}{n}d" for name in ("upsample_nearest", "_upsample_nearest_exact") for n in (1, 2, 3)),
+            "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
+            "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
+        ),
+        _of_output_size,
+    ),
+    "im2col": _of_columns,
+}  # fmt: skip
+_OTHERS: _Rules = {
+    "repeat": _of_repeat, "view": _of_view, "_unsafe_view": _of_view, "expand": _of_expansion,
+    **dict.fromkeys(
+        ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "clone"), _of_self
+    ),
+    **dict.fromkeys(("zeros", "ones", "empty", "full", "rand", "randn", "randint"), _of_size),
+    **dict.fromkeys(("new_zeros", "new_ones", "new_empty", "new_full"), _of_size),
+}  # fmt: skip
+
+
+def _at(value: int | Sequence[int], i: int) -> int:
+    """Of dimension i, where one number may stand for all."""
+    if isinstance(value, int):
+        return value
+    return value[i] if i < len(value) else value[0]
