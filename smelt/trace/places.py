@@ -16,6 +16,7 @@ from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import INFINITE, Expr, Size, bounds, contiguous_stride, free_syms
 from smelt.graph.specs import make_spec
 from smelt.ops.sized_arguments import (
+    DIAGONAL,
     PLACES,
     RANGES,
     SELECT,
