@@ -104,3 +104,10 @@ def test_other_backends_break_the_graph() -> None:
     x = torch.randn(6, 4)
     torch.testing.assert_close(compiled(x, torch.arange(6) < 2), x[:2].sum(0))
     assert "data-dependent-shape" in str(reasons(compiled)[0])
+
+
+@pytest.mark.parametrize("choose", [min, max])
+def test_a_break_in_what_the_least_is_chosen_by(choose):
+    f = lambda x: choose([x, x * 2], key=lambda v: v.sum().item()) + 1  # noqa: E731
+    x = torch.ones(3)
+    torch.testing.assert_close(smelt.compile(f)(x), f(x))

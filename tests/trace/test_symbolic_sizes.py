@@ -281,16 +281,11 @@ def shared(b, s):
     return [x, x.view(-1)[:3]]
 
 
-def offset(b, s):
-    return [torch.randn(b + 1, s)[1:]]
-
-
-@pytest.mark.parametrize("make", [transposed, shared, offset])
-def test_inputs_laid_out_otherwise_are_refused(make):
+def test_inputs_that_share_memory_are_refused():
     with pytest.raises(NeedsFixedSize):
-        trace(lambda x, *rest: x + 1, make(5, 6), symbolic=BOTH)
+        trace(lambda x, *rest: x + 1, shared(5, 6), symbolic=BOTH)
     with pytest.raises(NeedsFixedSize):
-        trace(lambda *xs: xs[-1] + 1, make(5, 6)[::-1], symbolic={len(make(5, 6)) - 1: (0, 1)})
+        trace(lambda *xs: xs[-1] + 1, shared(5, 6)[::-1], symbolic={1: (0, 1)})
 
 
 def test_inputs_of_which_only_a_size_is_used_stay():

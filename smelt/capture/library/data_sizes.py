@@ -15,7 +15,6 @@ from smelt.capture.base.handlers import (
     Kwargs,
     builtin,
     function,
-    hands_on,
 )
 from smelt.capture.library import special_methods
 from smelt.capture.machine.vm import VM
@@ -85,7 +84,6 @@ def _extreme(fn: Callable[..., object]) -> None:
     before = BUILTINS[fn]
 
     @builtin(fn)
-    @hands_on
     def extreme(vm: VM, args: Args, kwargs: Kwargs) -> object:
         """The least or largest of numbers: a number of its own where data decide which one that is."""
         found = before(vm, args, kwargs)
