@@ -142,6 +142,20 @@ def _of_self(given: Given, spec_of: SpecOf) -> Shape | None:
     return None if spec is None else spec.shape
 
 
+def _of_spectrum(given: Given, spec_of: SpecOf) -> Shape | None:
+    """Of the Fourier transform of real numbers, of which the latter half of the last dimension mirrors the first; or of the
+    transform back, which is told how many numbers there were."""
+    spec = spec_of(given["self"])
+    if spec is None or not given["dim"]:
+        return None
+    shape, last = list(spec.shape), given["dim"][-1]
+    if "last_dim_size" in given:
+        shape[last] = given["last_dim_size"]
+    elif given["onesided"]:
+        shape[last] = shape[last] // 2 + 1
+    return tuple(shape)
+
+
 def _of_view(given: Given, spec_of: SpecOf) -> Shape | None:
     spec, sizes = spec_of(given["self"]), given["size"]
     if spec is None or -1 not in sizes:
@@ -184,6 +198,7 @@ _OTHERS: _Rules = {
     ),
     **dict.fromkeys(("zeros", "ones", "empty", "full", "rand", "randn", "randint"), _of_size),
     **dict.fromkeys(("new_zeros", "new_ones", "new_empty", "new_full"), _of_size),
+    **dict.fromkeys(("_fft_r2c", "_fft_c2r"), _of_spectrum),
 }  # fmt: skip
 
 

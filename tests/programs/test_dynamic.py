@@ -116,6 +116,13 @@ PROGRAMS: dict[str, Program] = {
     "expand": Program(lambda x: x[:, None].expand(-1, 3, -1) + 1, sized()),
     "stack": Program(lambda x: torch.stack([x, x + 1], 1), sized()),
     "arange": Program(lambda x: torch.arange(x.shape[1]) * x, sized()),
+    "real transform": Program(lambda x: torch.fft.irfft(torch.fft.rfft(x), n=x.shape[1]), sized()),
+    "buckets": Program(lambda x: torch.bucketize(x, torch.tensor([-1.0, 0.0, 1.0])), sized()),
+    "largest of several": Program(
+        lambda x, y, z: F.pad(x, (0, max([x.shape[0], y.shape[0], z.shape[0]]))),
+        lambda b, s: (floats(b), floats(s), floats(b + s)),
+        entries=3,
+    ),
     "zeros": Program(lambda x: torch.zeros(x.shape[1], x.shape[0]) + x.t(), sized()),
     "tril": Program(lambda x: x.tril(), sized()),
     "where": Program(lambda x: torch.where(x > 0, x, x.mean()), sized()),
