@@ -74,15 +74,15 @@ def number(recorder: OperatorRecorder, tensor: Any) -> Any:
     """The number that a tensor of one integer holds; None where it cannot be symbolic."""
     if _symbols(recorder, tensor) is None:
         return None
-    key = "number", _value(recorder, tensor)
-    known = recorder.places.get(key)
-    if known is not None and tensor.storage_key not in recorder.writes.storages:
-        return fake_shape(known[1])[1]
+    keys = [("number", value) for value in _values(recorder, tensor)]
+    known = _known(recorder, tensor, keys)
+    if known is not None:
+        return fake_shape(known)[1]
     found = _as_sizes(recorder, [tensor])
     if found is NotImplemented:
         return None
     _name(recorder, AS_SIZES, ([tensor],), found)
-    recorder.places[key] = tensor, found
+    recorder.places |= dict.fromkeys(keys, (tensor, found))
     return fake_shape(found)[1]
 
 
@@ -135,10 +135,10 @@ def size_of(recorder: OperatorRecorder, size: Size) -> Size:
 
 def places(recorder: OperatorRecorder, mask: FakeTensor) -> FakeTensor | None:
     """`mask.nonzero()`; None where its size cannot be symbolic."""
-    key = _value(recorder, mask)
-    known = recorder.places.get(key)
-    if known is not None and mask.storage_key not in recorder.writes.storages:
-        return known[1]
+    keys = _values(recorder, mask)
+    known = _known(recorder, mask, keys)
+    if known is not None:
+        return known
     symbols = _symbols(recorder, mask)
     if symbols is None or not mask.spec.shape:
         return None
@@ -149,15 +149,21 @@ def places(recorder: OperatorRecorder, mask: FakeTensor) -> FakeTensor | None:
     new.carried_by(found)
     if recorder.call.node is not None:
         _name(recorder, aten.nonzero.default, (mask,), found)
-    recorder.places[key] = mask, found
+    recorder.places |= dict.fromkeys(keys, (mask, found))
     return found
 
 
-def _value(recorder: OperatorRecorder, mask: FakeTensor) -> Any:
-    """Equal for masks that are equal, as long as they are not written: computed alike from the same, if nothing was
-    written."""
-    node = mask.aten_node or recorder.inputs.aten_node(mask)
-    return _computed(node, 0 if recorder.writes.happened else _DEPTH)
+def _known(recorder: OperatorRecorder, tensor: FakeTensor, keys: Sequence[Any]) -> FakeTensor | None:
+    """What was recorded for an equal tensor, unless this one was written."""
+    found = next((recorder.places[key] for key in keys if key in recorder.places), None)
+    return None if found is None or tensor.storage_key in recorder.writes.storages else found[1]
+
+
+def _values(recorder: OperatorRecorder, tensor: FakeTensor) -> list[Any]:
+    """Tensors that have one of these in common are equal, as long as they are not written: the same, or computed alike from
+    the same, if nothing was written."""
+    node = tensor.aten_node or recorder.inputs.aten_node(tensor)
+    return [_computed(node, depth) for depth in ((0,) if recorder.writes.happened else (0, _DEPTH))]
 
 
 def _computed(node: Node, depth: int) -> Any:

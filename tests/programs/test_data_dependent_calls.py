@@ -111,3 +111,22 @@ def test_a_break_in_what_the_least_is_chosen_by(choose):
     f = lambda x: choose([x, x * 2], key=lambda v: v.sum().item()) + 1  # noqa: E731
     x = torch.ones(3)
     torch.testing.assert_close(smelt.compile(f)(x), f(x))
+
+
+def test_gradients_where_rows_are_stored_by_masks():
+    layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
+
+    def experts(x):
+        out, choice = torch.zeros_like(x), x.argmax(1)
+        for number, layer in enumerate(layers):
+            chosen = choice == number
+            out[chosen] = layer(x[chosen]) * x[chosen][:, :1]
+        return out
+
+    compiled = smelt.compile(experts)
+    for seed, rows in enumerate((12, 12, 20, 9)):
+        x = torch.randn(rows, 4, generator=torch.manual_seed(seed)).requires_grad_()
+        got, want = compiled(x), experts(x)
+        torch.testing.assert_close(got, want)
+        torch.testing.assert_close(torch.autograd.grad(got.sum(), x), torch.autograd.grad(want.sum(), x))
+    assert len(entries(compiled)) == 2 and not reasons(compiled)
