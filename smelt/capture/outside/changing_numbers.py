@@ -69,12 +69,12 @@ class ChangingNumbers:
         """The sizes at these are equal at each call."""
         self.symbols().require_equal(first, second)
 
-    def stride(self, origin: Origin, value: int, room: Any) -> tuple[Int, Int]:
+    def stride(self, origin: Origin, value: int, room: Int | int) -> tuple[Int, Int]:
         """The symbolic stride found at `origin`, now `value`, and how much larger it is than `room`."""
         self.sizes.add(origin)
         return self.symbols().stride_leaf(origin, value, size_of(room))
 
-    def require_at_least(self, number: Any, least: Any) -> None:
+    def require_at_least(self, number: Int | int, least: Int | int) -> None:
         """The size, or number, is so much at each call."""
         self.symbols().compare("ge", size_of(number), size_of(least))
 

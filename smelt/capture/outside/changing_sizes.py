@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -71,10 +70,10 @@ class ChangingSizes:
         return self.policy.includes(at.path, size, is_parameter, on_cpu)
 
     def _laid_out(
-        self, tensor: torch.Tensor, origin: Origin, shape: list[Any], over: Sequence[Over | None]
+        self, tensor: torch.Tensor, origin: Origin, shape: list[Int | int], over: Sequence[Over | None]
     ) -> tuple[SymbolicLayout, TensorFacts] | None:
         """Strides that are as large as the dimension next to them follow from it; others are symbolic if they changed."""
-        stride: list[Any] = list(tensor.stride())
+        stride: list[Int | int] = list(tensor.stride())
         codes, gaps = list(tensor.stride()), {}
         for dim in sorted(range(len(shape)), key=lambda d: (tensor.stride(d), -d)):
             inner = over[dim]
