@@ -343,7 +343,7 @@ def functions_of_math():
     return fn, calls(0.5, 1.5, 2.25, 3.0, 10.0)
 
 
-@program(graphs=1, later=5)
+@program(graphs=1, later=2)
 def extremes():
     return (lambda x, n: (x * max(n, 3), min(n, 3), max(n, 2.5), min([n, 4, 2]), max(1, n, 5))), calls(*STEPS)
 

@@ -140,7 +140,7 @@ def _prepared(attempt: Attempt) -> VM:
     vm.outside.numbers.dynamic = attempt.symbolic
     vm.outside.numbers.follows_counts = attempt.counts_symbolic
     vm.outside.numbers.decides = attempt.decides
-    vm.outside.sizes.policy = attempt.sizes
+    vm.outside.sizes.places.policy = attempt.sizes
     if attempt.data_sizes and attempt.assumes:
         vm.trace.numbers.for_data = lambda: _symbols_for_data(vm, attempt.data_is)
     vm.outside.looks_ahead = attempt.looks_ahead
@@ -155,7 +155,7 @@ def _of_data(vm: VM, error: NeedsFixedSize) -> Unsupported:
     """The error itself, unless data decide the sizes that something needs as numbers: then the graph ends before it."""
     known = vm.trace.numbers.symbols and vm.trace.numbers.symbols.known
     found = known.of(sorted(error.symbols, key=str)) if known else []
-    if not found or vm.outside.sizes.places(error.symbols):
+    if not found or vm.outside.sizes.found_at(error.symbols):
         return error
     names = " and ".join(f"{n.sym} is {n.what}" for n in found)
     made = Unsupported(Reason(DATA_DEPENDENT_SHAPE, f"{error.reason.detail}, where {names}"))
@@ -187,14 +187,14 @@ def _failed(vm: VM, error: Exception) -> FailedAttempt:
 def needed_sizes(outside: Outside, error: Exception) -> frozenset[frozenset[tuple[object, ...]]]:
     """Where each symbolic size was found that must be a number, by what was asked of it or by the error."""
     named = error.symbols if isinstance(error, NeedsFixedSize) else frozenset()
-    return outside.sizes.places(outside.sizes.needed | named)
+    return outside.sizes.found_at(outside.sizes.needed | named)
 
 
 def divided_sizes(outside: Outside, error: Exception) -> frozenset[tuple[tuple[object, ...], int]]:
     """Where sizes were found of which it may be enough to know the remainder, and by what they are divided."""
     if not isinstance(error, NeedsFixedSize) or outside.sizes.needed:
         return frozenset()
-    places = ((outside.sizes.places((sym,)), by) for sym, by in error.divisors.items())
+    places = ((outside.sizes.found_at((sym,)), by) for sym, by in error.divisors.items())
     return frozenset((path, by) for groups, by in places for paths in groups for path in paths)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from smelt.capture.outside.facts import Facts
+from smelt.capture.outside.symbolic_sizes import SizePlaces
 from smelt.errors import Unsupported
 from smelt.graph.number_bounds import Bounds, always
 from smelt.graph.numbers import Expression, leaves
@@ -36,8 +37,7 @@ class ChangingNumbers:
         self._at: dict[Origin, object] = {}  # the symbolic number at each of them
         self.drawn: dict[Origin, Bounds] = {}  # random numbers, and between which they are
         self.sizes: set[Origin] = set()  # sizes of tensors
-        self.may_be_size: Callable[[Origin, Sym], bool] = lambda origin, sym: False  # numbers that changed
-        self.may_divide: Callable[[Sym, int], bool] = lambda sym, divisor: False  # sizes of tensors
+        self.places = SizePlaces()
         self.needed: set[Origin] = set()  # of these, those that must be numbers: the capture is in vain
 
     def read(self, value: int | float, origin: Origin) -> object:
@@ -99,12 +99,12 @@ class ChangingNumbers:
         """The symbolic numbers of this capture, made when the first is met."""
         numbers = self._trace.numbers
         if numbers.symbols is None:
-            numbers.symbols = Symbols(self._pin, self._require, self._take, self.may_divide)
+            numbers.symbols = Symbols(self._pin, self._require, self._take, self.places.may_divide)
         return numbers.symbols
 
     def _take(self, origin: Origin, sym: Sym) -> bool:
         changed = origin.path in self.dynamic and origin not in self.sizes
-        return changed and origin not in set(self.unguarded) and self.may_be_size(origin, sym)
+        return changed and origin not in set(self.unguarded) and self.places.take_number(origin.path, sym)
 
     def _pin(self, origin: Origin, value: object) -> None:
         if origin in self.readings:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+
+from smelt.graph.sizes import Sym
 
 Path = tuple[object, ...]  # `Origin.path`
 
@@ -64,6 +66,11 @@ class SymbolicSizes:
         """Whether the size at this path is a number, whatever else is said of it."""
         return not self.wanted or path in self.fixed or path in self.fixed_now
 
+    @property
+    def names_any(self) -> bool:
+        """Whether any size is symbolic that is not marked."""
+        return self.everywhere or bool(self.changed or self.values)
+
     def includes(self, path: Path, size: int, is_parameter: bool, on_cpu: bool) -> bool:
         """Whether the size at this path, which is now `size`, is symbolic; `is_parameter`: it is one of a parameter. Not
         `on_cpu`, only if all are: kernels of GPUs that take sizes have not been run on enough GPUs yet."""
@@ -86,3 +93,24 @@ class SymbolicSizes:
 
 
 FIXED_SIZES = SymbolicSizes()
+
+
+@dataclass(eq=False)
+class SizePlaces:
+    """Where the symbols of one capture's sizes were found, by paths of origins, and what of them are sizes `of_tensors`."""
+
+    policy: SymbolicSizes = FIXED_SIZES
+    paths: dict[Sym, set[Path]] = field(default_factory=dict)
+    of_tensors: set[Sym] = field(default_factory=set)
+
+    def take_number(self, path: Path, sym: Sym) -> bool:
+        """Whether the number found there may be the size `sym`."""
+        if self.policy.is_fixed(path):
+            return False
+        self.paths[sym] = {path}
+        return True
+
+    def may_divide(self, sym: Sym, divisor: int) -> bool:
+        """Whether another capture would know what the sizes of a symbol leave when divided by this, too."""
+        found = self.paths[sym] if sym in self.of_tensors else ()
+        return self.policy.with_divisors((path, divisor) for path in found) != self.policy
