@@ -126,6 +126,7 @@ def capture_frame(
             vm.exceptions.restore()
             if vm.trace.numbers.symbols is not None:
                 vm.trace.numbers.symbols.release()
+            vm.trace.numbers.for_data = None  # it keeps the machine alive, which keeps it
             if captured is None:
                 vm.release()
 
