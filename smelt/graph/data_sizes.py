@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 import torch
 
+from smelt.errors import OtherSizes
 from smelt.graph.assignments import syms_of
 from smelt.graph.effects import effects
 from smelt.graph.ir import Node, TensorSpec, argument_nodes
@@ -44,7 +45,9 @@ def _symbols(node: Node) -> frozenset[Sym]:
 
 
 def _as_sizes(numbers: Iterable[torch.Tensor]) -> torch.Tensor:
-    sizes = [0, *(max(int(n), 0) for n in numbers)]  # a graph is for none that is negative
+    sizes = [0, *map(int, numbers)]
+    if min(sizes) < 0:
+        raise OtherSizes(f"smelt: a graph for sizes was called with {min(sizes)}")
     return torch.empty(0).as_strided(sizes, [0] * len(sizes))
 
 

@@ -62,7 +62,7 @@ def counts_of_known_length():
     ]
 
 
-@program(graphs=1, later=1, breaks=["data-dependent-shape"])
+@program(graphs=1)
 def counts_in_a_handler():
     def fn(x):
         try:
@@ -93,7 +93,7 @@ def filled_with_floats_and_bools():
     return fn, [(tensor(3), torch.tensor(n), torch.tensor(n > 0)) for n in (0.5, -2.0, float("inf"))]
 
 
-@program(graphs=1, breaks=["data-dependent-value"])
+@program(graphs=1)
 def filled_with_what_may_not_fit():
     def fn(x, t):
         return x * 2, torch.full((2,), t, dtype=torch.int8)

@@ -650,7 +650,7 @@ def operators_with_breaks():
     return fn, [(torch.ones(3),), (-torch.ones(3) * 4,), (torch.ones(3),)]
 
 
-@program(graphs=2, later=2, breaks=["data-dependent-shape", "data-dependent-shape"])
+@program(graphs=1)
 def data_dependent_shape():
     def fn(x):
         y = x[x > 0]
@@ -660,7 +660,7 @@ def data_dependent_shape():
     return fn, calls(*THREE)
 
 
-@program(graphs=1, later=1, breaks=["data-dependent-value"])
+@program(graphs=2, later=1, breaks=("data-dependent-value",))
 def tensor_in_control_of_a_range():
     def fn(x, n):
         for i in range(int(n)):
@@ -689,9 +689,9 @@ def star_expressions():
 
 
 @program(
-    graphs=5,
-    later=5,
-    breaks=["data-dependent-value", "data-dependent-value", "data-dependent-value", "data-dependent-value"],
+    graphs=4,
+    later=3,
+    breaks=("data-dependent-value", "data-dependent-value", "data-dependent-value", "data-dependent-value"),
 )
 def subscripts_and_attributes():
     class Box:
@@ -718,7 +718,7 @@ def walrus_and_chained_comparison():
     return fn, calls(*THREE)
 
 
-@program(graphs=1, later=4, breaks=["data-dependent-value"])
+@program(graphs=1, later=3, breaks=("data-dependent-value",))
 def match_on_a_value():
     def fn(x):
         match int(x.sum().item()) % 3:

@@ -265,7 +265,7 @@ def known_values_after_another_tensor_was_written():
     return fn, three(3)
 
 
-@program(graphs=2, breaks=["data-dependent-value"])
+@program(graphs=1)
 def a_known_value_that_was_written():
     def fn(x):
         n = torch.tensor([1, 2, 3])
@@ -358,7 +358,7 @@ def indexing_forms():
     return fn, three(3, 4)
 
 
-@program(graphs=2, later=2, breaks=["data-dependent-shape"])
+@program(graphs=1)
 def indexing_by_a_mask():
     def fn(x):
         return x[x > 0].sum() + x.masked_fill(x > 0, 0.0)
@@ -555,7 +555,7 @@ def where_in_every_form():
     return fn, [(tensor(3), tensor(3)) for _ in range(3)]
 
 
-@program(graphs=2, later=1, breaks=["data-dependent-shape"])
+@program(graphs=1)
 def where_without_values():
     def fn(x):
         rows, columns = torch.where(x > 0)
@@ -842,10 +842,7 @@ def channels_last():
     return fn, three(1, 2, 3, 4)
 
 
-@program(
-    graphs=0,
-    breaks=["data-dependent-shape", "data-dependent-shape", "data-dependent-shape", "data-dependent-shape"],
-)
+@program(graphs=1)
 def unique_and_nonzero():
     def fn(x):
         return torch.unique(x), x.nonzero(), torch.bincount(x), torch.unique_consecutive(x)

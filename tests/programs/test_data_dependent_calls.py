@@ -130,3 +130,10 @@ def test_gradients_where_rows_are_stored_by_masks():
         torch.testing.assert_close(got, want)
         torch.testing.assert_close(torch.autograd.grad(got.sum(), x), torch.autograd.grad(want.sum(), x))
     assert len(entries(compiled)) == 2 and not reasons(compiled)
+
+
+def test_numbers_below_zero_are_not_taken_for_sizes():
+    f = lambda t: (torch.full((2,), t.item()), torch.ones(3) * t.item(), torch.arange(6)[t.item() :])  # noqa: E731
+    compiled = smelt.compile(f)
+    for n in (3, 2, 1, 0, -1, -2, 5, -7):
+        torch.testing.assert_close(compiled(torch.tensor(n)), f(torch.tensor(n)))
