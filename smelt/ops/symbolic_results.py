@@ -194,7 +194,9 @@ def results(
 
     Raises NeedsFixedSize, or NotImplementedError where it has no shape function.
     """
-    safe = _is_safe(func, args)
+    safe, given = _is_safe(func, args), symbols_in((args, kwargs), spec_of)
+    if given and device.type != "cpu" and is_windowed(_name(func)):  # it would be tried on large images there
+        raise NeedsFixedSize(f"{func} over images on a GPU", given)
     if not safe or not is_windowed(_name(func)):
         try:
             return _results(func, args, kwargs, device, spec_of)

@@ -175,16 +175,6 @@ def test_attention_by_torchs_kernels(kind, train):
     assert len(inspect.entries(compiled)) == 1 and not inspect.reasons(compiled)
 
 
-def test_convolutions_of_images_of_any_size():
-    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()).cuda().eval()
-    compiled = smelt.compile(model, dynamic=True)
-    for b, n in ((2, 8), (3, 12), (5, 17)):
-        x = torch.randn(b, 3, n, n, device="cuda")
-        with torch.no_grad():
-            close(compiled(x), model(x))
-    assert len(inspect.entries(compiled)) == 1
-
-
 def test_a_cuda_graph_for_each_set_of_sizes_that_comes_back():
     def f(x, w):
         return (x * w).softmax(-1).relu()
