@@ -91,8 +91,7 @@ class GpuLauncher final : public Launcher {
         }
         for (size_t i = 0; i < count; ++i)
             parameters[i] = l.by_value[i] ? data[l.regs[i]] : const_cast<void**>(&data[l.regs[i]]);
-        for (size_t i = 0; i < l.sizes.size(); ++i)
-            parameters[count + i] = const_cast<int64_t*>(&l.sizes[i]);
+        for (size_t i = 0; i < l.sizes.size(); ++i) parameters[count + i] = const_cast<int64_t*>(&l.sizes[i]);
         parameters[numbers] = const_cast<int64_t*>(&l.extent);
         start(l, l.blocks, parameters, numbers + 1, queue);
     }
