@@ -2,9 +2,9 @@
 
     python -m benchmarks.dynamic [--sets 14] [--seed 1] [--out DIR]
 
-Random pairs of batch and length, the same for each contestant: eager, smelt with and without `dynamic=True`, and
-torch.compile with it. Each result is compared with eager's. Writes dynamic.md. Run it on an otherwise idle machine;
-nothing is asserted of times.
+Random pairs of batch and length, the same for each contestant: eager, smelt as it is, with `dynamic=True` and with fixed
+sizes, and torch.compile with `dynamic=True`. Each result is compared with eager's. Writes dynamic.md. Run it on an
+otherwise idle machine; nothing is asserted of times.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
-import platform
 import random
 import tempfile
 import time
@@ -27,6 +26,7 @@ import torch
 import transformers
 
 import smelt
+from benchmarks import measure
 from smelt.report.inspect import entries, reasons
 
 Sizes = list[tuple[int, int]]
@@ -84,17 +84,17 @@ def main() -> None:
     model, calls = bert(), inputs(sizes)
     contestants: dict[str, Callable[..., Any]] = {
         "eager": model,
+        "smelt": smelt.compile(model),
         "smelt, dynamic=True": smelt.compile(model, dynamic=True),
-        "smelt, fixed sizes": smelt.compile(model),
+        "smelt, fixed sizes": smelt.compile(model, dynamic=False),
         "torch.compile, dynamic=True": torch.compile(model, dynamic=True),
     }
     with torch.no_grad():
         wanted = [model(**call).last_hidden_state for call in calls]
         rows = [row(name, contestant, wanted, calls) for name, contestant in contestants.items()]
-    names = [l.split(": ")[1] for l in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in l]
     facts = [
         str(datetime.date.today()),
-        *(names[:1] or [platform.machine()]),
+        measure.machine()["cpu"],
         f"{torch.get_num_threads()} threads",
         f"torch {torch.__version__}",
     ]

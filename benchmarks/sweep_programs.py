@@ -14,19 +14,18 @@ from __future__ import annotations
 import argparse
 import datetime
 import logging
-import multiprocessing
 import os
 import platform
 import sys
 import time
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 import smelt
+from benchmarks import new_processes
 from smelt import events
 from tests.harness.catalogue import DEVICE
 from tests.harness.generate import Options, Replayed, Seeded, prelude, shrink, write_program
@@ -35,7 +34,6 @@ from tests.simulated import compiled
 
 RESULTS = Path(__file__).parent / "results"
 AT_ONCE = 50  # programs in one task of a process
-TASKS = 20  # of a process
 
 
 @dataclass
@@ -125,17 +123,11 @@ def run_all(kinds: list[Kind], first: int, programs: int, jobs: int) -> list[Kin
         for at in range(0, kind.share_of(programs), AT_ONCE)
     ]
     done, start = {kind.name: kind for kind in kinds}, time.perf_counter()
-    context = multiprocessing.get_context("spawn")
-    # A process that has compiled thousands of programs is slower than a new one. (`max_tasks_per_child` can hang:
-    # https://github.com/python/cpython/issues/115634.)
-    for at in range(0, len(work), jobs * TASKS):
-        with ProcessPoolExecutor(jobs, context) as pool:
-            tasks = [pool.submit(run, kind, seeds) for kind, seeds in work[at : at + jobs * TASKS]]
-            for task in as_completed(tasks):
-                done[task.result().name].add(task.result())
-                ran, found = sum(k.ran for k in kinds), sum(len(k.different) for k in kinds)
-                seconds = time.perf_counter() - start
-                print(f"\r{ran} programs, {found} different, {seconds:.0f} s", end="", flush=True)
+    for part in new_processes.results(run, work, jobs):
+        done[part.name].add(part)
+        ran, found = sum(k.ran for k in kinds), sum(len(k.different) for k in kinds)
+        seconds = time.perf_counter() - start
+        print(f"\r{ran} programs, {found} different, {seconds:.0f} s", end="", flush=True)
     for kind in kinds:
         kind.different.sort()
     return kinds

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import logging
-import multiprocessing
 import os
 import platform
 import re
@@ -21,19 +20,18 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 import smelt
+from benchmarks import measure, new_processes
 from tests.harness.generate_sizes import SizedOptions
 from tests.harness.generated_sizes import CALLS, outcome_of, shrunk, sized
 
 RESULTS = Path(__file__).parent / "results"
 AT_ONCE = 20  # programs in one task of a process
-TASKS = 20  # of a process
 
 
 @dataclass
@@ -91,29 +89,20 @@ def run_all(first: int, programs: int, jobs: int, verify: bool) -> Found:
     """`programs` programs, seeds from `first`, in `jobs` processes."""
     work = [range(at, min(at + AT_ONCE, first + programs)) for at in range(first, first + programs, AT_ONCE)]
     total, start = Found(), time.perf_counter()
-    context = multiprocessing.get_context("spawn")
-    for at in range(0, len(work), jobs * TASKS):  # processes that have compiled much are slower than new ones
-        with ProcessPoolExecutor(jobs, context) as pool:
-            tasks = [pool.submit(run, seeds, verify) for seeds in work[at : at + jobs * TASKS]]
-            for task in as_completed(tasks):
-                total.add(task.result())
-                ran, seconds = total.ran.total(), time.perf_counter() - start
-                print(
-                    f"\r{ran} programs, {len(total.different)} different, {seconds:.0f} s", end="", flush=True
-                )
+    for part in new_processes.results(run, [(seeds, verify) for seeds in work], jobs):
+        total.add(part)
+        ran, seconds = total.ran.total(), time.perf_counter() - start
+        print(f"\r{ran} programs, {len(total.different)} different, {seconds:.0f} s", end="", flush=True)
     total.different.sort()
     return total
 
 
 def report(found: Found, command: str) -> str:
-    cpu = [
-        line.split(": ")[1] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-    ]
     ran = found.ran.total()
     lines = [
         "# Random programs whose sizes change",
         "",
-        f"{datetime.date.today()}, {cpu[0] if cpu else platform.machine()}, smelt {smelt.__version__}, torch "
+        f"{datetime.date.today()}, {measure.machine()['cpu']}, smelt {smelt.__version__}, torch "
         f"{torch.__version__}, CPython {platform.python_version()}. Command: `{command}`; the programs come from "
         "tests/harness/generate_sizes.py.",
         "",

@@ -17,7 +17,6 @@ import argparse
 import copy
 import datetime
 import logging
-import platform
 import random
 import signal
 import time
@@ -27,7 +26,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks import errors, sizes, weights
+from benchmarks import errors, measure, sizes, weights
 
 # isort: split
 import torch
@@ -221,9 +220,8 @@ def line(name: str, mode: str, row: dict[str, Any]) -> str:
 def table(kind: str, rows: dict[tuple[str, str], dict[str, Any]], command: str) -> str:
     kinds = [verdict(row) for row in rows.values()]
     ran = [k for k in kinds if k not in ("skipped", "raised")]
-    names = [l.split(": ")[1] for l in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in l]
     facts = (
-        str(datetime.date.today()), *(names[:1] or [platform.machine()]), f"torch {torch.__version__}",
+        str(datetime.date.today()), measure.machine()["cpu"], f"torch {torch.__version__}",
         f"transformers {transformers.__version__}", f"timm {sizes.models.timm.__version__}",
     )  # fmt: skip
     return "\n".join(

@@ -28,11 +28,12 @@ from smelt.errors import NeedsFixedSize
 from smelt.graph.at_sizes import at_sizes
 from smelt.graph.graph_function import Compiled
 from smelt.graph.ir import Graph, argument_nodes
+from smelt.graph.sizes import Values
 from smelt.runtime.collector import collections_postponed
 from smelt.runtime.forks import BACKWARD, hold_at_fork
 from smelt.trace.joint import Joint
 from smelt.trace.traced import Traced
-from smelt.trace.traced_at import Values, traced_at
+from smelt.trace.traced_at import traced_at
 
 _lock = hold_at_fork(threading.RLock(), BACKWARD)
 

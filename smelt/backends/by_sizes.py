@@ -21,11 +21,10 @@ from smelt.graph.effects import effects
 from smelt.graph.graph_function import Compiled
 from smelt.graph.interpreter import run
 from smelt.graph.ir import Graph
-from smelt.graph.sizes import Sym, bounds
+from smelt.graph.sizes import Sym, Values, bounds
 from smelt.runtime.forks import SIZES, hold_at_fork
 from smelt.torch_private import OpOverload
 from smelt.trace.traced import SizeInput
-from smelt.trace.traced_at import Values
 from smelt.trace.views import freely_written
 
 log = logging.getLogger("smelt")

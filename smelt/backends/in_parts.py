@@ -18,10 +18,10 @@ import torch
 from smelt.errors import NeedsFixedSize, OtherSizes
 from smelt.graph import numbers, torch_settings
 from smelt.graph.data_sizes import given_sizes
-from smelt.graph.effects import effects, is_effectful
+from smelt.graph.effects import effects
 from smelt.graph.graph_function import Compiled
 from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
-from smelt.graph.sizes import Sym, contiguous_stride
+from smelt.graph.sizes import Sym, Values, contiguous_stride
 from smelt.graph.specs import at_numbers, empty_like_spec
 from smelt.graph.symbols import symbols_in
 from smelt.torch_private import OpOverload
@@ -29,7 +29,6 @@ from smelt.trace.data_numbers import Condition, NumberCondition
 from smelt.trace.symbolic_layouts import SizeSource
 from smelt.trace.traced import SizeInput, Traced
 
-Values = Mapping[Sym, int]
 AnyCondition = Condition | NumberCondition
 # Makes a graph callable, whose symbols are sizes of its inputs.
 CompilePart = Callable[[Graph, Mapping[Sym, SizeInput]], Compiled]
@@ -177,12 +176,6 @@ class Parts:
         """Runs the rest: the outputs of the graph."""
         _run(self._finish, run)
         return tuple([None if n is None else run.made[n] for n in self._outputs])
-
-    @property
-    def draws_early(self) -> bool:
-        """Whether random numbers are drawn before all sizes are known."""
-        late = {n for step in self._finish if isinstance(step, _Part) for n in step.gives}
-        return any(is_effectful(n.target) for n in self._graph if n not in late)
 
     # ---- cutting
 

@@ -27,7 +27,7 @@ from smelt.graph.at_sizes import at_sizes, depends_inside
 from smelt.graph.data_sizes import is_of_data
 from smelt.graph.graph_function import Compiled
 from smelt.graph.ir import Graph, NumberSpec, TensorSpec
-from smelt.graph.sizes import Sym
+from smelt.graph.sizes import Sym, Values
 from smelt.graph.verify import verify as verify_graph
 from smelt.ops.aligned_products import align_products
 from smelt.ops.channels_last import relaid
@@ -45,7 +45,7 @@ from smelt.schedule.verify import verify as verify_schedule
 from smelt.trace.joint import Joint
 from smelt.trace.symbolic_layouts import ITSELF, SizeSource
 from smelt.trace.traced import SizeInput, Traced
-from smelt.trace.traced_at import Values, traced_at
+from smelt.trace.traced_at import traced_at
 from smelt.trace.views import freely_written
 
 log = logging.getLogger("smelt")
@@ -194,7 +194,7 @@ def _joint_in_parts(traced: Traced, joint: Joint, config: Config, compile_part: 
     forward is what is left to run."""
     assert traced.data is not None
     devices = _devices(traced)
-    target = targets.maker(devices)(replace(config, native_gemm=False))
+    target = _target_for_sizes(config, devices)
     found: list[Parts] = []
     symbols = (*traced.sizes, *traced.data.hints)
 
@@ -245,23 +245,15 @@ def _part(
 ) -> Compiled:
     if not sizes:
         return _compile(graph, config, targets.maker(devices)(config))
-    target = targets.maker(devices)(replace(config, native_gemm=False))
     try:
-        loaded = _template(graph, frozenset(), config, target, sizes)
+        make: Callable[[Values], Instance | Compiled] = _plans(graph, config, devices, sizes)
     except NeedsFixedSize as why:
 
         def compile_at(values: Values) -> Instance:
             plan = _compile(at_sizes(graph, values), config, targets.maker(devices)(config))
             return plan, [plan]
 
-        make: Callable[[Values], Instance | Compiled] = EachCompiled(
-            compile_at, lambda values: by_operators(at_sizes(graph, values)), why
-        )
-    else:
-
-        def make(values: Values) -> Instance:
-            plan = loaded(values)
-            return plan, [plan]
+        make = EachCompiled(compile_at, lambda values: by_operators(at_sizes(graph, values)), why)
 
     operators = lru_cache(_KEPT)(lambda items: by_operators(at_sizes(graph, dict(items))))
 
@@ -280,16 +272,9 @@ def _is_small(sym: Sym, number: int) -> bool:
 def _instances(traced: Traced, config: Config) -> Callable[[Values], Instance]:
     """What makes plans for given sizes. Raises NeedsFixedSize where there is no code for all sizes."""
     devices = _devices(traced)
-    # Generated products are tables of numbers, or measured for these.
-    target = targets.maker(devices)(replace(config, native_gemm=False))
     if traced.joint is None:
-        loaded = _template(traced.aten_graph, frozenset(), config, target, traced.sizes)
-
-        def instance(values: Values) -> Instance:
-            plan = loaded(values)
-            return plan, [plan]
-
-        return instance
+        return _plans(traced.aten_graph, config, devices, traced.sizes)
+    target = _target_for_sizes(config, devices)
 
     def prepare(graph: Graph, given: frozenset[int]) -> Callable[[Values], _native.Plan]:
         return _template(graph, given, config, target, traced.sizes)
@@ -313,6 +298,24 @@ def _instances(traced: Traced, config: Config) -> Callable[[Values], Instance]:
         return made, plans
 
     return instance_of_joint
+
+
+def _plans(
+    graph: Graph, config: Config, devices: set[torch.device], sizes: Iterable[Sym]
+) -> Callable[[Values], Instance]:
+    """What makes plans of a graph without a backward for given `sizes`."""
+    loaded = _template(graph, frozenset(), config, _target_for_sizes(config, devices), sizes)
+
+    def instance(values: Values) -> Instance:
+        plan = loaded(values)
+        return plan, [plan]
+
+    return instance
+
+
+def _target_for_sizes(config: Config, devices: set[torch.device]) -> Target:
+    """Without generated products, which are tables of numbers, or measured for these."""
+    return targets.maker(devices)(replace(config, native_gemm=False))
 
 
 def _some_compiled(config: Config, devices: set[torch.device]) -> CompileGraph:

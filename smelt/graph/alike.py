@@ -9,9 +9,7 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import Graph, Node, TensorSpec
-from smelt.graph.sizes import Expr, Sym, subs
-
-Values = Mapping[Sym, int]
+from smelt.graph.sizes import Expr, Values, subs
 
 
 def alike(graph: Graph, other: Graph, values: Values, others: Values) -> bool:

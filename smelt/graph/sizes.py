@@ -152,6 +152,7 @@ class Quotient(Atom):
 
 
 Size = int | Expr
+Values = Mapping[Sym, int]  # numbers for symbols
 
 _SYMS: dict[tuple[str, int, int, Expr | None], Sym] = {}
 _QUOTIENTS: dict[tuple[str, Size, Size], Quotient] = {}

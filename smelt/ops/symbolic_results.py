@@ -204,9 +204,9 @@ def results(
             if not safe or not isinstance(error, _Unclear):
                 raise
     # With large numbers. Of images, what is symbolic of the result is at least two, so no window is larger than its image.
-    syms = widened(symbols_in((args, kwargs), spec_of))
+    syms = widened(given)
     narrow = {wide: sym for sym, wide in syms.items()}
-    large_args, large_kwargs = (_replaced(given, syms, spec_of) for given in (list(args), kwargs))
+    large_args, large_kwargs = (_replaced(tree, syms, spec_of) for tree in (list(args), kwargs))
     try:
         found = _results(func, large_args, large_kwargs, device, _spec_of)
     except NeedsFixedSize as error:
@@ -316,10 +316,10 @@ def culprits(
     syms = sorted(symbols_in((args, kwargs), spec_of), key=lambda s: (len(s.name), s.name))
     fixed = {s: hints[s] for s in syms}
     for sym in syms:
-        others: dict[Sym, Size] = {s: n for s, n in fixed.items() if s is not sym}
-        given, named = (_replaced(tree, others, spec_of) for tree in (list(args), kwargs))
+        others = {s: n for s, n in fixed.items() if s is not sym}
+        numbers, named = (_replaced(given, others, spec_of) for given in (list(args), kwargs))
         try:
-            results(func, given, named, device, _spec_of)
+            results(func, numbers, named, device, _spec_of)
         except NeedsFixedSize:
             continue
         del fixed[sym]

@@ -7,11 +7,11 @@ it is there on a CPU; on a GPU a set of numbers may be the first to need another
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from smelt.graph.sizes import Expr, Size, Sym, evaluate
+from smelt.graph.sizes import Expr, Size, Values, evaluate
 from smelt.graph.specs import at_numbers
 from smelt.graph.tree import map_leaves
 from smelt.plan.build import build_plan
@@ -19,8 +19,6 @@ from smelt.plan.items import Item, LaunchItem, TogetherItem
 from smelt.plan.steps import Plan
 from smelt.plan.target import ItemsAt, Target
 from smelt.schedule.schedule import ExternItem, KernelItem, Schedule, ViewItem
-
-Values = Mapping[Sym, int]
 
 
 @dataclass(frozen=True)

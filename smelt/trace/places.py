@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from smelt.errors import NeedsFixedSize
+from smelt.graph.data_sizes import is_of_data
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import INFINITE, Expr, Size, bounds, contiguous_stride, free_syms
 from smelt.graph.specs import make_spec
@@ -206,7 +207,7 @@ def _pieces(given: Kwargs) -> list[TensorSpec] | None:
     sizes = given.get("split_sizes") or _equal(n, given["split_size"])
     if not sizes or any(isinstance(size, int) and size < 0 for size in sizes):
         return None
-    if sum(sizes) != n and not any(sym.name.startswith("u") for size in sizes for sym in free_syms(size)):
+    if sum(sizes) != n and not any(is_of_data(sym) for size in sizes for sym in free_syms(size)):
         return None  # of those that data decide, the sum was checked
     for size in sizes:
         shape = list(source.shape)

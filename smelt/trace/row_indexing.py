@@ -43,7 +43,8 @@ def _selected(table: torch.Tensor, index: Any) -> tuple[torch.Tensor, Any]:
     if not all(p is None or p is ... or type(p) in (int, slice, *NUMBERS) for p in parts):
         return table, index
     taken = sum(p is not None and p is not ... for p in parts)
-    for at in [i for i, p in enumerate(parts) if p is ...][:1]:
+    at = next((i for i, p in enumerate(parts) if p is ...), None)  # `in` would compare symbolic numbers
+    if at is not None:
         parts[at : at + 1] = [slice(None)] * (table.dim() - taken)
     rest, dim = [], 0
     for part in parts:

@@ -188,11 +188,9 @@ class Symbols:
             what = self._table.call(op, a.expression, b.expression)
             raise Unsupported(Reason(DATA_DEPENDENT, f"{what} decides, where {found.sym} is {found.what}"))
         self.check()
-        left, right = (b.size, a.size) if op in ("gt", "le") else (a.size, b.size)
-        holds = op in ("lt", "gt", "eq")
-        op = "eq" if op in ("eq", "ne") else "lt"
-        answer = self._comparisons.decided(op, left, right)
-        return Undecided(self, op, left, right, holds) if answer is None else answer is holds
+        plain, left, right = _plain_comparison(op, a.size, b.size)
+        answer, holds = self._comparisons.decided(plain, left, right), op in ("lt", "gt", "eq")
+        return Undecided(self, plain, left, right, holds) if answer is None else answer is holds
 
     def require_equal(self, key: Any, other: Any) -> None:
         """The numbers found at both places are equal at each call."""
@@ -295,9 +293,7 @@ class Symbols:
         """A comparison of torch's that data decide, which is assumed only where torch cannot do without; else None."""
         if a.size is None or b.size is None or not self.known.concerns(a.size, b.size):
             return None
-        left, right = (b.size, a.size) if op in ("gt", "le") else (a.size, b.size)
-        plain = "eq" if op in ("eq", "ne") else "lt"
-        if self._comparisons.decided(plain, left, right) is not None:
+        if self._comparisons.decided(*_plain_comparison(op, a.size, b.size)) is not None:
             return None
         return Deferred(self, self._table.call(op, a.expression, b.expression), op, a.size, b.size)
 
@@ -414,6 +410,12 @@ class Symbols:
                 raise Unsupported(Reason(DATA_DEPENDENT, f"{expression}, whose type {found.what} decides"))
             return  # of others, the types of the operands decide
         self._require(expression, kind)
+
+
+def _plain_comparison(op: str, a: Size, b: Size) -> tuple[str, Size, Size]:
+    """The `lt` or `eq` that decides a comparison: it says the same, or for `ge`, `le` and `ne` the opposite."""
+    left, right = (b, a) if op in ("gt", "le") else (a, b)
+    return ("eq" if op in ("eq", "ne") else "lt"), left, right
 
 
 _OPPOSITE = {"ne": "eq", "ge": "lt", "le": "gt"}

@@ -7,14 +7,12 @@ from dataclasses import replace
 
 from smelt.graph.at_sizes import at_sizes, copied_at
 from smelt.graph.ir import Node
-from smelt.graph.sizes import Expr, Sym, evaluate
+from smelt.graph.sizes import Expr, Values, evaluate
 from smelt.graph.tree import map_leaves
 from smelt.trace.joint import Joint
 from smelt.trace.outputs import OutputSource, ViewStep
 from smelt.trace.torch_places import TorchPlace
 from smelt.trace.traced import Traced
-
-Values = Mapping[Sym, int]
 
 
 def traced_at(traced: Traced, values: Values) -> Traced:

@@ -161,9 +161,8 @@ class Resumes:
     ) -> None:
         self._wrap = wrap
         self._decode = decode
-        self.sizes: frozenset[int] = (
-            frozenset()
-        )  # what symbols of the latest graph that has some are in this call
+        # What the symbols of sizes are in this call, of the latest graph that has some.
+        self.sizes: frozenset[int] = frozenset()
         # key -> (callable, what its ids belong to)
         self._made: dict[tuple[object, ...], tuple[Resume, Sequence[Point | Polyfill]]] = {}
         self._steps: dict[tuple[object, ...], Step] = {}

@@ -94,8 +94,7 @@ class Attempt:
 
     def with_plain_numbers(self) -> Attempt:
         """With each number and size as a part of the trace."""
-        plain = replace(self, symbolic=frozenset(), counts_symbolic=False, sizes=FIXED_SIZES)
-        return replace(plain, data_sizes=False)
+        return replace(self, symbolic=frozenset(), counts_symbolic=False, sizes=FIXED_SIZES, data_sizes=False)
 
 
 @dataclass(frozen=True, eq=False)

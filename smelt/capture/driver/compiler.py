@@ -189,11 +189,16 @@ class FrameCompiler:
                 everywhere=self.dynamic is True,
             ),
             data_sizes=getattr(self.backend, "takes_data_sizes", False),
-            joint_graph=getattr(self.backend, "differentiates", False),
+            joint_graph=self._functional,
             assumes=True,
             selects=True,
             may_break=not self.fullgraph,
         )
+
+    @property
+    def _functional(self) -> bool:
+        """Whether the backend compiles the aten level, and joint graphs where gradients are needed."""
+        return getattr(self.backend, "differentiates", False)
 
     def _takes_sizes(self) -> bool:
         """Whether the backend is given symbolic sizes. Those of others may compile for their example inputs alone, so they
@@ -270,8 +275,7 @@ class FrameCompiler:
         used_data = data is not None
         try:
             if data is not None:
-                functional = getattr(self.backend, "differentiates", False)
-                small = small_sizes(fn, slots, attempt, captured, self.resumes, functional)
+                small = small_sizes(fn, slots, attempt, captured, self.resumes, self._functional)
                 captured.traced = replace(captured.traced, data=replace(data, small=small))
             self._install(fn, slots, captured, why, begin)
         except BackendError as e:
@@ -295,12 +299,11 @@ class FrameCompiler:
     ) -> None:
         """Compiles what was captured, and installs it."""
         name = fn.__qualname__
-        functional = getattr(self.backend, "differentiates", False)
         assumed = captured.assumed or captured.traced.data is not None
-        if assumed and repeat_of(captured.traced, functional) is None:
+        if assumed and repeat_of(captured.traced, self._functional) is None:
             raise NotRepeatable
         graph = compiled_graph(self.backend, self.config, captured)
-        frame = compiled_frame(fn, captured, graph, self.resumes, functional)
+        frame = compiled_frame(fn, captured, graph, self.resumes, self._functional)
         with stage("guards", name):
             spec = tree_layout.build(captured.guards, frame.collect, captured.lifetimes.kept)
             tree = _native.GuardTree(spec.native)

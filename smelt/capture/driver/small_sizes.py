@@ -7,7 +7,7 @@ by operator (`backends/in_parts.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from smelt._native import isinstance
@@ -20,11 +20,10 @@ from smelt.capture.driver.stages import compiled_frame
 from smelt.errors import Unsupported
 from smelt.graph.alike import alike, same_for
 from smelt.graph.ir import Graph, Node
-from smelt.graph.sizes import Sym
+from smelt.graph.sizes import Values
 from smelt.guards.guard import Guard
 from smelt.trace.joint import Joint
 
-Values = Mapping[Sym, int]
 _LEFT_OUT = frozenset({"graph", "backward", "torch_places"})
 _OWN = frozenset({"random_state", "set_random_state", "__builtins__"})
 

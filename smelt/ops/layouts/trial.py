@@ -136,22 +136,17 @@ def _cut(value: Any, fill: int, device: torch.device) -> Any:
 def of_zeros(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Layouts of what `func` returns for zeros. NotImplemented where its shape function is not Python, a call could have
     effects or depend on data, the sizes are large, or the call raises."""
-    if META_KEY not in func.py_kernels or not may_be_tried(effects(func)):
-        return NotImplemented
-    if _size(func, args, kwargs) > _FEW:
-        return NotImplemented
-    try:
-        return tried(func, args, kwargs)
-    except (RuntimeError, ValueError, IndexError, TypeError):
-        return NotImplemented
+    return _tried_if_few(func, args, kwargs) if META_KEY in func.py_kernels else NotImplemented
 
 
 def of_empty(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The same where a tensor has no elements, of any operator; NotImplemented elsewhere."""
     given = leaves((list(args), kwargs), torch.Tensor)
-    if all(t.numel() for t in given) or not may_be_tried(effects(func)):
-        return NotImplemented
-    if _size(func, args, kwargs) > _FEW:
+    return NotImplemented if all(t.numel() for t in given) else _tried_if_few(func, args, kwargs)
+
+
+def _tried_if_few(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    if not may_be_tried(effects(func)) or _size(func, args, kwargs) > _FEW:
         return NotImplemented
     try:
         return tried(func, args, kwargs)
