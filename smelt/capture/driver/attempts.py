@@ -213,7 +213,8 @@ def _up_to_a_break(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> A
 
 
 def _without_data_sizes(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
-    """Where the graph cannot break either, but for that the caller allows no break."""
+    """Without sizes that data decide, where the graph cannot break before what they stand in the way of. Where the caller
+    allows no break, and one would be needed, the error is final."""
     assert isinstance(failed.error, Unsupported)
     final = not attempt.may_break and bool(failed.error.path)
     return replace(start, data_sizes=False) if failed.used_data and attempt.data_sizes and not final else None

@@ -97,7 +97,7 @@ FIXED_SIZES = SymbolicSizes()
 
 @dataclass(eq=False)
 class SizePlaces:
-    """Where the symbols of one capture's sizes were found, by paths of origins, and what of them are sizes `of_tensors`."""
+    """Where the symbols of one capture's sizes were found, by paths of origins, and which of them are sizes of tensors."""
 
     policy: SymbolicSizes = FIXED_SIZES
     paths: dict[Sym, set[Path]] = field(default_factory=dict)
