@@ -155,9 +155,13 @@ def memory_of_outputs(graph: Graph) -> set[Node]:
     """Nodes whose memory an output may share."""
     reach: set[Node] = set()
     for node in reversed(graph.nodes):
-        if node.op == "output" or (node in reach and (node.target is operator.getitem or _is_view(node))):
+        if node.op == "output" or (node in reach and (node.target in _HANDING_ON or _is_view(node))):
             reach.update(argument_nodes(node))
     return reach
+
+
+# Their results are in the memory of what they are given, though they are no views by their schemas.
+_HANDING_ON = (operator.getitem, torch.ops.aten._unsafe_view.default)
 
 
 def _is_view(node: Node) -> bool:

@@ -92,3 +92,11 @@ def the_context_of_an_operators_error():
         return log
 
     return fn, [(tensor(2, 3, requires_grad=True), []) for _ in range(3)]
+
+
+@program(graphs=1)
+def copies_of_one_layout_are_two_tensors():
+    def fn(x):
+        return x.reshape(6), x.flatten(0, 1), -x.flatten(0, 1)
+
+    return fn, [(tensor(2, 3).t(),)] * 3
