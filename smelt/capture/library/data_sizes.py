@@ -87,7 +87,7 @@ def _extreme(fn: Callable[..., object]) -> None:
     def extreme(vm: VM, args: Args, kwargs: Kwargs) -> object:
         """The least or largest of numbers: a number of its own where data decide which one that is."""
         found = before(vm, args, kwargs)
-        if type(found) not in NUMBERS or not _is_new_size(cast(torch.SymInt, found).node):
+        if type(found) not in NUMBERS or not _is_new_size(cast(Symbol, cast(torch.SymInt, found).node)):
             return found
         holds = vm.native(torch.full, ((), found), {"dtype": torch.int64})
         return fake_shape(cast(FakeTensor, vm.native(AS_SIZES, ([holds],))))[1]
