@@ -135,6 +135,8 @@ def replacement(node: Node, make: NodeMaker) -> Replacement | None:
     if node.target is aten.native_batch_norm_backward.default and node.args[7]:
         return _without_running_statistics(node)
     known = row(node.target)
+    if known.filled is not None:
+        return _filled(node, known.filled(*node.args), make)
     if known.reads_shape_only:
         return _without_values(node, 1, make)
     return None if known.zero_where is None else _masked(node, known.zero_where, make)
@@ -144,6 +146,20 @@ def _without_running_statistics(node: Node) -> Replacement:
     """In training they are not read; and the next forward may write them before this one's backward runs."""
     spared = tuple(a for a in node.args[3:5] if isinstance(a, Node))
     return Replacement(_twin(node, (*node.args[:3], None, None, *node.args[5:])), spared, always=True)
+
+
+def _filled(node: Node, number: Any, make: NodeMaker) -> Replacement | None:
+    """What is one number everywhere (`zeros_like`) reads no other tensor."""
+    spared = tuple(a for a in node.args if isinstance(a, Node) and isinstance(a.spec, TensorSpec))
+    if not spared or node.target._schema.is_mutable or not isinstance(number, (bool, int, float)):
+        return None
+    spec = node.spec
+    new = make(aten.full.default, list(spec.shape), number, dtype=spec.dtype, device=spec.device)
+    if _layout(new.spec) != _layout(spec):
+        return None
+    make.names.discard(new.name)
+    new.name = node.name
+    return Replacement(new, spared, always=True)
 
 
 def _without_values(node: Node, index: int, make: NodeMaker) -> Replacement | None:

@@ -174,12 +174,7 @@ def _group_norm_backward_layout(
     groups: int,
     wanted: Sequence[bool],
 ) -> Any:
-    if (
-        not x.numel()
-        or grad.shape != x.shape
-        or grad.dtype != x.dtype
-        or (weight is None and any(wanted[1:]))
-    ):
+    if grad.shape != x.shape or grad.dtype != x.dtype or (weight is None and any(wanted[1:])):
         return NotImplemented
     out = torch.empty(x.shape, dtype=x.dtype, device=META, memory_format=suggested_format(x))
     return only((out, *(None if weight is None else like(weight) for _ in range(2))), wanted)

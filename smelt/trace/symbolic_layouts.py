@@ -57,7 +57,8 @@ class Over:
 
 def strides_over(shape: Sequence[int], stride: Sequence[int]) -> tuple[Over | None, ...] | None:
     """How each stride follows from the dimension that lies next inside of it in memory; None for the innermost dimension,
-    and for those that repeat their elements (a stride of 0). None in place of all where elements overlap otherwise."""
+    and for those that repeat their elements (a stride of 0). None in place of all where elements overlap otherwise. Behind a
+    dimension without elements, torch's strides are those of a size of 1."""
     found: list[Over | None] = [None] * len(shape)
     inner: int | None = None
     for dim in sorted(range(len(shape)), key=lambda d: (stride[d], -d)):
@@ -68,5 +69,6 @@ def strides_over(shape: Sequence[int], stride: Sequence[int]) -> tuple[Over | No
             if stride[dim] < room:
                 return None
             found[dim] = Over(inner, stride[dim] == room)
-        inner = dim
+        if shape[dim]:
+            inner = dim
     return tuple(found)

@@ -169,8 +169,9 @@ def _unlike(got: Any, want: Any, path: str) -> str | None:
     if not isinstance(want, torch.Tensor) or not isinstance(got, torch.Tensor):
         return None if type(got) is type(want) and got == want else f"{path}: {got!r}, eager {want!r}"
     for what in ("shape", "dtype", "requires_grad", "is_leaf"):
-        if getattr(got, what) != getattr(want, what):
-            return f"{path}: {what} {getattr(got, what)}, eager {getattr(want, what)}"
+        ours, theirs = _said(got, what), _said(want, what)
+        if ours != theirs:
+            return f"{path}: {what} {ours}, eager {theirs}"
     if _strides(got, path) != _strides(want, path) or got.storage_offset() != want.storage_offset():
         lies = [f"strides {t.stride()} from {t.storage_offset()}" for t in (got, want)]
         return f"{path}: {lies[0]}, eager {lies[1]}"
@@ -182,6 +183,14 @@ def _unlike(got: Any, want: Any, path: str) -> str | None:
         off = (got - want).abs().nan_to_num(float("inf")).max()
         return f"{path}: other numbers, by {float(off):.3g}"
     return None
+
+
+def _said(t: torch.Tensor, what: str) -> Any:
+    """A property of the tensor, or the error of one of several views whose base was written, which has no history then."""
+    try:
+        return getattr(t, what)
+    except RuntimeError as error:
+        return str(error)
 
 
 def _strides(t: torch.Tensor, path: str) -> list[int]:

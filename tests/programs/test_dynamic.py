@@ -184,6 +184,18 @@ def test_empty_tensors() -> None:
     calls(PROGRAMS["softmax of rows"], ((4, 7), (0, 3), (6, 2)))
 
 
+@pytest.mark.parametrize("shape", [(9, 0, 4, 2), (9, 2, 4, 0), (0, 5, 4, 3)])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 1, 3, 2), (3, 1, 0, 2)])
+def test_strides_without_elements(shape: tuple[int, ...], order: tuple[int, ...]) -> None:
+    def picked(x: torch.Tensor) -> torch.Tensor:
+        return x[:, :, torch.arange(x.shape[2] - 1, -1, -1)]
+
+    compiled = smelt.compile(picked, dynamic=True)
+    for more in (0, 1, 3):
+        x = torch.ones([n + more * (n > 2) for n in shape]).permute(order)
+        assert compiled(x).stride() == picked(x).stride()
+
+
 def test_equal_sizes_at_first_may_differ_later() -> None:
     compiled = calls(PROGRAMS["broadcast"], ((5, 5), (4, 7), (3, 3), (9, 2)))
     assert len(entries(compiled)) <= 2

@@ -100,3 +100,22 @@ def copies_of_one_layout_are_two_tensors():
         return x.reshape(6), x.flatten(0, 1), -x.flatten(0, 1)
 
     return fn, [(tensor(2, 3).t(),)] * 3
+
+
+@program(graphs=1, grad=True)
+def a_gradient_of_zeros_reads_no_saved_value():
+    def fn(x):
+        y = x.clone()
+        y[:] = 3
+        y.clamp_(-9, 9)
+        return y, -x
+
+    return fn, [(torch.empty(0, 3, requires_grad=True),)] * 3
+
+
+@program(graphs=1, grad=True)
+def group_norm_without_elements():
+    def fn(x, weight):
+        return torch.nn.functional.group_norm(x, 1, weight, weight)
+
+    return fn, [(torch.empty(5, 0, 4, requires_grad=True), torch.empty(0, requires_grad=True))] * 3
