@@ -251,12 +251,12 @@ class Plan:
 
 class BySizes:
     """A graph for any sizes: calls the instance for the sizes of its inputs, which `make` gives. `sources`: the input and
-    the dimension of each number that `make` is called with, while `lock` (an RLock) is held."""
+    the dimension (and more) of each number that `make` is called with, while `lock` (an RLock) is held."""
 
     instances: dict[tuple[int, ...], _Compiled]  # those that are kept, the last used first
     def __init__(
         self,
-        sources: Sequence[tuple[int, int, int, int | None]],
+        sources: Sequence[tuple[int, int, int, int | None, bool]],
         make: Callable[[tuple[int, ...]], tuple[_Compiled, list[Plan]] | _Compiled],
         lock: object,
         /,

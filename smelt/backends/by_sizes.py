@@ -56,8 +56,8 @@ def by_sizes(
         with torch.set_grad_enabled(grad):
             return make(values)
 
-    sources = [(s.input, s.source.dim, s.source.divisor, s.source.over) for s in sizes.values()]
-    native = _native.BySizes(sources, instance, LOCK)
+    sources = [(s.input, s.source) for s in sizes.values()]
+    native = _native.BySizes([(i, s.dim, s.divisor, s.over, s.rest) for i, s in sources], instance, LOCK)
     if prepare:
         native.prepare(tuple(source.hint for source in sizes.values()))
     return native

@@ -26,6 +26,7 @@ from math import gcd, prod
 from typing import Any
 
 from smelt.errors import NeedsFixedSize
+from smelt.graph.divisors import is_rest
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Expr, Size, Sym, evaluate, free_syms
 from smelt.graph.specs import with_sizes
@@ -76,19 +77,27 @@ _NUMBERS = {
 _WIDER = {"s": "w", "u": "v"}
 
 
+def _rests(most: int, k: int) -> Values:
+    """For what is left of a size, from 1 to `most`: 1 only where there is nothing else, as a tensor of one row is not like
+    others. Those of two symbols differ in order, or in numbers."""
+    few = list(range(2, most + 1)) if most > 2 else [2, 1]
+    numbers = [few[(k + i) % len(few)] for i in range(COUNT)]
+    return *numbers, most, most
+
+
 @cache
 def _of_symbol(sym: Sym) -> Values:
-    found = re.fullmatch(r"([suwv])(\d+)", sym.name)
+    found = re.fullmatch(r"([suwvr])(\d+)", sym.name)
     if not found or int(found[2]) >= _MOST:
         raise NeedsFixedSize(f"no numbers to try for {sym}", frozenset((sym,)))
-    numbers = _NUMBERS[found[1]][int(found[2])]
+    numbers = _rests(sym.hi, int(found[2])) if is_rest(sym) else _NUMBERS[found[1]][int(found[2])]
     return (*numbers, sym.lo if sym.lo == sym.hi else numbers[1])
 
 
 def widened(syms: Iterable[Sym]) -> dict[Sym, Sym]:
     """For each symbol one that stands for it, of which the numbers are large. Raises NeedsFixedSize."""
     made: dict[Sym, Sym] = {}
-    for sym in syms:
+    for sym in (s for s in syms if not is_rest(s)):
         _of_symbol(sym)
         made[sym] = Sym(_WIDER[sym.name[0]] + sym.name[1:], sym.lo, sym.hi)
     return made

@@ -1,8 +1,9 @@
-"""By which numbers the symbols in sizes are divided."""
+"""By which numbers the symbols in sizes are divided, and what such sizes are made of."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import lcm
 
 from smelt.graph.sizes import Expr, Quotient, Size, Sym, free_syms
@@ -22,10 +23,38 @@ def divisors_in(sizes: Iterable[Size]) -> dict[Sym, int]:
     return found
 
 
-def multiple_of(size: Size) -> tuple[Sym, int] | None:
-    """(symbol, factor) of a size that is a symbol times a number, or more by a number; None of any other."""
-    if not isinstance(size, Expr) or len(size.terms) != 1:
+@dataclass(frozen=True)
+class Divided:
+    """A size of an input: `sym`, its quotient by `divisor`, times that, and the remainder: a number, or `rest`."""
+
+    sym: Sym
+    divisor: int
+    rest: Sym | None = None
+
+    @property
+    def symbols(self) -> tuple[Sym, ...]:
+        """Those that the size has."""
+        return (self.sym,) if self.rest is None else (self.sym, self.rest)
+
+
+def as_divided(size: Size) -> Divided | None:
+    """What is known of a size that is a symbol, or such a sum; None of any other."""
+    if not isinstance(size, Expr):
         return None
-    ((monomial, factor),) = size.terms
-    (atom, *others) = monomial
-    return (atom, factor) if isinstance(atom, Sym) and not others else None
+    found = {monomial[0]: factor for monomial, factor in size.terms if len(monomial) == 1}
+    syms = {atom: factor for atom, factor in found.items() if isinstance(atom, Sym)}
+    rests = [sym for sym in syms if is_rest(sym)]
+    if len(syms) != len(size.terms) or len(syms) - len(rests) != 1 or len(rests) > 1:
+        return None
+    sym = next(s for s in syms if s not in rests)
+    return Divided(sym, syms[sym], *rests)
+
+
+def rest_symbol(number: int, divisor: int) -> Sym:
+    """A symbol for what a size leaves that is no multiple of the divisor. By its name it is told from others."""
+    return Sym(f"r{number}", 1, divisor - 1)
+
+
+def is_rest(sym: Sym) -> bool:
+    """Whether it is what a size leaves when divided."""
+    return sym.name.startswith("r")

@@ -27,6 +27,7 @@ from smelt.graph.assignments import (
     values_of,
     widened,
 )
+from smelt.graph.divisors import is_rest
 from smelt.graph.effects import effects
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import INFINITE, Expr, Size, Sym, contiguous_stride, evaluate, free_syms, subs
@@ -312,8 +313,8 @@ def culprits(
     hints: Mapping[Sym, int],
 ) -> frozenset[Sym]:
     """Where `results` raises NeedsFixedSize: symbols that are enough to be fixed, at their `hints`. Those that come first
-    stay symbols where they can: they are mostly of batches and lengths, later ones of features."""
-    syms = sorted(symbols_in((args, kwargs), spec_of), key=lambda s: (len(s.name), s.name))
+    stay symbols where they can: they are mostly of batches and lengths, later ones of features. Remainders come last."""
+    syms = sorted(symbols_in((args, kwargs), spec_of), key=lambda s: (is_rest(s), len(s.name), s.name))
     fixed = {s: hints[s] for s in syms}
     for sym in syms:
         others = {s: n for s, n in fixed.items() if s is not sym}

@@ -10,7 +10,7 @@ from typing import Any, overload
 import torch
 
 from smelt.errors import Unsupported
-from smelt.graph.divisors import multiple_of
+from smelt.graph.divisors import as_divided
 from smelt.graph.ir import Node
 from smelt.graph.sizes import Sym
 from smelt.reasons import INTERNAL, UNSUPPORTED_OBJECT, Reason
@@ -131,10 +131,13 @@ class Inputs(Sequence[FakeTensor]):
         sources = [(SizeSource(dim), number) for dim, number in enumerate(layout.shape)]
         sources += [(SizeSource(dim, over=inner), gap) for dim, (gap, inner) in layout.gaps.items()]
         for source, number in sources:
-            found = multiple_of(size_of(number))
-            if found is not None:
+            found = as_divided(size_of(number))
+            if found is None:
+                continue
+            for sym in found.symbols:
                 self.numbers.symbols = number.node.symbols
-                self.sized.setdefault(found[0], []).append((fake, replace(source, divisor=found[1])))
+                place = replace(source, divisor=found.divisor, rest=sym is found.rest)
+                self.sized.setdefault(sym, []).append((fake, place))
 
     def hint(self, sym: Sym) -> int:
         """What the symbol of a size is in this call."""

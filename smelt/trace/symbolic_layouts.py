@@ -14,12 +14,13 @@ ITSELF = -1  # in the place of a dimension: the input is a number, and the size
 @dataclass(frozen=True)
 class SizeSource:
     """Where the value of a symbol is found in an input: it is the size of dimension `dim`, or the number that the input is
-    (ITSELF), by `divisor`, rounded down. With `over`, it is by how much the stride of `dim` is larger than dimension `over`
-    in memory, which is its size times its stride."""
+    (ITSELF), by `divisor`, rounded down, or, if `rest`, what is left. With `over`, it is by how much the stride of `dim` is
+    larger than dimension `over` in memory, which is its size times its stride."""
 
     dim: int
     divisor: int = 1
     over: int | None = None
+    rest: bool = False
 
     def read(self, given: Any) -> int:
         """The value, of what is given for the input."""
@@ -29,7 +30,7 @@ class SizeSource:
             number = given.size(self.dim)
         else:
             number = given.stride(self.dim) - given.size(self.over) * given.stride(self.over)
-        return number // self.divisor
+        return number % self.divisor if self.rest else number // self.divisor
 
 
 @dataclass(frozen=True)

@@ -24,15 +24,16 @@ from typing import Any
 import torch
 
 from smelt.errors import NeedsFixedSize, Unsupported
-from smelt.graph.divisors import divisors_in
+from smelt.graph.divisors import divisors_in, is_rest, rest_symbol
 from smelt.graph.ir import TensorSpec
 from smelt.graph.numbers import OPERATIONS, Expression, Number, Table, leaves
-from smelt.graph.sizes import INFINITE, Expr, Quotient, Size, Sym, bounds, free_syms
+from smelt.graph.sizes import INFINITE, Expr, Quotient, Size, Sym, bounds, evaluate, free_syms, subs
 from smelt.reasons import DATA_DEPENDENT, Reason
 from smelt.trace.data_numbers import DataNumber, Known, NumberCondition
 from smelt.trace.size_numbers import COMPARED, Comparisons, computed, of_dividend, reduced
 
 MAX_SIZE = 100  # operations of an expression; a larger one is pinned
+_MOST_BESIDE = 1024  # how far it is looked for larger sizes that have the same quotient
 
 
 class PlainNumbersOnly(Unsupported):
@@ -100,9 +101,18 @@ class Symbols:
         self._values[key] = value
         return _wrapped(Symbol(self, self._table.leaf(key), value))
 
-    def size_leaf(self, key: Any, value: int, least: int = 2, most: int = INFINITE, divisor: int = 1) -> Int:
+    def size_leaf(
+        self,
+        key: Any,
+        value: int,
+        least: int = 2,
+        most: int = INFINITE,
+        divisor: int = 1,
+        any_rest: bool = False,
+    ) -> Int:
         """The symbolic size found at `key`, now `value`: a symbol of its own, required to be in [least, most]; least >= 2.
-        With a `divisor` of at most `value`, divisor times a symbol and the remainder, which is required to stay the same."""
+        With a `divisor` of at most `value`, divisor times a symbol and the remainder, which is required to stay the same;
+        or, if it is not 0, to be `any_rest` but that, a symbol too."""
         if not 2 <= least <= value <= most or value < divisor:
             raise ValueError(f"a size of {value} is not symbolic in [{least}, {most}], by {divisor}")
         self.check()
@@ -116,14 +126,22 @@ class Symbols:
         highest = most if most == INFINITE else (most - rest) // divisor
         sym = Sym(self._next_name(), -(-(least - rest) // divisor), highest)
         self.hints[sym] = times
-        size = sym * divisor + rest
-        self._sizes[size] = Symbol(self, leaf, value, size)
-        self._taken[leaf] = size
+        left: Size = rest
         if divisor > 1:
             by = self._table.const(divisor)
             remainder = self._table.call("mod", leaf, by)
-            self._require(self._table.call("eq", remainder, self._table.const(rest)), True)
+            varies = any_rest and rest > 0 and divisor > 2
+            self._require(
+                self._table.call("eq", remainder, self._table.const(0 if varies else rest)), not varies
+            )
             self._sizes[sym] = Symbol(self, self._table.call("floordiv", leaf, by), times, sym)
+            if varies:
+                left = rest_symbol(len(self.hints) - len(self.known.numbers), divisor)
+                self.hints[left] = rest
+                self._sizes[left] = Symbol(self, remainder, rest, left)
+        size = sym * divisor + left
+        self._sizes[size] = Symbol(self, leaf, value, size)
+        self._taken[leaf] = size
         return _wrapped(self._sizes[size])
 
     def stride_leaf(self, key: Any, value: int, room: Size) -> tuple[Int, Int]:
@@ -326,7 +344,28 @@ class Symbols:
     def at_least(self, size: Size, least: int) -> None:
         """Requires that `size` is `least` or more. Raises NeedsFixedSize where it is not."""
         if bounds(size)[0] < least and not self.compare("ge", size, least):
-            raise NeedsFixedSize(f"{size} is less than {least}", free_syms(size), now=True)
+            within = self._range_where_same(size)
+            divisors = {} if within else divisors_in((size,))
+            raise NeedsFixedSize(
+                f"{size} is less than {least}", free_syms(size), now=True, divisors=divisors, within=within
+            )
+
+    def _range_where_same(self, size: Size) -> dict[Sym, tuple[int, int]]:
+        """Of a size of one symbol: the least and the largest number for it, beside what it is now, between which the size is
+        the same. Empty where that is this number alone, or cannot be seen from the range."""
+        sym, *others = free_syms(size)
+        if others or is_rest(sym) or self.known.concerns(size, 0):
+            return {}
+        now, (least, most) = self.hints[sym], bounds(sym)
+        same = evaluate(size, {sym: now})
+        low = high = now
+        while low > least and evaluate(size, {sym: low - 1}) == same:
+            low -= 1
+        while high < min(most, now + _MOST_BESIDE) and evaluate(size, {sym: high + 1}) == same:
+            high += 1
+        return (
+            {sym: (low, high)} if low < high and subs(size, {sym: Sym(sym.name, low, high)}) == same else {}
+        )
 
     def is_pinned(self, expression: Expression) -> bool:
         """Whether the trace depends on the value of every leaf already."""

@@ -37,8 +37,8 @@ class Maker:
 
 
 def by_sizes(make, *sources):
-    """Of sources (input, dim, divisor=1, over=None)."""
-    full = [(*source, 1, None)[:4] if len(source) == 2 else source for source in sources or ((0, 0),)]
+    """Of sources (input, dim, divisor=1, over=None, rest=False)."""
+    full = [(*source, *(1, None, False)[len(source) - 2 :]) for source in sources or ((0, 0),)]
     return _native.BySizes(full, make, threading.RLock())
 
 
@@ -80,8 +80,8 @@ def test_sizes_are_read_from_where_the_sources_say():
 
 
 def test_sizes_are_divided_and_numbers_are_themselves():
-    b = by_sizes(Maker(), (0, 0, 3, None), (1, -1, 1, None), (1, -1, 4, None))
-    assert b((torch.empty(17), 9))[0] == (5, 9, 2)
+    b = by_sizes(Maker(), (0, 0, 3), (0, 0, 3, None, True), (1, -1), (1, -1, 4))
+    assert b((torch.empty(17), 9))[0] == (5, 2, 9, 2)
     for wrong in (9.0, 1 << 70):
         with pytest.raises(TypeError, match=f"input 1 must be an int of 64 bits, got {type(wrong).__name__}"):
             b((torch.empty(17), wrong))

@@ -7,6 +7,7 @@ afterwards as they were before.
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import types
 import weakref
@@ -182,6 +183,7 @@ def _failed(vm: VM, error: Exception) -> FailedAttempt:
         counts=frozenset(origin.path for origin in vm.outside.numbers.unguarded),
         sizes=needed_sizes(vm.outside, error),
         divisors=divided_sizes(vm.outside, error),
+        within=ranges_of_sizes(vm.outside, error),
     )
 
 
@@ -197,6 +199,18 @@ def divided_sizes(outside: Outside, error: Exception) -> frozenset[tuple[tuple[o
         return frozenset()
     places = ((outside.sizes.found_at((sym,)), by) for sym, by in error.divisors.items())
     return frozenset((path, by) for groups, by in places for paths in groups for path in paths)
+
+
+def ranges_of_sizes(outside: Outside, error: Exception) -> frozenset[tuple[tuple[object, ...], int, int]]:
+    """Where sizes were found of which it is enough to know that they lie between two numbers, and these."""
+    if not isinstance(error, NeedsFixedSize) or outside.sizes.needed:
+        return frozenset()
+    found = set()
+    for sym, (low, high) in error.within.items():
+        by = outside.sizes.places.divisors.get(sym, 1)
+        for path in itertools.chain(*outside.sizes.found_at((sym,))):
+            found.add((path, low * by, high * by + by - 1))
+    return frozenset(found)
 
 
 def _capture(

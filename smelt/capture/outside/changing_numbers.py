@@ -59,11 +59,11 @@ class ChangingNumbers:
             found = self._at[origin] = self.symbols().leaf(origin, value)
         return found
 
-    def size(self, origin: Origin, value: int, least: int, most: int, divisor: int) -> Int:
+    def size(self, origin: Origin, value: int, least: int, most: int, divisor: int, any_rest: bool) -> Int:
         """The symbolic size found at `origin`, now `value`; it is guarded to be from `least` to `most`, and to leave the
-        same remainder when divided."""
+        same remainder when divided, or `any_rest` if it leaves one."""
         self.sizes.add(origin)
-        return self.symbols().size_leaf(origin, value, least, most, divisor)
+        return self.symbols().size_leaf(origin, value, least, most, divisor, any_rest)
 
     def guard_equal(self, first: Origin, second: Origin) -> None:
         """The sizes at these are equal at each call."""

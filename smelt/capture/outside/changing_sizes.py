@@ -9,9 +9,9 @@ import torch
 
 from smelt._native import isinstance
 from smelt.capture.outside.changing_numbers import ChangingNumbers
-from smelt.capture.outside.symbolic_sizes import Path
-from smelt.graph.divisors import multiple_of
-from smelt.graph.sizes import INFINITE, Sym, contiguous_stride
+from smelt.capture.outside.symbolic_sizes import Path, remainder_of
+from smelt.graph.divisors import as_divided
+from smelt.graph.sizes import Sym, contiguous_stride
 from smelt.guards.changed_numbers import size_origin, stride_origin
 from smelt.guards.evaluate import tensor_facts
 from smelt.guards.guard import ANY, TensorFacts, stride_over
@@ -60,11 +60,7 @@ class ChangingSizes:
             wanted = self._includes(at, size, tensor, facts) if mark is None else mark.dynamic
             if not wanted or size < 2:
                 continue
-            if (
-                laid_out
-                and not self.places.policy.is_fixed(at.path)
-                and size >= self.places.policy.divisor(at.path)
-            ):
+            if laid_out and not self.places.policy.is_fixed(at.path):
                 yield dim, (at, mark)
             elif mark is not None:
                 self.refused[at] = size
@@ -107,24 +103,31 @@ class ChangingSizes:
         return layout, replace(facts, shape=shape_codes, stride=tuple(codes))
 
     def _symbol(self, size: int, at: Origin, mark: Mark | None) -> Int:
-        apart, divisor = at.path in self.places.policy.apart, self.places.policy.divisor(at.path)
-        values = size, self.places.policy.before(at.path), mark, divisor
+        policy = self.places.policy
+        apart, divisor = policy.is_apart(at.path), policy.divisor(at.path, size)
+        bounds = _range(size, mark, *policy.range_of(at.path, size))
+        values = size, policy.before(at.path), bounds, divisor
         known = None if apart else self._like.get(values)
         if known is not None:
             first, made = known
             self._numbers.guard_equal(first, at)
-            self.places.paths[_sym_of(made)].add(at.path)
+            for sym, path in zip(_symbols_of(made), (at.path, remainder_of(at.path))):
+                self.places.paths[sym].add(path)
             return made
-        made = self._numbers.size(at, size, *_range(size, mark), divisor)
+        made = self._numbers.size(at, size, *bounds, divisor, policy.any_remainder(at.path))
         self._note(at, made)
         if not apart:
             self._like[values] = at, made
         return made
 
     def _note(self, at: Origin, number: Int) -> None:
-        sym = self._symbols[at] = _sym_of(number)
-        self.places.paths[sym] = {at.path}
-        self.places.of_tensors.add(sym)
+        found = as_divided(size_of(number))
+        assert found is not None
+        self._symbols[at] = found.sym
+        self.places.divisors[found.sym] = found.divisor
+        for sym, path in zip(found.symbols, (at.path, remainder_of(at.path))):
+            self.places.paths[sym] = {path}
+            self.places.of_tensors.add(sym)
 
     @property
     def needed(self) -> frozenset[Sym]:
@@ -136,17 +139,19 @@ class ChangingSizes:
         return frozenset(frozenset(self.places.paths[s]) for s in symbols if s in self.places.paths)
 
 
-def _sym_of(number: Int) -> Sym:
-    found = multiple_of(size_of(number))
+def _symbols_of(number: Int) -> tuple[Sym, ...]:
+    """The symbol of a size, or of its quotient; that of its remainder."""
+    found = as_divided(size_of(number))
     assert found is not None
-    return found[0]
+    return found.symbols
 
 
-def _range(size: int, mark: Mark | None) -> tuple[int, int]:
-    """The least and the largest value of a symbol that is now `size`, as marked; without marks that do not hold now."""
-    least = 2 if mark is None or mark.min is None else max(2, mark.min)
-    most = INFINITE if mark is None or mark.max is None else mark.max
-    return (least, most) if least <= size <= most else (2, INFINITE)
+def _range(size: int, mark: Mark | None, low: int, high: int) -> tuple[int, int]:
+    """The least and the largest value of a symbol that is now `size`: from `low` to `high`, and as marked; without marks
+    that do not hold now."""
+    least = low if mark is None or mark.min is None else max(low, mark.min)
+    most = high if mark is None or mark.max is None else min(high, mark.max)
+    return (least, most) if least <= size <= most else (low, high)
 
 
 def with_any(facts: TensorFacts, dims: Mapping[int, object]) -> TensorFacts:

@@ -7,11 +7,17 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from smelt.graph.sizes import Sym
+from smelt.graph.sizes import INFINITE, Sym
 
 Path = tuple[object, ...]  # `Origin.path`
 
 _MOST_REMAINDERS = 64
+_REMAINDER = "%"
+
+
+def remainder_of(path: Path) -> Path:
+    """Where the remainder of a size is found."""
+    return (*path, _REMAINDER)
 
 
 @dataclass(frozen=True)
@@ -21,7 +27,7 @@ class SymbolicSizes:
     None are unless `wanted`; `everywhere`, those of all tensors that are neither parameters nor buffers; those that
     `changed`, each with one that it was before, and of other tensors those that are now one of `values`; never those that
     are `fixed`, or `fixed_now`, in this call. Those `apart` are symbols of their own. Of `divisors` it is known what they
-    leave when divided.
+    leave when divided. `ranges`: between which numbers sizes are in this call.
     """
 
     wanted: bool = False
@@ -32,6 +38,7 @@ class SymbolicSizes:
     fixed_now: frozenset[Path] = frozenset()
     apart: frozenset[Path] = frozenset()
     divisors: frozenset[tuple[Path, int]] = frozenset()
+    ranges: frozenset[tuple[Path, int, int]] = frozenset()
 
     def with_changed(self, before: set[tuple[Path, int]]) -> SymbolicSizes:
         """With these symbolic too, if any is to be."""
@@ -50,17 +57,42 @@ class SymbolicSizes:
         """With these divided by as much more, as long as there are not too many remainders, each of which is an entry."""
         known = dict(self.divisors)
         for path, by in found:
+            path = path[:-1] if path[-1] == _REMAINDER else path
             product = math.lcm(known.get(path, 1), by)
             known[path] = product if product <= _MOST_REMAINDERS else known.get(path, 1)
         return replace(self, divisors=frozenset((path, by) for path, by in known.items() if by > 1))
 
-    def divisor(self, path: Path) -> int:
-        """By what the size at this path is divided."""
-        return dict(self.divisors).get(path, 1)
+    def divisor(self, path: Path, size: int) -> int:
+        """By what the size at this path, which is now `size`, is divided: by nothing where the quotient is a number."""
+        by = dict(self.divisors).get(path, 1)
+        low, high = self._range(path)
+        return 1 if size < by or low // by == high // by else by
+
+    def range_of(self, path: Path, size: int) -> tuple[int, int]:
+        """Between which numbers the size at this path is, now `size`."""
+        low, high = self._range(path)
+        by = dict(self.divisors).get(path, 1)
+        return (low, min(high, by - 1)) if size < by else (low, high)
+
+    def _range(self, path: Path) -> tuple[int, int]:
+        found = [(low, high) for at, low, high in self.ranges if at == path]
+        return max((low for low, _ in found), default=2), min((high for _, high in found), default=INFINITE)
+
+    def with_ranges(self, found: Iterable[tuple[Path, int, int]]) -> SymbolicSizes:
+        """With the sizes at these paths between these numbers."""
+        return replace(self, ranges=self.ranges | frozenset(found))
+
+    def any_remainder(self, path: Path) -> bool:
+        """Whether what the size at this path leaves is a symbol where it is not 0."""
+        return not self.is_fixed(remainder_of(path))
+
+    def is_apart(self, path: Path) -> bool:
+        """Whether the size at this path has symbols of its own."""
+        return path in self.apart or remainder_of(path) in self.apart
 
     def of_all_calls(self) -> SymbolicSizes:
         """Without what is due to the sizes in this call."""
-        return replace(self, fixed_now=frozenset())
+        return replace(self, fixed_now=frozenset(), ranges=frozenset())
 
     def is_fixed(self, path: Path) -> bool:
         """Whether the size at this path is a number, whatever else is said of it."""
@@ -102,6 +134,7 @@ class SizePlaces:
     policy: SymbolicSizes = FIXED_SIZES
     paths: dict[Sym, set[Path]] = field(default_factory=dict)
     of_tensors: set[Sym] = field(default_factory=set)
+    divisors: dict[Sym, int] = field(default_factory=dict)  # of those that are quotients of sizes
 
     def take_number(self, path: Path, sym: Sym) -> bool:
         """Whether the number found there may be the size `sym`."""

@@ -25,12 +25,15 @@ namespace {
 // Instances. Making one takes milliseconds.
 constexpr size_t kKept = 64;
 
-// The size of dimension `dim` of an input, or kItself: the input, an int; by `divisor`. With `over`, how much larger the
-// stride of `dim` is than dimension `over` in memory.
+// The size of dimension `dim` of an input, or kItself: the input, an int. With `over`, how much larger the stride of `dim` is
+// than dimension `over` in memory. Of that the quotient by `divisor`, or, if `rest`, what is left.
 struct Source {
     size_t input;
     int64_t dim, divisor;
     std::optional<int64_t> over;
+    bool rest;
+
+    int64_t part_of(int64_t number) const { return rest ? number % divisor : number / divisor; }
 };
 constexpr int64_t kItself = -1;
 
@@ -123,7 +126,7 @@ bool read_size(const Source& source, PyObject* input, Values& values) {
         int overflow = 0;
         if (!PyLong_Check(input)) return false;
         const long long number = PyLong_AsLongLongAndOverflow(input, &overflow);
-        if (!overflow) values.push_back(number / source.divisor);
+        if (!overflow) values.push_back(source.part_of(number));
         return !overflow;
     }
     if (!THPVariable_Check(input)) return false;
@@ -132,7 +135,7 @@ bool read_size(const Source& source, PyObject* input, Values& values) {
     const int64_t *sizes = tensor.sizes().data(), *strides = tensor.strides().data();
     const auto over = source.over;
     const int64_t found = over ? strides[source.dim] - sizes[*over] * strides[*over] : sizes[source.dim];
-    values.push_back(found / source.divisor);
+    values.push_back(source.part_of(found));
     return true;
 }
 
@@ -278,14 +281,14 @@ PyObject* by_sizes_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     HANDLE_TH_ERRORS
     auto instances = std::make_unique<Instances>();
     for (py::handle h : py::reinterpret_borrow<py::object>(sources)) {
-        const auto [input, dim, divisor, over] =
-            h.cast<std::tuple<size_t, int64_t, int64_t, std::optional<int64_t>>>();
+        const auto [input, dim, divisor, over, rest] =
+            h.cast<std::tuple<size_t, int64_t, int64_t, std::optional<int64_t>, bool>>();
         if (divisor < 1 || dim < (over ? 0 : kItself) || over.value_or(0) < 0) {
             PyErr_SetString(PyExc_ValueError,
                             "BySizes: a divisor is at least 1, dimensions are counted from 0");
             return nullptr;
         }
-        instances->sources.push_back({input, dim, divisor, over});
+        instances->sources.push_back({input, dim, divisor, over, rest});
     }
     auto* self = as_by_sizes(type->tp_alloc(type, 0));
     if (!self) return nullptr;
@@ -344,10 +347,10 @@ PyObject* by_sizes_instances(PyObject* object, void*) {
 constexpr const char* kDoc =
     R"(BySizes(sources, make, lock): a graph for any sizes, called as its instances are.
 
-b(inputs) reads a number for each (input, dim, divisor, over) of `sources`, and calls the instance for these numbers with the
-same tuple. It is the size `dim` of input number `input`, or that input itself, an int, where `dim` is -1; divided by
-`divisor`. Where `over` is not None, it is how much larger the stride of `dim` is than dimension `over` in memory. Safe to call
-from several threads at once.
+b(inputs) reads a number for each (input, dim, divisor, over, rest) of `sources`, and calls the instance for these numbers with
+the same tuple. It is the size `dim` of input number `input`, or that input itself, an int, where `dim` is -1; divided by
+`divisor`, or, if `rest`, what that leaves. Where `over` is not None, it is how much larger the stride of `dim` is than
+dimension `over` in memory. Safe to call from several threads at once.
 
   make   a callable from the tuple of numbers to (callable, list of plans), which is kept (the 64 used last are), or to a
          callable that is not. The list may grow later: all instances together hold as much of its plans' memory between
