@@ -27,6 +27,7 @@ from smelt.errors import NeedsFixedSize, Unsupported
 from smelt.graph.divisors import divisors_in
 from smelt.graph.ir import TensorSpec
 from smelt.graph.numbers import OPERATIONS, Expression, Number, Table, leaves
+from smelt.graph.plateaus import plateau
 from smelt.graph.sizes import INFINITE, Expr, Quotient, Size, Sym, bounds, free_syms
 from smelt.reasons import DATA_DEPENDENT, Reason
 from smelt.trace.data_numbers import DataNumber, Known, NumberCondition
@@ -48,6 +49,8 @@ class Symbols:
             of exactly that type (int, float).
         take: `take(key, sym)` says whether the number found there, an int of at least 2, may be the size `sym`.
         divide: `divide(sym, divisor)` says whether another capture may know what the size leaves when divided.
+        narrow: `narrow(sym, low, high)` says whether another capture will know that the size is in [low, high]; then what
+            comes of this one does not matter.
     """
 
     def __init__(
@@ -56,11 +59,14 @@ class Symbols:
         require: Callable[[Expression, Any], None],
         take: Callable[[Any, Sym], bool] = lambda key, sym: False,
         divide: Callable[[Sym, int], bool] = lambda sym, divisor: False,
+        narrow: Callable[[Sym, int, int], bool] = lambda sym, low, high: False,
     ) -> None:
         self._pin = pin
         self._require = require
         self._take = take
         self._divide = divide
+        self._narrow = narrow
+        self._narrowed: dict[Expr, bool] = {}
         self._table = Table()
         self._values: dict[Any, Number] = {}
         self._pinned: set[Any] = set()
@@ -92,7 +98,7 @@ class Symbols:
 
     def release(self) -> None:
         """Capture is over: graphs that name symbols must not keep alive what it looked at."""
-        self._pin = self._require = self._take = self._divide = _over
+        self._pin = self._require = self._take = self._divide = self._narrow = _over
 
     def leaf(self, key: Any, value: Number) -> Int | Float:
         """The symbolic number found at `key` (hashable by identity), now `value`."""
@@ -326,7 +332,8 @@ class Symbols:
     def at_least(self, size: Size, least: int) -> None:
         """Requires that `size` is `least` or more. Raises NeedsFixedSize where it is not."""
         if bounds(size)[0] < least and not self.compare("ge", size, least):
-            raise NeedsFixedSize(f"{size} is less than {least}", free_syms(size), now=True)
+            ranges = plateau(size, self.hints)
+            raise NeedsFixedSize(f"{size} is less than {least}", free_syms(size), now=True, ranges=ranges)
 
     def is_pinned(self, expression: Expression) -> bool:
         """Whether the trace depends on the value of every leaf already."""
@@ -341,6 +348,19 @@ class Symbols:
                 self.check()
                 self._pinned.add(key)
                 self._pin(key, self._values[key])
+
+    def is_narrowed(self, size: Size | None) -> bool:
+        """Whether a size that is needed as a number is the same for other sizes than those of this call as well, which
+        another capture will know."""
+        if not isinstance(size, Expr) or self.known.concerns(size):
+            return False
+        found = self._narrowed.get(size)
+        if found is None:
+            self.check()
+            ranges = plateau(size, self.hints)
+            found = bool(ranges) and all(self._narrow(sym, *ends) for sym, ends in ranges.items())
+            self._narrowed[size] = found
+        return found
 
     def call(self, op: str, *operands: Symbol) -> Any:
         """The operation on these operands: a symbolic number, or a plain one where nothing in it may change. Raises what
@@ -464,8 +484,9 @@ class Symbol:
         self.size = size  # of what is made of sizes and ints alone
 
     def plain(self) -> Any:
-        """The number, pinned."""
-        self.symbols.pin(self.expression)
+        """The number, pinned, unless another capture will know it."""
+        if not self.symbols.is_narrowed(self.size):
+            self.symbols.pin(self.expression)
         return self.value
 
     def as_size(self) -> Size | None:

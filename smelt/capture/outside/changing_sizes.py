@@ -9,7 +9,7 @@ import torch
 
 from smelt._native import isinstance
 from smelt.capture.outside.changing_numbers import ChangingNumbers
-from smelt.capture.outside.symbolic_sizes import Path
+from smelt.capture.outside.symbolic_sizes import Path, Range
 from smelt.graph.divisors import multiple_of
 from smelt.graph.sizes import INFINITE, Sym, contiguous_stride
 from smelt.guards.changed_numbers import size_origin, stride_origin
@@ -108,14 +108,15 @@ class ChangingSizes:
 
     def _symbol(self, size: int, at: Origin, mark: Mark | None) -> Int:
         apart, divisor = at.path in self.places.policy.apart, self.places.policy.divisor(at.path)
-        values = size, self.places.policy.before(at.path), mark, divisor
+        ends = self.places.policy.range(at.path)
+        values = size, self.places.policy.before(at.path), mark, divisor, ends
         known = None if apart else self._like.get(values)
         if known is not None:
             first, made = known
             self._numbers.guard_equal(first, at)
             self.places.paths[_sym_of(made)].add(at.path)
             return made
-        made = self._numbers.size(at, size, *_range(size, mark), divisor)
+        made = self._numbers.size(at, size, *_range(size, mark, ends), divisor)
         self._note(at, made)
         if not apart:
             self._like[values] = at, made
@@ -131,6 +132,11 @@ class ChangingSizes:
         """Those that the program, or torch, needs as numbers."""
         return frozenset(sym for at, sym in self._symbols.items() if at in self._numbers.needed)
 
+    @property
+    def are_in_vain(self) -> bool:
+        """Whether some were needed as numbers, or are to be in narrower ranges: the capture begins again."""
+        return bool(self.needed or self.places.narrowed)
+
     def found_at(self, symbols: Iterable[Sym]) -> frozenset[frozenset[Path]]:
         """Where the sizes were found that each of these stands for."""
         return frozenset(frozenset(self.places.paths[s]) for s in symbols if s in self.places.paths)
@@ -142,11 +148,13 @@ def _sym_of(number: Int) -> Sym:
     return found[0]
 
 
-def _range(size: int, mark: Mark | None) -> tuple[int, int]:
-    """The least and the largest value of a symbol that is now `size`, as marked; without marks that do not hold now."""
-    least = 2 if mark is None or mark.min is None else max(2, mark.min)
-    most = INFINITE if mark is None or mark.max is None else mark.max
-    return (least, most) if least <= size <= most else (2, INFINITE)
+def _range(size: int, mark: Mark | None, ends: Range | None) -> Range:
+    """The least and the largest value of a symbol that is now `size`, in this range and as marked; without marks that do not
+    hold now."""
+    low, high = ends or (2, INFINITE)
+    least = low if mark is None or mark.min is None else max(low, mark.min)
+    most = high if mark is None or mark.max is None else min(high, mark.max)
+    return (least, most) if least <= size <= most else (low, high)
 
 
 def with_any(facts: TensorFacts, dims: Mapping[int, object]) -> TensorFacts:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from smelt.graph.sizes import Sym
 
 Path = tuple[object, ...]  # `Origin.path`
+Range = tuple[int, int]  # with both ends
 
 _MOST_REMAINDERS = 64
 
@@ -21,7 +22,7 @@ class SymbolicSizes:
     None are unless `wanted`; `everywhere`, those of all tensors that are neither parameters nor buffers; those that
     `changed`, each with one that it was before, and of other tensors those that are now one of `values`; never those that
     are `fixed`, or `fixed_now`, in this call. Those `apart` are symbols of their own. Of `divisors` it is known what they
-    leave when divided.
+    leave when divided, of `ranges` between which numbers they are, in this call.
     """
 
     wanted: bool = False
@@ -32,6 +33,7 @@ class SymbolicSizes:
     fixed_now: frozenset[Path] = frozenset()
     apart: frozenset[Path] = frozenset()
     divisors: frozenset[tuple[Path, int]] = frozenset()
+    ranges: frozenset[tuple[Path, Range]] = frozenset()
 
     def with_changed(self, before: set[tuple[Path, int]]) -> SymbolicSizes:
         """With these symbolic too, if any is to be."""
@@ -58,9 +60,22 @@ class SymbolicSizes:
         """By what the size at this path is divided."""
         return dict(self.divisors).get(path, 1)
 
+    def with_ranges(self, found: Iterable[tuple[Path, Range]]) -> SymbolicSizes:
+        """With these in narrower ranges, but for those that are divided."""
+        known = dict(self.ranges)
+        for path, (low, high) in found:
+            least, most = known.get(path, (low, high))
+            if self.divisor(path) == 1:
+                known[path] = max(low, least), min(high, most)
+        return replace(self, ranges=frozenset(known.items()))
+
+    def range(self, path: Path) -> Range | None:
+        """In which range the size at this path is, if one is known."""
+        return dict(self.ranges).get(path)
+
     def of_all_calls(self) -> SymbolicSizes:
         """Without what is due to the sizes in this call."""
-        return replace(self, fixed_now=frozenset())
+        return replace(self, fixed_now=frozenset(), ranges=frozenset())
 
     def is_fixed(self, path: Path) -> bool:
         """Whether the size at this path is a number, whatever else is said of it."""
@@ -102,6 +117,7 @@ class SizePlaces:
     policy: SymbolicSizes = FIXED_SIZES
     paths: dict[Sym, set[Path]] = field(default_factory=dict)
     of_tensors: set[Sym] = field(default_factory=set)
+    narrowed: dict[Sym, Range] = field(default_factory=dict)  # what another capture is to know of them
 
     def take_number(self, path: Path, sym: Sym) -> bool:
         """Whether the number found there may be the size `sym`."""
@@ -114,3 +130,16 @@ class SizePlaces:
         """Whether another capture would know what the sizes of a symbol leave when divided by this, too."""
         found = self.paths[sym] if sym in self.of_tensors else ()
         return self.policy.with_divisors((path, divisor) for path in found) != self.policy
+
+    def in_ranges(self, found: Iterable[tuple[Sym, Range]]) -> frozenset[tuple[Path, Range]]:
+        """Where the sizes were found that are in these ranges."""
+        of_tensors = [(sym, ends) for sym, ends in found if sym in self.of_tensors]
+        return frozenset((path, ends) for sym, ends in of_tensors for path in self.paths[sym])
+
+    def narrow(self, sym: Sym, low: int, high: int) -> bool:
+        """Whether another capture knows more of the size if it knows this, too. Then there is to be one."""
+        if self.policy.with_ranges(self.in_ranges([(sym, (low, high))])) == self.policy:
+            return False
+        least, most = self.narrowed.get(sym, (low, high))
+        self.narrowed[sym] = max(low, least), min(high, most)
+        return True
