@@ -2,13 +2,16 @@
 
     python -m benchmarks.sweep_sizes models [--sets 30] [--seed 1]
     python -m benchmarks.sweep_sizes transformers|timm [--sets 4]
-        [--only PART-OF-A-NAME ...] [--every N] [--modes eval,train] [--limit SECONDS] [--why] [--out DIR]
+        [--only PART-OF-A-NAME ...] [--every N] [--modes eval,train] [--limit SECONDS] [--why] [--rival] [--out DIR]
 
 models: those of `sizes.py`, with random sets of sizes. transformers, timm: the models of `sweep_models`, with four sets:
 batches and lengths of text; batches, heights and widths of pictures, or batches alone where eager takes no other pictures.
 A model runs with `dynamic=True`. Outputs, and in train mode gradients and buffers, are compared with eager's. A row says how
 many entries the function, or one of its resume functions, came to have, and why graphs broke or calls ran eagerly. Each row
 is measured in a process of its own on one thread. `--why` prints why captures began again.
+
+`--rival` fills two columns, over the same calls: how many entries smelt makes by default (`dynamic=None`), and how often
+torch.compile, by default and with the backend "eager", compiles the function or one of its resume functions.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from benchmarks import errors, measure, sizes, weights
 import torch
 import transformers
 from torch import nn
+from torch._dynamo import convert_frame
 
 import smelt
 from benchmarks import sweep_models
@@ -160,6 +164,39 @@ def compared(model: nn.Module, calls: list[Inputs], train: bool) -> dict[str, An
     }
 
 
+# ---------------------------------------------------------------------------------------------- with other compilers
+
+
+def by_default(model: nn.Module, calls: list[Inputs], train: bool) -> int | str:
+    """How many entries smelt makes that is told nothing about sizes."""
+    compiled = smelt.compile(model)
+    failed = _failure(model, compiled, calls, train)
+    return failed or entries_of(compiled)
+
+
+def by_rival(model: nn.Module, calls: list[Inputs], train: bool) -> int | str:
+    """How often torch.compile compiles one frame. What it has no graph for is compiled once, too."""
+    torch._dynamo.reset()  # clears the counts
+    failed = _failure(model, torch.compile(model, backend="eager"), calls, train)
+    return failed or max(convert_frame.FRAME_COMPILE_COUNTER.values(), default=0)
+
+
+def _failure(model: nn.Module, compiled: Any, calls: list[Inputs], train: bool) -> str:
+    """The class of what the calls raise, if they do."""
+    try:
+        for inputs in calls:
+            left_by(model, compiled, inputs, train)
+    except Exception as error:
+        return type(error).__name__
+    return ""
+
+
+OTHERS: dict[str, Callable[[nn.Module, list[Inputs], bool], int | str]] = {
+    "by default": by_default,
+    "torch.compile": by_rival,
+}
+
+
 def _row(kind: str, name: str, train: bool, options: Any, pipe: Any) -> None:
     signal.setitimer(signal.ITIMER_PROF, options.limit)
     warnings.simplefilter("ignore")
@@ -173,8 +210,13 @@ def _row(kind: str, name: str, train: bool, options: Any, pipe: Any) -> None:
     if len(calls) < 2:
         pipe.send({"skipped": "eager takes one set of sizes"})
         return
+    others = {name: copy.deepcopy(model) for name in OTHERS} if options.rival else {}
     try:
-        pipe.send(compared(model, calls, train))
+        row = compared(model, calls, train)
+        for name, other in others.items():
+            signal.setitimer(signal.ITIMER_PROF, options.limit)
+            row[name] = OTHERS[name](other, calls, train)
+        pipe.send(row)
     except Exception as error:
         if options.why:
             logging.exception("raised")
@@ -211,10 +253,21 @@ def verdict(row: dict[str, Any]) -> str:
 def line(name: str, mode: str, row: dict[str, Any]) -> str:
     what = verdict(row)
     if what in ("skipped", "raised"):
-        return f"| {name} | {mode} | {what} | | | | {row.get('skipped') or row.get('raised')} |"
+        return f"| {name} | {mode} | {what} | | | | | | {row.get('skipped') or row.get('raised')} |"
     reasons = "; ".join(r.partition(". ")[0].rpartition("site-packages/")[2] for r in row["reasons"])
     new = ", ".join(row["new"])
-    return f"| {name} | {mode} | {what} | {row['entries']} | {new} | {row['error']:.1e} | {reasons} |"
+    counts = " | ".join(str(row.get(key, "")) for key in ("entries", *OTHERS))
+    return f"| {name} | {mode} | {what} | {counts} | {new} | {row['error']:.1e} | {reasons} |"
+
+
+def _few_of_others(rows: list[dict[str, Any]]) -> str:
+    """For how many models the others need few entries, too."""
+    said = []
+    for name in OTHERS:
+        found = [row for row in rows if name in row]
+        few = sum(isinstance(row[name], int) and row[name] <= row["most"] for row in found)
+        said += [f" {name}: {few} of {len(found)}."] if found else []
+    return "".join(said)
 
 
 def table(kind: str, rows: dict[tuple[str, str], dict[str, Any]], command: str) -> str:
@@ -231,10 +284,11 @@ def table(kind: str, rows: dict[tuple[str, str], dict[str, Any]], command: str) 
             f"{', '.join(facts)}, one thread. Command: `{command}`.",
             "",
             f"At most {FEW} entries ({FEW + 1} where a size is 1): {ran.count('few')} of {len(ran)}; results that differ: "
-            f"{ran.count('differs')}; raised: {kinds.count('raised')}; skipped: {kinds.count('skipped')}.",
+            f"{ran.count('differs')}; raised: {kinds.count('raised')}; skipped: {kinds.count('skipped')}."
+            + _few_of_others(list(rows.values())),
             "",
-            "| model | mode | | entries | made for | largest error | why it is not one graph |",
-            "| --- | --- | --- | --- | --- | --- | --- |",
+            f"| model | mode | | entries | {' | '.join(OTHERS)} | made for | largest error | why it is not one graph |",
+            "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
             *(line(name, mode, row) for (name, mode), row in rows.items()),
             "",
         ]
@@ -253,6 +307,7 @@ def main() -> None:
     parser.add_argument("--modes", default="eval,train")
     parser.add_argument("--limit", type=float, default=180.0, help="seconds of CPU time a row")
     parser.add_argument("--why", action="store_true")
+    parser.add_argument("--rival", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     options.sets = options.sets or (30 if options.kind == "models" else 4)
@@ -270,6 +325,7 @@ def main() -> None:
             if options.out:
                 command = f"python -m benchmarks.sweep_sizes {options.kind} --sets {options.sets} --seed {options.seed}"
                 command += f" --modes {options.modes} --every {options.every}"
+                command += " --rival" * options.rival
                 path = options.out / f"sizes-{options.kind}.md"
                 path.write_text(table(options.kind, rows, command))
 

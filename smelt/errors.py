@@ -27,8 +27,8 @@ class Unsupported(SmeltError):
 class NeedsFixedSize(Unsupported):
     """Something works for fixed sizes only: `symbols` (`graph.sizes.Sym`) are to be numbers. A capture begins again without
     them, so users do not see it. `now`: it is due to the numbers that they are in this call. `divisors`: it may be enough
-    that each of these symbols is a multiple of a number, or always leaves the same remainder. `within`: it is enough that
-    each of these lies between two numbers, in this call."""
+    that each of these symbols is a multiple of a number, or always leaves the same remainder. `ranges`: or in a
+    range, in this call."""
 
     def __init__(
         self,
@@ -37,13 +37,13 @@ class NeedsFixedSize(Unsupported):
         *,
         now: bool = False,
         divisors: Mapping[Any, int] | None = None,
-        within: Mapping[Any, tuple[int, int]] | None = None,
+        ranges: Mapping[Any, tuple[int, int]] | None = None,
     ) -> None:
         super().__init__(Reason(INTERNAL, why))
         self.symbols = symbols
         self.now = now
         self.divisors = divisors or {}
-        self.within = within or {}
+        self.ranges = ranges or {}
 
     def __repr__(self) -> str:
         return f"NeedsFixedSize({self.reason.detail!r})"

@@ -24,10 +24,11 @@ from typing import Any
 import torch
 
 from smelt.errors import NeedsFixedSize, Unsupported
-from smelt.graph.divisors import divisors_in, is_rest, rest_symbol
+from smelt.graph.divisors import divisors_in, rest_symbol
 from smelt.graph.ir import TensorSpec
 from smelt.graph.numbers import OPERATIONS, Expression, Number, Table, leaves
-from smelt.graph.sizes import INFINITE, Expr, Quotient, Size, Sym, bounds, evaluate, free_syms, subs
+from smelt.graph.plateaus import plateau
+from smelt.graph.sizes import INFINITE, Expr, Quotient, Size, Sym, bounds, free_syms
 from smelt.reasons import DATA_DEPENDENT, Reason
 from smelt.trace.data_numbers import DataNumber, Known, NumberCondition
 from smelt.trace.size_numbers import COMPARED, Comparisons, computed, of_dividend, reduced
@@ -49,6 +50,8 @@ class Symbols:
             of exactly that type (int, float).
         take: `take(key, sym)` says whether the number found there, an int of at least 2, may be the size `sym`.
         divide: `divide(sym, divisor)` says whether another capture may know what the size leaves when divided.
+        narrow: `narrow(sym, low, high)` says whether another capture will know that the size is in [low, high]; then what
+            comes of this one does not matter.
     """
 
     def __init__(
@@ -57,11 +60,14 @@ class Symbols:
         require: Callable[[Expression, Any], None],
         take: Callable[[Any, Sym], bool] = lambda key, sym: False,
         divide: Callable[[Sym, int], bool] = lambda sym, divisor: False,
+        narrow: Callable[[Sym, int, int], bool] = lambda sym, low, high: False,
     ) -> None:
         self._pin = pin
         self._require = require
         self._take = take
         self._divide = divide
+        self._narrow = narrow
+        self._narrowed: dict[Expr, bool] = {}
         self._table = Table()
         self._values: dict[Any, Number] = {}
         self._pinned: set[Any] = set()
@@ -93,7 +99,7 @@ class Symbols:
 
     def release(self) -> None:
         """Capture is over: graphs that name symbols must not keep alive what it looked at."""
-        self._pin = self._require = self._take = self._divide = _over
+        self._pin = self._require = self._take = self._divide = self._narrow = _over
 
     def leaf(self, key: Any, value: Number) -> Int | Float:
         """The symbolic number found at `key` (hashable by identity), now `value`."""
@@ -299,13 +305,11 @@ class Symbols:
         return answer
 
     def _check_divisible(self, a: Size, b: Size) -> None:
-        """Raises NeedsFixedSize where the remainder of a symbol is a number: what is computed after that has no quotients if
-        the size is a multiple of a symbol."""
-        for size, rest in ((a, b), (b, a)):
-            if isinstance(rest, int) and isinstance(size, Quotient) and size.op == "%":
-                divisors = divisors_in((size,))
-                if all(self._divide(sym, by) for sym, by in divisors.items()):
-                    raise NeedsFixedSize(f"{size} is {rest}", frozenset(divisors), divisors=divisors)
+        """Raises NeedsFixedSize where sizes are equal for what some leave when divided: what is computed after that has no
+        quotients if this is known."""
+        divisors = divisors_in((a - b,))
+        if divisors and all(self._divide(sym, by) for sym, by in divisors.items()):
+            raise NeedsFixedSize(f"{a} is {b}", frozenset(divisors), divisors=divisors)
 
     def deferred(self, op: str, a: Symbol, b: Symbol) -> Symbol | None:
         """A comparison of torch's that data decide, which is assumed only where torch cannot do without; else None."""
@@ -344,28 +348,11 @@ class Symbols:
     def at_least(self, size: Size, least: int) -> None:
         """Requires that `size` is `least` or more. Raises NeedsFixedSize where it is not."""
         if bounds(size)[0] < least and not self.compare("ge", size, least):
-            within = self._range_where_same(size)
-            divisors = {} if within else divisors_in((size,))
+            ranges = plateau(size, self.hints)
+            divisors = {} if ranges else divisors_in((size,))
             raise NeedsFixedSize(
-                f"{size} is less than {least}", free_syms(size), now=True, divisors=divisors, within=within
+                f"{size} is less than {least}", free_syms(size), now=True, divisors=divisors, ranges=ranges
             )
-
-    def _range_where_same(self, size: Size) -> dict[Sym, tuple[int, int]]:
-        """Of a size of one symbol: the least and the largest number for it, beside what it is now, between which the size is
-        the same. Empty where that is this number alone, or cannot be seen from the range."""
-        sym, *others = free_syms(size)
-        if others or is_rest(sym) or self.known.concerns(size, 0):
-            return {}
-        now, (least, most) = self.hints[sym], bounds(sym)
-        same = evaluate(size, {sym: now})
-        low = high = now
-        while low > least and evaluate(size, {sym: low - 1}) == same:
-            low -= 1
-        while high < min(most, now + _MOST_BESIDE) and evaluate(size, {sym: high + 1}) == same:
-            high += 1
-        return (
-            {sym: (low, high)} if low < high and subs(size, {sym: Sym(sym.name, low, high)}) == same else {}
-        )
 
     def is_pinned(self, expression: Expression) -> bool:
         """Whether the trace depends on the value of every leaf already."""
@@ -380,6 +367,19 @@ class Symbols:
                 self.check()
                 self._pinned.add(key)
                 self._pin(key, self._values[key])
+
+    def is_narrowed(self, size: Size | None) -> bool:
+        """Whether a size that is needed as a number is the same for other sizes than those of this call as well, which
+        another capture will know."""
+        if not isinstance(size, Expr) or self.known.concerns(size):
+            return False
+        found = self._narrowed.get(size)
+        if found is None:
+            self.check()
+            ranges = plateau(size, self.hints)
+            found = bool(ranges) and all(self._narrow(sym, *ends) for sym, ends in ranges.items())
+            self._narrowed[size] = found
+        return found
 
     def call(self, op: str, *operands: Symbol) -> Any:
         """The operation on these operands: a symbolic number, or a plain one where nothing in it may change. Raises what
@@ -503,8 +503,9 @@ class Symbol:
         self.size = size  # of what is made of sizes and ints alone
 
     def plain(self) -> Any:
-        """The number, pinned."""
-        self.symbols.pin(self.expression)
+        """The number, pinned, unless another capture will know it."""
+        if not self.symbols.is_narrowed(self.size):
+            self.symbols.pin(self.expression)
         return self.value
 
     def as_size(self) -> Size | None:

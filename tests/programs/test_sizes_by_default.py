@@ -356,3 +356,38 @@ def test_a_mark_breaks_the_graph_and_is_made() -> None:
 def test_wrong_marks(call: Callable[[], None], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         call()
+
+
+def padded_to_eights(x: torch.Tensor) -> torch.Tensor:
+    length = (x.shape[1] + 7) // 8 * 8
+    return nn.functional.pad(x, (0, length - x.shape[1])).view(x.shape[0], length // 8, 8).amax(2)
+
+
+def padded_by_the_rest(x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.pad(x, (0, -x.shape[1] % 16)).view(x.shape[0], -1, 16).sum(2)
+
+
+def whole_rows_and_the_rest(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    whole = x.shape[1] // 8 * 8
+    return x[:, :whole].reshape(x.shape[0], -1, 8).sum(2), x[:, whole:] * 2
+
+
+LENGTHS = (7, 19, 12, 30, 5, 31, 26, 33, 43, 21, 53, 22)  # no multiples of 8
+
+
+@pytest.mark.parametrize(
+    ("program", "most"),
+    [(padded_to_eights, 3), (padded_by_the_rest, 3), (whole_rows_and_the_rest, 5)],
+    ids=lambda p: getattr(p, "__name__", str(p)),
+)
+def test_not_each_remainder_has_an_entry(program: Callable[..., Any], most: int) -> None:
+    compiled = run(program, *([(4, n)] for n in LENGTHS))
+    assert len(entries(compiled)) <= most
+
+
+def test_what_is_left_is_a_symbol_unless_it_is_nothing() -> None:
+    compiled = run(whole_rows_and_the_rest, *([(4, n)] for n in (25, 22, 43, 31, 16, 32, 64)), dynamic=True)
+    said = " ".join(guards(compiled))
+    assert "(L['x'].shape[1] % 8) == 1" in said and "(L['x'].shape[1] % 8) == 0" in said
+    assert "not ((L['x'].shape[1] % 8) == 0)" in said
+    assert len(entries(compiled)) == 3

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from smelt._native import isinstance
 from smelt.capture.driver.errors import NotRepeatable, UserException, WorldChanged
-from smelt.capture.outside.symbolic_sizes import FIXED_SIZES, SymbolicSizes
+from smelt.capture.outside.symbolic_sizes import FIXED_SIZES, Range, SymbolicSizes
 from smelt.capture.standins.texts import Unreadable
 from smelt.errors import BackendError, NeedsFixedSize, Unsupported
 from smelt.reasons import BACKEND_FAILED, INTERNAL, USER_EXCEPTION, Reason
@@ -105,8 +105,7 @@ class FailedAttempt:
     the program show. `counts`: the origins of the step counts that were read. `choosing`: both branches of a condition
     were being tried. `marked`: a function was being captured that is marked with `torch.compiler.allow_in_graph`.
     `sizes`: where each symbolic size was found that is to be a number. `divisors`: by what those are divided of which it may
-    be enough to know the remainder. `within`: between which numbers it is enough that these are. `used_data`: there were
-    sizes that data decide.
+    be enough to know the remainder, `ranges`: or a range. `used_data`: there were sizes that data decide.
     """
 
     error: Exception
@@ -117,7 +116,7 @@ class FailedAttempt:
     marked: bool = False
     sizes: frozenset[frozenset[Path]] = frozenset()
     divisors: frozenset[tuple[Path, int]] = frozenset()
-    within: frozenset[tuple[Path, int, int]] = frozenset()
+    ranges: frozenset[tuple[Path, Range]] = frozenset()
     used_data: bool = False
 
 
@@ -141,15 +140,15 @@ class Weakening:
 
 
 def _fixed_sizes(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
-    """Without the sizes that were found in the way, unless it may be enough to know what they leave when divided, or between
-    which numbers they are; without any where these are not known."""
+    """Without the sizes that were found in the way, unless it may be enough to know what they leave when divided, or a range
+    in which they are; without any where these are not known."""
     assert isinstance(failed.error, NeedsFixedSize)
     divided = attempt.sizes.with_divisors(failed.divisors)
     if divided != attempt.sizes:
         return replace(start, sizes=divided)
-    limited = attempt.sizes.with_ranges(failed.within)
-    if limited != attempt.sizes:
-        return replace(start, sizes=limited)
+    narrowed = attempt.sizes.with_ranges(failed.ranges)
+    if narrowed != attempt.sizes:
+        return replace(start, sizes=narrowed)
     sizes = attempt.sizes.without(failed.sizes, failed.error.now) if failed.sizes else FIXED_SIZES
     return replace(start, sizes=sizes) if sizes != attempt.sizes else None
 

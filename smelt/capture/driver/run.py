@@ -7,7 +7,6 @@ afterwards as they were before.
 from __future__ import annotations
 
 import functools
-import itertools
 import sys
 import types
 import weakref
@@ -35,6 +34,7 @@ from smelt.capture.outside import changes, wrapping
 from smelt.capture.outside.draws import Draw
 from smelt.capture.outside.effects import Effect
 from smelt.capture.outside.outside import Outside
+from smelt.capture.outside.symbolic_sizes import Path, Range
 from smelt.capture.protocol import cells, context_managers
 from smelt.capture.rebuilding.reach import collect_fakes, reach
 from smelt.errors import NeedsFixedSize, Unsupported
@@ -112,7 +112,7 @@ def capture_frame(
             captured = _capture(vm, fn, slots, name, attempt.stop)
             return captured
         except Exception as e:
-            if vm.outside.sizes.needed:  # whatever it is, it may be due to a size that was not a number
+            if vm.outside.sizes.are_in_vain:  # whatever it is, it may be due to a size that was not a number
                 return _failed(vm, NeedsFixedSize("a size was needed as a number", frozenset()))
             if isinstance(e, NeedsFixedSize):
                 e = _of_data(vm, e)
@@ -183,7 +183,7 @@ def _failed(vm: VM, error: Exception) -> FailedAttempt:
         counts=frozenset(origin.path for origin in vm.outside.numbers.unguarded),
         sizes=needed_sizes(vm.outside, error),
         divisors=divided_sizes(vm.outside, error),
-        within=ranges_of_sizes(vm.outside, error),
+        ranges=narrowed_sizes(vm.outside, error),
     )
 
 
@@ -201,16 +201,12 @@ def divided_sizes(outside: Outside, error: Exception) -> frozenset[tuple[tuple[o
     return frozenset((path, by) for groups, by in places for paths in groups for path in paths)
 
 
-def ranges_of_sizes(outside: Outside, error: Exception) -> frozenset[tuple[tuple[object, ...], int, int]]:
-    """Where sizes were found of which it is enough to know that they lie between two numbers, and these."""
-    if not isinstance(error, NeedsFixedSize) or outside.sizes.needed:
-        return frozenset()
-    found = set()
-    for sym, (low, high) in error.within.items():
-        by = outside.sizes.places.divisors.get(sym, 1)
-        for path in itertools.chain(*outside.sizes.found_at((sym,))):
-            found.add((path, low * by, high * by + by - 1))
-    return frozenset(found)
+def narrowed_sizes(outside: Outside, error: Exception) -> frozenset[tuple[Path, Range]]:
+    """Where sizes were found that it may be enough to know a range of, and which."""
+    named = error.ranges if isinstance(error, NeedsFixedSize) else {}
+    found = {**outside.sizes.places.narrowed, **named}
+    needed = outside.sizes.needed
+    return outside.sizes.places.in_ranges((sym, ends) for sym, ends in found.items() if sym not in needed)
 
 
 def _capture(
@@ -258,7 +254,7 @@ def _capture(
         if vm.contexts.under_modes:
             custom_functions.check_history([*fakes, *trace.inputs])
         trace.copies.check((*fakes, *trace.writes.counted_from_start))
-        if outside.sizes.needed:
+        if outside.sizes.are_in_vain:
             raise NeedsFixedSize("a size was needed as a number", frozenset())
         traced = trace.finish(fakes)
     if global_state.snapshot() != snapshot or torch_settings.autocast_depth() != depth:

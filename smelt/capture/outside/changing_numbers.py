@@ -99,7 +99,9 @@ class ChangingNumbers:
         """The symbolic numbers of this capture, made when the first is met."""
         numbers = self._trace.numbers
         if numbers.symbols is None:
-            numbers.symbols = Symbols(self._pin, self._require, self._take, self.places.may_divide)
+            numbers.symbols = Symbols(
+                self._pin, self._require, self._take, self.places.may_divide, self.places.narrow
+            )
         return numbers.symbols
 
     def _take(self, origin: Origin, sym: Sym) -> bool:

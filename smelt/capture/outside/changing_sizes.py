@@ -9,7 +9,7 @@ import torch
 
 from smelt._native import isinstance
 from smelt.capture.outside.changing_numbers import ChangingNumbers
-from smelt.capture.outside.symbolic_sizes import Path, remainder_of
+from smelt.capture.outside.symbolic_sizes import Path, Range, remainder_of
 from smelt.graph.divisors import as_divided
 from smelt.graph.sizes import Sym, contiguous_stride
 from smelt.guards.changed_numbers import size_origin, stride_origin
@@ -60,7 +60,8 @@ class ChangingSizes:
             wanted = self._includes(at, size, tensor, facts) if mark is None else mark.dynamic
             if not wanted or size < 2:
                 continue
-            if laid_out and not self.places.policy.is_fixed(at.path):
+            low, high = self.places.policy.range(at.path, size)
+            if laid_out and not self.places.policy.is_fixed(at.path) and low < high:
                 yield dim, (at, mark)
             elif mark is not None:
                 self.refused[at] = size
@@ -105,7 +106,7 @@ class ChangingSizes:
     def _symbol(self, size: int, at: Origin, mark: Mark | None) -> Int:
         policy = self.places.policy
         apart, divisor = policy.is_apart(at.path), policy.divisor(at.path, size)
-        bounds = _range(size, mark, *policy.range_of(at.path, size))
+        bounds = _range(size, mark, *policy.range(at.path, size))
         values = size, policy.before(at.path), bounds, divisor
         known = None if apart else self._like.get(values)
         if known is not None:
@@ -134,6 +135,11 @@ class ChangingSizes:
         """Those that the program, or torch, needs as numbers."""
         return frozenset(sym for at, sym in self._symbols.items() if at in self._numbers.needed)
 
+    @property
+    def are_in_vain(self) -> bool:
+        """Whether some were needed as numbers, or are to be in narrower ranges: the capture begins again."""
+        return bool(self.needed or self.places.narrowed)
+
     def found_at(self, symbols: Iterable[Sym]) -> frozenset[frozenset[Path]]:
         """Where the sizes were found that each of these stands for."""
         return frozenset(frozenset(self.places.paths[s]) for s in symbols if s in self.places.paths)
@@ -146,7 +152,7 @@ def _symbols_of(number: Int) -> tuple[Sym, ...]:
     return found.symbols
 
 
-def _range(size: int, mark: Mark | None, low: int, high: int) -> tuple[int, int]:
+def _range(size: int, mark: Mark | None, low: int, high: int) -> Range:
     """The least and the largest value of a symbol that is now `size`: from `low` to `high`, and as marked; without marks
     that do not hold now."""
     least = low if mark is None or mark.min is None else max(low, mark.min)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from smelt.graph.sizes import INFINITE, Sym
 
 Path = tuple[object, ...]  # `Origin.path`
+Range = tuple[int, int]  # with both ends
 
 _MOST_REMAINDERS = 64
 _REMAINDER = "%"
@@ -27,7 +28,7 @@ class SymbolicSizes:
     None are unless `wanted`; `everywhere`, those of all tensors that are neither parameters nor buffers; those that
     `changed`, each with one that it was before, and of other tensors those that are now one of `values`; never those that
     are `fixed`, or `fixed_now`, in this call. Those `apart` are symbols of their own. Of `divisors` it is known what they
-    leave when divided. `ranges`: between which numbers sizes are in this call.
+    leave when divided, of `ranges` between which numbers they are, in this call.
     """
 
     wanted: bool = False
@@ -38,7 +39,7 @@ class SymbolicSizes:
     fixed_now: frozenset[Path] = frozenset()
     apart: frozenset[Path] = frozenset()
     divisors: frozenset[tuple[Path, int]] = frozenset()
-    ranges: frozenset[tuple[Path, int, int]] = frozenset()
+    ranges: frozenset[tuple[Path, Range]] = frozenset()
 
     def with_changed(self, before: set[tuple[Path, int]]) -> SymbolicSizes:
         """With these symbolic too, if any is to be."""
@@ -65,22 +66,14 @@ class SymbolicSizes:
     def divisor(self, path: Path, size: int) -> int:
         """By what the size at this path, which is now `size`, is divided: by nothing where the quotient is a number."""
         by = dict(self.divisors).get(path, 1)
-        low, high = self._range(path)
-        return 1 if size < by or low // by == high // by else by
+        low, high = self.range(path, size)
+        return 1 if low // by == high // by else by
 
-    def range_of(self, path: Path, size: int) -> tuple[int, int]:
-        """Between which numbers the size at this path is, now `size`."""
-        low, high = self._range(path)
+    def range(self, path: Path, size: int) -> Range:
+        """In which range the size at this path is, which is now `size`."""
+        low, high = dict(self.ranges).get(path, (2, INFINITE))
         by = dict(self.divisors).get(path, 1)
-        return (low, min(high, by - 1)) if size < by else (low, high)
-
-    def _range(self, path: Path) -> tuple[int, int]:
-        found = [(low, high) for at, low, high in self.ranges if at == path]
-        return max((low for low, _ in found), default=2), min((high for _, high in found), default=INFINITE)
-
-    def with_ranges(self, found: Iterable[tuple[Path, int, int]]) -> SymbolicSizes:
-        """With the sizes at these paths between these numbers."""
-        return replace(self, ranges=self.ranges | frozenset(found))
+        return (low, min(high, by - 1)) if size < by else (max(low, by), high)
 
     def any_remainder(self, path: Path) -> bool:
         """Whether what the size at this path leaves is a symbol where it is not 0."""
@@ -89,6 +82,14 @@ class SymbolicSizes:
     def is_apart(self, path: Path) -> bool:
         """Whether the size at this path has symbols of its own."""
         return path in self.apart or remainder_of(path) in self.apart
+
+    def with_ranges(self, found: Iterable[tuple[Path, Range]]) -> SymbolicSizes:
+        """With these in narrower ranges."""
+        known = dict(self.ranges)
+        for path, (low, high) in found:
+            least, most = known.get(path, (low, high))
+            known[path] = max(low, least), min(high, most)
+        return replace(self, ranges=frozenset(known.items()))
 
     def of_all_calls(self) -> SymbolicSizes:
         """Without what is due to the sizes in this call."""
@@ -134,7 +135,8 @@ class SizePlaces:
     policy: SymbolicSizes = FIXED_SIZES
     paths: dict[Sym, set[Path]] = field(default_factory=dict)
     of_tensors: set[Sym] = field(default_factory=set)
-    divisors: dict[Sym, int] = field(default_factory=dict)  # of those that are quotients of sizes
+    divisors: dict[Sym, int] = field(default_factory=dict)  # of those that are quotients of sizes of tensors
+    narrowed: dict[Sym, Range] = field(default_factory=dict)  # what another capture is to know of them
 
     def take_number(self, path: Path, sym: Sym) -> bool:
         """Whether the number found there may be the size `sym`."""
@@ -147,3 +149,20 @@ class SizePlaces:
         """Whether another capture would know what the sizes of a symbol leave when divided by this, too."""
         found = self.paths[sym] if sym in self.of_tensors else ()
         return self.policy.with_divisors((path, divisor) for path in found) != self.policy
+
+    def in_ranges(self, found: Iterable[tuple[Sym, Range]]) -> frozenset[tuple[Path, Range]]:
+        """Where the sizes were found whose symbols are in these ranges, and in which range they are."""
+        divided = [(sym, self.divisors[sym], ends) for sym, ends in found if sym in self.divisors]
+        return frozenset(
+            (path, (low * by, high * by + by - 1))
+            for sym, by, (low, high) in divided
+            for path in self.paths[sym]
+        )
+
+    def narrow(self, sym: Sym, low: int, high: int) -> bool:
+        """Whether another capture knows more of the size if it knows this, too. Then there is to be one."""
+        if self.policy.with_ranges(self.in_ranges([(sym, (low, high))])) == self.policy:
+            return False
+        least, most = self.narrowed.get(sym, (low, high))
+        self.narrowed[sym] = max(low, least), min(high, most)
+        return True

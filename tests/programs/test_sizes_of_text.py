@@ -1,0 +1,112 @@
+"""Lengths that change, as models of text work with them: chunks of fixed length, loops over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import smelt
+from smelt.report.inspect import entries
+from tests.harness.agreement import check_no_failure, compare, observe
+
+CHUNK = 8
+
+
+def entries_over(f: Callable[..., Any], lengths: Sequence[int], dynamic: bool | None = True) -> list[int]:
+    """How many entries there are after a call with each of these lengths, which gives eager's results."""
+    compiled, counts = smelt.compile(f, dynamic=dynamic), []
+    for n in lengths:
+        inputs = (torch.randn(11, n, 16),)
+        compare(observe(compiled, inputs, 0), observe(f, inputs, 0))
+        counts.append(len(entries(compiled)))
+    check_no_failure(compiled)
+    return counts
+
+
+def padded(x: torch.Tensor) -> torch.Tensor:
+    """In chunks, the last one filled up."""
+    return F.pad(x, (0, 0, 0, (CHUNK - x.shape[1] % CHUNK) % CHUNK)).reshape(
+        x.shape[0], -1, CHUNK, x.shape[2]
+    )
+
+
+def sums_of_chunks(x: torch.Tensor) -> torch.Tensor:
+    return padded(x).cumsum(2).reshape(x.shape[0], -1, x.shape[2])[:, : x.shape[1]]
+
+
+def scan_of_chunks(x: torch.Tensor) -> torch.Tensor:
+    chunks = padded(x)
+    state, made = x.new_zeros(x.shape[0], x.shape[2]), torch.zeros_like(chunks)
+    for i in range(chunks.shape[1]):
+        made[:, i] = chunks[:, i] * state[:, None]
+        state = state + chunks[:, i].sum(1)
+    return made.reshape(x.shape[0], -1, x.shape[2])[:, : x.shape[1]]
+
+
+@pytest.mark.parametrize("program", [sums_of_chunks, scan_of_chunks])
+def test_one_chunk_is_one_entry(program: Callable[..., Any]) -> None:
+    assert entries_over(program, [5, 3, 7, 2, 6]) == [1] * 5
+
+
+def test_chunks_of_any_number() -> None:
+    """As long as none is left over, or some is: the end that is cut off is nothing, or something."""
+    assert entries_over(sums_of_chunks, [9, 29, 70, 15, 3, 41]) == [1, 1, 1, 1, 2, 2]
+
+
+def test_a_loop_over_chunks_is_an_entry_for_each_number_of_them() -> None:
+    assert entries_over(scan_of_chunks, [20, 21, 18, 30, 27, 5, 23, 31]) == [1, 1, 1, 2, 2, 3, 3, 3]
+
+
+def test_by_default_too() -> None:
+    assert entries_over(scan_of_chunks, [20, 21, 18, 30, 27, 23, 31], dynamic=None) == [1, 2, 2, 3, 3, 3, 3]
+
+
+def test_a_loop_over_half_the_length() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        for i in range(x.shape[1] // 2):
+            x = x + i
+        return x
+
+    assert entries_over(f, [12, 13, 14, 15, 12]) == [1, 1, 2, 2, 2]
+
+
+def test_a_loop_over_the_length_needs_a_number() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        for i in range(x.shape[1] - 1):
+            x = x + i
+        return x
+
+    assert entries_over(f, [12, 13, 12]) == [1, 2, 2]
+
+
+def test_a_length_that_is_needed_itself_has_no_range() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        for i in range(x.shape[1] // 4):
+            x = x + i
+        return x * len(list(range(x.shape[1])))
+
+    assert entries_over(f, [12, 13, 12]) == [1, 2, 2]
+
+
+def test_two_ranges_of_one_length() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        for i in range(x.shape[1] // 4):
+            x = x + i
+        for i in range(x.shape[1] // 6):
+            x = x * i
+        return x
+
+    assert entries_over(f, [12, 13, 15, 17, 18, 19, 14]) == [1, 1, 1, 2, 3, 3, 3]
+
+
+def test_gradients() -> None:
+    compiled = smelt.compile(lambda x: scan_of_chunks(x).square().sum(), dynamic=True, fullgraph=True)
+    for n in (20, 18, 23):
+        x = torch.randn(11, n, 16, dtype=torch.float64, requires_grad=True)
+        got = torch.autograd.grad(compiled(x), x)
+        torch.testing.assert_close(got, torch.autograd.grad(scan_of_chunks(x).square().sum(), x))
+    assert len(entries(compiled)) == 1
