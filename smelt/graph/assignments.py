@@ -14,6 +14,8 @@ told apart; under this one they are what they are.
 
 An image of five rows is smaller than many windows that go over one. For symbols that `widened` renames, all numbers are
 large, and far apart from those of other symbols: what is left of two images after many strides still differs.
+
+A symbol of a short range has numbers in it: others may be an error.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ COUNT = 3
 HUGE, LARGE = COUNT, COUNT + 1
 ITSELF = LARGE + 1
 _MOST = 24  # symbols
+_SHORT = 400  # the largest number of all but HUGE and LARGE ones
 Values = tuple[int, ...]  # one for each assignment
 
 
@@ -77,12 +80,15 @@ _NUMBERS = {
 _WIDER = {"s": "w", "u": "v"}
 
 
-def _rests(most: int, k: int) -> Values:
-    """For what is left of a size, from 1 to `most`: 1 only where there is nothing else, as a tensor of one row is not like
-    others. Those of two symbols differ in order, or in numbers."""
-    few = list(range(2, most + 1)) if most > 2 else [2, 1]
-    numbers = [few[(k + i) % len(few)] for i in range(COUNT)]
-    return *numbers, most, most
+def _between(low: int, high: int, k: int) -> Values:
+    """For a symbol of a short range: numbers in it, 1 only where there is nothing else, as a tensor of one row is not like
+    others. Those of two symbols of one range differ, in order at least."""
+    few = list(range(max(low, 2), high + 1)) if high > 2 else [2, 1]
+    if len(few) < 3 * COUNT:
+        numbers = [few[(k + i) % len(few)] for i in range(COUNT)]
+        return *numbers, high, high
+    beside = k % (len(few) // 3)
+    return *_apart(few[beside], few[len(few) // 2 - beside], few[-1 - beside], high)[:COUNT], high, high
 
 
 @cache
@@ -90,7 +96,8 @@ def _of_symbol(sym: Sym) -> Values:
     found = re.fullmatch(r"([suwvr])(\d+)", sym.name)
     if not found or int(found[2]) >= _MOST:
         raise NeedsFixedSize(f"no numbers to try for {sym}", frozenset((sym,)))
-    numbers = _rests(sym.hi, int(found[2])) if is_rest(sym) else _NUMBERS[found[1]][int(found[2])]
+    is_short = sym.lo < sym.hi < _SHORT and found[1] not in _WIDER.values()
+    numbers = _between(sym.lo, sym.hi, int(found[2])) if is_short else _NUMBERS[found[1]][int(found[2])]
     return (*numbers, sym.lo if sym.lo == sym.hi else numbers[1])
 
 
