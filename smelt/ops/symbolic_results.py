@@ -90,7 +90,7 @@ upsample_bilinear2d_backward upsample_trilinear3d_backward upsample_bicubic2d_ba
 _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward
 bucketize pixel_shuffle pixel_unshuffle channel_shuffle im2col col2im grid_sampler_2d grid_sampler_2d_backward
 _upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward
-index_add index_fill masked_scatter new_zeros new_ones new_empty new_full new_empty_strided
+view_as_real view_as_complex index_add index_fill masked_scatter new_zeros new_ones new_empty new_full new_empty_strided
 """
 _SAFE = frozenset(_SAFE_NAMES.split())
 

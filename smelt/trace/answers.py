@@ -68,12 +68,19 @@ def view(inputs: Inputs, source: FakeTensor, spec: TensorSpec) -> FakeTensor:
     """A fake that looks at the memory of `source`."""
 
     def made() -> torch.Tensor:
-        return source.elem.as_strided(*_layout(inputs, spec))
+        return _seen_as(source.elem, spec.dtype).as_strided(*_layout(inputs, spec))
 
     if not syms_of(spec):
         return wrap(made(), spec.device, spec)
     like = _like(inputs, spec, source.elem.is_inference(), made)
     return wrap(_native.view_like(like, source.elem), spec.device, spec)
+
+
+def _seen_as(elem: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The memory of complex numbers as one of real numbers, or the other way round."""
+    if elem.dtype == dtype:
+        return elem
+    return torch.view_as_real(elem) if elem.is_complex() else torch.view_as_complex(elem)
 
 
 def _like(

@@ -7,11 +7,14 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-from smelt.graph.sizes import Expr, Quotient, Size, Sym, bounds, free_syms, subs
+from smelt.graph.sizes import Expr, Quotient, Size, Sym, bounds, ceil_div, free_syms, subs
 
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg,
     "floordiv": operator.floordiv, "mod": operator.mod,
+}  # fmt: skip
+ROUNDED: dict[str, Callable[[Size, Size], Size]] = {
+    "ceil": ceil_div, **dict.fromkeys(("floor", "trunc", "int"), operator.floordiv),
 }  # fmt: skip
 COMPARED = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 
@@ -23,6 +26,14 @@ def computed(op: str, sizes: Sequence[Size]) -> Size | None:
         return None
     made: Size = function(*sizes)
     return made
+
+
+def rounded_quotient(op: str, size: Size | None, divisor: Size | None) -> Size | None:
+    """The size that `op(size / divisor)` is, in floats: exactly that, as sizes are less than 2**53. None where it may be
+    none."""
+    if size is None or not isinstance(divisor, int) or divisor < 1 or bounds(size)[0] < 0:
+        return None
+    return ROUNDED[op](size, divisor)
 
 
 class Comparisons:

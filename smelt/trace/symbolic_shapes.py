@@ -30,6 +30,10 @@ from smelt.trace.places import view_of
 
 _META = torch.device("meta")
 _CPU = torch.device("cpu")
+_OTHER_TYPES = (
+    torch.ops.aten.view_as_real.default,
+    torch.ops.aten.view_as_complex.default,
+)  # that views have
 
 
 def spec_of_fake(value: Any) -> TensorSpec | None:
@@ -128,7 +132,8 @@ class SymbolicCall:
             raise self._refuse("gives a number")
         if result.kind != "view":
             return Part("fresh", item)
-        if type(source) is not FakeTensor or source.dtype != item.dtype:
+        same_type = type(source) is FakeTensor and source.dtype == item.dtype
+        if not same_type and self.func not in _OTHER_TYPES:
             raise self._refuse("looks at memory in another way")
         return Part("view", item, result.arg)
 

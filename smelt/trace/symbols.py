@@ -31,7 +31,15 @@ from smelt.graph.plateaus import plateau
 from smelt.graph.sizes import INFINITE, Expr, Quotient, Size, Sym, bounds, free_syms
 from smelt.reasons import DATA_DEPENDENT, Reason
 from smelt.trace.data_numbers import DataNumber, Known, NumberCondition
-from smelt.trace.size_numbers import COMPARED, Comparisons, computed, of_dividend, reduced
+from smelt.trace.size_numbers import (
+    COMPARED,
+    ROUNDED,
+    Comparisons,
+    computed,
+    of_dividend,
+    reduced,
+    rounded_quotient,
+)
 
 MAX_SIZE = 100  # operations of an expression; a larger one is pinned
 _MOST_BESIDE = 1024  # how far it is looked for larger sizes that have the same quotient
@@ -175,6 +183,9 @@ class Symbols:
         if expression.op == "const":
             number = expression.args[0]
             return number if type(number) is int else None
+        if expression.op in ROUNDED and expression.args[0].op == "truediv":
+            quotient = [self.taken_for_size(e) for e in expression.args[0].args]
+            return rounded_quotient(expression.op, *quotient)
         if expression.op != "leaf":
             sizes = [self.taken_for_size(e) for e in expression.args]
             known = [s for s in sizes if s is not None]
@@ -504,7 +515,8 @@ class Symbol:
 
     def plain(self) -> Any:
         """The number, pinned, unless another capture will know it."""
-        if not self.symbols.is_narrowed(self.size):
+        size = self.as_size() if self.expression.op in ROUNDED else self.size
+        if type(size) is not int and not self.symbols.is_narrowed(size):
             self.symbols.pin(self.expression)
         return self.value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -110,3 +111,49 @@ def test_gradients() -> None:
         got = torch.autograd.grad(compiled(x), x)
         torch.testing.assert_close(got, torch.autograd.grad(scan_of_chunks(x).square().sum(), x))
     assert len(entries(compiled)) == 1
+
+
+def _grown(x: torch.Tensor) -> torch.Tensor:
+    shape = [x.shape[0]]
+    shape += [x.shape[1], 2]
+    return x.new_zeros(shape)
+
+
+# What is made of lengths on the way to a shape, and decided by them.
+PYTHON: dict[str, Callable[[torch.Tensor], Any]] = {
+    "tuples joined": lambda x: x.new_zeros((x.shape[0],) + (x.shape[1], 3)),
+    "lists joined": lambda x: x.reshape([-1] + [x.shape[1] * x.shape[2]]),
+    "a tuple and a shape": lambda x: ((x.shape[1] * 2,) + x.shape, x.shape[:1] + (x.shape[1] - 1,)),
+    "repeated": lambda x: (x.new_zeros([x.shape[1]] * 2), x.new_zeros((x.shape[1],) * x.dim())),
+    "a list that grows": _grown,
+    "a sum of tuples": lambda x: F.pad(x, sum([(0, 0), (0, -x.shape[1] % 4)], ())),
+    "in a tuple": lambda x: x if 0 in (x.shape[1], 4) else x * 2,
+    "rounded up": lambda x: x.new_zeros(math.ceil(x.shape[1] / 4) * 4 - x.shape[1] + 2),
+    "rounded down": lambda x: (x.new_zeros(math.floor((x.shape[1] + 1) / 2)), x[:, : int(x.shape[1] / 2)]),
+    "complex": lambda x: (torch.fft.fftn(x, dim=(1, 2)).real * 2, torch.fft.fft(x).imag[:, 1:]),
+    "complex from pairs": lambda x: torch.view_as_complex(torch.stack([x, x * 2], -1)).abs(),
+}
+
+
+@pytest.mark.parametrize("name", PYTHON)
+def test_lengths_in_python(name: str) -> None:
+    assert entries_over(PYTHON[name], [12, 14, 9, 35]) == [1] * 4
+
+
+def test_a_range_rounded_up() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        for i in range(math.ceil(x.shape[1] / 8)):
+            x = x + i
+        return x
+
+    assert entries_over(f, [12, 14, 9, 35, 40]) == [1, 1, 1, 2, 2]
+
+
+def test_views_of_complex_numbers_are_written_through() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        z = torch.fft.fft(x)
+        z.real.mul_(2)
+        torch.view_as_real(z)[:, 1:].add_(1)
+        return torch.view_as_real(z) + 1
+
+    assert entries_over(f, [12, 14, 9]) == [1] * 3

@@ -349,7 +349,9 @@ def contains(vm: VM, value: object, container: object) -> bool:
         value = plain(value)
     if isinstance(container, dict):
         return contains_key(vm, container, found_by(vm, container, value))
-    if isinstance(container, (list, tuple, collections.deque)) and not is_constant(value):
+    if isinstance(container, (list, tuple, collections.deque)) and not (
+        is_constant(value) and NUMBERS.isdisjoint(map(type, container))
+    ):
         return _among(vm, value, elements(vm, container))
     if id(container) in vm.outside.origins and hasattr(kind, "__next__"):
         raise unsupported(f"`in` of an outside {kind.__qualname__}, which advances it", UNSUPPORTED_OBJECT)
