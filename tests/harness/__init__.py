@@ -12,7 +12,13 @@ whole programs, eager and compiled
     generate       random programs as source, and how they shrink
     generate_worlds what they do to objects around them, and what changes between their calls
     generate_sizes random programs that are valid for all sizes of their inputs
-    sized_operators what such programs are made of
+    sized_operators what the operators of such programs are written with
+    sized_pointwise operators of such programs: elementwise ones
+    sized_views    views
+    sized_moves    what moves elements
+    sized_reductions reductions, and what is computed of rows
+    sized_products products, attention, windows
+    sized_statements tensors made of sizes, writes, conditions
     sized_values   their variables, with sizes as expressions
     generated_sizes such a program run eager and compiled, at several sets of sizes
     generated      a random program run eager and compiled, and where they differ

@@ -16,7 +16,14 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from tests.harness import sized_operators
+from tests.harness import (
+    sized_moves,
+    sized_pointwise,
+    sized_products,
+    sized_reductions,
+    sized_statements,
+    sized_views,
+)
 from tests.harness.generate import Choices
 from tests.harness.sized_values import NAMES, Dim, Value, dim
 
@@ -39,6 +46,15 @@ SHAPES = (
     "r",
 )
 LEADING = ("p q", "p q r", "p q 4", "q p", "p 8", "p 4 q", "p")  # of the first input
+
+OPERATORS = (
+    *sized_pointwise.OPERATORS,
+    *sized_views.OPERATORS,
+    *sized_moves.OPERATORS,
+    *sized_reductions.OPERATORS,
+    *sized_products.OPERATORS,
+    *sized_statements.OPERATORS,
+)
 
 
 @dataclass(frozen=True)
@@ -109,7 +125,7 @@ class Writer:
     def statement(self) -> None:
         """A line; what an operator cannot be applied to is passed over."""
         for _ in range(20):
-            operator = self.one_of(sized_operators.OPERATORS)
+            operator = self.one_of(OPERATORS)
             made = operator(self)
             if made is not None and self._fits(made):
                 if isinstance(made, Value):
