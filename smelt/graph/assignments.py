@@ -15,7 +15,8 @@ told apart; under this one they are what they are.
 An image of five rows is smaller than many windows that go over one. For symbols that `widened` renames, all numbers are
 large, and far apart from those of other symbols: what is left of two images after many strides still differs.
 
-A symbol of a short range has numbers in it: others may be an error.
+All numbers are in the symbol's range. What is known of other sizes may rest on that (under `n <= 9`, `n // 2 + 1` is 5), and
+there are operators that write beyond their results where sizes do not go together.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ COUNT = 3
 HUGE, LARGE = COUNT, COUNT + 1
 ITSELF = LARGE + 1
 _MOST = 24  # symbols
-_SHORT = 400  # the largest number of all but HUGE and LARGE ones
 Values = tuple[int, ...]  # one for each assignment
 
 
@@ -71,24 +71,25 @@ def _wide(first: int) -> Iterator[Values]:
 
 # By the first letter: sizes of inputs, and those that data decide. All of the latter are less than the former in the middle,
 # and more at the end. And what stands for them in large images.
-_NUMBERS = {
+_NUMBERS: dict[str, tuple[Values, ...]] = {
     "s": tuple(_numbers(_primes(5), 198, _primes(211), _primes(100_003))),
     "u": tuple(_numbers(_composites(4), 170, _primes(359), _primes(110_017))),
     "w": tuple(_wide(601)),
     "v": tuple(_wide(650)),
 }
+_NUMBERS["r"] = _NUMBERS["s"]
 _WIDER = {"s": "w", "u": "v"}
 
 
 def _between(low: int, high: int, k: int) -> Values:
-    """For a symbol of a short range: numbers in it, 1 only where there is nothing else, as a tensor of one row is not like
-    others. Those of two symbols of one range differ, in order at least."""
-    few = list(range(max(low, 2), high + 1)) if high > 2 else [2, 1]
-    if len(few) < 3 * COUNT:
-        numbers = [few[(k + i) % len(few)] for i in range(COUNT)]
-        return *numbers, high, high
-    beside = k % (len(few) // 3)
-    return *_apart(few[beside], few[len(few) // 2 - beside], few[-1 - beside], high)[:COUNT], high, high
+    """For a symbol of a short range: numbers in it, 1 only where there is nothing else, as a tensor of one row is not
+    like others. Those of two symbols of one range differ, in order at least."""
+    first = 1 if high == 2 else max(low, 2)
+    count = high + 1 - first
+    if count < 3 * COUNT:
+        return *((first + (k + i) % count) for i in range(COUNT)), high, high
+    beside = k % (count // 3)
+    return *_apart(first + beside, first + count // 2 - beside, high - beside, high)[:COUNT], high, high
 
 
 @cache
@@ -96,9 +97,12 @@ def _of_symbol(sym: Sym) -> Values:
     found = re.fullmatch(r"([suwvr])(\d+)", sym.name)
     if not found or int(found[2]) >= _MOST:
         raise NeedsFixedSize(f"no numbers to try for {sym}", frozenset((sym,)))
-    is_short = sym.lo < sym.hi < _SHORT and found[1] not in _WIDER.values()
-    numbers = _between(sym.lo, sym.hi, int(found[2])) if is_short else _NUMBERS[found[1]][int(found[2])]
-    return (*numbers, sym.lo if sym.lo == sym.hi else numbers[1])
+    numbers = tuple(n + max(sym.lo - 2, 0) for n in _NUMBERS[found[1]][int(found[2])])
+    if sym.lo == sym.hi:
+        return *numbers, sym.lo
+    if max(numbers[:COUNT]) > sym.hi:
+        numbers = _between(sym.lo, sym.hi, int(found[2]))
+    return *(min(n, sym.hi) for n in numbers), numbers[1]
 
 
 def widened(syms: Iterable[Sym]) -> dict[Sym, Sym]:

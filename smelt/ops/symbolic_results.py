@@ -111,14 +111,14 @@ def required_sizes(
     last = _last(func, [s for leaf in _leaves((args, kwargs)) if (s := spec_of(leaf)) is not None])
     made: list[tuple[Size, int, int]] = []
     for sym in sorted(syms, key=str):
-        one = {sym: 2}
+        one = {sym: max(sym.lo, 2)}
         given, named = (_replaced(tree, one, spec_of) for tree in (list(args), kwargs))
         try:
             out, _ = _Asked(func, given, named, device, _spec_of).answer(0)
             small = _fits(_specs_replaced(found, one), out, {s: at(s, 0) for s in syms})
         except NeedsFixedSize:
             small = False
-        made.append((sym, 2 if small else min(values_of(sym)), at(sym, last)))
+        made.append((sym, one[sym] if small else min(values_of(sym)), at(sym, last)))
     return made
 
 
