@@ -128,6 +128,7 @@ PYTHON: dict[str, Callable[[torch.Tensor], Any]] = {
     "a list that grows": _grown,
     "a sum of tuples": lambda x: F.pad(x, sum([(0, 0), (0, -x.shape[1] % 4)], ())),
     "in a tuple": lambda x: x if 0 in (x.shape[1], 4) else x * 2,
+    "a shape that is compared": lambda x: x * 2 if x.shape == (11, x.shape[1], 16) != x.shape[:2] else x,
     "rounded up": lambda x: x.new_zeros(math.ceil(x.shape[1] / 4) * 4 - x.shape[1] + 2),
     "rounded down": lambda x: (x.new_zeros(math.floor((x.shape[1] + 1) / 2)), x[:, : int(x.shape[1] / 2)]),
     "complex": lambda x: (torch.fft.fftn(x, dim=(1, 2)).real * 2, torch.fft.fft(x).imag[:, 1:]),
