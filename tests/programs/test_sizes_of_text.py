@@ -158,3 +158,22 @@ def test_views_of_complex_numbers_are_written_through() -> None:
         return torch.view_as_real(z) + 1
 
     assert entries_over(f, [12, 14, 9]) == [1] * 3
+
+
+def test_a_condition_that_only_data_decide_needs_no_numbers() -> None:
+    """The graph breaks there, for all sizes."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        return (y + 1) * 3 if (y.sum(-1) > 0).flatten().any() else y
+
+    assert entries_over(f, [12, 14, 9]) == [1] * 3
+
+
+def test_a_condition_on_few_elements_needs_their_number() -> None:
+    f = lambda x: x * 2 if (x > -9).all() else x  # noqa: E731
+    compiled = smelt.compile(f, dynamic=True, fullgraph=True)
+    for n in (4, 5, 4):
+        x = torch.randn(n)
+        torch.testing.assert_close(compiled(x), f(x))
+    assert len(entries(compiled)) == 2
