@@ -220,7 +220,7 @@ def _row(kind: str, name: str, train: bool, options: Any, pipe: Any) -> None:
     except Exception as error:
         if options.why:
             logging.exception("raised")
-        pipe.send({"raised": f"{type(error).__name__}: {error}"[:300]})
+        pipe.send({"raised": f"{type(error).__name__}: {error}".splitlines()[0][:300]})
 
 
 def measured(kind: str, name: str, train: bool, options: Any) -> dict[str, Any]:

@@ -30,10 +30,6 @@ from smelt.trace.places import view_of
 
 _META = torch.device("meta")
 _CPU = torch.device("cpu")
-_OTHER_TYPES = (
-    torch.ops.aten.view_as_real.default,
-    torch.ops.aten.view_as_complex.default,
-)  # that views have
 
 
 def spec_of_fake(value: Any) -> TensorSpec | None:
@@ -132,8 +128,9 @@ class SymbolicCall:
             raise self._refuse("gives a number")
         if result.kind != "view":
             return Part("fresh", item)
-        same_type = type(source) is FakeTensor and source.dtype == item.dtype
-        if not same_type and self.func not in _OTHER_TYPES:
+        if type(source) is not FakeTensor or not (
+            source.dtype == item.dtype or source.dtype.is_complex != item.dtype.is_complex
+        ):
             raise self._refuse("looks at memory in another way")
         return Part("view", item, result.arg)
 

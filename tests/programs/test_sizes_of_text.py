@@ -128,6 +128,7 @@ PYTHON: dict[str, Callable[[torch.Tensor], Any]] = {
     "a list that grows": _grown,
     "a sum of tuples": lambda x: F.pad(x, sum([(0, 0), (0, -x.shape[1] % 4)], ())),
     "in a tuple": lambda x: x if 0 in (x.shape[1], 4) else x * 2,
+    "a shape that is compared": lambda x: x * 2 if x.shape == (11, x.shape[1], 16) != x.shape[:2] else x,
     "rounded up": lambda x: x.new_zeros(math.ceil(x.shape[1] / 4) * 4 - x.shape[1] + 2),
     "rounded down": lambda x: (x.new_zeros(math.floor((x.shape[1] + 1) / 2)), x[:, : int(x.shape[1] / 2)]),
     "complex": lambda x: (torch.fft.fftn(x, dim=(1, 2)).real * 2, torch.fft.fft(x).imag[:, 1:]),
@@ -157,3 +158,22 @@ def test_views_of_complex_numbers_are_written_through() -> None:
         return torch.view_as_real(z) + 1
 
     assert entries_over(f, [12, 14, 9]) == [1] * 3
+
+
+def test_a_condition_that_only_data_decide_needs_no_numbers() -> None:
+    """The graph breaks there, for all sizes."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        return (y + 1) * 3 if (y.sum(-1) > 0).flatten().any() else y
+
+    assert entries_over(f, [12, 14, 9]) == [1] * 3
+
+
+def test_a_condition_on_few_elements_needs_their_number() -> None:
+    f = lambda x: x * 2 if (x > -9).all() else x  # noqa: E731
+    compiled = smelt.compile(f, dynamic=True, fullgraph=True)
+    for n in (4, 5, 4):
+        x = torch.randn(n)
+        torch.testing.assert_close(compiled(x), f(x))
+    assert len(entries(compiled)) == 2

@@ -21,10 +21,12 @@ import torch
 
 from smelt._native import isinstance
 from smelt.capture.machine.vm import VM
+from smelt.errors import NeedsFixedSize
 from smelt.graph.effects import effects
 from smelt.graph.ir import Node, TensorSpec
 from smelt.graph.numbers import Number, float32
-from smelt.graph.specs import static_sizes
+from smelt.graph.sizes import Expr, Size, Sym, evaluate, free_syms
+from smelt.graph.tree import map_leaves
 from smelt.torch_private import DisableTorchDispatch, OpOverload
 from smelt.trace.fake import FakeTensor, fakes_in
 from smelt.trace.symbols import NUMBERS, PlainNumbersOnly, Symbol
@@ -100,18 +102,12 @@ def number(vm: VM, tensor: FakeTensor) -> Number | None:
     with vm.trace.paused():
         try:
             reading = _Reading(vm)
-            return reading.condition(tensor) if tensor.dtype is torch.bool else reading.of(tensor)
+            found = reading.condition(tensor) if tensor.dtype is torch.bool else reading.of(tensor)
         except (_Unknown, ArithmeticError):
             return None
-
-
-def _is_floats(spec: object) -> bool:
-    return (
-        isinstance(spec, TensorSpec)
-        and spec.dtype in (torch.float32, torch.float64)
-        and spec.device.type in ("cpu", "cuda")
-        and _elements(spec) <= _SMALL
-    )
+    if reading.symbols:
+        raise NeedsFixedSize("elements of a tensor are read", frozenset(reading.symbols))
+    return found
 
 
 def _is_exact(node: Node) -> bool:
@@ -121,12 +117,9 @@ def _is_exact(node: Node) -> bool:
     return node.target not in _DIVISIONS or not isinstance(spec, TensorSpec) or spec.device.type == "cpu"
 
 
-def _elements(spec: TensorSpec) -> int:
-    return math.prod(static_sizes(spec.shape))
-
-
 class _Reading:
-    """Computes what tensors hold now from the operators that the trace recorded. Raises _Unknown where it cannot."""
+    """Computes what tensors hold now from the operators that the trace recorded. Raises _Unknown where it cannot.
+    `symbols`: those of sizes that are taken for what they are now, which must be numbers for what was found to hold."""
 
     def __init__(self, vm: VM) -> None:
         self._vm = vm
@@ -134,10 +127,32 @@ class _Reading:
         if vm.outside.numbers.writes is None:
             vm.outside.numbers.writes = _Writes(self._trace)
         self._writes: _Writes = vm.outside.numbers.writes
+        self.symbols: set[Sym] = set()
+
+    def _now(self, size: Size) -> int:
+        if isinstance(size, int):
+            return size
+        self.symbols |= free_syms(size)
+        assert self._trace.numbers.symbols is not None
+        return int(evaluate(size, self._trace.numbers.symbols.hints))
+
+    def _shape(self, spec: TensorSpec) -> tuple[int, ...]:
+        return tuple(map(self._now, spec.shape))
+
+    def _elements(self, spec: TensorSpec) -> int:
+        return math.prod(self._shape(spec))
+
+    def _is_floats(self, spec: object) -> bool:
+        return (
+            isinstance(spec, TensorSpec)
+            and spec.dtype in (torch.float32, torch.float64)
+            and spec.device.type in ("cpu", "cuda")
+            and self._elements(spec) <= _SMALL
+        )
 
     def of(self, tensor: FakeTensor) -> Number:
         """The number in `tensor`, which may have been written in place since the call began."""
-        if not _is_floats(tensor.spec) or tensor.dim():
+        if not self._is_floats(tensor.spec) or tensor.dim():
             raise _Unknown
         if tensor.storage_key not in self._trace.writes.storages:
             return self._first(tensor)
@@ -205,7 +220,7 @@ class _Reading:
             return lambda: test(number)
         if target in (aten.all.default, aten.any.default):
             (source,) = node.args
-            count = _elements(source.spec)
+            count = self._elements(source.spec)
             if count > _MOST_ELEMENTS:
                 raise _Unknown
             parts = [self._part(source, i) for i in range(count)]
@@ -229,7 +244,7 @@ class _Reading:
     def _compared(self, node: Node, at: int) -> list[Number]:
         """The two numbers that a comparison compares at a place of its result."""
         specs = [a.spec for a in node.args if isinstance(a, Node) and isinstance(a.spec, TensorSpec)]
-        if not all(map(_is_floats, specs)):
+        if not all(map(self._is_floats, specs)):
             raise _Unknown
         dtypes = [s.dtype for s in specs if s.shape] or [s.dtype for s in specs]
         dtype = torch.float64 if torch.float64 in dtypes else torch.float32
@@ -243,8 +258,8 @@ class _Reading:
             or not operand.spec.shape
         ):
             return 0
-        places = torch.arange(_elements(operand.spec)).view(static_sizes(operand.spec.shape))
-        return int(places.expand(static_sizes(node.spec.shape)).flatten()[at])
+        places = torch.arange(self._elements(operand.spec)).view(self._shape(operand.spec))
+        return int(places.expand(self._shape(node.spec)).flatten()[at])
 
     def _source(self, node: Node, at: int) -> tuple[Node, int]:
         """The tensor and the place that an operator took the element of its result at `at` from."""
@@ -257,11 +272,12 @@ class _Reading:
         known = (
             target in _MOVES or target in _VIEWS or (target in _SAME and source.spec.dtype is node.spec.dtype)
         )
-        if not known or _elements(source.spec) > _SMALL:
+        if not known or self._elements(source.spec) > _SMALL:
             raise _Unknown
         if target not in _MOVES:
             return source, at
-        moved = target(torch.arange(_elements(source.spec)).view(source.spec.shape), *rest, **kwargs)
+        places = torch.arange(self._elements(source.spec)).view(self._shape(source.spec))
+        moved = target(places, *map_leaves(rest, Expr, self._now), **map_leaves(kwargs, Expr, self._now))
         return source, int((moved if which is None else moved[which]).flatten()[at])
 
     def _check_unwritten(self, node: Node) -> None:
@@ -279,7 +295,9 @@ class _Reading:
         origin = self._vm.outside.origins[id(tensor)]
         if not real.dim():
             origin = origin.child("member", "item").child("call", None)
-        elif _is_floats(tensor.spec) and tensor.device.type == "cpu" and self._vm.outside.numbers.decides:
+        elif (
+            self._is_floats(tensor.spec) and tensor.device.type == "cpu" and self._vm.outside.numbers.decides
+        ):
             origin = origin.child("element", at)
         else:
             raise _Unknown
@@ -292,7 +310,7 @@ class _Reading:
 
     def _given(self, node: Node | None, at: int = 0) -> Number:
         """The number in the tensor that the operator of `node` made, at a place."""
-        if node is None or not _is_floats(node.spec):
+        if node is None or not self._is_floats(node.spec):
             raise _Unknown
         if node.op == "get_attr":
             return float(self._trace.tape.aten.graph.constants[node.target].flatten()[at].item())

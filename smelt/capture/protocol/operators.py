@@ -11,6 +11,8 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
+import torch
+
 from smelt import _native
 from smelt._native import isinstance
 from smelt.capture.base.frames import Generator, Tail, VMCallable, through
@@ -59,6 +61,7 @@ _SYMBOLS = {
 }  # fmt: skip
 _SYMBOLS.update({i: "**=" if fn is operator.pow else _SYMBOLS[fn] + "=" for i, fn in _IN_PLACE.items()})
 _EQUALITY = (operator.eq, operator.ne)
+_TUPLES = frozenset({tuple, torch.Size})
 _COMPARISONS = (*_EQUALITY, operator.lt, operator.le, operator.gt, operator.ge)
 
 
@@ -70,9 +73,9 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
         return formatting.percent(vm, cast(str, left), right)
     if a is texts.Text or b is texts.Text:
         return texts.binary(fn, left, right)
+    if fn in _EQUALITY and a in _TUPLES and b in _TUPLES:
+        return _equal_items(vm, cast(_Items, left), cast(_Items, right)) is (fn is operator.eq)
     if a in SIMPLE_TYPES and b in SIMPLE_TYPES:
-        if a is tuple and b is tuple and fn in _EQUALITY:
-            return _equal_items(vm, cast(_Items, left), cast(_Items, right)) is (fn is operator.eq)
         if a is not tuple and b is not tuple:
             if fn in _EQUALITY:
                 vm.outside.facts.use_differences(left, right)
