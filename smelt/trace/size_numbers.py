@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
+from smelt.graph.numbers import Expression
 from smelt.graph.sizes import Expr, Quotient, Size, Sym, bounds, free_syms, subs
 
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
@@ -23,6 +24,30 @@ def computed(op: str, sizes: Sequence[Size]) -> Size | None:
         return None
     made: Size = function(*sizes)
     return made
+
+
+ROUNDED = frozenset({"int", "floor", "trunc", "ceil"})
+_FINEST = 1024  # what a factor is a quotient of, at most
+MOST_ROUNDED = (
+    1 << 40
+)  # for sizes up to this, products with such a factor are exact, and quotients are rounded alike
+
+
+def factor_of(expression: Expression) -> tuple[Expression, int, int] | None:
+    """What is multiplied in `n / 2`, `n * 0.75`, `0.75 * n`, and by which fraction; None of others, and where the fraction
+    is none of small numbers."""
+    if expression.op not in ("mul", "truediv"):
+        return None
+    operand, factor = expression.args
+    if operand.op == "const" and expression.op == "mul":
+        operand, factor = factor, operand
+    number: Any = factor.args[0] if factor.op == "const" else None
+    if type(number) not in (int, float) or not 0 < number < _FINEST:
+        return None
+    above, below = number.as_integer_ratio()
+    if expression.op == "truediv":
+        above, below = below, above
+    return (operand, above, below) if max(above, below) <= _FINEST else None
 
 
 class Comparisons:
