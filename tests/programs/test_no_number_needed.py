@@ -182,6 +182,29 @@ def calls(function: Callable[..., Any], grad: bool) -> Any:
     return compiled
 
 
+EINOPS: dict[str, Callable[[Any], Callable[[torch.Tensor], Any]]] = {
+    "transposed": lambda einops: lambda x: einops.rearrange(x, "b n -> n b") + 1,
+    "split and merged": lambda einops: (
+        lambda x: einops.rearrange(x.repeat(1, 4), "b (h n) -> (b h) n", h=4).softmax(-1)
+    ),
+    "a new axis": lambda einops: lambda x: einops.rearrange(x, "b (n one) -> b one n", one=1).sin(),
+    "reduced": lambda einops: (
+        lambda x: (
+            einops.reduce(x, "b n -> b", "mean"),
+            einops.reduce(x, "b n -> n ()", "max"),
+        )
+    ),
+    "repeated": lambda einops: lambda x: einops.repeat(x, "b n -> b (n k)", k=x.shape[0]) * 2,
+}
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["", "trained"])
+@pytest.mark.parametrize("name", EINOPS)
+def test_einops(name: str, grad: bool) -> None:
+    function = EINOPS[name](pytest.importorskip("einops"))
+    assert len(entries(calls(function, grad))) == 1
+
+
 @pytest.mark.parametrize("grad", [False, True], ids=["", "trained"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_few_entries_serve_all_sizes(name: str, grad: bool) -> None:
