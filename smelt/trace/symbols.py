@@ -103,6 +103,7 @@ class Symbols:
     def release(self) -> None:
         """Capture is over: graphs that name symbols must not keep alive what it looked at."""
         self._pin = self._require = self._take = self._divide = _over
+        self.refusal = None  # whose traceback holds frames
 
     def leaf(self, key: Any, value: Number) -> Int | Float:
         """The symbolic number found at `key` (hashable by identity), now `value`."""
