@@ -19,6 +19,8 @@ def quotients(name: str, given: Given, spec_of: SpecOf) -> list[Expr]:
     made: list[Size] = []
     if name == "arange":
         made += _of_range(given)
+    elif name in ("tril_indices", "triu_indices"):
+        made += _of_triangle(given, upper=name == "triu_indices")
     elif name == "_scaled_dot_product_efficient_attention":
         spec = spec_of(given["query"])
         if spec is not None:  # the logarithms of each row's sum, whole vectors of them
@@ -35,6 +37,16 @@ def _of_range(given: Given) -> Iterator[Size]:
     start, end, step = given.get("start", 0), given["end"], given.get("step", 1)
     if isinstance(step, int) and step > 0 and all(isinstance(n, (int, Expr)) for n in (start, end)):
         yield (end - start + (step - 1)) // step
+
+
+def _of_triangle(given: Given, upper: bool) -> Iterator[Size]:
+    """How many places of a square are in a triangle of it that ends at a diagonal: those of a smaller one that is half a
+    square, or all but those."""
+    n, offset = given["row"], -given["offset"] if upper else given["offset"]
+    if n == given["col"]:
+        side = n + offset if offset <= 0 else n - 1 - offset
+        half = side * (side + 1) // 2
+        yield half if offset <= 0 else n * n - half
 
 
 def is_windowed(name: str) -> bool:

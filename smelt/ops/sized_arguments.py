@@ -13,15 +13,31 @@ TOPK = aten.topk.default
 STRIDED = aten.as_strided.default
 UNBIND = aten.unbind.int
 DIAGONAL = aten.diagonal.default
+DIAGONAL_COPY = aten.diagonal_copy.default
+DIAGONAL_BACKWARD = aten.diagonal_backward.default
+SLICE_BACKWARD = aten.slice_backward.default
 UNFOLD = aten.unfold.default
+MAX_POOL = aten.max_pool2d_with_indices.default
 EMPTY_LIKE = aten.empty_like.default
 
 # They take a range of places (`start`, `end`) or one place (`index`) along `dim`.
-RANGES = frozenset({SLICE, aten.slice_scatter.default, aten.slice_backward.default})
+RANGES = frozenset({SLICE, aten.slice_scatter.default, SLICE_BACKWARD})
 PLACES = frozenset({SELECT, aten.select_scatter.default, aten.select_backward.default})
 
 # Names of such arguments that may be negative.
 OFFSETS = frozenset({"storage_offset", "start", "end", "step", "shifts", "diagonal"})
+
+# Arguments typed int, of whose numbers the size of the result is made.
+COUNTS = {
+    aten.linspace.default: frozenset({"steps"}),
+    aten.logspace.default: frozenset({"steps"}),
+    aten.tril_indices.default: frozenset({"row", "col"}),
+    aten.triu_indices.default: frozenset({"row", "col"}),
+    aten.hann_window.default: frozenset({"window_length"}),
+    aten.hamming_window.default: frozenset({"window_length"}),
+    aten.blackman_window.default: frozenset({"window_length"}),
+    aten.bartlett_window.default: frozenset({"window_length"}),
+}
 
 # Arguments typed Scalar, of whose numbers the size of the result is made.
 SCALAR_SIZES = {"aten::arange": frozenset({"start", "end", "step"})}

@@ -90,9 +90,15 @@ upsample_bilinear2d_backward upsample_trilinear3d_backward upsample_bicubic2d_ba
 _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward
 bucketize pixel_shuffle pixel_unshuffle channel_shuffle im2col col2im grid_sampler_2d grid_sampler_2d_backward
 _upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward
-view_as_real view_as_complex index_add index_fill masked_scatter new_zeros new_ones new_empty new_full new_empty_strided
+view_as_real view_as_complex index_add index_fill masked_scatter complex block_diag as_strided_scatter
+new_zeros new_ones new_empty new_full new_empty_strided
 """
 _SAFE = frozenset(_SAFE_NAMES.split())
+_DIAGONALS = {
+    "diagonal": 2,
+    "diagonal_copy": 2,
+    "diagonal_scatter": 3,
+}  # where the dimensions are among the arguments
 
 
 def required_sizes(
@@ -136,8 +142,8 @@ def _is_safe(func: OpOverload, args: Sequence[Any]) -> bool:
         shape = args[0].spec.shape
         dim = args[2] if len(args) > 2 else 0
         return -len(shape) <= dim < len(shape) and isinstance(shape[dim], int)
-    if name == "diagonal":  # of another the shorter dimension decides
-        shape, dims = args[0].spec.shape, args[2:4] or (0, 1)
+    if name in _DIAGONALS:  # of another the shorter dimension decides
+        shape, dims = args[0].spec.shape, args[_DIAGONALS[name] :] or (0, 1)
         return (
             len(dims) == 2
             and all(-len(shape) <= d < len(shape) for d in dims)

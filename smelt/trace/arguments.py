@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from smelt.torch_private import OpOverload
+
 # The arguments of a call: the user's objects, with fakes (in nodes, nodes) in place of tensors.
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -31,3 +33,10 @@ def other_argument(value: object) -> object:
     if isinstance(value, type) and value.__module__ in ("torch", "builtins"):
         return value
     raise Unnameable(f"an argument of type {type(value).__qualname__}")
+
+
+def by_name(func: OpOverload, args: Args, kwargs: Kwargs) -> Kwargs:
+    """The arguments of an operator by name, with defaults, in the order of the schema."""
+    names = [a.name for a in func._schema.arguments]
+    given = {**dict(zip(names, args)), **kwargs}
+    return {a.name: given.get(a.name, a.default_value) for a in func._schema.arguments}

@@ -18,10 +18,12 @@ from smelt.torch_private import (
     maybe_current_level,
 )
 from smelt.trace import (
+    counts,
     foreach,
     fused_optimizers,
     masked_stores,
     packed_sequences,
+    pooling,
     resizing,
     row_indexing,
 )
@@ -43,7 +45,7 @@ _LARGE = 10_000_000  # elements
 # Of functions whose C++ code does not run on fakes, or leaves a backward that cannot be recorded.
 _BODIES: dict[Any, Body] = {**packed_sequences.BODIES, **row_indexing.BODIES, **masked_stores.BODIES}
 # Of functions that are one operator for each of several tensors, or another one where sizes are symbolic.
-_BODIES_OF_LISTS = {**foreach.BODIES, **fused_optimizers.BODIES, **resizing.BODIES}
+_BODIES_OF_LISTS = {**foreach.BODIES, **fused_optimizers.BODIES, **resizing.BODIES, **pooling.BODIES}
 
 
 def _takes_the_default_device(func: Any, given: Any, out: Any) -> bool:
@@ -146,6 +148,8 @@ class FunctionMode(TorchFunctionMode):
                 raise call.unsupported(TENSOR_SUBCLASS, f"{name_of(func)} of a {cls.__qualname__}") from None
             return func(*args, **kwargs)
         call.node, call.wrote = node, False
+        if self._numbers.symbols is not None:
+            self._numbers.symbols.refusal = None
         failure: Exception | None = None
         try:
             out = self._run_body(func, args, kwargs)
@@ -153,6 +157,7 @@ class FunctionMode(TorchFunctionMode):
             raise self._of_data(error) from None
         except BaseException as error:
             if isinstance(error, _OPERATOR_ERRORS) and not isinstance(error, Unsupported):
+                self._check_refused()
                 self._check_fixed(
                     (args, kwargs), f"{name_of(func)} raises {str(error).partition(chr(10))[0]}"
                 )
@@ -182,6 +187,10 @@ class FunctionMode(TorchFunctionMode):
         body = _BODIES.get(func)
         if body is not None and not kwargs:
             return body(self._operator_recorder, func, args)
+        named = counts.BODIES.get(func)
+        out = NotImplemented if named is None else named(self._operator_recorder, func, args, kwargs)
+        if out is not NotImplemented:
+            return out
         if func is torch.autograd.grad:
             return self._backward.run(functools.partial(func, *args, **kwargs))
         of_lists = _BODIES_OF_LISTS.get(func)
@@ -195,6 +204,12 @@ class FunctionMode(TorchFunctionMode):
             check_fixed(given, what)
         except NeedsFixedSize as error:
             raise self._of_data(error) from None
+
+    def _check_refused(self) -> None:
+        """C++ code may have made an error of its own of what a comparison raised (`unflatten` does)."""
+        symbols = self._numbers.symbols
+        if symbols is not None and symbols.refusal is not None:
+            raise symbols.refusal
 
     def _of_data(self, error: NeedsFixedSize) -> Unsupported:
         """The error itself, unless data alone decide the sizes that the call needs as numbers: the graph ends before it."""

@@ -19,6 +19,7 @@ from smelt.trace.answers import fresh
 from smelt.trace.arguments import LEAF_TYPES, Args, Kwargs, Unnameable, other_argument
 from smelt.trace.copies import Copies
 from smelt.trace.current_call import CurrentCall
+from smelt.trace.diagonals import in_square
 from smelt.trace.fake import FakeTensor, fakes_in
 from smelt.trace.inputs import Inputs
 from smelt.trace.known_values import KnownValues
@@ -63,6 +64,9 @@ class OperatorRecorder:
             args, kwargs = with_sizes(func, args, kwargs)
             func, args, kwargs = in_pieces(symbols, func, args, kwargs)
             args, kwargs = in_range(symbols, func, args, kwargs, self.new_size)
+            diagonal = in_square(self.run, symbols, func, args, kwargs)
+            if diagonal is not None:
+                return diagonal
             if symbols.known.numbers and func not in RANGES and func not in PLACES:
                 args, kwargs = self._with_new_sizes(symbols, func, args, kwargs)
         key: list[Any] = [func]

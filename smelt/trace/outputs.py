@@ -14,13 +14,8 @@ from typing import Any, Literal
 
 import torch
 
-from smelt.errors import NeedsFixedSize
-from smelt.graph.data_sizes import is_of_data
 from smelt.graph.effects import effects
 from smelt.graph.ir import Node, TensorSpec, argument_nodes, map_nodes
-from smelt.graph.sizes import Expr
-from smelt.graph.symbols import symbols_in
-from smelt.graph.tree import leaves
 from smelt.torch_private import OpOverload
 from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.autograd_calls import AutogradCalls
@@ -225,9 +220,6 @@ class _Origins:
             sources = [n for n in argument_nodes(node) if type(n.spec) is TensorSpec]
             if len(sources) != 1 or any(n not in sources for n in argument_nodes(node)):
                 raise refuse("a result is a view that takes several tensors, or numbers that change")
-            symbolic = leaves((node.args, node.kwargs), Expr)
-            if symbolic and not any(map(is_of_data, symbols_in([node]))):
-                raise NeedsFixedSize("a result is a view by symbolic sizes", frozenset(symbols_in([node])))
             args, kwargs = (map_nodes(a, lambda n: _VIEWED) for a in (node.args, node.kwargs))
             steps.append(ViewStep(node.target, args, kwargs, item))
             if sources[0] not in self._fakes:

@@ -30,7 +30,7 @@ from smelt.ops.sized_arguments import (
     UNFOLD,
 )
 from smelt.torch_private import OpOverload
-from smelt.trace.arguments import Args, Kwargs
+from smelt.trace.arguments import Args, Kwargs, by_name
 from smelt.trace.fake import FakeTensor
 from smelt.trace.symbols import Symbols
 
@@ -43,7 +43,7 @@ def in_range(
     """The arguments of a slice or a selection with what lies outside of the tensor clamped, as eager does. `new_size`
     gives a symbol for a size. Raises NeedsFixedSize."""
     if func in RANGES:
-        given = _arguments(func, args, kwargs)
+        given = by_name(func, args, kwargs)
         start, end = given["start"], given["end"]
         n = _size(given)
         if not any(isinstance(v, Expr) for v in (n, start, end)):
@@ -59,7 +59,7 @@ def in_range(
         given["end"] = end if _is_kept(end, last, n) else last
         return tuple(given.values()), {}
     if func in PLACES:
-        given = _arguments(func, args, kwargs)
+        given = by_name(func, args, kwargs)
         n, index = _size(given), given["index"]
         if not any(isinstance(v, Expr) for v in (n, index)):
             return args, kwargs
@@ -69,7 +69,7 @@ def in_range(
         given["index"] = index if isinstance(index, int) else place
         return tuple(given.values()), {}
     if func in (SPLIT, TOPK):
-        _check_counts(symbols, func, _arguments(func, args, kwargs))
+        _check_counts(symbols, func, by_name(func, args, kwargs))
     return args, kwargs
 
 
@@ -83,13 +83,6 @@ def _check_counts(symbols: Symbols, func: OpOverload, given: Kwargs) -> None:
         for size in given["split_sizes"]:
             total = total + size
         symbols.assume("eq", total, n)
-
-
-def _arguments(func: OpOverload, args: Args, kwargs: Kwargs) -> Kwargs:
-    """By name, in the order of the schema."""
-    names = [a.name for a in func._schema.arguments]
-    given = {**dict(zip(names, args)), **kwargs}
-    return {a.name: given.get(a.name, a.default_value) for a in func._schema.arguments}
 
 
 def _size(given: Kwargs) -> Size:
@@ -128,10 +121,10 @@ def view_of(func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     has checked; None for any other operator."""
     rule = _VIEWS.get(func)
     if rule is not None:
-        return rule(_arguments(func, args, kwargs))
+        return rule(by_name(func, args, kwargs))
     if func not in (SLICE, SELECT):
         return None
-    given = _arguments(func, args, kwargs)
+    given = by_name(func, args, kwargs)
     source = given["self"].spec
     shape, stride = list(source.shape), list(source.stride)
     dim = given["dim"] % len(shape) if -len(shape) <= given["dim"] < len(shape) else None
@@ -274,7 +267,7 @@ def in_pieces(
     by_sizes = SPLITS.get(func)
     if by_sizes is None:
         return func, args, kwargs
-    given = _arguments(func, args, kwargs)
+    given = by_name(func, args, kwargs)
     n, size = _size(given), given["split_size"]
     if not isinstance(n, Expr) and not isinstance(size, Expr):
         return func, args, kwargs

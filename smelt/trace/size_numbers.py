@@ -7,14 +7,12 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-from smelt.graph.sizes import Expr, Quotient, Size, Sym, bounds, ceil_div, free_syms, subs
+from smelt.graph.numbers import Expression
+from smelt.graph.sizes import Expr, Quotient, Size, Sym, bounds, free_syms, subs
 
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg,
     "floordiv": operator.floordiv, "mod": operator.mod,
-}  # fmt: skip
-ROUNDED: dict[str, Callable[[Size, Size], Size]] = {
-    "ceil": ceil_div, **dict.fromkeys(("floor", "trunc", "int"), operator.floordiv),
 }  # fmt: skip
 COMPARED = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 
@@ -28,12 +26,28 @@ def computed(op: str, sizes: Sequence[Size]) -> Size | None:
     return made
 
 
-def rounded_quotient(op: str, size: Size | None, divisor: Size | None) -> Size | None:
-    """The size that `op(size / divisor)` is, in floats: exactly that, as sizes are less than 2**53. None where it may be
-    none."""
-    if size is None or not isinstance(divisor, int) or divisor < 1 or bounds(size)[0] < 0:
+ROUNDED = frozenset({"int", "floor", "trunc", "ceil"})
+_FINEST = 1024  # what a factor is a quotient of, at most
+MOST_ROUNDED = (
+    1 << 40
+)  # up to here, products of sizes with such a factor are exact, and quotients are rounded alike
+
+
+def factor_of(expression: Expression) -> tuple[Expression, int, int] | None:
+    """What is multiplied in `n / 2`, `n * 0.75`, `0.75 * n`, and by which fraction; None of others, and where the fraction
+    is none of small numbers."""
+    if expression.op not in ("mul", "truediv"):
         return None
-    return ROUNDED[op](size, divisor)
+    operand, factor = expression.args
+    if operand.op == "const" and expression.op == "mul":
+        operand, factor = factor, operand
+    number: Any = factor.args[0] if factor.op == "const" else None
+    if type(number) not in (int, float) or not 0 < number < _FINEST:
+        return None
+    above, below = number.as_integer_ratio()
+    if expression.op == "truediv":
+        above, below = below, above
+    return (operand, above, below) if max(above, below) <= _FINEST else None
 
 
 class Comparisons:

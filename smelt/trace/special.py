@@ -185,7 +185,7 @@ def _check_bounds(
         recorder.writes.counted_from_start.append(fake)
     symbols = symbols_of(fake) | frozenset().union(*map(free_syms, (*size, *stride, first)))
     if symbols:
-        _check_symbolic_bounds(recorder, fake, first, _span(size, stride), symbols)
+        _check_symbolic_bounds(recorder, fake, storage_offset, _span(size, stride), symbols)
         return
     low, high = _covered(recorder, fake)
     first = static(first)
@@ -196,14 +196,17 @@ def _check_bounds(
 
 
 def _check_symbolic_bounds(
-    recorder: OperatorRecorder, fake: FakeTensor, first: Size, span: Size, symbols: frozenset[Sym]
+    recorder: OperatorRecorder, fake: FakeTensor, first: Size | None, span: Size, symbols: frozenset[Sym]
 ) -> None:
-    """The same where sizes are symbolic, for what is not an input's, and lies in memory without gaps."""
+    """The same where sizes are symbolic, for what lies in memory without gaps; places that are counted from the start of
+    the storage (`first`) only of what is not an input's."""
     spec, numbers = fake.spec, recorder.numbers.symbols
-    dense = spec.offset == 0 and 1 + _span(spec.shape, spec.stride) == numel(spec.shape)
-    shared = any(i.storage_key == fake.storage_key for i in recorder.inputs)
-    if not dense or shared or numbers is None:
+    dense = 1 + _span(spec.shape, spec.stride) == numel(spec.shape)
+    if first is not None and (spec.offset != 0 or recorder.inputs.on(fake.storage_key)):
+        dense = False
+    if not dense or numbers is None:
         raise NeedsFixedSize("as_strided of a tensor with symbolic sizes", symbols)
+    first = first or 0
     if numbers.compare("lt", first, 0) or not numbers.compare("lt", first + span, numel(spec.shape)):
         raise NeedsFixedSize("as_strided reaches beyond the elements of its tensor", symbols)
 

@@ -33,12 +33,13 @@ from smelt.reasons import DATA_DEPENDENT, Reason
 from smelt.trace.data_numbers import DataNumber, Known, NumberCondition
 from smelt.trace.size_numbers import (
     COMPARED,
+    MOST_ROUNDED,
     ROUNDED,
     Comparisons,
     computed,
+    factor_of,
     of_dividend,
     reduced,
-    rounded_quotient,
 )
 
 MAX_SIZE = 100  # operations of an expression; a larger one is pinned
@@ -90,6 +91,7 @@ class Symbols:
         self.hints: dict[Sym, int] = {}  # what the symbols of sizes are in this call
         self.known = Known()  # what is known, and assumed, of numbers that only the graph gives
         self._refused: PlainNumbersOnly | None = None
+        self.refusal: NeedsFixedSize | None = None  # raised in a comparison, by the call that runs
 
     @contextmanager
     def refused(self, error: PlainNumbersOnly) -> Iterator[None]:
@@ -108,6 +110,7 @@ class Symbols:
     def release(self) -> None:
         """Capture is over: graphs that name symbols must not keep alive what it looked at."""
         self._pin = self._require = self._take = self._divide = self._narrow = _over
+        self.refusal = None  # whose traceback holds frames
 
     def leaf(self, key: Any, value: Number) -> Int | Float:
         """The symbolic number found at `key` (hashable by identity), now `value`."""
@@ -183,9 +186,8 @@ class Symbols:
         if expression.op == "const":
             number = expression.args[0]
             return number if type(number) is int else None
-        if expression.op in ROUNDED and expression.args[0].op == "truediv":
-            quotient = [self.taken_for_size(e) for e in expression.args[0].args]
-            return rounded_quotient(expression.op, *quotient)
+        if expression.op in ROUNDED:
+            return self._rounded(expression.args[0], up=expression.op == "ceil")
         if expression.op != "leaf":
             sizes = [self.taken_for_size(e) for e in expression.args]
             known = [s for s in sizes if s is not None]
@@ -200,6 +202,16 @@ class Symbols:
         self._require(self._table.call("ge", expression, self._table.const(2)), True)
         self.numbers[sym] = self._sizes[sym] = Symbol(self, expression, value, sym)
         return sym
+
+    def _rounded(self, expression: Expression, up: bool) -> Size | None:
+        """The size that rounding `n / 2`, or `n * 0.75`, gives, which are floats."""
+        found = factor_of(expression)
+        size = None if found is None else self.taken_for_size(found[0])
+        if found is None or size is None or bounds(size)[0] < 0 or self.known.concerns(size):
+            return None
+        _, above, below = found
+        self.at_most(size, MOST_ROUNDED)
+        return (size * above + (below - 1 if up else 0)) // below
 
     def _next_name(self) -> str:
         return f"s{len(self.hints) - len(self.known.numbers)}"
@@ -320,7 +332,8 @@ class Symbols:
         quotients if this is known."""
         divisors = divisors_in((a - b,))
         if divisors and all(self._divide(sym, by) for sym, by in divisors.items()):
-            raise NeedsFixedSize(f"{a} is {b}", frozenset(divisors), divisors=divisors)
+            self.refusal = NeedsFixedSize(f"{a} is {b}", frozenset(divisors), divisors=divisors)
+            raise self.refusal
 
     def deferred(self, op: str, a: Symbol, b: Symbol) -> Symbol | None:
         """A comparison of torch's that data decide, which is assumed only where torch cannot do without; else None."""

@@ -329,6 +329,8 @@ def refused(*path: int) -> Unsupported:
 HERE = refused(3, 2)
 INNER, OUTER = Stop((3, 2), HERE), Stop((3,), HERE)
 NUMBERS: dict[str, Any] = {"used_symbols": True}
+SHOWN = frozenset({frozenset({("arg", 0, "shape", 1)})})
+WITHOUT_SHOWN = replace(FIRST, sizes=FIRST.sizes.without(SHOWN, False))
 # What fails in turn, and the attempts that follow each time; last, where the next capture starts (None: an error is final).
 ROWS: dict[str, tuple[list[FailedAttempt], list[Attempt], Attempt | None]] = {
     "nothing": ([], [], FIRST),
@@ -337,6 +339,7 @@ ROWS: dict[str, tuple[list[FailedAttempt], list[Attempt], Attempt | None]] = {
         [replace(FIRST, symbolic=frozenset({("arg", 0)}))],
         FIRST,
     ),
+    "sizes shown": ([FailedAttempt(Unreadable(REASON), shown_sizes=SHOWN)], [WITHOUT_SHOWN], WITHOUT_SHOWN),
     "a step count shown": (
         [FailedAttempt(Unreadable(REASON), True, frozenset({("count",)}), frozenset({("count",)}))],
         [replace(FIRST, counts_symbolic=False)],

@@ -10,6 +10,7 @@ from smelt.graph.sizes import Sym
 from smelt.graph.verify import verify
 from smelt.trace.fake import fake_numel, fake_shape, fake_stride
 from smelt.trace.symbols import Int
+from smelt.trace.traced_at import source_at
 from tests.harness.sizes import check_gradients, check_sizes
 from tests.harness.traced import trace
 
@@ -172,13 +173,16 @@ def test_one_joint_graph_for_all_sizes(name):
     check_gradients(*PROGRAMS[name], SIZES)
 
 
-def test_results_that_are_views_by_symbolic_sizes_have_no_joint_graph_yet():
+def test_results_that_are_views_by_symbolic_sizes():
     def function(x):
         y = x * 2
         return y, y.view(y.size(0) * y.size(1))
 
-    with pytest.raises(NeedsFixedSize):
-        trace(function, [matrix(5, 6)[0].requires_grad_()], grad=True, symbolic=BOTH, joint=True)
+    _, traced = trace(function, [matrix(5, 6)[0].requires_grad_()], grad=True, symbolic=BOTH, joint=True)
+    value, view = traced.joint.results
+    assert (value.kind, value.index, value.steps) == ("value", 0, ())
+    at = source_at(view, dict(zip(traced.sizes, (7, 9))))
+    assert (at.kind, at.index, [step.args[1] for step in at.steps]) == ("value", 0, [[63]])
 
 
 AT_SOME_SIZE = {
@@ -239,6 +243,21 @@ def test_a_guard_is_given_once():
     assert len(guards_of(function)) <= 3
 
 
+SERVED = {
+    "diagonal": lambda x: x.diagonal() + 1,
+    "diagonal_beside": lambda x: torch.diag(x, 1),
+    "diagonal_of_the_shorter": lambda x: F.pad(x, (x.size(1), 1)).diagonal() + 1,
+    "as_strided": lambda x: x.as_strided((2, 2), (1, 1)),
+    "int_argument": lambda x: torch.linspace(0, 1, x.size(0)),
+    "triangle": lambda x: torch.tril_indices(x.size(0), x.size(0), -1),
+}
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_what_needs_no_numbers(name):
+    check_sizes(SERVED[name], matrix, BOTH, SIZES, CLOSE)
+
+
 REFUSED = {
     "value": lambda x: x + sum(range(x.size(0))),
     "index_out_of_range": lambda x: x[5],
@@ -249,11 +268,9 @@ REFUSED = {
     "small_kth": lambda x: x.kthvalue(4, 1)[0],
     "largest": lambda x: x.topk(3, 1)[0],
     "reflection": lambda x: F.pad(x[None], (2, 2), mode="reflect"),
-    "diagonal": lambda x: x.diagonal() + 1,
-    "diagonal_of_the_shorter": lambda x: F.pad(x, (x.size(1), 1)).diagonal() + 1,
-    "as_strided": lambda x: x.as_strided((2, 2), (1, 1)),
+    "as_strided_of_a_part": lambda x: x[:, 1:].as_strided((2, 2), (1, 1)),
     "in_place_shape": lambda x: (x + 1).unsqueeze_(0),
-    "int_argument": lambda x: torch.linspace(0, 1, x.size(0)),
+    "triangle_of_no_square": lambda x: torch.tril_indices(x.size(0), x.size(1)),
     "draws_in_an_order": lambda x: (x * 1).t().bernoulli_(0.5),
     "two_small": lambda x: x[:, 5:] + 1,
     "wrong_shapes": lambda x: x + x.t(),

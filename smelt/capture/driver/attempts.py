@@ -105,7 +105,8 @@ class FailedAttempt:
     the program show. `counts`: the origins of the step counts that were read. `choosing`: both branches of a condition
     were being tried. `marked`: a function was being captured that is marked with `torch.compiler.allow_in_graph`.
     `sizes`: where each symbolic size was found that is to be a number. `divisors`: by what those are divided of which it may
-    be enough to know the remainder, `ranges`: or a range. `used_data`: there were sizes that data decide.
+    be enough to know the remainder, `ranges`: or a range. `used_data`: there were sizes that data decide. `shown_sizes`:
+    where the symbolic sizes were found that the texts of the program show.
     """
 
     error: Exception
@@ -118,6 +119,7 @@ class FailedAttempt:
     divisors: frozenset[tuple[Path, int]] = frozenset()
     ranges: frozenset[tuple[Path, Range]] = frozenset()
     used_data: bool = False
+    shown_sizes: frozenset[frozenset[Path]] = frozenset()
 
 
 # ---------------------------------------------------------------------------------------------------- the table
@@ -150,6 +152,11 @@ def _fixed_sizes(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Att
     if narrowed != attempt.sizes:
         return replace(start, sizes=narrowed)
     sizes = attempt.sizes.without(failed.sizes, failed.error.now) if failed.sizes else FIXED_SIZES
+    return replace(start, sizes=sizes) if sizes != attempt.sizes else None
+
+
+def _fixed_shown_sizes(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
+    sizes = attempt.sizes.without(failed.shown_sizes, False)
     return replace(start, sizes=sizes) if sizes != attempt.sizes else None
 
 
@@ -238,6 +245,13 @@ WEAKENINGS: tuple[Weakening, ...] = (
         "a branch of a condition does more than compute a little, so only one of them may run. Kept: it is the program's"
         " doing",
         _selects_nothing,
+        kept=True,
+    ),
+    Weakening(
+        Unreadable,
+        "text that shows a symbolic size was read. From the start, and kept, as where a size must be a number for other"
+        " reasons",
+        _fixed_shown_sizes,
         kept=True,
     ),
     Weakening(

@@ -180,6 +180,7 @@ def _failed(vm: VM, error: Exception) -> FailedAttempt:
         marked=vm.disclosed.in_marked > 0,
         used_symbols=vm.trace.numbers.symbols is not None,
         shown=frozenset(vm.disclosed.shown_numbers),
+        shown_sizes=vm.outside.sizes.found_at(vm.disclosed.shown_sizes),
         counts=frozenset(origin.path for origin in vm.outside.numbers.unguarded),
         sizes=needed_sizes(vm.outside, error),
         divisors=divided_sizes(vm.outside, error),
@@ -254,9 +255,11 @@ def _capture(
         if vm.contexts.under_modes:
             custom_functions.check_history([*fakes, *trace.inputs])
         trace.copies.check((*fakes, *trace.writes.counted_from_start))
-        if outside.sizes.are_in_vain:
-            raise NeedsFixedSize("a size was needed as a number", frozenset())
+        _check_needed(outside)
         traced = trace.finish(fakes)
+        _check_needed(
+            outside
+        )  # backwards are recorded there, whose C++ code may have asked for numbers as well
     if global_state.snapshot() != snapshot or torch_settings.autocast_depth() != depth:
         raise Unsupported(
             Reason(UNSUPPORTED_EFFECT, "global state (grad mode, autocast, ...) is different at the end")
@@ -278,6 +281,11 @@ def _capture(
         assumed=vm.disclosed.assumed,
         release=vm.release,
     )
+
+
+def _check_needed(outside: Outside) -> None:
+    if outside.sizes.are_in_vain:
+        raise NeedsFixedSize("a size was needed as a number", frozenset())
 
 
 def _run_root(vm: VM, frame: Frame, stop: Stop | None) -> Ending:

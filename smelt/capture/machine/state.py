@@ -18,6 +18,7 @@ from smelt.capture.base.frames import Delivery, Frame, Generator, Tail
 from smelt.capture.base.type_info import TypeInfo
 from smelt.capture.base.values import MISSING, FunctionType, Sentinel
 from smelt.capture.machine.native_reach import NativeReach
+from smelt.graph.sizes import Sym
 from smelt.graph.torch_settings import TorchSettings
 from smelt.trace.fake import FakeTensor
 
@@ -193,8 +194,9 @@ class Disclosed:
     trusts_marks: bool = False  # functions marked with `torch.compiler.allow_in_graph` run natively
     in_marked: int = 0  # in how many of them it is
     was_asked: bool = False
-    # paths of the symbolic numbers in texts
+    # paths of the symbolic numbers in texts, and the symbols of sizes
     shown_numbers: set[tuple[object, ...]] = field(default_factory=set)
+    shown_sizes: set[Sym] = field(default_factory=set)
 
 
 @dataclass

@@ -26,9 +26,10 @@ from smelt.capture.protocol.overrides import check_unasked
 from smelt.capture.protocol.shown_names import use_names
 from smelt.capture.standins.texts import Shown, Text, Verbatim, join_all, separated, unreadable
 from smelt.graph.numbers import leaves
+from smelt.graph.sizes import free_syms
 from smelt.torch_private import maybe_current_level
 from smelt.trace.fake import FakeTensor, check_class
-from smelt.trace.symbols import NUMBERS, Float, Int, hint
+from smelt.trace.symbols import NUMBERS, Float, Int, has_symbols, hint
 
 _Conversion = Callable[[object], str]  # str, repr or ascii
 _CONVERSIONS: dict[str, _Conversion] = {"s": str, "r": repr, "a": ascii}
@@ -43,9 +44,16 @@ def _show(vm: VM, fake: FakeTensor, bare: bool = False) -> Shown:
 
 def _number(vm: VM, value: object) -> object:
     """A symbolic number, as part of a text. It is noted, since it must not be symbolic if the program reads the text."""
-    expression = cast("Int | Float", value).node.expression
-    vm.disclosed.shown_numbers.update(origin.path for origin in leaves(expression))
+    symbol = cast("Int | Float", value).node
+    vm.disclosed.shown_numbers.update(origin.path for origin in leaves(symbol.expression))
+    if symbol.size is not None:
+        vm.disclosed.shown_sizes |= free_syms(symbol.size)
     return value
+
+
+def _is_known(value: object) -> bool:
+    """Whether it is a constant, and no sizes in it are symbolic."""
+    return is_constant(value) and not has_symbols(value)
 
 
 class _Structure:
@@ -62,7 +70,9 @@ class _Structure:
         if type(value) is FakeTensor:
             self.unknown = True
             return _show(self.vm, value)
-        if kind in LEAF_TYPES or (kind is tuple and is_constant(value)):
+        if type(value) is torch.Size:
+            return torch.Size(cast("Iterable[int]", map(self.copy, value)))
+        if kind in LEAF_TYPES or (kind is tuple and _is_known(value)):
             return value
         if kind in NUMBERS:
             self.unknown = True
@@ -114,7 +124,7 @@ def convert(vm: VM, fn: _Conversion, value: object) -> str | Text:
         return Text(fn, _number(vm, value))
     if type(value) is Text:
         return value if fn is str else Text(fn, value)
-    if kind in _COPIERS or (kind is tuple and not is_constant(value)):
+    if kind in _COPIERS or kind is torch.Size or (kind is tuple and not _is_known(value)):
         structure = _Structure(vm)
         made = structure.copy(value)
         if structure.unknown:
@@ -208,7 +218,9 @@ def _percent_argument(vm: VM, conversion: str, value: object) -> object:
 
 def _holds_text(values: Iterable[object]) -> bool:
     return any(
-        type(v) in (Text, Shown, FakeTensor, *NUMBERS) or (type(v) is Verbatim and type(v.text) is Text)
+        type(v) in (Text, Shown, FakeTensor, *NUMBERS)
+        or (type(v) is Verbatim and type(v.text) is Text)
+        or (isinstance(v, tuple) and has_symbols(v))
         for v in values
     )
 

@@ -310,7 +310,7 @@ def _extreme(choose: Callable[..., object]) -> Handler:
         values = vm.elements(args[0]) if len(args) == 1 else args
         if compares_contents(values, kwargs.get("key")):
             return values[_extreme_place(vm, choose, values)]
-        if "key" not in kwargs and len(values) > 2 and any(type(v) in NUMBERS for v in values):
+        if "key" not in kwargs and any(type(v) in NUMBERS for v in values):
             return functools.reduce(lambda best, value: vm.native(choose, (best, value)), values)
         return vm.native(choose, (values,) if len(args) == 1 else values, comparing(vm, values, kwargs))
 

@@ -18,7 +18,7 @@ from smelt.capture.outside.effects import Call, Count
 from smelt.capture.protocol import library_reads
 from smelt.errors import Unsupported
 from smelt.reasons import OUTPUT, UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
-from smelt.trace.symbols import plain
+from smelt.trace.symbols import has_symbols, plain
 
 
 def call_lru_cached(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kwargs: Kwargs) -> object:
@@ -26,6 +26,8 @@ def call_lru_cached(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args
     handler = FUNCTIONS.get(fn.__wrapped__)
     if handler is not None:
         return handler(vm, args, kwargs)
+    if has_symbols((*args, *kwargs.values())) and _computes_again(fn.__module__ or ""):
+        return vm.call(fn.__wrapped__, args, kwargs)
     args, kwargs = [plain(a) for a in args], {k: plain(v) for k, v in kwargs.items()}
     origin = vm.outside.origins.get(id(fn))
     if origin is None and vm.outside.origins.is_made_function(fn):  # and so is what it holds
@@ -44,11 +46,17 @@ def call_lru_cached(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args
         return found
     if all(library_reads.is_key(vm, v) for v in values):
         return _call_again(vm, fn, args, kwargs)
-    if is_native_module(fn.__module__ or ""):  # which computes the same again
+    if _computes_again(fn.__module__ or ""):
         return vm.call(fn.__wrapped__, args, kwargs)
     raise Unsupported(
         Reason(UNSUPPORTED_CALL, f"{fn.__qualname__} is cached, and what it is called with is no known key")
     )
+
+
+def _computes_again(module: str) -> bool:
+    """Whether cached functions of this module give the same again, for which nobody keeps them apart: einops computes
+    shapes from shapes."""
+    return is_native_module(module) or module.partition(".")[0] == "einops"
 
 
 def _refuse_effects(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kwargs: Kwargs) -> None:

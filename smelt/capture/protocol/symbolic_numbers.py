@@ -23,9 +23,10 @@ from smelt.torch_private import OpOverload, OpOverloadPacket, variable_functions
 from smelt.trace import symbols
 from smelt.trace.fake import FakeTensor
 from smelt.trace.handlers import is_handled
-from smelt.trace.symbols import NUMBERS, Int, plain, plain_parts
+from smelt.trace.symbols import NUMBERS, Float, Int, has_symbols, plain, plain_parts
 
 _OPERANDS = NUMBERS | {int, float, bool, FakeTensor}
+_NESTED = (list, tuple, torch.Size)  # what `torch.tensor` takes for rows
 _OPERATORS = (OpOverloadPacket, OpOverload)
 _BOUND = (types.BuiltinFunctionType, types.MethodWrapperType)
 _UNBOUND = (types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -41,9 +42,11 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
 
 def native_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object] | None) -> object:
     """What a function on numbers gives for symbolic ones; NotImplemented where there is no expression for it."""
+    if len(args) == 1 and type(args[0]) in _NESTED and has_symbols(args[0]) and _makes_tensor(fn):
+        return _tensor_of(args[0], kwargs or {})
     if not any(type(a) in NUMBERS for a in args):
         return NotImplemented
-    if fn in (torch.tensor, torch.as_tensor) and len(args) == 1:
+    if _makes_tensor(fn) and len(args) == 1:
         return _tensor(args[0], kwargs or {})
     try:
         return symbols.apply(fn, args, kwargs)
@@ -67,6 +70,33 @@ def _tensor(number: object, options: Mapping[str, object]) -> object:
     dtype = cast("torch.dtype | None", options.get("dtype"))
     device = cast("torch.device | None", options.get("device"))
     return torch.full((), cast(float, number), dtype=dtype or own, device=device)
+
+
+def _makes_tensor(fn: object) -> bool:
+    return fn is torch.tensor or fn is torch.as_tensor
+
+
+def _tensor_of(values: object, options: Mapping[str, object]) -> object:
+    """The same for nested lists of numbers."""
+    found: list[object] = []
+    shape = _shape(values, found)
+    integers = all(type(v) in (int, Int) for v in found)
+    if shape is None or not (integers or all(type(v) in (int, Int, float, Float) for v in found)):
+        return NotImplemented
+    dtype = options.get("dtype") or (torch.int64 if integers else torch.get_default_dtype())
+    numbers = [_tensor(v, {**options, "dtype": dtype}) for v in found]
+    if any(n is NotImplemented for n in numbers):
+        return NotImplemented
+    return torch.stack(cast("list[torch.Tensor]", numbers)).reshape(shape)
+
+
+def _shape(values: object, found: list[object]) -> list[int] | None:
+    """Of nested lists whose numbers are added to `found`; None of those that are no rectangle, or that hold nothing."""
+    if type(values) not in _NESTED:
+        found.append(values)
+        return []
+    rows = [_shape(row, found) for row in cast("Sequence[object]", values)]
+    return None if not rows or any(row is None or row != rows[0] for row in rows) else [len(rows), *rows[0]]  # type: ignore[misc]
 
 
 def native_arguments(
