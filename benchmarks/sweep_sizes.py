@@ -6,9 +6,11 @@
 
 models: those of `sizes.py`, with random sets of sizes. transformers, timm: the models of `sweep_models`, with four sets:
 batches and lengths of text; batches, heights and widths of pictures, or batches alone where eager takes no other pictures.
-A model runs with `dynamic=True`. Outputs, and in train mode gradients and buffers, are compared with eager's. A row says how
-many entries the function, or one of its resume functions, came to have, and why graphs broke or calls ran eagerly. Each row
-is measured in a process of its own on one thread. `--why` prints why captures began again.
+A model runs with `dynamic=True`. Outputs, and in train mode gradients and buffers, are compared with eager's; where they are
+further apart than the tolerance, both are compared with eager in float64, and agree where smelt is at most twice as far
+from it as eager, as in `sweep_models`. A row says how many entries the function, or one of its resume functions, came to
+have, and why graphs broke or calls ran eagerly. Each row is measured in a process of its own on one thread. `--why` prints
+why captures began again.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from torch import nn
 
 import smelt
 from benchmarks import sweep_models
-from benchmarks.compare_training import tensors
+from benchmarks.compare_training import no_worse, tensors
 from smelt.report import inspect
 
 TOLERANCE = 1e-4  # of the largest magnitude of a tensor
@@ -137,14 +139,31 @@ def difference(got: dict[str, Any], want: dict[str, Any]) -> float:
     )
 
 
+def beside_float64(
+    model: nn.Module, buffers: Inputs, inputs: Inputs, train: bool, **who: dict[str, Any]
+) -> dict[str, float] | str:
+    """How far each is from eager in float64, of a model that begins with these buffers."""
+    exact = errors.double_of(model)
+    exact.load_state_dict(errors.in_double(buffers), strict=False)
+    try:
+        want = left_by(exact, exact, errors.in_double(inputs), train)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:100]
+    return {name: difference(errors.in_double(left), want) for name, left in who.items()}
+
+
 def compared(model: nn.Module, calls: list[Inputs], train: bool) -> dict[str, Any]:
     """A row: entries, errors of each call, reasons."""
     theirs, compiled = copy.deepcopy(model), smelt.compile(model, dynamic=True)
-    apart, counts = [], []
+    apart, counts, float64 = [], [], []
     start = time.perf_counter()
     for inputs in calls:
+        before = {k: b.clone() for k, b in theirs.named_buffers()}
         want = left_by(theirs, theirs, inputs, train)
-        apart.append(difference(left_by(model, compiled, inputs, train), want))
+        got = left_by(model, compiled, inputs, train)
+        apart.append(difference(got, want))
+        if apart[-1] > TOLERANCE:
+            float64.append(beside_float64(theirs, before, inputs, train, smelt=got, eager=want))
         model.load_state_dict(theirs.state_dict())  # rounding errors of running statistics do not add up
         counts.append(entries_of(compiled))
     ones = any(1 in t.shape for inputs in calls for t in inputs.values())
@@ -155,6 +174,7 @@ def compared(model: nn.Module, calls: list[Inputs], train: bool) -> dict[str, An
         "most": FEW + ones,
         "new": [s for s, before, now in zip(shapes, [0, *counts], counts) if now > before],
         "error": max(apart),
+        "float64": float64,
         "reasons": [str(r) for r in inspect.reasons(compiled)],
         "seconds": time.perf_counter() - start,
     }
@@ -203,7 +223,7 @@ def verdict(row: dict[str, Any]) -> str:
     """What became of a model."""
     if "skipped" in row or "raised" in row:
         return "skipped" if "skipped" in row else "raised"
-    if row["error"] > TOLERANCE:
+    if not all(map(no_worse, row["float64"])):
         return "differs"
     return "few" if row["entries"] <= row["most"] else "many"
 
@@ -214,7 +234,19 @@ def line(name: str, mode: str, row: dict[str, Any]) -> str:
         return f"| {name} | {mode} | {what} | | | | {row.get('skipped') or row.get('raised')} |"
     reasons = "; ".join(r.partition(". ")[0].rpartition("site-packages/")[2] for r in row["reasons"])
     new = ", ".join(row["new"])
-    return f"| {name} | {mode} | {what} | {row['entries']} | {new} | {row['error']:.1e} | {reasons} |"
+    error = f"{row['error']:.1e}"
+    if row["float64"]:
+        error += f"; from float64: {_furthest(row['float64'])}"
+    return f"| {name} | {mode} | {what} | {row['entries']} | {new} | {error} | {reasons} |"
+
+
+def _furthest(found: list[dict[str, float] | str]) -> str:
+    """Of the call with the largest error, that of smelt and of eager; or why they were not compared."""
+    texts = [why for why in found if isinstance(why, str)]
+    if texts:
+        return texts[0]
+    worst = max((errors for errors in found if isinstance(errors, dict)), key=lambda e: e["smelt"])
+    return f"smelt {worst['smelt']:.1e}, eager {worst['eager']:.1e}"
 
 
 def table(kind: str, rows: dict[tuple[str, str], dict[str, Any]], command: str) -> str:

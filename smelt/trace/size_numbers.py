@@ -13,16 +13,52 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg,
     "floordiv": operator.floordiv, "mod": operator.mod,
 }  # fmt: skip
+ROUNDED = frozenset({"ceil", "floor", "int", "trunc"})
+EXACT = 1 << 53  # a float holds all integers up to this one
+_FINEST = 64  # what a factor may be a multiple of 1 / _FINEST of
 COMPARED = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 
 
-def computed(op: str, sizes: Sequence[Size]) -> Size | None:
-    """The size that an operation on sizes gives; None where it is no size, or may be none."""
+def is_positive(size: Size) -> bool:
+    """Whether a size is 1 at least, by its range."""
+    return bounds(size)[0] >= 1
+
+
+def computed(
+    op: str, sizes: Sequence[Size], is_positive: Callable[[Size], bool] = is_positive
+) -> Size | None:
+    """The size that an operation on sizes gives; None where it is no size, or may be none. Divisors are to be positive."""
     function = _ARITHMETIC.get(op)
-    if function is None or (op in ("floordiv", "mod") and bounds(sizes[1])[0] < 1):
+    if function is None or (op in ("floordiv", "mod") and not is_positive(sizes[1])):
         return None
     made: Size = function(*sizes)
     return made
+
+
+def fraction(number: Any) -> tuple[Size | None, int]:
+    """An int, or a float that is a fraction of a small power of two, as a quotient; (None, 1) of any other."""
+    if type(number) not in (int, float) or not abs(number) < EXACT:
+        return None, 1
+    above, below = number.as_integer_ratio()
+    return (above, below) if below <= _FINEST else (None, 1)
+
+
+def rounded_fraction(op: str, of: str, parts: Sequence[tuple[Size | None, int]]) -> tuple[Size, int] | None:
+    """(x, n) of the x // n that is a quotient or product (`of`) of two fractions, rounded by `op`; None if it is no size."""
+    if of not in ("truediv", "mul") or len(parts) != 2:
+        return None
+    (a, b), (c, d) = parts
+    if a is None or c is None:
+        return None
+    if of == "truediv":
+        if not isinstance(c, int) or c < 1 or b != 1:
+            return None
+        above, below = a * d, c
+    else:
+        above, below = a * c, b * d
+    if bounds(above)[0] < 0:  # where `int` rounds up
+        return None
+    return (above + (below - 1), below) if op == "ceil" else (above, below)
 
 
 class Comparisons:
@@ -42,6 +78,15 @@ class Comparisons:
         if low > 0 or high < 0 or difference in self._unequal:
             return False
         return True if low == high == 0 else None
+
+    def is_positive(self, size: Size) -> bool:
+        """Whether it is known to be 1 at least: it, or what it is the product of."""
+        if self._range(size)[0] >= 1:
+            return True
+        if isinstance(size, int) or size.const or len(size.terms) != 1:
+            return False
+        ((monomial, factor),) = size.terms
+        return factor > 0 and all(self._range(atom)[0] >= 1 for atom in monomial)
 
     def note(self, op: str, a: Size, b: Size, answer: bool) -> None:
         """From now on, this is the answer."""
@@ -65,10 +110,18 @@ class Comparisons:
     def _range(self, difference: Size) -> tuple[int, int]:
         low, high = _bounds(difference)
         if isinstance(difference, Expr):
-            found = self._known.get(_without_const(difference))
-            if found is not None:
-                low, high = max(low, found[0] + difference.const), min(high, found[1] + difference.const)
+            rest = _without_const(difference)
+            for found in (self._known.get(rest), self._of_quotient(rest)):
+                if found is not None:
+                    low, high = max(low, found[0] + difference.const), min(high, found[1] + difference.const)
         return low, high
+
+    def _of_quotient(self, size: Expr) -> tuple[int, int] | None:
+        """The range of x // n, from that of x, where `size` is one."""
+        if not isinstance(size, Quotient) or size.op != "//" or not isinstance(size.right, int):
+            return None
+        low, high = self._range(size.left)
+        return low // size.right, high // size.right
 
 
 def _without_const(size: Size) -> Expr:

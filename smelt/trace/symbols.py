@@ -30,7 +30,17 @@ from smelt.graph.numbers import OPERATIONS, Expression, Number, Table, leaves
 from smelt.graph.sizes import INFINITE, Expr, Quotient, Size, Sym, bounds, free_syms
 from smelt.reasons import DATA_DEPENDENT, Reason
 from smelt.trace.data_numbers import DataNumber, Known, NumberCondition
-from smelt.trace.size_numbers import COMPARED, Comparisons, computed, of_dividend, reduced
+from smelt.trace.size_numbers import (
+    COMPARED,
+    EXACT,
+    ROUNDED,
+    Comparisons,
+    computed,
+    fraction,
+    of_dividend,
+    reduced,
+    rounded_fraction,
+)
 
 MAX_SIZE = 100  # operations of an expression; a larger one is pinned
 
@@ -151,10 +161,16 @@ class Symbols:
         if expression.op == "const":
             number = expression.args[0]
             return number if type(number) is int else None
+        if expression.op in ROUNDED:
+            return self._take_rounded(expression.op, *expression.args)
         if expression.op != "leaf":
             sizes = [self.taken_for_size(e) for e in expression.args]
             known = [s for s in sizes if s is not None]
-            return computed(expression.op, known) if len(known) == len(sizes) else None
+            if len(known) < len(sizes):
+                return None
+            if expression.op in ("min", "max"):
+                return self._extreme(expression.op, *known)
+            return computed(expression.op, known, self._comparisons.is_positive)
         (key,) = expression.args
         value = self._values[key]
         sym = Sym(self._next_name(), 2)
@@ -165,6 +181,18 @@ class Symbols:
         self._require(self._table.call("ge", expression, self._table.const(2)), True)
         self.numbers[sym] = self._sizes[sym] = Symbol(self, expression, value, sym)
         return sym
+
+    def _take_rounded(self, op: str, number: Expression) -> Size | None:
+        """The same of a fraction that is rounded: of floats, which are exact here, required to be small enough for that."""
+        if number.op not in ("truediv", "mul"):
+            return self.taken_for_size(number)
+        parts = [fraction(e.args[0]) if e.op == "const" else (self.taken_for_size(e), 1) for e in number.args]
+        found = rounded_fraction(op, number.op, parts)
+        if found is None:
+            return None
+        above, below = found
+        self.at_most(above, EXACT)
+        return above // below
 
     def _next_name(self) -> str:
         return f"s{len(self.hints) - len(self.known.numbers)}"
@@ -367,6 +395,12 @@ class Symbols:
             self._require_type(expression, type(value))
         return _wrapped(Symbol(self, expression, value))
 
+    def _extreme(self, op: str, a: Size, b: Size) -> Size | None:
+        """The smaller, or larger, of two sizes; None where data decide."""
+        if self.known.concerns(a, b) and self._comparisons.decided("lt", a, b) is None:
+            return None
+        return a if self.compare("le" if op == "min" else "ge", a, b) else b
+
     def at_most(self, size: Size, most: int) -> None:
         """Requires that `size` is `most` or less, likewise."""
         if bounds(size)[1] > most and not self.compare("le", size, most):
@@ -380,11 +414,9 @@ class Symbols:
         if op in COMPARED:
             return self.compare(op, *sizes)
         if op in ("min", "max"):
-            if self.known.concerns(*sizes) and self._comparisons.decided("lt", *sizes) is None:
-                return NotImplemented
-            first = self.compare("le" if op == "min" else "ge", *sizes)
-            return operands[0 if first else 1].number()
-        made = computed(op, sizes)
+            found = self._extreme(op, *sizes)
+            return NotImplemented if found is None else self.number(found)
+        made = computed(op, sizes, self._comparisons.is_positive)
         return NotImplemented if made is None else self.number(made)
 
     def decide(self, expression: Expression, value: bool) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import operator
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
@@ -72,7 +73,7 @@ def native_arguments(
     fn: object, args: Sequence[object], kwargs: Mapping[str, object] | None
 ) -> tuple[Sequence[object], Mapping[str, object] | None]:
     """`args` and `kwargs` as the native code `fn` may see them: symbolic numbers that it does not know are pinned."""
-    if takes_symbols(fn):
+    if takes_symbols(fn) or (fn in _JOINING and all(type(a) in _JOINED for a in args)):
         return args, kwargs
     return [plain_parts(a) for a in args], kwargs and {k: plain_parts(v) for k, v in kwargs.items()}
 
@@ -123,6 +124,8 @@ LOOKUPS = frozenset(
 )  # fmt: skip
 _HOLDERS = (list, dict, tuple, collections.deque)  # hold what they are given, and compare it at most
 _HOLDING: frozenset[object] = frozenset({sorted, len, bool, iter, next})
+_JOINING = (operator.add, operator.mul)  # of these they give another that holds the same
+_JOINED = (list, tuple, torch.Size, int)
 
 
 def is_number(value: object) -> bool:
