@@ -7,10 +7,10 @@
 models: those of `sizes.py`, with random sets of sizes. transformers, timm: the models of `sweep_models`, with four sets:
 batches and lengths of text; batches, heights and widths of pictures, or batches alone where eager takes no other pictures.
 A model runs with `dynamic=True`. Outputs, and in train mode gradients and buffers, are compared with eager's; where they are
-further apart than the tolerance, both are compared with eager in float64, and agree where smelt is at most twice as far
-from it as eager, as in `sweep_models`. A row says how many entries the function, or one of its resume functions, came to
-have, and why graphs broke or calls ran eagerly. Each row is measured in a process of its own on one thread. `--why` prints
-why captures began again.
+further apart than the tolerance, both are compared with eager in float64, and agree where smelt's largest error is at most
+twice eager's, as in `sweep_models`; if not, in eval mode, all is compared again with the running statistics of the model's
+own activations. A row says how many entries the function, or one of its resume functions, came to have, and why graphs broke
+or calls ran eagerly. Each row is measured in a process of its own on one thread. `--why` prints why captures began again.
 """
 
 from __future__ import annotations
@@ -194,7 +194,12 @@ def _row(kind: str, name: str, train: bool, options: Any, pipe: Any) -> None:
         pipe.send({"skipped": "eager takes one set of sizes"})
         return
     try:
-        pipe.send(compared(model, calls, train))
+        row = compared(model, calls, train)
+        if verdict(row) == "differs" and not train and any(b.is_floating_point() for b in model.buffers()):
+            model, calls = built(kind, name, train, options.sets, options.seed)
+            sweep_models.take_statistics(model, calls[0])
+            row = {**compared(model, calls, train), "own_statistics": True}
+        pipe.send(row)
     except Exception as error:
         if options.why:
             logging.exception("raised")
@@ -223,7 +228,7 @@ def verdict(row: dict[str, Any]) -> str:
     """What became of a model."""
     if "skipped" in row or "raised" in row:
         return "skipped" if "skipped" in row else "raised"
-    if not all(map(no_worse, row["float64"])):
+    if row["float64"] and not no_worse(furthest(row["float64"])):
         return "differs"
     return "few" if row["entries"] <= row["most"] else "many"
 
@@ -236,17 +241,20 @@ def line(name: str, mode: str, row: dict[str, Any]) -> str:
     new = ", ".join(row["new"])
     error = f"{row['error']:.1e}"
     if row["float64"]:
-        error += f"; from float64: {_furthest(row['float64'])}"
+        apart = furthest(row["float64"])
+        values = apart if isinstance(apart, str) else ", ".join(f"{k} {v:.1e}" for k, v in apart.items())
+        error += f"; from float64: {values}"
+    if row.get("own_statistics"):
+        error += "; with the statistics of its activations"
     return f"| {name} | {mode} | {what} | {row['entries']} | {new} | {error} | {reasons} |"
 
 
-def _furthest(found: list[dict[str, float] | str]) -> str:
-    """Of the call with the largest error, that of smelt and of eager; or why they were not compared."""
+def furthest(found: list[dict[str, float] | str]) -> dict[str, float] | str:
+    """The largest errors of all calls, of smelt and of eager; or why they were not compared."""
     texts = [why for why in found if isinstance(why, str)]
     if texts:
         return texts[0]
-    worst = max((errors for errors in found if isinstance(errors, dict)), key=lambda e: e["smelt"])
-    return f"smelt {worst['smelt']:.1e}, eager {worst['eager']:.1e}"
+    return {who: max(e[who] for e in found if isinstance(e, dict)) for who in ("smelt", "eager")}
 
 
 def table(kind: str, rows: dict[tuple[str, str], dict[str, Any]], command: str) -> str:

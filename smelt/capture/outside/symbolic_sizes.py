@@ -19,9 +19,9 @@ class SymbolicSizes:
 
     None are unless `wanted`; `everywhere`, those of all tensors that are neither parameters nor buffers; those that
     `changed`, each with one that it was before, and of other tensors those that are now one of `values`; never those that
-    are `fixed`, or `fixed_now`, in this call. What is `fixed` is tried once more as a symbol when it changes (`retried`), as
-    the program may go another way then. Those `apart` are symbols of their own. Of `divisors` it is known what they leave
-    when divided.
+    are `fixed`, or `fixed_now`, in this call. What is `fixed` is tried once more as a symbol when it, or another size of the
+    tensor, changes (`retried`), as the program may go another way then. Those `apart` are symbols of their own. Of `divisors`
+    it is known what they leave when divided.
     """
 
     wanted: bool = False
@@ -38,7 +38,8 @@ class SymbolicSizes:
         """With these symbolic too, if any is to be."""
         if not self.wanted:
             return self
-        again = self.fixed.intersection(path for path, _ in before) - self.retried
+        tensors = {path[:-1] for path, _ in before if path in self.fixed - self.retried}
+        again = {path for path in self.fixed - self.retried if path[:-1] in tensors}
         return replace(
             self, changed=self.changed | before, fixed=self.fixed - again, retried=self.retried | again
         )
