@@ -20,8 +20,8 @@ class SymbolicSizes:
     None are unless `wanted`; `everywhere`, those of all tensors that are neither parameters nor buffers; those that
     `changed`, each with one that it was before, and of other tensors those that are now one of `values`; never those that
     are `fixed`, or `fixed_now`, in this call. What is `fixed` is tried once more as a symbol when it, or another size of the
-    tensor, changes (`retried`), as the program may go another way then. Those `apart` are symbols of their own. Of `divisors`
-    it is known what they leave when divided.
+    tensor, changes (`retried`), as the program may go another way then. Those `apart` are symbols of their own. Of
+    `divisors` it is known what they leave when divided.
     """
 
     wanted: bool = False
