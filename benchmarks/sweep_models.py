@@ -388,12 +388,12 @@ def _compared(mode: str, model: nn.Module, inputs: dict[str, Any]) -> dict[str, 
     more = {k: torch.randn(MANY, *v.shape[1:]) for k, v in pictures.items()}
     first = again["with_first_weights"]
     if mode == "eval":
-        _take_statistics(model, {**inputs, **more})
+        take_statistics(model, {**inputs, **more})
         return {**RUNS[mode](model, inputs), "with_first_weights": first, "own_statistics": True}
     return {**RUNS[mode](model, {**inputs, **more}), "with_first_weights": first, "pictures": MANY}
 
 
-def _take_statistics(model: nn.Module, inputs: dict[str, Any], times: int = 30) -> None:
+def take_statistics(model: nn.Module, inputs: dict[str, Any], times: int = 30) -> None:
     """Running means and variances become those of the activations."""
     training = model.training
     model.train()

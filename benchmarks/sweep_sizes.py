@@ -6,9 +6,11 @@
 
 models: those of `sizes.py`, with random sets of sizes. transformers, timm: the models of `sweep_models`, with four sets:
 batches and lengths of text; batches, heights and widths of pictures, or batches alone where eager takes no other pictures.
-A model runs with `dynamic=True`. Outputs, and in train mode gradients and buffers, are compared with eager's. A row says how
-many entries the function, or one of its resume functions, came to have, and why graphs broke or calls ran eagerly. Each row
-is measured in a process of its own on one thread. `--why` prints why captures began again.
+A model runs with `dynamic=True`. Outputs, and in train mode gradients and buffers, are compared with eager's; where they are
+further apart than the tolerance, both are compared with eager in float64, and agree where smelt's error is at most twice
+eager's, as in `sweep_models`; if not, in eval mode, all is compared again with the running statistics of the model's own
+activations. A row says how many entries the function, or one of its resume functions, came to have, and why graphs broke or
+calls ran eagerly. Each row is measured in a process of its own on one thread. `--why` prints why captures began again.
 
 `--rival` fills two columns, over the same calls: how many entries smelt makes by default (`dynamic=None`), and how often
 torch.compile, by default and with the backend "eager", compiles the function or one of its resume functions.
@@ -39,7 +41,7 @@ from torch._dynamo import convert_frame
 
 import smelt
 from benchmarks import sweep_models
-from benchmarks.compare_training import tensors
+from benchmarks.compare_training import no_worse, tensors
 from smelt.report import inspect
 
 TOLERANCE = 1e-4  # of the largest magnitude of a tensor
@@ -141,14 +143,49 @@ def difference(got: dict[str, Any], want: dict[str, Any]) -> float:
     )
 
 
+def beside_float64(
+    model: nn.Module, buffers: Inputs, inputs: Inputs, train: bool, **who: dict[str, Any]
+) -> dict[str, float] | str:
+    """How far each is from eager in float64, of a model that begins with these buffers. Eager's is the largest of several
+    errors, at inputs that rounding might have given: where a ReLU is next to its kink, gradients jump, and either may be on
+    the wrong side."""
+
+    def begun(made: nn.Module) -> nn.Module:
+        made.load_state_dict(errors.in_double(buffers), strict=False)
+        return made
+
+    try:
+        exact = begun(errors.double_of(model))
+        want = left_by(exact, exact, errors.in_double(inputs), train)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:100]
+    found = {name: difference(errors.in_double(left), want) for name, left in who.items()}
+    for moved in _moved(inputs):
+        eager = begun(copy.deepcopy(model))
+        again = left_by(eager, eager, moved, train)
+        found["eager"] = max(found["eager"], difference(errors.in_double(again), want))
+    return found
+
+
+def _moved(inputs: Inputs, times: int = 6) -> Iterator[Inputs]:
+    """The inputs with values that differ in the last digit, if they are of floating point."""
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(times if all(v.is_floating_point() for v in inputs.values()) else 0):
+        yield {k: v * (1 + 1e-7 * torch.randn(v.shape, generator=generator)) for k, v in inputs.items()}
+
+
 def compared(model: nn.Module, calls: list[Inputs], train: bool) -> dict[str, Any]:
     """A row: entries, errors of each call, reasons."""
     theirs, compiled = copy.deepcopy(model), smelt.compile(model, dynamic=True)
-    apart, counts = [], []
+    apart, counts, float64 = [], [], []
     start = time.perf_counter()
     for inputs in calls:
+        before = {k: b.clone() for k, b in theirs.named_buffers()}
         want = left_by(theirs, theirs, inputs, train)
-        apart.append(difference(left_by(model, compiled, inputs, train), want))
+        got = left_by(model, compiled, inputs, train)
+        apart.append(difference(got, want))
+        if apart[-1] > TOLERANCE:
+            float64.append(beside_float64(theirs, before, inputs, train, smelt=got, eager=want))
         model.load_state_dict(theirs.state_dict())  # rounding errors of running statistics do not add up
         counts.append(entries_of(compiled))
     ones = any(1 in t.shape for inputs in calls for t in inputs.values())
@@ -159,6 +196,7 @@ def compared(model: nn.Module, calls: list[Inputs], train: bool) -> dict[str, An
         "most": FEW + ones,
         "new": [s for s, before, now in zip(shapes, [0, *counts], counts) if now > before],
         "error": max(apart),
+        "float64": float64,
         "reasons": [str(r) for r in inspect.reasons(compiled)],
         "seconds": time.perf_counter() - start,
     }
@@ -213,6 +251,10 @@ def _row(kind: str, name: str, train: bool, options: Any, pipe: Any) -> None:
     others = {name: copy.deepcopy(model) for name in OTHERS} if options.rival else {}
     try:
         row = compared(model, calls, train)
+        if verdict(row) == "differs" and not train and any(b.is_floating_point() for b in model.buffers()):
+            model, calls = built(kind, name, train, options.sets, options.seed)
+            sweep_models.take_statistics(model, calls[0])
+            row = {**compared(model, calls, train), "own_statistics": True}
         for name, other in others.items():
             signal.setitimer(signal.ITIMER_PROF, options.limit)
             row[name] = OTHERS[name](other, calls, train)
@@ -245,7 +287,7 @@ def verdict(row: dict[str, Any]) -> str:
     """What became of a model."""
     if "skipped" in row or "raised" in row:
         return "skipped" if "skipped" in row else "raised"
-    if row["error"] > TOLERANCE:
+    if not all(map(no_worse, row["float64"])):
         return "differs"
     return "few" if row["entries"] <= row["most"] else "many"
 
@@ -257,7 +299,14 @@ def line(name: str, mode: str, row: dict[str, Any]) -> str:
     reasons = "; ".join(r.partition(". ")[0].rpartition("site-packages/")[2] for r in row["reasons"])
     new = ", ".join(row["new"])
     counts = " | ".join(str(row.get(key, "")) for key in ("entries", *OTHERS))
-    return f"| {name} | {mode} | {what} | {counts} | {new} | {row['error']:.1e} | {reasons} |"
+    error = f"{row['error']:.1e}"
+    if row["float64"]:
+        apart = furthest(row["float64"])
+        values = apart if isinstance(apart, str) else ", ".join(f"{k} {v:.1e}" for k, v in apart.items())
+        error += f"; from float64: {values}"
+    if row.get("own_statistics"):
+        error += "; with the statistics of its activations"
+    return f"| {name} | {mode} | {what} | {counts} | {new} | {error} | {reasons} |"
 
 
 def _few_of_others(rows: list[dict[str, Any]]) -> str:
@@ -268,6 +317,14 @@ def _few_of_others(rows: list[dict[str, Any]]) -> str:
         few = sum(isinstance(row[name], int) and row[name] <= row["most"] for row in found)
         said += [f" {name}: {few} of {len(found)}."] if found else []
     return "".join(said)
+
+
+def furthest(found: list[dict[str, float] | str]) -> dict[str, float] | str:
+    """The errors of the call where smelt's are largest beside eager's; or why they were not compared."""
+    texts = [why for why in found if isinstance(why, str)]
+    if texts:
+        return texts[0]
+    return max((e for e in found if isinstance(e, dict)), key=lambda e: e["smelt"] / max(e["eager"], 1e-30))
 
 
 def table(kind: str, rows: dict[tuple[str, str], dict[str, Any]], command: str) -> str:

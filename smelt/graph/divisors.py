@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import lcm
+from math import lcm, prod
 
 from smelt.graph.sizes import Expr, Quotient, Size, Sym, free_syms
 
@@ -21,6 +21,15 @@ def divisors_in(sizes: Iterable[Size]) -> dict[Sym, int]:
                     for sym in free_syms(atom.left):
                         found[sym] = lcm(found.get(sym, 1), atom.right)
     return found
+
+
+def without_common_factors(size: Size) -> Size:
+    """A size that is 0 when this one is, as long as what all its terms have is not: they say nothing of each other then."""
+    if not isinstance(size, Expr) or size.const:
+        return size
+    common = set.intersection(*(set(monomial) for monomial, _ in size.terms))
+    rests = [(coefficient, [a for a in monomial if a not in common]) for monomial, coefficient in size.terms]
+    return sum((coefficient * prod(rest) for coefficient, rest in rests), 0)
 
 
 @dataclass(frozen=True)

@@ -378,7 +378,8 @@ def _interval(terms: tuple[Term, ...], const: int) -> tuple[int, int]:
 
 
 def _from_dict(terms: dict[Monomial, int], const: int) -> Size:
-    """Canonical form: zero terms dropped, terms sorted, and `c*k*(x//c) + k*(x % c)` joined to `k*x`."""
+    """Canonical form: zero terms dropped, terms sorted, `c*k*(x//c) + k*(x % c)` joined to `k*x`, and `k*x + k*(-x % c)`,
+    what is padded to a multiple, to `c*k*((x + c - 1) // c)`."""
     items = [(m, c) for m, c in terms.items() if c]
     for monomial, coefficient in items:
         if len(monomial) == 1 and isinstance(monomial[0], Quotient) and monomial[0].op == "%":
@@ -387,6 +388,9 @@ def _from_dict(terms: dict[Monomial, int], const: int) -> Size:
             if isinstance(whole, Quotient) and isinstance(c, int) and terms.get((whole,)) == coefficient * c:
                 rest = {m: k for m, k in items if m != monomial and m != (whole,)}
                 return _from_dict(rest, const) + coefficient * x
+            if isinstance(c, int) and isinstance(x, Expr) and _is_minus(x, coefficient, terms):
+                rest = {m: k for m, k in items if m != monomial and all(m != n for n, _ in x.terms)}
+                return _from_dict(rest, const + coefficient * x.const) + coefficient * c * ((c - 1 - x) // c)
         for atom in monomial:
             if (
                 isinstance(atom, Quotient)
@@ -399,6 +403,11 @@ def _from_dict(terms: dict[Monomial, int], const: int) -> Size:
     if len(items) > 1:
         items.sort(key=_term_key)
     return _make(tuple(items), const)
+
+
+def _is_minus(x: Expr, factor: int, terms: dict[Monomial, int]) -> bool:
+    """Whether what is negative in `x`, which is all of it but a number, is there with `factor` too, but is positive."""
+    return all(c < 0 and terms.get(m) == -c * factor for m, c in x.terms)
 
 
 def _joined(

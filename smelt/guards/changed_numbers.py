@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -12,8 +13,10 @@ from smelt.guards.evaluate import same_leaf, tensor_facts
 from smelt.guards.guard import Guard, TensorFacts
 from smelt.guards.origin import Origin
 
+Path = tuple[object, ...]  # `Origin.path`
 
-def changed_numbers(guards: Iterable[Guard], slots: Sequence[object]) -> set[tuple[object, ...]]:
+
+def changed_numbers(guards: Iterable[Guard], slots: Sequence[object]) -> set[Path]:
     """Paths of the origins that must hold a certain int or float, but hold another one of the same type."""
     read = Reader(slots)
     found = set()
@@ -27,7 +30,7 @@ def changed_numbers(guards: Iterable[Guard], slots: Sequence[object]) -> set[tup
     return found
 
 
-def _changed(origin: Origin, then: Any, now: Any) -> set[tuple[object, ...]]:
+def _changed(origin: Origin, then: Any, now: Any) -> set[Path]:
     if type(now) is not type(then):
         return set()
     if type(then) is tuple and len(then) == len(now):
@@ -35,11 +38,14 @@ def _changed(origin: Origin, then: Any, now: Any) -> set[tuple[object, ...]]:
     return {origin.path} if type(then) in (int, float) and not same_leaf(then, now) else set()
 
 
-def changed_sizes(guards: Iterable[Guard], slots: Sequence[object]) -> set[tuple[tuple[object, ...], int]]:
+def changed_sizes(
+    guards: Iterable[Guard], slots: Sequence[object], seen: Mapping[Path, int] = MappingProxyType({})
+) -> set[tuple[Path, int]]:
     """Paths of the sizes and strides (`size_origin`, `stride_origin`) of tensors that must have certain ones, and have
-    others now, or may have any; and what they must be, or what stands for any: what was symbolic stays so."""
+    others now, or may have any; and what they must be, or, of those that may be any, what they were when the guards were
+    made (`seen`): what was symbolic stays so, and sizes that differed then are not taken for one."""
     read = Reader(slots)
-    found: set[tuple[tuple[object, ...], int]] = set()
+    found: set[tuple[Path, int]] = set()
     for guard in guards:
         if guard.kind != "tensor" or guard.origin is None:
             continue
@@ -49,7 +55,7 @@ def changed_sizes(guards: Iterable[Guard], slots: Sequence[object]) -> set[tuple
             continue
         if issubclass(type(now), torch.Tensor):
             found |= _changed_sizes(guard.origin, guard.value, tensor_facts(now))
-    return found
+    return {(path, seen.get(path, size)) for path, size in found}
 
 
 def size_origin(tensor: Origin, dim: int) -> Origin:
@@ -62,9 +68,7 @@ def stride_origin(tensor: Origin, dim: int) -> Origin:
     return tensor.child("member", "stride").child("call", None).child("item", dim)
 
 
-def _changed_sizes(
-    tensor: Origin, then: TensorFacts, now: TensorFacts
-) -> set[tuple[tuple[object, ...], int]]:
+def _changed_sizes(tensor: Origin, then: TensorFacts, now: TensorFacts) -> set[tuple[Path, int]]:
     if len(then.shape) != len(now.shape) or then.dtype is not now.dtype or then.type is not now.type:
         return set()
     both = ((size_origin, then.shape, now.shape), (stride_origin, then.stride, now.stride))

@@ -149,6 +149,10 @@ def _of_size(given: Given, spec_of: SpecOf) -> Shape:
     return tuple(given["size"])
 
 
+def _of_input_sizes(given: Given, spec_of: SpecOf) -> Shape:
+    return tuple(given["input_sizes"])
+
+
 def _of_self(given: Given, spec_of: SpecOf) -> Shape | None:
     spec = spec_of(given["self"])
     return None if spec is None else spec.shape
@@ -210,6 +214,7 @@ _OTHERS: _Rules = {
     ),
     **dict.fromkeys(("zeros", "ones", "empty", "full", "rand", "randn", "randint"), _of_size),
     **dict.fromkeys(("new_zeros", "new_ones", "new_empty", "new_full"), _of_size),
+    **dict.fromkeys(("slice_backward", "select_backward"), _of_input_sizes),
     **dict.fromkeys(("_fft_r2c", "_fft_c2r"), _of_spectrum),
 }  # fmt: skip
 

@@ -208,9 +208,10 @@ def results(
         try:
             return _results(func, args, kwargs, device, spec_of)
         except NeedsFixedSize as error:
-            if not safe or not isinstance(error, _Unclear):
+            if not safe or not (isinstance(error, _Unclear) or _are_small((args, kwargs), spec_of)):
                 raise
-    # With large numbers. Of images, what is symbolic of the result is at least two, so no window is larger than its image.
+    # With large numbers, of which no quotient vanishes. Of images, what is symbolic of the result is at least two, so no
+    # window is larger than its image.
     syms = widened(given)
     narrow = {wide: sym for sym, wide in syms.items()}
     large_args, large_kwargs = (_replaced(tree, syms, spec_of) for tree in (list(args), kwargs))
@@ -219,6 +220,12 @@ def results(
     except NeedsFixedSize as error:
         raise NeedsFixedSize(error.reason.detail, frozenset(syms)) from None
     return _specs_replaced(found, narrow)
+
+
+def _are_small(args: Any, spec_of: Callable[[Any], TensorSpec | None]) -> bool:
+    """Whether any symbolic size among arguments is less than 2, which none is at a call, under one of the assignments."""
+    shapes = (spec.shape for leaf in _leaves(args) if (spec := spec_of(leaf)) is not None)
+    return any(min(values_of(n)) < 2 for shape in shapes for n in shape if isinstance(n, Expr))
 
 
 def _broadcast(specs: Sequence[TensorSpec]) -> Shape | None:
@@ -333,6 +340,23 @@ def culprits(
     return frozenset(fixed)
 
 
+def accepts(
+    func: OpOverload,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    device: torch.device,
+    spec_of: Callable[[Any], TensorSpec | None],
+    values: Mapping[Sym, Size],
+) -> bool:
+    """Whether `results` gives something where these sizes stand in place of the symbols."""
+    given, named = (_replaced(tree, values, spec_of) for tree in (list(args), kwargs))
+    try:
+        results(func, given, named, device, _spec_of)
+    except NeedsFixedSize:
+        return False
+    return True
+
+
 @dataclass(frozen=True)
 class _Tensor:
     """What stands for a tensor."""
@@ -407,9 +431,9 @@ class _Asked:
                 return [number(v) for v in value]
             return value
 
-        given = [number(a) for a in self.args]
-        named = {name: number(v) for name, v in self.kwargs.items()}
         try:
+            given = [number(a) for a in self.args]
+            named = {name: number(v) for name, v in self.kwargs.items()}
             with not_tried(self._why):
                 out = on_metas(self.func, given, named, self.device, self._accepted)
         except NotImplementedError:

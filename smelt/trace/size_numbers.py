@@ -17,10 +17,17 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
 COMPARED = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 
 
-def computed(op: str, sizes: Sequence[Size]) -> Size | None:
-    """The size that an operation on sizes gives; None where it is no size, or may be none."""
+def is_positive(size: Size) -> bool:
+    """Whether a size is 1 at least, by its range."""
+    return bounds(size)[0] >= 1
+
+
+def computed(
+    op: str, sizes: Sequence[Size], is_positive: Callable[[Size], bool] = is_positive
+) -> Size | None:
+    """The size that an operation on sizes gives; None where it is no size, or may be none. Divisors are to be positive."""
     function = _ARITHMETIC.get(op)
-    if function is None or (op in ("floordiv", "mod") and bounds(sizes[1])[0] < 1):
+    if function is None or (op in ("floordiv", "mod") and not is_positive(sizes[1])):
         return None
     made: Size = function(*sizes)
     return made
@@ -28,9 +35,8 @@ def computed(op: str, sizes: Sequence[Size]) -> Size | None:
 
 ROUNDED = frozenset({"int", "floor", "trunc", "ceil"})
 _FINEST = 1024  # what a factor is a quotient of, at most
-MOST_ROUNDED = (
-    1 << 40
-)  # up to here, products of sizes with such a factor are exact, and quotients are rounded alike
+# Up to here, products of sizes with such a factor are exact, and quotients are rounded alike.
+MOST_ROUNDED = 1 << 40
 
 
 def factor_of(expression: Expression) -> tuple[Expression, int, int] | None:
@@ -68,6 +74,15 @@ class Comparisons:
             return False
         return True if low == high == 0 else None
 
+    def is_positive(self, size: Size) -> bool:
+        """Whether it is known to be 1 at least: it, or what it is the product of."""
+        if self._range(size)[0] >= 1:
+            return True
+        if isinstance(size, int) or size.const or len(size.terms) != 1:
+            return False
+        ((monomial, factor),) = size.terms
+        return factor > 0 and all(self._range(atom)[0] >= 1 for atom in monomial)
+
     def note(self, op: str, a: Size, b: Size, answer: bool) -> None:
         """From now on, this is the answer."""
         difference = a - b
@@ -90,10 +105,18 @@ class Comparisons:
     def _range(self, difference: Size) -> tuple[int, int]:
         low, high = _bounds(difference)
         if isinstance(difference, Expr):
-            found = self._known.get(_without_const(difference))
-            if found is not None:
-                low, high = max(low, found[0] + difference.const), min(high, found[1] + difference.const)
+            rest = _without_const(difference)
+            for found in (self._known.get(rest), self._of_quotient(rest)):
+                if found is not None:
+                    low, high = max(low, found[0] + difference.const), min(high, found[1] + difference.const)
         return low, high
+
+    def _of_quotient(self, size: Expr) -> tuple[int, int] | None:
+        """The range of x // n, from that of x, where `size` is one."""
+        if not isinstance(size, Quotient) or size.op != "//" or not isinstance(size.right, int):
+            return None
+        low, high = self._range(size.left)
+        return low // size.right, high // size.right
 
 
 def _without_const(size: Size) -> Expr:

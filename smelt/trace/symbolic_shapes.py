@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from smelt.graph.effects import DeclaredResult, Effects
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Expr, Size, Sym
 from smelt.graph.tree import leaves
-from smelt.ops.symbolic_results import culprits, required_sizes, results
+from smelt.ops.symbolic_results import accepts, culprits, required_sizes, results
 from smelt.reasons import (
     DATA_DEPENDENT,
     DATA_DEPENDENT_SHAPE,
@@ -94,9 +95,19 @@ class SymbolicCall:
             if len(found) > 1:
                 hints = {s: self.inputs.hint(s) for s in self.symbols}
                 found = culprits(self.func, args, kwargs, self.device, spec_of_fake, hints) or self.symbols
-            divided = divisors_in(leaves((args, kwargs), Expr))
-            divisors = {sym: by for sym, by in divided.items() if sym in found}
-            raise NeedsFixedSize(error.reason.detail, found, divisors=divisors) from error
+            raise NeedsFixedSize(
+                error.reason.detail, found, divisors=self._divisors(args, kwargs, found)
+            ) from error
+
+    def _divisors(self, args: Args, kwargs: Kwargs, syms: frozenset[Sym]) -> dict[Sym, int]:
+        """By what those of `syms` are divided of which it is enough to know the remainder: of the numbers among arguments,
+        or of tensors, which may fit for multiples only."""
+        shapes = (tensor.spec.shape for tensor in leaves((args, kwargs), FakeTensor))
+        divided = divisors_in(chain(leaves((args, kwargs), Expr), *shapes))
+        divisors = {sym: by for sym, by in divided.items() if sym in syms}
+        multiples = {sym: sym * by + self.inputs.hint(sym) % by for sym, by in divisors.items()}
+        fits = accepts(self.func, args, kwargs, self.device, spec_of_fake, multiples)
+        return divisors if fits else {}
 
     def _stands(self, value: Any) -> Any:
         """The arguments, with fakes in the place of real tensors but those of single numbers."""

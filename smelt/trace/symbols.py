@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from smelt.errors import NeedsFixedSize, Unsupported
-from smelt.graph.divisors import divisors_in, rest_symbol
+from smelt.graph.divisors import divisors_in, rest_symbol, without_common_factors
 from smelt.graph.ir import TensorSpec
 from smelt.graph.numbers import OPERATIONS, Expression, Number, Table, leaves
 from smelt.graph.plateaus import plateau
@@ -191,7 +191,11 @@ class Symbols:
         if expression.op != "leaf":
             sizes = [self.taken_for_size(e) for e in expression.args]
             known = [s for s in sizes if s is not None]
-            return computed(expression.op, known) if len(known) == len(sizes) else None
+            if len(known) < len(sizes):
+                return None
+            if expression.op in ("min", "max"):
+                return self._extreme(expression.op, *known)
+            return computed(expression.op, known, self._comparisons.is_positive)
         (key,) = expression.args
         value = self._values[key]
         sym = Sym(self._next_name(), 2)
@@ -330,7 +334,7 @@ class Symbols:
     def _check_divisible(self, a: Size, b: Size) -> None:
         """Raises NeedsFixedSize where sizes are equal for what some leave when divided: what is computed after that has no
         quotients if this is known."""
-        divisors = divisors_in((a - b,))
+        divisors = divisors_in((without_common_factors(a - b),))
         if divisors and all(self._divide(sym, by) for sym, by in divisors.items()):
             self.refusal = NeedsFixedSize(f"{a} is {b}", frozenset(divisors), divisors=divisors)
             raise self.refusal
@@ -430,6 +434,12 @@ class Symbols:
             self._require_type(expression, type(value))
         return _wrapped(Symbol(self, expression, value))
 
+    def _extreme(self, op: str, a: Size, b: Size) -> Size | None:
+        """The smaller, or larger, of two sizes; None where data decide."""
+        if self.known.concerns(a, b) and self._comparisons.decided("lt", a, b) is None:
+            return None
+        return a if self.compare("le" if op == "min" else "ge", a, b) else b
+
     def at_most(self, size: Size, most: int) -> None:
         """Requires that `size` is `most` or less, likewise."""
         if bounds(size)[1] > most and not self.compare("le", size, most):
@@ -443,11 +453,9 @@ class Symbols:
         if op in COMPARED:
             return self.compare(op, *sizes)
         if op in ("min", "max"):
-            if self.known.concerns(*sizes) and self._comparisons.decided("lt", *sizes) is None:
-                return NotImplemented
-            first = self.compare("le" if op == "min" else "ge", *sizes)
-            return operands[0 if first else 1].number()
-        made = computed(op, sizes)
+            found = self._extreme(op, *sizes)
+            return NotImplemented if found is None else self.number(found)
+        made = computed(op, sizes, self._comparisons.is_positive)
         return NotImplemented if made is None else self.number(made)
 
     def decide(self, expression: Expression, value: bool) -> bool:

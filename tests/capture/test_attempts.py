@@ -429,8 +429,8 @@ def test_numbers_that_change() -> None:
 def test_sizes_that_change() -> None:
     first, second = ("arg", 0, "x"), ("arg", 1, "y")
     wanted = replace(PLAIN, sizes=SymbolicSizes(wanted=True))
-    changed = wanted.generalizing(set(), {first})
-    assert changed.sizes.changed == {first} and not changed.symbolic
+    changed = wanted.generalizing(set(), {(first, 4)})
+    assert changed.sizes.changed == {(first, 4)} and not changed.symbolic
     failed = FailedAttempt(NeedsFixedSize("", frozenset()), sizes=frozenset((frozenset((first,)),)))
     row, weaker = _next(changed, changed, failed, set()) or (None, None)
     assert row and row.kept and weaker and weaker.sizes.fixed == {first} and not weaker.sizes.apart
@@ -439,3 +439,16 @@ def test_sizes_that_change() -> None:
     assert weaker and not weaker.sizes.fixed and weaker.sizes.apart == {first, second}
     row, weaker = _next(changed, changed, replace(failed, sizes=frozenset()), set()) or (None, None)
     assert weaker and not weaker.sizes.wanted
+
+
+def test_a_fixed_size_that_changes_is_tried_once_more() -> None:
+    place = ("arg", 0, "x")
+    fixed = SymbolicSizes(wanted=True).without([frozenset((place,))], now=False)
+    again = fixed.with_changed({(place, 4)})
+    assert not again.is_fixed(place) and again.includes(place, 5, False, True)
+    stays = again.without([frozenset((place,))], now=False).of_all_calls()
+    assert stays.with_changed({(place, 5)}).is_fixed(place)
+    worked = again.of_all_calls().without(
+        [frozenset((place,))], now=False
+    )  # it has had an entry with a symbol since
+    assert not worked.with_changed({(place, 6)}).is_fixed(place)

@@ -90,3 +90,20 @@ def test_what_is_proved_holds(a, b, numbers):
     values = dict(zip((s, t, i, j), numbers))
     if proves_le(a, b):
         assert evaluate(a, values) <= evaluate(b, values)
+
+
+def test_what_is_padded_to_a_multiple_is_one():
+    """So that windows of it are as many as the quotient says, and the next padding begins with a plain quotient."""
+    assert s + -s % 4 == 4 * ((s + 3) // 4) and (s + (4 - s % 4) % 4) // 4 == (s + 3) // 4
+    half = (s + -s % 4) // 4
+    assert (half + -half % 2) // 2 == (s + 7) // 8
+    assert 3 * t + 2 * s + 2 * (-s % 5) + 1 == 10 * ((s + 4) // 5) + 3 * t + 1
+    assert s * t + (-s * t) % 3 == 3 * ((s * t + 2) // 3)
+
+
+@given(st.integers(2, 60), st.integers(2, 60), st.integers(2, 9), st.integers(-4, 4), st.integers(-3, 3))
+def test_padding_adds_up_as_numbers_do(a: int, b: int, c: int, k: int, more: int):
+    x = 2 * s + t + more
+    padded = k * (-x % c) + k * x + t
+    n = 2 * a + b + more
+    assert evaluate(padded, {s: a, t: b}) == k * (-n % c) + k * n + b

@@ -9,14 +9,14 @@ import warnings
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from smelt.graph.effects import effects
 from smelt.ops import layouts
-from smelt.ops.layouts.meta import CPU
+from smelt.ops.layouts.meta import CPU, dense_stride, like
 
 aten = torch.ops.aten
 
@@ -449,6 +449,22 @@ def test_random_numbers_are_not_drawn():
     layouts.on_metas(aten.randn_like.default, [meta(3)], {}, device=CPU)
     layouts.on_metas(aten.bernoulli.p, [meta(3), 0.5], {}, device=CPU)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 2)), min_size=1, max_size=5), st.randoms())
+def test_the_order_of_what_is_like_tensors_with_gaps(sizes, random):
+    """For tensors that are too large to be made."""
+    base = torch.empty([n + gap for n, gap in sizes])
+    dims = random.sample(range(len(sizes)), len(sizes))
+    x = base[tuple(slice(0, n) for n, _ in sizes)].permute(dims)
+    wanted = torch.empty_like(x).stride()
+    assume(wanted != x.stride())
+    assert dense_stride(x) == wanted
+
+
+def test_what_is_like_a_tensor_for_which_there_is_no_memory():
+    large = torch.empty_strided((1 << 40, 8, 64, 96), (3 * 64 * 768, 96, 3 * 768, 1), device="meta")
+    assert like(large).stride() == (64 * 768, 96, 768, 1)
 
 
 def test_few_elements_are_tried():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -57,6 +58,33 @@ def windows_of(x: torch.Tensor) -> torch.Tensor:
     return x.view(b, c, h // 4, 4, w // 4, 4).permute(0, 2, 4, 1, 3, 5).reshape(-1, c, 4, 4)
 
 
+def same_padding(x: torch.Tensor) -> torch.Tensor:
+    """As many columns as there are steps of 2, rounded up; the padding is computed with floats."""
+    pads = [max((math.ceil(n / 2) - 1) * 2 + 5 - n, 0) for n in x.shape[2:]]
+    x = F.pad(x, (pads[1] // 2, pads[1] - pads[1] // 2, pads[0] // 2, pads[0] - pads[0] // 2))
+    return F.avg_pool2d(x, 5, stride=2)
+
+
+def padded_again(x: torch.Tensor) -> torch.Tensor:
+    """Halves that are padded to multiples of 2, and then windows."""
+    for _ in range(2):
+        x = F.pad(x, (0, -x.shape[3] % 2, 0, -x.shape[2] % 2))
+        x = x[..., ::2, ::2]
+    return windows_of(x)
+
+
+def last_of_few(x: torch.Tensor, down: nn.Module) -> torch.Tensor:
+    """Of a map with few rows: for small images, none are left."""
+    x = down(down(down(x)))
+    return x / (x[:, :, -1:] ** 2 + 1)
+
+
+def attention_over_windows(x: torch.Tensor) -> torch.Tensor:
+    windows = windows_of(F.max_pool2d(x.repeat(1, 4, 1, 1), 2)).flatten(2).transpose(1, 2)
+    q, k, v = windows.reshape(windows.shape[0], 16, 3, 1, 4).permute(2, 0, 3, 1, 4).unbind(0)
+    return F.scaled_dot_product_attention(q, k, v)
+
+
 def positions(x: torch.Tensor) -> torch.Tensor:
     rows, columns = torch.meshgrid(torch.arange(x.shape[2]), torch.arange(x.shape[3]), indexing="ij")
     return rows * x.shape[3] + columns
@@ -94,6 +122,15 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], list[nn.Module]]] = {
     "thirds": (lambda x: x.split((x.shape[2] + 2) // 3, 2)[1] + 1, []),
     "positions": (lambda x: (positions(x), x * 2), []),
     "a grid": (lambda x: F.grid_sample(x, torch.ones(x.shape[0], 5, x.shape[3], 2), align_corners=False), []),
+    "padded as steps need": (same_padding, []),
+    "padded again and again": (padded_again, []),
+    "the last of few rows": (last_of_few, [nn.Conv2d(3, 3, 3, stride=2)]),
+    "windows attend": (attention_over_windows, []),
+    "fractions": (
+        lambda x: x[:, :, : int(x.shape[2] * 0.5), : math.floor(x.shape[3] / 3)].sum(1) * math.ceil(1.25),
+        [],
+    ),
+    "lists of sizes": (lambda x: x.reshape([x.shape[0]] + [x.shape[2] * 3, x.shape[3]]) * 2, []),
     "rows normalized": (lambda x: F.layer_norm(x, x.shape[2:]), []),
 }
 
@@ -178,3 +215,73 @@ def test_an_assertion_that_holds_shows_no_size() -> None:
     assert len(entries(compiled)) == 1
     with pytest.raises(AssertionError, match="only 3 columns"):
         compiled(torch.randn(2, 3))
+
+
+def check(compiled: Any, function: Any, sizes: list[tuple[int, ...]], most: int) -> None:
+    """Eager's results; at most so many entries."""
+    with torch.no_grad():
+        for size in sizes:
+            x = torch.randn(size)
+            torch.testing.assert_close(compiled(x), function(x), atol=1e-4, rtol=1e-4)
+    check_no_failure(compiled)
+    assert len(entries(compiled)) <= most and not reasons(compiled)
+
+
+class Positions(nn.Module):
+    """Positions are added to pixels: as they are where they fit, else resized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(1, 3, 4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.shape[2:] == self.table.shape[2:]:
+            return x + self.table
+        return x + F.interpolate(self.table, x.shape[2:], mode="bilinear")
+
+
+def test_what_one_way_needs_as_numbers_another_does_not() -> None:
+    """The first image fits, so that its sizes are numbers; all others have one entry."""
+    model = Positions()
+    sizes = [(2, 3, 4, 4), (3, 3, 7, 4), (2, 3, 6, 6), (5, 3, 8, 9), (2, 3, 4, 4)]
+    check(smelt.compile(model, dynamic=True), model, sizes, 2)
+
+
+def test_sizes_that_differed_are_not_taken_for_one() -> None:
+    """A square image comes second, after one whose batch is a number."""
+    compiled = smelt.compile(lambda x: x.flatten(2) * 2, dynamic=True)
+    check(compiled, lambda x: x.flatten(2) * 2, [(1, 3, 8, 6), (4, 3, 9, 9), (2, 3, 9, 7)], 2)
+
+
+def halved(x: torch.Tensor) -> torch.Tensor:
+    """What comes up is as large as what went down for even sizes only."""
+    return x + F.interpolate(F.max_pool2d(x, 2), scale_factor=2)
+
+
+def test_sizes_that_fit_as_multiples_have_one_entry() -> None:
+    """The operator that does not take others names no size itself."""
+    check(smelt.compile(halved, dynamic=True), halved, [(2, 3, 8, 6), (3, 3, 10, 12), (4, 3, 16, 6)], 2)
+    with pytest.raises(RuntimeError, match="must match the size"):
+        smelt.compile(halved, dynamic=True)(torch.randn(2, 3, 7, 6))
+
+
+def windows_if_needed(x: torch.Tensor) -> torch.Tensor:
+    down, right = -(x.shape[2] // 4) % 2, -(x.shape[3] // 4) % 2
+    y = F.avg_pool2d(x, 4)
+    return F.pad(y, (0, right, 0, down)) if down or right else y
+
+
+def test_divided_again_by_as_much_more() -> None:
+    """A multiple of 4 of which a quarter is even is one of 8."""
+    sizes = [(2, 3, 16, 24), (3, 3, 32, 16), (4, 3, 40, 48)]
+    check(smelt.compile(windows_if_needed, dynamic=True), windows_if_needed, sizes, 2)
+
+
+def quarters(x: torch.Tensor) -> torch.Tensor:
+    y = F.max_pool2d(x, 4)
+    return y.flatten(2).view(y.shape[0], -1, y.shape[2], y.shape[3]) + 1
+
+
+def test_a_quotient_that_was_compared_is_no_zero() -> None:
+    """So that it may divide: how many channels are left is a number."""
+    check(smelt.compile(quarters, dynamic=True), quarters, [(2, 3, 8, 12), (3, 3, 20, 17), (4, 3, 33, 8)], 1)

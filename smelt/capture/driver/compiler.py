@@ -316,7 +316,17 @@ class FrameCompiler:
         else:
             _native.add_entry(self._table(fn), tree, frame.function, without_frame(frame))
         self.record.entries.append(
-            Entry(name, spec.guards, frame.source, why, captured.traced, graph, tree, seconds)
+            Entry(
+                name,
+                spec.guards,
+                frame.source,
+                why,
+                captured.traced,
+                graph,
+                tree,
+                seconds,
+                captured.outside.sizes.seen,
+            )
         )
         events.emit(
             "entry-installed",
@@ -336,7 +346,8 @@ class FrameCompiler:
             if self.config.verify:
                 verify_refuses(number, entry, slots)
             failure = explain_miss(entry, slots)
-            numbers, sizes = changed_numbers(entry.facts, slots), changed_sizes(entry.facts, slots)
+            numbers = changed_numbers(entry.facts, slots)
+            sizes = changed_sizes(entry.facts, slots, entry.sizes)
             record.start = record.start.generalizing(numbers, sizes)
             events.emit("recompile", entry.name, entry=number, failure=failure)
         return failure

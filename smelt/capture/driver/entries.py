@@ -6,7 +6,7 @@ The native callable that `wrap` makes holds the entries that answer calls; a `Re
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from smelt import _native
 from smelt.capture.breaks.resume import Resumes
 from smelt.capture.driver.attempts import Attempt
+from smelt.capture.outside.symbolic_sizes import Path
 from smelt.config import Config
 from smelt.guards.explain import Failure
 from smelt.guards.guard import Guard
@@ -44,7 +45,8 @@ class Entry:
 
     `facts` are its guards as data, `guards` as text; `source` is the compiled frame; `reason` is the guard of the latest
     older entry that failed and so made this one necessary; `graph` is what the backend returned;
-    `tree` is the native guard tree; `seconds` is what making the entry took, attempts that failed included.
+    `tree` is the native guard tree; `seconds` is what making the entry took, attempts that failed included; `sizes` is what
+    its symbolic sizes were in the call it was made for, by their paths.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Entry:
     graph: Graph
     tree: GuardTree
     seconds: float
+    sizes: Mapping[Path, int]
 
     @property
     def computes(self) -> bool:

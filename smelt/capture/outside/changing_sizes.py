@@ -32,6 +32,7 @@ class ChangingSizes:
         # By what they are now and were before, and what is said of them.
         self._like: dict[tuple[object, ...], tuple[Origin, Int]] = {}
         self._symbols: dict[Origin, Sym] = {}
+        self.seen: dict[Path, int] = {}  # those that are symbolic, as they are in this call
         self.refused: dict[Origin, int] = {}  # sizes that are numbers, though they are marked to be symbolic
 
     def of(self, tensor: torch.Tensor, origin: Origin) -> tuple[SymbolicLayout, TensorFacts] | None:
@@ -104,6 +105,7 @@ class ChangingSizes:
         return layout, replace(facts, shape=shape_codes, stride=tuple(codes))
 
     def _symbol(self, size: int, at: Origin, mark: Mark | None) -> Int:
+        self.seen[at.path] = size
         policy = self.places.policy
         apart, divisor = policy.is_apart(at.path), policy.divisor(at.path, size)
         bounds = _range(size, mark, *policy.range(at.path, size))

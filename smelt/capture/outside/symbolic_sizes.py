@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -27,8 +26,9 @@ class SymbolicSizes:
 
     None are unless `wanted`; `everywhere`, those of all tensors that are neither parameters nor buffers; those that
     `changed`, each with one that it was before, and of other tensors those that are now one of `values`; never those that
-    are `fixed`, or `fixed_now`, in this call. Those `apart` are symbols of their own. Of `divisors` it is known what they
-    leave when divided, of `ranges` between which numbers they are, in this call.
+    are `fixed`, or `fixed_now`, in this call. What is `fixed` is tried once more as a symbol when it, or another size of the
+    tensor, changes (`retried`), as the program may go another way then. Those `apart` are symbols of their own. Of
+    `divisors` it is known what they leave when divided, of `ranges` between which numbers they are, in this call.
     """
 
     wanted: bool = False
@@ -37,13 +37,20 @@ class SymbolicSizes:
     values: frozenset[int] = frozenset()
     fixed: frozenset[Path] = frozenset()
     fixed_now: frozenset[Path] = frozenset()
+    retried: frozenset[Path] = frozenset()
     apart: frozenset[Path] = frozenset()
     divisors: frozenset[tuple[Path, int]] = frozenset()
     ranges: frozenset[tuple[Path, Range]] = frozenset()
 
     def with_changed(self, before: set[tuple[Path, int]]) -> SymbolicSizes:
         """With these symbolic too, if any is to be."""
-        return replace(self, changed=self.changed | before) if self.wanted else self
+        if not self.wanted:
+            return self
+        tensors = {path[:-1] for path, _ in before if path in self.fixed - self.retried}
+        again = {path for path in self.fixed - self.retried if path[:-1] in tensors}
+        return replace(
+            self, changed=self.changed | before, fixed=self.fixed - again, retried=self.retried | again
+        )
 
     def without(self, groups: Iterable[frozenset[Path]], now: bool) -> SymbolicSizes:
         """Without the symbols that were found at these, in this call if `now`: as numbers, or first as symbols of their own
@@ -55,11 +62,12 @@ class SymbolicSizes:
         return replace(self, fixed=self.fixed | fixed, apart=apart)
 
     def with_divisors(self, found: Iterable[tuple[Path, int]]) -> SymbolicSizes:
-        """With these divided by as much more, as long as there are not too many remainders, each of which is an entry."""
+        """With these divided by as much more, as long as there are not too many remainders, each of which is an entry: the
+        quotients by what was known before are what `found` says is divided."""
         known = dict(self.divisors)
-        for path, by in found:
-            path = path[:-1] if path[-1] == _REMAINDER else path
-            product = math.lcm(known.get(path, 1), by)
+        divided = {path[:-1] if path[-1] == _REMAINDER else path: by for path, by in found}
+        for path, by in divided.items():
+            product = known.get(path, 1) * by
             known[path] = product if product <= _MOST_REMAINDERS else known.get(path, 1)
         return replace(self, divisors=frozenset((path, by) for path, by in known.items() if by > 1))
 
@@ -93,7 +101,7 @@ class SymbolicSizes:
 
     def of_all_calls(self) -> SymbolicSizes:
         """Without what is due to the sizes in this call."""
-        return replace(self, fixed_now=frozenset(), ranges=frozenset())
+        return replace(self, fixed_now=frozenset(), ranges=frozenset(), retried=self.retried & self.fixed)
 
     def is_fixed(self, path: Path) -> bool:
         """Whether the size at this path is a number, whatever else is said of it."""

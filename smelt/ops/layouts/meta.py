@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -75,9 +76,19 @@ def like(
     memory_format = torch.preserve_format if memory_format is None else memory_format
     if memory_format == torch.contiguous_format:
         return fresh(x.shape, dtype or x.dtype)
-    if memory_format == torch.preserve_format and x.numel() > _MANY and _is_dense(x):
-        return torch.empty_strided(x.shape, x.stride(), dtype=dtype or x.dtype, device=META)
+    if memory_format == torch.preserve_format and x.numel() > _MANY:
+        stride = x.stride() if _is_dense(x) else dense_stride(x)
+        return torch.empty_strided(x.shape, stride, dtype=dtype or x.dtype, device=META)
     return to_meta(torch.empty_like(uninitialized(x), dtype=dtype, memory_format=memory_format))
+
+
+def dense_stride(x: torch.Tensor) -> tuple[int, ...]:
+    """The strides of `empty_like(x)` for large tensors with gaps: torch is asked about a small one with gaps, of which sizes
+    and strides are in the same order, and gives the order of the dimensions."""
+    sizes, strides = (sorted({0, 1, *given}) for given in (x.shape, x.stride()))
+    small = torch.empty_strided([sizes.index(n) for n in x.shape], [2 * strides.index(n) for n in x.stride()])
+    order = torch.empty_like(small).stride()
+    return tuple(prod(n for n, inner in zip(x.shape, order) if n > 1 and inner < outer) for outer in order)
 
 
 def _is_dense(x: torch.Tensor) -> bool:
