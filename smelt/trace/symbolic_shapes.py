@@ -13,7 +13,7 @@ from smelt.graph.effects import DeclaredResult, Effects
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Expr, Size, Sym
 from smelt.graph.tree import leaves
-from smelt.ops.symbolic_results import culprits, required_sizes, results
+from smelt.ops.symbolic_results import alike, culprits, required_sizes, results
 from smelt.reasons import (
     DATA_DEPENDENT,
     DATA_DEPENDENT_SHAPE,
@@ -90,13 +90,14 @@ class SymbolicCall:
         except NeedsFixedSize as error:
             if self.info.dynamic_shape and "meta tensor" in str(error):
                 raise self._unsupported(DATA_DEPENDENT_SHAPE, str(self.func)) from error
-            found = self.symbols
+            found, one = self.symbols, frozenset[Sym]()
             if len(found) > 1:
                 hints = {s: self.inputs.hint(s) for s in self.symbols}
-                found = culprits(self.func, args, kwargs, self.device, spec_of_fake, hints) or self.symbols
+                asked = self.func, args, kwargs, self.device, spec_of_fake, hints
+                found, one = culprits(*asked) or self.symbols, alike(*asked)
             divided = divisors_in(leaves((args, kwargs), Expr))
             divisors = {sym: by for sym, by in divided.items() if sym in found}
-            raise NeedsFixedSize(error.reason.detail, found, divisors=divisors) from error
+            raise NeedsFixedSize(error.reason.detail, found, divisors=divisors, alike=one) from error
 
     def _stands(self, value: Any) -> Any:
         """The arguments, with fakes in the place of real tensors but those of single numbers."""

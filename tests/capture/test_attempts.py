@@ -436,3 +436,21 @@ def test_sizes_that_change() -> None:
     assert weaker and not weaker.sizes.fixed and weaker.sizes.apart == {first, second}
     row, weaker = _next(changed, changed, replace(failed, sizes=frozenset()), set()) or (None, None)
     assert weaker and not weaker.sizes.wanted
+
+
+def test_sizes_that_must_be_one() -> None:
+    first, second, third = ("arg", 0, "x"), ("arg", 1, "y"), ("arg", 2, "z")
+    start = replace(
+        PLAIN, sizes=SymbolicSizes(wanted=True).with_changed({(first, 3), (second, 4), (third, 5)})
+    )
+    blamed = frozenset((frozenset((second,)),))
+    failed = FailedAttempt(NeedsFixedSize("", frozenset()), sizes=blamed, alike=frozenset((first, second)))
+    row, weaker = _next(start, start, failed, set()) or (None, None)
+    assert row and row.kept and weaker and not weaker.sizes.fixed
+    assert weaker.sizes.history(first) == weaker.sizes.history(second) == {first, second}
+    assert weaker.sizes.history(third) == {5}
+    more = weaker.sizes.with_alike(frozenset((second, third)))
+    assert more.alike == {frozenset((first, second, third))}
+    together = replace(failed, sizes=frozenset((frozenset((first, second)),)))  # that did not help
+    row, last = _next(weaker, weaker, together, set()) or (None, None)
+    assert last and last.sizes.fixed == {first, second} and not last.sizes.apart

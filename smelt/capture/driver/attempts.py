@@ -105,7 +105,8 @@ class FailedAttempt:
     the program show. `counts`: the origins of the step counts that were read. `choosing`: both branches of a condition
     were being tried. `marked`: a function was being captured that is marked with `torch.compiler.allow_in_graph`.
     `sizes`: where each symbolic size was found that is to be a number. `divisors`: by what those are divided of which it may
-    be enough to know the remainder. `used_data`: there were sizes that data decide.
+    be enough to know the remainder. `alike`: where those were found of which it is enough that they are one. `used_data`:
+    there were sizes that data decide.
     """
 
     error: Exception
@@ -116,6 +117,7 @@ class FailedAttempt:
     marked: bool = False
     sizes: frozenset[frozenset[Path]] = frozenset()
     divisors: frozenset[tuple[Path, int]] = frozenset()
+    alike: frozenset[Path] = frozenset()
     used_data: bool = False
 
 
@@ -139,12 +141,12 @@ class Weakening:
 
 
 def _fixed_sizes(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
-    """Without the sizes that were found in the way, unless their remainders are not known yet, by which they are divided;
-    without any where these are not known."""
+    """Without the sizes that were found in the way, unless some of them could be one, or their remainders are not known yet,
+    by which they are divided; without any where these are not known."""
     assert isinstance(failed.error, NeedsFixedSize)
-    divided = attempt.sizes.with_divisors(failed.divisors)
-    if divided != attempt.sizes:
-        return replace(start, sizes=divided)
+    for known in (attempt.sizes.with_alike(failed.alike), attempt.sizes.with_divisors(failed.divisors)):
+        if known != attempt.sizes:
+            return replace(start, sizes=known)
     sizes = attempt.sizes.without(failed.sizes, failed.error.now) if failed.sizes else FIXED_SIZES
     return replace(start, sizes=sizes) if sizes != attempt.sizes else None
 

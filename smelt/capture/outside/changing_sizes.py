@@ -29,8 +29,6 @@ class ChangingSizes:
     def __init__(self, numbers: ChangingNumbers) -> None:
         self._numbers = numbers
         self.places = numbers.places
-        # By what they are now and were before, and what is said of them.
-        self._like: dict[tuple[object, ...], tuple[Origin, Int]] = {}
         self._symbols: dict[Origin, Sym] = {}
         self.refused: dict[Origin, int] = {}  # sizes that are numbers, though they are marked to be symbolic
 
@@ -107,23 +105,21 @@ class ChangingSizes:
         return layout, replace(facts, shape=shape_codes, stride=tuple(codes))
 
     def _symbol(self, size: int, at: Origin, mark: Mark | None) -> Int:
-        apart, divisor = at.path in self.places.policy.apart, self.places.policy.divisor(at.path)
-        values = size, self.places.policy.before(at.path), mark, divisor
-        known = None if apart else self._like.get(values)
+        known = self.places.known_like(at, size, mark)
         if known is not None:
-            first, made = known
+            first, found = known
             self._numbers.guard_equal(first, at)
-            self.places.paths[_sym_of(made)].add(at.path)
-            return made
+            self.places.note(at, found)
+            return self._numbers.symbols().number(found)
+        divisor = self.places.policy.divisor(at.path)
         made = self._numbers.size(at, size, *_range(size, mark), divisor)
+        self.places.first_like(at, size, size_of(made), mark)
         self._note(at, made)
-        if not apart:
-            self._like[values] = at, made
         return made
 
     def _note(self, at: Origin, number: Int) -> None:
         sym = self._symbols[at] = _sym_of(number)
-        self.places.paths[sym] = {at.path}
+        self.places.note(at, sym)
         self.places.of_tensors.add(sym)
 
     @property
