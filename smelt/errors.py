@@ -27,8 +27,8 @@ class Unsupported(SmeltError):
 class NeedsFixedSize(Unsupported):
     """Something works for fixed sizes only: `symbols` (`graph.sizes.Sym`) are to be numbers. A capture begins again without
     them, so users do not see it. `now`: it is due to the numbers that they are in this call. `divisors`: it may be enough
-    that each of these symbols is a multiple of a number, or always leaves the same remainder. `ranges`: or in a
-    range, in this call."""
+    that each of these symbols is a multiple of a number, or always leaves the same remainder. `ranges`: or in a range, in
+    this call. `alike`: it is enough that these, which are the same number in this call, are one symbol."""
 
     def __init__(
         self,
@@ -38,12 +38,14 @@ class NeedsFixedSize(Unsupported):
         now: bool = False,
         divisors: Mapping[Any, int] | None = None,
         ranges: Mapping[Any, tuple[int, int]] | None = None,
+        alike: frozenset[Any] = frozenset(),
     ) -> None:
         super().__init__(Reason(INTERNAL, why))
         self.symbols = symbols
         self.now = now
         self.divisors = divisors or {}
         self.ranges = ranges or {}
+        self.alike = alike
 
     def __repr__(self) -> str:
         return f"NeedsFixedSize({self.reason.detail!r})"

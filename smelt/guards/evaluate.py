@@ -136,7 +136,9 @@ CHECKS: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def _expression_holds(expression: numbers.Expression, expected: Any, read: Callable[[Origin], Any]) -> bool:
+def expression_holds(expression: numbers.Expression, expected: Any, read: Callable[[Origin], Any]) -> bool:
+    """Whether it gives what a guard expects; `read` gives the number at an origin. Raises `FAILURES`."""
+
     def number(origin: Origin) -> Any:
         x = read(origin)
         if type(x) not in (int, float, bool):  # arithmetic on others could run user code
@@ -160,7 +162,7 @@ def holds(guard: Guard, read: Callable[[Origin], Any]) -> bool:
             return len(set(storages)) == len(storages)
         if guard.kind == "expression":
             expression, expected = guard.value
-            return _expression_holds(expression, expected, read)
+            return expression_holds(expression, expected, read)
         assert guard.origin is not None
         x = read(guard.origin)
         return x is read(guard.value) if guard.kind == "alias" else CHECKS[guard.kind](x, guard.value)

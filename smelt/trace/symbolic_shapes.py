@@ -14,7 +14,7 @@ from smelt.graph.effects import DeclaredResult, Effects
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Expr, Size, Sym
 from smelt.graph.tree import leaves
-from smelt.ops.symbolic_results import accepts, culprits, required_sizes, results
+from smelt.ops.symbolic_results import accepts, alike, culprits, required_sizes, results
 from smelt.reasons import (
     DATA_DEPENDENT,
     DATA_DEPENDENT_SHAPE,
@@ -91,13 +91,13 @@ class SymbolicCall:
         except NeedsFixedSize as error:
             if self.info.dynamic_shape and "meta tensor" in str(error):
                 raise self._unsupported(DATA_DEPENDENT_SHAPE, str(self.func)) from error
-            found = self.symbols
+            found, one = self.symbols, frozenset[Sym]()
             if len(found) > 1:
                 hints = {s: self.inputs.hint(s) for s in self.symbols}
-                found = culprits(self.func, args, kwargs, self.device, spec_of_fake, hints) or self.symbols
-            raise NeedsFixedSize(
-                error.reason.detail, found, divisors=self._divisors(args, kwargs, found)
-            ) from error
+                asked = self.func, args, kwargs, self.device, spec_of_fake, hints
+                found, one = culprits(*asked) or self.symbols, alike(*asked)
+            divisors = self._divisors(args, kwargs, found)
+            raise NeedsFixedSize(error.reason.detail, found, divisors=divisors, alike=one) from error
 
     def _divisors(self, args: Args, kwargs: Kwargs, syms: frozenset[Sym]) -> dict[Sym, int]:
         """By what those of `syms` are divided of which it is enough to know the remainder: of the numbers among arguments,

@@ -57,7 +57,8 @@ class Symbols:
         pin: `pin(key, value)` is called once for each leaf whose value the trace comes to depend on.
         require: `require(expression, expected)`: the trace depends on the expression being `expected` (True, False), or
             of exactly that type (int, float).
-        take: `take(key, sym)` says whether the number found there, an int of at least 2, may be the size `sym`.
+        take: `take(key, value, sym)` gives the size that the number found there, an int of at least 2, may be: `sym`, which
+            is new, or one that it is required to be equal to; or None.
         divide: `divide(sym, divisor)` says whether another capture may know what the size leaves when divided.
         narrow: `narrow(sym, low, high)` says whether another capture will know that the size is in [low, high]; then what
             comes of this one does not matter.
@@ -67,7 +68,7 @@ class Symbols:
         self,
         pin: Callable[[Any, Number], None],
         require: Callable[[Expression, Any], None],
-        take: Callable[[Any, Sym], bool] = lambda key, sym: False,
+        take: Callable[[Any, int, Sym], Size | None] = lambda key, value, sym: None,
         divide: Callable[[Sym, int], bool] = lambda sym, divisor: False,
         narrow: Callable[[Sym, int, int], bool] = lambda sym, low, high: False,
     ) -> None:
@@ -199,8 +200,11 @@ class Symbols:
         (key,) = expression.args
         value = self._values[key]
         sym = Sym(self._next_name(), 2)
-        if type(value) is not int or value < 2 or key in self._pinned or not self._take(key, sym):
+        if type(value) is not int or value < 2 or key in self._pinned:
             return None
+        taken = self._take(key, value, sym)
+        if taken is not sym:
+            return taken
         self.check()
         self.hints[sym] = value
         self._require(self._table.call("ge", expression, self._table.const(2)), True)

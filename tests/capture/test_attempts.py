@@ -452,3 +452,21 @@ def test_a_fixed_size_that_changes_is_tried_once_more() -> None:
         [frozenset((place,))], now=False
     )  # it has had an entry with a symbol since
     assert not worked.with_changed({(place, 6)}).is_fixed(place)
+
+
+def test_sizes_that_must_be_one() -> None:
+    first, second, third = ("arg", 0, "x"), ("arg", 1, "y"), ("arg", 2, "z")
+    start = replace(
+        PLAIN, sizes=SymbolicSizes(wanted=True).with_changed({(first, 3), (second, 4), (third, 5)})
+    )
+    blamed = frozenset((frozenset((second,)),))
+    failed = FailedAttempt(NeedsFixedSize("", frozenset()), sizes=blamed, alike=frozenset((first, second)))
+    row, weaker = _next(start, start, failed, set()) or (None, None)
+    assert row and row.kept and weaker and not weaker.sizes.fixed
+    assert weaker.sizes.history(first) == weaker.sizes.history(second) == {first, second}
+    assert weaker.sizes.history(third) == {5}
+    more = weaker.sizes.with_alike(frozenset((second, third)))
+    assert more.alike == {frozenset((first, second, third))}
+    together = replace(failed, sizes=frozenset((frozenset((first, second)),)))  # that did not help
+    row, last = _next(weaker, weaker, together, set()) or (None, None)
+    assert last and last.sizes.fixed == {first, second} and not last.sizes.apart

@@ -75,6 +75,34 @@ def test_sizes_that_differed_before_are_two_though_they_are_equal_now() -> None:
     assert len(entries(compiled)) == 2 and "==" not in guards(compiled)[1]
 
 
+def joined(x: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
+    return x * 2 if y is None else torch.cat([y, x], 1)
+
+
+def test_sizes_that_an_operator_wants_equal_are_one_whatever_they_were_before() -> None:
+    compiled = smelt.compile(joined)
+    for batch, length in ((4, None), (4, 3), (1, None), (6, 3), (7, 3), (5, 3)):
+        x, y = torch.randn(batch, 2), None if length is None else torch.randn(batch, length)
+        torch.testing.assert_close(compiled(x, y), joined(x, y))
+    check_no_failure(compiled)
+    last = guards(compiled)[-1]  # the batch of x was 1, too, that of y was not
+    assert "shape=[*, 2]" in last and "shape=[*, 3]" in last
+    assert "L['x'].shape[0] == L['y'].shape[0]" in last or "L['y'].shape[0] == L['x'].shape[0]" in last
+    with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+        compiled(torch.randn(3, 2), torch.randn(4, 3))
+
+
+def test_a_number_that_must_be_a_size_is_that_size() -> None:
+    f = lambda x, n: x + torch.zeros(n)  # noqa: E731
+    compiled = smelt.compile(f)
+    for n in (4, 6, 7, 9, 12):
+        x = torch.randn(2, n)
+        torch.testing.assert_close(compiled(x, n), f(x, n))
+    assert len(entries(compiled)) == 2
+    for n in (1, 5):  # of which 5 is an error
+        compare(observe(compiled, (x, n), 0), observe(f, (x, n), 0))
+
+
 def test_a_size_that_the_program_needs_stays_a_number() -> None:
     linear = nn.Linear(16, 8)
     compiled = run(lambda x: linear(x), [(4, 16)], [(5, 16)], [(9, 16)])

@@ -105,8 +105,9 @@ class FailedAttempt:
     the program show. `counts`: the origins of the step counts that were read. `choosing`: both branches of a condition
     were being tried. `marked`: a function was being captured that is marked with `torch.compiler.allow_in_graph`.
     `sizes`: where each symbolic size was found that is to be a number. `divisors`: by what those are divided of which it may
-    be enough to know the remainder, `ranges`: or a range. `used_data`: there were sizes that data decide. `shown_sizes`:
-    where the symbolic sizes were found that the texts of the program show.
+    be enough to know the remainder, `ranges`: or a range. `alike`: where those were found of which it is enough that they
+    are one. `used_data`: there were sizes that data decide. `shown_sizes`: where the symbolic sizes were found that the
+    texts of the program show.
     """
 
     error: Exception
@@ -118,6 +119,7 @@ class FailedAttempt:
     sizes: frozenset[frozenset[Path]] = frozenset()
     divisors: frozenset[tuple[Path, int]] = frozenset()
     ranges: frozenset[tuple[Path, Range]] = frozenset()
+    alike: frozenset[Path] = frozenset()
     used_data: bool = False
     shown_sizes: frozenset[frozenset[Path]] = frozenset()
 
@@ -142,15 +144,17 @@ class Weakening:
 
 
 def _fixed_sizes(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
-    """Without the sizes that were found in the way, unless it may be enough to know what they leave when divided, or a range
-    in which they are; without any where these are not known."""
+    """Without the sizes that were found in the way, unless it may be enough to know that some of them are one, what they
+    leave when divided, or a range in which they are; without any where these are not known."""
     assert isinstance(failed.error, NeedsFixedSize)
-    divided = attempt.sizes.with_divisors(failed.divisors)
-    if divided != attempt.sizes:
-        return replace(start, sizes=divided)
-    narrowed = attempt.sizes.with_ranges(failed.ranges)
-    if narrowed != attempt.sizes:
-        return replace(start, sizes=narrowed)
+    sizes = attempt.sizes
+    for known in (
+        sizes.with_alike(failed.alike),
+        sizes.with_divisors(failed.divisors),
+        sizes.with_ranges(failed.ranges),
+    ):
+        if known != sizes:
+            return replace(start, sizes=known)
     sizes = attempt.sizes.without(failed.sizes, failed.error.now) if failed.sizes else FIXED_SIZES
     return replace(start, sizes=sizes) if sizes != attempt.sizes else None
 

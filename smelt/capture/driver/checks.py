@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from smelt.capture.driver.entries import Entry, GuardTree
+from smelt._native import GuardTree
+from smelt.capture.driver.entries import Entry
 from smelt.capture.driver.errors import WorldChanged
 from smelt.errors import VerificationError
 from smelt.guards.evaluate import first_failing
@@ -20,11 +21,12 @@ def is_only_thread() -> bool:
 
 def verify_accepts(tree: GuardTree, guards: Sequence[Guard], slots: Sequence[object]) -> None:
     """A fresh guard tree must accept the call that it was made from. Raises VerificationError naming the guard: WorldChanged
-    where the evaluation in Python refuses the call too, or other threads may have changed the world and changed it back."""
-    if tree.check(*slots) is not None:
-        return
+    where the evaluation in Python refuses the call too, or other threads may have changed the world and changed it back. It
+    is no call that the tree answers (`Entry.is_one_off`)."""
     index = tree.explain(*slots)
-    which = format_guard(guards[index]) if index is not None and index >= 0 else "an object is missing"
+    if index is None:
+        return
+    which = format_guard(guards[index]) if index >= 0 else "an object is missing"
     failing = first_failing(guards, slots)
     second = "none" if failing is None else format_guard(failing)
     changed = failing is not None or (not is_only_thread() and tree.check(*slots) is not None)

@@ -34,12 +34,13 @@ from smelt.capture.driver.attempts import (
     summary,
 )
 from smelt.capture.driver.checks import is_only_thread, verified, verify_accepts, verify_refuses
-from smelt.capture.driver.entries import Answer, Backend, Entry, Record, wrap
+from smelt.capture.driver.entries import Answer, Answers, Backend, Entry, Record, wrap
 from smelt.capture.driver.errors import NotRepeatable, UserException, WorldChanged
 from smelt.capture.driver.misses import explain_miss, limit_reason
 from smelt.capture.driver.run import CapturedFrame, capture_frame, divided_sizes, needed_sizes
 from smelt.capture.driver.small_sizes import small_sizes
 from smelt.capture.driver.stages import compiled_frame, compiled_graph, stage, without_frame
+from smelt.capture.driver.superseded import superseded
 from smelt.capture.emit.rerun import repeat_of
 from smelt.capture.interpreter.interpreter import decoded
 from smelt.capture.outside.symbolic_sizes import SymbolicSizes
@@ -131,6 +132,7 @@ class FrameCompiler:
         self.fullgraph = fullgraph
         self.dynamic = dynamic
         self.record = Record(self._first_attempt())
+        self._installed = 0  # how many entries were made, those that are gone included
         self.target: Callable[[], _native.Wrapped | None] = lambda: None  # the native callable, held weakly
 
     def __call__(self, fn: FunctionType, slots: tuple[object, ...]) -> Answer:
@@ -148,12 +150,9 @@ class FrameCompiler:
     def _answer(self, fn: FunctionType, slots: tuple[object, ...]) -> Answer:
         if self.begins or _thread.capturing or _thread.disabled or self._is_traced():
             return False
-        table = self._table(fn)
-        before = _native.count(table)
+        before = self._installed
         with _lock:
-            if (
-                _native.count(table) != before
-            ):  # another thread compiled meanwhile, perhaps for this very call
+            if self._installed != before:  # another thread compiled meanwhile, perhaps for this very call
                 return True
             _thread.capturing = True
             try:
@@ -311,10 +310,10 @@ class FrameCompiler:
         if captured.traced.sizes:
             self.resumes.sizes = frozenset(place.hint for place in captured.traced.sizes.values())
         seconds = time.perf_counter() - begin
+        answers: Answers = frame.function, without_frame(frame)
         if self.config.verify:
-            _native.add_entry(self._table(fn), tree, verified(frame.function, spec.guards))
-        else:
-            _native.add_entry(self._table(fn), tree, frame.function, without_frame(frame))
+            answers = verified(frame.function, spec.guards), None
+        _native.add_entry(self._table(fn), tree, *answers)
         self.record.entries.append(
             Entry(
                 name,
@@ -324,10 +323,13 @@ class FrameCompiler:
                 captured.traced,
                 graph,
                 tree,
+                answers,
                 seconds,
                 captured.outside.sizes.seen,
             )
         )
+        self._installed += 1
+        self._drop_superseded(fn)
         events.emit(
             "entry-installed",
             name,
@@ -335,6 +337,17 @@ class FrameCompiler:
             guards=len(spec.guards),
             inputs=len(captured.input_origins),
         )
+
+    def _drop_superseded(self, fn: FunctionType) -> None:
+        """Drops the entries that others have made needless. A call of another thread may find none meanwhile; it then waits
+        for the lock, and looks again."""
+        record = self.record
+        gone = superseded(record.entries)
+        if gone:
+            record.entries[:] = [entry for entry in record.entries if entry not in gone]
+            _native.clear(self._table(fn))
+            for entry in record.entries:
+                _native.add_entry(self._table(fn), entry.tree, *entry.answers)
 
     # ---- what is noted on the way
 

@@ -25,18 +25,7 @@ from smelt.trace.traced import Traced
 Graph = Callable[[tuple[Any, ...]], Sequence[Any]]
 Backend = Callable[[Traced, Config], Graph]
 Answer = bool | Callable[[], None]  # see _native.wrap
-
-
-class GuardTree(Protocol):
-    """The native tree of one entry's guards."""
-
-    def check(self, *slots: object) -> tuple[object, ...] | None:
-        """What the compiled frame is given besides the slots, or None where a guard refuses the call."""
-        ...
-
-    def explain(self, *slots: object) -> int | None:
-        """The index of the first guard that refuses the call; -1 where an object is missing; None where all accept it."""
-        ...
+Answers = tuple[Callable[..., object], Graph | None]  # `compiled` and `only` of _native.add_entry
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +34,9 @@ class Entry:
 
     `facts` are its guards as data, `guards` as text; `source` is the compiled frame; `reason` is the guard of the latest
     older entry that failed and so made this one necessary; `graph` is what the backend returned;
-    `tree` is the native guard tree; `seconds` is what making the entry took, attempts that failed included; `sizes` is what
-    its symbolic sizes were in the call it was made for, by their paths.
+    `tree` is the native guard tree and `answers` what runs where it accepts a call, as `_native.add_entry` takes it;
+    `seconds` is what making the entry took, attempts that failed included; `sizes` is what its symbolic sizes were in the
+    call it was made for, by their paths.
     """
 
     name: str
@@ -55,7 +45,8 @@ class Entry:
     reason: Failure | None
     traced: Traced
     graph: Graph
-    tree: GuardTree
+    tree: _native.GuardTree
+    answers: Answers
     seconds: float
     sizes: Mapping[Path, int]
 
@@ -63,6 +54,12 @@ class Entry:
     def computes(self) -> bool:
         """Whether its graph holds an operation."""
         return any(node.op.startswith("call") for node in self.traced.aten_graph)
+
+    @property
+    def is_one_off(self) -> bool:
+        """Whether it has answered no call besides the one that it was made for, as far as is known: a tree makes notes when
+        it accepts a second one."""
+        return self.tree.notes() is None
 
     @property
     def guards(self) -> str:

@@ -185,6 +185,7 @@ def _failed(vm: VM, error: Exception) -> FailedAttempt:
         sizes=needed_sizes(vm.outside, error),
         divisors=divided_sizes(vm.outside, error),
         ranges=narrowed_sizes(vm.outside, error),
+        alike=alike_sizes(vm.outside, error),
     )
 
 
@@ -192,6 +193,13 @@ def needed_sizes(outside: Outside, error: Exception) -> frozenset[frozenset[tupl
     """Where each symbolic size was found that must be a number, by what was asked of it or by the error."""
     named = error.symbols if isinstance(error, NeedsFixedSize) else frozenset()
     return outside.sizes.found_at(outside.sizes.needed | named)
+
+
+def alike_sizes(outside: Outside, error: Exception) -> frozenset[tuple[object, ...]]:
+    """Where the sizes were found that it is enough to take for one."""
+    if not isinstance(error, NeedsFixedSize) or outside.sizes.needed:
+        return frozenset()
+    return frozenset[tuple[object, ...]]().union(*outside.sizes.found_at(error.alike))
 
 
 def divided_sizes(outside: Outside, error: Exception) -> frozenset[tuple[tuple[object, ...], int]]:

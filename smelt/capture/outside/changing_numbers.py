@@ -11,7 +11,7 @@ from smelt.capture.outside.symbolic_sizes import SizePlaces
 from smelt.errors import Unsupported
 from smelt.graph.number_bounds import Bounds, always
 from smelt.graph.numbers import Expression, leaves
-from smelt.graph.sizes import Sym
+from smelt.graph.sizes import Size, Sym
 from smelt.guards.origin import Origin
 from smelt.reasons import DATA_DEPENDENT, RANDOM_STATE, Reason
 from smelt.trace.symbols import Int, PlainNumbersOnly, Symbols, size_of
@@ -104,9 +104,17 @@ class ChangingNumbers:
             )
         return numbers.symbols
 
-    def _take(self, origin: Origin, sym: Sym) -> bool:
+    def _take(self, origin: Origin, value: int, sym: Sym) -> Size | None:
         changed = origin.path in self.dynamic and origin not in self.sizes
-        return changed and origin not in set(self.unguarded) and self.places.take_number(origin.path, sym)
+        if not changed or origin in set(self.unguarded) or self.places.policy.is_fixed(origin.path):
+            return None
+        if not self.places.policy.is_alike(origin.path):
+            self.places.note(origin, sym)
+            return sym
+        first, size = self.places.first_like(origin, value, sym)
+        if first is not origin:
+            self.guard_equal(first, origin)
+        return size
 
     def _pin(self, origin: Origin, value: object) -> None:
         if origin in self.readings:

@@ -9,7 +9,7 @@ import torch
 
 from smelt._native import isinstance
 from smelt.capture.outside.changing_numbers import ChangingNumbers
-from smelt.capture.outside.symbolic_sizes import Path, Range, remainder_of
+from smelt.capture.outside.symbolic_sizes import Path, Range
 from smelt.graph.divisors import as_divided
 from smelt.graph.sizes import Sym, contiguous_stride
 from smelt.guards.changed_numbers import size_origin, stride_origin
@@ -29,8 +29,6 @@ class ChangingSizes:
     def __init__(self, numbers: ChangingNumbers) -> None:
         self._numbers = numbers
         self.places = numbers.places
-        # By what they are now and were before, and what is said of them.
-        self._like: dict[tuple[object, ...], tuple[Origin, Int]] = {}
         self._symbols: dict[Origin, Sym] = {}
         self.seen: dict[Path, int] = {}  # those that are symbolic, as they are in this call
         self.refused: dict[Origin, int] = {}  # sizes that are numbers, though they are marked to be symbolic
@@ -106,21 +104,18 @@ class ChangingSizes:
 
     def _symbol(self, size: int, at: Origin, mark: Mark | None) -> Int:
         self.seen[at.path] = size
-        policy = self.places.policy
-        apart, divisor = policy.is_apart(at.path), policy.divisor(at.path, size)
-        bounds = _range(size, mark, *policy.range(at.path, size))
-        values = size, policy.before(at.path), bounds, divisor
-        known = None if apart else self._like.get(values)
+        known = self.places.known_like(at, size, mark)
         if known is not None:
-            first, made = known
+            first, found = known
             self._numbers.guard_equal(first, at)
-            for sym, path in zip(_symbols_of(made), (at.path, remainder_of(at.path))):
-                self.places.paths[sym].add(path)
-            return made
-        made = self._numbers.size(at, size, *bounds, divisor, policy.any_remainder(at.path))
+            self.places.note(at, found)
+            return self._numbers.symbols().number(found)
+        policy = self.places.policy
+        bounds = _range(size, mark, *policy.range(at.path, size))
+        divisor, any_rest = policy.divisor(at.path, size), policy.any_remainder(at.path)
+        made = self._numbers.size(at, size, *bounds, divisor, any_rest)
+        self.places.first_like(at, size, size_of(made), mark)
         self._note(at, made)
-        if not apart:
-            self._like[values] = at, made
         return made
 
     def _note(self, at: Origin, number: Int) -> None:
@@ -128,9 +123,8 @@ class ChangingSizes:
         assert found is not None
         self._symbols[at] = found.sym
         self.places.divisors[found.sym] = found.divisor
-        for sym, path in zip(found.symbols, (at.path, remainder_of(at.path))):
-            self.places.paths[sym] = {path}
-            self.places.of_tensors.add(sym)
+        self.places.note(at, size_of(number))
+        self.places.of_tensors |= set(found.symbols)
 
     @property
     def needed(self) -> frozenset[Sym]:
@@ -145,13 +139,6 @@ class ChangingSizes:
     def found_at(self, symbols: Iterable[Sym]) -> frozenset[frozenset[Path]]:
         """Where the sizes were found that each of these stands for."""
         return frozenset(frozenset(self.places.paths[s]) for s in symbols if s in self.places.paths)
-
-
-def _symbols_of(number: Int) -> tuple[Sym, ...]:
-    """The symbol of a size, or of its quotient; that of its remainder."""
-    found = as_divided(size_of(number))
-    assert found is not None
-    return found.symbols
 
 
 def _range(size: int, mark: Mark | None, low: int, high: int) -> Range:

@@ -6,7 +6,11 @@ import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from smelt.graph.sizes import INFINITE, Sym
+from smelt.graph.divisors import as_divided
+from smelt.graph.sizes import INFINITE, Size, Sym
+from smelt.guards.guard import ANY
+from smelt.guards.origin import Origin
+from smelt.marks import Mark
 
 Path = tuple[object, ...]  # `Origin.path`
 Range = tuple[int, int]  # with both ends
@@ -27,8 +31,9 @@ class SymbolicSizes:
     None are unless `wanted`; `everywhere`, those of all tensors that are neither parameters nor buffers; those that
     `changed`, each with one that it was before, and of other tensors those that are now one of `values`; never those that
     are `fixed`, or `fixed_now`, in this call. What is `fixed` is tried once more as a symbol when it, or another size of the
-    tensor, changes (`retried`), as the program may go another way then. Those `apart` are symbols of their own. Of
-    `divisors` it is known what they leave when divided, of `ranges` between which numbers they are, in this call.
+    tensor, changes (`retried`), as the program may go another way then. Those `apart` are symbols of their own, those that
+    are `alike` one where they are equal. Of `divisors` it is known what they leave when divided, of `ranges` between which
+    numbers they are, in this call.
     """
 
     wanted: bool = False
@@ -39,6 +44,7 @@ class SymbolicSizes:
     fixed_now: frozenset[Path] = frozenset()
     retried: frozenset[Path] = frozenset()
     apart: frozenset[Path] = frozenset()
+    alike: frozenset[frozenset[Path]] = frozenset()
     divisors: frozenset[tuple[Path, int]] = frozenset()
     ranges: frozenset[tuple[Path, Range]] = frozenset()
 
@@ -54,12 +60,20 @@ class SymbolicSizes:
 
     def without(self, groups: Iterable[frozenset[Path]], now: bool) -> SymbolicSizes:
         """Without the symbols that were found at these, in this call if `now`: as numbers, or first as symbols of their own
-        where one was found at several places, of which perhaps one alone must be a number."""
-        fixed = frozenset[Path]().union(*(paths for paths in groups if len(paths) == 1))
-        apart = self.apart.union(*(paths for paths in groups if len(paths) > 1))
+        where one was found at several places, of which perhaps one alone must be a number, unless they must be one."""
+        found = {paths: len(paths) == 1 or not paths.isdisjoint(self._alike) for paths in groups}
+        fixed = frozenset[Path]().union(*(paths for paths, alone in found.items() if alone))
+        apart = self.apart.union(*(paths for paths, alone in found.items() if not alone))
         if now:
             return replace(self, fixed_now=self.fixed_now | fixed, apart=apart)
         return replace(self, fixed=self.fixed | fixed, apart=apart)
+
+    def with_alike(self, paths: frozenset[Path]) -> SymbolicSizes:
+        """With the sizes at these, and at those that are like any of them, as one."""
+        if len(paths) < 2:
+            return self
+        joined = {group for group in self.alike if not group.isdisjoint(paths)}
+        return replace(self, alike=self.alike - joined | {paths.union(*joined)})
 
     def with_divisors(self, found: Iterable[tuple[Path, int]]) -> SymbolicSizes:
         """With these divided by as much more, as long as there are not too many remainders, each of which is an entry: the
@@ -86,10 +100,6 @@ class SymbolicSizes:
     def any_remainder(self, path: Path) -> bool:
         """Whether what the size at this path leaves is a symbol where it is not 0."""
         return not self.is_fixed(remainder_of(path))
-
-    def is_apart(self, path: Path) -> bool:
-        """Whether the size at this path has symbols of its own."""
-        return path in self.apart or remainder_of(path) in self.apart
 
     def with_ranges(self, found: Iterable[tuple[Path, Range]]) -> SymbolicSizes:
         """With these in narrower ranges."""
@@ -121,9 +131,22 @@ class SymbolicSizes:
             return True
         return (self.everywhere or size in self.values) and not is_parameter and "param" not in path
 
-    def before(self, path: Path) -> frozenset[int]:
-        """The sizes that were found there in earlier captures."""
-        return self._before.get(path, frozenset())
+    def history(self, path: Path) -> frozenset[int] | frozenset[Path]:
+        """What sizes have in common that are one symbol if they are equal: the places that must be one with this, else the
+        numbers that were found there in earlier captures."""
+        return self._alike.get(path) or self._before.get(path, frozenset()) - {ANY}
+
+    def is_alike(self, path: Path) -> bool:
+        """Whether the size at this path must be one with others."""
+        return path in self._alike
+
+    def is_apart(self, path: Path) -> bool:
+        """Whether the size at this path is a symbol of its own."""
+        return not self.apart.isdisjoint((path, remainder_of(path))) and path not in self._alike
+
+    @functools.cached_property
+    def _alike(self) -> dict[Path, frozenset[Path]]:
+        return {path: group for group in self.alike for path in group}
 
     @functools.cached_property
     def _before(self) -> dict[Path, frozenset[int]]:
@@ -138,20 +161,42 @@ FIXED_SIZES = SymbolicSizes()
 
 @dataclass(eq=False)
 class SizePlaces:
-    """Where the symbols of one capture's sizes were found, by paths of origins, and which of them are sizes of tensors."""
+    """Where the symbols of one capture's sizes were found, by paths of origins, and which of them are sizes of tensors.
+
+    `like`: the first place of those that are one symbol, and its size, by what they have in common.
+    """
 
     policy: SymbolicSizes = FIXED_SIZES
     paths: dict[Sym, set[Path]] = field(default_factory=dict)
     of_tensors: set[Sym] = field(default_factory=set)
     divisors: dict[Sym, int] = field(default_factory=dict)  # of those that are quotients of sizes of tensors
     narrowed: dict[Sym, Range] = field(default_factory=dict)  # what another capture is to know of them
+    like: dict[tuple[object, ...], tuple[Origin, Size]] = field(default_factory=dict)
 
-    def take_number(self, path: Path, sym: Sym) -> bool:
-        """Whether the number found there may be the size `sym`."""
-        if self.policy.is_fixed(path):
-            return False
-        self.paths[sym] = {path}
-        return True
+    def note(self, at: Origin, size: Size) -> None:
+        """`size`, of one symbol, or one and its remainder, is found at this place."""
+        found = as_divided(size)
+        assert found is not None
+        for sym, path in zip(found.symbols, (at.path, remainder_of(at.path))):
+            self.paths.setdefault(sym, set()).add(path)
+
+    def known_like(self, at: Origin, value: int, mark: Mark | None = None) -> tuple[Origin, Size] | None:
+        """The first place of which the size that is `value` here must be the symbol, and its size."""
+        return None if self.policy.is_apart(at.path) else self.like.get(self._key(at, value, mark))
+
+    def first_like(self, at: Origin, value: int, size: Size, mark: Mark | None = None) -> tuple[Origin, Size]:
+        """The same, which is this place with `size` if there was none."""
+        found = self.known_like(at, value, mark)
+        if found is None:
+            found = at, size
+            if not self.policy.is_apart(at.path):
+                self.like[self._key(at, value, mark)] = found
+        self.note(at, found[1])
+        return found
+
+    def _key(self, at: Origin, value: int, mark: Mark | None) -> tuple[object, ...]:
+        policy, path = self.policy, at.path
+        return value, policy.history(path), mark, policy.divisor(path, value), policy.range(path, value)
 
     def may_divide(self, sym: Sym, divisor: int) -> bool:
         """Whether another capture would know what the sizes of a symbol leave when divided by this, too."""
