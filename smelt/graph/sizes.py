@@ -379,7 +379,7 @@ def _interval(terms: tuple[Term, ...], const: int) -> tuple[int, int]:
 
 def _from_dict(terms: dict[Monomial, int], const: int) -> Size:
     """Canonical form: zero terms dropped, terms sorted, `c*k*(x//c) + k*(x % c)` joined to `k*x`, and `k*x + k*(-x % c)`,
-    what is padded to a multiple, to `c*k*((x + c - 1) // c)`."""
+    what is padded to a multiple, to `c*k*((x + c - 1) // c)`, which without the padding is `k*x` again."""
     items = [(m, c) for m, c in terms.items() if c]
     for monomial, coefficient in items:
         if len(monomial) == 1 and isinstance(monomial[0], Quotient) and monomial[0].op == "%":
@@ -387,6 +387,10 @@ def _from_dict(terms: dict[Monomial, int], const: int) -> Size:
             whole = x // c
             if isinstance(whole, Quotient) and isinstance(c, int) and terms.get((whole,)) == coefficient * c:
                 rest = {m: k for m, k in items if m != monomial and m != (whole,)}
+                return _from_dict(rest, const) + coefficient * x
+            padded = (c - 1 - x) // c if isinstance(c, int) else None
+            if isinstance(padded, Quotient) and terms.get((padded,)) == -coefficient * c:
+                rest = {m: k for m, k in items if m != monomial and m != (padded,)}
                 return _from_dict(rest, const) + coefficient * x
             if isinstance(c, int) and isinstance(x, Expr) and _is_minus(x, coefficient, terms):
                 rest = {m: k for m, k in items if m != monomial and all(m != n for n, _ in x.terms)}
