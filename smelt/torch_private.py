@@ -201,6 +201,8 @@ LEAVE_TRANSFORM: dict[object, Callable[[], object]] = {
         lambda: torch._C._functorch._func_decrement_nesting, "open transforms are left"
     ),
 }
+enter_vmap = _needed(lambda: torch._C._functorch._vmap_increment_nesting, "batches of any size")
+leave_batch = _needed(lambda: torch._C._functorch._remove_batch_dim, "batches of any size")
 # The functions of transforms that ask autograd for gradients, and that import decompositions.
 gradients_in_transforms = _needed(lambda: torch.func.vjp.__globals__["_autograd_grad"], "torch.func.grad")
 load_decompositions = _needed(

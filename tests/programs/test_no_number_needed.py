@@ -159,6 +159,10 @@ PROGRAMS = {
     "strides": Program(pieces_in_memory),
     "strides that overlap": Program(overlapping, trained=False),
     "block diagonal": Program(lambda x: torch.block_diag(x, x * 2), trained=False),
+    "vmap": Program(lambda x: torch.vmap(lambda row: row.softmax(0) + row.mean())(x)),
+    "vmap of gradients": Program(
+        lambda x: torch.vmap(torch.func.grad(lambda row: row.tanh().sum()))(x), entries=2
+    ),
     "complex numbers": Program(lambda x: torch.complex(x, x * 2).abs(), trained=False),
     "texts": Program(texts),
     "an error that is caught": Program(caught),

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from smelt._native import isinstance
 from smelt.capture.base.values import FunctionType
 from smelt.capture.machine.vm import VM
-from smelt.torch_private import OpOverload, OpOverloadPacket, variable_functions
+from smelt.torch_private import OpOverload, OpOverloadPacket, enter_vmap, leave_batch, variable_functions
 from smelt.trace import symbols
 from smelt.trace.fake import FakeTensor
 from smelt.trace.handlers import is_handled
@@ -158,7 +158,7 @@ LOOKUPS = frozenset(
     )
 )  # fmt: skip
 _HOLDERS = (list, dict, tuple, collections.deque)  # hold what they are given, and compare it at most
-_HOLDING: frozenset[object] = frozenset({sorted, len, bool, iter, next})
+_HOLDING: frozenset[object] = frozenset({sorted, len, bool, iter, next, enter_vmap, leave_batch})
 _JOINING: frozenset[object] = frozenset({operator.add, operator.iadd, operator.mul, operator.imul})
 _JOINED = frozenset({list, tuple, torch.Size, int})
 
