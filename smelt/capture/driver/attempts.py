@@ -155,8 +155,10 @@ def _fixed_sizes(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Att
     ):
         if known != sizes:
             return replace(start, sizes=known)
-    sizes = attempt.sizes.without(failed.sizes, failed.error.now) if failed.sizes else FIXED_SIZES
-    return replace(start, sizes=sizes) if sizes != attempt.sizes else None
+    fixed = sizes.without(failed.sizes, failed.error.now) if failed.sizes else FIXED_SIZES
+    if fixed == sizes:  # it did not help
+        fixed = FIXED_SIZES
+    return replace(start, sizes=fixed) if fixed != sizes else None
 
 
 def _fixed_shown_sizes(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:

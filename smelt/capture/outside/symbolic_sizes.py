@@ -24,6 +24,11 @@ def remainder_of(path: Path) -> Path:
     return (*path, _REMAINDER)
 
 
+def _size_of(path: Path) -> Path:
+    """Where the size is found whose remainder may be meant."""
+    return path[:-1] if path[-1] == _REMAINDER else path
+
+
 @dataclass(frozen=True)
 class SymbolicSizes:
     """Which sizes and strides are symbolic, by the paths of their origins.
@@ -61,7 +66,10 @@ class SymbolicSizes:
     def without(self, groups: Iterable[frozenset[Path]], now: bool) -> SymbolicSizes:
         """Without the symbols that were found at these, in this call if `now`: as numbers, or first as symbols of their own
         where one was found at several places, of which perhaps one alone must be a number, unless they must be one."""
-        found = {paths: len(paths) == 1 or not paths.isdisjoint(self._alike) for paths in groups}
+        found = {
+            paths: len(paths) == 1 or not self._alike.keys().isdisjoint(map(_size_of, paths))
+            for paths in groups
+        }
         fixed = frozenset[Path]().union(*(paths for paths, alone in found.items() if alone))
         apart = self.apart.union(*(paths for paths, alone in found.items() if not alone))
         if now:
@@ -79,7 +87,7 @@ class SymbolicSizes:
         """With these divided by as much more, as long as there are not too many remainders, each of which is an entry: the
         quotients by what was known before are what `found` says is divided."""
         known = dict(self.divisors)
-        divided = {path[:-1] if path[-1] == _REMAINDER else path: by for path, by in found}
+        divided = {_size_of(path): by for path, by in found}
         for path, by in divided.items():
             product = known.get(path, 1) * by
             known[path] = product if product <= _MOST_REMAINDERS else known.get(path, 1)
