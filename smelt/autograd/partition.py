@@ -84,7 +84,7 @@ def partition(joint: Joint, config: Config, hints: Hints = NO_HINTS) -> Partitio
         problem = CutProblem(joint, config, shared, hints)
         cut, bans = within_budget(problem, config.activation_memory_budget)
         made = _Builder(problem, cut, bans).build()
-        if len(joint.tangents) < 2 or not (more := _read_beyond_eager(problem, cut, made)):
+        if len(joint.tangents) < 2 or not (more := _read_beyond_eager(problem, cut, made) - shared):
             return made
         shared |= more
 

@@ -119,3 +119,19 @@ def group_norm_without_elements():
         return torch.nn.functional.group_norm(x, 1, weight, weight)
 
     return fn, [(torch.empty(5, 0, 4, requires_grad=True), torch.empty(0, requires_grad=True))] * 3
+
+
+@program(graphs=1, grad=True)
+def gradients_of_results_without_elements():
+    """An input that is free to keep in two ways, neither of which is read for fewer gradients."""
+
+    def fn(x):
+        product = torch.addmm(torch.ones(x.shape[0]), x, x.t()).clamp(-9, 9)
+        positive = x.relu()
+        other = torch.addmm(torch.ones(product.size(1)), positive, positive.t()).clamp(-9, 9)
+        written = torch.nn.functional.linear(x, positive).clamp(-9, 9).clone()
+        written[:, : x.shape[0] // 2] = 3
+        written.clamp_(-9, 9)
+        return product, other.cumsum(0).clamp(-9, 9), written
+
+    return fn, [(torch.empty(0, 17, requires_grad=True),)] * 3
