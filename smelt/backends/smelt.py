@@ -37,7 +37,7 @@ from smelt.ops.written_attention.rewrite import fuse_attention
 from smelt.plan.build import build_plan
 from smelt.plan.steps import CPU, Plan, extern_names, kernel_names
 from smelt.plan.target import Target
-from smelt.plan.template import Template
+from smelt.plan.template import Loader, Template
 from smelt.plan.verify import verify as verify_plan
 from smelt.schedule.fuse import fuse
 from smelt.schedule.schedule import Schedule
@@ -339,12 +339,25 @@ def _template(
     schedule = replace(_scheduled(graph, config, target, sizes), given=given)
     with _stage("codegen"):
         template = Template.of(schedule, target, _numbers(graph))
+    loader = None if target.load_sized is None else Loader(template, target.load_sized, tuple(sizes))
 
     def loaded(values: Values) -> _native.Plan:
         with _stage("instance"):
-            return _loaded(template.at(values), config, target)
+            if loader is None:
+                return _loaded(template.at(values), config, target)
+            return _instance(loader, values, config)
 
     return loaded
+
+
+def _instance(loader: Loader, values: Values, config: Config) -> _native.Plan:
+    with _stage("load"):
+        made, plan = loader(values)
+    events.emit("plan", kernels=plan.kernels, externs=plan.externs)
+    if config.verify:
+        with _stage("verify"):
+            loader.check(made, plan, values)
+    return made
 
 
 def _scheduled(graph: Graph, config: Config, target: Target, sizes: Iterable[Sym] = ()) -> Schedule:

@@ -11,9 +11,11 @@ import torch
 from smelt import _native
 from smelt.costs import Costs
 from smelt.graph.ir import Graph, Node, TensorSpec
-from smelt.graph.sizes import Sym
+from smelt.graph.sizes import Size, Sym, ceil_div
 from smelt.ops.written_attention.rewrite import Choose
+from smelt.plan.decisions import Decisions
 from smelt.plan.items import Item
+from smelt.plan.sized import LoadSized
 from smelt.plan.steps import Plan
 from smelt.schedule.schedule import Schedule
 from smelt.torch_private import OpOverload
@@ -41,10 +43,11 @@ class Sharing:
 
     limit: int = 0
 
-    def grain(self, extent: int, least: int) -> int:
+    def grain(self, extent: Size, least: int, decisions: Decisions | None = None) -> Size:
         """Items that a worker takes at least. A share for each of `limit` workers keeps the others out."""
         if self.limit:
-            least = max(least, -(-extent // self.limit))
+            share = ceil_div(extent, self.limit)
+            return (decisions or Decisions()).larger(share, max(least, 1))
         return max(least, 1)
 
 
@@ -58,6 +61,7 @@ class Target:
         for_sizes: what gives the items of a schedule with symbols in its sizes at numbers, given the rest of the schedule at
             these; None: what `compile` gives is for all sizes.
         load: a plan made callable on a tuple of its inputs.
+        load_sized: loads plans for numbers in place of symbols; None where `for_sizes` is not.
         out_variant: the operator, if there is one, that computes what another does in memory given as `out`.
         memory: which temporaries may be in the arena, and how they are aligned.
         sharing: how a launch is cut into pieces.
@@ -76,3 +80,4 @@ class Target:
     attention: Choose | None = None
     warm_up: Callable[[Graph, Set[Node]], object] | None = None
     for_sizes: Callable[[Schedule], ItemsAt] | None = None
+    load_sized: LoadSized | None = None

@@ -13,7 +13,7 @@ from smelt.codegen.extern import out_variant
 from smelt.codegen.generate import Products, generate
 from smelt.codegen.llvm import compile_kernels
 from smelt.codegen.llvm.host import host
-from smelt.codegen.load import load
+from smelt.codegen.load import load, load_sized
 from smelt.config import Config
 from smelt.costs import Costs, ProductCosts
 from smelt.plan.items import Item
@@ -144,6 +144,7 @@ def target(config: Config, cpu: str | None = None) -> Target:
         costs=replace(COSTS, threads=config.threads or threads, products=known),
         compile=partial(compile_schedule, config, products),
         load=load,
+        load_sized=load_sized,
         out_variant=out_variant,
         memory=Memory(torch.device("cpu"), ALIGNMENT),  # a cache line
         sharing=Sharing(config.threads),

@@ -11,7 +11,7 @@ from smelt.graph.sizes import Expr, Values, evaluate
 from smelt.graph.tree import map_leaves
 from smelt.trace.joint import Joint
 from smelt.trace.outputs import OutputSource, ViewStep
-from smelt.trace.torch_places import TorchPlace
+from smelt.trace.torch_places import place_at
 from smelt.trace.traced import Traced
 
 
@@ -28,26 +28,29 @@ def traced_at(traced: Traced, values: Values) -> Traced:
 def _joint_at(joint: Joint, values: Values, torch_nodes: Mapping[Node, Node]) -> Joint:
     graph, copy_of = copied_at(joint.graph, values)
     return replace(
-        joint,
+        sources_at(joint, values),
         graph=graph,
         backward=frozenset(copy_of[node] for node in joint.backward if node in copy_of),
+        torch_places=tuple(place and place_at(place, torch_nodes) for place in joint.torch_places),
+    )
+
+
+def sources_at(joint: Joint, values: Values) -> Joint:
+    """The joint graph, with what is had from its values, and what is taken outside of it, for these sizes."""
+    return replace(
+        joint,
         results=tuple(source_at(source, values) for source in joint.results),
         taken=tuple(replace(taken, source=source_at(taken.source, values)) for taken in joint.taken),
-        torch_places=tuple(place and _place_at(place, torch_nodes) for place in joint.torch_places),
     )
 
 
 def source_at(source: OutputSource, values: Values) -> OutputSource:
     """How an output is had where sizes are these."""
+    if not source.steps:
+        return source
     return replace(source, steps=tuple(_step_at(step, values) for step in source.steps))
 
 
 def _step_at(step: ViewStep, values: Values) -> ViewStep:
     args, kwargs = map_leaves((step.args, step.kwargs), Expr, lambda size: evaluate(size, values))
     return replace(step, args=args, kwargs=kwargs)
-
-
-def _place_at(place: TorchPlace, nodes: Mapping[Node, Node]) -> TorchPlace:
-    return replace(
-        place, node=nodes.get(place.node, place.node), settled=nodes.get(place.settled, place.settled)
-    )
