@@ -28,6 +28,7 @@ class SizeProgram:
 
     @property
     def instructions(self) -> tuple[tuple[int, int, int], ...]:
+        """How the slots behind those of the symbols are computed."""
         return tuple(self._computed)
 
     def slot(self, size: Size) -> int:

@@ -102,6 +102,7 @@ void place_allocs(const Template& t, const std::vector<int64_t>& slots, Program&
     for (const SizedInterval& i : t.intervals) intervals.push_back({slots[i.nbytes], i.begin, i.end});
     const Placement placement = place(intervals, t.alignment);
     p.arena_bytes = static_cast<size_t>(placement.nbytes);
+    p.keeps_no_frame &= p.arena_bytes == 0;
     for (Alloc& a : p.allocs)
         if (a.arena >= 0) a.arena = placement.offsets[static_cast<size_t>(a.arena)];
 }
