@@ -28,7 +28,7 @@ from smelt.config import Config
 from smelt.errors import NeedsFixedSize
 from smelt.graph.at_sizes import at_sizes
 from smelt.graph.graph_function import Compiled
-from smelt.graph.ir import Graph, argument_nodes
+from smelt.graph.ir import Graph, TensorSpec, argument_nodes
 from smelt.graph.sizes import Values
 from smelt.graph.specs import at_numbers
 from smelt.runtime.collector import collections_postponed
@@ -196,9 +196,13 @@ class _Node:
 
     def _differentiable(self, values: Values) -> list[tuple[Any, ...]]:
         """The outputs with tangents, and the layout of these as the backward was recorded."""
-        tangents = self.joint.graph.placeholders[self.joint.n_primals :]
-        specs = [at_numbers(p.spec, values) for p in tangents[: len(self.joint.tangents)]]
+        specs = [at_numbers(spec, values) for spec in self._tangents]
         return [(i, s.shape, s.stride, s.dtype) for i, s in zip(self.joint.tangents, specs, strict=True)]
+
+    @cached_property
+    def _tangents(self) -> list[TensorSpec]:
+        placeholders = self.joint.graph.placeholders[self.joint.n_primals :]
+        return [p.spec for p in placeholders[: len(self.joint.tangents)]]
 
     @cached_property
     def _groups(self) -> list[tuple[list[int], bool]]:

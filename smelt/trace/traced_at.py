@@ -37,6 +37,8 @@ def _joint_at(joint: Joint, values: Values, torch_nodes: Mapping[Node, Node]) ->
 
 def sources_at(joint: Joint, values: Values) -> Joint:
     """The joint graph, with what is had from its values, and what is taken outside of it, for these sizes."""
+    if not any(source.steps for source in (*joint.results, *(taken.source for taken in joint.taken))):
+        return joint
     return replace(
         joint,
         results=tuple(source_at(source, values) for source in joint.results),
@@ -46,8 +48,6 @@ def sources_at(joint: Joint, values: Values) -> Joint:
 
 def source_at(source: OutputSource, values: Values) -> OutputSource:
     """How an output is had where sizes are these."""
-    if not source.steps:
-        return source
     return replace(source, steps=tuple(_step_at(step, values) for step in source.steps))
 
 
