@@ -45,7 +45,7 @@ from smelt.schedule.verify import verify as verify_schedule
 from smelt.trace.joint import Joint
 from smelt.trace.symbolic_layouts import ITSELF, SizeSource
 from smelt.trace.traced import SizeInput, Traced
-from smelt.trace.traced_at import traced_at
+from smelt.trace.traced_at import traced_at, within_bounds
 from smelt.trace.views import freely_written
 
 log = logging.getLogger("smelt")
@@ -65,7 +65,7 @@ def compile_graph(traced: Traced, config: Config) -> Compiled:
         if traced.data is not None:
             return _in_parts(traced, config)
         if traced.sizes:
-            return _for_any_sizes(traced, config)
+            return _for_any_sizes(within_bounds(traced), config)
         return _for_fixed_sizes(traced, config)
     except Unsupported:
         raise
@@ -314,8 +314,8 @@ def _plans(
 
 
 def _target_for_sizes(config: Config, devices: set[torch.device]) -> Target:
-    """Without generated products, which are tables of numbers, or measured for these."""
-    return targets.maker(devices)(replace(config, native_gemm=False))
+    """On a GPU without generated products, which are measured for numbers."""
+    return targets.maker(devices)(config if devices == {CPU} else replace(config, native_gemm=False))
 
 
 def _some_compiled(config: Config, devices: set[torch.device]) -> CompileGraph:

@@ -7,7 +7,7 @@ it is there on a CPU; on a GPU a set of numbers may be the first to need another
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,20 +36,21 @@ class Template:
         if target.for_sizes is not None:
             return cls(schedule, target.for_sizes(schedule), target, numbers)
         compiled = target.compile(schedule)
-        return cls(schedule, lambda _, values: _at(compiled, values), target, numbers)
+        return cls(schedule, lambda _, values: [item_at(i, values) for i in compiled], target, numbers)
 
     def at(self, values: Values) -> Plan:
         """The plan for these sizes."""
         buffers = [replace(b, spec=at_numbers(b.spec, values)) for b in self.schedule.buffers]
-        schedule = replace(self.schedule, buffers=buffers, items=_at(self.schedule.items, values))
+        given = [item_at(i, values) for i in self.schedule.items]
+        schedule = replace(self.schedule, buffers=buffers, items=given)
         items = self.items_at(schedule, values)
         plan = build_plan(schedule, replace(self.target, compile=lambda _: items))
         return replace(plan, numbers=self.numbers)
 
 
-def _at(items: Sequence[Any], values: Values) -> list[Any]:
-    """Items with numbers; kernels stay what they are."""
-    return [_ITEMS[type(item)](item, values) for item in items]
+def item_at(item: Any, values: Values) -> Any:
+    """An item with numbers; kernels stay what they are."""
+    return _ITEMS[type(item)](item, values)
 
 
 def _numbers(value: Any, values: Values) -> Any:

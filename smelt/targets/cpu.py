@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from smelt.codegen.cost import prefers_native
+from smelt.codegen.cpu_sizes import ForSizes
 from smelt.codegen.extern import out_variant
 from smelt.codegen.generate import Products, generate
 from smelt.codegen.llvm import compile_kernels
@@ -147,7 +148,13 @@ def target(config: Config, cpu: str | None = None) -> Target:
         out_variant=out_variant,
         memory=Memory(torch.device("cpu"), ALIGNMENT),  # a cache line
         sharing=Sharing(config.threads),
+        for_sizes=None if products is None else partial(schedule_for_sizes, config, products),
     )
+
+
+def schedule_for_sizes(config: Config, products: Products, schedule: Schedule) -> ForSizes:
+    """The same of a schedule whose sizes have symbols: what gives its items at numbers."""
+    return ForSizes(schedule, lambda kernels: compile_kernels(kernels, config), products)
 
 
 def compile_schedule(config: Config, products: Products | None, schedule: Schedule) -> Sequence[Item]:

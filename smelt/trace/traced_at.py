@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from smelt.graph.at_sizes import at_sizes, copied_at
 from smelt.graph.ir import Node
-from smelt.graph.sizes import Expr, Values, evaluate
+from smelt.graph.sizes import Expr, Size, Sym, Values, evaluate
 from smelt.graph.tree import map_leaves
 from smelt.trace.joint import Joint
 from smelt.trace.outputs import OutputSource, ViewStep
@@ -15,14 +15,24 @@ from smelt.trace.torch_places import TorchPlace
 from smelt.trace.traced import Traced
 
 
-def traced_at(traced: Traced, values: Values) -> Traced:
-    """The trace for these sizes. What nobody compiles stays as it is: fakes, the aten graph where there is a joint one, and
+def traced_at(traced: Traced, values: Mapping[Sym, Size]) -> Traced:
+    """The trace for these sizes, numbers or other symbols. What nobody compiles stays as it is: fakes, the aten graph where there is a joint one, and
     the torch-level graph where there is none."""
     if traced.joint is None:
         return replace(traced, aten_graph=at_sizes(traced.aten_graph, values), sizes={})
     torch_graph, torch_nodes = copied_at(traced.torch_graph, values)
     joint = _joint_at(traced.joint, values, torch_nodes)
     return replace(traced, torch_graph=torch_graph, joint=joint, sizes={})
+
+
+def within_bounds(traced: Traced) -> Traced:
+    """The trace with symbols that know the range that sizes are in, and what this call's are."""
+    symbols = {}
+    for sym, place in traced.sizes.items():
+        low, high = place.bounds
+        symbols[sym] = Sym(sym.name, max(sym.lo, low), min(sym.hi, high), likely=place.hint)
+    sizes = {symbols[sym]: place for sym, place in traced.sizes.items()}
+    return replace(traced_at(traced, symbols), sizes=sizes)
 
 
 def _joint_at(joint: Joint, values: Values, torch_nodes: Mapping[Node, Node]) -> Joint:

@@ -74,7 +74,7 @@ class Program:
 
 
 def target(items, threads=1):
-    made = cpu.target(Config())
+    made = cpu.target(Config(native_gemm=False))
     return replace(made, compile=lambda _: items, costs=replace(made.costs, threads=threads))
 
 

@@ -62,7 +62,7 @@ def _sizeless(kernel: Kernel, target: Host) -> Kernel:
 
 
 def _numbered(kernel: Kernel) -> tuple[Sym, ...]:
-    return tuple(Sym(f"n{k}", s.lo, s.hi) for k, s in enumerate(kernel.sizes))
+    return tuple(Sym(f"n{k}", s.lo, s.hi, likely=s.likely) for k, s in enumerate(kernel.sizes))
 
 
 def _compiled(kernel: Kernel, code: _KernelCode) -> CompiledKernel:
