@@ -65,7 +65,7 @@ def compile_graph(traced: Traced, config: Config) -> Compiled:
         if traced.data is not None:
             return _in_parts(traced, config)
         if traced.sizes:
-            return _for_any_sizes(within_bounds(traced), config)
+            return _for_any_sizes(traced, config)
         return _for_fixed_sizes(traced, config)
     except Unsupported:
         raise
@@ -150,6 +150,7 @@ def _for_any_sizes(traced: Traced, config: Config) -> Compiled:
     graph = traced.aten_graph if traced.joint is None else traced.joint.graph
     if depends_inside(graph):
         raise NeedsFixedSize("graphs inside of a graph, or kernels of the program's", frozenset(traced.sizes))
+    traced = within_bounds(traced)
 
     def compile_at(values: Values) -> Instance:
         plans: list[_native.Plan] = []
