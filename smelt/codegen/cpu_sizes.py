@@ -1,28 +1,34 @@
 """A schedule whose sizes have symbols, on a CPU: its launches for each set of numbers.
 
-Kernels are compiled once, for all sizes. Which products and windows are generated, and what they absorb, is decided for
+Kernels are compiled once, for all sizes; those of rows that may be of a few vectors once more for each number of these that
+comes. Which products and windows are generated, and what they absorb, is decided for
 numbers, as where sizes are fixed. A product's code is that of others, given other numbers; that of a window is for its sizes, so
 only the first sets of sizes have some.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from smelt.codegen.calls.absorb import readers_of
 from smelt.codegen.calls.items import ProductItem, compile_by, is_product, with_products
 from smelt.codegen.generate import KernelCompiler, Products, launched
+from smelt.codegen.llvm.compile import refuse_unknown
+from smelt.codegen.llvm.host import host
 from smelt.codegen.llvm.products.product import Product
 from smelt.codegen.llvm.products.sized import SizedProducts
+from smelt.codegen.llvm.short_rows import of_length, row_of
 from smelt.codegen.llvm.windows.code import compile_windows
 from smelt.codegen.llvm.windows.window import Window
 from smelt.graph.sizes import Sym
+from smelt.loops.ir import Kernel
 from smelt.loops.sizes import at_sizes
 from smelt.plan.code import CompiledKernel
-from smelt.plan.items import Item, LaunchItem
+from smelt.plan.items import Item
 from smelt.plan.template import item_at
 from smelt.schedule.schedule import ExternItem, KernelItem, Schedule
+from smelt.schedule.schedule import Item as ScheduleItem
 
 WITH_WINDOWS = 8  # sets of sizes that have windows of their own: each takes some milliseconds to compile
 
@@ -31,17 +37,36 @@ class ForSizes:
     """What gives the launches of `schedule` at numbers. It keeps all code. Raises NeedsFixedSize for kernels that there is no
     code for that does for all sizes."""
 
-    def __init__(self, schedule: Schedule, compile_kernels: KernelCompiler, products: Products) -> None:
+    def __init__(self, schedule: Schedule, compile_kernels: KernelCompiler, products: Products | None) -> None:
         self._compile_kernels, self._options = compile_kernels, products
         self._products = SizedProducts()
         self._windows: dict[Window, CompiledKernel] = {}
         self._sets_with_windows = 0
-        self._behind = _behind_products(schedule)
-        self._kernels: dict[int, CompiledKernel] = {}  # by id of an item
-        self._compile([i for i in schedule.items if isinstance(i, KernelItem) and id(i) not in self._behind])
+        self._code: dict[Kernel, CompiledKernel] = {}
+        items = [i for i in schedule.items if isinstance(i, KernelItem)]
+        refuse_unknown(i.kernel for i in items)
+        self._behind = _behind_products(schedule) if products is not None else frozenset()
+        self._rows = {id(i): row for i in items if (row := row_of(i.kernel)) is not None}
+        chosen = self._behind | self._rows.keys()  # what their code is depends on numbers
+        self._compile([i.kernel for i in items if id(i) not in chosen])
 
     def __call__(self, schedule: Schedule, values: Mapping[Sym, int]) -> Sequence[Item]:
         """`schedule`: that of all sizes at `values`, but for its kernels, whose items are its own."""
+        items = self._with_products(schedule, values)
+        kernels = {id(i): self._kernel(i, values) for i in items if isinstance(i, KernelItem)}
+        self._compile(kernel for kernel, _ in kernels.values())
+        products = [i for i in items if isinstance(i, ProductItem)]
+        code = {key: self._code[kernel] for key, (kernel, _) in kernels.items()}
+        code |= compile_by(products, self._products.compile, self._compile_windows)
+        launches = [(launched(i, code), kernels.get(id(i))) for i in items]
+        return [item if made is None else item_at(item, made[1]) for item, made in launches]
+
+    def _with_products(
+        self, schedule: Schedule, values: Mapping[Sym, int]
+    ) -> Sequence[ScheduleItem | ProductItem]:
+        """The items with products and windows; kernels that none of them absorbed are those of all sizes."""
+        if self._options is None:
+            return schedule.items
         numbered = {
             id(i): replace(i, kernel=at_sizes(i.kernel, values))
             for i in schedule.items
@@ -50,20 +75,22 @@ class ForSizes:
         own = {id(numbered[id(i)]): i for i in schedule.items if id(i) in numbered}
         at_numbers = replace(schedule, items=[numbered.get(id(i), i) for i in schedule.items])
         found = with_products(at_numbers, self._options.absorb, self._prefer)
-        items = [own.get(id(i), i) for i in found]
-        self._compile([i for i in items if isinstance(i, KernelItem) and id(i) not in self._kernels])
-        made = [i for i in items if isinstance(i, ProductItem)]
-        code = self._kernels | compile_by(made, self._products.compile, self._compile_windows)
-        return [_at(launched(i, code), values) for i in items]
+        return [own.get(id(i), i) for i in found]
+
+    def _kernel(self, item: KernelItem, values: Mapping[Sym, int]) -> tuple[Kernel, Mapping[Sym, int]]:
+        """What is compiled for it, and the numbers that this takes."""
+        row = self._rows.get(id(item))
+        return (item.kernel, values) if row is None else of_length(item.kernel, row, values, host())
 
     def _prefer(self, product: Product | Window) -> bool:
+        assert self._options is not None
         known = isinstance(product, Product) or replace(product, name="") in self._windows
         return (known or self._sets_with_windows < WITH_WINDOWS) and self._options.prefer(product)
 
-    def _compile(self, items: Sequence[KernelItem]) -> None:
-        if items:
-            compiled = self._compile_kernels([i.kernel for i in items])
-            self._kernels.update(zip(map(id, items), compiled))
+    def _compile(self, kernels: Iterable[Kernel]) -> None:
+        missing = [k for k in dict.fromkeys(kernels) if k not in self._code]
+        if missing:
+            self._code.update(zip(missing, self._compile_kernels(missing)))
 
     def _compile_windows(self, windows: Sequence[Window]) -> list[CompiledKernel]:
         missing = {key: w for w in windows if (key := replace(w, name="")) not in self._windows}
@@ -83,9 +110,3 @@ def _behind_products(schedule: Schedule) -> frozenset[int]:
             if len(users) == 1 and users[0] >= 0 and isinstance(schedule.items[users[0]], KernelItem):
                 found.add(id(schedule.items[users[0]]))
     return frozenset(found)
-
-
-def _at(item: Item, values: Mapping[Sym, int]) -> Item:
-    """A launch with numbers; others have them."""
-    made: Item = item_at(item, values) if isinstance(item, LaunchItem) else item
-    return made

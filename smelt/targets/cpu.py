@@ -148,11 +148,11 @@ def target(config: Config, cpu: str | None = None) -> Target:
         out_variant=out_variant,
         memory=Memory(torch.device("cpu"), ALIGNMENT),  # a cache line
         sharing=Sharing(config.threads),
-        for_sizes=None if products is None else partial(schedule_for_sizes, config, products),
+        for_sizes=partial(schedule_for_sizes, config, products),
     )
 
 
-def schedule_for_sizes(config: Config, products: Products, schedule: Schedule) -> ForSizes:
+def schedule_for_sizes(config: Config, products: Products | None, schedule: Schedule) -> ForSizes:
     """The same of a schedule whose sizes have symbols: what gives its items at numbers."""
     return ForSizes(schedule, lambda kernels: compile_kernels(kernels, config), products)
 

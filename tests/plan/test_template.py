@@ -74,8 +74,8 @@ class Program:
 
 
 def target(items, threads=1):
-    made = cpu.target(Config(native_gemm=False))
-    return replace(made, compile=lambda _: items, costs=replace(made.costs, threads=threads))
+    made = cpu.target(Config())
+    return replace(made, compile=lambda _: items, for_sizes=None, costs=replace(made.costs, threads=threads))
 
 
 def run(template, s, t, *inputs):
