@@ -2,8 +2,9 @@
 
     python -m benchmarks.dynamic_models [--only NAME] [--seconds 6] [--cpu] [--out DIR]
 
-Each model runs in processes of its own: one for the first call of each contestant, so that none finds another's code, and one
-where their calls take turns. `--cpu`: processor time of one thread, for a machine that others use as well. Nothing is asserted.
+Each model runs in processes of its own: one for the first call of each contestant, so that none finds another's code, and
+one where their calls take turns. `--cpu`: processor time of one thread, for a machine that others use as well. Nothing is
+asserted.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ def calls(name: str, seconds: float, clock: Callable[[], float]) -> dict[str, An
 def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """All that is measured of a model."""
     flags = ["--cpu"] if options.cpu else []
-    found = measure.process("benchmarks.dynamic_models", name, "calls", "--seconds", str(options.seconds), *flags)
+    found = measure.process(
+        "benchmarks.dynamic_models", name, "calls", "--seconds", str(options.seconds), *flags
+    )
     firsts = {who: measure.process("benchmarks.dynamic_models", name, who, *flags) for who in DYNAMIC}
     return {"model": name, **found, **firsts}
 
@@ -104,7 +107,9 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", nargs="?", help="print what one process measures, as JSON")
     parser.add_argument("what", nargs="?", choices=["calls", *DYNAMIC])
     parser.add_argument("--only", action="append", help="a model's name; may be repeated")

@@ -2,8 +2,8 @@
 
 Kernels are compiled once, for all sizes; those of rows that may be of a few vectors once more for each number of these that
 comes. Which products and windows are generated, and what they absorb, is decided for
-numbers, as where sizes are fixed. A product's code is that of others, given other numbers; that of a window is for its sizes, so
-only the first sets of sizes have some.
+numbers, as where sizes are fixed. A product's code is that of others, given other numbers; that of a window is for its
+sizes, so only the first sets of sizes have some.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ WITH_WINDOWS = 8  # sets of sizes that have windows of their own: each takes som
 
 
 class ForSizes:
-    """What gives the launches of `schedule` at numbers. It keeps all code. Raises NeedsFixedSize for kernels that there is no
-    code for that does for all sizes."""
+    """What gives the launches of `schedule` at numbers. It keeps all code. Raises NeedsFixedSize for kernels that there
+    is no code for that does for all sizes."""
 
-    def __init__(self, schedule: Schedule, compile_kernels: KernelCompiler, products: Products | None) -> None:
+    def __init__(
+        self, schedule: Schedule, compile_kernels: KernelCompiler, products: Products | None
+    ) -> None:
         self._compile_kernels, self._options = compile_kernels, products
         self._products = SizedProducts()
         self._windows: dict[Window, CompiledKernel] = {}

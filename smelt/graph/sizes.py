@@ -111,8 +111,8 @@ class Atom(Expr):
 
 
 class Sym(Atom):
-    """A named integer in [lo, hi], and less than `below`, which costs take for `likely`. Two symbols that are the same in all
-    of that are one."""
+    """A named integer in [lo, hi], and less than `below`, which costs take for `likely`. Two symbols that are the same in
+    all of that are one."""
 
     __slots__ = ("below", "likely", "name")
     name: str

@@ -52,7 +52,9 @@ def at_sizes(kernel: Kernel, values: Mapping[Sym, Size]) -> Kernel:
     if not kernel.sizes:
         return kernel
     assert kernel.sums is None, "sums beside rows are of fixed sizes"
-    sizes = [s for size in kernel.sizes for s in sorted(free_syms(values.get(size, size)), key=lambda s: s.key)]
+    sizes = [
+        s for size in kernel.sizes for s in sorted(free_syms(values.get(size, size)), key=lambda s: s.key)
+    ]
     outer = tuple(_loop(l, values) for l in kernel.outer)
     return replace(
         kernel,

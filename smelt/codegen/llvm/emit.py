@@ -32,7 +32,6 @@ from smelt.graph.sizes import Size, Sym, bounds, ceil_div, likely, numel, static
 from smelt.loops.ir import (
     Kernel,
     Loop,
-    stage_loops,
     stage_stores,
     stage_values,
     walk,

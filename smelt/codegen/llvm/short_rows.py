@@ -1,9 +1,9 @@
 """Rows of a few vectors that several stages go over: without loops, what one stage loaded or computed the next ones find in
 registers, as a common subexpression.
 
-A row whose length is no number may be one of so many vectors, the last of which is masked: then one code does for the lengths
-of that many, and which one a launch takes is chosen when its sizes are known. Of longer rows, too, it is good to know about how
-long they are: sums are cascades of as many levels as that needs, and loops have rounds.
+A row whose length is no number may be one of so many vectors, the last of which is masked: then one code does for the
+lengths of that many, and which one a launch takes is chosen when its sizes are known. Of longer rows, too, it is good to
+know about how long they are: sums are cascades of as many levels as that needs, and loops have rounds.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def _instructions(stages: Sequence[Stage]) -> int:
 def _varies(value: Value, loops: Set[Sym]) -> bool:
     """Whether it is made of anything else than constants and sizes."""
     found = walk([value])
-    return any(v.op in ("load", "result") or (v.op == "index" and free_syms(v.args[0]) & loops) for v in found)
+    return any(
+        v.op in ("load", "result") or (v.op == "index" and free_syms(v.args[0]) & loops) for v in found
+    )
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,11 @@ class Row:
 
 def row_of(kernel: Kernel) -> Row | None:
     """Of a kernel whose rows may be short, but are of no known number of vectors."""
-    loops = [stage_loops(s) for s in kernel.stages if isinstance(s, (MapStage, ReduceStage)) and stage_loops(s)]
+    loops = [
+        stage_loops(s) for s in kernel.stages if isinstance(s, (MapStage, ReduceStage)) and stage_loops(s)
+    ]
     sizes = {tuple(l.size for l in of_stage) for of_stage in loops}
-    if len(loops) < 2 or len(sizes) != 1 or len(next(iter(sizes))) != 1:
+    if len(sizes) != 1 or len(next(iter(sizes))) != 1:
         return None
     (size,) = next(iter(sizes))
     if isinstance(size, int) or len(free_syms(size)) != 1:
@@ -74,14 +78,14 @@ def row_of(kernel: Kernel) -> Row | None:
     line = affine(size, sym)
     if line is None or not isinstance(line[0], int) or not isinstance(line[1], int) or line[0] < 1:
         return None
-    return Row(size, sym, *line)
+    return Row(size, sym, line[0], line[1])
 
 
 def of_length(
     kernel: Kernel, row: Row, values: Mapping[Sym, int], target: Host
 ) -> tuple[Kernel, dict[Sym, int]]:
-    """The kernel for rows about as long as they are at `values`, and what its sizes are then. It is that of all rows that are
-    of as many vectors, if these are few, or of up to twice as many; and are of whole vectors, or not."""
+    """The kernel for rows about as long as they are at `values`, and what its sizes are then. It is that of all rows that
+    are of as many vectors, if these are few, or of up to twice as many; and are of whole vectors, or not."""
     lanes, numbers = count_lanes(kernel, target.lanes), {s: values[s] for s in kernel.sizes}
     length = evaluate(row.size, values)
     vectors = -(-length // lanes)
@@ -90,8 +94,8 @@ def of_length(
         return made
     if vectors > LONG_VECTORS:
         return kernel, numbers
-    half = 1 << (vectors - 1).bit_length() - 1
-    return _narrowed(kernel, row, numbers, lanes, length % lanes == 0, (half, 2 * half))
+    most = 1 << (vectors - 1).bit_length()
+    return _narrowed(kernel, row, numbers, lanes, length % lanes == 0, (most // 2, most))
 
 
 def _narrowed(
@@ -106,7 +110,7 @@ def _narrowed(
         made: Size = low * unit
     else:
         made = Sym(row.sym.name, low, high, likely=high) * unit
-    number = {s: numbers[row.sym] // unit for s in free_syms(made)}
+    number = dict.fromkeys(free_syms(made), numbers[row.sym] // unit)
     return at_sizes(kernel, {row.sym: made}), {
         **{s: n for s, n in numbers.items() if s is not row.sym},
         **number,

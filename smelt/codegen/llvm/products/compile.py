@@ -77,7 +77,8 @@ def called(p: Product, tile: Tile) -> dict[str, str]:
 
 
 def finishes(p: Product, tile: Tile) -> dict[str, bool]:
-    """By word of the descriptor, whether the epilogue that it is the address of is of full panels; of those that `p` needs."""
+    """By word of the descriptor, whether the epilogue that it is the address of is of full panels; of those that `p`
+    needs."""
     found = {}
     if p.epilogue != NO_EPILOGUE and p.n >= tile.columns:
         found["epilogue_full"] = True

@@ -1,7 +1,7 @@
 """Machine code of an epilogue: the function that finishes one tile of a matrix product.
 
-What differs between products of other sizes (strides, divisors) is constants of the code, or numbers that it reads behind the
-buffers (`Slots`).
+What differs between products of other sizes (strides, divisors) is constants of the code, or numbers that it reads behind
+the buffers (`Slots`).
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ def write_epilogue(
     module: Module, name: str, p: Product, tile: Tile, *, full: bool, slots: Slots | None = None
 ) -> str:
     """The function (EPILOGUE_PARAMETERS) that finishes one tile: reads sums at `source`, rows `step` bytes apart, writes
-    C. `full`: the tile is `tile.columns` wide; otherwise only its first `cols` columns exist. `slots`: the function is that of
-    products of other sizes as well, whose numbers go there; both of a product ask for the same in the same order."""
+    C. `full`: the tile is `tile.columns` wide; otherwise only its first `cols` columns exist. `slots`: the function is
+    that of products of other sizes as well, whose numbers go there; both of a product ask for the same in the same
+    order."""
     linkage = "internal " if slots is None else ""
     return _Writer(module, p, tile, full, slots).function(name, linkage)
 
@@ -56,7 +57,9 @@ class _Writer:
             source = self._at(Ref("%source", "ptr"), b.op("mul", loop.index, Ref("%step", "i64")))
             for first in range(0, self.tile.columns, self.tile.lanes):
                 self._vector(source, first)
-        return f"define {linkage}void @{name}({EPILOGUE_PARAMETERS}) nounwind {{\n{b.lines()}\n  ret void\n}}\n"
+        return (
+            f"define {linkage}void @{name}({EPILOGUE_PARAMETERS}) nounwind {{\n{b.lines()}\n  ret void\n}}\n"
+        )
 
     def _vector(self, source: Ref, first: int) -> None:
         """Columns [first, first + lanes) of the current row."""
@@ -156,7 +159,11 @@ class _Writer:
         total = self._number(e.const * factor)
         for atoms, coefficient in e.terms:
             # A column's place is a constant in any case: neighbours are.
-            scale = b.const("i64", coefficient * factor) if atoms == (COL,) else self._number(coefficient * factor)
+            scale = (
+                b.const("i64", coefficient * factor)
+                if atoms == (COL,)
+                else self._number(coefficient * factor)
+            )
             term = scale
             for atom in atoms:
                 term = b.op("mul", self._integer(atom), term)

@@ -1,7 +1,8 @@
 """Products whose sizes come when a plan is made: their code is that of products of other sizes, and takes numbers.
 
-An epilogue is compiled once for all that differ in numbers only; an entry point once for each choice of epilogues, packers and
-micro-kernels. It takes the descriptor behind its buffers, with zeros where addresses belong, and what the epilogues read.
+An epilogue is compiled once for all that differ in numbers only; an entry point once for each choice of epilogues,
+packers and micro-kernels. It takes the descriptor behind its buffers, with zeros where addresses belong, and what the
+epilogues read.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class _Finished:
 
 @dataclass(frozen=True)
 class _Entry:
-    """What an entry point is made for. `words`: symbols whose addresses stand in the descriptor; `slot`: where that begins."""
+    """What an entry point is made for. `words`: symbols whose addresses stand in the descriptor; `slot`: where that
+    begins."""
 
     tile: Tile
     words: tuple[tuple[str, str], ...]
@@ -67,7 +69,9 @@ class SizedProducts:
         key = replace(p, name="", batch=(1, p.batch[1]), m=1, n=1, k=1, a=p.c, b=p.c), tuple(words)
         if key not in self._finished:
             slots = Slots(_slot(p) + len(WORDS))
-            texts = [(w, write_epilogue(module, ANY, p, tile, full=full, slots=slots)) for w, full in words.items()]
+            texts = [
+                (w, write_epilogue(module, ANY, p, tile, full=full, slots=slots)) for w, full in words.items()
+            ]
             self._finished[key] = _Finished(tuple(texts), tuple(slots.places))
         return self._finished[key]
 
