@@ -131,11 +131,12 @@ def _over_one_loop(tensor: Tensor) -> Tensor:
     first = next((d for d, size in enumerate(reduce.sizes) if size != 1), 0)
 
     def body(load: Load, index: Index, position: Index) -> Value:
-        at: list[Size] = []
-        for d, (size, stride) in enumerate(zip(reduce.sizes, contiguous_stride(reduce.sizes))):
-            digit = position[0] // stride
+        at: list[Size] = [0] * len(reduce.sizes)
+        rest = position[0]
+        for d, size in reversed(list(enumerate(reduce.sizes))):
             # Without a remainder, the first one is right beyond the end, too: parts may go there, under a mask.
-            at.append(0 if size == 1 else digit if d == first else digit % size)
+            if size != 1:
+                at[d], rest = rest if d == first else rest % size, rest // size
         return reduce.body(load, index, tuple(at))
 
     return replace(tensor, definition=replace(reduce, sizes=(numel(reduce.sizes),), body=body))
