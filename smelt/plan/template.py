@@ -1,8 +1,8 @@
 """Plans for sizes that change: the schedule with symbols and its machine code are made once, a plan for each set of numbers.
 
 An instance is what `build_plan` makes of the schedule with the numbers in place of the symbols: where its temporaries lie,
-what is in whose place and how launches are joined is decided as for fixed sizes. Its machine code is the template's: all of
-it is there on a CPU; on a GPU a set of numbers may be the first to need another variant of a kernel.
+what is in whose place and how launches are joined is decided as for fixed sizes. Its machine code is the template's, but
+where a set of numbers is the first to need another variant of a kernel, or of a product.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def generated(monkeypatch):
 
 
 def calls_of(f, shapes):
-    """The ATen calls of each plan of `f`, compiled once for all sizes, of a tensor of these shapes, as results are eager's."""
+    """The ATen calls of each plan of `f`, compiled once, whose results are eager's, of tensors of these shapes."""
     compiled, seen = smelt.compile(f, dynamic=True, fullgraph=True), []
     with events.subscribed(seen.append):
         for shape in shapes:
@@ -131,7 +131,9 @@ def calls_of(f, shapes):
 
 
 def test_disjoint_patches_are_products(generated):
-    found = calls_of(torch.nn.Conv2d(3, 8, 4, 4).requires_grad_(False), [(2, 3, 101, 211), (2, 3, 64, 80), (3, 3, 47, 99)])
+    found = calls_of(
+        torch.nn.Conv2d(3, 8, 4, 4).requires_grad_(False), [(2, 3, 101, 211), (2, 3, 64, 80), (3, 3, 47, 99)]
+    )
     assert found == [(), (), ()]
 
 
