@@ -14,7 +14,7 @@ import torch
 
 from smelt.graph.ir import TensorSpec
 from smelt.graph.kernel_calls import RUN_KERNEL
-from smelt.graph.sizes import Size, Values, static
+from smelt.graph.sizes import Size, static
 from smelt.graph.tree import map_leaves
 from smelt.ops.registry import REGISTRY
 from smelt.plan.aliases import is_foreign, returns_alias, written_values
@@ -61,9 +61,9 @@ def build_plan(schedule: Schedule, target: Target) -> Plan:
     return replace(plan, steps=steps, arena_bytes=nbytes)
 
 
-def sized_plan(schedule: Schedule, target: Target, values: Values) -> SizedPlan:
-    """The same of a schedule with symbols, for `values` and all others for which it is the same plan."""
-    decisions = Decisions(values)
+def sized_plan(schedule: Schedule, target: Target, decisions: Decisions) -> SizedPlan:
+    """The same of a schedule with symbols, for the sizes of `decisions` and all others that give the same answers to what
+    these note, what was noted before included."""
     plan, roots = _unplaced(schedule, target, decisions)
     may_use_arena = partial(roots.may_use_arena, memory=target.memory)
     steps, intervals = with_intervals(plan.steps, may_use_arena, roots.nbytes, schedule.given)

@@ -24,6 +24,14 @@ ItemsAt = Callable[[Schedule, Mapping[Sym, int]], Sequence[Item]]
 
 
 @dataclass(frozen=True)
+class Decided:
+    """A schedule's items with symbols in their sizes: `items` gives those for numbers, noting what is decided by these, and
+    they are right for all that give the same answers."""
+
+    items: Callable[[Decisions], Sequence[Item]]
+
+
+@dataclass(frozen=True)
 class Memory:
     """Where temporaries may live. `alignment`: of every arena offset, in bytes. `single`: temporaries may have
     memory of their own, where the arena would take more memory than is in use."""
@@ -58,10 +66,10 @@ class Target:
     Args:
         costs: what lowering, fusion and the plan weigh against each other.
         compile: a schedule's items with launches in place of its kernels, and of those ATen calls that are generated there.
-        for_sizes: what gives the items of a schedule with symbols in its sizes at numbers, given the rest of the schedule at
-            these; None: what `compile` gives is for all sizes.
+        for_sizes: what gives the items of a schedule with symbols in its sizes: for answers, or at numbers, given the rest
+            of the schedule at these; None: what `compile` gives is for all sizes.
         load: a plan made callable on a tuple of its inputs.
-        load_sized: loads plans for numbers in place of symbols; None where `for_sizes` is not.
+        load_sized: loads plans for numbers in place of symbols; None where items are never `Decided`.
         out_variant: the operator, if there is one, that computes what another does in memory given as `out`.
         memory: which temporaries may be in the arena, and how they are aligned.
         sharing: how a launch is cut into pieces.
@@ -79,5 +87,5 @@ class Target:
     channels_last: bool = False
     attention: Choose | None = None
     warm_up: Callable[[Graph, Set[Node]], object] | None = None
-    for_sizes: Callable[[Schedule], ItemsAt] | None = None
+    for_sizes: Callable[[Schedule], ItemsAt | Decided] | None = None
     load_sized: LoadSized | None = None

@@ -1,8 +1,8 @@
 """Plans for sizes that change: the schedule with symbols and its machine code are made once, a plan for each set of numbers.
 
 What is decided by numbers - where temporaries lie, what is in whose place, how launches are joined - is decided as for fixed
-sizes. On a CPU all else of a plan is made once as well, for each combination of answers that comes up (`plan.sized`). On a
-GPU launches are chosen for numbers, which may be the first to need another variant of a kernel; their plans are made anew.
+sizes. Where launches have symbols in their sizes, all else of a plan is made once as well, for each combination of answers
+that comes up (`plan.sized`). Where launches are made for numbers, plans are made anew.
 """
 
 from __future__ import annotations
@@ -17,23 +17,22 @@ from smelt.graph.sizes import Expr, Sym, Values, evaluate
 from smelt.graph.specs import at_numbers
 from smelt.graph.tree import map_leaves
 from smelt.plan.build import build_plan, sized_plan
+from smelt.plan.decisions import Decisions
 from smelt.plan.items import Item
 from smelt.plan.printer import print_plan
 from smelt.plan.sized import Instances, LoadSized, SizedPlan
 from smelt.plan.steps import Plan
-from smelt.plan.target import ItemsAt, Target
+from smelt.plan.target import Decided, ItemsAt, Target
 from smelt.plan.verify import verify
 from smelt.schedule.schedule import ExternItem, KernelItem, Schedule, ViewItem
 
 
 @dataclass(frozen=True)
 class Template:
-    """A schedule of sizes with symbols and the inputs that are Python numbers. `items_at` gives its launches at numbers;
-    None where `items` are those for all sizes."""
+    """A schedule of sizes with symbols, what gives its launches, and the inputs that are Python numbers."""
 
     schedule: Schedule
-    items: Sequence[Item]
-    items_at: ItemsAt | None
+    items: ItemsAt | Decided
     target: Target
     numbers: tuple[int, ...] = ()
 
@@ -41,21 +40,24 @@ class Template:
     def of(cls, schedule: Schedule, target: Target, numbers: tuple[int, ...] = ()) -> Template:
         """Compiles the schedule. Raises NeedsFixedSize for what is only compiled for numbers."""
         if target.for_sizes is not None:
-            return cls(schedule, (), target.for_sizes(schedule), target, numbers)
-        return cls(schedule, target.compile(schedule), None, target, numbers)
+            return cls(schedule, target.for_sizes(schedule), target, numbers)
+        compiled = target.compile(schedule)
+        return cls(schedule, Decided(lambda _: compiled), target, numbers)
 
     def at(self, values: Values) -> Plan:
         """The plan for these sizes."""
-        if self.items_at is None:
+        if isinstance(self.items, Decided):
             return self.sized(values).at(values)
         buffers = [replace(b, spec=at_numbers(b.spec, values)) for b in self.schedule.buffers]
         schedule = replace(self.schedule, buffers=buffers, items=_at(self.schedule.items, values))
-        items = self.items_at(schedule, values)
+        items = self.items(schedule, values)
         return replace(build_plan(schedule, self._given(items)), numbers=self.numbers)
 
     def sized(self, values: Values) -> SizedPlan:
-        """The plan for these sizes and all that give the same answers."""
-        made = sized_plan(self.schedule, self._given(self.items), values)
+        """The plan for these sizes and all that give the same answers, of launches that are `Decided`."""
+        assert isinstance(self.items, Decided)
+        decisions = Decisions(values)
+        made = sized_plan(self.schedule, self._given(self.items.items(decisions)), decisions)
         return replace(made, plan=replace(made.plan, numbers=self.numbers))
 
     def _given(self, items: Sequence[Item]) -> Target:

@@ -8,7 +8,9 @@ from functools import partial
 
 import torch
 
+from smelt.codegen.calls.items import is_product
 from smelt.codegen.cost import prefers_native
+from smelt.codegen.cpu_sizes import ForSizes
 from smelt.codegen.extern import out_variant
 from smelt.codegen.generate import Products, generate
 from smelt.codegen.llvm import compile_kernels
@@ -18,7 +20,7 @@ from smelt.config import Config
 from smelt.costs import Costs, ProductCosts
 from smelt.plan.items import Item
 from smelt.plan.memory import ALIGNMENT
-from smelt.plan.target import Memory, Sharing, Target
+from smelt.plan.target import Decided, ItemsAt, Memory, Sharing, Target
 from smelt.schedule.schedule import Schedule
 
 # Measured on Zen 4 (64 KiB of first-level cache for two cores, 1 MiB of second-level cache a core), float32, smallest times,
@@ -148,7 +150,16 @@ def target(config: Config, cpu: str | None = None) -> Target:
         out_variant=out_variant,
         memory=Memory(torch.device("cpu"), ALIGNMENT),  # a cache line
         sharing=Sharing(config.threads),
+        for_sizes=partial(schedule_for_sizes, config, products),
     )
+
+
+def schedule_for_sizes(config: Config, products: Products | None, schedule: Schedule) -> ItemsAt | Decided:
+    """The same of a schedule whose sizes have symbols. What a generated product is, is decided for numbers."""
+    if not any(map(is_product, schedule.items)):
+        products = None
+    made = ForSizes(schedule, lambda kernels: compile_kernels(kernels, config), products)
+    return Decided(made.decided) if products is None else made.at
 
 
 def compile_schedule(config: Config, products: Products | None, schedule: Schedule) -> Sequence[Item]:

@@ -43,6 +43,10 @@ class Comparisons:
             return False
         return True if low == high == 0 else None
 
+    def bounds(self, sym: Sym) -> tuple[int, int]:
+        """The range of a symbol, by what was asked of it alone."""
+        return self._range(sym)
+
     def note(self, op: str, a: Size, b: Size, answer: bool) -> None:
         """From now on, this is the answer."""
         difference = a - b

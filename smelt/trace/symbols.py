@@ -280,6 +280,10 @@ class Symbols:
             self._comparisons.note(op, a, b, answer)
         return answer
 
+    def bounds(self, sym: Sym) -> tuple[int, int]:
+        """The range that later calls are required to have this symbol of a size in."""
+        return self._comparisons.bounds(sym)
+
     def _check_divisible(self, a: Size, b: Size) -> None:
         """Raises NeedsFixedSize where the remainder of a symbol is a number: what is computed after that has no quotients if
         the size is a multiple of a symbol."""

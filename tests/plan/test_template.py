@@ -19,6 +19,7 @@ from smelt.plan.items import LaunchItem
 from smelt.plan.printer import print_plan
 from smelt.plan.reuse import LARGE
 from smelt.plan.steps import Alloc, Aten, Launch, Plan, Together, launches
+from smelt.plan.target import Decided
 from smelt.plan.template import Loader, Template
 from smelt.plan.verify import verify
 from smelt.schedule.schedule import BufferSpec, BufRef, ExternItem, Schedule, ViewItem
@@ -75,7 +76,7 @@ class Program:
 
 def target(items, threads=1):
     made = cpu.target(Config())
-    return replace(made, compile=lambda _: items, costs=replace(made.costs, threads=threads))
+    return replace(made, compile=lambda _: items, for_sizes=None, costs=replace(made.costs, threads=threads))
 
 
 def run(template, s, t, *inputs):
@@ -84,7 +85,7 @@ def run(template, s, t, *inputs):
     plan = template.at(values)
     verify(plan)
     outputs = load(plan)(copies(inputs))
-    if template.items_at is None:
+    if isinstance(template.items, Decided):
         loader = Loader(template, load_sized, (S, T))
         native, sized = loader(values)
         loader.check(native, sized, values)

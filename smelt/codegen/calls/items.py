@@ -35,12 +35,12 @@ Prefer = Callable[[Product | Window], bool]
 def with_products(schedule: Schedule, absorb: bool, prefer: Prefer) -> list[Item | ProductItem]:
     """The schedule's items, with products in place of the externs that `prefer` would rather generate. `absorb`: elementwise
     kernels behind them may be part of them."""
-    if not any(_is_product(i) for i in schedule.items):
+    if not any(is_product(i) for i in schedule.items):
         return list(schedule.items)
     readers = readers_of(schedule)
     items: list[Item | ProductItem | None] = list(schedule.items)
     for position, item in enumerate(schedule.items):
-        if not isinstance(item, ExternItem) or not _is_product(item):
+        if not isinstance(item, ExternItem) or not is_product(item):
             continue
         if any(readers.get(o) for o in item.outs[1:] if o is not None):
             continue  # generated code gives the first result only
@@ -72,11 +72,17 @@ def _put(
 
 def compile_items(items: Sequence[ProductItem]) -> dict[int, CompiledKernel]:
     """Machine code by id of item. Equal products are one function."""
+    return compile_by(items, compile_products, compile_windows)
+
+
+def compile_by(
+    items: Sequence[ProductItem],
+    products: Callable[[Sequence[Product]], Sequence[CompiledKernel]],
+    windows: Callable[[Sequence[Window]], Sequence[CompiledKernel]],
+) -> dict[int, CompiledKernel]:
+    """The same by given compilers, which are asked for distinct products of distinct names."""
     by_product: dict[Product | Window, CompiledKernel] = {}
-    compilers: tuple[tuple[type, Callable[[Any], Any]], ...] = (
-        (Product, compile_products),
-        (Window, compile_windows),
-    )
+    compilers: tuple[tuple[type, Callable[[Any], Any]], ...] = ((Product, products), (Window, windows))
     for kind, compile_all in compilers:
         distinct = {replace(i.product, name=""): i.product for i in items if isinstance(i.product, kind)}
         if distinct:
@@ -92,7 +98,8 @@ def _identifier(name: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in name)[:60]
 
 
-def _is_product(item: Item) -> bool:
+def is_product(item: Item) -> bool:
+    """Whether it is an ATen call that code may be generated for."""
     return (
         isinstance(item, ExternItem)
         and (item.op in MATRIX_CALLS or item.op in WINDOW_CALLS)
