@@ -12,18 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from smelt.codegen.calls.absorb import readers_of
 from smelt.codegen.calls.items import ProductItem, compile_by, is_product, with_products
+from smelt.codegen.calls.windows import WINDOW_CALLS
 from smelt.codegen.generate import KernelCompiler, Products, launched
 from smelt.codegen.llvm.compile import refuse_unknown
 from smelt.codegen.llvm.host import host
 from smelt.codegen.llvm.products.product import Product
-from smelt.codegen.llvm.products.sized import SizedProducts
+from smelt.codegen.llvm.products.sized import SizedProducts, of_lengths, work
 from smelt.codegen.llvm.short_rows import of_length, row_of
 from smelt.codegen.llvm.windows.code import compile_windows
 from smelt.codegen.llvm.windows.window import Window
-from smelt.graph.sizes import Size, Sym, subs
+from smelt.graph.sizes import Size, Sym, free_syms, subs
+from smelt.graph.specs import at_numbers
 from smelt.loops.ir import Kernel
 from smelt.loops.sizes import at_sizes
 from smelt.plan.code import CompiledKernel
@@ -56,9 +59,36 @@ class ForSizes:
         self._compile([i.kernel for i in items if id(i) not in chosen])
 
     def decided(self, decisions: Decisions) -> Sequence[Item]:
-        """All of them, without products, with symbols in their sizes."""
-        assert self._options is None
-        return self._launches(self._schedule.items, decisions)
+        """All of them, with symbols in their sizes."""
+        return self._launches(self._with_sized_products(decisions), decisions)
+
+    def is_decided(self) -> bool:
+        """Whether `decided` gives the products that are generated at numbers, which are likely ones here."""
+        if self._options is None or not any(map(is_product, self._schedule.items)):
+            return True
+        if any(isinstance(i, ExternItem) and i.op in WINDOW_CALLS for i in self._schedule.items):
+            return False
+        specs = [b.spec for b in self._schedule.buffers]
+        likely = {s: s.likely for spec in specs for n in (*spec.shape, *spec.stride) for s in free_syms(n)}
+        buffers = [replace(b, spec=at_numbers(b.spec, likely)) for b in self._schedule.buffers]
+        wanted = self._with_products(replace(self._schedule, buffers=buffers), likely)
+        found = self._with_sized_products(Decisions(likely))
+        return _products(found) == _products(wanted)
+
+    def _with_sized_products(self, decisions: Decisions) -> Sequence[ScheduleItem | ProductItem]:
+        if self._options is None:
+            return self._schedule.items
+        prefer = partial(self._prefer_sized, decisions)
+        return with_products(self._schedule, self._options.absorb, prefer, decisions.values)
+
+    def _prefer_sized(self, decisions: Decisions, item: ProductItem) -> bool:
+        """Notes what `cost.prefers_product` depends on."""
+        assert self._options is not None
+        if item.lengths is not None:
+            assert isinstance(item.product, Product)
+            count, shares = work(item.product, item.lengths)
+            _ = decisions.at_least(count, self._options.threads) or decisions.at_least(count, shares)
+        return self._options.prefer(item.product)
 
     def at(self, schedule: Schedule, values: Mapping[Sym, int]) -> Sequence[Item]:
         """`schedule`: that of all sizes at `values`, but for its kernels, whose items are its own."""
@@ -71,6 +101,9 @@ class ForSizes:
         products = [i for i in items if isinstance(i, ProductItem)]
         code = {key: self._code[kernel] for key, (kernel, _) in kernels.items()}
         code |= compile_by(products, self._products.compile, self._compile_windows)
+        for i in products:
+            if i.lengths is not None and isinstance(i.product, Product):
+                code[id(i)] = of_lengths(code[id(i)], i.product, i.lengths, decisions)
         launches = [(launched(i, code), kernels.get(id(i))) for i in items]
         return [item if made is None else _given(item, made[1]) for item, made in launches]
 
@@ -86,8 +119,8 @@ class ForSizes:
             if isinstance(i, KernelItem) and id(i) in self._behind and i.kernel.sizes
         }
         own = {id(numbered[id(i)]): i for i in schedule.items if id(i) in numbered}
-        at_numbers = replace(schedule, items=[numbered.get(id(i), i) for i in schedule.items])
-        found = with_products(at_numbers, self._options.absorb, self._prefer)
+        at_values = replace(schedule, items=[numbered.get(id(i), i) for i in schedule.items])
+        found = with_products(at_values, self._options.absorb, self._prefer)
         return [own.get(id(i), i) for i in found]
 
     def _kernel(self, item: KernelItem, decisions: Decisions) -> tuple[Kernel, Mapping[Sym, Size]]:
@@ -95,8 +128,9 @@ class ForSizes:
         row = self._rows.get(id(item))
         return (item.kernel, {}) if row is None else of_length(item.kernel, row, decisions, host())
 
-    def _prefer(self, product: Product | Window) -> bool:
+    def _prefer(self, item: ProductItem) -> bool:
         assert self._options is not None
+        product = item.product
         known = isinstance(product, Product) or replace(product, name="") in self._windows
         return (known or self._sets_with_windows < WITH_WINDOWS) and self._options.prefer(product)
 
@@ -111,6 +145,11 @@ class ForSizes:
             self._sets_with_windows += 1
             self._windows.update(zip(missing, compile_windows(list(missing.values()))))
         return [self._windows[replace(w, name="")] for w in windows]
+
+
+def _products(items: Iterable[ScheduleItem | ProductItem]) -> list[tuple[int, ...]]:
+    """The buffers of each."""
+    return [item.buffers for item in items if isinstance(item, ProductItem)]
 
 
 def _given(item: Item, sizes: Mapping[Sym, Size]) -> Item:

@@ -182,7 +182,7 @@ class _Writer:
         parts = tuple(map(self._launch, item.parts))
         if len({self.kernels[part.kernel] for part in parts}) == 1:  # whatever each was called
             parts = tuple(replace(part, kernel=parts[0].kernel) for part in parts)
-        blocks = tuple(-(-static(part.code.extent) // part.code.grain) for part in item.parts)
+        blocks = tuple(-(-static(part.code.extent) // static(part.code.grain)) for part in item.parts)
         self.steps.append(Together(parts, blocks, 1))
 
     def _prepare(self, items: Sequence[LaunchItem]) -> None:

@@ -51,12 +51,11 @@ class Sharing:
 
     limit: int = 0
 
-    def grain(self, extent: Size, least: int, decisions: Decisions | None = None) -> Size:
+    def grain(self, extent: Size, least: Size, decisions: Decisions | None = None) -> Size:
         """Items that a worker takes at least. A share for each of `limit` workers keeps the others out."""
-        if self.limit:
-            share = ceil_div(extent, self.limit)
-            return (decisions or Decisions()).larger(share, max(least, 1))
-        return max(least, 1)
+        decisions = decisions or Decisions()
+        least = decisions.larger(least, 1)
+        return decisions.larger(ceil_div(extent, self.limit), least) if self.limit else least
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from functools import partial
 
 import torch
 
-from smelt.codegen.calls.items import is_product
 from smelt.codegen.cost import prefers_native
 from smelt.codegen.cpu_sizes import ForSizes
 from smelt.codegen.extern import out_variant
@@ -141,7 +140,7 @@ def target(config: Config, cpu: str | None = None) -> Target:
     threads = torch.get_num_threads()
     products = None
     if known is not None:
-        products = Products(partial(prefers_native, known, threads), config.fuse)
+        products = Products(partial(prefers_native, known, threads), config.fuse, threads)
     return Target(
         costs=replace(COSTS, threads=config.threads or threads, products=known),
         compile=partial(compile_schedule, config, products),
@@ -155,11 +154,9 @@ def target(config: Config, cpu: str | None = None) -> Target:
 
 
 def schedule_for_sizes(config: Config, products: Products | None, schedule: Schedule) -> ItemsAt | Decided:
-    """The same of a schedule whose sizes have symbols. What a generated product is, is decided for numbers."""
-    if not any(map(is_product, schedule.items)):
-        products = None
+    """The same of a schedule whose sizes have symbols. What gives its items."""
     made = ForSizes(schedule, lambda kernels: compile_kernels(kernels, config), products)
-    return Decided(made.decided) if products is None else made.at
+    return Decided(made.decided) if made.is_decided() else made.at
 
 
 def compile_schedule(config: Config, products: Products | None, schedule: Schedule) -> Sequence[Item]:

@@ -11,8 +11,9 @@ from smelt.codegen.llvm.products.driver import WORDS
 from smelt.codegen.llvm.products.epilogue import NO_EPILOGUE
 from smelt.codegen.llvm.products.epilogue_code import write_epilogue
 from smelt.codegen.llvm.products.library import provide
-from smelt.codegen.llvm.products.product import Matrix, Product
+from smelt.codegen.llvm.products.product import Lengths, Matrix, Product
 from smelt.codegen.llvm.products.tiling import GRAIN_FLOPS, Tile, cut, extent, tile_for
+from smelt.graph.sizes import Size, static
 from smelt.plan.code import CompiledKernel, Function, Library
 
 # Up to so many tiles, aligned rows of B are read where they are: packing would not pay. Rows off alignment would
@@ -35,7 +36,7 @@ def compile_products(products: Sequence[Product]) -> list[CompiledKernel]:
     return [compiled(p, Function(library, p.name)) for p in products]
 
 
-def compiled(p: Product, function: Function, sizes: tuple[int, ...] = ()) -> CompiledKernel:
+def compiled(p: Product, function: Function, sizes: tuple[Size, ...] = ()) -> CompiledKernel:
     """`function` as the code of `p`. `sizes`: the numbers that it takes."""
     batch = p.batch[0] * p.batch[1]
     count = extent(p.m, p.n, p.k, batch, p.dtype)
@@ -46,7 +47,7 @@ def compiled(p: Product, function: Function, sizes: tuple[int, ...] = ()) -> Com
 def _write(module: Module, p: Product, tile: Tile) -> tuple[list[str], str]:
     """The names of the library's functions that `p` calls, and the text of its entry point, descriptor and epilogue."""
     calls = called(p, tile)
-    words: dict[str, int | str] = {**descriptor(p, tile)}
+    words: dict[str, Size | str] = {**descriptor(p, tile, p.lengths)}
     words |= {word: address(tile.function(name)) for word, name in calls.items()}
     text = []
     for word, full in finishes(p, tile).items():
@@ -104,18 +105,23 @@ def _panel_packer(b: Matrix) -> str:
     return "pack_panel_transposed" if b.row == 1 else "pack_panel_any"
 
 
-def descriptor(p: Product, tile: Tile) -> dict[str, int]:
-    """The words that are no addresses; those of epilogues are 0."""
-    pieces = cut(p.m, p.n, p.k, tile)
-    strides = {
+def is_direct(p: Product, tile: Tile) -> bool:
+    """Whether rows of B are read where they are."""
+    few = static(cut(p.m, p.n, p.k, tile).tiles) <= DIRECT_TILES
+    return few and p.b.col == 1 and p.b.row * tile.size % tile.line == 0
+
+
+def descriptor(p: Product, tile: Tile, of: Lengths) -> dict[str, Size]:
+    """The words that are no addresses, of `p` with these lengths; those of epilogues are 0."""
+    pieces = cut(of.m, p.n, of.k, tile)
+    strides: dict[str, Size] = {
         f"{name}_{word}": stride * tile.size
         for name, x in (("a", p.a), ("b", p.b), ("c", p.c))
         for word, stride in (("outer", x.outer), ("inner", x.inner))
     }
-    direct = p.b.col == 1 and pieces.tiles <= DIRECT_TILES and p.b.row * tile.size % tile.line == 0
     return strides | {
         "n": p.n,
-        "k": p.k,
+        "k": of.k,
         "kc": pieces.kc,
         "k_blocks": pieces.k_blocks,
         "panels": pieces.panels,
@@ -124,14 +130,14 @@ def descriptor(p: Product, tile: Tile) -> dict[str, int]:
         "tiles": pieces.tiles,
         "rows": pieces.rows,
         "tall": pieces.tall,
-        "a_row": p.a.row * tile.size,
-        "a_k": p.a.col * tile.size,
+        "a_row": of.row * tile.size,
+        "a_k": of.col * tile.size,
         "b_k": p.b.row * tile.size,
         "b_n": p.b.col * tile.size,
         "c_row": p.c.row * tile.size,
         "inner_batch": p.batch[1],
         "c_buffer": 2 + len(p.epilogue.inputs),
-        "direct_b": int(direct),
+        "direct_b": int(is_direct(p, tile)),
         "epilogue_full": 0,
         "epilogue_partial": 0,
     }

@@ -13,13 +13,22 @@ from dataclasses import dataclass, replace
 from smelt.codegen.llvm.builder import Module
 from smelt.codegen.llvm.host import host
 from smelt.codegen.llvm.module import assemble
-from smelt.codegen.llvm.products.compile import address, called, compiled, descriptor, finishes
+from smelt.codegen.llvm.products.compile import (
+    DIRECT_TILES,
+    address,
+    called,
+    compiled,
+    descriptor,
+    finishes,
+)
 from smelt.codegen.llvm.products.driver import WORDS
 from smelt.codegen.llvm.products.epilogue_code import Slots, write_epilogue
 from smelt.codegen.llvm.products.library import provide
-from smelt.codegen.llvm.products.product import Product
-from smelt.codegen.llvm.products.tiling import Tile, tile_for
+from smelt.codegen.llvm.products.product import Lengths, Product
+from smelt.codegen.llvm.products.tiling import GRAIN_FLOPS, Tile, cut, tile_for
+from smelt.graph.sizes import Size
 from smelt.plan.code import CompiledKernel, Function, Library
+from smelt.plan.decisions import Decisions
 
 ANY = "epilogue"  # the name in texts that are compared
 
@@ -58,7 +67,7 @@ class SizedProducts:
         entries = [self._entry(p, f) for p, f in zip(products, finished)]
         self._compile_entries(dict.fromkeys(e for e in entries if e not in self._entries))
         return [
-            compiled(p, self._entries[entry], _words(p) + f.numbers)
+            compiled(p, self._entries[entry], _words(p, p.lengths) + f.numbers)
             for p, entry, f in zip(products, entries, finished)
         ]
 
@@ -111,9 +120,32 @@ def _slot(p: Product) -> int:
     return 3 + len(p.epilogue.inputs)
 
 
-def _words(p: Product) -> tuple[int, ...]:
-    words = descriptor(p, tile_for(p.dtype))
+def _words(p: Product, of: Lengths) -> tuple[Size, ...]:
+    words = descriptor(p, tile_for(p.dtype), of)
     return tuple(words.get(word, 0) for word in WORDS)
+
+
+def work(p: Product, of: Lengths) -> tuple[Size, Size]:
+    """With these lengths: work items, and how many would pay a thread."""
+    pieces = cut(of.m, p.n, of.k, tile_for(p.dtype))
+    return pieces.row_blocks * (p.batch[0] * p.batch[1] * pieces.panels), _flops(p, of) // GRAIN_FLOPS
+
+
+def _flops(p: Product, of: Lengths) -> Size:
+    return of.m * (1 if of.k == 0 else of.k) * (2 * p.batch[0] * p.batch[1] * p.n)
+
+
+def of_lengths(code: CompiledKernel, p: Product, of: Lengths, decisions: Decisions) -> CompiledKernel:
+    """`code`, which is that of `p`, for these lengths, which are p's at the sizes of `decisions`. These note
+    what the code is chosen by."""
+    tile = tile_for(p.dtype)
+    found, pieces = cut(p.m, p.n, p.k, tile), cut(of.m, p.n, of.k, tile)
+    decisions.equal(pieces.rows, found.rows)
+    decisions.is_zero(pieces.tall)
+    decisions.at_least(DIRECT_TILES, pieces.tiles)
+    count, _ = work(p, of)
+    grain = decisions.larger(count * GRAIN_FLOPS // _flops(p, of), 1)
+    return replace(code, extent=count, grain=grain, sizes=(*_words(p, of), *code.sizes[len(WORDS) :]))
 
 
 def _entry_text(name: str, entry: _Entry) -> str:
