@@ -24,9 +24,12 @@ CACHES = "SMELT_BENCHMARK_CACHES"  # a folder for torch.compile's caches, for `b
 
 
 def interleaved(
-    contestants: Mapping[str, Callable[[], Any]], budget_s: float = 3.0, least: int = 7
+    contestants: Mapping[str, Callable[[], Any]],
+    budget_s: float = 3.0,
+    least: int = 7,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
-    """Median seconds per call of each contestant, calls taken in turn so that drift hits all alike."""
+    """Median seconds per call of each contestant by `clock`, calls taken in turn so that drift hits all alike."""
     for run in contestants.values():
         run()
         run()
@@ -34,9 +37,9 @@ def interleaved(
     end = time.perf_counter() + budget_s
     while time.perf_counter() < end or len(times[next(iter(times))]) < least:
         for name, run in contestants.items():
-            start = time.perf_counter()
+            start = clock()
             run()
-            times[name].append(time.perf_counter() - start)
+            times[name].append(clock() - start)
     return {name: statistics.median(t) for name, t in times.items()}
 
 

@@ -249,6 +249,32 @@ class Plan:
     def release(self) -> int:
         """Frees graphs, and the arenas that no call is using; returns their bytes. The next call makes a new one."""
 
+class PlanTemplate:
+    """Plans for sizes; `smelt.plan.executable` makes its `spec`, where `Slot`s stand for numbers that depend on sizes.
+
+    `sizes`: how many there are, which are the first slots; what computes the others, (operation, slot, slot) each or (0,
+    number, 0); for which sizes the plans are, as slots of what must be at least 0, or must not; the temporaries in the arena
+    (slot of its bytes, first step, last step), which allocations name by position in place of an offset; of offsets, the
+    alignment."""
+
+    def __init__(
+        self,
+        spec: _PlanSpec,
+        sizes: tuple[
+            int,
+            tuple[tuple[int, int, int], ...],
+            tuple[tuple[int, bool], ...],
+            tuple[tuple[int, int, int], ...],
+            int,
+        ],
+        /,
+    ) -> None: ...
+    def at(self, sizes: Sequence[int], /) -> Plan | None:
+        """The plan for these sizes; None where it is not for them."""
+
+def place(intervals: Sequence[tuple[int, int, int]], alignment: int, /) -> tuple[list[int], int]:
+    """Offsets in an arena, multiples of `alignment`, and its bytes. Of each temporary: bytes, first and last step."""
+
 class BySizes:
     """A graph for any sizes: calls the instance for the sizes of its inputs, which `make` gives. `sources`: the input and
     the dimension (and more) of each number that `make` is called with, while `lock` (an RLock) is held."""

@@ -68,7 +68,7 @@ ORDER = Layers(
             "symbolic_numbers",
             "polyfills_of_results",
         ],
-        "smelt.codegen": ["gpu", "generate", "autotune", "calls", REST, "triton", "llvm"],
+        "smelt.codegen": ["gpu", "cpu_sizes", "generate", "autotune", "calls", REST, "triton", "llvm"],
         "smelt.codegen.llvm": ["windows", "products", REST],
         "smelt.ops": [
             "written_attention",

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import torch
@@ -21,19 +22,20 @@ from smelt.autograd.one_piece import joined
 from smelt.autograd.partition import Partition, partition
 from smelt.autograd.second_derivatives import DoubleBackward, double_backward
 from smelt.autograd.spent_outputs import spend_outputs
-from smelt.autograd.take_outputs import steps, take_outputs
+from smelt.autograd.take_outputs import TakenStep, steps, take_outputs
 from smelt.autograd.undefined_tangents import without_tangents
 from smelt.config import Config
 from smelt.errors import NeedsFixedSize
 from smelt.graph.at_sizes import at_sizes
 from smelt.graph.graph_function import Compiled
-from smelt.graph.ir import Graph, argument_nodes
+from smelt.graph.ir import Graph, TensorSpec, argument_nodes
 from smelt.graph.sizes import Values
+from smelt.graph.specs import at_numbers
 from smelt.runtime.collector import collections_postponed
 from smelt.runtime.forks import BACKWARD, hold_at_fork
 from smelt.trace.joint import Joint
 from smelt.trace.traced import Traced
-from smelt.trace.traced_at import traced_at
+from smelt.trace.traced_at import sources_at, traced_at
 
 _lock = hold_at_fork(threading.RLock(), BACKWARD)
 
@@ -65,8 +67,8 @@ def compile_joint(
     def compile_backward(undefined: frozenset[int], whole: bool) -> Compiled:
         return compile_graph(*_backward(joint, parts, undefined, whole))
 
-    flow = _flow(joint, parts)
-    return _put_together(traced, joint, parts, flow, forward, compile_backward, devices)
+    node = _Node(joint, parts, _flow(joint, parts), double_backward(traced, joint), _gpus(devices))
+    return _put_together(traced, node, forward, compile_backward, {})
 
 
 def joint_by_sizes(
@@ -86,7 +88,7 @@ def joint_by_sizes(
     of fixed sizes, for backwards that cannot be prepared; and whether those that can are.
     """
     parts = _cut(joint, config, lambda parts: parts, {s: source.hint for s, source in traced.sizes.items()})
-    flow = _flow(joint, parts)
+    node = _Node(joint, parts, _flow(joint, parts), double_backward(traced, joint), _gpus(devices))
     forward = prepare(parts.forward, frozenset())
     backwards: dict[tuple[frozenset[int], bool], T | None] = {}  # None: it cannot be prepared. Needs `_lock`
 
@@ -102,18 +104,16 @@ def joint_by_sizes(
     def instance(
         values: Values, load: Callable[[T], Compiled], compile_graph: CompileGraph, all_prepared: bool = True
     ) -> Compiled:
-        given = traced_at(traced, values)
-        assert given.joint is not None
-        joint = given.joint
-
         def compile_backward(undefined: frozenset[int], whole: bool) -> Compiled:
             made = prepared(undefined, whole) if all_prepared else None
             if made is not None:
                 return load(made)
+            given = traced_at(traced, values).joint
+            assert given is not None
             fixed = replace(parts, backward=at_sizes(parts.backward, values))
-            return compile_graph(*_backward(joint, fixed, undefined, whole))
+            return compile_graph(*_backward(given, fixed, undefined, whole))
 
-        return _put_together(given, joint, parts, flow, load(forward), compile_backward, devices)
+        return _put_together(traced, node, load(forward), compile_backward, values)
 
     return instance
 
@@ -136,61 +136,94 @@ def _backward(
 
 def _put_together(
     traced: Traced,
-    joint: Joint,
-    parts: Partition,
-    flow: _Flow,
+    node: _Node,
     forward: Compiled,
     compile_backward: Callable[[frozenset[int], bool], Compiled],
-    devices: Iterable[torch.device],
+    values: Values,
 ) -> Compiled:
+    """`values`: the sizes that it is for, where the trace's have symbols."""
+    joint = sources_at(node.joint, values)
     # before the node saves what the forward wrote, with the version that it has then
     forward = traced.counters.kept_by_inputs(forward)
     if joint.tangents:
-        with_history = double_backward(traced, joint)
-        forward = _node(joint, parts, flow, forward, compile_backward, with_history, _gpus(devices))
+        forward = node.around(forward, compile_backward, steps(joint), values)
     return take_outputs(spend_outputs(forward, joint.spent), joint, torch.is_grad_enabled())
 
 
-def _node(
-    joint: Joint,
-    parts: Partition,
-    flow: _Flow,
-    forward: Compiled,
-    compile_backward: Callable[[frozenset[int], bool], Compiled],
-    with_history: DoubleBackward | None,
-    gpus: Sequence[torch.device],
-) -> Compiled:
-    def backward(defined: tuple[bool, ...], whole: bool = False) -> Compiled:
-        undefined = frozenset(k for k, d in enumerate(defined) if not d)
-        start = time.perf_counter()
-        with collections_postponed():
-            made = compile_backward(undefined, whole)
-        events.emit("backward-compiled", seconds=time.perf_counter() - start, undefined=len(undefined))
-        return made
+@dataclass(frozen=True)
+class _Node:
+    """What nodes of autograd's for a joint graph have in common, whatever their sizes are."""
 
-    return _native.Differentiable(
-        {
-            "forward": forward,
-            "n_outputs": joint.n_outputs,
-            "differentiable": [(i, *_layout(joint, k)) for k, i in enumerate(joint.tangents)],
-            "gradients": joint.gradients,
-            "leaves": joint.leaves,
-            "through": joint.cuts,
-            "taken": steps(joint),
-            "groups": _groups(joint),
-            "contributors": flow.contributors,
-            "conflicts": joint.conflicts,
-            "saved": [(s.kind, s.index, r) for s, r in zip(parts.saved, flow.readers)],
-            "backward": backward,
-            "name": "SmeltBackward",
-            "lock": _lock,
-            "double_backward": with_history,
-            "devices": gpus if len(gpus) > 1 else (),
-            "draws": () if with_history is None else with_history.draws,
-            "rewritten": () if with_history is None else with_history.rewritten,
-            "copied": () if with_history is None else with_history.copied,
-        }
-    )
+    joint: Joint
+    parts: Partition
+    flow: _Flow
+    with_history: DoubleBackward | None
+    gpus: Sequence[torch.device]
+
+    def around(
+        self,
+        forward: Compiled,
+        compile_backward: Callable[[frozenset[int], bool], Compiled],
+        taken: Sequence[TakenStep],
+        values: Values,
+    ) -> Compiled:
+        """The node for these sizes. `taken`: how what is taken outside of it is made."""
+        joint = self.joint
+        with_history = self.with_history and self.with_history.at(values)
+        return _native.Differentiable(
+            {
+                "forward": forward,
+                "n_outputs": joint.n_outputs,
+                "differentiable": self._differentiable(values),
+                "gradients": joint.gradients,
+                "leaves": joint.leaves,
+                "through": joint.cuts,
+                "taken": taken,
+                "groups": self._groups,
+                "contributors": self.flow.contributors,
+                "conflicts": joint.conflicts,
+                "saved": self._saved,
+                "backward": partial(_compiled_backward, compile_backward),
+                "name": "SmeltBackward",
+                "lock": _lock,
+                "double_backward": with_history,
+                "devices": self.gpus if len(self.gpus) > 1 else (),
+                "draws": () if with_history is None else with_history.draws,
+                "rewritten": () if with_history is None else with_history.rewritten,
+                "copied": () if with_history is None else with_history.copied,
+            }
+        )
+
+    def _differentiable(self, values: Values) -> list[tuple[Any, ...]]:
+        """The outputs with tangents, and the layout of these as the backward was recorded."""
+        specs = [at_numbers(spec, values) for spec in self._tangents]
+        return [(i, s.shape, s.stride, s.dtype) for i, s in zip(self.joint.tangents, specs, strict=True)]
+
+    @cached_property
+    def _tangents(self) -> list[TensorSpec]:
+        placeholders = self.joint.graph.placeholders[self.joint.n_primals :]
+        return [p.spec for p in placeholders[: len(self.joint.tangents)]]
+
+    @cached_property
+    def _groups(self) -> list[tuple[list[int], bool]]:
+        return _groups(self.joint)
+
+    @cached_property
+    def _saved(self) -> list[tuple[str, int, list[int]]]:
+        return [(s.kind, s.index, r) for s, r in zip(self.parts.saved, self.flow.readers)]
+
+
+def _compiled_backward(
+    compile_backward: Callable[[frozenset[int], bool], Compiled],
+    defined: tuple[bool, ...],
+    whole: bool = False,
+) -> Compiled:
+    undefined = frozenset(k for k, d in enumerate(defined) if not d)
+    start = time.perf_counter()
+    with collections_postponed():
+        made = compile_backward(undefined, whole)
+    events.emit("backward-compiled", seconds=time.perf_counter() - start, undefined=len(undefined))
+    return made
 
 
 def _gpus(devices: Iterable[torch.device]) -> list[torch.device]:
@@ -249,9 +282,3 @@ def _flow(joint: Joint, parts: Partition) -> _Flow:
 def _inverse(members: list[set[int]], count: int) -> list[list[int]]:
     """For each i below `count`, which sets have it."""
     return [[k for k, has in enumerate(members) if i in has] for i in range(count)]
-
-
-def _layout(joint: Joint, k: int) -> tuple[Any, ...]:
-    """Of tangent k, as the backward was recorded."""
-    tangent = joint.graph.placeholders[joint.n_primals + k].spec
-    return tangent.shape, tangent.stride, tangent.dtype

@@ -15,23 +15,24 @@ import functools
 import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from smelt.autograd.memory import nbytes
 from smelt.graph import passes, torch_settings
+from smelt.graph.at_sizes import copied_at
 from smelt.graph.effects import effects
 from smelt.graph.graph_function import GraphFunction
 from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
-from smelt.graph.sizes import static
+from smelt.graph.sizes import Size, Values, evaluate
 from smelt.graph.torch_settings import TorchSettings
 from smelt.graph.tree import leaves
 from smelt.torch_private import OpOverload
 from smelt.trace.joint import Joint
 from smelt.trace.opaque import OpaqueCall
-from smelt.trace.torch_places import TorchPlace
+from smelt.trace.torch_places import TorchPlace, place_at
 from smelt.trace.traced import Traced
 from smelt.trace.writes import base_of
 
@@ -44,9 +45,9 @@ _MOST_COPIED = 1 << 16  # bytes, at each call
 
 
 def double_backward(traced: Traced, joint: Joint) -> DoubleBackward | None:
-    """What differentiates a graph again. None for graphs that cannot be run a second time: results were computed
-    from what a large input held that they write, or have no node at the torch level; other effects; calls of the user's
-    code that would see other objects; gradients of inputs that are taken away."""
+    """What differentiates a graph again, if no large input must be copied for it (`DoubleBackward.at`). None for graphs that
+    cannot be run a second time: results have no node at the torch level; other effects; calls of the user's code that would
+    see other objects; gradients of inputs that are taken away."""
     opaque = [n.target for n in traced.torch_graph if type(n.target) is OpaqueCall]
     checkpoints = [call for call in opaque if call.is_checkpoint]
     rewritten = tuple(sorted(traced.mutated))
@@ -57,7 +58,6 @@ def double_backward(traced: Traced, joint: Joint) -> DoubleBackward | None:
         all(_draws(n) or n.target is aten.copy_.default for n in effectful)
         and all(call.repeatable for call in opaque)
         and joint.flags.repeatable
-        and sum(static(nbytes(joint.graph.placeholders[i].spec)) for i in copied) <= _MOST_COPIED
     )
     places = {i: place for i in joint.tangents if (place := joint.torch_places[i]) is not None}
     nodes = {node for place in places.values() for node in (place.node, place.settled)}
@@ -73,6 +73,7 @@ def double_backward(traced: Traced, joint: Joint) -> DoubleBackward | None:
         tuple(draws),
         bool(checkpoints),
         torch_settings.read(),
+        tuple(nbytes(joint.graph.placeholders[i].spec) for i in copied),
     )
 
 
@@ -123,7 +124,7 @@ class DoubleBackward:
     that the program holds.
 
     `rewritten`: inputs that the graph writes; of those in `copied` it is given copies from before, of the others the values
-    do not matter.
+    do not matter. The graph is made for its sizes when it first runs.
     """
 
     graph: Graph
@@ -135,6 +136,15 @@ class DoubleBackward:
     draws: tuple[torch.device, ...]
     has_checkpoints: bool
     settings: TorchSettings
+    copied_bytes: tuple[Size, ...]
+    values: Values = field(default_factory=dict)  # the sizes that it is for, where the graph's have symbols
+
+    def at(self, values: Values) -> DoubleBackward | None:
+        """The same for these sizes. None where an input that is copied, as results were computed from what it held and the
+        graph writes it, is large."""
+        if sum(evaluate(n, values) for n in self.copied_bytes) > _MOST_COPIED:
+            return None
+        return replace(self, values=values)
 
     def __call__(
         self,
@@ -171,7 +181,13 @@ class DoubleBackward:
 
     @functools.cached_property
     def _forward(self) -> GraphFunction:
-        return GraphFunction(_gated(self.graph, self.results, self.cuts))
+        if not self.values:
+            return GraphFunction(_gated(self.graph, self.results, self.cuts))
+        graph, copy_of = copied_at(self.graph, self.values)
+        results, cuts = (
+            [place_at(place, copy_of) for place in places] for places in (self.results, self.cuts)
+        )
+        return GraphFunction(_gated(graph, results, cuts))
 
     @contextmanager
     def _as_captured(self) -> Iterator[None]:

@@ -43,7 +43,10 @@ def take_outputs(values: Compiled, joint: Joint, grad: bool) -> Compiled:
     return call
 
 
-def steps(joint: Joint) -> list[tuple[int, list[tuple[str, int]], Callable[..., Any], int]]:
+TakenStep = tuple[int, list[tuple[str, int]], Callable[..., Any], int]
+
+
+def steps(joint: Joint) -> list[TakenStep]:
     """For `_native.Differentiable`: how `joint.taken` are made, one after the other, views that one operator gives at once.
     After how many nodes; of what: ("input", place), or ("output", place), where what was taken before follows the outputs;
     the function of that; how many tensors it gives."""

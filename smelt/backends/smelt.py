@@ -36,8 +36,8 @@ from smelt.ops.pieces import in_pieces
 from smelt.ops.written_attention.rewrite import fuse_attention
 from smelt.plan.build import build_plan
 from smelt.plan.steps import CPU, Plan, extern_names, kernel_names
-from smelt.plan.target import Target
-from smelt.plan.template import Template
+from smelt.plan.target import Decided, Target
+from smelt.plan.template import Loader, Template
 from smelt.plan.verify import verify as verify_plan
 from smelt.schedule.fuse import fuse
 from smelt.schedule.schedule import Schedule
@@ -45,7 +45,7 @@ from smelt.schedule.verify import verify as verify_schedule
 from smelt.trace.joint import Joint
 from smelt.trace.symbolic_layouts import ITSELF, SizeSource
 from smelt.trace.traced import SizeInput, Traced
-from smelt.trace.traced_at import traced_at
+from smelt.trace.traced_at import traced_at, within_bounds
 from smelt.trace.views import freely_written
 
 log = logging.getLogger("smelt")
@@ -150,6 +150,7 @@ def _for_any_sizes(traced: Traced, config: Config) -> Compiled:
     graph = traced.aten_graph if traced.joint is None else traced.joint.graph
     if depends_inside(graph):
         raise NeedsFixedSize("graphs inside of a graph, or kernels of the program's", frozenset(traced.sizes))
+    traced = within_bounds(traced)
 
     def compile_at(values: Values) -> Instance:
         plans: list[_native.Plan] = []
@@ -314,8 +315,8 @@ def _plans(
 
 
 def _target_for_sizes(config: Config, devices: set[torch.device]) -> Target:
-    """Without generated products, which are tables of numbers, or measured for these."""
-    return targets.maker(devices)(replace(config, native_gemm=False))
+    """On a GPU without generated products, which are measured for numbers."""
+    return targets.maker(devices)(config if devices == {CPU} else replace(config, native_gemm=False))
 
 
 def _some_compiled(config: Config, devices: set[torch.device]) -> CompileGraph:
@@ -339,12 +340,27 @@ def _template(
     schedule = replace(_scheduled(graph, config, target, sizes), given=given)
     with _stage("codegen"):
         template = Template.of(schedule, target, _numbers(graph))
+    loader = None
+    if target.load_sized is not None and isinstance(template.items, Decided):
+        loader = Loader(template, target.load_sized, tuple(sizes))
 
     def loaded(values: Values) -> _native.Plan:
         with _stage("instance"):
-            return _loaded(template.at(values), config, target)
+            if loader is None:
+                return _loaded(template.at(values), config, target)
+            return _instance(loader, values, config)
 
     return loaded
+
+
+def _instance(loader: Loader, values: Values, config: Config) -> _native.Plan:
+    with _stage("load"):
+        made, plan = loader(values)
+    events.emit("plan", kernels=plan.kernels, externs=plan.externs)
+    if config.verify:
+        with _stage("verify"):
+            loader.check(made, plan, values)
+    return made
 
 
 def _scheduled(graph: Graph, config: Config, target: Target, sizes: Iterable[Sym] = ()) -> Schedule:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from smelt.codegen.calls.items import Prefer, ProductItem, compile_items, with_products
+from smelt.codegen.calls.items import ProductItem, compile_items, with_products
+from smelt.codegen.llvm.products.product import Product
+from smelt.codegen.llvm.windows.window import Window
 from smelt.loops.ir import Kernel
 from smelt.plan.code import CompiledKernel
 from smelt.plan.items import Item, LaunchItem, Role
@@ -17,11 +19,12 @@ KernelCompiler = Callable[[Sequence[Kernel]], Sequence[CompiledKernel]]  # one f
 
 @dataclass(frozen=True)
 class Products:
-    """Which products and windows are generated: those that `prefer` accepts. `absorb`: the elementwise kernels behind them
-    may be part of them."""
+    """Which products and windows are generated: those that `prefer` accepts, which share their work among `threads`.
+    `absorb`: the elementwise kernels behind them may be part of them."""
 
-    prefer: Prefer
+    prefer: Callable[[Product | Window], bool]
     absorb: bool = True
+    threads: int = 1
 
 
 def generate(schedule: Schedule, compile_kernels: KernelCompiler, products: Products | None) -> list[Item]:
@@ -29,7 +32,7 @@ def generate(schedule: Schedule, compile_kernels: KernelCompiler, products: Prod
     None where every product, convolution and pooling is ATen's."""
     items: Sequence[ScheduleItem | ProductItem] = schedule.items
     if products is not None:
-        items = with_products(schedule, products.absorb, products.prefer)
+        items = with_products(schedule, products.absorb, lambda item: products.prefer(item.product))
     kernels = [i for i in items if isinstance(i, KernelItem)]
     compiled = compile_kernels([i.kernel for i in kernels]) if kernels else ()
     products_code = compile_items([i for i in items if isinstance(i, ProductItem)])

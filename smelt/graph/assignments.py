@@ -26,6 +26,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from math import gcd, prod
+from random import Random
 from typing import Any
 
 from smelt.errors import NeedsFixedSize
@@ -38,6 +39,7 @@ COUNT = 3
 HUGE, LARGE = COUNT, COUNT + 1
 ITSELF = LARGE + 1
 _MOST = 24  # symbols
+_MORE = 8  # assignments
 Values = tuple[int, ...]  # one for each assignment
 
 
@@ -84,12 +86,29 @@ _WIDER = {"s": "w", "u": "v"}
 def _between(low: int, high: int, k: int) -> Values:
     """For a symbol of a short range: numbers in it, 1 only where there is nothing else, as a tensor of one row is not
     like others. Those of two symbols of one range differ, in order at least."""
-    first = 1 if high == 2 else max(low, 2)
+    first = min(max(low, 2), high - 1)
     count = high + 1 - first
     if count < 3 * COUNT:
         return *((first + (k + i) % count) for i in range(COUNT)), high, high
     beside = k % (count // 3)
     return *_apart(first + beside, first + count // 2 - beside, high - beside, high)[:COUNT], high, high
+
+
+def more_of(syms: Iterable[Sym]) -> Iterator[dict[Sym, int]]:
+    """More assignments for symbols of which some are of short ranges: what fits their few numbers, which are close to each
+    other, may fit by chance. None where no range is short."""
+    given = sorted(syms, key=str)
+    short = {s for s in given if s.lo < s.hi == at(s, HUGE)}
+    for k in range(_MORE if short else 0):
+        drawn = Random(k)
+        yield {
+            s: drawn.randint(_least(s), s.hi) if s in short else at(s, drawn.randrange(COUNT)) for s in given
+        }
+
+
+def _least(sym: Sym) -> int:
+    """The least number to try in a short range."""
+    return min(max(sym.lo, 2), sym.hi - 1)
 
 
 @cache

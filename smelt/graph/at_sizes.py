@@ -9,19 +9,19 @@ from typing import Any
 from smelt.graph.handle import handles_in
 from smelt.graph.inner import Inner
 from smelt.graph.ir import Graph, Node, TensorSpec
-from smelt.graph.sizes import Expr, Sym, evaluate, free_syms
+from smelt.graph.sizes import Expr, Size, Sym, evaluate, free_syms
 from smelt.graph.specs import at_numbers
 from smelt.graph.tree import leaves, map_leaves
 
 _NONE: frozenset[Sym] = frozenset()
 
 
-def at_sizes(graph: Graph, values: Mapping[Sym, int]) -> Graph:
-    """A copy of `graph` for these sizes."""
+def at_sizes(graph: Graph, values: Mapping[Sym, Size]) -> Graph:
+    """A copy of `graph` for these sizes, numbers or other symbols."""
     return copied_at(graph, values)[0]
 
 
-def copied_at(graph: Graph, values: Mapping[Sym, int]) -> tuple[Graph, dict[Node, Node]]:
+def copied_at(graph: Graph, values: Mapping[Sym, Size]) -> tuple[Graph, dict[Node, Node]]:
     """The same, and the copy of each node."""
     made = Graph(graph.level)
     made.constants = graph.constants

@@ -20,6 +20,7 @@ from typing import Any
 from smelt.errors import NeedsFixedSize
 
 INFINITE = 1 << 62  # the upper bound of a size for which no smaller one is known
+LIKELY = 512  # what heuristics take a symbol for of which nothing is known
 
 Monomial = tuple["Expr", ...]  # atoms, sorted by their text; a power repeats its atom
 Term = tuple[Monomial, int]
@@ -110,20 +111,27 @@ class Atom(Expr):
 
 
 class Sym(Atom):
-    """A named integer in [lo, hi], and less than `below`. Two symbols of the same name and range are the same symbol."""
+    """A named integer in [lo, hi], and less than `below`, which costs take for `likely`. Two symbols that are the same in
+    all of that are one."""
 
-    __slots__ = ("below", "name")
+    __slots__ = ("below", "likely", "name")
     name: str
     below: Expr | None
+    likely: int
 
-    def __new__(cls, name: str, lo: int = 0, hi: int = INFINITE, below: Expr | None = None) -> Sym:
-        key = (name, lo, hi, below)
+    def __new__(
+        cls, name: str, lo: int = 0, hi: int = INFINITE, below: Expr | None = None, likely: int = LIKELY
+    ) -> Sym:
+        key = (name, lo, hi, below, likely)
         sym = _SYMS.get(key)
         if sym is None:
             sym = object.__new__(cls)
             sym.name = sym_name = name
             sym.below = below
+            sym.likely = likely
             end = "" if below is None else f":{_key(below)}"
+            if likely != LIKELY:
+                end += f"~{likely}"
             sym._become_atom(f"{sym_name}:{lo}:{hi}{end}", lo, hi)
             sym._syms = frozenset((sym,))
             sym = _SYMS.setdefault(key, sym)
@@ -133,7 +141,7 @@ class Sym(Atom):
         return self.name
 
     def __reduce__(self) -> tuple[Callable, tuple]:
-        return Sym, (self.name, self.lo, self.hi, self.below)
+        return Sym, (self.name, self.lo, self.hi, self.below, self.likely)
 
 
 class Quotient(Atom):
@@ -154,7 +162,7 @@ class Quotient(Atom):
 Size = int | Expr
 Values = Mapping[Sym, int]  # numbers for symbols
 
-_SYMS: dict[tuple[str, int, int, Expr | None], Sym] = {}
+_SYMS: dict[tuple[str, int, int, Expr | None, int], Sym] = {}
 _QUOTIENTS: dict[tuple[str, Size, Size], Quotient] = {}
 _SUMS: dict[tuple[tuple[Term, ...], int], Expr] = {}
 # Results of arithmetic. The layers of a model are alike, so that nearly all of it is computed many times.
@@ -162,9 +170,6 @@ _MEMO: dict[tuple[Callable, Size, Size], Size] = {}
 _SUBSTITUTED: dict[tuple[Size | None, ...], Size] = {}  # an expression, and what its symbols become
 _AFFINE: dict[tuple[Expr, Sym], tuple[Size, Size] | None] = {}
 _ZERO: Size = 0
-LIKELY = 512  # what heuristics take a size for of which nothing is known
-
-
 # ---- queries
 
 
@@ -189,10 +194,10 @@ def bounds(e: Size) -> tuple[int, int]:
 
 
 def likely(e: Size) -> int:
-    """What costs and other heuristics may take `e` for: LIKELY for each symbol, as far as its range goes."""
+    """What costs and other heuristics may take `e` for: what is likely of each symbol, as far as its range goes."""
     if isinstance(e, int):
         return e
-    return evaluate(e, {s: min(max(LIKELY, s.lo), s.hi) for s in free_syms(e)})
+    return evaluate(e, {s: min(max(s.likely, s.lo), s.hi) for s in free_syms(e)})
 
 
 def proves_le(a: Size, b: Size) -> bool:

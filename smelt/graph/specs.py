@@ -66,7 +66,7 @@ def with_sizes(spec: TensorSpec, change: Callable[[Size], Size]) -> TensorSpec:
     return make_spec(shape, stride, spec.dtype, spec.device, change(spec.offset), spec.requires_grad)
 
 
-def at_numbers(spec: TensorSpec, values: Mapping[Sym, int]) -> TensorSpec:
+def at_numbers(spec: TensorSpec, values: Mapping[Sym, Size]) -> TensorSpec:
     """The spec with numbers in place of symbols."""
     if all(type(size) is int for size in (*spec.shape, *spec.stride, spec.offset)):
         return spec

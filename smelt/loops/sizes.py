@@ -48,18 +48,20 @@ def _expressions(buffers: Iterable[Buffer], outer: Sequence[Loop], stages: Seque
 
 
 def at_sizes(kernel: Kernel, values: Mapping[Sym, Size]) -> Kernel:
-    """The kernel with what `values` says in the place of its sizes' symbols: numbers, or other symbols."""
+    """The kernel with what `values` says in the place of its sizes' symbols: numbers, other symbols, or sizes of these."""
     if not kernel.sizes:
         return kernel
     assert kernel.sums is None, "sums beside rows are of fixed sizes"
-    sizes = [values.get(s, s) for s in kernel.sizes]
+    sizes = [
+        s for size in kernel.sizes for s in sorted(free_syms(values.get(size, size)), key=lambda s: s.key)
+    ]
     outer = tuple(_loop(l, values) for l in kernel.outer)
     return replace(
         kernel,
         buffers=tuple(replace(b, size=subs(b.size, values)) for b in kernel.buffers),
         outer=outer,
         stages=tuple(_stage(s, values, _symbols(kernel.outer, outer)) for s in kernel.stages),
-        sizes=tuple(s for s in dict.fromkeys(sizes) if isinstance(s, Sym)),
+        sizes=tuple(dict.fromkeys(sizes)),
     )
 
 

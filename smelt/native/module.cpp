@@ -14,7 +14,8 @@ constexpr int (*kParts[])(PyObject* module) = {
     plan::init_type,         init_autograd,       init_shapes,
     plan::init_blocks,       calls::init_frames,  init_sets,
     init_itertools,          init_probes,         devices::init_kernels,
-    plan::init_by_sizes,     init_fresh,
+    plan::init_by_sizes,     init_fresh,          plan::init_place,
+    plan::init_template,
 };
 
 }  // namespace

@@ -24,6 +24,8 @@ namespace plan {
 int init_type(PyObject* module);
 int init_blocks(PyObject* module);
 int init_by_sizes(PyObject* module);
+int init_place(PyObject* module);
+int init_template(PyObject* module);
 }  // namespace plan
 
 namespace devices {

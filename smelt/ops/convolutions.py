@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from smelt.graph.sizes import Size, contiguous_stride, numel
+from smelt.graph.sizes import Size, contiguous_stride, likely, numel
 from smelt.loops.builder import Builder
 from smelt.loops.tensor import Index, Tensor
 from smelt.loops.values import GATHER
@@ -43,8 +43,8 @@ def convolution(b: Builder, x: Tensor, weight: Tensor, bias: Tensor | None, *set
         return result if bias is None else with_bias(b, result, bias)
     if bias is not None and (made := with_bias_behind(b, x, weight, bias, settings)) is not None:
         return made
-    sizes = (*x.shape, *weight.shape, *b.spec.shape)
-    if c.transposed or c.groups != 1 or any(c.padding) or not all(isinstance(s, int) for s in sizes):
+    of_window = (*weight.shape, *c.stride, *c.dilation)
+    if c.transposed or c.groups != 1 or any(c.padding) or not all(isinstance(s, int) for s in of_window):
         return None
     if weight.spec.stride != contiguous_stride(weight.shape):
         return None
@@ -75,7 +75,7 @@ def _patches_pay(b: Builder, x: Tensor, weight: Tensor) -> bool:
     if limits is None or x.dtype is not weight.dtype or x.dtype not in (torch.float32, torch.float64):
         return False
     least = limits.lone_pixels if prod(weight.shape[2:]) == 1 else limits.patch_pixels
-    return prod(b.spec.shape[2:]) >= least
+    return likely(numel(b.spec.shape[2:])) >= least
 
 
 def _patches(b: Builder, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int]) -> Tensor:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from smelt.graph.sizes import Size, Sym, bounds, subs
+from smelt.graph.sizes import Size, Sym, bounds, loop_sym, proves_le, subs
 from smelt.loops.builder import broadcast
 from smelt.loops.ir import Value
 from smelt.loops.tensor import Index, Load, Map, Tensor
@@ -35,10 +35,8 @@ class Place:
 def place_of(index: Tensor, size: Size) -> Place | None:
     """Of an index tensor whose elements are an expression in [0, size) of their own places; None for others."""
     found = _element(index)
-    if found is None or not isinstance(size, int):
-        return None
-    e = _expression(found[0])
-    if e is None or bounds(e)[0] < 0 or bounds(e)[1] >= size:
+    e = None if found is None else _expression(found[0])
+    if found is None or e is None or not _is_within(e, 0, size - 1):
         return None
     return Place(index.shape, found[1], e)
 
@@ -48,17 +46,16 @@ def are_inside(x: Tensor, indices: Sequence[Tensor | None]) -> bool:
     for index, size in zip(indices, x.shape):
         if index is not None:
             found = _element(index)
-            if found is None or not isinstance(size, int) or not _is_between(found[0], -size, size - 1):
+            if found is None or not _is_between(found[0], -size, size - 1):
                 return False
     return True
 
 
 def _element(index: Tensor) -> tuple[Value, Index] | None:
     """The element of an index tensor at symbols, and these; None if it is made of anything in memory."""
-    if index.dtype not in INTEGERS or not all(isinstance(n, int) and n > 0 for n in index.shape):
+    if index.dtype not in INTEGERS or any(n != 1 and bounds(n)[0] < 2 for n in index.shape):
         return None
-    shape = [n for n in index.shape if isinstance(n, int)]
-    symbols: Index = tuple(Sym(f"place_{d}", 0, n - 1) if n > 1 else 0 for d, n in enumerate(shape))
+    symbols: Index = tuple(loop_sym(f"place_{d}", n) if n != 1 else 0 for d, n in enumerate(index.shape))
     try:
         return _Computed()(index, symbols), symbols
     except _InMemory:
@@ -86,12 +83,16 @@ class _Computed:
         return self
 
 
-def _is_between(value: Value, low: int, high: int) -> bool:
+def _is_within(e: Size, low: Size, high: Size) -> bool:
+    return proves_le(low, e) and proves_le(e, high)
+
+
+def _is_between(value: Value, low: Size, high: Size) -> bool:
     """Whether an integer is known to be in the range, ends included."""
     if value.op == "where":
         return all(_is_between(v, low, high) for v in value.args[1:])
     e = _expression(value)
-    return e is not None and low <= bounds(e)[0] and bounds(e)[1] <= high
+    return e is not None and _is_within(e, low, high)
 
 
 def _expression(value: Value) -> Size | None:

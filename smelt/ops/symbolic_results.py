@@ -23,6 +23,7 @@ from smelt.graph.assignments import (
     Candidates,
     at,
     candidates_of,
+    more_of,
     products,
     syms_of,
     values_of,
@@ -305,6 +306,10 @@ def _results(
     shape = _broadcast(specs) if torch.Tag.pointwise in func.tags else known_shape(name, named, spec_of)
     found = _Fit(name, candidates_of(specs, sizes), shape, syms, device, given).tree(answers)
     _check_itself(asked, found)
+    for numbers in more_of(syms):
+        out, _ = asked.answer_for(lambda size, numbers=numbers: evaluate(size, numbers))  # type: ignore[misc]
+        if not _fits(found, out, numbers):
+            raise NeedsFixedSize(f"{name}: other sizes of these ranges make a difference", syms)
     last = _last(func, specs)
     if device.type == "cpu" and last >= COUNT and not _is_safe(func, args):
         # All large, and each beside small others: which is smaller may decide (a diagonal of 2 * s by t).

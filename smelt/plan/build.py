@@ -5,7 +5,7 @@ Buffer i of the schedule is register i of the plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,17 +14,19 @@ import torch
 
 from smelt.graph.ir import TensorSpec
 from smelt.graph.kernel_calls import RUN_KERNEL
-from smelt.graph.sizes import static
+from smelt.graph.sizes import Size, static
 from smelt.graph.tree import map_leaves
 from smelt.ops.registry import REGISTRY
 from smelt.plan.aliases import is_foreign, returns_alias, written_values
 from smelt.plan.code import CompiledKernel, Function
+from smelt.plan.decisions import Decisions
 from smelt.plan.in_place import in_place
 from smelt.plan.items import Item, LaunchItem, TogetherItem
 from smelt.plan.liveness import with_frees
-from smelt.plan.memory import with_arena
+from smelt.plan.memory import with_arena, with_intervals
 from smelt.plan.reuse import replaced
 from smelt.plan.roots import Roots, references, used
+from smelt.plan.sized import SizedPlan
 from smelt.plan.steps import (
     CPU,
     Alloc,
@@ -37,7 +39,6 @@ from smelt.plan.steps import (
     Together,
     View,
     launches,
-    span_bytes,
 )
 from smelt.plan.target import Target
 from smelt.plan.together import Touched, side_by_side
@@ -54,27 +55,43 @@ OVERWRITE = frozenset(
 
 def build_plan(schedule: Schedule, target: Target) -> Plan:
     """The plan that runs `schedule` on `target`."""
+    plan, roots = _unplaced(schedule, target, Decisions())
+    may_use_arena = partial(roots.may_use_arena, memory=target.memory)
+    steps, nbytes = with_arena(plan.steps, may_use_arena, roots.nbytes, target.memory, schedule.given)
+    return replace(plan, steps=steps, arena_bytes=nbytes)
+
+
+def sized_plan(schedule: Schedule, target: Target, decisions: Decisions) -> SizedPlan:
+    """The same of a schedule with symbols, for the sizes of `decisions` and all others that give the same answers to what
+    these note, what was noted before included."""
+    plan, roots = _unplaced(schedule, target, decisions)
+    may_use_arena = partial(roots.may_use_arena, memory=target.memory)
+    steps, intervals = with_intervals(plan.steps, may_use_arena, roots.nbytes, schedule.given)
+    conditions = tuple(decisions.conditions.items())
+    return SizedPlan(replace(plan, steps=steps), conditions, intervals, target.memory.alignment)
+
+
+def _unplaced(schedule: Schedule, target: Target, decisions: Decisions) -> tuple[Plan, Roots]:
+    """The plan without an arena."""
     schedule, items = in_place(schedule, target.compile(schedule))
-    roots = Roots(schedule, items)
+    roots = Roots(schedule, items, decisions)
     writer = _Writer(schedule, roots, target, items)
     for place, item in enumerate(items):
         writer.add(place, item)
-    joined = side_by_side(writer.steps, writer.touched, target.costs)
-    freed = with_frees(joined, range(roots.n_inputs, roots.n_held), writer.outputs)
-    may_use_arena = partial(roots.may_use_arena, memory=target.memory)
-    steps, arena_bytes = with_arena(freed, may_use_arena, roots.nbytes, target.memory, schedule.given)
-    return Plan(
+    joined = side_by_side(writer.steps, writer.touched, target.costs, decisions)
+    steps = with_frees(joined, range(roots.n_inputs, roots.n_held), writer.outputs)
+    plan = Plan(
         n_inputs=roots.n_inputs,
         constants=schedule.constants,
         n_registers=writer.n_registers,
-        steps=steps,
+        steps=tuple(steps),
         outputs=writer.outputs,
-        arena_bytes=arena_bytes,
-        release_gil=is_long(steps, schedule, target.costs.gil_bytes),
+        release_gil=_is_long(steps, roots, target.costs.gil_bytes),
         kernels=writer.kernels,
         device=target.memory.device,
         on_host=target.memory.device != CPU and _is_on_host(schedule),
     )
+    return plan, roots
 
 
 def _is_on_host(schedule: Schedule) -> bool:
@@ -90,16 +107,15 @@ def _is_on_host(schedule: Schedule) -> bool:
     )
 
 
-def is_long(steps: Iterable[Step], schedule: Schedule, gil_bytes: int) -> bool:
+def _is_long(steps: Sequence[Step], roots: Roots, gil_bytes: int) -> bool:
     """Whether running these steps takes long enough to let other Python threads run meanwhile."""
-    steps = list(steps)
     if any(isinstance(step, Aten) for step in steps):
         return True
-    touched = 0
+    touched: Size = 0
     for launch in launches(steps):
-        specs = (schedule.buffers[r].spec for r in launch.regs if r < len(schedule.buffers))
-        touched += sum(span_bytes(s.shape, s.stride, s.dtype) for s in specs)
-    return touched > gil_bytes
+        for register in launch.regs:
+            touched = touched + roots.nbytes(register)
+    return roots.decisions.at_least(touched, gil_bytes + 1)
 
 
 class _Writer:
@@ -155,7 +171,7 @@ class _Writer:
 
     def launch(self, item: LaunchItem) -> None:
         self._prepare((item,))
-        if item.code.extent == 0:
+        if self.roots.decisions.is_zero(item.code.extent):
             return
         if item.joins:
             self.touched[len(self.steps)] = self._touched(item)
@@ -166,7 +182,7 @@ class _Writer:
         parts = tuple(map(self._launch, item.parts))
         if len({self.kernels[part.kernel] for part in parts}) == 1:  # whatever each was called
             parts = tuple(replace(part, kernel=parts[0].kernel) for part in parts)
-        blocks = tuple(-(-static(part.code.extent) // part.code.grain) for part in item.parts)
+        blocks = tuple(-(-static(part.code.extent) // static(part.code.grain)) for part in item.parts)
         self.steps.append(Together(parts, blocks, 1))
 
     def _prepare(self, items: Sequence[LaunchItem]) -> None:
@@ -186,12 +202,11 @@ class _Writer:
     def _launch(self, item: LaunchItem) -> Launch:
         code = item.code
         regs = tuple(map(self.register, item.buffers))
-        extent = static(code.extent)
-        grain = self.target.sharing.grain(extent, code.grain)
+        grain = self.target.sharing.grain(code.extent, code.grain, self.roots.decisions)
         return Launch(
             self._symbol(code),
             regs,
-            extent,
+            code.extent,
             grain,
             item.note,
             item.by_value,

@@ -69,7 +69,7 @@ class CompiledKernel:
     name: str
     function: Function
     extent: Size
-    grain: int
+    grain: Size
     sizes: tuple[Size, ...] = ()
 
 

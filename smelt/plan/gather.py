@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from smelt.graph.sizes import static
 from smelt.ops.registry import row
 from smelt.plan.aliases import is_foreign, written_values
 from smelt.plan.items import LaunchItem
@@ -144,11 +145,11 @@ class _InUse:
             [*references((c.args, c.kwargs)), *(out for out in c.outs if out is not None)] for c in calls
         )
         converted = (buffers for buffers in touched if not any(map(self.roots.is_channels_last, buffers)))
-        return sum(self.roots.nbytes(b) for buffers in converted for b in buffers)
+        return sum(static(self.roots.nbytes(b)) for buffers in converted for b in buffers)
 
     def _counted(self, root: int) -> int:
         """Bytes that torch's allocator may count for it: a block for more than REST may be larger by up to REST."""
-        nbytes = self.roots.nbytes(root)
+        nbytes = static(self.roots.nbytes(root))
         return nbytes if nbytes <= REST else nbytes + REST
 
     def _touched(self, slot: Slot) -> set[int]:
@@ -239,7 +240,7 @@ class _Slots:
         read = self._all(b for b, role in used if role != "out")
         made = [b for b, role in used if role != "in"]
         writes_input = any(self.roots.root(b) < self.roots.n_inputs for b in made)
-        nbytes = sum(self.roots.nbytes(b) for b, _ in used)
+        nbytes = sum(static(self.roots.nbytes(b)) for b, _ in used)
         return Slot([item], self.kind_of(item), Touched(read, self._all(made)), nbytes, writes_input)
 
     def _all(self, buffers: Iterable[int]) -> frozenset[int]:

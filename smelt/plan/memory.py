@@ -1,17 +1,14 @@
-"""Lifetimes to arena offsets, and the allocations of a plan that get one.
-
-An interval is the steps during which a temporary must keep its memory, ends included. What always holds of a placement:
-two intervals that share a step never share a byte, and offsets are multiples of the alignment.
-"""
+"""The allocations of a plan that get a place in its arena."""
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
+from smelt.graph.sizes import Size, static
 from smelt.plan.aliases import aliased_values
+from smelt.plan.place import Interval, Placement, place
 from smelt.plan.steps import Alloc, Aten, Free, Step, View, defines, reads, registers_in
 from smelt.plan.target import Memory
 
@@ -24,61 +21,14 @@ SLACK_OF_SMALL = 1 << 20
 SLACK = 8 << 10
 
 
-@dataclass(frozen=True)
-class Interval:
-    """`key` names the temporary; it lives in steps `begin` to `end`, both included."""
-
-    key: int
-    nbytes: int
-    begin: int
-    end: int
-
-
-@dataclass(frozen=True)
-class Placement:
-    """`offsets[key]` in bytes; `nbytes` is the size of the arena."""
-
-    offsets: dict[int, int]
-    nbytes: int
-
-
 def allowed(most: int, slack: int = 0) -> int:
     """How many bytes a call may take that needs `most` of them at once; `slack`: beyond them, of one that is not small."""
     return most + (SLACK_OF_SMALL if most <= SMALL else slack)
 
 
-def place(intervals: Sequence[Interval], alignment: int) -> Placement:
-    """Greedy by size: the largest first, each into the tightest gap left by those that live at the same time. `alignment`:
-    of every offset, in bytes."""
-    placed: list[tuple[int, int, int, int]] = []  # offset, end offset, begin step, end step; by offset
-    offsets: dict[int, int] = {}
-    for interval in sorted(intervals, key=lambda i: (-i.nbytes, i.begin)):
-        size = aligned(max(interval.nbytes, 1), alignment)
-        offset = _tightest_gap(placed, interval, size)
-        offsets[interval.key] = offset
-        insort(placed, (offset, offset + size, interval.begin, interval.end))
-    return Placement(offsets, max((end for _, end, _, _ in placed), default=0))
-
-
 def aligned(nbytes: int, alignment: int) -> int:
     """`nbytes` rounded up to a multiple of `alignment`."""
     return -(-nbytes // alignment) * alignment
-
-
-def _tightest_gap(placed: list[tuple[int, int, int, int]], interval: Interval, size: int) -> int:
-    """The offset of the smallest gap that fits, else the end of all that live at the same time."""
-    best, best_gap = -1, 0
-    top = 0
-    begin, end = interval.begin, interval.end
-    for offset, stop, first, last in placed:
-        if first > end or last < begin:
-            continue
-        gap = offset - top
-        if gap >= size and (best < 0 or gap < best_gap):
-            best, best_gap = top, gap
-        if stop > top:
-            top = stop
-    return top if best < 0 else best
 
 
 # ---- of a plan
@@ -89,7 +39,7 @@ class _Place:
     """Memory of a plan's: of an allocation, of those that come in its place, and of all their views; or of what an ATen call
     gives."""
 
-    nbytes: int
+    nbytes: Size
     begin: int
     end: int
     may_use_arena: bool
@@ -98,7 +48,7 @@ class _Place:
 def with_arena(
     steps: Sequence[Step],
     may_use_arena: Callable[[int], bool],
-    nbytes: Callable[[int], int],
+    nbytes: Callable[[int], Size],
     memory: Memory,
     given: Iterable[int] = (),
 ) -> tuple[tuple[Step, ...], int]:
@@ -110,19 +60,35 @@ def with_arena(
         placement = _most_placed(places, inside, len(steps), memory)
     else:
         placement = _placement(places, inside, memory.alignment)
-    placed = tuple(
-        replace(s, arena=placement.offsets[roots[s.out]])
-        if isinstance(s, Alloc) and roots[s.out] in placement.offsets
-        else s
+    return _with_offsets(steps, roots, placement.offsets), placement.nbytes
+
+
+def with_intervals(
+    steps: Sequence[Step],
+    may_use_arena: Callable[[int], bool],
+    nbytes: Callable[[int], Size],
+    given: Iterable[int] = (),
+) -> tuple[tuple[Step, ...], tuple[Interval, ...]]:
+    """The same where bytes have symbols: allocations have the number of an interval in place of an offset."""
+    roots, places = _places(steps, may_use_arena, nbytes, given)
+    intervals = _intervals(places, (r for r, place in places.items() if place.may_use_arena))
+    numbers = {interval.key: number for number, interval in enumerate(intervals)}
+    return _with_offsets(steps, roots, numbers), intervals
+
+
+def _with_offsets(
+    steps: Sequence[Step], roots: Mapping[int, int], offsets: Mapping[int, int]
+) -> tuple[Step, ...]:
+    return tuple(
+        replace(s, arena=offsets[roots[s.out]]) if isinstance(s, Alloc) and roots[s.out] in offsets else s
         for s in steps
     )
-    return placed, placement.nbytes
 
 
 def _places(
     steps: Sequence[Step],
     may_use_arena: Callable[[int], bool],
-    nbytes: Callable[[int], int],
+    nbytes: Callable[[int], Size],
     given: Iterable[int],
 ) -> tuple[dict[int, int], dict[int, _Place]]:
     """Which register each one has its memory from, and the places of these. A view keeps its source's memory alive."""
@@ -158,9 +124,9 @@ def _most_placed(places: dict[int, _Place], inside: set[int], steps: int, memory
     used = _levels(places.values(), steps)
     enough = allowed(max(used, default=0), SLACK)
     best = Placement({}, 0)
-    limit = max((places[r].nbytes for r in inside), default=0)
+    limit = max((static(places[r].nbytes) for r in inside), default=0)
     while limit:
-        small = {r for r in inside if places[r].nbytes <= limit}
+        small = {r for r in inside if static(places[r].nbytes) <= limit}
         least = max(_levels([places[r] for r in small], steps), default=0)
         behind = max((i + 1 for i, u in enumerate(used) if u + least > enough), default=0)
         for begin in dict.fromkeys((0, behind)):
@@ -189,16 +155,18 @@ def _placed_within(
 def _levels(places: Iterable[_Place], steps: int) -> list[int]:
     """The bytes that are in use at each step."""
     changes = [0] * (steps + 1)
-    for place in places:
-        changes[place.begin] += place.nbytes
-        changes[place.end + 1] -= place.nbytes
+    for p in places:
+        changes[p.begin] += static(p.nbytes)
+        changes[p.end + 1] -= static(p.nbytes)
     return list(accumulate(changes))[:steps]
 
 
 def _placement(places: dict[int, _Place], inside: Iterable[int], alignment: int) -> Placement:
-    return place(
-        [Interval(r, places[r].nbytes, places[r].begin, places[r].end) for r in sorted(inside)], alignment
-    )
+    return place(_intervals(places, inside), alignment)
+
+
+def _intervals(places: Mapping[int, _Place], inside: Iterable[int]) -> tuple[Interval, ...]:
+    return tuple(Interval(r, places[r].nbytes, places[r].begin, places[r].end) for r in sorted(inside))
 
 
 def shares(step: Step) -> Iterator[tuple[int, int]]:

@@ -55,8 +55,16 @@ def replaced(uses: Sequence[Use], dying: Collection[int], roots: Roots) -> Itera
             and roots.root(out) == out
             and touched[root] == touched[out] == 1
             and taken.isdisjoint((out, root))
-            and LARGE <= roots.nbytes(out) == roots.nbytes(operand) == roots.nbytes(root)
             and roots.buffers[out].spec.device == roots.buffers[root].spec.device
+            and _fits(roots, out, operand, root)
         ):
             taken |= {out, root}
             yield out, operand
+
+
+def _fits(roots: Roots, out: int, operand: int, root: int) -> bool:
+    """Whether they have the same memory, which is large."""
+    nbytes, decisions = roots.nbytes(out), roots.decisions
+    return decisions.at_least(nbytes, LARGE) and all(
+        decisions.equal(nbytes, roots.nbytes(other)) for other in (operand, root)
+    )

@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from smelt.graph.kernel_calls import RUN_KERNEL, RUN_KERNEL_FUNCTIONAL
+from smelt.graph.sizes import Size
 from smelt.graph.tree import leaves
 from smelt.ops.channels_last import is_last
 from smelt.plan.aliases import aliased_values, is_foreign
+from smelt.plan.decisions import Decisions
 from smelt.plan.items import Item, LaunchItem, TogetherItem
-from smelt.plan.steps import span_bytes
 from smelt.plan.target import Memory
 from smelt.schedule.schedule import BufferSpec, BufRef, ExternItem, Schedule, ViewItem
 
@@ -23,7 +24,8 @@ class Roots:
     """Which root each buffer belongs to, and which roots must not be in the arena. `by_pointer`: buffers whose strides
     somebody relies on."""
 
-    def __init__(self, schedule: Schedule, items: Sequence[Item]) -> None:
+    def __init__(self, schedule: Schedule, items: Sequence[Item], decisions: Decisions | None = None) -> None:
+        self.decisions = decisions or Decisions()
         self.buffers = schedule.buffers
         self.n_inputs = sum(b.kind == "input" for b in schedule.buffers)
         self.n_held = self.n_inputs + len(schedule.constants)
@@ -47,12 +49,12 @@ class Roots:
         """Whether it holds images, channels-last."""
         return buffer < len(self.buffers) and is_last(self.buffers[buffer].spec)
 
-    def nbytes(self, buffer: int) -> int:
+    def nbytes(self, buffer: int) -> Size:
         """From its first to its last element; 0 for a register that is no buffer of the schedule."""
         if buffer >= len(self.buffers):
             return 0
         spec = self.buffers[buffer].spec
-        return span_bytes(spec.shape, spec.stride, spec.dtype)
+        return self.decisions.elements(spec.shape, spec.stride) * spec.dtype.itemsize
 
     def ends(self, root: int) -> bool:
         """Whether the memory of a root is free behind its last use, if nobody keeps it."""

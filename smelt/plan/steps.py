@@ -18,9 +18,10 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Size
+from smelt.graph.sizes import Size, static
 from smelt.graph.tree import leaves
 from smelt.plan.code import Function
+from smelt.plan.decisions import Decisions
 from smelt.torch_private import OpOverload
 
 CPU = torch.device("cpu")
@@ -75,7 +76,7 @@ class Launch:
     kernel: str
     regs: tuple[int, ...]
     extent: Size
-    grain: int
+    grain: Size
     note: str = ""
     by_value: tuple[tuple[int, int], ...] = ()
     device: torch.device | None = None
@@ -92,8 +93,8 @@ class Together:
     function that all have, which does `parts` of them at most (`plan.code.Block`); `work[i]` blocks are `launches[i]`'s."""
 
     launches: tuple[Launch, ...]
-    work: tuple[int, ...]
-    grain: int
+    work: tuple[Size, ...]
+    grain: Size
     note: str = ""
 
 
@@ -192,11 +193,8 @@ def defines(step: Step) -> tuple[int, ...]:
 
 
 def span_bytes(shape: tuple[Size, ...], stride: tuple[Size, ...], dtype: torch.dtype) -> int:
-    """Bytes from the first to the last element, inclusive."""
-    if 0 in shape:
-        return 0
-    last: Any = sum((n - 1) * s for n, s in zip(shape, stride))
-    return int(last + 1) * dtype.itemsize
+    """Bytes from the first to the last element, inclusive; of numbers."""
+    return static(Decisions().elements(shape, stride)) * dtype.itemsize
 
 
 # ---------------------------------------------------------------------------------------------------------- questions

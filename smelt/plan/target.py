@@ -11,14 +11,24 @@ import torch
 from smelt import _native
 from smelt.costs import Costs
 from smelt.graph.ir import Graph, Node, TensorSpec
-from smelt.graph.sizes import Sym
+from smelt.graph.sizes import Size, Sym, ceil_div
 from smelt.ops.written_attention.rewrite import Choose
+from smelt.plan.decisions import Decisions
 from smelt.plan.items import Item
+from smelt.plan.sized import LoadSized
 from smelt.plan.steps import Plan
 from smelt.schedule.schedule import Schedule
 from smelt.torch_private import OpOverload
 
 ItemsAt = Callable[[Schedule, Mapping[Sym, int]], Sequence[Item]]
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A schedule's items with symbols in their sizes: `items` gives those for numbers, noting what is decided by these, and
+    they are right for all that give the same answers."""
+
+    items: Callable[[Decisions], Sequence[Item]]
 
 
 @dataclass(frozen=True)
@@ -41,11 +51,11 @@ class Sharing:
 
     limit: int = 0
 
-    def grain(self, extent: int, least: int) -> int:
+    def grain(self, extent: Size, least: Size, decisions: Decisions | None = None) -> Size:
         """Items that a worker takes at least. A share for each of `limit` workers keeps the others out."""
-        if self.limit:
-            least = max(least, -(-extent // self.limit))
-        return max(least, 1)
+        decisions = decisions or Decisions()
+        least = decisions.larger(least, 1)
+        return decisions.larger(ceil_div(extent, self.limit), least) if self.limit else least
 
 
 @dataclass(frozen=True)
@@ -55,9 +65,10 @@ class Target:
     Args:
         costs: what lowering, fusion and the plan weigh against each other.
         compile: a schedule's items with launches in place of its kernels, and of those ATen calls that are generated there.
-        for_sizes: what gives the items of a schedule with symbols in its sizes at numbers, given the rest of the schedule at
-            these; None: what `compile` gives is for all sizes.
+        for_sizes: what gives the items of a schedule with symbols in its sizes: for answers, or at numbers, given the rest
+            of the schedule at these; None: what `compile` gives is for all sizes.
         load: a plan made callable on a tuple of its inputs.
+        load_sized: loads plans for numbers in place of symbols; None where items are never `Decided`.
         out_variant: the operator, if there is one, that computes what another does in memory given as `out`.
         memory: which temporaries may be in the arena, and how they are aligned.
         sharing: how a launch is cut into pieces.
@@ -75,4 +86,5 @@ class Target:
     channels_last: bool = False
     attention: Choose | None = None
     warm_up: Callable[[Graph, Set[Node]], object] | None = None
-    for_sizes: Callable[[Schedule], ItemsAt] | None = None
+    for_sizes: Callable[[Schedule], ItemsAt | Decided] | None = None
+    load_sized: LoadSized | None = None

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from smelt.costs import Costs
-from smelt.graph.sizes import static
+from smelt.graph.sizes import Size, ceil_div
+from smelt.plan.decisions import Decisions
 from smelt.plan.steps import WORK, Alloc, BumpVersion, Launch, Step, Together
 
 
@@ -27,6 +28,7 @@ class _Run:
     """Neighbouring launches, with the allocations and version counts between them."""
 
     costs: Costs
+    decisions: Decisions
     given: list[Step] = field(default_factory=list)  # as they stood
     pending: list[Step] = field(default_factory=list)  # since the last launch
     launches: list[Launch] = field(default_factory=list)
@@ -44,32 +46,47 @@ class _Run:
         self.written |= t.written
 
     def steps(self) -> list[Step]:
-        pieces = self.costs.together_pieces * self.costs.threads
-        few = any(static(l.extent) < pieces * l.grain for l in self.launches)
-        work = [max(1, WORK * static(l.extent) // l.grain) for l in self.launches]
-        if len(self.launches) < 2 or not few or sum(work) < 2 * WORK:
+        together = self._together() if len(self.launches) > 1 else None
+        if together is None:
             return [*self.given, *self.pending]
-        grain = max(WORK, -(-sum(work) // self.costs.threads))
         before = [s for s in self.given if not isinstance(s, Launch)]
-        return [*before, Together(tuple(self.launches), tuple(work), grain), *self.pending]
+        return [*before, together, *self.pending]
+
+    def _together(self) -> Together | None:
+        """The launches as one; None where each has enough for all threads, or all have too little."""
+        decide = self.decisions
+        pieces = self.costs.together_pieces * self.costs.threads
+        if all(decide.at_least(l.extent, pieces * l.grain) for l in self.launches):
+            return None
+        work = [decide.larger(WORK * l.extent // l.grain, 1) for l in self.launches]
+        total: Size = 0
+        for units in work:
+            total = total + units
+        if not decide.at_least(total, 2 * WORK):
+            return None
+        grain = decide.larger(ceil_div(total, self.costs.threads), WORK)
+        return Together(tuple(self.launches), tuple(work), grain)
 
 
-def side_by_side(steps: Sequence[Step], touched: Mapping[int, Touched], costs: Costs) -> list[Step]:
+def side_by_side(
+    steps: Sequence[Step], touched: Mapping[int, Touched], costs: Costs, decisions: Decisions | None = None
+) -> list[Step]:
     """`steps` with runs of independent launches joined; `touched` describes the launches that may be, by position."""
     if costs.threads < 2:
         return list(steps)
+    decisions = decisions or Decisions()
     result: list[Step] = []
-    run = _Run(costs)
+    run = _Run(costs, decisions)
     for i, step in enumerate(steps):
         if isinstance(step, Launch) and i in touched:
             if not run.accepts(touched[i]):
                 result += run.steps()
-                run = _Run(costs)
+                run = _Run(costs, decisions)
             run.add(step, touched[i])
         elif isinstance(step, Alloc | BumpVersion) and run.launches:
             run.pending.append(step)
         else:
             result += run.steps()
-            run = _Run(costs)
+            run = _Run(costs, decisions)
             result.append(step)
     return result + run.steps()

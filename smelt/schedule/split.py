@@ -9,7 +9,8 @@ shorter. What is too short for all workers is cut into parts for some: one progr
 takes long, and add up long chains, which is less exact than eager (of 300,007 equal numbers 6e-7, relative to the sum; its
 chains are as long as those of parts, 16 and less). Sums over rows that something else reduces along are cut into chunks of
 rows, one for each program, so that they can be computed beside the rows (`beside.py`). Where sizes are symbols, the loops
-of a reduction are one, cut into as many parts as likely sizes want: of small ones, some are empty.
+of a reduction are one, cut into as many parts as likely sizes want: of small ones, some are empty. On a CPU so are loops
+that run along memory.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def split_reductions(program: Program, costs: Costs) -> Program:
     largest = functools.cache(functools.partial(_largest, reads, stored=frozenset(), depth=SEEN_THROUGH))
     widths = _widths(reductions, largest, costs)
     chunks = {step: n for step, reduce in reductions if (n := _chunks(step, reduce, widths, largest, costs))}
-    for tensor, reduce in reductions if costs.splits_further else ():
+    for tensor, reduce in reductions:
         if (
             tensor not in chunks
             and (parts := _likely_parts(tensor, reduce, reads, stored, costs)) is not None
@@ -116,17 +117,26 @@ def _chunks(tensor: Tensor, reduce: Reduce, widths: Widths, largest: Largest, co
     return -(-rows // -(-rows // wanted))
 
 
+def _reduction(tensor: Tensor) -> Reduce:
+    assert isinstance(tensor.definition, Reduce)
+    return tensor.definition
+
+
 def _over_one_loop(tensor: Tensor) -> Tensor:
     """The same reduction over one loop, which counts the points in order."""
-    reduce = tensor.definition
-    assert isinstance(reduce, Reduce)
+    reduce = _reduction(tensor)
     if len(reduce.sizes) == 1:
         return tensor
 
+    first = next((d for d, size in enumerate(reduce.sizes) if size != 1), 0)
+
     def body(load: Load, index: Index, position: Index) -> Value:
-        at: list[Size] = []
-        for size, stride in zip(reduce.sizes, contiguous_stride(reduce.sizes)):
-            at.append(0 if size == 1 else position[0] // stride % size)
+        at: list[Size] = [0] * len(reduce.sizes)
+        rest = position[0]
+        for d, size in reversed(list(enumerate(reduce.sizes))):
+            # Without a remainder, the first one is right beyond the end, too: parts may go there, under a mask.
+            if size != 1:
+                at[d], rest = rest if d == first else rest % size, rest // size
         return reduce.body(load, index, tuple(at))
 
     return replace(tensor, definition=replace(reduce, sizes=(numel(reduce.sizes),), body=body))
@@ -172,8 +182,14 @@ def _likely_parts(
     rows, points = numel(tensor.shape), numel(reduce.sizes)
     if isinstance(points, int) or reduce.kind in ("argmax", "argmin"):
         return None
+    if not costs.splits_further:
+        # A CPU's vectors are neighbours: along the joined loops, too.
+        joined = _over_one_loop(tensor)
+        lies = _strides(reads, joined, _reduction(joined), stored, 0)
+        if likely(rows * points) < costs.split_points or lies is None or lies[1] != [1]:
+            return None
     wanted = costs.worker_items * costs.threads
-    strides = _strides(reads, tensor, reduce, stored, SEEN_THROUGH)
+    strides = _strides(reads, tensor, reduce, stored, SEEN_THROUGH if costs.splits_further else 0)
     if strides is None or likely(rows) >= costs.item_columns * wanted:
         return None
     items = _items(tuple(map(likely, tensor.shape)), strides[0], costs)
@@ -335,8 +351,7 @@ class _Noted:
 
 def _split(tensor: Tensor, cuts: Cuts) -> tuple[Tensor, Tensor]:
     """The reductions of the parts, as new first dimensions, and the reduction of those."""
-    reduce = tensor.definition
-    assert isinstance(reduce, Reduce)
+    reduce = _reduction(tensor)
     lengths = {d: ceil_div(reduce.sizes[d], parts) for d, parts in cuts}
     sizes = tuple(lengths.get(d, size) for d, size in enumerate(reduce.sizes))
     counts = tuple(parts for _, parts in cuts)

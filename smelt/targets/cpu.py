@@ -9,16 +9,17 @@ from functools import partial
 import torch
 
 from smelt.codegen.cost import prefers_native
+from smelt.codegen.cpu_sizes import ForSizes
 from smelt.codegen.extern import out_variant
 from smelt.codegen.generate import Products, generate
 from smelt.codegen.llvm import compile_kernels
 from smelt.codegen.llvm.host import host
-from smelt.codegen.load import load
+from smelt.codegen.load import load, load_sized
 from smelt.config import Config
 from smelt.costs import Costs, ProductCosts
 from smelt.plan.items import Item
 from smelt.plan.memory import ALIGNMENT
-from smelt.plan.target import Memory, Sharing, Target
+from smelt.plan.target import Decided, ItemsAt, Memory, Sharing, Target
 from smelt.schedule.schedule import Schedule
 
 # Measured on Zen 4 (64 KiB of first-level cache for two cores, 1 MiB of second-level cache a core), float32, smallest times,
@@ -139,15 +140,23 @@ def target(config: Config, cpu: str | None = None) -> Target:
     threads = torch.get_num_threads()
     products = None
     if known is not None:
-        products = Products(partial(prefers_native, known, threads), config.fuse)
+        products = Products(partial(prefers_native, known, threads), config.fuse, threads)
     return Target(
         costs=replace(COSTS, threads=config.threads or threads, products=known),
         compile=partial(compile_schedule, config, products),
         load=load,
+        load_sized=load_sized,
         out_variant=out_variant,
         memory=Memory(torch.device("cpu"), ALIGNMENT),  # a cache line
         sharing=Sharing(config.threads),
+        for_sizes=partial(schedule_for_sizes, config, products),
     )
+
+
+def schedule_for_sizes(config: Config, products: Products | None, schedule: Schedule) -> ItemsAt | Decided:
+    """The same of a schedule whose sizes have symbols. What gives its items."""
+    made = ForSizes(schedule, lambda kernels: compile_kernels(kernels, config), products)
+    return Decided(made.decided) if made.is_decided() else made.at
 
 
 def compile_schedule(config: Config, products: Products | None, schedule: Schedule) -> Sequence[Item]:

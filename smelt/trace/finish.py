@@ -74,11 +74,21 @@ def build(parts: TraceParts, outputs: Sequence[FakeTensor], recorded: RecordedBa
         numbers=tuple(n for n in numbers if not n.is_of_data),
         data=data,
         sizes={
-            sym: SizeInput(next(i for i, f in enumerate(inputs) if f is fake), source, parts.inputs.hint(sym))
+            sym: SizeInput(
+                next(i for i, f in enumerate(inputs) if f is fake),
+                source,
+                parts.inputs.hint(sym),
+                parts.inputs.bounds(sym),
+            )
             for sym, (fake, source) in sized.items()
         }
         | {
-            sym: SizeInput(len(inputs) + numbers.index(number), SizeSource(ITSELF), parts.inputs.hint(sym))
+            sym: SizeInput(
+                len(inputs) + numbers.index(number),
+                SizeSource(ITSELF),
+                parts.inputs.hint(sym),
+                parts.inputs.bounds(sym),
+            )
             for sym, number in as_sizes.items()
         },
         joint=whole.joint(inputs, aten_graph.placeholders) if whole else None,

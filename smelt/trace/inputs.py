@@ -144,6 +144,11 @@ class Inputs(Sequence[FakeTensor]):
         assert self.numbers.symbols is not None
         return self.numbers.symbols.hints[sym]
 
+    def bounds(self, sym: Sym) -> tuple[int, int]:
+        """The range in which the symbol of a size is in every call."""
+        assert self.numbers.symbols is not None
+        return self.numbers.symbols.bounds(sym)
+
     def on(self, storage: int) -> Sequence[FakeTensor]:
         """Those that share this memory."""
         return self._on.get(storage, ())

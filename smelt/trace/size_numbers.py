@@ -83,6 +83,10 @@ class Comparisons:
         ((monomial, factor),) = size.terms
         return factor > 0 and all(self._range(atom)[0] >= 1 for atom in monomial)
 
+    def bounds(self, sym: Sym) -> tuple[int, int]:
+        """The range of a symbol, by what was asked of it alone."""
+        return self._range(sym)
+
     def note(self, op: str, a: Size, b: Size, answer: bool) -> None:
         """From now on, this is the answer."""
         difference = a - b

@@ -335,6 +335,10 @@ class Symbols:
             self._comparisons.note(op, a, b, answer)
         return answer
 
+    def bounds(self, sym: Sym) -> tuple[int, int]:
+        """The range that later calls are required to have this symbol of a size in."""
+        return self._comparisons.bounds(sym)
+
     def _check_divisible(self, a: Size, b: Size) -> None:
         """Raises NeedsFixedSize where sizes are equal for what some leave when divided: what is computed after that has no
         quotients if this is known."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from smelt.graph.ir import Node
 from smelt.trace.fake import FakeTensor, fakes_in
@@ -23,6 +23,13 @@ class TorchPlace:
     settled: Node
     by_view: bool = False
     written_later: bool = False
+
+
+def place_at(place: TorchPlace, copy_of: Mapping[Node, Node]) -> TorchPlace:
+    """The same in a copy of the graph."""
+    return replace(
+        place, node=copy_of.get(place.node, place.node), settled=copy_of.get(place.settled, place.settled)
+    )
 
 
 def torch_places(parts: TraceParts, fakes: Sequence[FakeTensor]) -> tuple[TorchPlace | None, ...]:

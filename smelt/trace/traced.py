@@ -12,7 +12,7 @@ import torch
 
 from smelt.graph.ir import Graph
 from smelt.graph.numbers import Expression
-from smelt.graph.sizes import Sym
+from smelt.graph.sizes import INFINITE, Sym
 from smelt.graph.specs import at_numbers, empty_like_spec
 from smelt.trace.counters import NO_COUNTERS, Counters
 from smelt.trace.data_numbers import Condition, NumberCondition
@@ -26,11 +26,13 @@ from smelt.trace.views import NO_VIEWS, Views
 
 @dataclass(frozen=True)
 class SizeInput:
-    """Where the value of a size's symbol is found: in input number `input`. `hint`: what it was when traced."""
+    """Where the value of a size's symbol is found: in input number `input`. `hint`: what it was when traced. `bounds`: the
+    program, or torch, has decided something by it that later calls are required to decide alike, so it is in that range."""
 
     input: int
     source: SizeSource
     hint: int
+    bounds: tuple[int, int] = (0, INFINITE)
 
 
 @dataclass(frozen=True)

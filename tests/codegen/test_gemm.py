@@ -15,12 +15,14 @@ from smelt.codegen.calls.request import Request
 from smelt.codegen.cost import prefers_product
 from smelt.codegen.llvm.link import address_of
 from smelt.codegen.llvm.products import compile as compiler
-from smelt.codegen.llvm.products import library, tiling
+from smelt.codegen.llvm.products import library, sized, tiling
 from smelt.codegen.llvm.products.compile import compile_products
 from smelt.codegen.llvm.products.epilogue import BATCH, COL, NO_EPILOGUE, ROW, Epilogue, product_value
+from smelt.codegen.llvm.products.sized import SizedProducts
 from smelt.config import DEFAULT
 from smelt.graph.ir import TensorSpec
 from smelt.loops.ir import Buffer, Value
+from smelt.plan.code import CompiledKernel
 from smelt.schedule.schedule import BufferSpec, BufRef, ExternItem, Schedule
 from smelt.targets import cpu
 
@@ -40,14 +42,26 @@ def plan(op, *args, out, epilogue=NO_EPILOGUE):
     return plan_product(op, [argument(a) for a in args], spec(out), "product", epilogue)
 
 
+SIZED = SizedProducts()  # of all tests: most code that it is asked for was made for other sizes
+
+
 def launch(request: Request, args, out, extra=(), pieces=1):
-    """Runs the machine function over its extent, cut into `pieces` ranges."""
-    (compiled,) = compile_products([request.product])
+    """Runs the machine function over its extent, cut into `pieces` ranges. That of products of any sizes does the same."""
+    (fixed,), (for_sizes,) = compile_products([request.product]), SIZED.compile([request.product])
+    want = call(fixed, request, args, out, extra, pieces).clone()
+    out.fill_(float("nan"))
+    got = call(for_sizes, request, args, out, extra, pieces)
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+    return out
+
+
+def call(compiled: CompiledKernel, request: Request, args, out, extra, pieces):
     function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)(
         address_of(compiled.function)
     )
     tensors = [*(args[i] for i in request.operands), *extra, out]
-    buffers = (ctypes.c_void_p * len(tensors))(*(t.data_ptr() for t in tensors))
+    slots = [*(t.data_ptr() for t in tensors), *compiled.sizes]
+    buffers = (ctypes.c_void_p * len(slots))(*slots)
     cuts = [compiled.extent * i // pieces for i in range(pieces + 1)]
     for begin, end in itertools.pairwise(cuts):
         function(buffers, begin, end)
@@ -311,9 +325,10 @@ def test_register_blocks_of_other_hosts(width, rows, vectors, dtype, monkeypatch
     narrow = dataclasses.replace(
         tiling.tile_for(dtype), lanes=width // dtype.itemsize, rows=rows, vectors=vectors
     )
-    for module in (tiling, compiler):
+    for module in (tiling, compiler, sized):
         monkeypatch.setattr(module, "tile_for", lambda dtype: narrow)
     monkeypatch.setattr(library, "_LIBRARIES", {})
+    monkeypatch.setitem(globals(), "SIZED", SizedProducts())
     rng = random.Random(width * rows)
     for transposed in (False, True) * 3:
         m, n, k = (rng.randint(1, 70) for _ in range(3))

@@ -86,6 +86,34 @@ def test_positions(f, dim):
     check(lambda x: f(x.round(), dim), (S0, S1))
 
 
+PARTS = {
+    "sum": lambda x: x.sum(),
+    "mean of squares": lambda x: (x * x).mean(),
+    "largest, smallest": lambda x: (x.amax(), x.amin()),
+    "any, all": lambda x: ((x > 9).any(), (x < 9).all()),
+    "product": lambda x: (1 + x * 1e-4).prod(),
+}
+
+
+@pytest.mark.parametrize("shape", [(S0, S1), (S0 * S1,), (S0, 3, S1), (S0, S1, 3)], ids=str)
+@pytest.mark.parametrize("name", PARTS)
+def test_reductions_of_whole_tensors_are_cut_into_parts(name, shape):
+    """For several threads. Of few elements, some parts are empty."""
+    f = PARTS[name]
+    once = Once(f, shape, threads=2)
+    parts = [k for k in once.kernels if k.outer and k.outer[0].size == 8]
+    assert parts and "where" in str(parts[0].stages)  # the last part may be shorter
+    for s, t in [(2, 2), (2, 3), (3, 5), (17, 33), (101, 211), (640, 2)]:
+        inputs = once.inputs({S0: s, S1: t})
+        same(once({S0: s, S1: t}, inputs), flatten(f(*inputs)), {S0: s, S1: t}, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("f", [lambda x: x.t().sum(), lambda x: x[:, 1:].sum()])
+def test_no_parts_across_memory(f):
+    """The loops are no line in memory, which vectors need."""
+    assert len(Once(f, (S0, S1), threads=2).kernels) == 1
+
+
 @pytest.mark.parametrize("dim", [(0, 1), 0, 1])
 @pytest.mark.parametrize("shape", [(S0, S1), (S0, S1, 3)])
 def test_long_sums_are_as_exact_as_eager(shape, dim):

@@ -58,7 +58,7 @@ class Once:
         inputs = self.inputs(TRACED)
         graph, real = symbolic(f, *inputs)
         self.order = [next(k for k, t in enumerate(inputs) if t is r) for r in real]
-        weighed = costs(threads=1, **changes)
+        weighed = costs(**{"threads": 1, **changes})
         self.schedule: Schedule = fuse(lower(graph, weighed), weighed)
         verify(self.schedule)
         self.kernels = [i.kernel for i in self.schedule.items if isinstance(i, KernelItem)]

@@ -644,6 +644,24 @@ def test_a_large_input_that_is_written_and_read(compile):
 
 
 @both()
+def test_sizes_that_change(compile):
+    """One graph for all: the run again is for the sizes of each, and a large input is not copied for it."""
+
+    def f(x, n):
+        n.add_(1)
+        return (x.view(-1, 2) ** 3 * n.view(-1, 2)).sum() * x.shape[0]
+
+    g, found = compile(f), []
+    for size in (4, 6, 100_000, 8, 100, 6):
+        x = leaf(size)
+        (a,) = grad(g(x, torch.ones(size)), x, create_graph=True)
+        found.append(a)
+        if size <= 100:
+            found += grad(a.square().sum(), x)
+    return found
+
+
+@both()
 def test_gradients_between_the_results_of_many_layers(compile):
     layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from smelt.codegen.load import load
+from smelt.codegen.load import load, load_sized
 from smelt.config import Config
 from smelt.errors import NeedsFixedSize, VerificationError
 from smelt.graph.ir import TensorSpec
@@ -19,7 +19,8 @@ from smelt.plan.items import LaunchItem
 from smelt.plan.printer import print_plan
 from smelt.plan.reuse import LARGE
 from smelt.plan.steps import Alloc, Aten, Launch, Plan, Together, launches
-from smelt.plan.template import Template
+from smelt.plan.target import Decided
+from smelt.plan.template import Loader, Template
 from smelt.plan.verify import verify
 from smelt.schedule.schedule import BufferSpec, BufRef, ExternItem, Schedule, ViewItem
 from smelt.targets import cpu
@@ -75,13 +76,26 @@ class Program:
 
 def target(items, threads=1):
     made = cpu.target(Config())
-    return replace(made, compile=lambda _: items, costs=replace(made.costs, threads=threads))
+    return replace(made, compile=lambda _: items, for_sizes=None, costs=replace(made.costs, threads=threads))
 
 
 def run(template, s, t, *inputs):
-    plan = template.at({S: s, T: t})
+    """The plan for these sizes and what it gives, which is what the native template's plan gives."""
+    values = {S: s, T: t}
+    plan = template.at(values)
     verify(plan)
+    outputs = load(plan)(copies(inputs))
+    if isinstance(template.items, Decided):
+        loader = Loader(template, load_sized, (S, T))
+        native, sized = loader(values)
+        loader.check(native, sized, values)
+        for got, want in zip(native(copies(inputs)), outputs, strict=True):
+            assert torch.equal(got, want) and got.stride() == want.stride()
     return plan, load(plan)(inputs)
+
+
+def copies(inputs):
+    return tuple(x.clone() for x in inputs)
 
 
 # ---------------------------------------------------------------------------------------------------------- code
@@ -274,3 +288,65 @@ def test_calls_of_an_instance_take_numbers_only():
     plan = p.template(out).at({S: 3, T: 5})
     [call] = [step for step in plan.steps if isinstance(step, Aten)]
     assert call.args[1] == [2, 5, 3] and all(type(n) is int for n in call.args[1])
+
+
+# --------------------------------------------------------------------------------------- plans that others may share
+
+
+def loader_of(template):
+    return Loader(template, load_sized, (S, T))
+
+
+def test_a_plan_is_made_once_for_all_sizes_that_give_the_same_answers():
+    p = Program((S, T))
+    loader = loader_of(p.template(p.increment(p.transposed(0), "output")))
+    x = torch.randn(300, 200)
+    plans = {}
+    for s, t in ((2, 3), (7, 5), (300, 200), (3, 3), (250, 200), (2, 3)):
+        native, sized = loader({S: s, T: t})
+        loader.check(native, sized, {S: s, T: t})
+        assert torch.equal(native((x[:s, :t].contiguous(),))[0], x[:s, :t].t() + 1)
+        plans.setdefault(sized.plan.release_gil, set()).add(id(sized))
+    assert {answer: len(made) for answer, made in plans.items()} == {False: 1, True: 1}
+
+
+def test_conditions_say_for_which_sizes_a_plan_is():
+    p = Program((S, T))
+    out = p.buffer((S - 2, T), "output")
+    p.launch("increment", 0, out, (S - 2) * T)
+    template = p.template(out)
+    empty, full = template.sized({S: 2, T: 3}), template.sized({S: 9, T: 3})
+    assert not list(launches(empty.plan.steps)) and len(list(launches(full.plan.steps))) == 1
+    for sized, fits, other in ((empty, 2, 5), (full, 5, 2)):
+        instance = load_sized(sized, (S, T))
+        assert instance({S: other, T: 7}) is None
+        assert instance({S: fits, T: 7})((torch.randn(fits, 7),))[0].shape == (fits - 2, 7)
+
+
+def test_few_plans_are_kept():
+    p = Program((S, T))
+    made = []
+
+    def load(sized, syms):
+        made.append(sized)
+        return load_sized(replace(sized, conditions=((S - sizes, True), (sizes - S, True))), syms)
+
+    loader = Loader(p.template(p.increment(0, "output")), load, (S, T))
+    for sizes in (*range(2, 2 + Loader._KEPT), 2, 2 + Loader._KEPT, 2, 3):
+        native, _ = loader({S: sizes, T: 3})
+        assert native((torch.zeros(sizes, 3),))[0].shape == (sizes, 3)
+    assert len(made) == Loader._KEPT + 2  # of the last, and of 3 again, which was used longest ago
+
+
+def test_numbers_of_calls_follow_from_sizes():
+    """A number, a list of them, one where the operator takes a float, and one where it takes a tensor."""
+    p = Program((S, T))
+    full = p.extern(aten.new_full.default, (BufRef(0), [S, T * 2], S + T), (S, T * 2))
+    scaled = p.extern(aten.mul.Tensor, (BufRef(full), T // 2), (S, T * 2))
+    cut = p.extern(aten.narrow_copy.default, (BufRef(scaled), 1, T % 3, T), (S, T), "output")
+    filled = p.extern(aten.nan_to_num.default, (BufRef(0), S * T), (S, T), "output")
+    template = p.template(cut, filled)
+    for s, t in SIZES:
+        _, (got, numbers) = run(template, s, t, torch.full((s, t), torch.nan))
+        torch.testing.assert_close(got, torch.full((s, t), float((s + t) * (t // 2))))
+        torch.testing.assert_close(numbers, torch.full((s, t), float(s * t)))

@@ -184,6 +184,16 @@ def test_empty_tensors() -> None:
     calls(PROGRAMS["softmax of rows"], ((4, 7), (0, 3), (6, 2)))
 
 
+def test_group_norm_without_channels() -> None:
+    """torch's shape function of the backward divides by their number; some versions of torch refuse them."""
+    f = lambda x: nn.functional.group_norm(x, 1).sin()  # noqa: E731
+    compiled = smelt.compile(f, dynamic=True)
+    for n in (5, 7):
+        x = torch.empty(n, 0, 4, requires_grad=True)
+        compare(observe(compiled, (x,), 0), observe(f, (x,), 0))
+    check_no_failure(compiled)
+
+
 @pytest.mark.parametrize("shape", [(9, 0, 4, 2), (9, 2, 4, 0), (0, 5, 4, 3)])
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 1, 3, 2), (3, 1, 0, 2)])
 def test_strides_without_elements(shape: tuple[int, ...], order: tuple[int, ...]) -> None:

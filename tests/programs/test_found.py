@@ -114,14 +114,6 @@ def a_gradient_of_zeros_reads_no_saved_value():
 
 
 @program(graphs=1, grad=True)
-def group_norm_without_elements():
-    def fn(x, weight):
-        return torch.nn.functional.group_norm(x, 1, weight, weight)
-
-    return fn, [(torch.empty(5, 0, 4, requires_grad=True), torch.empty(0, requires_grad=True))] * 3
-
-
-@program(graphs=1, grad=True)
 def gradients_of_results_without_elements():
     """An input that is free to keep in two ways, neither of which is read for fewer gradients."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from smelt.codegen.calls.request import is_dense
 from smelt.codegen.llvm.products.epilogue import BATCH, COL, ROW, Epilogue, product_value
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Size, Sym, affine, free_syms, subs
+from smelt.graph.sizes import Size, Sym, affine, bounds, free_syms, loop_sym, subs
 from smelt.loops.ir import Buffer, Loop, MapStage, Value
 from smelt.plan.aliases import written_values
 from smelt.schedule.schedule import ExternItem, Item, KernelItem, Schedule, ViewItem, accesses
@@ -109,7 +109,7 @@ def _as_epilogue(
     kernel = item.kernel
     if len(kernel.stages) != 1 or any(b is None for b in item.buffers):
         return "the kernel is not elementwise"
-    if kernel.sizes:
+    if kernel.sizes and all(isinstance(n, int) for n in spec.shape):
         return "the kernel's sizes are no numbers"
     (stage,) = kernel.stages
     if not isinstance(stage, MapStage) or stage.loops or len(stage.stores) != 1:
@@ -137,7 +137,7 @@ def _as_epilogue(
 
 def _dims(spec: TensorSpec) -> tuple[Sym, ...]:
     """One bounded symbol per dimension: simplification needs the bounds."""
-    return tuple(Sym(f"product_{d}", 0, int(size) - 1) for d, size in enumerate(spec.shape))  # type: ignore[arg-type]
+    return tuple(loop_sym(f"product_{d}", size) for d, size in enumerate(spec.shape))
 
 
 def only_index(value: Value, buffer: int) -> Size | None:
@@ -161,36 +161,34 @@ def only_index(value: Value, buffer: int) -> Size | None:
 def _point_of_element(loops: Sequence[Loop], index: Size, spec: TensorSpec) -> dict[Sym, Size] | None:
     """Loop symbols in terms of the element's place."""
     flat: Size = 0
-    steps = 1
+    steps: Size = 1
     for dim, size in zip(reversed(_dims(spec)), reversed(spec.shape)):
         flat = flat + dim * steps
-        steps *= int(size)  # type: ignore[arg-type]
+        steps = steps * size
     return point_at(loops, index, flat, steps)
 
 
-def point_at(loops: Sequence[Loop], index: Size, flat: Size, elements: int) -> dict[Sym, Size] | None:
+def point_at(loops: Sequence[Loop], index: Size, flat: Size, elements: Size) -> dict[Sym, Size] | None:
     """Symbols of loops in terms of `flat`, a number below `elements`, at which `index` is that number; if it counts the
     loops like the digits of a number, up to `elements`."""
-    places: list[tuple[int, Sym, int]] = []
+    places: list[tuple[Size, Sym, Size]] = []
     rest = index
     for loop in loops:
         split = affine(rest, loop.sym)
         if split is None:
             return None
         factor, rest = split
-        if not isinstance(factor, int) or not isinstance(loop.size, int):
-            return None
         if loop.size != 1:
             places.append((factor, loop.sym, loop.size))
     if rest != 0:
         return None
     at: dict[Sym, Size] = {loop.sym: 0 for loop in loops}
-    expected = 1
-    for factor, sym, size in sorted(places, key=lambda p: p[0]):
+    expected: Size = 1
+    for factor, sym, size in sorted(places, key=lambda p: bounds(p[0])):
         if factor != expected:
             return None
         at[sym] = flat // factor % size
-        expected *= size
+        expected = expected * size
     return at if expected == elements else None
 
 

@@ -9,42 +9,51 @@ from typing import Any
 from smelt.codegen.calls.absorb import Absorbed, absorbed, readers_of
 from smelt.codegen.calls.matrices import MATRIX_CALLS, MatrixCall
 from smelt.codegen.calls.request import in_schema_order
+from smelt.codegen.calls.sized import SizedCall, sized_call
 from smelt.codegen.calls.windows import WINDOW_CALLS, WindowCall
 from smelt.codegen.llvm.products.compile import compile_products
 from smelt.codegen.llvm.products.epilogue import NO_EPILOGUE
-from smelt.codegen.llvm.products.product import Product
+from smelt.codegen.llvm.products.product import Lengths, Product
 from smelt.codegen.llvm.windows.code import compile_windows
 from smelt.codegen.llvm.windows.window import Window
+from smelt.graph.sizes import Values
+from smelt.graph.specs import at_numbers
 from smelt.plan.code import CompiledKernel
-from smelt.schedule.schedule import ExternItem, Item, Schedule
+from smelt.schedule.schedule import ExternItem, Item, Schedule, accesses
 
 
 @dataclass(frozen=True)
 class ProductItem:
     """A generated matrix product or window in place of an extern (and of the kernel that it absorbed). `buffers` as its
-    machine function takes them; the last one is the result."""
+    machine function takes them; the last one is the result. `lengths`: the product's in a schedule with symbols; all else of
+    it is the same for all sizes."""
 
     product: Product | Window
     buffers: tuple[int, ...]
     note: str = ""
+    lengths: Lengths | None = None
 
 
-Prefer = Callable[[Product | Window], bool]
+Prefer = Callable[[ProductItem], bool]
 
 
-def with_products(schedule: Schedule, absorb: bool, prefer: Prefer) -> list[Item | ProductItem]:
+def with_products(
+    schedule: Schedule, absorb: bool, prefer: Prefer, values: Values | None = None
+) -> list[Item | ProductItem]:
     """The schedule's items, with products in place of the externs that `prefer` would rather generate. `absorb`: elementwise
-    kernels behind them may be part of them."""
-    if not any(_is_product(i) for i in schedule.items):
+    kernels behind them may be part of them. `values`: numbers for the symbols of a schedule with some; then products have
+    `lengths`."""
+    if not any(is_product(i) for i in schedule.items):
         return list(schedule.items)
     readers = readers_of(schedule)
     items: list[Item | ProductItem | None] = list(schedule.items)
     for position, item in enumerate(schedule.items):
-        if not isinstance(item, ExternItem) or not _is_product(item):
+        if not isinstance(item, ExternItem) or not is_product(item):
             continue
         if any(readers.get(o) for o in item.outs[1:] if o is not None):
             continue  # generated code gives the first result only
-        call = _call(schedule, item)
+        sized = values is not None and not _is_static(schedule, item)
+        call = sized_call(schedule, item) if sized else _call(schedule, item)
         if isinstance(call, str):
             continue
         fused = absorbed(schedule, position, call.result, readers) if absorb else None
@@ -53,8 +62,8 @@ def with_products(schedule: Schedule, absorb: bool, prefer: Prefer) -> list[Item
         if isinstance(fused, Absorbed) and items[fused.position] is schedule.items[fused.position]:
             candidates.insert(0, fused)
         for candidate in candidates:
-            made = _product_item(schedule, item, call, candidate)
-            if isinstance(made, ProductItem) and prefer(made.product):
+            made = _product_item(item, call, candidate, values)
+            if isinstance(made, ProductItem) and prefer(made):
                 _put(items, position, made, candidate)
                 break
     return [item for item in items if item is not None]
@@ -72,11 +81,17 @@ def _put(
 
 def compile_items(items: Sequence[ProductItem]) -> dict[int, CompiledKernel]:
     """Machine code by id of item. Equal products are one function."""
+    return compile_by(items, compile_products, compile_windows)
+
+
+def compile_by(
+    items: Sequence[ProductItem],
+    products: Callable[[Sequence[Product]], Sequence[CompiledKernel]],
+    windows: Callable[[Sequence[Window]], Sequence[CompiledKernel]],
+) -> dict[int, CompiledKernel]:
+    """The same by given compilers, which are asked for distinct products of distinct names."""
     by_product: dict[Product | Window, CompiledKernel] = {}
-    compilers: tuple[tuple[type, Callable[[Any], Any]], ...] = (
-        (Product, compile_products),
-        (Window, compile_windows),
-    )
+    compilers: tuple[tuple[type, Callable[[Any], Any]], ...] = ((Product, products), (Window, windows))
     for kind, compile_all in compilers:
         distinct = {replace(i.product, name=""): i.product for i in items if isinstance(i.product, kind)}
         if distinct:
@@ -92,12 +107,20 @@ def _identifier(name: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in name)[:60]
 
 
-def _is_product(item: Item) -> bool:
+def is_product(item: Item) -> bool:
+    """Whether it is an ATen call that code may be generated for."""
     return (
         isinstance(item, ExternItem)
         and (item.op in MATRIX_CALLS or item.op in WINDOW_CALLS)
         and item.outs[0] is not None
     )
+
+
+def _is_static(schedule: Schedule, item: ExternItem) -> bool:
+    """Whether its tensors are of fixed sizes."""
+    touched = {*accesses(item)[0], *(out for out in item.outs if out is not None)}
+    specs = [schedule.buffers[b].spec for b in touched]
+    return all(isinstance(n, int) for spec in specs for n in (*spec.shape, *spec.stride))
 
 
 def _call(schedule: Schedule, item: ExternItem) -> MatrixCall | WindowCall | str:
@@ -113,16 +136,23 @@ def _call(schedule: Schedule, item: ExternItem) -> MatrixCall | WindowCall | str
 
 
 def _product_item(
-    schedule: Schedule, item: ExternItem, call: MatrixCall | WindowCall, fused: Absorbed | None
+    item: ExternItem, call: MatrixCall | WindowCall, fused: Absorbed | None, values: Values | None
 ) -> ProductItem | str:
     name = str(item.op).split(".")[1]
-    if fused is None:
-        made = call.plan(call.result, name, NO_EPILOGUE)
-    else:
-        made = call.plan(fused.out_spec, f"{name}_{fused.name}", fused.epilogue)
+    out, epilogue = call.result, NO_EPILOGUE
+    if fused is not None:
+        name, out, epilogue = f"{name}_{fused.name}", fused.out_spec, fused.epilogue
+    lengths = None
+    if isinstance(call, SizedCall):
+        assert values is not None
+        lengths, call, out = call.lengths(out), call.at(values), at_numbers(out, values)
+        if lengths is None:
+            return "strides that depend on sizes"
+    made = call.plan(out, name, epilogue)
     if isinstance(made, str):
         return made
     operands = tuple(call.buffers[i] for i in made.operands)
-    inputs, out = ((), item.outs[0]) if fused is None else (fused.inputs, fused.out)
+    inputs, result = ((), item.outs[0]) if fused is None else (fused.inputs, fused.out)
     notes = dict.fromkeys(n for n in (item.note, fused.note if fused else "") if n)
-    return ProductItem(made.product, (*operands, *inputs, out), "; ".join(notes))  # type: ignore[arg-type]
+    buffers = (*operands, *inputs, result)
+    return ProductItem(made.product, buffers, "; ".join(notes), lengths)  # type: ignore[arg-type]

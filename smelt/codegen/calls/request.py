@@ -12,7 +12,7 @@ from smelt.codegen.llvm.products.epilogue import Epilogue, product_value, rewrit
 from smelt.codegen.llvm.products.product import Product
 from smelt.codegen.llvm.windows.window import Window
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Size
+from smelt.graph.sizes import Size, bounds
 from smelt.loops.dtypes import opmath
 from smelt.loops.ir import Buffer, Value
 from smelt.schedule.schedule import ExternItem
@@ -72,12 +72,12 @@ def as_dtype(value: Value, dtype: torch.dtype) -> Value:
 
 
 def is_dense(spec: TensorSpec) -> bool:
-    """Contiguous, with static sizes and at least one element."""
-    expected = 1
+    """Contiguous, and known to have elements."""
+    expected: Size = 1
     for size, stride in zip(reversed(spec.shape), reversed(spec.stride)):
-        if not isinstance(size, int) or size == 0 or (size != 1 and stride != expected):
+        if bounds(size)[0] < 1 or (size != 1 and stride != expected):
             return False
-        expected *= size
+        expected = expected * size
     return True
 
 

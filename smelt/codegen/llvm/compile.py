@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from weakref import WeakValueDictionary
@@ -40,16 +40,16 @@ def compile_kernels(
     """Machine code for `kernels`, in order. It is kept for equal kernels as long as somebody holds it. Thread-safe. Raises
     NeedsFixedSize for loops of a stage that may have no points."""
     target = target or host()
-    for kernel in kernels:
-        _refuse_unknown(kernel)
+    refuse_unknown(kernels)
     assert all(k.sums is None for k in kernels), "sums beside rows are kernels of their own on a CPU"
     with _LOCK:
         codes = _codes([_sizeless(k, target) for k in kernels], config, target)
     return [_compiled(k, c) for k, c in zip(kernels, codes, strict=True)]
 
 
-def _refuse_unknown(kernel: Kernel) -> None:
-    for size in (loop.size for stage in kernel.stages for loop in stage_loops(stage)):
+def refuse_unknown(kernels: Iterable[Kernel]) -> None:
+    """Raises NeedsFixedSize for loops of a stage that may have no points."""
+    for size in (loop.size for k in kernels for stage in k.stages for loop in stage_loops(stage)):
         if not isinstance(size, int) and bounds(size)[0] < 1:
             raise NeedsFixedSize(f"a loop over {size} elements, which may be none", free_syms(size))
 
@@ -62,7 +62,7 @@ def _sizeless(kernel: Kernel, target: Host) -> Kernel:
 
 
 def _numbered(kernel: Kernel) -> tuple[Sym, ...]:
-    return tuple(Sym(f"n{k}", s.lo, s.hi) for k, s in enumerate(kernel.sizes))
+    return tuple(Sym(f"n{k}", s.lo, s.hi, likely=s.likely) for k, s in enumerate(kernel.sizes))
 
 
 def _compiled(kernel: Kernel, code: _KernelCode) -> CompiledKernel:

@@ -17,6 +17,7 @@ from smelt.codegen.llvm.body import Body, Point
 from smelt.codegen.llvm.builder import Builder, Module, Ref
 from smelt.codegen.llvm.flat import ANY
 from smelt.codegen.llvm.loops import Loops
+from smelt.codegen.llvm.short_rows import INLINE_VECTORS, has_short_rows
 from smelt.codegen.llvm.stages import Stages
 from smelt.codegen.llvm.types import TYPES, Type
 from smelt.codegen.llvm.vectorize import (
@@ -27,12 +28,10 @@ from smelt.codegen.llvm.vectorize import (
     lane_stride,
     local_bytes,
 )
-from smelt.codegen.llvm.vmath import MATH_OPS
 from smelt.graph.sizes import Size, Sym, bounds, ceil_div, likely, numel, static
 from smelt.loops.ir import (
     Kernel,
     Loop,
-    stage_loops,
     stage_stores,
     stage_values,
     walk,
@@ -40,7 +39,6 @@ from smelt.loops.ir import (
 
 PIECE_CYCLES = 20_000  # a thread's piece of work should hide its launch (about 5 us)
 ITEM_CYCLES = 4_000  # an item should hide the decoding of its number
-INLINE_VECTORS, INLINE_OPS = 8, 160  # rows that stay in registers from stage to stage: vectors, instructions
 TILE = 64  # iterations of the loop that shares cache lines with gathered lanes
 
 
@@ -79,7 +77,7 @@ class _Emitter:
     def __init__(self, kernel: Kernel, module: Module, lanes: int) -> None:
         self.kernel, self.b = kernel, Builder(module, lanes)
         self.choice: Choice = choose(kernel, lanes)
-        inline = self.choice.outer is None and _short_rows(kernel, self.choice, lanes)
+        inline = has_short_rows(kernel, self.choice, lanes)
         self.loops = Loops(self.b, inline, self._sizes())
         self.entry: list[str] = []
         self.exit: list[str] = []
@@ -135,6 +133,8 @@ class _Emitter:
     def _local(self, i: int, size: Size, t: Type, on_stack: bool) -> Ref:
         """Scratch of one outer point, or of `lanes` of them side by side."""
         count = size * (self.b.lanes if self.choice.outer is not None else 1)
+        if bounds(count)[1] <= INLINE_VECTORS * self.b.lanes:
+            count = bounds(count)[1]
         ref = Ref(f"%local{i}", "ptr")
         if on_stack and isinstance(count, int):
             self.entry.append(f"  {ref.text} = alloca [{count} x {t.memory}], align 64")
@@ -253,22 +253,6 @@ class _Emitter:
                 if likely(loop.size) >= 4 and lane_stride(index, loop.sym, 4) == 1:
                     return loop
         return None
-
-
-def _short_rows(kernel: Kernel, choice: Choice, lanes: int) -> bool:
-    """Several stages go over the same few vectors: without loops, what one stage loaded or computed the next ones
-    find in registers, as a common subexpression."""
-    vector = [s for s, sym in zip(kernel.stages, choice.inner) if sym is not None]
-    sizes = {tuple(l.size for l in stage_loops(s)) for s in vector}
-    if len(vector) < 2 or len(sizes) != 1 or len(next(iter(sizes))) != 1:
-        return False
-    (size,) = next(iter(sizes))
-    if not isinstance(size, int):
-        return False
-    vectors = ceil(size / lanes)
-    values = [v for s in vector for v in stage_values(s)]
-    ops = sum(12 * (v.op in MATH_OPS) + 1 for v in walk(values))
-    return vectors <= INLINE_VECTORS and vectors * ops <= INLINE_OPS
 
 
 def _indices(kernel: Kernel) -> list[Size]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from smelt.codegen.llvm.body import Point, iota, scalar
 from smelt.codegen.llvm.builder import Builder, Ref
 from smelt.graph.sizes import Size, Sym, bounds
 from smelt.loops.ir import Loop
+
+
+def count_vectors(size: Size, lanes: int) -> int | None:
+    """Of how many vectors range(size) is, the last one perhaps not full; None where that is not known."""
+    least, most = (-(-end // lanes) for end in bounds(size))
+    return most if least == most else None
 
 
 class Loops:
@@ -68,12 +74,10 @@ class Loops:
         vector is masked, and is a copy of `inside`: masked stores in a loop cost up to a third of it (float32, Zen 5),
         of bytes and words more than half."""
         b, lanes = self.b, self.b.lanes
-        full = size - size % lanes
-        if isinstance(size, int) and size <= lanes:
-            inside(p.at(sym, b.const("i64", 0), self.mask_first(size)))
-        elif isinstance(size, int) and self.inline:
-            for first in range(0, size, lanes):
-                inside(p.at(sym, b.const("i64", first), self.mask_first(min(size - first, lanes))))
+        full, vectors = size - size % lanes, count_vectors(size, lanes)
+        if vectors == 1 or (vectors is not None and self.inline):
+            for first, mask in self.vectors(size):
+                inside(p.at(sym, first, mask))
         elif size == full:
             with b.loop(start, stop, lanes) as it:
                 inside(p.at(sym, it.index))
@@ -85,10 +89,20 @@ class Loops:
             with b.when(b.compare("icmp sgt", stop, end)):
                 inside(p.at(sym, end, self.mask_last(size, end)))
 
+    def vectors(self, size: Size) -> Iterator[tuple[Ref, Ref | None]]:
+        """Where each vector of range(size) begins, and its mask, for a size of a known number of them."""
+        lanes, count = self.b.lanes, count_vectors(size, self.b.lanes)
+        assert count is not None
+        for k in range(count):
+            first = self.b.const("i64", k * lanes)
+            yield first, None if k < count - 1 else self.mask_last(size, first)
+
     def mask_last(self, size: Size, full: Ref) -> Ref | None:
-        """The lanes of the last vector of range(size), which begins at `full`."""
+        """The lanes of the last vector of range(size), which begins at `full`; None: all."""
         if isinstance(size, int):
             return self.mask_first(size % self.b.lanes or self.b.lanes)
+        if size % self.b.lanes == 0:
+            return None
         return self.mask_left(full, self.count(size))
 
     def mask_first(self, count: int) -> Ref | None:

@@ -22,13 +22,14 @@ _BINARY = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 def identity(b: Builder, kind: str, t: Type, lanes: int, position: str) -> State:
     """`position`: integer type of positions."""
     elem = "i1" if kind in ("any", "all") else t.elem
-    first = b.widen(b.const(elem, _neutral(kind, t)), lanes)
+    first = b.widen(b.const(elem, neutral(kind, t)), lanes)
     if kind not in ("argmax", "argmin"):
         return [first]
     return [first, b.widen(b.const(position, (1 << (int(position[1:]) - 1)) - 1), lanes)]
 
 
-def _neutral(kind: str, t: Type) -> float | int | bool:
+def neutral(kind: str, t: Type) -> float | int | bool:
+    """What changes nothing where it takes part."""
     if kind in ("sum", "any"):
         return 0
     if kind in ("prod", "all"):

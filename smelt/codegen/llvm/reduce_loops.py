@@ -10,7 +10,7 @@ import torch
 from smelt.codegen.llvm import reduce
 from smelt.codegen.llvm.body import Body, Point
 from smelt.codegen.llvm.builder import Ref
-from smelt.codegen.llvm.loops import Loops
+from smelt.codegen.llvm.loops import Loops, count_vectors
 from smelt.codegen.llvm.reduce import State
 from smelt.codegen.llvm.types import TYPES
 from smelt.codegen.llvm.vmath import MATH_OPS
@@ -68,7 +68,7 @@ class ReduceLoops:
     def innermost(self, p: Point, loop: Loop, states: list[State]) -> list[State]:
         """The last loop: without a loop, unrolled, or one vector at a time."""
         size = loop.size
-        if isinstance(size, int) and self.loops.inline and self.vector:
+        if self.loops.inline and self.vector and count_vectors(size, self.step) is not None:
             return self.straight(p, loop.sym, size, states)
         width = self.step * self.unroll
         done = self._unrolled_groups(size) * width if isinstance(size, int) else size - size % width
@@ -163,13 +163,11 @@ class ReduceLoops:
             for state in zip(xs, ys, strict=True)
         ]
 
-    def straight(self, p: Point, sym: Sym, size: int, states: list[State]) -> list[State]:
+    def straight(self, p: Point, sym: Sym, size: Size, states: list[State]) -> list[State]:
         """Without loops, into two accumulators by turns."""
-        turns = [states, self.fresh(states)] if size > self.step else [states]
-        for i, first in enumerate(range(0, size, self.step)):
-            mask = self.loops.mask_first(min(size - first, self.step))
-            at = p.at(sym, self.b.const("i64", first), mask)
-            turns[i % 2] = self.accumulate(at, turns[i % 2], mask)
+        turns = [states, self.fresh(states)] if count_vectors(size, self.step) != 1 else [states]
+        for i, (first, mask) in enumerate(self.loops.vectors(size)):
+            turns[i % 2] = self.accumulate(p.at(sym, first, mask), turns[i % 2], mask)
         return self.join(*turns) if len(turns) > 1 else turns[0]
 
     def unrolled(self, p: Point, sym: Sym, start: Ref, stop: Ref, states: list[State]) -> list[State]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from smelt.codegen.llvm import reduce
-from smelt.codegen.llvm.body import Body, Point
+from smelt.codegen.llvm.body import Body, Point, scalar
+from smelt.codegen.llvm.ends import ended
 from smelt.codegen.llvm.loops import Loops
 from smelt.codegen.llvm.reduce import State
 from smelt.codegen.llvm.reduce_loops import ReduceLoops
@@ -64,6 +65,10 @@ class Stages:
                 scan.at(p.at(loop.sym, end, self.loops.mask_last(size, end)), carry)
 
     def _reduce(self, p: Point, stage: ReduceStage, vector: Sym | None) -> None:
+        if not p.outer_lanes and (found := ended(stage)) is not None:
+            stage, left = found.stage, scalar(self.b, found.left, p.syms)
+            some = self.b.intrinsic("smax", left, self.b.const("i64", 0))
+            self.loops.sizes[found.count] = self.b.intrinsic("smin", some, self.loops.count(found.most))
         loops, last = _vector_last(stage.loops, vector)
         wide = vector is not None or p.outer_lanes
         states = reduce.start(self.b, stage, self.b.lanes if wide else 1)

@@ -6,17 +6,12 @@
 #include <vector>
 
 #include "devices/kernel.h"
-#include "layout_reader.h"
 #include "plan/launcher.h"
 #include "plan/memory.h"
 #include "torch_script.h"
 
 namespace smelt::plan {
 namespace {
-
-std::vector<int64_t> integers(py::handle h) {
-    return h.cast<std::vector<int64_t>>();
-}
 
 c10::Device device(py::handle h) {
     const auto device = as_device(h.ptr());
@@ -43,9 +38,17 @@ bool is_contiguous(const Layout& l) {
     return true;
 }
 
+void settle(const Program& p, Alloc& a) {
+    a.nbytes = span_bytes(a.layout);
+    a.contiguous = is_contiguous(a.layout);
+    if (a.arena < 0) return;
+    if (a.arena % kAlignment != 0 || a.arena + a.nbytes > p.arena_bytes || a.device != p.device)
+        throw py::value_error("Plan: an allocation does not fit its arena");
+}
+
 class Reader {
   public:
-    explicit Reader(Program& p) : p_(p) {}
+    Reader(Program& p, Sized* sized) : p_(p), sized_(sized) {}
 
     void read(const py::tuple& spec) {
         p_.n_inputs = spec[0].cast<size_t>();
@@ -113,10 +116,45 @@ class Reader {
         p_.frees.push_back(std::move(registers));
     }
 
-    Launch launch(const py::tuple& s) const {
-        Launch l{
-            nullptr, nullptr,       s[2].cast<std::vector<Reg>>(), s[3].cast<int64_t>(), s[4].cast<int64_t>(),
-            0,       integers(s[7])};
+    static size_t slot(py::handle h) { return h.attr("index").cast<size_t>(); }
+
+    // A number; where there is a slot in its place, some number, and a note.
+    int64_t number(py::handle h, SizedNumber place) {
+        if (!sized_ || PyLong_Check(h.ptr())) return h.cast<int64_t>();
+        place.slot = slot(h);
+        sized_->numbers.push_back(place);
+        return 1;
+    }
+
+    std::vector<int64_t> numbers(py::handle h, SizedNumber place) {
+        if (!sized_) return h.cast<std::vector<int64_t>>();
+        std::vector<int64_t> made;
+        for (py::handle item : py::reinterpret_borrow<py::tuple>(h)) {
+            place.position = made.size();
+            made.push_back(number(item, place));
+        }
+        return made;
+    }
+
+    Layout layout(py::handle shape, py::handle stride, py::handle dtype, SizedNumber of_shape,
+                  SizedNumber of_stride) {
+        const auto type = as_dtype(dtype.ptr());
+        if (!type) throw py::type_error("Plan: a torch.dtype is expected");
+        Layout l{numbers(shape, of_shape), numbers(stride, of_stride), *type};
+        if (l.shape.size() != l.stride.size())
+            throw py::value_error("Plan: as many strides as sizes are expected");
+        return l;
+    }
+
+    Launch launch(const py::tuple& s) {
+        const size_t at = p_.launches.size();
+        Launch l{nullptr,
+                 nullptr,
+                 s[2].cast<std::vector<Reg>>(),
+                 number(s[3], {Field::launch_extent, at}),
+                 number(s[4], {Field::launch_grain, at}),
+                 0,
+                 numbers(s[7], {Field::launch_size, at})};
         if (!devices::is_kernel(s[1].ptr())) {
             l.launcher = &cpu_launcher();
             l.function = reinterpret_cast<void*>(s[1].cast<uintptr_t>());  // NOLINT
@@ -139,11 +177,11 @@ class Reader {
     }
 
     Together together(const py::tuple& s) {
-        Together t{p_.launches.size(), 0, {}, s[3].cast<int64_t>()};
-        int64_t total = 0;
+        const size_t at = p_.togethers.size();
+        Together t{p_.launches.size(), 0, numbers(s[2], {Field::together_end, at}),
+                   number(s[3], {Field::together_grain, at})};
         for (py::handle h : py::tuple(s[1]))
             p_.launches.push_back(launch(py::reinterpret_borrow<py::tuple>(h)));
-        for (py::handle h : py::tuple(s[2])) t.ends.push_back(total += h.cast<int64_t>());
         for (size_t i = t.first; i < p_.launches.size(); ++i)
             if (p_.launches[i].parts && !p_.launches[i].sizes.empty())
                 throw py::value_error("Plan: a kernel for several launches is given sizes");
@@ -169,8 +207,9 @@ class Reader {
     }
 
     Alloc alloc(const py::tuple& s) {
+        const size_t at = p_.allocs.size();
         Alloc a{s[1].cast<Reg>(),
-                layout(s[2], s[3], s[4]),
+                layout(s[2], s[3], s[4], {Field::alloc_shape, at}, {Field::alloc_stride, at}),
                 device(s[5]),
                 s[6].cast<int64_t>(),
                 s[7].cast<Reg>(),
@@ -178,11 +217,8 @@ class Reader {
                 false,
                 {}};
         a.keys = keys_of(a);
-        a.nbytes = span_bytes(a.layout);
-        a.contiguous = is_contiguous(a.layout);
+        if (!sized_) settle(p_, a);
         if (a.arena >= 0) {
-            if (a.arena % kAlignment != 0 || a.arena + a.nbytes > p_.arena_bytes || a.device != p_.device)
-                throw py::value_error("Plan: an allocation does not fit its arena");
             p_.in_arena[a.out] = 1;
         } else if (a.over >= 0 && p_.in_arena[a.over]) {
             throw py::value_error("Plan: an allocation in the place of memory that is not its own");
@@ -191,8 +227,14 @@ class Reader {
     }
 
     View view(const py::tuple& s) {
-        View v{s[1].cast<Reg>(),     s[2].cast<Reg>(),  integers(s[3]), integers(s[4]),
-               s[5].cast<int64_t>(), s[6].cast<bool>(), false};
+        const size_t at = p_.views.size();
+        View v{s[1].cast<Reg>(),
+               s[2].cast<Reg>(),
+               numbers(s[3], {Field::view_shape, at}),
+               numbers(s[4], {Field::view_stride, at}),
+               number(s[5], {Field::view_offset, at}),
+               s[6].cast<bool>(),
+               false};
         v.in_arena = p_.in_arena[v.src] && !v.user_visible;
         p_.in_arena[v.out] = v.in_arena;
         return v;
@@ -220,7 +262,9 @@ class Reader {
         for (size_t i = 0; i < expect.size(); ++i) {
             if (expect[i].is_none()) continue;
             const py::tuple e = expect[i];
-            a.expect[i] = layout(e[0], e[1], e[2]);
+            const size_t at = p_.atens.size();
+            a.expect[i] =
+                layout(e[0], e[1], e[2], {Field::expected_shape, at, i}, {Field::expected_stride, at, i});
         }
         a.user_visible = s[6].cast<bool>();
         for (const auto& r : a.op.schema().returns()) a.aliases |= r.alias_info() != nullptr;
@@ -231,6 +275,17 @@ class Reader {
         if (type.kind() == c10::TypeKind::OptionalType)
             return takes_tensor(*type.expectRef<c10::OptionalType>().getElementType());
         return type.kind() == c10::TypeKind::TensorType;
+    }
+
+    // One of which numbers are slots: what is read is a sample with other numbers.
+    void sized_argument(const Aten& a, size_t i, const py::tuple& arg) {
+        if (!sized_) throw py::value_error("Plan: a slot in the place of a number");
+        SizedArgument made{p_.atens.size(), i, a.args[i].isList(), {}};
+        for (py::handle h : py::tuple(arg[2])) {
+            const auto pair = py::reinterpret_borrow<py::tuple>(h);
+            made.slots.emplace_back(pair[0].cast<size_t>(), slot(pair[1]));
+        }
+        sized_->arguments.push_back(std::move(made));
     }
 
     void argument(Aten& a, size_t i, const c10::Argument& argument, const py::tuple& arg) {
@@ -251,16 +306,26 @@ class Reader {
             if (argument.default_value()) a.args.back() = *argument.default_value();
         } else {
             a.args.back() = boxed(arg[1], argument);
+            if (kind == "sized") sized_argument(a, i, arg);
         }
     }
 
     Program& p_;
+    Sized* sized_;  // null: all numbers are there
 };
 
 }  // namespace
 
 void read_program(const py::tuple& spec, Program& program) {
-    Reader(program).read(spec);
+    Reader(program, nullptr).read(spec);
+}
+
+void read_program(const py::tuple& spec, Program& program, Sized& sized) {
+    Reader(program, &sized).read(spec);
+}
+
+void settle_allocs(Program& program) {
+    for (Alloc& a : program.allocs) settle(program, a);
 }
 
 }  // namespace smelt::plan

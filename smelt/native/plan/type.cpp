@@ -12,6 +12,7 @@
 #include "plan/program.h"
 #include "plan/reader.h"
 #include "plan/run.h"
+#include "plan/template.h"
 #include "torch_python.h"
 // After Python.h, which it does not include itself.
 #include <structmember.h>
@@ -157,6 +158,17 @@ PyObject* plan_call(PyObject* self, PyObject* const* args, size_t nargsf, PyObje
     END_HANDLE_TH_ERRORS
 }
 
+PyObject* allocated(PyTypeObject* type, std::unique_ptr<Program> program, PyObject* keepalive) {
+    auto* self = reinterpret_cast<PlanObject*>(type->tp_alloc(type, 0));
+    if (!self) return nullptr;
+    self->vectorcall = plan_call;
+    self->program = program.release();
+    self->keepalive = Py_NewRef(keepalive);
+    self->idle = new IdleFrames;
+    self->graphs = nullptr;
+    return reinterpret_cast<PyObject*>(self);
+}
+
 PyObject* plan_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     PyObject* spec = nullptr;
     if (kwargs || !PyArg_ParseTuple(args, "O!:Plan", &PyTuple_Type, &spec)) {
@@ -166,14 +178,7 @@ PyObject* plan_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     HANDLE_TH_ERRORS
     auto program = std::make_unique<Program>();
     read_program(py::reinterpret_borrow<py::tuple>(spec), *program);
-    auto* self = reinterpret_cast<PlanObject*>(type->tp_alloc(type, 0));
-    if (!self) return nullptr;
-    self->vectorcall = plan_call;
-    self->program = program.release();
-    self->keepalive = Py_NewRef(PyTuple_GET_ITEM(spec, 7));
-    self->idle = new IdleFrames;
-    self->graphs = nullptr;
-    return reinterpret_cast<PyObject*>(self);
+    return allocated(type, std::move(program), PyTuple_GET_ITEM(spec, 7));
     END_HANDLE_TH_ERRORS
 }
 
@@ -259,6 +264,10 @@ PlanObject* as_plan(PyObject* object) {
 }
 
 }  // namespace
+
+PyObject* new_plan(std::unique_ptr<Program> program, PyObject* keepalive) {
+    return allocated(plan_type, std::move(program), keepalive);
+}
 
 int init_type(PyObject* module) {
     PyObject* type = PyType_FromSpec(&plan_spec);

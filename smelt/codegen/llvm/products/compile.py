@@ -11,8 +11,9 @@ from smelt.codegen.llvm.products.driver import WORDS
 from smelt.codegen.llvm.products.epilogue import NO_EPILOGUE
 from smelt.codegen.llvm.products.epilogue_code import write_epilogue
 from smelt.codegen.llvm.products.library import provide
-from smelt.codegen.llvm.products.product import Matrix, Product
-from smelt.codegen.llvm.products.tiling import GRAIN_FLOPS, Cut, Tile, cut, extent, tile_for
+from smelt.codegen.llvm.products.product import Lengths, Matrix, Product
+from smelt.codegen.llvm.products.tiling import GRAIN_FLOPS, Tile, cut, extent, tile_for
+from smelt.graph.sizes import Size, static
 from smelt.plan.code import CompiledKernel, Function, Library
 
 # Up to so many tiles, aligned rows of B are read where they are: packing would not pay. Rows off alignment would
@@ -32,36 +33,26 @@ def compile_products(products: Sequence[Product]) -> list[CompiledKernel]:
         text.append(body)
     text += (f"declare void @{symbol}()" for symbol in imports)
     library = assemble(module.text(text), [p.name for p in products], host(), imports=imports)
-    return [_compiled(p, library) for p in products]
+    return [compiled(p, Function(library, p.name)) for p in products]
 
 
-def _compiled(p: Product, library: Library) -> CompiledKernel:
+def compiled(p: Product, function: Function, sizes: tuple[Size, ...] = ()) -> CompiledKernel:
+    """`function` as the code of `p`. `sizes`: the numbers that it takes."""
     batch = p.batch[0] * p.batch[1]
     count = extent(p.m, p.n, p.k, batch, p.dtype)
     flops = 2 * batch * p.m * p.n * max(p.k, 1)
-    return CompiledKernel(p.name, Function(library, p.name), count, max(1, GRAIN_FLOPS * count // flops))
+    return CompiledKernel(p.name, function, count, max(1, GRAIN_FLOPS * count // flops), sizes)
 
 
 def _write(module: Module, p: Product, tile: Tile) -> tuple[list[str], str]:
     """The names of the library's functions that `p` calls, and the text of its entry point, descriptor and epilogue."""
-    pieces = cut(p.m, p.n, p.k, tile)
-    tall, low = pieces.heights
-    narrow = 1 if 0 < p.n % tile.columns <= tile.lanes else tile.vectors
-    calls = {
-        "pack_a": _row_packer(p.a),
-        "pack_b": _panel_packer(p.b),
-        "micro_tall": f"micro{tall}x{tile.vectors}",
-        "micro": f"micro{low}x{tile.vectors}",
-        "narrow_tall": f"micro{tall}x{narrow}",
-        "narrow": f"micro{low}x{narrow}",
-    }
-    words: dict[str, int | str] = {**_descriptor(p, tile, pieces)}
-    words |= {word: _address(tile.function(name)) for word, name in calls.items()}
+    calls = called(p, tile)
+    words: dict[str, Size | str] = {**descriptor(p, tile, p.lengths)}
+    words |= {word: address(tile.function(name)) for word, name in calls.items()}
     text = []
-    for word, full in (("epilogue_full", True), ("epilogue_partial", False)):
-        if (p.epilogue != NO_EPILOGUE and p.n >= tile.columns) if full else p.n % tile.columns:
-            text.append(write_epilogue(module, f"{p.name}.{word}", p, tile, full=full))
-            words[word] = _address(f"{p.name}.{word}")
+    for word, full in finishes(p, tile).items():
+        text.append(write_epilogue(module, f"{p.name}.{word}", p, tile, full=full))
+        words[word] = address(f"{p.name}.{word}")
     table = ", ".join(f"i64 {words[name]}" for name in WORDS)
     text.append(
         f"@{p.name}.descriptor = internal constant [{len(WORDS)} x i64] [{table}]\n"
@@ -72,7 +63,33 @@ def _write(module: Module, p: Product, tile: Tile) -> tuple[list[str], str]:
     return sorted(set(calls.values())), "".join(text)
 
 
-def _address(symbol: str) -> str:
+def called(p: Product, tile: Tile) -> dict[str, str]:
+    """By word of the descriptor, the function of the library that it is the address of."""
+    tall, low = cut(p.m, p.n, p.k, tile).heights
+    narrow = 1 if 0 < p.n % tile.columns <= tile.lanes else tile.vectors
+    return {
+        "pack_a": _row_packer(p.a),
+        "pack_b": _panel_packer(p.b),
+        "micro_tall": f"micro{tall}x{tile.vectors}",
+        "micro": f"micro{low}x{tile.vectors}",
+        "narrow_tall": f"micro{tall}x{narrow}",
+        "narrow": f"micro{low}x{narrow}",
+    }
+
+
+def finishes(p: Product, tile: Tile) -> dict[str, bool]:
+    """By word of the descriptor, whether the epilogue that it is the address of is of full panels; of those that `p`
+    needs."""
+    found = {}
+    if p.epilogue != NO_EPILOGUE and p.n >= tile.columns:
+        found["epilogue_full"] = True
+    if p.n % tile.columns:
+        found["epilogue_partial"] = False
+    return found
+
+
+def address(symbol: str) -> str:
+    """Of a function, as a word of a descriptor."""
     return f"ptrtoint (ptr @{symbol} to i64)"
 
 
@@ -88,16 +105,23 @@ def _panel_packer(b: Matrix) -> str:
     return "pack_panel_transposed" if b.row == 1 else "pack_panel_any"
 
 
-def _descriptor(p: Product, tile: Tile, pieces: Cut) -> dict[str, int]:
-    strides = {
+def is_direct(p: Product, tile: Tile) -> bool:
+    """Whether rows of B are read where they are."""
+    few = static(cut(p.m, p.n, p.k, tile).tiles) <= DIRECT_TILES
+    return few and p.b.col == 1 and p.b.row * tile.size % tile.line == 0
+
+
+def descriptor(p: Product, tile: Tile, of: Lengths) -> dict[str, Size]:
+    """The words that are no addresses, of `p` with these lengths; those of epilogues are 0."""
+    pieces = cut(of.m, p.n, of.k, tile)
+    strides: dict[str, Size] = {
         f"{name}_{word}": stride * tile.size
         for name, x in (("a", p.a), ("b", p.b), ("c", p.c))
         for word, stride in (("outer", x.outer), ("inner", x.inner))
     }
-    direct = p.b.col == 1 and pieces.tiles <= DIRECT_TILES and p.b.row * tile.size % tile.line == 0
     return strides | {
         "n": p.n,
-        "k": p.k,
+        "k": of.k,
         "kc": pieces.kc,
         "k_blocks": pieces.k_blocks,
         "panels": pieces.panels,
@@ -106,14 +130,14 @@ def _descriptor(p: Product, tile: Tile, pieces: Cut) -> dict[str, int]:
         "tiles": pieces.tiles,
         "rows": pieces.rows,
         "tall": pieces.tall,
-        "a_row": p.a.row * tile.size,
-        "a_k": p.a.col * tile.size,
+        "a_row": of.row * tile.size,
+        "a_k": of.col * tile.size,
         "b_k": p.b.row * tile.size,
         "b_n": p.b.col * tile.size,
         "c_row": p.c.row * tile.size,
         "inner_batch": p.batch[1],
         "c_buffer": 2 + len(p.epilogue.inputs),
-        "direct_b": int(direct),
+        "direct_b": int(is_direct(p, tile)),
         "epilogue_full": 0,
         "epilogue_partial": 0,
     }

@@ -1,6 +1,12 @@
-"""Machine code of an epilogue: the function that finishes one tile of a matrix product."""
+"""Machine code of an epilogue: the function that finishes one tile of a matrix product.
+
+What differs between products of other sizes (strides, divisors) is constants of the code, or numbers that it reads behind
+the buffers (`Slots`).
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
 
 from smelt.codegen.llvm.builder import Builder, Module, Ref, suffix, type_text
 from smelt.codegen.llvm.pointwise import emit
@@ -13,21 +19,38 @@ from smelt.graph.sizes import Expr, Quotient, Size, Sym, affine
 from smelt.loops.ir import Value
 
 
-def write_epilogue(module: Module, name: str, p: Product, tile: Tile, *, full: bool) -> str:
+@dataclass
+class Slots:
+    """Numbers that code reads from the slots of %buffers from `first` on. Equal ones are one."""
+
+    first: int
+    places: dict[int, int] = field(default_factory=dict)
+
+    def of(self, number: int) -> int:
+        """The slot of `number`."""
+        return self.places.setdefault(number, self.first + len(self.places))
+
+
+def write_epilogue(
+    module: Module, name: str, p: Product, tile: Tile, *, full: bool, slots: Slots | None = None
+) -> str:
     """The function (EPILOGUE_PARAMETERS) that finishes one tile: reads sums at `source`, rows `step` bytes apart, writes
-    C. `full`: the tile is `tile.columns` wide; otherwise only its first `cols` columns exist."""
-    return _Writer(module, p, tile, full).function(name)
+    C. `full`: the tile is `tile.columns` wide; otherwise only its first `cols` columns exist. `slots`: the function is
+    that of products of other sizes as well, whose numbers go there; both of a product ask for the same in the same
+    order."""
+    linkage = "internal " if slots is None else ""
+    return _Writer(module, p, tile, full, slots).function(name, linkage)
 
 
 class _Writer:
     """Writes one epilogue: a loop over rows around the vectors of a row, side by side."""
 
-    def __init__(self, module: Module, p: Product, tile: Tile, full: bool) -> None:
-        self.p, self.tile, self.full = p, tile, full
+    def __init__(self, module: Module, p: Product, tile: Tile, full: bool, slots: Slots | None) -> None:
+        self.p, self.tile, self.full, self.slots = p, tile, full, slots
         self.b = Builder(module, tile.lanes)
         self.syms = {BATCH: Ref("%batch", "i64"), COL: Ref("%col", "i64")}
 
-    def function(self, name: str) -> str:
+    def function(self, name: str, linkage: str) -> str:
         b = self.b
         with b.loop(b.const("i64", 0), Ref("%rows", "i64"), 1) as loop:
             self.syms[ROW] = b.op("add", Ref("%row", "i64"), loop.index)
@@ -35,7 +58,7 @@ class _Writer:
             for first in range(0, self.tile.columns, self.tile.lanes):
                 self._vector(source, first)
         return (
-            f"define internal void @{name}({EPILOGUE_PARAMETERS}) nounwind {{\n{b.lines()}\n  ret void\n}}\n"
+            f"define {linkage}void @{name}({EPILOGUE_PARAMETERS}) nounwind {{\n{b.lines()}\n  ret void\n}}\n"
         )
 
     def _vector(self, source: Ref, first: int) -> None:
@@ -50,8 +73,8 @@ class _Writer:
             else b.widen(self._value(p.epilogue.value, total, first, mask, {}))
         )
         outer, inner = BATCH // p.batch[1], BATCH % p.batch[1]
-        index = outer * p.c.outer + inner * p.c.inner + ROW * p.c.row + COL + first
-        place = self._at(self._buffer(2 + len(p.epilogue.inputs)), self._integer(index * tile.size))
+        index = outer * p.c.outer + inner * p.c.inner + ROW * p.c.row + COL
+        place = self._at(self._buffer(2 + len(p.epilogue.inputs)), self._bytes(index, first, tile.size))
         if mask is None:
             b.line(f"store {value}, {place}, align {tile.size}")
             return
@@ -86,7 +109,7 @@ class _Writer:
         buffer, index, _ = value.args
         t, lanes, size = TYPES[value.dtype], self.tile.lanes, value.dtype.itemsize
         varies = affine(index, COL) != (0, index)
-        place = self._at(self._buffer(2 + buffer), self._integer((index + first if varies else index) * size))
+        place = self._at(self._buffer(2 + buffer), self._bytes(index, first if varies else 0, size))
         if mask is None or not varies:
             kind = type_text(t.memory, lanes if varies else 1)
             ref = self.b.pure(
@@ -115,23 +138,42 @@ class _Writer:
         depth = max(pointer.depth, offset.depth)
         return self.b.pure(f"getelementptr i8, {pointer}, {offset}", "ptr", 1, depth)
 
-    def _integer(self, e: Size) -> Ref:
-        """An index expression; its quotients are of non-negative numbers."""
+    def _bytes(self, index: Size, first: int, size: int) -> Ref:
+        """Of an element's place, `first` columns further."""
+        ahead = self.b.const("i64", first * size)
+        return self.b.op("add", self._integer(index, size), ahead) if first else self._integer(index, size)
+
+    def _integer(self, e: Size, factor: int = 1) -> Ref:
+        """`factor` times an index expression, whose quotients are of non-negative numbers."""
         b = self.b
         if isinstance(e, int):
-            return b.const("i64", e)
+            return self._number(e * factor)
+        if factor != 1 or not isinstance(e, (Sym, Quotient)):
+            return self._sum(e, factor)
         if isinstance(e, Sym):
             return self.syms[e]
-        if isinstance(e, Quotient):
-            return b.op("udiv" if e.op == "//" else "urem", self._integer(e.left), self._integer(e.right))
-        return self._sum(e)
+        return b.op("udiv" if e.op == "//" else "urem", self._integer(e.left), self._integer(e.right))
 
-    def _sum(self, e: Expr) -> Ref:
+    def _sum(self, e: Expr, factor: int) -> Ref:
         b = self.b
-        total = b.const("i64", e.const)
+        total = self._number(e.const * factor)
         for atoms, coefficient in e.terms:
-            term = b.const("i64", coefficient)
+            # A column's place is a constant in any case: neighbours are.
+            scale = (
+                b.const("i64", coefficient * factor)
+                if atoms == (COL,)
+                else self._number(coefficient * factor)
+            )
+            term = scale
             for atom in atoms:
                 term = b.op("mul", self._integer(atom), term)
             total = b.op("add", term, total)
         return total
+
+    def _number(self, number: int) -> Ref:
+        """A number that may be another one in a product of other sizes."""
+        b = self.b
+        if self.slots is None or number in (0, 1):
+            return b.const("i64", number)
+        place = self._at(Ref("%buffers", "ptr"), b.const("i64", 8 * self.slots.of(number)))
+        return b.pure(f"load i64, {place}, align 8", "i64", 1, place.depth)

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from smelt.codegen.llvm.products.epilogue import NO_EPILOGUE, Epilogue
+from smelt.graph.sizes import Size
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,16 @@ class Matrix:
     def transposed(self) -> Matrix:
         """The same memory with rows and columns exchanged."""
         return Matrix(self.col, self.row, self.outer, self.inner)
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """What of a product may depend on sizes, while the rest of it is numbers: `m`, `k`, and A's strides."""
+
+    m: Size
+    k: Size
+    row: Size
+    col: Size
 
 
 @dataclass(frozen=True)
@@ -43,6 +54,11 @@ class Product:
     b: Matrix
     c: Matrix
     epilogue: Epilogue = NO_EPILOGUE
+
+    @property
+    def lengths(self) -> Lengths:
+        """Its own."""
+        return Lengths(self.m, self.k, self.a.row, self.a.col)
 
     @property
     def form(self) -> Literal["NN", "NT", "TN", "TT"]:

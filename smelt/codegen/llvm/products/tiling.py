@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from math import ceil
 
 import llvmlite.binding as llvm
 import torch
+
+from smelt.graph.sizes import Size, ceil_div, static
 
 A_BYTES = (
     384 * 1024
@@ -95,36 +96,37 @@ def tile_for(dtype: torch.dtype) -> Tile:
 class Cut:
     """How a product is cut into tiles, blocks and panels."""
 
-    tiles: int
-    rows: int  # of a low tile
-    tall: int  # tiles of one row more, which come first
-    block_tiles: int
-    row_blocks: int
-    kc: int
-    k_blocks: int
+    tiles: Size
+    rows: Size  # of a low tile
+    tall: Size  # tiles of one row more, which come first
+    block_tiles: Size
+    row_blocks: Size
+    kc: Size
+    k_blocks: Size
     panels: int
 
     @property
-    def heights(self) -> tuple[int, int]:
+    def heights(self) -> tuple[Size, Size]:
         """Rows of a tall and of a low tile, as far as they occur."""
         return self.rows + 1 if self.tall else self.rows, self.rows
 
 
-def cut(m: int, n: int, k: int, tile: Tile) -> Cut:
-    """Rows are shared among tiles evenly, so that at most two heights occur; so is K among its blocks."""
-    tiles = ceil(m / tile.rows)
-    row_blocks = ceil(tiles / tile.block_tiles)
-    k_blocks = max(1, ceil(k / tile.kc))
-    kc = ceil(ceil(k / k_blocks) / tile.lanes) * tile.lanes
+def cut(m: Size, n: int, k: Size, tile: Tile) -> Cut:
+    """Rows are shared among tiles evenly, so that at most two heights occur; so is K, if it is a number more than 0, among
+    its blocks."""
+    tiles = ceil_div(m, tile.rows)
+    row_blocks = ceil_div(tiles, tile.block_tiles)
+    k_blocks = 1 if k == 0 else ceil_div(k, tile.kc)
+    kc = ceil_div(ceil_div(k, k_blocks), tile.lanes) * tile.lanes
     return Cut(
         tiles=tiles,
         rows=m // tiles,
         tall=m % tiles,
-        block_tiles=ceil(tiles / row_blocks),
+        block_tiles=ceil_div(tiles, row_blocks),
         row_blocks=row_blocks,
         kc=kc,
         k_blocks=k_blocks,
-        panels=ceil(n / tile.columns),
+        panels=-(-n // tile.columns),
     )
 
 
@@ -134,4 +136,4 @@ GRAIN_FLOPS = 1 << 20  # about 10 us of one core; also bounds how often A is pac
 def extent(m: int, n: int, k: int, batch: int, dtype: torch.dtype) -> int:
     """Work items: panels x blocks of rows x batch."""
     whole = cut(m, n, k, tile_for(dtype))
-    return batch * whole.row_blocks * whole.panels
+    return static(batch * whole.row_blocks * whole.panels)

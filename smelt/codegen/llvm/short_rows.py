@@ -1,0 +1,120 @@
+"""Rows of a few vectors that several stages go over: without loops, what one stage loaded or computed the next ones find in
+registers, as a common subexpression.
+
+A row whose length is no number may be one of so many vectors, the last of which is masked: then one code does for the
+lengths of that many, and which one a launch takes is chosen when its sizes are known. Of longer rows, too, it is good to
+know about how long they are: sums are cascades of as many levels as that needs, and loops have rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+
+from smelt.codegen.llvm.host import Host
+from smelt.codegen.llvm.loops import count_vectors
+from smelt.codegen.llvm.vectorize import Choice, choose, count_lanes
+from smelt.codegen.llvm.vmath import MATH_OPS
+from smelt.graph.sizes import Size, Sym, affine, free_syms
+from smelt.loops.ir import Kernel, MapStage, ReduceStage, Stage, Value, stage_loops, stage_values, walk
+from smelt.loops.sizes import at_sizes
+from smelt.plan.decisions import Decisions
+
+LONG_VECTORS = 256  # in longer rows, what is done once a row makes no difference
+INLINE_VECTORS, INLINE_OPS = 8, 160  # rows that stay in registers from stage to stage: vectors, instructions
+# How many vectors a row has at most, of which code may differ: each number that may be inlined, then powers of two.
+_LENGTHS = (*range(1, INLINE_VECTORS + 1), *(1 << n for n in range(4, 9)))  # to LONG_VECTORS
+
+
+def has_short_rows(kernel: Kernel, choice: Choice, lanes: int) -> bool:
+    """Whether the vector stages of `kernel`, several, go over the same few vectors."""
+    if choice.outer is not None:
+        return False
+    vector = [s for s, sym in zip(kernel.stages, choice.inner) if sym is not None]
+    sizes = {tuple(l.size for l in stage_loops(s)) for s in vector}
+    if len(vector) < 2 or len(sizes) != 1 or len(next(iter(sizes))) != 1:
+        return False
+    (size,) = next(iter(sizes))
+    vectors = count_vectors(size, lanes)
+    if vectors is None:
+        return False
+    return vectors <= INLINE_VECTORS and vectors * _instructions(vector) <= INLINE_OPS
+
+
+def _instructions(stages: Sequence[Stage]) -> int:
+    """Of one vector of each stage, weighted. What is made of sizes alone counts as a constant, which it is in a row."""
+    values = [v for s in stages for v in stage_values(s)]
+    loops = {l.sym for s in stages for l in stage_loops(s)}
+    return sum(12 * (v.op in MATH_OPS) + 1 for v in walk(values, lambda v: _varies(v, loops)))
+
+
+def _varies(value: Value, loops: Set[Sym]) -> bool:
+    """Whether it is made of anything else than constants and sizes."""
+    found = walk([value])
+    return any(
+        v.op in ("load", "result") or (v.op == "index" and free_syms(v.args[0]) & loops) for v in found
+    )
+
+
+@dataclass(frozen=True)
+class Row:
+    """The length of a kernel's rows: `factor` times a symbol, and `rest`."""
+
+    size: Size
+    sym: Sym
+    factor: int
+    rest: int
+
+
+def row_of(kernel: Kernel) -> Row | None:
+    """Of a kernel whose rows may be short, but are of no known number of vectors."""
+    loops = [
+        stage_loops(s) for s in kernel.stages if isinstance(s, (MapStage, ReduceStage)) and stage_loops(s)
+    ]
+    sizes = {tuple(l.size for l in of_stage) for of_stage in loops}
+    if len(sizes) != 1 or len(next(iter(sizes))) != 1:
+        return None
+    (size,) = next(iter(sizes))
+    if isinstance(size, int) or len(free_syms(size)) != 1:
+        return None
+    (sym,) = free_syms(size)
+    line = affine(size, sym)
+    if line is None or not isinstance(line[0], int) or not isinstance(line[1], int) or line[0] < 1:
+        return None
+    return Row(size, sym, line[0], line[1])
+
+
+def of_length(kernel: Kernel, row: Row, decisions: Decisions, target: Host) -> tuple[Kernel, dict[Sym, Size]]:
+    """The kernel for rows about as long as they are at the sizes of `decisions`, which note how long that is, and what its
+    symbols stand for. It is that of all rows that are of as many vectors, if these are few, or of up to twice as many; and
+    are of whole vectors, or not."""
+    lanes = count_lanes(kernel, target.lanes)
+
+    def at_most(vectors: int) -> bool:
+        return decisions.at_least(vectors * lanes, row.size)
+
+    if not at_most(LONG_VECTORS):
+        return kernel, {}
+    is_size = row.factor == 1 and row.rest == 0
+    unit = lanes if is_size and decisions.is_zero(row.sym % lanes) else 1
+    most = next(n for n in _LENGTHS if at_most(n))
+    if most <= INLINE_VECTORS:
+        made = _narrowed(kernel, row, lanes, unit, (most - 1, most))
+        if has_short_rows(made[0], choose(made[0], lanes), lanes):
+            return made
+        most = 1 << (most - 1).bit_length()
+    return _narrowed(kernel, row, lanes, unit, (most // 2, most))
+
+
+def _narrowed(
+    kernel: Kernel, row: Row, lanes: int, unit: int, vectors: tuple[int, int]
+) -> tuple[Kernel, dict[Sym, Size]]:
+    """The kernel for rows of more vectors than the first of `vectors`, and no more than the second, where the symbol is a
+    multiple of `unit`."""
+    ends = (vectors[0] * lanes + 1 - row.rest, vectors[1] * lanes - row.rest)
+    low, high = max(-(-ends[0] // row.factor), row.sym.lo), min(ends[1] // row.factor, row.sym.hi)
+    low, high = -(-low // unit), high // unit
+    if low == high:
+        return at_sizes(kernel, {row.sym: low * unit}), {}
+    made = Sym(row.sym.name, low, high, likely=high)
+    return at_sizes(kernel, {row.sym: made * unit}), {made: row.sym // unit}

@@ -1,0 +1,66 @@
+"""Sizes as an integer program: each slot is a symbol, or computed from slots before it (`native/plan/template.cpp`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from smelt.graph.sizes import Expr, Quotient, Size, Sym
+
+CONSTANT, ADD, MULTIPLY, DIVIDE, MODULO = range(5)  # as native/plan/template.cpp counts them
+_OPERATIONS = {"//": DIVIDE, "%": MODULO}
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Stands for a number that is computed."""
+
+    index: int
+
+
+class SizeProgram:
+    """`instructions`: (operation, slot, slot), or (CONSTANT, number, 0), of the slots behind those of `syms`, in order."""
+
+    def __init__(self, syms: Iterable[Sym]) -> None:
+        self._slots: dict[Size, int] = {sym: i for i, sym in enumerate(syms)}
+        self.n_syms = len(self._slots)
+        self._computed: dict[tuple[int, int, int], int] = {}
+
+    @property
+    def instructions(self) -> tuple[tuple[int, int, int], ...]:
+        """How the slots behind those of the symbols are computed."""
+        return tuple(self._computed)
+
+    def slot(self, size: Size) -> int:
+        """Which slot holds a size; it is computed from now on. Raises KeyError for symbols that the program is not of."""
+        found = self._slots.get(size)
+        if found is None:
+            found = self._slots[size] = self._slot(size)
+        return found
+
+    def _slot(self, size: Size) -> int:
+        if not isinstance(size, Expr):
+            return self._instruction(CONSTANT, size, 0)
+        if isinstance(size, Sym):
+            raise KeyError(size)
+        if isinstance(size, Quotient):
+            return self._instruction(_OPERATIONS[size.op], self.slot(size.left), self.slot(size.right))
+        terms = [self._product(monomial, factor) for monomial, factor in size.terms]
+        if size.const:
+            terms.append(self.slot(size.const))
+        return self._folded(ADD, terms)
+
+    def _product(self, monomial: Iterable[Expr], factor: int) -> int:
+        factors = [self.slot(atom) for atom in monomial]
+        if factor != 1:
+            factors.append(self.slot(factor))
+        return self._folded(MULTIPLY, factors)
+
+    def _folded(self, operation: int, slots: list[int]) -> int:
+        made, *others = slots
+        for other in others:
+            made = self._instruction(operation, made, other)
+        return made
+
+    def _instruction(self, operation: int, a: int, b: int) -> int:
+        return self._computed.setdefault((operation, a, b), self.n_syms + len(self._computed))
