@@ -1,11 +1,12 @@
 """A schedule whose sizes have symbols, on a CPU: its launches for sets of numbers.
 
 Kernels are compiled once, for all sizes; those of rows that may be of a few vectors once more for each number of these that
-comes. Which of these it is, is all that is decided where nothing is generated but kernels: launches keep the symbols, and do
-for all numbers with the same answers.
+comes. Launches keep the symbols, and do for all numbers with the same answers to what their code is chosen by. So do
+products of which no more than `Lengths` depends on sizes.
 
-Which products and windows are generated, and what they absorb, is decided for numbers, as where sizes are fixed. A product's
-code is that of others, given other numbers; that of a window is for its sizes, so only the first sets of sizes have some.
+Where there are others, or windows, launches are made for numbers: which of them are generated, and what they absorb, is
+decided as where sizes are fixed. A product's code is that of others, given other numbers; that of a window is for its sizes,
+so only the first sets of sizes have some.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from smelt.codegen.llvm.products.sized import SizedProducts, of_lengths, work
 from smelt.codegen.llvm.short_rows import of_length, row_of
 from smelt.codegen.llvm.windows.code import compile_windows
 from smelt.codegen.llvm.windows.window import Window
-from smelt.graph.sizes import Size, Sym, free_syms, subs
+from smelt.graph.sizes import Size, Sym, all_static, free_syms, subs
 from smelt.graph.specs import at_numbers
 from smelt.loops.ir import Kernel
 from smelt.loops.sizes import at_sizes
@@ -71,6 +72,8 @@ class ForSizes:
         specs = [b.spec for b in self._schedule.buffers]
         likely = {s: s.likely for spec in specs for n in (*spec.shape, *spec.stride) for s in free_syms(n)}
         buffers = [replace(b, spec=at_numbers(b.spec, likely)) for b in self._schedule.buffers]
+        if any(n < 0 for b in buffers for n in all_static(*b.spec.shape)):
+            return False  # sizes that are likely each, but not together
         wanted = self._with_products(replace(self._schedule, buffers=buffers), likely)
         found = self._with_sized_products(Decisions(likely))
         return _products(found) == _products(wanted)

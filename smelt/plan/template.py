@@ -68,7 +68,7 @@ class Loader:
     """Loads the plans of a template whose launches are for all sizes, given what loads one for all that give the same
     answers. Those of some combinations of answers are kept."""
 
-    _KEPT = 16
+    _KEPT = 64
 
     def __init__(self, template: Template, load: LoadSized, syms: Sequence[Sym]) -> None:
         self._template, self._load, self._syms = template, load, syms

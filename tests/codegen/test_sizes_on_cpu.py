@@ -8,13 +8,15 @@ import torch.nn.functional as F
 
 import smelt
 from smelt import events
+from smelt.codegen.cost import prefers_product
 from smelt.codegen.cpu_sizes import WITH_WINDOWS
 from smelt.codegen.llvm.host import host
-from smelt.codegen.load import load
+from smelt.codegen.load import load, load_sized
 from smelt.config import Config
 from smelt.ops.lower import lower
 from smelt.plan.steps import Aten, launches
-from smelt.plan.template import Template
+from smelt.plan.target import Decided
+from smelt.plan.template import Loader, Template
 from smelt.plan.verify import verify
 from smelt.schedule.fuse import fuse
 from smelt.targets import cpu
@@ -24,6 +26,7 @@ from tests.harness.traced import flatten
 LANES = host().lanes(4)
 w, b = torch.randn(40, 24), torch.randn(40)
 filters = torch.randn(6, 1, 3, 3)
+wide = torch.randn(64, 1024) / 32
 
 
 class AtSizes:
@@ -36,6 +39,8 @@ class AtSizes:
         self.order = [next((k for k, t in enumerate(inputs) if t is r), r) for r in real]
         target = cpu.target(Config(verify=True), "znver5")
         self.template = Template.of(fuse(lower(graph, target.costs), target.costs), target)
+        is_decided = isinstance(self.template.items, Decided)
+        self.loader = Loader(self.template, load_sized, (S0, S1)) if is_decided else None
 
     def inputs(self, s, t):
         sizes = {S0: s, S1: t}
@@ -46,10 +51,21 @@ class AtSizes:
         plan = self.template.at({S0: s, S1: t})
         verify(plan)
         inputs = self.inputs(s, t)
-        got = load(plan)(tuple(inputs[k] if isinstance(k, int) else k for k in self.order))
+        self.agrees(load(plan), inputs)
+        if self.loader is not None:
+            native, sized = self.loader({S0: s, S1: t})
+            self.loader.check(native, sized, {S0: s, S1: t})
+            self.agrees(native, inputs)
+        return plan
+
+    def agrees(self, native, inputs):
+        got = native(tuple(inputs[k] if isinstance(k, int) else k for k in self.order))
         for g, e in zip(got, flatten(self.f(*inputs)), strict=True):
             torch.testing.assert_close(g, e, rtol=1e-4, atol=1e-4, check_stride=True)
-        return plan
+
+    def shared(self, s, t=5):
+        """The plan that is also that of other sizes."""
+        return self.loader({S0: s, S1: t})[1]
 
 
 def functions(plan):
@@ -94,6 +110,45 @@ def test_products_of_other_sizes_share_code():
 def epilogues(function):
     """The libraries of the epilogues that a product's entry point calls."""
     return [library for name, library in function.library.imports.items() if name.startswith("epilogue")]
+
+
+SHARED = {
+    **{name: PRODUCTS[name] for name in ("linear", "with what is behind", "residual", "of rows in batches")},
+    "rows far apart": (lambda x: F.relu(F.linear(x[:, 0], w, b)), (S0, S1, 24)),
+    "deep, of few columns": (lambda x, y: x.t() @ y, (S0, 24), (S0, 40)),
+    "deep, of rows in batches": (
+        lambda x, y: x.flatten(0, 1).t() @ y.flatten(0, 1),
+        (S0, S1, 24),
+        (S0, S1, 40),
+    ),
+    "one operand twice": (lambda x: x.t() @ x, (S0, 24)),
+    "double": (lambda x: F.linear(x.double(), w.double()) * 2, (S0, 24)),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_products_are_part_of_plans_that_others_share(name):
+    """Where rows, the depth and how A lies are all that depends on sizes."""
+    f, *shapes = SHARED[name]
+    graph = AtSizes(f, *shapes)
+    made = {id(graph.shared(s, t)) for s, t in [(1400, 3), (1407, 5), (2804, 7), (1402, 5), (5000, 7)]}
+    assert len(made) <= 2  # tiles of 13 rows, or of 14
+    for s, t in [(2, 4), (3, 5), (13, 2), (14, 32), (15, 3), (28, 2), (29, 2), (64, 7), (1021, 3), (1407, 2)]:
+        assert not calls(graph.plan(s, t))
+
+
+def test_products_of_which_more_depends_on_sizes_are_planned_for_numbers():
+    for name in ("scores", "deep", "pointwise"):
+        assert AtSizes(PRODUCTS[name][0], *PRODUCTS[name][1:]).loader is None
+
+
+def test_a_product_in_place_of_atens_is_decided_for_its_rows(monkeypatch):
+    """With many threads, few rows are not enough for each."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    graph = AtSizes(lambda x: F.linear(x, wide), (S0, 1024))
+    found = {s: bool(calls(graph.plan(s))) for s in (2, 30, 700, 30, 40, 6000)}
+    assert found == {s: not prefers_product(cpu.ZEN5, s, 64, 1024, 1, torch.float32, 8) for s in found}
+    assert set(found.values()) == {True, False}
 
 
 def test_too_few_columns_are_atens():

@@ -163,6 +163,13 @@ _FORMS: dict[OpOverload, _Form] = {
 }
 
 
+def place_of_a(op: OpOverload) -> int | None:
+    """The position of A among the arguments of an operator that takes A and B, next to each other, as they are; None for
+    others."""
+    form = _FORMS.get(op)
+    return None if form is None or form.flatten or form.b != form.a + 1 else form.a
+
+
 def plan_product(
     op: OpOverload,
     args: Sequence[Argument],

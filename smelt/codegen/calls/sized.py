@@ -6,18 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from smelt.codegen.calls.matrices import MatrixCall
+from smelt.codegen.calls.matrices import MatrixCall, place_of_a
 from smelt.codegen.calls.request import in_schema_order
 from smelt.codegen.llvm.products.product import Lengths
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Values, bounds
 from smelt.graph.specs import at_numbers
 from smelt.schedule.schedule import BufRef, ExternItem, Schedule
-
-aten = torch.ops.aten
-_A = {aten.mm.default: 0, aten.addmm.default: 1}  # its position
 
 
 @dataclass(frozen=True)
@@ -55,10 +50,13 @@ def _is_row_major(out: TensorSpec) -> bool:
 
 def sized_call(schedule: Schedule, item: ExternItem) -> SizedCall | str:
     """The extern, whose shapes have symbols, as a product, or why it is none of this kind."""
-    if item.op not in _A:
-        return "not a product of two matrices"
+    place = place_of_a(item.op)
+    if place is None:
+        return "not a product of A and B as they are"
     given: list[Any] = in_schema_order(item)
     args = tuple(schedule.buffers[x.id].spec if isinstance(x, BufRef) else x for x in given)
     buffers = tuple(x.id if isinstance(x, BufRef) else None for x in given)
     result = schedule.buffers[item.outs[0]].spec  # type: ignore[index]
-    return SizedCall(item.op, args, buffers, result, _A[item.op])
+    if len(result.shape) != 2:
+        return "a batch of products"
+    return SizedCall(item.op, args, buffers, result, place)

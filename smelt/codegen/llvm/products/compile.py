@@ -41,7 +41,7 @@ def compiled(p: Product, function: Function, sizes: tuple[Size, ...] = ()) -> Co
     batch = p.batch[0] * p.batch[1]
     count = extent(p.m, p.n, p.k, batch, p.dtype)
     flops = 2 * batch * p.m * p.n * max(p.k, 1)
-    return CompiledKernel(p.name, function, count, max(1, GRAIN_FLOPS * count // flops), sizes)
+    return CompiledKernel(p.name, function, count, -(-GRAIN_FLOPS * count // flops), sizes)
 
 
 def _write(module: Module, p: Product, tile: Tile) -> tuple[list[str], str]:
@@ -63,16 +63,17 @@ def _write(module: Module, p: Product, tile: Tile) -> tuple[list[str], str]:
     return sorted(set(calls.values())), "".join(text)
 
 
-def called(p: Product, tile: Tile) -> dict[str, str]:
-    """By word of the descriptor, the function of the library that it is the address of."""
-    tall, low = cut(p.m, p.n, p.k, tile).heights
+def called(p: Product, tile: Tile, tall: int = 0) -> dict[str, str]:
+    """By word of the descriptor, the function of the library that it is the address of. `tall`: rows of a tall tile, where
+    `p` stands for others that have some."""
+    high, low = cut(p.m, p.n, p.k, tile).heights
     narrow = 1 if 0 < p.n % tile.columns <= tile.lanes else tile.vectors
     return {
         "pack_a": _row_packer(p.a),
         "pack_b": _panel_packer(p.b),
-        "micro_tall": f"micro{tall}x{tile.vectors}",
+        "micro_tall": f"micro{tall or high}x{tile.vectors}",
         "micro": f"micro{low}x{tile.vectors}",
-        "narrow_tall": f"micro{tall}x{narrow}",
+        "narrow_tall": f"micro{tall or high}x{narrow}",
         "narrow": f"micro{low}x{narrow}",
     }
 
@@ -105,10 +106,15 @@ def _panel_packer(b: Matrix) -> str:
     return "pack_panel_transposed" if b.row == 1 else "pack_panel_any"
 
 
+def may_be_direct(p: Product, tile: Tile) -> bool:
+    """Whether rows of B are aligned."""
+    return p.b.col == 1 and p.b.row * tile.size % tile.line == 0
+
+
 def is_direct(p: Product, tile: Tile) -> bool:
     """Whether rows of B are read where they are."""
     few = static(cut(p.m, p.n, p.k, tile).tiles) <= DIRECT_TILES
-    return few and p.b.col == 1 and p.b.row * tile.size % tile.line == 0
+    return few and may_be_direct(p, tile)
 
 
 def descriptor(p: Product, tile: Tile, of: Lengths) -> dict[str, Size]:

@@ -20,13 +20,14 @@ from smelt.codegen.llvm.products.compile import (
     compiled,
     descriptor,
     finishes,
+    may_be_direct,
 )
 from smelt.codegen.llvm.products.driver import WORDS
 from smelt.codegen.llvm.products.epilogue_code import Slots, write_epilogue
 from smelt.codegen.llvm.products.library import provide
 from smelt.codegen.llvm.products.product import Lengths, Product
 from smelt.codegen.llvm.products.tiling import GRAIN_FLOPS, Tile, cut, tile_for
-from smelt.graph.sizes import Size
+from smelt.graph.sizes import Size, ceil_div, static
 from smelt.plan.code import CompiledKernel, Function, Library
 from smelt.plan.decisions import Decisions
 
@@ -95,7 +96,9 @@ class SizedProducts:
 
     def _entry(self, p: Product, finished: _Finished) -> _Entry:
         tile = tile_for(p.dtype)
-        words = [(word, tile.function(name)) for word, name in called(p, tile).items()]
+        rows = static(cut(p.m, p.n, p.k, tile).rows)  # of a low tile; others have tall ones, too
+        names = called(p, tile, min(rows + 1, tile.rows))
+        words = [(word, tile.function(name)) for word, name in names.items()]
         words += [(word, self._epilogues[text][0]) for word, text in finished.texts]
         return _Entry(tile, tuple(words), _slot(p))
 
@@ -139,12 +142,12 @@ def of_lengths(code: CompiledKernel, p: Product, of: Lengths, decisions: Decisio
     """`code`, which is that of `p`, for these lengths, which are p's at the sizes of `decisions`. These note
     what the code is chosen by."""
     tile = tile_for(p.dtype)
-    found, pieces = cut(p.m, p.n, p.k, tile), cut(of.m, p.n, of.k, tile)
-    decisions.equal(pieces.rows, found.rows)
-    decisions.is_zero(pieces.tall)
-    decisions.at_least(DIRECT_TILES, pieces.tiles)
+    pieces = cut(of.m, p.n, of.k, tile)
+    decisions.equal(pieces.rows, cut(p.m, p.n, p.k, tile).rows)
+    if may_be_direct(p, tile):
+        decisions.at_least(DIRECT_TILES, pieces.tiles)
     count, _ = work(p, of)
-    grain = decisions.larger(count * GRAIN_FLOPS // _flops(p, of), 1)
+    grain = ceil_div(count * GRAIN_FLOPS, _flops(p, of))
     return replace(code, extent=count, grain=grain, sizes=(*_words(p, of), *code.sizes[len(WORDS) :]))
 
 
