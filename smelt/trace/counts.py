@@ -13,9 +13,10 @@ import torch
 from smelt.ops.sized_arguments import COUNTS
 from smelt.torch_private import DisableTorchDispatch, OpOverload
 from smelt.trace.arguments import Args, Kwargs
+from smelt.trace.number_parts import has_symbols
 from smelt.trace.operator_recorder import OperatorRecorder
 from smelt.trace.shapes import canonical_device
-from smelt.trace.symbols import SYMBOLIC, has_symbols
+from smelt.trace.symbols import SYMBOLIC
 
 _OPTIONS = ("dtype", "device")
 

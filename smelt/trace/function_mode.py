@@ -31,11 +31,11 @@ from smelt.trace.arguments import Args, Kwargs, Unnameable
 from smelt.trace.fake import FakeTensor, check_fixed, has_new, hides_metadata
 from smelt.trace.handlers import is_handled
 from smelt.trace.known_values import UNKNOWN
+from smelt.trace.number_parts import has_symbols, own_parts, plain_parts, settled
 from smelt.trace.operator_recorder import Body
 from smelt.trace.parts import TraceParts
 from smelt.trace.row_indexing import gather
 from smelt.trace.subclasses import class_of_results, mark
-from smelt.trace.symbols import has_symbols, own_parts, plain_parts, settled
 from smelt.trace.torch_functions import PASSED, REFUSED, STATEFUL, name_of, read_of
 
 _READS_MEMORY = "its data is not allocated"  # from torch's message when C++ asks a fake for its memory

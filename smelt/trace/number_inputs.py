@@ -19,17 +19,8 @@ from smelt.torch_private import JitType, OpOverload
 from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.builder import Builder, identifier
 from smelt.trace.data_numbers import DataNumber
-from smelt.trace.symbols import (
-    SYMBOLIC,
-    Symbol,
-    Symbols,
-    data_leaf_of,
-    has_symbols,
-    own,
-    plain,
-    plain_parts,
-    size_of,
-)
+from smelt.trace.number_parts import has_symbols, plain_parts
+from smelt.trace.symbols import SYMBOLIC, Symbol, Symbols, data_leaf_of, own, plain, size_of
 
 
 @dataclass

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from smelt.graph.assignments import syms_of
 from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.fake import FakeTensor
-from smelt.trace.symbols import own_parts
+from smelt.trace.number_parts import own_parts
 
 aten = torch.ops.aten
 

@@ -15,7 +15,6 @@ it is assumed; what the program decides by it ends the graph, unless it holds fo
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,7 +42,6 @@ from smelt.trace.size_numbers import (
 )
 
 MAX_SIZE = 100  # operations of an expression; a larger one is pinned
-_MOST_BESIDE = 1024  # how far it is looked for larger sizes that have the same quotient
 
 
 class PlainNumbersOnly(Unsupported):
@@ -800,13 +798,6 @@ def own(value: Any) -> Any:
     return _wrapped(value.node) if type(value) in SYMBOLIC and type(value) not in NUMBERS else value
 
 
-def own_parts(value: Any) -> Any:
-    """The same of sizes that C++ gave, one or several."""
-    if type(value) is torch.Size or type(value) is tuple:
-        return value if all(type(v) is int for v in value) else type(value)(map(own, value))
-    return own(value)
-
-
 def size_of(value: Any) -> Size:
     """A size that C++ gave, or Python code computed. What is none is pinned."""
     if type(value) not in SYMBOLIC:
@@ -826,143 +817,9 @@ def hint(value: Any) -> Any:
     return value.node.value if type(value) in SYMBOLIC else value
 
 
-def plain_parts(value: Any, depth: int = 4) -> Any:
-    """`value` with plain numbers in it, pinned. Lists and dictionaries stay the same objects: to the program nothing
-    changes."""
-    kind = type(value)
-    if kind in SYMBOLIC:
-        return plain(value)
-    if not depth or kind not in _PARTS:
-        return value
-    return _PARTS[kind](value, depth - 1)
-
-
-def _plain_tuple(value: tuple[Any, ...], depth: int) -> tuple[Any, ...]:
-    items = [plain_parts(v, depth) for v in value]
-    return value if all(a is b for a, b in zip(items, value)) else tuple(items)
-
-
-def _plain_list(value: list[Any], depth: int) -> list[Any]:
-    for i, item in enumerate(value):
-        found = plain_parts(item, depth)
-        if found is not item:
-            value[i] = found
-    return value
-
-
-def _plain_dict(value: dict[Any, Any], depth: int) -> dict[Any, Any]:
-    for key, item in value.items():
-        found = plain_parts(item, depth)
-        if found is not item:
-            value[key] = found
-    return value
-
-
-def _plain_slice(value: slice, depth: int) -> slice:
-    parts = (value.start, value.stop, value.step)
-    return slice(*map(plain, parts)) if any(type(p) in SYMBOLIC for p in parts) else value
-
-
-_PARTS: dict[type, Callable[[Any, int], Any]] = {
-    tuple: _plain_tuple, list: _plain_list, dict: _plain_dict, slice: _plain_slice,
-}  # fmt: skip
-
-
-def settled(value: Any) -> Any:
-    """`value` as an operator is given it: numbers that may not change, or fit no tensor, are plain ones."""
-    kind = type(value)
-    if kind in SYMBOLIC:
-        if not value.node.fits_a_tensor() or value.node.is_constant():
-            return plain(value)
-        return value
-    if kind is list or kind is tuple:
-        return kind(map(settled, value))
-    return {k: settled(v) for k, v in value.items()} if kind is dict else value
-
-
-def has_symbols(value: Any) -> bool:
-    """Whether there is a symbolic number in `value`."""
-    if type(value) in SYMBOLIC:
-        return True
-    if isinstance(value, (list, tuple)):
-        return any(map(has_symbols, value))
-    if isinstance(value, slice):
-        return has_symbols((value.start, value.stop, value.step))
-    return isinstance(value, dict) and any(map(has_symbols, value.values()))
-
-
-def sizes_only(value: Any) -> bool:
-    """Whether all symbolic numbers in `value`, an index of a tensor, are sizes, or may be."""
-    if type(value) in SYMBOLIC:
-        return value.node.as_size() is not None
-    if isinstance(value, (list, tuple)):
-        return all(map(sizes_only, value))
-    return not isinstance(value, slice) or sizes_only((value.start, value.stop, value.step))
-
-
 def rounded(value: Any, digits: int | None = None) -> Any:
     """`round(value, digits)`."""
     symbols: Symbols = value.node.symbols
     if digits is None:
         return symbols.call("round", value.node)
     return symbols.call("round_to", value.node, symbols.symbol(plain(digits)))
-
-
-def _symbols(args: Any) -> Symbols:
-    found: Symbols = next(a for a in args if type(a) in NUMBERS).node.symbols
-    return found
-
-
-def _function(op: str) -> Callable[..., Any]:
-    def function(*args: Any) -> Any:
-        symbols = _symbols(args)
-        return symbols.call(op, *map(symbols.symbol, args))
-
-    return function
-
-
-def _power(*args: Any) -> Any:
-    return operator.pow(*args) if len(args) == 2 else pow(*map(plain, args))
-
-
-def _divmod(a: Any, b: Any) -> Any:
-    return a // b, a % b
-
-
-def _extreme(op: str) -> Callable[..., Any]:
-    def function(*args: Any) -> Any:
-        best = args[0]
-        for value in args[1:]:
-            symbols = _symbols((best, value)) if {type(best), type(value)} & NUMBERS else None
-            if symbols is None:
-                best = OPERATIONS[op].function(best, value)
-            else:
-                best = symbols.call(op, symbols.symbol(best), symbols.symbol(value))
-        return best
-
-    return function
-
-
-# Functions of C that take symbolic numbers and give expressions, by what they do; on plain numbers otherwise.
-FUNCTIONS: dict[Any, Callable[..., Any]] = {
-    int: _function("int"), float: _function("float"), abs: _function("abs"), round: rounded,
-    pow: _power, divmod: _divmod, min: _extreme("min"), max: _extreme("max"),
-    math.pow: _function("pow_float"),
-    **{getattr(math, n): _function(n) for n in (
-        "sqrt", "exp", "expm1", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh",
-        "tanh", "asinh", "acosh", "atanh", "floor", "ceil", "trunc", "erf", "erfc", "fabs", "isnan", "isinf", "isfinite",
-        "degrees", "radians", "fmod", "atan2", "copysign",
-    )},
-    math.hypot: lambda *a: _function("hypot")(*a) if len(a) == 2 else math.hypot(*map(plain, a)),
-    math.log: lambda *a: _function("log" if len(a) == 1 else "log_base")(*a),
-    math.isclose: lambda *a: math.isclose(*map(plain, a)),
-}  # fmt: skip
-_OPERANDS = frozenset({int, float, bool})
-
-
-def apply(fn: Any, args: Any, kwargs: Any) -> Any:
-    """`fn` on arguments of which some are symbolic numbers: an expression where there is one, else NotImplemented."""
-    function = FUNCTIONS.get(fn) if not kwargs else None
-    if function is None or not all(type(a) in NUMBERS or type(a) in _OPERANDS for a in args):
-        return NotImplemented
-    return function(*args)

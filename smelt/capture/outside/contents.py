@@ -32,7 +32,8 @@ from smelt.capture.outside.wrapping import guard_elements
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
-from smelt.trace.symbols import plain, plain_parts
+from smelt.trace.number_parts import plain_parts
+from smelt.trace.symbols import plain
 
 
 def open(outside: Outside, container: C) -> C:

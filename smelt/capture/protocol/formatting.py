@@ -29,7 +29,8 @@ from smelt.graph.numbers import leaves
 from smelt.graph.sizes import free_syms
 from smelt.torch_private import maybe_current_level
 from smelt.trace.fake import FakeTensor, check_class
-from smelt.trace.symbols import NUMBERS, Float, Int, has_symbols, hint
+from smelt.trace.number_parts import has_symbols
+from smelt.trace.symbols import NUMBERS, Float, Int, hint
 
 _Conversion = Callable[[object], str]  # str, repr or ascii
 _CONVERSIONS: dict[str, _Conversion] = {"s": str, "r": repr, "a": ascii}

@@ -1,7 +1,7 @@
 """Symbolic numbers in the VM: what an operator or a native call does that is given one.
 
-Operators of tensors take them as they are, functions on numbers give expressions (`trace.symbols.FUNCTIONS`), and whatever
-else runs natively gets the plain number, pinned: code of C and of the standard library looks at exact types.
+Operators of tensors take them as they are, functions on numbers give expressions (`trace.number_functions.FUNCTIONS`), and
+whatever else runs natively gets the plain number, pinned: code of C and of the standard library looks at exact types.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from smelt._native import isinstance
 from smelt.capture.base.values import FunctionType
 from smelt.capture.machine.vm import VM
 from smelt.torch_private import OpOverload, OpOverloadPacket, enter_vmap, leave_batch, variable_functions
-from smelt.trace import symbols
+from smelt.trace import number_functions
 from smelt.trace.fake import FakeTensor
 from smelt.trace.handlers import is_handled
-from smelt.trace.symbols import NUMBERS, Float, Int, has_symbols, plain, plain_parts
+from smelt.trace.number_parts import has_symbols, plain_parts
+from smelt.trace.symbols import NUMBERS, Float, Int, plain
 
 _OPERANDS = NUMBERS | {int, float, bool, FakeTensor}
 _NESTED = (list, tuple, torch.Size)  # what `torch.tensor` takes for rows
@@ -49,7 +50,7 @@ def native_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object]
     if _makes_tensor(fn) and len(args) == 1:
         return _tensor(args[0], kwargs or {})
     try:
-        return symbols.apply(fn, args, kwargs)
+        return number_functions.apply(fn, args, kwargs)
     except TypeError:  # unhashable
         return NotImplemented
 
