@@ -8,7 +8,7 @@ from smelt.errors import NeedsFixedSize
 from smelt.graph.assignments import agreed, syms_of
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Size, evaluate, static
-from smelt.graph.specs import at_numbers, static_sizes
+from smelt.graph.specs import static_sizes
 from smelt.trace.symbols import Symbols
 
 _ENUMERABLE = 1 << 16  # elements
@@ -29,20 +29,44 @@ def _overlaps_itself(spec: TensorSpec) -> bool:
 
 
 def partly_overlap(a: TensorSpec, b: TensorSpec, symbols: Symbols | None = None) -> bool:
-    """Whether two tensors on one storage share some elements, but are not the same. Of symbolic sizes it is required that
-    one ends before the other begins, if so it is in this call.
+    """Whether two tensors on one storage share some elements, but are not the same. Of symbolic sizes it is required of
+    later calls that they are apart, or one, as they are in this call. Raises NeedsFixedSize where that cannot be seen.
 
     Eager refuses where both are dense; what it gives where one is not depends on the order in which it visits the elements.
     """
-    if symbols is not None and (syms_of(a) or syms_of(b)) and a is not b:
-        for first, second in ((a, b), (b, a)):
-            end = first.offset + _symbolic_extent(first)
-            if evaluate(end - second.offset, symbols.hints) <= 0:
-                return not symbols.compare("le", end, second.offset)
+    symbolic = symbols is not None and a is not b and bool(syms_of(a) or syms_of(b))
+    if symbols is not None and symbolic and (_are_apart(a, b, symbols) or _are_one(a, b, symbols)):
+        return False
     found = bool(agreed([a, b], _partly_overlap, why := "sizes decide whether tensors overlap"))
-    if symbols is not None and found != _partly_overlap(*(at_numbers(s, symbols.hints) for s in (a, b))):
+    if symbolic and not found:
         raise NeedsFixedSize(why, syms_of(a) | syms_of(b))
     return found
+
+
+def _are_apart(a: TensorSpec, b: TensorSpec, symbols: Symbols) -> bool:
+    """Whether one ends before the other begins, or each of its rows before that of the other, and this before its next."""
+
+    def before(end: Size, start: Size) -> bool:
+        return evaluate(end - start, symbols.hints) <= 0 and symbols.compare("le", end, start)
+
+    first, second = (a, b) if evaluate(a.offset - b.offset, symbols.hints) <= 0 else (b, a)
+    if before(first.offset + _symbolic_extent(first), second.offset):
+        return True
+    strides = sorted(set(a.stride) & set(b.stride), key=lambda s: int(evaluate(s, symbols.hints)))
+    if not strides:
+        return False
+    rows = [spec.offset + _symbolic_extent(spec, strides[-1]) for spec in (first, second)]
+    return before(rows[0], second.offset) and before(rows[1], first.offset + strides[-1])
+
+
+def _are_one(a: TensorSpec, b: TensorSpec, symbols: Symbols) -> bool:
+    """Whether they are all the same elements in one order."""
+    if a.dtype is not b.dtype or len(a.shape) != len(b.shape):
+        return False
+    pairs = list(zip((a.offset, *a.shape, *a.stride), (b.offset, *b.shape, *b.stride)))
+    if any(evaluate(x - y, symbols.hints) != 0 for x, y in pairs):
+        return False
+    return all(symbols.compare("eq", x, y) for x, y in pairs)
 
 
 def _partly_overlap(a: TensorSpec, b: TensorSpec) -> bool:
@@ -81,11 +105,11 @@ def _numel(spec: TensorSpec) -> int:
     return math.prod(static_sizes(spec.shape))
 
 
-def _symbolic_extent(spec: TensorSpec) -> Size:
-    """`_extent`, of a tensor that has elements."""
+def _symbolic_extent(spec: TensorSpec, rows: Size | None = None) -> Size:
+    """`_extent`, of a tensor that has elements; of one of its rows, whose stride is `rows`."""
     total: Size = 1
     for n, s in zip(spec.shape, spec.stride):
-        total = total + (n - 1) * s
+        total = total if s is rows or s == rows else total + (n - 1) * s
     return total
 
 

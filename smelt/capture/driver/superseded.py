@@ -16,13 +16,13 @@ MOST_KEPT = 3
 
 
 def superseded(entries: Sequence[Entry]) -> list[Entry]:
-    """Of `entries`, oldest first, those that are to go: a later one accepts all calls that they accept, and they have
-    symbols for sizes as well, or have answered one call."""
+    """Of `entries`, oldest first, those that are to go: a later one with symbols for sizes accepts all calls that they
+    accept, and they have such symbols as well, or have answered one call."""
     if len(entries) <= MOST_KEPT:
         return []
     return [
         entry
         for i, entry in enumerate(entries)
         if (entry.traced.sizes or entry.is_one_off)
-        and any(covers(later.facts, entry.facts) for later in entries[i + 1 :])
+        and any(later.traced.sizes and covers(later.facts, entry.facts) for later in entries[i + 1 :])
     ]
