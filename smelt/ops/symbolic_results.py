@@ -607,13 +607,16 @@ class _Fit:
     def strides(self, shape: tuple[Size, ...], values: Sequence[tuple[int, ...]]) -> tuple[Size, ...]:
         order = sorted(range(len(shape)), key=lambda d: (-values[d][COUNT - 1], d))  # outermost first
         permuted = dict(zip(order, contiguous_stride([shape[d] for d in order])))
-        for dense in (contiguous_stride(shape), tuple(permuted[d] for d in range(len(shape)))):
+        denses = contiguous_stride(shape), tuple(permuted[d] for d in range(len(shape)))
+        for dense in denses:
             if all(at(n, k) == v[k] for n, v in zip(dense, values) for k in range(COUNT)):
                 return dense
         of_shape = Candidates(products(shape))
-        found = []
-        for stride in values:
+        found: list[Size] = []
+        for d, stride in enumerate(values):
             made = of_shape.fit(stride, combined=False)
+            if made is None and shape[d] == 1:  # it says nothing of where elements are
+                made = self.candidates.fit(stride, self.combined) or denses[0][d]
             found.append(self.size(stride) if made is None else made)
         return tuple(found)
 

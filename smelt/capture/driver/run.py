@@ -40,6 +40,7 @@ from smelt.capture.rebuilding.reach import collect_fakes, reach
 from smelt.errors import NeedsFixedSize, Unsupported
 from smelt.graph import torch_settings
 from smelt.graph.assignments import syms_of
+from smelt.graph.divisors import is_rest
 from smelt.guards import global_state
 from smelt.guards.guard import Guard
 from smelt.guards.lifetimes import Lifetimes, lifetimes_of
@@ -206,7 +207,8 @@ def divided_sizes(outside: Outside, error: Exception) -> frozenset[tuple[tuple[o
     """Where sizes were found of which it may be enough to know the remainder, and by what they are divided."""
     if not isinstance(error, NeedsFixedSize) or outside.sizes.needed:
         return frozenset()
-    places = ((outside.sizes.found_at((sym,)), by) for sym, by in error.divisors.items())
+    divided = ((sym, by) for sym, by in error.divisors.items() if not is_rest(sym))  # those are numbers then
+    places = ((outside.sizes.found_at((sym,)), by) for sym, by in divided)
     return frozenset((path, by) for groups, by in places for paths in groups for path in paths)
 
 
