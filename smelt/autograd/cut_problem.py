@@ -51,7 +51,7 @@ class CutProblem:
         self.names = {n.name for n in graph}
         maker = NodeMaker(self.names)
         self.replacements = {
-            n: f for n in late if n.op == "call_function" and (f := replacement(n, maker)) is not None
+            n: f for n in late if n.op == "call_function" and (f := replacement(n, maker, late)) is not None
         }
         made = self.replacements.values()
         self.backward = joint.backward.union(*(f.masks for f in made))

@@ -11,17 +11,20 @@ Nodes made here refer to nodes of the joint graph and are no part of it.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from smelt.graph.ir import Node, TensorSpec, free_name
+from smelt.graph.ir import Node, TensorSpec, argument_nodes, free_name
+from smelt.ops.linear import is_linear
 from smelt.ops.registry import row
 from smelt.ops.results import result_spec
 
 aten = torch.ops.aten
+
+Late = Container[Node]
 
 
 @dataclass(frozen=True)
@@ -129,14 +132,14 @@ def _precise(spec: TensorSpec, items: _Items) -> bool:
 # ---- replacements
 
 
-def replacement(node: Node, make: NodeMaker) -> Replacement | None:
-    """The other way to write an operator of the backward, or None."""
+def replacement(node: Node, make: NodeMaker, late: Late) -> Replacement | None:
+    """The other way to write an operator of the backward, or None. `late`: what depends on tangents."""
     make.begin(node)
     if node.target is aten.native_batch_norm_backward.default and node.args[7]:
         return _without_running_statistics(node)
     known = row(node.target)
     if known.filled is not None:
-        return _filled(node, known.filled(*node.args), make)
+        return _filled(node, known.filled(*node.args), make, late)
     if known.reads_shape_only:
         return _without_values(node, 1, make)
     return None if known.zero_where is None else _masked(node, known.zero_where, make)
@@ -148,18 +151,44 @@ def _without_running_statistics(node: Node) -> Replacement:
     return Replacement(_twin(node, (*node.args[:3], None, None, *node.args[5:])), spared, always=True)
 
 
-def _filled(node: Node, number: Any, make: NodeMaker) -> Replacement | None:
-    """What is one number everywhere (`zeros_like`) reads no other tensor."""
+def _filled(node: Node, number: Any, make: NodeMaker, late: Late) -> Replacement | None:
+    """What is one number everywhere (`zeros_like`) reads no other tensor; but zeros in place of what depends on a tangent
+    are made of that tangent, as they are no gradient where it is undefined."""
     spared = tuple(a for a in node.args if isinstance(a, Node) and isinstance(a.spec, TensorSpec))
     if not spared or node.target._schema.is_mutable or not isinstance(number, (bool, int, float)):
         return None
-    spec = node.spec
-    new = make(aten.full.default, list(spec.shape), number, dtype=spec.dtype, device=spec.device)
-    if _layout(new.spec) != _layout(spec):
+    size, options = list(node.spec.shape), {"dtype": node.spec.dtype, "device": node.spec.device}
+    if row(node.target).linear and any(a in late for a in spared):
+        tangent = _only_tangent(spared, late)
+        if tangent is None or tangent in spared:
+            return None
+        new = make(aten.new_zeros.default, tangent, size, **options)
+    else:
+        new = make(aten.full.default, size, number, **options)
+    if _layout(new.spec) != _layout(node.spec):
         return None
     make.names.discard(new.name)
     new.name = node.name
     return Replacement(new, spared, always=True)
+
+
+def _only_tangent(values: Iterable[Node], late: Late) -> Node | None:
+    """The one tangent with which all of `values` are undefined; None if there are more, or one they are not linear in."""
+    found: set[Node] = set()
+    seen: set[Node] = set()
+    stack = [v for v in values if v in late]
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.op == "placeholder":
+            found.add(node)
+        elif not is_linear(node, late):
+            return None
+        else:
+            stack += [a for a in argument_nodes(node) if a in late]
+    return found.pop() if len(found) == 1 else None
 
 
 def _without_values(node: Node, index: int, make: NodeMaker) -> Replacement | None:

@@ -394,7 +394,8 @@ def test_activations_that_are_rounded_at_once(shape: tuple[int, ...], dtype: tor
         [torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan]), torch.randn(math.prod(shape) - 5) * 4]
     )
     x = x.view(shape).to(dtype)
-    check(lambda x: F.gelu(x + 1), x)
+    # Where torch calls oneDNN for it, as depends on the CPU, eager's gelu of infinity is NaN, and not infinite.
+    check(lambda x: F.gelu(x + 1), x.masked_fill(x.isinf(), 0.0))
     check(lambda x: (F.gelu(x, approximate="tanh"), F.silu(x), torch.sigmoid(x), x.exp()), x)
 
 

@@ -493,6 +493,10 @@ def test_functions_that_are_rounded_to_half_precision(name: str, dtype: torch.dt
     """Of all 65,536 numbers: within 0.55 units of the last place, but for what float32 loses where 1 + erf(x) is near 0
     (eager as much), and for results that float32 has no normal number for. Infinities and NaNs are eager's."""
     x = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype)
+    if name == "gelu":
+        # Where torch calls oneDNN for it, as depends on the CPU, eager's gelu of infinity is NaN, and that of numbers beyond
+        # half of float32's range is infinite. The next test has infinities.
+        x = x[~(x.float().abs() >= 2.0**127)]
     exactly, cheaply = HALF[name]
     with numpy.errstate(all="ignore"):
         got = torch.from_numpy(cheaply(x.float().numpy()).astype(numpy.float32)).to(dtype)

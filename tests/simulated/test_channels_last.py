@@ -140,10 +140,12 @@ def test_training_copies_what_the_caller_sees(graphs):
     check_same(step(smelt.compile(net, fullgraph=True), net, x), expected)
     [(_, graph)] = graphs
     check_last(graph)
-    # Three gradients of 3x3 weights, that of the image, and the tangent of the mean, which was expanded.
-    assert len(copies(graph)) == 5
-    weights = [n.spec.shape for n in graph if n.target is aten.clone.default and n.spec.shape[2:] == (3, 3)]
-    assert len(weights) == 3
+    # Three gradients of 3x3 weights, that of the image, and the tangent of the mean, which was expanded. Also those of the
+    # two 1x1 weights, if the CPU is one for which torch takes oneDNN: of that, dimensions of size 1 have other strides.
+    copied = [n.spec.shape[2:] for n in graph if n.target is aten.clone.default]
+    narrow = copied.count((1, 1))
+    assert len(copied) - narrow == 5 and copied.count((3, 3)) == 3
+    assert narrow in (0, 2)
 
 
 def test_a_model_of_half_precision_copies_image_and_weights(graphs):
