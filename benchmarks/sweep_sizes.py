@@ -167,7 +167,7 @@ def beside_float64(
     return found
 
 
-def _moved(inputs: Inputs, times: int = 6) -> Iterator[Inputs]:
+def _moved(inputs: Inputs, times: int = 24) -> Iterator[Inputs]:
     """The inputs with values that differ in the last digit, if they are of floating point."""
     generator = torch.Generator().manual_seed(2)
     for _ in range(times if all(v.is_floating_point() for v in inputs.values()) else 0):
