@@ -83,10 +83,10 @@ _NUMBERS["r"] = _NUMBERS["s"]
 _WIDER = {"s": "w", "u": "v"}
 
 
-def _between(low: int, high: int, k: int) -> Values:
+def _between(sym: Sym, k: int) -> Values:
     """For a symbol of a short range: numbers in it, 1 only where there is nothing else, as a tensor of one row is not
     like others. Those of two symbols of one range differ, in order at least."""
-    first = min(max(low, 2), high - 1)
+    first, high = _least(sym), sym.hi
     count = high + 1 - first
     if count < 3 * COUNT:
         return *((first + (k + i) % count) for i in range(COUNT)), high, high
@@ -120,7 +120,7 @@ def _of_symbol(sym: Sym) -> Values:
     if sym.lo == sym.hi:
         return *numbers, sym.lo
     if max(numbers[:COUNT]) > sym.hi:
-        numbers = _between(sym.lo, sym.hi, int(found[2]))
+        numbers = _between(sym, int(found[2]))
     return *(min(n, sym.hi) for n in numbers), numbers[1]
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Size, Sym, evaluate, static
+from smelt.graph.sizes import Expr, Size, Sym, evaluate, static
+from smelt.graph.tree import map_leaves
 
 _SPECS: dict[tuple[Any, ...], TensorSpec] = {}
 _MAX = 100_000
@@ -64,6 +65,11 @@ def with_sizes(spec: TensorSpec, change: Callable[[Size], Size]) -> TensorSpec:
     """The spec with its sizes, strides and offset changed."""
     shape, stride = tuple(map(change, spec.shape)), tuple(map(change, spec.stride))
     return make_spec(shape, stride, spec.dtype, spec.device, change(spec.offset), spec.requires_grad)
+
+
+def tree_at(tree: Any, values: Mapping[Sym, Size]) -> Any:
+    """Arguments, sizes among them, with numbers in place of symbols."""
+    return map_leaves(tree, Expr, lambda size: evaluate(size, values))
 
 
 def at_numbers(spec: TensorSpec, values: Mapping[Sym, Size]) -> TensorSpec:

@@ -340,15 +340,11 @@ def culprits(
     """Where `results` raises NeedsFixedSize: symbols that are enough to be fixed, at their `hints`. Those that come first
     stay symbols where they can: they are mostly of batches and lengths, later ones of features. Remainders come last."""
     syms = sorted(symbols_in((args, kwargs), spec_of), key=lambda s: (is_rest(s), len(s.name), s.name))
-    fixed = {s: hints[s] for s in syms}
+    fixed: dict[Sym, Size] = {s: hints[s] for s in syms}
     for sym in syms:
         others = {s: n for s, n in fixed.items() if s is not sym}
-        numbers, named = (_replaced(given, others, spec_of) for given in (list(args), kwargs))
-        try:
-            results(func, numbers, named, device, _spec_of)
-        except NeedsFixedSize:
-            continue
-        del fixed[sym]
+        if accepts(func, args, kwargs, device, spec_of, others):
+            fixed = others
     return frozenset(fixed)
 
 

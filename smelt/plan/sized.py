@@ -9,8 +9,8 @@ from typing import Any
 
 from smelt import _native
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Expr, Size, Sym, Values, evaluate
-from smelt.graph.specs import at_numbers
+from smelt.graph.sizes import Size, Sym, Values, evaluate
+from smelt.graph.specs import at_numbers, tree_at
 from smelt.graph.tree import map_leaves
 from smelt.plan.place import Interval, place
 from smelt.plan.steps import (
@@ -67,34 +67,30 @@ class SizedPlan:
 LoadSized = Callable[[SizedPlan, Sequence[Sym]], Instances]  # given the symbols
 
 
-def _numbers(value: Any, values: Values) -> Any:
-    return map_leaves(value, Expr, lambda size: evaluate(size, values))
-
-
 def _alloc(step: Alloc, values: Values) -> Alloc:
-    shape, stride = _numbers((step.shape, step.stride), values)
+    shape, stride = tree_at((step.shape, step.stride), values)
     return replace(step, shape=shape, stride=stride)
 
 
 def _view(step: View, values: Values) -> View:
-    shape, stride, offset = _numbers((step.shape, step.stride, step.offset), values)
+    shape, stride, offset = tree_at((step.shape, step.stride, step.offset), values)
     return replace(step, shape=shape, stride=stride, offset=offset)
 
 
 def _launch(step: Launch, values: Values) -> Launch:
-    extent, grain, sizes = _numbers((step.extent, step.grain, step.sizes), values)
+    extent, grain, sizes = tree_at((step.extent, step.grain, step.sizes), values)
     return replace(step, extent=extent, grain=grain, sizes=sizes)
 
 
 def _together(step: Together, values: Values) -> Together:
-    work, grain = _numbers((step.work, step.grain), values)
+    work, grain = tree_at((step.work, step.grain), values)
     return replace(
         step, launches=tuple(_launch(part, values) for part in step.launches), work=work, grain=grain
     )
 
 
 def _aten(step: Aten, values: Values) -> Aten:
-    args, kwargs = _numbers((step.args, step.kwargs), values)
+    args, kwargs = tree_at((step.args, step.kwargs), values)
     expect = map_leaves(step.expect, TensorSpec, lambda spec: at_numbers(spec, values))
     return replace(step, args=args, kwargs=kwargs, expect=expect)
 

@@ -13,9 +13,8 @@ from typing import Any
 
 from smelt import _native
 from smelt.errors import VerificationError
-from smelt.graph.sizes import Expr, Sym, Values, evaluate
-from smelt.graph.specs import at_numbers
-from smelt.graph.tree import map_leaves
+from smelt.graph.sizes import Sym, Values
+from smelt.graph.specs import at_numbers, tree_at
 from smelt.plan.build import build_plan, sized_plan
 from smelt.plan.decisions import Decisions
 from smelt.plan.items import Item
@@ -108,17 +107,13 @@ def _at(items: Sequence[Any], values: Values) -> list[Any]:
     return [_ITEMS[type(item)](item, values) for item in items]
 
 
-def _numbers(value: Any, values: Values) -> Any:
-    return map_leaves(value, Expr, lambda size: evaluate(size, values))
-
-
 def _extern(item: ExternItem, values: Values) -> ExternItem:
-    args, kwargs = _numbers((item.args, item.kwargs), values)
+    args, kwargs = tree_at((item.args, item.kwargs), values)
     return replace(item, args=args, kwargs=kwargs)
 
 
 def _view(item: ViewItem, values: Values) -> ViewItem:
-    shape, stride, offset = _numbers((item.shape, item.stride, item.offset), values)
+    shape, stride, offset = tree_at((item.shape, item.stride, item.offset), values)
     return replace(item, shape=shape, stride=stride, offset=offset)
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from smelt.graph.at_sizes import at_sizes, copied_at
 from smelt.graph.ir import Node
-from smelt.graph.sizes import Expr, Size, Sym, evaluate
-from smelt.graph.tree import map_leaves
+from smelt.graph.sizes import Size, Sym
+from smelt.graph.specs import tree_at
 from smelt.trace.joint import Joint
 from smelt.trace.outputs import OutputSource, ViewStep
 from smelt.trace.torch_places import place_at
@@ -62,5 +62,5 @@ def source_at(source: OutputSource, values: Mapping[Sym, Size]) -> OutputSource:
 
 
 def _step_at(step: ViewStep, values: Mapping[Sym, Size]) -> ViewStep:
-    args, kwargs = map_leaves((step.args, step.kwargs), Expr, lambda size: evaluate(size, values))
+    args, kwargs = tree_at((step.args, step.kwargs), values)
     return replace(step, args=args, kwargs=kwargs)

@@ -190,20 +190,20 @@ def _failed(vm: VM, error: Exception) -> FailedAttempt:
     )
 
 
-def needed_sizes(outside: Outside, error: Exception) -> frozenset[frozenset[tuple[object, ...]]]:
+def needed_sizes(outside: Outside, error: Exception) -> frozenset[frozenset[Path]]:
     """Where each symbolic size was found that must be a number, by what was asked of it or by the error."""
     named = error.symbols if isinstance(error, NeedsFixedSize) else frozenset()
     return outside.sizes.found_at(outside.sizes.needed | named)
 
 
-def alike_sizes(outside: Outside, error: Exception) -> frozenset[tuple[object, ...]]:
+def alike_sizes(outside: Outside, error: Exception) -> frozenset[Path]:
     """Where the sizes were found that it is enough to take for one."""
     if not isinstance(error, NeedsFixedSize) or outside.sizes.needed:
         return frozenset()
-    return frozenset[tuple[object, ...]]().union(*outside.sizes.found_at(error.alike))
+    return frozenset[Path]().union(*outside.sizes.found_at(error.alike))
 
 
-def divided_sizes(outside: Outside, error: Exception) -> frozenset[tuple[tuple[object, ...], int]]:
+def divided_sizes(outside: Outside, error: Exception) -> frozenset[tuple[Path, int]]:
     """Where sizes were found of which it may be enough to know the remainder, and by what they are divided."""
     if not isinstance(error, NeedsFixedSize) or outside.sizes.needed:
         return frozenset()
@@ -267,9 +267,8 @@ def _capture(
         trace.copies.check((*fakes, *trace.writes.counted_from_start))
         _check_needed(outside)
         traced = trace.finish(fakes)
-        _check_needed(
-            outside
-        )  # backwards are recorded there, whose C++ code may have asked for numbers as well
+        # Backwards are recorded there, whose C++ code may have asked for numbers as well.
+        _check_needed(outside)
     if global_state.snapshot() != snapshot or torch_settings.autocast_depth() != depth:
         raise Unsupported(
             Reason(UNSUPPORTED_EFFECT, "global state (grad mode, autocast, ...) is different at the end")
