@@ -84,8 +84,8 @@ class SymbolicSizes:
         return replace(self, alike=self.alike - joined | {paths.union(*joined)})
 
     def with_divisors(self, found: Iterable[tuple[Path, int]]) -> SymbolicSizes:
-        """With these divided by as much more, as long as there are not too many remainders, each of which is an entry: the
-        quotients by what was known before are what `found` says is divided."""
+        """With these divided by as much more, as long as there are not too many remainders, each of which may be an entry.
+        What `found` says is divided are the quotients by what was known before."""
         known = dict(self.divisors)
         divided = {_size_of(path): by for path, by in found}
         for path, by in divided.items():
