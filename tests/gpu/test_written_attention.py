@@ -556,15 +556,20 @@ def test_keys_and_values_that_are_returned(seen):
         return plain(q, k, v), k, v
 
     grads = []
-    for call in (program, smelt.compile(program, fullgraph=True)):
-        given = [x.detach().clone().requires_grad_() for x in operands()]
+    for call, dtype in (
+        (program, torch.float64),
+        (program, f32),
+        (smelt.compile(program, fullgraph=True), f32),
+    ):
+        given = [x.detach().to(dtype, copy=True).requires_grad_() for x in operands()]
         out, k, v = call(*given)
         with torch.no_grad():
             k.zero_()
         out.square().sum().backward()
         grads.append([x.grad for x in given])
-    for a, b in zip(*grads, strict=True):
-        torch.testing.assert_close(a, b)
+    for exact, eager, found in zip(*grads, strict=True):
+        bound = 3 * (eager - exact).abs().max() + 8 * torch.finfo(f32).eps * exact.abs().max()
+        assert (found - exact).abs().max() <= bound
     assert "efficient_attention_backward" in seen.kernels
 
 

@@ -122,7 +122,7 @@ def check(
         infinite = b.isinf()
         assert bool((a[infinite] == b[infinite]).all())
         a, b, c = (x.double().masked_fill(lost | infinite, 0.0) for x in (a, b, c))
-        size = max(float(c.abs().max()), 0.1)
+        size = max(float(c.abs().max()), 1.0)  # some are sums of terms near 1 that cancel
         ulp = torch.finfo(found[0].dtype).eps
         ours, theirs = (float((x - c).abs().max()) / size for x in (a, b))
         assert ours <= 3 * theirs + 8 * ulp, f"{ours} from float64, eager {theirs}"
