@@ -327,6 +327,9 @@ tensor_text: Callable[..., str] = _optional(lambda: torch._tensor_str._str, "ten
 
 # ---- kernels that torch chooses
 
+storage_at: Callable[[int, torch.device, int], Any] = _optional(
+    lambda: torch._C._construct_storage_from_data_pointer, "convolutions of symbolic sizes on a GPU"
+)
 select_conv_backend: Callable[..., Any] = _optional(
     lambda: torch._C._select_conv_backend, "strides of convolutions"
 )

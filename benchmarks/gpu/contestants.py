@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -18,11 +19,16 @@ def _eager(fn: Any) -> Any:
     return fn
 
 
-def _smelt(fn: Any, **how: str) -> Any:
+def _smelt(fn: Any, **how: Any) -> Any:
     return smelt.compile(fn, fullgraph=True, **how)
 
 
-MAKERS: dict[str, Callable[..., Any]] = {"eager": _eager, "torch.compile": torch.compile, "smelt": _smelt}
+MAKERS: dict[str, Callable[..., Any]] = {
+    "eager": _eager,
+    "torch.compile": torch.compile,
+    "smelt": _smelt,
+    "smelt-dynamic": functools.partial(_smelt, dynamic=True),
+}
 
 
 def is_compiler(who: str, name: str) -> bool:

@@ -2,7 +2,8 @@
 
     python -m benchmarks.gpu.dynamic [--sets 12] [--seed 1] [--only BERT] [--training] [--out DIR]
 
-Random sets of sizes, the same for each contestant: eager, smelt with and without `dynamic=True`, and torch.compile with it.
+Random sets of sizes, the same for each contestant: eager, smelt by default, with `dynamic=True` and
+with sizes that are numbers, and torch.compile with `dynamic=True`.
 Each result is compared with eager's. Writes dynamic.md. Nothing is asserted of times. With SMELT_SIMULATED=1 without a GPU,
 to try the script: figures mean nothing then.
 """
@@ -89,6 +90,16 @@ def tokens(draw: random.Random, small: bool) -> Inputs:
     return {"input_ids": torch.randint(1000, shape, device="cuda")}
 
 
+def padded(draw: random.Random, small: bool) -> Inputs:
+    """Ids of (batch, length), and how long each row is, as a mask."""
+    ids = tokens(draw, small)["input_ids"]
+    ends = torch.tensor([draw.randint(1, ids.shape[1]) for _ in ids], device="cuda")
+    return {
+        "input_ids": ids,
+        "attention_mask": (torch.arange(ids.shape[1], device="cuda") < ends[:, None]).long(),
+    }
+
+
 def images(draw: random.Random, small: bool) -> Inputs:
     """(batch, 3, height, width) of one size."""
     batch, size = (draw.randint(2, 3), 16) if small else (draw.randint(2, 64), draw.randint(64, 224))
@@ -97,14 +108,17 @@ def images(draw: random.Random, small: bool) -> Inputs:
 
 Make = Callable[[bool], nn.Module]
 MODELS: dict[str, tuple[Make, Callable[[random.Random, bool], Inputs]]] = {
-    "BERT": (bert, tokens),
+    "BERT": (bert, padded),
     "GPT-2": (gpt2, tokens),
     "ResNet-like": (lambda small: Images(), images),
 }
 CONTESTANTS: dict[str, Callable[[nn.Module], Any]] = {
     "eager": lambda model: model,
+    "smelt": smelt.compile,
     "smelt, dynamic=True": lambda model: smelt.compile(model, dynamic=True),
-    "smelt, fixed sizes": lambda model: smelt.compile(model, options={"recompile_limit": LIMIT}),
+    "smelt, fixed sizes": lambda model: smelt.compile(
+        model, dynamic=False, options={"recompile_limit": LIMIT}
+    ),
     "torch.compile, dynamic=True": lambda model: torch.compile(model, dynamic=True),
 }
 

@@ -23,7 +23,9 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from math import gcd, prod
 from random import Random
@@ -32,7 +34,7 @@ from typing import Any
 from smelt.errors import NeedsFixedSize
 from smelt.graph.divisors import is_rest
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Expr, Size, Sym, evaluate, free_syms
+from smelt.graph.sizes import Expr, Size, Sym, evaluate, free_syms, likely, subs
 from smelt.graph.specs import with_sizes
 
 COUNT = 3
@@ -81,6 +83,7 @@ _NUMBERS: dict[str, tuple[Values, ...]] = {
 }
 _NUMBERS["r"] = _NUMBERS["s"]
 _WIDER = {"s": "w", "u": "v"}
+_NARROWER = {wide: narrow for narrow, wide in _WIDER.items()}
 
 
 def _between(sym: Sym, k: int) -> Values:
@@ -131,6 +134,27 @@ def widened(syms: Iterable[Sym]) -> dict[Sym, Sym]:
         _of_symbol(sym)
         made[sym] = Sym(_WIDER[sym.name[0]] + sym.name[1:], sym.lo, sym.hi)
     return made
+
+
+_hinted = threading.local()  # `sizes`: of symbols, by the letter and number of their names
+
+
+@contextmanager
+def hinted(sizes: Mapping[Sym, int]) -> Iterator[None]:
+    """Says what the symbols are in the call at hand (`now`)."""
+    before = getattr(_hinted, "sizes", {})
+    _hinted.sizes = {sym.name: size for sym, size in sizes.items()}
+    try:
+        yield
+    finally:
+        _hinted.sizes = before
+
+
+def now(size: Size) -> int:
+    """What `size` is in the call at hand, where that is known, else what is likely; also of symbols that are `widened`."""
+    sizes = getattr(_hinted, "sizes", {})
+    known = {s: sizes.get(_NARROWER.get(s.name[0], s.name[0]) + s.name[1:]) for s in free_syms(size)}
+    return likely(subs(size, {s: n for s, n in known.items() if n is not None}))
 
 
 _VALUES: dict[Expr, Values] = {}

@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 
+from smelt.errors import NeedsFixedSize
 from smelt.graph.effects import effects
 from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, free_name, map_nodes
 from smelt.graph.passes import memory_of_outputs
-from smelt.graph.sizes import Size, contiguous_stride, static
+from smelt.graph.sizes import Expr, Size, contiguous_stride, likely
 from smelt.ops.convolution import Convolution
 from smelt.ops.results import result_spec
 from smelt.torch_private import OpOverload
@@ -78,7 +79,7 @@ def _is_convolution(node: Node) -> bool:
         return False
     given = [a.spec for a in node.args[: _operands(node)]]
     return all(
-        s.dtype in HALF and len(s.shape) == 4 and all(type(n) is int and n > 0 for n in s.shape)
+        s.dtype in HALF and len(s.shape) == 4 and all(isinstance(n, Expr) or n > 0 for n in s.shape)
         for s in given
     )
 
@@ -96,10 +97,10 @@ def _work(node: Node) -> tuple[str, int]:
     c = Convolution(*node.args[count + 1 : count + 7])
     result = node.spec.shape if count == 2 else node.args[0].spec.shape
     pixels = x if c.transposed else result
-    amount = prod(map(static, (pixels[0], *pixels[2:], *weight)))
-    channels = min(static(x[1]), static(result[1]))
+    amount = prod(map(likely, (pixels[0], *pixels[2:], *weight)))
+    channels = min(likely(x[1]), likely(result[1]))
     if c.groups > 1:
-        return ("either" if static(weight[1]) == 1 else "grouped"), amount
+        return ("either" if weight[1] == 1 else "grouped"), amount
     return ("dense" if channels >= VECTOR else "either"), amount
 
 
@@ -211,7 +212,7 @@ class _Pass:
         kwargs = map_nodes(node.kwargs, self._now) if kwargs is None else kwargs
         try:
             specs = _relaid_specs(node.spec, result_spec(node.target, args, kwargs))
-        except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError):
+        except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError, NeedsFixedSize):
             specs = None
         if specs is None or not (_is_view(node) or _can_be_turned_back(node.spec, specs)):
             for made in self.graph.nodes[length:]:

@@ -12,10 +12,14 @@ from typing import Any
 
 import torch
 
+from smelt.errors import NeedsFixedSize
+from smelt.graph.assignments import agreed
+from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import static
 from smelt.loops.builder import Builder
 from smelt.loops.tensor import Tensor
 from smelt.ops.convolution import Convolution
+from smelt.ops.layouts.meta import META, unbacked
 from smelt.torch_private import ConvBackend, select_conv_backend
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -29,8 +33,15 @@ def with_bias_behind(
     if b.device.type != "cuda" or select_conv_backend is None:
         return None
     frozen = Convolution(*settings).frozen()
-    layouts = tuple(map(_layout, (x, weight, bias)))
-    if None in layouts or not adds_behind(b.device, layouts, frozen):  # type: ignore[arg-type]
+
+    def asked(*specs: TensorSpec) -> bool:
+        return adds_behind(b.device, tuple(map(_layout, specs)), frozen)
+
+    try:
+        behind = agreed([x.spec, weight.spec, bias.spec], asked, "sizes decide who adds a bias")
+    except NeedsFixedSize:
+        return None
+    if not behind:
         return None
     result = b.call(torch.ops.aten.convolution.default, (x, weight, None, *settings))
     return with_bias(b, result, bias)
@@ -44,15 +55,13 @@ def with_bias(b: Builder, result: Tensor, bias: Tensor) -> Tensor:
 
 @lru_cache(1024)
 def adds_behind(device: torch.device, layouts: tuple[Layout, ...], settings: tuple[Any, ...]) -> bool:
-    """Whether ATen would add the bias behind the convolution of tensors of these layouts. It is asked with uninitialized
-    ones on the device."""
-    tensors = [torch.empty_strided(*sizes, dtype=dtype, device=device) for *sizes, dtype in layouts]
+    """Whether ATen would add the bias behind the convolution of tensors of these layouts. It is asked with tensors
+    on the device that have no memory."""
+    metas = (torch.empty_strided(*sizes, dtype=dtype, device=META) for *sizes, dtype in layouts)
+    tensors = [unbacked(x, device) for x in metas]
     backend = select_conv_backend(*tensors, *(list(s) if isinstance(s, tuple) else s for s in settings))
     return backend in (ConvBackend.Cudnn, ConvBackend.CudnnTranspose)
 
 
-def _layout(x: Tensor) -> Layout | None:
-    """None where it is not that of all sizes."""
-    if not all(isinstance(n, int) for n in (*x.shape, *x.spec.stride)):
-        return None
-    return tuple(map(static, x.shape)), tuple(map(static, x.spec.stride)), x.dtype
+def _layout(spec: TensorSpec) -> Layout:
+    return tuple(map(static, spec.shape)), tuple(map(static, spec.stride)), spec.dtype

@@ -14,7 +14,7 @@ from smelt.loops.ir import Value
 from smelt.loops.tensor import Index, Load, Tensor
 from smelt.loops.values import cast, compare, const, where
 from smelt.loops.values import index as index_value
-from smelt.ops.layouts.meta import filled, fresh, like
+from smelt.ops.layouts.meta import filled, fresh, like, on_any
 from smelt.ops.raising import unless_half
 from smelt.ops.recompute import Class
 from smelt.ops.registry import declare, operator
@@ -174,6 +174,7 @@ declare(
     aten.ones_like.default,
     aten.full_like.default,
     layout=like,
+    layout_on=on_any(like),
 )
 declare(aten.zeros.default, aten.ones.default, layout=filled)
 declare(aten.full.default, layout=_full_layout)

@@ -1,7 +1,8 @@
 """How results of cuDNN's convolutions lie, without calling it: its first calls take up to a second each.
 
 `convolution` and `convolution_backward` in aten/src/ATen/native/Convolution.cpp choose a library and a memory format, in
-which it is given images and weight and gives everything. Torch is asked for both, with uninitialized tensors on the GPU.
+which it is given images and weight and gives everything. Torch is asked for both, with tensors on
+the GPU that have no memory.
 Where sizes of 1 leave open which format an image has, or something is not dense, nothing is said.
 """
 
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 
 from smelt.ops.convolution import Convolution
-from smelt.ops.layouts.meta import META, fresh, only, uninitialized
+from smelt.ops.layouts.meta import META, fresh, only, unbacked
 from smelt.torch_private import ConvBackend, conv_memory_format, select_conv_backend
 
 FORMATS = (torch.contiguous_format, torch.channels_last)
@@ -25,12 +26,12 @@ def cudnn_layout(
     """Of `convolution` of images, for meta tensors that stand for tensors on `device`."""
     c = Convolution(*settings)
     memory_format = _format(device, x, weight, bias, c)
-    if memory_format is None or not _is_image(x, memory_format) or c.transposed:
+    if memory_format is None or not _is_image(x, memory_format):
         return NotImplemented
     sizes = c.pixels(x.shape, weight.shape)
     if min(sizes) <= 0:
         return NotImplemented
-    shape = (x.shape[0], weight.shape[0], *sizes)
+    shape = (x.shape[0], c.channels(weight.shape), *sizes)
     return torch.empty(shape, dtype=x.dtype, device=META, memory_format=memory_format)
 
 
@@ -46,7 +47,9 @@ def cudnn_backward_layout(
     *of_convolution, wanted = settings
     c = Convolution(*of_convolution)
     memory_format = _format(device, x, weight, None, c) if grad.dtype == x.dtype else None
-    if memory_format is None or not (_is_image(x, memory_format) and _is_image(grad, memory_format)):
+    # A gradient that lies otherwise (expanded from a mean) is copied first.
+    tangent = torch.empty(grad.shape, device=META, memory_format=memory_format or torch.contiguous_format)
+    if memory_format is None or not (_is_image(x, memory_format) and _is_image(tangent, memory_format)):
         return NotImplemented
     like = [
         torch.empty(t.shape, dtype=x.dtype, device=META, memory_format=memory_format) for t in (x, weight)
@@ -72,8 +75,8 @@ def _format(
         return None
     if len(c.stride) != 2 or len(c.padding) != 2 or len(c.dilation) != 2:
         return None
-    images, kernel = uninitialized(x, device), uninitialized(weight, device)
-    real_bias = None if bias is None else uninitialized(bias, device)
+    images, kernel = unbacked(x, device), unbacked(weight, device)
+    real_bias = None if bias is None else unbacked(bias, device)
     backend = select_conv_backend(images, kernel, real_bias, *c)
     if backend not in (ConvBackend.Cudnn, ConvBackend.CudnnTranspose):
         return None

@@ -11,7 +11,7 @@ from smelt.loops.builder import Builder, Operand
 from smelt.loops.tensor import Index, Tensor
 from smelt.loops.values import GATHER
 from smelt.ops.index_bounds import of_last
-from smelt.ops.layouts.meta import META, suggested_format
+from smelt.ops.layouts.meta import META, fresh, on_any, suggested_format
 from smelt.ops.recompute import Class
 from smelt.ops.registry import declare, operator
 
@@ -26,6 +26,11 @@ declare(
     "_adaptive_avg_pool2d _adaptive_avg_pool3d avg_pool2d avg_pool3d max_pool2d_with_indices max_pool3d_with_indices "
     "adaptive_max_pool2d adaptive_max_pool3d",
     recompute=Class.REDUCTION,
+)
+declare(
+    "upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d upsample_nearest1d upsample_nearest2d "
+    "upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d",
+    scales=True,
 )
 declare("channel_shuffle pixel_shuffle pixel_unshuffle im2col col2im", linear=("self",))
 declare(aten.avg_pool2d.default, out=aten.avg_pool2d.out)
@@ -96,16 +101,23 @@ def _upsample_backward_layout(
     return torch.empty(input_size, dtype=grad.dtype, device=META, memory_format=suggested_format(grad))
 
 
+declare(aten._adaptive_avg_pool2d_backward.default, layout=_as_image_layout)
 declare(
     aten.avg_pool2d_backward.default,
-    aten._adaptive_avg_pool2d_backward.default,
     aten.max_pool2d_with_indices_backward.default,
     layout=_as_image_layout,
+    layout_on=on_any(_as_image_layout),
 )
 declare(
     aten.upsample_nearest2d_backward.default,
     aten.upsample_bilinear2d_backward.default,
+    aten._upsample_nearest_exact2d_backward.default,
     layout=_upsample_backward_layout,
+    layout_on=on_any(_upsample_backward_layout),
+)
+declare(
+    aten.upsample_bicubic2d_backward.default,
+    layout_on=lambda device, grad, size, input_size, *_: fresh(input_size, grad.dtype),
 )
 declare(
     *(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default, aten.avg_pool2d.default),

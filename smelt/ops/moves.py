@@ -13,7 +13,7 @@ from smelt.loops.ir import Value
 from smelt.loops.tensor import Index, Load, Tensor
 from smelt.loops.values import both, cast, compare, const, where
 from smelt.loops.values import index as index_value
-from smelt.ops.layouts.meta import META, of_cpp, suggested_format
+from smelt.ops.layouts.meta import META, of_cpp, on_any, suggested_format
 from smelt.ops.recompute import Class
 from smelt.ops.registry import declare, operator
 from smelt.ops.trace_rules import TraceRule
@@ -182,6 +182,6 @@ def _roll_layout(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = (
     return x
 
 
-declare(aten.constant_pad_nd.default, layout=_pad_layout)
+declare(aten.constant_pad_nd.default, layout=_pad_layout, layout_on=on_any(_pad_layout))
 declare(aten.roll.default, layout=_roll_layout)
 declare(aten.flip.default, run_on_zeros=True)

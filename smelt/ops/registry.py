@@ -46,6 +46,7 @@ class Facts(TypedDict, total=False):
     layout_on: Callable[..., Any] | None
     run_on_zeros: bool
     needs_room: bool
+    scales: bool
     tried_on: int
     converts: bool
     trace_rule: TraceRule | None
@@ -87,6 +88,8 @@ class Operator:
         layout_on: the same of a GPU, which is its first argument: of a library whose first call takes long.
         run_on_zeros: torch's shape function is wrong about a CPU's strides, so it is run instead, once, on zeros.
         needs_room: raises for tensors of one element, which say nothing of whether it has a kernel then.
+        scales: its lists are sizes of images and its floats what these are scaled by: on one element, which kernels of a GPU
+            would read beyond, it is tried without.
         tried_on: what the tensors hold on which it is tried for the layouts of its results. Zeros are out of range for what
             counts from 1 (pivots), which neither a GPU nor LAPACK checks: memory beside the tensor would be written.
         converts: a GPU's library may lay out what it is given, and gives, in another way for the time of the call.
@@ -124,6 +127,7 @@ class Operator:
     layout_on: Callable[..., Any] | None = None
     run_on_zeros: bool = False
     needs_room: bool = False
+    scales: bool = False
     tried_on: int = 0
     converts: bool = False
     trace_rule: TraceRule | None = None

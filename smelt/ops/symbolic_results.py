@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 from math import prod
 from typing import Any
@@ -24,6 +25,7 @@ from smelt.graph.assignments import (
     at,
     candidates_of,
     more_of,
+    now,
     products,
     syms_of,
     values_of,
@@ -34,14 +36,17 @@ from smelt.graph.effects import effects
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import INFINITE, Expr, Size, Sym, contiguous_stride, evaluate, free_syms, subs
 from smelt.graph.specs import at_numbers, empty_like_spec, make_spec, with_sizes
+from smelt.graph.tree import leaves
 from smelt.ops.known_layouts import known_layout
-from smelt.ops.layouts import Accepted, not_tried, on_metas
+from smelt.ops.layouts import Accepted, lies_as_on_cpu, not_tried, on_metas
+from smelt.ops.layouts.meta import CPU
 from smelt.ops.recompute import Class
 from smelt.ops.registry import row
 from smelt.ops.result_shapes import Shape, is_windowed, known_shape, least_sizes, quotients
 from smelt.torch_private import OpOverload
 
 _META = torch.device("meta")
+_MOST_TRIED = 1 << 22  # elements of a GPU's tensors of sizes that nobody gave
 _MOST_ELEMENTS = 1 << 50  # of an operand: what is made of it may have some thousand times as many
 
 # Sizes of their results are quotients, which a multiple of a size may resemble.
@@ -210,8 +215,6 @@ def results(
     Raises NeedsFixedSize, or NotImplementedError where it has no shape function.
     """
     safe, given = _is_safe(func, args), symbols_in((args, kwargs), spec_of)
-    if given and device.type != "cpu" and is_windowed(_name(func)):  # it would be tried on large images there
-        raise NeedsFixedSize(f"{func} over images on a GPU", given)
     if not safe or not is_windowed(_name(func)):
         try:
             return _results(func, args, kwargs, device, spec_of)
@@ -446,6 +449,25 @@ class _Asked:
 
     def answer_for(self, number_of: Callable[[Size], int]) -> tuple[Any, dict[int, tuple[torch.Tensor, Any]]]:
         """The same for other numbers."""
+        given, named, back = self._given(number_of)
+        large = self._is_large_on_gpu(given, named)
+        device = CPU if large and self._lies_as_on_cpu else self.device
+        why = self._why
+        if large and device != CPU:
+            why = NeedsFixedSize(f"{self.func} is tried on a GPU, of large tensors", self.syms)
+        try:
+            with not_tried(why):
+                out = on_metas(self.func, given, named, device, self._accepted)
+        except NotImplementedError:
+            raise
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise NeedsFixedSize(f"{self.func} raises for some sizes: {error}", self.syms) from error
+        return out, back
+
+    def _given(
+        self, number_of: Callable[[Size], int]
+    ) -> tuple[list[Any], dict[str, Any], dict[int, tuple[torch.Tensor, Any]]]:
+        """The arguments with numbers for sizes; what `answer` says of the tensors among them."""
         back: dict[int, tuple[torch.Tensor, Any]] = {}
 
         def number(value: Any) -> Any:
@@ -460,16 +482,20 @@ class _Asked:
                 return [number(v) for v in value]
             return value
 
-        try:
-            given = [number(a) for a in self.args]
-            named = {name: number(v) for name, v in self.kwargs.items()}
-            with not_tried(self._why):
-                out = on_metas(self.func, given, named, self.device, self._accepted)
-        except NotImplementedError:
-            raise
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            raise NeedsFixedSize(f"{self.func} raises for some sizes: {error}", self.syms) from error
-        return out, back
+        return [number(a) for a in self.args], {name: number(v) for name, v in self.kwargs.items()}, back
+
+    def _is_large_on_gpu(self, given: list[Any], named: dict[str, Any]) -> bool:
+        """Whether there may be no memory on a GPU for these tensors, of sizes that nobody gave."""
+        if self.device.type == "cpu" or not self.syms:
+            return False
+        return sum(t.numel() for t in leaves((given, named), torch.Tensor)) > _MOST_TRIED
+
+    @cached_property
+    def _lies_as_on_cpu(self) -> bool:
+        """Whether results on a GPU lie as a CPU's do, told from the sizes of the call at hand."""
+        given, named, _ = self._given(now)
+        with not_tried(None):
+            return lies_as_on_cpu(self.func, given, named, self.device)
 
 
 def _by_rule(asked: _Asked, out: Any) -> TensorSpec | None:
@@ -488,8 +514,8 @@ def _by_rule(asked: _Asked, out: Any) -> TensorSpec | None:
 
 def _go_together(func: OpOverload, args: Sequence[Any], specs: Sequence[TensorSpec]) -> bool:
     """Whether the operator can be run on tensors with numbers for symbols: one alone fits itself; an image that is
-    normalized fits what belongs to its channels, if these are a number, and rows fit what belongs to their columns; what
-    takes all sizes alike checks them."""
+    normalized fits what belongs to its channels or their groups, if these are a number, and rows fit what belongs to their
+    columns; what takes all sizes alike checks them."""
     if len(specs) < 2:
         return True
     if "layer_norm" in func._schema.name:
@@ -501,7 +527,10 @@ def _go_together(func: OpOverload, args: Sequence[Any], specs: Sequence[TensorSp
     first, *others = specs
     if len(first.shape) < 2 or not isinstance(first.shape[1], int):
         return False
-    return all(s.shape == first.shape or not syms_of(s) for s in others)
+    groups = others[-1].shape
+    of_groups = len(groups) == 2 and isinstance(groups[1], int)
+    fitting = (first.shape, (first.shape[0], groups[1])) if of_groups else (first.shape,)
+    return all(s.shape in fitting or not syms_of(s) for s in others)
 
 
 def _is_attention(given: Mapping[str, Any], specs: Sequence[TensorSpec]) -> bool:

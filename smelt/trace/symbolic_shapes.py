@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from smelt.errors import NeedsFixedSize, Unsupported
+from smelt.graph.assignments import hinted
 from smelt.graph.divisors import divisors_in
 from smelt.graph.effects import DeclaredResult, Effects
 from smelt.graph.ir import TensorSpec
@@ -57,7 +58,8 @@ class SymbolicCall:
         tensors = leaves((*self.args, *self.kwargs.values()), torch.Tensor)
         if len({t.device for t in tensors if t.dim() or t.device != _CPU}) > 1:
             raise self._refuse("is given tensors on several devices")
-        found, required = self._results(tensors)
+        with hinted({s: self.inputs.hint(s) for s in self.symbols}):
+            found, required = self._results(tensors)
         declared = self.info.results
         if not declared:
             return Answer(None, [Part("none")], None, required)

@@ -56,7 +56,7 @@ class ChangingSizes:
         marks = marks_of(tensor)
         for dim, size in enumerate(facts.shape):
             at, mark = size_origin(origin, dim), marks.get(dim)
-            wanted = self._includes(at, size, tensor, facts) if mark is None else mark.dynamic
+            wanted = self._includes(at, size, tensor) if mark is None else mark.dynamic
             if not wanted or size < 2:
                 continue
             low, high = self.places.policy.range(at.path, size)
@@ -65,9 +65,8 @@ class ChangingSizes:
             elif mark is not None:
                 self.refused[at] = size
 
-    def _includes(self, at: Origin, size: int, tensor: torch.Tensor, facts: TensorFacts) -> bool:
-        is_parameter, on_cpu = isinstance(tensor, torch.nn.Parameter), facts.device.type == "cpu"
-        return self.places.policy.includes(at.path, size, is_parameter, on_cpu)
+    def _includes(self, at: Origin, size: int, tensor: torch.Tensor) -> bool:
+        return self.places.policy.includes(at.path, size, isinstance(tensor, torch.nn.Parameter))
 
     def _laid_out(
         self,
@@ -88,7 +87,7 @@ class ChangingSizes:
             at = stride_origin(origin, dim)
             if inner.exactly and not isinstance(room, int):
                 stride[dim], codes[dim] = room, stride_over(inner.dim, exactly=True)
-            elif not inner.exactly and self._includes(at, facts.stride[dim], tensor, facts):
+            elif not inner.exactly and self._includes(at, facts.stride[dim], tensor):
                 stride[dim], gap = self._numbers.stride(at, facts.stride[dim], room)
                 codes[dim] = stride_over(inner.dim, exactly=False)
                 self._note(at, gap)

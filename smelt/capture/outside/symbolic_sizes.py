@@ -130,10 +130,9 @@ class SymbolicSizes:
         """Whether any size is symbolic that is not marked."""
         return self.everywhere or bool(self.changed or self.values)
 
-    def includes(self, path: Path, size: int, is_parameter: bool, on_cpu: bool) -> bool:
-        """Whether the size at this path, which is now `size`, is symbolic; `is_parameter`: it is one of a parameter. Not
-        `on_cpu`, only if all are: kernels of GPUs that take sizes have not been run on enough GPUs yet."""
-        if self.is_fixed(path) or not (on_cpu or self.everywhere):
+    def includes(self, path: Path, size: int, is_parameter: bool) -> bool:
+        """Whether the size at this path, which is now `size`, is symbolic; `is_parameter`: it is one of a parameter."""
+        if self.is_fixed(path):
             return False
         if path in self._before:
             return True

@@ -10,7 +10,7 @@ import torch
 
 from smelt import _native
 from smelt.graph.tree import leaves, map_leaves
-from smelt.torch_private import OpOverload
+from smelt.torch_private import OpOverload, storage_at
 
 META = torch.device("meta")
 CPU = torch.device("cpu")
@@ -47,6 +47,22 @@ def of_cpp(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
 def uninitialized(x: torch.Tensor, device: torch.device = CPU) -> torch.Tensor:
     """A tensor on `device` with the sizes, strides and dtype of x, and whatever is in its memory."""
     return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=device)
+
+
+def unbacked(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor on a GPU with the sizes, strides and dtype of x and no memory: for what looks at nothing else, and may be
+    asked about sizes for which there is none."""
+    if storage_at is None or device.type != "cuda" or not torch.cuda.is_available():
+        return uninitialized(x, device)
+    extent = 1 + sum((n - 1) * step for n, step in zip(x.size(), x.stride())) if x.numel() else 0
+    made = torch.empty(0, dtype=x.dtype, device=device)
+    return made.set_(storage_at(0, device, extent * x.element_size()), 0, x.size(), x.stride())  # type: ignore[call-overload, no-any-return]
+
+
+def on_any(layout: Callable[..., Any]) -> Callable[..., Any]:
+    """`layout_on` of an operator whose results lie in the same way on every device: of a shape function that ATen's
+    kernels share."""
+    return lambda device, *args, **kwargs: layout(*args, **kwargs)
 
 
 def to_meta(value: Any) -> Any:

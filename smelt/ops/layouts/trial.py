@@ -29,11 +29,12 @@ def accepts(
     has no kernel for the dtypes."""
     # Neither a division by zero nor an index out of range counts. On a GPU, where nothing checks divisors, the latter would
     # end the process's use of it.
+    scales = row(func).scales
     for fill in _fills(func) if device == CPU else (row(func).tried_on,):
         try:
             func(
-                *(_cut(a, fill, device) for a in args),
-                **{k: _cut(v, fill, device) for k, v in kwargs.items()},
+                *(_cut(a, fill, device, scales) for a in args),
+                **{k: _cut(v, fill, device, scales) for k, v in kwargs.items()},
             )
             return True
         except NotImplementedError as error:
@@ -125,11 +126,13 @@ def _refusal(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], fill
     return None
 
 
-def _cut(value: Any, fill: int, device: torch.device) -> Any:
+def _cut(value: Any, fill: int, device: torch.device, scales: bool) -> Any:
     if isinstance(value, torch.Tensor):
         return torch.full([min(n, 1) for n in value.size()], fill, dtype=value.dtype, device=device)
+    if scales and isinstance(value, (list, tuple, float)):
+        return None if isinstance(value, float) else [1] * len(value)
     if isinstance(value, (list, tuple)) and any(isinstance(v, torch.Tensor) for v in value):
-        return [_cut(v, fill, device) for v in value]
+        return [_cut(v, fill, device, scales) for v in value]
     return device if value == META and isinstance(value, torch.device) else value
 
 

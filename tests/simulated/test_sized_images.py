@@ -1,0 +1,111 @@
+"""Convolutions and windows over images of any size: one entry, laid out as eager has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import smelt
+from smelt.ops import convolution_bias, cudnn
+from smelt.report import inspect
+from smelt.torch_private import ConvBackend
+
+pytestmark = pytest.mark.simulated_cuda
+
+SIZES = ((2, 3, 32, 40), (3, 3, 40, 32), (4, 3, 48, 48), (5, 3, 64, 56))
+
+
+@pytest.fixture(autouse=True)
+def of_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device says that cuDNN convolves: channels-last where an image or a weight lies so."""
+
+    def memory_format(x: Tensor, weight: Tensor, backend: Any) -> torch.memory_format:
+        last = any(
+            t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous() for t in (x, weight)
+        )
+        return torch.channels_last if last else torch.contiguous_format
+
+    def select(x: Tensor, weight: Tensor, bias: Any, *settings: Any) -> Any:
+        return ConvBackend.CudnnTranspose if settings[3] else ConvBackend.Cudnn
+
+    monkeypatch.setattr(cudnn, "conv_memory_format", memory_format)
+    monkeypatch.setattr(cudnn, "select_conv_backend", select)
+    monkeypatch.setattr(convolution_bias, "select_conv_backend", select)
+    convolution_bias.adds_behind.cache_clear()
+
+
+class Net(nn.Module):
+    """Down by strides and a pool, up by a transposed convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 16, 3, 1, 1), nn.Conv2d(16, 16, 3, 2, 1)
+        self.norm = nn.BatchNorm2d(16).eval()
+        self.up, self.last = nn.ConvTranspose2d(16, 8, 2, 2), nn.Conv2d(24, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.first(x)).relu()
+        z = F.max_pool2d(self.second(y).relu(), 2)
+        z = F.interpolate(z, scale_factor=2, mode="bilinear")
+        return self.last(torch.cat([self.up(z), y], 1))
+
+
+class Patches(nn.Module):
+    """Patches, a depthwise window, a norm of channels, means over windows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.window = nn.Conv2d(3, 16, 4, 4), nn.Conv2d(16, 16, 3, 1, 1, groups=16)
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.window(self.patches(x)).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return F.avg_pool2d(F.pad(y, (1, 1, 1, 1)), 2).mean((2, 3))
+
+
+def step(call: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor, half: bool) -> list[Tensor]:
+    """The result, then the gradients of the image and of parameters."""
+    module.zero_grad()
+    x = x.detach().requires_grad_()
+    with torch.autocast("cuda", torch.bfloat16, enabled=half):
+        out = call(x)
+    out.backward(torch.linspace(-1, 1, out.numel(), device="cuda").to(out.dtype).view(out.shape))
+    assert x.grad is not None
+    return [out.detach(), x.grad, *(p.grad for p in module.parameters() if p.grad is not None)]
+
+
+def check_same(found: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> None:
+    """Laid out alike, and equal within a share of their norms: which element is the largest of a window may depend on
+    rounding."""
+    for a, b in zip(found, expected, strict=True):
+        assert (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
+        assert float((a.double() - b.double()).norm()) <= tolerance * float(b.double().norm())
+
+
+@pytest.mark.parametrize("half", (False, True), ids=("float32", "bfloat16"))
+@pytest.mark.parametrize("memory_format", (torch.contiguous_format, torch.channels_last), ids=str)
+@pytest.mark.parametrize("make", (Net, Patches))
+def test_one_entry(make: Callable[[], nn.Module], memory_format: torch.memory_format, half: bool) -> None:
+    torch.manual_seed(0)
+    module = make().cuda().to(memory_format=memory_format)
+    compiled = smelt.compile(module, dynamic=True)
+    for shape in SIZES:
+        x = torch.randn(shape).cuda().contiguous(memory_format=memory_format)
+        expected = step(module, module, x, half)
+        check_same(step(compiled, module, x, half), expected, 0.05 if half else 1e-4)
+    assert len(inspect.entries(compiled)) == 1 and not inspect.reasons(compiled)
+
+
+def test_sizes_become_symbols_when_they_change() -> None:
+    module = Net().cuda().eval()
+    compiled = smelt.compile(module)
+    with torch.no_grad():
+        for shape in SIZES:
+            x = torch.randn(shape).cuda()
+            torch.testing.assert_close(compiled(x), module(x), rtol=1e-4, atol=1e-4)
+    assert len(inspect.entries(compiled)) == 2 and not inspect.reasons(compiled)
