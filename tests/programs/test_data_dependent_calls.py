@@ -44,6 +44,12 @@ def test_what_the_program_decides_by_data_breaks_the_graph_and_is_named() -> Non
     assert "a number that a tensor holds is needed as a number" in broken(loop, x)
 
 
+def test_a_mask_that_torch_makes_within_a_call_breaks_the_graph() -> None:
+    """It has no name at the torch level, by which its places could leave the graph."""
+    reason = broken(lambda x, m: torch.combinations(x * m, 2) + 1, torch.randn(6))
+    assert "data-dependent-shape" in reason and "aten.masked_select.default" in reason
+
+
 def test_assertions_are_facts() -> None:
     def asserted(x, m):
         n = m.sum().item()
