@@ -37,6 +37,11 @@ _CPU = torch.device("cpu")
 
 # for a probability, a rate or a deviation out of range
 declare("multinomial poisson binomial _standard_gamma _sample_dirichlet", raises=True)
+declare(
+    "bernoulli exponential native_dropout normal normal_functional rand rand_like randint randint_like",
+    "randn randn_like random uniform",
+    any_size=True,
+)
 declare(aten.bernoulli.default, aten.bernoulli.Tensor, raises=True)
 declare(aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor, raises=True)
 declare(aten.rand_like.default, aten.randn_like.default, layout=like)
