@@ -16,7 +16,7 @@ from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.number_parts import has_symbols
 from smelt.trace.operator_recorder import OperatorRecorder
 from smelt.trace.shapes import canonical_device
-from smelt.trace.symbols import SYMBOLIC
+from smelt.trace.sym_numbers import SYMBOLIC
 
 _OPTIONS = ("dtype", "device")
 

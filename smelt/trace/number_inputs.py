@@ -18,9 +18,11 @@ from smelt.ops.sized_arguments import COUNTS, SCALAR_SIZES
 from smelt.torch_private import JitType, OpOverload
 from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.builder import Builder, identifier
-from smelt.trace.data_numbers import DataNumber
+from smelt.trace.data_numbers import DataNumber, data_leaf_of
 from smelt.trace.number_parts import has_symbols, plain_parts
-from smelt.trace.symbols import SYMBOLIC, Symbol, Symbols, data_leaf_of, own, plain, size_of
+from smelt.trace.sym_nodes import Symbol
+from smelt.trace.sym_numbers import SYMBOLIC, own, plain, size_of
+from smelt.trace.symbols import Symbols
 
 
 @dataclass

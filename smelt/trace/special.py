@@ -28,7 +28,7 @@ from smelt.trace.fake import FakeTensor, check_fixed, symbols_of, wrap
 from smelt.trace.number_inputs import with_sizes
 from smelt.trace.number_parts import has_symbols
 from smelt.trace.operator_recorder import OperatorRecorder
-from smelt.trace.symbols import SYMBOLIC, plain
+from smelt.trace.sym_numbers import SYMBOLIC, plain
 
 aten = torch.ops.aten
 Rule = Callable[[OperatorRecorder, OpOverload, Args, Kwargs], Any]
