@@ -14,7 +14,7 @@ from smelt.graph.ir import Node, NumberSpec
 from smelt.graph.numbers import Expression, Number, leaves
 from smelt.graph.sizes import Sym
 from smelt.ops.registry import row
-from smelt.ops.sized_arguments import COUNTS, SCALAR_SIZES
+from smelt.ops.sized_arguments import COUNTS, DIVISORS, SCALAR_SIZES
 from smelt.torch_private import JitType, OpOverload
 from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.builder import Builder, identifier
@@ -131,7 +131,7 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 @cache
 def size_arguments(func: OpOverload) -> frozenset[str]:
     """Names of the arguments that may be symbolic sizes: those typed SymInt, lists of them, and a few others."""
-    found = frozenset(re.findall(r"SymInt\S* (\w+)", str(func._schema)))  # types say int of them
+    found = frozenset(re.findall(r"SymInt\S* (\w+)", str(func._schema))) - DIVISORS  # types say int of them
     return found | SCALAR_SIZES.get(func._schema.name, frozenset()) | COUNTS.get(func, frozenset())
 
 
