@@ -194,6 +194,8 @@ def results(
     narrow = {wide: sym for sym, wide in syms.items()}
     large_args, large_kwargs = (_replaced(tree, syms, spec_of) for tree in (list(args), kwargs))
     try:
+        if _are_small((large_args, large_kwargs), _spec_of):  # a fixed size divided by a symbol
+            raise NeedsFixedSize(f"{func} of what is small where a symbol is large", given)
         found = _results(func, large_args, large_kwargs, device, _spec_of)
     except NeedsFixedSize as error:
         raise NeedsFixedSize(error.reason.detail, frozenset(syms)) from None
@@ -201,7 +203,7 @@ def results(
 
 
 def _are_small(args: Any, spec_of: Callable[[Any], TensorSpec | None]) -> bool:
-    """Whether any symbolic size among arguments is less than 2, which none is at a call, under one of the assignments."""
+    """Whether any symbolic size of tensors is less than 2, which none is at a call, under one of the assignments."""
     shapes = (spec.shape for leaf in _leaves(args) if (spec := spec_of(leaf)) is not None)
     return any(min(values_of(n)) < 2 for shape in shapes for n in shape if isinstance(n, Expr))
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 import smelt
 from smelt.report.inspect import entries, reasons
+from tests.harness.agreement import check_no_failure, compare, observe
 from tests.harness.data_sizes import run
 
 
@@ -143,3 +144,31 @@ def test_numbers_below_zero_are_not_taken_for_sizes():
     compiled = smelt.compile(f)
     for n in (3, 2, 1, 0, -1, -2, 5, -7):
         torch.testing.assert_close(compiled(torch.tensor(n)), f(torch.tensor(n)))
+
+
+def test_a_fixed_size_divided_by_a_number_that_data_give() -> None:
+    """Nothing is left of it at the large numbers that are tried for the symbol; then strides say nothing."""
+
+    def rows_of(x, n):
+        k = int(n)
+        rows = x.view(-1)[: 108 // k * k].view(k, -1)
+        return rows * 2, rows.stride(), rows.t().is_contiguous()
+
+    compiled = smelt.compile(rows_of)
+    x = torch.randn(12, 9)
+    for k in (2, 5, 3, 1, 108):
+        compare(observe(compiled, (x, torch.tensor(k)), 0), observe(rows_of, (x, torch.tensor(k)), 0))
+    check_no_failure(compiled)
+
+
+def test_random_integers_below_a_number_that_data_give() -> None:
+    def drawn(x, n):
+        k = int(n)
+        return torch.randint(0, k, (4,)) + x, torch.randint(k, 2 * k, (3,)), torch.randint_like(x, k)
+
+    compiled = smelt.compile(drawn)
+    x = torch.randn(4)
+    for k in (3, 5, 2, 40):
+        compare(observe(compiled, (x, torch.tensor(k)), 0), observe(drawn, (x, torch.tensor(k)), 0))
+    check_no_failure(compiled)
+    assert len(entries(compiled)) == 1
