@@ -27,6 +27,7 @@ from smelt.ops.registry import declare, operator
 aten = torch.ops.aten
 
 declare("_prelu_kernel hardswish", recompute=Class.POINTWISE)
+declare("glu_backward", any_size=True)
 declare("celu elu gelu selu silu mish softplus glu log_sigmoid_forward", recompute=Class.TRANSCENDENTAL)
 
 

@@ -19,6 +19,11 @@ declare(
     "_scaled_dot_product_fused_attention_overrideable",
     recompute=Class.PRODUCT,
 )
+declare(
+    "_scaled_dot_product_efficient_attention_backward _scaled_dot_product_flash_attention_backward",
+    "_scaled_dot_product_flash_attention_for_cpu_backward",
+    any_size=True,
+)
 
 
 # ---- shapes on a CPU

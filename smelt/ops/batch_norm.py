@@ -27,6 +27,7 @@ from smelt.ops.views import reshape_index
 aten = torch.ops.aten
 
 declare("_native_batch_norm_legit _native_batch_norm_legit_functional", recompute=Class.STATISTICS)
+declare("native_batch_norm_backward", any_size=True)
 Results = tuple[Tensor | None, ...]
 
 

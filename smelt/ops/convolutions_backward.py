@@ -177,3 +177,4 @@ declare(
     layout_on=cudnn_backward_layout,
     converts=True,
 )
+declare("convolution_backward", any_size=True)

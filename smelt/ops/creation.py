@@ -27,6 +27,7 @@ declare(
     "new_empty new_zeros new_ones new_full new_empty_strided empty_permuted tril_indices triu_indices",
     recompute=Class.CREATION,
 )
+declare("zero fill tril triu", any_size=True)
 declare("fill tril triu", recompute=Class.POINTWISE)
 declare("tril triu zeros_like new_zeros", linear=("self",))
 

@@ -23,6 +23,19 @@ declare(
     recompute=Class.MOVEMENT,
 )
 declare(
+    "_adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward _upsample_bicubic2d_aa",
+    "_upsample_bicubic2d_aa_backward _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward",
+    "_upsample_nearest_exact1d _upsample_nearest_exact1d_backward _upsample_nearest_exact2d",
+    "_upsample_nearest_exact2d_backward _upsample_nearest_exact3d _upsample_nearest_exact3d_backward",
+    "avg_pool1d avg_pool2d_backward avg_pool3d_backward channel_shuffle col2im grid_sampler_2d",
+    "grid_sampler_2d_backward im2col max_pool2d_with_indices_backward max_pool3d_with_indices_backward",
+    "pixel_shuffle pixel_unshuffle upsample_bicubic2d upsample_bicubic2d_backward upsample_bilinear2d",
+    "upsample_bilinear2d_backward upsample_linear1d upsample_linear1d_backward upsample_nearest1d",
+    "upsample_nearest1d_backward upsample_nearest2d upsample_nearest2d_backward upsample_nearest3d",
+    "upsample_nearest3d_backward upsample_trilinear3d upsample_trilinear3d_backward",
+    any_size=True,
+)
+declare(
     "_adaptive_avg_pool2d _adaptive_avg_pool3d avg_pool2d avg_pool3d max_pool2d_with_indices max_pool3d_with_indices "
     "adaptive_max_pool2d adaptive_max_pool3d",
     recompute=Class.REDUCTION,

@@ -22,6 +22,11 @@ aten = torch.ops.aten
 
 declare("index index_select gather embedding take take_along_dim _unsafe_index", recompute=Class.MOVEMENT)
 declare(
+    "_unsafe_index embedding embedding_dense_backward index index_add index_fill index_put index_select",
+    "masked_scatter",
+    any_size=True,
+)
+declare(
     "scatter scatter_add scatter_reduce index_put index_add index_copy index_fill index_reduce masked_scatter put",
     recompute=Class.SCATTER,
 )

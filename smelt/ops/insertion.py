@@ -23,6 +23,7 @@ from smelt.ops.views import check_diagonal, clamped, moved, selected
 aten = torch.ops.aten
 
 declare("slice_scatter select_scatter diagonal_scatter as_strided_scatter", recompute=Class.MOVEMENT)
+declare("as_strided_scatter select_backward select_scatter slice_backward slice_scatter", any_size=True)
 declare("slice_scatter select_scatter diagonal_scatter as_strided_scatter", linear=("self src",))
 
 Inside = Callable[

@@ -30,6 +30,11 @@ declare(
     recompute=Class.REDUCTION,
 )
 declare(
+    "binary_cross_entropy_backward binary_cross_entropy_with_logits huber_loss_backward",
+    "mse_loss_backward nll_loss2d_backward nll_loss_backward smooth_l1_loss_backward soft_margin_loss",
+    any_size=True,
+)
+declare(
     "nll_loss_forward nll_loss2d_forward binary_cross_entropy multi_margin_loss multilabel_margin_loss_forward _ctc_loss",
     raises=True,  # for a class or a probability out of range
 )

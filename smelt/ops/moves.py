@@ -22,6 +22,7 @@ from smelt.ops.views import reshape_index
 aten = torch.ops.aten
 
 declare("cat stack constant_pad_nd flip roll repeat repeat_interleave", recompute=Class.MOVEMENT)
+declare("block_diag cat constant_pad_nd flip repeat roll stack", any_size=True)
 declare(aten.repeat_interleave.Tensor, trace_rule=TraceRule.VALUES)
 declare("repeat_interleave", raises=True)  # for a negative count
 declare("cat stack", linear=("tensors",))

@@ -181,4 +181,5 @@ def _group_norm_backward_layout(
 
 
 declare(aten.native_layer_norm_backward.default, layout=_layer_norm_backward_layout)
+declare("_fused_rms_norm_backward native_group_norm_backward native_layer_norm_backward", any_size=True)
 declare(aten.native_group_norm_backward.default, layout=_group_norm_backward_layout)

@@ -42,6 +42,10 @@ aten = torch.ops.aten
 # Those with torch's tag `pointwise` need no class.
 declare("_to_copy copy lift_fresh_copy", recompute=Class.POINTWISE)
 declare(
+    "copy clone complex contiguous copysign floor_divide fmod masked_fill remainder rsub special_expm1 where",
+    any_size=True,
+)
+declare(
     "acos acosh asin asinh atan atan2 atanh cos cosh digamma erf erfc erfinv exp exp2 expm1 float_power hypot i0 igamma "
     "igammac lgamma log log10 log1p log2 logaddexp logaddexp2 logit mvlgamma polygamma sigmoid sin sinc sinh "
     "tan tanh xlogy",

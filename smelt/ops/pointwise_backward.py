@@ -31,6 +31,11 @@ declare(
     recompute=Class.POINTWISE,
 )
 declare(
+    "_log_softmax_backward_data _prelu_kernel_backward _softmax_backward_data hardshrink_backward",
+    "log_sigmoid_backward softshrink_backward",
+    any_size=True,
+)
+declare(
     "gelu_backward logit_backward sigmoid_backward silu_backward tanh_backward softplus_backward mish_backward",
     recompute=Class.TRANSCENDENTAL,
 )

@@ -23,6 +23,7 @@ declare(
     "mm addmm bmm baddbmm addbmm addmv mv dot vdot addr linear matmul _cdist_forward _addmm_activation _trilinear einsum",
     recompute=Class.PRODUCT,
 )
+declare("addmm baddbmm", any_size=True)
 declare("vdot", linear=("self", "other"))
 declare("dot", linear=("self", "tensor"))
 declare("mm bmm", linear=("self", "mat2"))

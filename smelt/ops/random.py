@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import static
+from smelt.graph.sizes import Expr, static
 from smelt.loops.builder import Builder
 from smelt.loops.ir import Value
 from smelt.loops.philox import philox
@@ -37,6 +37,11 @@ _CPU = torch.device("cpu")
 
 # for a probability, a rate or a deviation out of range
 declare("multinomial poisson binomial _standard_gamma _sample_dirichlet", raises=True)
+declare(
+    "bernoulli exponential native_dropout normal normal_functional rand rand_like randint randint_like",
+    "randn randn_like random uniform",
+    any_size=True,
+)
 declare(aten.bernoulli.default, aten.bernoulli.Tensor, raises=True)
 declare(aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor, raises=True)
 declare(aten.rand_like.default, aten.randn_like.default, layout=like)
@@ -210,7 +215,7 @@ def bernoulli(b: Builder, _: Any, p: float = 0.5, *, generator: object = None) -
 @operator(aten.randint.default, aten.randint_like.default)
 def randint(b: Builder, first: Any, second: Any, **options: Any) -> Tensor | None:
     """From 0 to below the number among the first two arguments; the other one says the shape."""
-    return between(b, None, 0, first if isinstance(first, int) else second)
+    return between(b, None, 0, first if isinstance(first, (int, Expr)) else second)
 
 
 @operator(aten.randint.low)
@@ -229,7 +234,9 @@ def randint_like_low(b: Builder, like: Any, low: int, high: int, **options: Any)
 def between(b: Builder, _: Any, low: int, high: int | None, *, generator: object = None) -> Tensor | None:
     """From `low` to below `high`: the rest of a word by their distance, if that is below 2**28 (else ATen takes two)."""
     dtype = b.spec.dtype
-    if generator is not None or high is None or not 0 < high - low < 1 << 28 or dtype is torch.bool:
+    if generator is not None or not (isinstance(low, int) and isinstance(high, int)) or dtype is torch.bool:
+        return None  # there are no words for a distance that changes
+    if not 0 < high - low < 1 << 28:
         return None
     if dtype.is_floating_point:  # all of which it has
         most = int(2 / torch.finfo(dtype).eps)

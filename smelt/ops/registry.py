@@ -37,6 +37,7 @@ class Facts(TypedDict, total=False):
     lowering: Lowering | None
     takes_numbers: bool
     takes_sizes: bool
+    any_size: bool
     out: OpOverload | None
     insert: Lowering | None
     in_place: OpOverload | None
@@ -73,6 +74,8 @@ class Operator:
         lowering: makes loops of it (docs/loops.md).
         takes_numbers: the lowering may be given a `Number` (whose value a call brings) where it takes a number.
         takes_sizes: the lowering may be given a size that depends on symbols where it takes a number.
+        any_size: what it does for some sizes is right, or an error, for all from 2 on; the sizes of others must stay in the
+            range that was tried (ops/symbolic_results.py, which names classes of operators that need not say so).
         out: an overload that computes into given memory, whatever its strides, with the very code of this one: no
             allocation and no page faults per call. (Many other `out=` overloads are generated: they copy.)
         insert: a lowering, of one that gives its first argument with something in some of its places, as `Insert`, for
@@ -118,6 +121,7 @@ class Operator:
     lowering: Lowering | None = None
     takes_numbers: bool = False
     takes_sizes: bool = False
+    any_size: bool = False
     out: OpOverload | None = None
     insert: Lowering | None = None
     in_place: OpOverload | None = None

@@ -25,7 +25,10 @@ RANGES = frozenset({SLICE, aten.slice_scatter.default, SLICE_BACKWARD})
 PLACES = frozenset({SELECT, aten.select_scatter.default, aten.select_backward.default})
 
 # Names of such arguments that may be negative.
-OFFSETS = frozenset({"storage_offset", "start", "end", "step", "shifts", "diagonal"})
+OFFSETS = frozenset({"storage_offset", "start", "end", "shifts", "diagonal"})
+# Names of arguments that are numbers, whatever the schema says: they divide, and a large one, which might be tried for a
+# symbol, leaves a single element where a small one leaves several.
+DIVISORS = frozenset({"step"})
 
 # Arguments typed int, of whose numbers the size of the result is made.
 COUNTS = {
@@ -40,7 +43,7 @@ COUNTS = {
 }
 
 # Arguments typed Scalar, of whose numbers the size of the result is made.
-SCALAR_SIZES = {"aten::arange": frozenset({"start", "end", "step"})}
+SCALAR_SIZES = {"aten::arange": frozenset({"start", "end"})}
 
 # By the operator that is given one size for all pieces: the one that is given all sizes.
 SPLITS = {

@@ -64,43 +64,12 @@ _DIVIDING = (
     "split",
     "slice",
 )
-# What these do is right, or an error under every assignment, for all sizes from 2 on. Of all others the
-# sizes are required to lie between the smallest and the largest that were tried (`required_sizes`).
+# What these do, and the rows that say `any_size`, is right, or an error under every assignment, for all sizes from 2 on. Of
+# all others the sizes are required to lie between the smallest and the largest that were tried (`required_sizes`).
 _SAFE_CLASSES = (
     Class.CREATION, Class.POINTWISE, Class.TRANSCENDENTAL, Class.ROWS, Class.REDUCTION, Class.STATISTICS,
     Class.SCAN, Class.PRODUCT,
 )  # fmt: skip
-_SAFE_NAMES = """
-view _unsafe_view _reshape_alias expand permute transpose t unsqueeze squeeze slice select alias detach unbind
-split_with_sizes unfold cat stack clone copy contiguous _to_copy lift_fresh_copy flip roll repeat constant_pad_nd
-index_select index index_put _unsafe_index embedding slice_scatter select_scatter sort argsort cummax cummin
-arange empty zeros ones full rand randn scalar_tensor empty_like zeros_like ones_like full_like rand_like randn_like
-fill bernoulli normal native_dropout tril triu where masked_fill
-_softmax _log_softmax native_layer_norm _fused_rms_norm mm bmm addmm baddbmm mean sum amax amin _fft_c2c
-_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention
-_scaled_dot_product_efficient_attention max_pool2d_with_indices max_pool3d_with_indices avg_pool1d avg_pool2d
-avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d
-upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d
-upsample_bicubic2d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
-slice_backward select_backward embedding_dense_backward _softmax_backward_data _log_softmax_backward_data
-native_layer_norm_backward native_group_norm_backward native_batch_norm_backward _fused_rms_norm_backward
-convolution_backward max_pool2d_with_indices_backward avg_pool2d_backward _adaptive_avg_pool2d_backward
-_scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_flash_attention_backward
-_scaled_dot_product_efficient_attention_backward nll_loss_forward nll_loss_backward glu_backward
-_prelu_kernel_backward binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits copysign fmod
-floor_divide remainder rsub special_expm1 hardshrink_backward softshrink_backward log_sigmoid_backward soft_margin_loss
-mse_loss mse_loss_backward huber_loss huber_loss_backward smooth_l1_loss smooth_l1_loss_backward l1_loss linalg_vector_norm
-nll_loss2d_forward nll_loss2d_backward normal_functional exponential uniform random randint randint_like zero
-max_pool3d_with_indices_backward avg_pool3d_backward _adaptive_avg_pool3d_backward
-upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward upsample_linear1d_backward
-upsample_bilinear2d_backward upsample_trilinear3d_backward upsample_bicubic2d_backward
-_upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward
-bucketize pixel_shuffle pixel_unshuffle channel_shuffle im2col col2im grid_sampler_2d grid_sampler_2d_backward
-_upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward
-view_as_real view_as_complex index_add index_fill masked_scatter complex block_diag as_strided_scatter
-new_zeros new_ones new_empty new_full new_empty_strided
-"""
-_SAFE = frozenset(_SAFE_NAMES.split())
 _DIAGONALS = {
     "diagonal": 2,
     "diagonal_copy": 2,
@@ -166,9 +135,10 @@ def _is_safe(func: OpOverload, args: Sequence[Any]) -> bool:
         return isinstance(args[1], Expr)  # it is checked then that there are as many
     if name in ("gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce"):
         return _covers(*args[:4])
-    if torch.Tag.pointwise in func.tags or row(func).recompute in _SAFE_CLASSES:
+    if torch.Tag.pointwise in func.tags or row(func).recompute in _SAFE_CLASSES or row(func).any_size:
         return True
-    return name in _SAFE or name.removesuffix("_") in _SAFE
+    pure = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") else None
+    return pure is not None and row(getattr(pure, pure.overloads()[0])).any_size
 
 
 def _covers(x: Any, dim: int, index: Any, source: Any = None) -> bool:
@@ -227,6 +197,8 @@ def results(
     narrow = {wide: sym for sym, wide in syms.items()}
     large_args, large_kwargs = (_replaced(tree, syms, spec_of) for tree in (list(args), kwargs))
     try:
+        if _are_small((large_args, large_kwargs), _spec_of):  # a fixed size divided by a symbol
+            raise NeedsFixedSize(f"{func} of what is small where a symbol is large", given)
         found = _results(func, large_args, large_kwargs, device, _spec_of)
     except NeedsFixedSize as error:
         raise NeedsFixedSize(error.reason.detail, frozenset(syms)) from None
@@ -234,7 +206,7 @@ def results(
 
 
 def _are_small(args: Any, spec_of: Callable[[Any], TensorSpec | None]) -> bool:
-    """Whether any symbolic size among arguments is less than 2, which none is at a call, under one of the assignments."""
+    """Whether any symbolic size of tensors is less than 2, which none is at a call, under one of the assignments."""
     shapes = (spec.shape for leaf in _leaves(args) if (spec := spec_of(leaf)) is not None)
     return any(min(values_of(n)) < 2 for shape in shapes for n in shape if isinstance(n, Expr))
 

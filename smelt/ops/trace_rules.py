@@ -12,6 +12,7 @@ class TraceRule(Enum):
     """What the operator does that a node of the graph cannot say by itself."""
 
     DEVICE = auto()  # asks for the device of a tensor
+    SIZES = auto()  # asks for sizes or strides of a tensor as plain numbers
     NUMBER = auto()  # reads a number from memory
     TRUTH = auto()  # reads a truth value from memory
     VALUES = auto()  # its answer needs values of tensors, and is computed at once if they are known

@@ -23,6 +23,11 @@ from smelt.ops.trace_rules import TraceRule
 aten = torch.ops.aten
 
 declare("_unsafe_view", recompute=Class.VIEW, linear=("self",))  # its schema calls the result fresh
+declare(
+    "_reshape_alias _unsafe_view alias detach expand permute select slice split_with_sizes squeeze t",
+    "transpose unbind unfold unsqueeze view view_as_complex view_as_real",
+    any_size=True,
+)
 declare("view_copy", recompute=Class.POINTWISE, linear=("self",))
 declare("_reshape_copy", recompute=Class.MOVEMENT, linear=("self",))
 declare("real imag", linear=("self",))

@@ -21,7 +21,8 @@ from smelt.trace.fake import FakeTensor
 from smelt.trace.inputs import Inputs
 from smelt.trace.number_inputs import NumberInputs
 from smelt.trace.opaque import OpaqueCall
-from smelt.trace.symbols import SYMBOLIC, PlainNumbersOnly
+from smelt.trace.sym_numbers import SYMBOLIC
+from smelt.trace.symbols import PlainNumbersOnly
 from smelt.trace.tape import Tape
 from smelt.trace.torch_functions import name_of, target_of
 from smelt.trace.writes import Writes

@@ -6,6 +6,7 @@ function comes down to is recorded with the size itself. Other calls are left to
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,10 +14,10 @@ import torch
 from smelt.ops.sized_arguments import COUNTS
 from smelt.torch_private import DisableTorchDispatch, OpOverload
 from smelt.trace.arguments import Args, Kwargs
-from smelt.trace.number_parts import has_symbols
+from smelt.trace.number_parts import has_symbols, plain_parts
 from smelt.trace.operator_recorder import OperatorRecorder
 from smelt.trace.shapes import canonical_device
-from smelt.trace.symbols import SYMBOLIC
+from smelt.trace.sym_numbers import SYMBOLIC
 
 _OPTIONS = ("dtype", "device")
 
@@ -28,11 +29,22 @@ def _made(recorder: OperatorRecorder, func: Any, args: Args, kwargs: Kwargs) -> 
     given = _by_name(operator, args, kwargs)
     if given is None or any(not _is_size(given[name]) for name in COUNTS[operator] if name in given):
         return NotImplemented
+    given = {
+        name: value if name in _may_vary(operator) else plain_parts(value) for name, value in given.items()
+    }
     defaults = {a.name: a.default_value for a in operator._schema.arguments}
     options = {name: given.pop(name, None) or defaults[name] for name in _OPTIONS}
     options["device"] = canonical_device(options["device"] or torch.get_default_device())
     with DisableTorchDispatch():
         return recorder.run(operator, tuple(given.values()), {**options, "pin_memory": False})
+
+
+@cache
+def _may_vary(operator: OpOverload) -> frozenset[str]:
+    """Arguments that may be symbolic: the counts, and numbers that the values are computed of. Others decide sizes, too."""
+    return COUNTS[operator] | {
+        a.name for a in operator._schema.arguments if isinstance(a.type, torch.NumberType)
+    }
 
 
 def _by_name(operator: OpOverload, args: Args, kwargs: Kwargs) -> Kwargs | None:

@@ -142,12 +142,17 @@ def places(recorder: OperatorRecorder, mask: FakeTensor) -> FakeTensor | None:
     symbols = _symbols(recorder, mask)
     if symbols is None or not mask.spec.shape:
         return None
+    named = recorder.call.node is not None
+    if named and mask.torch_node is None and not recorder.inputs.holds(mask):
+        return (
+            None  # a mask that C++ made within the call (`torch.combinations`): nobody could name its places
+        )
     new = _New(symbols, "how many elements a mask selects")
     rows, dims = new.size(), len(mask.spec.shape)
     spec = make_spec((rows, dims), (1, rows), torch.int64, _CPU)
     found: FakeTensor = recorder.run_as(aten.nonzero.default, (mask,), {}, spec)
     new.carried_by(found)
-    if recorder.call.node is not None:
+    if named:
         _name(recorder, aten.nonzero.default, (mask,), found)
     recorder.places |= dict.fromkeys(keys, (mask, found))
     return found

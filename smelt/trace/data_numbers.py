@@ -123,3 +123,8 @@ class Known:
         found = self.of(sorted(free_syms(a) | free_syms(b), key=str))
         names = " and ".join(f"{n.sym} is {n.what}" for n in found)
         return Unsupported(Reason(DATA_DEPENDENT, f"{a} {sign} {b} decides, where {names}"))
+
+
+def data_leaf_of(expression: Expression) -> DataNumber | None:
+    """A number in it that only the graph gives."""
+    return next((key for key in leaves(expression) if isinstance(key, DataNumber)), None)

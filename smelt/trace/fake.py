@@ -32,8 +32,8 @@ from smelt.torch_private import (
 )
 from smelt.trace.arguments import Args
 from smelt.trace.plain_classes import PLAIN_TYPES, is_plain_subclass
+from smelt.trace.sym_numbers import own, size_of
 from smelt.trace.symbolic_layouts import SymbolicLayout
-from smelt.trace.symbols import own, size_of
 
 _TRACERS = "torch._subclasses."  # has torch's fake and functional tensors
 

@@ -27,8 +27,8 @@ from smelt.trace.current_call import CurrentCall
 from smelt.trace.fake import FakeTensor, Storages, check_supported, computed, wrap
 from smelt.trace.number_inputs import NumberInputs
 from smelt.trace.plain_classes import PLAIN_TYPES
+from smelt.trace.sym_numbers import size_of
 from smelt.trace.symbolic_layouts import SizeSource, SymbolicLayout
-from smelt.trace.symbols import size_of
 from smelt.trace.tape import Tape
 
 

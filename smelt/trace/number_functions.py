@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from smelt.graph.numbers import OPERATIONS
-from smelt.trace.symbols import NUMBERS, Symbols, plain, rounded
+from smelt.trace.sym_numbers import NUMBERS, plain, rounded
+from smelt.trace.symbols import Symbols
 
 
 def _symbols(args: Any) -> Symbols:

@@ -14,13 +14,15 @@ from smelt.graph.ir import Node, NumberSpec
 from smelt.graph.numbers import Expression, Number, leaves
 from smelt.graph.sizes import Sym
 from smelt.ops.registry import row
-from smelt.ops.sized_arguments import COUNTS, SCALAR_SIZES
+from smelt.ops.sized_arguments import COUNTS, DIVISORS, SCALAR_SIZES
 from smelt.torch_private import JitType, OpOverload
 from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.builder import Builder, identifier
-from smelt.trace.data_numbers import DataNumber
+from smelt.trace.data_numbers import DataNumber, data_leaf_of
 from smelt.trace.number_parts import has_symbols, plain_parts
-from smelt.trace.symbols import SYMBOLIC, Symbol, Symbols, data_leaf_of, own, plain, size_of
+from smelt.trace.sym_nodes import Symbol
+from smelt.trace.sym_numbers import SYMBOLIC, own, plain, size_of
+from smelt.trace.symbols import Symbols
 
 
 @dataclass
@@ -129,7 +131,7 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 @cache
 def size_arguments(func: OpOverload) -> frozenset[str]:
     """Names of the arguments that may be symbolic sizes: those typed SymInt, lists of them, and a few others."""
-    found = frozenset(re.findall(r"SymInt\S* (\w+)", str(func._schema)))  # types say int of them
+    found = frozenset(re.findall(r"SymInt\S* (\w+)", str(func._schema))) - DIVISORS  # types say int of them
     return found | SCALAR_SIZES.get(func._schema.name, frozenset()) | COUNTS.get(func, frozenset())
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from smelt.trace.symbols import SYMBOLIC, own, plain
+from smelt.trace.sym_numbers import SYMBOLIC, own, plain
 
 
 def own_parts(value: Any) -> Any:

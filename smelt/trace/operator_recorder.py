@@ -25,7 +25,8 @@ from smelt.trace.inputs import Inputs
 from smelt.trace.known_values import KnownValues
 from smelt.trace.number_inputs import NumberInputs, size_arguments, with_sizes
 from smelt.trace.places import in_pieces, in_range
-from smelt.trace.symbols import PLAIN_TYPE, SYMBOLIC, Symbols, hint
+from smelt.trace.sym_numbers import PLAIN_TYPE, SYMBOLIC, hint
+from smelt.trace.symbols import Symbols
 from smelt.trace.tape import Tape
 from smelt.trace.writes import Writes
 

@@ -183,6 +183,7 @@ def _windows(given: Kwargs) -> TensorSpec | None:
         or step < 1
     ):
         return None
+    dim %= len(shape)  # of the tensor: the result has a dimension more
     shape[dim] = (shape[dim] - size) // step + 1
     if isinstance(shape[dim], int) and shape[dim] < 1:
         return None

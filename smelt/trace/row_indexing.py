@@ -17,7 +17,7 @@ from smelt.trace.arguments import Args
 from smelt.trace.fake import FakeTensor, symbols_of
 from smelt.trace.number_parts import has_symbols
 from smelt.trace.operator_recorder import Body, OperatorRecorder
-from smelt.trace.symbols import NUMBERS
+from smelt.trace.sym_numbers import NUMBERS
 
 _INTEGERS = (torch.int64, torch.int32)
 

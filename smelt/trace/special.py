@@ -24,11 +24,11 @@ from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
 from smelt.torch_private import DisableTorchDispatch, OpOverload
 from smelt.trace import data_dependent, shapes
 from smelt.trace.arguments import Args, Kwargs
-from smelt.trace.fake import FakeTensor, check_fixed, symbols_of, wrap
+from smelt.trace.fake import FakeTensor, check_fixed, fake_shape, fake_stride, symbols_of, wrap
 from smelt.trace.number_inputs import with_sizes
 from smelt.trace.number_parts import has_symbols
 from smelt.trace.operator_recorder import OperatorRecorder
-from smelt.trace.symbols import SYMBOLIC, plain
+from smelt.trace.sym_numbers import SYMBOLIC, plain
 
 aten = torch.ops.aten
 Rule = Callable[[OperatorRecorder, OpOverload, Args, Kwargs], Any]
@@ -36,6 +36,12 @@ Rule = Callable[[OperatorRecorder, OpOverload, Args, Kwargs], Any]
 
 def _device(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return args[0].device
+
+
+def _plain_sizes(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """C++ code that takes no symbolic sizes asks for those of a tensor that has some: they are pinned, and no operator."""
+    of = fake_shape if func._schema.name == "aten::size" else fake_stride
+    return [plain(n) for n in of(args[0])]
 
 
 def _read_value(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
@@ -265,6 +271,7 @@ def _number_copied(recorder: OperatorRecorder, func: OpOverload, args: Args, kwa
 
 RULES: dict[TraceRule | None, Rule] = {
     TraceRule.DEVICE: _device,
+    TraceRule.SIZES: _plain_sizes,
     TraceRule.NUMBER: _read_value,
     TraceRule.TRUTH: lambda *call: bool(_read_value(*call)),
     TraceRule.VALUES: _dynamic,

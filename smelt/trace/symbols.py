@@ -15,7 +15,6 @@ it is assumed; what the program decides by it ends the graph, unless it holds fo
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -29,7 +28,7 @@ from smelt.graph.numbers import OPERATIONS, Expression, Number, Table, leaves
 from smelt.graph.plateaus import plateau
 from smelt.graph.sizes import INFINITE, Expr, Quotient, Size, Sym, bounds, free_syms
 from smelt.reasons import DATA_DEPENDENT, Reason
-from smelt.trace.data_numbers import DataNumber, Known, NumberCondition
+from smelt.trace.data_numbers import DataNumber, Known, NumberCondition, data_leaf_of
 from smelt.trace.size_numbers import (
     COMPARED,
     MOST_ROUNDED,
@@ -40,6 +39,8 @@ from smelt.trace.size_numbers import (
     of_dividend,
     reduced,
 )
+from smelt.trace.sym_nodes import Deferred, Symbol, Undecided
+from smelt.trace.sym_numbers import NUMBERS, Float, Int, wrapped
 
 MAX_SIZE = 100  # operations of an expression; a larger one is pinned
 
@@ -115,7 +116,7 @@ class Symbols:
         """The symbolic number found at `key` (hashable by identity), now `value`."""
         self.check()
         self._values[key] = value
-        return _wrapped(Symbol(self, self._table.leaf(key), value))
+        return wrapped(Symbol(self, self._table.leaf(key), value))
 
     def size_leaf(
         self,
@@ -158,7 +159,7 @@ class Symbols:
         size = sym * divisor + left
         self._sizes[size] = Symbol(self, leaf, value, size)
         self._taken[leaf] = size
-        return _wrapped(self._sizes[size])
+        return wrapped(self._sizes[size])
 
     def stride_leaf(self, key: Any, value: int, room: Size) -> tuple[Int, Int]:
         """The stride found at `key`, now `value`, which is larger than `room`; and the gap that is left, a symbol."""
@@ -172,7 +173,7 @@ class Symbols:
         self._taken[leaf] = size
         gap = self._table.call("sub", leaf, least.expression)
         self._sizes[sym] = Symbol(self, gap, self.hints[sym], sym)
-        return _wrapped(self._sizes[size]), _wrapped(self._sizes[sym])
+        return wrapped(self._sizes[size]), wrapped(self._sizes[sym])
 
     def taken_for_size(self, expression: Expression) -> Size | None:
         """The size that a number is where it is used as one; None where it may be none, as it is negative or is not computed
@@ -230,7 +231,7 @@ class Symbols:
         self.hints[sym] = number.hint
         self._sizes[sym] = Symbol(self, leaf, number.hint, sym)
         self._taken[leaf] = sym
-        return _wrapped(self._sizes[sym])
+        return wrapped(self._sizes[sym])
 
     def asked(self, op: str, a: Symbol, b: Symbol) -> Any:
         """A comparison of the program's: Undecided where data decide."""
@@ -305,7 +306,7 @@ class Symbols:
 
     def number(self, size: Size) -> Any:
         """A size as a number that C++ takes: an int or an Int."""
-        return _wrapped(self.of_size(size)) if isinstance(size, Expr) else size
+        return wrapped(self.of_size(size)) if isinstance(size, Expr) else size
 
     def layout(self, spec: TensorSpec) -> tuple[list[Any], list[Any], Any]:
         """(shape, stride, offset) of a spec as numbers that C++ takes."""
@@ -438,7 +439,7 @@ class Symbols:
             return value
         if OPERATIONS[op].partial:
             self._require_type(expression, type(value))
-        return _wrapped(Symbol(self, expression, value))
+        return wrapped(Symbol(self, expression, value))
 
     def _extreme(self, op: str, a: Size, b: Size) -> Size | None:
         """The smaller, or larger, of two sizes; None where data decide."""
@@ -498,328 +499,5 @@ def _plain_comparison(op: str, a: Size, b: Size) -> tuple[str, Size, Size]:
 _OPPOSITE = {"ne": "eq", "ge": "lt", "le": "gt"}
 
 
-def data_leaf_of(expression: Expression) -> DataNumber | None:
-    """A number in it that only the graph gives."""
-    return next((key for key in leaves(expression) if isinstance(key, DataNumber)), None)
-
-
 def _over(*what: Any) -> Any:
     raise RuntimeError(f"a guard on {what[0]} after capture")
-
-
-class Undecided:
-    """What a comparison of the program's gives that data decide: `op` (`lt`, `eq`) of the two sizes is `holds`."""
-
-    def __init__(self, symbols: Symbols, op: str, a: Size, b: Size, holds: bool) -> None:
-        self._symbols, self._op, self._a, self._b, self._holds = symbols, op, a, b, holds
-
-    @property
-    def expression(self) -> Expression:
-        """What Python computes for it."""
-        op = self._op if self._holds else {"lt": "ge", "eq": "ne"}[self._op]
-        return self._symbols.comparison(op, self._a, self._b)
-
-    def assume(self, answer: bool) -> None:
-        """From now on it is that, which the graph checks."""
-        self._symbols.assume(self._op, self._a, self._b, answer is self._holds)
-
-    def __bool__(self) -> bool:
-        raise self._symbols.known.refusal(self._op, self._a, self._b)
-
-
-class Symbol:
-    """What torch calls a SymNode: C++ asks it for arithmetic and comparisons by the names of its methods."""
-
-    __slots__ = ("expression", "size", "symbols", "value")
-
-    def __init__(
-        self, symbols: Symbols, expression: Expression, value: Number, size: Size | None = None
-    ) -> None:
-        self.symbols = symbols
-        self.expression = expression
-        self.value = value
-        self.size = size  # of what is made of sizes and ints alone
-
-    def plain(self) -> Any:
-        """The number, pinned, unless another capture will know it."""
-        size = self.as_size() if self.expression.op in ROUNDED else self.size
-        if type(size) is not int and not self.symbols.is_narrowed(size):
-            self.symbols.pin(self.expression)
-        return self.value
-
-    def as_size(self) -> Size | None:
-        """The size that it is, or is taken for from now on; None where it is none."""
-        if self.size is None and type(self.value) is int:
-            self.size = self.symbols.taken_for_size(self.expression)
-        return self.size
-
-    def number(self) -> Any:
-        """The number that holds this symbol: symbolic, unless it is the same for all sizes."""
-        return self.size if type(self.size) is int else _wrapped(self)
-
-    def call(self, op: str, *others: Symbol) -> Any:
-        """The operation (a key of `OPERATIONS`) with this symbol as its first operand: see `Symbols.call`."""
-        return self.symbols.call(op, self, *others)
-
-    def fits_a_tensor(self) -> bool:
-        """Whether it is a float or an int of 64 bits, which is required of later calls too."""
-        if type(self.value) is float or self.expression.op == "leaf" or self.size is not None:
-            return True
-        if data_leaf_of(self.expression) is not None:  # it raises when the graph runs
-            return True
-        size = self.call("abs")
-        return bool(size < 1 << 63)
-
-    # ---- what C++ asks, under the names and with the arguments of torch's SymNode
-
-    def is_int(self) -> bool:
-        return type(self.value) is int
-
-    def is_float(self) -> bool:
-        return type(self.value) is float
-
-    def is_bool(self) -> bool:
-        return type(self.value) is bool
-
-    def is_nested_int(self) -> bool:
-        return False
-
-    def is_constant(self) -> bool:
-        return self.symbols.is_pinned(self.expression)
-
-    def is_symbolic(self) -> bool:
-        return True
-
-    def has_hint(self) -> bool:
-        return True
-
-    def _no_constant(self) -> None:
-        return None
-
-    nested_int = constant_int = constant_bool = maybe_as_int = maybe_as_float = maybe_as_bool = _no_constant
-
-    def guard_int(self, file: str, line: int) -> int:
-        return int(self.plain())
-
-    def guard_float(self, file: str, line: int) -> float:
-        return float(self.plain())
-
-    def guard_bool(self, file: str, line: int) -> bool:
-        return bool(self.plain())
-
-    guard_size_oblivious = guard_or_false = guard_or_true = expect_true = expect_size = guard_bool
-
-    def statically_known_true(self, file: str, line: int) -> bool:
-        return self.symbols.is_pinned(self.expression) and bool(self.value)
-
-    def int_(self) -> int:
-        return int(self.plain())
-
-    def bool_(self) -> bool:
-        return bool(self.plain())
-
-    def wrap_int(self, number: int) -> Symbol:
-        return self.symbols.symbol(number)
-
-    wrap_float = wrap_bool = wrap_int
-
-    def sym_sum(self, numbers: list[Symbol]) -> Symbol:
-        total: Any = 0
-        for number in numbers:
-            total = total + number.number()
-        return self.symbols.symbol(total)
-
-    def sym_not(self) -> Symbol:
-        return self.wrap_bool(not self.plain())
-
-    def sym_and(self, other: Symbol) -> Symbol:
-        return self.wrap_bool(self.plain() and other.plain())
-
-    def sym_or(self, other: Symbol) -> Symbol:
-        return self.wrap_bool(self.plain() or other.plain())
-
-    and_, or_ = sym_and, sym_or
-
-    def clone(self) -> Symbol:
-        return self
-
-    def str(self) -> str:
-        return f"<{self.expression}>"
-
-    _graph_repr = __repr__ = str
-
-
-class Deferred(Symbol):
-    """The bool of a comparison that data decide."""
-
-    __slots__ = ("_a", "_b", "_op")
-
-    def __init__(self, symbols: Symbols, expression: Expression, op: str, a: Size, b: Size) -> None:
-        super().__init__(symbols, expression, False)
-        self._op, self._a, self._b = op, a, b
-
-    def plain(self) -> Any:
-        """What it is assumed to be."""
-        return self.symbols.compare(self._op, self._a, self._b)
-
-    def is_constant(self) -> bool:
-        """No: data decide."""
-        return False
-
-    def guard_or_false(self, file: str, line: int) -> bool:
-        """Either answer would do."""
-        return False
-
-    def guard_or_true(self, file: str, line: int) -> bool:
-        """Either answer would do."""
-        return True
-
-    def statically_known_true(self, file: str, line: int) -> bool:
-        """It is not known."""
-        return False
-
-
-def _node_method(op: str) -> Callable[..., Symbol]:
-    def method(self: Symbol, *others: Symbol) -> Symbol:
-        symbols = self.symbols
-        key = (op, self.size, *[o.size for o in others])  # C++ asks the same of sizes again and again
-        known = symbols.of_sizes.get(key)
-        if known is not None:
-            symbols.check()
-            return known
-        deferred = symbols.deferred(op, self, *others) if op in COMPARED else None
-        if deferred is not None:
-            return deferred
-        made = self.call(op, *others)
-        found: Symbol = made.node if type(made) in NUMBERS else symbols.symbol(made)
-        if None not in key:
-            symbols.of_sizes[key] = found
-        return found
-
-    return method
-
-
-# Methods of a SymNode by the operation they are.
-_NODE_OPERATIONS = {
-    **{n: n for n in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "abs")},
-    **{n: n for n in ("lt", "le", "gt", "ge", "eq", "ne")},
-    "int_floordiv": "floordiv", "int_truediv": "truediv", "float_truediv": "truediv", "float_pow": "pow",
-    "pow_by_natural": "pow", "sym_min": "min", "sym_max": "max", "sym_float": "float", "sym_int": "int",
-    "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "round_to",
-}  # fmt: skip
-
-
-for _name, _op in _NODE_OPERATIONS.items():
-    setattr(Symbol, _name, _node_method(_op))
-
-
-def _binary(op: str, plain: Callable[[Any, Any], Any], reflected: bool = False) -> Callable[[Any, Any], Any]:
-    """An operator: symbolic with numbers, on the pinned number with what else may be there."""
-
-    def method(self: Any, other: Any) -> Any:
-        kind = type(other)
-        symbols: Symbols = self.node.symbols
-        if kind in NUMBERS or kind is int or kind is float or kind is bool:
-            a, b = self.node, symbols.symbol(other)
-            if op in COMPARED:
-                return symbols.asked(op, a, b)
-            return symbols.call(op, b, a) if reflected else symbols.call(op, a, b)
-        if isinstance(other, torch.Tensor) or other is None or kind is str:
-            return NotImplemented
-        return plain(other, self.node.plain()) if reflected else plain(self.node.plain(), other)
-
-    return method
-
-
-def _pinned(function: Callable[..., Any], reflected: bool = False) -> Callable[..., Any]:
-    """A special method that needs the number itself."""
-
-    def method(self: Any, *others: Any) -> Any:
-        if others and isinstance(others[0], torch.Tensor):
-            return NotImplemented
-        value = self.node.plain()
-        return function(plain(others[0]), value) if reflected else function(value, *map(plain, others))
-
-    return method
-
-
-def _truth(number: Any) -> bool:
-    symbols: Symbols = number.node.symbols
-    return bool(symbols.asked("ne", number.node, symbols.symbol(0)))
-
-
-def _methods() -> dict[str, Any]:
-    """The special methods of a number, all of them: those of torch.SymInt know nothing of pinning."""
-    made: dict[str, Any] = {}
-    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
-        function = getattr(operator, name)
-        made[f"__{name}__"] = _binary(name, function)
-        made[f"__r{name}__"] = _binary(name, function, reflected=True)
-    for name in ("lt", "le", "gt", "ge", "eq", "ne"):
-        made[f"__{name}__"] = _binary(name, getattr(operator, name))
-    for name in ("and_", "or_", "xor", "lshift", "rshift"):
-        made[f"__{name.rstrip('_')}__"] = _pinned(getattr(operator, name))
-        made[f"__r{name.rstrip('_')}__"] = _pinned(getattr(operator, name), reflected=True)
-    for name in ("neg", "abs", "trunc", "floor", "ceil"):
-        made[f"__{name}__"] = lambda self, op=name: self.node.call(op)
-    for name, function in (
-        ("int", int), ("float", float), ("complex", complex), ("hash", hash), ("repr", repr), ("str", str),
-        ("format", format), ("divmod", divmod), ("invert", operator.invert),
-    ):  # fmt: skip
-        made[f"__{name}__"] = _pinned(function)
-    made["__rdivmod__"] = _pinned(divmod, reflected=True)
-    made["__index__"] = _pinned(operator.index)
-    made["__pos__"] = lambda self: self
-    made["__bool__"] = _truth
-    made["__round__"] = lambda self, digits=None: rounded(self, digits)
-    made["__reduce_ex__"] = lambda self, protocol: (type(self.node.value), (self.node.plain(),))
-    made["__copy__"] = lambda self: self
-    made["__deepcopy__"] = lambda self, memo: self
-    return made
-
-
-Int: Any = type("Int", (torch.SymInt,), {**_methods(), "__doc__": "A symbolic int.", "__module__": __name__})
-Float: Any = type(
-    "Float", (torch.SymFloat,), {**_methods(), "__doc__": "A symbolic float.", "__module__": __name__}
-)
-
-NUMBERS: frozenset[type] = frozenset({Int, Float})
-# C++ gives back the base classes around our symbols.
-SYMBOLIC: frozenset[type] = NUMBERS | {torch.SymInt, torch.SymFloat}
-PLAIN_TYPE: dict[type, type] = {Int: int, Float: float, torch.SymInt: int, torch.SymFloat: float}
-
-
-def _wrapped(symbol: Symbol) -> Any:
-    return Int(symbol) if type(symbol.value) is int else Float(symbol)
-
-
-def own(value: Any) -> Any:
-    """What C++ or C code gave, as a number of ours."""
-    return _wrapped(value.node) if type(value) in SYMBOLIC and type(value) not in NUMBERS else value
-
-
-def size_of(value: Any) -> Size:
-    """A size that C++ gave, or Python code computed. What is none is pinned."""
-    if type(value) not in SYMBOLIC:
-        number: int = value
-        return number
-    size = value.node.as_size()
-    return plain(value) if size is None else size  # type: ignore[no-any-return]
-
-
-def plain(value: Any) -> Any:
-    """The number, pinned; anything else as it is."""
-    return value.node.plain() if type(value) in SYMBOLIC else value
-
-
-def hint(value: Any) -> Any:
-    """The number in this call, not pinned: only its type may be looked at."""
-    return value.node.value if type(value) in SYMBOLIC else value
-
-
-def rounded(value: Any, digits: int | None = None) -> Any:
-    """`round(value, digits)`."""
-    symbols: Symbols = value.node.symbols
-    if digits is None:
-        return symbols.call("round", value.node)
-    return symbols.call("round_to", value.node, symbols.symbol(plain(digits)))

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 import smelt
 from smelt.report.inspect import entries, reasons
+from tests.harness.agreement import check_no_failure, compare, observe
 from tests.harness.data_sizes import run
 
 
@@ -42,6 +43,12 @@ def test_what_the_program_decides_by_data_breaks_the_graph_and_is_named() -> Non
     x = torch.randn(6, 4)
     assert "3 < u0 decides, where u0 is how many elements a mask selects" in broken(branch, x)
     assert "a number that a tensor holds is needed as a number" in broken(loop, x)
+
+
+def test_a_mask_that_torch_makes_within_a_call_breaks_the_graph() -> None:
+    """It has no name at the torch level, by which its places could leave the graph."""
+    reason = broken(lambda x, m: torch.combinations(x * m, 2) + 1, torch.randn(6))
+    assert "data-dependent-shape" in reason and "aten.masked_select.default" in reason
 
 
 def test_assertions_are_facts() -> None:
@@ -137,3 +144,31 @@ def test_numbers_below_zero_are_not_taken_for_sizes():
     compiled = smelt.compile(f)
     for n in (3, 2, 1, 0, -1, -2, 5, -7):
         torch.testing.assert_close(compiled(torch.tensor(n)), f(torch.tensor(n)))
+
+
+def test_a_fixed_size_divided_by_a_number_that_data_give() -> None:
+    """Nothing is left of it at the large numbers that are tried for the symbol; then strides say nothing."""
+
+    def rows_of(x, n):
+        k = int(n)
+        rows = x.view(-1)[: 108 // k * k].view(k, -1)
+        return rows * 2, rows.stride(), rows.t().is_contiguous()
+
+    compiled = smelt.compile(rows_of)
+    x = torch.randn(12, 9)
+    for k in (2, 5, 3, 1, 108):
+        compare(observe(compiled, (x, torch.tensor(k)), 0), observe(rows_of, (x, torch.tensor(k)), 0))
+    check_no_failure(compiled)
+
+
+def test_random_integers_below_a_number_that_data_give() -> None:
+    def drawn(x, n):
+        k = int(n)
+        return torch.randint(0, k, (4,)) + x, torch.randint(k, 2 * k, (3,)), torch.randint_like(x, k)
+
+    compiled = smelt.compile(drawn)
+    x = torch.randn(4)
+    for k in (3, 5, 2, 40):
+        compare(observe(compiled, (x, torch.tensor(k)), 0), observe(drawn, (x, torch.tensor(k)), 0))
+    check_no_failure(compiled)
+    assert len(entries(compiled)) == 1

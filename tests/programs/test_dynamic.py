@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import smelt
-from smelt.report.inspect import entries
+from smelt.report.inspect import entries, reasons
 from tests.harness.agreement import check_no_failure, compare, observe
 
 SIZES = ((4, 7), (2, 3), (5, 5), (16, 33), (3, 64), (31, 2), (8, 100), (4, 7))
@@ -204,6 +204,17 @@ def test_strides_without_elements(shape: tuple[int, ...], order: tuple[int, ...]
     for more in (0, 1, 3):
         x = torch.ones([n + more * (n > 2) for n in shape]).permute(order)
         assert compiled(x).stride() == picked(x).stride()
+
+
+def test_sizes_that_torch_itself_asks_for_as_numbers() -> None:
+    """`take_along_dim` does in C++: its shapes are numbers then, and the gap between rows of a part may stay a symbol."""
+    f = lambda x: torch.take_along_dim(x, x.argsort(-1), -1) + 1  # noqa: E731
+    compiled = smelt.compile(f, dynamic=True)
+    for n, more in ((6, 2), (7, 2), (6, 5), (7, 4)):
+        x = torch.randn(5, n + more)[1:, more:]
+        compare(observe(compiled, (x,), 0), observe(f, (x,), 0))
+    check_no_failure(compiled)
+    assert len(entries(compiled)) == 2 and not reasons(compiled)
 
 
 def test_equal_sizes_at_first_may_differ_later() -> None:

@@ -114,6 +114,12 @@ def overlapping(x: torch.Tensor) -> torch.Tensor:
     return x.view(-1).as_strided((x.numel() - 2, 3), (1, 1)).sum(1)
 
 
+def rows_of_two(x: torch.Tensor) -> Any:
+    """Windows side by side: as they lie in `x`, unless a column is left over."""
+    pairs = x.unfold(-1, 2, 2)
+    return pairs, pairs.stride(), pairs.contiguous(), pairs.is_contiguous()
+
+
 def texts(x: torch.Tensor) -> Any:
     log.debug("debug %s", x.shape)
     log.debug(f"debug {x.shape}")
@@ -154,6 +160,7 @@ PROGRAMS = {
     "windows": Program(windows),
     "rounded sizes": Program(rounded),
     "sizes in tensors": Program(sizes_in_tensors),
+    "windows of the last dimension": Program(rows_of_two, entries=2),
     "pools along one dimension": Program(pooled),
     "the larger size": Program(lambda x: (torch.arange(max(x.shape)), x[:, : min(list(x.shape))]), entries=3),
     "strides": Program(pieces_in_memory),

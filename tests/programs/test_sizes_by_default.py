@@ -419,3 +419,32 @@ def test_what_is_left_is_a_symbol_unless_it_is_nothing() -> None:
     assert "(L['x'].shape[1] % 8) == 1" in said and "(L['x'].shape[1] % 8) == 0" in said
     assert "not ((L['x'].shape[1] % 8) == 0)" in said
     assert len(entries(compiled)) == 3
+
+
+def stored_at_steps(x: torch.Tensor, k: int) -> torch.Tensor:
+    y = x * 1
+    y[::k].mul_(3)
+    return y
+
+
+STEPS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "slice": lambda x, k: x[:, 1::k] * 2,
+    "stored": stored_at_steps,
+    "range": lambda x, k: torch.arange(0, 40, k) + 1,
+    "range down": lambda x, k: torch.arange(40, 0, -k) + 1,
+    "triangle": lambda x, k: torch.tril_indices(6, 5, k - 3).contiguous() + 1,
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_are_numbers(name: str, dynamic: bool | None) -> None:
+    """They are no sizes, though they decide some: of the large numbers that are tried, all would leave a single element."""
+    f = STEPS[name]
+    compiled = smelt.compile(f, dynamic=dynamic)
+    steps = (2, 3, 4, 7, 1, 3, 2)
+    x = torch.randn(8, 9)
+    for k in steps:
+        compare(observe(compiled, (x, k), 0), observe(f, (x, k), 0))
+    check_no_failure(compiled)
+    assert len(entries(compiled)) == len(set(steps))

@@ -9,7 +9,7 @@ from smelt.graph.printer import code
 from smelt.graph.sizes import Sym
 from smelt.graph.verify import verify
 from smelt.trace.fake import fake_numel, fake_shape, fake_stride
-from smelt.trace.symbols import Int
+from smelt.trace.sym_numbers import Int
 from smelt.trace.traced_at import source_at
 from tests.harness.sizes import check_gradients, check_sizes
 from tests.harness.traced import trace

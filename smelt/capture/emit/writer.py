@@ -32,7 +32,8 @@ from smelt.graph import numbers
 from smelt.graph.numbers import Expression
 from smelt.guards.origin import Origin, key_name
 from smelt.trace.data_numbers import DataNumber
-from smelt.trace.symbols import NUMBERS, Symbol
+from smelt.trace.sym_nodes import Symbol
+from smelt.trace.sym_numbers import NUMBERS
 
 _BUILTINS = vars(builtins)
 # besides NAMES, what statements may use

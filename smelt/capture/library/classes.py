@@ -23,7 +23,7 @@ from smelt.capture.protocol.attributes import python_method
 from smelt.capture.standins.arrays import Array
 from smelt.capture.standins.texts import Text
 from smelt.trace.fake import FakeTensor, check_class
-from smelt.trace.symbols import hint
+from smelt.trace.sym_numbers import hint
 
 
 @builtin(builtins.isinstance)

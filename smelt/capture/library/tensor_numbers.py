@@ -29,7 +29,9 @@ from smelt.graph.sizes import Expr, Size, Sym, evaluate, free_syms
 from smelt.graph.tree import map_leaves
 from smelt.torch_private import DisableTorchDispatch, OpOverload
 from smelt.trace.fake import FakeTensor, fakes_in
-from smelt.trace.symbols import NUMBERS, PlainNumbersOnly, Symbol
+from smelt.trace.sym_nodes import Symbol
+from smelt.trace.sym_numbers import NUMBERS
+from smelt.trace.symbols import PlainNumbersOnly
 from smelt.trace.trace import Trace
 
 aten = torch.ops.aten

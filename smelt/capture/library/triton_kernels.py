@@ -26,7 +26,7 @@ from smelt.torch_private import maybe_current_level
 from smelt.trace.fake import FakeTensor
 from smelt.trace.kernels import record
 from smelt.trace.number_parts import plain_parts
-from smelt.trace.symbols import SYMBOLIC, hint
+from smelt.trace.sym_numbers import SYMBOLIC, hint
 
 _MOST = 64  # choices of constants
 _INT32 = range(-(1 << 31), 1 << 31)

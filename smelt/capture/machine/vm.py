@@ -40,7 +40,7 @@ from smelt.capture.standins.texts import Text
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line
 from smelt.trace.fake import FakeTensor, class_of_fake
-from smelt.trace.symbols import PLAIN_TYPE
+from smelt.trace.sym_numbers import PLAIN_TYPE
 from smelt.trace.trace import Trace
 
 

@@ -14,7 +14,8 @@ from smelt.graph.numbers import Expression, leaves
 from smelt.graph.sizes import Size, Sym
 from smelt.guards.origin import Origin
 from smelt.reasons import DATA_DEPENDENT, RANDOM_STATE, Reason
-from smelt.trace.symbols import Int, PlainNumbersOnly, Symbols, size_of
+from smelt.trace.sym_numbers import Int, size_of
+from smelt.trace.symbols import PlainNumbersOnly, Symbols
 from smelt.trace.trace import Trace
 
 

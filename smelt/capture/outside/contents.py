@@ -33,7 +33,7 @@ from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
 from smelt.trace.number_parts import plain_parts
-from smelt.trace.symbols import plain
+from smelt.trace.sym_numbers import plain
 
 
 def open(outside: Outside, container: C) -> C:

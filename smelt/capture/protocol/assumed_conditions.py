@@ -18,7 +18,7 @@ from smelt.capture.machine.vm import VM
 from smelt.torch_private import assert_async, maybe_current_level
 from smelt.trace.fake import FakeTensor
 from smelt.trace.handlers import is_handled
-from smelt.trace.symbols import Undecided
+from smelt.trace.sym_nodes import Undecided
 
 _cpu = torch.Tensor.cpu
 _MOST = 400  # instructions of a branch that only raises

@@ -36,7 +36,7 @@ from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
 from smelt.trace.handlers import is_handled
-from smelt.trace.symbols import NUMBERS
+from smelt.trace.sym_numbers import NUMBERS
 
 TUPLE_ASKS = (
     not PY314

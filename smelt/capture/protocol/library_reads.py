@@ -48,7 +48,7 @@ from smelt.errors import Unsupported
 from smelt.guards.origin import Origin
 from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_OBJECT, Reason
 from smelt.trace.fake import FakeTensor
-from smelt.trace.symbols import plain
+from smelt.trace.sym_numbers import plain
 
 Chain = tuple[str, ...]
 

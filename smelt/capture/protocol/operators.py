@@ -37,7 +37,8 @@ from smelt.guards.evaluate import same_leaf
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT
 from smelt.trace.fake import FakeTensor, class_of_fake
 from smelt.trace.handlers import is_handled
-from smelt.trace.symbols import NUMBERS, Undecided, plain
+from smelt.trace.sym_nodes import Undecided
+from smelt.trace.sym_numbers import NUMBERS, plain
 
 _Items = Sequence[object]
 _Try = tuple[object, str, object]  # an object, the name of its method, the other operand

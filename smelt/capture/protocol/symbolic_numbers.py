@@ -24,7 +24,7 @@ from smelt.trace import number_functions
 from smelt.trace.fake import FakeTensor
 from smelt.trace.handlers import is_handled
 from smelt.trace.number_parts import has_symbols, plain_parts
-from smelt.trace.symbols import NUMBERS, Float, Int, plain
+from smelt.trace.sym_numbers import NUMBERS, Float, Int, plain
 
 _OPERANDS = NUMBERS | {int, float, bool, FakeTensor}
 _NESTED = (list, tuple, torch.Size)  # what `torch.tensor` takes for rows

@@ -35,7 +35,7 @@ from smelt.torch_private import (
     parse_schema,
 )
 from smelt.trace.fake import FakeTensor
-from smelt.trace.symbols import plain
+from smelt.trace.sym_numbers import plain
 
 
 class _Module(Protocol):

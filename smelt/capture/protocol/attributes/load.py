@@ -46,7 +46,7 @@ from smelt.reasons import RANDOM_STATE, TENSOR_SUBCLASS, UNSUPPORTED_OBJECT, Rea
 from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
 from smelt.trace.fake import FakeTensor, hides_metadata
 from smelt.trace.plain_classes import PLAIN_TYPES
-from smelt.trace.symbols import NUMBERS
+from smelt.trace.sym_numbers import NUMBERS
 
 
 def load_attr(vm: VM, obj: object, name: str) -> object:
