@@ -249,6 +249,10 @@ class Symbols:
         """The numbers found at both places are equal at each call."""
         self._require(self._table.call("eq", self._table.leaf(key), self._table.leaf(other)), True)
 
+    def require_size(self, key: Any, size: Expr) -> None:
+        """The number found there is this size at each call."""
+        self._require(self._table.call("eq", self._table.leaf(key), self.of_size(size).expression), True)
+
     def symbol(self, value: Any) -> Symbol:
         """`value` (symbolic or not) as an operand."""
         if type(value) in NUMBERS:
