@@ -79,6 +79,7 @@ class Symbols:
         self._table = Table()
         self._values: dict[Any, Number] = {}
         self._pinned: set[Any] = set()
+        self._of_tensors: set[Any] = set()  # the keys of sizes
         self._sizes: dict[Size, Symbol] = {}  # symbols of sizes, by the size
         self._comparisons = Comparisons()
         self.of_sizes: dict[tuple[Any, ...], Symbol] = {}  # results, by operation and operands
@@ -94,7 +95,8 @@ class Symbols:
 
     @contextmanager
     def refused(self, error: PlainNumbersOnly) -> Iterator[None]:
-        """Raises `error` where a symbolic number is used inside, of which the trace does not come to depend that way."""
+        """Raises `error` where a symbolic number is used inside that is no size of a tensor: the trace does not come to
+        depend on it that way."""
         before, self._refused = self._refused, error
         try:
             yield
@@ -131,8 +133,8 @@ class Symbols:
         or, if it is not 0, to be `any_rest` but that, a symbol too."""
         if not 2 <= least <= value <= most or value < divisor:
             raise ValueError(f"a size of {value} is not symbolic in [{least}, {most}], by {divisor}")
-        self.check()
         self._values[key] = value
+        self._of_tensors.add(key)
         leaf = self._table.leaf(key)
         least = max(least, divisor)
         for op, bound, none in (("ge", least, 2), ("le", most, INFINITE)):
@@ -162,8 +164,8 @@ class Symbols:
 
     def stride_leaf(self, key: Any, value: int, room: Size) -> tuple[Int, Int]:
         """The stride found at `key`, now `value`, which is larger than `room`; and the gap that is left, a symbol."""
-        self.check()
         self._values[key] = value
+        self._of_tensors.add(key)
         leaf, least = self._table.leaf(key), self.of_size(room)
         sym = Sym(self._next_name(), 1)
         self.hints[sym] = value - int(least.value)
@@ -402,7 +404,8 @@ class Symbols:
             if isinstance(key, DataNumber):
                 raise Unsupported(Reason(DATA_DEPENDENT, f"{key.what} is needed as a number"))
             if key not in self._pinned:
-                self.check()
+                if key not in self._of_tensors:
+                    self.check()
                 self._pinned.add(key)
                 self._pin(key, self._values[key])
 
@@ -413,7 +416,6 @@ class Symbols:
             return False
         found = self._narrowed.get(size)
         if found is None:
-            self.check()
             ranges = plateau(size, self.hints)
             found = bool(ranges) and all(self._narrow(sym, *ends) for sym, ends in ranges.items())
             self._narrowed[size] = found
@@ -422,7 +424,8 @@ class Symbols:
     def call(self, op: str, *operands: Symbol) -> Any:
         """The operation on these operands: a symbolic number, or a plain one where nothing in it may change. Raises what
         the operation raises."""
-        self.check()
+        if any(o.size is None for o in operands):
+            self.check()
         if any(isinstance(o.size, Expr) for o in operands):
             made = self._of_sizes(op, operands)
             if made is not NotImplemented:
@@ -689,7 +692,6 @@ def _node_method(op: str) -> Callable[..., Symbol]:
         key = (op, self.size, *[o.size for o in others])  # C++ asks the same of sizes again and again
         known = symbols.of_sizes.get(key)
         if known is not None:
-            symbols.check()
             return known
         deferred = symbols.deferred(op, self, *others) if op in COMPARED else None
         if deferred is not None:
