@@ -117,7 +117,8 @@ class CallRecorder:
         if call.modes:
             raise call.unsupported(UNSUPPORTED_CALL, f"{name_of(target)} under a mode of the user's")
         symbols = self._numbers.symbols
-        if self._numbers.sizes and target.is_checkpoint:
+        of_data = symbols is not None and bool(symbols.known.numbers)
+        if self._numbers.sizes and (target.is_checkpoint or of_data):
             raise NeedsFixedSize(f"{name_of(target)} beside symbolic sizes", self._numbers.sizes)
         refusal = PlainNumbersOnly(Reason(UNSUPPORTED_OBJECT, "a number that changes from call to call"))
         if symbols is not None and target.is_checkpoint:

@@ -10,7 +10,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import smelt
-from smelt.report.inspect import entries
+from smelt.report.inspect import entries, reasons
 from tests.harness.agreement import check_no_failure, compare, observe
 
 SHAPES = ((5, 16), (3, 12), (7, 40), (4, 76), (9, 5))
@@ -141,3 +141,13 @@ def test_a_number_that_changes() -> None:
         x = torch.randn(shape, requires_grad=True)
         compare(observe(compiled, (x, by), 0), observe(f, (x, by), 0))
     check_no_failure(compiled)
+
+
+def test_sizes_that_data_decide_break_the_graph() -> None:
+    f = lambda x: Gelu.apply(x[x[:, 0] > 0].sin())  # noqa: E731
+    compiled = smelt.compile(f, dynamic=True)
+    for shape in SHAPES:
+        x = torch.randn(shape, requires_grad=True)
+        compare(observe(compiled, (x,), 0), observe(f, (x,), 0))
+    check_no_failure(compiled)
+    assert reasons(compiled)

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import CellType, FunctionType
+from typing import cast
 
-from smelt._native import isinstance
+import torch
+
 from smelt.capture.base.values import cell_value
 from smelt.capture.outside.symbolic_sizes import Path
 from smelt.graph.sizes import Size
 from smelt.guards.changed_numbers import size_origin
 from smelt.guards.origin import Origin
 from smelt.trace.fake import FakeTensor
-from smelt.trace.symbols import NUMBERS
+from smelt.trace.symbols import NUMBERS, Symbol
 
 _MOST = 256  # places that are looked at
 
@@ -43,8 +45,9 @@ def handed(values: Sequence[object]) -> Handed:
             sizes |= {(size_origin(origin, d).path, size) for d, size in enumerate(value.spec.shape)}
         elif type(value) in NUMBERS:
             numbers.add(origin.path)
-            if value.node.size is not None:  # type: ignore[attr-defined]
-                sizes.add((origin.path, value.node.size))  # type: ignore[attr-defined]
+            size = cast(Symbol, cast(torch.SymInt, value).node).size
+            if size is not None:
+                sizes.add((origin.path, size))
     return Handed(frozenset(sizes), frozenset(numbers))
 
 
@@ -60,7 +63,16 @@ def _places(values: Sequence[object]) -> Iterator[tuple[Origin, object]]:
             found.append((origin.child("member", "cell_contents"), cell_value(value)))
         elif type(value) is FunctionType and value.__closure__:
             found += [(origin.child("cell", i), cell_value(cell)) for i, cell in enumerate(value.__closure__)]
-        elif isinstance(value, (list, tuple, dict)) and id(value) not in seen:
+        elif id(value) not in seen:
             seen.add(id(value))
-            keys = list(dict.items(value)) if isinstance(value, dict) else list(enumerate(value))
-            found += [(origin.child("item", key), item) for key, item in keys if type(key) in (int, str)]
+            found += [(origin.child("item", key), item) for key, item in _items(value)]
+
+
+def _items(value: object) -> list[tuple[int | str, object]]:
+    """What a container that is not too large holds, by index or key."""
+    if type(value) is dict and len(value) <= _MOST:
+        return [(key, item) for key, item in value.items() if type(key) in (int, str)]
+    if type(value) in (list, tuple, torch.Size):
+        held = cast("Sequence[object]", value)
+        return list(enumerate(held)) if len(held) <= _MOST else []
+    return []

@@ -130,8 +130,8 @@ class ChangingNumbers:
         changed = origin.path in self.dynamic and origin not in self.sizes
         if not changed or origin in set(self.unguarded) or self.places.policy.is_fixed(origin.path):
             return None
-        self.places.made_at(origin, sym)
         if not self.places.policy.is_alike(origin.path):
+            self.places.made_at(origin, sym)
             self.places.note(origin, sym)
             return sym
         first, size = self.places.first_like(origin, value, sym)

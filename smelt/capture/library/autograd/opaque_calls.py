@@ -12,7 +12,9 @@ import functools
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
+
+import torch
 
 from smelt._native import isinstance
 from smelt.capture.base.handlers import Args, Kwargs, unsupported
@@ -30,7 +32,7 @@ from smelt.capture.protocol import cells
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
 from smelt.trace.fake import FakeTensor
 from smelt.trace.opaque import OpaqueCall
-from smelt.trace.symbols import NUMBERS
+from smelt.trace.symbols import NUMBERS, Symbol
 
 
 @contextmanager
@@ -73,9 +75,9 @@ def _name(target: object) -> str:
     return str(getattr(target, "__qualname__", type(target).__qualname__))
 
 
-def _is_size(value: Any) -> bool:
+def _is_size(value: object) -> bool:
     """Whether `value` is a number that is computed from sizes of tensors: a graph hands it on, as it does tensors."""
-    return type(value) in NUMBERS and value.node.size is not None
+    return type(value) in NUMBERS and cast(Symbol, cast(torch.SymInt, value).node).size is not None
 
 
 def _is_fresh(vm: VM, made: FunctionType | types.CellType) -> bool:
