@@ -47,7 +47,7 @@ class Divided:
 
 
 def as_divided(size: Size) -> Divided | None:
-    """What is known of a size that is a symbol, or such a sum; None of any other."""
+    """What is known of a size that is a symbol, or such a sum; None of any other, from which the symbols do not follow."""
     if not isinstance(size, Expr):
         return None
     found = {monomial[0]: factor for monomial, factor in size.terms if len(monomial) == 1}
@@ -56,6 +56,9 @@ def as_divided(size: Size) -> Divided | None:
     if len(syms) != len(size.terms) or len(syms) - len(rests) != 1 or len(rests) > 1:
         return None
     sym = next(s for s in syms if s not in rests)
+    left = size.const + sum(rest.hi for rest in rests)
+    if not 0 <= left < syms[sym] or (rests and (size.const or syms[rests[0]] != 1)):
+        return None
     return Divided(sym, syms[sym], *rests)
 
 

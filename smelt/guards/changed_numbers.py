@@ -14,6 +14,7 @@ from smelt.guards.guard import Guard, TensorFacts
 from smelt.guards.origin import Origin
 
 Path = tuple[object, ...]  # `Origin.path`
+_HOLD_NUMBERS = (int, float, tuple, torch.Size)
 
 
 def changed_numbers(guards: Iterable[Guard], slots: Sequence[object]) -> set[Path]:
@@ -21,7 +22,7 @@ def changed_numbers(guards: Iterable[Guard], slots: Sequence[object]) -> set[Pat
     read = Reader(slots)
     found = set()
     for guard in guards:
-        if guard.kind == "eq" and type(guard.value) in (int, float, tuple) and guard.origin is not None:
+        if guard.kind == "eq" and type(guard.value) in _HOLD_NUMBERS and guard.origin is not None:
             try:
                 now = read(guard.origin)
             except Missing:
@@ -33,7 +34,7 @@ def changed_numbers(guards: Iterable[Guard], slots: Sequence[object]) -> set[Pat
 def _changed(origin: Origin, then: Any, now: Any) -> set[Path]:
     if type(now) is not type(then):
         return set()
-    if type(then) is tuple and len(then) == len(now):
+    if type(then) in (tuple, torch.Size) and len(then) == len(now):
         return {p for i, (a, b) in enumerate(zip(then, now)) for p in _changed(origin.child("item", i), a, b)}
     return {origin.path} if type(then) in (int, float) and not same_leaf(then, now) else set()
 

@@ -62,7 +62,7 @@ class DispatchMode(TorchDispatchMode):
 
     def _run(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         if self._numbers.symbols is not None:
-            args, kwargs = pinned_arguments(func, args, kwargs, everywhere=self._call.is_opaque)
+            args, kwargs = pinned_arguments(func, args, kwargs, only_sizes=self._call.is_opaque)
         rule = special.RULES.get(row(func).trace_rule)
         if rule is not None:
             out = rule(self._operator_recorder, func, args, kwargs)

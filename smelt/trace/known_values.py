@@ -14,6 +14,8 @@ from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction, OpOv
 from smelt.trace.arguments import Args, Kwargs
 from smelt.trace.current_call import CurrentCall
 from smelt.trace.fake import FakeTensor, fakes_in
+from smelt.trace.integers import Integers
+from smelt.trace.number_inputs import NumberInputs
 from smelt.trace.tape import Tape
 from smelt.trace.writes import Writes
 
@@ -59,6 +61,14 @@ class KnownValues:
     def number(self, fake: FakeTensor) -> Any:
         """The number that a tensor of one element holds, as `on_read` gives it; None where it gives none."""
         return None if self.on_read is None or self._call.is_opaque else self.on_read(fake)
+
+    def integer(self, fake: torch.Tensor, numbers: NumberInputs, at: int = 0) -> Any:
+        """The int that a tensor of few elements holds at a place, if it is computed from ints, symbolic ones among them;
+        None where it is not, or not surely what Python computes."""
+        if type(fake) is not FakeTensor or fake.aten_node is None or fake.subclass or self._call.is_opaque:
+            return None
+        level = self._tape.aten.graph.level
+        return Integers(numbers, level, self._nodes_written()).held(fake.aten_node, at)
 
     def run(self, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         """`func` on the values of its arguments; None if one is unknown."""

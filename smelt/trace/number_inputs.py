@@ -78,7 +78,8 @@ class NumberInputs:
         symbol: Symbol = value.node
         if symbol.symbols.is_pinned(symbol.expression):
             return symbol.value
-        symbol.symbols.check()
+        if symbol.size is None:
+            symbol.symbols.check()
         return self.input(symbol).node(builder)
 
     def input(self, symbol: Symbol) -> NumberInput:
@@ -89,18 +90,20 @@ class NumberInputs:
         return found
 
 
-def pinned_arguments(func: OpOverload, args: Args, kwargs: Kwargs, everywhere: bool) -> tuple[Args, Kwargs]:
+def pinned_arguments(func: OpOverload, args: Args, kwargs: Kwargs, only_sizes: bool) -> tuple[Args, Kwargs]:
     """An operator's arguments, symbolic only where a number may differ without changing the result's metadata, or is a size;
-    nowhere with `everywhere`."""
+    with `only_sizes`, no other numbers than those that are computed from sizes of tensors."""
     if not has_symbols(args) and not has_symbols(kwargs):
         return args, kwargs
-    names = frozenset() if everywhere else number_arguments(func)
-    sizes = frozenset() if everywhere else size_arguments(func)
+    names, sizes = number_arguments(func), size_arguments(func)
 
     def pinned(name: str, value: Any) -> Any:
         if name in sizes:
             return _mapped(value, lambda v: own(v) if v.node.as_size() is not None else plain(v))
-        return value if name in names else plain_parts(value)
+        stays = name in names and (
+            not only_sizes or type(value) not in SYMBOLIC or value.node.size is not None
+        )
+        return value if stays else plain_parts(value)
 
     arguments = func._schema.arguments
     return (

@@ -11,14 +11,15 @@ import torch
 import torch.utils.checkpoint
 
 from smelt.trace.fake import FakeTensor
+from smelt.trace.symbols import NUMBERS
 
-Fill = Callable[[tuple[Any, ...]], Any]  # the tensors of a call -> an argument
+Fill = Callable[[tuple[Any, ...]], Any]  # the tensors and numbers of a call -> an argument
 
 
 class OpaqueCall:
-    """`call(*tensors)` is `function(*args, **kwargs)` with the fakes in `args` and `kwargs` replaced by the tensors, in
-    order. Containers, partial calls, and the functions and cells that `is_fresh` says the program makes are made anew for
-    each call; everything else is the object itself. `repeatable`: called later, it does the same.
+    """`call(*given)` is `function(*args, **kwargs)` with the fakes and symbolic numbers in `args` and `kwargs` replaced by
+    what is given, in order. Containers, partial calls, and the functions and cells that `is_fresh` says the program makes
+    are made anew for each call; everything else is the object itself. `repeatable`: called later, it does the same.
     """
 
     def __init__(
@@ -26,7 +27,7 @@ class OpaqueCall:
     ) -> None:
         self.function = function
         self.repeatable = True
-        self.tensors: list[FakeTensor] = []
+        self.given: list[Any] = []
         name = getattr(function, "__qualname__", type(function).__name__)
         self.__name__ = name.rpartition("<locals>.")[2].replace(".", "_")
         self._is_fresh = is_fresh
@@ -38,45 +39,45 @@ class OpaqueCall:
         """Whether autograd follows what runs inside."""
         return self.function is torch.utils.checkpoint.checkpoint
 
-    def __call__(self, *tensors: Any) -> Any:
-        return self.function(*self._args(tensors), **self._kwargs(tensors))
+    def __call__(self, *given: Any) -> Any:
+        return self.function(*self._args(given), **self._kwargs(given))
 
     def _template(self, value: Any) -> Fill:
         kind = type(value)
-        if kind is FakeTensor:
-            self.tensors.append(value)
-            index = len(self.tensors) - 1
-            return lambda tensors: tensors[index]
-        if kind in (list, tuple):
+        if kind is FakeTensor or kind in NUMBERS:
+            self.given.append(value)
+            index = len(self.given) - 1
+            return lambda given: given[index]
+        if kind in (list, tuple, torch.Size):
             items = [self._template(v) for v in value]
-            return lambda tensors: kind([fill(tensors) for fill in items])
+            return lambda given: kind([fill(given) for fill in items])
         if kind is dict:
             pairs = [(k, self._template(v)) for k, v in value.items()]
-            return lambda tensors: {k: fill(tensors) for k, fill in pairs}
+            return lambda given: {k: fill(given) for k, fill in pairs}
         if kind is functools.partial:
             return self._partial(value)
         if kind is types.MethodType:
             function, owner = self._template(value.__func__), self._template(value.__self__)
-            return lambda tensors: types.MethodType(function(tensors), owner(tensors))
+            return lambda given: types.MethodType(function(given), owner(given))
         if kind is types.FunctionType and self._is_fresh(value):
             return self._function(value)
-        return lambda tensors: value
+        return lambda given: value
 
     def _partial(self, value: functools.partial[Any]) -> Fill:
         function, args = self._template(value.func), self._template(value.args)
         keywords = self._template(value.keywords)
-        return lambda tensors: functools.partial(function(tensors), *args(tensors), **keywords(tensors))
+        return lambda given: functools.partial(function(given), *args(given), **keywords(given))
 
     def _function(self, value: types.FunctionType) -> Fill:
         cells = [self._cell(c) for c in value.__closure__ or ()]
         defaults, keyword = self._template(value.__defaults__), self._template(value.__kwdefaults__)
 
-        def fill(tensors: tuple[Any, ...]) -> Any:
-            closure = tuple(fill(tensors) for fill in cells)
+        def fill(given: tuple[Any, ...]) -> Any:
+            closure = tuple(fill(given) for fill in cells)
             made = types.FunctionType(
-                value.__code__, value.__globals__, value.__name__, defaults(tensors), closure
+                value.__code__, value.__globals__, value.__name__, defaults(given), closure
             )
-            made.__kwdefaults__ = keyword(tensors)
+            made.__kwdefaults__ = keyword(given)
             made.__qualname__ = value.__qualname__
             return made
 
@@ -84,6 +85,6 @@ class OpaqueCall:
 
     def _cell(self, value: types.CellType) -> Fill:
         if not self._is_fresh(value):
-            return lambda tensors: value
+            return lambda given: value
         contents = self._template(value.cell_contents)
-        return lambda tensors: types.CellType(contents(tensors))
+        return lambda given: types.CellType(contents(given))

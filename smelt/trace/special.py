@@ -52,6 +52,9 @@ def _read_value(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs
         number = recorder.known.number(args[0])
         if number is not None:
             return number
+        number = recorder.known.integer(args[0], recorder.numbers)
+        if number is not None:
+            return number
         number = data_dependent.number(recorder, args[0])
         if number is not None:
             return number

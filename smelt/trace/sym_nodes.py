@@ -190,7 +190,6 @@ def _node_method(op: str) -> Callable[..., Symbol]:
         key = (op, self.size, *[o.size for o in others])  # C++ asks the same of sizes again and again
         known = symbols.of_sizes.get(key)
         if known is not None:
-            symbols.check()
             return known
         deferred = symbols.deferred(op, self, *others) if op in COMPARED else None
         if deferred is not None:

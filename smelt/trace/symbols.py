@@ -80,6 +80,7 @@ class Symbols:
         self._table = Table()
         self._values: dict[Any, Number] = {}
         self._pinned: set[Any] = set()
+        self._of_tensors: set[Any] = set()  # the keys of sizes
         self._sizes: dict[Size, Symbol] = {}  # symbols of sizes, by the size
         self._comparisons = Comparisons()
         self.of_sizes: dict[tuple[Any, ...], Symbol] = {}  # results, by operation and operands
@@ -95,7 +96,8 @@ class Symbols:
 
     @contextmanager
     def refused(self, error: PlainNumbersOnly) -> Iterator[None]:
-        """Raises `error` where a symbolic number is used inside, of which the trace does not come to depend that way."""
+        """Raises `error` where a symbolic number is used inside that is no size of a tensor: the trace does not come to
+        depend on it that way."""
         before, self._refused = self._refused, error
         try:
             yield
@@ -132,8 +134,8 @@ class Symbols:
         or, if it is not 0, to be `any_rest` but that, a symbol too."""
         if not 2 <= least <= value <= most or value < divisor:
             raise ValueError(f"a size of {value} is not symbolic in [{least}, {most}], by {divisor}")
-        self.check()
         self._values[key] = value
+        self._of_tensors.add(key)
         leaf = self._table.leaf(key)
         least = max(least, divisor)
         for op, bound, none in (("ge", least, 2), ("le", most, INFINITE)):
@@ -163,8 +165,8 @@ class Symbols:
 
     def stride_leaf(self, key: Any, value: int, room: Size) -> tuple[Int, Int]:
         """The stride found at `key`, now `value`, which is larger than `room`; and the gap that is left, a symbol."""
-        self.check()
         self._values[key] = value
+        self._of_tensors.add(key)
         leaf, least = self._table.leaf(key), self.of_size(room)
         sym = Sym(self._next_name(), 1)
         self.hints[sym] = value - int(least.value)
@@ -249,6 +251,10 @@ class Symbols:
     def require_equal(self, key: Any, other: Any) -> None:
         """The numbers found at both places are equal at each call."""
         self._require(self._table.call("eq", self._table.leaf(key), self._table.leaf(other)), True)
+
+    def require_size(self, key: Any, size: Expr) -> None:
+        """The number found there is this size at each call."""
+        self._require(self._table.call("eq", self._table.leaf(key), self.of_size(size).expression), True)
 
     def symbol(self, value: Any) -> Symbol:
         """`value` (symbolic or not) as an operand."""
@@ -399,7 +405,8 @@ class Symbols:
             if isinstance(key, DataNumber):
                 raise Unsupported(Reason(DATA_DEPENDENT, f"{key.what} is needed as a number"))
             if key not in self._pinned:
-                self.check()
+                if key not in self._of_tensors:
+                    self.check()
                 self._pinned.add(key)
                 self._pin(key, self._values[key])
 
@@ -410,7 +417,6 @@ class Symbols:
             return False
         found = self._narrowed.get(size)
         if found is None:
-            self.check()
             ranges = plateau(size, self.hints)
             found = bool(ranges) and all(self._narrow(sym, *ends) for sym, ends in ranges.items())
             self._narrowed[size] = found
@@ -419,7 +425,8 @@ class Symbols:
     def call(self, op: str, *operands: Symbol) -> Any:
         """The operation on these operands: a symbolic number, or a plain one where nothing in it may change. Raises what
         the operation raises."""
-        self.check()
+        if any(o.size is None for o in operands):
+            self.check()
         if any(isinstance(o.size, Expr) for o in operands):
             made = self._of_sizes(op, operands)
             if made is not NotImplemented:

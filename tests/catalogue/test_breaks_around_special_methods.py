@@ -135,7 +135,7 @@ def partial_and_methods_of_properties():
     return fn, xs()
 
 
-@program(graphs=3, later=4, breaks=["graph-break-requested"] * 6)
+@program(graphs=3, later=3, breaks=["graph-break-requested"] * 6)
 def under_no_grad_and_autocast():
     class A:
         def __init__(self, x):

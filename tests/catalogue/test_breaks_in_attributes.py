@@ -370,7 +370,7 @@ def init_with_super():
     return fn, xs()
 
 
-@program(graphs=2, later=3, breaks=["graph-break-requested"] * 4)
+@program(graphs=2, later=2, breaks=["graph-break-requested"] * 4)
 def new_and_init():
     class A:
         def __new__(cls, x, n):

@@ -860,7 +860,7 @@ def generator_as_arguments():
 
 
 @program(
-    graphs=3,
+    graphs=2,
     breaks=[*["graph-break-requested"] * 3, "unsupported-object"],
 )
 def generator_a_hundred_deep():

@@ -404,7 +404,7 @@ def missing_items():
     return fn, xs()
 
 
-@program(graphs=2, later=4, breaks=["graph-break-requested"] * 10)
+@program(graphs=2, later=3, breaks=["graph-break-requested"] * 10)
 def managers():
     class M:
         def __init__(self):

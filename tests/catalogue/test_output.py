@@ -671,7 +671,7 @@ def a_handler_that_the_function_reads():
     return fn, three(integers(2)), lambda: collecting.records
 
 
-@program(graphs=1, later=2, breaks=["unsupported-call"])
+@program(graphs=1, later=1, breaks=["unsupported-call"])
 def cached_warnings():
     written = logger_with()
 

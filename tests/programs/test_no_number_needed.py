@@ -100,6 +100,20 @@ def sizes_in_tensors(x: torch.Tensor) -> Any:
     )
 
 
+def sizes_computed_in_tensors(x: torch.Tensor) -> Any:
+    half = torch.div(x.shape[0], 2, rounding_mode="floor")
+    shape = torch.tensor(x.shape)
+    rows, columns = (2 * shape - 1).tolist()
+    last = int(shape[1] // 3 + half)
+    return x[:half], torch.zeros(half, rows - columns % 2), x.new_ones(last).cumsum(0), x.repeat(2, 2)[:rows]
+
+
+def sizes_written_in_tensors(x: torch.Tensor) -> Any:
+    n = torch.tensor(x.shape[0])
+    n += 3
+    return torch.ones(n.item()) + x.sum()
+
+
 def pooled(x: torch.Tensor) -> Any:
     values, indices = F.max_pool1d(x.view(x.shape[0], 1, -1), 2, 1, return_indices=True)
     return values, indices, F.max_pool1d(x, 3, stride=1, padding=1)
@@ -161,6 +175,8 @@ PROGRAMS = {
     "rounded sizes": Program(rounded),
     "sizes in tensors": Program(sizes_in_tensors),
     "windows of the last dimension": Program(rows_of_two, entries=2),
+    "sizes computed in tensors": Program(sizes_computed_in_tensors),
+    "sizes written in tensors": Program(sizes_written_in_tensors),
     "pools along one dimension": Program(pooled),
     "the larger size": Program(lambda x: (torch.arange(max(x.shape)), x[:, : min(list(x.shape))]), entries=3),
     "strides": Program(pieces_in_memory),

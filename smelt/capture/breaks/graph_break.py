@@ -169,6 +169,7 @@ def _tail(writer: Writer, resumes: Resumes, frames: Sequence[WaitingFrame]) -> s
             return f"return {writer(value)}"
         waiting[0] = _answered(waiting[0], value)
     target, values = resumes.chain(waiting)
+    resumes.hands(target, values)
     name = writer.constant(target, target.__name__)
     return f"return tail({', '.join([name, *map(writer, values)])})"
 

@@ -24,6 +24,7 @@ from smelt.capture.base.values import NULL
 from smelt.capture.breaks.assembler import Exit, Handling, Null, Offset, Push, Value, resumed
 from smelt.capture.breaks.chains import ChainText
 from smelt.capture.breaks.finalization import ends_with_effect
+from smelt.capture.breaks.handed import NOTHING_HANDED, Handed, handed
 from smelt.capture.breaks.liveness import live_slots
 from smelt.capture.breaks.points import Continuation, Point, Polyfill, WaitingFrame
 from smelt.capture.breaks.steps import Step
@@ -166,11 +167,22 @@ class Resumes:
         # key -> (callable, what its ids belong to)
         self._made: dict[tuple[object, ...], tuple[Resume, Sequence[Point | Polyfill]]] = {}
         self._steps: dict[tuple[object, ...], Step] = {}
+        # By the id of the callable: what the latest graph before it hands it.
+        self._handed: dict[int, Handed] = {}
 
     def clear(self) -> None:
         """Forgets them all; those in use stay alive."""
         self._made.clear()
         self._steps.clear()
+        self._handed.clear()
+
+    def hands(self, target: object, values: Sequence[object]) -> None:
+        """A compiled frame ends in a call of `target`, which goes on with these values of its capture."""
+        self._handed[id(target)] = handed(values)
+
+    def handed(self, target: object) -> Handed:
+        """What `target` is handed by the compiled frame that was made last of those that call it."""
+        return self._handed.get(id(target), NOTHING_HANDED)
 
     @property
     def callables(self) -> list[Resume]:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from smelt._native import isinstance
+from smelt.capture.breaks.handed import Handed
 from smelt.capture.driver.errors import NotRepeatable, UserException, WorldChanged
 from smelt.capture.outside.symbolic_sizes import FIXED_SIZES, Range, SymbolicSizes
 from smelt.capture.standins.texts import Unreadable
@@ -91,6 +92,11 @@ class Attempt:
         """With the numbers and sizes at these symbolic too, unless none is to be; sizes come with what they were before."""
         made = replace(self, symbolic=self.symbolic | numbers) if self.counts_symbolic else self
         return replace(made, sizes=self.sizes.with_changed(sizes))
+
+    def handed(self, known: Handed) -> Attempt:
+        """With what is known of what a resume function is handed, unless no number is to be symbolic."""
+        made = replace(self, symbolic=self.symbolic | known.numbers) if self.counts_symbolic else self
+        return replace(made, sizes=replace(self.sizes, handed=known.sizes)) if self.sizes.wanted else made
 
     def with_plain_numbers(self) -> Attempt:
         """With each number and size as a part of the trace."""

@@ -239,10 +239,11 @@ class FrameCompiler:
         if not record.entries:  # of a resume function: what changed in the function changes here
             sizes = replace(record.start.sizes, values=self.resumes.sizes)
             record.start = replace(record.start, sizes=sizes)
+        start = record.start.handed(self.resumes.handed(self.target()))
         begin = time.perf_counter()
         with collections_postponed():
             done = first_success(
-                record.start,
+                start,
                 lambda attempt: self._attempt(fn, slots, attempt, why, begin),
                 functools.partial(self._note_weakening, fn.__qualname__),
             )

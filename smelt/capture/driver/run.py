@@ -237,8 +237,8 @@ def _capture(
     with trace:
         inside = global_state.snapshot()
         frame = Frame(code, fn, [NULL] * code.nlocals)
-        for i, value in enumerate(slots):
-            frame.locals[i] = wrapping.wrap(outside, value, Origin("arg", code.local_names[i], None, i))
+        for i in outside.sizes.places.policy.in_order(len(slots)):
+            frame.locals[i] = wrapping.wrap(outside, slots[i], Origin("arg", code.local_names[i], None, i))
         try:
             ending = _run_root(vm, frame, stop)
             _check_left(vm, ending)

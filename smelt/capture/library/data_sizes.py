@@ -34,7 +34,7 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def numbers(vm: VM, tensor: object) -> list[object] | None:
-    """The numbers in a tensor of few integers; None where they cannot be symbolic, or are known."""
+    """The numbers in a tensor of few integers; None where they cannot be symbolic, or are the same at each call."""
     if type(tensor) is not FakeTensor or vm.trace.numbers.for_data is None or tensor.dtype not in _INTEGERS:
         return None
     shape = tensor.spec.shape
@@ -42,6 +42,9 @@ def numbers(vm: VM, tensor: object) -> list[object] | None:
         return None
     if is_handled(vm.trace.call, (tensor,)) or vm.trace.known.value(tensor) is not None:
         return None
+    known = [vm.trace.known.integer(tensor, vm.trace.numbers, i) for i in range(int(tensor.numel()))]
+    if None not in known:
+        return known
     parts = list(vm.native(torch.Tensor.unbind, (tensor,))) if shape else [tensor]  # type: ignore[call-overload]
     if not parts:
         return None

@@ -6,12 +6,13 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+from smelt._native import isinstance
 from smelt.capture.outside.facts import Facts
 from smelt.capture.outside.symbolic_sizes import SizePlaces
 from smelt.errors import Unsupported
 from smelt.graph.number_bounds import Bounds, always
 from smelt.graph.numbers import Expression, leaves
-from smelt.graph.sizes import Size, Sym
+from smelt.graph.sizes import Expr, Size, Sym
 from smelt.guards.origin import Origin
 from smelt.reasons import DATA_DEPENDENT, RANDOM_STATE, Reason
 from smelt.trace.sym_numbers import Int, size_of
@@ -49,8 +50,24 @@ class ChangingNumbers:
             if origin.path not in self.dynamic or not fits:  # a bool among numbers is itself
                 self._facts.guard("eq", origin, value)
                 return value
-            found = self.at(origin, value)
-        return found
+            found = self._following(value, origin)
+        return self.at(origin, value) if found is None else found
+
+    def _following(self, value: int | float, origin: Origin) -> object:
+        """The number read at `origin`, as a size that others follow from, or that follows from others, as before a break."""
+        if type(value) is not int or self.places.policy.handed_at(origin.path) is None:
+            return None
+        size = self.places.follows(origin, value, self.symbols().hints)
+        if isinstance(size, int):
+            self._facts.guard("eq", origin, value)
+            return value
+        if size is not None:
+            self._facts.guard("number", origin, int)
+            self.symbols().require_size(origin, size)
+            self._at[origin] = self.symbols().number(size)
+        elif value >= 2 and self.places.policy.is_followed(origin.path):
+            size_of(self.at(origin, value))
+        return self._at.get(origin)
 
     def at(self, origin: Origin, value: int | float) -> object:
         """The symbolic number at `origin`, now `value`."""
@@ -69,6 +86,11 @@ class ChangingNumbers:
     def guard_equal(self, first: Origin, second: Origin) -> None:
         """The sizes at these are equal at each call."""
         self.symbols().require_equal(first, second)
+
+    def guard_size(self, origin: Origin, size: Expr) -> None:
+        """The size found there is this one at each call."""
+        self.symbols().require_size(origin, size)
+        self.symbols().at_least(size, 2)
 
     def stride(self, origin: Origin, value: int, room: Int | int) -> tuple[Int, Int]:
         """The symbolic stride found at `origin`, now `value`, and how much larger it is than `room`."""
@@ -110,6 +132,7 @@ class ChangingNumbers:
         if not changed or origin in set(self.unguarded) or self.places.policy.is_fixed(origin.path):
             return None
         if not self.places.policy.is_alike(origin.path):
+            self.places.made_at(origin, sym)
             self.places.note(origin, sym)
             return sym
         first, size = self.places.first_like(origin, value, sym)

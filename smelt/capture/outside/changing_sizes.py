@@ -36,12 +36,16 @@ class ChangingSizes:
     def of(self, tensor: torch.Tensor, origin: Origin) -> tuple[SymbolicLayout, TensorFacts] | None:
         """Layout and facts of the tensor found at `origin`, with the sizes and strides that are symbolic, as its marks say,
         else the policy; None where none is."""
-        if not self.places.policy.wanted or not (self.places.policy.names_any or marks_of(tensor)):
+        policy = self.places.policy
+        if not policy.wanted or not (policy.names_any or marks_of(tensor)):
             return None
         facts = tensor_facts(tensor)
         over = strides_over(facts.shape, facts.stride) if facts.layout is torch.strided else None
-        places = self._sizes(tensor, facts, origin, over is not None)
-        found = {dim: self._symbol(facts.shape[dim], *at) for dim, at in places}
+        places = sorted(
+            self._sizes(tensor, facts, origin, over is not None), key=lambda p: policy.is_sum(p[1][0].path)
+        )
+        made = {dim: self._symbol(facts.shape[dim], *at) for dim, at in places}
+        found = {dim: size for dim, size in made.items() if not isinstance(size, int)}
         if over is None:
             return None
         shape = [found.get(dim, n) for dim, n in enumerate(facts.shape)]
@@ -101,8 +105,14 @@ class ChangingSizes:
         layout = SymbolicLayout(tuple(shape), tuple(stride), gaps)
         return layout, replace(facts, shape=shape_codes, stride=tuple(codes))
 
-    def _symbol(self, size: int, at: Origin, mark: Mark | None) -> Int:
+    def _symbol(self, size: int, at: Origin, mark: Mark | None) -> Int | int:
         self.seen[at.path] = size
+        follows = self.places.follows(at, size, self._numbers.symbols().hints) if mark is None else None
+        if isinstance(follows, int):
+            return follows
+        if follows is not None:
+            self._numbers.guard_size(at, follows)
+            return self._numbers.symbols().number(follows)
         known = self.places.known_like(at, size, mark)
         if known is not None:
             first, found = known
@@ -114,6 +124,7 @@ class ChangingSizes:
         divisor, any_rest = policy.divisor(at.path, size), policy.any_remainder(at.path)
         made = self._numbers.size(at, size, *bounds, divisor, any_rest)
         self.places.first_like(at, size, size_of(made), mark)
+        self.places.made_at(at, size_of(made))
         self._note(at, made)
         return made
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from smelt._native import isinstance
 from smelt.graph.divisors import as_divided
-from smelt.graph.sizes import INFINITE, Size, Sym
+from smelt.graph.sizes import INFINITE, Expr, Size, Sym, evaluate, free_syms, subs
 from smelt.guards.guard import ANY
 from smelt.guards.origin import Origin
 from smelt.marks import Mark
@@ -34,9 +35,10 @@ class SymbolicSizes:
     """Which sizes and strides are symbolic, by the paths of their origins.
 
     None are unless `wanted`; `everywhere`, those of all tensors that are neither parameters nor buffers; those that
-    `changed`, each with one that it was before, and of other tensors those that are now one of `values`; never those that
-    are `fixed`, or `fixed_now`, in this call. What is `fixed` is tried once more as a symbol when it, or another size of the
-    tensor, changes (`retried`), as the program may go another way then. Those `apart` are symbols of their own, those that
+    `changed`, each with one that it was before; of others those that are symbols where they are `handed` over, in the graph
+    before a break, or that are now one of `values`; never those that are `fixed`, or `fixed_now`, in this call. What is
+    `fixed` is tried once more as a symbol when it, or another size of the tensor, changes (`retried`), as the program may go
+    another way then. Those `apart` are symbols of their own, those that
     are `alike` one where they are equal. Of `divisors` it is known what they leave when divided, of `ranges` between which
     numbers they are, in this call.
     """
@@ -45,6 +47,7 @@ class SymbolicSizes:
     everywhere: bool = False
     changed: frozenset[tuple[Path, int]] = frozenset()
     values: frozenset[int] = frozenset()
+    handed: frozenset[tuple[Path, Size]] = frozenset()
     fixed: frozenset[Path] = frozenset()
     fixed_now: frozenset[Path] = frozenset()
     retried: frozenset[Path] = frozenset()
@@ -66,15 +69,16 @@ class SymbolicSizes:
     def without(self, groups: Iterable[frozenset[Path]], now: bool) -> SymbolicSizes:
         """Without the symbols that were found at these, in this call if `now`: as numbers, or first as symbols of their own
         where one was found at several places, of which perhaps one alone must be a number, unless they must be one."""
-        found = {
-            paths: len(paths) == 1 or not self._alike.keys().isdisjoint(map(_size_of, paths))
-            for paths in groups
-        }
+        found = {paths: len(paths) == 1 or self._must_be_one(set(map(_size_of, paths))) for paths in groups}
         fixed = frozenset[Path]().union(*(paths for paths, alone in found.items() if alone))
         apart = self.apart.union(*(paths for paths, alone in found.items() if not alone))
         if now:
             return replace(self, fixed_now=self.fixed_now | fixed, apart=apart)
         return replace(self, fixed=self.fixed | fixed, apart=apart)
+
+    def _must_be_one(self, paths: set[Path]) -> bool:
+        """Whether the sizes at these are equal whatever they are: some must be, or all were before a break."""
+        return not self._alike.keys().isdisjoint(paths) or paths <= self._handed.keys()
 
     def with_alike(self, paths: frozenset[Path]) -> SymbolicSizes:
         """With the sizes at these, and at those that are like any of them, as one."""
@@ -87,22 +91,23 @@ class SymbolicSizes:
         """With these divided by as much more, as long as there are not too many remainders, each of which may be an entry.
         What `found` says is divided are the quotients by what was known before."""
         known = dict(self.divisors)
-        divided = {_size_of(path): by for path, by in found}
-        for path, by in divided.items():
-            product = known.get(path, 1) * by
-            known[path] = product if product <= _MOST_REMAINDERS else known.get(path, 1)
+        for path, by in {_size_of(path): by for path, by in found}.items():
+            handed = as_divided(self._handed.get(path, 0))
+            product = known.get(path, 1 if handed is None else handed.divisor) * by
+            if product <= _MOST_REMAINDERS:
+                known[path] = product
         return replace(self, divisors=frozenset((path, by) for path, by in known.items() if by > 1))
 
     def divisor(self, path: Path, size: int) -> int:
         """By what the size at this path, which is now `size`, is divided: by nothing where the quotient is a number."""
-        by = dict(self.divisors).get(path, 1)
+        by = self._divides(path, size)
         low, high = self.range(path, size)
         return 1 if low // by == high // by else by
 
     def range(self, path: Path, size: int) -> Range:
         """In which range the size at this path is, which is now `size`."""
         low, high = dict(self.ranges).get(path, (2, INFINITE))
-        by = dict(self.divisors).get(path, 1)
+        by = self._divides(path, size)
         return (low, min(high, by - 1)) if size < by else (max(low, by), high)
 
     def any_remainder(self, path: Path) -> bool:
@@ -119,7 +124,8 @@ class SymbolicSizes:
 
     def of_all_calls(self) -> SymbolicSizes:
         """Without what is due to the sizes in this call."""
-        return replace(self, fixed_now=frozenset(), ranges=frozenset(), retried=self.retried & self.fixed)
+        retried = self.retried & self.fixed
+        return replace(self, fixed_now=frozenset(), ranges=frozenset(), retried=retried, handed=frozenset())
 
     def is_fixed(self, path: Path) -> bool:
         """Whether the size at this path is a number, whatever else is said of it."""
@@ -128,7 +134,7 @@ class SymbolicSizes:
     @property
     def names_any(self) -> bool:
         """Whether any size is symbolic that is not marked."""
-        return self.everywhere or bool(self.changed or self.values)
+        return self.everywhere or bool(self.changed or self.values or self.handed)
 
     def includes(self, path: Path, size: int, is_parameter: bool) -> bool:
         """Whether the size at this path, which is now `size`, is symbolic; `is_parameter`: it is one of a parameter."""
@@ -136,12 +142,17 @@ class SymbolicSizes:
             return False
         if path in self._before:
             return True
+        handed = self._handed.get(path)
+        if isinstance(handed, Expr) or handed == size:
+            return isinstance(handed, Expr)
         return (self.everywhere or size in self.values) and not is_parameter and "param" not in path
 
-    def history(self, path: Path) -> frozenset[int] | frozenset[Path]:
-        """What sizes have in common that are one symbol if they are equal: the places that must be one with this, else the
-        numbers that were found there in earlier captures."""
-        return self._alike.get(path) or self._before.get(path, frozenset()) - {ANY}
+    def history(self, path: Path) -> object:
+        """What sizes have in common that are one symbol if they are equal: the places that must be one with this, else what
+        they are in the graph before a break, else the numbers that were found there in earlier captures."""
+        handed = self._handed.get(path)
+        known = self._alike.get(path) or (handed if isinstance(handed, Expr) else None)
+        return known or self._before.get(path, frozenset()) - {ANY}
 
     def is_alike(self, path: Path) -> bool:
         """Whether the size at this path must be one with others."""
@@ -150,6 +161,44 @@ class SymbolicSizes:
     def is_apart(self, path: Path) -> bool:
         """Whether the size at this path is a symbol of its own."""
         return not self.apart.isdisjoint((path, remainder_of(path))) and path not in self._alike
+
+    def handed_at(self, path: Path) -> Expr | None:
+        """What is at this path in the graph before a break, if it changes there."""
+        found = self._handed.get(path)
+        return found if isinstance(found, Expr) and not self.is_fixed(path) else None
+
+    def is_followed(self, path: Path) -> bool:
+        """Whether other sizes follow from what is at this path, which is a symbol before a break."""
+        sym = self.handed_at(path)
+        return isinstance(sym, Sym) and sum(sym in free_syms(size) for _, size in self.handed) > 1
+
+    def is_sum(self, path: Path) -> bool:
+        """Whether what is at this path is computed from symbols before a break."""
+        return self.handed_at(path) is not None and not isinstance(self.handed_at(path), Sym)
+
+    def in_order(self, arguments: int) -> list[int]:
+        """The arguments, those from which the sizes of others follow before these."""
+        sums = {path[1] for path, _ in self.handed if self.is_sum(path)}
+        plain = {path[1] for path, size in self.handed if "shape" in path}
+        return sorted(range(arguments), key=lambda i: (i in sums, i not in plain))
+
+    @functools.cached_property
+    def _handed(self) -> dict[Path, Size]:
+        return dict(self.handed)
+
+    @functools.cached_property
+    def _divisors(self) -> dict[Path, int]:
+        return dict(self.divisors)
+
+    def _divides(self, path: Path, size: int) -> int:
+        """By what the size at this path is divided in all calls, or, if that fits `size`, in the graph before a break."""
+        handed = self._handed.get(path, 0)
+        found, known = self._divisors.get(path), as_divided(handed)
+        if found is not None or known is None or isinstance(handed, int):
+            return found or 1
+        left = size % known.divisor
+        fits = left == handed.const if known.rest is None else left > 0
+        return known.divisor if fits and size >= known.divisor else 1
 
     @functools.cached_property
     def _alike(self) -> dict[Path, frozenset[Path]]:
@@ -170,7 +219,8 @@ FIXED_SIZES = SymbolicSizes()
 class SizePlaces:
     """Where the symbols of one capture's sizes were found, by paths of origins, and which of them are sizes of tensors.
 
-    `like`: the first place of those that are one symbol, and its size, by what they have in common.
+    `like`: the first place of those that are one symbol, and its size, by what they have in common. `before`: what the
+    symbols of the graph before a break are here.
     """
 
     policy: SymbolicSizes = FIXED_SIZES
@@ -179,6 +229,7 @@ class SizePlaces:
     divisors: dict[Sym, int] = field(default_factory=dict)  # of those that are quotients of sizes of tensors
     narrowed: dict[Sym, Range] = field(default_factory=dict)  # what another capture is to know of them
     like: dict[tuple[object, ...], tuple[Origin, Size]] = field(default_factory=dict)
+    before: dict[Sym, Size] = field(default_factory=dict)
 
     def note(self, at: Origin, size: Size) -> None:
         """`size`, of one symbol, or one and its remainder, is found at this place."""
@@ -186,6 +237,32 @@ class SizePlaces:
         assert found is not None
         for sym, path in zip(found.symbols, (at.path, remainder_of(at.path))):
             self.paths.setdefault(sym, set()).add(path)
+
+    def made_at(self, at: Origin, size: Size) -> None:
+        """The size at this place is made of symbols of its own: what it is before a break says what those are there."""
+        handed = self.policy.handed_at(at.path)
+        if handed is None:
+            return
+        old, new = as_divided(handed), as_divided(size)
+        if old is not None and old.divisor == 1:
+            self.before.setdefault(old.sym, size)
+        elif old is not None and new is not None and _differ_in_names(handed, size):
+            for then, now in zip(old.symbols, new.symbols):
+                self.before.setdefault(then, now)
+
+    def follows(self, at: Origin, value: int, hints: Mapping[Sym, int]) -> Size | None:
+        """The size at this place, now `value`, if it follows from others: it did in the graph before a break."""
+        handed, path = self.policy.handed_at(at.path), at.path
+        if handed is None or self.policy.is_alike(path) or self.policy.is_apart(path):
+            return None
+        if not free_syms(handed) <= self.before.keys():
+            return None
+        size = subs(handed, self.before)
+        if evaluate(size, hints) != value:
+            return None
+        if isinstance(handed, Sym) and as_divided(size) is not None:
+            self.note(at, size)
+        return size
 
     def known_like(self, at: Origin, value: int, mark: Mark | None = None) -> tuple[Origin, Size] | None:
         """The first place of which the size that is `value` here must be the symbol, and its size."""
@@ -226,3 +303,11 @@ class SizePlaces:
         least, most = self.narrowed.get(sym, (low, high))
         self.narrowed[sym] = max(low, least), min(high, most)
         return True
+
+
+def _differ_in_names(a: Size, b: Size) -> bool:
+    """Whether two sizes that are divided are so by the same number, and leave the same, or a symbol."""
+    one, two = as_divided(a), as_divided(b)
+    assert one is not None and two is not None
+    renamed: dict[Sym, Size] = dict(zip(two.symbols, one.symbols))
+    return len(one.symbols) == len(two.symbols) and subs(b, renamed) == a

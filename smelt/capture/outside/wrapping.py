@@ -60,6 +60,8 @@ def wrap(outside: Outside, value: Any, origin: Origin, *, decided: bool = False)
             return value
         if outside.numbers.dynamic and (kind is int or kind is float):
             return outside.numbers.read(value, origin)
+        if kind is torch.Size and _holds_changing_numbers(outside, origin):
+            return _wrap_tuple(outside, value, origin, decided)
         outside.facts.guard("eq", origin, value)
         if kind in _MADE_EVERYWHERE and not is_shared(value):
             outside.origins.register(value, origin)

@@ -12,7 +12,9 @@ import functools
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
+
+import torch
 
 from smelt._native import isinstance
 from smelt.capture.base.handlers import Args, Kwargs, unsupported
@@ -30,6 +32,7 @@ from smelt.capture.protocol import cells
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
 from smelt.trace.fake import FakeTensor
 from smelt.trace.opaque import OpaqueCall
+from smelt.trace.symbols import NUMBERS, Symbol
 
 
 @contextmanager
@@ -59,6 +62,8 @@ def run_opaque(
         target.repeatable = False
     for value in (*args, *kwargs.values()):
         _hold(vm, value)
+    if target.is_checkpoint and any(map(_is_size, target.given)):
+        raise unsupported("a checkpoint that is given a size", UNSUPPORTED_OBJECT)
     before = vm.outside.log.changed
     out = vm.trace.call_recorder.run_opaque(target, run)
     if vm.outside.log.changed != before:
@@ -70,6 +75,11 @@ def _name(target: object) -> str:
     return str(getattr(target, "__qualname__", type(target).__qualname__))
 
 
+def _is_size(value: object) -> bool:
+    """Whether `value` is a number that is computed from sizes of tensors: a graph hands it on, as it does tensors."""
+    return type(value) in NUMBERS and cast(Symbol, cast(torch.SymInt, value).node).size is not None
+
+
 def _is_fresh(vm: VM, made: FunctionType | types.CellType) -> bool:
     return id(made) not in vm.outside.origins
 
@@ -78,7 +88,7 @@ def _hold(vm: VM, value: object, depth: int = 0) -> None:
     """The graph is going to hold an argument of an opaque call: guards which object it is. Raises Unsupported for an
     object that the program made, unless each call of the graph makes it anew."""
     kind = type(value)
-    if kind is FakeTensor or kind in LEAF_TYPES:
+    if kind is FakeTensor or kind in LEAF_TYPES or _is_size(value):
         return
     if type(value) is FunctionType and _is_fresh(vm, value):
         _hold_function(vm, value, depth)
