@@ -210,10 +210,12 @@ class Symbols:
         return sym
 
     def _rounded(self, expression: Expression, up: bool) -> Size | None:
-        """The size that rounding `n / 2`, or `n * 0.75`, gives, which are floats."""
+        """The size that rounding `n / 2`, or `n * 0.75`, gives, which are floats; or a size."""
         found = factor_of(expression)
-        size = None if found is None else self.taken_for_size(found[0])
-        if found is None or size is None or bounds(size)[0] < 0 or self.known.concerns(size):
+        size = self.taken_for_size(expression if found is None else found[0])
+        if found is None:
+            return size
+        if size is None or bounds(size)[0] < 0 or self.known.concerns(size):
             return None
         _, above, below = found
         self.at_most(size, MOST_ROUNDED)

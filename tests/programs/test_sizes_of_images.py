@@ -381,3 +381,19 @@ def test_windows_that_are_cut_off() -> None:
     compiled = smelt.compile(model, dynamic=True)
     check(compiled, model, [(2, 3, 32, 32), (3, 3, 24, 24), (5, 3, 16, 16)], 1)
     check(compiled, model, [(2, 3, 48, 48), (3, 3, 64, 64), (2, 3, 96, 96)], 2)
+
+
+def distances(size: int, table: torch.Tensor) -> torch.Tensor:
+    """Rows of a table for distances between `size` places, resized to as many as there are."""
+    count = int(2 * max(size, size) - 1)
+    if table.shape[0] != count:
+        table = F.interpolate(table.t()[None], size=count, mode="linear").reshape(-1, count).t()
+    at = torch.arange(size, dtype=torch.float32) * max(size / size, 1.0)
+    return table[(at[:, None] - at[None] + (size - 1) * max(size / size, 1.0)).long()]
+
+
+def test_tables_of_relative_positions() -> None:
+    """An entry where the table fits, and one where it is resized."""
+    table = torch.randn(27, 8)
+    f = lambda x: distances(x.shape[1], table) + x.sum()  # noqa: E731
+    check(smelt.compile(f, dynamic=True), f, [(11, 10), (7, 12), (9, 14), (11, 14), (5, 20), (5, 9)], 2)

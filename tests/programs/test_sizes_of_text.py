@@ -132,6 +132,11 @@ PYTHON: dict[str, Callable[[torch.Tensor], Any]] = {
     "a shape that is compared": lambda x: x * 2 if x.shape == (11, x.shape[1], 16) != x.shape[:2] else x,
     "rounded up": lambda x: x.new_zeros(math.ceil(x.shape[1] / 4) * 4 - x.shape[1] + 2),
     "rounded down": lambda x: (x.new_zeros(math.floor((x.shape[1] + 1) / 2)), x[:, : int(x.shape[1] / 2)]),
+    "made an int": lambda x: (
+        x.new_zeros(int(2 * max(x.shape[1], 2) - 1)),
+        x[:, : round(x.shape[1]) - 1] * 2,
+    ),
+    "rounded, as it is": lambda x: x.reshape(-1, math.ceil(math.floor(math.trunc(x.shape[1])))),
     "complex": lambda x: (torch.fft.fftn(x, dim=(1, 2)).real * 2, torch.fft.fft(x).imag[:, 1:]),
     "complex from pairs": lambda x: torch.view_as_complex(torch.stack([x, x * 2], -1)).abs(),
 }
