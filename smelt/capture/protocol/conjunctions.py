@@ -34,7 +34,8 @@ def falls_short(vm: VM, frame: Frame) -> bool:
     while (found := _next(frame, at, goal)) is not None:
         pairs.append(found)
         at = found[1]
-    if len(pairs) < 2 or symbols.all_equal([pair for pair, _ in pairs]) is not False:
+    stops = frame.ticks < frame.stop <= frame.ticks + at - frame.pc  # capture, at one of these instructions
+    if len(pairs) < 2 or stops or symbols.all_equal([pair for pair, _ in pairs]) is not False:
         return False
     at = next(at for pair, at in pairs if symbols.symbol(pair[0]).value != symbols.symbol(pair[1]).value)
     frame.ticks += at - frame.pc
