@@ -310,7 +310,30 @@ def fits_as_a_shape(x: torch.Tensor) -> torch.Tensor:
     return x * 2 if x.shape[2:] == (4, 4) else x - 1
 
 
-@pytest.mark.parametrize("function", [fits_or_is_resized, fits_in_one_condition, fits_as_a_shape])
+def fits_unless_a_side_differs(x: torch.Tensor) -> torch.Tensor:
+    height, width = x.shape[2:]
+    if height != 4 or width != 4:
+        x = x - 1
+    return x * 2
+
+
+def fits_or_leaves_at_once(x: torch.Tensor, size: tuple[int, int] = (4, 4)) -> torch.Tensor:
+    height, width = x.shape[2:]
+    if not (size[0] == height and width == size[1]):
+        return x * 3
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        fits_or_is_resized,
+        fits_in_one_condition,
+        fits_as_a_shape,
+        fits_unless_a_side_differs,
+        fits_or_leaves_at_once,
+    ],
+)
 @pytest.mark.parametrize("first", [(6, 5), (8, 2), (4, 4)])
 def test_which_of_several_comparisons_fails_makes_no_entry(
     function: Callable[..., Any], first: tuple[int, int]
@@ -331,7 +354,13 @@ def test_comparisons_that_lead_to_different_places_have_entries() -> None:
         n, m = x.shape
         return x * 2 if n * m == 16 and (n == 8 or m == 8) else x * 3
 
-    for function, most in ((f, 3), (g, 4)):
+    def h(x: torch.Tensor) -> torch.Tensor:
+        n, m = x.shape
+        if n == 4 and m != 7:
+            return x * 2
+        return x * 3 if n != 9 else x
+
+    for function, most in ((f, 3), (g, 4), (h, 4)):
         compiled = smelt.compile(function, dynamic=True)
         check(compiled, function, [(5, 7), (4, 4), (8, 2), (2, 8), (4, 4), (9, 3), (8, 8)], most)
 

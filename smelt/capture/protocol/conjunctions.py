@@ -1,19 +1,22 @@
-"""`a == b and c == d` of symbolic numbers: where not all of it holds, a program that goes on at one place does not depend on
-which comparison fails first.
+"""`a == b and c == d` of symbolic numbers, or `a != b or c != d`: where not all are equal, a program that goes on at one
+place does not depend on which differ first.
 
-Later calls are required to fail any of them: a model that resizes its positions unless the number of them and both sides
-of the picture fit has one entry for all pictures that do not, also for those that fit in number alone.
+Later calls are required to differ in any of them: a model that resizes its positions unless the number of them and both
+sides of the picture fit has one entry for all pictures that do not, also for those that fit in number alone.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.values import NULL
 from smelt.capture.machine.vm import VM
 from smelt.trace.symbols import Int
 
+EQUALITY = frozenset({operator.eq, operator.ne})
+_TRUE = frozenset({"POP_JUMP_IF_TRUE", "POP_JUMP_FORWARD_IF_TRUE"})
 _FALSE = frozenset({"POP_JUMP_IF_FALSE", "POP_JUMP_FORWARD_IF_FALSE"})
 _NONE = frozenset({"POP_JUMP_IF_NONE", "POP_JUMP_FORWARD_IF_NONE"})
 _NOT_NONE = frozenset({"POP_JUMP_IF_NOT_NONE", "POP_JUMP_FORWARD_IF_NOT_NONE"})
@@ -21,26 +24,30 @@ _NOTHING = frozenset({"NOT_TAKEN", "NOP", "CACHE"})
 _CONSTANTS = frozenset({"LOAD_CONST", "LOAD_SMALL_INT"})
 _COMPARED = frozenset({int, Int})
 Pair = tuple[object, object]
+Comparison = tuple[Pair, Callable[..., object], int]  # of EQUALITY; the instruction behind it
 
 
-def falls_short(vm: VM, frame: Frame) -> bool:
-    """Whether a comparison for equality that is to be made now, or one that the program joins with it by `and`, does not
-    hold. Then the frame is where the first of these has been made, which gave False."""
-    symbols, goal = vm.trace.numbers.symbols, _goal(frame, frame.pc)
+def differ(vm: VM, frame: Frame, compare: Callable[..., object]) -> bool:
+    """Whether the numbers differ that are to be compared now, or some that the program compares if they do not, to go to the
+    same place. Then the frame is where the first that differ have been compared."""
+    symbols, goal = vm.trace.numbers.symbols, _goal(frame, frame.pc, compare)
     first = frame.stack[-2], frame.stack[-1]
     if symbols is None or goal is None or not _are_numbers(first):
         return False
-    pairs, at = [(first, frame.pc)], frame.pc
-    while (found := _next(frame, at, goal)) is not None:
-        pairs.append(found)
-        at = found[1]
-    stops = frame.ticks < frame.stop <= frame.ticks + at - frame.pc  # capture, at one of these instructions
-    if len(pairs) < 2 or stops or symbols.all_equal([pair for pair, _ in pairs]) is not False:
+    found: list[Comparison] = [(first, compare, frame.pc)]
+    while (made := _next(frame, found[-1], goal)) is not None:
+        found.append(made)
+    stops = (
+        frame.ticks < frame.stop <= frame.ticks + found[-1][2] - frame.pc
+    )  # capture, at one of these instructions
+    if len(found) < 2 or stops or symbols.all_equal([pair for pair, _, _ in found]) is not False:
         return False
-    at = next(at for pair, at in pairs if symbols.symbol(pair[0]).value != symbols.symbol(pair[1]).value)
+    compare, at = next(
+        (how, at) for (a, b), how, at in found if symbols.symbol(a).value != symbols.symbol(b).value
+    )
     frame.ticks += at - frame.pc
     frame.pc = at
-    frame.stack[-2:] = (False,)
+    frame.stack[-2:] = (compare is operator.ne,)
     return True
 
 
@@ -53,10 +60,19 @@ def _jump(frame: Frame, at: int) -> int:
     return at + (frame.code.names[at] == "TO_BOOL")
 
 
-def _goal(frame: Frame, at: int) -> int | None:
-    """Where the program goes if the comparison before this instruction does not hold; None where it does something else."""
-    at = _jump(frame, at)
-    return _led_to(frame, frame.instructions[at][1]) if frame.code.names[at] in _FALSE else None
+def _leaves(frame: Frame, at: int, compare: Callable[..., object]) -> bool | None:
+    """Whether the program jumps if the numbers differ that were compared before this instruction; None where it does
+    something else."""
+    name = frame.code.names[_jump(frame, at)]
+    if name not in _TRUE and name not in _FALSE:
+        return None
+    return (compare is operator.ne) is (name in _TRUE)
+
+
+def _goal(frame: Frame, at: int, compare: Callable[..., object]) -> int | None:
+    """Where it goes on then."""
+    leaves, at = _leaves(frame, at, compare), _jump(frame, at)
+    return None if leaves is None else _led_to(frame, frame.instructions[at][1] if leaves else at + 1)
 
 
 def _led_to(frame: Frame, at: int) -> int:
@@ -77,9 +93,12 @@ def _led_to(frame: Frame, at: int) -> int:
             return at
 
 
-def _next(frame: Frame, at: int, goal: int) -> tuple[Pair, int] | None:
-    """What is compared next, where the comparison before `at` holds, and the instruction behind that; None where the
-    program does more than look up local variables for it, or goes elsewhere than to `goal` if it does not hold."""
+def _next(frame: Frame, last: Comparison, goal: int) -> Comparison | None:
+    """What is compared next, where the numbers of the last comparison are equal; None where the program does more than look
+    up local variables for it, or goes elsewhere than to `goal` if they differ."""
+    _, compare, at = last
+    if not _leaves(frame, at, compare):
+        return None
     stack: list[object] = []
     at = _jump(frame, at) + 1
     while True:
@@ -93,9 +112,9 @@ def _next(frame: Frame, at: int, goal: int) -> tuple[Pair, int] | None:
             stack[-2:] = (stack[-2][stack[-1]],)  # type: ignore[index]
         elif name in _NONE and stack and stack[-1] is not None:
             stack.pop()
-        elif name == "COMPARE_OP" and arg is operator.eq and len(stack) == 2:
+        elif name == "COMPARE_OP" and arg in EQUALITY and len(stack) == 2:
             pair = stack[0], stack[1]
-            return (pair, at) if _are_numbers(pair) and _goal(frame, at) == goal else None
+            return (pair, arg, at) if _are_numbers(pair) and _goal(frame, at, arg) == goal else None
         elif name not in _NOTHING:
             return None
 

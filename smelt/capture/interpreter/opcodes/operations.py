@@ -11,7 +11,7 @@ from smelt.capture.interpreter.opcodes.table import HANDLERS, opcode
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import attributes, operators, polyfills_of_results
 from smelt.capture.protocol.attributes import python_method
-from smelt.capture.protocol.conjunctions import falls_short
+from smelt.capture.protocol.conjunctions import EQUALITY, differ
 
 
 @opcode("LOAD_ATTR")
@@ -74,7 +74,7 @@ def _binary(vm: VM, frame: Frame, arg: Callable[..., object]) -> None:
 
 @opcode("COMPARE_OP")
 def _compare(vm: VM, frame: Frame, arg: Callable[..., object]) -> None:
-    if arg is not operator.eq or vm.trace.numbers.symbols is None or not falls_short(vm, frame):
+    if arg not in EQUALITY or vm.trace.numbers.symbols is None or not differ(vm, frame, arg):
         _binary(vm, frame, arg)
 
 
