@@ -6,7 +6,7 @@ An operator that raises under one of them may do so at some sizes: then the symb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -279,11 +279,12 @@ def _results(
     named = _named(func, args, kwargs)
     sizes += quotients(name, named, spec_of)
     shape = _broadcast(specs) if torch.Tag.pointwise in func.tags else known_shape(name, named, spec_of)
-    found = _Fit(name, candidates_of(specs, sizes), shape, syms, device, given).tree(answers)
+    shapes = [spec.shape for spec in specs]
+    found = _Fit(name, candidates_of(specs, sizes), shape, shapes, syms, device, given).tree(answers)
     _check_itself(asked, found)
     for numbers in more_of(syms):
         out, _ = asked.answer_for(lambda size, numbers=numbers: evaluate(size, numbers))  # type: ignore[misc]
-        if not _fits(found, out, numbers):
+        if not _fits(found, out, numbers, shapes):
             raise NeedsFixedSize(f"{name}: other sizes of these ranges make a difference", syms)
     last = _last(func, specs)
     if device.type == "cpu" and last >= COUNT and not _is_safe(func, args):
@@ -372,14 +373,23 @@ def _spec_of(value: Any) -> TensorSpec | None:
     return value.spec if isinstance(value, _Tensor) else None
 
 
-def _fits(found: Any, out: Any, numbers: Mapping[Sym, int]) -> bool:
-    """Whether the specs are those of the tensors `out`, where the symbols are these numbers."""
+def _fits(found: Any, out: Any, numbers: Mapping[Sym, int], shapes: Sequence[Shape] = ()) -> bool:
+    """Whether the specs are those of the tensors `out`, where the symbols are these numbers; of operands of these `shapes`,
+    or results, with sizes that no call has, only the shape."""
     if isinstance(found, (list, tuple)):
-        return len(found) == len(out) and all(_fits(f, o, numbers) for f, o in zip(found, out))
+        return len(found) == len(out) and all(_fits(f, o, numbers, shapes) for f, o in zip(found, out))
     if not isinstance(found, TensorSpec):
         return True
     spec = at_numbers(found, numbers)
+    if shapes and not _are_of_calls((*shapes, found.shape), lambda size: evaluate(size, numbers)):
+        return spec.shape == tuple(out.size())
     return (spec.shape, spec.stride, spec.offset) == (out.size(), out.stride(), out.storage_offset())
+
+
+def _are_of_calls(shapes: Iterable[Shape], number_of: Callable[[Size], int]) -> bool:
+    """Whether each symbolic size is 2 or more, as it is in a call: strides of a dimension of 1 say nothing, and layouts that
+    are not the same for others are then."""
+    return all(number_of(n) > 1 for shape in shapes for n in shape if isinstance(n, Expr))
 
 
 def _has_sizes(found: Any, out: Any) -> bool:
@@ -539,14 +549,15 @@ class _Unclear(NeedsFixedSize):
 
 
 class _Fit:
-    """Sizes of results. `shape`: that of the images that a window makes, if it is known. `given`: for each assignment the
-    metas that were given back, with what they stand for."""
+    """Sizes of results. `shape`: that of the images that a window makes, if it is known. `operands`: their shapes. `given`:
+    for each assignment the metas that were given back, with what they stand for."""
 
     def __init__(
         self,
         name: str,
         candidates: Candidates,
         shape: Shape | None,
+        operands: Sequence[Shape],
         syms: frozenset[Sym],
         device: torch.device,
         given: Sequence[dict[int, tuple[torch.Tensor, Any]]],
@@ -554,6 +565,7 @@ class _Fit:
         self.name = name
         self.candidates = candidates
         self.known = shape
+        self.operands = operands
         self.syms = syms
         self.device = device
         self.given = given
@@ -602,11 +614,13 @@ class _Fit:
         return tuple(map(self.size, zip(*values)))
 
     def strides(self, shape: tuple[Size, ...], values: Sequence[tuple[int, ...]]) -> tuple[Size, ...]:
-        order = sorted(range(len(shape)), key=lambda d: (-values[d][COUNT - 1], d))  # outermost first
+        telling = [k for k in range(COUNT) if _are_of_calls((*self.operands, shape), lambda n, k=k: at(n, k))]  # type: ignore[misc]
+        telling = telling or [*range(COUNT)]
+        order = sorted(range(len(shape)), key=lambda d: (-values[d][telling[-1]], d))  # outermost first
         permuted = dict(zip(order, contiguous_stride([shape[d] for d in order])))
         denses = contiguous_stride(shape), tuple(permuted[d] for d in range(len(shape)))
         for dense in denses:
-            if all(at(n, k) == v[k] for n, v in zip(dense, values) for k in range(COUNT)):
+            if all(at(n, k) == v[k] for n, v in zip(dense, values) for k in telling):
                 return dense
         of_shape = Candidates(products(shape))
         found: list[Size] = []

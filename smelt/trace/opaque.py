@@ -11,7 +11,7 @@ import torch
 import torch.utils.checkpoint
 
 from smelt.trace.fake import FakeTensor
-from smelt.trace.symbols import NUMBERS
+from smelt.trace.sym_numbers import NUMBERS
 
 Fill = Callable[[tuple[Any, ...]], Any]  # the tensors and numbers of a call -> an argument
 

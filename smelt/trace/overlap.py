@@ -16,7 +16,22 @@ _ENUMERABLE = 1 << 16  # elements
 
 def overlaps_itself(spec: TensorSpec) -> bool:
     """Whether elements may share memory (`expand`, overlapping `as_strided`)."""
-    return bool(agreed([spec], _overlaps_itself, "sizes decide whether elements share memory"))
+    return not _is_dense(spec) and bool(
+        agreed([spec], _overlaps_itself, "sizes decide whether elements share memory")
+    )
+
+
+def _is_dense(spec: TensorSpec) -> bool:
+    """Whether elements lie side by side in some order of the dimensions, whatever the sizes are."""
+    left = [(stride, n) for stride, n in zip(spec.stride, spec.shape) if n != 1]
+    step: Size = 1
+    while left:
+        inner = next((dim for dim in left if dim[0] == step), None)
+        if inner is None:
+            return False
+        left.remove(inner)
+        step = step * inner[1]
+    return True
 
 
 def _overlaps_itself(spec: TensorSpec) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from smelt.torch_private import pack_padded_sequence, pad_packed_sequence
+from smelt.trace import recurrent
 from smelt.trace.arguments import Args
 from smelt.trace.operator_recorder import Body, OperatorRecorder
 
@@ -57,7 +58,8 @@ def _pad(recorder: OperatorRecorder, func: Any, args: Args) -> Any:
 def _network(recorder: OperatorRecorder, func: Any, args: Args) -> Any:
     data, sizes, *rest = args
     if not isinstance(sizes, torch.Tensor) or sizes.is_floating_point():  # not packed
-        return func(*args)
+        made = recurrent.lstm(*args) if func is torch.lstm else NotImplemented
+        return func(*args) if made is NotImplemented else made
     return func(data, _known(recorder, sizes, "a recurrent network over sequences"), *rest)
 
 

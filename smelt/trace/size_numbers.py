@@ -13,6 +13,7 @@ from smelt.graph.sizes import Expr, Quotient, Size, Sym, bounds, free_syms, subs
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg,
     "floordiv": operator.floordiv, "mod": operator.mod,
+    **dict.fromkeys(("int", "floor", "ceil", "trunc", "round"), lambda size: size),  # of ints
 }  # fmt: skip
 COMPARED = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 

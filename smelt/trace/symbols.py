@@ -15,7 +15,7 @@ it is assumed; what the program decides by it ends the graph, unless it holds fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -213,10 +213,12 @@ class Symbols:
         return sym
 
     def _rounded(self, expression: Expression, up: bool) -> Size | None:
-        """The size that rounding `n / 2`, or `n * 0.75`, gives, which are floats."""
+        """The size that rounding `n / 2`, or `n * 0.75`, gives, which are floats; or a size."""
         found = factor_of(expression)
-        size = None if found is None else self.taken_for_size(found[0])
-        if found is None or size is None or bounds(size)[0] < 0 or self.known.concerns(size):
+        size = self.taken_for_size(expression if found is None else found[0])
+        if found is None:
+            return size
+        if size is None or bounds(size)[0] < 0 or self.known.concerns(size):
             return None
         _, above, below = found
         self.at_most(size, MOST_ROUNDED)
@@ -339,6 +341,28 @@ class Symbols:
             answer = self.decide(self._table.call(op, left.expression, right.expression), value)
             self._comparisons.note(op, a, b, answer)
         return answer
+
+    def all_equal(self, pairs: Sequence[tuple[int | Int, int | Int]]) -> bool | None:
+        """Whether the numbers of each pair are equal, if that is the same for all sizes, or is required of later calls at
+        once: where they are not, later calls are required to have a pair that is not, whichever. None where they are to be
+        compared one by one."""
+        left_open = []
+        for a, b in ((self.symbol(a), self.symbol(b)) for a, b in pairs):
+            if a.size is None or b.size is None or self.known.concerns(a.size, b.size):
+                return None
+            answer = self._comparisons.decided("eq", a.size, b.size)
+            if answer is False:
+                return False
+            if answer is None:
+                left_open.append((reduced(a.size, b.size), a.value == b.value))
+        if len(left_open) < 2 or all(equal for _, equal in left_open):
+            return None
+        self.check()
+        total = self.symbol(0)
+        for i, ((a_size, b_size), _) in enumerate(left_open):
+            distance = self._plainly("abs", self._plainly("sub", self.of_size(a_size), self.of_size(b_size)))
+            total = self._plainly("add", total, distance) if i else distance
+        return self.decide(self._table.call("eq", total.expression, self._table.const(0)), False)
 
     def bounds(self, sym: Sym) -> tuple[int, int]:
         """The range that later calls are required to have this symbol of a size in."""

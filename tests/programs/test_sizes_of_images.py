@@ -285,3 +285,144 @@ def quarters(x: torch.Tensor) -> torch.Tensor:
 def test_a_quotient_that_was_compared_is_no_zero() -> None:
     """So that it may divide: how many channels are left is a number."""
     check(smelt.compile(quarters, dynamic=True), quarters, [(2, 3, 8, 12), (3, 3, 20, 17), (4, 3, 33, 8)], 1)
+
+
+def fits_or_is_resized(x: torch.Tensor, size: tuple[int, int] | None = (4, 4)) -> torch.Tensor:
+    """As models with positions ask: for the number of places first, then for the sides."""
+    table = torch.arange(16.0).view(1, 1, 4, 4)
+    places, height, width = x.shape[2] * x.shape[3], x.shape[2], x.shape[3]
+    if places == 16:
+        if size is not None and size[0] == height and size[1] == width:
+            return x + table
+    if size is None and height == width:
+        return x
+    return x + F.interpolate(table, (height, width), mode="bilinear")
+
+
+def fits_in_one_condition(x: torch.Tensor) -> torch.Tensor:
+    places, height, width = x.shape[2] * x.shape[3], x.shape[2], x.shape[3]
+    if places == 16 and height == width:
+        return x * 2
+    return x - 1
+
+
+def fits_as_a_shape(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if x.shape[2:] == (4, 4) else x - 1
+
+
+def fits_unless_a_side_differs(x: torch.Tensor) -> torch.Tensor:
+    height, width = x.shape[2:]
+    if height != 4 or width != 4:
+        x = x - 1
+    return x * 2
+
+
+def fits_or_leaves_at_once(x: torch.Tensor, size: tuple[int, int] = (4, 4)) -> torch.Tensor:
+    height, width = x.shape[2:]
+    if not (size[0] == height and width == size[1]):
+        return x * 3
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        fits_or_is_resized,
+        fits_in_one_condition,
+        fits_as_a_shape,
+        fits_unless_a_side_differs,
+        fits_or_leaves_at_once,
+    ],
+)
+@pytest.mark.parametrize("first", [(6, 5), (8, 2), (4, 4)])
+def test_which_of_several_comparisons_fails_makes_no_entry(
+    function: Callable[..., Any], first: tuple[int, int]
+) -> None:
+    sizes = [first, (7, 9), (8, 2), (4, 4), (4, 7), (2, 8), (6, 6), (16, 3), (5, 4)]
+    check(smelt.compile(function, dynamic=True), function, [(11, 13, *size) for size in sizes], 2)
+
+
+def test_comparisons_that_lead_to_different_places_have_entries() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] * x.shape[1] == 16:
+            if x.shape[0] == 4:
+                return x * 2
+            return x * 3
+        return x * 4
+
+    def g(x: torch.Tensor) -> torch.Tensor:
+        n, m = x.shape
+        return x * 2 if n * m == 16 and (n == 8 or m == 8) else x * 3
+
+    def h(x: torch.Tensor) -> torch.Tensor:
+        n, m = x.shape
+        if n == 4 and m != 7:
+            return x * 2
+        return x * 3 if n != 9 else x
+
+    for function, most in ((f, 3), (g, 4), (h, 4)):
+        compiled = smelt.compile(function, dynamic=True)
+        check(compiled, function, [(5, 7), (4, 4), (8, 2), (2, 8), (4, 4), (9, 3), (8, 8)], most)
+
+
+def test_what_was_not_decided_is_asked_again() -> None:
+    """That not both sides are 4 says nothing of either."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        height, width = x.shape
+        x = x * 2 if height == 4 and width == 4 else x * 3
+        x = x + 1 if height == 4 else x + 2
+        return x - 1 if width == 4 else x - 2
+
+    check(smelt.compile(f, dynamic=True), f, [(5, 7), (4, 6), (6, 4), (4, 4), (9, 3)], 4)
+
+
+def written_in_place(x: torch.Tensor, *convolutions: nn.Module) -> torch.Tensor:
+    """Maps of which little would be left of the smallest images."""
+    for convolution in convolutions:
+        x = convolution(x).relu_()
+    return x
+
+
+def test_writes_of_maps_that_small_images_have_none_of() -> None:
+    torch.manual_seed(0)
+    model = Seeded(written_in_place, *(nn.Conv2d(3, 3, 3, stride=s) for s in (2, 1, 1, 2, 1)))
+    check(smelt.compile(model, dynamic=True), model, [(2, 3, 40, 43), (3, 3, 36, 50), (2, 3, 61, 44)], 1)
+
+
+def cropped_windows(x: torch.Tensor, down: nn.Module) -> torch.Tensor:
+    """A map in windows of 5, of which one goes over all of a small map; what was padded is cut off again. It is
+    channels-last then, which cannot be seen of a map of one pixel."""
+    x = down(x).permute(0, 2, 3, 1).contiguous()
+    b, h, w, c = x.shape
+    x = F.pad(x, (0, 0, 0, -w % 5, 0, -h % 5))
+    _, high, wide, _ = x.shape
+    windows = x.view(b, high // 5, 5, wide // 5, 5, c).transpose(2, 3).reshape(-1, 25, c)
+    x = (windows * 2).view(b, high // 5, wide // 5, 5, 5, c).transpose(2, 3).reshape(b, high, wide, c)
+    x = x[:, :h, :w].contiguous().permute(0, 3, 1, 2)
+    return x + x.sin()
+
+
+def test_windows_that_are_cut_off() -> None:
+    """One entry where one window goes over all of a map, another for more."""
+    torch.manual_seed(0)
+    model = Seeded(cropped_windows, nn.Conv2d(3, 4, 3, stride=8, padding=1))
+    compiled = smelt.compile(model, dynamic=True)
+    check(compiled, model, [(2, 3, 32, 32), (3, 3, 24, 24), (5, 3, 16, 16)], 1)
+    check(compiled, model, [(2, 3, 48, 48), (3, 3, 64, 64), (2, 3, 96, 96)], 2)
+
+
+def distances(size: int, table: torch.Tensor) -> torch.Tensor:
+    """Rows of a table for distances between `size` places, resized to as many as there are."""
+    count = int(2 * max(size, size) - 1)
+    if table.shape[0] != count:
+        table = F.interpolate(table.t()[None], size=count, mode="linear").reshape(-1, count).t()
+    at = torch.arange(size, dtype=torch.float32) * max(size / size, 1.0)
+    return table[(at[:, None] - at[None] + (size - 1) * max(size / size, 1.0)).long()]
+
+
+def test_tables_of_relative_positions() -> None:
+    """An entry where the table fits, and one where it is resized."""
+    table = torch.randn(27, 8)
+    f = lambda x: distances(x.shape[1], table) + x.sum()  # noqa: E731
+    check(smelt.compile(f, dynamic=True), f, [(11, 10), (7, 12), (9, 14), (11, 14), (5, 20), (5, 9)], 2)

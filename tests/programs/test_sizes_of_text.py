@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import smelt
 from smelt.report.inspect import entries
@@ -131,6 +132,11 @@ PYTHON: dict[str, Callable[[torch.Tensor], Any]] = {
     "a shape that is compared": lambda x: x * 2 if x.shape == (11, x.shape[1], 16) != x.shape[:2] else x,
     "rounded up": lambda x: x.new_zeros(math.ceil(x.shape[1] / 4) * 4 - x.shape[1] + 2),
     "rounded down": lambda x: (x.new_zeros(math.floor((x.shape[1] + 1) / 2)), x[:, : int(x.shape[1] / 2)]),
+    "made an int": lambda x: (
+        x.new_zeros(int(2 * max(x.shape[1], 2) - 1)),
+        x[:, : round(x.shape[1]) - 1] * 2,
+    ),
+    "rounded, as it is": lambda x: x.reshape(-1, math.ceil(math.floor(math.trunc(x.shape[1])))),
     "complex": lambda x: (torch.fft.fftn(x, dim=(1, 2)).real * 2, torch.fft.fft(x).imag[:, 1:]),
     "complex from pairs": lambda x: torch.view_as_complex(torch.stack([x, x * 2], -1)).abs(),
 }
@@ -177,3 +183,51 @@ def test_a_condition_on_few_elements_needs_their_number() -> None:
         x = torch.randn(n)
         torch.testing.assert_close(compiled(x), f(x))
     assert len(entries(compiled)) == 2
+
+
+# Options of a recurrent network, and whether it is given its first state.
+NETWORKS: dict[str, tuple[dict[str, Any], bool]] = {
+    "one layer": ({}, False),
+    "batches first": ({"batch_first": True}, True),
+    "both directions": ({"bidirectional": True, "num_layers": 2, "batch_first": True}, False),
+    "without biases": ({"bias": False}, True),
+    "with dropout": ({"num_layers": 2, "dropout": 0.3}, False),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("train", [False, True])
+def test_recurrent_networks_over_any_batch_and_length(name: str, train: bool) -> None:
+    options, given = NETWORKS[name]
+    network = nn.LSTM(6, 5, **options).train(train)
+    layers = options.get("num_layers", 1) * (2 if options.get("bidirectional") else 1)
+    compiled = smelt.compile(network, dynamic=True)
+    for first, second in ((4, 7), (3, 9), (11, 2), (5, 5), (6, 13)):
+        batch = first if options.get("batch_first") else second
+        x = torch.randn(first, second, 6, requires_grad=train)
+        state = tuple(torch.randn(layers, batch, 5) for _ in range(2)) if given else None
+        results = []
+        for function in (compiled, network):
+            torch.manual_seed(1)
+            with torch.set_grad_enabled(train):
+                outputs, last = function(x, state)
+            made = [outputs, *last]
+            if train:
+                loss = sum((i + 1) * t.square().sum() for i, t in enumerate(made))
+                made += torch.autograd.grad(loss, [x, *network.parameters()])
+            results.append(made)
+        for got, want in zip(*results, strict=True):
+            torch.testing.assert_close(got, want)
+            assert got.stride() == want.stride()
+    check_no_failure(compiled)
+    assert len(entries(compiled)) == 1
+
+
+def test_a_recurrent_network_refuses_other_features() -> None:
+    network = nn.LSTM(6, 5)
+    compiled = smelt.compile(network, dynamic=True)
+    compiled(torch.randn(4, 7, 6))
+    with pytest.raises(RuntimeError, match="Expected 6, got 5"):
+        compiled(torch.randn(4, 7, 5))
+    with pytest.raises(RuntimeError, match="Expected hidden"):
+        compiled(torch.randn(4, 7, 6), (torch.zeros(1, 3, 5), torch.zeros(1, 3, 5)))

@@ -19,7 +19,8 @@ from smelt.graph.sizes import Size
 from smelt.guards.changed_numbers import size_origin
 from smelt.guards.origin import Origin
 from smelt.trace.fake import FakeTensor
-from smelt.trace.symbols import NUMBERS, Symbol
+from smelt.trace.sym_nodes import Symbol
+from smelt.trace.sym_numbers import NUMBERS
 
 _MOST = 256  # places that are looked at
 

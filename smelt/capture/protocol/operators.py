@@ -38,7 +38,7 @@ from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT
 from smelt.trace.fake import FakeTensor, class_of_fake
 from smelt.trace.handlers import is_handled
 from smelt.trace.sym_nodes import Undecided
-from smelt.trace.sym_numbers import NUMBERS, plain
+from smelt.trace.sym_numbers import NUMBERS, Int, plain
 
 _Items = Sequence[object]
 _Try = tuple[object, str, object]  # an object, the name of its method, the other operand
@@ -63,6 +63,7 @@ _SYMBOLS = {
 _SYMBOLS.update({i: "**=" if fn is operator.pow else _SYMBOLS[fn] + "=" for i, fn in _IN_PLACE.items()})
 _EQUALITY = (operator.eq, operator.ne)
 _TUPLES = frozenset({tuple, torch.Size})
+_NUMBERS_OR_INT = frozenset({int, Int})
 _COMPARISONS = (*_EQUALITY, operator.lt, operator.le, operator.gt, operator.ge)
 
 
@@ -128,6 +129,11 @@ def _equal_items(vm: VM, left: _Items, right: _Items) -> bool:
         return False
     for value in left:
         vm.outside.facts.use_nan(value)
+    symbols = vm.trace.numbers.symbols
+    if symbols is not None and all(type(v) in _NUMBERS_OR_INT for v in (*left, *right)):
+        found = symbols.all_equal(list(zip(left, right)))
+        if found is not None:
+            return found
     return all(v is w or truth(vm, binary(vm, operator.eq, v, w)) for v, w in zip(left, right))
 
 

@@ -11,6 +11,7 @@ from smelt.capture.interpreter.opcodes.table import HANDLERS, opcode
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import attributes, operators, polyfills_of_results
 from smelt.capture.protocol.attributes import python_method
+from smelt.capture.protocol.conjunctions import EQUALITY, differ
 
 
 @opcode("LOAD_ATTR")
@@ -62,13 +63,19 @@ def _delete_attr(vm: VM, frame: Frame, arg: str) -> None:
     frame.stack.pop()
 
 
-@opcode("BINARY_OP", "COMPARE_OP")
+@opcode("BINARY_OP")
 def _binary(vm: VM, frame: Frame, arg: Callable[..., object]) -> None:
     stack = frame.stack
     vm.frames.wait_in(frame)
     result = vm.binary(arg, stack[-2], stack[-1])
     stack.pop()
     stack[-1] = result
+
+
+@opcode("COMPARE_OP")
+def _compare(vm: VM, frame: Frame, arg: Callable[..., object]) -> None:
+    if arg not in EQUALITY or vm.trace.numbers.symbols is None or not differ(vm, frame, arg):
+        _binary(vm, frame, arg)
 
 
 @opcode("IS_OP")

@@ -32,7 +32,8 @@ from smelt.capture.protocol import cells
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
 from smelt.trace.fake import FakeTensor
 from smelt.trace.opaque import OpaqueCall
-from smelt.trace.symbols import NUMBERS, Symbol
+from smelt.trace.sym_nodes import Symbol
+from smelt.trace.sym_numbers import NUMBERS
 
 
 @contextmanager
