@@ -197,7 +197,7 @@ def results(
     narrow = {wide: sym for sym, wide in syms.items()}
     large_args, large_kwargs = (_replaced(tree, syms, spec_of) for tree in (list(args), kwargs))
     try:
-        if _are_small((large_args, large_kwargs), _spec_of):  # a fixed size divided by a symbol
+        if _are_small((large_args, large_kwargs), _spec_of, 1):  # a fixed size divided by a symbol
             raise NeedsFixedSize(f"{func} of what is small where a symbol is large", given)
         found = _results(func, large_args, large_kwargs, device, _spec_of)
     except NeedsFixedSize as error:
@@ -205,10 +205,10 @@ def results(
     return _specs_replaced(found, narrow)
 
 
-def _are_small(args: Any, spec_of: Callable[[Any], TensorSpec | None]) -> bool:
-    """Whether any symbolic size of tensors is less than 2, which none is at a call, under one of the assignments."""
+def _are_small(args: Any, spec_of: Callable[[Any], TensorSpec | None], least: int = 2) -> bool:
+    """Whether any symbolic size of tensors is less than `least` under one of the assignments; at a call none is less than 2."""
     shapes = (spec.shape for leaf in _leaves(args) if (spec := spec_of(leaf)) is not None)
-    return any(min(values_of(n)) < 2 for shape in shapes for n in shape if isinstance(n, Expr))
+    return any(min(values_of(n)) < least for shape in shapes for n in shape if isinstance(n, Expr))
 
 
 def _broadcast(specs: Sequence[TensorSpec]) -> Shape | None:
