@@ -206,7 +206,7 @@ def results(
 
 
 def _are_small(args: Any, spec_of: Callable[[Any], TensorSpec | None], least: int = 2) -> bool:
-    """Whether any symbolic size of tensors is less than `least` under one of the assignments; at a call none is less than 2."""
+    """Whether any symbolic size of tensors is less than `least` under one of the assignments. At a call none is below 2."""
     shapes = (spec.shape for leaf in _leaves(args) if (spec := spec_of(leaf)) is not None)
     return any(min(values_of(n)) < least for shape in shapes for n in shape if isinstance(n, Expr))
 
