@@ -16,7 +16,7 @@ ABOUT = {
     "docs/codegen.md": "smelt/codegen",
     "docs/native.md": "smelt/native",
     "docs/plan.md": "smelt/plan",
-    "docs/trace.md": "smelt/trace",
+    "docs/tracing.md": "smelt/tracing",
 }
 PAGES = [
     "ARCHITECTURE.md",
@@ -60,5 +60,5 @@ def test_a_file_that_does_not_exist_is_found():
         "gone/",
         "docs/gone.md",
     ]
-    assert missing("docs/plan.md", "`steps.py`, `plan/steps.py`, `smelt/plan/`, [graphs](trace.md)") == []
+    assert missing("docs/plan.md", "`steps.py`, `plan/steps.py`, `smelt/plan/`, [graphs](tracing.md)") == []
     assert missing("README.md", "`steps.py`") == ["steps.py"]

@@ -10,7 +10,7 @@ SMELT = Path(__file__).parent.parent / "smelt"
 
 # Classes whose methods share one comment, and why no method has a docstring of its own.
 SHARED = {
-    "trace/sym_nodes.py: Symbol": "its methods are those of torch's SymNode, which C++ calls by name",
+    "tracing/sym_nodes.py: Symbol": "its methods are those of torch's SymNode, which C++ calls by name",
     "runtime/forks.py: Lock": "its methods are those of `threading.RLock`",
 }
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef

@@ -25,7 +25,7 @@ ORDER = Layers(
             "capture",
             "guards",
             "autograd",
-            "trace",
+            "tracing",
             "targets",
             "codegen",
             "plan",

@@ -33,9 +33,9 @@ from smelt.graph.sizes import Values
 from smelt.graph.specs import at_numbers
 from smelt.runtime.collector import collections_postponed
 from smelt.runtime.forks import BACKWARD, hold_at_fork
-from smelt.trace.joint import Joint
-from smelt.trace.traced import Traced
-from smelt.trace.traced_at import sources_at, traced_at
+from smelt.tracing.joint import Joint
+from smelt.tracing.traced import Traced
+from smelt.tracing.traced_at import sources_at, traced_at
 
 _lock = hold_at_fork(threading.RLock(), BACKWARD)
 

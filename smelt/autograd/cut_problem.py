@@ -19,7 +19,7 @@ from smelt.config import DEFAULT, Config
 from smelt.graph.ir import Node, argument_nodes
 from smelt.graph.passes import has_effect
 from smelt.ops.recompute import Class
-from smelt.trace.joint import Joint
+from smelt.tracing.joint import Joint
 
 LONGEST_CHAIN = 4
 _CHAIN = f"the end of a chain of {LONGEST_CHAIN + 1} values that the backward reads"

@@ -26,7 +26,7 @@ from smelt.autograd.packing import packed_dtype
 from smelt.autograd.served import served
 from smelt.graph.ir import Node, NumberSpec, TensorSpec
 from smelt.graph.sizes import Size, Sym, evaluate, numel
-from smelt.trace.joint import Joint
+from smelt.tracing.joint import Joint
 
 aten = torch.ops.aten
 

@@ -16,7 +16,7 @@ import torch
 from smelt.graph.ir import Graph, Node, argument_nodes, map_nodes
 from smelt.graph.passes import eliminate_dead
 from smelt.ops.results import result_spec
-from smelt.trace.joint import Joint
+from smelt.tracing.joint import Joint
 
 aten = torch.ops.aten
 

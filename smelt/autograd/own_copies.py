@@ -14,7 +14,7 @@ import torch
 from smelt.autograd.memory import Memory
 from smelt.autograd.rewrites import NodeMaker
 from smelt.graph.ir import Node, NumberSpec, TensorSpec, map_nodes
-from smelt.trace.joint import Joint
+from smelt.tracing.joint import Joint
 
 aten = torch.ops.aten
 

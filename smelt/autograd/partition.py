@@ -22,7 +22,7 @@ from smelt.graph.ir import Graph, Line, Node, NumberSpec, TensorSpec, argument_n
 from smelt.graph.passes import has_effect
 from smelt.graph.printer import spec_text
 from smelt.ops.raising import must_run
-from smelt.trace.joint import Joint
+from smelt.tracing.joint import Joint
 
 aten = torch.ops.aten
 

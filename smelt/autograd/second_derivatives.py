@@ -30,11 +30,11 @@ from smelt.graph.sizes import Size, Values, evaluate
 from smelt.graph.torch_settings import TorchSettings
 from smelt.graph.tree import leaves
 from smelt.torch_private import OpOverload
-from smelt.trace.joint import Joint
-from smelt.trace.opaque import OpaqueCall
-from smelt.trace.torch_places import TorchPlace, place_at
-from smelt.trace.traced import Traced
-from smelt.trace.writes import base_of
+from smelt.tracing.joint import Joint
+from smelt.tracing.opaque import OpaqueCall
+from smelt.tracing.torch_places import TorchPlace, place_at
+from smelt.tracing.traced import Traced
+from smelt.tracing.writes import base_of
 
 Gradients = Sequence[torch.Tensor | None]
 Tensors = tuple[torch.Tensor, ...]

@@ -7,7 +7,7 @@ from typing import Any
 
 from smelt.graph.graph_function import Compiled
 from smelt.torch_private import DelayedError
-from smelt.trace.spent import Spent
+from smelt.tracing.spent import Spent
 
 _SECOND_TIME = (
     b"Trying to backward through the graph a second time (or directly access saved tensors after they have already been "

@@ -14,8 +14,8 @@ import torch
 
 from smelt.graph.graph_function import Compiled
 from smelt.graph.ir import map_nodes
-from smelt.trace.joint import Joint
-from smelt.trace.outputs import OutputSource
+from smelt.tracing.joint import Joint
+from smelt.tracing.outputs import OutputSource
 
 
 def take_outputs(values: Compiled, joint: Joint, grad: bool) -> Compiled:

@@ -24,8 +24,8 @@ from smelt.graph.ir import Graph
 from smelt.graph.sizes import Sym, Values, bounds
 from smelt.runtime.forks import SIZES, hold_at_fork
 from smelt.torch_private import OpOverload
-from smelt.trace.traced import SizeInput
-from smelt.trace.views import freely_written
+from smelt.tracing.traced import SizeInput
+from smelt.tracing.views import freely_written
 
 log = logging.getLogger("smelt")
 

@@ -13,9 +13,9 @@ from smelt.config import Config
 from smelt.graph.at_sizes import at_sizes, symbols_of_arguments
 from smelt.graph.graph_function import Compiled, GraphFunction
 from smelt.graph.ir import Graph
-from smelt.trace.traced import Traced
-from smelt.trace.traced_at import traced_at
-from smelt.trace.views import freely_written
+from smelt.tracing.traced import Traced
+from smelt.tracing.traced_at import traced_at
+from smelt.tracing.views import freely_written
 
 
 def eager(traced: Traced, config: Config) -> Compiled:

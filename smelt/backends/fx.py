@@ -13,7 +13,7 @@ from smelt.errors import BackendError, NeedsFixedSize
 from smelt.graph.at_sizes import symbols_of_arguments
 from smelt.graph.graph_function import Compiled
 from smelt.graph.ir import Graph, Node, map_nodes
-from smelt.trace.traced import Traced
+from smelt.tracing.traced import Traced
 
 ForeignBackend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
 

@@ -25,9 +25,9 @@ from smelt.graph.sizes import Sym, Values, contiguous_stride
 from smelt.graph.specs import at_numbers, empty_like_spec
 from smelt.graph.symbols import symbols_in
 from smelt.torch_private import OpOverload
-from smelt.trace.data_numbers import Condition, NumberCondition
-from smelt.trace.symbolic_layouts import SizeSource
-from smelt.trace.traced import SizeInput, Traced
+from smelt.tracing.data_numbers import Condition, NumberCondition
+from smelt.tracing.symbolic_layouts import SizeSource
+from smelt.tracing.traced import SizeInput, Traced
 
 AnyCondition = Condition | NumberCondition
 # Makes a graph callable, whose symbols are sizes of its inputs.

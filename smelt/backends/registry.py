@@ -15,7 +15,7 @@ from smelt.backends import eager, fx, smelt
 from smelt.config import Config
 from smelt.errors import BackendError, OptionError
 from smelt.graph.graph_function import Compiled
-from smelt.trace.traced import Traced
+from smelt.tracing.traced import Traced
 
 Backend = Callable[[Traced, Config], Compiled]
 

@@ -42,11 +42,11 @@ from smelt.plan.verify import verify as verify_plan
 from smelt.schedule.fuse import fuse
 from smelt.schedule.schedule import Schedule
 from smelt.schedule.verify import verify as verify_schedule
-from smelt.trace.joint import Joint
-from smelt.trace.symbolic_layouts import ITSELF, SizeSource
-from smelt.trace.traced import SizeInput, Traced
-from smelt.trace.traced_at import traced_at, within_bounds
-from smelt.trace.views import freely_written
+from smelt.tracing.joint import Joint
+from smelt.tracing.symbolic_layouts import ITSELF, SizeSource
+from smelt.tracing.traced import SizeInput, Traced
+from smelt.tracing.traced_at import traced_at, within_bounds
+from smelt.tracing.views import freely_written
 
 log = logging.getLogger("smelt")
 

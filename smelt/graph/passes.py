@@ -1,7 +1,7 @@
 """Passes over graphs: dead code, common subexpressions.
 
-Passes that change the graph they are given are for stages that make a graph (`smelt.trace.finish`,
-`smelt.trace.joint_builder`, `smelt.autograd`): no other code refers to it before the stage ends.
+Passes that change the graph they are given are for stages that make a graph (`smelt.tracing.finish`,
+`smelt.tracing.joint_builder`, `smelt.autograd`): no other code refers to it before the stage ends.
 """
 
 from __future__ import annotations

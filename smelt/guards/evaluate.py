@@ -20,7 +20,7 @@ from smelt.guards.accessors import FAILURES, HOOKS, MODULE_DICTS, Missing, Reade
 from smelt.guards.guard import Guard, TensorFacts
 from smelt.guards.origin import Origin
 from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
-from smelt.trace.fake import is_dual
+from smelt.tracing.fake import is_dual
 
 
 def same_leaf(x: object, value: object) -> bool:

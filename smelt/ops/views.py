@@ -202,7 +202,7 @@ def _addresses(x: Tensor) -> Callable[[Size], Index] | None:
 
 def clamped(position: Size, size: Size) -> Size:
     """A start of a slice as Python reads it: from the end if negative, then within 0..size. Where symbols decide, it is
-    within as it is: the trace guards that (`trace/places.py`)."""
+    within as it is: the trace guards that (`tracing/places.py`)."""
     if isinstance(position, int) and position < 0:
         position = position + size
     if isinstance(position, int) and isinstance(size, int):

@@ -21,9 +21,9 @@ from smelt.capture.standins.texts import Unreadable
 from smelt.errors import BackendError, NeedsFixedSize, Unsupported, VerificationError
 from smelt.reasons import TENSOR_CONDITION, Reason
 from smelt.report.inspect import entries, reasons
-from smelt.trace.copies import NotCopies
-from smelt.trace.not_differentiable import NotDifferentiable
-from smelt.trace.symbols import PlainNumbersOnly
+from smelt.tracing.copies import NotCopies
+from smelt.tracing.not_differentiable import NotDifferentiable
+from smelt.tracing.symbols import PlainNumbersOnly
 
 X = torch.arange(6.0).reshape(3, 2)
 Y = torch.arange(4.0).reshape(2, 2)

@@ -19,8 +19,8 @@ from smelt.graph.interpreter import run
 from smelt.graph.ir import NumberSpec
 from smelt.graph.printer import code
 from smelt.report import inspect
-from smelt.trace.sym_numbers import Float, Int
-from smelt.trace.symbols import Symbols
+from smelt.tracing.sym_numbers import Float, Int
+from smelt.tracing.symbols import Symbols
 
 X = torch.linspace(-2, 3, 12).reshape(3, 4)
 

@@ -19,7 +19,7 @@ from smelt.graph.ir import Graph
 from smelt.guards.accessors import Reader
 from smelt.guards.evaluate import first_failing
 from smelt.guards.printer import format_guard
-from smelt.trace.fake import FakeTensor
+from smelt.tracing.fake import FakeTensor
 from tests.harness.agreement import same
 
 

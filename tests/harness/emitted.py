@@ -14,7 +14,7 @@ from smelt.capture.emit.replay import Store
 from smelt.capture.interpreter.interpreter import decoded
 from smelt.capture.rebuilding.reach import reach
 from smelt.guards.origin import Origin
-from smelt.trace.fake import FakeTensor, wrap
+from smelt.tracing.fake import FakeTensor, wrap
 
 CPU = torch.device("cpu")
 

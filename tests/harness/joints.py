@@ -19,7 +19,7 @@ from smelt.graph.ir import TensorSpec
 from smelt.graph.printer import code
 from smelt.graph.verify import verify
 from smelt.ops.recompute import Class
-from smelt.trace.trace import Trace
+from smelt.tracing.trace import Trace
 from tests.harness.traced import flatten
 
 

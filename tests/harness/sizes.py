@@ -11,8 +11,8 @@ from smelt.graph.interpreter import run
 from smelt.graph.numbers import Expression, evaluate
 from smelt.graph.sizes import Sym
 from smelt.graph.verify import verify
-from smelt.trace.joint import Joint
-from smelt.trace.traced import Traced
+from smelt.tracing.joint import Joint
+from smelt.tracing.traced import Traced
 from tests.harness.symbolic import at
 from tests.harness.traced import copy_inputs, flatten, trace
 

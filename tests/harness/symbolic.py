@@ -11,11 +11,11 @@ import torch
 from smelt.graph.ir import Graph, Node, TensorSpec
 from smelt.graph.sizes import Expr, Size, Sym, evaluate
 from smelt.graph.tree import map_leaves
-from smelt.trace.joint import Joint
-from smelt.trace.outputs import OutputSource
-from smelt.trace.symbolic_layouts import SizeSource
-from smelt.trace.trace import Trace
-from smelt.trace.traced import SizeInput, Traced
+from smelt.tracing.joint import Joint
+from smelt.tracing.outputs import OutputSource
+from smelt.tracing.symbolic_layouts import SizeSource
+from smelt.tracing.trace import Trace
+from smelt.tracing.traced import SizeInput, Traced
 from tests.harness.traced import flatten, traced
 
 S0, S1 = Sym("s0", 2), Sym("s1", 2)

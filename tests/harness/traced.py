@@ -14,10 +14,10 @@ from smelt.graph.ir import Graph
 from smelt.graph.numbers import Expression
 from smelt.graph.printer import code
 from smelt.graph.sizes import Sym
-from smelt.trace.symbolic_layouts import SymbolicLayout
-from smelt.trace.symbols import Symbols
-from smelt.trace.trace import Trace
-from smelt.trace.traced import Traced
+from smelt.tracing.symbolic_layouts import SymbolicLayout
+from smelt.tracing.symbols import Symbols
+from smelt.tracing.trace import Trace
+from smelt.tracing.traced import Traced
 
 
 def trace(

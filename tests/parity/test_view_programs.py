@@ -851,9 +851,9 @@ def made(name):
     return PROGRAMS[name] if name in PROGRAMS else next(m for m in MODULES if m.__name__ == name)()
 
 
-# How often its memory was written is in the text of the error, which a graph counts once (docs/trace.md).
+# How often its memory was written is in the text of the error, which a graph counts once (docs/tracing.md).
 COUNTED = {"write_in_arg": ("a result is written", "another is written", "an input is written")}
-# What differs: the limits of docs/trace.md, and where in its storage a result lies.
+# What differs: the limits of docs/tracing.md, and where in its storage a result lies.
 SKIPPED = {
     ("no_grad_write_leaf", "view"),  # written without gradients: autograd knows the view as it was before
     ("no_grad_write_leaf", "one of several"),

@@ -19,7 +19,7 @@ from smelt.graph.printer import code
 from smelt.graph.verify import verify
 from smelt.ops.channels_last import is_last, lies_last, relaid
 from smelt.targets import cuda
-from smelt.trace.joint import Joint
+from smelt.tracing.joint import Joint
 
 pytestmark = pytest.mark.simulated_cuda
 

@@ -18,9 +18,9 @@ from smelt.capture.outside.symbolic_sizes import Path
 from smelt.graph.sizes import Size
 from smelt.guards.changed_numbers import size_origin
 from smelt.guards.origin import Origin
-from smelt.trace.fake import FakeTensor
-from smelt.trace.sym_nodes import Symbol
-from smelt.trace.sym_numbers import NUMBERS
+from smelt.tracing.fake import FakeTensor
+from smelt.tracing.sym_nodes import Symbol
+from smelt.tracing.sym_numbers import NUMBERS
 
 _MOST = 256  # places that are looked at
 

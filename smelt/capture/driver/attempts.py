@@ -20,9 +20,9 @@ from smelt.capture.outside.symbolic_sizes import FIXED_SIZES, Range, SymbolicSiz
 from smelt.capture.standins.texts import Unreadable
 from smelt.errors import BackendError, NeedsFixedSize, Unsupported
 from smelt.reasons import BACKEND_FAILED, INTERNAL, USER_EXCEPTION, Reason
-from smelt.trace.copies import NotCopies
-from smelt.trace.not_differentiable import NotDifferentiable
-from smelt.trace.symbols import PlainNumbersOnly
+from smelt.tracing.copies import NotCopies
+from smelt.tracing.not_differentiable import NotDifferentiable
+from smelt.tracing.symbols import PlainNumbersOnly
 
 log = logging.getLogger("smelt")
 

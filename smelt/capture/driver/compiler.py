@@ -63,7 +63,7 @@ from smelt.reasons import (
 from smelt.runtime.collector import collections_postponed
 from smelt.runtime.forks import CAPTURE, hold_at_fork
 from smelt.torch_private import forward_mode_level
-from smelt.trace.not_differentiable import NotDifferentiable
+from smelt.tracing.not_differentiable import NotDifferentiable
 
 log = logging.getLogger("smelt")
 # held while capturing: outside objects may hold fakes meanwhile

@@ -20,7 +20,7 @@ from smelt.guards.explain import Failure
 from smelt.guards.guard import Guard
 from smelt.guards.printer import format_guards
 from smelt.reasons import Reason
-from smelt.trace.traced import Traced
+from smelt.tracing.traced import Traced
 
 Graph = Callable[[tuple[Any, ...]], Sequence[Any]]
 Backend = Callable[[Traced, Config], Graph]

@@ -49,9 +49,9 @@ from smelt.reasons import DATA_DEPENDENT, DATA_DEPENDENT_SHAPE, UNSUPPORTED_EFFE
 from smelt.runtime.collector import collections_postponed
 from smelt.runtime.recursion import deep_recursion
 from smelt.torch_private import set_grad_enabled
-from smelt.trace.fake import FakeTensor, hashed
-from smelt.trace.symbols import Symbols
-from smelt.trace.traced import Traced
+from smelt.tracing.fake import FakeTensor, hashed
+from smelt.tracing.symbols import Symbols
+from smelt.tracing.traced import Traced
 
 
 @dataclass

@@ -22,7 +22,7 @@ from smelt.graph.alike import alike, same_for
 from smelt.graph.ir import Graph, Node
 from smelt.graph.sizes import Values
 from smelt.guards.guard import Guard
-from smelt.trace.joint import Joint
+from smelt.tracing.joint import Joint
 
 _LEFT_OUT = frozenset({"graph", "backward", "torch_places"})
 _OWN = frozenset({"random_state", "set_random_state", "__builtins__"})

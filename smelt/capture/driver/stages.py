@@ -19,7 +19,7 @@ from smelt.capture.emit.rerun import repeat_of
 from smelt.capture.rebuilding.reach import reach
 from smelt.config import Config
 from smelt.errors import BackendError, Unsupported
-from smelt.trace.traced import Traced
+from smelt.tracing.traced import Traced
 
 
 @contextmanager

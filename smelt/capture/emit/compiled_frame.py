@@ -34,8 +34,8 @@ from smelt.graph.numbers import Expression
 from smelt.guards.origin import Origin
 from smelt.runtime.recursion import deep_recursion
 from smelt.torch_private import DisableTorchFunctionSubclass
-from smelt.trace.fake import FakeTensor, class_of_fake
-from smelt.trace.handlers import has_handler
+from smelt.tracing.fake import FakeTensor, class_of_fake
+from smelt.tracing.handlers import has_handler
 
 GraphCall = Callable[[tuple[object, ...]], Sequence[object]]
 

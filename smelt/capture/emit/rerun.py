@@ -23,7 +23,7 @@ from smelt.graph.effects import effects
 from smelt.graph.ir import Node, TensorSpec
 from smelt.graph.passes import has_effect
 from smelt.ops.raising import may_raise
-from smelt.trace.traced import Traced
+from smelt.tracing.traced import Traced
 
 log = logging.getLogger("smelt")
 

@@ -31,9 +31,9 @@ from smelt.capture.rebuilding.reach import Reach
 from smelt.graph import numbers
 from smelt.graph.numbers import Expression
 from smelt.guards.origin import Origin, key_name
-from smelt.trace.data_numbers import DataNumber
-from smelt.trace.sym_nodes import Symbol
-from smelt.trace.sym_numbers import NUMBERS
+from smelt.tracing.data_numbers import DataNumber
+from smelt.tracing.sym_nodes import Symbol
+from smelt.tracing.sym_numbers import NUMBERS
 
 _BUILTINS = vars(builtins)
 # besides NAMES, what statements may use

@@ -89,8 +89,8 @@ from smelt.capture.rebuilding.tracebacks import users_part
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line
 from smelt.reasons import LONG_COMPUTATION, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
-from smelt.trace.fake import FakeTensor
-from smelt.trace.trace import Trace
+from smelt.tracing.fake import FakeTensor
+from smelt.tracing.trace import Trace
 
 # Importing these modules fills the tables of `base/handlers.py` and `rebuilding.kinds.KINDS`.
 FILLING = (

@@ -20,7 +20,7 @@ from smelt.capture.protocol.assumed_conditions import assume, assumed
 from smelt.capture.protocol.native_calls import run_native
 from smelt.capture.protocol.python_functions import interpret
 from smelt.torch_private import all_true_or_assert
-from smelt.trace.fake import FakeTensor
+from smelt.tracing.fake import FakeTensor
 
 _JUMPS = {
     "POP_JUMP_FORWARD_IF_TRUE": True,

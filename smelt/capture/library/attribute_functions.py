@@ -16,7 +16,7 @@ from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import attributes, polyfills_of_results, scopes
 from smelt.capture.protocol.attributes import python_method
 from smelt.capture.protocol.attributes.namespaces import load_from_module
-from smelt.trace.fake import FakeTensor
+from smelt.tracing.fake import FakeTensor
 
 _Name = tuple[object, str]  # an object, and the name of an attribute
 

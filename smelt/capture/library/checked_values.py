@@ -12,7 +12,7 @@ from smelt.capture.machine.vm import VM
 from smelt.capture.protocol.native_calls import call_native_python, run_native
 from smelt.capture.protocol.python_functions import interpret
 from smelt.torch_private import assert_async, assert_condition
-from smelt.trace.fake import FakeTensor
+from smelt.tracing.fake import FakeTensor
 
 
 def _check_quantiles(vm: VM, q: object) -> None:

@@ -22,8 +22,8 @@ from smelt.capture.protocol import attributes, callbacks, library_reads
 from smelt.capture.protocol.attributes import python_method
 from smelt.capture.standins.arrays import Array
 from smelt.capture.standins.texts import Text
-from smelt.trace.fake import FakeTensor, check_class
-from smelt.trace.sym_numbers import hint
+from smelt.tracing.fake import FakeTensor, check_class
+from smelt.tracing.sym_numbers import hint
 
 
 @builtin(builtins.isinstance)

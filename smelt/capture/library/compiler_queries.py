@@ -17,7 +17,7 @@ from smelt.torch_private import (
     is_tracing,
     len_torch_function_stack,
 )
-from smelt.trace.handlers import handling_class, is_under_modes
+from smelt.tracing.handlers import handling_class, is_under_modes
 
 
 def _constantly(value: object) -> Handler:

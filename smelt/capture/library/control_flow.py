@@ -33,7 +33,7 @@ from smelt.graph.inner import Choice, Loop, Program, Rule
 from smelt.graph.ir import Node
 from smelt.ops.raising import must_run
 from smelt.torch_private import maybe_current_level
-from smelt.trace.fake import FakeTensor, fakes_in
+from smelt.tracing.fake import FakeTensor, fakes_in
 
 _MOST = 32  # nodes of both branches
 _CHEAP = frozenset(("view", "creation", "pointwise", "transcendental", "movement", "reduction", "input"))

@@ -33,8 +33,8 @@ from smelt.capture.protocol.container_constructors import mapping
 from smelt.capture.protocol.overrides import check_unasked
 from smelt.capture.rebuilding.constants import CONSTANTS
 from smelt.reasons import UNSUPPORTED_OBJECT
-from smelt.trace.fake import FakeTensor, check_class
-from smelt.trace.sym_numbers import NUMBERS
+from smelt.tracing.fake import FakeTensor, check_class
+from smelt.tracing.sym_numbers import NUMBERS
 
 _Part = Callable[[object], object]  # what a part of the copied object becomes
 _REDUCTIONS = (("__reduce_ex__", (4,)), ("__reduce__", ()))

@@ -22,11 +22,11 @@ from smelt.capture.protocol.native_calls import run_native
 from smelt.capture.protocol.python_functions import interpret
 from smelt.graph.data_sizes import AS_SIZES
 from smelt.torch_private import ASSERTIONS
-from smelt.trace.data_numbers import data_leaf_of
-from smelt.trace.fake import FakeTensor, fake_shape
-from smelt.trace.handlers import is_handled
-from smelt.trace.sym_nodes import Symbol, Undecided
-from smelt.trace.sym_numbers import NUMBERS
+from smelt.tracing.data_numbers import data_leaf_of
+from smelt.tracing.fake import FakeTensor, fake_shape
+from smelt.tracing.handlers import is_handled
+from smelt.tracing.sym_nodes import Symbol, Undecided
+from smelt.tracing.sym_numbers import NUMBERS
 
 assert special_methods  # is there before this
 _MOST = 16  # numbers of a list

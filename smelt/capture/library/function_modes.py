@@ -17,7 +17,7 @@ from smelt.capture.protocol import context_managers
 from smelt.capture.protocol.native_calls import call_native_python
 from smelt.reasons import UNSUPPORTED_EFFECT
 from smelt.torch_private import current_function_mode
-from smelt.trace.function_mode import FunctionMode
+from smelt.tracing.function_mode import FunctionMode
 
 _enter, _exit = (cast(FunctionType, f) for f in (TorchFunctionMode.__enter__, TorchFunctionMode.__exit__))
 

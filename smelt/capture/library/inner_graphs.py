@@ -36,14 +36,14 @@ from smelt.torch_private import (
     push_on_torch_dispatch_stack,
     push_on_torch_function_stack,
 )
-from smelt.trace.fake import FakeTensor, check_fixed, fakes_in, wrap
-from smelt.trace.joint import Joint
-from smelt.trace.not_differentiable import NotDifferentiable
-from smelt.trace.opaque import OpaqueCall
-from smelt.trace.parts import TraceParts
-from smelt.trace.tape import TapeEntry
-from smelt.trace.trace import Trace
-from smelt.trace.traced import Traced
+from smelt.tracing.fake import FakeTensor, check_fixed, fakes_in, wrap
+from smelt.tracing.joint import Joint
+from smelt.tracing.not_differentiable import NotDifferentiable
+from smelt.tracing.opaque import OpaqueCall
+from smelt.tracing.parts import TraceParts
+from smelt.tracing.tape import TapeEntry
+from smelt.tracing.trace import Trace
+from smelt.tracing.traced import Traced
 
 aten = torch.ops.aten
 

@@ -16,8 +16,8 @@ from smelt.graph.inner import RUN_GRAPHS, Choice, Inner, Program, has_gradients
 from smelt.graph.ir import Node, TensorSpec
 from smelt.graph.specs import empty_like_spec, static_sizes
 from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
-from smelt.trace.fake import FakeTensor, wrap
-from smelt.trace.parts import TraceParts
+from smelt.tracing.fake import FakeTensor, wrap
+from smelt.tracing.parts import TraceParts
 
 
 def record(parts: TraceParts, program: Program, tensors: Sequence[FakeTensor]) -> list[FakeTensor]:

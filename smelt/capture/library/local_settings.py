@@ -14,7 +14,7 @@ from smelt._native import isinstance
 from smelt.capture.base.handlers import METHODS, Args, Handler, Kwargs, builtin, method, unsupported
 from smelt.capture.machine.vm import VM
 from smelt.reasons import SIDE_EFFECT_IO, UNSUPPORTED_EFFECT
-from smelt.trace.sym_numbers import Float
+from smelt.tracing.sym_numbers import Float
 
 
 def _reading_the_zone(name: str) -> Handler:

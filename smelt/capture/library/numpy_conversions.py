@@ -12,7 +12,7 @@ from smelt.capture.machine.vm import VM
 from smelt.capture.protocol.native_calls import run_native
 from smelt.capture.standins.arrays import DTYPES, Array, storage_of
 from smelt.reasons import DATA_DEPENDENT
-from smelt.trace.fake import FakeTensor
+from smelt.tracing.fake import FakeTensor
 
 _NEEDS_DETACH = "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
 

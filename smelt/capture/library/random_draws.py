@@ -26,7 +26,7 @@ from smelt.graph.number_bounds import Bounds
 from smelt.graph.numbers import Number
 from smelt.guards.origin import Origin
 from smelt.reasons import RANDOM_STATE, Reason
-from smelt.trace.sym_numbers import NUMBERS, hint, plain
+from smelt.tracing.sym_numbers import NUMBERS, hint, plain
 
 _LARGEST = (1 << 63) - 1
 

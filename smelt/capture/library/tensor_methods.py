@@ -19,8 +19,8 @@ from smelt.capture.protocol.native_calls import run_native
 from smelt.capture.protocol.overrides import check_modes
 from smelt.reasons import TENSOR_SUBCLASS, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
 from smelt.torch_private import DisableTorchFunctionSubclass, one_hot
-from smelt.trace.fake import FakeTensor, check_class, fake_numel, fake_stride
-from smelt.trace.plain_classes import is_plain_subclass
+from smelt.tracing.fake import FakeTensor, check_class, fake_numel, fake_stride
+from smelt.tracing.plain_classes import is_plain_subclass
 
 
 def _tensor_size(vm: VM, tensor: FakeTensor, dim: int | None = None) -> object:

@@ -28,11 +28,11 @@ from smelt.graph.numbers import Number, float32
 from smelt.graph.sizes import Expr, Size, Sym, evaluate, free_syms
 from smelt.graph.tree import map_leaves
 from smelt.torch_private import DisableTorchDispatch, OpOverload
-from smelt.trace.fake import FakeTensor, fakes_in
-from smelt.trace.sym_nodes import Symbol
-from smelt.trace.sym_numbers import NUMBERS
-from smelt.trace.symbols import PlainNumbersOnly
-from smelt.trace.trace import Trace
+from smelt.tracing.fake import FakeTensor, fakes_in
+from smelt.tracing.sym_nodes import Symbol
+from smelt.tracing.sym_numbers import NUMBERS
+from smelt.tracing.symbols import PlainNumbersOnly
+from smelt.tracing.trace import Trace
 
 aten = torch.ops.aten
 _EXACT = 1 << 23  # up to here adding integers to a float of 32 bits is exact

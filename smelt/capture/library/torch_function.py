@@ -18,9 +18,9 @@ from smelt.capture.machine.vm import VM
 from smelt.capture.protocol.overrides import ask_classes, ask_mode
 from smelt.reasons import TENSOR_SUBCLASS
 from smelt.torch_private import DisableTorchFunctionSubclass, disabled_torch_function_impl
-from smelt.trace.fake import FakeTensor, class_of_fake
-from smelt.trace.handlers import DEFAULT_HANDLER, in_order, is_under_modes
-from smelt.trace.plain_classes import handler_in
+from smelt.tracing.fake import FakeTensor, class_of_fake
+from smelt.tracing.handlers import DEFAULT_HANDLER, in_order, is_under_modes
+from smelt.tracing.plain_classes import handler_in
 
 
 def _handled(

@@ -23,10 +23,10 @@ from smelt.codegen.triton.writes import WritesElsewhere, written_parameters
 from smelt.graph.kernel_calls import Grids
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
 from smelt.torch_private import maybe_current_level
-from smelt.trace.fake import FakeTensor
-from smelt.trace.kernels import record
-from smelt.trace.number_parts import plain_parts
-from smelt.trace.sym_numbers import SYMBOLIC, hint
+from smelt.tracing.fake import FakeTensor
+from smelt.tracing.kernels import record
+from smelt.tracing.number_parts import plain_parts
+from smelt.tracing.sym_numbers import SYMBOLIC, hint
 
 _MOST = 64  # choices of constants
 _INT32 = range(-(1 << 31), 1 << 31)

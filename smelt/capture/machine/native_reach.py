@@ -19,8 +19,8 @@ from smelt.capture.base.frames import WALKED, Coroutine, Generator, VMCallable
 from smelt.capture.base.native_functions import is_native_module, runs_natively
 from smelt.capture.base.values import LEAF_TYPES, FunctionType, MethodType
 from smelt.capture.standins.texts import Text
-from smelt.trace.fake import FakeTensor
-from smelt.trace.sym_numbers import NUMBERS
+from smelt.tracing.fake import FakeTensor
+from smelt.tracing.sym_numbers import NUMBERS
 
 _DEPTH = 4  # how many containers deep the user's objects are looked for
 _Parts = Callable[[Any], Iterable[Any]]

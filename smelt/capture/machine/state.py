@@ -20,7 +20,7 @@ from smelt.capture.base.values import MISSING, FunctionType, Sentinel
 from smelt.capture.machine.native_reach import NativeReach
 from smelt.graph.sizes import Sym
 from smelt.graph.torch_settings import TorchSettings
-from smelt.trace.fake import FakeTensor
+from smelt.tracing.fake import FakeTensor
 
 Manager = Any  # a context manager, the user's or torch's, of which attributes besides __enter__ and __exit__ are read
 

@@ -39,9 +39,9 @@ from smelt.capture.standins.arrays import Array
 from smelt.capture.standins.texts import Text
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line
-from smelt.trace.fake import FakeTensor, class_of_fake
-from smelt.trace.sym_numbers import PLAIN_TYPE
-from smelt.trace.trace import Trace
+from smelt.tracing.fake import FakeTensor, class_of_fake
+from smelt.tracing.sym_numbers import PLAIN_TYPE
+from smelt.tracing.trace import Trace
 
 
 class VM(ABC):

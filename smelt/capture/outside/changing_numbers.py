@@ -15,9 +15,9 @@ from smelt.graph.numbers import Expression, leaves
 from smelt.graph.sizes import Expr, Size, Sym
 from smelt.guards.origin import Origin
 from smelt.reasons import DATA_DEPENDENT, RANDOM_STATE, Reason
-from smelt.trace.sym_numbers import Int, size_of
-from smelt.trace.symbols import PlainNumbersOnly, Symbols
-from smelt.trace.trace import Trace
+from smelt.tracing.sym_numbers import Int, size_of
+from smelt.tracing.symbols import PlainNumbersOnly, Symbols
+from smelt.tracing.trace import Trace
 
 
 class ChangingNumbers:

@@ -17,8 +17,8 @@ from smelt.guards.evaluate import tensor_facts
 from smelt.guards.guard import ANY, TensorFacts, stride_over
 from smelt.guards.origin import Origin
 from smelt.marks import Mark, marks_of
-from smelt.trace.sym_numbers import Int, size_of
-from smelt.trace.symbolic_layouts import Over, SymbolicLayout, strides_over
+from smelt.tracing.sym_numbers import Int, size_of
+from smelt.tracing.symbolic_layouts import Over, SymbolicLayout, strides_over
 
 
 class ChangingSizes:

@@ -31,9 +31,9 @@ from smelt.capture.outside.overlay import of_same_class
 from smelt.capture.outside.wrapping import guard_elements
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
-from smelt.trace.fake import FakeTensor
-from smelt.trace.number_parts import plain_parts
-from smelt.trace.sym_numbers import plain
+from smelt.tracing.fake import FakeTensor
+from smelt.tracing.number_parts import plain_parts
+from smelt.tracing.sym_numbers import plain
 
 
 def open(outside: Outside, container: C) -> C:

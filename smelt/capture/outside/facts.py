@@ -40,7 +40,7 @@ from smelt.graph.ir import Line
 from smelt.guards.guard import Guard, GuardKind
 from smelt.guards.origin import Origin
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
-from smelt.trace.fake import FakeTensor
+from smelt.tracing.fake import FakeTensor
 
 # Each has classes of views of its own.
 _MAPPINGS: tuple[dict[object, object], ...] = ({}, collections.OrderedDict())

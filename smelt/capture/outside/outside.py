@@ -18,7 +18,7 @@ from smelt.capture.outside.origins import Origins
 from smelt.capture.outside.overlay import Overlay
 from smelt.capture.standins.arrays import Array
 from smelt.graph.ir import Line
-from smelt.trace.trace import Trace
+from smelt.tracing.trace import Trace
 
 
 class Memo:

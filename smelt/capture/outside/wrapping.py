@@ -37,8 +37,8 @@ from smelt.guards.evaluate import tensor_facts
 from smelt.guards.origin import Origin, key_name
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.torch_private import is_functorch_wrapped_tensor
-from smelt.trace.fake import FakeTensor, hides_metadata, is_odd
-from smelt.trace.sym_numbers import NUMBERS
+from smelt.tracing.fake import FakeTensor, hides_metadata, is_odd
+from smelt.tracing.sym_numbers import NUMBERS
 
 T = TypeVar("T")
 _VALUE_BASES = (int, float, complex, str, bytes, np.generic)

@@ -16,9 +16,9 @@ from smelt.capture.base.bytecode import Code
 from smelt.capture.base.frames import Frame
 from smelt.capture.machine.vm import VM
 from smelt.torch_private import assert_async, maybe_current_level
-from smelt.trace.fake import FakeTensor
-from smelt.trace.handlers import is_handled
-from smelt.trace.sym_nodes import Undecided
+from smelt.tracing.fake import FakeTensor
+from smelt.tracing.handlers import is_handled
+from smelt.tracing.sym_nodes import Undecided
 
 _cpu = torch.Tensor.cpu
 _MOST = 400  # instructions of a branch that only raises

@@ -37,9 +37,9 @@ from smelt.reasons import (
     Reason,
 )
 from smelt.torch_private import pop_function_mode, pop_function_mode_temporarily, push_function_mode
-from smelt.trace.fake import FakeTensor, class_of_fake
-from smelt.trace.number_parts import plain_parts
-from smelt.trace.sym_numbers import NUMBERS, own, plain
+from smelt.tracing.fake import FakeTensor, class_of_fake
+from smelt.tracing.number_parts import plain_parts
+from smelt.tracing.sym_numbers import NUMBERS, own, plain
 
 R = TypeVar("R")
 

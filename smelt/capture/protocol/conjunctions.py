@@ -13,7 +13,7 @@ from collections.abc import Callable
 from smelt.capture.base.frames import Frame
 from smelt.capture.base.values import NULL
 from smelt.capture.machine.vm import VM
-from smelt.trace.sym_numbers import Int
+from smelt.tracing.sym_numbers import Int
 
 EQUALITY = frozenset({operator.eq, operator.ne})
 _TRUE = frozenset({"POP_JUMP_IF_TRUE", "POP_JUMP_FORWARD_IF_TRUE"})

@@ -28,9 +28,9 @@ from smelt.capture.standins.texts import Shown, Text, Verbatim, join_all, separa
 from smelt.graph.numbers import leaves
 from smelt.graph.sizes import free_syms
 from smelt.torch_private import maybe_current_level
-from smelt.trace.fake import FakeTensor, check_class
-from smelt.trace.number_parts import has_symbols
-from smelt.trace.sym_numbers import NUMBERS, Float, Int, hint
+from smelt.tracing.fake import FakeTensor, check_class
+from smelt.tracing.number_parts import has_symbols
+from smelt.tracing.sym_numbers import NUMBERS, Float, Int, hint
 
 _Conversion = Callable[[object], str]  # str, repr or ascii
 _CONVERSIONS: dict[str, _Conversion] = {"s": str, "r": repr, "a": ascii}

@@ -34,9 +34,9 @@ from smelt.capture.protocol.attributes.lookup import may_define_operators
 from smelt.capture.protocol.lengths import ask_length
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
-from smelt.trace.fake import FakeTensor
-from smelt.trace.handlers import is_handled
-from smelt.trace.sym_numbers import NUMBERS
+from smelt.tracing.fake import FakeTensor
+from smelt.tracing.handlers import is_handled
+from smelt.tracing.sym_numbers import NUMBERS
 
 TUPLE_ASKS = (
     not PY314

@@ -18,8 +18,8 @@ from smelt.capture.outside import contents
 from smelt.capture.protocol import attributes, polyfills_of_results
 from smelt.capture.protocol.attributes import python_method
 from smelt.capture.protocol.attributes.lookup import may_define_operators
-from smelt.trace.fake import FakeTensor
-from smelt.trace.handlers import is_handled
+from smelt.tracing.fake import FakeTensor
+from smelt.tracing.handlers import is_handled
 
 
 @builtin(len)

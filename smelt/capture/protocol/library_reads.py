@@ -47,8 +47,8 @@ from smelt.capture.standins.arrays import Array
 from smelt.errors import Unsupported
 from smelt.guards.origin import Origin
 from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_OBJECT, Reason
-from smelt.trace.fake import FakeTensor
-from smelt.trace.sym_numbers import plain
+from smelt.tracing.fake import FakeTensor
+from smelt.tracing.sym_numbers import plain
 
 Chain = tuple[str, ...]
 

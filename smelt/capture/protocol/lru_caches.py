@@ -18,8 +18,8 @@ from smelt.capture.outside.effects import Call, Count
 from smelt.capture.protocol import library_reads
 from smelt.errors import Unsupported
 from smelt.reasons import OUTPUT, UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
-from smelt.trace.number_parts import has_symbols
-from smelt.trace.sym_numbers import plain
+from smelt.tracing.number_parts import has_symbols
+from smelt.tracing.sym_numbers import plain
 
 
 def call_lru_cached(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kwargs: Kwargs) -> object:

@@ -29,7 +29,7 @@ from smelt.capture.protocol.calls import CALLERS
 from smelt.capture.protocol.native_calls import IMMUTABLE, is_free
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
-from smelt.trace.fake import FakeTensor
+from smelt.tracing.fake import FakeTensor
 
 
 def native_callable(vm: VM, fn: object) -> Callable[..., object]:

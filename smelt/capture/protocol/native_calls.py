@@ -61,8 +61,8 @@ from smelt.capture.protocol.subscripts import found_by
 from smelt.capture.rebuilding.constants import noted_variable
 from smelt.errors import Unsupported
 from smelt.reasons import OUTPUT, RANDOM_STATE, UNSUPPORTED_EFFECT, Reason
-from smelt.trace.fake import FakeTensor
-from smelt.trace.number_parts import plain_parts
+from smelt.tracing.fake import FakeTensor
+from smelt.tracing.number_parts import plain_parts
 
 T = TypeVar("T")
 Descriptor = types.MethodDescriptorType | types.WrapperDescriptorType | types.ClassMethodDescriptorType

@@ -35,10 +35,10 @@ from smelt.capture.standins import texts
 from smelt.capture.standins.arrays import Array
 from smelt.guards.evaluate import same_leaf
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT
-from smelt.trace.fake import FakeTensor, class_of_fake
-from smelt.trace.handlers import is_handled
-from smelt.trace.sym_nodes import Undecided
-from smelt.trace.sym_numbers import NUMBERS, Int, plain
+from smelt.tracing.fake import FakeTensor, class_of_fake
+from smelt.tracing.handlers import is_handled
+from smelt.tracing.sym_nodes import Undecided
+from smelt.tracing.sym_numbers import NUMBERS, Int, plain
 
 _Items = Sequence[object]
 _Try = tuple[object, str, object]  # an object, the name of its method, the other operand

@@ -21,8 +21,8 @@ from smelt.capture.outside import wrapping
 from smelt.capture.protocol import attributes
 from smelt.reasons import TENSOR_SUBCLASS
 from smelt.torch_private import is_torch_function_enabled
-from smelt.trace.fake import FakeTensor
-from smelt.trace.handlers import (
+from smelt.tracing.fake import FakeTensor
+from smelt.tracing.handlers import (
     asked_about,
     handling_class,
     is_handled,

@@ -17,8 +17,8 @@ from smelt.capture.protocol.overrides import check_modes, is_asked
 from smelt.capture.protocol.shown_names import use_names
 from smelt.errors import Unsupported
 from smelt.reasons import DEBUGGER, DISABLED, GRAPH_BREAK_REQUESTED, RANDOM_STATE, SIDE_EFFECT_IO, Reason
-from smelt.trace.fake import FakeTensor
-from smelt.trace.sym_numbers import NUMBERS
+from smelt.tracing.fake import FakeTensor
+from smelt.tracing.sym_numbers import NUMBERS
 
 # CO_COROUTINE, CO_ITERABLE_COROUTINE and CO_ASYNC_GENERATOR of `co_flags`
 COROUTINE, ITERABLE_COROUTINE, ASYNC_GENERATOR = 0x80, 0x100, 0x200

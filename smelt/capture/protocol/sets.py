@@ -12,7 +12,7 @@ from smelt.capture.base.handlers import Args
 from smelt.capture.base.values import is_hashed_by_code
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import changes, contents, wrapping
-from smelt.trace.number_parts import plain_parts
+from smelt.tracing.number_parts import plain_parts
 
 _OF_ELEMENTS = frozenset(("add", "discard", "remove"))
 CHANGES = _OF_ELEMENTS | {

@@ -19,7 +19,7 @@ from smelt._native import isinstance
 from smelt.capture.base.values import IMMUTABLE_TYPE_FLAG, LEAF_TYPES, FunctionType, MethodType
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import attributes
-from smelt.trace.number_parts import plain_parts
+from smelt.tracing.number_parts import plain_parts
 
 _DEPTH = 4  # how many objects deep names are looked for
 _OF_MODULES = ("__spec__", "__loader__", "__name__", "__file__")

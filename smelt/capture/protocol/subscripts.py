@@ -34,8 +34,8 @@ from smelt.capture.protocol.overrides import operate
 from smelt.capture.standins.arrays import Array
 from smelt.errors import Unsupported
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT, Reason
-from smelt.trace.fake import FakeTensor
-from smelt.trace.number_parts import plain_parts, sizes_only
+from smelt.tracing.fake import FakeTensor
+from smelt.tracing.number_parts import plain_parts, sizes_only
 
 
 def subscript(vm: VM, obj: object, key: object) -> object:

@@ -20,11 +20,11 @@ from smelt._native import isinstance
 from smelt.capture.base.values import FunctionType
 from smelt.capture.machine.vm import VM
 from smelt.torch_private import OpOverload, OpOverloadPacket, enter_vmap, leave_batch, variable_functions
-from smelt.trace import number_functions
-from smelt.trace.fake import FakeTensor
-from smelt.trace.handlers import is_handled
-from smelt.trace.number_parts import has_symbols, plain_parts
-from smelt.trace.sym_numbers import NUMBERS, Float, Int, plain
+from smelt.tracing import number_functions
+from smelt.tracing.fake import FakeTensor
+from smelt.tracing.handlers import is_handled
+from smelt.tracing.number_parts import has_symbols, plain_parts
+from smelt.tracing.sym_numbers import NUMBERS, Float, Int, plain
 
 _OPERANDS = NUMBERS | {int, float, bool, FakeTensor}
 _NESTED = (list, tuple, torch.Size)  # what `torch.tensor` takes for rows

@@ -34,8 +34,8 @@ from smelt.torch_private import (
     ScriptModule,
     parse_schema,
 )
-from smelt.trace.fake import FakeTensor
-from smelt.trace.sym_numbers import plain
+from smelt.tracing.fake import FakeTensor
+from smelt.tracing.sym_numbers import plain
 
 
 class _Module(Protocol):

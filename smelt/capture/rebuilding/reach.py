@@ -13,7 +13,7 @@ from smelt.capture.rebuilding.constants import is_kept_by_typing, stands_for_its
 from smelt.capture.rebuilding.kind import Kind, unsupported
 from smelt.capture.rebuilding.kinds import kind_of
 from smelt.guards.origin import Origin
-from smelt.trace.fake import FakeTensor
+from smelt.tracing.fake import FakeTensor
 
 _NATIVE_HASHES = frozenset(
     {object.__hash__, type.__hash__, tuple.__hash__, frozenset.__hash__, torch.Tensor.__hash__}

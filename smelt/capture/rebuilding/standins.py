@@ -7,9 +7,9 @@ from smelt.capture.rebuilding.kind import Expressions, Kind
 from smelt.capture.standins.arrays import Array, BoundMethod
 from smelt.capture.standins.texts import Display, Shown, Text, Verbatim
 from smelt.graph.numbers import Expression, leaves
-from smelt.trace.data_numbers import DataNumber
-from smelt.trace.sym_nodes import Undecided
-from smelt.trace.sym_numbers import NUMBERS
+from smelt.tracing.data_numbers import DataNumber
+from smelt.tracing.sym_nodes import Undecided
+from smelt.tracing.sym_numbers import NUMBERS
 
 
 def _array_text(x: Array, text: Expressions) -> str:

@@ -21,7 +21,7 @@ from smelt._native import isinstance
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason, ReasonKind
 from smelt.torch_private import DisableTorchFunction
-from smelt.trace.fake import FakeTensor, check_class
+from smelt.tracing.fake import FakeTensor, check_class
 
 DTYPES: dict[torch.dtype, np.dtype[Any]] = {
     torch.bool: np.dtype(np.bool_), torch.uint8: np.dtype(np.uint8), torch.int8: np.dtype(np.int8),

@@ -19,8 +19,8 @@ from smelt.errors import Unsupported
 from smelt.graph.effects import effects
 from smelt.reasons import DATA_DEPENDENT, Reason
 from smelt.torch_private import DisableTorchFunction, OpOverload, disabled_torch_function_impl, tensor_text
-from smelt.trace.fake import FakeTensor, check_class
-from smelt.trace.trace import Trace
+from smelt.tracing.fake import FakeTensor, check_class
+from smelt.tracing.trace import Trace
 
 
 class Unreadable(Unsupported):

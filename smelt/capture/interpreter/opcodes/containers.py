@@ -16,7 +16,7 @@ from smelt.capture.protocol import attributes, formatting, sets
 from smelt.capture.protocol.binding import function_text
 from smelt.capture.protocol.container_constructors import mapping
 from smelt.capture.standins import texts
-from smelt.trace.number_parts import plain_parts
+from smelt.tracing.number_parts import plain_parts
 
 
 def _take(stack: list[object], count: int) -> list[object]:

@@ -22,7 +22,7 @@ from smelt.capture.protocol.iteration import TUPLE_ASKS
 from smelt.capture.protocol.python_functions import ASYNC_GENERATOR, COROUTINE
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OPCODE, Reason
-from smelt.trace.handlers import is_handled
+from smelt.tracing.handlers import is_handled
 
 
 @opcode("MAKE_FUNCTION")

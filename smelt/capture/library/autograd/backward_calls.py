@@ -23,8 +23,8 @@ from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents
 from smelt.capture.protocol import attributes
 from smelt.torch_private import DisableTorchFunction, are_transforms_active, set_grad_enabled
-from smelt.trace.fake import FakeTensor, check_class, fakes_in
-from smelt.trace.opaque import OpaqueCall
+from smelt.tracing.fake import FakeTensor, check_class, fakes_in
+from smelt.tracing.opaque import OpaqueCall
 
 _Gradients = Sequence[torch.Tensor | None]
 _OF_TENSOR = inspect.signature(torch.Tensor.backward)

@@ -20,7 +20,7 @@ from smelt.capture.protocol import native_calls
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.torch_private import CachedTorchDispatchMode, CachingTorchDispatchMode, checkpoint_of_decorated
-from smelt.trace.not_differentiable import refuse
+from smelt.tracing.not_differentiable import refuse
 
 _Function = torch.autograd.Function
 _CHECKPOINT = torch.utils.checkpoint.checkpoint

@@ -29,9 +29,9 @@ from smelt.capture.rebuilding.reach import collect_fakes, contents_of_made
 from smelt.graph import torch_settings
 from smelt.reasons import UNSUPPORTED_EFFECT
 from smelt.torch_private import are_transforms_active, is_setup_context_defined
-from smelt.trace.custom_functions import CustomFunctions
-from smelt.trace.fake import FakeTensor
-from smelt.trace.not_differentiable import refuse
+from smelt.tracing.custom_functions import CustomFunctions
+from smelt.tracing.fake import FakeTensor
+from smelt.tracing.not_differentiable import refuse
 
 _Function = torch.autograd.Function
 _get_apply = operator.attrgetter("apply")  # of the base class in C, where torch's stubs have none

@@ -20,11 +20,11 @@ from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents
 from smelt.capture.protocol import native_calls
 from smelt.torch_private import are_transforms_active
-from smelt.trace.backward import on_this_thread
-from smelt.trace.backward_rules import replaced
-from smelt.trace.fake import FakeTensor
-from smelt.trace.history import read_by
-from smelt.trace.not_differentiable import refuse
+from smelt.tracing.backward import on_this_thread
+from smelt.tracing.backward_rules import replaced
+from smelt.tracing.fake import FakeTensor
+from smelt.tracing.history import read_by
+from smelt.tracing.not_differentiable import refuse
 
 
 @function(torch.autograd.grad)

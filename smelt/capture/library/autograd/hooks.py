@@ -17,8 +17,8 @@ from smelt.capture.rebuilding.kind import Kind
 from smelt.capture.rebuilding.kind import unsupported as cannot_rebuild
 from smelt.capture.rebuilding.kinds import KINDS
 from smelt.reasons import UNSUPPORTED_EFFECT
-from smelt.trace.fake import FakeTensor
-from smelt.trace.history import read_by
+from smelt.tracing.fake import FakeTensor
+from smelt.tracing.history import read_by
 
 T = TypeVar("T")
 

@@ -30,10 +30,10 @@ from smelt.capture.machine.vm import VM
 from smelt.capture.outside.effects import Advance, Call
 from smelt.capture.protocol import cells
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
-from smelt.trace.fake import FakeTensor
-from smelt.trace.opaque import OpaqueCall
-from smelt.trace.sym_nodes import Symbol
-from smelt.trace.sym_numbers import NUMBERS
+from smelt.tracing.fake import FakeTensor
+from smelt.tracing.opaque import OpaqueCall
+from smelt.tracing.sym_nodes import Symbol
+from smelt.tracing.sym_numbers import NUMBERS
 
 
 @contextmanager

@@ -12,8 +12,8 @@ from smelt.capture.base.handlers import TENSOR_METHODS, TENSOR_SETTERS, unsuppor
 from smelt.capture.machine.vm import VM
 from smelt.reasons import UNSUPPORTED_EFFECT
 from smelt.torch_private import DisableTorchDispatch
-from smelt.trace.fake import FakeTensor, check_class
-from smelt.trace.opaque import OpaqueCall
+from smelt.tracing.fake import FakeTensor, check_class
+from smelt.tracing.opaque import OpaqueCall
 
 
 def make_parameter(vm: VM, data: torch.Tensor, requires_grad: bool) -> torch.Tensor:

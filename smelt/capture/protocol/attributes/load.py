@@ -44,9 +44,9 @@ from smelt.capture.standins import arrays
 from smelt.errors import Unsupported
 from smelt.reasons import RANDOM_STATE, TENSOR_SUBCLASS, UNSUPPORTED_OBJECT, Reason
 from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
-from smelt.trace.fake import FakeTensor, hides_metadata
-from smelt.trace.plain_classes import PLAIN_TYPES
-from smelt.trace.sym_numbers import NUMBERS
+from smelt.tracing.fake import FakeTensor, hides_metadata
+from smelt.tracing.plain_classes import PLAIN_TYPES
+from smelt.tracing.sym_numbers import NUMBERS
 
 
 def load_attr(vm: VM, obj: object, name: str) -> object:

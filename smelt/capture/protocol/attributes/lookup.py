@@ -6,8 +6,8 @@ from smelt.capture.base.frames import WALKED, Coroutine, Generator, VMCallable
 from smelt.capture.base.type_info import FUNCTION, type_find
 from smelt.capture.base.values import CONTAINER_TYPES, LEAF_TYPES, FunctionType
 from smelt.capture.machine.vm import VM
-from smelt.trace.fake import FakeTensor
-from smelt.trace.sym_numbers import NUMBERS
+from smelt.tracing.fake import FakeTensor
+from smelt.tracing.sym_numbers import NUMBERS
 
 _VM_TYPES = (
     FakeTensor, Generator, Coroutine, VMCallable, *WALKED, *NUMBERS

@@ -38,7 +38,7 @@ from smelt.capture.protocol.attributes.own_access import delete_by_class, store_
 from smelt.capture.protocol.attributes.tensors import store_tensor_attr
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
-from smelt.trace.fake import FakeTensor
+from smelt.tracing.fake import FakeTensor
 
 
 def store_attr(vm: VM, obj: object, name: str, value: object) -> None:

@@ -16,10 +16,10 @@ from smelt.capture.protocol.attributes.instances import CLASS_LOADERS, bind_clas
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
 from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
-from smelt.trace.fake import FakeTensor, check_class, class_of_fake, fake_shape
-from smelt.trace.handlers import is_handled, overridable_member
-from smelt.trace.not_differentiable import refuse
-from smelt.trace.plain_classes import PLAIN_TYPES
+from smelt.tracing.fake import FakeTensor, check_class, class_of_fake, fake_shape
+from smelt.tracing.handlers import is_handled, overridable_member
+from smelt.tracing.not_differentiable import refuse
+from smelt.tracing.plain_classes import PLAIN_TYPES
 
 
 def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:

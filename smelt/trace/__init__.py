@@ -1,3 +1,0 @@
-"""Fake tensors, and the recording of what happens to them: `Trace` (`trace.py`) and its parts (`parts.py`), the two modes,
-and what is made of the record: the two graphs (`finish.py`) and the joint graph (`joint.py`). docs/trace.md says where is
-what."""

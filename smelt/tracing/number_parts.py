@@ -1,0 +1,91 @@
+"""Symbolic numbers in tuples, lists, dictionaries and slices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from smelt.tracing.sym_numbers import SYMBOLIC, own, plain
+
+
+def own_parts(value: Any) -> Any:
+    """The same of sizes that C++ gave, one or several."""
+    if type(value) is torch.Size or type(value) is tuple:
+        return value if all(type(v) is int for v in value) else type(value)(map(own, value))
+    return own(value)
+
+
+def plain_parts(value: Any, depth: int = 4) -> Any:
+    """`value` with plain numbers in it, pinned. Lists and dictionaries stay the same objects: to the program nothing
+    changes."""
+    kind = type(value)
+    if kind in SYMBOLIC:
+        return plain(value)
+    if not depth or kind not in _PARTS:
+        return value
+    return _PARTS[kind](value, depth - 1)
+
+
+def _plain_tuple(value: tuple[Any, ...], depth: int) -> tuple[Any, ...]:
+    items = [plain_parts(v, depth) for v in value]
+    return value if all(a is b for a, b in zip(items, value)) else tuple(items)
+
+
+def _plain_list(value: list[Any], depth: int) -> list[Any]:
+    for i, item in enumerate(value):
+        found = plain_parts(item, depth)
+        if found is not item:
+            value[i] = found
+    return value
+
+
+def _plain_dict(value: dict[Any, Any], depth: int) -> dict[Any, Any]:
+    for key, item in value.items():
+        found = plain_parts(item, depth)
+        if found is not item:
+            value[key] = found
+    return value
+
+
+def _plain_slice(value: slice, depth: int) -> slice:
+    parts = (value.start, value.stop, value.step)
+    return slice(*map(plain, parts)) if any(type(p) in SYMBOLIC for p in parts) else value
+
+
+_PARTS: dict[type, Callable[[Any, int], Any]] = {
+    tuple: _plain_tuple, list: _plain_list, dict: _plain_dict, slice: _plain_slice,
+}  # fmt: skip
+
+
+def settled(value: Any) -> Any:
+    """`value` as an operator is given it: numbers that may not change, or fit no tensor, are plain ones."""
+    kind = type(value)
+    if kind in SYMBOLIC:
+        if not value.node.fits_a_tensor() or value.node.is_constant():
+            return plain(value)
+        return value
+    if kind is list or kind is tuple:
+        return kind(map(settled, value))
+    return {k: settled(v) for k, v in value.items()} if kind is dict else value
+
+
+def has_symbols(value: Any) -> bool:
+    """Whether there is a symbolic number in `value`."""
+    if type(value) in SYMBOLIC:
+        return True
+    if isinstance(value, (list, tuple)):
+        return any(map(has_symbols, value))
+    if isinstance(value, slice):
+        return has_symbols((value.start, value.stop, value.step))
+    return isinstance(value, dict) and any(map(has_symbols, value.values()))
+
+
+def sizes_only(value: Any) -> bool:
+    """Whether all symbolic numbers in `value`, an index of a tensor, are sizes, or may be."""
+    if type(value) in SYMBOLIC:
+        return value.node.as_size() is not None
+    if isinstance(value, (list, tuple)):
+        return all(map(sizes_only, value))
+    return not isinstance(value, slice) or sizes_only((value.start, value.stop, value.step))

@@ -1,0 +1,165 @@
+"""What an operator returns for fakes with symbolic sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+
+from smelt.errors import NeedsFixedSize, Unsupported
+from smelt.graph.assignments import hinted
+from smelt.graph.divisors import divisors_in
+from smelt.graph.effects import DeclaredResult, Effects
+from smelt.graph.ir import TensorSpec
+from smelt.graph.sizes import Expr, Size, Sym
+from smelt.graph.tree import leaves
+from smelt.ops.symbolic_results import accepts, alike, culprits, required_sizes, results
+from smelt.reasons import (
+    DATA_DEPENDENT,
+    DATA_DEPENDENT_SHAPE,
+    UNSUPPORTED_CALL,
+    UNSUPPORTED_OBJECT,
+    ReasonKind,
+)
+from smelt.torch_private import OpOverload
+from smelt.tracing.answers import Answer, Part, part_spec
+from smelt.tracing.arguments import Args, Kwargs
+from smelt.tracing.fake import FakeTensor
+from smelt.tracing.inputs import Inputs
+from smelt.tracing.places import view_of
+
+_META = torch.device("meta")
+_CPU = torch.device("cpu")
+
+
+def spec_of_fake(value: Any) -> TensorSpec | None:
+    """The spec of a fake; None of anything else."""
+    return value.spec if type(value) is FakeTensor else None
+
+
+@dataclass
+class SymbolicCall:
+    """A call whose arguments have `symbols` in their sizes, or are such sizes. Its results are on `device`."""
+
+    inputs: Inputs
+    func: OpOverload
+    info: Effects
+    args: Args
+    kwargs: Kwargs
+    device: torch.device
+    symbols: frozenset[Sym]
+
+    def answer(self) -> Answer:
+        """What it gives. Raises NeedsFixedSize, and Unsupported for what no sizes allow."""
+        if self.info.data_dependent:
+            raise self._unsupported(DATA_DEPENDENT, str(self.func))
+        tensors = leaves((*self.args, *self.kwargs.values()), torch.Tensor)
+        if len({t.device for t in tensors if t.dim() or t.device != _CPU}) > 1:
+            raise self._refuse("is given tensors on several devices")
+        with hinted({s: self.inputs.hint(s) for s in self.symbols}):
+            found, required = self._results(tensors)
+        declared = self.info.results
+        if not declared:
+            return Answer(None, [Part("none")], None, required)
+        single = len(declared) == 1 and not isinstance(found, tuple)
+        parts = [self._part(r, v, -1) for r, v in zip(declared, [found] if single else found)]
+        if single and isinstance(parts[0], list):
+            return Answer(list, parts[0], tuple(p.spec for p in parts[0]), required)
+        spec = parts[0].spec if single else tuple(map(part_spec, parts))
+        return Answer(None if single else tuple, parts, spec, required)
+
+    def _results(self, tensors: list[torch.Tensor]) -> tuple[Any, list[tuple[Size, int, int]]]:
+        """(specs, and fakes that are given back; sizes, and between which numbers each must be)."""
+        args: Args = tuple(self._stands(self.args))
+        kwargs: Kwargs = self._stands(self.kwargs)
+        if "device" in self.info.names:
+            if kwargs.get("device") is not None or not tensors:
+                kwargs["device"] = _META
+            kwargs.pop("pin_memory", None)
+        if kwargs.get("layout") not in (None, torch.strided):
+            raise self._unsupported(UNSUPPORTED_OBJECT, f"a {kwargs['layout']} tensor")
+        known = view_of(self.func, args, kwargs)
+        if known is not None:
+            return known, []
+        try:
+            found = results(self.func, args, kwargs, self.device, spec_of_fake)
+            return found, required_sizes(self.func, args, kwargs, self.device, spec_of_fake, found)
+        except NotImplementedError as error:
+            if self.info.dynamic_shape:
+                raise self._unsupported(DATA_DEPENDENT_SHAPE, str(self.func)) from error
+            raise self._unsupported(UNSUPPORTED_CALL, f"{self.func} has no shape function") from error
+        except NeedsFixedSize as error:
+            if self.info.dynamic_shape and "meta tensor" in str(error):
+                raise self._unsupported(DATA_DEPENDENT_SHAPE, str(self.func)) from error
+            found, one = self.symbols, frozenset[Sym]()
+            if len(found) > 1:
+                hints = {s: self.inputs.hint(s) for s in self.symbols}
+                asked = self.func, args, kwargs, self.device, spec_of_fake, hints
+                found, one = culprits(*asked) or self.symbols, alike(*asked)
+            divisors = self._divisors(args, kwargs, found)
+            raise NeedsFixedSize(error.reason.detail, found, divisors=divisors, alike=one) from error
+
+    def _divisors(self, args: Args, kwargs: Kwargs, syms: frozenset[Sym]) -> dict[Sym, int]:
+        """By what those of `syms` are divided of which it is enough to know the remainder: of the numbers among arguments,
+        or of tensors, which may fit for multiples only."""
+        shapes = (tensor.spec.shape for tensor in leaves((args, kwargs), FakeTensor))
+        divided = divisors_in(chain(leaves((args, kwargs), Expr), *shapes))
+        divisors = {sym: by for sym, by in divided.items() if sym in syms}
+        multiples = {sym: sym * by + self.inputs.hint(sym) % by for sym, by in divisors.items()}
+        fits = accepts(self.func, args, kwargs, self.device, spec_of_fake, multiples)
+        return divisors if fits else {}
+
+    def _stands(self, value: Any) -> Any:
+        """The arguments, with fakes in the place of real tensors but those of single numbers."""
+        if isinstance(value, (list, tuple)):
+            return [self._stands(v) for v in value]
+        if isinstance(value, dict):
+            return {k: self._stands(v) for k, v in value.items()}
+        if isinstance(value, torch.Tensor) and type(value) is not FakeTensor:
+            return value if value.dim() == 0 and value.device == _CPU else self.inputs.stand_in(value)
+        return value
+
+    def _part(self, result: DeclaredResult, item: Any, index: int) -> Any:
+        """How to make what fits a result, or element `index` of one: a spec, or a fake that is given back."""
+        if item is None:
+            return Part("none")
+        source = self.info.argument(result.arg, self.args, self.kwargs) if result.arg else None
+        if result.kind == "same":
+            if index < 0 and isinstance(source, (list, tuple)):
+                return [self._part(result, v, i) for i, v in enumerate(source)]
+            fake: Any = source[index] if isinstance(source, (list, tuple)) else source
+            return Part("same", fake.spec, result.arg, index)
+        if isinstance(item, (list, tuple)):
+            return [self._part(result, v, i) for i, v in enumerate(item)]
+        if type(item) is FakeTensor:
+            return Part("same", item.spec, *self._place(item))
+        if isinstance(item, (int, Expr)) and not isinstance(item, bool):
+            return Part("number", size=item)
+        if not isinstance(item, TensorSpec):
+            raise self._refuse("gives a number")
+        if result.kind != "view":
+            return Part("fresh", item)
+        if type(source) is not FakeTensor or not (
+            source.dtype == item.dtype or source.dtype.is_complex != item.dtype.is_complex
+        ):
+            raise self._refuse("looks at memory in another way")
+        return Part("view", item, result.arg)
+
+    def _place(self, given: FakeTensor) -> tuple[str, int]:
+        """Where among the arguments one is: the name, and which element of a list."""
+        for name in self.info.names:
+            value = self.info.argument(name, self.args, self.kwargs)
+            for i, element in enumerate(value if isinstance(value, (list, tuple)) else ()):
+                if element is given:
+                    return name, i
+            if value is given:
+                return name, -1
+        raise self._refuse("gives a tensor back that it was not given")
+
+    def _refuse(self, what: str) -> NeedsFixedSize:
+        return NeedsFixedSize(f"{self.func} {what}", self.symbols)
+
+    def _unsupported(self, kind: ReasonKind, detail: str) -> Unsupported:
+        return self.inputs.call.unsupported(kind, detail)

@@ -1,0 +1,115 @@
+"""A finished trace."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from smelt.graph.ir import Graph
+from smelt.graph.numbers import Expression
+from smelt.graph.sizes import INFINITE, Sym
+from smelt.graph.specs import at_numbers, empty_like_spec
+from smelt.tracing.counters import NO_COUNTERS, Counters
+from smelt.tracing.data_numbers import Condition, NumberCondition
+from smelt.tracing.fake import FakeTensor
+from smelt.tracing.joint import Joint
+from smelt.tracing.number_inputs import NumberInput
+from smelt.tracing.parts import TraceParts
+from smelt.tracing.symbolic_layouts import SizeSource
+from smelt.tracing.views import NO_VIEWS, Views
+
+
+@dataclass(frozen=True)
+class SizeInput:
+    """Where the value of a size's symbol is found: in input number `input`. `hint`: what it was when traced. `bounds`: the
+    program, or torch, has decided something by it that later calls are required to decide alike, so it is in that range."""
+
+    input: int
+    source: SizeSource
+    hint: int
+    bounds: tuple[int, int] = (0, INFINITE)
+
+
+@dataclass(frozen=True)
+class SizesOfData:
+    """What a graph has of numbers that data decide.
+
+    `hints`: what their symbols are taken for. `conditions`: what it is made for, besides that they are at least 2, or among
+    `small`. `numbers`: those that operators were given, whose leaves are symbols; both graphs take them last.
+    """
+
+    hints: Mapping[Sym, int]
+    conditions: tuple[Condition | NumberCondition, ...]
+    numbers: tuple[Expression, ...]
+    small: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A finished trace. `inputs[i]` is the fake of placeholder i of both graphs; only inputs that a graph uses are there.
+
+    The aten graph is functional but for `copy_` nodes at its end that write inputs (`mutated`: their positions).
+    `needs_grad`: running the aten graph would lose gradients (or that an output is an inference tensor): the joint graph is
+    what runs, or autograd has to see the torch-level graph run, operator by operator.
+    """
+
+    torch_graph: Graph
+    aten_graph: Graph
+    inputs: tuple[FakeTensor, ...]
+    mutated: frozenset[int]
+    outputs: tuple[FakeTensor, ...]
+    needs_grad: bool
+    _examples: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    numbers: tuple[NumberInput, ...] = ()  # Python numbers that both graphs take after the tensors
+    counters: Counters = NO_COUNTERS
+    views: Views = NO_VIEWS  # of results without gradients
+    sizes: Mapping[Sym, SizeInput] = field(default_factory=dict)  # of the symbols in specs and arguments
+    data: SizesOfData | None = None  # where there are symbols that data decide
+    joint: Joint | None = None  # where gradients are needed, were asked for, and can be had ahead of time
+
+    def example_inputs(self) -> tuple[Any, ...]:
+        """The tensors that the trace saw, where they still exist, else empty ones like them; then the numbers."""
+        found = itertools.zip_longest((ref() for ref in self._examples), self.inputs)
+        hints = {sym: place.hint for sym, place in self.sizes.items()}
+        tensors = [_empty_like(fake, hints) if real is None else real for real, fake in found]
+        return (*tensors, *(n.symbol.value for n in self.numbers))
+
+    def forget_examples(self) -> None:
+        """Lets go of the tensors that the trace saw: `torch.utils.swap_tensors` refuses those with weak references."""
+        self._examples.clear()
+
+
+def _empty_like(fake: FakeTensor, hints: Mapping[Sym, int]) -> torch.Tensor:
+    return empty_like_spec(at_numbers(fake.spec, hints), fake.device)
+
+
+def needs_grad(parts: TraceParts, outputs: Sequence[FakeTensor]) -> bool:
+    """Whether running the aten graph beneath autograd would lose something that autograd knows of `outputs`, or of an input:
+    a history, a flag, being an inference tensor or not."""
+    computed = [f for f in outputs if not parts.inputs.holds(f)]
+    inference = parts.call_recorder.first_state[1]
+    return (
+        bool(parts.autograd.restated)
+        or any(f.requires_grad or f.is_inference() is not inference for f in computed)
+        or any(_has_other_history(parts, f) for f in parts.inputs)
+        or _detaches(parts, computed)
+    )
+
+
+def _detaches(parts: TraceParts, computed: Sequence[FakeTensor]) -> bool:
+    """Whether a result is a view of an input that requires grad, and does not: autograd knows how it was taken."""
+    sources = {f.storage_key for f in parts.inputs if f.requires_grad}
+    return any(f.storage_key in sources for f in computed)
+
+
+def _has_other_history(parts: TraceParts, fake: FakeTensor) -> bool:
+    """Whether autograd sees an input differently at the end: it was written with gradients, or its flag was set."""
+    real = parts.inputs.real(fake)
+    if real is not None and fake.requires_grad != real.requires_grad:
+        return True
+    return fake.grad_fn is not parts.inputs.first_history.get(id(fake))
