@@ -1,8 +1,8 @@
 """Sizes that data decide: which nodes of a graph give them.
 
 The symbols of such sizes are called `u0`, `u1`, ... (`tracing/data_numbers.py`). A node *gives* one if its results have it
-and its arguments do not: how many elements `nonzero` finds is known when it has run. A number that `item()` reads is the size of
-a tensor without elements, which `smelt::as_sizes` gives.
+and its arguments do not: how many elements `nonzero` finds is known when it has run. A number that `item()` reads is the
+size of a tensor without elements, which `smelt::as_sizes` gives.
 """
 
 from __future__ import annotations
