@@ -1,8 +1,8 @@
-"""Who is measured. A name may end with a mode, as in "torch.compile:reduce-overhead"."""
+"""Who is measured. A name may end with a mode, as in "torch.compile:reduce-overhead", or with ":dynamic" for
+`dynamic=True`."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -23,12 +23,7 @@ def _smelt(fn: Any, **how: Any) -> Any:
     return smelt.compile(fn, fullgraph=True, **how)
 
 
-MAKERS: dict[str, Callable[..., Any]] = {
-    "eager": _eager,
-    "torch.compile": torch.compile,
-    "smelt": _smelt,
-    "smelt-dynamic": functools.partial(_smelt, dynamic=True),
-}
+MAKERS: dict[str, Callable[..., Any]] = {"eager": _eager, "torch.compile": torch.compile, "smelt": _smelt}
 
 
 def is_compiler(who: str, name: str) -> bool:
@@ -39,6 +34,8 @@ def is_compiler(who: str, name: str) -> bool:
 def made(who: str, fn: Any) -> Any:
     """`fn` as the contestant `who` runs it."""
     name, _, mode = who.partition(":")
+    if mode == "dynamic":
+        return MAKERS[name](fn, dynamic=True)
     return MAKERS[name](fn, **({"mode": mode} if mode else {}))
 
 

@@ -38,8 +38,9 @@ from smelt.graph.sizes import INFINITE, Expr, Size, Sym, contiguous_stride, eval
 from smelt.graph.specs import at_numbers, empty_like_spec, make_spec, with_sizes
 from smelt.graph.tree import leaves
 from smelt.ops.known_layouts import known_layout
-from smelt.ops.layouts import Accepted, lies_as_on_cpu, not_tried, on_metas
+from smelt.ops.layouts import Accepted, not_tried, on_metas, seen_on_gpu
 from smelt.ops.layouts.meta import CPU
+from smelt.ops.layouts.seen import Seen
 from smelt.ops.recompute import Class
 from smelt.ops.registry import row
 from smelt.ops.result_shapes import Shape, is_windowed, known_shape, least_sizes, quotients
@@ -432,14 +433,14 @@ class _Asked:
     def answer_for(self, number_of: Callable[[Size], int]) -> tuple[Any, dict[int, tuple[torch.Tensor, Any]]]:
         """The same for other numbers."""
         given, named, back = self._given(number_of)
-        large = self._is_large_on_gpu(given, named)
-        device = CPU if large and self._lies_as_on_cpu else self.device
-        why = self._why
-        if large and device != CPU:
+        why, seen = self._why, None
+        if self._is_large_on_gpu(given, named):
+            seen = self._seen
             why = NeedsFixedSize(f"{self.func} is tried on a GPU, of large tensors", self.syms)
         try:
-            with not_tried(why):
-                out = on_metas(self.func, given, named, device, self._accepted)
+            with not_tried(why if seen is None else self._why):
+                out = on_metas(self.func, given, named, self.device if seen is None else CPU, self._accepted)
+                out = out if seen is None else seen.of(out)
         except NotImplementedError:
             raise
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -473,11 +474,13 @@ class _Asked:
         return sum(t.numel() for t in leaves((given, named), torch.Tensor)) > _MOST_TRIED
 
     @cached_property
-    def _lies_as_on_cpu(self) -> bool:
-        """Whether results on a GPU lie as a CPU's do, told from the sizes of the call at hand."""
+    def _seen(self) -> Seen | None:
+        """How results on a GPU lie beside a CPU's, told from the sizes of the call at hand."""
+        sizes = [n for spec in self.specs for n in spec.shape]
+        fixed = {n for n in sizes if isinstance(n, int)} - {now(n) for n in sizes if isinstance(n, Expr)}
         given, named, _ = self._given(now)
         with not_tried(None):
-            return lies_as_on_cpu(self.func, given, named, self.device)
+            return seen_on_gpu(self.func, given, named, self.device, fixed)
 
 
 def _by_rule(asked: _Asked, out: Any) -> TensorSpec | None:
@@ -509,10 +512,14 @@ def _go_together(func: OpOverload, args: Sequence[Any], specs: Sequence[TensorSp
     first, *others = specs
     if len(first.shape) < 2 or not isinstance(first.shape[1], int):
         return False
-    groups = others[-1].shape
-    of_groups = len(groups) == 2 and isinstance(groups[1], int)
-    fitting = (first.shape, (first.shape[0], groups[1])) if of_groups else (first.shape,)
-    return all(s.shape in fitting or not syms_of(s) for s in others)
+    return all(
+        s.shape == first.shape or not syms_of(s) or _of_groups(s.shape, first.shape[0]) for s in others
+    )
+
+
+def _of_groups(shape: Shape, images: Size) -> bool:
+    """Whether it is that of statistics of groups of channels, of each image."""
+    return len(shape) == 2 and shape[0] == images and isinstance(shape[1], int)
 
 
 def _is_attention(given: Mapping[str, Any], specs: Sequence[TensorSpec]) -> bool:

@@ -11,8 +11,8 @@ them that runs in a process imports torch's own compiler and sympy, for a second
 The answers of 2 and 3 are those of a CPU. On a GPU the operator itself is run in their place, on zeros of the sizes that
 are asked about: which library computes, and so how results lie, differs from device to device and from version to version.
 Where a row has `layout_on`, that is asked before: cuDNN makes some convolutions when first called, for up to a second.
-Of symbolic sizes it is run once, for those of the call: if results lie as a CPU's do, a CPU's answers hold for other sizes,
-for which a GPU may have no memory.
+Of symbolic sizes it is run once, for those of the call: how results lie beside those of a CPU (`seen.py`) holds for other
+sizes, for which a GPU may have no memory.
 
 Shape functions do not know for which dtypes a device has kernels, and on a CPU whether a
 number fits a dtype: after 1, and where there are numbers after 2, the operator is tried on tensors of one element; before 4
@@ -22,7 +22,7 @@ or an operator refuses zeros, the next in the list is asked.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ import torch
 from smelt.graph.effects import effects
 from smelt.graph.tree import leaves
 from smelt.ops.layouts.meta import CPU, of_cpp
+from smelt.ops.layouts.seen import Seen, compared
 from smelt.ops.layouts.trial import (
     accepts,
     check_devices,
@@ -131,29 +132,26 @@ def _on_gpu(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], devic
     return func(*args, **kwargs)
 
 
-def lies_as_on_cpu(
-    func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device
-) -> bool:
-    """Whether an operator that is run on a GPU to see how its results lie gives what is said of a CPU, for these meta
-    tensors."""
+def seen_on_gpu(
+    func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device, fixed: Set[int]
+) -> Seen | None:
+    """How what an operator gives on a GPU lies beside what is said of a CPU. It is run for these meta tensors, as its
+    results are not known otherwise. `fixed`: sizes that are no other ones at other calls. None where nothing follows for
+    these."""
     info = effects(func)
     if func.namespace != "aten" or info.random or not may_be_tried(info) or _gives_values(func):
-        return False
+        return None
     if sum(t.numel() for t in leaves((args, kwargs), torch.Tensor)) > _MANY:
-        return False
+        return None
     if of_cpp(func, args, kwargs) is not NotImplemented:
-        return False
+        return None
     if _of_row_on(device, func, args, kwargs) is not NotImplemented:
-        return False
+        return None
     try:
         found, said = tried(func, args, kwargs, device), on_metas(func, args, kwargs, CPU)
     except (RuntimeError, ValueError, IndexError, TypeError):
-        return False
-    return found is not NotImplemented and _described(found) == _described(said)
-
-
-def _described(results: Any) -> list[Any]:
-    return [(t.shape, t.stride(), t.dtype) for t in leaves(results, torch.Tensor)]
+        return None
+    return None if found is NotImplemented else compared(found, said, fixed)
 
 
 def _of_row_on(device: torch.device, func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -175,11 +173,11 @@ def of_row(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
 __all__ = [
     "Accepted",
     "check_devices",
-    "lies_as_on_cpu",
     "not_tried",
     "of_cpp",
     "of_row",
     "of_zeros",
     "on_metas",
+    "seen_on_gpu",
     "tried",
 ]

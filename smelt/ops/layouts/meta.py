@@ -93,7 +93,7 @@ def like(
     if memory_format == torch.contiguous_format:
         return fresh(x.shape, dtype or x.dtype)
     if memory_format == torch.preserve_format and x.numel() > _MANY:
-        stride = x.stride() if _is_dense(x) else dense_stride(x)
+        stride = x.stride() if is_dense(x) else dense_stride(x)
         return torch.empty_strided(x.shape, stride, dtype=dtype or x.dtype, device=META)
     return to_meta(torch.empty_like(uninitialized(x), dtype=dtype, memory_format=memory_format))
 
@@ -107,7 +107,7 @@ def dense_stride(x: torch.Tensor) -> tuple[int, ...]:
     return tuple(prod(n for n, inner in zip(x.shape, order) if n > 1 and inner < outer) for outer in order)
 
 
-def _is_dense(x: torch.Tensor) -> bool:
+def is_dense(x: torch.Tensor) -> bool:
     """Whether the elements lie in memory one behind the other, in whatever order of the dimensions."""
     step = 1
     for size, stride in sorted(zip(x.shape, x.stride()), key=lambda pair: pair[1]):
