@@ -105,6 +105,10 @@ def _prepared(graph: Graph, target: Target) -> Graph:
     """The graph with the device's kernels for attention, and the layouts that its convolutions are fast in."""
     if target.attention is not None:
         graph = fuse_attention(graph, target.attention).graph
+    return _laid_out(graph, target)
+
+
+def _laid_out(graph: Graph, target: Target) -> Graph:
     return relaid(graph).graph if target.channels_last else graph
 
 
@@ -113,10 +117,14 @@ def _prepared_joint(joint: Joint, target: Target) -> Joint:
     if target.attention is not None:
         fused = fuse_attention(joint.graph, target.attention, joint.backward)
         joint = replace(joint, graph=fused.graph, backward=fused.backward)
-    if target.channels_last:
-        made = relaid(joint.graph, joint.backward)
-        joint = replace(joint, graph=made.graph, backward=made.backward)
-    return joint
+    return _joint_laid_out(joint, target)
+
+
+def _joint_laid_out(joint: Joint, target: Target) -> Joint:
+    if not target.channels_last:
+        return joint
+    made = relaid(joint.graph, joint.backward)
+    return replace(joint, graph=made.graph, backward=made.backward)
 
 
 def _compile(
@@ -273,14 +281,15 @@ def _is_small(sym: Sym, number: int) -> bool:
 def _instances(traced: Traced, config: Config) -> Callable[[Values], Instance]:
     """What makes plans for given sizes. Raises NeedsFixedSize where there is no code for all sizes."""
     devices = _devices(traced)
-    if traced.joint is None:
-        return _plans(traced.aten_graph, config, devices, traced.sizes)
     target = _target_for_sizes(config, devices)
+    if traced.joint is None:
+        return _plans(_laid_out(traced.aten_graph, target), config, devices, traced.sizes)
+    joint = _joint_laid_out(traced.joint, target)
 
     def prepare(graph: Graph, given: frozenset[int]) -> Callable[[Values], _native.Plan]:
         return _template(graph, given, config, target, traced.sizes)
 
-    joint_at = joint_by_sizes(traced, traced.joint, config, prepare, devices)
+    joint_at = joint_by_sizes(replace(traced, joint=joint), joint, config, prepare, devices)
     compile_graph = _some_compiled(config, devices)
 
     def instance_of_joint(values: Values) -> Instance:

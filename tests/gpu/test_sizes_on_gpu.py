@@ -141,3 +141,54 @@ def test_indices_beyond_32_bits():
         torch.testing.assert_close(got[:2], x[:2].softmax(-1), rtol=1e-2, atol=1e-4)
         del x, got
     assert len(inspect.entries(compiled)) == 1
+
+
+class Images(nn.Module):
+    """Strides, a pool, a transposed convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 16, 3, 1, 1), nn.Conv2d(16, 16, 3, 2, 1)
+        self.norm, self.up = nn.BatchNorm2d(16).eval(), nn.ConvTranspose2d(16, 8, 2, 2)
+
+    def forward(self, x):
+        y = self.norm(self.first(x)).relu()
+        z = F.interpolate(F.max_pool2d(self.second(y).relu(), 2), scale_factor=2, mode="bilinear")
+        return torch.cat([self.up(z), y], 1)
+
+
+@pytest.mark.skipif(
+    ELSEWHERE, reason="whether cuDNN convolves is asked of a GPU; tests/simulated/test_sized_images.py"
+)
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_images(memory_format, half):
+    torch.manual_seed(0)
+    model = Images().cuda().to(memory_format=memory_format)
+    compiled = smelt.compile(model, dynamic=True)
+    for shape in ((2, 3, 64, 80), (3, 3, 80, 64), (4, 3, 96, 96), (5, 3, 160, 128)):
+        x, found = randn(*shape).contiguous(memory_format=memory_format), []
+        for f in (model, compiled):
+            model.zero_grad()
+            y = x.detach().requires_grad_()
+            with torch.autocast("cuda", bf16, enabled=half):
+                out = f(y)
+            out.float().square().mean().backward()
+            found.append(
+                [out.detach(), y.grad, *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+            )
+        for a, b in zip(*found, strict=True):
+            assert (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
+            assert (a.double() - b.double()).norm() <= (0.05 if half else 1e-3) * a.double().norm()
+    assert len(inspect.entries(compiled)) == 1 and not inspect.reasons(compiled)
+
+
+def test_sizes_become_symbols_when_they_change():
+    torch.manual_seed(0)
+    model = Block().cuda().eval()
+    compiled = smelt.compile(model)
+    with torch.no_grad():
+        for b, t in SETS:
+            x = randn(b, t, 128)
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-3, atol=1e-3)
+    assert len(inspect.entries(compiled)) == 2 and not inspect.reasons(compiled)

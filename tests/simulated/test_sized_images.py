@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import smelt
+from smelt.backends import smelt as backend
 from smelt.ops import convolution_bias, cudnn
+from smelt.ops.channels_last import is_last, relaid
 from smelt.report import inspect
 from smelt.torch_private import ConvBackend
 
@@ -109,3 +111,22 @@ def test_sizes_become_symbols_when_they_change() -> None:
             x = torch.randn(shape).cuda()
             torch.testing.assert_close(compiled(x), module(x), rtol=1e-4, atol=1e-4)
     assert len(inspect.entries(compiled)) == 2 and not inspect.reasons(compiled)
+
+
+def test_images_of_half_precision_are_channels_last_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def seen(graph: Any, *backward: Any) -> Any:
+        made.append(relaid(graph, *backward).graph)
+        return relaid(graph, *backward)
+
+    monkeypatch.setattr(backend, "relaid", seen)
+    module = Net().cuda().eval()
+    compiled = smelt.compile(module, dynamic=True)
+    for shape in SIZES:
+        x = torch.randn(shape).cuda()
+        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+            found, expected = compiled(x), module(x)
+        check_same([found], [expected], 0.05)
+    found_in = [node for graph in made for node in graph if node.target is torch.ops.aten.convolution.default]
+    assert len(found_in) == 4 and all(is_last(node.args[0].spec) for node in found_in)
