@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,20 +16,22 @@ Order = tuple[int, ...]  # dimensions, those of the largest strides first
 
 @dataclass(frozen=True)
 class Seen:
-    """For each result: None where it lies as on a CPU, the order of its dimensions in memory, or the result itself, whose
-    sizes are the same at each call."""
+    """For each result its dtype (statistics of half precision are of another on a GPU), and how it lies: None as on a CPU,
+    or the order of its dimensions in memory, or it is the tensor itself, whose sizes are the same at each call."""
 
-    results: tuple[Order | torch.Tensor | None, ...]
+    results: tuple[tuple[torch.dtype, Order | torch.Tensor | None], ...]
 
     def of(self, said: Any) -> Any:
         """Meta tensors that lie as on the GPU, of those that are said to lie so on a CPU."""
-        found: Iterator[Order | torch.Tensor | None] = iter(self.results)
+        found = iter(self.results)
 
         def laid_out(result: torch.Tensor) -> torch.Tensor:
-            how = next(found)
-            if isinstance(how, tuple):
-                return torch.empty_permuted(result.shape, how, dtype=result.dtype, device=META)
-            return result if how is None else how
+            dtype, how = next(found)
+            if isinstance(how, torch.Tensor):
+                return how
+            if how is not None:
+                return torch.empty_permuted(result.shape, how, dtype=dtype, device=META)
+            return torch.empty_strided(result.shape, result.stride(), dtype=dtype, device=META)
 
         return map_leaves(said, torch.Tensor, laid_out)
 
@@ -37,19 +39,16 @@ class Seen:
 def compared(found: Any, said: Any, fixed: Set[int]) -> Seen | None:
     """How results that were `found` on a GPU lie beside those `said` of a CPU; None where that does not tell of other sizes.
     `fixed`: sizes that are the same at each call. (What is saved of batch norms has other sizes on a GPU.)"""
-    pairs = list(zip(leaves(found, torch.Tensor), leaves(said, torch.Tensor), strict=True))
-    made: list[Order | torch.Tensor | None] = []
-    for a, b in pairs:
-        if a.dtype != b.dtype:
-            return None
+    made: list[tuple[torch.dtype, Order | torch.Tensor | None]] = []
+    for a, b in zip(leaves(found, torch.Tensor), leaves(said, torch.Tensor), strict=True):
+        how: Order | torch.Tensor | None = None
         if a.shape != b.shape:
             if not set(a.shape) <= fixed:
                 return None
-            made.append(a)
-        elif a.stride() == b.stride():
-            made.append(None)
-        elif is_dense(a) and min(a.shape) > 1:
-            made.append(tuple(sorted(range(a.dim()), key=a.stride, reverse=True)))
-        else:
-            return None
+            how = a
+        elif a.stride() != b.stride():
+            if not is_dense(a) or min(a.shape) < 2:
+                return None
+            how = tuple(sorted(range(a.dim()), key=a.stride, reverse=True))
+        made.append((a.dtype, how))
     return Seen(tuple(made))
