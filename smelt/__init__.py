@@ -4,7 +4,16 @@
 """
 
 from smelt import config, errors, support
-from smelt.api import compile, disable, graph_break, is_compiling, list_backends, register_backend, reset
+from smelt.api import (
+    compile,
+    disable,
+    graph_break,
+    is_compiling,
+    list_backends,
+    register_backend,
+    reset,
+    trace,
+)
 from smelt.marks import mark_dynamic, mark_static
 
 __all__ = [
@@ -20,6 +29,7 @@ __all__ = [
     "mark_static",
     "register_backend",
     "reset",
+    "trace",
     "unavailable",
 ]
 __version__ = "0.1.0"

@@ -109,6 +109,33 @@ graph_break.__smelt_graph_break__ = True  # type: ignore[attr-defined]
 is_compiling.__smelt_is_compiling__ = True  # type: ignore[attr-defined]
 
 
+def trace(
+    fn: Callable[..., Any],
+    *,
+    dynamic: bool | None = None,
+    backend: str | Callable[..., Any] = "smelt",
+    options: dict[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """`smelt.trace(fn)(*args, **kwargs)` gives the graphs of this call: a `smelt.report.traces.Trace`, whose torch-level,
+    aten-level, joint, forward and backward graphs print, can be walked, edited, and run (docs/artifacts.md).
+
+    The call is made once, by what is compiled for it, with all that it does to its arguments and elsewhere; nothing else is
+    changed, and what was compiled of `fn` before is not asked. `Trace.result` is what it returned.
+
+    Args:
+        fn: what `smelt.compile` takes. Of what is compiled already, the original is traced.
+        dynamic, backend, options: as for `smelt.compile`; what they decide of a capture they decide here.
+
+    Raises:
+        OptionError, TypeError: as `smelt.compile` does.
+        Unavailable: smelt cannot work with this torch or Python.
+        Unsupported: nothing of the call could be captured, for the reason that it names; the call was made eagerly.
+        SmeltError: there was nothing to capture in the call.
+    Exceptions of `fn` are its own.
+    """
+    return support.compiler().trace(fn, dynamic=dynamic, backend=backend, options=options)
+
+
 def list_backends() -> list[str]:
     """Names accepted by `compile(backend=...)`."""
     return support.compiler().list_backends()

@@ -25,6 +25,7 @@ from smelt.capture.base.bytecode import SUSPENDABLE
 from smelt.capture.driver import entries
 from smelt.capture.driver.compiler import FrameCompiler, set_disabled
 from smelt.errors import OptionError
+from smelt.report.traces import Trace, trace_call
 from smelt.runtime import release_all
 
 _OF_MODE: dict[str | None, dict[str, Any]] = {
@@ -283,6 +284,20 @@ def disable(fn: Any, recursive: bool) -> Any:
     functools.update_wrapper(run, target, updated=() if not inspect.isfunction(target) else ("__dict__",))
     run.__smelt_disable__ = True  # type: ignore[attr-defined]
     return run
+
+
+def trace(
+    fn: Any, *, dynamic: bool | None, backend: str | Callable[..., Any], options: dict[str, Any] | None
+) -> Callable[..., Trace]:
+    """A function that makes one call of `fn` and gives its graphs. Each call of it captures anew."""
+    settings = _checked(False, dynamic, backend, None, options, False)
+    _compile(fn, settings, disable=False)  # says what is wrong with it
+
+    def traced(*args: Any, **kwargs: Any) -> Trace:
+        chosen = config.DEFAULT.with_options(options)
+        return trace_call(_compile(fn, settings, disable=False), args, kwargs, chosen)
+
+    return traced
 
 
 def list_backends() -> list[str]:

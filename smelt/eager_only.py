@@ -44,6 +44,11 @@ def disable(fn: Any, recursive: bool) -> Any:
     return functools.partial(disable, recursive=recursive) if fn is None else fn
 
 
+def trace(fn: Any, **others: object) -> Any:
+    """Nothing can be captured here: raises Unavailable."""
+    raise Unavailable(f"smelt.trace: {_why}")
+
+
 def list_backends() -> list[str]:
     """No names: nothing is compiled."""
     return []

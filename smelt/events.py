@@ -19,7 +19,7 @@ EventKind = Literal[
     "partition",          # a joint graph was cut. seconds; saved: number of values kept for the backward
     "plan",               # kernels: number of distinct ones; externs: names of the ATen operators that it calls
     "backward-compiled",  # seconds; undefined: number of tangents that autograd did not define
-    "entry-installed",    # seconds, guards, inputs: numbers of them
+    "entry-installed",    # seconds, guards, inputs: numbers of them; entry: capture.driver.entries.Entry
     "recompile",          # an entry refused the call. entry: its number; failure: guards.explain.Failure
     "graph-break",        # reason: smelt.reasons.Reason
     "no-joint-graph",     # reason: why autograd runs the graph operator by operator

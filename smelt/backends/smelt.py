@@ -16,6 +16,7 @@ import torch
 
 from smelt import _native, events, targets
 from smelt.autograd.compile import CompileGraph, compile_joint, joint_by_sizes
+from smelt.autograd.partition import Partition, partition
 from smelt.autograd.wider_saves import with_wider_saves
 from smelt.backends.by_sizes import LOCK, MOST_COMPILED, EachCompiled, Instance, by_operators, by_sizes
 from smelt.backends.eager import beneath_a_node, eager
@@ -399,6 +400,19 @@ def inference_schedules(traced: Traced, config: Config) -> list[Schedule]:
 
         Parts(traced, traced.aten_graph, note)
     return [_scheduled(_prepared(graph, target), config, target) for graph in graphs]
+
+
+def cut_for_training(traced: Traced, config: Config) -> tuple[Joint, Partition]:
+    """The joint graph of `traced`, which must have one, as it is cut, and the forward and backward that it is cut into: what
+    `compile_graph` compiles under `config`. Raises Unsupported for graphs on a device without a target."""
+    joint = traced.joint
+    assert joint is not None
+    target = targets.maker(_devices(traced))(config)
+    if traced.sizes or traced.data is not None:
+        hints: dict[Sym, int] = {sym: place.hint for sym, place in traced.sizes.items()}
+        return joint, partition(joint, config, hints | dict(traced.data.hints if traced.data else {}))
+    joint = _prepared_joint(joint, target)
+    return joint, with_wider_saves(partition(joint, config), target.costs)
 
 
 def _devices(traced: Traced) -> set[torch.device]:

@@ -7,6 +7,7 @@ is freed. Constants of more than 64 elements are not printed: the text reads the
 from __future__ import annotations
 
 import builtins
+import linecache
 import math
 import operator
 from collections.abc import Callable
@@ -64,7 +65,7 @@ def python_source(graph: Graph, comments: bool = True) -> PythonSource:
     sizes = [f"{s} = {bound[s][0]}.size({bound[s][1]})" for s in sorted(used & bound.keys(), key=str)]
     parameters = ", ".join(n.name for n in graph.placeholders)
     source = "\n".join(
-        [*head, "", f"def forward({parameters}):", *(f"    {line}" for line in [*sizes, *body]), ""]
+        [*head, "", f"def forward({parameters}):", *(f"    {line}".rstrip() for line in [*sizes, *body]), ""]
     )
     return PythonSource(source, names)
 
@@ -94,7 +95,7 @@ def _body(graph: Graph, names: dict[str, Any], comments: bool) -> list[str]:
             continue
         if comments and node.line is not None and node.line != line:
             line = node.line
-            lines += ["", f"# {line}"]
+            lines += ["", f"# {line}{_text_of(line)}"]
         if node.op == "output":
             lines.append(f"return {_value_text(node.args[0], names)}")
             continue
@@ -103,6 +104,12 @@ def _body(graph: Graph, names: dict[str, Any], comments: bool) -> list[str]:
         text += f";  {done}None" if done else ""
         lines.append(text + (f"  # {spec_text(node.spec)}" if comments and node.spec is not None else ""))
     return lines
+
+
+def _text_of(line: Line) -> str:
+    """What stands there, where the file is at hand."""
+    text = linecache.getline(line.filename, line.line).strip()
+    return f": {text}" if text else ""
 
 
 def _last_users(graph: Graph) -> dict[Node, list[Node]]:

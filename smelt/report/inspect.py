@@ -13,7 +13,7 @@ from smelt.reasons import Reason
 from smelt.schedule.printer import print_schedule
 
 
-def _code(compiled: Callable[..., Any]) -> CodeType:
+def code_of(compiled: Callable[..., Any]) -> CodeType:
     """The code object that keys the cache of what `smelt.compile` returned. Raises TypeError for anything else."""
     state = getattr(compiled, "_smelt", None)
     wrapped = getattr(state.call if state is not None else compiled, "__wrapped__", None)
@@ -25,18 +25,18 @@ def _code(compiled: Callable[..., Any]) -> CodeType:
 
 def entries(compiled: Callable[..., Any]) -> list[Entry]:
     """The compiled entries of the function itself, oldest first; its resume functions have their own (`records`)."""
-    return entries_of(_code(compiled))
+    return entries_of(code_of(compiled))
 
 
 def reasons(compiled: Callable[..., Any]) -> tuple[Reason, ...]:
     """Why `compiled` is not one graph: reasons of calls that ran eagerly, then of graph breaks. Empty when each call was
     captured as one graph."""
-    return reasons_of(_code(compiled))
+    return reasons_of(code_of(compiled))
 
 
 def records(compiled: Callable[..., Any]) -> list[tuple[str, Record]]:
     """(name, record) of the function and of each of its resume functions. A record has `entries`, `reasons`, `breaks`."""
-    return records_of(_code(compiled))
+    return records_of(code_of(compiled))
 
 
 def graph_count(compiled: Callable[..., Any]) -> int:

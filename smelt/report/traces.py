@@ -1,0 +1,299 @@
+"""The graphs of one call, as values: what `smelt.trace(fn)(*args)` gives.
+
+A call is captured as one graph, or as several where it breaks. Of each there is the torch level, which is what the program
+called, and the aten level, which is what that came down to; where gradients are needed also the joint graph of forward and
+backward, and the forward and backward that it is cut into. Each of them is a `GraphView`: it prints as a Python program,
+that program runs, and it runs again as it is after its nodes were changed and `recompile()` was called.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from torch.fx import GraphModule
+
+from smelt import events
+from smelt.autograd.partition import Partition, partition
+from smelt.backends.fx import to_fx
+from smelt.backends.smelt import cut_for_training
+from smelt.capture.driver.entries import Entry
+from smelt.config import Config
+from smelt.errors import SmeltError, Unsupported
+from smelt.graph.at_sizes import symbols_of_arguments
+from smelt.graph.graph_function import GraphFunction
+from smelt.graph.ir import Graph, Node
+from smelt.graph.printer import table
+from smelt.graph.sizes import Sym
+from smelt.graph.symbols import dimensions
+from smelt.guards.guard import Guard
+from smelt.reasons import Reason
+from smelt.report.inspect import reasons, records
+from smelt.tracing.joint import Joint
+
+T = TypeVar("T")
+
+
+class GraphView(GraphFunction):
+    """A graph to print, walk, edit and run.
+
+    `code` is a Python program, with the user's line above what it caused; calling the view runs that program on one value
+    for each placeholder, and gives a tuple. `nodes` have the opcodes of torch.fx: placeholder, get_attr, call_function,
+    call_method, output; call_module never comes up, as modules are traced through. After nodes are changed, `recompile()`
+    makes `code` anew. The graph belongs to the trace: what was compiled does not change with it.
+    """
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The nodes, in the order in which they run."""
+        return self.graph.nodes
+
+    @property
+    def graph_module(self) -> GraphModule:
+        """The graph as a new torch.fx.GraphModule, which backends of torch.compile are given (`backends/fx.py`).
+
+        Raises SmeltError for a graph with symbolic sizes among its arguments."""
+        _check_sizes(self.graph)
+        return to_fx(self.graph)
+
+    def tabular(self) -> str:
+        """What `print_tabular` prints."""
+        return table(self.graph)
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        """Runs `code`. Raises TypeError for a wrong number of inputs, SmeltError where sizes are not known from them."""
+        wanted = [p.name for p in self.graph.placeholders]
+        if len(inputs) != len(wanted):
+            raise TypeError(
+                f"the graph takes {len(wanted)} inputs ({', '.join(wanted)}), {len(inputs)} were given"
+            )
+        _check_sizes(self.graph, dimensions(self.graph.placeholders))
+        return super().__call__(*inputs)
+
+    def __str__(self) -> str:
+        return self.code
+
+    def __repr__(self) -> str:
+        names = ", ".join(p.name for p in self.graph.placeholders)
+        return f"<{self.graph.level}-level graph of {len(self.nodes)} nodes, inputs: {names or 'none'}>"
+
+
+def _check_sizes(graph: Graph, known: Iterable[Sym] = ()) -> None:
+    missing = symbols_of_arguments(graph) - frozenset(known)
+    if missing:
+        names = ", ".join(sorted(sym.name for sym in missing))
+        raise SmeltError(
+            f"the graph is for any size {names}, which is given as a number nowhere: trace with dynamic=False, or without "
+            "marks, to have numbers in its place"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class TracedGraph:
+    """One graph of a call.
+
+    `frame`: the function that it is of, or the resume function in which the call went on behind a graph break. `reason`:
+    why it ends where it does, a graph break; None: the function returns. `joint`, `forward` and `backward` are None where
+    no gradients are needed, or where there is no joint graph, for the reason `no_joint`. `partition` says what is saved,
+    and why.
+    """
+
+    frame: str
+    torch: GraphView
+    aten: GraphView
+    joint: GraphView | None
+    forward: GraphView | None
+    backward: GraphView | None
+    partition: Partition | None
+    reason: Reason | None
+    no_joint: Reason | None
+    guards: tuple[Guard, ...]
+    source: str  # the compiled frame
+    entry: Entry = field(repr=False)
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """Inputs that the torch- and aten-level graph can be run on: tensors, uninitialized, laid out like the call's, and
+        its numbers."""
+        return self.entry.traced.example_inputs()
+
+    def __str__(self) -> str:
+        levels = [("torch level", self.torch), ("aten level", self.aten)]
+        if self.joint is not None and self.forward is not None and self.backward is not None:
+            levels += [("joint", self.joint), ("forward", self.forward), ("backward", self.backward)]
+        texts = [f"# {self.frame}, {title}\n\n{view.code}" for title, view in levels]
+        if self.partition is not None:
+            texts.append(_commented("saved for the backward", self.partition.describe()))
+        if self.no_joint is not None:
+            texts.append(_commented("no joint graph", str(self.no_joint)))
+        if self.reason is not None:
+            texts.append(_commented("the graph ends here", str(self.reason)))
+        return "\n".join(texts)
+
+
+def _commented(title: str, text: str) -> str:
+    return "\n".join(f"# {line}" for line in (f"{title}:", *text.splitlines())) + "\n"
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """One call of `name`: `graphs`, in the order in which they were captured, and the call's `result`.
+
+    `reasons` says why it is not one graph: parts that ran eagerly, then graph breaks. Parts that compute nothing with
+    tensors have no graph here. The other attributes are those of the one graph.
+    """
+
+    name: str
+    graphs: tuple[TracedGraph, ...]
+    result: Any
+    reasons: tuple[Reason, ...]
+
+    def _only(self) -> TracedGraph:
+        if len(self.graphs) != 1:
+            why = "; ".join(map(str, self.reasons)) or "it was captured in several parts"
+            raise SmeltError(f"{self.name} is {len(self.graphs)} graphs: take one of `graphs`. {why}")
+        return self.graphs[0]
+
+    @property
+    def torch(self) -> GraphView:
+        """The torch-level graph. Like all that follow, raises SmeltError where there are several graphs."""
+        return self._only().torch
+
+    @property
+    def aten(self) -> GraphView:
+        """The aten-level graph: ATen operators, functional but for `copy_` nodes that write inputs."""
+        return self._only().aten
+
+    @property
+    def joint(self) -> GraphView:
+        """Forward and backward as one graph, of `primals_*` and `tangents_*`. Raises SmeltError where there is none."""
+        return self._of_training("joint", lambda g: g.joint)
+
+    @property
+    def forward(self) -> GraphView:
+        """The forward, which gives the results and what is saved. Raises SmeltError where there is none."""
+        return self._of_training("forward", lambda g: g.forward)
+
+    @property
+    def backward(self) -> GraphView:
+        """The backward, of what is saved and the tangents. Raises SmeltError where there is none."""
+        return self._of_training("backward", lambda g: g.backward)
+
+    @property
+    def partition(self) -> Partition:
+        """What is saved from forward to backward, and why. Raises SmeltError where there is no joint graph."""
+        return self._of_training("partition", lambda g: g.partition)
+
+    def _of_training(self, what: str, read: Callable[[TracedGraph], T | None]) -> T:
+        graph = self._only()
+        found = read(graph)
+        if found is None:
+            why = graph.no_joint or (
+                "no gradients are needed: call it with tensors that require grad, and with grad mode on"
+            )
+            raise SmeltError(f"{self.name} has no {what} graph: {why}")
+        return found
+
+    @property
+    def code(self) -> str:
+        """The torch-level graph as a Python program."""
+        return self.torch.code
+
+    @property
+    def graph_module(self) -> GraphModule:
+        """The torch-level graph as a torch.fx.GraphModule."""
+        return self.torch.graph_module
+
+    def print_tabular(self) -> None:
+        """Prints the torch-level graph, one row a node."""
+        self.torch.print_tabular()
+
+    def __str__(self) -> str:
+        eager = [r for r in self.reasons if all(r != g.reason for g in self.graphs)]
+        return "\n".join([*map(str, self.graphs), *(_commented("also", str(r)) for r in eager)])
+
+    def __repr__(self) -> str:
+        count = len(self.graphs)
+        return f"<trace of {self.name}: {count} graph{'' if count == 1 else 's'}>"
+
+
+def trace_call(
+    compiled: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], config: Config
+) -> Trace:
+    """Calls `compiled`, which has not been called before, and gives what was captured.
+
+    Raises Unsupported where nothing was, for a reason, SmeltError where there was nothing to capture.
+    """
+    noted = _Noted()
+    with events.subscribed(noted):
+        result = compiled(*args, **kwargs)
+    found = records(compiled)
+    no_joint = {id(e): record.plain_gradients for _, record in found for e in record.entries}
+    captured = [e for e in noted.entries if id(e) in no_joint]
+    why = reasons(compiled)
+    name = found[0][0] if found else getattr(compiled, "__qualname__", type(compiled).__name__)
+    graphs = tuple(
+        _traced_graph(e, noted.ends.get(id(e)), no_joint[id(e)], config) for e in captured if e.computes
+    )
+    if not captured:
+        if why:
+            raise Unsupported(why[0])
+        raise SmeltError(
+            f"smelt.trace: nothing of {name} was captured. Generators and coroutines are captured when they are iterated, "
+            "and nothing is under smelt.disable, another tracer or another capture: trace what computes, outside of these"
+        )
+    return Trace(name, graphs, result, why)
+
+
+class _Noted:
+    """A subscriber that keeps the entries that this thread makes, and the graph breaks that end them."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.entries: list[Entry] = []
+        self.ends: dict[int, Reason] = {}  # by the id of the entry
+
+    def __call__(self, event: events.Event) -> None:
+        if threading.get_ident() != self.thread:
+            return
+        if event.kind == "entry-installed":
+            self.entries.append(event.data["entry"])
+        elif event.kind == "graph-break" and self.entries:
+            self.ends[id(self.entries[-1])] = event.data["reason"]
+
+
+def _traced_graph(
+    entry: Entry, reason: Reason | None, no_joint: Reason | None, config: Config
+) -> TracedGraph:
+    traced = entry.traced
+    joint, forward, backward, parts = None, None, None, None
+    if traced.joint is not None:
+        cut, parts = training_graphs(entry, config)
+        joint, forward, backward = map(GraphView, (cut.graph, parts.forward, parts.backward))
+    return TracedGraph(
+        frame=entry.name,
+        torch=GraphView(traced.torch_graph),
+        aten=GraphView(traced.aten_graph),
+        joint=joint,
+        forward=forward,
+        backward=backward,
+        partition=parts,
+        reason=reason,
+        no_joint=None if joint is not None else no_joint,
+        guards=entry.facts,
+        source=entry.source,
+        entry=entry,
+    )
+
+
+def training_graphs(entry: Entry, config: Config) -> tuple[Joint, Partition]:
+    """The joint graph of an entry that has one, and what it is cut into: as it is for the device of its tensors, or for none
+    in particular where smelt has no code for that."""
+    traced = entry.traced
+    assert traced.joint is not None
+    try:
+        return cut_for_training(traced, config)
+    except Unsupported:
+        return traced.joint, partition(traced.joint, config)
