@@ -82,7 +82,7 @@ def reason(row: Row) -> str:
         text.append(f"at {place(row['line'])}: {row['line']['text']}")
     text.append(f"fix: {row['hint']}")
     if row["cost_ms"] is not None:
-        text.append(f"cost: {row['cost_ms']:.3f} ms a call")
+        text.append(f"cost: {row['cost_ms']:.3f} ms of a call run eagerly here")
     return "\n".join(text)
 
 
@@ -101,15 +101,18 @@ def place(line: Row) -> str:
     return f"{Path(line['file']).name}:{line['line']}"
 
 
+# Kinds of guards in the order in which they are shown: what differs from call to call comes first.
+_TELLING = ("tensor", "eq", "number", "expression", "len", "keys", "contains", "alias", "no_overlap")
+
+
 def _guards(data: Row) -> Iterator[str]:
     for frame in data["frames"]:
         for entry in frame["entries"]:
-            head = f"{frame['name']}, entry {entry['number']}: {count(len(entry['guards']), 'guard')}"
-            shown = [
-                g["text"] + (f"  # {place(g['line'])}" if g["line"] else "") for g in entry["guards"][:MOST]
-            ]
-            more = len(entry["guards"]) - len(shown)
-            yield "\n".join([head, *shown, *([f"... and {more} more"] if more else []), *entry["sizes"]])
+            found = sorted(entry["guards"], key=lambda g: g["kind"] not in _TELLING)
+            head = f"{frame['name']}, entry {entry['number']}: {count(len(found), 'guard')}"
+            shown = [g["text"] + (f"  # {place(g['line'])}" if g["line"] else "") for g in found[:MOST]]
+            more = [f"... and {len(found) - MOST} more"] if len(found) > MOST else []
+            yield "\n".join([head, *shown, *more, *entry["sizes"]])
 
 
 def _graph(graph: Row) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from smelt import events
 from smelt.capture.driver.entries import Entry
 from smelt.report import inspect
+from smelt.report.break_costs import BreakCosts
 from smelt.report.eager_saved import eager_saved_bytes
 from smelt.report.explained_html import fragment
 from smelt.report.explained_text import plain
@@ -35,6 +36,7 @@ class Explanation:
         self.compiled = compiled
         self.result: Any = None
         self._watch = Watch()
+        self._costs = BreakCosts()
         self._eager: dict[int, tuple[Entry, int | None]] = {}  # by id of the entry, which is kept alive
 
     def call(self, *args: Any, **kwargs: Any) -> Explanation:
@@ -46,14 +48,25 @@ class Explanation:
     @contextmanager
     def watching(self) -> Iterator[Explanation]:
         """What is compiled in this context is told of, too: a backward, which is compiled when its first gradient comes."""
-        with events.subscribed(self._watch):
-            yield self
+        with events.subscribed(self._watch), events.subscribed(self._measure):
+            self._costs.attach(self._entries())
+            try:
+                yield self
+            finally:
+                self._costs.detach()
+
+    def _measure(self, event: events.Event) -> None:
+        if event.kind == "entry-installed":  # before the call goes on in what was installed
+            self._costs.attach(self._entries())
+
+    def _entries(self) -> list[Entry]:
+        return [entry for _, record in inspect.records(self.compiled) for entry in record.entries]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as data that can be written as JSON; docs/explain.md lists the keys. Measures, the first time that an
         entry with a backward is seen, what eager would keep for it."""
         name = getattr(self.compiled, "__qualname__", None) or type(_original(self.compiled)).__name__
-        return rows(name, inspect.records(self.compiled), self._watch, self._eager_bytes)
+        return rows(name, inspect.records(self.compiled), self._watch, self._eager_bytes, self._costs.ms)
 
     def save(self, path: str | Path) -> Path:
         """Writes a report: JSON where the name ends in `.json`, one HTML file where it ends in `.html`. Returns the path.

@@ -12,7 +12,6 @@ from smelt.autograd.partition import Partition
 from smelt.capture.driver.entries import Entry
 from smelt.graph.ir import Graph, Line, Node, TensorSpec, argument_nodes
 from smelt.graph.printer import code, spec_text, target_text
-from smelt.graph.sizes import Sym
 
 OWN = str(Path(__file__).parent.parent)  # the folder of smelt
 
@@ -43,15 +42,16 @@ def source_line(line: Line) -> str:
     return linecache.getline(line.filename, line.line).strip()
 
 
-def hints_of(entry: Entry) -> Mapping[Sym, int]:
+def hints_of(entry: Entry) -> Mapping[str, int]:
     """What the symbols of an entry's graphs were when it was traced."""
     traced = entry.traced
     of_data = traced.data.hints if traced.data is not None else {}
-    return {**{sym: source.hint for sym, source in traced.sizes.items()}, **of_data}
+    sizes = {sym: source.hint for sym, source in traced.sizes.items()}
+    return {str(sym): hint for sym, hint in {**sizes, **of_data}.items()}
 
 
-def node_row(node: Node) -> dict[str, Any]:
-    """One node by the schema of reports."""
+def node_row(node: Node, module: str | None) -> dict[str, Any]:
+    """One node by the schema of reports. `module`: the module that holds it, as far as is known."""
     target = node.target if isinstance(node.target, str) else target_text(node.target, {})
     spec = node.spec
     tensor = spec if isinstance(spec, TensorSpec) else None
@@ -64,13 +64,15 @@ def node_row(node: Node) -> dict[str, Any]:
         "dtype": None if tensor is None else str(tensor.dtype).removeprefix("torch."),
         "type": "" if spec is None or node.op == "output" else spec_text(spec),
         "line": line_row(node.line),
-        "module": None,
+        "module": module,
     }
 
 
-def graph_row(placed: Placed) -> dict[str, Any]:
-    """One graph by the schema of reports."""
-    nodes = [node_row(node) for node in placed.graph]
+def graph_row(placed: Placed, modules: Mapping[Node, str]) -> dict[str, Any]:
+    """One graph by the schema of reports. `modules`: by torch-level node."""
+    nodes = [
+        node_row(node, modules.get(node if node.source is None else node.source)) for node in placed.graph
+    ]
     return {
         "id": placed.id,
         "frame": placed.frame,

@@ -26,7 +26,9 @@ from smelt.loops.ir import (
 from smelt.schedule.schedule import ExternItem, KernelItem, Schedule, accesses
 
 aten = torch.ops.aten
-Hints = Mapping[Sym, int]
+Hints = Mapping[
+    str, int
+]  # by name of the symbol: the compiler narrows what a symbol may be, which makes another one
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ def number(size: Size, hints: Hints) -> int:
     """A size for the call that was seen; symbols without a hint count as 1."""
     if isinstance(size, int):
         return size
-    return int(evaluate(size, {sym: hints.get(sym, 1) for sym in free_syms(size)}))
+    return int(evaluate(size, {sym: hints.get(str(sym), 1) for sym in free_syms(size)}))
 
 
 def elements(shape: Sequence[Size], hints: Hints) -> int:

@@ -15,13 +15,14 @@ from typing import Any
 import torch
 
 from smelt.capture.driver.entries import Entry, Record
-from smelt.graph.ir import Graph, Line
+from smelt.graph.ir import Graph, Line, Node
 from smelt.guards.guard import Guard
 from smelt.guards.printer import format_guard
 from smelt.loops.printer import print_kernel
 from smelt.reasons import Reason
 from smelt.report import kernel_costs
 from smelt.report.graph_rows import OWN, Owners, Placed, graph_row, hints_of, level_of, line_row, lines_in
+from smelt.report.modules import modules_of
 from smelt.report.watch import Scheduled, Watch
 from smelt.schedule.printer import print_item
 from smelt.schedule.schedule import ExternItem, KernelItem, Schedule, ViewItem, accesses
@@ -30,16 +31,25 @@ from smelt.torch_private import OpOverload
 Records = Sequence[tuple[str, Record]]
 Row = dict[str, Any]
 EagerBytes = Callable[[Entry], int | None]
+Cost = Callable[[Reason], float | None]
 
 
-def rows(name: str, records: Records, watch: Watch, eager_bytes: EagerBytes) -> Row:
-    """The whole of it. `eager_bytes`: what eager keeps of an entry's graph for the backward."""
-    return _Rows(name, records, watch, eager_bytes).all()
+def rows(name: str, records: Records, watch: Watch, eager_bytes: EagerBytes, cost: Cost) -> Row:
+    """The whole of it.
+
+    Args:
+        eager_bytes: what eager keeps of an entry's graph for the backward.
+        cost: milliseconds that a call spends in what breaks a graph.
+    """
+    return _Rows(name, records, watch, eager_bytes, cost).all()
 
 
 class _Rows:
-    def __init__(self, name: str, records: Records, watch: Watch, eager_bytes: EagerBytes) -> None:
+    def __init__(
+        self, name: str, records: Records, watch: Watch, eager_bytes: EagerBytes, cost: Cost
+    ) -> None:
         self.name, self.records, self.watch, self.eager_bytes = name, records, watch, eager_bytes
+        self.cost = cost
         self.entries = [(frame, entry) for frame, record in records for entry in record.entries]
         self.owners = Owners(self.entries)
         self.placed: list[Placed] = []
@@ -59,10 +69,10 @@ class _Rows:
             "sources": self._sources(),
             "phases": self._phases(),
             "frames": [self._frame(frame, record) for frame, record in self.records],
-            "breaks": [r for frame, record in self.records for r in map(reason_row(frame), record.breaks)],
-            "eager": [r for frame, record in self.records for r in map(reason_row(frame), record.reasons)],
+            "breaks": self._reasons(lambda record: record.breaks),
+            "eager": self._reasons(lambda record: record.reasons),
             "recompiles": self._recompiles(),
-            "graphs": [graph_row(placed) for placed in self.placed],
+            "graphs": [graph_row(placed, self._modules(placed.entry)) for placed in self.placed],
             "kernels": kernels,
             "externs": externs,
             "not_fused": refused,
@@ -103,6 +113,9 @@ class _Rows:
             return None
         level = "aten" if owner[1].traced.joint is None else level_of(scheduled.graph)
         return next((p for p in self.of_entry[id(owner[1])] if p.level == level), None)
+
+    def _modules(self, entry: Entry) -> dict[Node, str]:
+        return modules_of(entry.traced.torch_graph, self.watch.origins_of(entry))
 
     # ---- frames
 
@@ -145,6 +158,14 @@ class _Rows:
             {"name": p.name, "frame": p.frame, "start_ms": 1e3 * p.start, "ms": 1e3 * p.seconds}
             for p in found
         ]
+
+    def _reasons(self, of: Callable[[Record], Sequence[Reason]]) -> list[Row]:
+        """Each reason once, with the first frame that met it."""
+        found: dict[Reason, str] = {}
+        for frame, record in self.records:
+            for reason in of(record):
+                found.setdefault(reason, frame)
+        return [reason_row(frame, reason, self.cost(reason)) for reason, frame in found.items()]
 
     # ---- kernels
 
@@ -242,22 +263,18 @@ class _Rows:
 # ------------------------------------------------------------------------------------------------ single rows
 
 
-def reason_row(frame: str) -> Callable[[Reason], Row]:
-    """What makes a row of a reason why `frame` broke or ran eagerly."""
-
-    def row(reason: Reason) -> Row:
-        return {
-            "frame": frame,
-            "id": reason.kind.id,
-            "summary": reason.kind.summary,
-            "detail": reason.detail,
-            "hint": reason.kind.hint,
-            "line": line_row(reason.line, text=True),
-            "stack": [r for r in (line_row(line, text=True) for line in reason.stack) if r is not None],
-            "cost_ms": None,
-        }
-
-    return row
+def reason_row(frame: str, reason: Reason, cost: float | None) -> Row:
+    """Why `frame` broke or ran eagerly, by the schema of reports."""
+    return {
+        "frame": frame,
+        "id": reason.kind.id,
+        "summary": reason.kind.summary,
+        "detail": reason.detail,
+        "hint": reason.kind.hint,
+        "line": line_row(reason.line, text=True),
+        "stack": [r for r in (line_row(line, text=True) for line in reason.stack) if r is not None],
+        "cost_ms": cost,
+    }
 
 
 def guard_row(guard: Guard) -> Row:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from smelt import events
 from smelt.autograd.partition import Partition
+from smelt.capture.driver.entries import Entry
 from smelt.graph.ir import Graph
 from smelt.guards.explain import Failure
+from smelt.guards.origin import Origin
 from smelt.schedule.schedule import Schedule
 
 
@@ -63,6 +66,11 @@ class Watch:
     scheduled: list[Scheduled] = field(default_factory=list)
     partitions: list[Partition] = field(default_factory=list)
     frame: str = ""
+    origins: dict[int, tuple[Entry, Sequence[Origin]]] = field(default_factory=dict)  # by id of the entry
+
+    def origins_of(self, entry: Entry) -> Sequence[Origin]:
+        """Where each input tensor of an entry's graph is found; none for an entry that was there before."""
+        return self.origins.get(id(entry), (entry, ()))[1]
 
     def __call__(self, event: events.Event) -> None:
         now = time.perf_counter() - self.began
@@ -89,12 +97,17 @@ class Watch:
     def _schedule(self, event: events.Event, now: float) -> None:
         self.scheduled.append(Scheduled(event.data["graph"], event.data["schedule"]))
 
+    def _installed(self, event: events.Event, now: float) -> None:
+        entry = event.data["entry"]
+        self.origins[id(entry)] = entry, event.data["origins"]
+
     def _plan(self, event: events.Event, now: float) -> None:
         if self.scheduled and self.scheduled[-1].called is None:
             self.scheduled[-1].called = event.data["externs"]
 
 
 _NOTES: dict[str, Any] = {
+    "entry-installed": Watch._installed,
     "recompile": Watch._recompile,
     "partition": Watch._partition,
     "schedule": Watch._schedule,

@@ -144,7 +144,8 @@ class _Builder:
             group, self.tensors, self.in_memory, self.buffer, self.part, self.costs
         ).build()
         lines = [u.tensor.line for u in group.units if u.tensor.line]
-        made_of = tuple((u.tensor.name, u.tensor.line) for u in group.units)
+        computed = (t for u in group.units for t in (*u.inlined, u.tensor))
+        made_of = tuple(dict.fromkeys((t.name, t.line) for t in sorted(computed, key=lambda t: t.order)))
         return KernelItem(kernel, buffers, str(lines[-1]) if lines else "", made_of)
 
 
