@@ -25,6 +25,8 @@ from smelt.capture.base.bytecode import SUSPENDABLE
 from smelt.capture.driver import entries
 from smelt.capture.driver.compiler import FrameCompiler, set_disabled
 from smelt.errors import OptionError
+from smelt.report.explain import explained
+from smelt.report.explanation import Explanation
 from smelt.report.traces import Trace, trace_call
 from smelt.runtime import release_all
 
@@ -257,6 +259,12 @@ def _module_trampoline(cls: type) -> Any:
 
 
 # ----------------------------------------------------------------------------------------------- the others
+
+
+def explain(fn: Any, anew: Callable[[], Any], differently: bool) -> Callable[..., Explanation]:
+    """What calls `fn` once, compiled, and tells of it. `anew` compiles it, where it is not or is to be `differently`."""
+    is_compiled = isinstance(getattr(fn, "__func__", fn), (_native.Wrapped, CompiledModule))
+    return explained(fn if is_compiled and not differently else anew())
 
 
 def reset() -> None:

@@ -49,6 +49,11 @@ def trace(fn: Any, **others: object) -> Any:
     raise Unavailable(f"smelt.trace: {_why}")
 
 
+def explain(fn: Any, anew: Callable[[], Any], differently: bool) -> Any:
+    """Raises Unavailable: there is nothing to explain."""
+    raise Unavailable(f"smelt.explain: {_why}")
+
+
 def list_backends() -> list[str]:
     """No names: nothing is compiled."""
     return []
