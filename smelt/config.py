@@ -18,7 +18,9 @@ class Config:
     recompile_limit   entries of one function; calls that none of them accepts then run eagerly
     fuse              join loops into kernels (False: one kernel per operator, for debugging)
     native_gemm       generate matrix products, convolutions and pooling where they were measured (False: ATen's always)
-    verify            run the verifiers between stages
+    verify            for the first so many calls of every entry, run graphs in eager beside compiled ones and compare
+                      (docs/verify.md)
+    verify_stages     run the verifiers between stages
     threads           threads a kernel may use (0: torch.get_num_threads() at each call)
     kernel_cache      keep compiled kernels of GPUs on disk, for other processes (runtime/kept.py says where)
     kernel_cache_bytes
@@ -39,7 +41,8 @@ class Config:
     recompile_limit: int = 8
     fuse: bool = True
     native_gemm: bool = True
-    verify: bool = False
+    verify_stages: bool = False
+    verify: int = 0
     threads: int = 0
     kernel_cache: bool = True
     kernel_cache_bytes: int = 1 << 30

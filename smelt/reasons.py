@@ -188,6 +188,12 @@ BACKEND_FAILED = _kind(
     "See the chained exception.",
     "smelt.compile(f, backend=my_backend)",
 )
+DIFFERS = _kind(
+    "differs-from-eager",
+    "compiled code gave another result than eager (the option verify found it)",
+    "This is a bug in smelt; please report it with the reproducer. Until then the function runs eagerly.",
+    "smelt.compile(f, options={'verify': 3})",
+)
 INTERNAL = _kind(
     "internal-error", "smelt failed while capturing", "This is a bug in smelt; please report it.", ""
 )

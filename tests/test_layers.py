@@ -22,6 +22,7 @@ ORDER = Layers(
             "eager_only",
             "report",
             "backends",
+            "verify",
             "capture",
             "guards",
             "autograd",

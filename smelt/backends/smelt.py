@@ -48,6 +48,7 @@ from smelt.tracing.symbolic_layouts import ITSELF, SizeSource
 from smelt.tracing.traced import SizeInput, Traced
 from smelt.tracing.traced_at import traced_at, within_bounds
 from smelt.tracing.views import freely_written
+from smelt.verify.beside import Watching, compiled_of
 
 log = logging.getLogger("smelt")
 
@@ -91,15 +92,32 @@ def _for_fixed_sizes(traced: Traced, config: Config, plans: list[_native.Plan] |
             plans.append(plan)
         return plan
 
+    watch = _watching(traced, config)
     if traced.joint is None:
-        return compile_part(_prepared(traced.aten_graph, target), frozenset(), target)
+        plan = compile_part(_prepared(traced.aten_graph, target), frozenset(), target)
+        return watch.beside(plan, traced.aten_graph, by_operators)
     joint = _prepared_joint(traced.joint, target)
     if target.warm_up is not None:
         target.warm_up(joint.graph, joint.backward)
+
     # A new target for each graph: torch's number of threads may have changed.
-    compile_graph = lambda graph, given: compile_part(graph, given, maker(config))  # noqa: E731
+    def compile_graph(graph: Graph, given: frozenset[int]) -> Compiled:
+        plan = compile_part(graph, given, maker(config))
+        return watch.beside(plan, graph, partial(beneath_a_node, given=given), given)
+
     lay_out = partial(with_wider_saves, costs=target.costs)
     return compile_joint(traced, joint, config, compile_graph, lay_out, devices)
+
+
+def _watching(traced: Traced, config: Config) -> Watching:
+    """What has graphs of the trace compared with eager, where the options ask for it."""
+    devices = _devices(traced)
+
+    def recompile(graph: Graph, config: Config) -> Compiled:
+        target = targets.maker(devices)(config)
+        return _compile(_prepared(graph, target) if traced.joint is None else graph, config, target)
+
+    return Watching(config, recompile, traced.differs)
 
 
 def _prepared(graph: Graph, target: Target) -> Graph:
@@ -147,7 +165,7 @@ def _numbers(graph: Graph) -> tuple[int, ...]:
 
 def _loaded(plan: Plan, config: Config, target: Target) -> _native.Plan:
     events.emit("plan", kernels=len(kernel_names(plan)), externs=extern_names(plan))
-    if config.verify:
+    if config.verify_stages:
         with _stage("verify"):
             verify_plan(plan)
     with _stage("load"):
@@ -186,7 +204,7 @@ def _in_parts(traced: Traced, config: Config) -> Compiled:
         raise NeedsFixedSize("graphs inside of a graph, or on a GPU", frozenset())
 
     def compile_part(graph: Graph, sizes: Mapping[Sym, SizeInput]) -> Compiled:
-        return _part(graph, sizes, config, devices)
+        return _part(graph, sizes, config, devices, _watching(traced, config))
 
     if traced.joint is None:
         parts = Parts(traced, traced.aten_graph, compile_part)
@@ -205,12 +223,15 @@ def _joint_in_parts(traced: Traced, joint: Joint, config: Config, compile_part: 
     assert traced.data is not None
     devices = _devices(traced)
     target = _target_for_sizes(config, devices)
+    watch = _watching(traced, config)
     found: list[Parts] = []
     symbols = (*traced.sizes, *traced.data.hints)
 
     def prepare(graph: Graph, given: frozenset[int]) -> Callable[[Values], Compiled]:
         if found:
-            return _template(graph, given, config, target, symbols)
+            return watch.loaded(
+                _template(graph, given, config, target, symbols), graph, beneath_a_node, given
+            )
         found.append(Parts(traced, graph, compile_part))
         return lambda values: finish
 
@@ -223,7 +244,7 @@ def _joint_in_parts(traced: Traced, joint: Joint, config: Config, compile_part: 
     sized = replace(traced, sizes={**traced.sizes, **of_data})
     joint_at = joint_by_sizes(sized, joint, config, prepare, devices)
     (parts,) = found
-    compile_graph = _some_compiled(config, devices)
+    compile_graph = _some_compiled(config, devices, watch)
 
     @lru_cache(_KEPT)
     def instance(numbers: tuple[int, ...]) -> Compiled:
@@ -251,17 +272,19 @@ _running = threading.local()  # `run`: of a joint graph, of which the last part 
 
 
 def _part(
-    graph: Graph, sizes: Mapping[Sym, SizeInput], config: Config, devices: set[torch.device]
+    graph: Graph, sizes: Mapping[Sym, SizeInput], config: Config, devices: set[torch.device], watch: Watching
 ) -> Compiled:
     if not sizes:
-        return _compile(graph, config, targets.maker(devices)(config))
+        plan = _compile(graph, config, targets.maker(devices)(config))
+        return watch.beside(plan, graph, by_operators)
     try:
-        make: Callable[[Values], Instance | Compiled] = _plans(graph, config, devices, sizes)
+        make: Callable[[Values], Instance | Compiled] = _plans(graph, config, devices, sizes, watch)
     except NeedsFixedSize as why:
 
         def compile_at(values: Values) -> Instance:
-            plan = _compile(at_sizes(graph, values), config, targets.maker(devices)(config))
-            return plan, [plan]
+            at = at_sizes(graph, values)
+            plan = _compile(at, config, targets.maker(devices)(config))
+            return watch.beside(plan, at, by_operators), [plan]
 
         make = EachCompiled(compile_at, lambda values: by_operators(at_sizes(graph, values)), why)
 
@@ -281,24 +304,27 @@ def _is_small(sym: Sym, number: int) -> bool:
 
 def _instances(traced: Traced, config: Config) -> Callable[[Values], Instance]:
     """What makes plans for given sizes. Raises NeedsFixedSize where there is no code for all sizes."""
-    devices = _devices(traced)
+    devices, watch = _devices(traced), _watching(traced, config)
     target = _target_for_sizes(config, devices)
     if traced.joint is None:
-        return _plans(_laid_out(traced.aten_graph, target), config, devices, traced.sizes)
+        return _plans(_laid_out(traced.aten_graph, target), config, devices, traced.sizes, watch)
     joint = _joint_laid_out(traced.joint, target)
 
-    def prepare(graph: Graph, given: frozenset[int]) -> Callable[[Values], _native.Plan]:
-        return _template(graph, given, config, target, traced.sizes)
+    def prepare(graph: Graph, given: frozenset[int]) -> Callable[[Values], Compiled]:
+        return watch.loaded(
+            _template(graph, given, config, target, traced.sizes), graph, beneath_a_node, given
+        )
 
     joint_at = joint_by_sizes(replace(traced, joint=joint), joint, config, prepare, devices)
-    compile_graph = _some_compiled(config, devices)
+    compile_graph = _some_compiled(config, devices, watch)
 
     def instance_of_joint(values: Values) -> Instance:
         plans: list[_native.Plan] = []
 
         def kept(made: Compiled) -> Compiled:
-            if isinstance(made, _native.Plan):
-                plans.append(made)
+            plan = compiled_of(made)
+            if isinstance(plan, _native.Plan):
+                plans.append(plan)
             return made
 
         made = joint_at(
@@ -312,14 +338,15 @@ def _instances(traced: Traced, config: Config) -> Callable[[Values], Instance]:
 
 
 def _plans(
-    graph: Graph, config: Config, devices: set[torch.device], sizes: Iterable[Sym]
+    graph: Graph, config: Config, devices: set[torch.device], sizes: Iterable[Sym], watch: Watching
 ) -> Callable[[Values], Instance]:
     """What makes plans of a graph without a backward for given `sizes`."""
-    loaded = _template(graph, frozenset(), config, _target_for_sizes(config, devices), sizes)
+    template = _template(graph, frozenset(), config, _target_for_sizes(config, devices), sizes)
+    loaded = watch.loaded(template, graph, lambda at, given: by_operators(at))
 
     def instance(values: Values) -> Instance:
-        plan = loaded(values)
-        return plan, [plan]
+        made = loaded(values)
+        return made, [compiled_of(made)]
 
     return instance
 
@@ -329,14 +356,15 @@ def _target_for_sizes(config: Config, devices: set[torch.device]) -> Target:
     return targets.maker(devices)(config if devices == {CPU} else replace(config, native_gemm=False))
 
 
-def _some_compiled(config: Config, devices: set[torch.device]) -> CompileGraph:
+def _some_compiled(config: Config, devices: set[torch.device], watch: Watching) -> CompileGraph:
     """Compiles the first backwards of a graph, as many as forwards would be (`EachCompiled`); others run operator by
     operator."""
     count = itertools.count()
 
     def compile_graph(graph: Graph, given: frozenset[int]) -> Compiled:
         if next(count) < MOST_COMPILED:
-            return _compile(graph, config, targets.maker(devices)(config), given)
+            plan = _compile(graph, config, targets.maker(devices)(config), given)
+            return watch.beside(plan, graph, partial(beneath_a_node, given=given), given)
         return beneath_a_node(graph, given)
 
     return compile_graph
@@ -367,21 +395,21 @@ def _instance(loader: Loader, values: Values, config: Config) -> _native.Plan:
     with _stage("load"):
         made, plan = loader(values)
     events.emit("plan", kernels=plan.kernels, externs=plan.externs)
-    if config.verify:
+    if config.verify_stages:
         with _stage("verify"):
             loader.check(made, plan, values)
     return made
 
 
 def _scheduled(graph: Graph, config: Config, target: Target, sizes: Iterable[Sym] = ()) -> Schedule:
-    if config.verify:
+    if config.verify_stages:
         verify_graph(graph, functional=True, sizes=sizes)
     with _stage("lower"):
         cut = in_pieces(align_products(graph, target.costs).graph, target.costs)
         program = lower(cut, target.costs)
     with _stage("fuse"):
         schedule = fuse(program, target.costs, config.fuse)
-        if config.verify:
+        if config.verify_stages:
             verify_schedule(schedule)
     events.emit("schedule", graph=graph, schedule=schedule)
     return schedule

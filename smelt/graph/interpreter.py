@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,13 +26,14 @@ def run(graph: Graph, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         for node in graph.nodes[len(placeholders) :]:
             if node.op == "output":
                 return tuple(map_nodes(node.args[0], values.__getitem__))
-            values[node] = _step(graph, node, values)
+            values[node] = step(graph, node, values)
             for done in last.get(node, ()):
                 del values[done]
     raise ValueError("the graph has no output node")
 
 
-def _step(graph: Graph, node: Node, values: dict[Node, Any]) -> Any:
+def step(graph: Graph, node: Node, values: Mapping[Node, Any]) -> Any:
+    """What `node` gives, where its arguments have these values. Under the settings that are on."""
     if node.op == "get_attr":
         return graph.constants[node.target]
     args = map_nodes(node.args, values.__getitem__)

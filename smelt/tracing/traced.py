@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from smelt.graph.ir import Graph
 from smelt.graph.numbers import Expression
 from smelt.graph.sizes import INFINITE, Sym
 from smelt.graph.specs import at_numbers, empty_like_spec
+from smelt.reasons import Reason
 from smelt.tracing.counters import NO_COUNTERS, Counters
 from smelt.tracing.data_numbers import Condition, NumberCondition
 from smelt.tracing.fake import FakeTensor
@@ -71,6 +72,9 @@ class Traced:
     sizes: Mapping[Sym, SizeInput] = field(default_factory=dict)  # of the symbols in specs and arguments
     data: SizesOfData | None = None  # where there are symbols that data decide
     joint: Joint | None = None  # where gradients are needed, were asked for, and can be had ahead of time
+    differs: Callable[[Reason], None] | None = (
+        None  # is told that compiled code is wrong (the option `verify`)
+    )
 
     def example_inputs(self) -> tuple[Any, ...]:
         """The tensors that the trace saw, where they still exist, else empty ones like them; then the numbers."""

@@ -27,7 +27,7 @@ from tests.harness.symbolic import S0, S1, symbolic_trace
 from tests.harness.threads import in_threads
 from tests.harness.traced import flatten
 
-CHECKED = Config(verify=True)
+CHECKED = Config(verify_stages=True)
 SIZES = [
     (2, 2),
     (3, 5),

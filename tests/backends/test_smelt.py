@@ -123,7 +123,7 @@ def test_stages_are_timed():
     seen = []
     _, traced = trace(lambda x: x + 1, [torch.randn(3)])
     with events.subscribed(seen.append):
-        compile_graph(traced, Config(verify=True))
+        compile_graph(traced, Config(verify_stages=True))
     assert [e.name for e in seen if e.kind == "stage"] == [
         "lower",
         "fuse",

@@ -36,7 +36,7 @@ def compiled(fn: Any, backend: Any = eager, fullgraph: bool = False, **options: 
         fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
     )
     own.__kwdefaults__ = fn.__kwdefaults__
-    config = DEFAULT.with_options({"verify": True, **options})
+    config = DEFAULT.with_options({"verify_stages": True, **options})
     return wrap(own, FrameCompiler(backend, config, fullgraph=fullgraph))
 
 

@@ -31,7 +31,7 @@ def entries(compiled: Any) -> list[Any]:
 
 def check(fn: Callable[..., Any], calls: list[tuple[Any, ...]], **options: Any) -> Any:
     """Compiles `fn`, compares every call with eager, and gives the compiled function."""
-    compiled = smelt.compile(fn, options={"verify": True, **options})
+    compiled = smelt.compile(fn, options={"verify_stages": True, **options})
     with torch.no_grad():
         for args in calls:
             expected, found = fn(*args), compiled(*args)
@@ -295,7 +295,7 @@ def test_every_backend_gives_eagers_values(dtype: torch.dtype, number: type) -> 
 
     x = torch.arange(-3, 5).to(dtype)
     for backend in ("eager", "aot_eager", "smelt"):
-        compiled = smelt.compile(fn, backend=backend, options={"verify": True})
+        compiled = smelt.compile(fn, backend=backend, options={"verify_stages": True})
         with torch.no_grad():
             for k in (2, 3, 5, 7):
                 for expected, found in zip(fn(x, number(k)), compiled(x, number(k))):

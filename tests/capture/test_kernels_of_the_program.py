@@ -43,7 +43,7 @@ BACKENDS = ("smelt", "aot_eager", "eager")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_one_graph(program: Callable[..., Any], backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SMELT_VERIFY", "1")
+    monkeypatch.setenv("SMELT_VERIFY_STAGES", "1")
     check(program, make, backend=backend)
 
 
@@ -125,7 +125,7 @@ def test_a_hook_may_write_what_the_kernel_reads(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("program", TRAINED, ids=lambda p: p.__name__)
 def test_gradients(program: Callable[..., Any], backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SMELT_VERIFY", "1")
+    monkeypatch.setenv("SMELT_VERIFY_STAGES", "1")
     compiled = smelt.compile(program, backend=backend, fullgraph=True)
     for _ in range(2):
         x, y = make()
@@ -292,7 +292,7 @@ def a_list_of_tensors(x, y):
     kept_over_a_break, before_a_break, on_nothing, under_inference_mode, returned_twice, a_list_of_tensors,
 ), ids=lambda p: p.__name__)  # fmt: skip
 def test_with(program: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SMELT_VERIFY", "1")
+    monkeypatch.setenv("SMELT_VERIFY_STAGES", "1")
     check(program, make, captured=False)
 
 

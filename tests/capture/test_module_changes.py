@@ -134,7 +134,7 @@ def compiled(n_limit: int = 20) -> Any:
         return self(*args, **kwargs)
 
     call.__code__ = call.__code__.replace()
-    config = DEFAULT.with_options({"verify": True, "recompile_limit": n_limit})
+    config = DEFAULT.with_options({"verify_stages": True, "recompile_limit": n_limit})
     return wrap(call, FrameCompiler(eager, config, fullgraph=True))
 
 

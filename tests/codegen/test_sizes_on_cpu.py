@@ -37,7 +37,7 @@ class AtSizes:
         inputs = self.inputs(101, 211)
         graph, real = symbolic(f, *inputs)
         self.order = [next((k for k, t in enumerate(inputs) if t is r), r) for r in real]
-        target = cpu.target(Config(verify=True), "znver5")
+        target = cpu.target(Config(verify_stages=True), "znver5")
         self.template = Template.of(fuse(lower(graph, target.costs), target.costs), target)
         is_decided = isinstance(self.template.items, Decided)
         self.loader = Loader(self.template, load_sized, (S0, S1)) if is_decided else None

@@ -2520,7 +2520,9 @@ def test_a_change_of_the_world(name: str) -> None:
     row = ROWS[name]
     with torch.no_grad():
         fn, args, change = row.make()
-        compiled = smelt.compile(fn, backend="aot_eager", options={"verify": True, "recompile_limit": 30})
+        compiled = smelt.compile(
+            fn, backend="aot_eager", options={"verify_stages": True, "recompile_limit": 30}
+        )
         for _ in range(2):
             assert outcome(compiled, args) == outcome(fn, args)
         assert not row.captured or not reasons(compiled), reasons(compiled)[0]

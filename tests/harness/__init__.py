@@ -29,6 +29,7 @@ whole programs, eager and compiled
     attention_tiles generated attention, with tensors, and as loops
     contests       contests of generated kernels with ATen, on the simulated device
     user_kernels   programs that launch kernels of Triton
+    wrong_lowering an operator that is compiled wrongly
     processes      programs that need a process of their own
     simulated      tests marked `simulated_cuda`, in a process that has the device of tests/simulated
 

@@ -19,7 +19,7 @@ def compiled(
 ) -> tuple[Compiled, tuple[torch.Tensor, ...]]:
     """The compiled graph of `fn`, and the tensors that it is to be called with."""
     recording, traced = trace(fn, args, grad=True)
-    run = compile_graph(traced, Config(**({"verify": True} | options)))
+    run = compile_graph(traced, Config(**({"verify_stages": True} | options)))
     return run, tuple(recording.real(f) for f in traced.inputs)
 
 

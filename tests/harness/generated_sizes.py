@@ -264,7 +264,7 @@ def _compare(
     program: SizedProgram, calls: Sequence[Call], backend: str, verify: bool, made: Outcome
 ) -> str | None:
     fn = function_of(program.source)
-    options = {"recompile_limit": LIMIT, "verify": verify}
+    options = {"recompile_limit": LIMIT, "verify_stages": verify}
     compiled = smelt.compile(fn, dynamic=True, backend=backend, options=options)
     with warnings.catch_warnings(), torch.set_grad_enabled(program.grad):
         warnings.simplefilter("ignore")

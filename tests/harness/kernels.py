@@ -32,7 +32,7 @@ from smelt.loops.sums import beside
 from smelt.ops.draws import Draws, Step
 from smelt.plan.code import Function
 
-CHECKED = Config(verify=True)
+CHECKED = Config(verify_stages=True)
 f32 = torch.float32
 
 

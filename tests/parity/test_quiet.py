@@ -386,7 +386,7 @@ def test_looking_at_the_interpreter_is_refused(name):
 
 
 def test_a_verification_error_reaches_the_caller(monkeypatch):
-    c = smelt.compile(lambda x: x + 1, options={"verify": True})
+    c = smelt.compile(lambda x: x + 1, options={"verify_stages": True})
     monkeypatch.setattr("smelt.capture.driver.compiler.verify_accepts", _disagree)
     with pytest.raises(VerificationError):
         c(torch.ones(2))
@@ -406,7 +406,7 @@ def test_false_in_the_environment(text):
 
 @pytest.mark.parametrize("text", ["yes", "on", "1", "True"])
 def test_true_in_the_environment(text):
-    assert config.from_environment({"SMELT_VERIFY": text}).verify is True
+    assert config.from_environment({"SMELT_VERIFY_STAGES": text}).verify_stages is True
 
 
 @pytest.mark.parametrize("name, text", [("SMELT_THREADS", "many"), ("SMELT_FUSE", "perhaps")])

@@ -406,7 +406,7 @@ def test_at_least_40_programs() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"options": {"verify": True}}, {"dynamic": True}], ids=["verify", "dynamic"]
+    "options", [{"options": {"verify_stages": True}}, {"dynamic": True}], ids=["verify", "dynamic"]
 )
 def test_other_options(options: dict[str, Any]) -> None:
     for name in ("mean_and_spread", "scattered_back", "each_once", "two_experts", "packed", "prefix"):

@@ -75,7 +75,7 @@ def layouts(tree: Any) -> Any:
 
 def check(fn: Callable[..., Any], *args: Any, atol: float = 0.02, rtol: float = 0.02) -> None:
     """Compiled and eager agree, in layouts as well."""
-    got, want = smelt.compile(fn, fullgraph=True, options={"verify": True})(*args), fn(*args)
+    got, want = smelt.compile(fn, fullgraph=True, options={"verify_stages": True})(*args), fn(*args)
     got, want = ([t] if isinstance(t, Tensor) else t for t in (got, want))
     torch.testing.assert_close(got, want, atol=atol, rtol=rtol)
     assert layouts(got) == layouts(want)
@@ -166,7 +166,7 @@ def test_training(always, schedules, loss) -> None:
         sum(y.float().square().mean() for y in out).backward()
         return list(out), [x.grad.clone(), *(p.grad.clone() for p in model.parameters())]
 
-    got = step(smelt.compile(model, fullgraph=True, options={"verify": True}))
+    got = step(smelt.compile(model, fullgraph=True, options={"verify_stages": True}))
     want = step(model)
     for a, e in zip(got, want):
         torch.testing.assert_close(a, e, atol=2e-3, rtol=0.05)

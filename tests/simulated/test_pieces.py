@@ -62,7 +62,7 @@ def results(schedule: Schedule) -> list[tuple[Any, ...]]:
 
 def check(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     """Compiled and eager agree, in layouts as well, twice."""
-    compiled = smelt.compile(fn, fullgraph=True, options={"verify": True})
+    compiled = smelt.compile(fn, fullgraph=True, options={"verify_stages": True})
     want = fn(*args)
     for _ in range(2):
         got = compiled(*args)
@@ -148,7 +148,7 @@ def test_not_what_is_copied_to_an_input(small, schedules) -> None:
         x.copy_(a @ b)
 
     x, a, b = normal(32, 37), normal(32, 48), normal(48, 37)
-    smelt.compile(fn, fullgraph=True, options={"verify": True})(x, a, b)
+    smelt.compile(fn, fullgraph=True, options={"verify_stages": True})(x, a, b)
     torch.testing.assert_close(x, a @ b, atol=0.02, rtol=0.02)
     assert len(results(schedules[0])) == 1
 
@@ -182,7 +182,7 @@ def test_training(small, schedules, loss) -> None:
         sum(y.float().square().mean() for y in out).backward()
         return [*(y.detach() for y in out), x.grad.clone(), *(p.grad.clone() for p in model.parameters())]
 
-    got = step(smelt.compile(model, fullgraph=True, options={"verify": True}))
+    got = step(smelt.compile(model, fullgraph=True, options={"verify_stages": True}))
     for a, e in zip(got, step(model), strict=True):
         torch.testing.assert_close(a, e, atol=2e-3, rtol=0.05)
         assert a.stride() == e.stride()

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -302,6 +303,8 @@ class FrameCompiler:
         assumed = captured.assumed or captured.traced.data is not None
         if assumed and repeat_of(captured.traced, self._functional) is None:
             raise NotRepeatable
+        if self.config.verify:
+            captured.traced = replace(captured.traced, differs=self._differs(fn))
         graph = compiled_graph(self.backend, self.config, captured)
         frame = compiled_frame(fn, captured, graph, self.resumes, self._functional)
         with stage("guards", name):
@@ -312,7 +315,7 @@ class FrameCompiler:
             self.resumes.sizes = frozenset(place.hint for place in captured.traced.sizes.values())
         seconds = time.perf_counter() - begin
         answers: Answers = frame.function, without_frame(frame)
-        if self.config.verify:
+        if self.config.verify_stages:
             answers = verified(frame.function, spec.guards), None
         _native.add_entry(self._table(fn), tree, *answers)
         entry = Entry(
@@ -358,7 +361,7 @@ class FrameCompiler:
         differ from those of an entry are symbolic from now on."""
         record, failure = self.record, None
         for number, entry in enumerate(record.entries):
-            if self.config.verify:
+            if self.config.verify_stages:
                 verify_refuses(number, entry, slots)
             failure = explain_miss(entry, slots)
             numbers = changed_numbers(entry.facts, slots)
@@ -402,9 +405,23 @@ class FrameCompiler:
         if _speaks_of_change(error) and not is_only_thread():
             self._outrun(fn, error)
             return False
-        if isinstance(error, VerificationError) and self.config.verify:
+        if isinstance(error, VerificationError) and self.config.verify_stages:
             raise error
         return self._give_up(fn, reason_for(error), error)
+
+    def _differs(self, fn: FunctionType) -> Callable[[Reason], None]:
+        """What a graph tells that compiled code of it is wrong: the function runs eagerly from its next call on."""
+        name, weakly, table = fn.__qualname__, weakref.ref(self), weakref.ref(self._table(fn))
+
+        def differs(reason: Reason) -> None:
+            compiler, entries = weakly(), table()
+            if compiler is None or entries is None:
+                return
+            compiler._remember(name, reason)
+            _native.clear(entries)
+            _native.close(entries)
+
+        return differs
 
     def _raised(self, fn: FunctionType, error: UserException) -> Answer:
         """The call runs eagerly, so that the user sees eager's exception and traceback."""

@@ -99,7 +99,7 @@ def _compile(kernels: Mapping[Kernel, str], config: Config, target: Host) -> dic
         return texts[symbol].text
 
     writers = {symbol: partial(write, kernel=kernel, symbol=symbol) for kernel, symbol in kernels.items()}
-    library = assemble_functions(writers, target, config.verify)
+    library = assemble_functions(writers, target, config.verify_stages)
     return {kernel: _KernelCode(library, symbol, text=texts[symbol]) for kernel, symbol in kernels.items()}
 
 

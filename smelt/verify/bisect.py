@@ -1,0 +1,121 @@
+"""Where a compiled graph goes wrong: the first operator, and the stage of the compiler.
+
+The graph up to some operator, compiled, gives all that is read after it; the first operator at which that differs is
+found by binary search. Then the search goes backwards from it for the fewest operators that, compiled by themselves,
+differ: mostly the one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from smelt.config import Config
+from smelt.graph import torch_settings
+from smelt.graph.graph_function import Compiled
+from smelt.graph.interpreter import step
+from smelt.graph.ir import Graph, Node
+from smelt.verify.compare import Before, tried
+from smelt.verify.parts import COPY, Unit, live, part, units
+from smelt.verify.state import twins
+
+Recompile = Callable[[Graph, Config], Compiled]
+
+# Stages that can be left out, and how.
+STAGES: dict[str, Any] = {
+    "fuse": False,
+    "native_gemm": False,
+    "channels_last": False,
+    "fused_attention": False,
+    "max_autotune": False,
+    "cuda_graphs": False,
+    "threads": 1,
+}
+
+
+@dataclass(frozen=True)
+class Located:
+    """The fewest operators that differ by themselves: the calls, as a graph, what it is run on, and how it differs."""
+
+    calls: tuple[Node, ...]
+    graph: Graph
+    before: Before
+    difference: str
+
+
+class Bisection:
+    """The search in one graph, which was run on `before`. `compile` makes a part of it what is to be tried."""
+
+    def __init__(self, graph: Graph, before: Before, compile: Callable[[Graph], Compiled]) -> None:
+        self.graph, self.before, self.compile = graph, before, compile
+        self.units = units(graph)
+        self.values = _values(graph, before)
+
+    def locate(self) -> Located | None:
+        """The operators; None where no part that could be tried differs."""
+        whole = self._prefix(len(self.units))
+        if whole is None:
+            return None
+        low, high = 0, len(self.units)  # the first `low` calls do not differ, the first `high` do
+        while high - low > 1:
+            middle = (low + high) // 2
+            found = self._prefix(middle)
+            low, high, whole = (middle, high, whole) if found is None else (low, middle, found)
+        return self._smallest(high) or whole
+
+    def _prefix(self, count: int) -> Located | None:
+        inside = self.units[:count]
+        return self._tried(inside, live(self.graph, {n for unit in inside for n in unit}))
+
+    def _smallest(self, end: int) -> Located | None:
+        """Of the calls up to number `end`, the fewest last ones that differ in what the last gives."""
+        unit = self.units[end - 1]
+        results = live(self.graph, set(unit)) or list(unit[-1:])
+
+        def last(count: int) -> Located | None:
+            return self._tried(self.units[max(end - count, 0) : end], results)
+
+        length, refused = 1, 0
+        while (found := last(length)) is None:
+            if length >= end:
+                return None
+            refused, length = length, 2 * length
+        while length - refused > 1:
+            middle = (length + refused) // 2
+            smaller = last(middle)
+            refused, length, found = (
+                (middle, length, found) if smaller is None else (refused, middle, smaller)
+            )
+        return found
+
+    def _tried(self, inside: list[Unit], results: list[Node]) -> Located | None:
+        graph, takes = part(self.graph, [n for unit in inside for n in unit], results)
+        before = replace(self.before, inputs=tuple([self.values[n] for n in takes]))
+        found = tried(graph, before, self.compile(graph))
+        if found is None:
+            return None
+        return Located(tuple([unit[0] for unit in units(graph)]), graph, before, found)
+
+
+def _values(graph: Graph, before: Before) -> dict[Node, Any]:
+    """What each node gives in eager. Inputs keep what they hold before they are written, at the end of the graph."""
+    inputs = before.fresh(frozenset())
+    values: dict[Node, Any] = dict(zip(graph.placeholders, inputs, strict=True))
+    with torch_settings.beneath_autograd():
+        for node in graph.nodes[len(inputs) : -1]:
+            if node.target is COPY:
+                (target,) = twins((values[node.args[0]],), (0,))
+                values[node] = target.copy_(values[node.args[1]])
+            else:
+                values[node] = step(graph, node, values)
+    return values
+
+
+def stages(located: Located, config: Config, recompile: Recompile) -> Iterator[str]:
+    """The options of `STAGES` that, left out, make the difference disappear."""
+    for name, off in STAGES.items():
+        if getattr(config, name) != off:
+            compiled = recompile(located.graph, replace(config, **{name: off}))
+            if tried(located.graph, located.before, compiled) is None:
+                yield name

@@ -1,0 +1,61 @@
+"""Parts of an aten graph as graphs of their own."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+import torch
+
+from smelt.graph.ir import Graph, Node, argument_nodes, map_nodes
+
+COPY = torch.ops.aten.copy_.default  # how a functional graph writes its inputs, at its end
+Unit = tuple[Node, ...]  # a call, with the nodes that read one of its several results
+
+
+def units(graph: Graph) -> list[Unit]:
+    """The calls of a graph, in order."""
+    found: dict[Node, list[Node]] = {}
+    for node in graph:
+        if node.target is operator.getitem and node.args[0] in found:
+            found[node.args[0]].append(node)
+        elif node.op.startswith("call"):
+            found[node] = [node]
+    return [tuple(unit) for unit in found.values()]
+
+
+def part(graph: Graph, inside: Sequence[Node], results: Sequence[Node]) -> tuple[Graph, list[Node]]:
+    """The nodes `inside` that `results` need, as a graph that gives these, and what it takes: nodes of `graph`."""
+    needed = needed_for(inside, results)
+    kept = [n for n in inside if n in needed]
+    read = dict.fromkeys(a for n in kept for a in argument_nodes(n) if a not in needed)
+    takes = [n for n in read if n.op != "get_attr"]
+    made = Graph("aten")
+    copies: dict[Node, Node] = {}
+    for node in takes:
+        copies[node] = Node("placeholder", node.name, (), {}, node.name, node.spec, node.line, node.source)
+    for node in (*(n for n in read if n.op == "get_attr"), *kept):
+        args, kwargs = map_nodes(node.args, copies.__getitem__), map_nodes(node.kwargs, copies.__getitem__)
+        copies[node] = replace(node, args=args, kwargs=kwargs)
+        if node.op == "get_attr":
+            made.constants[node.target] = graph.constants[node.target]
+    outputs = tuple([copies[n] for n in results])
+    last = Node("output", "output", (outputs,), {}, "output", tuple([n.spec for n in outputs]))
+    made.nodes = [*copies.values(), last]
+    return made, takes
+
+
+def needed_for(inside: Sequence[Node], results: Iterable[Node]) -> set[Node]:
+    """Those of `inside` that `results` are computed from, or are."""
+    needed = set(results)
+    for node in reversed(inside):
+        if node in needed:
+            needed.update(argument_nodes(node))
+    return needed.intersection(inside)
+
+
+def live(graph: Graph, before: Collection[Node]) -> list[Node]:
+    """The nodes among `before` that others, or the results of the graph, read; and writes, which nobody reads."""
+    read = dict.fromkeys(a for n in graph if n not in before for a in argument_nodes(n))
+    return [n for n in graph if n in before and (n in read or n.target is COPY)]

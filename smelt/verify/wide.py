@@ -1,0 +1,69 @@
+"""A graph in float64: what the results of eager and compiled code are measured by.
+
+Random numbers are those that the graph itself draws, and operators that look at the bits of numbers, or that have no kernel
+for float64, compute in the dtypes of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from smelt.graph import torch_settings
+from smelt.graph.effects import effects
+from smelt.graph.interpreter import step
+from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes
+from smelt.graph.tree import map_leaves
+from smelt.torch_private import OpOverload
+
+_WIDE = {torch.complex32: torch.complex128, torch.complex64: torch.complex128} | dict.fromkeys(
+    (torch.float16, torch.bfloat16, torch.float32), torch.float64
+)
+_OF_BITS = frozenset({torch.ops.aten.view.dtype})
+
+
+def run_wide(graph: Graph, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The results in float64, and the inputs afterwards; the inputs given are not written."""
+    values: dict[Node, Any] = {}
+    with torch_settings.beneath_autograd():
+        held = [_copied(value) for value in inputs]
+        values.update(zip(graph.placeholders, held, strict=True))
+        for node in graph.nodes[len(held) :]:
+            if node.op == "output":
+                return tuple([None if n is None else values[n] for n in node.args[0]]), tuple(held)
+            values[node] = _wide_step(graph, node, values)
+    raise ValueError("the graph has no output node")
+
+
+def _copied(value: Any) -> Any:
+    wide = _widened(value)
+    return wide.clone() if wide is value and isinstance(value, torch.Tensor) else wide
+
+
+def _wide_step(graph: Graph, node: Node, values: dict[Node, Any]) -> Any:
+    target = node.target
+    if not (isinstance(target, OpOverload) and (effects(target).random or target in _OF_BITS)):
+        args, kwargs = map_leaves((node.args, node.kwargs), torch.dtype, lambda d: _WIDE.get(d, d))
+        wide = replace(node, args=args, kwargs=kwargs)
+        try:
+            return map_leaves(step(graph, wide, values), torch.Tensor, _widened)
+        except Exception as error:
+            if isinstance(target, OpOverload) and effects(target).writes:
+                raise NotImplementedError(f"{target} in float64") from error
+    narrow = {n: _narrowed(values[n], n.spec) for n in argument_nodes(node)}
+    return map_leaves(step(graph, node, narrow), torch.Tensor, _widened)
+
+
+def _widened(value: Any) -> Any:
+    return value.to(_WIDE.get(value.dtype, value.dtype)) if isinstance(value, torch.Tensor) else value
+
+
+def _narrowed(value: Any, spec: Any) -> Any:
+    if isinstance(value, torch.Tensor) and isinstance(spec, TensorSpec):
+        return value.to(spec.dtype)
+    if isinstance(spec, tuple) and isinstance(value, (list, tuple)):
+        return [_narrowed(v, s) for v, s in zip(value, spec, strict=True)]
+    return value

@@ -1,0 +1,238 @@
+"""The option `verify`: what differs from eager is found, named and replaced; what does not is left alone."""
+
+import logging
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import smelt
+from smelt.report.inspect import entries, reasons
+from smelt.verify.beside import BesideEager
+from tests.harness.agreement import same
+from tests.harness.wrong_lowering import wrong
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def said(caplog):
+    """The warnings."""
+    caplog.set_level(logging.WARNING, logger="smelt")
+    return lambda: [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def joined(x, y):
+    a = (x + y).relu()
+    b = a * y
+    return b.sum(0), x.softmax(-1)
+
+
+X, Y = torch.randn(4, 5), torch.randn(4, 5)
+
+
+def test_a_right_program_is_not_reported(said):
+    compiled = smelt.compile(joined, options={"verify": 2})
+    for _ in range(4):
+        same(compiled(X, Y), joined(X, Y))
+    assert said() == []
+    assert len(reasons(compiled)) == 0
+
+
+def test_a_wrong_operator_is_named_once_and_eager_answers(said):
+    with wrong("aten.mul.Tensor"):
+        compiled = smelt.compile(joined, options={"verify": 2})
+        for _ in range(3):
+            same(compiled(X, Y), joined(X, Y))
+    [text] = said()
+    assert "differs-from-eager" in text and "(aten.mul.Tensor, mul in the graph: result 0" in text
+    assert f"{__file__}:{joined.__code__.co_firstlineno + 2} in joined" in text
+    assert [r.kind.id for r in reasons(compiled)] == ["differs-from-eager"]
+
+
+def reproducer(text):
+    return Path(re.search(r"reproducer: (\S+\.py)", text)[1])
+
+
+def run_alone(*command):
+    return subprocess.run(
+        [sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.mark.parametrize("rows", [4, 100])
+def test_the_reproducer_fails_by_itself(said, rows):
+    """With tensors in its text, and with tensors beside it."""
+    x, y = torch.randn(rows, 5).t(), torch.randn(5, rows)
+    with wrong("aten.mul.Tensor"):
+        smelt.compile(joined, options={"verify": 1})(x, y)
+    path = reproducer(*said())
+    made = run_alone("-m", "tests.harness.wrong_lowering", "aten.mul.Tensor", path)
+    assert made.returncode == 1 and "AssertionError: result 0: " in made.stderr, made.stderr
+    mended = run_alone(path)
+    assert (mended.returncode, mended.stdout) == (0, "no difference\n"), mended.stderr
+
+
+def test_it_stops_after_so_many_calls(monkeypatch):
+    compared = []
+    compare = BesideEager._compare
+    monkeypatch.setattr(BesideEager, "_compare", lambda *args: (compared.append(1), compare(*args))[1])
+    compiled = smelt.compile(joined, options={"verify": 2})
+    for _ in range(5):
+        compiled(X, Y)
+    assert len(compared) == 2
+    compiled(X.double(), Y.double())  # another entry
+    assert len(compared) == 3
+
+
+def test_without_it_nothing_is_in_the_way():
+    compiled = smelt.compile(joined)
+    compiled(X, Y)
+    [entry] = entries(compiled)
+    assert type(entry.graph).__module__ == "smelt._native"
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.norm, self.out = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        hidden = nn.functional.dropout(torch.tanh(self.norm(self.inner(x))), 0.3, self.training)
+        return nn.functional.cross_entropy(self.out(hidden), x[:, 0].long().clamp(0, 2))
+
+
+def trained(step, model, x):
+    """Losses, gradients, buffers and random numbers of three steps."""
+    torch.manual_seed(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = step(x)
+        loss.backward()
+        optimizer.step()
+        found += [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+    return [*found, *(b.clone() for b in model.buffers()), torch.rand(3)]
+
+
+def made():
+    torch.manual_seed(3)
+    return Net()
+
+
+IMAGES = torch.randn(16, 6)
+
+
+def test_training_with_buffers_and_dropout(said):
+    eager, model = made(), made()
+    want = trained(eager, eager, IMAGES)
+    got = trained(smelt.compile(model, options={"verify": 2}), model, IMAGES)
+    torch.testing.assert_close(got, want)
+    assert said() == []
+
+
+@pytest.mark.parametrize("name", ["aten.tanh_backward.default", "aten._log_softmax.default"])
+def test_wrong_operators_of_training(said, name):
+    """Of the backward, and of the forward."""
+    eager, model = made(), made()
+    want = trained(eager, eager, IMAGES)
+    with wrong(name):
+        got = trained(smelt.compile(model, options={"verify": 1}), model, IMAGES)
+    torch.testing.assert_close(got, want)
+    [text] = said()
+    assert f"({name}, " in text
+
+
+def step_in_place(x, state):
+    state.mul_(0.5).add_(x)
+    x[1:] += 1
+    return state.view(-1)[:3], x.sum()
+
+
+def test_writes_of_inputs(said):
+    x, state = torch.randn(4, 4), torch.randn(4, 4)
+    mine = x.clone(), state.clone()
+    compiled = smelt.compile(step_in_place, options={"verify": 2})
+    for _ in range(3):
+        want, got = step_in_place(x, state), compiled(*mine)
+        same(got, want)
+        same(mine, (x, state))
+        assert got[0].data_ptr() == mine[1].data_ptr()
+    assert said() == []
+
+
+def test_wrong_writes_of_inputs(said):
+    x, state = torch.randn(4, 4), torch.randn(4, 4)
+    mine = x.clone(), state.clone()
+    with wrong("aten.add.Tensor"):
+        compiled = smelt.compile(step_in_place, options={"verify": 2})
+        for _ in range(3):
+            same(compiled(*mine), step_in_place(x, state))
+            same(mine, (x, state))
+    [text] = said()
+    assert "(aten.add.Tensor, " in text
+    made = run_alone("-m", "tests.harness.wrong_lowering", "aten.add.Tensor", reproducer(text))
+    assert made.returncode == 1 and "AssertionError: " in made.stderr, made.stderr
+
+
+def test_random_numbers_are_drawn_once(said):
+    def drawn(x):
+        return torch.rand_like(x) + x.uniform_(), torch.randn(3)
+
+    compiled = smelt.compile(drawn, options={"verify": 3})
+    torch.manual_seed(1)
+    want = [drawn(torch.zeros(4)) for _ in range(2)], torch.rand(2)
+    torch.manual_seed(1)
+    same(([compiled(torch.zeros(4)) for _ in range(2)], torch.rand(2)), want)
+    assert said() == []
+
+
+def test_errors_of_the_program_pass_through(said):
+    def chosen(x, i):
+        return x[i] * 2
+
+    compiled = smelt.compile(chosen, options={"verify": 3})
+    same(compiled(X, torch.tensor([1])), chosen(X, torch.tensor([1])))
+    with pytest.raises(IndexError, match="out of"):
+        compiled(X, torch.tensor([9]))
+    assert said() == []
+
+
+def test_sizes_that_change(said):
+    compiled = smelt.compile(joined, dynamic=True, options={"verify": 3})
+    for n in (3, 7, 12, 5):
+        x, y = torch.randn(n, 5), torch.randn(n, 5)
+        same(compiled(x, y), joined(x, y))
+    assert said() == []
+
+
+def test_a_wrong_operator_for_any_sizes(said):
+    with wrong("aten.mul.Tensor"):
+        compiled = smelt.compile(joined, dynamic=True, options={"verify": 1})
+        for n in (3, 7):
+            x, y = torch.randn(n, 5), torch.randn(n, 5)
+            same(compiled(x, y), joined(x, y))
+    [text] = said()
+    assert "(aten.mul.Tensor, " in text
+
+
+def test_rounding_is_no_difference(said):
+    def rounded(x, w):
+        return (x @ w).exp().log().sum(), (x * 1.1 - x).mean(0), x.to(torch.bfloat16).softmax(-1)
+
+    compiled = smelt.compile(rounded, options={"verify": 1})
+    compiled(torch.randn(64, 300), torch.randn(300, 80) / 40)
+    assert said() == []
+
+
+@pytest.mark.parametrize("options", [{"verify": True}, {"verify": "1"}])
+def test_it_is_a_number(options):
+    with pytest.raises(smelt.errors.OptionError, match="must be int"):
+        smelt.compile(joined, options=options)
