@@ -1,2 +1,5 @@
 """What people look at: what a compiled callable holds (`inspect.py`), what became of a call (`explanation.py`), the progress
 line, the page of reasons."""
+
+"""What people look at: what a compiled callable holds (`inspect.py`), the progress line, the page of reasons, the
+HTML report (`page.py`)."""
