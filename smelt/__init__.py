@@ -3,8 +3,19 @@
 `smelt.compile(model)` in place of `torch.compile(model)`.
 """
 
+import os
+
 from smelt import config, errors, support
-from smelt.api import compile, disable, graph_break, is_compiling, list_backends, register_backend, reset
+from smelt.api import (
+    compile,
+    disable,
+    graph_break,
+    is_compiling,
+    list_backends,
+    register_backend,
+    reset,
+    set_logs,
+)
 from smelt.marks import mark_dynamic, mark_static
 
 __all__ = [
@@ -20,6 +31,7 @@ __all__ = [
     "mark_static",
     "register_backend",
     "reset",
+    "set_logs",
     "unavailable",
 ]
 __version__ = "0.1.0"
@@ -31,3 +43,11 @@ def __getattr__(name: str) -> object:
     if name == "unavailable":
         return support.unavailable
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if os.environ.get("SMELT_LOGS") or os.environ.get("SMELT_LOGS_JSON"):
+    from smelt.report import logs
+
+    logs.from_environment(os.environ)
+    del logs
+del os

@@ -137,7 +137,7 @@ def _numbers(graph: Graph) -> tuple[int, ...]:
 
 
 def _loaded(plan: Plan, config: Config, target: Target) -> _native.Plan:
-    events.emit("plan", kernels=len(kernel_names(plan)), externs=extern_names(plan))
+    events.emit("plan", kernels=len(kernel_names(plan)), externs=extern_names(plan), plan=plan)
     if config.verify:
         with _stage("verify"):
             verify_plan(plan)
@@ -356,7 +356,7 @@ def _template(
 def _instance(loader: Loader, values: Values, config: Config) -> _native.Plan:
     with _stage("load"):
         made, plan = loader(values)
-    events.emit("plan", kernels=plan.kernels, externs=plan.externs)
+    events.emit("plan", kernels=plan.kernels, externs=plan.externs, plan=plan.plan)
     if config.verify:
         with _stage("verify"):
             loader.check(made, plan, values)
@@ -373,6 +373,7 @@ def _scheduled(graph: Graph, config: Config, target: Target, sizes: Iterable[Sym
         schedule = fuse(program, target.costs, config.fuse)
         if config.verify:
             verify_schedule(schedule)
+    events.emit("schedule", schedule=schedule)
     return schedule
 
 
