@@ -3,6 +3,8 @@
 `smelt.compile(model)` in place of `torch.compile(model)`.
 """
 
+import os
+
 from smelt import config, errors, support
 from smelt.api import (
     compile,
@@ -13,6 +15,7 @@ from smelt.api import (
     list_backends,
     register_backend,
     reset,
+    set_logs,
     trace,
 )
 from smelt.marks import mark_dynamic, mark_static
@@ -31,6 +34,7 @@ __all__ = [
     "mark_static",
     "register_backend",
     "reset",
+    "set_logs",
     "trace",
     "unavailable",
 ]
@@ -43,3 +47,11 @@ def __getattr__(name: str) -> object:
     if name == "unavailable":
         return support.unavailable
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if os.environ.get("SMELT_LOGS") or os.environ.get("SMELT_LOGS_JSON"):
+    from smelt.report import logs
+
+    logs.from_environment(os.environ)
+    del logs
+del os

@@ -8,6 +8,7 @@ A wrong argument raises OptionError or TypeError at once; one whose feature is n
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
@@ -153,6 +154,23 @@ def trace(
     Exceptions of `fn` are its own.
     """
     return support.compiler().trace(fn, dynamic=dynamic, backend=backend, options=options)
+
+
+def set_logs(*, json: str | os.PathLike[str] | None = None, **names: bool) -> None:
+    """Turns logs on and off, as `SMELT_LOGS=breaks,recompiles` does: `set_logs(breaks=True, guards=False)`.
+
+    The names are breaks, recompiles, guards, graphs, fusion, kernels, plan, perf (docs/logs.md); those that are not named
+    stay as they are. Each is a logger `smelt.<name>`.
+
+    Args:
+        json: a file that every event of a compilation is added to, as a line of JSON; "" for none from now on.
+        names: which are on.
+
+    Raises OptionError for an unknown name, a value that is no bool, or a file that cannot be written.
+    """
+    from smelt.report import logs  # noqa: PLC0415
+
+    logs.set_logs(json=json, **names)
 
 
 def list_backends() -> list[str]:

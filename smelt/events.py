@@ -16,11 +16,12 @@ EventKind = Literal[
     "backend-start",
     "backend-end",        # seconds
     "stage",              # seconds; the event's name is that of the stage
-    "partition",          # a joint graph was cut. seconds; saved: number of values kept for the backward; parts: Partition
-    "schedule",           # a graph is about to become code. graph: graph.ir.Graph; schedule: schedule.schedule.Schedule
-    "plan",               # kernels: number of distinct ones; externs: names of the ATen operators that it calls
+    "partition",          # a joint graph was cut. seconds; saved: number of values kept for the backward
+    "schedule",           # schedule: what fused and what did not, of one graph
+    "plan",               # kernels: number of distinct ones; externs: names of the ATen operators that it calls; plan: it,
+                          # as data; sizes may have symbols in it
     "backward-compiled",  # seconds; undefined: number of tangents that autograd did not define
-    "entry-installed",    # seconds, guards, inputs: numbers of them; entry; origins: guards.origin.Origin of each input
+    "entry-installed",    # seconds, guards, inputs: numbers of them; entry: capture.driver.entries.Entry
     "recompile",          # an entry refused the call. entry: its number; failure: guards.explain.Failure
     "graph-break",        # reason: smelt.reasons.Reason
     "no-joint-graph",     # reason: why autograd runs the graph operator by operator
@@ -50,11 +51,21 @@ def emit(kind: EventKind, name: str = "", **data: Any) -> None:
             subscriber(event)
 
 
+def subscribe(subscriber: Callable[[Event], None]) -> None:
+    """Calls `subscriber` with every event from now on."""
+    _subscribers.append(subscriber)
+
+
+def unsubscribe(subscriber: Callable[[Event], None]) -> None:
+    """Calls it no longer. Raises ValueError where it is not called."""
+    _subscribers.remove(subscriber)
+
+
 @contextmanager
 def subscribed(subscriber: Callable[[Event], None]) -> Iterator[None]:
     """Calls `subscriber` with every event for the duration of the context."""
-    _subscribers.append(subscriber)
+    subscribe(subscriber)
     try:
         yield
     finally:
-        _subscribers.remove(subscriber)
+        unsubscribe(subscriber)
