@@ -54,6 +54,7 @@ one stage, on example tensors
     values         tensors of every dtype for tests of single operators
 
 torch and the source
+    pages          the guides in docs/ as programs
     operators      what becomes of each ATen operator: docs/operators.md
     sources        imports, cycles, private names, uses of `Any`
 """
