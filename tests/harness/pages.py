@@ -7,8 +7,8 @@ above a block says where that is not so:
     <!-- not run -->                the block is for show
     <!-- an example -->             the output differs from run to run: times, say
 
-A line `...` of an output stands for any number of lines. `python -m tests.harness.pages docs/*.md` runs pages and writes
-what their blocks print into them.
+A line `...` of an output stands for any number of lines. `python -m tests.harness.pages [PAGE ...]` runs the guides, or the
+pages named, and writes what their blocks print into them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ GUIDES = (
     "first-steps",
     "breaks-by-example",
     "recompiles",
+    "reading-a-report",
     "training",
     "custom-backends",
     "migrating",
@@ -160,5 +161,5 @@ def written(text: str, outputs: list[str | None]) -> str:
 
 
 if __name__ == "__main__":
-    for page in map(Path, sys.argv[1:]):
+    for page in map(Path, sys.argv[1:] or [ROOT / f"docs/{guide}.md" for guide in GUIDES]):
         page.write_text(written(page.read_text(), list(printed(page))))
