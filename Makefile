@@ -6,6 +6,7 @@
 #   make gpu     everything that needs a GPU, in parts of under 9 minutes each: docs/gpu.md
 #   make page     the page of the HTML report, smelt/report/page.html, from page/: needs Node, which nothing else does
 #   make curves  train examples/train_gpt.py eager and compiled, plot both loss curves
+#   make docs    the guides and docs/ as pages to open in a browser: build/site/index.html
 #   make wheel   a source distribution and, built from it, a wheel for this Python and this torch, in dist/
 #   make newest  the wheel for the newest torch, installed into an environment of its own, and `make check` with it
 PYTHON ?= python3
@@ -24,6 +25,7 @@ NATIVE := $(shell find smelt/native -name '*.cpp' -o -name '*.h')
 
 .PHONY: demo test check bench sweep gpu gpu-tests gpu-catalogue gpu-models gpu-training gpu-bandwidth gpu-products gpu-operators \
   gpu-gradients gpu-programs gpu-here curves page wheel newest check-wheel lint format clean
+  gpu-gradients gpu-programs gpu-here curves docs wheel newest check-wheel lint format clean
 .DELETE_ON_ERROR:
 
 $(VENV)/.torch:
@@ -61,6 +63,10 @@ $(VENV)/.libraries: $(VENV)/.test requirements/libraries.txt
 
 $(VENV)/.lint: $(VENV)/.torch requirements/lint.txt
 	$(PIP) install -q -r requirements/lint.txt
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.torch requirements/docs.txt
+	$(PIP) install -q -r requirements/docs.txt
 	touch $@
 
 $(VENV)/.wheel: $(VENV)/.torch requirements/wheel.txt
@@ -174,6 +180,9 @@ page/node_modules/.package-lock.json: page/package.json page/package-lock.json
 
 page: page/node_modules/.package-lock.json
 	cd page && npm run --silent build
+# Nothing is fetched for it: fonts, scripts and styles are in the package.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict -q
 
 # The wheel is made of what the source distribution holds; torch's own libraries stay torch's.
 wheel: $(VENV)/.wheel

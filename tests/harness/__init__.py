@@ -57,6 +57,8 @@ one stage, on example tensors
 pages and the source
     reports        data of HTML reports, small and large
     browser        Chromium, and a page in it that must ask for nothing and complain of nothing
+torch and the source
+    pages          the guides in docs/ as programs
     operators      what becomes of each ATen operator: docs/operators.md
     sources        imports, cycles, private names, uses of `Any`
 """

@@ -1,0 +1,99 @@
+"""The guides: each block of Python runs, and prints what the page says."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness import pages
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+@pytest.mark.parametrize("guide", pages.GUIDES)
+def test_blocks_print_what_the_page_says(guide: str):
+    page = DOCS / f"{guide}.md"
+    for block, output in zip(pages.blocks(page.read_text()), pages.printed(page), strict=True):
+        if output is not None and pages.differs(block, output):
+            at = f"{pages.name_of(page)}:{block.first}"
+            pytest.fail(f"{at}:\n{block.body}\nprints\n{output}\nand the page says\n{block.output}")
+
+
+PAGE = """
+```python
+def f():
+    return 1
+```
+
+<!-- needs smelt.nothing -->
+```python
+print(smelt.nothing)
+```
+```text
+```
+
+<!-- not run -->
+```python
+while True: ...
+```
+
+Text.
+
+```python
+print(f(), f.__code__.co_firstlineno, object(), sep="\\n")
+```
+
+```text
+1
+...
+<object object at 0x1>
+```
+
+<!-- an example -->
+```text
+0.3 seconds
+```
+"""
+
+
+def test_a_page_is_read_as_a_program(tmp_path: Path):
+    page = tmp_path / "a-page.md"
+    page.write_text(PAGE)
+    found = pages.blocks(PAGE)
+    assert [(b.first, b.needed, b.output.count("\n")) for b in found] == [
+        (1, None, 0), (4, "smelt.nothing", 0), (6, None, 3)
+    ]  # fmt: skip
+    assert pages.program(PAGE).splitlines()[3] == "print(smelt.nothing)"
+    first, second, third = pages.printed(page)
+    assert (first, second) == ("", None)
+    assert third is not None and third.startswith("1\n1\n<object object at 0x")
+    assert not pages.differs(found[2], third)
+    assert pages.differs(found[2], "2" + third) and pages.differs(found[0], "more")
+
+
+def test_outputs_are_written_where_they_differ():
+    page = "```python\nprint(2)\n```\n\n```text\n1\n```\n"
+    assert pages.written(page, ["2\n"]) == page.replace("1", "2")
+    assert pages.written(page, ["1\n"]) == page
+
+
+def test_a_block_that_fails_is_named(tmp_path: Path):
+    page = tmp_path / "a-page.md"
+    page.write_text("```python\n1 / 0\n```\n")
+    with pytest.raises(RuntimeError, match=r"a-page.md: block 1 fails(.|\n)*a_page.py\", line 1"):
+        list(pages.printed(page))
+
+
+def test_pages_are_built_without_a_warning_and_want_nothing_from_elsewhere(tmp_path: Path):
+    pytest.importorskip("mkdocs", reason="requirements/docs.txt is not installed")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", tmp_path],
+        cwd=DOCS.parent, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    fetched = re.compile(r"<(?:script|link|img|iframe)[^>]* (?:src|href)=\"?https?:[^>]*>")
+    assert [hit for page in tmp_path.rglob("*.html") for hit in fetched.findall(page.read_text())] == []
+    assert 'data-linenos="' in (tmp_path / "first-steps.html").read_text()
