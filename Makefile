@@ -24,8 +24,7 @@ PIP := $(PY) -m pip --disable-pip-version-check --no-input
 NATIVE := $(shell find smelt/native -name '*.cpp' -o -name '*.h')
 
 .PHONY: demo test check bench sweep gpu gpu-tests gpu-catalogue gpu-models gpu-training gpu-bandwidth gpu-products gpu-operators \
-  gpu-gradients gpu-programs gpu-here curves page wheel newest check-wheel lint format clean
-  gpu-gradients gpu-programs gpu-here curves docs wheel newest check-wheel lint format clean
+  gpu-gradients gpu-programs gpu-here curves docs page wheel newest check-wheel lint format clean
 .DELETE_ON_ERROR:
 
 $(VENV)/.torch:
@@ -92,10 +91,8 @@ QUICK := tests/test_docstrings.py tests/test_layers.py tests/test_layout.py test
   tests/codegen/test_modules.py tests/graph tests/guards/test_tree_layout.py tests/guards/test_evaluate.py \
   tests/loops/test_kernel_verify.py tests/loops/test_kernel_printer.py tests/native/test_guard_tree.py \
   tests/ops/test_registry.py tests/plan/test_build.py tests/plan/test_executor.py \
-  tests/programs/test_found.py tests/report tests/runtime tests/schedule/test_schedule_verify.py \
-  tests/targets/test_costs.py tests/tracing/test_record.py tests/verify
-  tests/programs/test_found.py tests/report/test_reasons.py tests/report/test_kernels_report.py tests/runtime tests/schedule/test_schedule_verify.py \
-  tests/targets/test_costs.py tests/tracing/test_record.py
+  tests/programs/test_found.py tests/report/test_reasons.py tests/report/test_kernels_report.py tests/runtime \
+  tests/schedule/test_schedule_verify.py tests/targets/test_costs.py tests/tracing/test_record.py tests/verify
 
 check: lint $(VENV)/.test
 	$(PY) -m pytest -q $(QUICK)
@@ -180,6 +177,7 @@ page/node_modules/.package-lock.json: page/package.json page/package-lock.json
 
 page: page/node_modules/.package-lock.json
 	cd page && npm run --silent build
+
 # Nothing is fetched for it: fonts, scripts and styles are in the package.
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict -q

@@ -164,10 +164,8 @@ def _numbers(graph: Graph) -> tuple[int, ...]:
 
 
 def _loaded(plan: Plan, config: Config, target: Target) -> _native.Plan:
-    events.emit("plan", kernels=len(kernel_names(plan)), externs=extern_names(plan))
-    if config.verify_stages:
     events.emit("plan", kernels=len(kernel_names(plan)), externs=extern_names(plan), plan=plan)
-    if config.verify:
+    if config.verify_stages:
         with _stage("verify"):
             verify_plan(plan)
     with _stage("load"):
@@ -396,10 +394,8 @@ def _template(
 def _instance(loader: Loader, values: Values, config: Config) -> _native.Plan:
     with _stage("load"):
         made, plan = loader(values)
-    events.emit("plan", kernels=plan.kernels, externs=plan.externs)
-    if config.verify_stages:
     events.emit("plan", kernels=plan.kernels, externs=plan.externs, plan=plan.plan)
-    if config.verify:
+    if config.verify_stages:
         with _stage("verify"):
             loader.check(made, plan, values)
     return made
@@ -416,7 +412,6 @@ def _scheduled(graph: Graph, config: Config, target: Target, sizes: Iterable[Sym
         if config.verify_stages:
             verify_schedule(schedule)
     events.emit("schedule", graph=graph, schedule=schedule)
-    events.emit("schedule", schedule=schedule)
     return schedule
 
 

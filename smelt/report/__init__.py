@@ -1,5 +1,2 @@
-"""What people look at: what a compiled callable holds (`inspect.py`), what became of a call (`explanation.py`), the progress
-line, the page of reasons."""
-
-"""What people look at: what a compiled callable holds (`inspect.py`), the progress line, the page of reasons, the
-HTML report (`page.py`)."""
+"""What people look at: what a compiled callable holds (`inspect.py`), the graphs of a call (`traces.py`), what became of it
+(`explanation.py`, as a page: `page.py`), the progress line, logs, the page of reasons."""

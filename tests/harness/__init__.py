@@ -54,10 +54,9 @@ one stage, on example tensors
     random_words   Philox, in numpy
     values         tensors of every dtype for tests of single operators
 
-pages and the source
+pages, torch and the source
     reports        data of HTML reports, small and large
     browser        Chromium, and a page in it that must ask for nothing and complain of nothing
-torch and the source
     pages          the guides in docs/ as programs
     operators      what becomes of each ATen operator: docs/operators.md
     sources        imports, cycles, private names, uses of `Any`
