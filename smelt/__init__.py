@@ -7,6 +7,7 @@ from smelt import config, errors, support
 from smelt.api import (
     compile,
     disable,
+    dump,
     graph_break,
     is_compiling,
     list_backends,
@@ -21,6 +22,7 @@ __all__ = [
     "compile",
     "config",
     "disable",
+    "dump",
     "errors",
     "graph_break",
     "is_compiling",

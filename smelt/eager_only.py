@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Callable
@@ -47,6 +48,11 @@ def disable(fn: Any, recursive: bool) -> Any:
 def trace(fn: Any, **others: object) -> Any:
     """Nothing can be captured here: raises Unavailable."""
     raise Unavailable(f"smelt.trace: {_why}")
+
+
+def dump(directory: object, override: bool) -> Any:
+    """A context in which nothing is written: nothing is compiled."""
+    return contextlib.nullcontext()
 
 
 def list_backends() -> list[str]:

@@ -22,7 +22,7 @@ from smelt.backends.by_sizes import LOCK, MOST_COMPILED, EachCompiled, Instance,
 from smelt.backends.eager import beneath_a_node, eager
 from smelt.backends.in_parts import CompilePart, Parts, Run
 from smelt.config import Config
-from smelt.errors import BackendError, NeedsFixedSize, Unsupported
+from smelt.errors import ArtifactError, BackendError, NeedsFixedSize, Unsupported
 from smelt.graph import inner
 from smelt.graph.at_sizes import at_sizes, depends_inside
 from smelt.graph.data_sizes import is_of_data
@@ -68,7 +68,7 @@ def compile_graph(traced: Traced, config: Config) -> Compiled:
         if traced.sizes:
             return _for_any_sizes(traced, config)
         return _for_fixed_sizes(traced, config)
-    except Unsupported:
+    except (Unsupported, ArtifactError):
         raise
     except Exception as error:
         raise BackendError(f"the smelt backend failed: {type(error).__name__}: {error}") from error
@@ -138,7 +138,7 @@ def _numbers(graph: Graph) -> tuple[int, ...]:
 
 
 def _loaded(plan: Plan, config: Config, target: Target) -> _native.Plan:
-    events.emit("plan", kernels=len(kernel_names(plan)), externs=extern_names(plan))
+    events.emit("plan", kernels=len(kernel_names(plan)), externs=extern_names(plan), plan=plan)
     if config.verify:
         with _stage("verify"):
             verify_plan(plan)
@@ -357,7 +357,7 @@ def _template(
 def _instance(loader: Loader, values: Values, config: Config) -> _native.Plan:
     with _stage("load"):
         made, plan = loader(values)
-    events.emit("plan", kernels=plan.kernels, externs=plan.externs)
+    events.emit("plan", kernels=plan.kernels, externs=plan.externs, plan=plan.plan)
     if config.verify:
         with _stage("verify"):
             loader.check(made, plan, values)
@@ -374,6 +374,7 @@ def _scheduled(graph: Graph, config: Config, target: Target, sizes: Iterable[Sym
         schedule = fuse(program, target.costs, config.fuse)
         if config.verify:
             verify_schedule(schedule)
+    events.emit("schedule", schedule=schedule)
     return schedule
 
 
