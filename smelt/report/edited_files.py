@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -64,10 +65,10 @@ def graph_of(path: Path, captured: Graph) -> Graph:
             f"{path} is edited, and the graph takes numbers that change from call to call: compile with dynamic=False"
         )
     forward = _forward(path, captured)
-    aliases = [_root(node) is not node or node.op == "placeholder" for node in _returned(captured)]
-    recorder, fakes, traced, places = _recorded(path, forward, captured, aliases)
+    recorder, fakes, traced, places = _recorded(path, forward, captured)
     made = _with_inputs(captured, recorder, fakes, traced, places)
     _check_outputs(path, made, captured)
+    _check_aliases(path, made, captured)
     _check_writes(path, made, captured)
     try:
         verify(made, functional=True)
@@ -99,7 +100,7 @@ def _forward(path: Path, captured: Graph) -> Callable[..., Any]:
 
 
 def _recorded(
-    path: Path, forward: Callable[..., Any], captured: Graph, aliases: Sequence[bool]
+    path: Path, forward: Callable[..., Any], captured: Graph
 ) -> tuple[Trace, list[FakeTensor], Traced, list[bool]]:
     """What the program does, recorded on fakes of its inputs; and which of its results are tensors."""
 
@@ -128,7 +129,7 @@ def _recorded(
                         f"{path}: forward gives {what}, expected is a tuple of {len(expected)}: {_types(captured)}"
                     )
                 tensors = [r for r in results if isinstance(r, torch.Tensor)]
-                may_alias = [a for a, e in zip(aliases, _returned(captured), strict=True) if e is not None]
+                may_alias = [alias is not None for alias in _aliases(captured)]
                 if len(tensors) == len(may_alias):
                     tensors = _apart(recorder, fakes, tensors, may_alias)
             return recorder, fakes, recorder.finish(tensors), [isinstance(r, torch.Tensor) for r in results]
@@ -170,12 +171,22 @@ def _returned(graph: Graph) -> list[Node]:
 
 def _root(node: Node) -> Node:
     """What `node` is a view of; itself, if it is none."""
-    while isinstance(node.target, OpOverload) and effects(node.target).view:
-        viewed = next(argument_nodes(node), None)
-        if viewed is None:
-            break
-        node = viewed
-    return node
+    while True:
+        maker = node.args[0] if node.target is operator.getitem else node
+        if not isinstance(maker.target, OpOverload) or not effects(maker.target).view:
+            return node
+        node = next(argument_nodes(maker))
+
+
+def _aliases(graph: Graph) -> list[str | int | None]:
+    """Of each result that is a tensor: the input, or the earlier result, with which it shares memory."""
+    found: list[str | int | None] = []
+    first: dict[Node, int] = {}
+    for i, node in enumerate(_returned(graph)):
+        root = _root(node)
+        found.append(root.name if root.op == "placeholder" else first.get(root))
+        first.setdefault(root, i)
+    return found
 
 
 def _with_inputs(
@@ -227,6 +238,15 @@ def _check_outputs(path: Path, made: Graph, captured: Graph) -> None:
             raise ArtifactError(
                 f"{path}: result {i} of forward is {texts[0]}, the captured graph gives {texts[1]}: the rest of the call "
                 "was compiled for that"
+            )
+
+
+def _check_aliases(path: Path, made: Graph, captured: Graph) -> None:
+    for i, (got, want) in enumerate(zip(_aliases(made), _aliases(captured), strict=True)):
+        if got != want:
+            of = f"input {want}" if isinstance(want, str) else f"result {want}"
+            raise ArtifactError(
+                f"{path}: result {i} of forward must be a view of {of}, as that of the captured graph is"
             )
 
 

@@ -299,6 +299,25 @@ def test_results_in_memory_of_the_inputs_are_copied(tmp_path):
     assert torch.equal(result, x) and result.data_ptr() != x.data_ptr()
 
 
+@pytest.mark.parametrize("backend", ["smelt", "aot_eager"])
+def test_results_that_are_views_stay_views(tmp_path, backend):
+    def f(x):
+        return x.t(), x * 2
+
+    x = torch.randn(2, 3)
+    dumped(tmp_path, f, x)
+    edit(tmp_path, "f.0.aten.py", "(x, 2)", "(x, 3)")
+    with smelt.dump(tmp_path, override=True):
+        view, tripled = smelt.compile(f, backend=backend)(x)
+    assert view.data_ptr() == x.data_ptr() and torch.equal(view, x.t())
+    torch.testing.assert_close(tripled, x * 3)
+    edit(
+        tmp_path, "f.0.aten.py", "return (", "t = torch.empty_strided((3, 2), (1, 3)).fill_(1)\n    return ("
+    )
+    with smelt.dump(tmp_path, override=True), pytest.raises(ArtifactError, match="must be a view of input x"):
+        smelt.compile(f, backend=backend)(x)
+
+
 def test_a_break_is_where_it_was_and_each_part_can_be_edited(tmp_path):
     inputs = {"x": torch.zeros(10), "y": torch.randn(10)}
     dumped(tmp_path, forward, inputs)
