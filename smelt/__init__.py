@@ -9,6 +9,7 @@ from smelt import config, errors, support
 from smelt.api import (
     compile,
     disable,
+    dump,
     explain,
     graph_break,
     is_compiling,
@@ -25,6 +26,7 @@ __all__ = [
     "compile",
     "config",
     "disable",
+    "dump",
     "errors",
     "explain",
     "graph_break",

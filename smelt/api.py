@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar, overload
 
 from smelt import support
@@ -171,6 +172,26 @@ def set_logs(*, json: str | os.PathLike[str] | None = None, **names: bool) -> No
     from smelt.report import logs  # noqa: PLC0415
 
     logs.set_logs(json=json, **names)
+
+
+def dump(directory: str | os.PathLike[str], *, override: bool = False) -> AbstractContextManager[Any]:
+    """Writes readable files of all that is compiled within the context into `directory`, which is made if need be: for
+    entry 0 of `forward` the files `forward.0.frame.py`, `.torch.py`, `.aten.py`, `.joint.py`, `.forward.py`, `.backward.py`,
+    `.loops.txt`, `.ll`, `.plan.txt`, ... (docs/artifacts.md says what is in them).
+
+    The environment variable `SMELT_DUMP=directory` does it for a whole process. What was compiled before is not written.
+
+    Args:
+        override: an aten-level graph whose file is there, and was edited, is compiled in place of the captured one:
+            `.aten.py`, or `.forward.py` and `.backward.py` where gradients are needed. Edited files are kept. The
+            environment variable `SMELT_OVERRIDE=directory` does this for a whole process, and writes nothing.
+
+    The context gives an object whose `files` are the paths that were written.
+
+    Raises OSError where the directory cannot be made; a file that cannot be written is logged. With `override`, a compiled
+    call raises `smelt.errors.ArtifactError` where an edited graph has other inputs, outputs or writes than the captured one.
+    """
+    return support.compiler().dump(directory, override)
 
 
 def list_backends() -> list[str]:

@@ -9,10 +9,12 @@ import difflib
 import functools
 import gc
 import inspect
+import os
 import sys
 import types
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +27,7 @@ from smelt.capture.base.bytecode import SUSPENDABLE
 from smelt.capture.driver import entries
 from smelt.capture.driver.compiler import FrameCompiler, set_disabled
 from smelt.errors import OptionError
+from smelt.report.dump import Dump, dumping, from_environment
 from smelt.report.explain import explained
 from smelt.report.explanation import Explanation
 from smelt.report.traces import Trace, trace_call
@@ -308,6 +311,11 @@ def trace(
     return traced
 
 
+def dump(directory: str | os.PathLike[str], override: bool) -> AbstractContextManager[Dump]:
+    """A context in which what is compiled is written, and read where it was edited."""
+    return dumping(directory, override)
+
+
 def list_backends() -> list[str]:
     """The names of all backends."""
     return registry.list_backends()
@@ -316,3 +324,6 @@ def list_backends() -> list[str]:
 def register_backend(fn: Callable[..., Any], name: str | None) -> None:
     """Makes `fn` a backend."""
     registry.register_backend(fn, name=name)
+
+
+from_environment(os.environ)

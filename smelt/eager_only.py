@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Callable
@@ -52,6 +53,11 @@ def trace(fn: Any, **others: object) -> Any:
 def explain(fn: Any, anew: Callable[[], Any], differently: bool) -> Any:
     """Raises Unavailable: there is nothing to explain."""
     raise Unavailable(f"smelt.explain: {_why}")
+
+
+def dump(directory: object, override: bool) -> Any:
+    """A context in which nothing is written: nothing is compiled."""
+    return contextlib.nullcontext()
 
 
 def list_backends() -> list[str]:

@@ -68,6 +68,11 @@ class VerificationError(SmeltError):
     """An invariant of one of smelt's own data structures does not hold (a bug in smelt)."""
 
 
+class ArtifactError(SmeltError):
+    """An edited graph (`smelt.dump(..., override=True)`, `SMELT_OVERRIDE`) cannot be compiled in place of the captured one:
+    the message names the file, what is wrong, and what was expected."""
+
+
 class OptionError(SmeltError, ValueError):
     """A wrong argument or option; the message names it and the nearest valid one."""
 

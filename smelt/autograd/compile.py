@@ -27,6 +27,7 @@ from smelt.autograd.undefined_tangents import without_tangents
 from smelt.config import Config
 from smelt.errors import NeedsFixedSize
 from smelt.graph.at_sizes import at_sizes
+from smelt.graph.edited import edited
 from smelt.graph.graph_function import Compiled
 from smelt.graph.ir import Graph, TensorSpec, argument_nodes
 from smelt.graph.sizes import Values
@@ -121,8 +122,10 @@ def joint_by_sizes(
 def _cut(joint: Joint, config: Config, lay_out: Callable[[Partition], Partition], hints: Hints) -> Partition:
     start = time.perf_counter()
     parts = lay_out(partition(joint, config, hints))
-    events.emit("partition", seconds=time.perf_counter() - start, saved=len(parts.saved), parts=parts)
-    return parts
+    seconds = time.perf_counter() - start
+    events.emit("partition", seconds=seconds, saved=len(parts.saved), joint=joint, parts=parts)
+    forward, backward = edited("forward", parts.forward), edited("backward", parts.backward)
+    return replace(parts, forward=forward, backward=backward)
 
 
 def _backward(
@@ -183,7 +186,7 @@ class _Node:
                 "contributors": self.flow.contributors,
                 "conflicts": joint.conflicts,
                 "saved": self._saved,
-                "backward": partial(_compiled_backward, compile_backward),
+                "backward": partial(_compiled_backward, joint, compile_backward),
                 "name": "SmeltBackward",
                 "lock": _lock,
                 "double_backward": with_history,
@@ -214,15 +217,18 @@ class _Node:
 
 
 def _compiled_backward(
+    joint: Joint,
     compile_backward: Callable[[frozenset[int], bool], Compiled],
     defined: tuple[bool, ...],
     whole: bool = False,
 ) -> Compiled:
     undefined = frozenset(k for k, d in enumerate(defined) if not d)
     start = time.perf_counter()
+    events.emit("backward-start", joint=joint)
     with collections_postponed():
         made = compile_backward(undefined, whole)
-    events.emit("backward-compiled", seconds=time.perf_counter() - start, undefined=len(undefined))
+    seconds = time.perf_counter() - start
+    events.emit("backward-compiled", seconds=seconds, undefined=len(undefined), joint=joint)
     return made
 
 

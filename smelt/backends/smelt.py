@@ -22,7 +22,7 @@ from smelt.backends.by_sizes import LOCK, MOST_COMPILED, EachCompiled, Instance,
 from smelt.backends.eager import beneath_a_node, eager
 from smelt.backends.in_parts import CompilePart, Parts, Run
 from smelt.config import Config
-from smelt.errors import BackendError, NeedsFixedSize, Unsupported
+from smelt.errors import ArtifactError, BackendError, NeedsFixedSize, Unsupported
 from smelt.graph import inner
 from smelt.graph.at_sizes import at_sizes, depends_inside
 from smelt.graph.data_sizes import is_of_data
@@ -69,7 +69,7 @@ def compile_graph(traced: Traced, config: Config) -> Compiled:
         if traced.sizes:
             return _for_any_sizes(traced, config)
         return _for_fixed_sizes(traced, config)
-    except Unsupported:
+    except (Unsupported, ArtifactError):
         raise
     except Exception as error:
         raise BackendError(f"the smelt backend failed: {type(error).__name__}: {error}") from error

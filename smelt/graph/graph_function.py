@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from types import CodeType
 from typing import Any
 
 import torch
 
+from smelt import events
 from smelt.graph import torch_settings
 from smelt.graph.ir import Graph
 from smelt.graph.printer import python_source, table
+
+
+def moved(code: CodeType, filename: str, lines: int) -> CodeType:
+    """The code, said to stand so many lines further down in a file."""
+    constants = tuple(moved(c, filename, lines) if isinstance(c, CodeType) else c for c in code.co_consts)
+    first = code.co_firstlineno + lines
+    return code.replace(co_filename=filename, co_firstlineno=first, co_consts=constants)
+
 
 # A graph made callable: from the tuple of its inputs to its outputs.
 Compiled = Callable[[tuple[torch.Tensor, ...]], Sequence[Any]]
@@ -31,7 +41,12 @@ class GraphFunction:
         written = python_source(self.graph)
         self.code = written.source
         self._function = written.function()
+        events.emit("graph-code", function=self)
         self._switches = any(node.target in torch_settings.CHANGES for node in self.graph)
+
+    def stands_in(self, filename: str, line: int) -> None:
+        """From now on debuggers and tracebacks find `code` in the file, from line `line` on."""
+        self._function.__code__ = moved(self._function.__code__, filename, line - 1)
 
     def print_tabular(self) -> None:
         """Prints one row a node."""

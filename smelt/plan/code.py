@@ -59,6 +59,11 @@ class Function:
     name: str
     block: Block | None = None
 
+    @property
+    def source(self) -> str | None:
+        """What it was compiled from: LLVM's text, or Python for Triton. None where that is not kept."""
+        return None
+
 
 @dataclass(frozen=True)
 class CompiledKernel:

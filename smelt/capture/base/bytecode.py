@@ -140,6 +140,12 @@ def note_original(code: types.CodeType, original: Original) -> None:
     _originals[key] = (weakref.ref(code, lambda _: _originals.pop(key, None)), original)
 
 
+def original_of(code: types.CodeType) -> Original | None:
+    """What a resume function's code was made of; None for other code."""
+    found = _originals.get(id(code))
+    return None if found is None else found[1]
+
+
 def is_resume(code: types.CodeType) -> bool:
     """Whether `code` is a resume function's."""
     return id(code) in _originals

@@ -47,7 +47,14 @@ from smelt.capture.interpreter.interpreter import decoded
 from smelt.capture.outside.symbolic_sizes import SymbolicSizes
 from smelt.capture.protocol import context_managers, raising
 from smelt.config import Config
-from smelt.errors import BackendError, NeedsFixedSize, SmeltError, Unsupported, VerificationError
+from smelt.errors import (
+    ArtifactError,
+    BackendError,
+    NeedsFixedSize,
+    SmeltError,
+    Unsupported,
+    VerificationError,
+)
 from smelt.guards import tree_layout
 from smelt.guards.changed_numbers import changed_numbers, changed_sizes
 from smelt.guards.explain import Failure
@@ -341,6 +348,7 @@ class FrameCompiler:
             inputs=len(captured.input_origins),
             entry=entry,
             origins=captured.input_origins,
+            function=fn,
         )
 
     def _drop_superseded(self, fn: FunctionType) -> None:
@@ -405,7 +413,8 @@ class FrameCompiler:
         if _speaks_of_change(error) and not is_only_thread():
             self._outrun(fn, error)
             return False
-        if isinstance(error, VerificationError) and self.config.verify_stages:
+        of_stages = isinstance(error, VerificationError) and self.config.verify_stages
+        if isinstance(error, ArtifactError) or of_stages:
             raise error
         return self._give_up(fn, reason_for(error), error)
 

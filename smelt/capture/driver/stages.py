@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FunctionType
 
 from smelt import _native, events
@@ -18,7 +19,8 @@ from smelt.capture.emit.replay import stores_of
 from smelt.capture.emit.rerun import repeat_of
 from smelt.capture.rebuilding.reach import reach
 from smelt.config import Config
-from smelt.errors import BackendError, Unsupported
+from smelt.errors import ArtifactError, BackendError, Unsupported
+from smelt.graph.edited import edited
 from smelt.tracing.traced import Traced
 
 
@@ -33,16 +35,25 @@ def stage(name: str, frame: str) -> Iterator[None]:
 def compiled_graph(backend: Backend, config: Config, captured: CapturedFrame) -> Graph:
     """What the backend makes of the graph. Raises BackendError, and Unsupported where the backend refuses the graph."""
     start = time.perf_counter()
-    events.emit("backend-start", captured.name)
+    events.emit("backend-start", captured.name, traced=captured.traced)
     try:
+        captured.traced = _edited(captured.traced)
         return _counting(backend(captured.traced, config), captured.traced)
-    except (Unsupported, BackendError):
+    except (Unsupported, BackendError, ArtifactError):
         raise
     except Exception as e:
         raise BackendError(f"the backend failed on {captured.name}: {summary(e)}") from e
     finally:
         captured.traced.forget_examples()
         events.emit("backend-end", captured.name, seconds=time.perf_counter() - start)
+
+
+def _edited(traced: Traced) -> Traced:
+    """With the aten graph that a user has edited, where that is what runs."""
+    if traced.needs_grad:
+        return traced
+    graph = edited("aten", traced.aten_graph)
+    return traced if graph is traced.aten_graph else replace(traced, aten_graph=graph)
 
 
 def _counting(graph: Graph, traced: Traced) -> Graph:

@@ -29,6 +29,11 @@ class _KernelCode(Function):
 
     text: KernelText = field(kw_only=True)
 
+    @property
+    def source(self) -> str:
+        """LLVM's text of the function."""
+        return self.text.text
+
 
 _CACHE: WeakValueDictionary[tuple[Kernel, Host], _KernelCode] = WeakValueDictionary()
 _LOCK = hold_at_fork(threading.RLock(), KERNELS)

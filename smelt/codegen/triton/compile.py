@@ -6,7 +6,7 @@ import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from weakref import WeakValueDictionary
 
 from smelt.codegen.triton import on_disk
@@ -94,7 +94,14 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class _KernelCode(Function):
-    """The code of one kernel."""
+    """The code of one kernel, written as `text`."""
+
+    text: str = field(kw_only=True, repr=False)
+
+    @property
+    def source(self) -> str:
+        """Python, for Triton."""
+        return self.text
 
 
 _CACHE: WeakValueDictionary[_Key, _KernelCode] = WeakValueDictionary()
@@ -204,7 +211,7 @@ def _compile(
 def _code(source: Source, image: Image, arch: Arch) -> _KernelCode:
     parts = source.table.parts if source.table is not None else 0
     library = Library(processor(arch), (image.code,), (image.name,))
-    return _KernelCode(library, image.name, Block(image.threads, image.shared, parts))
+    return _KernelCode(library, image.name, Block(image.threads, image.shared, parts), text=source.text)
 
 
 def _identifier(name: str) -> str:

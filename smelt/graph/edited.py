@@ -1,0 +1,36 @@
+"""Graphs that stand in for those that were captured: what edits graphs is asked for each of them before it is compiled.
+
+What always holds: a graph that is given back takes the same inputs and gives the same outputs, writes the same inputs, and
+is functional where the other one is. Without editors nothing is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from smelt.graph.ir import Graph
+
+Role = Literal["aten", "forward", "backward"]
+Editor = Callable[[Role, Graph], Graph]
+
+_editors: list[Editor] = []
+
+
+def edited(role: Role, graph: Graph) -> Graph:
+    """The aten graph that is compiled in place of `graph`: the same where nobody has edited it. `aten`: of a call that needs
+    no gradients. Raises ArtifactError where what was edited cannot stand in for it."""
+    for editor in tuple(_editors):
+        graph = editor(role, graph)
+    return graph
+
+
+@contextmanager
+def editing(editor: Editor) -> Iterator[None]:
+    """Asks `editor` for the duration of the context."""
+    _editors.append(editor)
+    try:
+        yield
+    finally:
+        _editors.remove(editor)

@@ -1,0 +1,316 @@
+"""Files for people: what each compilation gives, written as it is made, and read again where it was edited.
+
+A `Dump` subscribes to the events of compilations (`events.py`), so that nothing is done, and nothing kept, where none is on.
+The files of an entry begin with the function's name and the number of the entry among those of functions of that name that
+were made since the dump began. A compilation that fails, and is made again with other assumptions, takes no number.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FunctionType
+
+import torch
+
+from smelt import events
+from smelt.autograd.partition import Partition
+from smelt.capture.driver.entries import Entry
+from smelt.errors import ArtifactError
+from smelt.graph.edited import Role, editing
+from smelt.graph.graph_function import GraphFunction, moved
+from smelt.graph.ir import Graph
+from smelt.plan.steps import Plan
+from smelt.report import artifacts
+from smelt.report.artifacts import Written
+from smelt.report.edited_files import graph_of, is_edited
+from smelt.schedule.printer import print_schedule
+from smelt.schedule.schedule import Schedule
+from smelt.tracing.joint import Joint
+
+log = logging.getLogger("smelt")
+
+
+@dataclass
+class _Compilation:
+    """What is known of a compilation under way: of a frame (`name`), or of a backward."""
+
+    name: str = ""
+    any_sizes: bool = False  # what is compiled is for sizes, or numbers, that change
+    edited: set[str] = field(default_factory=set)  # the graphs that files stand in for
+    joint: Joint | None = None
+    parts: Partition | None = None
+    schedules: list[Schedule] = field(default_factory=list)
+    plans: list[Plan] = field(default_factory=list)
+    functions: list[GraphFunction] = field(default_factory=list)
+
+
+class Dump:
+    """Writes files into `directory`, if it `writes`, and compiles the graphs of files that were edited, if it `overrides`.
+
+    `files` are those that were written, in order. Safe with several threads.
+    """
+
+    def __init__(self, directory: Path, writes: bool, overrides: bool) -> None:
+        self.directory = directory
+        self.writes = writes
+        self.overrides = overrides
+        self.files: list[Path] = []
+        self._counts: dict[str, int] = {}
+        self._under_way: dict[int, _Compilation] = {}  # by thread
+        self._last: dict[int, str] = {}  # by thread: the prefix of its latest entry
+        self._joints: list[tuple[Joint, str]] = []  # of entries with a backward: their prefix
+        self._bodies: dict[
+            str, tuple[Path, int]
+        ] = {}  # text of a program: the file that holds it, and from which line on
+        self._lock = threading.RLock()
+
+    def __call__(self, event: events.Event) -> None:
+        """Takes an event. What cannot be written is logged."""
+        take = _TAKEN.get(event.kind)
+        if take is None:
+            return
+        try:
+            with self._lock:
+                take(self, event)
+        except Exception as error:
+            log.warning("smelt: %s: cannot be written: %s: %s", self.directory, type(error).__name__, error)
+
+    # ---- events
+
+    def _begin(self, event: events.Event) -> None:
+        self._under_way[threading.get_ident()] = _Compilation(_stem(event.name))
+
+    def _begin_backend(self, event: events.Event) -> None:
+        traced = event.data["traced"]
+        self._now().any_sizes = bool(traced.sizes or traced.numbers or traced.data is not None)
+
+    def _begin_backward(self, event: events.Event) -> None:
+        self._under_way[threading.get_ident()] = _Compilation()
+
+    def _end(self, event: events.Event) -> None:
+        self._under_way.pop(threading.get_ident(), None)
+
+    def _now(self) -> _Compilation:
+        return self._under_way.setdefault(threading.get_ident(), _Compilation())
+
+    def _cut(self, event: events.Event) -> None:
+        now = self._now()
+        now.joint, now.parts = event.data["joint"], event.data["parts"]
+
+    def _scheduled(self, event: events.Event) -> None:
+        self._now().schedules.append(event.data["schedule"])
+
+    def _planned(self, event: events.Event) -> None:
+        self._now().plans.append(event.data["plan"])
+
+    def _as_python(self, event: events.Event) -> None:
+        self._now().functions.append(event.data["function"])
+
+    def _stage(self, event: events.Event) -> None:
+        """A plan for other sizes, made at a call, is of no compilation."""
+        if event.name == "instance" and not self._now().name:
+            self._end(event)
+
+    def _installed(self, event: events.Event) -> None:
+        now = self._under_way.pop(threading.get_ident(), None)
+        if now is None:
+            return
+        prefix = self._prefix(now.name)
+        self._counts[now.name] = self._counts.get(now.name, 0) + 1
+        self._last[threading.get_ident()] = prefix
+        if now.joint is not None:
+            self._joints.append((now.joint, prefix))
+        self._write_entry(prefix, event.data["entry"], event.data["function"], now)
+
+    def _broke(self, event: events.Event) -> None:
+        prefix = self._last.get(threading.get_ident())
+        if prefix is not None and self.writes:
+            with (self.directory / f"{prefix}.frame.py").open("a", encoding="utf-8") as file:
+                file.write("\n" + artifacts.comment(f"The graph ends here: {event.data['reason']}"))
+
+    def _backward(self, event: events.Event) -> None:
+        now = self._under_way.pop(threading.get_ident(), None)
+        prefix = next((p for joint, p in self._joints if joint is event.data["joint"]), None)
+        if now is not None and prefix is not None and self.writes:
+            self._write_code(f"{prefix}.backward", now)
+            self._stand_in(now.functions)
+
+    # ---- files
+
+    def _prefix(self, name: str) -> str:
+        return f"{name}.{self._counts.get(name, 0)}"
+
+    def _write_entry(self, prefix: str, entry: Entry, function: FunctionType, now: _Compilation) -> None:
+        path = self._write(f"{prefix}.frame.py", frame := artifacts.frame_text(entry))
+        compiled = entry.answers[0]
+        if (
+            path
+            and isinstance(compiled, FunctionType)
+            and compiled.__code__.co_filename.startswith("<smelt ")
+        ):
+            compiled.__code__ = moved(compiled.__code__, str(path), frame.line - 1)
+        source = artifacts.resume_text(function)
+        if source is not None:
+            self._write_text(f"{prefix}.source.py", source)
+        for role, graph, more in _graphs(entry, now):
+            if role not in now.edited:
+                written, constants = _graph_file(
+                    prefix, role, graph, entry.name, artifacts.hints_of(entry), more
+                )
+                if self._write(f"{prefix}.{role}.py", written) and constants:
+                    torch.save(constants, self.directory / f"{prefix}.{role}.pt")
+        self._write_code(prefix, now)
+        self._stand_in(now.functions)
+
+    def _write_code(self, prefix: str, now: _Compilation) -> None:
+        if now.schedules:
+            self._write_text(f"{prefix}.loops.txt", "\n\n".join(map(print_schedule, now.schedules)) + "\n")
+        if now.plans:
+            self._write_text(f"{prefix}.plan.txt", artifacts.plans_text(now.plans))
+        for ending, text in artifacts.sources_text(now.plans).items():
+            self._write_text(f"{prefix}.{ending}", text)
+
+    def _write_text(self, name: str, text: str) -> None:
+        self._write(name, Written(text, text, 1))
+
+    def _write(self, name: str, written: Written) -> Path | None:
+        """The file that was written; None where none is to be, or where an edited one is kept that is not compiled."""
+        path = (self.directory / name).resolve()
+        is_python = path.suffix == ".py" and not path.name.endswith((".triton.py", ".source.py"))
+        if self.overrides and is_python and path.exists() and is_edited(path, written.text):
+            log.warning("smelt: %s is edited, and not what is compiled: %s", path, _WHAT_IS)
+            return None
+        if not self.writes:
+            return None
+        path.write_text(written.text, encoding="utf-8")
+        if path not in self.files:
+            self.files.append(path)
+        if is_python:
+            self._bodies[written.body] = path, written.line
+        return path
+
+    def _stand_in(self, functions: list[GraphFunction]) -> None:
+        """Graphs that run as Python are found by debuggers in the files that were written of them."""
+        for function in functions:
+            found = self._bodies.get(function.code)
+            if found is not None:
+                function.stands_in(str(found[0]), found[1])
+
+    # ---- edited graphs
+
+    def edited(self, role: Role, graph: Graph) -> Graph:
+        """What is compiled in place of `graph`, of the compilation that this thread has under way.
+
+        Raises ArtifactError for an edited file that cannot be."""
+        with self._lock:
+            now = self._now()
+            if not now.name:
+                return graph
+            prefix = self._prefix(now.name)
+        path = (self.directory / f"{prefix}.{role}.py").resolve()
+        if not path.exists():
+            return graph
+        written, _ = _graph_file(prefix, role, graph, now.name, {}, "")
+        if not is_edited(path, written.text):
+            return graph
+        if now.any_sizes:
+            raise ArtifactError(
+                f"{path} is edited, and what it stands in for is compiled for sizes, or numbers, that change from call to "
+                "call: compile with dynamic=False"
+            )
+        made = graph_of(path, graph)
+        now.edited.add(role)
+        log.info("smelt: %s is compiled in place of the captured graph", path)
+        return made
+
+
+_WHAT_IS = "edit the .aten.py file, or, where gradients are needed, the .forward.py and .backward.py files, or delete this"
+_TAKEN: dict[str, Callable[[Dump, events.Event], None]] = {
+    "capture-start": Dump._begin,
+    "backend-start": Dump._begin_backend,
+    "partition": Dump._cut,
+    "schedule": Dump._scheduled,
+    "plan": Dump._planned,
+    "graph-code": Dump._as_python,
+    "stage": Dump._stage,
+    "entry-installed": Dump._installed,
+    "graph-break": Dump._broke,
+    "fallback": Dump._end,
+    "backward-start": Dump._begin_backward,
+    "backward-compiled": Dump._backward,
+}
+
+
+def _stem(name: str) -> str:
+    """What files are called of a function with this qualified name."""
+    last = name.rsplit("<locals>.", 1)[-1]
+    return re.sub(r"[^\w.]+", "_", last).strip("_.") or "function"
+
+
+def _graphs(entry: Entry, now: _Compilation) -> Iterator[tuple[str, Graph, str]]:
+    """(role, graph, what is said of it) of all graphs that there are."""
+    traced = entry.traced
+    yield "torch", traced.torch_graph, ""
+    yield "aten", traced.aten_graph, ""
+    joint = now.joint or traced.joint
+    if joint is not None:
+        yield "joint", joint.graph, ""
+    if now.parts is not None:
+        yield "forward", now.parts.forward, f"\n\nSaved for the backward:\n{now.parts.describe()}"
+        yield "backward", now.parts.backward, ""
+
+
+_TITLES = {
+    "torch": "what the program calls",
+    "aten": "the ATen operators that this comes down to",
+    "joint": "forward and backward as one graph",
+    "forward": "the forward: results, then what is saved",
+    "backward": "the backward: of what is saved and the tangents, the gradients",
+}
+
+
+def _graph_file(
+    prefix: str, role: str, graph: Graph, name: str, hints: Mapping[str, int], more: str
+) -> tuple[Written, dict[str, torch.Tensor]]:
+    """The program of a graph, and the tensors that it reads from a file."""
+    title = f"{name}: {_TITLES[role]}.{more}"
+    written = artifacts.graph_text(graph, title, hints, f"{prefix}.{role}.pt")
+    return written, artifacts.constants_of(graph)
+
+
+# -------------------------------------------------------------------------------------------- what users turn on
+
+
+@contextmanager
+def dumping(directory: str | os.PathLike[str], override: bool = False, writes: bool = True) -> Iterator[Dump]:
+    """Writes what is compiled meanwhile, and compiles graphs that were edited, if to `override`.
+
+    Raises OSError where `directory` cannot be made."""
+    path = Path(directory)
+    if writes:
+        path.mkdir(parents=True, exist_ok=True)
+    dump = Dump(path, writes, override)
+    with ExitStack() as on:
+        on.enter_context(events.subscribed(dump))
+        if override:
+            on.enter_context(editing(dump.edited))
+        yield dump
+
+
+_of_environment = ExitStack()  # is never left
+
+
+def from_environment(environment: Mapping[str, str]) -> None:
+    """Turns on, for good, what `SMELT_DUMP` and `SMELT_OVERRIDE` ask for: directories, which may be one."""
+    to, by = environment.get("SMELT_DUMP", ""), environment.get("SMELT_OVERRIDE", "")
+    if to:
+        _of_environment.enter_context(dumping(to, override=Path(by) == Path(to) if by else False))
+    if by and (not to or Path(by) != Path(to)):
+        _of_environment.enter_context(dumping(by, override=True, writes=False))

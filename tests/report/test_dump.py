@@ -1,0 +1,417 @@
+"""`smelt.dump` and its overrides: files of what is compiled, which run, and can be edited."""
+
+import os
+import runpy
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+import torch
+
+import smelt
+from smelt import events
+from smelt.errors import ArtifactError
+from smelt.graph import edited
+
+
+def forward(inputs):
+    x = inputs["x"].cos().cos()
+    if x.mean() > 0.5:
+        x = x / 1.1
+    return x * inputs["y"]
+
+
+def two_cosines(x):
+    return torch.cos(torch.cos(x))
+
+
+def product(x, w):
+    return torch.tanh(x @ w).sum()
+
+
+def text(folder, name):
+    return (folder / name).read_text()
+
+
+def edit(folder, name, old, new):
+    found = text(folder, name)
+    assert old in found
+    (folder / name).write_text(found.replace(old, new))
+
+
+def run_file(path, capsys):
+    runpy.run_path(str(path), run_name="__main__")
+    return capsys.readouterr().out
+
+
+# ----------------------------------------------------------------------------------------------------- what is written
+
+
+def test_each_entry_and_each_resume_function_has_its_files(tmp_path):
+    inputs = {"x": torch.zeros(10), "y": torch.randn(10)}
+    with smelt.dump(tmp_path / "new") as dump:
+        compiled = smelt.compile(forward)
+        result = compiled(inputs)
+        compiled({k: v.double() for k, v in inputs.items()})
+    torch.testing.assert_close(result, forward(inputs))
+    folder = tmp_path / "new"
+    names = {p.name for p in folder.iterdir()}
+    assert {p.name for p in dump.files} == names
+    kinds = ("frame.py", "torch.py", "aten.py", "loops.txt", "plan.txt", "ll")
+    line = forward.__code__.co_firstlineno + 3
+    resume = f"resume_in_forward_at_{line}"
+    of_entry = {f"{f}.{n}.{k}" for f in ("forward", resume) for n in (0, 1) for k in kinds}
+    assert names == of_entry | {f"{resume}.{n}.source.py" for n in (0, 1)}
+    frame = text(folder, "forward.0.frame.py")
+    assert "# is_tensor(L['inputs']['x'], torch.float32, shape=[10]" in frame
+    assert "def compiled_forward(inputs_0, inputs):" in frame
+    assert "# The graph ends here: data-dependent-condition" in frame
+    source = text(folder, f"{resume}.0.source.py")
+    assert "        x = x / 1.1  # <-- goes on here" in source and "def forward(inputs):" in source
+    aten = text(folder, "forward.0.aten.py")
+    assert (
+        f'test_dump.py:{line - 2} in forward: x = inputs["x"].cos().cos()\n    cos = torch.ops.aten.cos'
+        in aten
+    )
+    assert "torch.float64" in text(folder, "forward.1.frame.py")
+    assert "kernel " in text(folder, "forward.0.loops.txt")
+    assert "define void @" in text(folder, "forward.0.ll")
+    assert "launch " in text(folder, "forward.0.plan.txt")
+
+
+def test_names_are_the_same_in_the_next_run(tmp_path):
+    def names(folder):
+        with smelt.dump(folder):
+            f = smelt.compile(product)
+            f(torch.ones(2, 3), torch.ones(3, 2))
+            smelt.compile(two_cosines)(torch.ones(2))
+        return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+    assert names(tmp_path / "a") == names(tmp_path / "b")
+
+
+def test_training_has_joint_forward_and_backward(tmp_path, capsys):
+    x, w = torch.randn(3, 4, requires_grad=True), torch.randn(4, 4)
+    with smelt.dump(tmp_path):
+        smelt.compile(product)(x, w).backward()
+    names = {p.name.removeprefix("product.0.") for p in tmp_path.iterdir()}
+    assert {"joint.py", "forward.py", "backward.py", "backward.loops.txt", "backward.plan.txt"} <= names
+    assert "# tanh " in text(tmp_path, "product.0.forward.py")  # what is saved
+    assert "tanh_backward" in text(tmp_path, "product.0.backward.loops.txt")
+    for kind in ("torch", "aten", "joint", "forward", "backward"):
+        assert "tensor(" in run_file(tmp_path / f"product.0.{kind}.py", capsys)
+
+
+def test_symbolic_sizes_and_tensors_that_are_not_spelled_out(tmp_path, capsys):
+    table = torch.arange(100.0)
+
+    def f(x):
+        return x + torch.tensor([float(i) for i in range(70)]).sum() * table[:1]
+
+    with smelt.dump(tmp_path):
+        smelt.compile(f, dynamic=True)(torch.ones(4))
+    for path in tmp_path.glob("f.0.*.py"):
+        if "frame" not in path.name:
+            assert "tensor(" in run_file(path, capsys)
+    assert "s0 is a size found in input" in text(tmp_path, "f.0.frame.py")
+
+
+def test_a_compilation_that_begins_anew_takes_one_number(tmp_path):
+    class Refuses:
+        calls = 0
+
+        def __call__(self, gm, example_inputs):
+            self.calls += 1
+            if self.calls == 1:
+                raise ValueError("not yet")
+            return gm.forward
+
+    f = smelt.compile(two_cosines, backend=Refuses())
+    with smelt.dump(tmp_path):
+        f(torch.ones(2))
+        assert list(tmp_path.iterdir()) == []
+        smelt.compile(two_cosines, backend="eager")(torch.ones(2))
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "two_cosines.0.aten.py",
+        "two_cosines.0.frame.py",
+        "two_cosines.0.torch.py",
+    ]
+
+
+def test_what_cannot_be_written_does_not_end_a_call(tmp_path, caplog):
+    folder = tmp_path / "gone"
+    with smelt.dump(folder):
+        folder.rmdir()
+        torch.testing.assert_close(smelt.compile(two_cosines)(torch.ones(2)), two_cosines(torch.ones(2)))
+    assert "cannot be written" in caplog.text
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"), smelt.dump(tmp_path / "file"):
+        pass
+
+
+def test_nothing_is_left_on_behind_it(tmp_path):
+    x = torch.ones(2)
+    with smelt.dump(tmp_path, override=True):
+        f = smelt.compile(two_cosines)
+    f(x)
+    assert list(tmp_path.iterdir()) == []
+    assert events._subscribers == [] and edited._editors == []
+
+
+def test_threads_have_files_of_their_own(tmp_path):
+    fs = [smelt.compile(product), smelt.compile(two_cosines)]
+    with smelt.dump(tmp_path):
+        calls = [
+            lambda: fs[0](torch.ones(2, 3, requires_grad=True), torch.ones(3, 2)).backward(),
+            lambda: fs[1](torch.ones(2, requires_grad=True)).sum().backward(),
+        ]
+        threads = [threading.Thread(target=c) for c in calls]
+        [t.start() for t in threads]
+        [t.join() for t in threads]
+    assert "tanh" in text(tmp_path, "product.0.backward.loops.txt")
+    assert "cos" in text(tmp_path, "two_cosines.0.backward.loops.txt")
+
+
+# ---------------------------------------------------------------------------------------------------------- debuggers
+
+
+def lines_run(folder, call):
+    """The lines of files in `folder` that run during a call, as a debugger sees them."""
+    seen = []
+
+    def trace(frame, event, arg):
+        if frame.f_code.co_filename.startswith(str(folder)):
+            if event == "line":
+                seen.append((os.path.basename(frame.f_code.co_filename), frame.f_lineno))
+            return trace
+        return None
+
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(None)
+    return [text(folder, name).splitlines()[line - 1].strip() for name, line in seen]
+
+
+def test_frames_and_graphs_are_stepped_through_in_their_files(tmp_path):
+    f = smelt.compile(lambda x: [two_cosines(x), x], backend="aot_eager")
+    x = torch.ones(2)
+    with smelt.dump(tmp_path):
+        f(x)
+    lines = lines_run(tmp_path.resolve(), lambda: f(x))
+    assert any(line.startswith("t0, = graph(") for line in lines)
+    assert any(line.startswith("cos = torch.ops.aten.cos.default(x)") for line in lines)
+    assert any(line.startswith("return [t0,") for line in lines)
+
+
+def test_a_backward_is_stepped_through(tmp_path):
+    f = smelt.compile(two_cosines, backend="aot_eager")
+    x = torch.ones(2, requires_grad=True)
+    with smelt.dump(tmp_path):
+        f(x).sum().backward()
+    out = f(x).sum()
+    torch.testing.assert_close(x.grad, torch.autograd.grad(two_cosines(x).sum(), x)[0])
+    with torch.autograd.set_multithreading_enabled(False):
+        lines = lines_run(tmp_path.resolve(), out.backward)
+    assert any(line.startswith("sin = torch.ops.aten.sin.default(") for line in lines)
+
+
+# ---------------------------------------------------------------------------------------------------------- overrides
+
+
+def dumped(folder, function, *inputs, **options):
+    with smelt.dump(folder):
+        return smelt.compile(function, **options)(*inputs)
+
+
+@pytest.mark.parametrize("backend", ["smelt", "aot_eager"])
+def test_an_edited_graph_is_compiled_in_place_of_the_captured_one(tmp_path, backend):
+    x = torch.randn(3, 4)
+    dumped(tmp_path, two_cosines, x)
+    edit(
+        tmp_path,
+        "two_cosines.0.aten.py",
+        "cos_1 = torch.ops.aten.cos.default(cos)",
+        "cos_1 = cos.relu() * 2 + x",
+    )
+    edit(tmp_path, "two_cosines.0.aten.py", "x = None", "pass")
+    before = text(tmp_path, "two_cosines.0.aten.py")
+    f = smelt.compile(two_cosines, backend=backend)
+    with smelt.dump(tmp_path, override=True):
+        torch.testing.assert_close(f(x), x.cos().relu() * 2 + x)
+    torch.testing.assert_close(f(x), x.cos().relu() * 2 + x)
+    assert text(tmp_path, "two_cosines.0.aten.py") == before
+    if backend == "smelt":
+        assert "relu" in text(tmp_path, "two_cosines.0.loops.txt")
+    torch.testing.assert_close(smelt.compile(two_cosines)(x), two_cosines(x))
+
+
+def test_what_was_not_edited_is_compiled_as_captured(tmp_path):
+    x = torch.randn(3)
+    dumped(tmp_path, two_cosines, x)
+    edit(tmp_path, "two_cosines.0.aten.py", "import operator", "import operator  # a comment is no edit")
+    with smelt.dump(tmp_path, override=True):
+        torch.testing.assert_close(smelt.compile(two_cosines)(x), two_cosines(x))
+
+
+@pytest.mark.parametrize("backend", ["smelt", "aot_eager"])
+def test_edited_forwards_and_backwards_train(tmp_path, backend):
+    """The backward is made to clip what it gives."""
+    x, w = torch.randn(3, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+    dumped(tmp_path, product, x, w).backward()
+    wanted = [t.grad.clamp(-0.1, 0.1) for t in (x, w)]
+    x.grad = w.grad = None
+    lines = text(tmp_path, "product.0.backward.py").splitlines(keepends=True)
+    place = next(i for i, line in enumerate(lines) if line.startswith("    return "))
+    given = lines[place].removeprefix("    return ").strip()
+    lines[place] = f"    return tuple(g.clamp(-0.1, 0.1) for g in {given})\n"
+    (tmp_path / "product.0.backward.py").write_text("".join(lines))
+    edit(tmp_path, "product.0.forward.py", "sum = torch.ops.aten.sum.default(tanh)", "sum = tanh.sum() + 1")
+    with smelt.dump(tmp_path, override=True):
+        result = smelt.compile(product, backend=backend)(x, w)
+        result.backward()
+    torch.testing.assert_close(result, product(x, w) + 1)
+    torch.testing.assert_close([x.grad, w.grad], wanted)
+
+
+def test_writes_of_inputs_stay(tmp_path):
+    def f(x):
+        return x.mul_(2).sum()
+
+    dumped(tmp_path, f, torch.ones(3))
+    edit(tmp_path, "f.0.aten.py", "torch.ops.aten.mul.Tensor(x, 2)", "torch.ops.aten.mul.Tensor(x, 3)")
+    x = torch.ones(3)
+    with smelt.dump(tmp_path, override=True):
+        assert smelt.compile(f)(x) == 9
+    assert x.tolist() == [3, 3, 3]
+
+
+def test_results_in_memory_of_the_inputs_are_copied(tmp_path):
+    x = torch.randn(3)
+    dumped(tmp_path, two_cosines, x)
+    edit(tmp_path, "two_cosines.0.aten.py", "return (cos_1,)", "return (x.view(3),)")
+    edit(tmp_path, "two_cosines.0.aten.py", "x = None", "pass")
+    with smelt.dump(tmp_path, override=True):
+        result = smelt.compile(two_cosines)(x)
+    assert torch.equal(result, x) and result.data_ptr() != x.data_ptr()
+
+
+@pytest.mark.parametrize("backend", ["smelt", "aot_eager"])
+def test_results_that_are_views_stay_views(tmp_path, backend):
+    def f(x):
+        return x.t(), x * 2
+
+    x = torch.randn(2, 3)
+    dumped(tmp_path, f, x)
+    edit(tmp_path, "f.0.aten.py", "(x, 2)", "(x, 3)")
+    with smelt.dump(tmp_path, override=True):
+        view, tripled = smelt.compile(f, backend=backend)(x)
+    assert view.data_ptr() == x.data_ptr() and torch.equal(view, x.t())
+    torch.testing.assert_close(tripled, x * 3)
+    edit(
+        tmp_path, "f.0.aten.py", "return (", "t = torch.empty_strided((3, 2), (1, 3)).fill_(1)\n    return ("
+    )
+    with smelt.dump(tmp_path, override=True), pytest.raises(ArtifactError, match="must be a view of input x"):
+        smelt.compile(f, backend=backend)(x)
+
+
+def test_a_break_is_where_it_was_and_each_part_can_be_edited(tmp_path):
+    inputs = {"x": torch.zeros(10), "y": torch.randn(10)}
+    dumped(tmp_path, forward, inputs)
+    (resume,) = tmp_path.glob("resume*.aten.py")
+    edit(tmp_path, resume.name, "1.1", "2.2")
+    with smelt.dump(tmp_path, override=True):
+        torch.testing.assert_close(smelt.compile(forward)(inputs), forward(inputs) / 2)
+
+
+BAD = {
+    "takes": ("def forward(x):", "def forward(x, y):", r"forward takes \(x, y\), the captured graph \(x\)"),
+    "no function": ("def forward(x):", "def backward(x):", r"defines no function forward\(x\)"),
+    "count": (
+        "return (cos_1,)",
+        "return (cos_1, cos_1)",
+        "gives 2 results, expected is a tuple of 1: float32",
+    ),
+    "no tuple": ("return (cos_1,)", "return cos_1", "expected is a tuple of 1"),
+    "dtype": (
+        "return (cos_1,)",
+        "return (cos_1.double(),)",
+        r"result 0 .* is float64\[3\], .* gives float32\[3\]",
+    ),
+    "shape": (
+        "return (cos_1,)",
+        "return (cos_1[:2],)",
+        r"result 0 .* is float32\[2\], .* gives float32\[3\]",
+    ),
+    "None": ("return (cos_1,)", "return (None,)", "result 0 .* is None"),
+    "writes": ("return (cos_1,)", "x.add_(1); return (cos_1,)", "forward writes x, the captured graph none"),
+    "syntax": ("return (cos_1,)", "return (cos_1,", r"two_cosines.0.aten.py:\d+: "),
+    "raises": ("return (cos_1,)", "return (nothing,)", r"aten.py:\d+: NameError"),
+    "reads": ("return (cos_1,)", "return (cos_1 if cos_1.sum() > 0 else x,)", r"aten.py.*: "),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_stand_in_is_an_error(tmp_path, name):
+    old, new, message = BAD[name]
+    x = torch.ones(3)
+    dumped(tmp_path, two_cosines, x)
+    edit(tmp_path, "two_cosines.0.aten.py", "x = None", "pass")
+    edit(tmp_path, "two_cosines.0.aten.py", old, new)
+    f = smelt.compile(two_cosines)
+    with smelt.dump(tmp_path, override=True), pytest.raises(ArtifactError, match=message):
+        f(x)
+    torch.testing.assert_close(f(x), two_cosines(x))
+
+
+def test_sizes_that_change_are_refused(tmp_path):
+    x = torch.ones(3)
+    dumped(tmp_path, two_cosines, x, dynamic=True)
+    edit(tmp_path, "two_cosines.0.aten.py", "aten.cos.default(cos)", "aten.sin.default(cos)")
+    for backend in ("smelt", "aot_eager"):
+        f = smelt.compile(two_cosines, dynamic=True, backend=backend)
+        with smelt.dump(tmp_path, override=True), pytest.raises(ArtifactError, match="dynamic=False"):
+            f(x)
+
+
+def test_files_that_are_not_compiled_are_said_to_be(tmp_path, caplog):
+    x = torch.ones(3)
+    dumped(tmp_path, two_cosines, x)
+    edit(tmp_path, "two_cosines.0.torch.py", "torch.cos(cos)", "torch.sin(cos)")
+    with smelt.dump(tmp_path, override=True):
+        torch.testing.assert_close(smelt.compile(two_cosines)(x), two_cosines(x))
+    assert "two_cosines.0.torch.py is edited, and not what is compiled: edit the .aten.py file" in caplog.text
+    assert "torch.sin(cos)" in text(tmp_path, "two_cosines.0.torch.py")
+
+
+def test_the_environment_does_it_for_a_process(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent("""
+        import smelt, torch
+
+        def f(x):
+            return x * 2
+
+        print(smelt.compile(f)(torch.ones(2)).tolist())
+        """)
+    )
+    root = os.path.dirname(os.path.dirname(smelt.__file__))
+    folder = tmp_path / "files"
+
+    def run(**variables):
+        env = {**os.environ, "PYTHONPATH": root, **variables}
+        ran = subprocess.run([sys.executable, program], capture_output=True, text=True, env=env)
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout
+
+    assert run(SMELT_DUMP=str(folder)) == "[2.0, 2.0]\n"
+    edit(folder, "f.0.aten.py", "(x, 2)", "(x, 5)")
+    before = {p: p.read_bytes() for p in folder.iterdir()}
+    assert run(SMELT_OVERRIDE=str(folder)) == "[5.0, 5.0]\n"
+    assert {p: p.read_bytes() for p in folder.iterdir()} == before
+    assert run(SMELT_OVERRIDE=str(folder), SMELT_DUMP=str(folder)) == "[5.0, 5.0]\n"
+    assert run() == "[2.0, 2.0]\n"
