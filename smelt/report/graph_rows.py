@@ -28,8 +28,9 @@ class Placed:
 
 
 def line_row(line: Line | None, text: bool = False) -> dict[str, Any] | None:
-    """A line of the user's, None for a line of smelt's own (what calls a module). `text`: the source line, too."""
-    if line is None or line.filename.startswith(OWN):
+    """A line of the user's, None for a line of smelt's own (what calls a module, or steps a generator). `text`: the source
+    line, too."""
+    if line is None or line.filename.startswith((OWN, "<smelt ")):
         return None
     row: dict[str, Any] = {"file": line.filename, "line": line.line, "function": line.function}
     if text:

@@ -19,12 +19,17 @@ from smelt.schedule.schedule import Schedule
 @dataclass(frozen=True)
 class Phase:
     """One step of compiling. `start`: seconds since the watch began; phases may lie within others, as "lower" does within
-    "backend"."""
+    "backend". `graph`: of a backward, what was compiled: it has a frame of its own, whatever was captured last."""
 
     name: str
     frame: str
     start: float
     seconds: float
+    graph: Graph | None = None
+
+    def holds(self, other: Phase) -> bool:
+        """Whether `other` lies within this phase."""
+        return self.start <= other.start and other.start + other.seconds <= self.start + self.seconds
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,8 @@ class Watch:
         name = event.name if event.kind == "stage" else _PHASES.get(event.kind)
         if name is not None:
             seconds = event.data["seconds"]
-            self.phases.append(Phase(name, self.frame, now - seconds, seconds))
+            graph = self.scheduled[-1].graph if name == "backward" and self.scheduled else None
+            self.phases.append(Phase(name, self.frame, now - seconds, seconds, graph))
 
     def _recompile(self, event: events.Event, now: float) -> None:
         self.recompiles.append(Recompile(event.name, event.data["entry"], event.data["failure"], now))
