@@ -109,6 +109,10 @@ class Owners:
         best = max(self.entries, key=lambda pair: len(named & _own_keys(pair[1])), default=None)
         return best if best is not None and 2 * len(named & _own_keys(best[1])) > len(named) else None
 
+    def pair(self, entry: Entry | None) -> tuple[str, Entry] | None:
+        """An entry with the name of its frame; None where it is none of these."""
+        return next((pair for pair in self.entries if pair[1] is entry), None)
+
     def of_partition(self, parts: Partition) -> tuple[str, Entry] | None:
         """The same of a joint graph that was cut."""
         return self.of(parts.forward) or self.of(parts.backward)

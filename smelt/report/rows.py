@@ -108,7 +108,7 @@ class _Rows:
         self.of_entry[id(entry)].append(placed)
 
     def _graph_of(self, scheduled: Scheduled) -> Placed | None:
-        owner = self.owners.of(scheduled.graph)
+        owner = self.owners.of(scheduled.graph) or self.owners.pair(scheduled.entry)
         if owner is None:
             return None
         level = "aten" if owner[1].traced.joint is None else level_of(scheduled.graph)

@@ -45,11 +45,12 @@ class Recompile:
 @dataclass
 class Scheduled:
     """A graph that became code. `called`: the ATen operators that its plan calls, None where it has no plan yet; other ATen
-    calls of the schedule are generated."""
+    calls of the schedule are generated. `entry`: what it was compiled for, where that was made at once."""
 
     graph: Graph
     schedule: Schedule
     called: tuple[str, ...] | None = None
+    entry: Entry | None = None
 
 
 # Kinds of events that carry seconds, and what the phase is called; "stage" has names of its own.
@@ -71,6 +72,7 @@ class Watch:
     scheduled: list[Scheduled] = field(default_factory=list)
     partitions: list[Partition] = field(default_factory=list)
     frame: str = ""
+    before: int = 0  # how many graphs were scheduled when the backend began
     origins: dict[int, tuple[Entry, Sequence[Origin]]] = field(default_factory=dict)  # by id of the entry
 
     def origins_of(self, entry: Entry) -> Sequence[Origin]:
@@ -106,6 +108,12 @@ class Watch:
     def _installed(self, event: events.Event, now: float) -> None:
         entry = event.data["entry"]
         self.origins[id(entry)] = entry, event.data["origins"]
+        for scheduled in self.scheduled[self.before :]:
+            scheduled.entry = entry
+        self.before = len(self.scheduled)
+
+    def _backend(self, event: events.Event, now: float) -> None:
+        self.before = len(self.scheduled)
 
     def _plan(self, event: events.Event, now: float) -> None:
         if self.scheduled and self.scheduled[-1].called is None:
@@ -113,6 +121,7 @@ class Watch:
 
 
 _NOTES: dict[str, Any] = {
+    "backend-start": Watch._backend,
     "entry-installed": Watch._installed,
     "recompile": Watch._recompile,
     "partition": Watch._partition,

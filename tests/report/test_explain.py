@@ -14,8 +14,10 @@ import torch
 from torch import nn
 
 import smelt
+from benchmarks.models import tensors
 from smelt import events
 from smelt.report.inspect import records
+from tests.harness.models import MODELS
 
 
 def toy(a, b):
@@ -132,6 +134,21 @@ def test_memory_is_that_of_the_partition_against_what_eager_keeps():
         memory["eager_saved_bytes"] == 100 * 100 * 4
     )  # of the inner one; the outer reads it, the inner the input
     assert "0 B; eager keeps 39.1 KiB" in str(explanation)
+
+
+@pytest.mark.parametrize("name", ["BERT", "MobileNetV3-L"])
+def test_what_eager_keeps_is_what_an_eager_run_of_the_model_keeps(name):
+    model, inputs = MODELS[name]()
+    model.train()
+    kept = []
+    held = [*model.parameters(), *model.buffers(), *inputs.values()]
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        held += tensors(model(**inputs))
+    own = {t.untyped_storage().data_ptr() for t in held}
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kept}
+    memory = smelt.explain(model)(**inputs).to_dict()["memory"]
+    assert memory["eager_saved_bytes"] == sum(n for at, n in storages.items() if at not in own)
+    assert 0 < memory["saved_bytes"] < memory["eager_saved_bytes"]
 
 
 def test_measuring_leaves_random_numbers_and_gradients_alone():
