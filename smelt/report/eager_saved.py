@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -29,12 +30,12 @@ def eager_saved_bytes(entry: Entry) -> int | None:
     traced = entry.traced
     if traced.joint is None or traced.data is not None or any(fake.subclass for fake in traced.inputs):
         return None
-    if traced.sizes:
-        traced = traced_at(traced, {sym: source.hint for sym, source in traced.sizes.items()})
-    if _calls_others(traced.torch_graph) or sum(map(_nbytes, _specs(traced))) > MOST:
-        return None
-    devices = {fake.device for fake in traced.inputs if fake.device.type != "cpu"}
     try:
+        if traced.sizes:
+            traced = traced_at(traced, {sym: source.hint for sym, source in traced.sizes.items()})
+        if _calls_others(traced.torch_graph) or sum(map(_nbytes, _specs(traced))) > MOST:
+            return None
+        devices = {fake.device for fake in traced.inputs if fake.device.type != "cpu"}
         with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
             return _measured(traced)
     except Exception:  # numbers that stand for nothing may be refused, as by a Cholesky factorization
@@ -50,10 +51,11 @@ def _nbytes(spec: TensorSpec) -> int:
 
 
 def _calls_others(graph: Graph) -> bool:
-    """Whether it calls what is not torch's, as a custom `autograd.Function`: that is code of the user's."""
+    """Whether it calls what is not torch's, as a custom `autograd.Function`: that is code of the user's. Functions of C are
+    torch's: no others are captured."""
     names: dict[str, Any] = {}
     for node in graph:
-        if node.op == "call_function":
+        if node.op == "call_function" and not isinstance(node.target, BuiltinFunctionType):
             target_text(node.target, names)
     return bool(names)
 

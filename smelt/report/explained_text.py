@@ -65,7 +65,10 @@ def sections(data: Row) -> Iterator[tuple[str, list[str]]]:
         ("recompiles", [recompile(r) for r in data["recompiles"]]),
         ("guards", list(_guards(data))),
         ("graphs", [_graph(g) for g in data["graphs"]]),
-        ("kernels", [_kernel(k) for k in data["kernels"]]),
+        (
+            "kernels, most bytes first",
+            [_kernel(k) for k in sorted(data["kernels"], key=_moved, reverse=True)],
+        ),
         ("operators left to ATen", [f"{e['target']}: {e['why']}" for e in data["externs"]]),
         ("not fused", list(dict.fromkeys(f"{r['a']} with {r['b']}: {r['why']}" for r in data["not_fused"]))),
         ("saved for the backward", _memory(data["memory"])),
@@ -119,6 +122,10 @@ def _graph(graph: Row) -> str:
     return f"{graph['id']}: {graph['frame']}, {graph['level']} level, {count(graph['operators'], 'operator')}"
 
 
+def _moved(kernel: Row) -> int:
+    return int(kernel["reads_bytes"] + kernel["writes_bytes"])
+
+
 def _kernel(kernel: Row) -> str:
     flops = "" if kernel["flops"] is None else f", {_short(kernel['flops'])} operations"
     moved = f"reads {size(kernel['reads_bytes'])}, writes {size(kernel['writes_bytes'])}"
@@ -149,11 +156,21 @@ def _memory(memory: Row) -> list[str]:
     against = "eager's was not measured" if eager is None else f"eager keeps {size(eager)}"
     head = f"{size(memory['saved_bytes'])}; {against} (both without inputs, parameters and results)"
     values = [v for g in memory["graphs"] for v in g["values"] if v["bytes"]]
-    return ["\n".join([head, *(f"{v['name']}: {size(v['bytes'])}, {v['why']}" for v in values[:MOST])])]
+    values.sort(key=lambda v: v["bytes"], reverse=True)
+    rows = [f"{v['name']}: {size(v['bytes'])}, {v['why']}" for v in values[:MOST]]
+    return ["\n".join([head, *rows, *([f"... and {len(values) - MOST} more"] if len(values) > MOST else [])])]
 
 
 def _times(phases: list[Row]) -> list[str]:
     total: dict[str, float] = {}
     for phase in phases:
         total[phase["name"]] = total.get(phase["name"], 0.0) + phase["ms"]
-    return [", ".join(f"{name} {ms:.1f} ms" for name, ms in total.items())] if total else []
+    if not total:
+        return []
+    texts = [f"{name} {ms:.1f} ms" for name, ms in total.items()]
+    within = (
+        "\n(partition, lower, fuse, codegen and load are parts of backend and backward)"
+        if "codegen" in total
+        else ""
+    )
+    return [", ".join(texts) + within]

@@ -28,8 +28,9 @@ class Placed:
 
 
 def line_row(line: Line | None, text: bool = False) -> dict[str, Any] | None:
-    """A line of the user's, None for a line of smelt's own (what calls a module). `text`: the source line, too."""
-    if line is None or line.filename.startswith(OWN):
+    """A line of the user's, None for a line of smelt's own (what calls a module, or steps a generator). `text`: the source
+    line, too."""
+    if line is None or line.filename.startswith((OWN, "<smelt ")):
         return None
     row: dict[str, Any] = {"file": line.filename, "line": line.line, "function": line.function}
     if text:
@@ -107,6 +108,10 @@ class Owners:
         named = _keys(graph)
         best = max(self.entries, key=lambda pair: len(named & _own_keys(pair[1])), default=None)
         return best if best is not None and 2 * len(named & _own_keys(best[1])) > len(named) else None
+
+    def pair(self, entry: Entry | None) -> tuple[str, Entry] | None:
+        """An entry with the name of its frame; None where it is none of these."""
+        return next((pair for pair in self.entries if pair[1] is entry), None)
 
     def of_partition(self, parts: Partition) -> tuple[str, Entry] | None:
         """The same of a joint graph that was cut."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,11 +98,28 @@ def _bytes(found: Mapping[int, int], item: KernelItem, schedule: Schedule, hints
     return total
 
 
+# ATen operators that read of their first tensor, at most, as many elements as they give.
+_PICKING = {
+    torch.ops.aten.embedding.default,
+    torch.ops.aten.gather.default,
+    torch.ops.aten.index.Tensor,
+    torch.ops.aten.index_select.default,
+}
+
+
 def of_call(item: ExternItem, schedule: Schedule, hints: Hints) -> Work:
     """One ATen call: its tensors once each; operations of products and convolutions only."""
-    reads, writes = accesses(item)
-    size = lambda buffers: sum(nbytes(schedule.buffers[b].spec, hints) for b in dict.fromkeys(buffers))  # noqa: E731
-    return Work(size(reads), size(writes), _flops(item, schedule, hints))
+
+    def size(buffers: Iterable[int]) -> int:
+        return sum(nbytes(schedule.buffers[b].spec, hints) for b in dict.fromkeys(buffers))
+
+    read, written = accesses(item)
+    if item.op in _PICKING and len(written) == 1:
+        table, *others = read
+        reads = min(size([table]), size(written)) + size(others)
+    else:
+        reads = size(read)
+    return Work(reads, size(written), _flops(item, schedule, hints))
 
 
 # The argument that holds the left matrices of a product.

@@ -72,7 +72,7 @@ class _Rows:
             "breaks": self._reasons(lambda record: record.breaks),
             "eager": self._reasons(lambda record: record.reasons),
             "recompiles": self._recompiles(),
-            "graphs": [graph_row(placed, self._modules(placed.entry)) for placed in self.placed],
+            "graphs": [graph_row(placed, self._modules(placed)) for placed in self.placed],
             "kernels": kernels,
             "externs": externs,
             "not_fused": refused,
@@ -108,14 +108,20 @@ class _Rows:
         self.of_entry[id(entry)].append(placed)
 
     def _graph_of(self, scheduled: Scheduled) -> Placed | None:
-        owner = self.owners.of(scheduled.graph)
+        owner = self.owners.of(scheduled.graph) or self.owners.pair(scheduled.entry)
         if owner is None:
             return None
         level = "aten" if owner[1].traced.joint is None else level_of(scheduled.graph)
         return next((p for p in self.of_entry[id(owner[1])] if p.level == level), None)
 
-    def _modules(self, entry: Entry) -> dict[Node, str]:
-        return modules_of(entry.traced.torch_graph, self.watch.origins_of(entry))
+    def _modules(self, placed: Placed) -> dict[Node, str]:
+        """By torch-level node, and by placeholder of the graph itself: the inputs of an aten or joint graph are the same."""
+        torch_graph = placed.entry.traced.torch_graph
+        found = modules_of(torch_graph, self.watch.origins_of(placed.entry))
+        if placed.level in ("aten", "joint", "forward"):
+            given = zip(torch_graph.placeholders, placed.graph.placeholders)
+            found |= {own: found[p] for p, own in given if p in found}
+        return found
 
     # ---- frames
 
@@ -150,14 +156,22 @@ class _Rows:
                 "at_ms": 1e3 * r.at,
             }
             for r in self.watch.recompiles
+            if any(r.frame == frame for frame, _ in self.records)
         ]
 
     def _phases(self) -> list[Row]:
-        found = sorted(self.watch.phases, key=lambda p: p.start)
-        return [
-            {"name": p.name, "frame": p.frame, "start_ms": 1e3 * p.start, "ms": 1e3 * p.seconds}
-            for p in found
+        backwards = [
+            (p, owner[0]) for p in self.watch.phases if p.graph and (owner := self.owners.of(p.graph))
         ]
+        known = {frame for frame, _ in self.records}
+        found: list[Row] = []
+        for p in sorted(self.watch.phases, key=lambda p: (p.start, -p.seconds)):
+            frame = next((frame for backward, frame in backwards if backward.holds(p)), p.frame)
+            if frame in known:  # others compile meanwhile, too
+                found.append(
+                    {"name": p.name, "frame": frame, "start_ms": 1e3 * p.start, "ms": 1e3 * p.seconds}
+                )
+        return found
 
     def _reasons(self, of: Callable[[Record], Sequence[Reason]]) -> list[Row]:
         """Each reason once, with the first frame that met it."""

@@ -19,12 +19,17 @@ from smelt.schedule.schedule import Schedule
 @dataclass(frozen=True)
 class Phase:
     """One step of compiling. `start`: seconds since the watch began; phases may lie within others, as "lower" does within
-    "backend"."""
+    "backend". `graph`: of a backward, what was compiled: it has a frame of its own, whatever was captured last."""
 
     name: str
     frame: str
     start: float
     seconds: float
+    graph: Graph | None = None
+
+    def holds(self, other: Phase) -> bool:
+        """Whether `other` lies within this phase."""
+        return self.start <= other.start and other.start + other.seconds <= self.start + self.seconds
 
 
 @dataclass(frozen=True)
@@ -40,11 +45,12 @@ class Recompile:
 @dataclass
 class Scheduled:
     """A graph that became code. `called`: the ATen operators that its plan calls, None where it has no plan yet; other ATen
-    calls of the schedule are generated."""
+    calls of the schedule are generated. `entry`: what it was compiled for, where that was made at once."""
 
     graph: Graph
     schedule: Schedule
     called: tuple[str, ...] | None = None
+    entry: Entry | None = None
 
 
 # Kinds of events that carry seconds, and what the phase is called; "stage" has names of its own.
@@ -66,6 +72,7 @@ class Watch:
     scheduled: list[Scheduled] = field(default_factory=list)
     partitions: list[Partition] = field(default_factory=list)
     frame: str = ""
+    before: int = 0  # how many graphs were scheduled when the backend began
     origins: dict[int, tuple[Entry, Sequence[Origin]]] = field(default_factory=dict)  # by id of the entry
 
     def origins_of(self, entry: Entry) -> Sequence[Origin]:
@@ -86,7 +93,8 @@ class Watch:
         name = event.name if event.kind == "stage" else _PHASES.get(event.kind)
         if name is not None:
             seconds = event.data["seconds"]
-            self.phases.append(Phase(name, self.frame, now - seconds, seconds))
+            graph = self.scheduled[-1].graph if name == "backward" and self.scheduled else None
+            self.phases.append(Phase(name, self.frame, now - seconds, seconds, graph))
 
     def _recompile(self, event: events.Event, now: float) -> None:
         self.recompiles.append(Recompile(event.name, event.data["entry"], event.data["failure"], now))
@@ -100,6 +108,12 @@ class Watch:
     def _installed(self, event: events.Event, now: float) -> None:
         entry = event.data["entry"]
         self.origins[id(entry)] = entry, event.data["origins"]
+        for scheduled in self.scheduled[self.before :]:
+            scheduled.entry = entry
+        self.before = len(self.scheduled)
+
+    def _backend(self, event: events.Event, now: float) -> None:
+        self.before = len(self.scheduled)
 
     def _plan(self, event: events.Event, now: float) -> None:
         if self.scheduled and self.scheduled[-1].called is None:
@@ -107,6 +121,7 @@ class Watch:
 
 
 _NOTES: dict[str, Any] = {
+    "backend-start": Watch._backend,
     "entry-installed": Watch._installed,
     "recompile": Watch._recompile,
     "partition": Watch._partition,

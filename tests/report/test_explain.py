@@ -1,16 +1,23 @@
 """`smelt.explain`: what a user reads of a call."""
 
 import json
+import os
+import re
+import subprocess
+import sys
 import time
 import traceback
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 import smelt
+from benchmarks.models import tensors
 from smelt import events
 from smelt.report.inspect import records
+from tests.harness.models import MODELS
 
 
 def toy(a, b):
@@ -99,6 +106,21 @@ def test_a_model_in_training():
     assert lines < {row["line"] for row in data["lines"]}
 
 
+def test_phases_of_a_backward_are_of_the_frame_it_belongs_to():
+    def f(x):
+        y = x.sin().exp()
+        smelt.graph_break()
+        return y.cos().sum()
+
+    explanation = smelt.explain(f)(torch.randn(4, requires_grad=True))
+    with explanation.watching():
+        explanation.result.backward()
+    data = explanation.to_dict()
+    frames = [frame["name"] for frame in data["frames"]]
+    assert [p["frame"] for p in data["phases"] if p["name"] == "backward"] == frames[::-1]
+    assert {p["frame"] for p in data["phases"] if p["name"] == "lower"} == set(frames)
+
+
 def test_memory_is_that_of_the_partition_against_what_eager_keeps():
     """Two tanhs: each result is kept; eager keeps what a hook on the original sees, too."""
 
@@ -112,6 +134,21 @@ def test_memory_is_that_of_the_partition_against_what_eager_keeps():
         memory["eager_saved_bytes"] == 100 * 100 * 4
     )  # of the inner one; the outer reads it, the inner the input
     assert "0 B; eager keeps 39.1 KiB" in str(explanation)
+
+
+@pytest.mark.parametrize("name", ["BERT", "MobileNetV3-L"])
+def test_what_eager_keeps_is_what_an_eager_run_of_the_model_keeps(name):
+    model, inputs = MODELS[name]()
+    model.train()
+    kept = []
+    held = [*model.parameters(), *model.buffers(), *inputs.values()]
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        held += tensors(model(**inputs))
+    own = {t.untyped_storage().data_ptr() for t in held}
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kept}
+    memory = smelt.explain(model)(**inputs).to_dict()["memory"]
+    assert memory["eager_saved_bytes"] == sum(n for at, n in storages.items() if at not in own)
+    assert 0 < memory["saved_bytes"] < memory["eager_saved_bytes"]
 
 
 def test_measuring_leaves_random_numbers_and_gradients_alone():
@@ -275,6 +312,28 @@ def test_tracebacks_are_eagers_while_a_break_is_measured():
     assert lines(smelt.explain(f)) == lines(f)
 
 
+def test_a_backend_that_compiles_nothing_has_no_kernels():
+    explanation = smelt.explain(lambda x: x.cos().sum(), backend="aot_eager")(
+        torch.ones(3, requires_grad=True)
+    )
+    data = explanation.to_dict()
+    assert data["kernels"] == data["externs"] == [] and data["memory"]["eager_saved_bytes"] == 0
+    assert [graph["level"] for graph in data["graphs"]] == ["torch", "joint", "forward", "backward"]
+
+
+def test_a_generator_has_lines_of_the_users_alone():
+    def steps(x):
+        yield x + 1
+        yield x * 2
+
+    explanation = smelt.explain(steps)(torch.ones(3))
+    with explanation.watching():
+        assert [t.tolist() for t in explanation.result] == [[2.0] * 3, [2.0] * 3]
+    data = explanation.to_dict()
+    assert {row["file"] for row in data["lines"]} == {__file__}
+    assert sum(graph["operators"] for graph in data["graphs"] if graph["level"] == "torch") == 2
+
+
 # -------------------------------------------------------------------------------------------------- showing it
 
 
@@ -298,3 +357,20 @@ def test_a_report_is_saved_as_json(tmp_path):
 def test_what_is_not_compiled_is_refused():
     with pytest.raises(TypeError, match="must be a function"):
         smelt.explain(3)
+
+
+def test_the_page_shows_what_is_printed(tmp_path):
+    """docs/explain.md: the program, and what it prints of the break."""
+    page = (Path(__file__).parents[2] / "docs/explain.md").read_text()
+    program, shown = re.findall(r"^```(?:python)?\n(.*?)^```", page, re.M | re.S)[:2]
+    (tmp_path / "toy.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "toy.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    said = re.sub(r"cost: [\d.]+ ms|in [\d.]+ s", "...", done.stdout)
+    assert said.startswith(re.sub(r"cost: [\d.]+ ms|in [\d.]+ s", "...", shown))
