@@ -115,7 +115,8 @@ class BesideEager:
         self, watch: Watch, compiled: Compiled, eager: Compiled, graph: Graph, given: frozenset[int]
     ) -> None:
         self.watch, self.compiled, self.eager, self.graph = watch, compiled, eager, graph
-        self._apart = written(graph) | given
+        self._written = written(graph)
+        self._apart = self._written | given
         self._generators = Generators(graph)
 
     def __call__(self, tensors: tuple[Any, ...]) -> Any:
@@ -126,7 +127,7 @@ class BesideEager:
             return self.compiled(tensors)
         watch.left -= 1
         generators = self._generators
-        before = Before(twins(tensors, self._apart), generators.states(), generators)
+        before = Before(twins(tensors, self._written), generators.states(), generators)
         actual = outcome(self.compiled, before.fresh(self._apart), generators)
         generators.restore(before.states)
         try:

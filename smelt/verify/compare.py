@@ -7,6 +7,7 @@ float64's.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +17,7 @@ import torch
 
 from smelt.graph.graph_function import Compiled
 from smelt.graph.interpreter import run
-from smelt.graph.ir import Graph
+from smelt.graph.ir import Graph, Node
 from smelt.verify.state import Generators, States, twins, written
 from smelt.verify.wide import run_wide
 
@@ -24,20 +25,29 @@ ROUNDING = {
     torch.float16: 1e-3,
     torch.bfloat16: 1.6e-2,
     torch.float32: 1.3e-6,
-    torch.float64: 1e-13,
+    torch.float64: 1e-10,
     torch.complex64: 1.3e-6,
-    torch.complex128: 1e-13,
+    torch.complex128: 1e-10,
 }
+_WIDEST = (torch.float64, torch.complex128)
 _SLACK = 4.0  # times eager's error against float64
-_EMPTY = frozenset(
+_aten = torch.ops.aten
+# Memory that nobody has filled, all of it or in parts: the results of these, and one of several of these.
+_UNFILLED = frozenset(
     {
-        torch.ops.aten.empty.memory_format,
-        torch.ops.aten.empty_strided.default,
-        torch.ops.aten.empty_like.default,
-        torch.ops.aten.new_empty.default,
-        torch.ops.aten.new_empty_strided.default,
+        _aten.empty.memory_format,
+        _aten.empty_strided.default,
+        _aten.empty_like.default,
+        _aten.new_empty.default,
+        _aten.new_empty_strided.default,
     }
 )
+_WORKSPACES = {
+    _aten.mkldnn_rnn_layer.default: 3,
+    _aten._cudnn_rnn.default: 4,
+    _aten.cudnn_batch_norm.default: 3,
+    _aten._batch_norm_with_update.default: 3,
+}
 
 
 @dataclass(frozen=True)
@@ -93,7 +103,7 @@ def difference(graph: Graph, before: Before, expected: Outcome, actual: Outcome)
 
     outputs = graph.output.args[0]
     for i, (want, got) in enumerate(zip(expected.results, actual.results, strict=True)):
-        if outputs[i] is not None and outputs[i].target in _EMPTY:
+        if outputs[i] is not None and _is_unfilled(outputs[i]):
             continue
         found = _of_values(want, got, lambda i=i: wide()[0][i])  # type: ignore[misc]
         if found is not None:
@@ -105,6 +115,13 @@ def difference(graph: Graph, before: Before, expected: Outcome, actual: Outcome)
     if not all(map(torch.equal, expected.states, actual.states)):
         return "the state of the random generator afterwards"
     return None
+
+
+def _is_unfilled(node: Node) -> bool:
+    if node.target is operator.getitem:
+        source, index = node.args
+        return _WORKSPACES.get(source.target) == index
+    return node.target in _UNFILLED
 
 
 def _of_errors(expected: Exception | None, actual: Exception | None) -> str | None:
@@ -148,8 +165,10 @@ def _near(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
     rounding = ROUNDING.get(want.dtype)
     if rounding is None:
         return got == want
-    largest = _largest(want)
-    return torch.isclose(_double(got), _double(want), rtol=rounding, atol=rounding * largest, equal_nan=True)
+    scale = _largest(want)
+    if want.dtype in _WIDEST:  # nothing tells how much rounding is due to numbers that cancel out
+        scale = max(scale, 1.0)
+    return torch.isclose(_double(got), _double(want), rtol=rounding, atol=rounding * scale, equal_nan=True)
 
 
 def _double(tensor: torch.Tensor) -> torch.Tensor:

@@ -424,7 +424,8 @@ class FrameCompiler:
 
         def differs(reason: Reason) -> None:
             compiler, entries = weakly(), table()
-            if compiler is None or entries is None:
+            if compiler is None or entries is None:  # a backward outlives the function
+                _tell(logging.WARNING, "smelt: %s: %s", name, reason)
                 return
             compiler._remember(name, reason)
             _native.clear(entries)
