@@ -5,6 +5,7 @@ export interface Line {
   file: string;
   line: number;
   text?: string | null;
+  function?: string | null;
 }
 export interface Source {
   file: string;
@@ -26,6 +27,7 @@ export interface Entry {
   number: number;
   guards: Guard[];
   hits: number | null;
+  seconds: number | null;
   source: string;
   sizes: string[];
   graphs: number[];
@@ -52,14 +54,14 @@ export interface Recompile {
   was: string;
   now: string;
   at_ms: number | null;
+  line: Line | null;
 }
 export interface Node {
   name: string;
   op: string;
   target: string;
   inputs: string[];
-  shape?: string | null;
-  dtype?: string | null;
+  type: string; // dtype and shape
   line?: Line | null;
   module?: string | null;
 }
@@ -82,6 +84,17 @@ export interface Kernel {
   nodes: string[];
   lines: (Line | string)[];
 }
+export interface Step {
+  step: string;
+  bytes: number;
+  graph: number | null;
+}
+export interface Saved {
+  frame: string;
+  saved_bytes: number | null;
+  eager_saved_bytes: number | null;
+  values: { name: string; kind: string; bytes: number | null; why: string; line: Line | string | null }[];
+}
 export interface Report {
   name: string;
   smelt: string;
@@ -101,7 +114,8 @@ export interface Report {
   memory: {
     saved_bytes: number | null;
     eager_saved_bytes: number | null;
-    timeline: { step: string; bytes: number }[];
+    timeline: Step[];
+    graphs: Saved[];
   };
   lines: { file: string; line: number; events: string[] }[];
 }
@@ -111,13 +125,29 @@ const list = (value: unknown): any[] => (Array.isArray(value) ? value : []);
 const number = (value: unknown): number | null => (typeof value === "number" ? value : null);
 const text = (value: unknown): string => (value == null ? "" : String(value));
 
+/** A line as an object, or as text such as `model.py:3 in Model.forward`. Text that is no line stays text. */
+function line(value: unknown): Line | string | null {
+  if (value == null) return null;
+  if (typeof value === "object") return typeof (value as Raw).line === "number" ? (value as Line) : null;
+  const found = /^(.+):(\d+)(?: in (.*))?$/.exec(String(value));
+  return found ? { file: found[1], line: Number(found[2]), function: found[3] ?? null } : String(value);
+}
+
+const place = (value: unknown): Line | null => {
+  const found = line(value);
+  return typeof found === "object" ? found : null;
+};
+
+const shape = (value: unknown): string => (Array.isArray(value) ? `[${value.map(shape).join(", ")}]` : text(value));
+
 function reason(raw: Raw): Break {
   return {
     ...(raw as Break),
     frame: text(raw.frame),
     id: text(raw.id),
     summary: text(raw.summary),
-    stack: list(raw.stack),
+    line: place(raw.line),
+    stack: list(raw.stack).map(line).filter((at) => at !== null),
     cost_ms: number(raw.cost_ms),
   };
 }
@@ -142,8 +172,9 @@ export function read(raw: Raw): Report {
       resumes: f.resumes ?? null,
       entries: list(f.entries).map((e, index) => ({
         number: e.number ?? index,
-        guards: list(e.guards).map((g) => ({ ...g, text: text(g.text) })),
+        guards: list(e.guards).map((g) => ({ ...g, text: text(g.text), line: place(g.line) })),
         hits: number(e.hits),
+        seconds: number(e.seconds),
         source: text(e.source),
         sizes: list(e.sizes).map(text),
         graphs: list(e.graphs),
@@ -158,6 +189,7 @@ export function read(raw: Raw): Report {
       was: text(r.was),
       now: text(r.now),
       at_ms: number(r.at_ms),
+      line: place(r.line),
     })),
     graphs: list(raw.graphs).map((g, index) => ({
       id: g.id ?? index,
@@ -170,6 +202,8 @@ export function read(raw: Raw): Report {
         op: text(n.op),
         target: text(n.target),
         inputs: list(n.inputs).map(text),
+        type: text(n.type) || `${text(n.dtype)}${shape(n.shape)}`,
+        line: place(n.line),
       })),
     })),
     kernels: list(raw.kernels).map((k) => ({
@@ -182,14 +216,20 @@ export function read(raw: Raw): Report {
       flops: number(k.flops),
       us: number(k.us),
       nodes: list(k.nodes).map(text),
-      lines: list(k.lines),
+      lines: list(k.lines).map(line).filter((at) => at !== null),
     })),
     externs: list(raw.externs),
     not_fused: list(raw.not_fused),
     memory: {
       saved_bytes: number(memory.saved_bytes),
       eager_saved_bytes: number(memory.eager_saved_bytes),
-      timeline: list(memory.timeline),
+      timeline: list(memory.timeline).map((s) => ({ step: text(s.step), bytes: number(s.bytes) ?? 0, graph: s.graph ?? null })),
+      graphs: list(memory.graphs).map((g) => ({
+        frame: text(g.frame),
+        saved_bytes: number(g.saved_bytes),
+        eager_saved_bytes: number(g.eager_saved_bytes),
+        values: list(g.values).map((v) => ({ ...v, name: text(v.name), bytes: number(v.bytes), line: line(v.line) })),
+      })),
     },
     lines: list(raw.lines).map((l) => ({ file: text(l.file), line: l.line, events: list(l.events).map(text) })),
   };

@@ -1,10 +1,10 @@
-// Numbers and places as people read them: three digits, units that fit.
+// Numbers and places as people read them: two or three digits, units that fit.
 
 const digits = (value: number): string => {
   if (value === 0) return "0";
   const size = Math.abs(value);
   if (size >= 100) return Math.round(value).toLocaleString("en-US");
-  return value.toPrecision(size >= 10 ? 3 : size >= 0.1 ? 2 : 2).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
+  return value.toPrecision(size >= 1 ? 3 : 2).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
 };
 
 function scaled(value: number, step: number, units: string[]): string {
@@ -22,6 +22,9 @@ export const us = (value: number | null): string =>
   value == null ? "\u2013" : value >= 1000 ? ms(value / 1000) : `${digits(value)}\u00a0\u00b5s`;
 export const bytes = (value: number | null): string =>
   value == null ? "\u2013" : scaled(value, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]);
+/** In powers of ten, for axes that have them. */
+export const decimalBytes = (value: number | null): string =>
+  value == null ? "\u2013" : scaled(value, 1000, ["B", "kB", "MB", "GB", "TB"]);
 export const flops = (value: number | null): string =>
   value == null ? "\u2013" : scaled(value, 1000, ["", "k", "M", "G", "T"]).trim();
 export const rate = (value: number | null): string =>

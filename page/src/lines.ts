@@ -54,7 +54,7 @@ export function index(report: Report): Lines {
     for (const entry of frame.entries)
       for (const guard of entry.guards)
         note(guard.line, "guarded", (h) => h.guards.push({ frame: frame.name, entry: entry.number, guard }));
-  for (const r of report.recompiles) note(guardLine(report, r), "recompiled", (h) => h.recompiles.push(r));
+  for (const r of report.recompiles) note(r.line ?? guardLine(report, r), "recompiled", (h) => h.recompiles.push(r));
   for (const graph of report.graphs)
     for (const node of graph.nodes) note(node.line, "captured", (h) => h.nodes.push({ graph, node }));
   report.kernels.forEach((kernel, i) => {
@@ -63,7 +63,7 @@ export function index(report: Report): Lines {
   return lines;
 }
 
-/** A recompilation names its guard by text alone: the line is that of the guard of this text in the frame. */
+/** Where a recompilation does not name its line, it is that of the guard of this text in the frame. */
 function guardLine(report: Report, recompile: Recompile): Line | null {
   const entries = report.frames.filter((f) => f.name === recompile.frame).flatMap((f) => f.entries);
   const guards = [...entries.filter((e) => e.number === recompile.entry), ...entries].flatMap((e) => e.guards);

@@ -88,7 +88,8 @@ def entry(
 
 
 PHASES = (
-    "capture 0 9.5|trace 9.5 6.1|lower 15.6 7.4|schedule 23 3.2|codegen 26.2 5|compile 31.2 38|plan 69.2 2.5"
+    "capture 0 9.5|backend 9.5 62.2|trace 9.5 6.1|lower 15.6 7.4|schedule 23 3.2|codegen 26.2 5|"
+    "compile 31.2 38|plan 69.2 2.5"
 )
 REST = "forward, from line 17"
 COMPILED = """\
@@ -127,8 +128,8 @@ def nodes() -> list[dict[str, Any]]:
     }
     return [
         node("x", "", "", None, None, "[s0, 256]"),
-        node("weight", "", "", None, None, "[1024, 256]"),
-        node("bias", "", "", None, None, "[1024]"),
+        node("weight", "", "", None, None, "") | {"shape": [1024, 256], "type": "float32[1024, 256]"},
+        node("bias", "", "", None, None, "") | {"shape": [1024]},
         node("norm", "aten.native_layer_norm.default", "x", 15, "norm", "[s0, 256]"),
         node("t", "aten.t.default", "weight", 16, "up", "[256, 1024]"),
         node("addmm", "aten.addmm.default", "bias norm t", 16, "up", "[s0, 1024]"),
@@ -182,16 +183,20 @@ def sample() -> dict[str, Any]:
         "kernels": [
             kernel("layer_norm_0", "generated", (65536, 65536), 524288, 11.0, "norm", 15),
             kernel("aten.addmm", "extern", (1114112, 262144), 33554432, 610.0, "addmm", 16),
-            kernel("relu_mul_sum_1", "generated", (262144, 262148), 196608, 31.0, "relu mul sum_1", 16),
+            kernel("relu_mul_sum_1", "generated", (262144, 262148), 196608, 31.0, "relu mul sum_1", 16)
+            | {"lines": [f"{FILE}:16 in Block.forward", "no line"]},
         ],
         "externs": [{"target": "aten.addmm.default", "why": "a product of this size is faster in the library"}],
-        "not_fused": [{"a": "layer_norm_0", "b": "aten.addmm", "why": "aten.addmm is not generated"}],
+        "not_fused": [{"a": "layer_norm_0", "b": "aten.addmm", "why": "aten.addmm is not generated"}] * 2,
         "memory": {
             "saved_bytes": 589824, "eager_saved_bytes": 1376256,
             "timeline": [
-                {"step": "layer_norm_0", "bytes": 65536}, {"step": "aten.addmm", "bytes": 327680},
-                {"step": "relu_mul_sum_1", "bytes": 524292}, {"step": "free addmm", "bytes": 262148},
+                {"step": "layer_norm_0", "bytes": 65536, "graph": 0}, {"step": "aten.addmm", "bytes": 327680, "graph": 0},
+                {"step": "relu_mul_sum_1", "bytes": 524292, "graph": 0}, {"step": "other", "bytes": 12, "graph": 1},
             ],
+            "graphs": [{"frame": "forward", "saved_bytes": 589824, "eager_saved_bytes": 1376256, "values": [
+                {"name": "relu", "kind": "output", "bytes": 589824, "why": "held by no one else", "line": at(16)},
+            ]}],
         },
         "lines": [
             {"file": FILE, "line": 15, "events": ["captured", "guarded"]},

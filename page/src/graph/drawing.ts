@@ -2,11 +2,15 @@
 import { select } from "d3-selection";
 import { zoom, zoomIdentity, type D3ZoomEvent, type ZoomTransform } from "d3-zoom";
 import type { Foldable, Item, Visible } from "./fold";
+import { frames, TITLE, type Frame } from "./frames";
 import { layout, type Box, type Edge, type Layout } from "./layout";
 
 const TEXT_FROM = 0.45; // scale
+const READABLE = 0.85;
 const [LINE, PAD] = [15, 8];
 const LABEL = 30; // characters
+const SIDE = 8;
+const MONO = 'ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace';
 
 export interface Label {
   title: string;
@@ -20,20 +24,22 @@ export function label(foldable: Foldable, item: Item): Label {
   }
   const node = foldable.nodes[item.nodes[0]];
   const call = node.op === "placeholder" || node.op === "output" || node.op === "get_attr" ? node.name : shortTarget(node.target || node.name);
-  const shape = [node.shape, node.dtype].filter(Boolean).join(" ");
-  return { title: call, note: shape || (call === node.name ? node.op : node.name) };
+  return { title: call, note: node.type.replace(/ strides .*/, "") || (call === node.name ? node.op : node.name) };
 }
 
-const shortTarget = (target: string): string => target.replace(/^(torch\.ops\.)?aten\./, "").replace(/\.default$/, "");
+const shortTarget = (target: string): string =>
+  target.replace(/^(torch\.ops\.)?aten\.|^torch\.nn\.functional\.|^torch\.|^operator\./, "").replace(/\.default$/, "");
 const cut = (text: string): string => (text.length > LABEL ? text.slice(0, LABEL - 1) + "\u2026" : text);
+/** Names of inputs say at their end what they are: `self_layers_0_attention_out_weight`. */
+const cutStart = (text: string): string => (text.length > LABEL ? "\u2026" + text.slice(1 - LABEL) : text);
 
 interface Colours {
   ink: string;
   dim: string;
   line: string;
+  rule: string;
   paper: string;
   group: string;
-  given: string;
   found: string;
   accent: string;
 }
@@ -41,12 +47,14 @@ interface Colours {
 export interface Handlers {
   choose(item: number | null): void;
   toggle(item: number): void;
+  fold(path: string): void;
 }
 
 export class Drawing {
   private layout!: Layout;
   private visible!: Visible;
   private labels: Label[] = [];
+  private frames: Frame[] = [];
   private at: ZoomTransform = zoomIdentity;
   private readonly zoom;
   private chosen: number | null = null;
@@ -70,7 +78,9 @@ export class Drawing {
     selection.on("click", (event: MouseEvent) => handlers.choose(this.under(event)));
     selection.on("dblclick", (event: MouseEvent) => {
       const item = this.under(event);
+      const frame = this.titleUnder(event);
       if (item !== null) handlers.toggle(item);
+      else if (frame) handlers.fold(frame.path);
     });
     const resized = new ResizeObserver(() => this.resize());
     resized.observe(canvas);
@@ -94,7 +104,7 @@ export class Drawing {
   }
 
   /** Lays out what is visible now. `anchor` (an item before, and the same after) stays where it is in the window. */
-  show(visible: Visible, anchor?: { before: string; after: string }) {
+  show(visible: Visible, open: Set<string>, anchor?: { before: string; after: string }) {
     const was = anchor && this.visible ? this.boxOf(anchor.before) : null;
     this.visible = visible;
     this.labels = visible.items.map((item) => label(this.foldable, item));
@@ -104,6 +114,7 @@ export class Drawing {
       const characters = Math.min(LABEL, Math.max(title.length, note.length * 0.92));
       return { width: Math.max(56, Math.ceil(characters * 6.7) + 2 * PAD), height: 2 * LINE + PAD };
     });
+    this.frames = frames(this.foldable, visible.items, this.layout.boxes, open);
     const now = was && anchor ? this.boxOf(anchor.after) : null;
     if (was && now) {
       const { k } = this.at;
@@ -122,11 +133,11 @@ export class Drawing {
     const { width, height } = this.canvas.getBoundingClientRect();
     if (!width || !this.layout.boxes.length) return;
     const whole = Math.min((width - 32) / this.layout.width, (height - 32) / this.layout.height, 1);
-    const k = Math.max(whole, Math.min(0.85, (width - 32) / this.layout.width), 0.02);
-    if (whole >= k) return this.overview();
+    const k = Math.max(whole, READABLE);
+    if (whole >= READABLE) return this.overview();
     const first = this.layout.boxes.filter((box) => box.y < box.height);
     const x = first.reduce((sum, box) => sum + box.x + box.width / 2, 0) / first.length;
-    this.move(zoomIdentity.translate(width / 2 - x * k, 16).scale(k));
+    this.move(zoomIdentity.translate(width / 2 - x * k, 40).scale(k));
   }
 
   overview() {
@@ -182,10 +193,19 @@ export class Drawing {
   }
 
   private under(event: MouseEvent): number | null {
-    const { left, top } = this.canvas.getBoundingClientRect();
-    const [x, y] = this.at.invert([event.clientX - left, event.clientY - top]);
+    const [x, y] = this.place(event);
     const i = this.layout.boxes.findIndex((b) => x >= b.x && y >= b.y && x <= b.x + b.width && y <= b.y + b.height);
     return i < 0 ? null : i;
+  }
+
+  private titleUnder(event: MouseEvent): Frame | undefined {
+    const [x, y] = this.place(event);
+    return this.frames.find((f) => x >= f.x && y >= f.y && x <= f.x + f.width && y <= f.y + TITLE);
+  }
+
+  private place(event: MouseEvent): [number, number] {
+    const { left, top } = this.canvas.getBoundingClientRect();
+    return this.at.invert([event.clientX - left, event.clientY - top]);
   }
 
   private resize() {
@@ -200,8 +220,8 @@ export class Drawing {
     const style = getComputedStyle(this.canvas);
     const named = (name: string) => style.getPropertyValue("--" + name).trim();
     this.colours = {
-      ink: named("ink"), dim: named("dim"), line: named("edge"), paper: named("paper"),
-      group: named("raised"), given: named("paper"), found: named("found"), accent: named("accent"),
+      ink: named("ink"), dim: named("dim"), line: named("edge"), rule: named("frame"), paper: named("paper"),
+      group: named("raised"), found: named("found"), accent: named("accent"),
     };
   }
 
@@ -222,6 +242,7 @@ export class Drawing {
     context.setTransform(ratio * k, 0, 0, ratio * k, ratio * this.at.x, ratio * this.at.y);
     const [left, top] = this.at.invert([0, 0]);
     const [right, bottom] = this.at.invert([this.canvas.width / ratio, this.canvas.height / ratio]);
+    this.paintFrames(context, k);
     this.paintEdges(context, k, { left, top, right, bottom });
     this.drawn = 0;
     context.textBaseline = "alphabetic";
@@ -231,6 +252,17 @@ export class Drawing {
       this.drawn += 1;
     });
     this.canvas.dataset.drawn = String(this.drawn);
+  }
+
+  private paintFrames(context: CanvasRenderingContext2D, k: number) {
+    context.strokeStyle = this.colours.rule;
+    context.lineWidth = 1 / Math.min(k, 1) ** 0.6;
+    context.fillStyle = this.colours.dim;
+    context.font = `10px ${MONO}`;
+    for (const { x, y, width, height, path } of this.frames) {
+      context.strokeRect(x, y, width, height);
+      if (k >= TEXT_FROM) context.fillText(cut(path), x + 4, y + TITLE - 5, width - SIDE);
+    }
   }
 
   private paintEdges(context: CanvasRenderingContext2D, k: number, window: { left: number; top: number; right: number; bottom: number }) {
@@ -249,7 +281,10 @@ export class Drawing {
       context.stroke();
     };
     const seen = this.layout.edges.filter(within);
-    stroke(seen.filter((edge) => !own(edge)), line, 1);
+    // What a graph returns may come from everywhere in it: those lines stay in the background.
+    const out = (edge: Edge) => this.foldable.nodes[this.visible.items[edge.to].nodes[0]].op === "output";
+    stroke(seen.filter((edge) => !own(edge) && out(edge)), this.colours.rule, 1);
+    stroke(seen.filter((edge) => !own(edge) && !out(edge)), line, 1);
     stroke(seen.filter(own), accent, 2);
   }
 
@@ -269,10 +304,10 @@ export class Drawing {
     const { title, note } = this.labels[i];
     const x = box.x + PAD + (given ? 2 : 0);
     context.fillStyle = ink;
-    context.font = `${item.group ? "600 " : ""}11px ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace`;
-    context.fillText(cut(title), x, box.y + LINE, box.width - PAD);
+    context.font = `${item.group ? "600 " : ""}11px ${MONO}`;
+    context.fillText(given ? cutStart(title) : cut(title), x, box.y + LINE, box.width - PAD);
     context.fillStyle = dim;
-    context.font = '10px ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace';
+    context.font = `10px ${MONO}`;
     context.fillText(cut(note), x, box.y + 2 * LINE - 1, box.width - PAD);
   }
 }

@@ -115,12 +115,17 @@ export class Foldable {
     return new Set([...open, ...this.paths[node]]);
   }
 
+  /** The modules around a module, from the outermost. */
+  around(path: string): string[] {
+    return prefixes(this.groups.get(path)!.parent);
+  }
+
   search(text: string): number[] {
     const words = text.toLowerCase().split(/\s+/).filter(Boolean);
     if (!words.length) return [];
     const found: number[] = [];
     this.nodes.forEach((node, i) => {
-      const all = `${node.name} ${node.op} ${node.target} ${node.shape ?? ""} ${node.dtype ?? ""} ${node.module ?? ""}`.toLowerCase();
+      const all = `${node.name} ${node.op} ${node.target} ${node.type} ${node.module ?? ""}`.toLowerCase();
       if (words.every((word) => all.includes(word))) found.push(i);
     });
     return found;

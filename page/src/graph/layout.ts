@@ -1,4 +1,4 @@
-// Where boxes lie: in layers, each below all that it reads. Up to some hundred boxes by dagre, which takes care that few
+// Where boxes lie: in layers, each below all that it reads. Up to a hundred boxes or so by dagre, which takes care that few
 // lines cross and is slow for thousands; beyond, by the same idea with less care, in time linear in what is drawn.
 import { Graph as Dagre, layout as dagreLayout } from "@dagrejs/dagre";
 import type { Item } from "./fold";
@@ -23,9 +23,9 @@ export interface Layout {
 
 export type Size = (item: Item) => { width: number; height: number };
 
-const CAREFUL = 300; // boxes
-const CAREFUL_EDGES = 900;
-const [GAP_X, GAP_Y] = [14, 34];
+const CAREFUL = 150; // boxes
+const CAREFUL_EDGES = 400;
+const [GAP_X, GAP_Y] = [20, 34];
 
 export function layout(items: Item[], size: Size): Layout {
   const edges = items.reduce((sum, item) => sum + item.inputs.length, 0);
@@ -95,15 +95,19 @@ function route(a: Box, b: Box, lane: number): [number, number][] {
 const middle = (box: Box): number => box.x + box.width / 2;
 
 /** One more than the deepest of what an item reads. Items are in order of their first node, so that what comes later is
- * part of a cycle through a closed module and does not count. What reads nothing lies just above its first user. */
+ * part of a cycle through a closed module and does not count. What is made of one thing from outside (a weight and its
+ * transpose) lies just above its first user: far away, at the top, it would say nothing. */
 function layerOf(items: Item[]): number[] {
   const layer = new Array<number>(items.length).fill(0);
   items.forEach((item, i) => {
     for (const input of item.inputs) if (input < i) layer[i] = Math.max(layer[i], layer[input] + 1);
   });
-  items.forEach((item, i) => {
-    if (!item.inputs.length && item.users.length) layer[i] = Math.max(0, Math.min(...item.users.map((user) => layer[user])) - 1);
-  });
+  const outside = items.map(() => false);
+  items.forEach(({ inputs }, i) => (outside[i] = !inputs.length || (inputs.length === 1 && outside[inputs[0]])));
+  for (let i = items.length - 1; i >= 0; i--) {
+    const { users } = items[i];
+    if (outside[i] && users.length) layer[i] = Math.max(layer[i], Math.min(...users.map((user) => layer[user])) - 1);
+  }
   return layer;
 }
 

@@ -13,7 +13,7 @@ export function Where({ line }: { line: Line | string | null | undefined }) {
   if (line == null) return null;
   if (typeof line === "string") return <span class="mono">{line}</span>;
   return (
-    <a class="mono" href={href("source", line.file, line.line)} title={line.file}>
+    <a class="mono" href={href("source", line.file, line.line)} title={line.function ? `${line.file}, ${line.function}` : line.file}>
       {base(line.file)}:{line.line}
     </a>
   );

@@ -1,7 +1,7 @@
 // Why the program is not one graph: each break and each call that ran eagerly, with what to do about it.
 import type { ViewProps } from "../app";
 import type { Break } from "../data";
-import { ms } from "../format";
+import { count, ms } from "../format";
 import { Empty, Section, Where } from "../parts/common";
 import { Python } from "../parts/python";
 
@@ -64,7 +64,7 @@ export function Reason({ reason }: { reason: Break }) {
       </p>
       {stack.length > 0 && (
         <details>
-          <summary>Stack, {stack.length} lines</summary>
+          <summary>Stack, {count(stack.length, "line")}</summary>
           <ol class="stack">
             {stack.map((place) => (
               <li>

@@ -2,7 +2,7 @@
 import { useEffect } from "preact/hooks";
 import type { ViewProps } from "../app";
 import type { Entry, Frame } from "../data";
-import { count } from "../format";
+import { count, ms } from "../format";
 import { Code, Empty, Section, Table, Where } from "../parts/common";
 import { Python } from "../parts/python";
 import { href } from "../route";
@@ -10,7 +10,8 @@ import { href } from "../route";
 export function Entries({ report, route }: ViewProps) {
   const [frame, number] = route.rest;
   useEffect(() => {
-    document.getElementById(anchor(frame, number))?.scrollIntoView({ block: "start" });
+    const index = report.frames.findIndex((f) => f.name === frame && f.entries.some((e) => String(e.number) === number));
+    document.getElementById(anchor(index, number))?.scrollIntoView({ block: "start" });
   }, [frame, number]);
   if (!report.frames.length)
     return (
@@ -20,28 +21,29 @@ export function Entries({ report, route }: ViewProps) {
     );
   return (
     <>
-      {report.frames.map((f) => (
+      {report.frames.map((f, index) => (
         <Section
           title={f.name}
           note={(f.resumes ? `resumes ${f.resumes}, ` : "") + count(f.entries.length, "entry", "entries")}
         >
-          {f.entries.length ? f.entries.map((e) => <One frame={f} entry={e} open={!frame || (frame === f.name && number === String(e.number))} />) : <Empty>No entry was compiled.</Empty>}
+          {f.entries.length ? f.entries.map((e) => <One frame={f} id={anchor(index, e.number)} entry={e} open={!frame || (frame === f.name && number === String(e.number))} />) : <Empty>No entry was compiled.</Empty>}
         </Section>
       ))}
     </>
   );
 }
 
-const anchor = (frame: string, entry: string | number) => `entry-${frame}-${entry}`;
+const anchor = (frame: number, entry: string | number) => `entry-${frame}-${entry}`;
 
-function One({ frame, entry, open }: { frame: Frame; entry: Entry; open: boolean }) {
+function One({ frame, id, entry, open }: { frame: Frame; id: string; entry: Entry; open: boolean }) {
   return (
-    <details class="entry" id={anchor(frame.name, entry.number)} open={open}>
+    <details class="entry" id={id} open={open}>
       <summary>
         <span class="label">Entry {entry.number}</span>{" "}
         <span class="note">
           {count(entry.guards.length, "guard")}
           {entry.hits != null && `, ${count(entry.hits, "hit")}`}
+          {entry.seconds != null && `, compiled in ${ms(1000 * entry.seconds)}`}
         </span>
       </summary>
       <p class="facts">

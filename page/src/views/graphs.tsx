@@ -81,18 +81,19 @@ function One({ graph, name }: { graph: Graph; name: string | null }) {
     choose(foldable.nodes[node].name);
   };
 
-  const latest = useRef({ visible, toggle });
-  latest.current = { visible, toggle };
+  const latest = useRef({ visible, toggle, fold });
+  latest.current = { visible, toggle, fold };
   useEffect(() => {
     const made = new Drawing(canvas.current!, foldable, {
       choose: (item) => choose(item === null ? null : latest.current.visible.items[item].id),
+      fold: (path) => latest.current.fold(path, false),
       toggle: (item) => latest.current.toggle(latest.current.visible.items[item]),
     });
     drawing.current = made;
     return () => made.destroy();
   }, [foldable]);
   useEffect(() => {
-    drawing.current!.show(visible, anchor.current);
+    drawing.current!.show(visible, open, anchor.current);
     anchor.current = undefined;
   }, [visible]);
   useEffect(() => {
@@ -179,7 +180,7 @@ function One({ graph, name }: { graph: Graph; name: string | null }) {
           <button onClick={() => drawing.current!.overview()}>Fit</button>
         </div>
         <p class="keys" id="graph-keys">
-          Drag to pan, wheel to zoom, double-click a module to open it. Keys: arrows walk along edges, Shift with arrows pans, + {"\u2212"} 0
+          Drag to pan, wheel to zoom, double-click a module to open it, its title to fold it. Keys: arrows walk along edges, Shift with arrows pans, + {"\u2212"} 0
           zoom, Enter opens a module, Backspace closes it.
         </p>
       </div>
@@ -253,8 +254,7 @@ function Facts({ foldable, node: i }: { foldable: Foldable; node: number }) {
   const facts: [string, preact.ComponentChildren][] = [
     ["Operation", node.op],
     ["Target", node.target],
-    ["Shape", node.shape],
-    ["Type", node.dtype],
+    ["Type", node.type],
     ["Line", node.line && <Where line={node.line} />],
   ];
   return (

@@ -63,6 +63,8 @@ export function Kernels({ report, route }: ViewProps) {
 
 function List({ rows, chosen }: { rows: Row[]; chosen: Row | null }) {
   const [[column, down], order] = useState<[number, boolean]>([0, false]);
+  const timed = rows.some((row) => row.kernel.us != null);
+  const columns = timed ? COLUMNS : COLUMNS.slice(0, -1);
   const sorted = useMemo(() => {
     const key = COLUMNS[column][2];
     const sign = down ? -1 : 1;
@@ -77,7 +79,7 @@ function List({ rows, chosen }: { rows: Row[]; chosen: Row | null }) {
       <table aria-label="Kernels">
         <thead>
           <tr>
-            {COLUMNS.map(([title, kind], i) => (
+            {columns.map(([title, kind], i) => (
               <th scope="col" class={kind} aria-sort={i === column ? (down ? "descending" : "ascending") : undefined}>
                 <button onClick={() => order([i, i === column ? !down : kind === "n" && i > 0])}>
                   {title}
@@ -102,7 +104,7 @@ function List({ rows, chosen }: { rows: Row[]; chosen: Row | null }) {
               <td class="n">{bytes(kernel.writes_bytes)}</td>
               <td class="n">{flops(kernel.flops)}</td>
               <td class="n">{intensity(perByte)}</td>
-              <td class="n">{us(kernel.us)}</td>
+              {timed && <td class="n">{us(kernel.us)}</td>}
             </tr>
           ))}
         </tbody>
@@ -157,16 +159,34 @@ function Detail({ row: { kernel, moved, intensity: perByte }, report }: { row: R
   );
 }
 
-function Refused({ report: { externs, not_fused } }: { report: Report }) {
+/** Rows that say the same once, with how often it was said. */
+function distinct<T>(rows: T[], key: (row: T) => string): { row: T; times: number }[] {
+  const found = new Map<string, { row: T; times: number }>();
+  for (const row of rows) {
+    const same = found.get(key(row));
+    if (same) same.times += 1;
+    else found.set(key(row), { row, times: 1 });
+  }
+  return [...found.values()];
+}
+
+const times = (n: number) => (n > 1 ? <span class="dim">{` ${n}\u00d7`}</span> : null);
+
+function Refused({ report }: { report: Report }) {
+  const externs = distinct(report.externs, (row) => JSON.stringify([row.target, row.why]));
+  const refused = distinct(report.not_fused, (row) => JSON.stringify([row.a, row.b, row.why]));
   return (
     <>
-      <Section title="Left to libraries" note={externs.length}>
+      <Section title="Left to libraries" note={report.externs.length}>
         {externs.length ? (
           <Table label="Left to libraries" head={[["Operator"], ["Why"]]}>
-            {externs.map(({ target, why }) => (
+            {externs.map(({ row, times: n }) => (
               <tr>
-                <td class="mono">{target}</td>
-                <td class="wrap">{why}</td>
+                <td class="mono">
+                  {row.target}
+                  {times(n)}
+                </td>
+                <td class="wrap">{row.why}</td>
               </tr>
             ))}
           </Table>
@@ -174,14 +194,17 @@ function Refused({ report: { externs, not_fused } }: { report: Report }) {
           <Empty>Every operator is generated.</Empty>
         )}
       </Section>
-      <Section title="Not fused" note={not_fused.length}>
-        {not_fused.length ? (
+      <Section title="Not fused" note={report.not_fused.length}>
+        {refused.length ? (
           <Table label="Not fused" head={[["Kernel"], ["with"], ["Why"]]}>
-            {not_fused.map(({ a, b, why }) => (
+            {refused.map(({ row, times: n }) => (
               <tr>
-                <td class="mono">{a}</td>
-                <td class="mono">{b}</td>
-                <td class="wrap">{why}</td>
+                <td class="mono">{row.a}</td>
+                <td class="mono">
+                  {row.b}
+                  {times(n)}
+                </td>
+                <td class="wrap">{row.why}</td>
               </tr>
             ))}
           </Table>

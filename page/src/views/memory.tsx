@@ -1,12 +1,14 @@
 // What is kept for backward, against eager's, and how memory goes up and down while the plan runs.
 import type { ViewProps } from "../app";
-import type { Report } from "../data";
-import { bytes } from "../format";
-import { Empty, Section, Table } from "../parts/common";
+import type { Saved as SavedValues, Step } from "../data";
+import { bytes, count } from "../format";
+import { Empty, Section, Table, Where } from "../parts/common";
 import { ticks } from "../parts/scale";
+import { href } from "../route";
 
-export function Memory({ report: { memory } }: ViewProps) {
+export function Memory({ report: { memory, graphs } }: ViewProps) {
   const { saved_bytes, eager_saved_bytes, timeline } = memory;
+  const runs = [...new Set(timeline.map((step) => step.graph))];
   const peak = Math.max(0, ...timeline.map((step) => step.bytes));
   return (
     <>
@@ -16,29 +18,79 @@ export function Memory({ report: { memory } }: ViewProps) {
         ) : (
           <Saved saved={saved_bytes} eager={eager_saved_bytes} />
         )}
+        {memory.graphs.filter((graph) => graph.values.length).map((graph) => (
+          <Values graph={graph} />
+        ))}
       </Section>
       <Section title="Memory over time" note={timeline.length ? `peak ${bytes(peak)}` : null}>
         {timeline.length ? (
-          <>
-            <Steps timeline={timeline} peak={peak} />
-            <details>
-              <summary>As a table, {timeline.length} steps</summary>
-              <Table label="Memory by step" head={[["#", "n"], ["Step"], ["Memory", "n"]]}>
-                {timeline.map((step, i) => (
-                  <tr class={step.bytes === peak ? "peak" : undefined}>
-                    <td class="n">{i}</td>
-                    <td class="mono">{step.step}</td>
-                    <td class="n">{bytes(step.bytes)}</td>
-                  </tr>
-                ))}
-              </Table>
-            </details>
-          </>
+          runs.map((id) => {
+            const graph = graphs.find((g) => g.id === id);
+            const title = graph ? `${graph.level} of ${graph.frame}` : "";
+            return <Run title={title} id={id} timeline={timeline.filter((step) => step.graph === id)} />;
+          })
         ) : (
           <Empty>No plan was recorded, so there is no memory to show.</Empty>
         )}
       </Section>
     </>
+  );
+}
+
+interface RunProps {
+  title: string;
+  id: number | null;
+  timeline: Step[];
+}
+
+function Run({ title, id, timeline }: RunProps) {
+  const peak = Math.max(...timeline.map((step) => step.bytes));
+  return (
+    <div class="run">
+      {id != null && (
+        <h3>
+          <a href={href("graphs", id)}>Graph {id}</a> <span class="note">{[title, `peak ${bytes(peak)}`].filter(Boolean).join(", ")}</span>
+        </h3>
+      )}
+      <Steps timeline={timeline} peak={peak} />
+      <details>
+        <summary>As a table, {count(timeline.length, "step")}</summary>
+        <Table label="Memory by step" head={[["#", "n"], ["Step"], ["Memory", "n"]]}>
+          {timeline.map((step, i) => (
+            <tr>
+              <td class="n">{i}</td>
+              <td class="mono">{step.step}</td>
+              <td class="n">{bytes(step.bytes)}</td>
+            </tr>
+          ))}
+        </Table>
+      </details>
+    </div>
+  );
+}
+
+/** What one graph keeps, most first. */
+function Values({ graph }: { graph: SavedValues }) {
+  return (
+    <details>
+      <summary>
+        <span class="mono">{graph.frame}</span>: {count(graph.values.length, "value")}, {bytes(graph.saved_bytes)}
+      </summary>
+      <Table label={`Saved by ${graph.frame}`} head={[["Value"], ["Bytes", "n"], ["Why"], ["Line"]]}>
+        {graph.values
+          .toSorted((a, b) => (b.bytes ?? 0) - (a.bytes ?? 0))
+          .map((value) => (
+            <tr>
+              <td class="mono">{value.name}</td>
+              <td class="n">{bytes(value.bytes)}</td>
+              <td>{value.why}</td>
+              <td>
+                <Where line={value.line} />
+              </td>
+            </tr>
+          ))}
+      </Table>
+    </details>
   );
 }
 
@@ -66,11 +118,11 @@ function Saved({ saved, eager }: { saved: number | null; eager: number | null })
 }
 
 const WIDTH = 960;
-const HEIGHT = 220;
+const HEIGHT = 180;
 const LEFT = 76;
 const BOTTOM = 24;
 
-function Steps({ timeline, peak }: { timeline: Report["memory"]["timeline"]; peak: number }) {
+function Steps({ timeline, peak }: { timeline: Step[]; peak: number }) {
   const width = (WIDTH - LEFT - 8) / timeline.length;
   const x = (i: number) => LEFT + i * width;
   const y = (value: number) => HEIGHT - BOTTOM - (value / (peak || 1)) * (HEIGHT - BOTTOM - 10);

@@ -23,6 +23,8 @@ export function Overview({ report }: ViewProps) {
 const span = (phases: Phase[]): number =>
   Math.max(...phases.map((p) => p.start_ms + p.ms)) - Math.min(...phases.map((p) => p.start_ms));
 
+const end = (phase: Phase): number => phase.start_ms + phase.ms;
+
 function Figures({ report }: { report: Report }) {
   const generated = report.kernels.filter((k) => k.kind !== "extern").length;
   const entries = report.frames.reduce((n, f) => n + f.entries.length, 0);
@@ -53,23 +55,25 @@ function Figures({ report }: { report: Report }) {
 
 interface Bar extends Phase {
   lane: number;
+  own: number; // ms, without the phases inside
 }
 
-/** One group of rows for each frame; phases that overlap (one inside another) take rows of their own. */
+const SLACK = 1e-3; // ms: ends are rounded apart from starts
+
+/** One group of rows for each frame; a phase that lies inside another is below it. */
 function rows(phases: Phase[]): { frame: string; bars: Bar[]; lanes: number }[] {
   const frames = [...new Set(phases.map((p) => p.frame))];
   return frames.map((frame) => {
-    const ends: number[] = [];
-    const bars = phases
-      .filter((p) => p.frame === frame)
-      .sort((a, b) => a.start_ms - b.start_ms || b.ms - a.ms)
-      .map((phase) => {
-        let lane = ends.findIndex((end) => end <= phase.start_ms + 1e-6);
-        if (lane < 0) lane = ends.length;
-        ends[lane] = phase.start_ms + phase.ms;
-        return { ...phase, lane };
-      });
-    return { frame, bars, lanes: ends.length };
+    const around: Bar[] = [];
+    const bars: Bar[] = [];
+    for (const phase of phases.filter((p) => p.frame === frame).sort((a, b) => a.start_ms - b.start_ms || b.ms - a.ms)) {
+      while (around.length && end(around.at(-1)!) <= phase.start_ms + SLACK) around.pop();
+      const bar = { ...phase, lane: around.length, own: phase.ms };
+      if (around.length) around.at(-1)!.own -= phase.ms;
+      around.push(bar);
+      bars.push(bar);
+    }
+    return { frame, bars, lanes: Math.max(...bars.map((bar) => bar.lane)) + 1 };
   });
 }
 
@@ -79,8 +83,9 @@ function Timeline({ phases }: { phases: Phase[] }) {
   const length = span(phases) || 1;
   const names = [...new Set(phases.map((p) => p.name))];
   const percent = (value: number) => `${(100 * value) / length}%`;
-  const total = (name: string) => phases.reduce((sum, p) => sum + (p.name === name ? p.ms : 0), 0);
-  const all = phases.reduce((sum, p) => sum + p.ms, 0) || 1;
+  const bars = groups.flatMap((group) => group.bars);
+  const total = (name: string) => bars.reduce((sum, bar) => sum + (bar.name === name && bar.own > SLACK ? bar.own : 0), 0);
+  const all = names.reduce((sum, name) => sum + total(name), 0) || 1;
   return (
     <>
       <div class="timeline" role="img" aria-label={`Phases of compilation over ${ms(length)}; the table below has the same`}>
@@ -100,7 +105,7 @@ function Timeline({ phases }: { phases: Phase[] }) {
               ))}
               {bars.map((bar) => (
                 <span
-                  class={"phase hue-" + (names.indexOf(bar.name) % 8)}
+                  class={"phase hue-" + (names.indexOf(bar.name) % 10)}
                   style={{ left: percent(bar.start_ms - start), width: percent(bar.ms), top: `${bar.lane * 20}px` }}
                   title={`${bar.name}: ${ms(bar.ms)} from ${ms(bar.start_ms)}`}
                 >
@@ -111,13 +116,13 @@ function Timeline({ phases }: { phases: Phase[] }) {
           </div>
         ))}
       </div>
-      <Table label="Time by phase" head={[["Phase"], ["Times", "n"], ["Time", "n"], ["Share"]]}>
+      <Table label="Time by phase" head={[["Phase"], ["Times", "n"], ["Own time", "n"], ["Share"]]}>
         {names
           .toSorted((a, b) => total(b) - total(a))
           .map((name) => (
             <tr>
               <th scope="row">
-                <i class={"key hue-" + (names.indexOf(name) % 8)} aria-hidden="true" />
+                <i class={"key hue-" + (names.indexOf(name) % 10)} aria-hidden="true" />
                 {name}
               </th>
               <td class="n">{phases.filter((p) => p.name === name).length}</td>

@@ -1,13 +1,13 @@
 // Kernels between memory and arithmetic. Where their times are known: flops per second over flops per byte, below the rates
 // that the fastest of them reach. Else flops over bytes, with a diagonal for each intensity.
-import { bytes, flops, intensity, rate } from "../format";
+import { bytes, decimalBytes, flops, intensity, rate } from "../format";
 import { logAxis, type Axis } from "../parts/scale";
 import { href } from "../route";
 import type { Row } from "./kernels";
 
 const WIDTH = 720;
 const HEIGHT = 300;
-const [LEFT, RIGHT, TOP, BOTTOM] = [92, 16, 12, 44];
+const [LEFT, RIGHT, TOP, BOTTOM] = [92, 28, 12, 44];
 
 interface Point {
   row: Row;
@@ -34,8 +34,8 @@ export function Roofline({ rows, chosen }: { rows: Row[]; chosen: Row | null }) 
         <clipPath id="plot">
           <rect x={LEFT} y={TOP} width={WIDTH - LEFT - RIGHT} height={HEIGHT - TOP - BOTTOM} />
         </clipPath>
-        <Grid x={x} y={y} labels={byTime ? [intensity, rate] : [bytes, flops]} />
-        <g clip-path="url(#plot)">{byTime ? <Roofs x={x} y={y} points={points} /> : <Diagonals x={x} y={y} />}</g>
+        <Grid x={x} y={y} labels={byTime ? [intensity, rate] : [decimalBytes, flops]} />
+        <g clip-path="url(#plot)">{byTime ? <Roofs x={x} y={y} points={points} /> : <Diagonals x={x} y={y} points={points} />}</g>
         <text class="title" x={(LEFT + WIDTH - RIGHT) / 2} y={HEIGHT - 6} text-anchor="middle">
           {byTime ? "flops per byte" : "bytes read and written"}
         </text>
@@ -60,7 +60,7 @@ export function Roofline({ rows, chosen }: { rows: Row[]; chosen: Row | null }) 
       </svg>
       <figcaption>
         <span class="swatch generated" aria-hidden="true" /> generated <span class="swatch extern" aria-hidden="true" /> from a library.
-        {left > 0 && <span> Not drawn: {left} of which flops, bytes{byTime ? " or time" : ""} are not known.</span>}
+        {left > 0 && <span> Not drawn: {left} without flops, bytes{byTime ? " or a time" : ""}.</span>}
         {byTime && <span> Dashed: the highest rates that these kernels reach, of memory and of arithmetic.</span>}
       </figcaption>
     </figure>
@@ -92,9 +92,11 @@ function Grid({ x, y, labels }: { x: Axis; y: Axis; labels: [Label, Label] }) {
   );
 }
 
-function Diagonals({ x, y }: { x: Axis; y: Axis }) {
+/** Of the intensities that there are, and no others: the plane has room for many more. */
+function Diagonals({ x, y, points }: { x: Axis; y: Axis; points: Point[] }) {
+  const powers = points.map((p) => Math.log10(p.y / p.x));
   const found = [];
-  for (let p = y.low - x.high; p <= y.high - x.low; p++) found.push(p);
+  for (let p = Math.floor(Math.min(...powers)); p <= Math.ceil(Math.max(...powers)); p++) found.push(p);
   return (
     <>
       {found.map((p) => {
@@ -104,7 +106,7 @@ function Diagonals({ x, y }: { x: Axis; y: Axis }) {
           <g>
             <line class="guide" x1={x(10 ** low)} y1={y(10 ** (low + p))} x2={x(10 ** high)} y2={y(10 ** (high + p))} />
             <text class="guide-text" x={x(10 ** high) - 4} y={y(10 ** (high + p)) + 14} text-anchor="end">
-              {intensity(10 ** p)}/B
+              {intensity(10 ** p)} flops/B
             </text>
           </g>
         );

@@ -63,6 +63,8 @@ function Legend() {
   );
 }
 
+const HEADER = 90; // pixels, which stay over what is scrolled
+
 interface ListingProps {
   source: Source;
   happened: Map<number, Happened>;
@@ -73,7 +75,9 @@ function Listing({ source, happened, chosen }: ListingProps) {
   const lines = useMemo(() => tokenLines(source.text.replace(/\n$/, "")), [source]);
   const table = useRef<HTMLTableElement>(null);
   useEffect(() => {
-    table.current?.querySelector("tr.chosen")?.scrollIntoView({ block: "nearest" });
+    const row = table.current?.querySelector("tr.chosen");
+    const place = row?.getBoundingClientRect();
+    if (place && (place.top < HEADER || place.bottom > innerHeight)) row!.scrollIntoView({ block: "center" });
   }, [chosen, source]);
   return (
     <table class="listing-lines" ref={table} onKeyDown={(event) => step(event, table.current!)}>
