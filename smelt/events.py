@@ -17,7 +17,7 @@ EventKind = Literal[
     "backend-end",        # seconds
     "stage",              # seconds; the event's name is that of the stage
     "partition",          # a joint graph was cut. seconds; saved: number of values kept for the backward
-    "schedule",           # schedule: what fused and what did not, of one graph
+    "schedule",           # a graph is about to become code. graph: graph.ir.Graph; schedule: schedule.schedule.Schedule
     "plan",               # kernels: number of distinct ones; externs: names of the ATen operators that it calls; plan: it,
                           # as data; sizes may have symbols in it
     "backward-compiled",  # seconds; undefined: number of tangents that autograd did not define

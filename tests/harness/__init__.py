@@ -54,6 +54,5 @@ one stage, on example tensors
     values         tensors of every dtype for tests of single operators
 
 torch and the source
-    operators      what becomes of each ATen operator: docs/operators.md
     sources        imports, cycles, private names, uses of `Any`
 """
