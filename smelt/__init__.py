@@ -9,6 +9,7 @@ from smelt import config, errors, support
 from smelt.api import (
     compile,
     disable,
+    explain,
     graph_break,
     is_compiling,
     list_backends,
@@ -24,6 +25,7 @@ __all__ = [
     "config",
     "disable",
     "errors",
+    "explain",
     "graph_break",
     "is_compiling",
     "list_backends",

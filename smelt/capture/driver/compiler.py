@@ -337,6 +337,7 @@ class FrameCompiler:
             guards=len(spec.guards),
             inputs=len(captured.input_origins),
             entry=entry,
+            origins=captured.input_origins,
         )
 
     def _drop_superseded(self, fn: FunctionType) -> None:
