@@ -4,6 +4,7 @@
 #   make check   lint, types and the fastest tests that touch every folder: under a minute, for every save
 #   make bench   the benchmark tables make sweep   long sweeps (operators, programs, models, CPython's tests)
 #   make gpu     everything that needs a GPU, in parts of under 9 minutes each: docs/gpu.md
+#   make page     the page of the HTML report, smelt/report/page.html, from page/: needs Node, which nothing else does
 #   make curves  train examples/train_gpt.py eager and compiled, plot both loss curves
 #   make wheel   a source distribution and, built from it, a wheel for this Python and this torch, in dist/
 #   make newest  the wheel for the newest torch, installed into an environment of its own, and `make check` with it
@@ -22,7 +23,7 @@ PIP := $(PY) -m pip --disable-pip-version-check --no-input
 NATIVE := $(shell find smelt/native -name '*.cpp' -o -name '*.h')
 
 .PHONY: demo test check bench sweep gpu gpu-tests gpu-catalogue gpu-models gpu-training gpu-bandwidth gpu-products gpu-operators \
-  gpu-gradients gpu-programs gpu-here curves wheel newest check-wheel lint format clean
+  gpu-gradients gpu-programs gpu-here curves page wheel newest check-wheel lint format clean
 .DELETE_ON_ERROR:
 
 $(VENV)/.torch:
@@ -85,7 +86,7 @@ QUICK := tests/test_docstrings.py tests/test_layers.py tests/test_layout.py test
   tests/codegen/test_modules.py tests/graph tests/guards/test_tree_layout.py tests/guards/test_evaluate.py \
   tests/loops/test_kernel_verify.py tests/loops/test_kernel_printer.py tests/native/test_guard_tree.py \
   tests/ops/test_registry.py tests/plan/test_build.py tests/plan/test_executor.py \
-  tests/programs/test_found.py tests/report tests/runtime tests/schedule/test_schedule_verify.py \
+  tests/programs/test_found.py tests/report/test_reasons.py tests/report/test_kernels_report.py tests/runtime tests/schedule/test_schedule_verify.py \
   tests/targets/test_costs.py tests/tracing/test_record.py
 
 check: lint $(VENV)/.test
@@ -165,6 +166,12 @@ gpu-programs: $(GPU_READY)
 
 curves: $(VENV)/.native $(VENV)/.examples
 	$(PY) examples/compare_curves.py
+
+page/node_modules/.package-lock.json: page/package.json page/package-lock.json
+	cd page && npm ci --no-audit --no-fund
+
+page: page/node_modules/.package-lock.json
+	cd page && npm run --silent build
 
 # The wheel is made of what the source distribution holds; torch's own libraries stay torch's.
 wheel: $(VENV)/.wheel

@@ -54,7 +54,13 @@ def test_it_holds_all_modules_and_no_sources_of_the_extension(wheel: Path):
         held = {name for name in parts.namelist() if name.startswith("smelt/")}
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "smelt").rglob("*.py")}
     extension = f"smelt/_native{sysconfig.get_config_var('EXT_SUFFIX')}"
-    assert held == modules | {"smelt/_built.py", extension, "smelt/_native.pyi", "smelt/py.typed"}
+    assert held == modules | {
+        "smelt/_built.py",
+        extension,
+        "smelt/_native.pyi",
+        "smelt/py.typed",
+        "smelt/report/page.html",
+    }
 
 
 @pytest.fixture(scope="module")

@@ -53,6 +53,8 @@ one stage, on example tensors
     random_words   Philox, in numpy
     values         tensors of every dtype for tests of single operators
 
-torch and the source
+pages and the source
+    reports        data of HTML reports, small and large
+    browser        Chromium, and a page in it that must ask for nothing and complain of nothing
     sources        imports, cycles, private names, uses of `Any`
 """

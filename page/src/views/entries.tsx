@@ -1,0 +1,77 @@
+// The compiled entries of each function: when one is taken (its guards), and what then runs (its source).
+import { useEffect } from "preact/hooks";
+import type { ViewProps } from "../app";
+import type { Entry, Frame } from "../data";
+import { count } from "../format";
+import { Code, Empty, Section, Table, Where } from "../parts/common";
+import { Python } from "../parts/python";
+import { href } from "../route";
+
+export function Entries({ report, route }: ViewProps) {
+  const [frame, number] = route.rest;
+  useEffect(() => {
+    document.getElementById(anchor(frame, number))?.scrollIntoView({ block: "start" });
+  }, [frame, number]);
+  if (!report.frames.length)
+    return (
+      <Section title="Entries" note={0}>
+        <Empty>No entries: nothing was compiled.</Empty>
+      </Section>
+    );
+  return (
+    <>
+      {report.frames.map((f) => (
+        <Section
+          title={f.name}
+          note={(f.resumes ? `resumes ${f.resumes}, ` : "") + count(f.entries.length, "entry", "entries")}
+        >
+          {f.entries.length ? f.entries.map((e) => <One frame={f} entry={e} open={!frame || (frame === f.name && number === String(e.number))} />) : <Empty>No entry was compiled.</Empty>}
+        </Section>
+      ))}
+    </>
+  );
+}
+
+const anchor = (frame: string, entry: string | number) => `entry-${frame}-${entry}`;
+
+function One({ frame, entry, open }: { frame: Frame; entry: Entry; open: boolean }) {
+  return (
+    <details class="entry" id={anchor(frame.name, entry.number)} open={open}>
+      <summary>
+        <span class="label">Entry {entry.number}</span>{" "}
+        <span class="note">
+          {count(entry.guards.length, "guard")}
+          {entry.hits != null && `, ${count(entry.hits, "hit")}`}
+        </span>
+      </summary>
+      <p class="facts">
+        {entry.graphs.map((id) => (
+          <a href={href("graphs", id)}>graph {id}</a>
+        ))}
+        {entry.sizes.map((size) => (
+          <span class="mono">{size}</span>
+        ))}
+      </p>
+      {entry.guards.length ? (
+        <Table label={`Guards of entry ${entry.number} of ${frame.name}`} head={[["Guard"], ["Origin"], ["Line"]]}>
+          {entry.guards.map((guard) => (
+            <tr>
+              <td class="wrap">
+                <code>
+                  <Python text={guard.text} />
+                </code>
+              </td>
+              <td class="mono dim">{guard.origin}</td>
+              <td>
+                <Where line={guard.line} />
+              </td>
+            </tr>
+          ))}
+        </Table>
+      ) : (
+        <Empty>No guards: the entry serves every call.</Empty>
+      )}
+      {entry.source && <Code text={entry.source} label={`Source of entry ${entry.number} of ${frame.name}`} />}
+    </details>
+  );
+}
