@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 
+from smelt import api
 from smelt import doctor as checkup
-from smelt import events
 from smelt.cli import bench as benching
 from smelt.cli import operators, scripts
-from smelt.cli.told import Told
 from smelt.cli.torch_compile import serve
+from smelt.cli.watched import WRITERS, Watched
 from smelt.errors import SmeltError
 from smelt.runtime import kept
 
@@ -47,12 +49,43 @@ def run(context: typer.Context, script: Script) -> None:
 
 @app.command(context_settings=_OF_A_SCRIPT)
 def explain(context: typer.Context, script: Script) -> None:
-    """Run a script, and say at its end what was compiled, broke and was compiled again."""
-    told = Told()
-    with events.subscribed(told):
+    """Run a script, and say at its end what was compiled, broke and was compiled again.
+
+    With SCRIPT:FUNCTION and an expression for its arguments, call that function once, as bench does.
+    """
+    if ":" in script and not os.path.exists(script):
+        _, function, given = _function(script, *(context.args[:1] or ["()"]))
+        with _one_line():
+            print(api.explain(benching.original(function))(*given), end="")
+        return
+    watched = Watched(script)
+    with watched.watching():
         status = _run(script, context.args)
     sys.stdout.flush()
-    print(told, file=sys.stderr)
+    print(watched, end="", file=sys.stderr)
+    raise SystemExit(status)
+
+
+@app.command(context_settings=_OF_A_SCRIPT)
+def report(
+    context: typer.Context,
+    script: Script,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where to, before the script: a name in .html or .json.")
+    ] = Path("report.html"),
+) -> None:
+    """Run a script, and write a report of what smelt did with it: one HTML file that needs no network."""
+    if output.suffix not in WRITERS:
+        raise typer.BadParameter(f"a report is written as {' or '.join(WRITERS)}, not as {output.name!r}")
+    output = output.absolute()  # the script may go elsewhere
+    watched = Watched(script)
+    with watched.watching():
+        status = _run(script, context.args)
+    try:
+        watched.save(output)
+    except OSError as error:
+        raise typer.BadParameter(f"{output}: {error.strerror}") from None
+    print(f"smelt: the report is {output}", file=sys.stderr)
     raise SystemExit(status)
 
 
@@ -69,16 +102,9 @@ def bench(
     no_grad: Annotated[bool, typer.Option("--no-grad", help="Measure under torch.no_grad().")] = False,
 ) -> None:
     """Measure a function, eager against smelt. Ends with status 1 where results differ."""
-    script, colon, name = target.rpartition(":")
-    if not colon or not name:
-        raise typer.BadParameter(f"{target!r} is no SCRIPT:FUNCTION")
-    serve()
-    with _one_line():
-        module = scripts.load(script)
-    function = _found(module, name)
-    given = eval(arguments, {"torch": torch, **module.__dict__})
+    name, function, given = _function(target, arguments)
     with torch.set_grad_enabled(not no_grad and torch.is_grad_enabled()), _one_line():
-        measured = benching.measure(function, given if isinstance(given, tuple) else (given,), seconds)
+        measured = benching.measure(function, given, seconds)
     print(benching.report(name, measured))
     raise SystemExit(1 if measured.differs else 0)
 
@@ -114,6 +140,19 @@ def cache(
 def doctor() -> None:
     """Report versions, the machine, and what of smelt works here; status 1 where something does not."""
     raise SystemExit(checkup.main())
+
+
+def _function(target: str, arguments: str) -> tuple[str, Any, tuple[Any, ...]]:
+    """Name, function and arguments of `SCRIPT:FUNCTION` and an expression."""
+    script, colon, name = target.rpartition(":")
+    if not colon or not name:
+        raise typer.BadParameter(f"{target!r} is no SCRIPT:FUNCTION")
+    serve()
+    with _one_line():
+        module = scripts.load(script)
+    function = _found(module, name)
+    given = eval(arguments, {"torch": torch, **module.__dict__})
+    return name, function, given if isinstance(given, tuple) else (given,)
 
 
 def _run(script: str, arguments: list[str]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
@@ -77,15 +78,63 @@ def test_explain_says_what_happened(script):
     done = command("explain", script)
     assert done.exit_code == 0
     assert done.stdout == "[] True\n"
-    assert "g: 2 entries" in done.stderr
-    assert "entry 0 refused a call: L['x'].shape: expected (3,), found (3, 2)" in done.stderr
-    assert "generated kernels: sin_mul\noperators that are called: none" in done.stderr
+    assert done.stderr.startswith(f"{script}: 2 graphs, 0 breaks, 1 recompile, 2 entries, compiled in ")
+    assert "L['x'].shape: was (3,), now (3, 2)" in done.stderr
+    assert "sin_mul (generated, graph " in done.stderr
+
+
+def test_explain_of_one_function(script):
+    done = command("explain", f"{script}:g", "torch.ones(3), 4")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("g: 1 graph, 0 breaks, 0 recompiles, 1 entry, compiled in ")
+    done = command("explain", f"{script}:h")
+    assert done.exit_code == 2 and "has no function 'h'" in done.stderr
+
+
+BROKEN = """
+import torch
+@torch.compile
+def f(x):
+    y = x.sin()
+    print("file", file=open("/dev/null", "w"))
+    return y.cos()
+
+def inner():
+    made = torch.compile(lambda x: x * 2)
+    made(torch.ones(3))
+
+f(torch.ones(3))
+inner()
+raise SystemExit(5)
+"""
+
+
+def test_report_has_all_functions_and_those_that_are_gone(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(BROKEN)
+    done = command("report", "-o", str(tmp_path / "r.json"), str(path), "-o", "kept for the script")
+    assert done.exit_code == 5, done.output
+    assert done.stderr == f"smelt: the report is {tmp_path / 'r.json'}\n"
+    data = json.loads((tmp_path / "r.json").read_text())
+    frames = {frame["name"]: frame["resumes"] for frame in data["frames"]}
+    assert frames["f"] is None and frames["inner.<locals>.<lambda>"] is None
+    assert [owner for name, owner in frames.items() if name.startswith("resume_in_f")] == ["f"]
+    [broke] = data["breaks"]
+    assert broke["frame"] == "f" and broke["id"] == "input-output" and broke["cost_ms"] > 0
+
+
+def test_report_is_a_page(script, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = command("report", script)
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "report.html").read_text()
+    assert text.lower().startswith("<!doctype html") and '"sin_mul"' in text
 
 
 def test_explain_of_a_script_that_compiles_nothing(tmp_path):
     path = tmp_path / "empty.py"
     path.write_text("")
-    assert "nothing was compiled" in command("explain", str(path)).stderr
+    assert "0 graphs, 0 breaks" in command("explain", str(path)).stderr
 
 
 @pytest.mark.parametrize(
@@ -143,6 +192,7 @@ def test_doctor_reports(monkeypatch):
     [
         (["run", "no/such.py"], "no/such.py: No such file or directory"),
         (["explain", "/"], "/: Is a directory"),
+        (["report", "-o", "report.pdf", "x.py"], "written as .html or .json, not as 'report.pdf'"),
         (["bench", "no_colon.py"], "'no_colon.py' is no SCRIPT:FUNCTION"),
         (["bench", "no/such.py:f"], "no/such.py: No such file"),
         (["ops", "adt"], "no ATen operator 'adt'; did you mean"),
