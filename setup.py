@@ -29,7 +29,7 @@ except ImportError as error:
 
 MAJOR, MINOR = torch.__version__.split(".")[:2]
 [VERSION] = re.findall(r'^__version__ = "(.*)"$', (HERE / "smelt/__init__.py").read_text(), re.M)
-DEPENDENCIES = ["llvmlite>=0.48", "numpy", "rich"]
+DEPENDENCIES = ["llvmlite>=0.48", "numpy", "rich", "typer"]
 
 
 def files(pattern: str) -> list[str]:

@@ -322,6 +322,9 @@ jiterated: Any = _optional(lambda: torch.cuda.jiterator._JittedFunction.__call__
 chunk_or_narrow_cat = getattr(torch._utils, "_chunk_or_narrow_cat", None)
 # Since torch 2.15: what distributions check their arguments with.
 all_true_or_assert: Any = getattr(torch.distributions.distribution, "_all_true_or_runtime_assert", None)
+all_operator_names: Callable[[], list[str]] = _optional(
+    lambda: torch._C._dispatch_get_all_op_names, "`smelt ops` lists all operators"
+)
 torch_numpy: Any = _optional(lambda: torch._numpy, "NumPy's functions on what stands for an array")
 tensor_text: Callable[..., str] = _optional(lambda: torch._tensor_str._str, "tensors as text")
 

@@ -14,6 +14,8 @@ from tests.harness.sources import REST, Layers, module
 ORDER = Layers(
     {
         "smelt": [
+            "__main__",
+            "cli",
             "doctor",
             "torch_backend",
             "api",
@@ -95,6 +97,7 @@ COMPILERS = (
 )
 # What is named all the same, none of it to have work done.
 NAMED = {
+    ("smelt.cli.torch_compile", "torch.compile"): "is what smelt stands in for while it runs a script",
     ("smelt.callables", "torch.jit.ScriptModule"): "is told from other modules, and refused",
     ("smelt.capture.library.compiler_queries", "torch.jit"): "for the two below, not in torch's stubs",
     ("smelt.capture.library.compiler_queries", "torch.jit.is_scripting"): "user code that asks is answered",

@@ -58,6 +58,5 @@ pages, torch and the source
     reports        data of HTML reports, small and large
     browser        Chromium, and a page in it that must ask for nothing and complain of nothing
     pages          the guides in docs/ as programs
-    operators      what becomes of each ATen operator: docs/operators.md
     sources        imports, cycles, private names, uses of `Any`
 """

@@ -9,7 +9,8 @@ import torch
 from torch._ops import OpOverload
 
 from smelt.ops.registry import REGISTRY, Facts, Operator, Registry
-from tests.harness import operators, sources
+from smelt.report import operators
+from tests.harness import sources
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "operators.md"
@@ -72,7 +73,7 @@ def test_an_operator_has_one_module():
     f"torch {torch.__version__.split('+')[0]};" not in PAGE.read_text(), reason="written for another torch"
 )
 def test_what_becomes_of_each_operator():
-    assert operators.page() == PAGE.read_text(encoding="utf-8"), "python -m tests.harness.operators writes it"
+    assert operators.page() == PAGE.read_text(encoding="utf-8"), "python -m smelt.report.operators writes it"
 
 
 def test_each_operator_has_a_fate():
@@ -107,6 +108,7 @@ NAMED = {
     "smelt.graph.effects": "schemas and tags that are wrong; lies below the rows",
     "smelt.graph.passes": "what autograd leaves in graphs and does nothing, memory without values; lies below the rows",
     "smelt.graph.verify": WRITES,
+    "smelt.report.operators": "the beginning of every name, which people leave out",
     "smelt.plan.build": CALLS,
     "smelt.plan.in_place": "copies, which it adds and leaves out",
     "smelt.torch_private": "any one, to see that operators have the attributes that are read",

@@ -136,8 +136,23 @@ def reasons_of(code: CodeType) -> tuple[Reason, ...]:
 def records_of(code: CodeType) -> list[tuple[str, Record]]:
     """Name and record of the function whose code object this is, and of its resume functions in order of creation."""
     compiler = _compilers.get(id(code))
-    if compiler is None:
-        return []
+    return [] if compiler is None else _records(compiler)
+
+
+def all_records() -> list[tuple[str, str | None, Record]]:
+    """Name and record of every function that was compiled in this process and is not gone; behind each, its resume
+    functions, with the name of the function that they resume."""
+    compilers = dict(_compilers)
+    resume = {id(c.__wrapped__.__code__) for some in compilers.values() for c in some.resumes.callables}
+    return [
+        (name, compiler.name if number else None, record)
+        for code, compiler in compilers.items()
+        if code not in resume
+        for number, (name, record) in enumerate(_records(compiler))
+    ]
+
+
+def _records(compiler: Compiler) -> list[tuple[str, Record]]:
     resumes = [(c.__wrapped__.__qualname__, c.__wrapped__.__code__) for c in compiler.resumes.callables]
     found = [(name, _compilers.get(id(c))) for name, c in resumes]
     return [(compiler.name, compiler.record), *((n, c.record) for n, c in found if c is not None)]

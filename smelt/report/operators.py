@@ -1,22 +1,25 @@
 """Every ATen operator of the installed torch, and what becomes of a call of it: docs/operators.md, as a function.
 
-python -m tests.harness.operators > docs/operators.md
+python -m smelt.report.operators > docs/operators.md
 """
 
+from __future__ import annotations
+
+import sys
 import textwrap
 from collections.abc import Iterator
+from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
-import smelt  # noqa: F401 (the registry is filled by the import)
 from smelt.graph.effects import effects, is_composite
 from smelt.ops.inplace import pure_of
 from smelt.ops.registry import Operator, row
+from smelt.torch_private import OpOverload, all_operator_names
 
 HEAD = f"""# What becomes of each ATen operator
 
-Written by `python -m tests.harness.operators`, for torch {torch.__version__.split("+")[0]}; `tests/ops/test_registry.py`
+Written by `python -m smelt.report.operators`, for torch {torch.__version__.split("+")[0]}; `tests/ops/test_registry.py`
 compares. Operators that compute with tensors, without `out=` overloads. A row of the registry (`smelt/ops/registry.py`) says
 what smelt knows of one beyond its schema; the overloads listed here have none, and their schema and torch's tags decide.
 """
@@ -38,7 +41,7 @@ FATES = {
 
 def operators() -> Iterator[OpOverload]:
     """The overloads of ATen operators that compute with tensors, without `out=` forms, by name."""
-    for name in sorted({n for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::")}):
+    for name in sorted({n for n in all_operator_names() if n.startswith("aten::")}):
         base, _, overload = name.removeprefix("aten::").partition(".")
         packet = getattr(torch.ops.aten, base, None)
         op = getattr(packet, overload or "default", None)
@@ -46,19 +49,20 @@ def operators() -> Iterator[OpOverload]:
             yield op
 
 
-def _computes(op: OpOverload) -> bool:
+def _computes(op: Any) -> bool:
     types = [str(a.type) for a in (*op._schema.arguments, *op._schema.returns)]
     return any("Tensor" in t for t in types) and not any(a.is_out for a in op._schema.arguments)
 
 
 def fates() -> dict[OpOverload, str]:
     """What becomes of a call of each operator; a key of `FATES`."""
-    return {op: _fate(op) for op in operators()}
+    return {op: fate(op) for op in operators()}
 
 
-def _fate(op: OpOverload) -> str:
+def fate(op: OpOverload) -> str:
+    """What becomes of a call of `op`; a key of `FATES`."""
     does = effects(op)
-    answers = {
+    answers: dict[str, bool] = {
         "lowered": row(op).lowering is not None,
         "composite": is_composite(op),
         "ruled": row(op).trace_rule is not None,
@@ -69,26 +73,31 @@ def _fate(op: OpOverload) -> str:
         "view": does.view,
         "out": row(op).out is not None,
     }
-    return next((fate for fate in FATES if answers.get(fate)), "called")
+    return next((name for name in FATES if answers.get(name)), "called")
 
 
 def page() -> str:
     """docs/operators.md."""
     found = fates()
     parts = [HEAD]
-    for fate, what in FATES.items():
-        ops = [op for op, f in found.items() if f == fate]
+    for name, what in FATES.items():
+        ops = [op for op, f in found.items() if f == name]
         without = [op for op in ops if row(op) == Operator()]
-        parts.append(f"## {fate}: {what}\n\n{len(ops)} overloads. Without a row: {_text(without)}\n")
+        parts.append(f"## {name}: {what}\n\n{len(ops)} overloads. Without a row: {_text(without)}\n")
     return "\n".join(parts)
 
 
 def _text(ops: list[OpOverload]) -> str:
     if not ops:
         return "none."
-    names = sorted(str(op).removeprefix("aten.").removesuffix(".default") for op in ops)
+    names = sorted(map(short, ops))
     return f"{len(names)}.\n\n" + "\n".join(textwrap.wrap(", ".join(f"`{n}`" for n in names), 120))
 
 
+def short(op: OpOverload) -> str:
+    """Its name without what goes without saying: `sin`, `add.Tensor`."""
+    return str(op).removeprefix("aten.").removesuffix(".default")
+
+
 if __name__ == "__main__":
-    print(page(), end="")
+    sys.stdout.write(page())

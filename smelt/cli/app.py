@@ -1,0 +1,179 @@
+"""The commands of `smelt`. Wrong usage is one line on stderr and status 2; scripts end with their own status."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from smelt import api
+from smelt import doctor as checkup
+from smelt.cli import bench as benching
+from smelt.cli import operators, scripts
+from smelt.cli.torch_compile import serve
+from smelt.cli.watched import WRITERS, Watched
+from smelt.errors import SmeltError
+from smelt.runtime import kept
+
+app = typer.Typer(
+    help="A PyTorch compiler that is small, instant and honest.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+# What stands behind a script's name is the script's, options too.
+_OF_A_SCRIPT = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+Script = Annotated[
+    str, typer.Argument(metavar="SCRIPT", help="A file of Python; what follows are its arguments.")
+]
+
+
+def main() -> None:
+    """The command line of this process."""
+    app(prog_name="smelt")
+
+
+@app.command(context_settings=_OF_A_SCRIPT)
+def run(context: typer.Context, script: Script) -> None:
+    """Run a script, its calls of torch.compile served by smelt."""
+    raise SystemExit(_run(script, context.args))
+
+
+@app.command(context_settings=_OF_A_SCRIPT)
+def explain(context: typer.Context, script: Script) -> None:
+    """Run a script, and say at its end what was compiled, broke and was compiled again.
+
+    With SCRIPT:FUNCTION and an expression for its arguments, call that function once, as bench does.
+    """
+    if ":" in script and not os.path.exists(script):
+        _, function, given = _function(script, *(context.args[:1] or ["()"]))
+        with _one_line():
+            print(api.explain(benching.original(function))(*given), end="")
+        return
+    watched = Watched(script)
+    with watched.watching():
+        status = _run(script, context.args)
+    sys.stdout.flush()
+    print(watched, end="", file=sys.stderr)
+    raise SystemExit(status)
+
+
+@app.command(context_settings=_OF_A_SCRIPT)
+def report(
+    context: typer.Context,
+    script: Script,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where to, before the script: a name in .html or .json.")
+    ] = Path("report.html"),
+) -> None:
+    """Run a script, and write a report of what smelt did with it: one HTML file that needs no network."""
+    if output.suffix not in WRITERS:
+        raise typer.BadParameter(f"a report is written as {' or '.join(WRITERS)}, not as {output.name!r}")
+    output = output.absolute()  # the script may go elsewhere
+    watched = Watched(script)
+    with watched.watching():
+        status = _run(script, context.args)
+    try:
+        watched.save(output)
+    except OSError as error:
+        raise typer.BadParameter(f"{output}: {error.strerror}") from None
+    print(f"smelt: the report is {output}", file=sys.stderr)
+    raise SystemExit(status)
+
+
+@app.command()
+def bench(
+    target: Annotated[str, typer.Argument(metavar="SCRIPT:FUNCTION", help="A function or module of a file.")],
+    arguments: Annotated[
+        str,
+        typer.Argument(
+            help="Its arguments: an expression over the names of the file, such as 'torch.ones(3), 2'."
+        ),
+    ] = "()",
+    seconds: Annotated[float, typer.Option(help="For how long to measure.")] = 2.0,
+    no_grad: Annotated[bool, typer.Option("--no-grad", help="Measure under torch.no_grad().")] = False,
+) -> None:
+    """Measure a function, eager against smelt. Ends with status 1 where results differ."""
+    name, function, given = _function(target, arguments)
+    with torch.set_grad_enabled(not no_grad and torch.is_grad_enabled()), _one_line():
+        measured = benching.measure(function, given, seconds)
+    print(benching.report(name, measured))
+    raise SystemExit(1 if measured.differs else 0)
+
+
+@app.command()
+def ops(name: Annotated[str, typer.Argument(help="An operator: add, aten.add.Tensor.")] = "") -> None:
+    """Say what loops are made of, and what becomes of each ATen operator."""
+    try:
+        print(operators.about(name) if name else operators.overview())
+    except LookupError as error:
+        raise typer.BadParameter(error.args[0]) from None
+
+
+@app.command()
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all that is kept.")] = False,
+) -> None:
+    """Say where kernels are kept on disk, and how much; or remove them."""
+    store = kept.store()
+    if store is None:
+        print("nothing is kept: kernel_cache is off, or there is no home")
+        raise SystemExit(0)
+    if clear:
+        print(f"{store.folder}: removed {store.clear() / 1e6:.1f} MB")
+        return
+    if why := store.why_not():
+        print(f"nothing is kept: {why}")
+        return
+    print(f"{store.folder}: {store.size() / 1e6:.1f} of {store.limit / 1e6:.0f} MB (kernels of GPUs)")
+
+
+@app.command()
+def doctor() -> None:
+    """Report versions, the machine, and what of smelt works here; status 1 where something does not."""
+    raise SystemExit(checkup.main())
+
+
+def _function(target: str, arguments: str) -> tuple[str, Any, tuple[Any, ...]]:
+    """Name, function and arguments of `SCRIPT:FUNCTION` and an expression."""
+    script, colon, name = target.rpartition(":")
+    if not colon or not name:
+        raise typer.BadParameter(f"{target!r} is no SCRIPT:FUNCTION")
+    serve()
+    with _one_line():
+        module = scripts.load(script)
+    function = _found(module, name)
+    given = eval(arguments, {"torch": torch, **module.__dict__})
+    return name, function, given if isinstance(given, tuple) else (given,)
+
+
+def _run(script: str, arguments: list[str]) -> int:
+    serve()
+    with _one_line():
+        return scripts.run_script(script, arguments)
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """Files that cannot be read, and what smelt refuses, are the user's to mend: no traceback."""
+    try:
+        yield
+    except (scripts.NoScript, SmeltError) as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _found(module: Any, name: str) -> Any:
+    found = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise typer.BadParameter(f"{module.__file__} has no function {name!r}")
+    return found

@@ -1,0 +1,112 @@
+"""Eager against smelt for one function: the first call, and medians of later ones, taken in turns."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from smelt import api
+
+SAMPLE = 1e-3  # seconds that a sample of several calls takes at least: clocks tick, and calls may take less than that
+ROUNDS = 5  # at the least, whatever they take
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds: `first` of the call that compiles, `eager` and `smelt` of later calls, medians of `samples`. `differs`: how
+    the results differ, empty where they are eager's."""
+
+    first: float
+    eager: float
+    smelt: float
+    samples: int
+    differs: str
+
+
+def measure(fn: Callable[..., Any], arguments: tuple[Any, ...], seconds: float) -> Measured:
+    """Calls `fn` and what smelt makes of it with `arguments`, for about `seconds`. Raises what `fn` raises."""
+    fn = original(fn)
+    compiled = api.compile(fn)
+    torch.manual_seed(0)
+    expected = fn(*arguments)
+    first, found = _first(compiled, arguments)
+    eagers, smelts = _in_turns([lambda: fn(*arguments), lambda: compiled(*arguments)], seconds)
+    return Measured(
+        first, statistics.median(eagers), statistics.median(smelts), len(eagers), _difference(found, expected)
+    )
+
+
+def original(fn: Callable[..., Any]) -> Any:
+    """What was compiled, where `fn` is what compiling made of it."""
+    return getattr(fn, "_smelt_original", None) or getattr(fn, "_orig_mod", fn)
+
+
+def _first(compiled: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[float, Any]:
+    torch.manual_seed(0)
+    start = time.perf_counter()
+    found = compiled(*arguments)
+    _wait()
+    return time.perf_counter() - start, found
+
+
+def _in_turns(calls: list[Callable[[], Any]], seconds: float) -> list[list[float]]:
+    """Seconds per call of each, a sample of each in every round."""
+    for call in calls:
+        _sample(call, 2)  # what a second call still has to do is none of its later ones
+    sizes = [max(1, round(SAMPLE / max(_sample(call, 1), 1e-9))) for call in calls]
+    times: list[list[float]] = [[] for _ in calls]
+    end = time.perf_counter() + seconds
+    while len(times[0]) < ROUNDS or time.perf_counter() < end:
+        for call, size, found in zip(calls, sizes, times):
+            found.append(_sample(call, size))
+    return times
+
+
+def _sample(call: Callable[[], Any], size: int) -> float:
+    start = time.perf_counter()
+    for _ in range(size):
+        call()
+    _wait()
+    return (time.perf_counter() - start) / size
+
+
+def _wait() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def _difference(found: Any, expected: Any) -> str:
+    try:
+        torch.testing.assert_close(found, expected)
+    except AssertionError as error:
+        return str(error)
+    except TypeError:  # results of a class that torch does not compare
+        return ""
+    return ""
+
+
+def report(name: str, measured: Measured) -> str:
+    """For people."""
+    eager, smelt = measured.eager, measured.smelt
+    ratio = f"{eager / smelt:.2f} times as fast" if eager >= smelt else f"{smelt / eager:.2f} times as slow"
+    return "\n".join(
+        [
+            f"{name}: first call {_text(measured.first)}",
+            f"  eager  {_text(eager)} a call",
+            f"  smelt  {_text(smelt)} a call, {ratio}",
+            f"  medians of {measured.samples} samples taken in turns, {torch.get_num_threads()} threads",
+            f"  {'results differ: ' + measured.differs if measured.differs else 'results are as in eager'}",
+        ]
+    )
+
+
+def _text(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.2f} {unit}"
+    return f"{seconds * 1e6:.2f} us"

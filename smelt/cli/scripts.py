@@ -1,0 +1,96 @@
+"""Scripts run as `python script.py` runs them: `__main__`, `sys.argv`, `sys.path`, tracebacks and the status at the end."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.machinery
+import io
+import os
+import sys
+from collections.abc import Sequence
+from types import CodeType, ModuleType, TracebackType
+
+INTERRUPTED = 130  # what a shell reports of a program that SIGINT ended
+
+
+class NoScript(Exception):
+    """A file that cannot be read; the text says which, and why."""
+
+
+def run_script(path: str, arguments: Sequence[str]) -> int:
+    """Runs the file as `__main__`, and returns the status that Python would end with. What it raises is shown as Python
+    shows it, without frames of smelt's below the script's. Raises NoScript.
+
+    The process stays the script's: nothing is put back, for what runs at exit or in other threads.
+    """
+    source = _read(path)
+    main = _module("__main__", path)
+    sys.modules["__main__"] = main
+    sys.argv[:] = [path, *arguments]
+    _search_beside(path)
+    if sys.excepthook.__module__.partition(".")[0] == "typer":
+        sys.excepthook = sys.__excepthook__
+    try:
+        exec(_compiled(source, path), main.__dict__)
+    except SystemExit as end:
+        return _status(end)
+    except BaseException as error:
+        error.__traceback__ = _own(error.__traceback__, main)
+        sys.excepthook(type(error), error, error.__traceback__)
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def load(path: str) -> ModuleType:
+    """The file as a module, which is not `__main__`. Raises what it raises, and NoScript."""
+    source = _read(path)
+    module = _module(os.path.splitext(os.path.basename(path))[0], path)
+    sys.modules[module.__name__] = module
+    _search_beside(path)
+    exec(_compiled(source, path), module.__dict__)
+    return module
+
+
+def _read(path: str) -> bytes:
+    try:
+        with io.open_code(os.path.abspath(path)) as file:
+            return file.read()
+    except OSError as error:
+        raise NoScript(f"{path}: {error.strerror}") from None
+
+
+def _compiled(source: bytes, path: str) -> CodeType:
+    code: CodeType = compile(source, os.path.abspath(path), "exec", dont_inherit=True)
+    return code
+
+
+def _module(name: str, path: str) -> ModuleType:
+    file = os.path.abspath(path)
+    module = ModuleType(name)
+    module.__dict__.update(
+        __file__=file,
+        __builtins__=builtins,
+        __loader__=importlib.machinery.SourceFileLoader(name, file),
+        __cached__=None,
+    )
+    return module
+
+
+def _search_beside(path: str) -> None:
+    """Modules are looked for beside the script, in place of where `smelt` itself or the shell is."""
+    if not sys.flags.safe_path:
+        sys.path[0] = os.path.dirname(os.path.realpath(path))
+
+
+def _status(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return end.code or 0
+    print(end.code, file=sys.stderr)
+    return 1
+
+
+def _own(traceback: TracebackType | None, module: ModuleType) -> TracebackType | None:
+    """The traceback from the module's first frame on; none where it did not begin to run."""
+    while traceback is not None and traceback.tb_frame.f_globals is not module.__dict__:
+        traceback = traceback.tb_next
+    return traceback

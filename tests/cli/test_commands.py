@@ -1,0 +1,274 @@
+"""The command `smelt`, in this process: what each command prints, and the status that it ends with."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import smelt
+from smelt.cli.app import app
+from smelt.cli.torch_compile import compile as served
+
+SCRIPT = """
+import sys, torch
+
+@torch.compile
+def f(x):
+    y = x.sin() + 1
+    torch._smelt_test = len(sys.argv)
+    return y.cos()
+
+def g(x, n=2):
+    return x.sin() * n
+
+class Scaled(torch.nn.Module):
+    def forward(self, x):
+        return x * 3
+
+scaled = Scaled()
+compiled = torch.compile(g)
+draws = lambda x: x + torch.rand(3)
+calls = []
+def other():
+    calls.append(1)
+    return torch.ones(2) * len(calls)
+
+
+if __name__ == "__main__":
+    x = torch.ones(3)
+    print(sys.argv[1:], torch.allclose(compiled(x), g(x)))
+    compiled(torch.ones(3, 2))
+    sys.exit(len(sys.argv) - 1)
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_process(monkeypatch):
+    """What a script may leave changed, as it was."""
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(torch, "compile", torch.compile)
+    monkeypatch.setattr(torch.compiler, "reset", torch.compiler.reset)
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+def command(*arguments: str):
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_run_gives_the_script_its_arguments_and_takes_its_status(script):
+    done = command("run", script, "--help", "-o", "--")
+    assert done.stdout == "['--help', '-o', '--'] True\n"
+    assert done.exit_code == 3
+
+
+def test_explain_says_what_happened(script):
+    done = command("explain", script)
+    assert done.exit_code == 0
+    assert done.stdout == "[] True\n"
+    assert done.stderr.startswith(f"{script}: 2 graphs, 0 breaks, 1 recompile, 2 entries, compiled in ")
+    assert "L['x'].shape: was (3,), now (3, 2)" in done.stderr
+    assert "sin_mul (generated, graph " in done.stderr
+
+
+def test_explain_of_one_function(script):
+    done = command("explain", f"{script}:g", "torch.ones(3), 4")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("g: 1 graph, 0 breaks, 0 recompiles, 1 entry, compiled in ")
+    done = command("explain", f"{script}:h")
+    assert done.exit_code == 2 and "has no function 'h'" in done.stderr
+
+
+BROKEN = """
+import torch
+@torch.compile
+def f(x):
+    y = x.sin()
+    print("file", file=open("/dev/null", "w"))
+    return y.cos()
+
+def inner():
+    made = torch.compile(lambda x: x * 2)
+    made(torch.ones(3))
+
+f(torch.ones(3))
+inner()
+raise SystemExit(5)
+"""
+
+
+def test_report_has_all_functions_and_those_that_are_gone(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(BROKEN)
+    done = command("report", "-o", str(tmp_path / "r.json"), str(path), "-o", "kept for the script")
+    assert done.exit_code == 5, done.output
+    assert done.stderr == f"smelt: the report is {tmp_path / 'r.json'}\n"
+    data = json.loads((tmp_path / "r.json").read_text())
+    frames = {frame["name"]: frame["resumes"] for frame in data["frames"]}
+    assert frames["f"] is None and frames["inner.<locals>.<lambda>"] is None
+    assert [owner for name, owner in frames.items() if name.startswith("resume_in_f")] == ["f"]
+    [broke] = data["breaks"]
+    assert broke["frame"] == "f" and broke["id"] == "input-output" and broke["cost_ms"] > 0
+
+
+def test_report_is_a_page(script, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = command("report", script)
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "report.html").read_text()
+    assert text.lower().startswith("<!doctype html") and '"sin_mul"' in text
+
+
+def test_explain_of_a_script_that_compiles_nothing(tmp_path):
+    path = tmp_path / "empty.py"
+    path.write_text("")
+    assert "0 graphs, 0 breaks" in command("explain", str(path)).stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("g", "torch.ones(3)"),
+        ("g", "torch.ones(3), 4"),
+        ("scaled", "torch.ones(3)"),
+        ("compiled", "torch.ones(3)"),
+    ],
+)
+def test_bench_measures_eager_and_smelt(script, name, arguments):
+    done = command("bench", f"{script}:{name}", arguments, "--seconds", "0.01")
+    assert done.exit_code == 0, done.output
+    first, eager, ours, how, results = done.stdout.splitlines()
+    assert first.startswith(f"{name}: first call ")
+    assert eager.startswith("  eager ") and ours.startswith("  smelt ")
+    assert " times as fast" in ours or " times as slow" in ours
+    assert "samples taken in turns" in how and results == "  results are as in eager"
+
+
+def test_bench_says_where_results_differ(script):
+    done = command("bench", f"{script}:other", "--seconds", "0.01")
+    assert done.exit_code == 1
+    assert "results differ: Tensor-likes are not close!" in done.stdout
+    assert command("bench", f"{script}:draws", "torch.ones(3)", "--seconds", "0.01").exit_code == 0
+
+
+def test_ops_tells_of_all_and_of_one():
+    done = command("ops")
+    assert "pointwise operations" in done.stdout and "lowered: loops" in done.stdout
+    done = command("ops", "aten.add.Tensor")
+    assert done.stdout == "add.Tensor: lowered: loops (smelt/ops/pointwise.py)\n"
+    assert command("ops", "add").stdout.splitlines()[-1] == done.stdout.strip()
+
+
+def test_cache_says_where_and_clears(monkeypatch, tmp_path):
+    from smelt.runtime import kept
+
+    monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path / "kept"))
+    kept.store().put(kept.key_of("a"), b"x" * 300_000)
+    assert command("cache").stdout == f"{tmp_path}/kept: 0.3 of 1074 MB (kernels of GPUs)\n"
+    assert command("cache", "--clear").stdout == f"{tmp_path}/kept: removed 0.3 MB\n"
+    assert kept.store().size() == 0
+
+
+def test_doctor_reports(monkeypatch):
+    monkeypatch.setattr("smelt.doctor.PROGRAMS", {})
+    done = command("doctor")
+    assert done.exit_code == 0 and "versions:\n  smelt: " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "no/such.py"], "no/such.py: No such file or directory"),
+        (["explain", "/"], "/: Is a directory"),
+        (["report", "-o", "report.pdf", "x.py"], "written as .html or .json, not as 'report.pdf'"),
+        (["bench", "no_colon.py"], "'no_colon.py' is no SCRIPT:FUNCTION"),
+        (["bench", "no/such.py:f"], "no/such.py: No such file"),
+        (["ops", "adt"], "no ATen operator 'adt'; did you mean"),
+        (["ops", "zzzzzz"], "no ATen operator 'zzzzzz'"),
+        (["rum"], "No such command 'rum'"),
+        (["cache", "--claer"], "No such option: --claer"),
+    ],
+)
+def test_wrong_usage_is_told_without_a_traceback(arguments, said):
+    done = command(*arguments)
+    assert done.exit_code == 2
+    assert said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_bench_of_a_name_that_is_not_there(script):
+    done = command("bench", f"{script}:h")
+    assert done.exit_code == 2 and "has no function 'h'" in done.stderr
+
+
+# ------------------------------------------------------------------------------------------ torch.compile, by smelt
+
+
+def test_arguments_of_torch_compile_mean_what_they_mean_there(caplog):
+    def f(x):
+        print(end="")
+        return x + 1
+
+    x = torch.ones(2)
+    for kwargs in (
+        {},
+        {"backend": "inductor"},
+        {"backend": "aot_eager"},
+        {"dynamic": True},
+        {"mode": "max-autotune"},
+        {"mode": "reduce-overhead", "recompile_limit": 3},
+        {"options": {"triton.cudagraphs": True}},
+        {"name": "f"} if "name" in torch_arguments() else {},
+    ):
+        torch.testing.assert_close(served(f, **kwargs)(x), f(x))
+    assert "options of another compiler are left out: triton.cudagraphs" in caplog.text
+    assert served(f, disable=True) is f
+    assert served(f, options={"recompile_limit": 5})._smelt_settings.options == (("recompile_limit", 5),)
+    assert served(f, recompile_limit=5)._smelt_settings.options == (("recompile_limit", 5),)
+    assert served(fullgraph=True)(f)._smelt_settings.fullgraph
+
+
+def torch_arguments() -> set[str]:
+    import inspect
+
+    return set(inspect.signature(torch.compile).parameters)
+
+
+def test_a_backend_that_is_a_function_is_called():
+    graphs = []
+
+    def backend(gm, inputs):
+        graphs.append(gm)
+        return gm.forward
+
+    served(lambda x: x + 1, backend=backend)(torch.ones(2))
+    assert [isinstance(graph, torch.fx.GraphModule) for graph in graphs] == [True]
+
+
+def test_what_is_not_known_is_an_error():
+    with pytest.raises(smelt.errors.OptionError, match="unknown backend 'indutcor'"):
+        served(lambda x: x, backend="indutcor")
+    with pytest.raises(smelt.errors.OptionError, match="unknown mode 'fast'"):
+        served(lambda x: x, mode="fast")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'speed'"):
+        served(lambda x: x, speed=3)
+
+
+def test_modules_compile_themselves_with_it(monkeypatch):
+    monkeypatch.setattr(torch, "compile", served)
+    model = torch.nn.Linear(3, 3)
+    expected = model(torch.ones(3))
+    model.compile(fullgraph=True)
+    torch.testing.assert_close(model(torch.ones(3)), expected)
+    assert model._compiled_call_impl.__func__._smelt_settings.fullgraph

@@ -1,0 +1,78 @@
+"""`smelt run script.py` in a process of its own: all that can be seen of it is what `python script.py` shows."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = {
+    "what it sees of itself": """
+        import sys, pickle, inspect, beside, __main__
+        class A: pass
+        print(__name__, __file__, __spec__, sys.argv, sys.path[0], __doc__, sorted({*vars()} - {'__annotations__'}))
+        print(__main__.A is A, type(pickle.loads(pickle.dumps(A()))) is A, inspect.getsource(A), beside.here)
+    """,
+    "an exception": """
+        import beside
+        def f(x): return 1 / x
+        try: f(0)
+        except ZeroDivisionError as e: raise ValueError("caused") from e
+    """,
+    "a syntax error": "print(1)\nx = = 2\n",
+    "a message at the end": "import sys\nprint('out')\nsys.exit('message')\n",
+    "a status": "import sys, atexit\natexit.register(print, 'at exit')\nsys.exit(7)\n",
+    "a hook for exceptions": """
+        import sys
+        sys.excepthook = lambda kind, error, traceback: print("hook", kind, traceback.tb_lineno)
+        raise KeyError(3)
+    """,
+    "an encoding": "# -*- coding: latin-1 -*-\nprint(ascii('\xe9'))\n",
+}
+
+
+def ended(*command: str, where: Path) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=where,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_runs_as_python_runs_it(tmp_path, name):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "beside.py").write_text("here = __file__\n")
+    (folder / "script.py").write_bytes(textwrap.dedent(SCRIPTS[name]).lstrip("\n").encode("latin-1"))
+    command = ["folder/script.py", "--first", "-h", "--", "second"]
+    expected = ended(*command, where=tmp_path)
+    assert ended("-m", "smelt", "run", *command, where=tmp_path) == expected
+
+
+def test_its_torch_compile_is_smelt_and_torchs_compiler_is_not_imported(tmp_path):
+    (tmp_path / "script.py").write_text("""
+import sys, torch
+@torch.compile(fullgraph=True)
+def f(x): return x.sin() + 1
+x = torch.ones(3)
+torch.testing.assert_close(f(x), x.sin() + 1)
+torch.compiler.reset()
+print(type(f).__module__, [m for m in sys.modules if m.startswith(("torch._dynamo", "torch._inductor"))])
+""")
+    assert ended("-m", "smelt", "run", "script.py", where=tmp_path) == (0, "smelt._native []\n", "")
+
+
+def test_an_interrupt_ends_with_the_status_of_one(tmp_path):
+    (tmp_path / "script.py").write_text("raise KeyboardInterrupt\n")
+    status, _, told = ended("-m", "smelt", "run", "script.py", where=tmp_path)
+    assert status == 130 and told.endswith("KeyboardInterrupt\n") and "smelt" not in told
