@@ -1,7 +1,11 @@
-"""The commands of `smelt`. Wrong usage is one line on stderr and status 2; scripts end with their own status."""
+"""The commands of `smelt`. Wrong usage is one line on stderr and status 2; scripts end with their own status.
+
+What is made of the compiler is imported by the commands that need it: the others work where smelt cannot be built.
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -12,14 +16,12 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from smelt import api
+from smelt import api, support
 from smelt import doctor as checkup
 from smelt.cli import bench as benching
-from smelt.cli import operators, scripts
+from smelt.cli import scripts
 from smelt.cli.torch_compile import serve
-from smelt.cli.watched import WRITERS, Watched
 from smelt.errors import SmeltError
-from smelt.runtime import kept
 
 app = typer.Typer(
     help="A PyTorch compiler that is small, instant and honest.",
@@ -58,7 +60,7 @@ def explain(context: typer.Context, script: Script) -> None:
         with _one_line():
             print(api.explain(benching.original(function))(*given), end="")
         return
-    watched = Watched(script)
+    watched = _of_compiler("smelt.cli.watched").Watched(script)
     with watched.watching():
         status = _run(script, context.args)
     sys.stdout.flush()
@@ -75,10 +77,10 @@ def report(
     ] = Path("report.html"),
 ) -> None:
     """Run a script, and write a report of what smelt did with it: one HTML file that needs no network."""
-    if output.suffix not in WRITERS:
-        raise typer.BadParameter(f"a report is written as {' or '.join(WRITERS)}, not as {output.name!r}")
+    if output.suffix not in (".html", ".json"):
+        raise typer.BadParameter(f"a report is written as .html or .json, not as {output.name!r}")
     output = output.absolute()  # the script may go elsewhere
-    watched = Watched(script)
+    watched = _of_compiler("smelt.cli.watched").Watched(script)
     with watched.watching():
         status = _run(script, context.args)
     try:
@@ -112,6 +114,7 @@ def bench(
 @app.command()
 def ops(name: Annotated[str, typer.Argument(help="An operator: add, aten.add.Tensor.")] = "") -> None:
     """Say what loops are made of, and what becomes of each ATen operator."""
+    operators = _of_compiler("smelt.cli.operators")
     try:
         print(operators.about(name) if name else operators.overview())
     except LookupError as error:
@@ -123,7 +126,7 @@ def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Remove all that is kept.")] = False,
 ) -> None:
     """Say where kernels are kept on disk, and how much; or remove them."""
-    store = kept.store()
+    store = _of_compiler("smelt.runtime.kept").store()
     if store is None:
         print("nothing is kept: kernel_cache is off, or there is no home")
         raise SystemExit(0)
@@ -140,6 +143,12 @@ def cache(
 def doctor() -> None:
     """Report versions, the machine, and what of smelt works here; status 1 where something does not."""
     raise SystemExit(checkup.main())
+
+
+def _of_compiler(name: str) -> Any:
+    if support.compiler() and support.unavailable is not None:
+        raise typer.BadParameter(support.unavailable)
+    return importlib.import_module(name)
 
 
 def _function(target: str, arguments: str) -> tuple[str, Any, tuple[Any, ...]]:

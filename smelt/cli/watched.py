@@ -18,7 +18,6 @@ from smelt.report.rows import rows
 from smelt.report.watch import Watch
 
 _OF_RECORDS = ("entry-installed", "graph-break", "fallback")  # events that change records
-WRITERS = (".html", ".json")
 
 
 class Watched:

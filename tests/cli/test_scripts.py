@@ -76,3 +76,26 @@ def test_an_interrupt_ends_with_the_status_of_one(tmp_path):
     (tmp_path / "script.py").write_text("raise KeyboardInterrupt\n")
     status, _, told = ended("-m", "smelt", "run", "script.py", where=tmp_path)
     assert status == 130 and told.endswith("KeyboardInterrupt\n") and "smelt" not in told
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "said"),
+    [
+        ("doctor", 1, "smelt cannot be imported here"),
+        ("run script.py", 0, "functions run eagerly: smelt cannot be imported here"),
+        ("ops", 2, "smelt cannot be imported here"),
+        ("explain script.py", 2, "smelt cannot be imported here"),
+        ("--help", 0, "doctor"),
+    ],
+)
+def test_where_smelt_cannot_work(tmp_path, command, status, said):
+    (tmp_path / "script.py").write_text("import torch\nassert torch.compile(abs) is abs\n")
+    program = f"""
+import sys
+sys.modules["smelt._native"] = None
+sys.argv[1:] = {command.split()}
+from smelt.cli.app import main
+main()
+"""
+    done = ended("-c", program, where=tmp_path)
+    assert done[0] == status and said in "".join(done[1:]).replace("\n", " "), done
