@@ -432,15 +432,16 @@ class _Asked:
 
     def answer_for(self, number_of: Callable[[Size], int]) -> tuple[Any, dict[int, tuple[torch.Tensor, Any]]]:
         """The same for other numbers."""
-        given, named, back = self._given(number_of)
-        why, seen = self._why, None
-        if self._is_large_on_gpu(given, named):
-            seen = self._seen
-            why = NeedsFixedSize(f"{self.func} is tried on a GPU, of large tensors", self.syms)
         try:
+            given, named, back = self._given(number_of)
+            why, seen = self._why, None
+            if self._is_large_on_gpu(given, named):
+                seen = self._seen
+                why = NeedsFixedSize(f"{self.func} is tried on a GPU, of large tensors", self.syms)
+            device = self.device if seen is None else CPU
             with not_tried(why if seen is None else self._why):
-                out = on_metas(self.func, given, named, self.device if seen is None else CPU, self._accepted)
-                out = out if seen is None else seen.of(out)
+                out = on_metas(self.func, given, named, device, self._accepted)
+            out = out if seen is None else seen.of(out)
         except NotImplementedError:
             raise
         except (RuntimeError, ValueError, IndexError, TypeError) as error:

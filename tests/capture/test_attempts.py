@@ -445,7 +445,7 @@ def test_a_fixed_size_that_changes_is_tried_once_more() -> None:
     place = ("arg", 0, "x")
     fixed = SymbolicSizes(wanted=True).without([frozenset((place,))], now=False)
     again = fixed.with_changed({(place, 4)})
-    assert not again.is_fixed(place) and again.includes(place, 5, False, True)
+    assert not again.is_fixed(place) and again.includes(place, 5, False)
     stays = again.without([frozenset((place,))], now=False).of_all_calls()
     assert stays.with_changed({(place, 5)}).is_fixed(place)
     worked = again.of_all_calls().without(

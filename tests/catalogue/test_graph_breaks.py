@@ -691,7 +691,7 @@ def star_expressions():
 @program(
     graphs=4,
     later=3,
-    breaks=("data-dependent-value", "data-dependent-value", "data-dependent-value", "data-dependent-value"),
+    breaks=("data-dependent-value", "data-dependent-value", "data-dependent-value"),
 )
 def subscripts_and_attributes():
     class Box:

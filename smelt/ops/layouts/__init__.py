@@ -116,6 +116,7 @@ def _on_gpu(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], devic
         if out is not NotImplemented:
             return out
     elif out is NotImplemented and (known := _of_row_on(device, func, args, kwargs)) is not NotImplemented:
+        check_numbers(func, args, kwargs, known, device)
         return known
     elif (
         out is NotImplemented
