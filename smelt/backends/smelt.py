@@ -419,15 +419,14 @@ def inference_schedules(traced: Traced, config: Config) -> list[Schedule]:
     """What a traced graph runs where no gradients are needed, before it is machine code: of each of its parts. Raises
     Unsupported for graphs on a device without a target."""
     target = targets.maker(_devices(traced))(config)
-    graphs = [traced.aten_graph]
+    graphs = [traced.forward_graph]
     if traced.data is not None:
-        graphs = []
 
         def note(graph: Graph, sizes: Mapping[Sym, SizeInput]) -> Compiled:
             graphs.append(graph)
             return by_operators(graph)
 
-        Parts(traced, traced.aten_graph, note)
+        Parts(traced, graphs.pop(), note)
     return [_scheduled(_prepared(graph, target), config, target) for graph in graphs]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from smelt.capture.base.bytecode import original_of
+from smelt.capture.breaks.steps import is_step
 from smelt.capture.driver.entries import Entry
 from smelt.graph.assignments import syms_of
 from smelt.graph.ir import Graph, TensorSpec
@@ -65,6 +66,9 @@ def _place(entry: Entry, sym: Sym) -> str:
 def resume_text(function: FunctionType) -> str | None:
     """The user's function that a resume function goes on in, with a mark where; None for what is no resume function, or
     where the source is not at hand."""
+    behind = "a graph break"
+    if is_step(function):
+        behind, function = "a `yield`", function.__globals__["step"].function
     original = original_of(function.__code__)
     if original is None:
         return None
@@ -80,7 +84,7 @@ def resume_text(function: FunctionType) -> str | None:
     if here is not None and 0 <= here < len(text) and not text[here].endswith("\\"):
         text[here] += "  # <-- goes on here, with what this line has not done yet"
     head = comment(
-        f"{function.__name__}: the rest of {original.source.co_qualname} behind a graph break, as a function.\n"
+        f"{function.__name__}: the rest of {original.source.co_qualname} behind {behind}, as a function.\n"
         f"{original.source.co_filename}:{line}\n\nIt is given the variables that are read later, then what the line had "
         f"computed so far:\n{given}"
     )

@@ -258,7 +258,7 @@ def _graphs(entry: Entry, now: _Compilation) -> Iterator[tuple[str, Graph, str]]
     """(role, graph, what is said of it) of all graphs that there are."""
     traced = entry.traced
     yield "torch", traced.torch_graph, ""
-    yield "aten", traced.aten_graph, ""
+    yield "aten", traced.forward_graph, ""
     joint = now.joint or traced.joint
     if joint is not None:
         yield "joint", joint.graph, ""

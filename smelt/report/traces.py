@@ -25,6 +25,7 @@ from smelt.errors import SmeltError, Unsupported
 from smelt.graph.at_sizes import symbols_of_arguments
 from smelt.graph.graph_function import GraphFunction
 from smelt.graph.ir import Graph, Node
+from smelt.graph.passes import copied
 from smelt.graph.printer import table
 from smelt.graph.sizes import Sym
 from smelt.graph.symbols import dimensions
@@ -137,6 +138,14 @@ def _commented(title: str, text: str) -> str:
     return "\n".join(f"# {line}" for line in (f"{title}:", *text.splitlines())) + "\n"
 
 
+def _why_no_joint(graph: TracedGraph) -> str:
+    if graph.entry.traced.needs_grad:
+        return (
+            "its backend has autograd follow the torch-level graph: trace with backend='smelt' or 'aot_eager'"
+        )
+    return "no gradients are needed: call it with tensors that require grad, and with grad mode on"
+
+
 @dataclass(frozen=True, eq=False)
 class Trace:
     """One call of `name`: `graphs`, in the order in which they were captured, and the call's `result`.
@@ -190,10 +199,7 @@ class Trace:
         graph = self._only()
         found = read(graph)
         if found is None:
-            why = graph.no_joint or (
-                "no gradients are needed: call it with tensors that require grad, and with grad mode on"
-            )
-            raise SmeltError(f"{self.name} has no {what} graph: {why}")
+            raise SmeltError(f"{self.name} has no {what} graph: {graph.no_joint or _why_no_joint(graph)}")
         return found
 
     @property
@@ -271,11 +277,11 @@ def _traced_graph(
     joint, forward, backward, parts = None, None, None, None
     if traced.joint is not None:
         cut, parts = training_graphs(entry, config)
-        joint, forward, backward = map(GraphView, (cut.graph, parts.forward, parts.backward))
+        joint, forward, backward = map(GraphView, (_copy(cut.graph), parts.forward, parts.backward))
     return TracedGraph(
         frame=entry.name,
-        torch=GraphView(traced.torch_graph),
-        aten=GraphView(traced.aten_graph),
+        torch=GraphView(_copy(traced.torch_graph)),
+        aten=GraphView(traced.forward_graph),
         joint=joint,
         forward=forward,
         backward=backward,
@@ -286,6 +292,13 @@ def _traced_graph(
         source=entry.source,
         entry=entry,
     )
+
+
+def _copy(graph: Graph) -> Graph:
+    """What runs behind the call may still be made of the trace's own graphs."""
+    made, _ = copied(graph, graph.constants)
+    made.level = graph.level
+    return made
 
 
 def training_graphs(entry: Entry, config: Config) -> tuple[Joint, Partition]:

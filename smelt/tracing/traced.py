@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
-from smelt.graph.ir import Graph
+from smelt.graph import passes
+from smelt.graph.ir import Graph, Node, argument_nodes
 from smelt.graph.numbers import Expression
 from smelt.graph.sizes import INFINITE, Sym
 from smelt.graph.specs import at_numbers, empty_like_spec
+from smelt.ops.raising import must_run
 from smelt.reasons import Reason
 from smelt.tracing.counters import NO_COUNTERS, Counters
 from smelt.tracing.data_numbers import Condition, NumberCondition
@@ -82,6 +84,18 @@ class Traced:
         hints = {sym: place.hint for sym, place in self.sizes.items()}
         tensors = [_empty_like(fake, hints) if real is None else real for real, fake in found]
         return (*tensors, *(n.symbol.value for n in self.numbers))
+
+    @property
+    def forward_graph(self) -> Graph:
+        """A copy of the aten graph, without what a backward recorded that could raise, which is there beside a joint one."""
+        known: set[Node] = set()
+        for node in self.aten_graph:
+            if known.issuperset(argument_nodes(node)):
+                known.add(node)
+        forward = (node for node in self.aten_graph if node in known)
+        graph, _ = passes.copied(forward, self.aten_graph.constants)
+        passes.eliminate_dead(graph, keep=must_run)
+        return graph
 
     def forget_examples(self) -> None:
         """Lets go of the tensors that the trace saw: `torch.utils.swap_tensors` refuses those with weak references."""

@@ -81,6 +81,17 @@ def test_each_entry_and_each_resume_function_has_its_files(tmp_path):
     assert "launch " in text(folder, "forward.0.plan.txt")
 
 
+def test_generators_are_shown_from_one_yield_to_the_next(tmp_path):
+    def walk(x):
+        for i in range(2):
+            yield x * i
+
+    with smelt.dump(tmp_path):
+        list(smelt.compile(walk)(torch.ones(2)))
+    found = [p.read_text() for p in sorted(tmp_path.glob("step_of_walk.*.source.py"))]
+    assert any("        yield x * i  # <-- goes on here" in source for source in found), found
+
+
 def test_names_are_the_same_in_the_next_run(tmp_path):
     def names(folder):
         with smelt.dump(folder):

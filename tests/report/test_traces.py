@@ -9,6 +9,7 @@ import torch
 import smelt
 import smelt.report.inspect
 from smelt.errors import OptionError, SmeltError, Unsupported
+from smelt.report.inspect import kernels
 from smelt.report.traces import GraphView
 
 
@@ -125,11 +126,45 @@ def set_by_shape(tensors):
     return {tuple(t.shape): t for t in tensors}
 
 
+def test_the_aten_level_has_nothing_of_the_backward():
+    """Also of what could raise there, as `index_put` of an index."""
+
+    def f(x, i):
+        return x[i] * 2
+
+    x, i = torch.randn(4, requires_grad=True), torch.tensor([1, 1])
+    trace = smelt.trace(f)(x, i)
+    by_name = {"x": x, "i": i}
+    inputs = [by_name[n.name] for n in trace.aten.graph.placeholders]
+    assert "tangents" not in trace.aten.code
+    torch.testing.assert_close(trace.aten(*inputs)[0], f(x, i))
+    compiled = smelt.compile(f)
+    compiled(x, i)
+    assert "aten.index.Tensor" in kernels(compiled) or "kernel" in kernels(compiled)
+
+
+def test_edits_reach_nothing_that_runs():
+    x = torch.randn(3, requires_grad=True)
+    trace = smelt.trace(two_cosines)(x)
+    for view in (trace.torch, trace.aten, trace.joint, trace.forward, trace.backward):
+        for node in view.nodes:
+            if node.op == "call_function":
+                node.target = torch.ops.aten.relu.default
+    (once,) = torch.autograd.grad(trace.result.sum(), x, create_graph=True)
+    torch.testing.assert_close(once, torch.autograd.grad(two_cosines(x).sum(), x)[0])
+
+
 def test_without_gradients_there_is_no_joint_graph():
     trace = smelt.trace(two_cosines)(torch.randn(3))
     assert trace.graphs[0].joint is None
     with pytest.raises(SmeltError, match="no joint graph: no gradients are needed"):
         _ = trace.joint
+
+
+def test_a_backend_without_joint_graphs_is_named():
+    trace = smelt.trace(two_cosines, backend="eager")(torch.randn(3, requires_grad=True))
+    with pytest.raises(SmeltError, match="trace with backend='smelt' or 'aot_eager'"):
+        _ = trace.partition
 
 
 def test_a_function_that_breaks_is_several_graphs():
