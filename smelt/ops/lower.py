@@ -28,6 +28,7 @@ from smelt.loops.tensor import GAP, CopyBack, Extern, Insert, Map, Number, Progr
 from smelt.loops.values import index as index_value
 from smelt.ops.overwritten import is_empty, overwriting
 from smelt.ops.raising import may_raise, must_run, numbers_to_fit
+from smelt.ops.recompute import Class
 from smelt.ops.registry import row
 from smelt.torch_private import OpOverload
 
@@ -127,7 +128,7 @@ class _Lowerer:
                 self.check_numbers(node, *given)
                 self.steps += numbers
                 return self.adopt(node, builder, result)
-            why = "for these arguments, or results, its lowering leaves the work to ATen's kernel"
+            why = _left_to_aten(node)
         return self.extern(node, *given, why)
 
     def is_idle(self, node: Node, args: Any, kwargs: Any) -> bool:
@@ -432,6 +433,13 @@ def _no_loops(node: Node, has_lowering: bool, args: Any, kwargs: Any) -> str:
     if not _takes_numbers(node, args, kwargs):
         return "a number that a call brings stands where its lowering, or the dtype, needs to know it"
     return ""
+
+
+def _left_to_aten(node: Node) -> str:
+    """Why an operator is called whose lowering was asked."""
+    if row(node.target).recompute is Class.PRODUCT:
+        return "a product or convolution: ATen's library does it, where no code is generated for these sizes"
+    return "for these arguments, or results, its lowering leaves the work to ATen's kernel"
 
 
 def _may_be_empty(shape: Sequence[Size]) -> bool:

@@ -266,6 +266,17 @@ def test_operators_that_aten_does_and_pairs_that_were_not_fused():
     ][0].items()
 
 
+def test_a_convolution_that_aten_does_says_so():
+    def f(x, w):
+        return torch.relu(torch.nn.functional.conv2d(x, w))
+
+    data = smelt.explain(f)(torch.randn(2, 8, 64, 64), torch.randn(16, 8, 3, 3)).to_dict()
+    [convolution] = [k for k in data["kernels"] if "convolution" in k["name"]]
+    assert convolution["flops"] == 2 * (2 * 16 * 62 * 62) * (8 * 3 * 3)
+    if convolution["kind"] == "extern":  # not generated on this machine
+        assert "a product or convolution" in data["externs"][0]["why"]
+
+
 def test_kernels_tell_bytes_and_operations():
     data = smelt.explain(lambda x, y: (x + y).exp())(torch.randn(8, 100), torch.randn(100)).to_dict()
     [kernel] = data["kernels"]
