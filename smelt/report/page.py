@@ -14,7 +14,7 @@ _PLACE = "@REPORT@"
 def write(path: str | PathLike[str], data: dict[str, Any]) -> None:
     """Writes `data` (what `Explanation.to_dict()` gives, or anything of its form) as one HTML file that needs no network.
 
-    Keys may be missing; docs/reading-a-report.md says what is shown of each. Numbers that JSON does not know (infinities and
+    Keys may be missing; docs/html-report.md says what is shown of each. Numbers that JSON does not know (infinities and
     NaN) are shown as unknown. Raises TypeError for values that are not JSON, and OSError where `path` cannot be written.
     """
     before, after = Path(__file__).with_name("page.html").read_text(encoding="utf-8").split(_PLACE)
