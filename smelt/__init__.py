@@ -4,7 +4,16 @@
 """
 
 from smelt import config, errors, support
-from smelt.api import compile, disable, graph_break, is_compiling, list_backends, register_backend, reset
+from smelt.api import (
+    compile,
+    disable,
+    explain,
+    graph_break,
+    is_compiling,
+    list_backends,
+    register_backend,
+    reset,
+)
 from smelt.marks import mark_dynamic, mark_static
 
 __all__ = [
@@ -13,6 +22,7 @@ __all__ = [
     "config",
     "disable",
     "errors",
+    "explain",
     "graph_break",
     "is_compiling",
     "list_backends",

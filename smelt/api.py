@@ -82,6 +82,25 @@ def compile(
     )
 
 
+def explain(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """What becomes of `fn`: `smelt.explain(fn)(*args, **kwargs)` calls it once, compiled, and returns an `Explanation`
+    (`smelt/report/explanation.py`): graphs, breaks, guards, recompiles, kernels, memory, time. Print it.
+
+    Args:
+        fn: what `compile` takes, which is compiled with `options` (those of `compile`), or what it returned.
+
+    `fn` runs once for each call, as a call of the compiled function does: its effects, random numbers and `.grad`s are those
+    of one call. More calls with `.call(...)` show recompiles. A backward is compiled when its first gradient comes: call
+    `backward()` under `.watching()`. What eager would keep for the backward is measured on other tensors, by running the
+    recorded torch calls, not `fn`; the state of random numbers is put back.
+
+    Raises what `compile` raises, what the call raises, and Unavailable where smelt cannot work with this torch or Python.
+    """
+    anew = functools.partial(compile, fn, **options)
+    explained: Callable[..., Any] = support.compiler().explain(fn, anew, bool(options))
+    return explained
+
+
 def reset() -> None:
     """Forgets everything compiled: every cache is emptied, memory held by plans is freed. Compiled callables stay valid
     and compile again at their next call."""

@@ -25,6 +25,8 @@ from smelt.capture.base.bytecode import SUSPENDABLE
 from smelt.capture.driver import entries
 from smelt.capture.driver.compiler import FrameCompiler, set_disabled
 from smelt.errors import OptionError
+from smelt.report.explain import explained
+from smelt.report.explanation import Explanation
 from smelt.runtime import release_all
 
 _OF_MODE: dict[str | None, dict[str, Any]] = {
@@ -256,6 +258,12 @@ def _module_trampoline(cls: type) -> Any:
 
 
 # ----------------------------------------------------------------------------------------------- the others
+
+
+def explain(fn: Any, anew: Callable[[], Any], differently: bool) -> Callable[..., Explanation]:
+    """What calls `fn` once, compiled, and tells of it. `anew` compiles it, where it is not or is to be `differently`."""
+    is_compiled = isinstance(getattr(fn, "__func__", fn), (_native.Wrapped, CompiledModule))
+    return explained(fn if is_compiled and not differently else anew())
 
 
 def reset() -> None:

@@ -44,6 +44,11 @@ def disable(fn: Any, recursive: bool) -> Any:
     return functools.partial(disable, recursive=recursive) if fn is None else fn
 
 
+def explain(fn: Any, anew: Callable[[], Any], differently: bool) -> Any:
+    """Raises Unavailable: there is nothing to explain."""
+    raise Unavailable(f"smelt.explain: {_why}")
+
+
 def list_backends() -> list[str]:
     """No names: nothing is compiled."""
     return []

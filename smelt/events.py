@@ -16,10 +16,11 @@ EventKind = Literal[
     "backend-start",
     "backend-end",        # seconds
     "stage",              # seconds; the event's name is that of the stage
-    "partition",          # a joint graph was cut. seconds; saved: number of values kept for the backward
+    "partition",          # a joint graph was cut. seconds; saved: number of values kept for the backward; parts: Partition
+    "schedule",           # a graph is about to become code. graph: graph.ir.Graph; schedule: schedule.schedule.Schedule
     "plan",               # kernels: number of distinct ones; externs: names of the ATen operators that it calls
     "backward-compiled",  # seconds; undefined: number of tangents that autograd did not define
-    "entry-installed",    # seconds, guards, inputs: numbers of them
+    "entry-installed",    # seconds, guards, inputs: numbers of them; entry; origins: guards.origin.Origin of each input
     "recompile",          # an entry refused the call. entry: its number; failure: guards.explain.Failure
     "graph-break",        # reason: smelt.reasons.Reason
     "no-joint-graph",     # reason: why autograd runs the graph operator by operator

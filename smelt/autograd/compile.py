@@ -121,7 +121,7 @@ def joint_by_sizes(
 def _cut(joint: Joint, config: Config, lay_out: Callable[[Partition], Partition], hints: Hints) -> Partition:
     start = time.perf_counter()
     parts = lay_out(partition(joint, config, hints))
-    events.emit("partition", seconds=time.perf_counter() - start, saved=len(parts.saved))
+    events.emit("partition", seconds=time.perf_counter() - start, saved=len(parts.saved), parts=parts)
     return parts
 
 

@@ -367,12 +367,13 @@ def _scheduled(graph: Graph, config: Config, target: Target, sizes: Iterable[Sym
     if config.verify:
         verify_graph(graph, functional=True, sizes=sizes)
     with _stage("lower"):
-        graph = in_pieces(align_products(graph, target.costs).graph, target.costs)
-        program = lower(graph, target.costs)
+        cut = in_pieces(align_products(graph, target.costs).graph, target.costs)
+        program = lower(cut, target.costs)
     with _stage("fuse"):
         schedule = fuse(program, target.costs, config.fuse)
         if config.verify:
             verify_schedule(schedule)
+    events.emit("schedule", graph=graph, schedule=schedule)
     return schedule
 
 

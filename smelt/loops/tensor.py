@@ -130,7 +130,7 @@ class Number(Tensor):
 @dataclass(eq=False)
 class Extern:
     """One ATen call; its arguments hold `Tensor`s. `results[i]` is None where the i-th result is no tensor. `raises`: it may
-    raise because of the values that it reads."""
+    raise because of the values that it reads. `why`: no loops are made of it, for people."""
 
     op: OpOverload
     args: tuple[object, ...]
@@ -140,6 +140,7 @@ class Extern:
     line: Line | None = None
     order: int = -1
     raises: bool = False
+    why: str = ""
 
 
 @dataclass(eq=False)

@@ -119,14 +119,16 @@ class _Lowerer:
         numbers: list[Tensor] = []
         if entry is not None and not row(node.target).takes_sizes:
             args, kwargs, numbers = self.sizes_as_numbers(node, args, kwargs)
-        if entry is not None and _lowerable(node, args, kwargs) and _takes_numbers(node, args, kwargs):
+        why = _no_loops(node, entry is not None, args, kwargs)
+        if entry is not None and not why:
             builder = Builder(_short(node), node.spec, _device(node.spec), node.line, self.costs)
             result = entry(builder, *args, **kwargs)
             if result is not None and self.gives_what_is_used(node, result):
                 self.check_numbers(node, *given)
                 self.steps += numbers
                 return self.adopt(node, builder, result)
-        return self.extern(node, *given)
+            why = "for these arguments, or results, its lowering leaves the work to ATen's kernel"
+        return self.extern(node, *given, why)
 
     def is_idle(self, node: Node, args: Any, kwargs: Any) -> bool:
         """Whether a node whose result nobody reads only might have raised, and does not."""
@@ -248,7 +250,7 @@ class _Lowerer:
         work = bounds(numel(insert.source.shape))[1] * (self.costs.load + self.costs.store)
         return is_result and work > self.costs.launch
 
-    def extern(self, node: Node, args: Any, kwargs: Any) -> Any:
+    def extern(self, node: Node, args: Any, kwargs: Any, why: str) -> Any:
         specs = node.spec if isinstance(node.spec, tuple | list) else (node.spec,)
         args, mask = self.output_mask(node, args)
         if mask is not None:
@@ -260,7 +262,9 @@ class _Lowerer:
             for spec in specs
         )
         op = with_number(node.target, args)
-        step = Extern(op, tuple(args), kwargs, results, _short(node), node.line, self.next(), may_raise(node))
+        step = Extern(
+            op, tuple(args), kwargs, results, _short(node), node.line, self.next(), may_raise(node), why
+        )
         self.steps.append(step)
         if is_empty(node):
             self.empty.update(r for r in results if r is not None)
@@ -417,6 +421,17 @@ def _lowerable(node: Node, args: Any, kwargs: Any) -> bool:
     return all(
         s.dtype in LOWERABLE and (s.device == first.device or id(s) in beside) for s in specs[:1] + tensors
     )
+
+
+def _no_loops(node: Node, has_lowering: bool, args: Any, kwargs: Any) -> str:
+    """Why an operator is called, for people; empty where its lowering may be asked for loops."""
+    if not has_lowering:
+        return "it has no lowering to loops: ATen's kernel does it"
+    if not _lowerable(node, args, kwargs):
+        return "loops do not compute these dtypes, tensors without elements, or tensors of two devices"
+    if not _takes_numbers(node, args, kwargs):
+        return "a number that a call brings stands where its lowering, or the dtype, needs to know it"
+    return ""
 
 
 def _may_be_empty(shape: Sequence[Size]) -> bool:

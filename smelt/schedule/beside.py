@@ -121,7 +121,9 @@ def joined(rows: KernelItem, sums: KernelItem, costs: Costs) -> KernelItem | str
     kernel = beside(rows.kernel, sums.kernel, places)
     if isinstance(kernel, Kernel):
         kernel = _unprofitable(kernel, costs) or kernel
-    return kernel if isinstance(kernel, str) else KernelItem(kernel, tuple(buffers), sums.note or rows.note)
+    if isinstance(kernel, str):
+        return kernel
+    return KernelItem(kernel, tuple(buffers), sums.note or rows.note, (*rows.made_of, *sums.made_of))
 
 
 def _unprofitable(kernel: Kernel, costs: Costs) -> str | None:

@@ -137,14 +137,16 @@ class _Builder:
             for tree in (extern.args, extern.kwargs)
         )
         outs = tuple(None if r is None else self.buffer(r) for r in extern.results)
-        self.items.append(ExternItem(extern.op, args, kwargs, outs, str(extern.line or "")))
+        self.items.append(ExternItem(extern.op, args, kwargs, outs, str(extern.line or ""), why=extern.why))
 
     def kernel(self, group: Group) -> KernelItem:
         kernel, buffers = KernelBuilder(
             group, self.tensors, self.in_memory, self.buffer, self.part, self.costs
         ).build()
         lines = [u.tensor.line for u in group.units if u.tensor.line]
-        return KernelItem(kernel, buffers, str(lines[-1]) if lines else "")
+        computed = (t for u in group.units for t in (*u.inlined, u.tensor))
+        made_of = tuple(dict.fromkeys((t.name, t.line) for t in sorted(computed, key=lambda t: t.order)))
+        return KernelItem(kernel, buffers, str(lines[-1]) if lines else "", made_of)
 
 
 def view_layout(tensor: Tensor, source: Tensor) -> Layout:

@@ -38,7 +38,7 @@ class Unit:
     `load(order of the tensor, index tuple, mask)`; `reads` lists them. `target`: the graph input it is stored to, or
     memory that is filled. `insert`: in some of that one's places only, which are `inserted_at` (in its own symbols), further
     by `lookups`. `names`: the operators whose arithmetic it contains.
-    `deep`: what reads it must read it from memory."""
+    `inlined`: what of them is computed on the spot. `deep`: what reads it must read it from memory."""
 
     tensor: Tensor
     index: Index
@@ -52,6 +52,7 @@ class Unit:
     insert: Insert | None = None
     inserted_at: Index = ()
     lookups: tuple[Lookup, ...] = ()
+    inlined: tuple[Tensor, ...] = ()
 
     def at(self, index: Index) -> dict[Sym, Size]:
         """The values of its own symbols at an element of its tensor."""
@@ -260,6 +261,7 @@ def _unit_over(
         insert=insert,
         inserted_at=() if insert is None else insert.at(index),
         lookups=lookups,
+        inlined=tuple(reader.inlined),
     )
 
 
@@ -278,12 +280,14 @@ class _Reader:
         self.reads: dict[tuple[Tensor, Index], None] = {}
         self.done: dict[tuple[Tensor, Index, Value | None], Value] = {}
         self.names: dict[str, int] = {}
+        self.inlined: dict[Tensor, None] = {}
 
     def element(self, tensor: Tensor, index: Index, mask: Value | None) -> Value:
         definition = tensor.definition
         if isinstance(definition, Map) and tensor not in self.units:
             if definition.cost:
                 self.names.setdefault(tensor.name, tensor.order)
+                self.inlined[tensor] = None
             return definition.body(_Load(self, mask), index)
         self.reads[tensor, index] = None
         return Value("load", (tensor.order, index, mask), tensor.dtype)

@@ -14,7 +14,7 @@ def print_schedule(schedule: Schedule) -> str:
     """The schedule as text, for people. Buffer i is `b<i>`; below each kernel's name is which buffers its `p0`, ... are."""
     lines = [*_buffers(schedule)]
     for item in schedule.items:
-        lines += _item(item)
+        lines += print_item(item).splitlines()
     lines.append("return " + ", ".join("None" if out is None else f"b{out}" for out in schedule.outputs))
     lines += [f"not fused: {refusal}" for refusal in schedule.refusals]
     return "\n".join(lines)
@@ -29,16 +29,17 @@ def _spec(buffer: BufferSpec) -> str:
     return spec_text(buffer.spec)
 
 
-def _item(item: Item) -> list[str]:
+def print_item(item: Item) -> str:
+    """One item, a kernel over several lines."""
     if isinstance(item, KernelItem):
         head, *body = print_kernel(item.kernel).splitlines()
-        return [f"kernel {head}", f"  of {_names(item.buffers)}", *("  " + line for line in body)]
+        return "\n".join([f"kernel {head}", f"  of {_names(item.buffers)}", *("  " + line for line in body)])
     if isinstance(item, ViewItem):
         seen = "user view" if item.user_visible else "view"
-        return [
+        return (
             f"b{item.out} = {seen} b{item.src} {list(item.shape)} stride {list(item.stride)} + {item.offset}"
-        ]
-    return [_call(item)]
+        )
+    return _call(item)
 
 
 def _names(buffers: tuple[int | None, ...]) -> str:

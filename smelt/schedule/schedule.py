@@ -8,12 +8,12 @@ is returned is written.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 
-from smelt.graph.ir import TensorSpec
+from smelt.graph.ir import Line, TensorSpec
 from smelt.graph.sizes import Size
 from smelt.graph.tree import leaves
 from smelt.loops.ir import Kernel
@@ -41,17 +41,20 @@ class BufRef:
 
 @dataclass(frozen=True)
 class KernelItem:
-    """One launch. `buffers[i]` is the schedule's buffer for the i-th kernel buffer; None for a `local` one."""
+    """One launch. `buffers[i]` is the schedule's buffer for the i-th kernel buffer; None for a `local` one. `made_of`: the
+    operators in it, each with the user's line, for people."""
 
     kernel: Kernel
     buffers: tuple[int | None, ...]
     note: str = ""
+    made_of: tuple[tuple[str, Line | None], ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
 class ExternItem:
     """One ATen call; `args` and `kwargs` hold `BufRef`s. `outs[i]` receives the i-th result (None: dropped).
-    `epilogue` is where a generated matrix product will find the pointwise kernel that it may absorb."""
+    `epilogue` is where a generated matrix product will find the pointwise kernel that it may absorb. `why`: it is a call,
+    and no loops (for people)."""
 
     op: OpOverload
     args: tuple[object, ...]
@@ -59,6 +62,7 @@ class ExternItem:
     outs: tuple[int | None, ...]
     note: str = ""
     epilogue: KernelItem | None = None
+    why: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)

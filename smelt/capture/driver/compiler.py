@@ -315,20 +315,19 @@ class FrameCompiler:
         if self.config.verify:
             answers = verified(frame.function, spec.guards), None
         _native.add_entry(self._table(fn), tree, *answers)
-        self.record.entries.append(
-            Entry(
-                name,
-                spec.guards,
-                frame.source,
-                why,
-                captured.traced,
-                graph,
-                tree,
-                answers,
-                seconds,
-                captured.outside.sizes.seen,
-            )
+        entry = Entry(
+            name,
+            spec.guards,
+            frame.source,
+            why,
+            captured.traced,
+            graph,
+            tree,
+            answers,
+            seconds,
+            captured.outside.sizes.seen,
         )
+        self.record.entries.append(entry)
         self._installed += 1
         self._drop_superseded(fn)
         events.emit(
@@ -337,6 +336,8 @@ class FrameCompiler:
             seconds=seconds,
             guards=len(spec.guards),
             inputs=len(captured.input_origins),
+            entry=entry,
+            origins=captured.input_origins,
         )
 
     def _drop_superseded(self, fn: FunctionType) -> None:

@@ -1,0 +1,85 @@
+"""How long what runs eagerly at a graph break takes: compiled frames look at the clock before and behind it, for a while.
+
+A compiled frame ends in a comment that names the break, the instruction, and a tail call (`capture/breaks/graph_break.py`).
+Its code is exchanged for one that is written from the same source, with the clock on the same lines, so that tracebacks are
+as they were.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterable
+from types import CodeType, FunctionType
+
+from smelt.capture.breaks.positions import location_table
+from smelt.capture.driver.entries import Entry
+from smelt.reasons import Reason
+
+_MARK = "# graph break: "
+_BEGAN, _CLOCK, _NOTE = "__smelt_began", "__smelt_clock", "__smelt_note"
+
+
+class BreakCosts:
+    """Measures while it is attached. What was measured stays."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, list[float]] = {}  # by the comment that names the break
+        self._was: dict[FunctionType, CodeType] = {}
+
+    def attach(self, entries: Iterable[Entry]) -> None:
+        """Has the frames of these entries look at the clock, those that do not yet."""
+        for entry in entries:
+            function = entry.answers[0]
+            if type(function) is FunctionType and function not in self._was:
+                self._attach(function, entry.source)
+
+    def _attach(self, function: FunctionType, source: str) -> None:
+        lines = source.splitlines()
+        marks = [i for i, line in enumerate(lines) if line.lstrip().startswith(_MARK)]
+        if len(marks) != 1:
+            return
+        found = _with_clock(lines, marks[0], function.__code__)
+        if found is None:
+            return
+        spent = self._seconds.setdefault(lines[marks[0]].strip().removeprefix(_MARK), [])
+        function.__globals__.update({_CLOCK: time.perf_counter, _NOTE: spent.append})
+        self._was[function], function.__code__ = function.__code__, found
+
+    def detach(self) -> None:
+        """Gives the frames the code back that they had."""
+        for function, code in self._was.items():
+            function.__code__ = code  # frames that run still find the clock among their globals
+        self._was.clear()
+
+    def ms(self, reason: Reason) -> float | None:
+        """The median over the calls that were measured, in milliseconds; None where none was. The clock itself takes less
+        than a microsecond."""
+        place = f"{reason.kind.id} at {reason.line}"
+        spent = [s for comment, found in self._seconds.items() if comment.startswith(place) for s in found]
+        return 1e3 * statistics.median(spent) if spent else None
+
+
+def _with_clock(lines: list[str], mark: int, code: CodeType) -> CodeType | None:
+    """The code of the frame with the clock in it, in the place of `code`; None where there is none."""
+    indent = len(lines[mark]) - len(lines[mark].lstrip())
+    timed = list(lines)
+    timed[mark] = f"{' ' * indent}{_BEGAN} = {_CLOCK}()"
+    for i in range(mark + 1, len(lines)):
+        text = lines[i].lstrip()
+        own = len(lines[i]) - len(text)
+        if own < indent:
+            break
+        if text.startswith("return "):
+            timed[i] = f"{' ' * own}{_NOTE}({_CLOCK}() - {_BEGAN}); {text}"
+    whole = compile("\n".join(timed) + "\n", code.co_filename, "exec", dont_inherit=True)
+    functions = [c for c in whole.co_consts if isinstance(c, CodeType) and _BEGAN in c.co_varnames]
+    if len(functions) != 1 or functions[0].co_freevars != code.co_freevars:
+        return None
+    made = functions[0].replace(co_flags=code.co_flags, co_name=code.co_name, co_qualname=code.co_qualname)
+    places = set(code.co_positions())
+    if len(places) == 1:  # it looks like one line of the user's
+        units = len(made.co_code) // 2
+        table = location_table([(units, places.pop())], code.co_firstlineno)
+        made = made.replace(co_firstlineno=code.co_firstlineno, co_linetable=table)
+    return made

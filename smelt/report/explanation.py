@@ -1,0 +1,105 @@
+"""What `smelt.explain` returns: what became of a function, as text, for a notebook, as plain data."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from smelt import events
+from smelt.capture.driver.entries import Entry
+from smelt.report import inspect
+from smelt.report.break_costs import BreakCosts
+from smelt.report.eager_saved import eager_saved_bytes
+from smelt.report.explained_html import fragment
+from smelt.report.explained_text import plain
+from smelt.report.rows import rows
+from smelt.report.watch import Watch
+
+
+class Explanation:
+    """What compiling `compiled` did in the calls that were made through this object. Prints as text, shows in notebooks.
+
+    Attributes:
+        compiled: what `smelt.compile` returned.
+        result: what the latest call returned, None before the first.
+
+    What it tells of entries, breaks and graphs is all that there is of `compiled`; phases, recompiles and kernels are of the
+    calls of this object, and of what ran under `watching()`.
+    """
+
+    def __init__(self, compiled: Callable[..., Any]) -> None:
+        inspect.records(compiled)  # raises TypeError for what smelt.compile did not return
+        self.compiled = compiled
+        self.result: Any = None
+        self._watch = Watch()
+        self._costs = BreakCosts()
+        self._eager: dict[int, tuple[Entry, int | None]] = {}  # by id of the entry, which is kept alive
+
+    def call(self, *args: Any, **kwargs: Any) -> Explanation:
+        """Calls `compiled` once, with these arguments; returns this object. What the call raises goes on."""
+        with self.watching():
+            self.result = self.compiled(*args, **kwargs)
+        return self
+
+    @contextmanager
+    def watching(self) -> Iterator[Explanation]:
+        """What is compiled in this context is told of, too: a backward, which is compiled when its first gradient comes."""
+        with events.subscribed(self._watch), events.subscribed(self._measure):
+            self._costs.attach(self._entries())
+            try:
+                yield self
+            finally:
+                self._costs.detach()
+
+    def _measure(self, event: events.Event) -> None:
+        if event.kind == "entry-installed":  # before the call goes on in what was installed
+            self._costs.attach(self._entries())
+
+    def _entries(self) -> list[Entry]:
+        return [entry for _, record in inspect.records(self.compiled) for entry in record.entries]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as data that can be written as JSON; docs/explain.md lists the keys. Measures, the first time that an
+        entry with a backward is seen, what eager would keep for it."""
+        name = getattr(self.compiled, "__qualname__", None) or type(_original(self.compiled)).__name__
+        return rows(name, inspect.records(self.compiled), self._watch, self._eager_bytes, self._costs.ms)
+
+    def save(self, path: str | Path) -> Path:
+        """Writes a report: JSON where the name ends in `.json`, one HTML file where it ends in `.html`. Returns the path.
+
+        Raises ValueError for other endings.
+        """
+        path = Path(path)
+        if path.suffix == ".json":
+            path.write_text(json.dumps(self.to_dict(), indent=1), encoding="utf-8")
+        elif path.suffix == ".html":
+            importlib.import_module("smelt.report.page").write(
+                path, self.to_dict()
+            )  # it is large, and rarely asked for
+        else:
+            raise ValueError(
+                f"a report is written as .json or .html, not as {path.suffix or 'a file without ending'!r}"
+            )
+        return path
+
+    def __str__(self) -> str:
+        return plain(self.to_dict())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return fragment(self.to_dict())
+
+    def _eager_bytes(self, entry: Entry) -> int | None:
+        if id(entry) not in self._eager:
+            self._eager[id(entry)] = entry, eager_saved_bytes(entry)
+        return self._eager[id(entry)][1]
+
+
+def _original(compiled: Any) -> Any:
+    state = getattr(compiled, "_smelt", None)
+    return compiled if state is None else state.original

@@ -1,0 +1,132 @@
+"""Graphs as rows for reports: which graphs an entry has, their nodes, which entry a scheduled graph belongs to."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smelt.autograd.partition import Partition
+from smelt.capture.driver.entries import Entry
+from smelt.graph.ir import Graph, Line, Node, TensorSpec, argument_nodes
+from smelt.graph.printer import code, spec_text, target_text
+
+OWN = str(Path(__file__).parent.parent)  # the folder of smelt
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One graph of a report. `level`: torch, aten, joint, forward or backward."""
+
+    id: int
+    frame: str
+    entry: Entry
+    level: str
+    graph: Graph
+
+
+def line_row(line: Line | None, text: bool = False) -> dict[str, Any] | None:
+    """A line of the user's, None for a line of smelt's own (what calls a module, or steps a generator). `text`: the source
+    line, too."""
+    if line is None or line.filename.startswith((OWN, "<smelt ")):
+        return None
+    row: dict[str, Any] = {"file": line.filename, "line": line.line, "function": line.function}
+    if text:
+        row["text"] = source_line(line)
+    return row
+
+
+def source_line(line: Line) -> str:
+    """The text of a line, without its indentation; empty where the file is not there."""
+    return linecache.getline(line.filename, line.line).strip()
+
+
+def hints_of(entry: Entry) -> Mapping[str, int]:
+    """What the symbols of an entry's graphs were when it was traced."""
+    traced = entry.traced
+    of_data = traced.data.hints if traced.data is not None else {}
+    sizes = {sym: source.hint for sym, source in traced.sizes.items()}
+    return {str(sym): hint for sym, hint in {**sizes, **of_data}.items()}
+
+
+def node_row(node: Node, module: str | None) -> dict[str, Any]:
+    """One node by the schema of reports. `module`: the module that holds it, as far as is known."""
+    target = node.target if isinstance(node.target, str) else target_text(node.target, {})
+    spec = node.spec
+    tensor = spec if isinstance(spec, TensorSpec) else None
+    return {
+        "name": node.name,
+        "op": node.op,
+        "target": target.removeprefix("torch.ops."),
+        "inputs": list(dict.fromkeys(n.name for n in argument_nodes(node))),
+        "shape": None if tensor is None else [n if isinstance(n, int) else str(n) for n in tensor.shape],
+        "dtype": None if tensor is None else str(tensor.dtype).removeprefix("torch."),
+        "type": "" if spec is None or node.op == "output" else spec_text(spec),
+        "line": line_row(node.line),
+        "module": module,
+    }
+
+
+def graph_row(placed: Placed, modules: Mapping[Node, str]) -> dict[str, Any]:
+    """One graph by the schema of reports. `modules`: by torch-level node."""
+    nodes = [
+        node_row(node, modules.get(node if node.source is None else node.source)) for node in placed.graph
+    ]
+    return {
+        "id": placed.id,
+        "frame": placed.frame,
+        "level": placed.level,
+        "code": code(placed.graph),
+        "operators": sum(node["op"].startswith("call") for node in nodes),
+        "nodes": nodes,
+    }
+
+
+def level_of(graph: Graph) -> str:
+    """Which part of a joint graph an aten graph is, by what it takes and gives."""
+    names = [p.name for p in graph.placeholders]
+    if any(name.startswith("tangents_") for name in names):
+        return "backward"
+    return "forward"
+
+
+class Owners:
+    """Finds the entry that an aten graph was made for: its nodes name the torch-level nodes that caused them; graphs for
+    given sizes are copies, whose nodes have the names and lines of the first."""
+
+    def __init__(self, entries: Sequence[tuple[str, Entry]]) -> None:
+        self.entries = entries
+        self._by_source = {node: pair for pair in entries for node in pair[1].traced.torch_graph}
+
+    def of(self, graph: Graph) -> tuple[str, Entry] | None:
+        """The name of the frame and the entry; None where it belongs to none of these."""
+        for node in graph:
+            if node.source in self._by_source:
+                return self._by_source[node.source]
+        named = _keys(graph)
+        best = max(self.entries, key=lambda pair: len(named & _own_keys(pair[1])), default=None)
+        return best if best is not None and 2 * len(named & _own_keys(best[1])) > len(named) else None
+
+    def pair(self, entry: Entry | None) -> tuple[str, Entry] | None:
+        """An entry with the name of its frame; None where it is none of these."""
+        return next((pair for pair in self.entries if pair[1] is entry), None)
+
+    def of_partition(self, parts: Partition) -> tuple[str, Entry] | None:
+        """The same of a joint graph that was cut."""
+        return self.of(parts.forward) or self.of(parts.backward)
+
+
+def _keys(graph: Graph) -> set[tuple[str, str, str]]:
+    return {(n.name, str(n.target), str(n.line)) for n in graph if n.op.startswith("call")}
+
+
+def _own_keys(entry: Entry) -> set[tuple[str, str, str]]:
+    traced = entry.traced
+    return _keys(traced.aten_graph if traced.joint is None else traced.joint.graph)
+
+
+def lines_in(graphs: Iterable[Graph]) -> Iterable[Line]:
+    """The lines of nodes, with repetitions."""
+    return (node.line for graph in graphs for node in graph if node.line is not None)

@@ -1,0 +1,147 @@
+"""What one launch, or one ATen call, of a schedule moves and computes: bytes and operations, from its loops and shapes."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from smelt.graph.ir import TensorSpec
+from smelt.graph.sizes import Size, Sym, evaluate, free_syms
+from smelt.loops.ir import (
+    POINTWISE,
+    Loop,
+    ReduceStage,
+    ScanStage,
+    Stage,
+    stage_loops,
+    stage_stores,
+    stage_values,
+    walk,
+)
+from smelt.schedule.schedule import ExternItem, KernelItem, Schedule, accesses
+
+aten = torch.ops.aten
+Hints = Mapping[
+    str, int
+]  # by name of the symbol: the compiler narrows what a symbol may be, which makes another one
+
+
+@dataclass(frozen=True)
+class Work:
+    """`reads`, `writes`: bytes of distinct elements, at most those of each buffer. `flops`: None where it is not known."""
+
+    reads: int
+    writes: int
+    flops: int | None
+
+
+def number(size: Size, hints: Hints) -> int:
+    """A size for the call that was seen; symbols without a hint count as 1."""
+    if isinstance(size, int):
+        return size
+    return int(evaluate(size, {sym: hints.get(str(sym), 1) for sym in free_syms(size)}))
+
+
+def elements(shape: Sequence[Size], hints: Hints) -> int:
+    """How many elements a tensor of this shape has."""
+    return math.prod(number(n, hints) for n in shape)
+
+
+def nbytes(spec: Any, hints: Hints) -> int:
+    """Bytes of a tensor's elements; 0 for what is no tensor."""
+    if not isinstance(spec, TensorSpec):
+        return 0
+    return elements(spec.shape, hints) * spec.dtype.itemsize
+
+
+def of_kernel(item: KernelItem, schedule: Schedule, hints: Hints) -> Work:
+    """One launch. A load counts once for each element that its index can name, a pointwise function once for each point of
+    its loops, a reduction once for each element."""
+    read: dict[int, int] = defaultdict(int)
+    written: dict[int, int] = defaultdict(int)
+    flops = 0
+    nests: list[tuple[tuple[Loop, ...], Stage]] = [(item.kernel.outer, s) for s in item.kernel.stages]
+    if item.kernel.sums is not None:
+        nests += [(item.kernel.sums.outer, s) for s in item.kernel.sums.stages]
+    for outer, stage in nests:
+        loops = {loop.sym: number(loop.size, hints) for loop in (*outer, *stage_loops(stage))}
+        points = math.prod(loops.values())
+
+        def named(index: Size, loops: Mapping[Sym, int] = loops) -> int:
+            return math.prod(n for sym, n in loops.items() if sym in free_syms(index))
+
+        for value in walk(stage_values(stage)):
+            if value.op == "load":
+                read[value.args[0]] += named(value.args[1])
+            elif value.op in POINTWISE:
+                flops += points
+        for store in stage_stores(stage):
+            written[store.buffer] += points if store.lookups else named(store.index)
+        flops += points * (
+            len(stage.reductions) if isinstance(stage, ReduceStage) else isinstance(stage, ScanStage)
+        )
+    return Work(_bytes(read, item, schedule, hints), _bytes(written, item, schedule, hints), flops)
+
+
+def _bytes(found: Mapping[int, int], item: KernelItem, schedule: Schedule, hints: Hints) -> int:
+    total = 0
+    for i, count in found.items():
+        buffer = item.buffers[i]
+        if buffer is not None:
+            spec = schedule.buffers[buffer].spec
+            total += min(count * spec.dtype.itemsize, nbytes(spec, hints))
+    return total
+
+
+# ATen operators that read of their first tensor, at most, as many elements as they give.
+_PICKING = {
+    torch.ops.aten.embedding.default,
+    torch.ops.aten.gather.default,
+    torch.ops.aten.index.Tensor,
+    torch.ops.aten.index_select.default,
+}
+
+
+def of_call(item: ExternItem, schedule: Schedule, hints: Hints) -> Work:
+    """One ATen call: its tensors once each; operations of products and convolutions only."""
+
+    def size(buffers: Iterable[int]) -> int:
+        return sum(nbytes(schedule.buffers[b].spec, hints) for b in dict.fromkeys(buffers))
+
+    read, written = accesses(item)
+    if item.op in _PICKING and len(written) == 1:
+        table, *others = read
+        reads = min(size([table]), size(written)) + size(others)
+    else:
+        reads = size(read)
+    return Work(reads, size(written), _flops(item, schedule, hints))
+
+
+# The argument that holds the left matrices of a product.
+_LEFT = {
+    aten.mm.default: 0,
+    aten.bmm.default: 0,
+    aten.mv.default: 0,
+    aten.addmm.default: 1,
+    aten.baddbmm.default: 1,
+}
+
+
+def _flops(item: ExternItem, schedule: Schedule, hints: Hints) -> int | None:
+    """Twice the multiplications of a product: those of its result's elements, each with a row of the left matrix."""
+    out = item.outs[0] if item.outs else None
+    if out is None:
+        return None
+    given = elements(schedule.buffers[out].spec.shape, hints)
+    if item.op in _LEFT:
+        left: Any = item.args[_LEFT[item.op]]
+        return 2 * given * number(schedule.buffers[left.id].spec.shape[-1], hints)
+    if item.op is aten.convolution.default and item.args[6] is False:
+        weight: Any = item.args[1]
+        return 2 * given * elements(schedule.buffers[weight.id].spec.shape[1:], hints)
+    return None
