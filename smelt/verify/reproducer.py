@@ -48,8 +48,6 @@ def copied(tensor):
 def check(got, want, what):
     finite = want[torch.isfinite(want)]
     largest = finite.abs().max().item() if finite.numel() else 0
-    if want.dtype in (torch.float64, torch.complex128):
-        largest = max(largest, 1)
     rounding = ROUNDING.get(want.dtype, 0)
     message = lambda text: f"{{what}}: {{text}}"
     torch.testing.assert_close(got, want, rtol=rounding, atol=rounding * largest, equal_nan=True, msg=message)

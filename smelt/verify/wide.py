@@ -2,6 +2,9 @@
 
 Random numbers are those that the graph itself draws, and operators that look at the bits of numbers, or that have no kernel
 for float64, compute in the dtypes of the graph.
+
+With `noise`, each input and each operator's result is changed at random by as much as its dtype rounds: what the results of
+the graph then differ by is what rounding may do to them, wherever it happens.
 """
 
 from __future__ import annotations
@@ -22,19 +25,24 @@ from smelt.torch_private import OpOverload
 _WIDE = {torch.complex32: torch.complex128, torch.complex64: torch.complex128} | dict.fromkeys(
     (torch.float16, torch.bfloat16, torch.float32), torch.float64
 )
+_ROUNDED = frozenset({*_WIDE, torch.float64, torch.complex128})
 _OF_BITS = frozenset({torch.ops.aten.view.dtype})
 
 
-def run_wide(graph: Graph, inputs: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def run_wide(
+    graph: Graph, inputs: Sequence[Any], noise: torch.Generator | None = None
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """The results in float64, and the inputs afterwards; the inputs given are not written."""
     values: dict[Node, Any] = {}
     with torch_settings.beneath_autograd():
         held = [_copied(value) for value in inputs]
+        if noise is not None:
+            held = [_noisy(v, p.spec, noise) for v, p in zip(held, graph.placeholders, strict=True)]
         values.update(zip(graph.placeholders, held, strict=True))
         for node in graph.nodes[len(held) :]:
             if node.op == "output":
                 return tuple([None if n is None else values[n] for n in node.args[0]]), tuple(held)
-            values[node] = _wide_step(graph, node, values)
+            values[node] = _rounded(_wide_step(graph, node, values), node, noise)
     raise ValueError("the graph has no output node")
 
 
@@ -55,6 +63,22 @@ def _wide_step(graph: Graph, node: Node, values: dict[Node, Any]) -> Any:
                 raise NotImplementedError(f"{target} in float64") from error
     narrow = {n: _narrowed(values[n], n.spec) for n in argument_nodes(node)}
     return map_leaves(step(graph, node, narrow), torch.Tensor, _widened)
+
+
+def _rounded(value: Any, node: Node, noise: torch.Generator | None) -> Any:
+    target = node.target
+    if noise is None or not isinstance(target, OpOverload) or effects(target).view or effects(target).writes:
+        return value
+    if isinstance(value, (list, tuple)) and isinstance(node.spec, tuple):
+        return [_noisy(v, s, noise) for v, s in zip(value, node.spec, strict=True)]
+    return _noisy(value, node.spec, noise)
+
+
+def _noisy(value: Any, spec: Any, noise: torch.Generator) -> Any:
+    if not isinstance(spec, TensorSpec) or spec.dtype not in _ROUNDED or not isinstance(value, torch.Tensor):
+        return value
+    amount = 2 * torch.rand(value.shape, generator=noise, dtype=torch.float64).to(value.device) - 1
+    return value * (1 + torch.finfo(spec.dtype).eps * amount)
 
 
 def _widened(value: Any) -> Any:
