@@ -152,12 +152,16 @@ function step(event: KeyboardEvent, table: HTMLElement) {
 
 function Hint({ happened, file }: { happened: Map<number, Happened>; file: string }) {
   const marked = [...happened].filter(([, { events }]) => events.size > 0);
+  const first = Math.min(...marked.map(([number]) => number));
   return (
     <>
       <h2>{base(file)}</h2>
       {marked.length ? (
         <>
           <p>Choose a line to see what happened there; the arrow keys go from mark to mark.</p>
+          <p>
+            <a href={href("source", file, first)}>The first is line {first}</a>
+          </p>
           <dl class="facts-list">
             {EVENTS.map((event) => {
               const n = marked.filter(([, { events }]) => events.has(event)).length;
