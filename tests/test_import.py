@@ -32,6 +32,7 @@ def test_the_compiler_is_imported_by_the_first_function_that_needs_it():
         "smelt.compile(f)",
         "smelt.compile(fullgraph=True)(f)",
         "smelt.disable(f)",
+        "smelt.explain(f)",
         "smelt.reset()",
         "smelt.list_backends()",
         "smelt.register_backend(f)",

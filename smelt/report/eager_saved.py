@@ -86,8 +86,8 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _input(spec: TensorSpec, fake: FakeTensor) -> torch.Tensor:
-    """A tensor like an input. Of what a graph requires a gradient and is computed elsewhere, it is a result as well: leaves
-    must not be written in place."""
+    """A tensor like an input. What requires a gradient and is no leaf is none here, either: leaves must not be written in
+    place."""
     made = empty_like_spec(spec, fake.device).detach()
     if spec.dtype.is_floating_point or spec.dtype.is_complex:
         made.normal_() if made.numel() else made
@@ -96,4 +96,4 @@ def _input(spec: TensorSpec, fake: FakeTensor) -> torch.Tensor:
     if not fake.requires_grad:
         return made
     leaf = made.requires_grad_()
-    return leaf if fake.is_leaf else torch.ops.aten.alias.default(leaf)
+    return leaf if fake.is_leaf else leaf.clone()

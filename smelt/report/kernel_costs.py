@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Size, Sym, evaluate, free_syms
+from smelt.graph.tree import map_leaves
 from smelt.loops.ir import (
     POINTWISE,
     Loop,
@@ -23,12 +22,11 @@ from smelt.loops.ir import (
     stage_values,
     walk,
 )
-from smelt.schedule.schedule import ExternItem, KernelItem, Schedule, accesses
+from smelt.ops.call_work import PICKING, operations
+from smelt.schedule.schedule import BufRef, ExternItem, KernelItem, Schedule, accesses
 
-aten = torch.ops.aten
-Hints = Mapping[
-    str, int
-]  # by name of the symbol: the compiler narrows what a symbol may be, which makes another one
+# What symbols were in the call, by name: the compiler narrows what one may be, which makes another one.
+Hints = Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -98,15 +96,6 @@ def _bytes(found: Mapping[int, int], item: KernelItem, schedule: Schedule, hints
     return total
 
 
-# ATen operators that read of their first tensor, at most, as many elements as they give.
-_PICKING = {
-    torch.ops.aten.embedding.default,
-    torch.ops.aten.gather.default,
-    torch.ops.aten.index.Tensor,
-    torch.ops.aten.index_select.default,
-}
-
-
 def of_call(item: ExternItem, schedule: Schedule, hints: Hints) -> Work:
     """One ATen call: its tensors once each; operations of products and convolutions only."""
 
@@ -114,7 +103,7 @@ def of_call(item: ExternItem, schedule: Schedule, hints: Hints) -> Work:
         return sum(nbytes(schedule.buffers[b].spec, hints) for b in dict.fromkeys(buffers))
 
     read, written = accesses(item)
-    if item.op in _PICKING and len(written) == 1:
+    if item.op in PICKING and len(written) == 1:
         table, *others = read
         reads = min(size([table]), size(written)) + size(others)
     else:
@@ -122,26 +111,12 @@ def of_call(item: ExternItem, schedule: Schedule, hints: Hints) -> Work:
     return Work(reads, size(written), _flops(item, schedule, hints))
 
 
-# The argument that holds the left matrices of a product.
-_LEFT = {
-    aten.mm.default: 0,
-    aten.bmm.default: 0,
-    aten.mv.default: 0,
-    aten.addmm.default: 1,
-    aten.baddbmm.default: 1,
-}
-
-
 def _flops(item: ExternItem, schedule: Schedule, hints: Hints) -> int | None:
-    """Twice the multiplications of a product: those of its result's elements, each with a row of the left matrix."""
+    def sizes(buffer: int) -> tuple[int, ...]:
+        return tuple(number(n, hints) for n in schedule.buffers[buffer].spec.shape)
+
     out = item.outs[0] if item.outs else None
     if out is None:
         return None
-    given = elements(schedule.buffers[out].spec.shape, hints)
-    if item.op in _LEFT:
-        left: Any = item.args[_LEFT[item.op]]
-        return 2 * given * number(schedule.buffers[left.id].spec.shape[-1], hints)
-    if item.op is aten.convolution.default and item.args[6] is False:
-        weight: Any = item.args[1]
-        return 2 * given * elements(schedule.buffers[weight.id].spec.shape[1:], hints)
-    return None
+    args = map_leaves(item.args, BufRef, lambda ref: sizes(ref.id))
+    return operations(item.op, args, sizes(out))

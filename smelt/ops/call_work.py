@@ -1,0 +1,38 @@
+"""What calls of ATen operators read and compute, for reports: where that does not follow from the sizes of their tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+# Operators that read of their first tensor, at most, as many elements as they give.
+PICKING = frozenset(
+    {aten.embedding.default, aten.gather.default, aten.index.Tensor, aten.index_select.default}
+)
+# The argument that holds the left matrices of a product.
+_LEFT = {
+    aten.mm.default: 0,
+    aten.bmm.default: 0,
+    aten.mv.default: 0,
+    aten.addmm.default: 1,
+    aten.baddbmm.default: 1,
+}
+
+
+def operations(op: Any, args: Sequence[Any], given: Sequence[int]) -> int | None:
+    """Twice the multiplications of a product or convolution; None for other operators.
+
+    Args:
+        args: those of the call, the sizes of a tensor in its place.
+        given: the sizes of the first result.
+    """
+    if op in _LEFT:
+        return 2 * math.prod(given) * int(args[_LEFT[op]][-1])
+    if op is aten.convolution.default and args[6] is False:  # each element with a window of the weights
+        return 2 * math.prod(given) * math.prod(args[1][1:])
+    return None
