@@ -50,9 +50,8 @@ class CutProblem:
         late = self._late(gradients)
         self.names = {n.name for n in graph}
         maker = NodeMaker(self.names)
-        self.replacements = {
-            n: f for n in late if n.op == "call_function" and (f := replacement(n, maker, late)) is not None
-        }
+        calls = [n for n in graph if n in late and n.op == "call_function"]
+        self.replacements = {n: f for n in calls if (f := replacement(n, maker, late)) is not None}
         made = self.replacements.values()
         self.backward = joint.backward.union(*(f.masks for f in made))
         self.by_replacement = {n for f in made for n in (f.node, *f.extras)}

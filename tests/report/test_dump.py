@@ -103,6 +103,37 @@ def test_names_are_the_same_in_the_next_run(tmp_path):
     assert names(tmp_path / "a") == names(tmp_path / "b")
 
 
+def small_network():
+    """Several activations whose masks are saved, in graphs of hundreds of nodes; batch norm and dropout beside."""
+    torch.manual_seed(0)
+    layers = [
+        torch.nn.Sequential(
+            torch.nn.Conv2d(4, 4, 3, padding=1),
+            torch.nn.BatchNorm2d(4),
+            torch.nn.ReLU(),
+            torch.nn.Dropout(0.2),
+        )
+        for _ in range(6)
+    ]
+    return torch.nn.Sequential(*layers, torch.nn.MaxPool2d(2))
+
+
+def step(folder, override=False):
+    """A step of training: the loss and the gradients."""
+    model = small_network()
+    with smelt.dump(folder, override=override):
+        loss = smelt.compile(model)(torch.randn(2, 4, 8, 8)).square().mean()
+        loss.backward()
+    return loss.detach(), [p.grad for p in model.parameters()]
+
+
+def test_graphs_of_training_are_the_same_in_the_next_compilation(tmp_path):
+    step(tmp_path / "a")
+    step(tmp_path / "b")
+    for path in (tmp_path / "a").glob("*.py"):
+        assert path.read_text() == text(tmp_path / "b", path.name), path.name
+
+
 def test_training_has_joint_forward_and_backward(tmp_path, capsys):
     x, w = torch.randn(3, 4, requires_grad=True), torch.randn(4, 4)
     with smelt.dump(tmp_path):
@@ -286,6 +317,13 @@ def test_edited_forwards_and_backwards_train(tmp_path, backend):
         result.backward()
     torch.testing.assert_close(result, product(x, w) + 1)
     torch.testing.assert_close([x.grad, w.grad], wanted)
+
+
+def test_graphs_that_come_from_their_files_do_what_the_captured_ones_do(tmp_path):
+    wanted = step(tmp_path)
+    for kind in ("forward", "backward"):
+        edit(tmp_path, f"Sequential.0.{kind}.py", "):\n", "):\n    edited = True\n")
+    torch.testing.assert_close(step(tmp_path, override=True), wanted, rtol=0, atol=0)
 
 
 def test_writes_of_inputs_stay(tmp_path):
