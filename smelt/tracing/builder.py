@@ -11,6 +11,7 @@ from smelt.tracing.arguments import Args, Kwargs
 
 _RESERVED = set(keyword.kwlist) | {"torch", "getattr", "operator", "inf", "nan", "device", "output"}
 _RESERVED |= {f"s{i}" for i in range(24)}  # symbols of sizes
+_RESERVED |= {"complex", "float", "slice", "constants"}  # what printed graphs call
 
 
 class Builder:

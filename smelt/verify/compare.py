@@ -31,22 +31,20 @@ ROUNDING = {
 }
 _SLACK = 8.0  # times eager's error against float64, or that of random rounding
 _SAMPLES = 3
-_aten = torch.ops.aten
-# Memory that nobody has filled, all of it or in parts: the results of these, and one of several of these.
+# Memory that nobody has filled, all of it or in parts: the results of these operators, and one of several of these. By name,
+# as to look an operator up takes longer than the import of all else here.
 _UNFILLED = frozenset(
-    {
-        _aten.empty.memory_format,
-        _aten.empty_strided.default,
-        _aten.empty_like.default,
-        _aten.new_empty.default,
-        _aten.new_empty_strided.default,
-    }
+    f"aten.{name}"
+    for name in (
+        *("empty.memory_format", "empty_strided.default", "empty_like.default"),
+        *("new_empty.default", "new_empty_strided.default"),
+    )
 )
 _WORKSPACES = {
-    _aten.mkldnn_rnn_layer.default: 3,
-    _aten._cudnn_rnn.default: 4,
-    _aten.cudnn_batch_norm.default: 3,
-    _aten._batch_norm_with_update.default: 3,
+    "aten.mkldnn_rnn_layer.default": 3,
+    "aten._cudnn_rnn.default": 4,
+    "aten.cudnn_batch_norm.default": 3,
+    "aten._batch_norm_with_update.default": 3,
 }
 
 
@@ -124,8 +122,8 @@ def difference(graph: Graph, before: Before, expected: Outcome, actual: Outcome)
 def _is_unfilled(node: Node) -> bool:
     if node.target is operator.getitem:
         source, index = node.args
-        return _WORKSPACES.get(source.target) == index
-    return node.target in _UNFILLED
+        return _WORKSPACES.get(str(source.target)) == index
+    return str(node.target) in _UNFILLED
 
 
 def _of_errors(expected: Exception | None, actual: Exception | None) -> str | None:

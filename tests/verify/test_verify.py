@@ -206,6 +206,23 @@ def test_rounding_is_no_difference(said):
     assert said() == []
 
 
+def test_results_called_like_what_printed_graphs_call(said):
+    """What runs in eager is the graph as Python code."""
+
+    def program(x):
+        z = torch.complex(x, x * 2)
+        return (z * z.conj() * (1 + 2j)).real.float() + float("inf")
+
+    compiled = smelt.compile(program, options={"verify": 2})
+    x = torch.randn(4)
+    same(compiled(x), program(x))
+    leaf = x.requires_grad_()
+    (got,) = torch.autograd.grad(compiled(leaf).sum(), leaf)
+    (want,) = torch.autograd.grad(program(leaf).sum(), leaf)
+    same(got, want)
+    assert said() == []
+
+
 @pytest.mark.parametrize("options", [{"verify": True}, {"verify": "1"}])
 def test_it_is_a_number(options):
     with pytest.raises(smelt.errors.OptionError, match="must be int"):
