@@ -113,6 +113,8 @@ NAMED = {
     "smelt.plan.in_place": "copies, which it adds and leaves out",
     "smelt.report.edited_files": "what printed graphs call, which is recorded again",
     "smelt.verify.compare": "results that nobody reads, of calls that are not compared",
+    "smelt.verify.parts": CALLS,
+    "smelt.verify.wide": "views as another dtype, which in float64 are no such",
     "smelt.torch_private": "any one, to see that operators have the attributes that are read",
     "smelt.tracing.data_dependent": f"{MAKES}, with sizes that only the graph knows",
     "smelt.tracing.finish": MAKES,
