@@ -437,6 +437,7 @@ def cut_for_training(traced: Traced, config: Config) -> tuple[Joint, Partition]:
     assert joint is not None
     target = targets.maker(_devices(traced))(config)
     if traced.sizes or traced.data is not None:
+        joint = _joint_laid_out(joint, target)
         hints: dict[Sym, int] = {sym: place.hint for sym, place in traced.sizes.items()}
         return joint, partition(joint, config, hints | dict(traced.data.hints if traced.data else {}))
     joint = _prepared_joint(joint, target)

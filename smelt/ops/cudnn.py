@@ -1,9 +1,8 @@
 """How results of cuDNN's convolutions lie, without calling it: its first calls take up to a second each.
 
 `convolution` and `convolution_backward` in aten/src/ATen/native/Convolution.cpp choose a library and a memory format, in
-which it is given images and weight and gives everything. Torch is asked for both, with tensors on
-the GPU that have no memory.
-Where sizes of 1 leave open which format an image has, or something is not dense, nothing is said.
+which it is given images and weight and gives everything. Torch is asked for both, with tensors on the GPU that have no
+memory. Where sizes of 1 leave open which format an image has, or something is not dense, nothing is said.
 """
 
 from __future__ import annotations

@@ -36,10 +36,9 @@ from smelt.graph.effects import effects
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import INFINITE, Expr, Size, Sym, contiguous_stride, evaluate, free_syms, subs
 from smelt.graph.specs import at_numbers, empty_like_spec, make_spec, with_sizes
-from smelt.graph.tree import leaves
 from smelt.ops.known_layouts import known_layout
 from smelt.ops.layouts import Accepted, not_tried, on_metas, seen_on_gpu
-from smelt.ops.layouts.meta import CPU
+from smelt.ops.layouts.meta import CPU, elements
 from smelt.ops.layouts.seen import Seen
 from smelt.ops.recompute import Class
 from smelt.ops.registry import row
@@ -472,7 +471,7 @@ class _Asked:
         """Whether there may be no memory on a GPU for these tensors, of sizes that nobody gave."""
         if self.device.type == "cpu" or not self.syms:
             return False
-        return sum(t.numel() for t in leaves((given, named), torch.Tensor)) > _MOST_TRIED
+        return elements((given, named)) > _MOST_TRIED
 
     @cached_property
     def _seen(self) -> Seen | None:

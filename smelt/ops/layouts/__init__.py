@@ -28,8 +28,7 @@ from typing import Any
 import torch
 
 from smelt.graph.effects import effects
-from smelt.graph.tree import leaves
-from smelt.ops.layouts.meta import CPU, of_cpp
+from smelt.ops.layouts.meta import CPU, elements, of_cpp
 from smelt.ops.layouts.seen import Seen, compared
 from smelt.ops.layouts.trial import (
     accepts,
@@ -142,7 +141,7 @@ def seen_on_gpu(
     info = effects(func)
     if func.namespace != "aten" or info.random or not may_be_tried(info) or _gives_values(func):
         return None
-    if sum(t.numel() for t in leaves((args, kwargs), torch.Tensor)) > _MANY:
+    if elements((args, kwargs)) > _MANY:
         return None
     if of_cpp(func, args, kwargs) is not NotImplemented:
         return None

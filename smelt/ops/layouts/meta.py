@@ -59,6 +59,11 @@ def unbacked(x: torch.Tensor, device: torch.device) -> torch.Tensor:
     return made.set_(storage_at(0, device, extent * x.element_size()), 0, x.size(), x.stride())  # type: ignore[call-overload, no-any-return]
 
 
+def elements(tree: Any) -> int:
+    """How many elements the tensors inside have together."""
+    return sum(t.numel() for t in leaves(tree, torch.Tensor))
+
+
 def on_any(layout: Callable[..., Any]) -> Callable[..., Any]:
     """`layout_on` of an operator whose results lie in the same way on every device: of a shape function that ATen's
     kernels share."""
