@@ -124,7 +124,7 @@ def settings() -> Rows:
 def not_built() -> Rows:
     """What `smelt.compile` raises NotImplementedError for, or leaves to eager."""
     yield "GPUs", "calls with tensors on other devices than CPUs and NVIDIA's GPUs run eagerly"
-    yield "sizes on GPUs", "numbers, unless dynamic=True or a mark asks; those that data decide break graphs"
+    yield "sizes on GPUs", "those that data decide break graphs"
 
 
 # ------------------------------------------------------------------------------------------------------- what of it works

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
 SCRIPTS = {
     "what it sees of itself": """
         import sys, pickle, inspect, beside, __main__
@@ -37,10 +36,11 @@ SCRIPTS = {
 
 
 def ended(*command: str, where: Path) -> tuple[int, str, str]:
+    """What a process showed that imports the smelt under test, be that the checkout's or an installed one."""
     done = subprocess.run(
         [sys.executable, *command],
         cwd=where,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONSAFEPATH": ""},
         capture_output=True,
         text=True,
         timeout=120,
