@@ -387,6 +387,7 @@ def main() -> None:
                 command = f"python -m benchmarks.sweep_sizes {options.kind} --sets {options.sets} --seed {options.seed}"
                 command += f" --modes {options.modes} --every {options.every}"
                 command += " --rival" * options.rival
+                options.out.mkdir(parents=True, exist_ok=True)
                 path = options.out / f"sizes-{options.kind}.md"
                 path.write_text(table(options.kind, rows, command))
 

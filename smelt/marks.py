@@ -30,8 +30,8 @@ def mark_dynamic(
     """Says that calls will bring tensors of many sizes along `dim`: it is a symbol from the first compile of a function that
     is given `tensor`, also where it is a parameter. Call it before the compiled function.
 
-    Where the compiled program works for one size only, the size is a number all the same, and a warning says so; sizes of
-    0 and 1 have entries of their own.
+    Where the compiled program works for one size only, the size is a number all the same, and a warning says so. A size of 0
+    has an entry of its own, and so has one of 1 unless `min` is 1 and the program does the same for it.
 
     Args:
         tensor: an argument of a compiled function, or what it reads.

@@ -9,32 +9,45 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import Graph, Node, TensorSpec
-from smelt.graph.sizes import Expr, Values, subs
+from smelt.graph.sizes import Expr, Size, Sym, subs
+
+Values = Mapping[Sym | Node, Size]  # of symbols, and of placeholders of numbers that are sizes
 
 
 def alike(graph: Graph, other: Graph, values: Values, others: Values) -> bool:
-    """Whether the nodes are the same, with the same arguments and results where the symbols of each are these numbers. Other
-    symbols are the same, and constants. Strides do not count: of rows that are none, or one, they may be any."""
+    """Whether the nodes are the same, with the same arguments and results where the symbols of each, and the numbers that it
+    is given, have these values. Other symbols are the same, and constants. Strides do not count: of rows that are none, or
+    one, they may be any."""
     pairs: dict[Node, Node] = {}
-    if len(graph.nodes) != len(other.nodes) or graph.constants.keys() != other.constants.keys():
+    nodes, others_nodes = (
+        [n for n in g if n not in known] for g, known in ((graph, values), (other, others))
+    )
+    if len(nodes) != len(others_nodes) or graph.constants.keys() != other.constants.keys():
         return False
     if any(not torch.equal(t, other.constants[name]) for name, t in graph.constants.items()):
         return False
-    for a, b in zip(graph, other):
+    same = _Same(pairs, values, others)
+    for a, b in zip(nodes, others_nodes):
         if a.op != b.op or (a.op != "placeholder" and a.target != b.target):
             return False
-        same = _Same(pairs, values, others)
         if not (same(a.args, b.args) and same(a.kwargs, b.kwargs) and same(a.spec, b.spec)):
             return False
         pairs[a] = b
     return True
 
 
+def _of_symbols(values: Values) -> dict[Sym, Size]:
+    return {sym: size for sym, size in values.items() if isinstance(sym, Sym)}
+
+
 class _Same:
     def __init__(self, pairs: Mapping[Node, Node], values: Values, others: Values) -> None:
-        self._pairs, self._values, self._others = pairs, values, others
+        self._pairs, self._given, self._others_given = pairs, values, others
+        self._values, self._others = _of_symbols(values), _of_symbols(others)
 
     def __call__(self, a: Any, b: Any) -> bool:
+        a = self._given.get(a, a) if isinstance(a, Node) else a
+        b = self._others_given.get(b, b) if isinstance(b, Node) else b
         if isinstance(a, Node):
             return self._pairs.get(a, a) is b
         if isinstance(a, (Expr, int)) and isinstance(b, (Expr, int)) and bool not in (type(a), type(b)):

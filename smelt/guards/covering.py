@@ -13,7 +13,7 @@ import torch
 from smelt.graph.numbers import Expression
 from smelt.guards.accessors import FAILURES, Missing
 from smelt.guards.evaluate import CHECKS, expression_holds, same_leaf
-from smelt.guards.guard import ANY, Guard, TensorFacts
+from smelt.guards.guard import ANY, Guard, TensorFacts, size_fits
 from smelt.guards.origin import Origin
 
 Path = tuple[object, ...]
@@ -63,7 +63,7 @@ class _Known:
         found = self._at("eq", origin)
         if origin.kind == "item" and shape is not None and shape.base is not None and shape.key == "shape":
             sizes = [facts.shape[origin.key] for facts in self._at("tensor", shape.base)]
-            found = [n for n in sizes if n != ANY]
+            found = [n for n in sizes if n >= 0]
         if not found:
             raise Missing(f"no number is known of {origin.source}")
         return found[0]
@@ -93,7 +93,7 @@ def _allow(wide: TensorFacts, narrow: TensorFacts) -> bool:
         return wide.hold_of(narrow)
     if replace(narrow, shape=wide.shape, stride=wide.stride) != wide or len(wide.shape) != len(narrow.shape):
         return False
-    shapes = all(a == b or (a == ANY and b >= 2) for a, b in zip(wide.shape, narrow.shape))
+    shapes = all(map(size_fits, wide.shape, narrow.shape))
     strides = (
         a == b or (a == ANY and b == _product(narrow.shape[dim + 1 :]))
         for dim, (a, b) in enumerate(zip(wide.stride, narrow.stride))
@@ -102,7 +102,7 @@ def _allow(wide: TensorFacts, narrow: TensorFacts) -> bool:
 
 
 def _product(sizes: tuple[int, ...]) -> int | None:
-    return None if ANY in sizes else prod(sizes)
+    return prod(sizes) if min(sizes, default=0) >= 0 else None
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -14,7 +14,7 @@ from smelt.graph import numbers
 from smelt.guards import global_state
 from smelt.guards.accessors import HOOKS, Missing, Reader, instance_dict
 from smelt.guards.evaluate import first_failing, keys_of, length_of, storage_of, tensor_facts
-from smelt.guards.guard import Guard, TensorFacts, sizes_text
+from smelt.guards.guard import Guard, TensorFacts, shape_text, stride_text
 from smelt.guards.origin import Origin, key_text
 from smelt.guards.printer import format_guard
 from smelt.guards.weakly import GONE
@@ -109,14 +109,21 @@ def _tensor(x: Any, guard: Guard) -> Detail:
     for name in ("layout", *(f.name for f in fields(TensorFacts))):  # strides follow from the layout
         a, b = getattr(want, name), getattr(have, name)
         if a != b:
-            return f".{name}", _field(a), _field(b)
+            text = _TEXTS.get(name, _field)
+            return f".{name}", text(a), text(b)
     return "", "a tensor like before", "another"
 
 
+def _sizes(text: Callable[[tuple[int, ...]], str]) -> Callable[[tuple[int, ...]], str]:
+    """`text` where a number stands for many, as torch shows them elsewhere."""
+    return lambda sizes: text(sizes) if min(sizes, default=0) < 0 else str(sizes)
+
+
 def _field(value: object) -> str:
-    if type(value) is tuple and any(type(n) is int and n < 0 for n in value):
-        return sizes_text(value)
     return _qualified(value) if isinstance(value, type) else str(value)
+
+
+_TEXTS: dict[str, Callable[[Any], str]] = {"shape": _sizes(shape_text), "stride": _sizes(stride_text)}
 
 
 def _type(x: Any, guard: Guard) -> Detail:

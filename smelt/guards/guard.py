@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -40,6 +41,14 @@ GuardKind = Literal[
 
 
 ANY = -1  # a size: any from two on; a stride: the product of the sizes behind it
+ANY_OR_ONE = -2  # a size: any from one on
+
+
+def size_fits(wanted: int, size: int) -> bool:
+    """Whether a size, or what stands for many, is as `wanted` allows."""
+    if wanted == ANY_OR_ONE:
+        return size >= 1 or size in (ANY, ANY_OR_ONE)
+    return size == wanted or (wanted == ANY and size >= 2)
 
 
 def stride_over(dim: int, exactly: bool) -> int:
@@ -51,7 +60,7 @@ def stride_over(dim: int, exactly: bool) -> int:
 @dataclass(frozen=True)
 class TensorFacts:
     """The metadata of a tensor that a trace depends on. `stride` counts elements; a sparse tensor has none. Sizes that may
-    differ from call to call are `ANY`, such strides that or a `stride_over` another dimension."""
+    differ from call to call are `ANY` or `ANY_OR_ONE`, such strides that or a `stride_over` another dimension."""
 
     type: type
     dtype: torch.dtype
@@ -75,7 +84,7 @@ class TensorFacts:
         behind = list(itertools.accumulate(reversed(shape[1:]), operator.mul, initial=1))[::-1]
         return replace(
             found,
-            shape=tuple(ANY if any_ == ANY and n >= 2 else n for any_, n in zip(self.shape, shape)),
+            shape=tuple(wanted if size_fits(wanted, n) else n for wanted, n in zip(self.shape, shape)),
             stride=tuple(
                 wanted if wanted < 0 and _fits(wanted, n, product, found) else n
                 for wanted, n, product in zip(self.stride, stride, behind)
@@ -85,7 +94,7 @@ class TensorFacts:
     @property
     def has_any(self) -> bool:
         """Whether a size or stride may differ from call to call."""
-        return ANY in self.shape or any(n < 0 for n in self.stride)
+        return any(n < 0 for n in (*self.shape, *self.stride))
 
 
 def _fits(wanted: int, stride: int, product: int, found: TensorFacts) -> bool:
@@ -96,9 +105,18 @@ def _fits(wanted: int, stride: int, product: int, found: TensorFacts) -> bool:
     return stride > room if larger else stride == room
 
 
-def sizes_text(sizes: tuple[int, ...]) -> str:
-    """Sizes or strides for people: `[*, 64]`; a stride that leaves a gap is a `+`."""
-    return f"[{', '.join(str(n) if n >= 0 else '+' if n % 2 and n != ANY else '*' for n in sizes)}]"
+def shape_text(shape: tuple[int, ...]) -> str:
+    """Sizes for people: `[*, 64]`; of those that may be one as well, `1*`."""
+    return _listed(shape, lambda n: "1*" if n == ANY_OR_ONE else "*")
+
+
+def stride_text(stride: tuple[int, ...]) -> str:
+    """Strides for people: `[*, 1]`; one that leaves a gap is a `+`."""
+    return _listed(stride, lambda n: "+" if n % 2 and n != ANY else "*")
+
+
+def _listed(numbers: tuple[int, ...], other: Callable[[int], str]) -> str:
+    return f"[{', '.join(str(n) if n >= 0 else other(n) for n in numbers)}]"
 
 
 @dataclass(frozen=True)

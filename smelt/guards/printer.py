@@ -11,7 +11,7 @@ import torch
 from smelt._native import isinstance
 from smelt.graph import numbers
 from smelt.guards import global_state
-from smelt.guards.guard import Guard, TensorFacts, sizes_text
+from smelt.guards.guard import Guard, TensorFacts, shape_text, stride_text
 from smelt.guards.origin import Origin, key_text
 from smelt.guards.weakly import GONE
 
@@ -35,7 +35,7 @@ def _tensor_text(x: str, f: TensorFacts) -> str:
     extra += ", conj_or_neg=True" if f.conj_neg else ""
     extra += ", inference=True" if f.inference else ""
     kind = "" if f.type is torch.Tensor else f", type={_name(f.type)}"
-    shape = f"{sizes_text(f.shape)}, stride={sizes_text(f.stride)}"
+    shape = f"{shape_text(f.shape)}, stride={stride_text(f.stride)}"
     return f"is_tensor({x}, {f.dtype}, shape={shape}, device={str(f.device)!r}{extra}{kind})"
 
 

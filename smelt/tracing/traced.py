@@ -30,12 +30,14 @@ from smelt.tracing.views import NO_VIEWS, Views
 @dataclass(frozen=True)
 class SizeInput:
     """Where the value of a size's symbol is found: in input number `input`. `hint`: what it was when traced. `bounds`: the
-    program, or torch, has decided something by it that later calls are required to decide alike, so it is in that range."""
+    program, or torch, has decided something by it that later calls are required to decide alike, so it is in that range.
+    `may_be_one`: the trace is the same where it is 1, which its symbol is not."""
 
     input: int
     source: SizeSource
     hint: int
     bounds: tuple[int, int] = (0, INFINITE)
+    may_be_one: bool = False
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,9 @@ def within_bounds(traced: Traced) -> Traced:
     symbols = {}
     for sym, place in traced.sizes.items():
         low, high = place.bounds
-        symbols[sym] = Sym(sym.name, max(sym.lo, low), min(sym.hi, high), likely=place.hint)
+        least = max(sym.lo, low)
+        least = 1 if place.may_be_one and least == 2 else least
+        symbols[sym] = Sym(sym.name, least, min(sym.hi, high), likely=place.hint)
     sizes = {symbols[sym]: place for sym, place in traced.sizes.items()}
     return replace(traced_at(traced, symbols), sizes=sizes)
 

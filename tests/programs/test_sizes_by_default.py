@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import smelt
@@ -53,9 +54,111 @@ def test_only_what_changed_is_symbolic() -> None:
     assert shapes(compiled) == ["[4, 16]", "[4, *]", "[*, *]"]
 
 
-def test_one_and_none_have_entries_of_their_own() -> None:
-    compiled = run(double, [(1, 16)], [(5, 16)], [(9, 16)], [(1, 16)], [(0, 16)], [(3, 16)])
-    assert shapes(compiled) == ["[1, 16]", "[*, 16]", "[0, 16]"]
+def test_none_has_an_entry_of_its_own_and_one_where_it_comes_later() -> None:
+    compiled = run(double, [(4, 16)], [(5, 16)], [(9, 16)], [(1, 16)], [(0, 16)], [(3, 16)])
+    assert shapes(compiled) == ["[*, 16]", "[1, 16]", "[0, 16]"]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_what_was_one_before_may_be_one_again(dynamic: bool | None) -> None:
+    compiled = run(double, [(1, 16)], [(5, 16)], dynamic=dynamic)
+    assert shapes(compiled)[-1].startswith("[1*")
+    run_all = [(1, 16), (1, 40), (9, 3)] if dynamic else [(1, 16), (9, 16)]
+    for shape in run_all:
+        x = torch.randn(shape)
+        compare(observe(compiled, (x,), 0), observe(double, (x,), 0))
+
+
+ATTENTION = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+LIKE_ANY: dict[str, tuple[Callable[..., Any], Callable[[int], Sizes]]] = {
+    "linear": (nn.Linear(16, 8), lambda n: [(n, 16)]),
+    "convolution": (nn.Conv2d(3, 4, 3, padding=1), lambda n: [(n, 3, 8, 9)]),
+    "images, batch and height": (lambda x: x.relu().mean((2, 3)), lambda n: [(n, 3, n + 5, 9)]),
+    "normalized": (nn.LayerNorm(16), lambda n: [(n, 4, 16)]),
+    "attention": (lambda x: F.scaled_dot_product_attention(x, x, x), lambda n: [(n, 2, 5, 8)]),
+    "by sizes": (lambda x: x.reshape(x.shape[0], x.shape[1] // 2, 2) / x.shape[0], lambda n: [(n, 16)]),
+    "a mask": (lambda x, m: (x @ x.mT + m).softmax(-1) @ x, lambda n: [(n, 5, 8), (n, 1, 5)]),
+    "sums": (lambda x: (x.sum(0), x.sum(1), x.amax(1)), lambda n: [(n, 16)]),
+    "views": (lambda x: (x.view(-1, 4).sin(), x.t() * 2, x[:, 1:] + 1), lambda n: [(n, 16)]),
+    "another size": (lambda x, y: x @ y, lambda n: [(n, 7), (7, 3 + n)]),
+}
+
+
+@pytest.mark.parametrize("name", LIKE_ANY)
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_graph_that_is_the_same_for_one_serves_it(name: str, grad: bool) -> None:
+    """Six calls, of which every other has a batch of one: the first entry is of numbers, the second of all sizes."""
+    f, sizes = LIKE_ANY[name]
+    compiled = smelt.compile(f, dynamic=True)
+    for n in (1, 4, 1, 7, 2, 1):
+        inputs = tuple(torch.randn(shape, requires_grad=grad) for shape in sizes(n))
+        compare(observe(compiled, inputs, 0), observe(f, inputs, 0))
+    check_no_failure(compiled)
+    assert len(entries(compiled)) == 2
+    assert "1*" in shapes(compiled)[-1]
+
+
+UNLIKE_ANY: dict[str, tuple[Callable[..., Any], Callable[[int], Sizes]]] = {
+    "broadcast": (lambda x, y: x * y, lambda n: [(n, 4), (5, 4)]),
+    "squeezed": (lambda x: x.squeeze(0) * 2, lambda n: [(n, 4)]),
+    "compared": (lambda x: x * 2 if x.shape[0] > 1 else x * 3, lambda n: [(n, 4)]),
+    "returned": (lambda x: (x * 2, x.shape[0] == 1), lambda n: [(n, 4)]),
+    "unrolled": (lambda x: [row * 2 for row in x], lambda n: [(n, 4)]),
+    "in order for one row": (lambda x: ATTENTION(x, x, x)[0], lambda n: [(n, 5, 8)]),
+    "laid out in another way": (lambda x: x.t() + torch.ones(4, 1), lambda n: [(n, 4)]),
+    "what is left": (lambda x: x[1:] * 2 if x.shape[0] > 1 else x, lambda n: [(n, 4)]),
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE_ANY)
+def test_a_graph_that_is_another_for_one_does_not(name: str) -> None:
+    f, sizes = UNLIKE_ANY[name]
+    compiled = smelt.compile(f)
+    for n in (1, 5, 1, 5):
+        inputs = tuple(torch.randn(shape) for shape in sizes(n))
+        compare(observe(compiled, inputs, 0), observe(f, inputs, 0))
+    check_no_failure(compiled)
+    assert not any("1*" in text for text in guards(compiled))
+
+
+def test_a_size_that_is_marked_to_be_one_at_times() -> None:
+    x = torch.randn(4, 16)
+    smelt.mark_dynamic(x, 0, min=1)
+    compiled = smelt.compile(double)
+    compiled(x)
+    assert shapes(compiled) == ["[1*, 16]"]
+    one = torch.randn(1, 16)
+    torch.testing.assert_close(compiled(one), double(one))
+    assert len(entries(compiled)) == 1
+
+
+def test_rows_that_do_not_lie_as_those_of_one_are_not_taken_for_one() -> None:
+    """A stride over one row may be any; results have eager's."""
+    compiled = run(double, [(1, 16)], [(5, 16)])
+    x = torch.randn(8, 16)[::2][:1]
+    result, expected = compiled(x), double(x)
+    assert torch.equal(result, expected) and result.stride() == expected.stride()
+
+
+def test_the_height_and_the_width_of_square_pictures_are_two() -> None:
+    pool = lambda x: x.mean((2, 3))  # noqa: E731
+    compiled = run(pool, [(2, 3, 8, 8)], [(2, 3, 9, 9)], [(2, 3, 11, 11)], [(2, 3, 7, 5)])
+    assert shapes(compiled) == ["[2, 3, 8, 8]", "[2, 3, *, *]"]
+    assert "==" not in guards(compiled)[1]
+
+
+def test_two_square_pictures_are_as_high_and_as_wide_as_each_other() -> None:
+    f = lambda x, y: (x + y).mean((1, 2))  # noqa: E731
+    compiled = run(f, [(3, 8, 8), (3, 8, 8)], [(3, 6, 9), (3, 6, 9)], [(3, 9, 4), (3, 9, 4)], dynamic=True)
+    assert len(entries(compiled)) == 1
+
+
+def test_sides_that_an_operator_wants_equal_are_one() -> None:
+    for f in (lambda x: x @ x, lambda x: x + x.t(), lambda x: x + torch.eye(x.shape[0])):
+        compiled = run(f, [(8, 8)], [(5, 5)], [(6, 6)], dynamic=True)
+        assert len(entries(compiled)) == 1
+        with pytest.raises(RuntimeError):
+            compiled(torch.randn(3, 4))
 
 
 def test_without_dynamic_each_size_is_a_number() -> None:
@@ -86,7 +189,7 @@ def test_sizes_that_an_operator_wants_equal_are_one_whatever_they_were_before() 
         torch.testing.assert_close(compiled(x, y), joined(x, y))
     check_no_failure(compiled)
     last = guards(compiled)[-1]  # the batch of x was 1, too, that of y was not
-    assert "shape=[*, 2]" in last and "shape=[*, 3]" in last
+    assert "shape=[1*, 2]" in last and "shape=[1*, 3]" in last
     assert "L['x'].shape[0] == L['y'].shape[0]" in last or "L['y'].shape[0] == L['x'].shape[0]" in last
     with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
         compiled(torch.randn(3, 2), torch.randn(4, 3))

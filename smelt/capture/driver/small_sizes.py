@@ -1,13 +1,13 @@
-"""Sizes of 0 and 1 that data decide: whether a graph that was recorded for sizes from two on is right for them, too.
+"""Sizes of 0 and 1: whether a graph that was recorded for sizes from two on is right for them, too.
 
-Torch makes exceptions for such sizes, and the program may. So the function is captured again with all these sizes taken for
-0, and for 1. If that comes to the same graphs, guards and compiled frame, the graph serves them; its parts then run operator
-by operator (`backends/in_parts.py`).
+Torch makes exceptions for such sizes, and the program may. So the function is captured again with a size taken for 1, or
+with all sizes that data decide taken for 0, and for 1. If that comes to the same graphs, guards and compiled frame, the
+graph serves them; where data decide, its parts then run operator by operator (`backends/in_parts.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
 
 from smelt._native import isinstance
@@ -18,13 +18,15 @@ from smelt.capture.driver.attempts import Attempt, FailedAttempt
 from smelt.capture.driver.run import CapturedFrame, capture_frame
 from smelt.capture.driver.stages import compiled_frame
 from smelt.errors import Unsupported
-from smelt.graph.alike import alike, same_for
-from smelt.graph.ir import Graph, Node
-from smelt.graph.sizes import Values
-from smelt.guards.guard import Guard
+from smelt.graph.alike import Values, alike, same_for
+from smelt.graph.ir import Node
+from smelt.graph.sizes import Size, Sym
+from smelt.guards.changed_numbers import Path, size_origin
+from smelt.guards.guard import ANY_OR_ONE, Guard, TensorFacts
 from smelt.tracing.joint import Joint
+from smelt.tracing.traced import Traced
 
-_LEFT_OUT = frozenset({"graph", "backward", "torch_places"})
+_LEFT_OUT = frozenset({"graph", "backward", "torch_places", "n_primals"})
 _OWN = frozenset({"random_state", "set_random_state", "__builtins__"})
 
 
@@ -37,19 +39,65 @@ def small_sizes(
     functional: bool,
 ) -> frozenset[int]:
     """Which of 0 and 1 the sizes that data decide may be."""
-    if not isinstance(captured.ending, Return):
-        return frozenset()
-    found = []
-    for number in (0, 1):
-        other = capture_frame(fn, slots, replace(attempt, data_is=number), name=captured.name)
-        if isinstance(other, FailedAttempt):
+    return frozenset(
+        number
+        for number in (0, 1)
+        if _is_same(fn, slots, replace(attempt, data_is=number), captured, resumes, functional, number)
+    )
+
+
+def with_sizes_of_one(
+    fn: FunctionType,
+    slots: Sequence[object],
+    attempt: Attempt,
+    captured: CapturedFrame,
+    resumes: Resumes,
+    functional: bool,
+) -> None:
+    """Makes what was captured one for calls with a size of 1 as well, if it is right for them: a size that was 1 before, or
+    is marked to be. One such size at most, as each combination of several would have to be tried."""
+    outside, traced = captured.outside.sizes, captured.traced
+    for sym in traced.sizes if traced.data is None else ():
+        paths = outside.places.paths.get(sym, set())
+        if outside.may_be_one.isdisjoint(paths) or not paths <= outside.seen.keys() or sym.lo != 2:
             continue
-        try:
-            if _same(fn, captured, other, number, resumes, functional):
-                found.append(number)
-        finally:
-            other.release()
-    return frozenset(found)
+        ones = replace(attempt, sizes=replace(attempt.sizes, ones=frozenset(paths)))
+        if _is_same(fn, slots, ones, captured, resumes, functional, 1):
+            place = replace(traced.sizes[sym], may_be_one=True)
+            captured.traced = replace(traced, sizes={**traced.sizes, sym: place})
+            captured.guards = tuple(_with_any_or_one(guard, paths) for guard in captured.guards)
+            return
+
+
+def _with_any_or_one(guard: Guard, paths: Collection[Path]) -> Guard:
+    if guard.kind != "tensor" or guard.origin is None:
+        return guard
+    facts: TensorFacts = guard.value
+    shape = tuple(
+        ANY_OR_ONE if size_origin(guard.origin, dim).path in paths else n for dim, n in enumerate(facts.shape)
+    )
+    return guard if shape == facts.shape else replace(guard, _value=replace(facts, shape=shape))
+
+
+def _is_same(
+    fn: FunctionType,
+    slots: Sequence[object],
+    attempt: Attempt,
+    captured: CapturedFrame,
+    resumes: Resumes,
+    functional: bool,
+    number: int,
+) -> bool:
+    """Whether this attempt, in which some sizes are `number`, comes to what was captured."""
+    if not isinstance(captured.ending, Return):
+        return False
+    other = capture_frame(fn, slots, attempt, name=captured.name)
+    if isinstance(other, FailedAttempt):
+        return False
+    try:
+        return _same(fn, captured, other, number, resumes, functional)
+    finally:
+        other.release()
 
 
 def _same(
@@ -61,50 +109,93 @@ def _same(
     functional: bool,
 ) -> bool:
     a, b = captured.traced, other.traced
-    if a.data is None or b.data is None or not isinstance(other.ending, Return):
+    if (a.data is None) != (b.data is None) or not isinstance(other.ending, Return):
         return False
-    values, others = dict.fromkeys(a.data.hints, number), dict.fromkeys(b.data.hints, number)
-    facts = ("mutated", "needs_grad", "counters", "views")
-    if any(getattr(a, fact) != getattr(b, fact) for fact in facts) or list(a.sizes) != list(b.sizes):
+    if any(getattr(a, fact) != getattr(b, fact) for fact in ("mutated", "needs_grad", "counters", "views")):
         return False
-    # where there is a joint graph, that is what runs
-    if a.joint is None and not alike(a.aten_graph, b.aten_graph, values, others):
+    paired = _paired(a, b, number)
+    if paired is None:
+        return False
+    values, others = paired
+    if a.data is None and not same_for(_strides(a), _strides(b), values, others):
+        return False
+    # Where there is a joint graph, that is what runs, of which autograd made the backward. For one row it leaves sums over
+    # rows out, which change nothing there; where there are no rows, such a sum matters.
+    if (a.joint is None or number) and not alike(a.aten_graph, b.aten_graph, values, others):
         return False
     if not alike(a.torch_graph, b.torch_graph, values, others):
         return False
-    if not _same_joint(a.joint, b.joint, values, others):
+    if not _same_joint(a.joint, b.joint, values, others, backward=number == 0):
         return False
     if not all(any(_same_guard(g, known) for known in captured.guards) for g in other.guards):
         return False
     return _same_frame(fn, captured, other, resumes, functional)
 
 
+def _paired(a: Traced, b: Traced, number: int) -> tuple[Values, Values] | None:
+    """What the sizes of both traces are: where `b` has no symbol for one, `number`. None where it has others, or is given
+    other numbers besides."""
+    names = {(place.input, place.source): sym for sym, place in a.sizes.items()}
+    others: dict[Sym | Node, Size] = {sym: names.get((p.input, p.source), 0) for sym, p in b.sizes.items()}
+    if 0 in others.values() or _expressions(a) != _expressions(b):
+        return None
+    values: dict[Sym | Node, Size] = dict.fromkeys(a.sizes.keys() - others.values(), number)
+    if a.data is not None and b.data is not None:
+        values |= dict.fromkeys(a.data.hints, number)
+        others |= dict.fromkeys(b.data.hints, number)
+    return values | _given_sizes(a), others | _given_sizes(b)
+
+
+def _strides(traced: Traced) -> list[tuple[Size, ...]]:
+    return [output.spec.stride for output in traced.outputs]
+
+
+def _given_sizes(traced: Traced) -> dict[Sym | Node, Size]:
+    """The placeholders of numbers that are sizes: a trace of one size has none for it."""
+    graphs = [traced.torch_graph, traced.aten_graph, *([traced.joint.graph] if traced.joint else [])]
+    return {
+        node: given.symbol.size
+        for graph in graphs
+        for node, given in zip(graph.placeholders[len(traced.inputs) :], traced.numbers)
+        if given.symbol.size is not None
+    }
+
+
+def _expressions(traced: Traced) -> list[str]:
+    """Of the numbers that are given, and are no sizes."""
+    return [repr(n.symbol.expression) for n in traced.numbers if n.symbol.size is None]
+
+
 def _same_guard(a: Guard, b: Guard) -> bool:
     if (a.kind, str(a.origin)) != (b.kind, str(b.origin)):
         return False
+    if a.kind == "tensor":  # of sizes, both know what was asked
+        return bool(replace(a.value, shape=(), stride=()) == replace(b.value, shape=(), stride=()))
     return a.value is b.value or (type(a.value) is type(b.value) and repr(a.value) == repr(b.value))
 
 
-def _same_joint(a: Joint | None, b: Joint | None, values: Values, others: Values) -> bool:
+def _same_joint(a: Joint | None, b: Joint | None, values: Values, others: Values, *, backward: bool) -> bool:
     if a is None or b is None:
         return a is b
     parts = (f.name for f in fields(Joint) if f.name not in _LEFT_OUT)
-    return (
-        alike(a.graph, b.graph, values, others)
-        and _places(a.graph, a.backward) == _places(b.graph, b.backward)
-        and all(same_for(getattr(a, part), getattr(b, part), values, others) for part in parts)
-    )
+    if not all(same_for(getattr(a, part), getattr(b, part), values, others) for part in parts):
+        return False
+    same_places = _places(a, values) == _places(b, others)
+    return not backward or (same_places and alike(a.graph, b.graph, values, others))
 
 
-def _places(graph: Graph, nodes: frozenset[Node]) -> list[int]:
-    return [i for i, node in enumerate(graph) if node in nodes]
+def _places(joint: Joint, given: Values) -> list[int]:
+    """Which nodes are of the backward, numbers that are given not counted."""
+    return [i for i, node in enumerate(n for n in joint.graph if n not in given) if node in joint.backward]
 
 
 def _same_frame(
     fn: FunctionType, captured: CapturedFrame, other: CapturedFrame, resumes: Resumes, functional: bool
 ) -> bool:
+    """Whether the compiled frames are the same, but for the numbers that the graph is given."""
+    plain = (replace(c, traced=replace(c.traced, numbers=())) for c in (captured, other))
     try:
-        one, two = (compiled_frame(fn, c, _no_graph, resumes, functional) for c in (captured, other))
+        one, two = (compiled_frame(fn, c, _no_graph, resumes, functional) for c in plain)
     except Unsupported:
         return False
     a, b = one.function.__globals__, two.function.__globals__

@@ -135,9 +135,12 @@ class ChangingNumbers:
             self.places.made_at(origin, sym)
             self.places.note(origin, sym)
             return sym
-        first, size = self.places.first_like(origin, value, sym)
-        if first is not origin:
+        first, size = self.places.known_like(origin, value) or (origin, sym)
+        if first is origin:
+            self.places.first_like(origin, value, sym)
+        else:
             self.guard_equal(first, origin)
+        self.places.note(origin, size)
         return size
 
     def _pin(self, origin: Origin, value: object) -> None:

@@ -22,9 +22,9 @@ from smelt.tracing.symbolic_layouts import Over, SymbolicLayout, strides_over
 
 
 class ChangingSizes:
-    """The symbolic sizes of one capture. Sizes that are equal in this call, and were in the calls before, are one symbol,
-    and guarded to be equal: what a program adds or multiplies mostly has them in common, and if not, another capture tells
-    them apart."""
+    """The symbolic sizes of one capture. Sizes of several tensors that are equal in this call, and were in the calls before,
+    are one symbol, and guarded to be equal: what a program adds or multiplies mostly has them in common, and if not, another
+    capture tells them apart."""
 
     def __init__(self, numbers: ChangingNumbers) -> None:
         self._numbers = numbers
@@ -32,6 +32,7 @@ class ChangingSizes:
         self._symbols: dict[Origin, Sym] = {}
         self.seen: dict[Path, int] = {}  # those that are symbolic, as they are in this call
         self.refused: dict[Origin, int] = {}  # sizes that are numbers, though they are marked to be symbolic
+        self.may_be_one: set[Path] = set()  # those that are symbolic, and were 1 before, or are marked so
 
     def of(self, tensor: torch.Tensor, origin: Origin) -> tuple[SymbolicLayout, TensorFacts] | None:
         """Layout and facts of the tensor found at `origin`, with the sizes and strides that are symbolic, as its marks say,
@@ -48,9 +49,9 @@ class ChangingSizes:
         found = {dim: size for dim, size in made.items() if not isinstance(size, int)}
         if over is None:
             return None
-        shape = [found.get(dim, n) for dim, n in enumerate(facts.shape)]
+        shape = [made.get(dim, n) for dim, n in enumerate(facts.shape)]
         if facts.stride == contiguous_stride(facts.shape):
-            return (SymbolicLayout.row_major(shape), with_any(facts, found)) if found else None
+            return (SymbolicLayout.row_major(shape), with_any(facts, found)) if made else None
         return self._laid_out(tensor, facts, origin, shape, over)
 
     def _sizes(
@@ -65,6 +66,8 @@ class ChangingSizes:
                 continue
             low, high = self.places.policy.range(at.path, size)
             if laid_out and not self.places.policy.is_fixed(at.path) and low < high:
+                if self.places.policy.was_one(at.path) or (mark is not None and mark.min == 1):
+                    self.may_be_one.add(at.path)
                 yield dim, (at, mark)
             elif mark is not None:
                 self.refused[at] = size
@@ -89,8 +92,9 @@ class ChangingSizes:
                 continue
             room = shape[inner.dim] * stride[inner.dim]
             at = stride_origin(origin, dim)
-            if inner.exactly and not isinstance(room, int):
-                stride[dim], codes[dim] = room, stride_over(inner.dim, exactly=True)
+            if inner.exactly:
+                stride[dim] = room
+                codes[dim] = codes[dim] if isinstance(room, int) else stride_over(inner.dim, exactly=True)
             elif not inner.exactly and self._includes(at, facts.stride[dim], tensor):
                 stride[dim], gap = self._numbers.stride(at, facts.stride[dim], room)
                 codes[dim] = stride_over(inner.dim, exactly=False)
@@ -99,13 +103,15 @@ class ChangingSizes:
             elif not isinstance(room, int):
                 self._numbers.require_at_least(stride[dim], room)
         symbolic = [dim for dim, n in enumerate(shape) if not isinstance(n, int)]
-        if not symbolic and not gaps:
+        if not gaps and all(n is m for n, m in zip(shape, facts.shape)):
             return None
         shape_codes = tuple(ANY if d in symbolic else n for d, n in enumerate(facts.shape))
         layout = SymbolicLayout(tuple(shape), tuple(stride), gaps)
         return layout, replace(facts, shape=shape_codes, stride=tuple(codes))
 
     def _symbol(self, size: int, at: Origin, mark: Mark | None) -> Int | int:
+        if at.path in self.places.policy.ones:
+            return 1
         self.seen[at.path] = size
         follows = self.places.follows(at, size, self._numbers.symbols().hints) if mark is None else None
         if isinstance(follows, int):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from smelt._native import isinstance
 from smelt.graph.divisors import as_divided
 from smelt.graph.sizes import INFINITE, Expr, Size, Sym, evaluate, free_syms, subs
-from smelt.guards.guard import ANY
+from smelt.guards.guard import ANY, ANY_OR_ONE
 from smelt.guards.origin import Origin
 from smelt.marks import Mark
 
@@ -40,7 +40,8 @@ class SymbolicSizes:
     `fixed` is tried once more as a symbol when it, or another size of the tensor, changes (`retried`), as the program may go
     another way then. Those `apart` are symbols of their own, those that
     are `alike` one where they are equal. Of `divisors` it is known what they leave when divided, of `ranges` between which
-    numbers they are, in this call.
+    numbers they are, in this call. Those at `ones` are taken for 1, where a capture is to show what becomes of it
+    (`capture/driver/small_sizes.py`).
     """
 
     wanted: bool = False
@@ -55,6 +56,7 @@ class SymbolicSizes:
     alike: frozenset[frozenset[Path]] = frozenset()
     divisors: frozenset[tuple[Path, int]] = frozenset()
     ranges: frozenset[tuple[Path, Range]] = frozenset()
+    ones: frozenset[Path] = frozenset()
 
     def with_changed(self, before: set[tuple[Path, int]]) -> SymbolicSizes:
         """With these symbolic too, if any is to be."""
@@ -152,7 +154,15 @@ class SymbolicSizes:
         they are in the graph before a break, else the numbers that were found there in earlier captures."""
         handed = self._handed.get(path)
         known = self._alike.get(path) or (handed if isinstance(handed, Expr) else None)
-        return known or self._before.get(path, frozenset()) - {ANY}
+        return known or self._before.get(path, frozenset()) - {ANY, ANY_OR_ONE}
+
+    def was_one(self, path: Path) -> bool:
+        """Whether the size at this path was 1 in an earlier capture."""
+        return 1 in self._before.get(path, ())
+
+    def is_joined(self, path: Path) -> bool:
+        """Whether the size at this path is one with those of its history that are equal, also in one tensor."""
+        return path in self._alike or isinstance(self._handed.get(path), Expr)
 
     def is_alike(self, path: Path) -> bool:
         """Whether the size at this path must be one with others."""
@@ -219,8 +229,10 @@ FIXED_SIZES = SymbolicSizes()
 class SizePlaces:
     """Where the symbols of one capture's sizes were found, by paths of origins, and which of them are sizes of tensors.
 
-    `like`: the first place of those that are one symbol, and its size, by what they have in common. `before`: what the
-    symbols of the graph before a break are here.
+    Sizes of several tensors that are equal are one symbol, those of one tensor (the height and the width of a picture) are
+    not, unless they must be: of two square pictures, the heights are one and the widths are one.
+    `like`: the first place of each symbol, and its size, by what sizes have in common that may be one. `seen`: of how many
+    sizes of one tensor that was the same. `before`: what the symbols of the graph before a break are here.
     """
 
     policy: SymbolicSizes = FIXED_SIZES
@@ -228,7 +240,8 @@ class SizePlaces:
     of_tensors: set[Sym] = field(default_factory=set)
     divisors: dict[Sym, int] = field(default_factory=dict)  # of those that are quotients of sizes of tensors
     narrowed: dict[Sym, Range] = field(default_factory=dict)  # what another capture is to know of them
-    like: dict[tuple[object, ...], tuple[Origin, Size]] = field(default_factory=dict)
+    like: dict[tuple[object, ...], list[tuple[Origin, Size]]] = field(default_factory=dict)
+    seen: dict[tuple[Path, tuple[object, ...]], int] = field(default_factory=dict)
     before: dict[Sym, Size] = field(default_factory=dict)
 
     def note(self, at: Origin, size: Size) -> None:
@@ -265,18 +278,25 @@ class SizePlaces:
         return size
 
     def known_like(self, at: Origin, value: int, mark: Mark | None = None) -> tuple[Origin, Size] | None:
-        """The first place of which the size that is `value` here must be the symbol, and its size."""
-        return None if self.policy.is_apart(at.path) else self.like.get(self._key(at, value, mark))
+        """The first place of which the size that is `value` here is to be the symbol, and its size; None where there is none
+        yet. To be asked once for each place."""
+        path = at.path
+        if self.policy.is_apart(path):
+            return None
+        key = self._key(at, value, mark)
+        places = self.like.get(key, ())
+        if self.policy.is_joined(path):
+            return places[0] if places else None
+        nth = self.seen.get((path[:-1], key), 0)
+        self.seen[path[:-1], key] = nth + 1
+        if nth < len(places):
+            return places[nth]
+        return places[0] if places and places[0][0].path[:-1] != path[:-1] else None
 
-    def first_like(self, at: Origin, value: int, size: Size, mark: Mark | None = None) -> tuple[Origin, Size]:
-        """The same, which is this place with `size` if there was none."""
-        found = self.known_like(at, value, mark)
-        if found is None:
-            found = at, size
-            if not self.policy.is_apart(at.path):
-                self.like[self._key(at, value, mark)] = found
-        self.note(at, found[1])
-        return found
+    def first_like(self, at: Origin, value: int, size: Size, mark: Mark | None = None) -> None:
+        """The size that is `value` here is the symbol of those like it from now on, beside those that there are."""
+        if not self.policy.is_apart(at.path):
+            self.like.setdefault(self._key(at, value, mark), []).append((at, size))
 
     def _key(self, at: Origin, value: int, mark: Mark | None) -> tuple[object, ...]:
         policy, path = self.policy, at.path

@@ -16,10 +16,10 @@ bool is_plain_leaf(PyObject* x);
 long how_written(PyObject* x);
 
 // The metadata that a trace depends on; guards/guard.py: TensorFacts. Shared by all tensors of a tree that look alike:
-// a pass over a thousand weights must not read a thousand descriptions of them. A size of ANY may be any from two on; a
-// stride of ANY is the product of the sizes behind it, one below ANY is over another dimension (guard.py: stride_over).
+// a pass over a thousand weights must not read a thousand descriptions of them. A size of ANY may be any from two on, one
+// of ANY_OR_ONE any from one on; a stride of ANY is the product of the sizes behind it, one below ANY is over another dimension (guard.py: stride_over).
 struct TensorFacts {
-    static constexpr int64_t ANY = -1;
+    static constexpr int64_t ANY = -1, ANY_OR_ONE = -2;
 
     PyTypeObject* type = nullptr;
     at::ScalarType dtype{};
@@ -63,7 +63,7 @@ struct TensorFacts {
     bool fits(const int64_t* sizes, const int64_t* strides) const {
         int64_t behind = 1;
         for (size_t i = shape.size(); i-- > 0;) {
-            if (shape[i] == ANY ? sizes[i] < 2 : sizes[i] != shape[i]) return false;
+            if (shape[i] < 0 ? sizes[i] < (shape[i] == ANY ? 2 : 1) : sizes[i] != shape[i]) return false;
             if (stride[i] < ANY ? !is_over(-2 - stride[i], strides[i], sizes, strides)
                                 : strides[i] != (stride[i] == ANY ? behind : stride[i]))
                 return false;
