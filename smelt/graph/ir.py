@@ -64,7 +64,9 @@ class Node:
     name: str
     spec: Any = None
     line: Line | None = None
-    source: Node | None = None  # aten level: the torch-level node that caused this one
+    # Aten level: the torch-level node that caused this one. Of a backward: a node of no graph that stands for what autograd
+    # runs, and whose own source is the torch-level node of which that computes the gradients, where it is known.
+    source: Node | None = None
 
     def __repr__(self) -> str:
         return self.name

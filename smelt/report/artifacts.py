@@ -22,6 +22,7 @@ from smelt.graph.sizes import INFINITE, Sym
 from smelt.graph.specs import at_numbers
 from smelt.plan.printer import print_plan
 from smelt.plan.steps import Plan
+from smelt.report.programs import mark
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Written:
 
 
 def _below(head: str, body: str, tail: str = "") -> Written:
-    return Written(f"{head}{body}{tail}", body, head.count("\n") + 1)
+    return Written(f"{head}{body}{tail}\n{mark(head + body)}", body, head.count("\n") + 1)
 
 
 def comment(text: str) -> str:

@@ -22,6 +22,8 @@ import torch
 from smelt import events
 from smelt.autograd.partition import Partition
 from smelt.capture.driver.entries import Entry
+from smelt.capture.emit.compiled_frame import CompiledFrame
+from smelt.capture.emit.edited_frames import editing_frames
 from smelt.errors import ArtifactError
 from smelt.graph.edited import Role, editing
 from smelt.graph.graph_function import GraphFunction, moved
@@ -29,7 +31,9 @@ from smelt.graph.ir import Graph
 from smelt.plan.steps import Plan
 from smelt.report import artifacts
 from smelt.report.artifacts import Written
-from smelt.report.edited_files import graph_of, is_edited
+from smelt.report.edited_files import graph_of
+from smelt.report.edited_frames import frame_of
+from smelt.report.programs import is_edited
 from smelt.schedule.printer import print_schedule
 from smelt.schedule.schedule import Schedule
 from smelt.tracing.joint import Joint
@@ -43,7 +47,7 @@ class _Compilation:
 
     name: str = ""
     any_sizes: bool = False  # what is compiled is for sizes, or numbers, that change
-    edited: set[str] = field(default_factory=set)  # the graphs that files stand in for
+    edited: set[str] = field(default_factory=set)  # the graphs, and "frame", that files stand in for
     joint: Joint | None = None
     parts: Partition | None = None
     schedules: list[Schedule] = field(default_factory=list)
@@ -64,7 +68,7 @@ class Dump:
         self.files: list[Path] = []
         self._counts: dict[str, int] = {}
         self._under_way: dict[int, _Compilation] = {}  # by thread
-        self._last: dict[int, str] = {}  # by thread: the prefix of its latest entry
+        self._last: dict[int, Path] = {}  # by thread: the file of its latest frame, where it was written
         self._joints: list[tuple[Joint, str]] = []  # of entries with a backward: their prefix
         self._bodies: dict[
             str, tuple[Path, int]
@@ -124,15 +128,14 @@ class Dump:
             return
         prefix = self._prefix(now.name)
         self._counts[now.name] = self._counts.get(now.name, 0) + 1
-        self._last[threading.get_ident()] = prefix
         if now.joint is not None:
             self._joints.append((now.joint, prefix))
         self._write_entry(prefix, event.data["entry"], event.data["function"], now)
 
     def _broke(self, event: events.Event) -> None:
-        prefix = self._last.get(threading.get_ident())
-        if prefix is not None and self.writes:
-            with (self.directory / f"{prefix}.frame.py").open("a", encoding="utf-8") as file:
+        path = self._last.get(threading.get_ident())
+        if path is not None:
+            with path.open("a", encoding="utf-8") as file:
                 file.write("\n" + artifacts.comment(f"The graph ends here: {event.data['reason']}"))
 
     def _backward(self, event: events.Event) -> None:
@@ -148,14 +151,7 @@ class Dump:
         return f"{name}.{self._counts.get(name, 0)}"
 
     def _write_entry(self, prefix: str, entry: Entry, function: FunctionType, now: _Compilation) -> None:
-        path = self._write(f"{prefix}.frame.py", frame := artifacts.frame_text(entry))
-        compiled = entry.answers[0]
-        if (
-            path
-            and isinstance(compiled, FunctionType)
-            and compiled.__code__.co_filename.startswith("<smelt ")
-        ):
-            compiled.__code__ = moved(compiled.__code__, str(path), frame.line - 1)
+        self._write_frame(prefix, entry, now)
         source = artifacts.resume_text(function)
         if source is not None:
             self._write_text(f"{prefix}.source.py", source)
@@ -168,6 +164,18 @@ class Dump:
                     torch.save(constants, self.directory / f"{prefix}.{role}.pt")
         self._write_code(prefix, now)
         self._stand_in(now.functions)
+
+    def _write_frame(self, prefix: str, entry: Entry, now: _Compilation) -> None:
+        self._last.pop(threading.get_ident(), None)
+        if "frame" in now.edited:
+            return
+        path = self._write(f"{prefix}.frame.py", frame := artifacts.frame_text(entry))
+        if path is None:
+            return
+        self._last[threading.get_ident()] = path
+        compiled = entry.answers[0]
+        if isinstance(compiled, FunctionType) and compiled.__code__.co_filename.startswith("<smelt "):
+            compiled.__code__ = moved(compiled.__code__, str(path), frame.line - 1)
 
     def _write_code(self, prefix: str, now: _Compilation) -> None:
         if now.schedules:
@@ -203,7 +211,7 @@ class Dump:
             if found is not None:
                 function.stands_in(str(found[0]), found[1])
 
-    # ---- edited graphs
+    # ---- edited graphs and frames
 
     def edited(self, role: Role, graph: Graph) -> Graph:
         """What is compiled in place of `graph`, of the compilation that this thread has under way.
@@ -228,6 +236,25 @@ class Dump:
         made = graph_of(path, graph)
         now.edited.add(role)
         log.info("smelt: %s is compiled in place of the captured graph", path)
+        return made
+
+    def edited_frame(self, frame: CompiledFrame) -> CompiledFrame:
+        """What is installed in place of `frame`, of the compilation that this thread has under way.
+
+        A file that cannot be is logged, and kept."""
+        with self._lock:
+            now = self._now()
+            path = (self.directory / f"{self._prefix(now.name)}.frame.py").resolve()
+        try:
+            if not now.name or not path.exists() or not is_edited(path, frame.source):
+                return frame
+            made = frame_of(path, frame)
+        except (ArtifactError, OSError) as error:
+            log.warning("smelt: %s (%s runs as smelt wrote it)", error, now.name)
+            now.edited.add("frame")
+            return frame
+        now.edited.add("frame")
+        log.info("smelt: %s runs in place of the compiled frame", path)
         return made
 
 
@@ -301,6 +328,7 @@ def dumping(directory: str | os.PathLike[str], override: bool = False, writes: b
         on.enter_context(events.subscribed(dump))
         if override:
             on.enter_context(editing(dump.edited))
+            on.enter_context(editing_frames(dump.edited_frame))
         yield dump
 
 

@@ -7,7 +7,6 @@ same types and layouts, and writes the same inputs.
 
 from __future__ import annotations
 
-import ast
 import inspect
 import operator
 import sys
@@ -25,30 +24,11 @@ from smelt.graph.printer import spec_text
 from smelt.graph.specs import empty_like_spec
 from smelt.graph.symbols import symbols_in
 from smelt.graph.verify import verify
+from smelt.report.programs import parsed
 from smelt.torch_private import OpOverload
 from smelt.tracing.fake import FakeTensor
 from smelt.tracing.trace import Trace
 from smelt.tracing.traced import Traced
-
-
-def is_edited(path: Path, written: str) -> bool:
-    """Whether the file's program is another one than `written`; comments and layout do not count.
-
-    Raises ArtifactError for a file that is no Python."""
-    text = path.read_text(encoding="utf-8")
-    return text != written and _program(_parsed(path, text)) != _program(ast.parse(written))
-
-
-def _program(tree: ast.Module) -> list[str]:
-    """What the module defines; what it does when it is run by itself is left out."""
-    return [ast.dump(s) for s in tree.body if not isinstance(s, ast.If)]
-
-
-def _parsed(path: Path, text: str) -> ast.Module:
-    try:
-        return ast.parse(text, str(path))
-    except SyntaxError as error:
-        raise ArtifactError(f"{path}:{error.lineno}: {error.msg}") from error
 
 
 def graph_of(path: Path, captured: Graph) -> Graph:
@@ -81,7 +61,7 @@ def _forward(path: Path, captured: Graph) -> Callable[..., Any]:
     scope: dict[str, Any] = {"__name__": f"smelt.edited.{path.stem}", "__file__": str(path)}
     text = path.read_text(encoding="utf-8")
     try:
-        exec(compile(_parsed(path, text), str(path), "exec"), scope)
+        exec(compile(parsed(path, text), str(path), "exec"), scope)
     except ArtifactError:
         raise
     except Exception as error:

@@ -69,11 +69,16 @@ def node_row(node: Node, module: str | None) -> dict[str, Any]:
     }
 
 
+def torch_level(node: Node) -> Node:
+    """The torch-level node that caused a node, or of which it computes the gradients; itself, where there is none."""
+    while node.source is not None:
+        node = node.source
+    return node
+
+
 def graph_row(placed: Placed, modules: Mapping[Node, str]) -> dict[str, Any]:
     """One graph by the schema of reports. `modules`: by torch-level node."""
-    nodes = [
-        node_row(node, modules.get(node if node.source is None else node.source)) for node in placed.graph
-    ]
+    nodes = [node_row(node, modules.get(torch_level(node))) for node in placed.graph]
     return {
         "id": placed.id,
         "frame": placed.frame,
@@ -103,8 +108,9 @@ class Owners:
     def of(self, graph: Graph) -> tuple[str, Entry] | None:
         """The name of the frame and the entry; None where it belongs to none of these."""
         for node in graph:
-            if node.source in self._by_source:
-                return self._by_source[node.source]
+            cause = torch_level(node)
+            if cause in self._by_source:
+                return self._by_source[cause]
         named = _keys(graph)
         best = max(self.entries, key=lambda pair: len(named & _own_keys(pair[1])), default=None)
         return best if best is not None and 2 * len(named & _own_keys(best[1])) > len(named) else None

@@ -136,7 +136,6 @@ class _Rows:
         return {
             "number": number,
             "guards": [guard_row(guard) for guard in entry.facts],
-            "hits": None,
             "source": entry.source,
             "sizes": list(_sizes(entry)),
             "seconds": entry.seconds,

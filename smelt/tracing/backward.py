@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from smelt.graph.ir import Line, Node
+from smelt.graph.ir import Node
 from smelt.torch_private import DisableAutocast, EnableTorchFunction
 from smelt.tracing.autograd_calls import AutogradCalls
-from smelt.tracing.current_call import CurrentCall
+from smelt.tracing.current_call import CurrentCall, backward_of
 from smelt.tracing.custom_functions import UserBackward, check_entries
 from smelt.tracing.fake import FakeTensor
 from smelt.tracing.tape import Tape
@@ -37,10 +37,11 @@ class Backward:
         self.tangents.append(fake)
 
     @contextmanager
-    def recording(self, lines: Mapping[Any, Line | None]) -> Iterator[None]:
-        """Operators that autograd's engine runs are recorded at the aten level alone. `lines`: by node of autograd."""
+    def recording(self, backwards: Mapping[Any, Node]) -> Iterator[None]:
+        """Operators that autograd's engine runs are recorded at the aten level alone. `backwards`: by node of autograd, what
+        stands for it (`backward_of`)."""
         call = self._call
-        call.node, call.backward_lines = Node("call_function", "backward", (), {}, "backward"), lines
+        call.node, call.backwards = backward_of(None), backwards
         try:
             # as where eager's backward runs
             autocast_off: AbstractContextManager[object] = (
@@ -49,7 +50,7 @@ class Backward:
             with autocast_off:
                 yield
         finally:
-            call.node, call.backward_lines = None, None
+            call.node, call.backwards = None, None
 
     def run(self, run: Callable[[], Any]) -> Any:
         """`run()`, which has autograd's engine compute gradients; the user's code that the engine calls is interpreted."""
@@ -61,7 +62,7 @@ class Backward:
     def is_recorded(self) -> bool:
         """Whether autograd's engine runs to record the joint graph."""
         call = self._call
-        return call.node is not None and (call.backward_lines is not None or self._in_user_backward)
+        return call.node is not None and (call.backwards is not None or self._in_user_backward)
 
     @contextmanager
     def user_backward(self, name: str) -> Iterator[UserBackward]:
@@ -72,13 +73,13 @@ class Backward:
         node = Node("call_function", "backward", (), {}, self._tape.torch.name(name))
         user = UserBackward(name, node)
         start = len(self._tape.entries)
-        before = call.node, call.backward_lines, call.is_opaque, self._in_user_backward
-        call.node, call.backward_lines, call.is_opaque, self._in_user_backward = node, None, True, True
+        before = call.node, call.backwards, call.is_opaque, self._in_user_backward
+        call.node, call.backwards, call.is_opaque, self._in_user_backward = node, None, True, True
         try:
             with EnableTorchFunction():
                 yield user
         finally:
-            call.node, call.backward_lines, call.is_opaque, self._in_user_backward = before
+            call.node, call.backwards, call.is_opaque, self._in_user_backward = before
         check_entries(user, self._tape.entries[start:])
         self._autograd.custom.called.append(user)
 

@@ -19,6 +19,12 @@ def ask_none(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None)
     return NotImplemented
 
 
+def backward_of(forward: Node | None) -> Node:
+    """What causes the operators of a backward, in no graph: of the aten node `forward`, where that is known."""
+    line, source = (None, None) if forward is None else (forward.line, forward.source)
+    return Node("call_function", "backward", (), {}, "backward", None, line, source)
+
+
 class CurrentCall:
     """Which torch-level call the operators that run now belong to.
 
@@ -38,11 +44,11 @@ class CurrentCall:
         has_no_keywords: native code is called next with a dictionary of keywords that is empty (`f(x, **{})`), of which its
             handlers are told.
         ask: hands a call to the program's handlers; NotImplemented where none is to be asked.
-        backward_lines: while a backward is recorded, the user's line of each node of autograd's graph.
+        backwards: while a backward is recorded, what stands for each node of autograd's graph (`backward_of`).
     """
 
     __slots__ = (
-        "ask", "asks", "backward_lines", "failure", "gathers", "had_opaque", "has_no_keywords",
+        "ask", "asks", "backwards", "failure", "gathers", "had_opaque", "has_no_keywords",
         "has_subclasses", "is_opaque", "modes", "node", "pauses", "where", "wrote",
     )  # fmt: skip
 
@@ -60,12 +66,19 @@ class CurrentCall:
         self.asks = False
         self.has_no_keywords = False
         self.ask: Callable[[Any, tuple[Any, ...], Mapping[str, Any] | None], Any] = ask_none
-        self.backward_lines: Mapping[Any, Line | None] | None = None
+        self.backwards: Mapping[Any, Node] | None = None
+
+    def source(self) -> Node | None:
+        """The node that causes an operator that runs now."""
+        if self.backwards is not None and self.node is not None:
+            return self.backwards.get(current_autograd_node(), self.node)
+        return self.node
 
     def line(self) -> Line | None:
         """The user's line of an operator that runs now."""
-        if self.backward_lines is not None:
-            return self.backward_lines.get(current_autograd_node())
+        if self.backwards is not None:
+            found = self.backwards.get(current_autograd_node())
+            return None if found is None else found.line
         node = self.node
         if node is None:
             return self.where()

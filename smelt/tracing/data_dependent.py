@@ -40,7 +40,7 @@ def _symbols(recorder: OperatorRecorder, *given: Any) -> Symbols | None:
     if any(type(t) is not FakeTensor or t.device != _CPU or t.subclass is not None for t in given):
         return None
     symbols = numbers.for_data()
-    return None if len(symbols.known.numbers) >= _MOST or call.backward_lines is not None else symbols
+    return None if len(symbols.known.numbers) >= _MOST or call.backwards is not None else symbols
 
 
 class _New:

@@ -15,13 +15,14 @@ from torch.autograd.graph import GradientEdge
 
 from smelt.errors import NeedsFixedSize, Unsupported
 from smelt.graph.assignments import syms_of
-from smelt.graph.ir import Line
+from smelt.graph.ir import Node
 from smelt.graph.specs import empty_like_spec
 from smelt.ops.sized_arguments import EMPTY_LIKE
 from smelt.ops.symbolic_results import results
 from smelt.torch_private import DisableTorchDispatch, run_engine
 from smelt.tracing.answers import fresh
 from smelt.tracing.backward_rules import replaced
+from smelt.tracing.current_call import backward_of
 from smelt.tracing.fake import FakeTensor, fakes_in, wrap
 from smelt.tracing.grad_flags import GradFlags, switched_on
 from smelt.tracing.history import computed_after, read_by
@@ -143,10 +144,10 @@ def _run_engine(
         _ERRORS if parts.autograd.custom is None else (Exception,)
     )  # a backward of the user's may raise any
     through: dict[int, Any] = dict.fromkeys(cuts)
-    lines = _line_of_nodes(parts)
+    backwards = _backwards(parts)
     with (
-        parts.backward.recording(lines),
-        replaced(lines),
+        parts.backward.recording(backwards),
+        replaced(backwards),
         _cut_at(places, {i: t for i, t in tangents.items() if i not in ends}, through),
         switched_on(sources),
     ):
@@ -291,13 +292,13 @@ def _tangent(inputs: Inputs, value: FakeTensor) -> FakeTensor:
         return wrap(elem, value.device)
 
 
-def _line_of_nodes(parts: TraceParts) -> dict[Any, Line | None]:
-    """The user's line of each node of autograd's graph."""
-    lines: dict[Any, Line | None] = {}
+def _backwards(parts: TraceParts) -> dict[Any, Node]:
+    """What stands for each node of autograd's graph: it knows the call whose gradients that computes, and its line."""
+    found: dict[Any, Node] = {}
     for made in parts.tape.entries:
         for fake in fakes_in(made.out):
             if fake._is_view() and fake.storage_key in parts.writes.storages:
                 continue  # autograd may have given it up, or take the view again, through tensors that nobody names
-            if fake.grad_fn is not None:
-                lines.setdefault(fake.grad_fn, made.node.line)
-    return lines
+            if fake.grad_fn is not None and fake.grad_fn not in found:
+                found[fake.grad_fn] = backward_of(made.node)
+    return found

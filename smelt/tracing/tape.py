@@ -53,7 +53,7 @@ class Tape:
     def add_operator(self, func: Any, args: Args, kwargs: Kwargs, stem: str, spec: Any) -> Node:
         """An aten node of the call that is running. `finish_operator` must follow."""
         call, aten = self._call, self.aten
-        node = Node("call_function", func, args, kwargs, aten.name(stem), spec, call.line(), call.node)
+        node = Node("call_function", func, args, kwargs, aten.name(stem), spec, call.line(), call.source())
         aten.graph.nodes.append(node)
         return node
 
@@ -78,7 +78,7 @@ class Tape:
         call = self._call
         name = self.aten.name("constant")
         self.aten.graph.constants[name] = value
-        node = Node("get_attr", name, (), {}, name, fake.spec, call.line(), call.node)
+        node = Node("get_attr", name, (), {}, name, fake.spec, call.line(), call.source())
         self.aten.graph.nodes.append(node)
         self.entries.append(TapeEntry(node, fake))
         fake.aten_node = node

@@ -2,7 +2,8 @@
 
 Numbers are equal where they differ by rounding: relative to the largest of their tensor; or where the compiled result is
 about as near to that in float64 as eager's is, or as results are with random rounding (`_SLACK`). What is not finite, and
-integers, must be equal: to eager's, to float64's, or to one with random rounding.
+integers, must be equal: to eager's, to float64's, or to one with random rounding. Strides must be eager's, where an element
+lies by them: the program may ask for them, and for views that only some strides have.
 """
 
 from __future__ import annotations
@@ -143,6 +144,8 @@ def _of_values(want: Any, got: Any, wide: Callable[[], list[Any]]) -> str | None
         return f"eager gives {_kind(want)}, compiled code {_kind(got)}"
     if not want.numel() or want.layout is not torch.strided:
         return None
+    if _steps(want) != _steps(got):
+        return f"eager gives strides {list(want.stride())}, compiled code {list(got.stride())}"
     want, got = want.detach().resolve_conj().resolve_neg(), got.detach().resolve_conj().resolve_neg()
     if torch.equal(got, want) or bool(_near(got, want).all()):
         return None
@@ -158,6 +161,11 @@ def _of_values(want: Any, got: Any, wide: Callable[[], list[Any]]) -> str | None
     if not bool(far.any()) or (want.dtype in ROUNDING and _as_exact(got, exact, (want, *rounded), far)):
         return None
     return _shown(want, got, far)
+
+
+def _steps(tensor: torch.Tensor) -> list[int]:
+    """The strides that say where elements are: those of dimensions with more than one."""
+    return [step for step, size in zip(tensor.stride(), tensor.shape) if size > 1]
 
 
 def _kind(tensor: torch.Tensor) -> str:

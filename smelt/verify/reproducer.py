@@ -45,7 +45,13 @@ def copied(tensor):
     return flat.as_strided(tensor.size(), tensor.stride())
 
 
+def steps(tensor):
+    """The strides of the dimensions that have more than one element."""
+    return [step for step, size in zip(tensor.stride(), tensor.shape) if size > 1 and tensor.numel()]
+
+
 def check(got, want, what):
+    assert steps(got) == steps(want), f"{{what}}: strides {{got.stride()}}, eager {{want.stride()}}"
     finite = want[torch.isfinite(want)]
     largest = finite.abs().max().item() if finite.numel() else 0
     rounding = ROUNDING.get(want.dtype, 0)

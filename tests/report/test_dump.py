@@ -1,6 +1,7 @@
 """`smelt.dump` and its overrides: files of what is compiled, which run, and can be edited."""
 
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import torch
 
 import smelt
 from smelt import events
+from smelt.capture.emit import edited_frames
 from smelt.errors import ArtifactError
 from smelt.graph import edited
 
@@ -199,7 +201,7 @@ def test_nothing_is_left_on_behind_it(tmp_path):
         f = smelt.compile(two_cosines)
     f(x)
     assert list(tmp_path.iterdir()) == []
-    assert events._subscribers == [] and edited._editors == []
+    assert events._subscribers == [] and edited._editors == [] and edited_frames._editors == []
 
 
 def test_threads_have_files_of_their_own(tmp_path):
@@ -436,6 +438,19 @@ def test_files_that_are_not_compiled_are_said_to_be(tmp_path, caplog):
     assert "torch.sin(cos)" in text(tmp_path, "two_cosines.0.torch.py")
 
 
+def test_a_file_that_nobody_has_edited_is_none_when_the_program_has_changed(tmp_path, caplog):
+    def f(x):
+        return x * factor + 1
+
+    x, factor = torch.ones(3), 2
+    dumped(tmp_path, f, x)
+    factor = 3
+    with smelt.dump(tmp_path, override=True):
+        torch.testing.assert_close(smelt.compile(f)(x), f(x))
+    assert "mul.Tensor(x, 3)" in text(tmp_path, "f.0.aten.py")
+    assert caplog.text == ""
+
+
 def test_the_environment_does_it_for_a_process(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
@@ -459,8 +474,150 @@ def test_the_environment_does_it_for_a_process(tmp_path):
 
     assert run(SMELT_DUMP=str(folder)) == "[2.0, 2.0]\n"
     edit(folder, "f.0.aten.py", "(x, 2)", "(x, 5)")
+    edit(folder, "f.0.frame.py", "return t0", "return t0 + 0.5")
     before = {p: p.read_bytes() for p in folder.iterdir()}
-    assert run(SMELT_OVERRIDE=str(folder)) == "[5.0, 5.0]\n"
+    assert run(SMELT_OVERRIDE=str(folder)) == "[5.5, 5.5]\n"
     assert {p: p.read_bytes() for p in folder.iterdir()} == before
-    assert run(SMELT_OVERRIDE=str(folder), SMELT_DUMP=str(folder)) == "[5.0, 5.0]\n"
+    assert run(SMELT_OVERRIDE=str(folder), SMELT_DUMP=str(folder)) == "[5.5, 5.5]\n"
     assert run() == "[2.0, 2.0]\n"
+
+
+# ---------------------------------------------------------------------------------------------------- edited frames
+
+WEIGHT = torch.full((3,), 4.0)
+
+
+def pair(x, y):
+    return {"sum": torch.cos(x) + WEIGHT, "given": [y, x]}
+
+
+def frame_file(folder, function, *inputs):
+    """The file of the frame that `function` is compiled to, to be edited."""
+    dumped(folder, function, *inputs)
+    return f"{function.__name__}.0.frame.py"
+
+
+def test_an_edited_frame_runs_in_place_of_smelts_own(tmp_path):
+    """With imports and functions of its own, and the guards and the graph of the other one."""
+    x, y = torch.randn(3), torch.randn(3)
+    name = frame_file(tmp_path, pair, x, y)
+    edit(
+        tmp_path,
+        name,
+        "def compiled_pair(",
+        "import math\n\ndef more(t):\n    return t + math.pi\n\n\ndef compiled_pair(",
+    )
+    edit(tmp_path, name, "    return {'sum': t0", "    y = more(y)\n    return {'sum': t0")
+    before = text(tmp_path, name)
+    f = smelt.compile(pair)
+    with smelt.dump(tmp_path, override=True):
+        result = f(x, y)
+    torch.testing.assert_close(result, pair(x, y + torch.pi))
+    torch.testing.assert_close(f(y, x), pair(y, x + torch.pi))
+    assert text(tmp_path, name) == before
+    torch.testing.assert_close(f(x.double(), y.double()), pair(x.double(), y.double()))
+    torch.testing.assert_close(smelt.compile(pair)(x, y), pair(x, y))
+
+
+def test_a_frame_that_only_calls_the_graph_can_be_edited(tmp_path):
+    """Without an edit its graph answers calls, and no frame runs."""
+    x = torch.randn(3)
+    name = frame_file(tmp_path, two_cosines, x)
+    edit(tmp_path, name, "return t0", "return -t0")
+    f = smelt.compile(two_cosines)
+    with smelt.dump(tmp_path, override=True):
+        f(x)
+    torch.testing.assert_close(f(x), -two_cosines(x))
+
+
+def test_an_edited_frame_is_stepped_through_in_its_file(tmp_path):
+    x, y = torch.randn(3), torch.randn(3)
+    name = frame_file(tmp_path, pair, x, y)
+    edit(tmp_path, name, "    return {'sum'", "    here = 1\n    return {'sum'")
+    f = smelt.compile(pair)
+    with smelt.dump(tmp_path, override=True):
+        f(x, y)
+    lines = lines_run(tmp_path.resolve(), lambda: f(x, y))
+    assert (
+        lines[0].startswith("t0, = graph(") and "here = 1" in lines and lines[-1].startswith("return {'sum'")
+    )
+
+
+def test_what_an_edited_frame_raises_comes_from_its_line(tmp_path):
+    x, y = torch.randn(3), torch.randn(3)
+    name = frame_file(tmp_path, pair, x, y)
+    edit(tmp_path, name, "    return {'sum'", "    1 / 0\n    return {'sum'")
+    with smelt.dump(tmp_path, override=True), pytest.raises(ZeroDivisionError) as raised:
+        smelt.compile(pair)(x, y)
+    place = raised.traceback[-1]
+    assert place.path.name == name and str(place.statement).strip() == "1 / 0"
+
+
+def test_frames_before_and_behind_a_break_can_be_edited(tmp_path):
+    inputs = {"x": torch.zeros(10), "y": torch.randn(10)}
+    first = frame_file(tmp_path, forward, inputs)
+    (rest,) = [p.name for p in tmp_path.glob("resume*.frame.py")]
+    edit(tmp_path, first, "    t0, ", "    inputs_0['seen'] = True\n    t0, ")
+    edit(tmp_path, rest, "return t0", "return t0 + 1")
+    before = {p: p.read_bytes() for p in tmp_path.glob("*.frame.py")}
+    f = smelt.compile(forward)
+    with smelt.dump(tmp_path, override=True):
+        torch.testing.assert_close(f(dict(inputs)), forward(inputs) + 1)
+    f(inputs)
+    assert inputs.pop("seen")
+    assert {p: p.read_bytes() for p in tmp_path.glob("*.frame.py")} == before
+
+
+def test_frames_of_training_and_of_any_sizes_can_be_edited(tmp_path):
+    def f(x):
+        return [torch.cos(x), x.shape[0]]
+
+    x = torch.randn(4, requires_grad=True)
+    with smelt.dump(tmp_path):
+        smelt.compile(f, dynamic=True)(x)
+    edit(tmp_path, "f.0.frame.py", "return [t0", "t0 = t0 * 2\n    return [t0")
+    compiled = smelt.compile(f, dynamic=True)
+    with smelt.dump(tmp_path, override=True):
+        compiled(x)[0].sum().backward()
+    torch.testing.assert_close(x.grad, -2 * x.detach().sin())
+    x = torch.randn(7)
+    torch.testing.assert_close(compiled(x.requires_grad_())[0], 2 * x.cos())
+    assert compiled(x)[1] == 7
+
+
+UNFIT_FRAMES = {
+    "syntax": ("return {", "return {{", r"pair.0.frame.py:\d+: "),
+    "name": ("return {'sum': t0", "return {'sum': total", r"frame.py:\d+: total is defined neither in the file nor"),
+    "graph left out": ("    t0, = graph(", "    graph(", r"frame.py:\d+: t0 is defined neither"),
+    "takes": ("(x, y, inputs)", "(x, inputs)", r"takes \(x, inputs\), smelt's own \(x, y, inputs\): arguments must stay"),
+    "no function": ("def compiled_pair(", "def mine(", r"defines no function compiled_pair\(x, y, inputs\)"),
+    "raises": ("def compiled_pair(", "1 / 0\ndef compiled_pair(", r"frame.py:\d+: running it failed: ZeroDivisionError"),
+    "fingerprint": ("fingerprint is", "print was", "was made from another frame"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNFIT_FRAMES)
+def test_a_frame_that_does_not_fit_is_said_so_and_smelts_own_runs(tmp_path, caplog, name):
+    old, new, message = UNFIT_FRAMES[name]
+    x, y = torch.randn(3), torch.randn(3)
+    file = frame_file(tmp_path, pair, x, y)
+    edit(tmp_path, file, "    return {'sum'", "    y = x\n    return {'sum'")
+    edit(tmp_path, file, old, new)
+    before = text(tmp_path, file)
+    with smelt.dump(tmp_path, override=True):
+        torch.testing.assert_close(smelt.compile(pair)(x, y), pair(x, y))
+    assert re.search(message, caplog.text) and "runs as smelt wrote it" in caplog.text
+    assert text(tmp_path, file) == before
+
+
+def test_a_frame_that_the_program_has_outgrown_is_said_so(tmp_path, caplog):
+    def f(x):
+        return [x.cos()] * count
+
+    x, count = torch.ones(3), 1
+    name = frame_file(tmp_path, f, x)
+    edit(tmp_path, name, "return [t0]", "return [t0, t0]")
+    count = 3
+    with smelt.dump(tmp_path, override=True):
+        assert len(smelt.compile(f)(x)) == 3
+    assert "was made from another frame than the one that smelt writes now" in caplog.text

@@ -102,6 +102,16 @@ def test_a_model_in_training():
     assert {k["graph"] for k in data["kernels"]} == {graphs["forward"]["id"], graphs["backward"]["id"]}
     modules = {node["name"]: node["module"] for node in graphs["torch"]["nodes"]}
     assert modules["linear"] == "layers.0" and modules["tanh"] == "layers" and modules["layer_norm"] == "norm"
+    for level in ("joint", "backward"):  # a gradient's nodes are of the module whose gradient it is
+        of = {
+            node["name"]: node["module"] for node in graphs[level]["nodes"] if node["op"].startswith("call")
+        }
+        assert of["native_layer_norm_backward"] == "norm" and of["tanh_backward_1"] == "layers"
+        assert of["mm_1"] == "layers.1" and of["mm_2"] == of["sum_1"] == "layers.0"
+        assert {name for name, module in of.items() if module is None} <= {
+            "tanh_1",
+            "tanh_backward",
+        }  # the model's own
     lines = {node["line"]["line"] for node in graphs["forward"]["nodes"] if node["line"]}
     assert lines < {row["line"] for row in data["lines"]}
 

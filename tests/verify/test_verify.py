@@ -332,6 +332,7 @@ def test_compiled_code_that_raises():
             "result 0: eager gives torch.float32 of [4, 5] on cpu, compiled code torch.float64",
         ),
         (lambda r: r[:3], "compiled code torch.float32 of [3, 5] on cpu"),
+        (lambda r: r.t().contiguous().t(), "result 0: eager gives strides [5, 1], compiled code [1, 4]"),
         (lambda r: torch.rand(3) is None or r, "the state of the random generator afterwards"),
     ],
 )
@@ -344,6 +345,15 @@ def test_what_is_a_difference(change, what):
 def test_what_is_none():
     x = torch.tensor([1.0, torch.nan, torch.inf, -torch.inf, 0.0])
     runs, told = beside(lambda tensors: (tensors[0] * 3 * (1 + 1e-7),), graph_of(lambda x: x * 3, x))
+    runs((x,))
+    assert told == []
+
+
+def test_strides_of_dimensions_without_a_second_element_are_none():
+    x = torch.ones(3, 1)
+    runs, told = beside(
+        lambda tensors: (torch.empty_strided((3, 1), (1, 7)).fill_(2),), graph_of(lambda x: x * 2, x)
+    )
     runs((x,))
     assert told == []
 

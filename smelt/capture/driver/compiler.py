@@ -42,6 +42,7 @@ from smelt.capture.driver.run import CapturedFrame, capture_frame, divided_sizes
 from smelt.capture.driver.small_sizes import small_sizes, with_sizes_of_one
 from smelt.capture.driver.stages import compiled_frame, compiled_graph, stage, without_frame
 from smelt.capture.driver.superseded import superseded
+from smelt.capture.emit.edited_frames import edited_frame
 from smelt.capture.emit.rerun import repeat_of
 from smelt.capture.interpreter.interpreter import decoded
 from smelt.capture.outside.symbolic_sizes import SymbolicSizes
@@ -314,7 +315,7 @@ class FrameCompiler:
         if self.config.verify:
             captured.traced = replace(captured.traced, differs=self._differs(fn))
         graph = compiled_graph(self.backend, self.config, captured)
-        frame = compiled_frame(fn, captured, graph, self.resumes, self._functional)
+        frame = edited_frame(compiled_frame(fn, captured, graph, self.resumes, self._functional))
         with stage("guards", name):
             spec = tree_layout.build(captured.guards, frame.collect, captured.lifetimes.kept)
             tree = _native.GuardTree(spec.native)

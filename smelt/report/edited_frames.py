@@ -1,0 +1,85 @@
+"""Compiled frames from files: a program that a user has edited becomes the function that runs in place of smelt's own.
+
+The objects of the program are there by the names that smelt gave them, and so is whatever else the file defines or imports.
+What always holds: the function takes what smelt's own takes, and all names that it reads are defined.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import inspect
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+from smelt.capture.base.bytecode import FUTURE
+from smelt.capture.emit.compiled_frame import CompiledFrame
+from smelt.errors import ArtifactError
+from smelt.report.edited_files import where_raised
+from smelt.report.programs import is_made_from, parsed
+
+_READS = ("LOAD_GLOBAL", "LOAD_NAME")
+_DEFINES = ("STORE_GLOBAL", "STORE_NAME")
+
+
+def frame_of(path: Path, frame: CompiledFrame) -> CompiledFrame:
+    """What the file defines, to be installed in place of `frame`.
+
+    Raises ArtifactError where it cannot be: with the file, the line where there is one, and what is expected.
+    """
+    if not is_made_from(path, frame.source):
+        raise ArtifactError(
+            f"{path} is edited, and was made from another frame than the one that smelt writes now: have it written again, "
+            "and edit that"
+        )
+    text = path.read_text(encoding="utf-8")
+    own = frame.function
+    flags = own.__code__.co_flags & FUTURE
+    code = compile(parsed(path, text), str(path), "exec", flags, dont_inherit=True)
+    scope = dict(own.__globals__)
+    _check_names(path, code, scope)
+    try:
+        exec(code, scope)
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise ArtifactError(f"{path}{where_raised(error, path)}: running it failed: {what}") from error
+    made = scope.pop(own.__name__, None)
+    _check_parameters(path, made, own)
+    return replace(frame, function=made, source=text, only=None)
+
+
+def _check_parameters(path: Path, made: Any, own: FunctionType) -> None:
+    wanted = [(p.name, p.kind) for p in inspect.signature(own).parameters.values()]
+    text = ", ".join(name for name, _ in wanted)
+    if not isinstance(made, FunctionType):
+        raise ArtifactError(f"{path} defines no function {own.__name__}({text})")
+    given = [(p.name, p.kind) for p in inspect.signature(made).parameters.values()]
+    if given != wanted:
+        raise ArtifactError(
+            f"{path}:{made.__code__.co_firstlineno}: {own.__name__} takes ({', '.join(name for name, _ in given)}), smelt's "
+            f"own ({text}): arguments must stay as they are, also those that are not read"
+        )
+
+
+def _check_names(path: Path, code: CodeType, scope: dict[str, object]) -> None:
+    """All that is read by name must be in `scope`, be defined in the file, or be a builtin."""
+    known = {*scope, *vars(builtins), *(name for name, _ in _named(code, _DEFINES))}
+    for name, line in _named(code, _READS):
+        if name not in known:
+            raise ArtifactError(
+                f"{path}:{line}: {name} is defined neither in the file nor, for this frame, by smelt"
+            )
+
+
+def _named(code: CodeType, kinds: tuple[str, ...]) -> Iterator[tuple[str, int]]:
+    """The names in instructions of these kinds, with their lines, of a program and its functions."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in kinds:
+            positions = instruction.positions
+            yield instruction.argval, (positions and positions.lineno) or code.co_firstlineno
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _named(constant, kinds)
