@@ -3,8 +3,7 @@
 #pragma once
 #include <ATen/record_function.h>
 
-#include <optional>
-#include <string>
+#include <memory>
 #include <string_view>
 #include <utility>
 
@@ -12,15 +11,23 @@
 
 namespace smelt::plan {
 
+// Not in place where it lasts: it is large, and mostly not there.
+using Event = std::unique_ptr<at::RecordFunction>;
+
+// Begins an event of those who watch.
+Event event_of(at::StepCallbacks&& watching, std::string_view name);
+Event event_of_step(std::string_view name);
+
 // The event of a whole graph lasts as long as this. It is one of the user's scopes, as torch.compile's are: the trace then
 // shows, on a GPU's own line, from where to where its kernels are the graph's.
 class GraphEvent {
   public:
     explicit GraphEvent(const Program& program) {
         auto watching = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
-        if (!watching) return;
+        if (!watching) [[likely]]
+            return;
         names_ = program.names.get();
-        event_.emplace(std::move(*watching)).before(std::string_view(names_->graph));
+        event_ = event_of(std::move(*watching), names_->graph);
     }
 
     // What events of its steps are called; null where nobody watches.
@@ -28,18 +35,7 @@ class GraphEvent {
 
   private:
     const Names* names_ = nullptr;
-    std::optional<at::RecordFunction> event_;
-};
-
-// The event of one step lasts as long as this. An empty name: there is none.
-class StepEvent {
-  public:
-    explicit StepEvent(std::string_view name) {
-        if (!name.empty()) event_.emplace(at::RecordScope::FUNCTION).before(name);
-    }
-
-  private:
-    std::optional<at::RecordFunction> event_;
+    Event event_;
 };
 
 }  // namespace smelt::plan

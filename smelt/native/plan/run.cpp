@@ -76,13 +76,13 @@ class Run {
     }
 
     void launch(size_t i) {
-        const StepEvent event(names_ ? names_->launches[i] : std::string_view());
+        const Event event = names_ ? event_of_step(names_->launches[i]) : nullptr;
         const Launch& l = p_.launches[i];
         on_stream_of(l, [&](const Queue& queue) { l.launcher->launch(l, f_.data.data(), queue); });
     }
 
     void together(size_t i) {
-        const StepEvent event(names_ ? names_->togethers[i] : std::string_view());
+        const Event event = names_ ? event_of_step(names_->togethers[i]) : nullptr;
         const Together& t = p_.togethers[i];
         const Launch* launches = p_.launches.data() + t.first;
         on_stream_of(*launches, [&](const Queue& queue) {
@@ -101,8 +101,9 @@ class Run {
         start(Queue{l.elsewhere, place_on(device).handle});
     }
 
-    void aten(size_t i) {
-        const StepEvent event(names_ ? names_->atens[i] : std::string_view());
+    // Not inlined: graphs of nothing but kernels, which are over in less than a microsecond, are to need little stack.
+    [[gnu::noinline]] void aten(size_t i) {
+        const Event event = names_ ? event_of_step(names_->atens[i]) : nullptr;
         const Aten& a = p_.atens[i];
         // A custom operator may call this very plan again: that call has a frame, and so a stack, of its own.
         torch::jit::Stack& stack = f_.stack;
