@@ -258,6 +258,7 @@ def _module_trampoline(cls: type) -> Any:
         return self(*args, **kwargs)
 
     call.__name__ = call.__qualname__ = cls.__name__
+    call.__wrapped__ = cls.forward  # type: ignore[attr-defined]  # whose line people are told
     return call
 
 

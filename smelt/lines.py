@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+_OWN = os.path.dirname(__file__) + os.sep
 
 
 @dataclass(frozen=True)
@@ -15,3 +20,25 @@ class Line:
 
     def __str__(self) -> str:
         return f"{self.filename}:{self.line} in {self.function}"
+
+
+def is_own(filename: str) -> bool:
+    """Whether a file, or a text that begins with its name, is smelt's own: what calls a module, or steps a generator."""
+    return filename.startswith((_OWN, "<smelt "))
+
+
+def place(filename: str, line: int) -> str:
+    """A line in few words: `model.py:12`."""
+    return f"{os.path.basename(filename)}:{line}"
+
+
+def title_of(name: str, called: Any) -> str:
+    """A callable in few words: `Model (model.py:12)`. The line is the first of what a decorator's function wraps, of what an
+    object is called by; without one that is the user's there is the name alone. Where a function is defined within another,
+    the other is left out."""
+    name = name.rpartition("<locals>.")[2]
+    function = getattr(called, "__wrapped__", called)
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    if not isinstance(code, CodeType) or is_own(code.co_filename):
+        return name
+    return f"{name} ({place(code.co_filename, code.co_firstlineno)})"

@@ -89,6 +89,11 @@ def partition(joint: Joint, config: Config, hints: Hints = NO_HINTS) -> Partitio
         shared |= more
 
 
+def level_of(graph: Graph) -> str:
+    """Which part of a joint graph an aten graph is, "forward" or "backward", by what it takes."""
+    return "backward" if any(p.name.startswith("tangents_") for p in graph.placeholders) else "forward"
+
+
 def _read_beyond_eager(problem: CutProblem, cut: Cut, made: Partition) -> set[Node]:
     """Values that are kept in the user's hands, and read for the gradients of more results than in eager."""
     backward, memory = made.backward, problem.memory

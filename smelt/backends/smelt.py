@@ -16,7 +16,7 @@ import torch
 
 from smelt import _native, events, targets
 from smelt.autograd.compile import CompileGraph, compile_joint, joint_by_sizes
-from smelt.autograd.partition import Partition, partition
+from smelt.autograd.partition import Partition, level_of, partition
 from smelt.autograd.wider_saves import with_wider_saves
 from smelt.backends.by_sizes import LOCK, MOST_COMPILED, EachCompiled, Instance, by_operators, by_sizes
 from smelt.backends.eager import beneath_a_node, eager
@@ -87,7 +87,7 @@ def _for_fixed_sizes(traced: Traced, config: Config, plans: list[_native.Plan] |
     target = maker(config)
 
     def compile_part(graph: Graph, given: frozenset[int], target: Target) -> _native.Plan:
-        plan = _compile(graph, config, target, given)
+        plan = _compile(graph, config, target, given, _title(traced, graph))
         if plans is not None:
             plans.append(plan)
         return plan
@@ -120,6 +120,11 @@ def _watching(traced: Traced, config: Config) -> Watching:
     return Watching(config, recompile, traced.differs)
 
 
+def _title(traced: Traced, graph: Graph) -> str:
+    """What people call a graph of the trace, or a part of it."""
+    return traced.title if traced.joint is None else f"{traced.title} {level_of(graph)}".strip()
+
+
 def _prepared(graph: Graph, target: Target) -> Graph:
     """The graph with the device's kernels for attention, and the layouts that its convolutions are fast in."""
     if target.attention is not None:
@@ -147,11 +152,11 @@ def _joint_laid_out(joint: Joint, target: Target) -> Joint:
 
 
 def _compile(
-    graph: Graph, config: Config, target: Target, given: frozenset[int] = frozenset()
+    graph: Graph, config: Config, target: Target, given: frozenset[int] = frozenset(), title: str = ""
 ) -> _native.Plan:
-    """`given`: inputs that are left to what is compiled."""
-    graph = inner.compiled(graph, lambda inside: _compile(inside, config, target))
-    schedule = replace(_scheduled(graph, config, target), given=given)
+    """`given`: inputs that are left to what is compiled; `title`: what people call the graph."""
+    graph = inner.compiled(graph, lambda inside: _compile(inside, config, target, title=title))
+    schedule = replace(_scheduled(graph, config, target), given=given, title=title)
     with _stage("codegen"):
         plan = build_plan(schedule, target)
         plan = replace(plan, numbers=_numbers(graph))
@@ -204,7 +209,7 @@ def _in_parts(traced: Traced, config: Config) -> Compiled:
         raise NeedsFixedSize("graphs inside of a graph, or on a GPU", frozenset())
 
     def compile_part(graph: Graph, sizes: Mapping[Sym, SizeInput]) -> Compiled:
-        return _part(graph, sizes, config, devices, _watching(traced, config))
+        return _part(graph, sizes, config, devices, _watching(traced, config), _title(traced, graph))
 
     if traced.joint is None:
         parts = Parts(traced, traced.aten_graph, compile_part)
@@ -229,9 +234,8 @@ def _joint_in_parts(traced: Traced, joint: Joint, config: Config, compile_part: 
 
     def prepare(graph: Graph, given: frozenset[int]) -> Callable[[Values], Compiled]:
         if found:
-            return watch.loaded(
-                _template(graph, given, config, target, symbols), graph, beneath_a_node, given
-            )
+            template = _template(graph, given, config, target, symbols, _title(traced, graph))
+            return watch.loaded(template, graph, beneath_a_node, given)
         found.append(Parts(traced, graph, compile_part))
         return lambda values: finish
 
@@ -244,7 +248,7 @@ def _joint_in_parts(traced: Traced, joint: Joint, config: Config, compile_part: 
     sized = replace(traced, sizes={**traced.sizes, **of_data})
     joint_at = joint_by_sizes(sized, joint, config, prepare, devices)
     (parts,) = found
-    compile_graph = _some_compiled(config, devices, watch)
+    compile_graph = _some_compiled(traced, config, watch)
 
     @lru_cache(_KEPT)
     def instance(numbers: tuple[int, ...]) -> Compiled:
@@ -272,18 +276,23 @@ _running = threading.local()  # `run`: of a joint graph, of which the last part 
 
 
 def _part(
-    graph: Graph, sizes: Mapping[Sym, SizeInput], config: Config, devices: set[torch.device], watch: Watching
+    graph: Graph,
+    sizes: Mapping[Sym, SizeInput],
+    config: Config,
+    devices: set[torch.device],
+    watch: Watching,
+    title: str,
 ) -> Compiled:
     if not sizes:
-        plan = _compile(graph, config, targets.maker(devices)(config))
+        plan = _compile(graph, config, targets.maker(devices)(config), title=title)
         return watch.beside(plan, graph, by_operators)
     try:
-        make: Callable[[Values], Instance | Compiled] = _plans(graph, config, devices, sizes, watch)
+        make: Callable[[Values], Instance | Compiled] = _plans(graph, config, devices, sizes, watch, title)
     except NeedsFixedSize as why:
 
         def compile_at(values: Values) -> Instance:
             at = at_sizes(graph, values)
-            plan = _compile(at, config, targets.maker(devices)(config))
+            plan = _compile(at, config, targets.maker(devices)(config), title=title)
             return watch.beside(plan, at, by_operators), [plan]
 
         make = EachCompiled(compile_at, lambda values: by_operators(at_sizes(graph, values)), why)
@@ -307,16 +316,16 @@ def _instances(traced: Traced, config: Config) -> Callable[[Values], Instance]:
     devices, watch = _devices(traced), _watching(traced, config)
     target = _target_for_sizes(config, devices)
     if traced.joint is None:
-        return _plans(_laid_out(traced.aten_graph, target), config, devices, traced.sizes, watch)
+        graph = _laid_out(traced.aten_graph, target)
+        return _plans(graph, config, devices, traced.sizes, watch, traced.title)
     joint = _joint_laid_out(traced.joint, target)
 
     def prepare(graph: Graph, given: frozenset[int]) -> Callable[[Values], Compiled]:
-        return watch.loaded(
-            _template(graph, given, config, target, traced.sizes), graph, beneath_a_node, given
-        )
+        template = _template(graph, given, config, target, traced.sizes, _title(traced, graph))
+        return watch.loaded(template, graph, beneath_a_node, given)
 
     joint_at = joint_by_sizes(replace(traced, joint=joint), joint, config, prepare, devices)
-    compile_graph = _some_compiled(config, devices, watch)
+    compile_graph = _some_compiled(traced, config, watch)
 
     def instance_of_joint(values: Values) -> Instance:
         plans: list[_native.Plan] = []
@@ -338,10 +347,15 @@ def _instances(traced: Traced, config: Config) -> Callable[[Values], Instance]:
 
 
 def _plans(
-    graph: Graph, config: Config, devices: set[torch.device], sizes: Iterable[Sym], watch: Watching
+    graph: Graph,
+    config: Config,
+    devices: set[torch.device],
+    sizes: Iterable[Sym],
+    watch: Watching,
+    title: str,
 ) -> Callable[[Values], Instance]:
     """What makes plans of a graph without a backward for given `sizes`."""
-    template = _template(graph, frozenset(), config, _target_for_sizes(config, devices), sizes)
+    template = _template(graph, frozenset(), config, _target_for_sizes(config, devices), sizes, title)
     loaded = watch.loaded(template, graph, lambda at, given: by_operators(at))
 
     def instance(values: Values) -> Instance:
@@ -356,14 +370,15 @@ def _target_for_sizes(config: Config, devices: set[torch.device]) -> Target:
     return targets.maker(devices)(config if devices == {CPU} else replace(config, native_gemm=False))
 
 
-def _some_compiled(config: Config, devices: set[torch.device], watch: Watching) -> CompileGraph:
-    """Compiles the first backwards of a graph, as many as forwards would be (`EachCompiled`); others run operator by
+def _some_compiled(traced: Traced, config: Config, watch: Watching) -> CompileGraph:
+    """Compiles the first backwards of a trace, as many as forwards would be (`EachCompiled`); others run operator by
     operator."""
     count = itertools.count()
+    maker = targets.maker(_devices(traced))
 
     def compile_graph(graph: Graph, given: frozenset[int]) -> Compiled:
         if next(count) < MOST_COMPILED:
-            plan = _compile(graph, config, targets.maker(devices)(config), given)
+            plan = _compile(graph, config, maker(config), given, _title(traced, graph))
             return watch.beside(plan, graph, partial(beneath_a_node, given=given), given)
         return beneath_a_node(graph, given)
 
@@ -371,11 +386,11 @@ def _some_compiled(config: Config, devices: set[torch.device], watch: Watching) 
 
 
 def _template(
-    graph: Graph, given: frozenset[int], config: Config, target: Target, sizes: Iterable[Sym]
+    graph: Graph, given: frozenset[int], config: Config, target: Target, sizes: Iterable[Sym], title: str
 ) -> Callable[[Values], _native.Plan]:
-    """What makes the plans of a graph for given `sizes`; its code is compiled here."""
-    graph = inner.compiled(graph, lambda inside: _compile(inside, config, target))
-    schedule = replace(_scheduled(graph, config, target, sizes), given=given)
+    """What makes the plans of a graph for given `sizes`; its code is compiled here. `title`: what people call the graph."""
+    graph = inner.compiled(graph, lambda inside: _compile(inside, config, target, title=title))
+    schedule = replace(_scheduled(graph, config, target, sizes), given=given, title=title)
     with _stage("codegen"):
         template = Template.of(schedule, target, _numbers(graph))
     loader = None

@@ -90,6 +90,7 @@ def _unplaced(schedule: Schedule, target: Target, decisions: Decisions) -> tuple
         kernels=writer.kernels,
         device=target.memory.device,
         on_host=target.memory.device != CPU and _is_on_host(schedule),
+        title=schedule.title,
     )
     return plan, roots
 

@@ -21,7 +21,7 @@ from smelt.plan.steps import Alloc, Aten, BumpVersion, Free, Launch, Plan, Reg, 
 from smelt.plan.verify import verify
 
 MAGIC = b"smeltpln"
-VERSION = 6  # of the form: raised with each change of what follows, also of the meaning of a step
+VERSION = 7  # of the form: raised with each change of what follows, also of the meaning of a step
 HEADER = struct.Struct("<8sIIQ")  # magic, version, CRC-32 of the body, bytes of the body
 
 # Number of a record -> its class, and its fields in order.
@@ -53,6 +53,7 @@ PLAN = (
     "numbers",
     "device",
     "on_host",
+    "title",
 )
 
 

@@ -14,6 +14,7 @@ from smelt.graph.handle import Handle, handles_in
 from smelt.graph.sizes import Expr, Size, Sym, free_syms
 from smelt.graph.specs import static_sizes
 from smelt.graph.tree import leaves
+from smelt.plan import event_names
 from smelt.plan.code import AddressOf
 from smelt.plan.size_program import SizeProgram, Slot
 from smelt.plan.sized import SizedPlan
@@ -86,6 +87,7 @@ def _spec(plan: Plan, writer: _Writer) -> Spec:
         (*plan.kernels.values(), *_inner_graphs(plan)),
         plan.numbers,
         plan.device,
+        event_names.of_graph(plan),
     )
 
 
@@ -126,12 +128,14 @@ def _view(s: View, writer: _Writer) -> Spec:
 def _launch(s: Launch, writer: _Writer) -> Spec:
     elsewhere = _register(None if s.device is None else s.device.index)
     extent, grain, *sizes = writer.sizes((s.extent, s.grain, *s.sizes))
-    return ("launch", writer.addresses[s.kernel], s.regs, extent, grain, s.by_value, elsewhere, tuple(sizes))
+    items = s.regs, extent, grain, s.by_value
+    return "launch", writer.addresses[s.kernel], *items, elsewhere, tuple(sizes), event_names.of_launch(s)
 
 
 def _together(s: Together, writer: _Writer) -> Spec:
     *ends, grain = writer.sizes((*accumulate(s.work), s.grain))
-    return ("together", tuple(_launch(launch, writer) for launch in s.launches), tuple(ends), grain)
+    parts = tuple(_launch(launch, writer) for launch in s.launches)
+    return "together", parts, tuple(ends), grain, event_names.of_together(s)
 
 
 def _aten(s: Aten, writer: _Writer) -> Spec:
@@ -139,7 +143,8 @@ def _aten(s: Aten, writer: _Writer) -> Spec:
     args = tuple(_argument(s, i, a.name, writer) for i, a in enumerate(schema.arguments))
     outs = tuple(map(_register, s.outs))
     expect = tuple(e and (writer.sizes(e.shape), writer.sizes(e.stride), e.dtype) for e in s.expect)
-    return ("aten", schema.name, schema.overload_name, args, outs, expect, s.user_visible)
+    name = event_names.of_call(s)
+    return "aten", schema.name, schema.overload_name, args, outs, expect, s.user_visible, name
 
 
 def _bump(s: BumpVersion, writer: _Writer) -> Spec:

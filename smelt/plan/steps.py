@@ -139,7 +139,8 @@ class Plan:
     """`release_gil`: the plan runs long enough for giving other Python threads a turn to be worth its cost. `numbers`: the
     inputs that are Python numbers, each held as a 0-d tensor (float64 or int64) that does not take part in promotion.
     `kernels`: the code of what is launched, by symbol. `device`: where it runs, and where its arena is.
-    `on_host`: something of it is computed on the CPU, although `device` is another."""
+    `on_host`: something of it is computed on the CPU, although `device` is another. `title`: the user's function, and the
+    part of its graph that this is, for people."""
 
     n_inputs: int
     constants: tuple[torch.Tensor, ...]
@@ -152,6 +153,7 @@ class Plan:
     kernels: Mapping[str, Function] = field(default_factory=dict)
     device: torch.device = CPU
     on_host: bool = False
+    title: str = ""
 
 
 # ------------------------------------------------------------------------------------- what a step reads and defines

@@ -5,15 +5,13 @@ from __future__ import annotations
 import linecache
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from smelt.autograd.partition import Partition
 from smelt.capture.driver.entries import Entry
 from smelt.graph.ir import Graph, Line, Node, TensorSpec, argument_nodes
 from smelt.graph.printer import code, spec_text, target_text
-
-OWN = str(Path(__file__).parent.parent)  # the folder of smelt
+from smelt.lines import is_own
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class Placed:
 def line_row(line: Line | None, text: bool = False) -> dict[str, Any] | None:
     """A line of the user's, None for a line of smelt's own (what calls a module, or steps a generator). `text`: the source
     line, too."""
-    if line is None or line.filename.startswith((OWN, "<smelt ")):
+    if line is None or is_own(line.filename):
         return None
     row: dict[str, Any] = {"file": line.filename, "line": line.line, "function": line.function}
     if text:
@@ -87,14 +85,6 @@ def graph_row(placed: Placed, modules: Mapping[Node, str]) -> dict[str, Any]:
         "operators": sum(node["op"].startswith("call") for node in nodes),
         "nodes": nodes,
     }
-
-
-def level_of(graph: Graph) -> str:
-    """Which part of a joint graph an aten graph is, by what it takes and gives."""
-    names = [p.name for p in graph.placeholders]
-    if any(name.startswith("tangents_") for name in names):
-        return "backward"
-    return "forward"
 
 
 class Owners:

@@ -14,14 +14,16 @@ from typing import Any
 
 import torch
 
+from smelt.autograd.partition import level_of
 from smelt.capture.driver.entries import Entry, Record
 from smelt.graph.ir import Graph, Line, Node
 from smelt.guards.guard import Guard
 from smelt.guards.printer import format_guard
+from smelt.lines import is_own
 from smelt.loops.printer import print_kernel
 from smelt.reasons import Reason
 from smelt.report import kernel_costs
-from smelt.report.graph_rows import OWN, Owners, Placed, graph_row, hints_of, level_of, line_row, lines_in
+from smelt.report.graph_rows import Owners, Placed, graph_row, hints_of, line_row, lines_in
 from smelt.report.modules import modules_of
 from smelt.report.watch import Scheduled, Watch
 from smelt.schedule.printer import print_item
@@ -364,7 +366,7 @@ def _nodes(item: Any, made_of: Any, graph: Graph) -> list[str]:
 
 def _texts(note: str, made_of: Any) -> list[str]:
     lines = [str(line) for _, line in made_of if line_row(line) is not None]
-    own = not note or note.startswith(OWN)
+    own = not note or is_own(note)
     return list(dict.fromkeys(lines or ([] if own else [note])))
 
 

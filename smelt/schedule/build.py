@@ -143,9 +143,10 @@ class _Builder:
         kernel, buffers = KernelBuilder(
             group, self.tensors, self.in_memory, self.buffer, self.part, self.costs
         ).build()
-        lines = [u.tensor.line for u in group.units if u.tensor.line]
         computed = (t for u in group.units for t in (*u.inlined, u.tensor))
         made_of = tuple(dict.fromkeys((t.name, t.line) for t in sorted(computed, key=lambda t: t.order)))
+        # What writes an input back has no line, but for that of what it writes.
+        lines = [u.tensor.line for u in group.units if u.tensor.line] or [line for _, line in made_of if line]
         return KernelItem(kernel, buffers, str(lines[-1]) if lines else "", made_of)
 
 

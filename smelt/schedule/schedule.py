@@ -96,7 +96,7 @@ def accesses(item: Item) -> tuple[tuple[int, ...], tuple[int, ...]]:
 class Schedule:
     """`outputs` are the buffers returned. `refusals` says, for each pair of operators that were tried and not fused, why
     (`print_schedule` shows them). `given`: inputs that are left to the schedule: their memory is free behind their last
-    use."""
+    use. `title`: as that of the plan."""
 
     buffers: list[BufferSpec]
     constants: tuple[torch.Tensor, ...]
@@ -104,6 +104,7 @@ class Schedule:
     outputs: tuple[int | None, ...]
     refusals: tuple[str, ...] = ()
     given: frozenset[int] = frozenset()
+    title: str = ""
 
     def constant(self, buffer: int) -> torch.Tensor | None:
         """The constant that a buffer holds; None where it holds none."""

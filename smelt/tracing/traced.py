@@ -79,6 +79,7 @@ class Traced:
     differs: Callable[[Reason], None] | None = (
         None  # is told that compiled code is wrong (the option `verify`)
     )
+    title: str = ""  # the function that was traced, for people
 
     def example_inputs(self) -> tuple[Any, ...]:
         """The tensors that the trace saw, where they still exist, else empty ones like them; then the numbers."""

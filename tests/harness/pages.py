@@ -30,6 +30,7 @@ GUIDES = (
     "breaks-by-example",
     "recompiles",
     "reading-a-report",
+    "profiler",
     "training",
     "custom-backends",
     "migrating",

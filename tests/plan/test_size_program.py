@@ -34,7 +34,7 @@ def native(program, slots):
     steps = tuple(
         ("alloc", i, (0, _Slot(slot)), (1, 1), torch.float32, CPU, -1, -1) for i, slot in enumerate(slots)
     )
-    spec = (0, len(slots), (), steps, tuple(range(len(slots))), 0, False, (), (), CPU)
+    spec = (0, len(slots), (), steps, tuple(range(len(slots))), 0, False, (), (), CPU, "")
     return _native.PlanTemplate(spec, (program.n_syms, program.instructions, (), (), 64))
 
 
@@ -100,6 +100,6 @@ def test_a_template_takes_as_many_numbers_as_it_has_sizes():
     ],
 )
 def test_what_is_no_program_is_refused(sizes, message):
-    spec = (0, 0, (), (), (), 0, False, (), (), CPU)
+    spec = (0, 0, (), (), (), 0, False, (), (), CPU, "")
     with pytest.raises(RuntimeError, match=message):
         _native.PlanTemplate(spec, sizes)

@@ -60,6 +60,7 @@ from smelt.guards import tree_layout
 from smelt.guards.changed_numbers import changed_numbers, changed_sizes
 from smelt.guards.explain import Failure
 from smelt.guards.origin import Origin
+from smelt.lines import title_of
 from smelt.reasons import (
     ANOTHER_TRACER,
     BACKEND_FAILED,
@@ -312,6 +313,7 @@ class FrameCompiler:
         assumed = captured.assumed or captured.traced.data is not None
         if assumed and repeat_of(captured.traced, self._functional) is None:
             raise NotRepeatable
+        captured.traced = replace(captured.traced, title=self._title(fn))
         if self.config.verify:
             captured.traced = replace(captured.traced, differs=self._differs(fn))
         graph = compiled_graph(self.backend, self.config, captured)
@@ -352,6 +354,9 @@ class FrameCompiler:
             origins=captured.input_origins,
             function=fn,
         )
+
+    def _title(self, fn: FunctionType) -> str:
+        return title_of(fn.__qualname__, getattr(self.target(), "_smelt_original", fn))
 
     def _drop_superseded(self, fn: FunctionType) -> None:
         """Drops the entries that others have made needless. A call of another thread may find none meanwhile; it then waits

@@ -1,7 +1,9 @@
 // The steps of a plan, as the executor reads them (smelt/plan/steps.py says what each means). A program does not
 // change once it is read.
 #pragma once
+#include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -91,6 +93,12 @@ struct Step {
     uint32_t index;  // into the vector of its kind
 };
 
+// What events of a profiler are called: that of the graph, and those of steps, by index into the vector of their kind.
+struct Names {
+    std::string graph;
+    std::vector<std::string> launches, togethers, atens;
+};
+
 struct Program {
     size_t n_inputs = 0, n_registers = 0, arena_bytes = 0;
     std::vector<at::Tensor> constants;
@@ -102,6 +110,7 @@ struct Program {
     std::vector<Aten> atens;
     std::vector<Registers> frees, bumps;
     std::vector<Reg> outputs;
+    std::shared_ptr<const Names> names;  // programs of one template share them
     bool release_gil = false;
     bool dispatches = false;         // a step goes through torch's dispatcher
     bool keeps_no_frame = false;     // a call makes its own: few registers, all of them empty before

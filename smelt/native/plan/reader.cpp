@@ -62,7 +62,9 @@ class Reader {
         p_.is_number.assign(p_.n_inputs, 0);
         for (py::handle h : py::tuple(spec[8])) p_.is_number.at(h.cast<size_t>()) = 1;
         p_.device = device(spec[9]);
+        names_.graph = spec[10].cast<std::string>();
         for (py::handle h : py::tuple(spec[3])) step(py::reinterpret_borrow<py::tuple>(h));
+        p_.names = std::make_shared<const Names>(std::move(names_));
         derive(p_);
     }
 
@@ -148,6 +150,7 @@ class Reader {
 
     Launch launch(const py::tuple& s) {
         const size_t at = p_.launches.size();
+        names_.launches.push_back(s[8].cast<std::string>());
         Launch l{nullptr,
                  nullptr,
                  s[2].cast<std::vector<Reg>>(),
@@ -178,6 +181,7 @@ class Reader {
 
     Together together(const py::tuple& s) {
         const size_t at = p_.togethers.size();
+        names_.togethers.push_back(s[4].cast<std::string>());
         Together t{p_.launches.size(), 0, numbers(s[2], {Field::together_end, at}),
                    number(s[3], {Field::together_grain, at})};
         for (py::handle h : py::tuple(s[1]))
@@ -267,6 +271,7 @@ class Reader {
                 layout(e[0], e[1], e[2], {Field::expected_shape, at, i}, {Field::expected_stride, at, i});
         }
         a.user_visible = s[6].cast<bool>();
+        names_.atens.push_back(s[7].cast<std::string>());
         for (const auto& r : a.op.schema().returns()) a.aliases |= r.alias_info() != nullptr;
         return a;
     }
@@ -311,6 +316,7 @@ class Reader {
     }
 
     Program& p_;
+    Names names_;
     Sized* sized_;  // null: all numbers are there
 };
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "devices/driver.h"
+#include "plan/events.h"
 #include "plan/launcher.h"
 #include "plan/memory.h"
 #include "plan/plan.h"
@@ -14,8 +15,8 @@ namespace {
 
 class Run {
   public:
-    Run(const Program& p, Borrowed& frame)
-        : p_(p), f_(*frame), queue_{frame.place().device.index(), frame.place().handle} {
+    Run(const Program& p, Borrowed& frame, const Names* names)
+        : p_(p), f_(*frame), names_(names), queue_{frame.place().device.index(), frame.place().handle} {
         if (p.dispatches) caller_ = c10::impl::tls_local_dispatch_key_set();
     }
 
@@ -25,10 +26,10 @@ class Run {
         for (const Step& s : steps) {
             switch (s.kind) {
                 case Kind::launch:
-                    launch(p_.launches[s.index]);
+                    launch(s.index);
                     break;
                 case Kind::together:
-                    together(p_.togethers[s.index]);
+                    together(s.index);
                     break;
                 case Kind::alloc:
                     alloc(p_.allocs[s.index]);
@@ -37,7 +38,7 @@ class Run {
                     view(p_.views[s.index]);
                     break;
                 case Kind::aten:
-                    aten(p_.atens[s.index]);
+                    aten(s.index);
                     break;
                 case Kind::free:
                     for (Reg r : p_.frees[s.index].regs) f_.tensors[r].reset();
@@ -74,11 +75,15 @@ class Run {
                 static_cast<char*>(f_.data[v.src]) + v.offset * static_cast<int64_t>(src.element_size());
     }
 
-    void launch(const Launch& l) {
+    void launch(size_t i) {
+        const Event event = names_ ? event_of_step(names_->launches[i]) : nullptr;
+        const Launch& l = p_.launches[i];
         on_stream_of(l, [&](const Queue& queue) { l.launcher->launch(l, f_.data.data(), queue); });
     }
 
-    void together(const Together& t) {
+    void together(size_t i) {
+        const Event event = names_ ? event_of_step(names_->togethers[i]) : nullptr;
+        const Together& t = p_.togethers[i];
         const Launch* launches = p_.launches.data() + t.first;
         on_stream_of(*launches, [&](const Queue& queue) {
             launches->launcher->together(t, launches, f_.data.data(), queue);
@@ -96,7 +101,10 @@ class Run {
         start(Queue{l.elsewhere, place_on(device).handle});
     }
 
-    void aten(const Aten& a) {
+    // Not inlined: graphs of nothing but kernels, which are over in less than a microsecond, are to need little stack.
+    [[gnu::noinline]] void aten(size_t i) {
+        const Event event = names_ ? event_of_step(names_->atens[i]) : nullptr;
+        const Aten& a = p_.atens[i];
         // A custom operator may call this very plan again: that call has a frame, and so a stack, of its own.
         torch::jit::Stack& stack = f_.stack;
         stack.assign(a.args.begin(), a.args.end());
@@ -176,6 +184,7 @@ class Run {
 
     const Program& p_;
     Frame& f_;
+    const Names* names_;                                    // null: nobody watches
     const Queue queue_;                                     // of the program's device
     std::optional<c10::impl::LocalDispatchKeySet> caller_;  // where a step needs it
 };
@@ -191,8 +200,8 @@ void write_back(const Realigned& r) {
 
 }  // namespace
 
-void run(const Program& program, Borrowed& frame, const std::vector<Step>& steps) {
-    Run(program, frame)(steps);
+void run(const Program& program, Borrowed& frame, const std::vector<Step>& steps, const Names* names) {
+    Run(program, frame, names)(steps);
     for (const Realigned& r : (*frame).realigned)
         if (r.written) write_back(r);
 }

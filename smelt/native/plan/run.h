@@ -11,6 +11,8 @@ namespace smelt::plan {
 //
 // Dispatch: steps run below autograd, ADInplaceOrView and autocast (the trace was recorded there). Those marked
 // `user_visible` run with the caller's own dispatch state, as if the user's eager code had made the call.
-void run(const Program& program, Borrowed& frame, const std::vector<Step>& steps);
+//
+// `names`: those of the events that steps are to make; null: none, nobody watches.
+void run(const Program& program, Borrowed& frame, const std::vector<Step>& steps, const Names* names);
 
 }  // namespace smelt::plan

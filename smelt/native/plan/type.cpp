@@ -5,6 +5,7 @@
 
 #include "gil.h"
 #include "module.h"
+#include "plan/events.h"
 #include "plan/frame.h"
 #include "plan/graphs.h"
 #include "plan/memory.h"
@@ -133,13 +134,14 @@ bool replayed(const PlanObject* plan, Objects inputs, std::vector<at::Tensor>& o
 template <class Give>
 PyObject* run_for_python(const PlanObject* plan, Objects inputs, Give give) {
     const Program& p = *plan->program;
+    const GraphEvent event(p);
     std::vector<at::Tensor> outputs;
     if (replayed(plan, inputs, outputs)) return give([&](size_t i) { return outputs[i]; });
     Borrowed frame(p, *plan->idle);
     if (!bind_inputs(p, *frame, inputs)) return nullptr;
     {
         ReleaseGil gil(p.release_gil);
-        run(p, frame, p.steps);
+        run(p, frame, p.steps, event.names());
     }
     return give([&](size_t i) { return output(p, *frame, i); });
 }
@@ -378,6 +380,7 @@ bool replayed(const PlanObject* plan, const std::vector<at::Tensor>& inputs,
 Results run_plan(PyObject* plan, PyObject* tuple) {
     const Program& p = *as_plan(plan)->program;
     const Objects inputs = items_of(tuple);
+    const GraphEvent event(p);
     std::vector<at::Tensor> outputs;
     if (replayed(as_plan(plan), inputs, outputs))
         return results_of(p, inputs, [&](size_t i) { return outputs[i]; });
@@ -385,7 +388,7 @@ Results run_plan(PyObject* plan, PyObject* tuple) {
     if (!bind_inputs(p, *frame, inputs)) throw python_error();
     {
         ReleaseGil gil(p.release_gil);
-        run(p, frame, p.steps);
+        run(p, frame, p.steps, event.names());
     }
     return results_of(p, inputs, [&](size_t i) { return output(p, *frame, i); });
 }
@@ -394,6 +397,7 @@ std::vector<at::Tensor> run_plan(PyObject* plan, std::vector<at::Tensor>&& input
     const Program& p = *as_plan(plan)->program;
     TORCH_CHECK(inputs.size() == p.n_inputs, "Plan: " + std::to_string(p.n_inputs) +
                                                  " inputs expected, got " + std::to_string(inputs.size()));
+    const GraphEvent event(p);
     std::vector<at::Tensor> outputs(p.outputs.size());
     if (replayed(as_plan(plan), inputs, outputs)) {
         for (size_t i = 0; i < outputs.size(); ++i)
@@ -412,7 +416,7 @@ std::vector<at::Tensor> run_plan(PyObject* plan, std::vector<at::Tensor>&& input
     }
     inputs.clear();
     set_constant_addresses(p, f);
-    run(p, frame, p.owning_steps);
+    run(p, frame, p.owning_steps, event.names());
     for (size_t i = 0; i < p.outputs.size(); ++i)
         if (p.outputs[i] >= 0) outputs[i] = output(p, f, i);
     return outputs;
