@@ -1,7 +1,8 @@
 """Operators that give as many elements as data decide, and reads of numbers: symbols stand for what only the graph knows.
 
 `nonzero` of a tensor that is not written in between is recorded once, so that what one mask selects of several tensors has
-one size. An index by masks is one by the places where they are true.
+one size. An index by masks is one by the places where they are true. What always holds: the program is given no places that
+an index by a mask reads, as it may write them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from smelt.ops.symbolic_results import symbols_in
 from smelt.torch_private import OpOverload, maybe_current_level
 from smelt.tracing.arguments import Args, Kwargs
 from smelt.tracing.data_numbers import DataNumber
-from smelt.tracing.fake import FakeTensor, fake_shape
+from smelt.tracing.fake import FakeTensor, fake_shape, fakes_in
 from smelt.tracing.operator_recorder import OperatorRecorder
 from smelt.tracing.symbols import Symbols
 
@@ -133,12 +134,31 @@ def size_of(recorder: OperatorRecorder, size: Size) -> Size:
 # ---- places of masks
 
 
-def places(recorder: OperatorRecorder, mask: FakeTensor) -> FakeTensor | None:
-    """`mask.nonzero()`; None where its size cannot be symbolic."""
+def places(recorder: OperatorRecorder, mask: FakeTensor, shown: bool = False) -> FakeTensor | None:
+    """`mask.nonzero()`; None where its size cannot be symbolic. `shown`: the program is given it."""
     keys = _values(recorder, mask)
     known = _known(recorder, mask, keys)
-    if known is not None:
+    if known is not None and not shown and known.storage_key not in recorder.shown:
         return known
+    found = _recorded(recorder, mask) if known is None else _copied(recorder, known)
+    if found is None:
+        return None
+    if shown:
+        recorder.shown.add(found.storage_key)
+    if known is None or not shown:
+        recorder.places |= dict.fromkeys(keys, (mask, found))
+    return found
+
+
+def _copied(recorder: OperatorRecorder, found: FakeTensor) -> FakeTensor:
+    """The same in memory of its own. Where it has no rows, copies have other strides."""
+    copied = recorder.run(aten.clone.default, (found,), {})
+    layout = (list(found.spec.shape), list(found.spec.stride))
+    laid_out: FakeTensor = recorder.run(aten.as_strided.default, (copied, *layout), {})
+    return laid_out
+
+
+def _recorded(recorder: OperatorRecorder, mask: FakeTensor) -> FakeTensor | None:
     symbols = _symbols(recorder, mask)
     if symbols is None or not mask.spec.shape:
         return None
@@ -154,33 +174,45 @@ def places(recorder: OperatorRecorder, mask: FakeTensor) -> FakeTensor | None:
     new.carried_by(found)
     if named:
         _name(recorder, aten.nonzero.default, (mask,), found)
-    recorder.places |= dict.fromkeys(keys, (mask, found))
     return found
 
 
 def _known(recorder: OperatorRecorder, tensor: FakeTensor, keys: Sequence[Any]) -> FakeTensor | None:
-    """What was recorded for an equal tensor, unless this one was written."""
-    found = next((recorder.places[key] for key in keys if key in recorder.places), None)
-    return None if found is None or tensor.storage_key in recorder.writes.storages else found[1]
+    """What was recorded for an equal tensor, unless this one or that was written."""
+    found = next((recorder.places[key][1] for key in keys if key in recorder.places), None)
+    if found is None or not recorder.writes.storages.isdisjoint((tensor.storage_key, found.storage_key)):
+        return None
+    return found
 
 
 def _values(recorder: OperatorRecorder, tensor: FakeTensor) -> list[Any]:
     """Tensors that have one of these in common are equal, as long as they are not written: the same, or computed alike from
-    the same, if nothing was written."""
+    the same, of which nothing was written."""
     node = tensor.aten_node or recorder.inputs.aten_node(tensor)
-    return [_computed(node, depth) for depth in ((0,) if recorder.writes.happened else (0, _DEPTH))]
+    met: list[Node] = []
+    keys = [_computed(node, 0, []), _computed(node, _DEPTH, met)]
+    return keys if not recorder.writes.happened or _written(recorder).isdisjoint(met) else keys[:1]
 
 
-def _computed(node: Node, depth: int) -> Any:
+def _written(recorder: OperatorRecorder) -> set[Node | None]:
+    """Those that gave a tensor, or stand for one, whose memory some operator wrote."""
+    storages = recorder.writes.storages
+    fakes = [fake for entry in recorder.tape.entries for fake in fakes_in(entry.out)]
+    return {fake.aten_node for fake in (*recorder.inputs, *fakes) if fake.storage_key in storages}
+
+
+def _computed(node: Node, depth: int, met: list[Node]) -> Any:
+    """What is the same for nodes that compute alike, by as many operators; `met` is told which nodes were looked at."""
     while node.target in _SAME:  # as autograd gives what it has saved
         node = node.args[0]
+    met.append(node)
     alike = isinstance(node.target, OpOverload) and effects(node.target).pure and not given_sizes(node)
     if not depth or not alike:
         return node
 
     def key(value: Any) -> Any:
         if isinstance(value, Node):
-            return _computed(value, depth - 1)
+            return _computed(value, depth - 1, met)
         if isinstance(value, (list, tuple)):
             return tuple(map(key, value))
         return type(value), repr(value) if isinstance(value, float) else value
@@ -225,7 +257,7 @@ def sized(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwar
     given.update(zip(given, args))
     given.update(kwargs)
     if func is aten.nonzero.default:
-        found = places(recorder, args[0]) if type(args[0]) is FakeTensor else None
+        found = places(recorder, args[0], shown=True) if type(args[0]) is FakeTensor else None
         return NotImplemented if found is None else found
     if func is AS_SIZES:
         return _as_sizes(recorder, args[0])

@@ -26,6 +26,7 @@ from smelt.tracing import (
     pooling,
     resizing,
     row_indexing,
+    strided_windows,
 )
 from smelt.tracing.arguments import Args, Kwargs, Unnameable
 from smelt.tracing.fake import FakeTensor, check_fixed, has_new, hides_metadata
@@ -45,7 +46,9 @@ _LARGE = 10_000_000  # elements
 # Of functions whose C++ code does not run on fakes, or leaves a backward that cannot be recorded.
 _BODIES: dict[Any, Body] = {**packed_sequences.BODIES, **row_indexing.BODIES, **masked_stores.BODIES}
 # Of functions that are one operator for each of several tensors, or another one where sizes are symbolic.
-_BODIES_OF_LISTS = {**foreach.BODIES, **fused_optimizers.BODIES, **resizing.BODIES, **pooling.BODIES}
+_BODIES_OF_LISTS = {
+    **foreach.BODIES, **fused_optimizers.BODIES, **resizing.BODIES, **pooling.BODIES, **strided_windows.BODIES
+}  # fmt: skip
 
 
 def _takes_the_default_device(func: Any, given: Any, out: Any) -> bool:

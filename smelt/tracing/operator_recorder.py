@@ -57,6 +57,7 @@ class OperatorRecorder:
         self.new_size: Callable[[Size], Size] = _no_new_size
         self.places: dict[Any, tuple[FakeTensor, FakeTensor]] = {}
         # Masks and numbers, by their value, and where they are true, what has them as its sizes.
+        self.shown: set[int] = set()  # storages of such places that the program was given
 
     def run(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         """Runs an operator on metadata and records its aten node. Raises what the operator raises for such metadata."""

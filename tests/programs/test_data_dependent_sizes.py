@@ -137,6 +137,49 @@ def attention_over_chosen(x, m):
     return F.scaled_dot_product_attention(x[None], kept[None], kept[None])
 
 
+# ---- places and masks, and what is written between
+
+
+@program(rows)
+def places_that_are_written_after(x, m):
+    places = m.nonzero()
+    y = x[m].sin()
+    places.add_(1)
+    return y
+
+
+@program(rows)
+def places_that_are_written_before(x, m):
+    (places,) = torch.where(m)
+    places.zero_()
+    return x[m].cos(), places
+
+
+@program(rows)
+def places_of_one_mask_twice(x, m):
+    first, second = m.nonzero(), m.nonzero()
+    y = x[m] + second
+    first.mul_(2)
+    return y, first.sum(), second, x[m]
+
+
+@program(tokens, again="one none all most")
+def masks_that_are_computed_again(x, m):
+    y = x * 2
+    y[~m] += F.gelu(y[~m])
+    y[m] += y[m].tanh()
+    y[~m] += y[~m].sin()
+    return y
+
+
+@program(lambda mask: (torch.randn(12), mask(12)), trains=False, again="none one all most")
+def masks_of_what_is_written(x, m):
+    y = torch.where(m, x.abs() + 1, x.abs() - 5)
+    first = y[y > 0].sum()
+    y.neg_().add_(2)
+    return first, y[y > 0] * 2
+
+
 # ---- mixture of experts
 
 

@@ -128,6 +128,25 @@ def overlapping(x: torch.Tensor) -> torch.Tensor:
     return x.view(-1).as_strided((x.numel() - 2, 3), (1, 1)).sum(1)
 
 
+def overlapping_from_the_second(x: torch.Tensor) -> torch.Tensor:
+    return (x * 2).view(-1).as_strided((x.numel() - 3, 3), (1, 1), 1).sum(1)
+
+
+def chunks_with_what_surrounds_them(x: torch.Tensor) -> torch.Tensor:
+    padded = F.pad(x.repeat(1, 2)[..., None].expand(-1, -1, 3), (0, 0, 2, 2))
+    row, place, feature = padded.stride()
+    return padded.as_strided((x.shape[0], x.shape[1], 6, 3), (row, 2 * place, place, feature)).sin()
+
+
+def chunks_and_halves_of_two(x: torch.Tensor) -> Any:
+    """Of rows that are not beside each other in memory."""
+    wide = x.t().repeat(4, 1)[..., None].expand(-1, -1, 3).contiguous().transpose(0, 1)
+    chunks = wide.view(x.shape[0], torch.div(wide.shape[1], 4, rounding_mode="trunc"), 4, 3)
+    (rows, count, width, features), (row, chunk, *inner) = chunks.shape, chunks.stride()
+    made = chunks.as_strided((rows, count * 2 - 1, width, features), (row, chunk // 2, *inner))
+    return made.exp(), made.stride(), chunks.as_strided((rows, count, 2), (row, chunk, inner[0])) * 2
+
+
 def rows_of_two(x: torch.Tensor) -> Any:
     """Windows side by side: as they lie in `x`, unless a column is left over."""
     pairs = x.unfold(-1, 2, 2)
@@ -180,7 +199,9 @@ PROGRAMS = {
     "pools along one dimension": Program(pooled),
     "the larger size": Program(lambda x: (torch.arange(max(x.shape)), x[:, : min(list(x.shape))]), entries=3),
     "strides": Program(pieces_in_memory),
-    "strides that overlap": Program(overlapping, trained=False),
+    "strides that overlap": Program(overlapping),
+    "windows of padded rows": Program(chunks_with_what_surrounds_them),
+    "windows over chunks": Program(chunks_and_halves_of_two),
     "block diagonal": Program(lambda x: torch.block_diag(x, x * 2), trained=False),
     "vmap": Program(lambda x: torch.vmap(lambda row: row.softmax(0) + row.mean())(x)),
     "vmap of gradients": Program(
@@ -243,7 +264,7 @@ def test_few_entries_serve_all_sizes(name: str, grad: bool) -> None:
 
 def test_a_number_that_only_a_backward_needs() -> None:
     """torch's C++ code asks for it while the backward is recorded: it must not be taken for the same at other sizes."""
-    compiled = calls(overlapping, grad=True)
+    compiled = calls(overlapping_from_the_second, grad=True)
     assert len(entries(compiled)) == len(SIZES)
 
 
