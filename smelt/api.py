@@ -84,22 +84,25 @@ def compile(
     )
 
 
-def explain(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+def explain(fn: Callable[..., Any], *, times: int = 0, **options: Any) -> Callable[..., Any]:
     """What becomes of `fn`: `smelt.explain(fn)(*args, **kwargs)` calls it once, compiled, and returns an `Explanation`
     (`smelt/report/explanation.py`): graphs, breaks, guards, recompiles, kernels, memory, time. Print it.
 
     Args:
         fn: what `compile` takes, which is compiled with `options` (those of `compile`), or what it returned.
+        times: how many more calls are made to time kernels (median microseconds), under torch's profiler. To choose what is
+            timed, make calls under `.timing()`.
 
     `fn` runs once for each call, as a call of the compiled function does: its effects, random numbers and `.grad`s are those
-    of one call. More calls with `.call(...)` show recompiles. A backward is compiled when its first gradient comes: call
-    `backward()` under `.watching()`. What eager would keep for the backward is measured on other tensors, by running the
-    recorded torch calls, not `fn`; the state of random numbers is put back.
+    of one call, or of as many as `times` asks for. More calls with `.call(...)` show recompiles. A backward is compiled when
+    its first gradient comes: call `backward()` under `.watching()`. What eager would keep for the backward is measured on
+    other tensors, by running the recorded torch calls, not `fn`; the state of random numbers is put back.
 
-    Raises what `compile` raises, what the call raises, and Unavailable where smelt cannot work with this torch or Python.
+    Raises what `compile` raises, OptionError for `times` below 0, what the call raises, and Unavailable where smelt cannot
+    work with this torch or Python.
     """
     anew = functools.partial(compile, fn, **options)
-    explained: Callable[..., Any] = support.compiler().explain(fn, anew, bool(options))
+    explained: Callable[..., Any] = support.compiler().explain(fn, anew, bool(options), times)
     return explained
 
 

@@ -265,10 +265,13 @@ def _module_trampoline(cls: type) -> Any:
 # ----------------------------------------------------------------------------------------------- the others
 
 
-def explain(fn: Any, anew: Callable[[], Any], differently: bool) -> Callable[..., Explanation]:
-    """What calls `fn` once, compiled, and tells of it. `anew` compiles it, where it is not or is to be `differently`."""
+def explain(fn: Any, anew: Callable[[], Any], differently: bool, times: int) -> Callable[..., Explanation]:
+    """What calls `fn` once, compiled, and tells of it. `anew` compiles it, where it is not or is to be `differently`.
+    `times`: how many more calls are timed. Raises OptionError where that is no number from 0 on."""
+    if type(times) is not int or times < 0:
+        raise OptionError(f"smelt.explain: times must be an int from 0 on, got {times!r}")
     is_compiled = isinstance(getattr(fn, "__func__", fn), (_native.Wrapped, CompiledModule))
-    return explained(fn if is_compiled and not differently else anew())
+    return explained(fn if is_compiled and not differently else anew(), times)
 
 
 def reset() -> None:

@@ -50,7 +50,7 @@ def trace(fn: Any, **others: object) -> Any:
     raise Unavailable(f"smelt.trace: {_why}")
 
 
-def explain(fn: Any, anew: Callable[[], Any], differently: bool) -> Any:
+def explain(fn: Any, anew: Callable[[], Any], differently: bool, times: int) -> Any:
     """Raises Unavailable: there is nothing to explain."""
     raise Unavailable(f"smelt.explain: {_why}")
 

@@ -326,6 +326,9 @@ all_operator_names: Callable[[], list[str]] = _optional(
     lambda: torch._C._dispatch_get_all_op_names, "`smelt ops` lists all operators"
 )
 torch_numpy: Any = _optional(lambda: torch._numpy, "NumPy's functions on what stands for an array")
+profiler_enabled: Callable[[], bool] = _optional(
+    lambda: torch._C._autograd._profiler_enabled, "times of kernels"
+)
 tensor_text: Callable[..., str] = _optional(lambda: torch._tensor_str._str, "tensors as text")
 
 # ---- kernels that torch chooses

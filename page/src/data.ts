@@ -81,6 +81,7 @@ export interface Kernel {
   writes_bytes: number | null;
   flops: number | null;
   us: number | null;
+  bytes_per_second: number | null; // none where the sizes of what was timed are not known
   nodes: string[];
   lines: (Line | string)[];
 }
@@ -215,6 +216,7 @@ export function read(raw: Raw): Report {
       writes_bytes: number(k.writes_bytes),
       flops: number(k.flops),
       us: number(k.us),
+      bytes_per_second: number(k.bytes_per_second),
       nodes: list(k.nodes).map(text),
       lines: list(k.lines).map(line).filter((at) => at !== null),
     })),

@@ -29,6 +29,8 @@ export const flops = (value: number | null): string =>
   value == null ? "\u2013" : scaled(value, 1000, ["", "k", "M", "G", "T"]).trim();
 export const rate = (value: number | null): string =>
   value == null ? "\u2013" : scaled(value, 1000, ["flop/s", "kflop/s", "Mflop/s", "Gflop/s", "Tflop/s"]);
+export const bandwidth = (value: number | null): string =>
+  value == null ? "\u2013" : scaled(value, 1000, ["B/s", "kB/s", "MB/s", "GB/s", "TB/s"]);
 export const intensity = (value: number | null): string => (value == null ? "\u2013" : digits(value));
 export const count = (n: number, one: string, many = one + "s"): string =>
   `${n.toLocaleString("en-US")}\u00a0${n === 1 ? one : many}`;

@@ -6,16 +6,26 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 from smelt.lines import is_own, place
-from smelt.plan.steps import Aten, Launch, Plan, Together
+from smelt.plan.steps import Aten, Launch, Plan, Step, Together
+
+GRAPH, STEP = "smelt graph", "smelt: "  # what the names begin with
 
 _LINE = re.compile(r"(?P<file>.+?):(?P<line>\d+) in \S+(?:; |$)")  # of a note, which may name several
 
 
 def of_graph(plan: Plan) -> str:
     """The event around all of its steps."""
-    return f"smelt graph {plan.title}" if plan.title else "smelt graph"
+    return f"{GRAPH} {plan.title}" if plan.title else GRAPH
+
+
+def of_step(step: Step) -> str:
+    """Empty for a step that makes no event."""
+    name = _OF.get(type(step))
+    return "" if name is None else name(step)
 
 
 def of_launch(step: Launch) -> str:
@@ -36,10 +46,13 @@ def of_call(step: Aten) -> str:
 
 def _named(what: str, note: str) -> str:
     places = _places(note)
-    return f"smelt: {what} ({', '.join(places)})" if places else f"smelt: {what}"
+    return f"{STEP}{what} ({', '.join(places)})" if places else STEP + what
 
 
 def _places(note: str) -> list[str]:
     """The lines of the user's that a step's note names, each once."""
     found = ((m["file"], int(m["line"])) for m in _LINE.finditer(note))
     return list(dict.fromkeys(place(file, line) for file, line in found if not is_own(file)))
+
+
+_OF: dict[type, Callable[[Any], str]] = {Launch: of_launch, Together: of_together, Aten: of_call}

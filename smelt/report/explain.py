@@ -8,11 +8,17 @@ from typing import Any
 from smelt.report.explanation import Explanation
 
 
-def explained(compiled: Callable[..., Any]) -> Callable[..., Explanation]:
-    """What `smelt.explain(fn)` returns, for `fn` compiled: `(*args, **kwargs)` calls it once and gives the explanation."""
+def explained(compiled: Callable[..., Any], times: int = 0) -> Callable[..., Explanation]:
+    """What `smelt.explain(fn)` returns, for `fn` compiled: `(*args, **kwargs)` calls it once, then so many `times` more to
+    time its kernels, and gives the explanation."""
     explanation = Explanation(compiled)
 
     def explain(*args: Any, **kwargs: Any) -> Explanation:
-        return explanation.call(*args, **kwargs)
+        explanation.call(*args, **kwargs)
+        if times:
+            with explanation.timing():
+                for _ in range(times):
+                    explanation.result = compiled(*args, **kwargs)
+        return explanation
 
     return explain

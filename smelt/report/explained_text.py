@@ -65,10 +65,7 @@ def sections(data: Row) -> Iterator[tuple[str, list[str]]]:
         ("recompiles", [recompile(r) for r in data["recompiles"]]),
         ("guards", list(_guards(data))),
         ("graphs", [_graph(g) for g in data["graphs"]]),
-        (
-            "kernels, most bytes first",
-            [_kernel(k) for k in sorted(data["kernels"], key=_moved, reverse=True)],
-        ),
+        _kernels(data["kernels"]),
         ("operators left to ATen", [f"{e['target']}: {e['why']}" for e in data["externs"]]),
         ("not fused", list(dict.fromkeys(f"{r['a']} with {r['b']}: {r['why']}" for r in data["not_fused"]))),
         ("saved for the backward", _memory(data["memory"])),
@@ -126,10 +123,26 @@ def _moved(kernel: Row) -> int:
     return int(kernel["reads_bytes"] + kernel["writes_bytes"])
 
 
+def _kernels(kernels: list[Row]) -> tuple[str, list[str]]:
+    """Those first that take longest, where some were timed."""
+    timed = any(k["us"] is not None for k in kernels)
+    order = (lambda k: k["us"] or 0.0) if timed else _moved
+    title = "kernels, longest first" if timed else "kernels, most bytes first"
+    return title, [_kernel(k) for k in sorted(kernels, key=order, reverse=True)]
+
+
 def _kernel(kernel: Row) -> str:
     flops = "" if kernel["flops"] is None else f", {_short(kernel['flops'])} operations"
     moved = f"reads {size(kernel['reads_bytes'])}, writes {size(kernel['writes_bytes'])}"
-    return f"{kernel['name']} ({kernel['kind']}, graph {kernel['graph']}): {moved}{flops}"
+    return f"{kernel['name']} ({kernel['kind']}, graph {kernel['graph']}): {moved}{flops}{_time(kernel)}"
+
+
+def _time(kernel: Row) -> str:
+    """Empty where it was not timed."""
+    if kernel["us"] is None:
+        return ""
+    rate = kernel["bytes_per_second"]
+    return f", {kernel['us']:.1f} us" + ("" if rate is None else f" ({rate / 1e9:.1f} GB/s)")
 
 
 def size(n: int) -> str:

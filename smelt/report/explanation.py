@@ -16,6 +16,7 @@ from smelt.report.break_costs import BreakCosts
 from smelt.report.eager_saved import eager_saved_bytes
 from smelt.report.explained_html import fragment
 from smelt.report.explained_text import plain
+from smelt.report.kernel_times import KernelTimes
 from smelt.report.rows import rows
 from smelt.report.watch import Watch
 
@@ -37,6 +38,7 @@ class Explanation:
         self.result: Any = None
         self._watch = Watch()
         self._costs = BreakCosts()
+        self._times = KernelTimes()
         self._eager: dict[int, tuple[Entry, int | None]] = {}  # by id of the entry, which is kept alive
 
     def call(self, *args: Any, **kwargs: Any) -> Explanation:
@@ -55,6 +57,13 @@ class Explanation:
             finally:
                 self._costs.detach()
 
+    @contextmanager
+    def timing(self) -> Iterator[Explanation]:
+        """As `watching`, and kernels are timed in every call that is made in this context, by torch's profiler; told is the
+        median of each. Of a first call the times are those of cold caches. Raises RuntimeError where the profiler is on."""
+        with self.watching(), self._times.recording():
+            yield self
+
     def _measure(self, event: events.Event) -> None:
         if event.kind == "entry-installed":  # before the call goes on in what was installed
             self._costs.attach(self._entries())
@@ -66,7 +75,9 @@ class Explanation:
         """Everything, as data that can be written as JSON; docs/explain.md lists the keys. Measures, the first time that an
         entry with a backward is seen, what eager would keep for it."""
         name = getattr(self.compiled, "__qualname__", None) or type(_original(self.compiled)).__name__
-        return rows(name, inspect.records(self.compiled), self._watch, self._eager_bytes, self._costs.ms)
+        return rows(
+            name, inspect.records(self.compiled), self._watch, self._eager_bytes, self._costs.ms, self._times
+        )
 
     def save(self, path: str | Path) -> Path:
         """Writes a report: JSON where the name ends in `.json`, one HTML file where it ends in `.html`. Returns the path.

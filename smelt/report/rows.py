@@ -24,6 +24,7 @@ from smelt.loops.printer import print_kernel
 from smelt.reasons import Reason
 from smelt.report import kernel_costs
 from smelt.report.graph_rows import Owners, Placed, graph_row, hints_of, line_row, lines_in
+from smelt.report.kernel_times import KernelTimes
 from smelt.report.modules import modules_of
 from smelt.report.watch import Scheduled, Watch
 from smelt.schedule.printer import print_item
@@ -36,22 +37,36 @@ EagerBytes = Callable[[Entry], int | None]
 Cost = Callable[[Reason], float | None]
 
 
-def rows(name: str, records: Records, watch: Watch, eager_bytes: EagerBytes, cost: Cost) -> Row:
+def rows(
+    name: str,
+    records: Records,
+    watch: Watch,
+    eager_bytes: EagerBytes,
+    cost: Cost,
+    times: KernelTimes | None = None,
+) -> Row:
     """The whole of it.
 
     Args:
         eager_bytes: what eager keeps of an entry's graph for the backward.
         cost: milliseconds that a call spends in what breaks a graph.
+        times: of kernels, where calls were timed.
     """
-    return _Rows(name, records, watch, eager_bytes, cost).all()
+    return _Rows(name, records, watch, eager_bytes, cost, times or KernelTimes()).all()
 
 
 class _Rows:
     def __init__(
-        self, name: str, records: Records, watch: Watch, eager_bytes: EagerBytes, cost: Cost
+        self,
+        name: str,
+        records: Records,
+        watch: Watch,
+        eager_bytes: EagerBytes,
+        cost: Cost,
+        times: KernelTimes,
     ) -> None:
         self.name, self.records, self.watch, self.eager_bytes = name, records, watch, eager_bytes
-        self.cost = cost
+        self.cost, self.times = cost, times
         self.entries = [(frame, entry) for frame, record in records for entry in record.entries]
         self.owners = Owners(self.entries)
         self.placed: list[Placed] = []
@@ -189,16 +204,17 @@ class _Rows:
         externs: dict[tuple[str, str], Row] = {}
         refused: list[Row] = []
         timeline: list[Row] = []
-        for scheduled in self.watch.scheduled:
-            placed = self._graph_of(scheduled)
-            if placed is None:  # of an attempt that was given up, or of another function
-                continue
+        found = ((scheduled, self._graph_of(scheduled)) for scheduled in self.watch.scheduled)
+        # Others are of attempts that were given up, or of other functions.
+        shown = [(scheduled, placed) for scheduled, placed in found if placed is not None]
+        timed = self.times.of((scheduled.schedule, scheduled.plan) for scheduled, _ in shown)
+        for (scheduled, placed), times in zip(shown, timed, strict=True):
             hints = hints_of(placed.entry)
             alive = _Alive(scheduled.schedule, hints)
             for i, item in enumerate(scheduled.schedule.items):
                 if isinstance(item, ViewItem):
                     continue
-                row = _kernel_row(item, scheduled, placed, hints)
+                row = _kernel_row(item, scheduled, placed, hints, times.get(i))
                 kernels.append(row)
                 timeline.append({"graph": placed.id, "step": row["name"], "bytes": alive.after(i)})
                 if row["kind"] == "extern":
@@ -315,7 +331,11 @@ def _sizes(entry: Entry) -> Iterator[str]:
 
 
 def _kernel_row(
-    item: KernelItem | ExternItem, scheduled: Scheduled, placed: Placed, hints: kernel_costs.Hints
+    item: KernelItem | ExternItem,
+    scheduled: Scheduled,
+    placed: Placed,
+    hints: kernel_costs.Hints,
+    us: float | None,
 ) -> Row:
     if isinstance(item, KernelItem):
         work = kernel_costs.of_kernel(item, scheduled.schedule, hints)
@@ -333,7 +353,8 @@ def _kernel_row(
         "reads_bytes": work.reads,
         "writes_bytes": work.writes,
         "flops": work.flops,
-        "us": None,
+        "us": None if us is None else round(us, 3),
+        "bytes_per_second": None if us is None or hints else (work.reads + work.writes) / (us * 1e-6),
         "nodes": _nodes(item, made_of, scheduled.graph),
         "lines": _texts(item.note, made_of),
     }

@@ -13,6 +13,7 @@ from smelt.capture.driver.entries import Entry
 from smelt.graph.ir import Graph
 from smelt.guards.explain import Failure
 from smelt.guards.origin import Origin
+from smelt.plan.steps import Plan
 from smelt.schedule.schedule import Schedule
 
 
@@ -44,12 +45,13 @@ class Recompile:
 
 @dataclass
 class Scheduled:
-    """A graph that became code. `called`: the ATen operators that its plan calls, None where it has no plan yet; other ATen
-    calls of the schedule are generated. `entry`: what it was compiled for, where that was made at once."""
+    """A graph that became code. `called`: the ATen operators that its plan calls, None where it has no plan yet, in `plan`;
+    other ATen calls of the schedule are generated. `entry`: what it was compiled for, where that was made at once."""
 
     graph: Graph
     schedule: Schedule
     called: tuple[str, ...] | None = None
+    plan: Plan | None = None
     entry: Entry | None = None
 
 
@@ -117,7 +119,7 @@ class Watch:
 
     def _plan(self, event: events.Event, now: float) -> None:
         if self.scheduled and self.scheduled[-1].called is None:
-            self.scheduled[-1].called = event.data["externs"]
+            self.scheduled[-1].called, self.scheduled[-1].plan = event.data["externs"], event.data["plan"]
 
 
 _NOTES: dict[str, Any] = {

@@ -68,6 +68,7 @@ def kernel(
         "writes_bytes": moved[1],
         "flops": flops,
         "us": us,
+        "bytes_per_second": None if us is None else sum(moved) / (us * 1e-6),
         "nodes": nodes.split(),
         "lines": [at(line)],
     }

@@ -2,7 +2,7 @@
 import { useMemo, useState } from "preact/hooks";
 import type { ViewProps } from "../app";
 import type { Kernel, Report } from "../data";
-import { bytes, flops, intensity, us } from "../format";
+import { bandwidth, bytes, flops, intensity, us } from "../format";
 import { Code, Empty, Section, Table, Where } from "../parts/common";
 import { href } from "../route";
 import { Roofline } from "./roofline";
@@ -32,6 +32,7 @@ const COLUMNS: [title: string, kind: string, key: (row: Row) => number | string 
   ["Flops", "n", (r) => r.kernel.flops],
   ["Flops/byte", "n", (r) => r.intensity],
   ["Time", "n", (r) => r.kernel.us],
+  ["Bytes/s", "n", (r) => r.kernel.bytes_per_second],
 ];
 
 export function Kernels({ report, route }: ViewProps) {
@@ -64,7 +65,7 @@ export function Kernels({ report, route }: ViewProps) {
 function List({ rows, chosen }: { rows: Row[]; chosen: Row | null }) {
   const [[column, down], order] = useState<[number, boolean]>([0, false]);
   const timed = rows.some((row) => row.kernel.us != null);
-  const columns = timed ? COLUMNS : COLUMNS.slice(0, -1);
+  const columns = timed ? COLUMNS : COLUMNS.slice(0, -2);
   const sorted = useMemo(() => {
     const key = COLUMNS[column][2];
     const sign = down ? -1 : 1;
@@ -105,6 +106,7 @@ function List({ rows, chosen }: { rows: Row[]; chosen: Row | null }) {
               <td class="n">{flops(kernel.flops)}</td>
               <td class="n">{intensity(perByte)}</td>
               {timed && <td class="n">{us(kernel.us)}</td>}
+              {timed && <td class="n">{bandwidth(kernel.bytes_per_second)}</td>}
             </tr>
           ))}
         </tbody>
@@ -125,6 +127,7 @@ function Detail({ row: { kernel, moved, intensity: perByte }, report }: { row: R
         <span>{flops(kernel.flops)} flops</span>
         <span>{intensity(perByte)} flops/byte</span>
         {kernel.us != null && <span>{us(kernel.us)}</span>}
+        {kernel.bytes_per_second != null && <span>{bandwidth(kernel.bytes_per_second)}</span>}
       </p>
       {kernel.nodes.length > 0 && (
         <p>

@@ -19,7 +19,7 @@ const known = (row: Row): boolean => !!row.moved && !!row.kernel.flops;
 
 export function Roofline({ rows, chosen }: { rows: Row[]; chosen: Row | null }) {
   const placed = rows.filter(known);
-  const timed = placed.filter((row) => row.kernel.us);
+  const timed = placed.filter((row) => row.kernel.us && row.kernel.bytes_per_second);
   if (!placed.length) return <p class="empty">No kernel has both flops and bytes known, so there is no roofline.</p>;
   const byTime = timed.length > 0;
   const points: Point[] = byTime

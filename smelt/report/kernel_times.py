@@ -1,0 +1,117 @@
+"""How long kernels took in calls that torch's profiler recorded: by run of a graph, and step of its plan.
+
+A plan makes an event for each step that computes, so the events of one run are its steps, in order (`plan/event_names.py`).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch.profiler import profile, supported_activities
+
+from smelt.plan import event_names
+from smelt.plan.steps import Aten, Launch, Plan, Reg, Step
+from smelt.schedule.schedule import ExternItem, KernelItem, Schedule, accesses
+from smelt.torch_private import profiler_enabled
+
+Names = tuple[str, ...]  # of the graph's event and those of its steps
+
+
+class KernelTimes:
+    """Microseconds of each step, of every run that was recorded."""
+
+    def __init__(self) -> None:
+        self._runs: dict[Names, list[list[float]]] = defaultdict(list)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Profiles what runs in this context. Raises RuntimeError where torch's profiler is on: it would end with this."""
+        if profiler_enabled():
+            raise RuntimeError("torch's profiler is on: the times of kernels are in its trace")
+        with profile(activities=supported_activities()) as profiled:
+            yield
+        for event in profiled.events() or ():
+            if event.name.startswith(event_names.GRAPH):
+                steps = [child for child in event.cpu_children if child.name.startswith(event_names.STEP)]
+                self._runs[event.name, *(step.name for step in steps)].append([_us(step) for step in steps])
+
+    def of(self, planned: Iterable[tuple[Schedule, Plan | None]]) -> list[dict[int, float]]:
+        """For each schedule, given the plan that it became: the median for each of its items, by position. Nothing for what
+        did not run, and for plans that events do not tell apart."""
+        found = [
+            ({}, ()) if plan is None else (steps_of(schedule, plan), named(plan))
+            for schedule, plan in planned
+        ]
+        alike = Counter(names for _, names in found)
+        return [self._medians(steps, names) if alike[names] == 1 else {} for steps, names in found]
+
+    def _medians(self, steps: Mapping[int, int], names: Names) -> dict[int, float]:
+        """`steps`: position of an item -> number of its event in a run."""
+        columns = list(zip(*self._runs.get(names, ())))
+        return {item: statistics.median(columns[step]) for item, step in steps.items()} if columns else {}
+
+
+def _us(event: Any) -> float:
+    """Microseconds of a step: on the GPU, where it started something there."""
+    return float(event.device_time_total or event.cpu_time_total)
+
+
+def named(plan: Plan) -> Names:
+    """What the events of a run are called: of the graph, then of each step that makes one."""
+    return (event_names.of_graph(plan), *(name for _, name in _computing(plan)))
+
+
+def _computing(plan: Plan) -> Iterator[tuple[Step, str]]:
+    """The steps that make events, and what these are called."""
+    return ((step, name) for step in plan.steps if (name := event_names.of_step(step)))
+
+
+def steps_of(schedule: Schedule, plan: Plan) -> Mapping[int, int]:
+    """Position of an item -> number, among the steps that make events, of the one that does its work, by the buffers that it
+    is given. What runs together with others has none, nor has a kernel that a product absorbed, whose time has that of both.
+    """
+    launches: dict[tuple[int, ...], list[int]] = defaultdict(list)  # those that are no item's so far
+    results: dict[int, int] = {}
+    for n, (step, _) in enumerate(_computing(plan)):
+        if isinstance(step, Launch):
+            launches[step.regs].append(n)
+        elif isinstance(step, Aten):
+            results |= dict.fromkeys(_results(step), n)
+    found: dict[int, int] = {}
+    for i, item in enumerate(schedule.items):
+        if isinstance(item, KernelItem) and launches[_given(item)]:
+            found[i] = launches[_given(item)].pop(0)
+    # What is left are products, whose last buffer is the result.
+    results |= {regs[-1]: n for regs, numbers in launches.items() for n in numbers}
+    for i, item in enumerate(schedule.items):
+        made = [results[out] for out in _gives(schedule, i) if out in results]
+        if made and isinstance(item, ExternItem):
+            found[i] = made[0]
+    return found
+
+
+def _given(item: KernelItem) -> tuple[int, ...]:
+    """The buffers that a launch of the kernel takes."""
+    formals = zip(item.buffers, item.kernel.buffers)
+    return tuple(b for b, f in formals if b is not None and f.role != "local")
+
+
+def _results(step: Aten) -> Iterator[int]:
+    yield from (out for out in step.outs if out is not None)
+    given = step.kwargs.get("out")
+    if isinstance(given, Reg):
+        yield given.index
+
+
+def _gives(schedule: Schedule, position: int) -> Iterator[int]:
+    """What a call gives; else, where it is a product that absorbed the kernel that reads it, what that gives."""
+    own = accesses(schedule.items[position])[1]
+    yield from own
+    for item in schedule.items[position + 1 :]:
+        reads, writes = accesses(item)
+        if isinstance(item, KernelItem) and not set(own).isdisjoint(reads):
+            yield from writes
