@@ -20,6 +20,7 @@ from smelt.tracing.current_call import CurrentCall
 from smelt.tracing.fake import FakeTensor
 from smelt.tracing.inputs import Inputs
 from smelt.tracing.number_inputs import NumberInputs
+from smelt.tracing.number_parts import has_symbols
 from smelt.tracing.opaque import OpaqueCall
 from smelt.tracing.sym_numbers import SYMBOLIC
 from smelt.tracing.symbols import PlainNumbersOnly
@@ -58,6 +59,8 @@ class CallRecorder:
         kind = type(value)
         if kind is FakeTensor:
             return value.torch_node or self._inputs.torch_node(value)
+        if kind is torch.Size and has_symbols(value):
+            return tuple(map(self._argument, value))
         if kind in LEAF_TYPES:
             return value
         if kind in SYMBOLIC:

@@ -94,6 +94,14 @@ def test_foreign_backends_get_symbolic_sizes_if_asked():
     assert all(isinstance(spec, TensorSpec) for spec in numbers)
 
 
+def test_a_shape_as_an_argument_names_its_sizes():
+    f = lambda x: torch.nn.functional.layer_norm(x, x.shape[1:])  # noqa: E731
+    compiled = smelt.compile(f, dynamic=True, fullgraph=True, backend=lambda gm, inputs: gm.forward)
+    for shape in ((4, 16), (5, 9), (6, 6)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(compiled(x), f(x))
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_eager_backends_take_sizes(backend):
     f = lambda x: x.view(-1, x.shape[0]).softmax(-1) * x.shape[1]  # noqa: E731

@@ -80,6 +80,7 @@ LIKE_ANY: dict[str, tuple[Callable[..., Any], Callable[[int], Sizes]]] = {
     "a mask": (lambda x, m: (x @ x.mT + m).softmax(-1) @ x, lambda n: [(n, 5, 8), (n, 1, 5)]),
     "sums": (lambda x: (x.sum(0), x.sum(1), x.amax(1)), lambda n: [(n, 16)]),
     "views": (lambda x: (x.view(-1, 4).sin(), x.t() * 2, x[:, 1:] + 1), lambda n: [(n, 16)]),
+    "a shape": (lambda x: F.layer_norm(x, x.shape[1:]), lambda n: [(n, n + 3)]),
     "another size": (lambda x, y: x @ y, lambda n: [(n, 7), (7, 3 + n)]),
 }
 
