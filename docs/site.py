@@ -1,4 +1,4 @@
-"""What mkdocs does beside mkdocs.yml: pages link to files outside of docs/, guides show the lines of their programs."""
+"""What mkdocs does beside mkdocs.yml: pages link to files outside of docs/, those that are programs show their lines."""
 
 from __future__ import annotations
 
@@ -57,9 +57,8 @@ def on_files(files: Files, config) -> Files:  # type: ignore[no-untyped-def]
 
 
 def on_page_markdown(markdown: str, page: Page, config, files: Files) -> str:  # type: ignore[no-untyped-def]
-    """Links as they are in the site; line numbers beside the blocks of guides."""
-    if PurePosixPath(page.file.src_uri).stem in pages.GUIDES:
-        markdown = _numbered(markdown)
+    """Links as they are in the site; line numbers beside blocks that are run."""
+    markdown = _numbered(markdown)
     here = _in_repository(page.file.src_uri)
 
     def link(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""The guides: each block of Python runs, and prints what the page says."""
+"""The pages: each block of Python runs, and prints what the page says."""
 
 import os
 import re
@@ -10,16 +10,22 @@ import pytest
 
 from tests.harness import pages
 
-DOCS = Path(__file__).parent.parent / "docs"
 
-
-@pytest.mark.parametrize("guide", pages.GUIDES)
-def test_blocks_print_what_the_page_says(guide: str):
-    page = DOCS / f"{guide}.md"
+@pytest.mark.parametrize("page", pages.programs(), ids=lambda page: page.stem)
+def test_blocks_print_what_the_page_says(page: Path):
     for block, output in zip(pages.blocks(page.read_text()), pages.printed(page), strict=True):
         if output is not None and pages.differs(block, output):
             at = f"{pages.name_of(page)}:{block.first}"
             pytest.fail(f"{at}:\n{block.body}\nprints\n{output}\nand the page says\n{block.output}")
+
+
+def test_no_python_of_a_page_is_overlooked():
+    """In a list, with other fences, or as `py`, a block would be no block to `pages.blocks`."""
+    python = re.compile(r"^[ >]*(?:```+|~~~+) *\{?[ .]*(?:py|Py|ipython|pycon)", re.M)
+    for page in pages.PAGES:
+        text = page.read_text()
+        read = [block["language"] for block in pages.BLOCK.finditer(text)]
+        assert len(python.findall(text)) == read.count("python"), page
 
 
 PAGE = """
@@ -51,11 +57,6 @@ print(f(), f.__code__.co_firstlineno, object(), sep="\\n")
 ...
 <object object at 0x1>
 ```
-
-<!-- an example -->
-```text
-0.3 seconds
-```
 """
 
 
@@ -74,10 +75,26 @@ def test_a_page_is_read_as_a_program(tmp_path: Path):
     assert pages.differs(found[2], "2" + third) and pages.differs(found[0], "more")
 
 
+@pytest.mark.parametrize(
+    "above", ["", "```python\n1\n```\n```text\n```\n", "<!-- not run -->\n```python\n1\n```\n"]
+)
+def test_an_output_of_nothing_is_an_error(above: str):
+    with pytest.raises(ValueError, match="an output stands behind no block"):
+        pages.blocks(f"{above}\n```text\n1\n```\n")
+
+
 def test_outputs_are_written_where_they_differ():
     page = "```python\nprint(2)\n```\n\n```text\n1\n```\n"
     assert pages.written(page, ["2\n"]) == page.replace("1", "2")
     assert pages.written(page, ["1\n"]) == page
+    example = page.replace("```text", "<!-- an example -->\n```text")
+    assert pages.written(example, ["2\n"]) == example
+
+
+def test_dots_stand_for_what_differs_from_run_to_run():
+    page = "```python\nf()\n```\n\n```text\nin … s\n...\nend\n```\n"
+    assert pages.written(page, ["in 0.3 s\nmore\nend\n"]) == page
+    assert pages.written(page, ["in 0.3\nat 0.4 s\nend\n"]) != page
 
 
 def test_a_block_that_fails_is_named(tmp_path: Path):
@@ -91,7 +108,7 @@ def test_pages_are_built_without_a_warning_and_want_nothing_from_elsewhere(tmp_p
     pytest.importorskip("mkdocs", reason="requirements/docs.txt is not installed")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", tmp_path],
-        cwd=DOCS.parent, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True,
+        cwd=pages.ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     fetched = re.compile(r"<(?:script|link|img|iframe)[^>]* (?:src|href)=\"?https?:[^>]*>")

@@ -26,7 +26,6 @@ export interface Guard {
 export interface Entry {
   number: number;
   guards: Guard[];
-  hits: number | null;
   seconds: number | null;
   source: string;
   sizes: string[];
@@ -174,7 +173,6 @@ export function read(raw: Raw): Report {
       entries: list(f.entries).map((e, index) => ({
         number: e.number ?? index,
         guards: list(e.guards).map((g) => ({ ...g, text: text(g.text), line: place(g.line) })),
-        hits: number(e.hits),
         seconds: number(e.seconds),
         source: text(e.source),
         sizes: list(e.sizes).map(text),

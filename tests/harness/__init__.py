@@ -57,6 +57,6 @@ one stage, on example tensors
 pages, torch and the source
     reports        data of HTML reports, small and large
     browser        Chromium, and a page in it that must ask for nothing and complain of nothing
-    pages          the guides in docs/ as programs
+    pages          the pages, README.md and docs/, as programs
     sources        imports, cycles, private names, uses of `Any`
 """

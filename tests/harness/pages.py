@@ -1,14 +1,14 @@
-"""The guides in docs/ as programs: a page's ```python blocks, one after another, are a file, whose lines its outputs name.
+"""The pages as programs: a page's ```python blocks, one after another, are a file, whose lines its outputs name.
 
-The ```text block behind a ```python block is what that prints; a block without one prints nothing. A comment on the line
-above a block says where that is not so:
+The ```text block behind a ```python block is what that prints; a block without one prints nothing. (What is shown beside
+programs is in blocks without a language.) A comment on the line above a block says where that is not so:
 
     <!-- needs smelt.explain -->    the block, and its output, only where smelt has that name
     <!-- not run -->                the block is for show
     <!-- an example -->             the output differs from run to run: times, say
 
-A line `...` of an output stands for any number of lines. `python -m tests.harness.pages [PAGE ...]` runs the guides, or the
-pages named, and writes what their blocks print into them.
+A line `...` of an output stands for any number of lines, `…` for any text within a line. `python -m tests.harness.pages
+[PAGE ...]` runs all pages, or those named, and writes what their blocks print into them.
 """
 
 from __future__ import annotations
@@ -25,17 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-GUIDES = (
-    "first-steps",
-    "breaks-by-example",
-    "recompiles",
-    "reading-a-report",
-    "profiler",
-    "training",
-    "custom-backends",
-    "migrating",
-    "walkthrough",
-)
+PAGES = (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")))
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>.+?) -->\n)?^```(?P<language>python|text)\n(?P<body>.*?)^```$", re.M | re.S
 )
@@ -75,13 +65,15 @@ class Block:
 
 
 def blocks(text: str) -> list[Block]:
-    """The blocks of a page that are run, in order. Raises ValueError for a mark that is none."""
+    """The blocks of a page that are run, in order. Raises ValueError for a mark that is none, or an output of nothing."""
     found: list[Block] = []
     line = 1
+    outputs = 0
     matches = [*BLOCK.finditer(text), None]
     for match, following in pairwise(matches):
         mark, body = match["mark"] or "", match["body"]
         if match["language"] == "text":
+            outputs += 1
             continue
         needed = mark.removeprefix("needs ") if mark.startswith("needs ") else None
         if mark not in ("", "not run") and needed is None:
@@ -99,7 +91,14 @@ def blocks(text: str) -> list[Block]:
                 )
             )
             line += body.count("\n") + 1
+    if outputs > sum(block.at is not None for block in found):
+        raise ValueError("an output stands behind no block that is run")
     return found
+
+
+def programs() -> list[Path]:
+    """The pages with blocks that are run."""
+    return [page for page in PAGES if blocks(page.read_text())]
 
 
 def program(text: str) -> str:
@@ -121,7 +120,7 @@ def printed(page: Path) -> Iterator[str | None]:
         done = subprocess.run(
             [sys.executable, "-c", RUN],
             input=json.dumps([name_of(page), [(b.first, b.body, b.needed) for b in blocks(text)]]),
-            cwd=folder, env=_environment(), capture_output=True, text=True, timeout=250,
+            cwd=folder, env=_environment() | {"TMPDIR": folder}, capture_output=True, text=True, timeout=250,
         )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"{page.name}: block {len(done.stdout.splitlines()) + 1} fails\n{done.stderr}")
@@ -139,7 +138,10 @@ def differs(block: Block, output: str) -> bool:
     """Whether `output` is not what the page says that the block prints."""
     if not block.exact:
         return not (output and block.output)
-    lines = [".*" if line == "..." else re.escape(line) for line in normal(block.output).splitlines()]
+    lines = [
+        ".*" if line == "..." else re.escape(line).replace("…", r"[^\n]*")
+        for line in normal(block.output).splitlines()
+    ]
     return not re.fullmatch("\n".join(lines), normal(output), re.S)
 
 
@@ -162,5 +164,5 @@ def written(text: str, outputs: list[str | None]) -> str:
 
 
 if __name__ == "__main__":
-    for page in map(Path, sys.argv[1:] or [ROOT / f"docs/{guide}.md" for guide in GUIDES]):
+    for page in map(Path, sys.argv[1:] or programs()):
         page.write_text(written(page.read_text(), list(printed(page))))

@@ -74,14 +74,11 @@ def kernel(
     }
 
 
-def entry(
-    number: int, guards: list[dict[str, Any]], hits: int | None, source: str, **more: Any
-) -> dict[str, Any]:
+def entry(number: int, guards: list[dict[str, Any]], source: str, **more: Any) -> dict[str, Any]:
     """A compiled entry."""
     return {
         "number": number,
         "guards": guards,
-        "hits": hits,
         "source": source,
         "sizes": [],
         "graphs": [],
@@ -108,14 +105,14 @@ def frames() -> list[dict[str, Any]]:
         {"text": "L['scale'] == 3", "origin": "L['scale']", "line": at(16)},
     ]
     resumed = [{"text": "len(G['history']) == 0", "origin": "G['history']", "line": at(19)}]
-    first = entry(0, guards, 12, COMPILED, sizes=["s0 = L['x'].shape[0]"], graphs=[0])
-    second = entry(1, guards[:2], 3, COMPILED, graphs=[1])
+    first = entry(0, guards, COMPILED, sizes=["s0 = L['x'].shape[0]"], graphs=[0])
+    second = entry(1, guards[:2], COMPILED, graphs=[1])
     return [
         {"name": "forward", "resumes": None, "entries": [first, second]},
         {
             "name": REST,
             "resumes": "forward",
-            "entries": [entry(0, resumed, None, "def resume_1(self, x, h, total): ...")],
+            "entries": [entry(0, resumed, "def resume_1(self, x, h, total): ...")],
         },
     ]
 

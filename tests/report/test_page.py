@@ -98,7 +98,7 @@ SAID = {
     f"{LINE}/3": ["Nothing of note happened on this line"],
     "breaks": [reports.GATE, "block.py:17", "if h.sum() > 0:", "costs 0.12 ms", "zlib.crc32", "Stack, 2 lines"],
     "recompiles": ["122 ms", "L['scale'] == 3"],
-    "entries": ["3 guards, 12 hits", "s0 = L['x'].shape[0]", "resumes forward", "def compiled(self, x, scale):"],
+    "entries": ["3 guards", "s0 = L['x'].shape[0]", "resumes forward", "def compiled(self, x, scale):"],
     "graphs": ["0: aten of forward, 10 nodes", "10 boxes for 10 nodes", "Code of graph 0"],
     "graphs/0/addmm": ["aten.addmm.default", "[s0, 1024]", "block.py:16", "Reads 3", "Read by 1"],
     "graphs/1": ["This graph has no nodes"],

@@ -42,7 +42,6 @@ function One({ frame, id, entry, open }: { frame: Frame; id: string; entry: Entr
         <span class="label">Entry {entry.number}</span>{" "}
         <span class="note">
           {count(entry.guards.length, "guard")}
-          {entry.hits != null && `, ${count(entry.hits, "hit")}`}
           {entry.seconds != null && `, compiled in ${ms(1000 * entry.seconds)}`}
         </span>
       </summary>
