@@ -114,6 +114,16 @@ def sizes_written_in_tensors(x: torch.Tensor) -> Any:
     return torch.ones(n.item()) + x.sum()
 
 
+def counted_down(x: torch.Tensor) -> Any:
+    n, m = x.shape
+    return torch.arange(n, -m, -3), torch.arange(2 * n + m, n // 2, -2), torch.arange(n - 1, -1, -1) * x.t()
+
+
+def slices(x: torch.Tensor) -> Any:
+    first = slice(1, x.shape[0] - 1)
+    return x[first], x[first, slice(x.shape[1] // 2)], first.stop, [first, slice(None, x.shape[1], 2)]
+
+
 def pooled(x: torch.Tensor) -> Any:
     values, indices = F.max_pool1d(x.view(x.shape[0], 1, -1), 2, 1, return_indices=True)
     return values, indices, F.max_pool1d(x, 3, stride=1, padding=1)
@@ -196,6 +206,8 @@ PROGRAMS = {
     "windows of the last dimension": Program(rows_of_two, entries=2),
     "sizes computed in tensors": Program(sizes_computed_in_tensors),
     "sizes written in tensors": Program(sizes_written_in_tensors),
+    "counting down": Program(counted_down),
+    "slices": Program(slices),
     "pools along one dimension": Program(pooled),
     "the larger size": Program(lambda x: (torch.arange(max(x.shape)), x[:, : min(list(x.shape))]), entries=3),
     "strides": Program(pieces_in_memory),

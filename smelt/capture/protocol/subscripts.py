@@ -5,8 +5,8 @@ from __future__ import annotations
 import collections
 import enum
 import operator
-from collections.abc import Sized
-from typing import cast
+from collections.abc import Callable, Sized
+from typing import Any, cast
 
 import torch
 
@@ -36,12 +36,16 @@ from smelt.errors import Unsupported
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT, Reason
 from smelt.tracing.fake import FakeTensor
 from smelt.tracing.number_parts import plain_parts, sizes_only
+from smelt.tracing.sym_rows import SymbolicList, SymbolicRange, settled_rows
 
 
 def subscript(vm: VM, obj: object, key: object) -> object:
     """`obj[key]`."""
     tail = vm.frames.take_tail()
     kind = type(obj)
+    if kind is SymbolicList:
+        row = cast(SymbolicList, obj)
+        return row.part(key) if type(key) is slice else row.at(key)
     if vm.trace.numbers.symbols is not None:
         key = _plain_key(obj, key)
     if type(obj) is FakeTensor:
@@ -89,10 +93,13 @@ _Index = slice | tuple[int, ...]  # for the type checker
 def _index(vm: VM, key: object) -> _Index:
     """`key` as an index of a tensor: a row of a NumPy array is the tensor that torch makes of it."""
     parts = key if type(key) is tuple else (key,)
-    if Array not in map(type, parts):
-        return cast(_Index, contents.view(vm.outside, key))
-    found = tuple(_index_tensor(p) if type(p) is Array else contents.view(vm.outside, p) for p in parts)
-    return cast(_Index, found if type(key) is tuple else found[0])
+    if _INDEX_TENSORS.keys().isdisjoint(map(type, parts)):
+        return cast(_Index, settled_rows(contents.view(vm.outside, key)))
+    found = tuple(
+        _INDEX_TENSORS[type(p)](p) if type(p) in _INDEX_TENSORS else contents.view(vm.outside, p)
+        for p in parts
+    )
+    return cast(_Index, settled_rows(found if type(key) is tuple else found[0]))
 
 
 def _index_tensor(array: Array) -> torch.Tensor:
@@ -100,6 +107,14 @@ def _index_tensor(array: Array) -> torch.Tensor:
     if array.scalar or tensor.dim() != 1 or tensor.is_floating_point() or tensor.dtype is torch.uint8:
         raise unsupported("a NumPy scalar or such an array as an index", DATA_DEPENDENT)
     return tensor.to(torch.bool if tensor.dtype is torch.bool else torch.int64, copy=True)
+
+
+# The tensor that torch makes of an index, by its class.
+_INDEX_TENSORS: dict[type, Callable[[Any], torch.Tensor]] = {
+    Array: _index_tensor,
+    SymbolicList: lambda row: row.tensor(),
+    SymbolicRange: lambda row: row.listed().tensor(),
+}
 
 
 def _plain_key(obj: object, key: object) -> object:
@@ -186,7 +201,8 @@ def store_item(vm: VM, obj: object, key: object, value: object) -> None:
             if not value.scalar or value.tensor.dtype is not torch.float64:  # np.float64 is a float
                 raise unsupported("a NumPy array or scalar in a tensor", DATA_DEPENDENT)
             value = value.tensor
-        operate(vm, operator.setitem, obj, _index(vm, _bounded(vm, key)), contents.view(vm.outside, value))
+        value = settled_rows(contents.view(vm.outside, value))
+        operate(vm, operator.setitem, obj, _index(vm, _bounded(vm, key)), value)
         return
     found = python_method(vm, obj, "__setitem__")
     if found is not None:

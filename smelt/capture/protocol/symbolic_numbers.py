@@ -25,6 +25,7 @@ from smelt.tracing.fake import FakeTensor
 from smelt.tracing.handlers import is_handled
 from smelt.tracing.number_parts import has_symbols, plain_parts
 from smelt.tracing.sym_numbers import NUMBERS, Float, Int, plain
+from smelt.tracing.sym_rows import ROWS, SymbolicList, SymbolicRange, settled_rows
 
 _OPERANDS = NUMBERS | {int, float, bool, FakeTensor}
 _NESTED = (list, tuple, torch.Size)  # what `torch.tensor` takes for rows
@@ -43,6 +44,8 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
 
 def native_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object] | None) -> object:
     """What a function on numbers gives for symbolic ones; NotImplemented where there is no expression for it."""
+    if len(args) == 1 and _makes_tensor(fn) and _is_of_rows(args[0]):
+        return _tensor_of_rows(args[0], kwargs or {})
     if len(args) == 1 and type(args[0]) in _NESTED and has_symbols(args[0]) and _makes_tensor(fn):
         return _tensor_of(args[0], kwargs or {})
     if not any(type(a) in NUMBERS for a in args):
@@ -91,6 +94,32 @@ def _tensor_of(values: object, options: Mapping[str, object]) -> object:
     return torch.stack(cast("list[torch.Tensor]", numbers)).reshape(shape)
 
 
+def _is_of_rows(values: object) -> bool:
+    """Whether it is a range or list of symbolic length, or several of one length."""
+    if type(values) not in _NESTED:
+        return type(values) in ROWS
+    rows = cast("Sequence[SymbolicRange | SymbolicList]", values)
+    if not rows or not all(type(row) in ROWS for row in rows):
+        return False
+    first, *others = (listed(row).length for row in rows)
+    return all(length == first for length in others)
+
+
+def _tensor_of_rows(values: object, options: Mapping[str, object]) -> object:
+    """`torch.tensor(values, **options)` of those; NotImplemented for other options than these two."""
+    if options.keys() - {"dtype", "device"}:
+        return NotImplemented
+    if type(values) in ROWS:
+        return listed(cast("SymbolicRange | SymbolicList", values)).tensor(**options)  # type: ignore[arg-type]
+    rows = cast("Sequence[SymbolicRange | SymbolicList]", values)
+    return torch.stack([listed(row).tensor(**options) for row in rows])  # type: ignore[arg-type]
+
+
+def listed(row: SymbolicRange | SymbolicList) -> SymbolicList:
+    """A list that has the elements of `row`."""
+    return row.listed() if type(row) is SymbolicRange else cast(SymbolicList, row)
+
+
 def _shape(values: object, found: list[object]) -> list[int] | None:
     """Of nested lists whose numbers are added to `found`; None of those that are no rectangle, or that hold nothing."""
     if type(values) not in _NESTED:
@@ -101,10 +130,16 @@ def _shape(values: object, found: list[object]) -> list[int] | None:
 
 
 def native_arguments(
-    fn: object, args: Sequence[object], kwargs: Mapping[str, object] | None
+    fn: object, args: Sequence[object], kwargs: Mapping[str, object] | None, has_rows: bool = False
 ) -> tuple[Sequence[object], Mapping[str, object] | None]:
-    """`args` and `kwargs` as the native code `fn` may see them: symbolic numbers that it does not know are pinned."""
-    if takes_symbols(fn) or _joins(fn, args):
+    """`args` and `kwargs` as the native code `fn` may see them: symbolic numbers that it does not know are pinned.
+    `has_rows`: there may be lists and ranges of symbolic length among them."""
+    if _joins(fn, args):
+        return args, kwargs
+    if has_rows and not _holds(fn):
+        args = [settled_rows(a) for a in args]
+        kwargs = kwargs and {k: settled_rows(v) for k, v in kwargs.items()}
+    if takes_symbols(fn):
         return args, kwargs
     return [plain_parts(a) for a in args], kwargs and {k: plain_parts(v) for k, v in kwargs.items()}
 
@@ -112,6 +147,14 @@ def native_arguments(
 def _joins(fn: object, args: Sequence[object]) -> bool:
     """Whether this is `a + b` or `a * 2` of sequences, which hold what was in them."""
     return type(fn) is types.BuiltinFunctionType and fn in _JOINING and all(type(a) in _JOINED for a in args)
+
+
+def _holds(fn: object) -> bool:
+    """Whether `fn` is a method of a container that holds what it is given, and does not look at it."""
+    if getattr(fn, "__name__", "") not in _PUTTING:
+        return False
+    owner = getattr(fn, "__objclass__", None) or type(getattr(fn, "__self__", None))
+    return issubclass(owner, _HOLDERS)
 
 
 def takes_symbols(fn: object) -> bool:
@@ -122,7 +165,7 @@ def takes_symbols(fn: object) -> bool:
     if type(fn) is functools.partial:
         return takes_symbols(fn.func)
     if isinstance(fn, type):
-        return issubclass(fn, _HOLDERS)
+        return issubclass(fn, _HOLDERS) or fn is slice
     if kind is types.BuiltinFunctionType and fn in _HOLDING:
         return True
     if kind in _UNBOUND:
@@ -159,6 +202,7 @@ LOOKUPS = frozenset(
     )
 )  # fmt: skip
 _HOLDERS = (list, dict, tuple, collections.deque)  # hold what they are given, and compare it at most
+_PUTTING = frozenset(("append", "appendleft", "insert", "setdefault", "__setitem__"))
 _HOLDING: frozenset[object] = frozenset({sorted, len, bool, iter, next, enter_vmap, leave_batch})
 _JOINING: frozenset[object] = frozenset({operator.add, operator.iadd, operator.mul, operator.imul})
 _JOINED = frozenset({list, tuple, torch.Size, int})
@@ -173,6 +217,11 @@ def _module(owner: object) -> str:
     if isinstance(owner, types.ModuleType):
         return owner.__name__
     return str(getattr(owner, "__module__", None) or type(owner).__module__)
+
+
+def load_attr_of_row(vm: VM, row: SymbolicRange | SymbolicList, name: str) -> object:
+    """`row.name` of a range or list of symbolic length: but for the class, its elements are needed."""
+    return vm.class_of(row) if name == "__class__" else getattr(row.plain(), name)
 
 
 def load_attr(vm: VM, number: object, name: str) -> object:
