@@ -11,12 +11,14 @@ import collections.abc
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 
 from smelt.errors import NeedsFixedSize
 from smelt.graph.plateaus import plateau
-from smelt.graph.sizes import Expr, free_syms
-from smelt.tracing.sym_numbers import NUMBERS, Int, plain
+from smelt.graph.sizes import free_syms
+from smelt.tracing.numpy_ints import NumpyInt
+from smelt.tracing.sym_numbers import NUMBERS, Int, is_size, plain
 
 
 class SymbolicRange:
@@ -121,25 +123,21 @@ for _row in (SymbolicRange, SymbolicList):
     collections.abc.Sequence.register(_row)  # so that patterns of `match` take it for one
 
 ROWS: frozenset[type] = frozenset({SymbolicRange, SymbolicList})
-SHOWN_AS: dict[type, type] = {SymbolicRange: range, SymbolicList: list}
+# What stands for an object of another class, with one of those.
+EXAMPLES: dict[type, Any] = {SymbolicRange: range(0), SymbolicList: [], NumpyInt: np.int64()}
+SHOWN_AS: dict[type, type] = {kind: type(example) for kind, example in EXAMPLES.items()}
 
 
 def symbolic_range(args: Sequence[Any]) -> SymbolicRange | None:
     """`range(*args)`; None where its length is not symbolic, or data decide it."""
     start, stop, step = (0, *args, 1) if len(args) == 1 else (*args, 1)[:3]
-    if type(step) is not int or step == 0 or not all(type(n) is int or _is_size(n) for n in (start, stop)):
+    if type(step) is not int or step == 0 or not all(type(n) is int or is_size(n) for n in (start, stop)):
         return None
     count = _count(start, stop, step)
     if type(count) is not Int:
         return None
-    count.node.symbols.has_rows = True
+    count.node.symbols.has_standins = True
     return SymbolicRange(start, stop, step)
-
-
-def _is_size(number: Any) -> bool:
-    if type(number) is not Int or not isinstance(number.node.size, Expr):
-        return False
-    return not number.node.symbols.known.concerns(number.node.size)
 
 
 def _count(start: Any, stop: Any, step: int) -> Any:
@@ -172,16 +170,16 @@ def _listed(head: Sequence[Any], start: Any, step: int, count: Any) -> Any:
     return [*head, *(start + i * step for i in range(count))]
 
 
-def settled_rows(value: Any, depth: int = 4) -> Any:
-    """`value` as native code may see it: ranges in it are plain ones. Lists and dictionaries stay the same objects. Raises
-    NeedsFixedSize for a list of symbolic length."""
+def settled(value: Any, depth: int = 4) -> Any:
+    """`value` as native code may see it: ranges and NumPy's ints in it are plain ones. Lists and dictionaries stay the same
+    objects. Raises NeedsFixedSize for a list of symbolic length."""
     kind = type(value)
-    if kind in ROWS:
+    if kind in EXAMPLES:
         return value.plain()
     if not depth or kind not in _PARTS:
         return value
     items = value.items() if kind is dict else enumerate(value)
-    found = {key: settled_rows(item, depth - 1) for key, item in items if type(item) in _LOOKED_AT}
+    found = {key: settled(item, depth - 1) for key, item in items if type(item) in _LOOKED_AT}
     if kind is tuple:
         return tuple(found.get(i, item) for i, item in enumerate(value)) if found else value
     for key, item in found.items():
@@ -190,7 +188,7 @@ def settled_rows(value: Any, depth: int = 4) -> Any:
 
 
 _PARTS = frozenset({list, tuple, dict})
-_LOOKED_AT = ROWS | _PARTS
+_LOOKED_AT = EXAMPLES.keys() | _PARTS
 
 
 def of_unknown_row(error: BaseException) -> NeedsFixedSize | None:

@@ -60,7 +60,7 @@ def native(
         result = symbolic_numbers.native_call(fn, args, kwargs)
         if result is not NotImplemented:
             return result
-        args, kwargs = symbolic_numbers.native_arguments(fn, args, kwargs, symbols.has_rows)
+        args, kwargs = symbolic_numbers.native_arguments(fn, args, kwargs, symbols.has_standins)
     if vm.outside.opened.stale:
         contents.update_copies(vm.outside)
     vm.outside.facts.use_digits(*args)

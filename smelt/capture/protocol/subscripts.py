@@ -36,7 +36,8 @@ from smelt.errors import Unsupported
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT, Reason
 from smelt.tracing.fake import FakeTensor
 from smelt.tracing.number_parts import plain_parts, sizes_only
-from smelt.tracing.sym_rows import SymbolicList, SymbolicRange, settled_rows
+from smelt.tracing.numpy_ints import numbers_in
+from smelt.tracing.sym_rows import SymbolicList, SymbolicRange, settled
 
 
 def subscript(vm: VM, obj: object, key: object) -> object:
@@ -94,12 +95,12 @@ def _index(vm: VM, key: object) -> _Index:
     """`key` as an index of a tensor: a row of a NumPy array is the tensor that torch makes of it."""
     parts = key if type(key) is tuple else (key,)
     if _INDEX_TENSORS.keys().isdisjoint(map(type, parts)):
-        return cast(_Index, settled_rows(contents.view(vm.outside, key)))
+        return cast(_Index, settled(contents.view(vm.outside, key)))
     found = tuple(
         _INDEX_TENSORS[type(p)](p) if type(p) in _INDEX_TENSORS else contents.view(vm.outside, p)
         for p in parts
     )
-    return cast(_Index, settled_rows(found if type(key) is tuple else found[0]))
+    return cast(_Index, settled(found if type(key) is tuple else found[0]))
 
 
 def _index_tensor(array: Array) -> torch.Tensor:
@@ -120,6 +121,7 @@ _INDEX_TENSORS: dict[type, Callable[[Any], torch.Tensor]] = {
 def _plain_key(obj: object, key: object) -> object:
     """`key`; without symbolic numbers in it where native code looks it up. Tensors take symbolic sizes."""
     if type(obj) is FakeTensor:
+        key = numbers_in(key)
         return key if sizes_only(key) else plain_parts(key)
     native = not may_define_operators(type(obj)) or isinstance(obj, (*CONTAINER_BASES, tuple))
     return plain_parts(key) if native else key
@@ -201,7 +203,7 @@ def store_item(vm: VM, obj: object, key: object, value: object) -> None:
             if not value.scalar or value.tensor.dtype is not torch.float64:  # np.float64 is a float
                 raise unsupported("a NumPy array or scalar in a tensor", DATA_DEPENDENT)
             value = value.tensor
-        value = settled_rows(contents.view(vm.outside, value))
+        value = settled(contents.view(vm.outside, value))
         operate(vm, operator.setitem, obj, _index(vm, _bounded(vm, key)), value)
         return
     found = python_method(vm, obj, "__setitem__")

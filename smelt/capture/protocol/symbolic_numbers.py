@@ -13,6 +13,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -20,12 +21,13 @@ from smelt._native import isinstance
 from smelt.capture.base.values import FunctionType
 from smelt.capture.machine.vm import VM
 from smelt.torch_private import OpOverload, OpOverloadPacket, enter_vmap, leave_batch, variable_functions
-from smelt.tracing import number_functions
+from smelt.tracing import number_functions, numpy_ints
 from smelt.tracing.fake import FakeTensor
 from smelt.tracing.handlers import is_handled
 from smelt.tracing.number_parts import has_symbols, plain_parts
+from smelt.tracing.numpy_ints import NumpyInt
 from smelt.tracing.sym_numbers import NUMBERS, Float, Int, plain
-from smelt.tracing.sym_rows import ROWS, SymbolicList, SymbolicRange, settled_rows
+from smelt.tracing.sym_rows import ROWS, SymbolicList, SymbolicRange, settled
 
 _OPERANDS = NUMBERS | {int, float, bool, FakeTensor}
 _NESTED = (list, tuple, torch.Size)  # what `torch.tensor` takes for rows
@@ -39,7 +41,17 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
     anything else on the plain number."""
     if type(left) in _OPERANDS and type(right) in _OPERANDS:
         return fn(left, right)
+    if np.int64 in (type(left), type(right)):
+        return of_numpy(vm, fn, left, right)
     return vm.binary(fn, plain(left), plain(right))
+
+
+def of_numpy(vm: VM, fn: Callable[..., object], left: object, right: object) -> object:
+    """The same where one is a `numpy.int64`: such a number too, or on the plain numbers. Tensors take it as an int."""
+    if type(left) is FakeTensor or type(right) is FakeTensor:
+        return vm.binary(fn, numpy_ints.numbers_in(left), numpy_ints.numbers_in(right))
+    found = numpy_ints.operate(fn, left, right)
+    return vm.binary(fn, settled(plain(left)), settled(plain(right))) if found is NotImplemented else found
 
 
 def native_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object] | None) -> object:
@@ -48,6 +60,10 @@ def native_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object]
         return _tensor_of_rows(args[0], kwargs or {})
     if len(args) == 1 and type(args[0]) in _NESTED and has_symbols(args[0]) and _makes_tensor(fn):
         return _tensor_of(args[0], kwargs or {})
+    if len(args) == 1 and not kwargs and _is_numpys(fn):
+        return numpy_ints.FUNCTIONS[fn](args[0])
+    if fn is int or fn is float or _makes_tensor(fn):
+        args = [numpy_ints.numbers_in(a) for a in args]
     if not any(type(a) in NUMBERS for a in args):
         return NotImplemented
     if _makes_tensor(fn) and len(args) == 1:
@@ -74,6 +90,11 @@ def _tensor(number: object, options: Mapping[str, object]) -> object:
     dtype = cast("torch.dtype | None", options.get("dtype"))
     device = cast("torch.device | None", options.get("device"))
     return torch.full((), cast(float, number), dtype=dtype or own, device=device)
+
+
+def _is_numpys(fn: object) -> bool:
+    """Whether `fn` is a function of NumPy that gives such an int."""
+    return fn is np.prod or fn is np.int64
 
 
 def _makes_tensor(fn: object) -> bool:
@@ -130,15 +151,18 @@ def _shape(values: object, found: list[object]) -> list[int] | None:
 
 
 def native_arguments(
-    fn: object, args: Sequence[object], kwargs: Mapping[str, object] | None, has_rows: bool = False
+    fn: object, args: Sequence[object], kwargs: Mapping[str, object] | None, has_standins: bool = False
 ) -> tuple[Sequence[object], Mapping[str, object] | None]:
     """`args` and `kwargs` as the native code `fn` may see them: symbolic numbers that it does not know are pinned.
-    `has_rows`: there may be lists and ranges of symbolic length among them."""
+    `has_standins`: there may be lists and ranges of symbolic length among them."""
     if _joins(fn, args):
         return args, kwargs
-    if has_rows and not _holds(fn):
-        args = [settled_rows(a) for a in args]
-        kwargs = kwargs and {k: settled_rows(v) for k, v in kwargs.items()}
+    if has_standins and takes_symbols(fn):
+        args = [numpy_ints.numbers_in(a) for a in args]
+        kwargs = kwargs and {k: numpy_ints.numbers_in(v) for k, v in kwargs.items()}
+    if has_standins and not _holds(fn):
+        args = [settled(a) for a in args]
+        kwargs = kwargs and {k: settled(v) for k, v in kwargs.items()}
     if takes_symbols(fn):
         return args, kwargs
     return [plain_parts(a) for a in args], kwargs and {k: plain_parts(v) for k, v in kwargs.items()}
@@ -219,9 +243,9 @@ def _module(owner: object) -> str:
     return str(getattr(owner, "__module__", None) or type(owner).__module__)
 
 
-def load_attr_of_row(vm: VM, row: SymbolicRange | SymbolicList, name: str) -> object:
-    """`row.name` of a range or list of symbolic length: but for the class, its elements are needed."""
-    return vm.class_of(row) if name == "__class__" else getattr(row.plain(), name)
+def load_attr_of_standin(vm: VM, obj: SymbolicRange | SymbolicList | NumpyInt, name: str) -> object:
+    """`obj.name` of what is symbolic: but for the class, the numbers are needed."""
+    return vm.class_of(obj) if name == "__class__" else getattr(obj.plain(), name)
 
 
 def load_attr(vm: VM, number: object, name: str) -> object:
