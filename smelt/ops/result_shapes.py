@@ -35,8 +35,9 @@ def quotients(name: str, given: Given, spec_of: SpecOf) -> list[Expr]:
 
 def _of_range(given: Given) -> Iterator[Size]:
     start, end, step = given.get("start", 0), given["end"], given.get("step", 1)
-    if isinstance(step, int) and step > 0 and all(isinstance(n, (int, Expr)) for n in (start, end)):
-        yield (end - start + (step - 1)) // step
+    if isinstance(step, int) and step and all(isinstance(n, (int, Expr)) for n in (start, end)):
+        way = end - start if step > 0 else start - end
+        yield (way + (abs(step) - 1)) // abs(step)
 
 
 def _of_triangle(given: Given, upper: bool) -> Iterator[Size]:

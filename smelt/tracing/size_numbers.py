@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 from smelt.graph.numbers import Expression
@@ -164,8 +164,12 @@ def of_dividend(difference: Size) -> tuple[bool, Size, int] | None:
 
 
 def reduced(a: Size, b: Size) -> tuple[Size, Size]:
-    """Two sizes that compare as these do, without what both have."""
+    """Two sizes that compare as these do, without what both have and are multiples of."""
     difference = a - b
+    if isinstance(difference, Expr):
+        difference = difference // gcd(
+            difference.const, *(coefficient for _, coefficient in difference.terms)
+        )
     if not isinstance(difference, Expr):
         return a, b
     left: Size = max(difference.const, 0)

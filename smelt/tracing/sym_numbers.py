@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from smelt.graph.sizes import Size
+from smelt.graph.sizes import Expr, Size
 from smelt.tracing.size_numbers import COMPARED
 
 
@@ -108,6 +108,13 @@ def size_of(value: Any) -> Size:
         return number
     size = value.node.as_size()
     return plain(value) if size is None else size  # type: ignore[no-any-return]
+
+
+def is_size(value: Any) -> bool:
+    """Whether it is a symbolic size, which data do not decide."""
+    if type(value) is not Int or not isinstance(value.node.size, Expr):
+        return False
+    return not value.node.symbols.known.concerns(value.node.size)
 
 
 def plain(value: Any) -> Any:

@@ -32,6 +32,7 @@ from smelt.tracing.places import view_of
 
 _META = torch.device("meta")
 _CPU = torch.device("cpu")
+_FARTHEST = 1 << 40  # where a range ends at the latest
 
 
 def spec_of_fake(value: Any) -> TensorSpec | None:
@@ -98,8 +99,10 @@ class SymbolicCall:
                 hints = {s: self.inputs.hint(s) for s in self.symbols}
                 asked = self.func, args, kwargs, self.device, spec_of_fake, hints
                 found, one = culprits(*asked) or self.symbols, alike(*asked)
-            divisors = self._divisors(args, kwargs, found)
-            raise NeedsFixedSize(error.reason.detail, found, divisors=divisors, alike=one) from error
+            divisors, ranges = self._divisors(args, kwargs, found), self._ranges(args, kwargs, found)
+            raise NeedsFixedSize(
+                error.reason.detail, found, divisors=divisors, ranges=ranges, alike=one
+            ) from error
 
     def _divisors(self, args: Args, kwargs: Kwargs, syms: frozenset[Sym]) -> dict[Sym, int]:
         """By what those of `syms` are divided of which it is enough to know the remainder: of the numbers among arguments,
@@ -110,6 +113,16 @@ class SymbolicCall:
         multiples = {sym: sym * by + self.inputs.hint(sym) % by for sym, by in divisors.items()}
         fits = accepts(self.func, args, kwargs, self.device, spec_of_fake, multiples)
         return divisors if fits else {}
+
+    def _ranges(self, args: Args, kwargs: Kwargs, syms: frozenset[Sym]) -> dict[Sym, tuple[int, int]]:
+        """In which range those of `syms` are of which it is enough to know that: the trace has come to depend on it, but too
+        late for what is the same there alone, as `s % 512` and `s`."""
+        symbols = self.inputs.numbers.symbols
+        known = {} if symbols is None else {sym: symbols.bounds(sym) for sym in syms}
+        ranges = {sym: ends for sym, ends in known.items() if ends[1] < min(sym.hi, _FARTHEST)}
+        narrower = {sym: Sym(sym.name, *ends) for sym, ends in ranges.items()}
+        fits = ranges and accepts(self.func, args, kwargs, self.device, spec_of_fake, narrower)
+        return ranges if fits else {}
 
     def _stands(self, value: Any) -> Any:
         """The arguments, with fakes in the place of real tensors but those of single numbers."""

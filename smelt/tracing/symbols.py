@@ -89,6 +89,7 @@ class Symbols:
         # Tensors of such sizes, to make others like them: by their spec's id, and whether they are of inference mode.
         self.metas: dict[tuple[int, bool], tuple[TensorSpec, torch.Tensor]] = {}
         self._constants: dict[int, Symbol] = {}
+        self.has_standins = False  # whether the program has ranges, lists or NumPy's ints that are symbolic
         self.hints: dict[Sym, int] = {}  # what the symbols of sizes are in this call
         self.known = Known()  # what is known, and assumed, of numbers that only the graph gives
         self._refused: PlainNumbersOnly | None = None

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -114,6 +115,44 @@ def sizes_written_in_tensors(x: torch.Tensor) -> Any:
     return torch.ones(n.item()) + x.sum()
 
 
+def counted_down(x: torch.Tensor) -> Any:
+    n, m = x.shape
+    return torch.arange(n, -m, -3), torch.arange(2 * n + m, n // 2, -2), torch.arange(n - 1, -1, -1) * x.t()
+
+
+def slices(x: torch.Tensor) -> Any:
+    first = slice(1, x.shape[0] - 1)
+    return x[first], x[first, slice(x.shape[1] // 2)], first.stop, [first, slice(None, x.shape[1], 2)]
+
+
+MULTIPLE = np.lcm(4, 6)
+
+
+def padded_to_a_multiple(x: torch.Tensor) -> Any:
+    """As Reformer does."""
+    n = x.shape[1]
+    left = None
+    if n % MULTIPLE != 0 and n > 3:
+        left = MULTIPLE - n % MULTIPLE
+        x = torch.cat([x, x.new_full((x.shape[0], left), 2.0)], 1)
+    return x.view(x.shape[0], -1, 12).sum(1), left, F.pad(x, (0, left))
+
+
+def products_of_sizes(x: torch.Tensor) -> Any:
+    count = np.prod(x.shape)
+    return x.reshape(count) * 2, count, x.view(-1)[: np.prod(list(x.shape)) - 1], np.prod(x.shape[:1]) * 2
+
+
+def ints_of_numpy(x: torch.Tensor) -> Any:
+    n = np.int64(x.shape[0])
+    kinds = isinstance(n, int), isinstance(n, np.integer), type(n) is np.int64, type(n < 100), bool(n), n != 2
+    computed = n, n + 1, 2 * n, x.shape[1] - np.int64(1), n * n, int(n), float(n)
+    count = n
+    count += 3
+    tensors = x[: n - 1], x * n, n - x, x < n, torch.tensor(n), torch.full((2, n), 1.0), torch.arange(n)
+    return kinds, computed, count, tensors, x.repeat(n, 1), list(range(n))
+
+
 def pooled(x: torch.Tensor) -> Any:
     values, indices = F.max_pool1d(x.view(x.shape[0], 1, -1), 2, 1, return_indices=True)
     return values, indices, F.max_pool1d(x, 3, stride=1, padding=1)
@@ -196,6 +235,12 @@ PROGRAMS = {
     "windows of the last dimension": Program(rows_of_two, entries=2),
     "sizes computed in tensors": Program(sizes_computed_in_tensors),
     "sizes written in tensors": Program(sizes_written_in_tensors),
+    "counting down": Program(counted_down),
+    "slices": Program(slices),
+    # of one, two or three parts
+    "padding to a multiple of NumPy's": Program(padded_to_a_multiple, entries=3),
+    "products of sizes by NumPy": Program(products_of_sizes),
+    "NumPy's ints": Program(ints_of_numpy),
     "pools along one dimension": Program(pooled),
     "the larger size": Program(lambda x: (torch.arange(max(x.shape)), x[:, : min(list(x.shape))]), entries=3),
     "strides": Program(pieces_in_memory),
@@ -273,6 +318,35 @@ READ_TEXTS: dict[str, Callable[[torch.Tensor], Any]] = {
     "a key": lambda x: {f"{x.shape[0]}": x + 1},
     "length": lambda x: x * len(str(x.shape)),
 }
+
+
+# What is computed of a `numpy.int64` that needs its number.
+READ_INTS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "quotients": lambda n, x: (n / 2, n // n, n % n, divmod(n, 3), x + 1),
+    "powers": lambda n, x: (n**2, 2**n, n << 1, n & 3, x + 1),
+    "texts": lambda n, x: (f"{n} {n!r} {n:>4}", str(n), x + 1),
+    "places": lambda n, x: ([1, 2, 3][n - n], range(100)[n], (1,) * n, x + 1),
+    "functions": lambda n, x: (max(n, 3), np.sqrt(n), abs(n), -n, round(n), np.add(n, 1), x + 1),
+    "attributes": lambda n, x: (n.item(), n.dtype, n.real, n.astype(np.float32), x + 1),
+    "floats": lambda n, x: (n + 0.5, n < 5.5, n * np.float64(2), x + 1),
+    "loops": lambda n, x: sum(x * i for i in range(n)),
+    "what does not fit": lambda n, x: (n * (1 << 61) if n < 2 else 0, n + (1 << 61), x + 1),
+}
+
+
+@pytest.mark.parametrize("name", READ_INTS)
+def test_ints_of_numpy_that_are_read_are_numbers(name: str) -> None:
+    calls(lambda x: READ_INTS[name](np.int64(x.shape[0]), x), grad=False)
+
+
+def test_an_int_of_numpy_behind_a_break() -> None:
+    def f(x: torch.Tensor) -> Any:
+        n = np.int64(x.shape[0]) * 2
+        if float(x.sum()) > -1e9:
+            x = x + 1
+        return x[: n // 2] * n, n
+
+    calls(f, grad=True)
 
 
 @pytest.mark.parametrize("name", READ_TEXTS)

@@ -47,6 +47,7 @@ from smelt.capture.library import (
     other_tracers,
     process_settings,
     random_draws,
+    ranges,
     special_methods,
     stack_frames,
     tensor_methods,
@@ -90,6 +91,7 @@ from smelt.errors import Unsupported
 from smelt.graph.ir import Line
 from smelt.reasons import LONG_COMPUTATION, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
 from smelt.tracing.fake import FakeTensor
+from smelt.tracing.sym_rows import of_unknown_row
 from smelt.tracing.trace import Trace
 
 # Importing these modules fills the tables of `base/handlers.py` and `rebuilding.kinds.KINDS`.
@@ -98,8 +100,9 @@ FILLING = (
     container_constructors, containers, context_variables, control_flow, copying, custom_functions, data_sizes, descriptors,
     evaluation, exceptions, function_modes, function_wrappers,
     generators, gradients, higher_order_operators, hooks, iteration, iterators, lengths, local_settings, log_records,
-    numpy_conversions, optimizers, other_tracers, printing, process_settings, random_draws, special_methods, stack_frames,
-    subscripts, suspended, tensor_methods, tensor_state, torch_function, triton_kernels, warning_messages, weak_references,
+    numpy_conversions, optimizers, other_tracers, printing, process_settings, random_draws, ranges, special_methods,
+    stack_frames, subscripts, suspended, tensor_methods, tensor_state, torch_function, triton_kernels, warning_messages,
+    weak_references,
 )  # fmt: skip
 arity.note((*BUILTINS, *(getattr(base, name) for base, name in METHODS if hasattr(base, name))))
 _decoded: dict[int, tuple[Any, Code]] = {}  # id of a code object -> (weak reference, decoded)
@@ -244,6 +247,10 @@ class Interpreter(VM):
                 except Stopped:
                     raise
                 except BaseException as e:
+                    unknown = of_unknown_row(e)
+                    if unknown is not None:
+                        self.locate(unknown)
+                        raise unknown from e
                     if isinstance(e, KeyboardInterrupt) and e is not self.exceptions.own_interrupt:
                         raise  # the user's, of smelt: no handler of the program may see it
                     if self.failure is not None:

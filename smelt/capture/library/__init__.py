@@ -1,9 +1,9 @@
 """What the machine does in place of functions of Python, the standard library and torch that cannot run on fakes.
 
 Of Python: `classes.py` (`isinstance`, `class`), `attribute_functions.py` (`getattr`), `special_methods.py` (`abs`,
-`str`, `operator.add`), `iterators.py`, `descriptors.py` (`property`), `function_wrappers.py` (`functools`), `evaluation.py`
-(`exec`), `stack_frames.py` (`sys._getframe`), `exceptions.py`, `context_variables.py`, `copying.py`,
-`random_draws.py` (`random`, `numpy.random`), `local_settings.py` (`strftime`),
+`str`, `operator.add`), `iterators.py`, `ranges.py`, `descriptors.py` (`property`), `function_wrappers.py`
+(`functools`), `evaluation.py` (`exec`), `stack_frames.py` (`sys._getframe`), `exceptions.py`,
+`context_variables.py`, `copying.py`, `random_draws.py` (`random`, `numpy.random`), `local_settings.py` (`strftime`),
 `output/` (`print`, `warnings`, `logging`). Of torch:
 `tensor_methods.py`, `tensor_numbers.py` (`Tensor.item`), `assumed_values.py` (`torch.equal`),
 `numpy_conversions.py` (`Tensor.numpy`), `compiler_queries.py`, `torch_function.py` (`super().__torch_function__`),

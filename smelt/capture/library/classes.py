@@ -24,6 +24,7 @@ from smelt.capture.standins.arrays import Array
 from smelt.capture.standins.texts import Text
 from smelt.tracing.fake import FakeTensor, check_class
 from smelt.tracing.sym_numbers import hint
+from smelt.tracing.sym_rows import EXAMPLES
 
 
 @builtin(builtins.isinstance)
@@ -37,6 +38,8 @@ def _isinstance(vm: VM, args: Args, kwargs: Kwargs) -> bool:
         obj = obj.function
     elif type(obj) is Text:
         obj = ""
+    elif type(obj) in EXAMPLES:
+        obj = EXAMPLES[type(obj)]
     elif type(obj) is Array:
         obj = obj.example()
     elif type(obj) is FakeTensor and obj.subclass is not None:

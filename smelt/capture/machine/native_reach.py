@@ -21,6 +21,7 @@ from smelt.capture.base.values import LEAF_TYPES, FunctionType, MethodType
 from smelt.capture.standins.texts import Text
 from smelt.tracing.fake import FakeTensor
 from smelt.tracing.sym_numbers import NUMBERS
+from smelt.tracing.sym_rows import EXAMPLES
 
 _DEPTH = 4  # how many containers deep the user's objects are looked for
 _Parts = Callable[[Any], Iterable[Any]]
@@ -76,7 +77,7 @@ _PLAIN = {
     Coroutine: False,
     VMCallable: False,
     **dict.fromkeys(WALKED, True),
-    **dict.fromkeys(NUMBERS, False),
+    **dict.fromkeys(NUMBERS | EXAMPLES.keys(), False),
 }
 # Iterators that only hand out what they walk over.
 _PLAIN_ITERABLES: tuple[Any, ...] = (

@@ -41,6 +41,7 @@ from smelt.errors import Unsupported
 from smelt.graph.ir import Line
 from smelt.tracing.fake import FakeTensor, class_of_fake
 from smelt.tracing.sym_numbers import PLAIN_TYPE
+from smelt.tracing.sym_rows import SHOWN_AS
 from smelt.tracing.trace import Trace
 
 
@@ -242,4 +243,6 @@ class VM(ABC):
         """All elements of `obj`, or `limit` of them."""
 
 
-_SHOWN_AS: dict[type, type] = {Generator: types.GeneratorType, Coroutine: types.CoroutineType, Text: str}
+_SHOWN_AS: dict[type, type] = {
+    Generator: types.GeneratorType, Coroutine: types.CoroutineType, Text: str, **SHOWN_AS
+}  # fmt: skip

@@ -55,11 +55,12 @@ def native(
     native code made of that error."""
     if (fn is float or fn is int) and len(args) == 1 and not kwargs and type(args[0]) is FakeTensor:
         args = (symbolic_numbers.in_tensor(vm, args[0]),)
-    if vm.trace.numbers.symbols is not None:
+    symbols = vm.trace.numbers.symbols
+    if symbols is not None:
         result = symbolic_numbers.native_call(fn, args, kwargs)
         if result is not NotImplemented:
             return result
-        args, kwargs = symbolic_numbers.native_arguments(fn, args, kwargs)
+        args, kwargs = symbolic_numbers.native_arguments(fn, args, kwargs, symbols.has_standins)
     if vm.outside.opened.stale:
         contents.update_copies(vm.outside)
     vm.outside.facts.use_digits(*args)

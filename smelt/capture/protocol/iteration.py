@@ -28,7 +28,7 @@ from smelt.capture.machine.native_reach import PLAIN_ITERATORS
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents, iterators, wrapping
 from smelt.capture.outside.facts import KEY_WRAPPER
-from smelt.capture.protocol import polyfills_of_results
+from smelt.capture.protocol import polyfills_of_results, symbolic_numbers
 from smelt.capture.protocol.attributes import python_method
 from smelt.capture.protocol.attributes.lookup import may_define_operators
 from smelt.capture.protocol.lengths import ask_length
@@ -37,6 +37,7 @@ from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.tracing.fake import FakeTensor
 from smelt.tracing.handlers import is_handled
 from smelt.tracing.sym_numbers import NUMBERS
+from smelt.tracing.sym_rows import ROWS, SymbolicList, SymbolicRange
 
 TUPLE_ASKS = (
     not PY314
@@ -96,6 +97,8 @@ def iterable(vm: VM, obj: object, at_once: bool = False) -> Iterable[object]:
     kind = type(obj)
     if kind in LEAF_TYPES or kind is tuple or kind is Generator:
         return cast("Iterable[object]", obj)
+    if kind in ROWS:
+        return cast("SymbolicRange | SymbolicList", obj).plain()
     if isinstance(obj, (set, frozenset)):
         vm.outside.facts.use_order(vm.outside.overlay.now(obj))
     if isinstance(obj, CONTAINER_BASES) and python_method(vm, obj, "__iter__") is None:
@@ -341,6 +344,8 @@ def from_iterable(make: Callable[..., object]) -> Handler:
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
         if not args:
             return make(**kwargs)
+        if make is list and type(args[0]) in ROWS:
+            return symbolic_numbers.listed(cast("SymbolicRange | SymbolicList", args[0])).part(slice(None))
         return vm.native(make, (vm.elements(args[0], hinted=make in _ASKING), *args[1:]), kwargs)
 
     return handler

@@ -15,11 +15,12 @@ from smelt.capture.base.handlers import Args, Kwargs, builtin, hands_on
 from smelt.capture.base.values import CONTAINER_BASES
 from smelt.capture.machine.vm import VM
 from smelt.capture.outside import contents
-from smelt.capture.protocol import attributes, polyfills_of_results
+from smelt.capture.protocol import attributes, polyfills_of_results, symbolic_numbers
 from smelt.capture.protocol.attributes import python_method
 from smelt.capture.protocol.attributes.lookup import may_define_operators
 from smelt.tracing.fake import FakeTensor
 from smelt.tracing.handlers import is_handled
+from smelt.tracing.sym_rows import ROWS, SymbolicList, SymbolicRange
 
 
 @builtin(len)
@@ -33,6 +34,9 @@ def _len(vm: VM, args: Args, kwargs: Kwargs) -> int:
         if not obj.spec.shape:
             raise TypeError("len() of a 0-d tensor")
         return attributes.shape_of(obj)[0]
+    if type(obj) in ROWS:
+        length: int = symbolic_numbers.listed(cast("SymbolicRange | SymbolicList", obj)).length
+        return length
     found = python_method(vm, obj, "__len__")
     if found is not None:
         vm.frames.tail = through(tail, polyfills_of_results.length)

@@ -20,6 +20,7 @@ from smelt.errors import Unsupported
 from smelt.reasons import OUTPUT, UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
 from smelt.tracing.number_parts import has_symbols
 from smelt.tracing.sym_numbers import plain
+from smelt.tracing.sym_rows import settled
 
 
 def call_lru_cached(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kwargs: Kwargs) -> object:
@@ -29,7 +30,8 @@ def call_lru_cached(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args
         return handler(vm, args, kwargs)
     if has_symbols((*args, *kwargs.values())) and _computes_again(fn.__module__ or ""):
         return vm.call(fn.__wrapped__, args, kwargs)
-    args, kwargs = [plain(a) for a in args], {k: plain(v) for k, v in kwargs.items()}
+    args = [settled(plain(a)) for a in args]
+    kwargs = {k: settled(plain(v)) for k, v in kwargs.items()}
     origin = vm.outside.origins.get(id(fn))
     if origin is None and vm.outside.origins.is_made_function(fn):  # and so is what it holds
         return vm.native(fn, args, kwargs)

@@ -37,8 +37,10 @@ from smelt.guards.evaluate import same_leaf
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT
 from smelt.tracing.fake import FakeTensor, class_of_fake
 from smelt.tracing.handlers import is_handled
+from smelt.tracing.numpy_ints import NumpyInt
 from smelt.tracing.sym_nodes import Undecided
 from smelt.tracing.sym_numbers import NUMBERS, Int, plain
+from smelt.tracing.sym_rows import ROWS, SymbolicList, settled
 
 _Items = Sequence[object]
 _Try = tuple[object, str, object]  # an object, the name of its method, the other operand
@@ -75,6 +77,10 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
         return formatting.percent(vm, cast(str, left), right)
     if a is texts.Text or b is texts.Text:
         return texts.binary(fn, left, right)
+    if a in ROWS or b in ROWS:
+        return _of_row(vm, fn, left, right)
+    if a is NumpyInt or b is NumpyInt:
+        return symbolic_numbers.of_numpy(vm, fn, left, right)
     if fn in _EQUALITY and a in _TUPLES and b in _TUPLES:
         return _equal_items(vm, cast(_Items, left), cast(_Items, right)) is (fn is operator.eq)
     if a in SIMPLE_TYPES and b in SIMPLE_TYPES:
@@ -113,6 +119,15 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
     return wrapping.fake(
         outside, vm.native(fn, (contents.view(outside, left, deep), contents.view(outside, right, deep)))
     )
+
+
+def _of_row(vm: VM, fn: Callable[..., object], left: object, right: object) -> object:
+    """`fn(left, right)` of which one is a list or range of symbolic length: it may be put behind others."""
+    if fn is operator.add and type(left) is list and type(right) is SymbolicList:
+        values = elements(vm, left)
+        if all(type(v) in _NUMBERS_OR_INT for v in values):
+            return right.behind(values)
+    return binary(vm, fn, settled(left), settled(right))
 
 
 def unary(vm: VM, fn: Callable[..., object], value: object) -> object:
@@ -287,6 +302,10 @@ def truth(vm: VM, value: object) -> bool:
         return bool(value)
     if kind in NUMBERS or kind is Undecided:
         return bool(value)
+    if kind in ROWS:
+        return True
+    if type(value) is NumpyInt:
+        return bool(value.number)
     if kind in (Generator, VMCallable):
         return True
     vm.outside.facts.use_class(kind)
@@ -347,6 +366,8 @@ def contains(vm: VM, value: object, container: object) -> bool:
     vm.outside.facts.use_nan(value)
     if vm.outside.opened.stale:
         contents.update_copies(vm.outside)
+    if type(container) in ROWS:
+        container = settled(container)
     kind = type(container)
     if may_define_operators(kind):
         found = python_method(vm, container, "__contains__")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import collections
 import enum
 import operator
-from collections.abc import Sized
-from typing import cast
+from collections.abc import Callable, Sized
+from typing import Any, cast
 
 import torch
 
@@ -36,12 +36,17 @@ from smelt.errors import Unsupported
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT, Reason
 from smelt.tracing.fake import FakeTensor
 from smelt.tracing.number_parts import plain_parts, sizes_only
+from smelt.tracing.numpy_ints import numbers_in
+from smelt.tracing.sym_rows import SymbolicList, SymbolicRange, settled
 
 
 def subscript(vm: VM, obj: object, key: object) -> object:
     """`obj[key]`."""
     tail = vm.frames.take_tail()
     kind = type(obj)
+    if kind is SymbolicList:
+        row = cast(SymbolicList, obj)
+        return row.part(key) if type(key) is slice else row.at(key)
     if vm.trace.numbers.symbols is not None:
         key = _plain_key(obj, key)
     if type(obj) is FakeTensor:
@@ -89,10 +94,13 @@ _Index = slice | tuple[int, ...]  # for the type checker
 def _index(vm: VM, key: object) -> _Index:
     """`key` as an index of a tensor: a row of a NumPy array is the tensor that torch makes of it."""
     parts = key if type(key) is tuple else (key,)
-    if Array not in map(type, parts):
-        return cast(_Index, contents.view(vm.outside, key))
-    found = tuple(_index_tensor(p) if type(p) is Array else contents.view(vm.outside, p) for p in parts)
-    return cast(_Index, found if type(key) is tuple else found[0])
+    if _INDEX_TENSORS.keys().isdisjoint(map(type, parts)):
+        return cast(_Index, settled(contents.view(vm.outside, key)))
+    found = tuple(
+        _INDEX_TENSORS[type(p)](p) if type(p) in _INDEX_TENSORS else contents.view(vm.outside, p)
+        for p in parts
+    )
+    return cast(_Index, settled(found if type(key) is tuple else found[0]))
 
 
 def _index_tensor(array: Array) -> torch.Tensor:
@@ -102,9 +110,18 @@ def _index_tensor(array: Array) -> torch.Tensor:
     return tensor.to(torch.bool if tensor.dtype is torch.bool else torch.int64, copy=True)
 
 
+# The tensor that torch makes of an index, by its class.
+_INDEX_TENSORS: dict[type, Callable[[Any], torch.Tensor]] = {
+    Array: _index_tensor,
+    SymbolicList: lambda row: row.tensor(),
+    SymbolicRange: lambda row: row.listed().tensor(),
+}
+
+
 def _plain_key(obj: object, key: object) -> object:
     """`key`; without symbolic numbers in it where native code looks it up. Tensors take symbolic sizes."""
     if type(obj) is FakeTensor:
+        key = numbers_in(key)
         return key if sizes_only(key) else plain_parts(key)
     native = not may_define_operators(type(obj)) or isinstance(obj, (*CONTAINER_BASES, tuple))
     return plain_parts(key) if native else key
@@ -186,7 +203,8 @@ def store_item(vm: VM, obj: object, key: object, value: object) -> None:
             if not value.scalar or value.tensor.dtype is not torch.float64:  # np.float64 is a float
                 raise unsupported("a NumPy array or scalar in a tensor", DATA_DEPENDENT)
             value = value.tensor
-        operate(vm, operator.setitem, obj, _index(vm, _bounded(vm, key)), contents.view(vm.outside, value))
+        value = settled(contents.view(vm.outside, value))
+        operate(vm, operator.setitem, obj, _index(vm, _bounded(vm, key)), value)
         return
     found = python_method(vm, obj, "__setitem__")
     if found is not None:

@@ -13,6 +13,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -20,11 +21,13 @@ from smelt._native import isinstance
 from smelt.capture.base.values import FunctionType
 from smelt.capture.machine.vm import VM
 from smelt.torch_private import OpOverload, OpOverloadPacket, enter_vmap, leave_batch, variable_functions
-from smelt.tracing import number_functions
+from smelt.tracing import number_functions, numpy_ints
 from smelt.tracing.fake import FakeTensor
 from smelt.tracing.handlers import is_handled
 from smelt.tracing.number_parts import has_symbols, plain_parts
+from smelt.tracing.numpy_ints import NumpyInt
 from smelt.tracing.sym_numbers import NUMBERS, Float, Int, plain
+from smelt.tracing.sym_rows import ROWS, SymbolicList, SymbolicRange, settled
 
 _OPERANDS = NUMBERS | {int, float, bool, FakeTensor}
 _NESTED = (list, tuple, torch.Size)  # what `torch.tensor` takes for rows
@@ -38,13 +41,29 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
     anything else on the plain number."""
     if type(left) in _OPERANDS and type(right) in _OPERANDS:
         return fn(left, right)
+    if np.int64 in (type(left), type(right)):
+        return of_numpy(vm, fn, left, right)
     return vm.binary(fn, plain(left), plain(right))
+
+
+def of_numpy(vm: VM, fn: Callable[..., object], left: object, right: object) -> object:
+    """The same where one is a `numpy.int64`: such a number too, or on the plain numbers. Tensors take it as an int."""
+    if type(left) is FakeTensor or type(right) is FakeTensor:
+        return vm.binary(fn, numpy_ints.numbers_in(left), numpy_ints.numbers_in(right))
+    found = numpy_ints.operate(fn, left, right)
+    return vm.binary(fn, settled(plain(left)), settled(plain(right))) if found is NotImplemented else found
 
 
 def native_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object] | None) -> object:
     """What a function on numbers gives for symbolic ones; NotImplemented where there is no expression for it."""
+    if len(args) == 1 and _makes_tensor(fn) and _is_of_rows(args[0]):
+        return _tensor_of_rows(args[0], kwargs or {})
     if len(args) == 1 and type(args[0]) in _NESTED and has_symbols(args[0]) and _makes_tensor(fn):
         return _tensor_of(args[0], kwargs or {})
+    if len(args) == 1 and not kwargs and _is_numpys(fn):
+        return numpy_ints.FUNCTIONS[fn](args[0])
+    if fn is int or fn is float or _makes_tensor(fn):
+        args = [numpy_ints.numbers_in(a) for a in args]
     if not any(type(a) in NUMBERS for a in args):
         return NotImplemented
     if _makes_tensor(fn) and len(args) == 1:
@@ -73,6 +92,11 @@ def _tensor(number: object, options: Mapping[str, object]) -> object:
     return torch.full((), cast(float, number), dtype=dtype or own, device=device)
 
 
+def _is_numpys(fn: object) -> bool:
+    """Whether `fn` is a function of NumPy that gives such an int."""
+    return fn is np.prod or fn is np.int64
+
+
 def _makes_tensor(fn: object) -> bool:
     return fn is torch.tensor or fn is torch.as_tensor
 
@@ -91,6 +115,32 @@ def _tensor_of(values: object, options: Mapping[str, object]) -> object:
     return torch.stack(cast("list[torch.Tensor]", numbers)).reshape(shape)
 
 
+def _is_of_rows(values: object) -> bool:
+    """Whether it is a range or list of symbolic length, or several of one length."""
+    if type(values) not in _NESTED:
+        return type(values) in ROWS
+    rows = cast("Sequence[SymbolicRange | SymbolicList]", values)
+    if not rows or not all(type(row) in ROWS for row in rows):
+        return False
+    first, *others = (listed(row).length for row in rows)
+    return all(length == first for length in others)
+
+
+def _tensor_of_rows(values: object, options: Mapping[str, object]) -> object:
+    """`torch.tensor(values, **options)` of those; NotImplemented for other options than these two."""
+    if options.keys() - {"dtype", "device"}:
+        return NotImplemented
+    if type(values) in ROWS:
+        return listed(cast("SymbolicRange | SymbolicList", values)).tensor(**options)  # type: ignore[arg-type]
+    rows = cast("Sequence[SymbolicRange | SymbolicList]", values)
+    return torch.stack([listed(row).tensor(**options) for row in rows])  # type: ignore[arg-type]
+
+
+def listed(row: SymbolicRange | SymbolicList) -> SymbolicList:
+    """A list that has the elements of `row`."""
+    return row.listed() if type(row) is SymbolicRange else cast(SymbolicList, row)
+
+
 def _shape(values: object, found: list[object]) -> list[int] | None:
     """Of nested lists whose numbers are added to `found`; None of those that are no rectangle, or that hold nothing."""
     if type(values) not in _NESTED:
@@ -101,10 +151,19 @@ def _shape(values: object, found: list[object]) -> list[int] | None:
 
 
 def native_arguments(
-    fn: object, args: Sequence[object], kwargs: Mapping[str, object] | None
+    fn: object, args: Sequence[object], kwargs: Mapping[str, object] | None, has_standins: bool = False
 ) -> tuple[Sequence[object], Mapping[str, object] | None]:
-    """`args` and `kwargs` as the native code `fn` may see them: symbolic numbers that it does not know are pinned."""
-    if takes_symbols(fn) or _joins(fn, args):
+    """`args` and `kwargs` as the native code `fn` may see them: symbolic numbers that it does not know are pinned.
+    `has_standins`: there may be lists and ranges of symbolic length among them."""
+    if _joins(fn, args):
+        return args, kwargs
+    if has_standins and takes_symbols(fn):
+        args = [numpy_ints.numbers_in(a) for a in args]
+        kwargs = kwargs and {k: numpy_ints.numbers_in(v) for k, v in kwargs.items()}
+    if has_standins and not _holds(fn):
+        args = [settled(a) for a in args]
+        kwargs = kwargs and {k: settled(v) for k, v in kwargs.items()}
+    if takes_symbols(fn):
         return args, kwargs
     return [plain_parts(a) for a in args], kwargs and {k: plain_parts(v) for k, v in kwargs.items()}
 
@@ -112,6 +171,14 @@ def native_arguments(
 def _joins(fn: object, args: Sequence[object]) -> bool:
     """Whether this is `a + b` or `a * 2` of sequences, which hold what was in them."""
     return type(fn) is types.BuiltinFunctionType and fn in _JOINING and all(type(a) in _JOINED for a in args)
+
+
+def _holds(fn: object) -> bool:
+    """Whether `fn` is a method of a container that holds what it is given, and does not look at it."""
+    if getattr(fn, "__name__", "") not in _PUTTING:
+        return False
+    owner = getattr(fn, "__objclass__", None) or type(getattr(fn, "__self__", None))
+    return issubclass(owner, _HOLDERS)
 
 
 def takes_symbols(fn: object) -> bool:
@@ -122,7 +189,7 @@ def takes_symbols(fn: object) -> bool:
     if type(fn) is functools.partial:
         return takes_symbols(fn.func)
     if isinstance(fn, type):
-        return issubclass(fn, _HOLDERS)
+        return issubclass(fn, _HOLDERS) or fn is slice
     if kind is types.BuiltinFunctionType and fn in _HOLDING:
         return True
     if kind in _UNBOUND:
@@ -159,6 +226,7 @@ LOOKUPS = frozenset(
     )
 )  # fmt: skip
 _HOLDERS = (list, dict, tuple, collections.deque)  # hold what they are given, and compare it at most
+_PUTTING = frozenset(("append", "appendleft", "insert", "setdefault", "__setitem__"))
 _HOLDING: frozenset[object] = frozenset({sorted, len, bool, iter, next, enter_vmap, leave_batch})
 _JOINING: frozenset[object] = frozenset({operator.add, operator.iadd, operator.mul, operator.imul})
 _JOINED = frozenset({list, tuple, torch.Size, int})
@@ -173,6 +241,11 @@ def _module(owner: object) -> str:
     if isinstance(owner, types.ModuleType):
         return owner.__name__
     return str(getattr(owner, "__module__", None) or type(owner).__module__)
+
+
+def load_attr_of_standin(vm: VM, obj: SymbolicRange | SymbolicList | NumpyInt, name: str) -> object:
+    """`obj.name` of what is symbolic: but for the class, the numbers are needed."""
+    return vm.class_of(obj) if name == "__class__" else getattr(obj.plain(), name)
 
 
 def load_attr(vm: VM, number: object, name: str) -> object:

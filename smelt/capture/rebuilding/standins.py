@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from smelt._native import isinstance
 from smelt.capture.rebuilding.kind import Expressions, Kind
 from smelt.capture.standins.arrays import Array, BoundMethod
 from smelt.capture.standins.texts import Display, Shown, Text, Verbatim
 from smelt.graph.numbers import Expression, leaves
 from smelt.tracing.data_numbers import DataNumber
+from smelt.tracing.numpy_ints import NumpyInt
 from smelt.tracing.sym_nodes import Undecided
 from smelt.tracing.sym_numbers import NUMBERS
+from smelt.tracing.sym_rows import SymbolicList, SymbolicRange
 
 
 def _array_text(x: Array, text: Expressions) -> str:
@@ -34,9 +38,19 @@ def _carriers(expression: Expression) -> list[object]:
     return [key.carrier for key in leaves(expression) if isinstance(key, DataNumber)]
 
 
+def _list_text(x: SymbolicList, text: Expressions) -> str:
+    behind = f"range({text(x.start)}, {text(x.stop)}, {x.step})"
+    return f"[{''.join(f'{text(n)}, ' for n in x.head)}*{behind}]"
+
+
 STANDINS: dict[type, Kind] = {
     **dict.fromkeys(NUMBERS, Kind(lambda x: _carriers(x.node.expression), lambda x, text: text.number(x))),
     Undecided: Kind(lambda x: _carriers(x.expression), lambda x, text: text.expression(x.expression)),
+    NumpyInt: Kind(
+        lambda x: (x.number,), lambda x, text: f"{text.constant(np.int64, 'int64')}({text(x.number)})"
+    ),
+    SymbolicRange: Kind(lambda x: x.parts, lambda x, text: f"range({', '.join(map(text, x.parts))})"),
+    SymbolicList: Kind(lambda x: (*x.head, x.start, x.stop), _list_text),
     Array: Kind(lambda x: (x.tensor,), _array_text),
     BoundMethod: Kind(lambda x: (x.array,), lambda x, text: f"{text(x.array)}.{x.name}"),
     Text: Kind(lambda x: x.args, _text_text),

@@ -47,6 +47,7 @@ from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
 from smelt.tracing.fake import FakeTensor, hides_metadata
 from smelt.tracing.plain_classes import PLAIN_TYPES
 from smelt.tracing.sym_numbers import NUMBERS
+from smelt.tracing.sym_rows import EXAMPLES
 
 
 def load_attr(vm: VM, obj: object, name: str) -> object:
@@ -213,6 +214,7 @@ LOADERS: dict[type, Callable[..., object]] = {  # loader(vm, obj, name)
     tuple: load_native,
     random.Random: load_of_random,
     **dict.fromkeys(NUMBERS, symbolic_numbers.load_attr),
+    **dict.fromkeys(EXAMPLES, symbolic_numbers.load_attr_of_standin),
     **dict.fromkeys(LEAF_TYPES, load_native),
     **dict.fromkeys(CONTAINER_TYPES, load_native),
 }

@@ -8,9 +8,10 @@ from smelt.capture.base.values import CONTAINER_TYPES, LEAF_TYPES, FunctionType
 from smelt.capture.machine.vm import VM
 from smelt.tracing.fake import FakeTensor
 from smelt.tracing.sym_numbers import NUMBERS
+from smelt.tracing.sym_rows import EXAMPLES
 
 _VM_TYPES = (
-    FakeTensor, Generator, Coroutine, VMCallable, *WALKED, *NUMBERS
+    FakeTensor, Generator, Coroutine, VMCallable, *WALKED, *NUMBERS, *EXAMPLES
 )  # fmt: skip
 SIMPLE_TYPES = LEAF_TYPES | {FakeTensor, tuple, FunctionType, type}
 
