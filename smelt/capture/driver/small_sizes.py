@@ -117,15 +117,16 @@ def _same(
     if paired is None:
         return False
     values, others = paired
-    if a.data is None and not same_for(_strides(a), _strides(b), values, others):
+    of_inputs = a.data is None
+    if of_inputs and not same_for(_strides(a), _strides(b), values, others):
         return False
-    # Where there is a joint graph, that is what runs, of which autograd made the backward. For one row it leaves sums over
-    # rows out, which change nothing there; where there are no rows, such a sum matters.
-    if (a.joint is None or number) and not alike(a.aten_graph, b.aten_graph, values, others):
+    # Where there is a joint graph, that is what runs, of which autograd made the backward. For a size of 1 it leaves sums
+    # along that dimension out, which change nothing there.
+    if (a.joint is None or of_inputs) and not alike(a.aten_graph, b.aten_graph, values, others):
         return False
     if not alike(a.torch_graph, b.torch_graph, values, others):
         return False
-    if not _same_joint(a.joint, b.joint, values, others, backward=number == 0):
+    if not _same_joint(a.joint, b.joint, values, others, backward=not of_inputs):
         return False
     if not all(any(_same_guard(g, known) for known in captured.guards) for g in other.guards):
         return False
