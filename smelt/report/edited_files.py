@@ -31,8 +31,12 @@ from smelt.tracing.trace import Trace
 from smelt.tracing.traced import Traced
 
 
-def graph_of(path: Path, captured: Graph) -> Graph:
+def graph_of(path: Path, captured: Graph, gradients: int | None = None, joins: bool = True) -> Graph:
     """The graph of the file's `forward`, to be compiled in place of `captured`.
+
+    Args:
+        gradients: from which result on they are gradients: autograd takes them with any strides, and in memory of their own.
+        joins: equal nodes become one.
 
     Raises ArtifactError where it cannot stand in for that, with the file and what is expected.
     """
@@ -45,10 +49,10 @@ def graph_of(path: Path, captured: Graph) -> Graph:
             f"{path} is edited, and the graph takes numbers that change from call to call: compile with dynamic=False"
         )
     forward = _forward(path, captured)
-    recorder, fakes, traced, places = _recorded(path, forward, captured)
+    recorder, fakes, traced, places = _recorded(path, forward, captured, gradients, joins)
     made = _with_inputs(captured, recorder, fakes, traced, places)
-    _check_outputs(path, made, captured)
-    _check_aliases(path, made, captured)
+    _check_outputs(path, made, captured, gradients)
+    _check_aliases(path, made, captured, gradients)
     _check_writes(path, made, captured)
     try:
         verify(made, functional=True)
@@ -80,7 +84,7 @@ def _forward(path: Path, captured: Graph) -> Callable[..., Any]:
 
 
 def _recorded(
-    path: Path, forward: Callable[..., Any], captured: Graph
+    path: Path, forward: Callable[..., Any], captured: Graph, gradients: int | None, joins: bool
 ) -> tuple[Trace, list[FakeTensor], Traced, list[bool]]:
     """What the program does, recorded on fakes of its inputs; and which of its results are tensors."""
 
@@ -108,11 +112,9 @@ def _recorded(
                     raise ArtifactError(
                         f"{path}: forward gives {what}, expected is a tuple of {len(expected)}: {_types(captured)}"
                     )
-                tensors = [r for r in results if isinstance(r, torch.Tensor)]
-                may_alias = [alias is not None for alias in _aliases(captured)]
-                if len(tensors) == len(may_alias):
-                    tensors = _apart(recorder, fakes, tensors, may_alias)
-            return recorder, fakes, recorder.finish(tensors), [isinstance(r, torch.Tensor) for r in results]
+                tensors = _apart(recorder, captured, fakes, results, gradients)
+            are_tensors = [isinstance(r, torch.Tensor) for r in results]
+            return recorder, fakes, recorder.finish(tensors, joins), are_tensors
         except ArtifactError:
             raise
         except Exception as error:
@@ -131,22 +133,31 @@ def where_raised(error: BaseException, path: Path) -> str:
 
 
 def _apart(
-    recorder: Trace, inputs: Sequence[FakeTensor], tensors: Sequence[torch.Tensor], may_alias: Sequence[bool]
+    recorder: Trace,
+    captured: Graph,
+    inputs: Sequence[FakeTensor],
+    results: Sequence[object],
+    gradients: int | None,
 ) -> list[torch.Tensor]:
-    """Results in memory of their own, where those of the captured graph are: others count on that."""
-    taken = {fake.storage_key for fake in inputs}
+    """The tensors among `results`, in memory of their own where those of the captured graph are: others count on that. A
+    gradient may be in memory of its own, or where the captured one is."""
+    places: dict[object, str | int] = {
+        fake.storage_key: p.name for fake, p in zip(inputs, captured.placeholders, strict=True)
+    }
     made: list[torch.Tensor] = []
-    for tensor, allowed in zip(tensors, may_alias, strict=True):
-        fake = recorder.fake(tensor)
-        if not allowed and fake.storage_key in taken:
-            fake = recorder.fake(torch.ops.aten.clone.default(fake))
-        taken.add(fake.storage_key)
-        made.append(fake)
+    for i, (result, alias) in enumerate(zip(results, _aliases(captured), strict=True)):
+        if isinstance(result, torch.Tensor):
+            fake = recorder.fake(result)
+            place = places.get(fake.storage_key)
+            if place is not None and (alias is None or (_is_gradient(i, gradients) and place != alias)):
+                fake = recorder.fake(torch.ops.aten.clone.default(fake))
+            places.setdefault(fake.storage_key, i)
+            made.append(fake)
     return made
 
 
-def _returned(graph: Graph) -> list[Node]:
-    return [n for n in graph.output.args[0] if n is not None]
+def _is_gradient(result: int, gradients: int | None) -> bool:
+    return gradients is not None and result >= gradients
 
 
 def _root(node: Node) -> Node:
@@ -159,10 +170,13 @@ def _root(node: Node) -> Node:
 
 
 def _aliases(graph: Graph) -> list[str | int | None]:
-    """Of each result that is a tensor: the input, or the earlier result, with which it shares memory."""
+    """Of each result: the input, or the earlier result, with which it shares memory."""
     found: list[str | int | None] = []
     first: dict[Node, int] = {}
-    for i, node in enumerate(_returned(graph)):
+    for i, node in enumerate(graph.output.args[0]):
+        if node is None:
+            found.append(None)
+            continue
         root = _root(node)
         found.append(root.name if root.op == "placeholder" else first.get(root))
         first.setdefault(root, i)
@@ -205,15 +219,16 @@ def _types(graph: Graph) -> str:
     return ", ".join("None" if n is None else spec_text(n.spec) for n in graph.output.args[0])
 
 
-def _layout(node: Node | None) -> Any:
+def _layout(node: Node | None, is_gradient: bool) -> Any:
     if node is None:
         return None
-    return node.spec.shape, node.spec.stride, node.spec.dtype, node.spec.device
+    return node.spec.shape, node.spec.dtype, node.spec.device, () if is_gradient else node.spec.stride
 
 
-def _check_outputs(path: Path, made: Graph, captured: Graph) -> None:
+def _check_outputs(path: Path, made: Graph, captured: Graph, gradients: int | None) -> None:
     for i, (got, want) in enumerate(zip(made.output.args[0], captured.output.args[0], strict=True)):
-        if _layout(got) != _layout(want):
+        is_gradient = _is_gradient(i, gradients)
+        if _layout(got, is_gradient) != _layout(want, is_gradient):
             texts = ["None" if n is None else spec_text(n.spec) for n in (got, want)]
             raise ArtifactError(
                 f"{path}: result {i} of forward is {texts[0]}, the captured graph gives {texts[1]}: the rest of the call "
@@ -221,9 +236,9 @@ def _check_outputs(path: Path, made: Graph, captured: Graph) -> None:
             )
 
 
-def _check_aliases(path: Path, made: Graph, captured: Graph) -> None:
+def _check_aliases(path: Path, made: Graph, captured: Graph, gradients: int | None) -> None:
     for i, (got, want) in enumerate(zip(_aliases(made), _aliases(captured), strict=True)):
-        if got != want:
+        if got != want and not _is_gradient(i, gradients):
             of = f"input {want}" if isinstance(want, str) else f"result {want}"
             raise ArtifactError(
                 f"{path}: result {i} of forward must be a view of {of}, as that of the captured graph is"

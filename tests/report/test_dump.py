@@ -10,9 +10,11 @@ import threading
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import smelt
 from smelt import events
+from smelt.autograd import edited_joints
 from smelt.capture.emit import edited_frames
 from smelt.errors import ArtifactError
 from smelt.graph import edited
@@ -201,7 +203,8 @@ def test_nothing_is_left_on_behind_it(tmp_path):
         f = smelt.compile(two_cosines)
     f(x)
     assert list(tmp_path.iterdir()) == []
-    assert events._subscribers == [] and edited._editors == [] and edited_frames._editors == []
+    assert events._subscribers == [] and edited._editors == []
+    assert edited_joints._editors == [] and edited_frames._editors == []
 
 
 def test_threads_have_files_of_their_own(tmp_path):
@@ -326,6 +329,171 @@ def test_graphs_that_come_from_their_files_do_what_the_captured_ones_do(tmp_path
     for kind in ("forward", "backward"):
         edit(tmp_path, f"Sequential.0.{kind}.py", "):\n", "):\n    edited = True\n")
     torch.testing.assert_close(step(tmp_path, override=True), wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("backend", ["smelt", "aot_eager"])
+def test_an_edited_joint_graph_trains(tmp_path, backend):
+    """A sine in place of the tanh, with its gradients; forward and backward are cut anew."""
+    x, w = torch.randn(3, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+    dumped(tmp_path, product, x, w)
+    name = "product.0.joint.py"
+    edit(tmp_path, name, "torch.ops.aten.tanh.default(mm);  mm = None", "mm.sin()")
+    edit(tmp_path, name, "torch.ops.aten.tanh_backward.default(expand, tanh)", "2 * expand * mm.cos()")
+    before = text(tmp_path, name)
+    with smelt.dump(tmp_path, override=True):
+        result = smelt.compile(product, backend=backend)(x, w)
+        result.backward()
+    wanted = (x @ w).sin().sum()
+    torch.testing.assert_close(result, wanted)
+    gradients = torch.autograd.grad(2 * wanted, [x, w])
+    torch.testing.assert_close([x.grad, w.grad], list(gradients))
+    assert text(tmp_path, name) == before and "cos" in text(tmp_path, "product.0.backward.py")
+
+
+def test_forwards_and_backwards_that_are_edited_beside_the_joint_graph_are_compiled(tmp_path):
+    x, w = torch.randn(3, 4, requires_grad=True), torch.randn(4, 4)
+    dumped(tmp_path, product, x, w)
+    edit(tmp_path, "product.0.joint.py", "):\n", "):\n    tangents_1 = tangents_1 * 3\n")
+    edit(tmp_path, "product.0.forward.py", "sum = torch.ops.aten.sum.default(tanh)", "sum = tanh.sum() + 1")
+    with smelt.dump(tmp_path, override=True):
+        result = smelt.compile(product)(x, w)
+        result.backward()
+    torch.testing.assert_close(result, product(x, w) + 1)
+    torch.testing.assert_close(x.grad, *torch.autograd.grad(3 * product(x, w), x))
+
+
+@pytest.mark.parametrize("name", ["joint", "forward"])
+def test_gradients_with_a_history_are_those_of_edited_graphs_or_an_error(tmp_path, name):
+    """What differentiates again would be the graph that nobody has edited."""
+
+    def f(x):
+        return x.sin().sum()
+
+    x = torch.randn(3, requires_grad=True)
+    dumped(tmp_path, f, x)
+    edit(tmp_path, f"f.0.{name}.py", "):\n", "):\n    primals_1 = primals_1 * 2\n")
+    with smelt.dump(tmp_path, override=True):
+        (gradient,) = torch.autograd.grad(smelt.compile(f)(x), x, create_graph=True)
+    torch.testing.assert_close(gradient, (2 * x if name == "joint" else x).cos())
+    with pytest.raises(RuntimeError, match="differentiated once"):
+        gradient.sum().backward()
+
+
+def test_joint_graphs_that_come_from_their_files_keep_what_the_captured_ones_keep(tmp_path):
+    """Results, gradients, what dropout draws and what is saved."""
+    wanted = step(tmp_path)
+    saved = text(tmp_path, "Sequential.0.forward.py").split("import operator")[0]
+    edit(tmp_path, "Sequential.0.joint.py", "):\n", "):\n    edited = True\n")
+    torch.testing.assert_close(step(tmp_path, override=True), wanted, rtol=0, atol=0)
+    again = text(tmp_path, "Sequential.0.forward.py").split("import operator")[0]
+    assert [line.split()[2:5] for line in again.splitlines()] == [
+        line.split()[2:5] for line in saved.splitlines()
+    ]
+
+
+def test_what_a_checkpoint_computes_again_stays_in_the_backward(tmp_path):
+    def f(x):
+        return checkpoint(lambda x: torch.sin(x.exp() @ x).exp(), x, use_reentrant=False).sum()
+
+    x = torch.randn(4, 4, requires_grad=True)
+    dumped(tmp_path, f, x)
+    saved = text(tmp_path, "f.0.forward.py").split("import operator")[0].splitlines()[-2]
+    edit(tmp_path, "f.0.joint.py", "):\n", "):\n    edited = True\n")
+    with smelt.dump(tmp_path, override=True):
+        smelt.compile(f)(x).backward()
+    torch.testing.assert_close(x.grad, *torch.autograd.grad(f(x), x))
+    assert saved in text(tmp_path, "f.0.forward.py")
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_joint_graphs_write_inputs_once_and_read_what_was_there(tmp_path, at_once):
+    """The gradient reads what is written; `at_once`: after it was written."""
+
+    def f(x, mean):
+        result = x * mean.exp()
+        with torch.no_grad():
+            mean.mul_(0.5)
+        return result
+
+    x, mean = torch.randn(3, requires_grad=True), torch.ones(3)
+    dumped(tmp_path, f, x, mean)
+    write = "primals_2.mul_(0.25)" if at_once else "0"
+    edit(tmp_path, "f.0.joint.py", "torch.ops.aten.mul.Tensor(primals_2, 0.5)", write)
+    edit(tmp_path, "f.0.joint.py", "(tangents_1, exp);  exp =", "(tangents_1, primals_2.exp());  exp =")
+    if at_once:
+        edit(tmp_path, "f.0.joint.py", "copy = torch.ops.aten.copy_.default(primals_2, mul_3)", "copy = 0")
+    else:
+        edit(tmp_path, "f.0.joint.py", "primals_2, mul_3)", "primals_2, primals_2 * 0.25)")
+    before = mean.clone()
+    with smelt.dump(tmp_path, override=True):
+        result = smelt.compile(f)(x, mean)
+        result.sum().backward()
+    torch.testing.assert_close(result, x * before.exp())
+    torch.testing.assert_close(x.grad, (before / 4 if at_once else before).exp())
+    torch.testing.assert_close(mean, before / 4)
+
+
+def test_gradients_of_edited_graphs_lie_as_they_like(tmp_path):
+    """The captured gradients are the tangent itself, and one number for all elements."""
+
+    def f(x, y):
+        return x + y.sum()
+
+    given = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    for kind in ("joint", "backward"):
+        dumped(tmp_path, f, *given)
+        path = tmp_path / f"f.0.{kind}.py"
+        found = path.read_text()
+        line = next(line for line in found.splitlines() if line.startswith("    return "))
+        more = (
+            line.replace("    return ", "    made = ")
+            + "\n    return (*made[:-2], *(2 * g for g in made[-2:]))"
+        )
+        path.write_text(found.replace(line, more))
+        with smelt.dump(tmp_path, override=True):
+            gradients = torch.autograd.grad(smelt.compile(f)(*given).sum(), given)
+        torch.testing.assert_close(gradients, (torch.full((3,), 2.0), torch.full((3,), 6.0)))
+        path.unlink()
+
+
+UNFIT_JOINTS = {
+    "takes": ("(primals_1, primals_2, tangents_1)", "(primals_1, tangents_1)", r"forward takes \(primals_1, tangents_1\)"),
+    "result": ("return (sum", "return (sum * tangents_1", r"joint.py:\d+: result 0 of forward is computed from tangents"),
+    "gradient": ("mm_1)", "mm_1.double())", r"result 1 of forward is float64\[3, 4\]"),
+    "writes": ("return (", "primals_1.add_(1); return (", "forward writes primals_1, the captured graph none"),
+    "writes tangents": ("return (", "tangents_1.add_(1); return (", "forward writes tangents_1, the captured graph none"),
+    "syntax": ("return (", "return ((", r"joint.py:\d+: "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNFIT_JOINTS)
+def test_a_joint_graph_that_does_not_fit_is_an_error(tmp_path, name):
+    old, new, message = UNFIT_JOINTS[name]
+    x, w = torch.randn(3, 4, requires_grad=True), torch.randn(4, 4)
+    dumped(tmp_path, product, x, w)
+    edit(tmp_path, "product.0.joint.py", "tangents_1 = None", "edited = True")
+    edit(tmp_path, "product.0.joint.py", "primals_1 = None", "pass") if name == "writes" else None
+    edit(tmp_path, "product.0.joint.py", old, new)
+    f = smelt.compile(product)
+    with smelt.dump(tmp_path, override=True), pytest.raises(ArtifactError, match=message):
+        f(x, w)
+    torch.testing.assert_close(f(x, w), product(x, w))
+
+
+def test_what_a_joint_graph_writes_is_not_computed_from_tangents(tmp_path):
+    def f(x, mean):
+        mean.add_(1)
+        return (x * 2).sum()
+
+    x, mean = torch.randn(3, requires_grad=True), torch.ones(())
+    dumped(tmp_path, f, x, mean)
+    edit(tmp_path, "f.0.joint.py", "tangents_1 = None", "pass")
+    edit(tmp_path, "f.0.joint.py", "primals_2 = add_1 = None", "primals_2.copy_(tangents_1)")
+    with (
+        smelt.dump(tmp_path, override=True),
+        pytest.raises(ArtifactError, match="is written to primals_2 is computed"),
+    ):
+        smelt.compile(f)(x, mean)
 
 
 def test_writes_of_inputs_stay(tmp_path):
