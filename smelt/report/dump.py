@@ -25,6 +25,7 @@ from smelt.autograd.partition import Partition
 from smelt.capture.driver.entries import Entry
 from smelt.capture.emit.compiled_frame import CompiledFrame
 from smelt.capture.emit.edited_frames import editing_frames
+from smelt.capture.emit.edited_programs import editing_programs
 from smelt.errors import ArtifactError
 from smelt.graph.edited import Role, editing
 from smelt.graph.graph_function import GraphFunction, moved
@@ -35,10 +36,12 @@ from smelt.report.artifacts import Written
 from smelt.report.edited_files import graph_of
 from smelt.report.edited_frames import frame_of
 from smelt.report.edited_joints import joint_of
+from smelt.report.edited_programs import program_of
 from smelt.report.programs import is_edited
 from smelt.schedule.printer import print_schedule
 from smelt.schedule.schedule import Schedule
 from smelt.tracing.joint import Joint
+from smelt.tracing.traced import Traced
 
 log = logging.getLogger("smelt")
 
@@ -157,6 +160,9 @@ class Dump:
         source = artifacts.resume_text(function)
         if source is not None:
             self._write_text(f"{prefix}.source.py", source)
+        if "torch" in now.edited:
+            self._warn_of_others(prefix)
+            return
         for role, graph, more in _graphs(entry, now):
             if role not in now.edited:
                 written, constants = _graph_file(
@@ -166,6 +172,15 @@ class Dump:
                     torch.save(constants, self.directory / f"{prefix}.{role}.pt")
         self._write_code(prefix, now)
         self._stand_in(now.functions)
+
+    def _warn_of_others(self, prefix: str) -> None:
+        """Says which edited files nothing is made of, where the torch-level graph is edited."""
+        for role in ("aten", "joint", "forward", "backward"):
+            path = (self.directory / f"{prefix}.{role}.py").resolve()
+            if path.exists() and is_edited(path, ""):
+                log.warning(
+                    "smelt: %s is edited, and not what is compiled: %s.torch.py is edited, too", path, prefix
+                )
 
     def _write_frame(self, prefix: str, entry: Entry, now: _Compilation) -> None:
         self._last.pop(threading.get_ident(), None)
@@ -227,6 +242,11 @@ class Dump:
         path = self._edited_file("joint", joint.graph)
         return joint if path is None else joint_of(path, joint)
 
+    def edited_program(self, traced: Traced) -> FunctionType | None:
+        """The same of a torch-level graph; None where nobody has edited it."""
+        path = self._edited_file("torch", traced.torch_graph)
+        return None if path is None else program_of(path, traced)
+
     def _edited_file(self, role: str, graph: Graph) -> Path | None:
         """The file that stands in for a graph of the compilation that this thread has under way; None where nobody has
         edited it. Raises ArtifactError where no file can."""
@@ -241,7 +261,7 @@ class Dump:
         written, _ = _graph_file(prefix, role, graph, now.name, {}, "")
         if not is_edited(path, written.text):
             return None
-        if now.any_sizes:
+        if now.any_sizes and role != "torch":
             raise ArtifactError(
                 f"{path} is edited, and what it stands in for is compiled for sizes, or numbers, that change from call to "
                 "call: compile with dynamic=False"
@@ -271,8 +291,8 @@ class Dump:
 
 
 _WHAT_IS = (
-    "edit the .aten.py file, or, where gradients are needed, the .joint.py file or the .forward.py and .backward.py files, "
-    "or delete this"
+    "edit the .torch.py file, or the .aten.py file, or, where gradients are needed, the .joint.py file or the .forward.py "
+    "and .backward.py files, or delete this"
 )
 _TAKEN: dict[str, Callable[[Dump, events.Event], None]] = {
     "capture-start": Dump._begin,
@@ -344,6 +364,7 @@ def dumping(directory: str | os.PathLike[str], override: bool = False, writes: b
         if override:
             on.enter_context(editing(dump.edited))
             on.enter_context(editing_joints(dump.edited_joint))
+            on.enter_context(editing_programs(dump.edited_program))
             on.enter_context(editing_frames(dump.edited_frame))
         yield dump
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ import torch
 from smelt.errors import ArtifactError, SmeltError
 from smelt.graph.effects import effects
 from smelt.graph.ir import Graph, Line, Node, TensorSpec, argument_nodes, free_name, map_nodes
-from smelt.graph.printer import spec_text
+from smelt.graph.printer import python_source, spec_text
 from smelt.graph.specs import empty_like_spec
 from smelt.graph.symbols import symbols_in
 from smelt.graph.verify import verify
@@ -48,7 +49,7 @@ def graph_of(path: Path, captured: Graph, gradients: int | None = None, joins: b
         raise ArtifactError(
             f"{path} is edited, and the graph takes numbers that change from call to call: compile with dynamic=False"
         )
-    forward = _forward(path, captured)
+    forward = forward_of(path, captured)
     recorder, fakes, traced, places = _recorded(path, forward, captured, gradients, joins)
     made = _with_inputs(captured, recorder, fakes, traced, places)
     _check_outputs(path, made, captured, gradients)
@@ -61,24 +62,34 @@ def graph_of(path: Path, captured: Graph, gradients: int | None = None, joins: b
     return made
 
 
-def _forward(path: Path, captured: Graph) -> Callable[..., Any]:
-    scope: dict[str, Any] = {"__name__": f"smelt.edited.{path.stem}", "__file__": str(path)}
+def forward_of(
+    path: Path, captured: Graph, handed: Callable[[Any], Any] = lambda value: value
+) -> FunctionType:
+    """The function that the file defines, which takes what `captured` takes. Objects of the program that no module has by
+    name, and that the file therefore sets to None, are there, as what `handed` makes of them.
+
+    Raises ArtifactError where there is no such function."""
+    scope: dict[str, Any] = {"__name__": f"edited.{path.stem}", "__file__": str(path)}
     text = path.read_text(encoding="utf-8")
     try:
         exec(compile(parsed(path, text), str(path), "exec"), scope)
     except ArtifactError:
         raise
     except Exception as error:
-        raise ArtifactError(f"{path}: running it failed: {type(error).__name__}: {error}") from error
+        what = f"{type(error).__name__}: {error}"
+        raise ArtifactError(f"{path}{where_raised(error, path)}: running it failed: {what}") from error
+    scope |= {k: handed(v) for k, v in python_source(captured).names.items() if scope.get(k) is None}
     forward = scope.get("forward")
     wanted = [p.name for p in captured.placeholders]
     if not inspect.isfunction(forward):
         raise ArtifactError(f"{path} defines no function forward({', '.join(wanted)})")
-    given = list(inspect.signature(forward).parameters)
+    given = [
+        p.name for p in inspect.signature(forward).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD
+    ]
     if given != wanted:
         raise ArtifactError(
-            f"{path}: forward takes ({', '.join(given)}), the captured graph ({', '.join(wanted)}): inputs must stay as "
-            "they are, also those that are not read"
+            f"{path}:{forward.__code__.co_firstlineno}: forward takes ({', '.join(given)}), the captured graph "
+            f"({', '.join(wanted)}): inputs must stay as they are, also those that are not read"
         )
     return forward
 
