@@ -185,10 +185,11 @@ def dump(directory: str | os.PathLike[str], *, override: bool = False) -> Abstra
     The environment variable `SMELT_DUMP=directory` does it for a whole process. What was compiled before is not written.
 
     Args:
-        override: an aten-level graph whose file is there, and was edited, is compiled in place of the captured one:
-            `.aten.py`, or `.forward.py` and `.backward.py` where gradients are needed. A compiled frame that was edited
-            (`.frame.py`) runs in place of smelt's own, in its file, where it fits; else it is warned of. Edited files are
-            kept. The environment variable `SMELT_OVERRIDE=directory` does this for a whole process, and writes nothing.
+        override: a graph whose file is there, and was edited, is compiled in place of the captured one: `.torch.py`; or
+            `.aten.py`, or `.joint.py`, `.forward.py` and `.backward.py` where gradients are needed. A compiled frame that
+            was edited (`.frame.py`) runs in place of smelt's own, in its file, where it fits; else it is warned of. Edited
+            files are kept. The environment variable `SMELT_OVERRIDE=directory` does this for a whole process, and writes
+            nothing.
 
     The context gives an object whose `files` are the paths that were written.
 

@@ -70,7 +70,8 @@ class VerificationError(SmeltError):
 
 class ArtifactError(SmeltError):
     """An edited graph (`smelt.dump(..., override=True)`, `SMELT_OVERRIDE`) cannot be compiled in place of the captured one:
-    the message names the file, what is wrong, and what was expected. Of edited frames the same is logged."""
+    the message names the file, what is wrong, and what was expected. Calls raise it for what an edited program gives. Of
+    edited frames the same is logged."""
 
 
 class OptionError(SmeltError, ValueError):

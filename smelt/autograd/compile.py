@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 from smelt import _native, events
+from smelt.autograd.edited_joints import edited_joint
 from smelt.autograd.memory import NO_HINTS, Hints
 from smelt.autograd.one_piece import joined
 from smelt.autograd.partition import Partition, partition
@@ -62,13 +63,13 @@ def compile_joint(
         lay_out: how a device wants what is saved to lie in memory.
         devices: where the graph's tensors are.
     """
-    parts = _cut(joint, config, lay_out, NO_HINTS)
+    node = _node(traced, joint, config, lay_out, NO_HINTS, devices)
+    joint, parts = node.joint, node.parts
     forward = compile_graph(parts.forward, frozenset())
 
     def compile_backward(undefined: frozenset[int], whole: bool) -> Compiled:
         return compile_graph(*_backward(joint, parts, undefined, whole))
 
-    node = _Node(joint, parts, _flow(joint, parts), double_backward(traced, joint), _gpus(devices))
     return _put_together(traced, node, forward, compile_backward, {})
 
 
@@ -88,8 +89,9 @@ def joint_by_sizes(
     Returns what makes an instance, of numbers, of what makes a prepared part callable for them, and of what compiles a part
     of fixed sizes, for backwards that cannot be prepared; and whether those that can are.
     """
-    parts = _cut(joint, config, lambda parts: parts, {s: source.hint for s, source in traced.sizes.items()})
-    node = _Node(joint, parts, _flow(joint, parts), double_backward(traced, joint), _gpus(devices))
+    hints = {s: source.hint for s, source in traced.sizes.items()}
+    node = _node(traced, joint, config, lambda parts: parts, hints, devices)
+    joint, parts = node.joint, node.parts
     forward = prepare(parts.forward, frozenset())
     backwards: dict[tuple[frozenset[int], bool], T | None] = {}  # None: it cannot be prepared. Needs `_lock`
 
@@ -119,13 +121,26 @@ def joint_by_sizes(
     return instance
 
 
-def _cut(joint: Joint, config: Config, lay_out: Callable[[Partition], Partition], hints: Hints) -> Partition:
+def _node(
+    traced: Traced,
+    captured: Joint,
+    config: Config,
+    lay_out: Callable[[Partition], Partition],
+    hints: Hints,
+    devices: Iterable[torch.device],
+) -> _Node:
+    """The joint graph, or what a user has made of it, cut."""
+    joint = edited_joint(captured)
     start = time.perf_counter()
     parts = lay_out(partition(joint, config, hints))
     seconds = time.perf_counter() - start
     events.emit("partition", seconds=seconds, saved=len(parts.saved), joint=joint, parts=parts)
     forward, backward = edited("forward", parts.forward), edited("backward", parts.backward)
-    return replace(parts, forward=forward, backward=backward)
+    is_own = joint is captured and forward is parts.forward and backward is parts.backward
+    parts = replace(parts, forward=forward, backward=backward)
+    # What differentiates again runs the torch-level graph, which nobody has edited.
+    with_history = double_backward(traced, joint) if is_own else None
+    return _Node(joint, parts, _flow(joint, parts), with_history, _gpus(devices))
 
 
 def _backward(

@@ -43,6 +43,7 @@ def aot_eager(traced: Traced, config: Config) -> Compiled:
 
 
 eager.takes_sizes = True  # type: ignore[attr-defined]
+eager.runs_calls = True  # type: ignore[attr-defined]
 aot_eager.takes_sizes = True  # type: ignore[attr-defined]
 aot_eager.differentiates = True  # type: ignore[attr-defined]
 

@@ -19,7 +19,14 @@ import torch
 from smelt.graph.ir import Graph, Line, Node, TensorSpec, argument_nodes
 from smelt.graph.sizes import contiguous_stride
 from smelt.graph.symbols import dimensions, symbols_in
-from smelt.torch_private import VF, OpOverload, functions_of_c, functions_of_nn, variable_functions
+from smelt.torch_private import (
+    VF,
+    OpOverload,
+    OpOverloadPacket,
+    functions_of_c,
+    functions_of_nn,
+    variable_functions,
+)
 
 _MAX_PRINTED_CONSTANT = 64
 
@@ -149,7 +156,7 @@ def _index_text(index: Any, names: dict[str, Any]) -> str:
 
 def target_text(target: Any, names: dict[str, Any]) -> str:
     """An expression for a function; one that no known module holds is put into `names`."""
-    if isinstance(target, OpOverload):
+    if isinstance(target, (OpOverload, OpOverloadPacket)):
         return f"torch.ops.{target}"
     name = getattr(target, "__name__", "")
     for place, module in _PLACES:

@@ -20,10 +20,12 @@ from types import FunctionType
 import torch
 
 from smelt import events
+from smelt.autograd.edited_joints import editing_joints
 from smelt.autograd.partition import Partition
 from smelt.capture.driver.entries import Entry
 from smelt.capture.emit.compiled_frame import CompiledFrame
 from smelt.capture.emit.edited_frames import editing_frames
+from smelt.capture.emit.edited_programs import editing_programs
 from smelt.errors import ArtifactError
 from smelt.graph.edited import Role, editing
 from smelt.graph.graph_function import GraphFunction, moved
@@ -33,10 +35,13 @@ from smelt.report import artifacts
 from smelt.report.artifacts import Written
 from smelt.report.edited_files import graph_of
 from smelt.report.edited_frames import frame_of
+from smelt.report.edited_joints import joint_of
+from smelt.report.edited_programs import program_of
 from smelt.report.programs import is_edited
 from smelt.schedule.printer import print_schedule
 from smelt.schedule.schedule import Schedule
 from smelt.tracing.joint import Joint
+from smelt.tracing.traced import Traced
 
 log = logging.getLogger("smelt")
 
@@ -155,6 +160,9 @@ class Dump:
         source = artifacts.resume_text(function)
         if source is not None:
             self._write_text(f"{prefix}.source.py", source)
+        if "torch" in now.edited:
+            self._warn_of_others(prefix)
+            return
         for role, graph, more in _graphs(entry, now):
             if role not in now.edited:
                 written, constants = _graph_file(
@@ -164,6 +172,15 @@ class Dump:
                     torch.save(constants, self.directory / f"{prefix}.{role}.pt")
         self._write_code(prefix, now)
         self._stand_in(now.functions)
+
+    def _warn_of_others(self, prefix: str) -> None:
+        """Says which edited files nothing is made of, where the torch-level graph is edited."""
+        for role in ("aten", "joint", "forward", "backward"):
+            path = (self.directory / f"{prefix}.{role}.py").resolve()
+            if path.exists() and is_edited(path, ""):
+                log.warning(
+                    "smelt: %s is edited, and not what is compiled: %s.torch.py is edited, too", path, prefix
+                )
 
     def _write_frame(self, prefix: str, entry: Entry, now: _Compilation) -> None:
         self._last.pop(threading.get_ident(), None)
@@ -217,26 +234,41 @@ class Dump:
         """What is compiled in place of `graph`, of the compilation that this thread has under way.
 
         Raises ArtifactError for an edited file that cannot be."""
+        path = self._edited_file(role, graph)
+        return graph if path is None else graph_of(path, graph, gradients=0 if role == "backward" else None)
+
+    def edited_joint(self, joint: Joint) -> Joint:
+        """The same of a joint graph."""
+        path = self._edited_file("joint", joint.graph)
+        return joint if path is None else joint_of(path, joint)
+
+    def edited_program(self, traced: Traced) -> FunctionType | None:
+        """The same of a torch-level graph; None where nobody has edited it."""
+        path = self._edited_file("torch", traced.torch_graph)
+        return None if path is None else program_of(path, traced)
+
+    def _edited_file(self, role: str, graph: Graph) -> Path | None:
+        """The file that stands in for a graph of the compilation that this thread has under way; None where nobody has
+        edited it. Raises ArtifactError where no file can."""
         with self._lock:
             now = self._now()
             if not now.name:
-                return graph
+                return None
             prefix = self._prefix(now.name)
         path = (self.directory / f"{prefix}.{role}.py").resolve()
         if not path.exists():
-            return graph
+            return None
         written, _ = _graph_file(prefix, role, graph, now.name, {}, "")
         if not is_edited(path, written.text):
-            return graph
-        if now.any_sizes:
+            return None
+        if now.any_sizes and role != "torch":
             raise ArtifactError(
                 f"{path} is edited, and what it stands in for is compiled for sizes, or numbers, that change from call to "
                 "call: compile with dynamic=False"
             )
-        made = graph_of(path, graph)
         now.edited.add(role)
         log.info("smelt: %s is compiled in place of the captured graph", path)
-        return made
+        return path
 
     def edited_frame(self, frame: CompiledFrame) -> CompiledFrame:
         """What is installed in place of `frame`, of the compilation that this thread has under way.
@@ -258,7 +290,10 @@ class Dump:
         return made
 
 
-_WHAT_IS = "edit the .aten.py file, or, where gradients are needed, the .forward.py and .backward.py files, or delete this"
+_WHAT_IS = (
+    "edit the .torch.py file, or the .aten.py file, or, where gradients are needed, the .joint.py file or the .forward.py "
+    "and .backward.py files, or delete this"
+)
 _TAKEN: dict[str, Callable[[Dump, events.Event], None]] = {
     "capture-start": Dump._begin,
     "backend-start": Dump._begin_backend,
@@ -328,6 +363,8 @@ def dumping(directory: str | os.PathLike[str], override: bool = False, writes: b
         on.enter_context(events.subscribed(dump))
         if override:
             on.enter_context(editing(dump.edited))
+            on.enter_context(editing_joints(dump.edited_joint))
+            on.enter_context(editing_programs(dump.edited_program))
             on.enter_context(editing_frames(dump.edited_frame))
         yield dump
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ import torch
 from smelt.errors import ArtifactError, SmeltError
 from smelt.graph.effects import effects
 from smelt.graph.ir import Graph, Line, Node, TensorSpec, argument_nodes, free_name, map_nodes
-from smelt.graph.printer import spec_text
+from smelt.graph.printer import python_source, spec_text
 from smelt.graph.specs import empty_like_spec
 from smelt.graph.symbols import symbols_in
 from smelt.graph.verify import verify
@@ -31,8 +32,12 @@ from smelt.tracing.trace import Trace
 from smelt.tracing.traced import Traced
 
 
-def graph_of(path: Path, captured: Graph) -> Graph:
+def graph_of(path: Path, captured: Graph, gradients: int | None = None, joins: bool = True) -> Graph:
     """The graph of the file's `forward`, to be compiled in place of `captured`.
+
+    Args:
+        gradients: from which result on they are gradients: autograd takes them with any strides, and in memory of their own.
+        joins: equal nodes become one.
 
     Raises ArtifactError where it cannot stand in for that, with the file and what is expected.
     """
@@ -44,11 +49,11 @@ def graph_of(path: Path, captured: Graph) -> Graph:
         raise ArtifactError(
             f"{path} is edited, and the graph takes numbers that change from call to call: compile with dynamic=False"
         )
-    forward = _forward(path, captured)
-    recorder, fakes, traced, places = _recorded(path, forward, captured)
+    forward = forward_of(path, captured)
+    recorder, fakes, traced, places = _recorded(path, forward, captured, gradients, joins)
     made = _with_inputs(captured, recorder, fakes, traced, places)
-    _check_outputs(path, made, captured)
-    _check_aliases(path, made, captured)
+    _check_outputs(path, made, captured, gradients)
+    _check_aliases(path, made, captured, gradients)
     _check_writes(path, made, captured)
     try:
         verify(made, functional=True)
@@ -57,30 +62,40 @@ def graph_of(path: Path, captured: Graph) -> Graph:
     return made
 
 
-def _forward(path: Path, captured: Graph) -> Callable[..., Any]:
-    scope: dict[str, Any] = {"__name__": f"smelt.edited.{path.stem}", "__file__": str(path)}
+def forward_of(
+    path: Path, captured: Graph, handed: Callable[[Any], Any] = lambda value: value
+) -> FunctionType:
+    """The function that the file defines, which takes what `captured` takes. Objects of the program that no module has by
+    name, and that the file therefore sets to None, are there, as what `handed` makes of them.
+
+    Raises ArtifactError where there is no such function."""
+    scope: dict[str, Any] = {"__name__": f"edited.{path.stem}", "__file__": str(path)}
     text = path.read_text(encoding="utf-8")
     try:
         exec(compile(parsed(path, text), str(path), "exec"), scope)
     except ArtifactError:
         raise
     except Exception as error:
-        raise ArtifactError(f"{path}: running it failed: {type(error).__name__}: {error}") from error
+        what = f"{type(error).__name__}: {error}"
+        raise ArtifactError(f"{path}{where_raised(error, path)}: running it failed: {what}") from error
+    scope |= {k: handed(v) for k, v in python_source(captured).names.items() if scope.get(k) is None}
     forward = scope.get("forward")
     wanted = [p.name for p in captured.placeholders]
     if not inspect.isfunction(forward):
         raise ArtifactError(f"{path} defines no function forward({', '.join(wanted)})")
-    given = list(inspect.signature(forward).parameters)
+    given = [
+        p.name for p in inspect.signature(forward).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD
+    ]
     if given != wanted:
         raise ArtifactError(
-            f"{path}: forward takes ({', '.join(given)}), the captured graph ({', '.join(wanted)}): inputs must stay as "
-            "they are, also those that are not read"
+            f"{path}:{forward.__code__.co_firstlineno}: forward takes ({', '.join(given)}), the captured graph "
+            f"({', '.join(wanted)}): inputs must stay as they are, also those that are not read"
         )
     return forward
 
 
 def _recorded(
-    path: Path, forward: Callable[..., Any], captured: Graph
+    path: Path, forward: Callable[..., Any], captured: Graph, gradients: int | None, joins: bool
 ) -> tuple[Trace, list[FakeTensor], Traced, list[bool]]:
     """What the program does, recorded on fakes of its inputs; and which of its results are tensors."""
 
@@ -108,11 +123,9 @@ def _recorded(
                     raise ArtifactError(
                         f"{path}: forward gives {what}, expected is a tuple of {len(expected)}: {_types(captured)}"
                     )
-                tensors = [r for r in results if isinstance(r, torch.Tensor)]
-                may_alias = [alias is not None for alias in _aliases(captured)]
-                if len(tensors) == len(may_alias):
-                    tensors = _apart(recorder, fakes, tensors, may_alias)
-            return recorder, fakes, recorder.finish(tensors), [isinstance(r, torch.Tensor) for r in results]
+                tensors = _apart(recorder, captured, fakes, results, gradients)
+            are_tensors = [isinstance(r, torch.Tensor) for r in results]
+            return recorder, fakes, recorder.finish(tensors, joins), are_tensors
         except ArtifactError:
             raise
         except Exception as error:
@@ -131,22 +144,31 @@ def where_raised(error: BaseException, path: Path) -> str:
 
 
 def _apart(
-    recorder: Trace, inputs: Sequence[FakeTensor], tensors: Sequence[torch.Tensor], may_alias: Sequence[bool]
+    recorder: Trace,
+    captured: Graph,
+    inputs: Sequence[FakeTensor],
+    results: Sequence[object],
+    gradients: int | None,
 ) -> list[torch.Tensor]:
-    """Results in memory of their own, where those of the captured graph are: others count on that."""
-    taken = {fake.storage_key for fake in inputs}
+    """The tensors among `results`, in memory of their own where those of the captured graph are: others count on that. A
+    gradient may be in memory of its own, or where the captured one is."""
+    places: dict[object, str | int] = {
+        fake.storage_key: p.name for fake, p in zip(inputs, captured.placeholders, strict=True)
+    }
     made: list[torch.Tensor] = []
-    for tensor, allowed in zip(tensors, may_alias, strict=True):
-        fake = recorder.fake(tensor)
-        if not allowed and fake.storage_key in taken:
-            fake = recorder.fake(torch.ops.aten.clone.default(fake))
-        taken.add(fake.storage_key)
-        made.append(fake)
+    for i, (result, alias) in enumerate(zip(results, _aliases(captured), strict=True)):
+        if isinstance(result, torch.Tensor):
+            fake = recorder.fake(result)
+            place = places.get(fake.storage_key)
+            if place is not None and (alias is None or (_is_gradient(i, gradients) and place != alias)):
+                fake = recorder.fake(torch.ops.aten.clone.default(fake))
+            places.setdefault(fake.storage_key, i)
+            made.append(fake)
     return made
 
 
-def _returned(graph: Graph) -> list[Node]:
-    return [n for n in graph.output.args[0] if n is not None]
+def _is_gradient(result: int, gradients: int | None) -> bool:
+    return gradients is not None and result >= gradients
 
 
 def _root(node: Node) -> Node:
@@ -159,10 +181,13 @@ def _root(node: Node) -> Node:
 
 
 def _aliases(graph: Graph) -> list[str | int | None]:
-    """Of each result that is a tensor: the input, or the earlier result, with which it shares memory."""
+    """Of each result: the input, or the earlier result, with which it shares memory."""
     found: list[str | int | None] = []
     first: dict[Node, int] = {}
-    for i, node in enumerate(_returned(graph)):
+    for i, node in enumerate(graph.output.args[0]):
+        if node is None:
+            found.append(None)
+            continue
         root = _root(node)
         found.append(root.name if root.op == "placeholder" else first.get(root))
         first.setdefault(root, i)
@@ -205,15 +230,16 @@ def _types(graph: Graph) -> str:
     return ", ".join("None" if n is None else spec_text(n.spec) for n in graph.output.args[0])
 
 
-def _layout(node: Node | None) -> Any:
+def _layout(node: Node | None, is_gradient: bool) -> Any:
     if node is None:
         return None
-    return node.spec.shape, node.spec.stride, node.spec.dtype, node.spec.device
+    return node.spec.shape, node.spec.dtype, node.spec.device, () if is_gradient else node.spec.stride
 
 
-def _check_outputs(path: Path, made: Graph, captured: Graph) -> None:
+def _check_outputs(path: Path, made: Graph, captured: Graph, gradients: int | None) -> None:
     for i, (got, want) in enumerate(zip(made.output.args[0], captured.output.args[0], strict=True)):
-        if _layout(got) != _layout(want):
+        is_gradient = _is_gradient(i, gradients)
+        if _layout(got, is_gradient) != _layout(want, is_gradient):
             texts = ["None" if n is None else spec_text(n.spec) for n in (got, want)]
             raise ArtifactError(
                 f"{path}: result {i} of forward is {texts[0]}, the captured graph gives {texts[1]}: the rest of the call "
@@ -221,9 +247,9 @@ def _check_outputs(path: Path, made: Graph, captured: Graph) -> None:
             )
 
 
-def _check_aliases(path: Path, made: Graph, captured: Graph) -> None:
+def _check_aliases(path: Path, made: Graph, captured: Graph, gradients: int | None) -> None:
     for i, (got, want) in enumerate(zip(_aliases(made), _aliases(captured), strict=True)):
-        if got != want:
+        if got != want and not _is_gradient(i, gradients):
             of = f"input {want}" if isinstance(want, str) else f"result {want}"
             raise ArtifactError(
                 f"{path}: result {i} of forward must be a view of {of}, as that of the captured graph is"

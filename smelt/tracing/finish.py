@@ -31,8 +31,14 @@ from smelt.tracing.traced import SizeInput, SizesOfData, Traced, needs_grad
 from smelt.tracing.views import Views
 
 
-def build(parts: TraceParts, outputs: Sequence[FakeTensor], recorded: RecordedBackward | None) -> Traced:
-    """The two graphs of a trace; where its backward was recorded, the joint graph too."""
+def build(
+    parts: TraceParts,
+    outputs: Sequence[FakeTensor],
+    recorded: RecordedBackward | None,
+    joins: bool = True,
+) -> Traced:
+    """The two graphs of a trace; where its backward was recorded, the joint graph too. `joins`: equal nodes of the aten
+    graph become one."""
     _note_gradients(parts.tape, parts.inputs)
     impure = _impure_calls(parts.tape)
     torch_graph, aten_graph = parts.tape.torch.graph, parts.tape.aten.graph
@@ -48,7 +54,8 @@ def build(parts: TraceParts, outputs: Sequence[FakeTensor], recorded: RecordedBa
     passes.eliminate_dead(torch_graph, keep=lambda node: node in impure)
     passes.eliminate_dead(aten_graph, keep=must_run)
     passes.eliminate_detach(aten_graph)
-    passes.eliminate_common(aten_graph)
+    if joins:
+        passes.eliminate_common(aten_graph)
     used = {n for graph in (torch_graph, aten_graph) for node in graph for n in argument_nodes(node)}
     read = used | whole.read() if whole else used  # numbers that only the backward reads are inputs, too
     given_numbers = [n for n in parts.numbers.by_expression.values() if not read.isdisjoint(n.nodes.values())]

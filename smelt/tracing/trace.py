@@ -142,8 +142,9 @@ class Trace(TraceParts):
                 raise NotDifferentiable(self.call.failure)
         self._recorded = fakes, recorded
 
-    def finish(self, outputs: Sequence[torch.Tensor]) -> Traced:
-        """The graphs that compute `outputs` (fakes of this trace). Call it after the user's code has ended.
+    def finish(self, outputs: Sequence[torch.Tensor], joins: bool = True) -> Traced:
+        """The graphs that compute `outputs` (fakes of this trace). Call it after the user's code has ended. `joins`: equal
+        nodes of the aten graph become one.
 
         Raises what `record_backward` raises.
         """
@@ -155,7 +156,7 @@ class Trace(TraceParts):
             raise refuse("the backward was recorded of other results")
         with DisableTorchFunction(), DisableTorchDispatch():
             try:
-                return build(self, fakes, recorded)
+                return build(self, fakes, recorded, joins)
             except Unsupported as error:
                 if recorded is None or isinstance(error, NeedsFixedSize):
                     raise

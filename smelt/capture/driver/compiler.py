@@ -40,9 +40,10 @@ from smelt.capture.driver.errors import NotRepeatable, UserException, WorldChang
 from smelt.capture.driver.misses import explain_miss, limit_reason
 from smelt.capture.driver.run import CapturedFrame, capture_frame, divided_sizes, needed_sizes
 from smelt.capture.driver.small_sizes import small_sizes, with_sizes_of_one
-from smelt.capture.driver.stages import compiled_frame, compiled_graph, stage, without_frame
+from smelt.capture.driver.stages import compiled_frame, compiled_graph, is_functional, stage, without_frame
 from smelt.capture.driver.superseded import superseded
 from smelt.capture.emit.edited_frames import edited_frame
+from smelt.capture.emit.edited_programs import EditedProgram, edited_program
 from smelt.capture.emit.rerun import repeat_of
 from smelt.capture.interpreter.interpreter import decoded
 from smelt.capture.outside.symbolic_sizes import SymbolicSizes
@@ -74,6 +75,7 @@ from smelt.runtime.collector import collections_postponed
 from smelt.runtime.forks import CAPTURE, hold_at_fork
 from smelt.torch_private import forward_mode_level
 from smelt.tracing.not_differentiable import NotDifferentiable
+from smelt.tracing.traced import Traced
 
 log = logging.getLogger("smelt")
 # held while capturing: outside objects may hold fakes meanwhile
@@ -206,8 +208,7 @@ class FrameCompiler:
 
     @property
     def _functional(self) -> bool:
-        """Whether the backend compiles the aten level, and joint graphs where gradients are needed."""
-        return getattr(self.backend, "differentiates", False)
+        return is_functional(self.backend)
 
     def _takes_sizes(self) -> bool:
         """Whether the backend is given symbolic sizes. Those of others may compile for their example inputs alone, so they
@@ -221,6 +222,18 @@ class FrameCompiler:
         wrapped = wrap(fn, compiler)
         wrapped._smelt_original = fn
         return wrapped
+
+    def _edited_program(self, traced: Traced) -> EditedProgram | None:
+        """What a user has made of the torch-level graph, compiled as any function is. Where the backend runs that graph call
+        by call, it is run as it stands."""
+        function = edited_program(traced)
+        if function is None:
+            return None
+        if getattr(self.backend, "runs_calls", False):
+            return EditedProgram(function, function, traced)
+        run = wrap(function, FrameCompiler(self.backend, self.config, self.fullgraph, self.dynamic))
+        run._smelt_original = function
+        return EditedProgram(function, run, traced)
 
     def _table(self, fn: FunctionType) -> CodeType | _native.Wrapped:
         """What natively holds the entries: the callable that `wrap` made, else the code object."""
@@ -310,14 +323,16 @@ class FrameCompiler:
     ) -> None:
         """Compiles what was captured, and installs it."""
         name = fn.__qualname__
+        program = self._edited_program(captured.traced)
+        functional = self._functional and program is None
         assumed = captured.assumed or captured.traced.data is not None
-        if assumed and repeat_of(captured.traced, self._functional) is None:
+        if assumed and repeat_of(captured.traced, functional) is None:
             raise NotRepeatable
         captured.traced = replace(captured.traced, title=self._title(fn))
         if self.config.verify:
             captured.traced = replace(captured.traced, differs=self._differs(fn))
-        graph = compiled_graph(self.backend, self.config, captured)
-        frame = edited_frame(compiled_frame(fn, captured, graph, self.resumes, self._functional))
+        graph = compiled_graph(self.backend, self.config, captured, program)
+        frame = edited_frame(compiled_frame(fn, captured, graph, self.resumes, functional))
         with stage("guards", name):
             spec = tree_layout.build(captured.guards, frame.collect, captured.lifetimes.kept)
             tree = _native.GuardTree(spec.native)

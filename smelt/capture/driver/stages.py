@@ -15,6 +15,7 @@ from smelt.capture.driver.attempts import summary
 from smelt.capture.driver.entries import Backend, Graph
 from smelt.capture.driver.run import CapturedFrame
 from smelt.capture.emit.compiled_frame import CompiledFrame, emit
+from smelt.capture.emit.edited_programs import EditedProgram
 from smelt.capture.emit.replay import stores_of
 from smelt.capture.emit.rerun import repeat_of
 from smelt.capture.rebuilding.reach import reach
@@ -32,12 +33,18 @@ def stage(name: str, frame: str) -> Iterator[None]:
     events.emit("stage", name, frame=frame, seconds=time.perf_counter() - start)
 
 
-def compiled_graph(backend: Backend, config: Config, captured: CapturedFrame) -> Graph:
-    """What the backend makes of the graph. Raises BackendError, and Unsupported where the backend refuses the graph."""
+def compiled_graph(
+    backend: Backend, config: Config, captured: CapturedFrame, program: EditedProgram | None = None
+) -> Graph:
+    """What the backend makes of the graph; `program`, where that stands in for it. Raises BackendError, and Unsupported
+    where the backend refuses the graph."""
     start = time.perf_counter()
     events.emit("backend-start", captured.name, traced=captured.traced)
     try:
-        captured.traced = _edited(captured.traced)
+        if program is not None:
+            return program
+        if is_functional(backend):
+            captured.traced = _edited(captured.traced)
         return _counting(backend(captured.traced, config), captured.traced)
     except (Unsupported, BackendError, ArtifactError):
         raise
@@ -46,6 +53,11 @@ def compiled_graph(backend: Backend, config: Config, captured: CapturedFrame) ->
     finally:
         captured.traced.forget_examples()
         events.emit("backend-end", captured.name, seconds=time.perf_counter() - start)
+
+
+def is_functional(backend: Backend) -> bool:
+    """Whether the backend compiles the aten level, and joint graphs where gradients are needed."""
+    return getattr(backend, "differentiates", False)
 
 
 def _edited(traced: Traced) -> Traced:

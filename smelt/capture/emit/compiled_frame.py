@@ -18,13 +18,22 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType, MappingProxyType
 from typing import cast
 
+from smelt._native import isinstance
 from smelt.capture.base.bytecode import FUTURE
 from smelt.capture.base.frames import COMPILED_SCOPE
 from smelt.capture.breaks.endings import Ending
 from smelt.capture.breaks.resume import Resumes
 from smelt.capture.emit.draws import kept_states, write_draws
+from smelt.capture.emit.edited_programs import EditedProgram
 from smelt.capture.emit.replay import Store
-from smelt.capture.emit.rerun import Repeat, guarded, random_state, rerun, rerun_for_handler
+from smelt.capture.emit.rerun import (
+    Repeat,
+    guarded,
+    random_state,
+    rerun,
+    rerun_beside_edited,
+    rerun_for_handler,
+)
 from smelt.capture.emit.writer import Writer, slot_names
 from smelt.capture.outside.draws import Draw
 from smelt.capture.rebuilding.names import NAMES
@@ -107,7 +116,9 @@ def emit(
         body = [*writer.head, *keep, *drawing, *again_lines]
     else:
         body = [*writer.head, *drawing, *call, *rest]
-    again = rerun_for_handler if handles else rerun
+    again: Callable[..., object] = rerun_for_handler if handles else rerun
+    if isinstance(graph, EditedProgram):
+        again = rerun_beside_edited(handles)
     if graph is not None and any(has_handler(fake) for fake, _ in inputs):
         graph = _unhandled(graph)
     scope = {**writer.scope, "graph": graph, "rerun": again}

@@ -18,7 +18,7 @@ import torch
 from smelt import events
 from smelt._native import isinstance
 from smelt.capture.protocol.binding import arguments_text
-from smelt.errors import OtherSizes
+from smelt.errors import ArtifactError, OtherSizes
 from smelt.graph.effects import effects
 from smelt.graph.ir import Node, TensorSpec
 from smelt.graph.passes import has_effect
@@ -126,6 +126,21 @@ def rerun_for_handler(
     if isinstance(failure, OtherSizes):
         return _of_other_sizes(original, failure, args, kwargs)
     return original(*args, **kwargs)
+
+
+def rerun_beside_edited(handles: bool) -> Callable[..., object]:
+    """What is done where a program of the user's stands in for the graph and raises: `original` is called for the
+    exception that eager raises, and for its handlers; what the program raised is raised where there is neither."""
+
+    def rerun(original: Callable[..., object], failure: Exception, *args: object, **kwargs: object) -> object:
+        if isinstance(failure, ArtifactError):
+            raise failure
+        result = original(*args, **kwargs)
+        if not handles:
+            raise failure
+        return result
+
+    return rerun
 
 
 def guarded(

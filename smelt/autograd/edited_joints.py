@@ -1,0 +1,34 @@
+"""Joint graphs that stand in for those that were captured: what edits them is asked for each before it is cut.
+
+What always holds: a joint graph that is given back takes the same inputs and gives the same outputs, writes the same inputs,
+and is functional where the other one is; its forward needs no tangents. Without editors nothing is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from smelt.tracing.joint import Joint
+
+Editor = Callable[[Joint], Joint]
+
+_editors: list[Editor] = []
+
+
+def edited_joint(joint: Joint) -> Joint:
+    """The joint graph that is cut in place of `joint`: the same where nobody has edited it. Raises ArtifactError where what
+    was edited cannot stand in for it."""
+    for editor in tuple(_editors):
+        joint = editor(joint)
+    return joint
+
+
+@contextmanager
+def editing_joints(editor: Editor) -> Iterator[None]:
+    """Asks `editor` for the duration of the context."""
+    _editors.append(editor)
+    try:
+        yield
+    finally:
+        _editors.remove(editor)

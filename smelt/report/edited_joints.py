@@ -1,0 +1,93 @@
+"""Joint graphs from files: a program that a user has edited becomes the joint graph that is cut into forward and backward.
+
+What always holds of the graph that is made: it takes the captured one's inputs and gives its results and gradients, and
+neither the results nor what is written to inputs is computed from tangents.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from smelt.errors import ArtifactError
+from smelt.graph.ir import Graph, Node, argument_nodes
+from smelt.graph.passes import eliminate_common
+from smelt.ops.raising import must_run
+from smelt.report.edited_files import graph_of
+from smelt.report.programs import parsed
+from smelt.tracing.joint import Joint
+
+
+def joint_of(path: Path, joint: Joint) -> Joint:
+    """What the file's `forward` is, to be cut in place of `joint`.
+
+    Raises ArtifactError where it cannot stand in for that, with the file and what is expected.
+    """
+    graph = graph_of(path, joint.graph, gradients=joint.n_outputs, joins=False)
+    tangents = _from_tangents(graph, joint)
+    _check_forward(path, graph, joint, tangents)
+    late = _late(path, graph, joint, tangents)
+    eliminate_common(graph, among=late)
+    return replace(joint, graph=graph, backward=frozenset(late.intersection(graph.nodes)))
+
+
+def _from_tangents(graph: Graph, joint: Joint) -> set[Node]:
+    """What is computed from tangents, and these."""
+    found = set(graph.placeholders[joint.n_primals :])
+    for node in graph.nodes[:-1]:
+        if not found.isdisjoint(argument_nodes(node)):
+            found.add(node)
+    return found
+
+
+def _results(graph: Graph, joint: Joint) -> Iterator[tuple[str, Node]]:
+    """What only the forward may compute, with what people call it."""
+    for i, node in enumerate(graph.output.args[0][: joint.n_outputs]):
+        if node is not None:
+            yield f"result {i} of forward", node
+    for node in graph:
+        if node.target is torch.ops.aten.copy_.default:
+            yield f"what is written to {node.args[0]}", node
+
+
+def _check_forward(path: Path, graph: Graph, joint: Joint, tangents: set[Node]) -> None:
+    for what, node in _results(graph, joint):
+        if node in tangents:
+            line = "" if node.line is None else f":{node.line.line}"
+            raise ArtifactError(
+                f"{path}{line}: {what} is computed from tangents, which are there when the forward is over"
+            )
+
+
+def _late(path: Path, graph: Graph, joint: Joint, tangents: set[Node]) -> set[Node]:
+    """The nodes of the backward: what depends on tangents, and what only those nodes and gradients read; of the statements
+    that were there before, what they were."""
+    said = {node.name: node in joint.backward for node in joint.graph}
+    statements = _statements(path)
+    needed = {node for _, node in _results(graph, joint)}  # by the forward
+    late = tangents - set(graph.placeholders)
+    for node in reversed(graph.nodes[:-1]):
+        if node.op == "call_function" and node not in tangents:
+            name = "" if node.line is None else statements.get(node.line.line, "")
+            if node not in needed and said.get(name, not must_run(node)):
+                late.add(node)
+            else:
+                needed.update(argument_nodes(node))
+    return late
+
+
+def _statements(path: Path) -> dict[int, str]:
+    """By line of the file, the name that a statement of `forward` gives a value there."""
+    found: dict[int, str] = {}
+    for function in parsed(path, path.read_text(encoding="utf-8")).body:
+        if isinstance(function, ast.FunctionDef) and function.name == "forward":
+            for statement in function.body:
+                match statement:
+                    case ast.Assign(targets=[ast.Name(id=name)]):
+                        lines = range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+                        found |= {line: found.get(line, name) for line in lines}
+    return found
