@@ -276,6 +276,17 @@ def test_one_graph_each_way(compile, name):
     return given, gradients(x, w)
 
 
+@pytest.mark.parametrize("function", [Scaled, ScaledMore, Gelu])
+def test_an_apply_of_its_own_is_called_once_where_calls_run_as_they_are(function):
+    f = lambda x: function.apply(x * 2).sin()  # noqa: E731
+    x = leaf(3)
+    same_x = x.detach().clone().requires_grad_()
+    given, expected = smelt.compile(f, backend="eager")(x), f(same_x)
+    given.sum().backward()
+    expected.sum().backward()
+    assert torch.equal(given, expected) and torch.equal(x.grad, same_x.grad)
+
+
 @both()
 @pytest.mark.parametrize("of", [(0,), (1,), (0, 1)])
 def test_some_outputs_are_differentiated(compile, of):

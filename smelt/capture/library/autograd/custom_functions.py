@@ -57,7 +57,9 @@ def _apply(vm: VM, args: Args, kwargs: Kwargs) -> object:
         raise unsupported(f"torch.autograd.Function {cls.__name__}, which was made inside the function")
     if vm.trace.autograd.custom is None:
         vm.trace.autograd.custom = CustomFunctions(lambda run: callbacks.in_window(vm, run, ()))
-    return run_opaque(vm, cls.apply, rest, kwargs, lambda: _run_apply(vm, cls, rest, kwargs))
+    # Not `cls.apply`, which may be the program's own, of which this call is a part.
+    own = _APPLY.__get__(None, cls)
+    return run_opaque(vm, own, rest, kwargs, lambda: _run_apply(vm, cls, rest, kwargs))
 
 
 _APPLY = vars(_Function)["apply"]
