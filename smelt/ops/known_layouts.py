@@ -83,14 +83,18 @@ def _t(x: TensorSpec) -> Layout | None:
 
 def _expand(x: TensorSpec, size: Sequence[Size], *, implicit: bool = False) -> Layout | None:
     new = len(size) - len(x.shape)
-    if new < 0 or -1 in size:
+    if new < 0 or -1 in size[:new]:
         return None
-    strides: list[Size] = [0] * new
-    for have, stride, want in zip(x.shape, x.stride, size[new:]):
+    shape = (*size[:new], *(have if want == -1 else want for have, want in zip(x.shape, size[new:])))
+    strides: list[Size] = []
+    for have, stride, want in zip(x.shape, x.stride, shape[new:]):
         if have != want and have != 1:
             return None
         strides.append(stride if have == want else 0)
-    return tuple(size), tuple(strides), x.offset
+    for dim in reversed(range(new)):  # nobody steps along one of size 1, but torch says how far apart
+        behind = shape[dim + 1] * strides[0] if strides else 0
+        strides.insert(0, behind if shape[dim] == 1 else 0)
+    return shape, tuple(strides), x.offset
 
 
 def _unsqueeze(x: TensorSpec, dim: int) -> Layout | None:

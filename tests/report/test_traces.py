@@ -1,8 +1,5 @@
 """`smelt.trace`: the graphs of one call, as values to print, walk, edit and run."""
 
-import re
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -258,18 +255,6 @@ def test_a_call_that_runs_eagerly_gives_its_reason():
     with pytest.raises(Unsupported, match="no such luck") as caught:
         smelt.trace(lambda x: x.add_(1), backend=fails)(x)
     assert caught.value.reason.kind.id == "backend-failed" and x.tolist() == [1, 1]
-
-
-@pytest.mark.parametrize("page", ["artifacts.md"])
-def test_what_the_page_shows_is_true(page, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    text = (Path(__file__).parents[2] / "docs" / page).read_text()
-    scope = {}
-    for block in re.findall(r"^```python\n(.*?)^```", text, re.M | re.S):
-        exec(compile(block, page, "exec"), scope)
-    shown = re.findall(r"^```text\n(.*?)^```", text, re.M | re.S)
-    printed = capsys.readouterr().out
-    assert [s for s in shown if s not in printed] == []
 
 
 def test_views_say_what_they_are():
