@@ -185,7 +185,7 @@ def _unlike(got: Any, want: Any, path: str) -> str | None:
         ours, theirs = _said(got, what), _said(want, what)
         if ours != theirs:
             return f"{path}: {what} {ours}, eager {theirs}"
-    if _strides(got, path) != _strides(want, path) or got.storage_offset() != want.storage_offset():
+    if _layout(got, path) != _layout(want, path):
         lies = [f"strides {t.stride()} from {t.storage_offset()}" for t in (got, want)]
         return f"{path}: {lies[0]}, eager {lies[1]}"
     if not want.is_floating_point():
@@ -206,9 +206,12 @@ def _said(t: torch.Tensor, what: str) -> Any:
         return str(error)
 
 
-def _strides(t: torch.Tensor, path: str) -> list[int]:
-    """Of gradients, only where there is more than one element: autograd accumulates in several ways."""
-    return [s for n, s in zip(t.size(), t.stride()) if n > 1 or not path.startswith("gradient")]
+def _layout(t: torch.Tensor, path: str) -> tuple[list[int], int]:
+    """Strides and where it starts. Of gradients strides where there is more than one element, as autograd accumulates in
+    several ways: one that is a row of something larger it keeps where it is, several rows it copies."""
+    if path.startswith("gradient"):
+        return [s for n, s in zip(t.size(), t.stride()) if n > 1], 0
+    return list(t.stride()), t.storage_offset()
 
 
 @dataclass
