@@ -283,11 +283,11 @@ def _flow(joint: Joint, parts: Partition) -> _Flow:
     for k in range(n):
         graph = without_tangents(parts.backward, frozenset(range(n)) - {k})
         gives.append({i for i, g in enumerate(graph.output.args[0]) if g is not None})
-        used = {argument for node in graph for argument in argument_nodes(node)}
-        named = {node.name for node in used if node.op == "placeholder"}
-        reads.append(
-            {i for i, p in enumerate(parts.backward.placeholders[: len(parts.saved)]) if p.name in named}
-        )
+        reads.append(_saved_that_reads(graph, parts))
+    # Of one tangent alone, what it gives is known to be zero; together with another, that is computed.
+    together = _saved_that_reads(parts.backward, parts).difference(*reads)
+    for read in reads:
+        read |= together
     cuts = _cut_tangents(joint)
     for k in set(range(n)) - set(cuts):
         for at, cut in reversed(list(enumerate(cuts, len(joint.gradients)))):
@@ -298,6 +298,12 @@ def _flow(joint: Joint, parts: Partition) -> _Flow:
         if output >= joint.n_outputs:
             gives[k], reads[k] = set(), set()
     return _Flow(_inverse(gives, n_gradients), _inverse(reads, len(parts.saved)))
+
+
+def _saved_that_reads(graph: Graph, parts: Partition) -> set[int]:
+    used = {argument for node in graph for argument in argument_nodes(node)}
+    named = {node.name for node in used if node.op == "placeholder"}
+    return {i for i, p in enumerate(parts.backward.placeholders[: len(parts.saved)]) if p.name in named}
 
 
 def _inverse(members: list[set[int]], count: int) -> list[list[int]]:

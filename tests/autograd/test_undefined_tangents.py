@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import smelt
 from smelt.autograd import undefined_tangents
 from smelt.autograd.partition import partition
 from smelt.config import DEFAULT
@@ -224,3 +225,17 @@ def test_zeros_that_are_needed_have_the_strides_that_were_recorded(stride):
     assert made.spec == spec
     exps, nothing = GraphFunction(without)()
     assert torch.equal(exps, torch.ones(3, 4)) and nothing is None
+
+
+def test_what_is_zero_for_each_tangent_alone_is_computed_for_both() -> None:
+    """An empty store makes one gradient zero; with the other it is added up, and reads what was saved."""
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x.t().clone()
+        y[:, :0] = 3
+        return -x.t(), y.clamp_(-9, 9)
+
+    x = torch.randn(0, 4, requires_grad=True)
+    a, b = smelt.compile(f)(x)
+    (a.sum() + b.sum()).backward()
+    assert x.grad is not None and x.grad.shape == (0, 4)
