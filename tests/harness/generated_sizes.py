@@ -207,11 +207,11 @@ def _said(t: torch.Tensor, what: str) -> Any:
 
 
 def _layout(t: torch.Tensor, path: str) -> tuple[list[int], int]:
-    """Strides and where it starts. Of gradients strides where there is more than one element, as autograd accumulates in
-    several ways: one that is a row of something larger it keeps where it is, several rows it copies."""
-    if path.startswith("gradient"):
-        return [s for n, s in zip(t.size(), t.stride()) if n > 1], 0
-    return list(t.stride()), t.storage_offset()
+    """Strides of dimensions with more than one element, and where it starts. What torch says of others reaches no element,
+    and may depend on how another size divides. Gradients start anywhere: autograd accumulates in several ways, and keeps one
+    that is a row of something larger where it is, while it copies several rows."""
+    strides = [s for n, s in zip(t.size(), t.stride()) if n > 1]
+    return strides, 0 if path.startswith("gradient") else t.storage_offset()
 
 
 @dataclass
