@@ -111,6 +111,7 @@ NAMED = {
     "smelt.report.operators": "the beginning of every name, which people leave out",
     "smelt.plan.build": CALLS,
     "smelt.plan.in_place": "copies, which it adds and leaves out",
+    "smelt.report.edited_joints": WRITES,
     "smelt.report.edited_files": "what printed graphs call, which is recorded again",
     "smelt.verify.compare": "results that nobody reads, of calls that are not compared",
     "smelt.verify.parts": CALLS,
