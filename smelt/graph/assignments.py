@@ -101,7 +101,7 @@ def more_of(syms: Iterable[Sym]) -> Iterator[dict[Sym, int]]:
     """More assignments for symbols of which some are of short ranges: what fits their few numbers, which are close to each
     other, may fit by chance. None where no range is short."""
     given = sorted(syms, key=str)
-    short = {s for s in given if s.lo < s.hi == at(s, HUGE)}
+    short = {s for s in given if s.lo < s.hi and max(_plain(s)[:COUNT]) > s.hi}
     for k in range(_MORE if short else 0):
         drawn = Random(k)
         yield {
@@ -116,15 +116,20 @@ def _least(sym: Sym) -> int:
 
 @cache
 def _of_symbol(sym: Sym) -> Values:
-    found = re.fullmatch(r"([suwvr])(\d+)", sym.name)
-    if not found or int(found[2]) >= _MOST:
-        raise NeedsFixedSize(f"no numbers to try for {sym}", frozenset((sym,)))
-    numbers = tuple(n + max(sym.lo - 2, 0) for n in _NUMBERS[found[1]][int(found[2])])
+    numbers = _plain(sym)
     if sym.lo == sym.hi:
         return *numbers, sym.lo
     if max(numbers[:COUNT]) > sym.hi:
-        numbers = _between(sym, int(found[2]))
+        numbers = _between(sym, int(sym.name[1:]))
     return *(min(n, sym.hi) for n in numbers), numbers[1]
+
+
+def _plain(sym: Sym) -> Values:
+    """The numbers of a symbol of any size from its least one on."""
+    found = re.fullmatch(r"([suwvr])(\d+)", sym.name)
+    if not found or int(found[2]) >= _MOST:
+        raise NeedsFixedSize(f"no numbers to try for {sym}", frozenset((sym,)))
+    return tuple(n + max(sym.lo - 2, 0) for n in _NUMBERS[found[1]][int(found[2])])
 
 
 def widened(syms: Iterable[Sym]) -> dict[Sym, Sym]:

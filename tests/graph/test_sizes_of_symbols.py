@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smelt.errors import NeedsFixedSize
+from smelt.graph.assignments import more_of
 from smelt.graph.sizes import Sym, all_static, bounds, evaluate, is_one, loop_sym, proves_le, subs
 
 s, t = Sym("s", 2), Sym("t", 2)
@@ -107,3 +108,11 @@ def test_padding_adds_up_as_numbers_do(a: int, b: int, c: int, k: int, more: int
     padded = k * (-x % c) + k * x + t
     n = 2 * a + b + more
     assert evaluate(padded, {s: a, t: b}) == k * (-n % c) + k * n + b
+
+
+def test_only_short_ranges_are_tried_at_more_numbers() -> None:
+    """Operators that are run to know what they give would ask for as much memory as numbers from a long one say."""
+    long, short = Sym("s0", 2, 100_000), Sym("s1", 2, 9)
+    assert list(more_of([long])) == []
+    tried = list(more_of([long, short]))
+    assert tried and all(numbers[long] < 1000 and 2 <= numbers[short] <= 9 for numbers in tried)
