@@ -47,6 +47,7 @@ from smelt.torch_private import OpOverload
 
 _META = torch.device("meta")
 _MOST_TRIED = 1 << 22  # elements of a GPU's tensors of sizes that nobody gave
+_MOST_RUN = 1 << 26  # elements of a CPU's, for an operator that is run to know its results
 _MOST_ELEMENTS = 1 << 50  # of an operand: what is made of it may have some thousand times as many
 
 # Sizes of their results are quotients, which a multiple of a size may resemble.
@@ -437,6 +438,10 @@ class _Asked:
             if self._is_large_on_gpu(given, named):
                 seen = self._seen
                 why = NeedsFixedSize(f"{self.func} is tried on a GPU, of large tensors", self.syms)
+            if row(self.func).run_on_zeros and elements((given, named)) > _MOST_RUN:
+                raise NeedsFixedSize(
+                    f"{self.func} is run to know its results, of tensors this large", self.syms
+                )
             device = self.device if seen is None else CPU
             with not_tried(why if seen is None else self._why):
                 out = on_metas(self.func, given, named, device, self._accepted)
