@@ -283,9 +283,9 @@ def _flow(joint: Joint, parts: Partition) -> _Flow:
     for k in range(n):
         graph = without_tangents(parts.backward, frozenset(range(n)) - {k})
         gives.append({i for i, g in enumerate(graph.output.args[0]) if g is not None})
-        reads.append(_saved_that_reads(graph, parts))
+        reads.append(_saved_read_by(graph, parts))
     # Of one tangent alone, what it gives is known to be zero; together with another, that is computed.
-    together = _saved_that_reads(parts.backward, parts).difference(*reads)
+    together = _saved_read_by(parts.backward, parts).difference(*reads)
     for read in reads:
         read |= together
     cuts = _cut_tangents(joint)
@@ -300,7 +300,7 @@ def _flow(joint: Joint, parts: Partition) -> _Flow:
     return _Flow(_inverse(gives, n_gradients), _inverse(reads, len(parts.saved)))
 
 
-def _saved_that_reads(graph: Graph, parts: Partition) -> set[int]:
+def _saved_read_by(graph: Graph, parts: Partition) -> set[int]:
     used = {argument for node in graph for argument in argument_nodes(node)}
     named = {node.name for node in used if node.op == "placeholder"}
     return {i for i, p in enumerate(parts.backward.placeholders[: len(parts.saved)]) if p.name in named}

@@ -6,14 +6,15 @@ and is functional where the other one is; its forward needs no tangents. Without
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
+from smelt.graph.edited import Editors
 from smelt.tracing.joint import Joint
 
 Editor = Callable[[Joint], Joint]
 
-_editors: list[Editor] = []
+_editors: Editors[Editor] = Editors()
+editing_joints = _editors.asking
 
 
 def edited_joint(joint: Joint) -> Joint:
@@ -22,13 +23,3 @@ def edited_joint(joint: Joint) -> Joint:
     for editor in tuple(_editors):
         joint = editor(joint)
     return joint
-
-
-@contextmanager
-def editing_joints(editor: Editor) -> Iterator[None]:
-    """Asks `editor` for the duration of the context."""
-    _editors.append(editor)
-    try:
-        yield
-    finally:
-        _editors.remove(editor)

@@ -8,14 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, TypeVar
 
 from smelt.graph.ir import Graph
 
+E = TypeVar("E")
 Role = Literal["aten", "forward", "backward"]
 Editor = Callable[[Role, Graph], Graph]
 
-_editors: list[Editor] = []
+
+class Editors(list[E]):
+    """What edits something that was captured, in the order in which it is to be asked."""
+
+    @contextmanager
+    def asking(self, editor: E) -> Iterator[None]:
+        """Asks `editor` for the duration of the context."""
+        self.append(editor)
+        try:
+            yield
+        finally:
+            self.remove(editor)
+
+
+_editors: Editors[Editor] = Editors()
+editing = _editors.asking
 
 
 def edited(role: Role, graph: Graph) -> Graph:
@@ -24,13 +40,3 @@ def edited(role: Role, graph: Graph) -> Graph:
     for editor in tuple(_editors):
         graph = editor(role, graph)
     return graph
-
-
-@contextmanager
-def editing(editor: Editor) -> Iterator[None]:
-    """Asks `editor` for the duration of the context."""
-    _editors.append(editor)
-    try:
-        yield
-    finally:
-        _editors.remove(editor)

@@ -39,7 +39,7 @@ from smelt.capture.driver.entries import Answer, Answers, Backend, Entry, Record
 from smelt.capture.driver.errors import NotRepeatable, UserException, WorldChanged
 from smelt.capture.driver.misses import explain_miss, limit_reason
 from smelt.capture.driver.run import CapturedFrame, capture_frame, divided_sizes, needed_sizes
-from smelt.capture.driver.small_sizes import small_sizes, with_sizes_of_one
+from smelt.capture.driver.small_sizes import Trial, small_sizes, with_sizes_of_one
 from smelt.capture.driver.stages import compiled_frame, compiled_graph, is_functional, stage, without_frame
 from smelt.capture.driver.superseded import superseded
 from smelt.capture.emit.edited_frames import edited_frame
@@ -297,10 +297,11 @@ class FrameCompiler:
         data = captured.traced.data
         used_data = data is not None
         try:
+            trial = Trial(fn, slots, attempt, captured, self.resumes, self._functional)
             if data is not None:
-                small = small_sizes(fn, slots, attempt, captured, self.resumes, self._functional)
+                small = small_sizes(trial)
                 captured.traced = replace(captured.traced, data=replace(data, small=small))
-            with_sizes_of_one(fn, slots, attempt, captured, self.resumes, self._functional)
+            with_sizes_of_one(trial)
             self._install(fn, slots, captured, why, begin)
         except BackendError as e:
             return FailedAttempt(e, used_symbols=bool(captured.traced.numbers), used_data=used_data)

@@ -8,7 +8,7 @@ graph serves them; where data decide, its parts then run operator by operator (`
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 
 from smelt._native import isinstance
 from smelt.capture.base.values import FunctionType
@@ -30,39 +30,35 @@ _LEFT_OUT = frozenset({"graph", "backward", "torch_places", "n_primals"})
 _OWN = frozenset({"random_state", "set_random_state", "__builtins__"})
 
 
-def small_sizes(
-    fn: FunctionType,
-    slots: Sequence[object],
-    attempt: Attempt,
-    captured: CapturedFrame,
-    resumes: Resumes,
-    functional: bool,
-) -> frozenset[int]:
+@dataclass(frozen=True)
+class Trial:
+    """What an attempt captured, to be compared with what it captures of other sizes. `resumes`, `functional`: what its frame
+    is compiled with."""
+
+    fn: FunctionType
+    slots: Sequence[object]
+    attempt: Attempt
+    captured: CapturedFrame
+    resumes: Resumes
+    functional: bool
+
+
+def small_sizes(trial: Trial) -> frozenset[int]:
     """Which of 0 and 1 the sizes that data decide may be."""
-    return frozenset(
-        number
-        for number in (0, 1)
-        if _is_same(fn, slots, replace(attempt, data_is=number), captured, resumes, functional, number)
-    )
+    return frozenset(n for n in (0, 1) if _is_same(trial, replace(trial.attempt, data_is=n), n))
 
 
-def with_sizes_of_one(
-    fn: FunctionType,
-    slots: Sequence[object],
-    attempt: Attempt,
-    captured: CapturedFrame,
-    resumes: Resumes,
-    functional: bool,
-) -> None:
+def with_sizes_of_one(trial: Trial) -> None:
     """Makes what was captured one for calls with a size of 1 as well, if it is right for them: a size that was 1 before, or
     is marked to be. One such size at most, as each combination of several would have to be tried."""
+    captured, attempt = trial.captured, trial.attempt
     outside, traced = captured.outside.sizes, captured.traced
     for sym in traced.sizes if traced.data is None else ():
         paths = outside.places.paths.get(sym, set())
         if outside.may_be_one.isdisjoint(paths) or not paths <= outside.seen.keys() or sym.lo != 2:
             continue
         ones = replace(attempt, sizes=replace(attempt.sizes, ones=frozenset(paths)))
-        if _is_same(fn, slots, ones, captured, resumes, functional, 1):
+        if _is_same(trial, ones, 1):
             place = replace(traced.sizes[sym], may_be_one=True)
             captured.traced = replace(traced, sizes={**traced.sizes, sym: place})
             captured.guards = tuple(_with_any_or_one(guard, paths) for guard in captured.guards)
@@ -79,35 +75,21 @@ def _with_any_or_one(guard: Guard, paths: Collection[Path]) -> Guard:
     return guard if shape == facts.shape else replace(guard, _value=replace(facts, shape=shape))
 
 
-def _is_same(
-    fn: FunctionType,
-    slots: Sequence[object],
-    attempt: Attempt,
-    captured: CapturedFrame,
-    resumes: Resumes,
-    functional: bool,
-    number: int,
-) -> bool:
+def _is_same(trial: Trial, attempt: Attempt, number: int) -> bool:
     """Whether this attempt, in which some sizes are `number`, comes to what was captured."""
-    if not isinstance(captured.ending, Return):
+    if not isinstance(trial.captured.ending, Return):
         return False
-    other = capture_frame(fn, slots, attempt, name=captured.name)
+    other = capture_frame(trial.fn, trial.slots, attempt, name=trial.captured.name)
     if isinstance(other, FailedAttempt):
         return False
     try:
-        return _same(fn, captured, other, number, resumes, functional)
+        return _same(trial, other, number)
     finally:
         other.release()
 
 
-def _same(
-    fn: FunctionType,
-    captured: CapturedFrame,
-    other: CapturedFrame,
-    number: int,
-    resumes: Resumes,
-    functional: bool,
-) -> bool:
+def _same(trial: Trial, other: CapturedFrame, number: int) -> bool:
+    captured = trial.captured
     a, b = captured.traced, other.traced
     if (a.data is None) != (b.data is None) or not isinstance(other.ending, Return):
         return False
@@ -130,7 +112,7 @@ def _same(
         return False
     if not all(any(_same_guard(g, known) for known in captured.guards) for g in other.guards):
         return False
-    return _same_frame(fn, captured, other, resumes, functional)
+    return _same_frame(trial, other)
 
 
 def _paired(a: Traced, b: Traced, number: int) -> tuple[Values, Values] | None:
@@ -190,13 +172,11 @@ def _places(joint: Joint, given: Values) -> list[int]:
     return [i for i, node in enumerate(n for n in joint.graph if n not in given) if node in joint.backward]
 
 
-def _same_frame(
-    fn: FunctionType, captured: CapturedFrame, other: CapturedFrame, resumes: Resumes, functional: bool
-) -> bool:
+def _same_frame(trial: Trial, other: CapturedFrame) -> bool:
     """Whether the compiled frames are the same, but for the numbers that the graph is given."""
-    plain = (replace(c, traced=replace(c.traced, numbers=())) for c in (captured, other))
+    plain = (replace(c, traced=replace(c.traced, numbers=())) for c in (trial.captured, other))
     try:
-        one, two = (compiled_frame(fn, c, _no_graph, resumes, functional) for c in plain)
+        one, two = (compiled_frame(trial.fn, c, _no_graph, trial.resumes, trial.functional) for c in plain)
     except Unsupported:
         return False
     a, b = one.function.__globals__, two.function.__globals__

@@ -5,14 +5,15 @@ What always holds: a frame that is given back takes the same arguments. Without 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from smelt.capture.emit.compiled_frame import CompiledFrame
+from smelt.graph.edited import Editors
 
 Editor = Callable[[CompiledFrame], CompiledFrame]
 
-_editors: list[Editor] = []
+_editors: Editors[Editor] = Editors()
+editing_frames = _editors.asking
 
 
 def edited_frame(frame: CompiledFrame) -> CompiledFrame:
@@ -20,13 +21,3 @@ def edited_frame(frame: CompiledFrame) -> CompiledFrame:
     for editor in tuple(_editors):
         frame = editor(frame)
     return frame
-
-
-@contextmanager
-def editing_frames(editor: Editor) -> Iterator[None]:
-    """Asks `editor` for the duration of the context."""
-    _editors.append(editor)
-    try:
-        yield
-    finally:
-        _editors.remove(editor)

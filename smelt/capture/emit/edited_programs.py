@@ -8,8 +8,7 @@ Gradients, writes and random numbers are its own. Without editors nothing is ask
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from types import FunctionType
 
 import torch
@@ -17,6 +16,7 @@ import torch
 from smelt._native import isinstance
 from smelt.errors import ArtifactError
 from smelt.graph import torch_settings
+from smelt.graph.edited import Editors
 from smelt.graph.ir import TensorSpec
 from smelt.graph.printer import spec_text
 from smelt.graph.sizes import Values
@@ -25,27 +25,18 @@ from smelt.tracing.traced import Traced
 
 Editor = Callable[[Traced], FunctionType | None]
 
-_editors: list[Editor] = []
+_editors: Editors[Editor] = Editors()
+editing_programs = _editors.asking
 
 
 def edited_program(traced: Traced) -> FunctionType | None:
     """The function that stands in for the torch-level graph; None where nobody has edited it. Raises ArtifactError where
     what was edited cannot."""
-    for editor in reversed(_editors):
+    for editor in reversed(tuple(_editors)):
         function = editor(traced)
         if function is not None:
             return function
     return None
-
-
-@contextmanager
-def editing_programs(editor: Editor) -> Iterator[None]:
-    """Asks `editor` for the duration of the context."""
-    _editors.append(editor)
-    try:
-        yield
-    finally:
-        _editors.remove(editor)
 
 
 class EditedProgram:
