@@ -83,6 +83,15 @@ def _seed() -> Iterator[None]:
     assert close_autocasts() == 0
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """torch, and so compiled code, has two threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(autouse=True)
 def _device(request: pytest.FixtureRequest) -> Iterator[None]:
     """With SMELT_DEVICE, what tests/parity makes is made there (tests/catalogue sees to that itself)."""

@@ -24,14 +24,6 @@ from tests.harness.traced import traced
 aten = torch.ops.aten
 
 
-@pytest.fixture
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
 def launch(*regs, extent=64, grain=16):
     return Launch("k", regs, extent, grain)
 

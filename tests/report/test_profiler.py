@@ -14,14 +14,6 @@ from smelt.plan import event_names
 from smelt.plan.steps import Launch, Plan, Together
 
 
-@pytest.fixture
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
 def profiled(call):
     """The profiler, after a second call: the first compiles."""
     call()
