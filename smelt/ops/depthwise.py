@@ -18,7 +18,7 @@ import torch
 
 from smelt.costs import Costs
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Size, numel, static
+from smelt.graph.sizes import Size, bounds, likely, numel, static
 from smelt.loops.builder import Builder
 from smelt.loops.ir import Value
 from smelt.loops.tensor import Index, Load, Tensor
@@ -59,10 +59,10 @@ def are_generated(
 
 
 def _is_depthwise(weight: TensorSpec, c: Convolution, *images: TensorSpec) -> bool:
-    sizes = (*weight.shape, *(n for i in images for n in i.shape))
     return (
         len(weight.shape) == 4
-        and all(type(n) is int and n > 0 for n in sizes)
+        and all(type(n) is int for n in weight.shape)
+        and all(bounds(n)[0] > 0 for spec in (weight, *images) for n in spec.shape)
         and not c.transposed
         and c.groups > 1
         and weight.shape[:2] == (c.groups, 1)
@@ -77,7 +77,7 @@ def _lies_last(spec: TensorSpec) -> bool:
 
 
 def _is_small(result: TensorSpec, costs: Costs) -> bool:
-    return static(numel(result.shape)) <= costs.depthwise_elements
+    return likely(numel(result.shape)) <= costs.depthwise_elements
 
 
 def depthwise(b: Builder, x: Tensor, weight: Tensor, c: Convolution) -> Tensor:

@@ -94,6 +94,33 @@ def test_results_and_gradients(size, kind):
         assert errors[0] <= 2 * max(errors[1], torch.finfo(dtype).eps / 4)
 
 
+ANY_SIZE = [(2, 9, 8), (3, 6, 11), (2, 16, 16), (5, 7, 7)]  # images, height, width
+
+
+@pytest.mark.parametrize("window, stride", [(3, 1), (3, 2), (5, 2)])
+def test_sizes_that_change(window, stride, kind):
+    """One text serves them, forward and backward."""
+
+    def f(x, weight, bias):
+        return F.conv2d(x, weight, bias, stride, window // 2, groups=16) * 2
+
+    compiled = smelt.compile(f, fullgraph=True, dynamic=True)
+    seen: list[events.Event] = []
+    with events.subscribed(seen.append):
+        for n, h, w in ANY_SIZE:
+            given = tensors((n, 16, h, w, window), bf16, bias=True)
+            got = results(compiled, given)
+            exact = results(f, [g.detach().double().requires_grad_() for g in given])
+            for mine, eager, want in zip(got, results(f, given), exact, strict=True):
+                assert mine.stride() == eager.stride() and mine.dtype == eager.dtype
+                errors = [float((t.double() - want).norm() / want.norm()) for t in (mine, eager)]
+                assert errors[0] <= 2 * max(errors[1], torch.finfo(bf16).eps / 4)
+    assert sum(e.kind == "entry-installed" for e in seen) == 1
+    calls = externs(seen)
+    assert "aten.convolution.default" not in calls
+    assert ("aten.convolution_backward.default" in calls) == (kind == "large")
+
+
 def test_what_follows_is_part_of_the_kernel(kind):
     size = (2, 16, 8, 8, 3, 1, 1, 1)
     x, weight = (t.detach() for t in tensors(size, bf16, False))
