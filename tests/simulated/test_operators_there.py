@@ -71,6 +71,16 @@ def test_a_sum_of_what_no_tensor_holds():
     check(fn, torch.randn(3, 20, device="cuda"))
 
 
+@pytest.mark.parametrize("like", [torch.zeros_like, torch.ones_like])
+@pytest.mark.parametrize("there", ["cuda", "cpu"])
+def test_tensors_like_another_on_a_device_that_is_named(like, there):
+    def fn(x):
+        return like(x, device=there, dtype=torch.float64).to("cuda") * 2
+
+    check(fn, torch.randn(3, 4, device="cuda").t())
+    check(fn, torch.randn(3, 4))
+
+
 def test_the_logarithm_of_a_softmax_without_dimensions():
     x = torch.randn((), device="cuda", requires_grad=True)
     compiled = smelt.compile(lambda x: x.log_softmax(0), fullgraph=True)

@@ -67,7 +67,7 @@ def elements(tree: Any) -> int:
 def on_any(layout: Callable[..., Any]) -> Callable[..., Any]:
     """`layout_on` of an operator whose results lie in the same way on every device: of a shape function that ATen's
     kernels share."""
-    return lambda device, *args, **kwargs: layout(*args, **kwargs)
+    return lambda device, /, *args, **kwargs: layout(*args, **kwargs)  # which may have a `device` themselves
 
 
 def to_meta(value: Any) -> Any:
