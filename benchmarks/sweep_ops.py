@@ -3,6 +3,7 @@
     python -m benchmarks.sweep_ops [--dtype float32 --dtype int64] [--only NAME] [--out DIR]      forward
     python -m benchmarks.sweep_ops --gradients [--only NAME] [--out DIR]      gradients of random tangents, float64
     python -m benchmarks.sweep_ops --device cuda --dtype bfloat16 --jobs 15   on a GPU, in a file of its own; see docs/gpu.md
+    python -m benchmarks.sweep_ops --dynamic [--gradients]   sizes and numbers are symbols; one function for all samples
 
 A result in half precision that is not close to eager's agrees all the same if each element that is not close is at least as
 near as eager's to what the same call gives on float64 tensors, or within half a unit in the last place of it, which is as
@@ -192,6 +193,9 @@ class Sweep:
     device: str = "cpu"
     gradients: bool = False
     samples: int = SAMPLES
+    dynamic: bool = (
+        False  # one compiled function for all samples of an operator, of symbolic sizes and numbers
+    )
 
     def takes(self, op: Any) -> bool:
         dtype = getattr(torch, self.dtype)
@@ -218,21 +222,27 @@ def run_operator(op: Any, what: Sweep) -> dict[str, Any]:
             why = event.data["reason"].detail.removeprefix("no ahead-of-time gradients: ")
             row["not_ahead"][why] = row["not_ahead"].get(why, 0) + 1
 
+    def call(input, args, kwargs):  # type: ignore[no-untyped-def]
+        return op.op(input, *args, **kwargs)
+
+    def made() -> Any:
+        how = {"dynamic": True, "options": {"recompile_limit": what.samples}} if what.dynamic else {}
+        return smelt.compile(call, **how)
+
     dtype = getattr(torch, what.dtype)
     samples = op.sample_inputs(what.device, dtype, requires_grad=what.gradients)
+    of_all = made()
     for sample in itertools.islice(samples, what.samples):
-
-        def call(input, args, kwargs):  # type: ignore[no-untyped-def]
-            return op.op(input, *args, **kwargs)
-
-        compiled = smelt.compile(call)
+        compiled = of_all if what.dynamic else made()
+        known = len(reasons(compiled))
         given = (sample.input, sample.args, sample.kwargs)
         row["samples"] += 1
         want_kind, want = _outcome(lambda: _evaluate(call, given, sample.output_process_fn_grad))
         with events.subscribed(listen):
             for _ in range(2):
                 kind, got = _outcome(lambda: _evaluate(compiled, given, sample.output_process_fn_grad))
-        failure = next((r for r in reasons(compiled) if r.kind in (INTERNAL, BACKEND_FAILED)), None)
+        why = reasons(compiled)[known:]
+        failure = next((r for r in why if r.kind in (INTERNAL, BACKEND_FAILED)), None)
         if failure is not None:
             row["wrong"].append(f"{failure.kind.id}: {failure.detail:.200}")
         elif kind != want_kind or (kind == "error" and type(got) is not type(want)):
@@ -248,7 +258,7 @@ def run_operator(op: Any, what: Sweep) -> dict[str, Any]:
                 row["wrong"].append(difference)
         else:
             row["agree"] += 1
-        for reason in reasons(compiled)[:1]:
+        for reason in why[:1]:
             row["eager"][reason.kind.id] = row["eager"].get(reason.kind.id, 0) + 1
     row["extern"] = sorted(externs)
     return row
@@ -367,6 +377,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--dtype", action="append")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--gradients", action="store_true")
+    parser.add_argument("--dynamic", action="store_true")
     parser.add_argument("--only", action="append")
     parser.add_argument(
         "--samples", type=int, default=SAMPLES, help=f"of an operator, at most (default: {SAMPLES})"
@@ -378,7 +389,7 @@ def _options() -> argparse.Namespace:
 
 def _file(options: argparse.Namespace) -> str:
     """On a GPU each dtype has a file of its own: so many samples are a command each."""
-    name = "gradients" if options.gradients else "operators"
+    name = f"{'sized-' * options.dynamic}{'gradients' if options.gradients else 'operators'}"
     return f"{name}.md" if options.device == "cpu" else f"{'-'.join([name, *(options.dtype or [])])}.md"
 
 
@@ -391,7 +402,7 @@ def main() -> None:
     _prepare(options.device)
     parts, wrong = [], 0
     for dtype in options.dtype or (["float64"] if options.gradients else ["float32", "int64"]):
-        what = Sweep(dtype, options.device, options.gradients, options.samples)
+        what = Sweep(dtype, options.device, options.gradients, options.samples, options.dynamic)
         rows = sweep(what, options.only, options.jobs)
         wrong += sum(1 for r in rows if r["wrong"])
         parts.append(table(dtype, rows, options.gradients))
@@ -400,6 +411,7 @@ def main() -> None:
     device = "" if options.device == "cpu" else f", {torch.cuda.get_device_name()}"
     facts = f"{datetime.date.today()}, torch {torch.__version__}{device}. Command: `{command}`."
     kind = "gradients" if options.gradients else "forward"
+    kind += ", symbolic sizes" if options.dynamic else ""
     head = f"# Operator database, {kind}, smelt backend\n\n{facts}"
     if options.only:
         print("\n\n".join(parts))

@@ -233,11 +233,12 @@ class Candidates:
 
     def fit(self, values: Sequence[int], combined: bool = True) -> Size | None:
         """The size of these values: a constant, a candidate, or, if `combined`, a multiple of one with a constant added, or
-        the sum or difference of two. None where there is none, or more than one."""
+        the sum or difference of two. None where there is none, or more than one, as where a candidate is one number for
+        all that is tried (`3 // s`, where `s` is large)."""
         given = tuple(values)
-        if len(set(given)) == 1:
-            return given[0]
         found = self._by_values.get(given)
+        if len(set(given)) == 1:
+            return given[0] if found is None else None
         if found is not None:
             return next(iter(found)) if len(found) == 1 else None
         if not combined:

@@ -38,7 +38,7 @@ from smelt.graph.sizes import INFINITE, Expr, Size, Sym, contiguous_stride, eval
 from smelt.graph.specs import at_numbers, empty_like_spec, make_spec, with_sizes
 from smelt.ops.known_layouts import known_layout
 from smelt.ops.layouts import Accepted, not_tried, on_metas, seen_on_gpu
-from smelt.ops.layouts.meta import CPU, elements
+from smelt.ops.layouts.meta import CPU, elements, of_cpp
 from smelt.ops.layouts.seen import Seen
 from smelt.ops.recompute import Class
 from smelt.ops.registry import row
@@ -47,7 +47,7 @@ from smelt.torch_private import OpOverload
 
 _META = torch.device("meta")
 _MOST_TRIED = 1 << 22  # elements of a GPU's tensors of sizes that nobody gave
-_MOST_RUN = 1 << 26  # elements of a CPU's, for an operator that is run to know its results
+_MOST_RUN = 1 << 26  # elements of a CPU's, results among them, for an operator that is run to know these
 _MOST_ELEMENTS = 1 << 50  # of an operand: what is made of it may have some thousand times as many
 
 # Sizes of their results are quotients, which a multiple of a size may resemble.
@@ -438,7 +438,7 @@ class _Asked:
             if self._is_large_on_gpu(given, named):
                 seen = self._seen
                 why = NeedsFixedSize(f"{self.func} is tried on a GPU, of large tensors", self.syms)
-            if row(self.func).run_on_zeros and elements((given, named)) > _MOST_RUN:
+            if row(self.func).run_on_zeros and _elements_with_results(self.func, given, named) > _MOST_RUN:
                 raise NeedsFixedSize(
                     f"{self.func} is run to know its results, of tensors this large", self.syms
                 )
@@ -486,6 +486,11 @@ class _Asked:
         given, named, _ = self._given(now)
         with not_tried(None):
             return seen_on_gpu(self.func, given, named, self.device, fixed)
+
+
+def _elements_with_results(func: OpOverload, given: list[Any], named: dict[str, Any]) -> int:
+    """How many the arguments and the results have, as far as torch's shape function tells, which is right about sizes."""
+    return elements((given, named, of_cpp(func, given, named)))
 
 
 def _by_rule(asked: _Asked, out: Any) -> TensorSpec | None:

@@ -1,5 +1,5 @@
-"""Layouts of results over sizes of short ranges, in some of which a dimension is 1: what is found is what torch says for all
-others, which are those of calls."""
+"""What operators give for symbolic sizes, told from a few numbers: what is found is what torch says for all others, which
+are those of calls, or the symbols are to be numbers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from smelt.errors import NeedsFixedSize
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Size, Sym, evaluate
 from smelt.graph.specs import empty_like_spec, make_spec, with_sizes
+from smelt.ops import layouts
 from smelt.ops.symbolic_results import results
 
 aten = torch.ops.aten
@@ -50,3 +52,25 @@ def test_a_dimension_of_one_does_not_decide_a_layout(call: Any) -> None:
         ]
         out, made = func(*metas), with_sizes(found, lambda n: evaluate(n, numbers))  # noqa: B023
         assert (made.shape, made.stride) == (tuple(out.size()), out.stride())
+
+
+def test_what_is_one_for_all_that_is_tried_is_not_taken_for_one() -> None:
+    """`3 // n + 1` is 1 but for small sizes, and of windows that move by 3 there are two."""
+    few = make_spec((1, 2, 3 // B + 1), (6, 3, 1), torch.float32, CPU)
+    with pytest.raises(NeedsFixedSize):
+        results(aten.squeeze.dim, (few, 0), {}, CPU, spec_of)
+    rows = make_spec((1, B // 1024 + 1, 4), (4 * (B // 1024 + 1), 4, 1), torch.float32, CPU)
+    found = results(aten.squeeze.dim, (rows, 0), {}, CPU, spec_of)
+    assert (found.shape, found.stride) == ((B // 1024 + 1, 4), (4, 1))
+
+
+def test_what_is_run_to_know_its_results_is_not_run_for_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = []
+    real = layouts.tried
+    monkeypatch.setattr(layouts, "tried", lambda *given: ran.append(given) or real(*given))
+    x = make_spec((2, B, B, 4), (4 * B * B, 4 * B, 4, 1), torch.float32, CPU)
+    with pytest.raises(NeedsFixedSize, match="this large"):
+        results(aten.replication_pad2d.default, (x, [1 << 20, 1, 1, 1]), {}, CPU, spec_of)
+    assert not ran
+    found = results(aten.replication_pad2d.default, (x, [2, 1, 1, 1]), {}, CPU, spec_of)
+    assert ran and found.shape == (2, B, B + 2, 7)

@@ -412,6 +412,16 @@ def test_windows_that_are_cut_off() -> None:
     check(compiled, model, [(2, 3, 48, 48), (3, 3, 64, 64), (2, 3, 96, 96)], 2)
 
 
+def test_strides_that_change_the_number_of_windows() -> None:
+    """Of an image without a batch, whose results are squeezed: a stride that is large leaves one row."""
+    w, x = torch.randn(2, 2, 3, 3), torch.randn(4, 8, 8)
+    f = lambda x, stride: torch.conv2d(x, w, None, stride, (2, 1), (4, 4), 2)  # noqa: E731
+    for dynamic in (None, True):
+        compiled = smelt.compile(f, dynamic=dynamic)
+        for stride in (2, 3, 1, 4, 9):
+            torch.testing.assert_close(compiled(x, (stride, 2)), f(x, (stride, 2)))
+
+
 def distances(size: int, table: torch.Tensor) -> torch.Tensor:
     """Rows of a table for distances between `size` places, resized to as many as there are."""
     count = int(2 * max(size, size) - 1)
