@@ -207,7 +207,10 @@ def agreed(specs: Iterable[TensorSpec], ask: Callable[..., Any], why: str) -> An
     syms = frozenset().union(*map(syms_of, given))
     if not syms:
         return ask(*given)
-    answers = [ask(*(spec_at(s, k) for s in given)) for k in range(COUNT)]
+    try:
+        answers = [ask(*(spec_at(s, k) for s in given)) for k in range(COUNT)]
+    except RuntimeError as error:  # sizes that are tried need not go together
+        raise NeedsFixedSize(f"{why}: {error}", syms) from error
     if any(answer != answers[0] for answer in answers):
         raise NeedsFixedSize(why, syms)
     return answers[0]

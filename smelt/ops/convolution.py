@@ -28,6 +28,12 @@ class Convolution(NamedTuple):
         """The same settings, hashable."""
         return Convolution(*(tuple(v) if isinstance(v, list) else v for v in self))  # type: ignore[arg-type]
 
+    @property
+    def has_numbers(self) -> bool:
+        """Whether all settings are numbers: only of these torch can be asked which library computes."""
+        lists = (self.stride, self.padding, self.dilation, self.output_padding)
+        return all(isinstance(n, int) for n in (self.groups, *(n for v in lists for n in v)))
+
     def channels(self, weight: Sequence[int]) -> int:
         """The number of channels of the result, of a weight of this shape."""
         return weight[1] * self.groups if self.transposed else weight[0]

@@ -30,9 +30,10 @@ def with_bias_behind(
 ) -> Tensor | None:
     """The convolution, and its bias added to what it gives; None where ATen does not compute it so, or sizes that are no
     numbers may decide. `settings`: the arguments of `aten.convolution` behind the bias."""
-    if b.device.type != "cuda" or select_conv_backend is None:
+    c = Convolution(*settings)
+    if b.device.type != "cuda" or select_conv_backend is None or not c.has_numbers:
         return None
-    frozen = Convolution(*settings).frozen()
+    frozen = c.frozen()
 
     def asked(*specs: TensorSpec) -> bool:
         return adds_behind(b.device, tuple(map(_layout, specs)), frozen)

@@ -61,6 +61,7 @@ def are_generated(
 def _is_depthwise(weight: TensorSpec, c: Convolution, *images: TensorSpec) -> bool:
     return (
         len(weight.shape) == 4
+        and c.has_numbers
         and all(type(n) is int for n in weight.shape)
         and all(bounds(n)[0] > 0 for spec in (weight, *images) for n in spec.shape)
         and not c.transposed

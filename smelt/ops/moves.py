@@ -13,7 +13,7 @@ from smelt.loops.ir import Value
 from smelt.loops.tensor import Index, Load, Tensor
 from smelt.loops.values import both, cast, compare, const, where
 from smelt.loops.values import index as index_value
-from smelt.ops.layouts.meta import META, of_cpp, on_any, suggested_format
+from smelt.ops.layouts.meta import META, fresh, of_cpp, on_any, suggested_format
 from smelt.ops.recompute import Class
 from smelt.ops.registry import declare, operator
 from smelt.ops.trace_rules import TraceRule
@@ -185,4 +185,18 @@ def _roll_layout(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = (
 
 declare(aten.constant_pad_nd.default, layout=_pad_layout, layout_on=on_any(_pad_layout))
 declare(aten.roll.default, layout=_roll_layout)
+
+
+def _diag_embed_layout(x: torch.Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
+    """Zeros with the rows of `x` on a diagonal, in row-major order."""
+    first, second = (d % (x.dim() + 1) for d in (dim1, dim2))
+    if first == second or not x.dim():
+        return NotImplemented
+    shape = list(x.shape[:-1])
+    for d in sorted((first, second)):
+        shape.insert(d, x.shape[-1] + abs(offset))
+    return fresh(shape, x.dtype)
+
+
+declare(aten.diag_embed.default, layout=_diag_embed_layout)
 declare(aten.flip.default, run_on_zeros=True)

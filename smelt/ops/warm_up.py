@@ -51,7 +51,7 @@ def convolutions(graph: Graph, backward: Set[Node], costs: Costs, device: torch.
         grad, x, weight = (a.spec for a in node.args[:3])
         settings, wanted = Convolution(*node.args[4:10]).frozen(), node.args[10]
         c = settings.over(len(weight.shape) - 2)
-        if c.groups == 1 or x.device != device or not _is_known(grad, x, weight):
+        if x.device != device or not c.has_numbers or c.groups == 1 or not _is_known(grad, x, weight):
             continue
         if not is_cudnns(device, empty_like_spec(x, META), empty_like_spec(weight, META), c):
             continue

@@ -74,3 +74,14 @@ def test_what_is_run_to_know_its_results_is_not_run_for_large_ones(monkeypatch: 
     assert not ran
     found = results(aten.replication_pad2d.default, (x, [2, 1, 1, 1]), {}, CPU, spec_of)
     assert ran and found.shape == (2, B, B + 2, 7)
+
+
+def test_diagonals_have_no_memory_while_they_are_traced() -> None:
+    """The result has the square of the elements: of a row of 40,000, 12 GB."""
+    rows = make_spec((2, B), (B, 1), torch.float64, CPU)
+    for dims in ((-2, -1), (0, 2), (1, -1), (2, 1), (0, 1)):
+        found = results(aten.diag_embed.default, (rows, -1, *dims), {}, CPU, spec_of)
+        made = torch.randn(2, 7).diag_embed(-1, *dims)
+        numbers = {B: 7}
+        assert tuple(evaluate(n, numbers) for n in found.shape) == made.shape
+        assert tuple(evaluate(n, numbers) for n in found.stride) == made.stride()

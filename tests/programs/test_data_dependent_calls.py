@@ -172,3 +172,15 @@ def test_random_integers_below_a_number_that_data_give() -> None:
         compare(observe(compiled, (x, torch.tensor(k)), 0), observe(drawn, (x, torch.tensor(k)), 0))
     check_no_failure(compiled)
     assert len(entries(compiled)) == 1
+
+
+def test_as_many_classes_as_there_are() -> None:
+    """C++ code reads the largest; torch-level graphs have no tensor of its own to read."""
+    compiled = smelt.compile(lambda x: F.one_hot(x) * 2, fullgraph=True)
+    for classes in ([5], [0, 3, 3], [[1, 2], [7, 0]], [4, 4, 9]):
+        x = torch.tensor(classes)
+        torch.testing.assert_close(compiled(x), F.one_hot(x) * 2)
+    check_no_failure(compiled)
+    for classes in ([1, -2], []):
+        with pytest.raises(RuntimeError, match="[Cc]lass"):
+            compiled(torch.tensor(classes, dtype=torch.long))

@@ -54,6 +54,34 @@ def test_only_what_changed_is_symbolic() -> None:
     assert shapes(compiled) == ["[4, 16]", "[4, *]", "[*, *]"]
 
 
+class Shift(nn.Module):
+    def forward(self, x: torch.Tensor, by: int, *more: int, times: int = 2, **rest: int) -> torch.Tensor:
+        return (x[:, :by] * times + sum(more)) * rest.get("scale", 1)
+
+
+def test_ints_are_symbolic_from_the_first_call_on() -> None:
+    """With `dynamic=True`; 0 and 1, what is a bool, and ints where another value would be another program are not."""
+    f = lambda x, n, dim, flag: (x[:n].sum(dim) * n, flag)  # noqa: E731
+    compiled = smelt.compile(f, dynamic=True)
+    x = torch.randn(9, 8)
+    for n in (3, 5, 7, 4):
+        torch.testing.assert_close(compiled(x, n, 0, True), f(x, n, 0, True))
+    assert len(entries(compiled)) == 1
+    for n, dim, flag in ((1, 0, True), (3, 1, True), (5, 0, False)):
+        torch.testing.assert_close(compiled(x, n, dim, flag), f(x, n, dim, flag))
+    assert len(entries(compiled)) == 4
+    module = Shift()
+    compiled = smelt.compile(module, dynamic=True)
+    for by, a, times, scale in ((3, 2, 4, 5), (4, 7, 3, 2), (6, 3, 9, 8)):
+        given = (x, by, a, a + 1), {"times": times, "scale": scale}
+        torch.testing.assert_close(compiled(*given[0], **given[1]), module(*given[0], **given[1]))
+    assert len(entries(compiled)) == 1
+    compiled = smelt.compile(module)  # by default they are, once they are seen to change
+    for times in range(2, 12):
+        torch.testing.assert_close(compiled(x, 3, times=times, scale=2), module(x, 3, times=times, scale=2))
+    assert len(entries(compiled)) == 2
+
+
 def test_none_has_an_entry_of_its_own_and_one_where_it_comes_later() -> None:
     compiled = run(double, [(4, 16)], [(5, 16)], [(9, 16)], [(1, 16)], [(0, 16)], [(3, 16)])
     assert shapes(compiled) == ["[*, 16]", "[1, 16]", "[0, 16]"]

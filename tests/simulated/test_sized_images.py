@@ -130,3 +130,28 @@ def test_images_of_half_precision_are_channels_last_inside(monkeypatch: pytest.M
         check_same([found], [expected], 0.05)
     found_in = [node for graph in made for node in graph if node.target is torch.ops.aten.convolution.default]
     assert len(found_in) == 4 and all(is_last(node.args[0].spec) for node in found_in)
+
+
+def test_numbers_of_a_convolution_that_change() -> None:
+    """Torch, which is asked which library computes, takes no symbols; weights that are arguments may have symbolic sizes."""
+    x = torch.randn(2, 4, 8, 8).cuda()
+
+    def fn(x: Tensor, weight: Tensor, turned: Tensor, bias: Tensor, n: int) -> tuple[Tensor, ...]:
+        each = F.conv2d(x, weight[:, :1], None, n, n, groups=4)
+        return (
+            F.conv2d(x, weight, bias, (n, 1), n),
+            F.conv_transpose2d(x, turned, bias, n, padding=(0, n)),
+            each,
+        )
+
+    for dynamic in (None, True):
+        compiled = smelt.compile(fn, fullgraph=True, dynamic=dynamic)
+        for n in (2, 3, 1, 4):
+            given = (
+                x,
+                torch.randn(4, 4, 3, 3).cuda(),
+                torch.randn(4, 4, 5, 5).cuda(),
+                torch.randn(4).cuda(),
+                n,
+            )
+            torch.testing.assert_close(compiled(*given), fn(*given), rtol=1e-4, atol=1e-4)

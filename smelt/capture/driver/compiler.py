@@ -37,6 +37,7 @@ from smelt.capture.driver.attempts import (
 from smelt.capture.driver.checks import is_only_thread, verified, verify_accepts, verify_refuses
 from smelt.capture.driver.entries import Answer, Answers, Backend, Entry, Record, wrap
 from smelt.capture.driver.errors import NotRepeatable, UserException, WorldChanged
+from smelt.capture.driver.int_arguments import int_arguments
 from smelt.capture.driver.misses import explain_miss, limit_reason
 from smelt.capture.driver.run import CapturedFrame, capture_frame, divided_sizes, needed_sizes
 from smelt.capture.driver.small_sizes import Trial, small_sizes, with_sizes_of_one
@@ -263,6 +264,8 @@ class FrameCompiler:
             sizes = replace(record.start.sizes, values=self.resumes.sizes)
             record.start = replace(record.start, sizes=sizes)
         start = record.start.handed(self.resumes.handed(self.target()))
+        if self.dynamic is True:
+            start = start.generalizing(int_arguments(fn.__code__, slots), set())
         begin = time.perf_counter()
         with collections_postponed():
             done = first_success(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import operator
 from typing import Protocol, cast
 
 import torch
@@ -132,8 +133,10 @@ def _one_hot(vm: VM, args: Args, kwargs: Kwargs) -> object:
     call = inspect.signature(_one_hot_signature).bind(*args, **kwargs)
     call.apply_defaults()
     classes, count = cast("tuple[object, int]", call.args)
-    if type(classes) is not FakeTensor or count < 0 or classes.device.type != "cpu":
+    if type(classes) is not FakeTensor or count < -1 or classes.device.type != "cpu" or classes.numel() == 0:
         return one_hot(*args, **kwargs)
+    if count == -1:
+        count = cast("int", vm.binary(operator.add, vm.native(torch.Tensor.item, (classes.max(),), {}), 1))
     made = torch.zeros((*classes.shape, count), dtype=torch.int64)
     return made.scatter_(-1, classes.unsqueeze(-1), 1)
 

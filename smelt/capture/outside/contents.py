@@ -132,6 +132,20 @@ def item(outside: Outside, container: object, key: object, value: object) -> obj
     return wrapping.wrap(outside, value, origin.child("item", key))
 
 
+def changing_items(outside: Outside, value: dict[object, object]) -> dict[object, object] | None:
+    """The items of an outside dictionary, as the machine has them, where numbers in it changed between calls: native code,
+    which `open` is for, would need those as they are. None for any other."""
+    origin = outside.origins.get(id(value))
+    if type(value) is not dict or origin is None or value in outside.log:
+        return None
+    if not wrapping.holds_changing_numbers(outside, origin):
+        return None
+    for key in value:
+        _check_key(outside, key)
+    outside.facts.guard("keys", origin, tuple(value))
+    return {k: item(outside, value, k, v) for k, v in value.items()}
+
+
 def _with_fakes(outside: Outside, container: C) -> C:
     """A copy that holds what the machine has in place of tensors; containers inside are themselves."""
     return _with_items(outside.overlay.now(container), lambda v: _shown(outside, v))

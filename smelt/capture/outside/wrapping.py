@@ -60,7 +60,7 @@ def wrap(outside: Outside, value: Any, origin: Origin, *, decided: bool = False)
             return value
         if outside.numbers.dynamic and (kind is int or kind is float):
             return outside.numbers.read(value, origin)
-        if kind is torch.Size and _holds_changing_numbers(outside, origin):
+        if kind is torch.Size and holds_changing_numbers(outside, origin):
             return _wrap_tuple(outside, value, origin, decided)
         outside.facts.guard("eq", origin, value)
         if kind in _MADE_EVERYWHERE and not is_shared(value):
@@ -257,7 +257,8 @@ def _alias(outside: Outside, origin: Origin, first: Origin) -> None:
         outside.facts.guard("alias", origin, first)
 
 
-def _holds_changing_numbers(outside: Outside, origin: Origin) -> bool:
+def holds_changing_numbers(outside: Outside, origin: Origin) -> bool:
+    """Whether numbers inside what was read at `origin` changed between calls."""
     if not outside.numbers.dynamic:
         return False
     path = origin.path
@@ -277,7 +278,7 @@ def _wrap_constants(
 
 def _wrap_tuple(outside: Outside, value: tuple[object, ...], origin: Origin, decided: bool) -> object:
     kind = type(value)
-    if kind is tuple and is_constant(value) and not _holds_changing_numbers(outside, origin):
+    if kind is tuple and is_constant(value) and not holds_changing_numbers(outside, origin):
         return _wrap_constants(outside, value, origin, decided)
     known = outside.seen.tuples.get(id(value))
     if known is not None:

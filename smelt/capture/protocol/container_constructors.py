@@ -109,6 +109,8 @@ def _no_pair(number: int) -> TypeError:
 def mapping(vm: VM, obj: object) -> dict[object, object]:
     """What `**obj` or `dict.update(obj)` reads, as a dictionary."""
     if isinstance(obj, dict) and python_method(vm, obj, "keys") is None:
+        if (items := contents.changing_items(vm.outside, obj)) is not None:
+            return items
         return cast("dict[object, object]", contents.view(vm.outside, obj, deep=False))
     keys = vm.elements(vm.call(attributes.load_attr(vm, obj, "keys"), (), {}))
     pairs = [(k, vm.subscript(obj, k)) for k in keys]

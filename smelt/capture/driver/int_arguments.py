@@ -1,0 +1,35 @@
+"""The ints that a call is given, which `dynamic=True` takes for symbols from the first call on."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from types import CodeType
+
+from smelt._native import isinstance
+from smelt.guards.changed_numbers import Path
+from smelt.guards.origin import Origin
+
+
+def int_arguments(code: CodeType, slots: Sequence[object]) -> set[Path]:
+    """Where they are: arguments, and what `*args` and `**kwargs` hold. 0 and 1 are numbers, as sizes of 0 and 1 are."""
+    return {origin.path for origin, value in _arguments(code, slots) if type(value) is int and value > 1}
+
+
+def _arguments(code: CodeType, slots: Sequence[object]) -> Iterator[tuple[Origin, object]]:
+    named = code.co_argcount + code.co_kwonlyargcount
+    for i, value in enumerate(slots[:named]):
+        yield Origin("arg", "", None, i), value
+    if code.co_flags & inspect.CO_VARARGS:
+        rest = slots[named]
+        yield from _held(named, list(enumerate(rest)) if isinstance(rest, tuple) else [])
+        named += 1
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        rest = slots[named]
+        yield from _held(named, list(rest.items()) if isinstance(rest, dict) else [])
+
+
+def _held(slot: int, items: Sequence[tuple[object, object]]) -> Iterator[tuple[Origin, object]]:
+    origin = Origin("arg", "", None, slot)
+    for key, value in items:
+        yield origin.child("item", key), value
