@@ -151,15 +151,18 @@ class _Builder:
 
 
 def view_layout(tensor: Tensor, source: Tensor) -> Layout:
-    """How a view looks at its base's memory: from its index function where that is affine, else as the trace saw it.
-    Strides of dimensions of size 1 mean nothing and are the trace's."""
+    """How a view looks at its base's memory: from its index function where that is affine, else as the trace saw it, as where
+    it has no elements. Strides of dimensions of size 1 mean nothing and are the trace's."""
+    seen = tensor.shape, tensor.spec.stride, tensor.spec.offset - source.spec.offset
+    if 0 in tensor.shape:
+        return seen
     index, loops = own_loops(tensor.shape, "d")
     at: Size = linear(source, _base_index(tensor, index))
     strides: list[Size] = list(tensor.spec.stride)
     for (sym, _), d in zip(loops, [d for d, i in enumerate(index) if i != 0]):
         split = affine(at, sym)
         if split is None:
-            return tensor.shape, tensor.spec.stride, tensor.spec.offset - source.spec.offset
+            return seen
         strides[d], at = split
     return tensor.shape, tuple(strides), at
 

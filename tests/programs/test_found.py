@@ -127,3 +127,12 @@ def gradients_of_results_without_elements():
         return product, other.cumsum(0).clamp(-9, 9), written
 
     return fn, [(torch.empty(0, 17, requires_grad=True),)] * 3
+
+
+def test_parts_without_elements_start_where_eagers_do():
+    def fn(x):
+        return x.unsqueeze(0).split([1, 0], 0)[1], x[x.shape[0] :].unsqueeze(1), x.unsqueeze(1)[:, 1:]
+
+    for x in (torch.randn(2, 3), torch.randn(4, 6)[::2, ::2], torch.randn(6)[1:].view(5, 1).expand(5, 3)):
+        for got, want in zip(smelt.compile(fn)(x), fn(x), strict=True):
+            assert (got.storage_offset(), got.stride()) == (want.storage_offset(), want.stride())
