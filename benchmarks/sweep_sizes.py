@@ -40,6 +40,7 @@ import torch
 import transformers
 from torch import nn
 from torch._dynamo import convert_frame
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import smelt
 from benchmarks import sweep_models
@@ -49,7 +50,7 @@ from smelt.report import inspect
 TOLERANCE = 1e-4  # of the largest magnitude of a tensor
 GRADIENT_TOLERANCE = 1e-3
 EXACT = 1e-9  # the same of float64
-FEW = 2  # entries that a model may have; one more where a size is 1
+FEW = 2  # entries that a model may have; one more where a size is 1, or comes to 1
 TEXTS = ((2, 16), (3, 11), (5, 24), (2, 7))
 # Sizes in use, of which no map at a stride of 32 is a single row or column, and at 64 none but of odd ones: a size of 0 or 1
 # is a number, so that such maps have entries of their own, which is not what is counted here.
@@ -194,6 +195,38 @@ def _moved(inputs: Inputs, times: int = 24) -> Iterator[Inputs]:
         yield {k: v * (1 + 1e-7 * torch.randn(v.shape, generator=generator)) for k, v in inputs.items()}
 
 
+class _Operators(TorchDispatchMode):
+    """Records which run, and the shapes of what they give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[Any, list[torch.Size]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.found.append((func, [t.shape for t in tensors(out)]))
+        return out
+
+
+def comes_to_one(model: nn.Module, calls: list[Inputs]) -> bool:
+    """Whether a size that an operator gives is 1 in one call and more in another, as 7 // 4 is; as far as all calls run the
+    same operators."""
+    found = []
+    for inputs in calls:
+        with torch.no_grad(), _Operators() as ran:
+            copy.deepcopy(model)(**inputs)
+        found.append(ran.found)
+    for each in zip(*found):
+        if len({func for func, _ in each}) > 1:
+            return False
+        for shapes in zip(*(shapes for _, shapes in each)):
+            if len({len(s) for s in shapes}) == 1 and any(
+                min(sizes) == 1 < max(sizes) for sizes in zip(*shapes)
+            ):
+                return True
+    return False
+
+
 def compared(model: nn.Module, calls: list[Inputs], train: bool) -> dict[str, Any]:
     """A row: entries, errors of each call, reasons."""
     theirs, compiled = copy.deepcopy(model), smelt.compile(model, dynamic=True)
@@ -211,7 +244,7 @@ def compared(model: nn.Module, calls: list[Inputs], train: bool) -> dict[str, An
             float64.append(found)
         model.load_state_dict(theirs.state_dict())  # rounding errors of running statistics do not add up
         counts.append(entries_of(compiled))
-    ones = any(1 in t.shape for inputs in calls for t in inputs.values())
+    ones = any(1 in t.shape for inputs in calls for t in inputs.values()) or comes_to_one(theirs, calls)
     shapes = ["x".join(map(str, next(iter(inputs.values())).shape)) for inputs in calls]
     return {
         "sets": len(set(shapes)),
@@ -367,8 +400,8 @@ def table(kind: str, rows: dict[tuple[str, str], dict[str, Any]], command: str) 
             "",
             f"{', '.join(facts)}, one thread. Command: `{command}`.",
             "",
-            f"At most {FEW} entries ({FEW + 1} where a size is 1): {ran.count('few')} of {len(ran)}; results that differ: "
-            f"{ran.count('differs')}; raised: {kinds.count('raised')}; skipped: {kinds.count('skipped')}."
+            f"At most {FEW} entries ({FEW + 1} where a size is 1, or comes to 1): {ran.count('few')} of {len(ran)}; results "
+            f"that differ: {ran.count('differs')}; raised: {kinds.count('raised')}; skipped: {kinds.count('skipped')}."
             + _few_of_others(list(rows.values())),
             "",
             f"| model | mode | | entries | {' | '.join(OTHERS)} | made for | largest error | why it is not one graph |",
