@@ -106,6 +106,10 @@ bench: $(VENV)/.native $(VENV)/.test
 sweep: $(VENV)/.native $(VENV)/.test $(VENV)/.libraries
 	$(PY) -m benchmarks.sweep_ops
 	$(PY) -m benchmarks.sweep_ops --gradients
+	$(PY) -m benchmarks.sweep_ops --dynamic
+	$(PY) -m benchmarks.sweep_ops --dynamic --gradients
+	-SMELT_SIMULATED=1 $(PY) -m benchmarks.sweep_ops --device cuda --dtype float32 --out build/simulated
+	-SMELT_SIMULATED=1 $(PY) -m benchmarks.sweep_ops --device cuda --gradients --out build/simulated
 	$(PY) -m benchmarks.sweep_edges
 	$(PY) -m benchmarks.sweep_programs
 	$(PY) -m benchmarks.sweep_programs --gradients
