@@ -183,10 +183,6 @@ def _roll_layout(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = (
     return x
 
 
-declare(aten.constant_pad_nd.default, layout=_pad_layout, layout_on=on_any(_pad_layout))
-declare(aten.roll.default, layout=_roll_layout)
-
-
 def _diag_embed_layout(x: torch.Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
     """Zeros with the rows of `x` on a diagonal, in row-major order."""
     first, second = (d % (x.dim() + 1) for d in (dim1, dim2))
@@ -198,5 +194,7 @@ def _diag_embed_layout(x: torch.Tensor, offset: int = 0, dim1: int = -2, dim2: i
     return fresh(shape, x.dtype)
 
 
+declare(aten.constant_pad_nd.default, layout=_pad_layout, layout_on=on_any(_pad_layout))
+declare(aten.roll.default, layout=_roll_layout)
 declare(aten.diag_embed.default, layout=_diag_embed_layout)
 declare(aten.flip.default, run_on_zeros=True)
