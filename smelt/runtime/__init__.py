@@ -8,24 +8,29 @@ at the end.
 
 from __future__ import annotations
 
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 from smelt import _native
 
-_loaded: WeakSet[_native.Plan] = WeakSet()
+_loaded: WeakValueDictionary[int, _native.Plan] = WeakValueDictionary()  # by id
 
 
 def track(native: _native.Plan) -> _native.Plan:
     """Returns `native`. Until the plan is freed, its idle memory counts in `held_bytes`, and `release_all` frees it."""
-    _loaded.add(native)
+    _loaded[id(native)] = native
     return native
+
+
+def _plans() -> list[_native.Plan]:
+    """Those that are loaded now, while other threads load and free some."""
+    return [plan for ref in _loaded.valuerefs() if (plan := ref()) is not None]
 
 
 def held_bytes() -> int:
     """Bytes of arenas that plans keep for their next call."""
-    return sum(native.idle_bytes for native in tuple(_loaded))
+    return sum(native.idle_bytes for native in _plans())
 
 
 def release_all() -> int:
     """Frees all idle arenas; returns their bytes. Plans stay usable."""
-    return sum(native.release() for native in tuple(_loaded))
+    return sum(native.release() for native in _plans())
