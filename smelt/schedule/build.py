@@ -151,8 +151,8 @@ class _Builder:
 
 
 def view_layout(tensor: Tensor, source: Tensor) -> Layout:
-    """How a view looks at its base's memory: from its index function where that is affine, else, and without elements, as the
-    trace saw it. Strides of dimensions of size 1 mean nothing and are the trace's."""
+    """How a view looks at its base's memory: from its index function where that is affine, else, and without elements, as
+    the trace saw it. Strides of dimensions of size 1 mean nothing and are the trace's."""
     seen = tensor.shape, tensor.spec.stride, tensor.spec.offset - source.spec.offset
     if 0 in tensor.shape:
         return seen
