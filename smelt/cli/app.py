@@ -50,7 +50,13 @@ def run(context: typer.Context, script: Script) -> None:
 
 
 @app.command(context_settings=_OF_A_SCRIPT)
-def explain(context: typer.Context, script: Script) -> None:
+def explain(
+    context: typer.Context,
+    script: Script,
+    times: Annotated[
+        int, typer.Option(min=0, help="Of SCRIPT:FUNCTION: so many more calls, to time kernels.")
+    ] = 0,
+) -> None:
     """Run a script, and say at its end what was compiled, broke and was compiled again.
 
     With SCRIPT:FUNCTION and an expression for its arguments, call that function once, as bench does.
@@ -58,8 +64,10 @@ def explain(context: typer.Context, script: Script) -> None:
     if ":" in script and not os.path.exists(script):
         _, function, given = _function(script, *(context.args[:1] or ["()"]))
         with _one_line():
-            print(api.explain(benching.original(function))(*given), end="")
+            print(api.explain(benching.original(function), times=times)(*given), end="")
         return
+    if times:
+        raise typer.BadParameter("--times is for the calls of one function: SCRIPT:FUNCTION")
     watched = _of_compiler("smelt.cli.watched").Watched(script)
     with watched.watching():
         status = _run(script, context.args)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import pytest
@@ -88,6 +89,8 @@ def test_explain_of_one_function(script):
     done = command("explain", f"{script}:g", "torch.ones(3), 4")
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith("g: 1 graph, 0 breaks, 0 recompiles, 1 entry, compiled in ")
+    done = command("explain", "--times", "3", f"{script}:g", "torch.ones(64, 64), 4")
+    assert done.exit_code == 0 and re.search(r"[\d.]+ us \([\d.]+ [GM]B/s\)", done.stdout), done.output
     done = command("explain", f"{script}:h")
     assert done.exit_code == 2 and "has no function 'h'" in done.stderr
 
@@ -197,6 +200,7 @@ def test_doctor_reports(monkeypatch):
     [
         (["run", "no/such.py"], "no/such.py: No such file or directory"),
         (["explain", "/"], "/: Is a directory"),
+        (["explain", "--times", "3", "x.py"], "--times is for the calls of one function"),
         (["report", "-o", "report.pdf", "x.py"], "written as .html or .json, not as 'report.pdf'"),
         (["bench", "no_colon.py"], "'no_colon.py' is no SCRIPT:FUNCTION"),
         (["bench", "no/such.py:f"], "no/such.py: No such file"),
