@@ -68,7 +68,7 @@ def test_gradients(name: str) -> None:
         assert not row["not_ahead"], row
 
 
-def test_the_nearer_result_in_half_precision() -> None:
+def test_the_nearer_result() -> None:
     exact = torch.tensor([1.0, 1000.0], dtype=torch.float64)
     eager = torch.tensor([1.0625, 1000.0], dtype=torch.bfloat16)
     ours = torch.tensor([1.0, 1000.0], dtype=torch.bfloat16)
@@ -76,7 +76,10 @@ def test_the_nearer_result_in_half_precision() -> None:
     assert nearer((ours, eager), (eager, eager), (exact, exact))
     assert not nearer(eager, ours, exact), "the farther one"
     assert not nearer(ours + torch.tensor([0.0, 64.0]), eager, exact), "another element is wrong"
-    assert not nearer(ours.float(), eager.float(), exact), "of float32 nothing is excused"
+    wide, theirs = ours.float(), eager.float()
+    assert nearer(wide, theirs, exact)
+    twice = exact.float() + 2 * (theirs - exact.float())
+    assert nearer(twice, theirs, exact) and not nearer(twice + (theirs - exact.float()), theirs, exact)
     assert not nearer(ours, eager[:1], exact) and not nearer(ours * torch.nan, eager, exact)
     close = torch.tensor([1.0078125, 1000.0], dtype=torch.bfloat16)  # a unit in the last place of eager's
     assert nearer(close, ours, exact)
