@@ -114,9 +114,9 @@ sweep: $(VENV)/.native $(VENV)/.test $(VENV)/.libraries
 	$(PY) -m benchmarks.sweep_programs
 	$(PY) -m benchmarks.sweep_programs --gradients
 	$(PY) -m benchmarks.sweep_sized_programs
-	$(PY) -m benchmarks.sweep_sizes models --sets 30
-	$(PY) -m benchmarks.sweep_sizes transformers
-	$(PY) -m benchmarks.sweep_sizes timm
+	$(PY) -m benchmarks.sweep_sizes models --sets 30 --out benchmarks/results
+	$(PY) -m benchmarks.sweep_sizes transformers --out benchmarks/results
+	$(PY) -m benchmarks.sweep_sizes timm --out benchmarks/results
 	$(PY) -m benchmarks.sweep_models transformers
 	$(PY) -m benchmarks.sweep_models transformers-training
 	$(PY) -m benchmarks.sweep_models timm
