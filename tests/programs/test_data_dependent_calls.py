@@ -45,6 +45,7 @@ def test_what_the_program_decides_by_data_breaks_the_graph_and_is_named() -> Non
     assert "a number that a tensor holds is needed as a number" in broken(loop, x)
 
 
+@pytest.mark.skipif(torch.__version__ >= (2, 15), reason="combinations takes no mask any more")
 def test_a_mask_that_torch_makes_within_a_call_breaks_the_graph() -> None:
     """It has no name at the torch level, by which its places could leave the graph."""
     reason = broken(lambda x, m: torch.combinations(x * m, 2) + 1, torch.randn(6))
