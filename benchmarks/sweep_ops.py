@@ -198,9 +198,7 @@ class Sweep:
     device: str = "cpu"
     gradients: bool = False
     samples: int = SAMPLES
-    dynamic: bool = (
-        False  # one compiled function for all samples of an operator, of symbolic sizes and numbers
-    )
+    dynamic: bool = False  # sizes and numbers are symbols, and one compiled function runs all samples
 
     def takes(self, op: Any) -> bool:
         dtype = getattr(torch, self.dtype)

@@ -43,8 +43,9 @@ def convolution(b: Builder, x: Tensor, weight: Tensor, bias: Tensor | None, *set
         return result if bias is None else with_bias(b, result, bias)
     if bias is not None and (made := with_bias_behind(b, x, weight, bias, settings)) is not None:
         return made
-    of_window = (*weight.shape, *c.stride, *c.dilation)
-    if c.transposed or c.groups != 1 or any(c.padding) or not all(isinstance(s, int) for s in of_window):
+    if not c.has_numbers or not all(isinstance(n, int) for n in weight.shape):
+        return None
+    if c.transposed or c.groups != 1 or any(c.padding):
         return None
     if weight.spec.stride != contiguous_stride(weight.shape):
         return None

@@ -47,7 +47,9 @@ from smelt.torch_private import OpOverload
 
 _META = torch.device("meta")
 _MOST_TRIED = 1 << 22  # elements of a GPU's tensors of sizes that nobody gave
-_MOST_RUN = 1 << 26  # elements of a CPU's, results among them, for an operator that is run to know these
+_MOST_RUN = (
+    1 << 26
+)  # elements of arguments and results on a CPU, for an operator that is run to know its results
 _MOST_ELEMENTS = 1 << 50  # of an operand: what is made of it may have some thousand times as many
 
 # Sizes of their results are quotients, which a multiple of a size may resemble.
@@ -489,7 +491,8 @@ class _Asked:
 
 
 def _elements_with_results(func: OpOverload, given: list[Any], named: dict[str, Any]) -> int:
-    """How many the arguments and the results have, as far as torch's shape function tells, which is right about sizes."""
+    """How many elements the arguments and the results have, these as far as torch's shape function tells: it is right about
+    sizes."""
     return elements((given, named, of_cpp(func, given, named)))
 
 

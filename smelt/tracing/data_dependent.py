@@ -72,8 +72,8 @@ class _New:
 
 
 def number(recorder: OperatorRecorder, tensor: Any) -> Any:
-    """The number that a tensor of one integer holds; None where it cannot be symbolic, as where the tensor is one of native
-    code inside a call, which a torch-level graph does not have."""
+    """The number that a tensor of one integer holds. None where it cannot be symbolic, or where native code made the tensor
+    inside of a call: the torch-level graph has no node for it."""
     if _symbols(recorder, tensor) is None or not (tensor.torch_node or recorder.inputs.holds(tensor)):
         return None
     keys = [("number", value) for value in _values(recorder, tensor)]

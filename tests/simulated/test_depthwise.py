@@ -67,6 +67,15 @@ def results(fn, given: list[Tensor], tangent: Tensor | None = None) -> list[Tens
     return [out, *torch.autograd.grad(out, given, tangent)]
 
 
+def check_near(got: list[Tensor], expected: list[Tensor], exact: list[Tensor]) -> None:
+    """Laid out as eager's results (`expected`), and about as near to those of float64."""
+    for mine, eager, want in zip(got, expected, exact, strict=True):
+        assert mine.stride() == eager.stride() and mine.dtype == eager.dtype
+        errors = [float((t.double() - want).norm() / want.norm()) for t in (mine, eager)]
+        # A bias is added to what was rounded, as cuDNN's results are; a CPU adds it before.
+        assert errors[0] <= 2 * max(errors[1], torch.finfo(mine.dtype).eps / 4)
+
+
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_results_and_gradients(size, kind):
     dtype = f16 if size[6] == 2 else bf16
@@ -87,11 +96,7 @@ def test_results_and_gradients(size, kind):
     assert ("aten.convolution.default" not in calls) == forward
     if kind == "generated":
         assert not calls
-    for mine, eager, want in zip(got, results(f, given, tangent), exact, strict=True):
-        assert mine.stride() == eager.stride() and mine.dtype == eager.dtype
-        errors = [float((t.double() - want).norm() / want.norm()) for t in (mine, eager)]
-        # A bias is added to what was rounded, as cuDNN's results are; a CPU adds it before.
-        assert errors[0] <= 2 * max(errors[1], torch.finfo(dtype).eps / 4)
+    check_near(got, results(f, given, tangent), exact)
 
 
 ANY_SIZE = [(2, 9, 8), (3, 6, 11), (2, 16, 16), (5, 7, 7)]  # images, height, width
@@ -111,10 +116,7 @@ def test_sizes_that_change(window, stride, kind):
             given = tensors((n, 16, h, w, window), bf16, bias=True)
             got = results(compiled, given)
             exact = results(f, [g.detach().double().requires_grad_() for g in given])
-            for mine, eager, want in zip(got, results(f, given), exact, strict=True):
-                assert mine.stride() == eager.stride() and mine.dtype == eager.dtype
-                errors = [float((t.double() - want).norm() / want.norm()) for t in (mine, eager)]
-                assert errors[0] <= 2 * max(errors[1], torch.finfo(bf16).eps / 4)
+            check_near(got, results(f, given), exact)
     assert sum(e.kind == "entry-installed" for e in seen) == 1
     calls = externs(seen)
     assert "aten.convolution.default" not in calls

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType
+from typing import cast
 
-from smelt._native import isinstance
 from smelt.guards.changed_numbers import Path
 from smelt.guards.origin import Origin
 
@@ -21,15 +21,13 @@ def _arguments(code: CodeType, slots: Sequence[object]) -> Iterator[tuple[Origin
     for i, value in enumerate(slots[:named]):
         yield Origin("arg", "", None, i), value
     if code.co_flags & inspect.CO_VARARGS:
-        rest = slots[named]
-        yield from _held(named, list(enumerate(rest)) if isinstance(rest, tuple) else [])
+        yield from _held(named, enumerate(cast("tuple[object, ...]", slots[named])))
         named += 1
     if code.co_flags & inspect.CO_VARKEYWORDS:
-        rest = slots[named]
-        yield from _held(named, list(rest.items()) if isinstance(rest, dict) else [])
+        yield from _held(named, cast("dict[str, object]", slots[named]).items())
 
 
-def _held(slot: int, items: Sequence[tuple[object, object]]) -> Iterator[tuple[Origin, object]]:
+def _held(slot: int, items: Iterable[tuple[object, object]]) -> Iterator[tuple[Origin, object]]:
     origin = Origin("arg", "", None, slot)
     for key, value in items:
         yield origin.child("item", key), value

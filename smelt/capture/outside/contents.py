@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import operator
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, cast
 
 import numpy as np
@@ -104,10 +104,7 @@ def _guard_contents(outside: Outside, container: Container) -> bool:
     """True if there is a real tensor inside."""
     origin, before = outside.origins[id(container)], outside.log.contents(container)
     if isinstance(container, dict):
-        for key, _ in before:
-            _check_key(outside, key)
-        outside.facts.guard("keys", origin, tuple(k for k, _ in before))
-        wrapped = [plain(item(outside, container, k, v)) for k, v in before]
+        wrapped = [plain(v) for v in _guarded_values(outside, container, before)]
         return any(w is not v for w, (_, v) in zip(wrapped, before))
     if isinstance(container, set):
         guard_elements(outside, origin, before)
@@ -132,18 +129,25 @@ def item(outside: Outside, container: object, key: object, value: object) -> obj
     return wrapping.wrap(outside, value, origin.child("item", key))
 
 
+def _guarded_values(
+    outside: Outside, container: object, before: Collection[tuple[object, object]]
+) -> list[object]:
+    """The values that an outside dictionary held before the trace, each wrapped; its keys are guarded, in order."""
+    for key, _ in before:
+        _check_key(outside, key)
+    outside.facts.guard("keys", outside.origins[id(container)], tuple(k for k, _ in before))
+    return [item(outside, container, k, v) for k, v in before]
+
+
 def changing_items(outside: Outside, value: dict[object, object]) -> dict[object, object] | None:
-    """The items of an outside dictionary, as the machine has them, where numbers in it changed between calls: native code,
-    which `open` is for, would need those as they are. None for any other."""
+    """The items of an outside dictionary, each wrapped, where numbers in it changed between calls: they stay symbolic, while
+    `open` makes them plain numbers for native code. None for any other dictionary."""
     origin = outside.origins.get(id(value))
     if type(value) is not dict or origin is None or value in outside.log:
         return None
     if not wrapping.holds_changing_numbers(outside, origin):
         return None
-    for key in value:
-        _check_key(outside, key)
-    outside.facts.guard("keys", origin, tuple(value))
-    return {k: item(outside, value, k, v) for k, v in value.items()}
+    return dict(zip(value, _guarded_values(outside, value, value.items())))
 
 
 def _with_fakes(outside: Outside, container: C) -> C:

@@ -67,7 +67,9 @@ def elements(tree: Any) -> int:
 def on_any(layout: Callable[..., Any]) -> Callable[..., Any]:
     """`layout_on` of an operator whose results lie in the same way on every device: of a shape function that ATen's
     kernels share."""
-    return lambda device, /, *args, **kwargs: layout(*args, **kwargs)  # which may have a `device` themselves
+    return lambda device, /, *args, **kwargs: layout(
+        *args, **kwargs
+    )  # those may have a `device` of their own
 
 
 def to_meta(value: Any) -> Any:
