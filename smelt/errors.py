@@ -28,7 +28,8 @@ class NeedsFixedSize(Unsupported):
     """Something works for fixed sizes only: `symbols` (`graph.sizes.Sym`) are to be numbers. A capture begins again without
     them, so users do not see it. `now`: it is due to the numbers that they are in this call. `divisors`: it may be enough
     that each of these symbols is a multiple of a number, or always leaves the same remainder. `ranges`: or in a range, in
-    this call. `alike`: it is enough that these, which are the same number in this call, are one symbol."""
+    this call. `alike`: it is enough that these, which are the same number in this call, are one symbol. `follows`: or that
+    each of these is computed from others, in this way."""
 
     def __init__(
         self,
@@ -39,6 +40,7 @@ class NeedsFixedSize(Unsupported):
         divisors: Mapping[Any, int] | None = None,
         ranges: Mapping[Any, tuple[int, int]] | None = None,
         alike: frozenset[Any] = frozenset(),
+        follows: Mapping[Any, Any] | None = None,
     ) -> None:
         super().__init__(Reason(INTERNAL, why))
         self.symbols = symbols
@@ -46,6 +48,7 @@ class NeedsFixedSize(Unsupported):
         self.divisors = divisors or {}
         self.ranges = ranges or {}
         self.alike = alike
+        self.follows = follows or {}
 
     def __repr__(self) -> str:
         return f"NeedsFixedSize({self.reason.detail!r})"

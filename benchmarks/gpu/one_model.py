@@ -1,4 +1,5 @@
-"""One model in a process of its own, which imports, waits for a line on stdin, and prints one line of JSON.
+"""One model in a process of its own, which imports, says that it is ready, waits for a line on stdin, and prints one line
+of JSON.
 
     python -m benchmarks.gpu.one_model first "BERT base, 32×128" smelt          seconds of the first call or step
     python -m benchmarks.gpu.one_model steady "BERT base, 32×128" eager,smelt   calls side by side, memory, graphs
@@ -21,6 +22,7 @@ import torch
 from benchmarks import errors
 from benchmarks.gpu import contestants, device, timing
 from benchmarks.gpu.models import Work, build, drop_nothing
+from benchmarks.gpu.processes import READY
 from smelt import events
 
 Options = argparse.Namespace
@@ -113,6 +115,7 @@ def _options() -> Options:
 def main() -> None:
     options = _options()
     contestants.prepare(options.contestants)
+    print(READY, flush=True)
     if not sys.stdin.readline():
         return  # whoever started this has gone
     device.ready()

@@ -10,9 +10,11 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+READY = "ready"  # what such a process says once it has imported all that it needs
+
 
 class Waiting:
-    """`python -m module ...`, which begins with its work when `go` sends it a line."""
+    """`python -m module ...`, which says `READY` after its imports and begins with its work when `go` sends it a line."""
 
     def __init__(self, module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115  (a pipe that nobody reads would fill up)
@@ -24,6 +26,11 @@ class Waiting:
             text=True,
             env={**os.environ, **environment},
         )
+
+    def ready(self) -> None:
+        """Waits until its imports, or the process, are over: what is measured from then on, it does not disturb."""
+        assert self._process.stdout is not None
+        self._process.stdout.readline()
 
     def go(self, timeout_s: float) -> dict[str, Any]:
         """The JSON that it prints last; {"failed": ...}, and its stderr shown, where it fails or takes longer."""

@@ -1,17 +1,19 @@
 """The ten models on a GPU, bf16 autocast: first call, steady state, peak memory, errors.
 
-    python -m benchmarks.gpu.run [--training] [--only NAME] [--contestants eager,torch.compile,smelt] [--resume]
+    python -m benchmarks.gpu.run [--training] [--only NAME] [--contestants eager,torch.compile,smelt] [--firsts 3] [--resume]
 
 Writes inference.json and .md (training.json and .md) into `--out` after each part of each model, and begins no part after
 `--seconds-budget`: what is missing, `--resume` measures. First calls are those of fresh processes with empty caches, smelt's
 with an empty PATH besides; torch.compile's is the one in the process of the steady state, as compiling twice takes long. A
-contestant may name a mode: `torch.compile:reduce-overhead`.
+contestant may name a mode: `torch.compile:reduce-overhead`. With `--firsts`, a first call is the median of as many
+processes, the contestants in turn. Processes import beside each other, and then work alone, one after the other.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import tempfile
 import time
@@ -28,6 +30,7 @@ from benchmarks.run import write
 
 PART_S = 240.0  # a part that takes longer has failed
 PARTS = ("first", "steady", "errors")
+AHEAD = 6  # processes that import together
 Rows = dict[str, dict[str, Any]]
 
 
@@ -38,13 +41,16 @@ class Job:
     part: str
     model: str
     who: tuple[str, ...]
+    nth: int = 0  # of several that are alike
 
     @property
     def name(self) -> str:
         return f"{self.part} of {self.model}, {', '.join(self.who)}"
 
     def is_done(self, row: dict[str, Any]) -> bool:
-        key = {"first": "first_s", "steady": "call_s", "errors": "error"}[self.part]
+        if self.part == "first":
+            return self.nth < len(row.get("firsts_s", {}).get(self.who[0], ()))
+        key = {"steady": "call_s", "errors": "error"}[self.part]
         return set(self.who) <= row.get(key, {}).keys()
 
     def start(self, options: argparse.Namespace, caches: Path) -> Waiting:
@@ -56,7 +62,7 @@ class Job:
 
     def _environment(self, caches: Path) -> dict[str, str]:
         """First calls find nothing that was kept."""
-        place = caches / self.model.replace("/", "-") / self.part / self.who[0]
+        place = caches / self.model.replace("/", "-") / self.part / self.who[0] / str(self.nth)
         found = {
             "TORCHINDUCTOR_CACHE_DIR": str(place / "inductor"),
             "TRITON_CACHE_DIR": str(place / "triton"),
@@ -77,7 +83,7 @@ def jobs(options: argparse.Namespace, rows: Rows) -> list[Job]:
     compilers = [who for who in options.contestants if who != "eager" and who not in once]
     for model in options.only or MODELS:
         of = {
-            "first": [Job("first", model, (who,)) for who in compilers],
+            "first": [Job("first", model, (who,), n) for n in range(options.firsts) for who in compilers],
             "steady": [Job("steady", model, tuple(options.contestants))],
             "errors": [Job("errors", model, checked)],
         }
@@ -94,27 +100,38 @@ def merge(row: dict[str, Any], job: Job, found: dict[str, Any]) -> None:
         return
     for key, values in found.items():
         row[key] = {**row.get(key, {}), **values}
+    if job.part == "first":
+        firsts = row.setdefault("firsts_s", {})
+        for who, seconds in found["first_s"].items():
+            firsts.setdefault(who, []).append(seconds)
+            row["first_s"][who] = statistics.median(firsts[who])
     if job.part == "steady":
         firsts = {who: s for who, s in found["again_s"].items() if is_compiler(who, "torch.compile")}
         row["first_s"] = {**row.get("first_s", {}), **firsts}
 
 
 def measure(options: argparse.Namespace, rows: Rows, save: Any) -> bool:
-    """Does the jobs in turn, each started while the one before it runs; whether all were done."""
+    """Does the jobs in turn; whether all were done."""
     todo, end = jobs(options, rows), time.monotonic() + options.seconds_budget
     with tempfile.TemporaryDirectory(prefix="smelt-gpu-", ignore_cleanup_errors=True) as folder:
-        started = [job.start(options, Path(folder)) for job in todo[:1]]
-        for number, job in enumerate(todo):
-            started += [after.start(options, Path(folder)) for after in todo[number + 1 : number + 2]]
-            waiting, begin = started.pop(0), time.monotonic()
-            if begin > end:
-                for process in (waiting, *started):
-                    process.stop()
-                print(f"{len(todo) - number} parts are left: run it again with --resume", file=sys.stderr)
-                return False
-            merge(rows.setdefault(job.model, {"model": job.model}), job, waiting.go(PART_S))
-            print(f"{job.name}: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
-            save()
+        for first in range(0, len(todo), AHEAD):
+            together = todo[first : first + AHEAD]
+            started = [job.start(options, Path(folder)) for job in together]
+            for process in started:
+                process.ready()
+            for number, (job, process) in enumerate(zip(together, started)):
+                begin = time.monotonic()
+                if begin > end:
+                    for left in started[number:]:
+                        left.stop()
+                    print(
+                        f"{len(todo) - first - number} parts are left: run it again with --resume",
+                        file=sys.stderr,
+                    )
+                    return False
+                merge(rows.setdefault(job.model, {"model": job.model}), job, process.go(PART_S))
+                print(f"{job.name}: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+                save()
     return True
 
 
@@ -126,6 +143,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--training", action="store_true")
     parser.add_argument("--contestants", type=contestants.names, default=list(contestants.USUAL))
     parser.add_argument("--parts", type=lambda text: text.split(","), default=list(PARTS))
+    parser.add_argument("--firsts", type=int, default=1, help="first calls of each contestant (default: 1)")
     parser.add_argument("--seconds", type=float, default=5.0, help="of timing a model (default: 5)")
     parser.add_argument(
         "--seconds-budget", type=float, default=470.0, help="no part begins later (default: 470)"

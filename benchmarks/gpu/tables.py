@@ -57,6 +57,12 @@ def _rival(who: str) -> str:
     return "torch.compile" + who[len(who.partition(":")[0]) :]
 
 
+def _plain(who: list[str]) -> list[tuple[str, str]]:
+    """Those of ours that have a mode, beside the same without one."""
+    found = [(w, w.partition(":")[0]) for w in who if is_compiler(w, "smelt")]
+    return [(w, plain) for w, plain in found if w != plain and plain in who]
+
+
 def _ratios(key: str, pairs: list[tuple[str, str]]) -> list[Column]:
     return [
         (f"{w} over {to}", lambda row, w=w, to=to: _shown(ratio(row, key, w, to), "{:.2f}×"))
@@ -74,7 +80,7 @@ def columns(who: list[str]) -> list[Column]:
     ours = [w for w in who if is_compiler(w, "smelt")]
     found: list[Column] = [("model", lambda row: row["model"])]
     found += _values("first call, s", "first_s", "{:.2f}", 1, compilers)
-    rivals = [(w, _rival(w)) for w in ours]
+    rivals = [(w, _rival(w)) for w in ours] + _plain(who)
     found += _ratios("first_s", rivals)
     found += _values("call, ms", "call_s", "{:.2f}", 1e3, who)
     found += _ratios("call_s", [(w, "eager") for w in compilers] + rivals)
@@ -91,6 +97,11 @@ def _summary(rows: list[Row], who: list[str]) -> str:
     wanted = [("first call", "first_s", w, _rival(w)) for w in ours]
     wanted += [("call", "call_s", w, "eager") for w in who if w != "eager"]
     wanted += [("call", "call_s", w, _rival(w)) for w in ours]
+    wanted += [
+        (what, key, w, to)
+        for w, to in _plain(who)
+        for what, key in (("first call", "first_s"), ("call", "call_s"))
+    ]
     wanted += [("peak memory", "peak_bytes", w, to) for w in ours for to in ("eager", _rival(w))]
     lines = []
     for what, key, w, to in wanted:

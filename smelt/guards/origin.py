@@ -7,7 +7,7 @@ an accessor path of the native guard tree, and as a name for people.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -128,3 +128,13 @@ class Origin:
 
     def __repr__(self) -> str:
         return self.source
+
+
+def origin_at(path: tuple[Any, ...], roots: Sequence[Origin]) -> Origin | None:
+    """The origin of this path, from one of these arguments; None where it begins elsewhere."""
+    found = next((root for root in roots if root.path == path[:2]), None)
+    for i in range(2, len(path) if found else 0, 3):
+        assert found is not None
+        kind, _, key = path[i : i + 3]
+        found = found.child(kind, held(key))
+    return found

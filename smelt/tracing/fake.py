@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 from smelt.errors import NeedsFixedSize, SmeltError, Unsupported
 from smelt.graph.assignments import syms_of
 from smelt.graph.ir import Node, TensorSpec
-from smelt.graph.sizes import Size, Sym, free_syms
+from smelt.graph.sizes import Size, Sym
 from smelt.graph.specs import make_spec, spec_of
 from smelt.graph.tree import leaves
 from smelt.reasons import ANOTHER_TRACER, DATA_DEPENDENT, TENSOR_SUBCLASS, UNSUPPORTED_OBJECT, Reason
@@ -77,7 +77,8 @@ class FakeTensor(torch.Tensor):
     def storage_key(self) -> int:
         """Equal for fakes that share memory."""
         with DisableTorchFunction():
-            return self.elem.untyped_storage()._cdata
+            storage = self.elem.untyped_storage()
+            return getattr(storage, _SAME, storage)._cdata
 
     def __hash__(self) -> int:
         hashed[id(self)] = self
@@ -213,36 +214,39 @@ def computed(fake: FakeTensor) -> FakeTensor:
         return given
 
 
+# An attribute of a meta storage that stands for the same memory as another one: that one.
+_SAME = "_smelt_same"
+
+
 class Storages:
-    """Meta storages standing for the storages of real tensors, so that aliasing among inputs is visible."""
+    """Meta storages standing for the storages of real tensors, so that aliasing among inputs is visible. A tensor with
+    symbolic sizes has one of its own, from whose start it begins: where in its storage it lies is not known."""
 
     def __init__(self) -> None:
         self._meta: dict[int, torch.UntypedStorage] = {}
-        self._symbolic: dict[
-            int, frozenset[Sym]
-        ] = {}  # storages that one tensor alone may look at, and its symbols
+        self._first: dict[int, torch.UntypedStorage] = {}
 
     def elem_like(self, real: torch.Tensor) -> torch.Tensor:
         """A meta tensor laid out as `real`, on the meta storage that stands for `real`'s storage."""
         storage = real.untyped_storage()
-        key = storage._cdata
-        if key in self._symbolic:
-            raise NeedsFixedSize("inputs share memory", self._symbolic[key])
-        meta = self._meta.get(key)
+        meta = self._meta.get(storage._cdata)
         if meta is None:
-            meta = self._meta[key] = torch.UntypedStorage(storage.nbytes(), device="meta")
+            meta = self._meta[storage._cdata] = torch.UntypedStorage(storage.nbytes(), device="meta")
+            self._note(real, meta)
         elem = torch.empty(0, dtype=real.dtype, device="meta")
         return elem.set_(meta, real.storage_offset(), real.size(), real.stride()).data  # not written yet
 
     def elem_of(self, real: torch.Tensor, layout: SymbolicLayout) -> torch.Tensor:
-        """A meta tensor like `real` of this layout, from the start of a storage of its own. Raises NeedsFixedSize where
-        `real` shares its storage with another input."""
-        syms = frozenset().union(*(free_syms(size_of(n)) for n in (*layout.shape, *layout.stride)))
-        key = real.untyped_storage()._cdata
-        if key in self._symbolic or key in self._meta:
-            raise NeedsFixedSize("inputs share memory", syms | self._symbolic.get(key, frozenset()))
-        self._symbolic[key] = syms
-        return torch.empty_strided(layout.shape, layout.stride, dtype=real.dtype, device="meta")
+        """A meta tensor like `real` of this layout."""
+        elem = torch.empty_strided(layout.shape, layout.stride, dtype=real.dtype, device="meta")
+        self._note(real, elem.untyped_storage())
+        return elem
+
+    def _note(self, real: torch.Tensor, meta: torch.UntypedStorage) -> None:
+        """`meta` stands for the storage of `real`, perhaps beside others."""
+        first = self._first.setdefault(real.untyped_storage()._cdata, meta)
+        if first is not meta:
+            setattr(meta, _SAME, first)
 
 
 def is_dual(x: torch.Tensor) -> bool:

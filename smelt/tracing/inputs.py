@@ -9,7 +9,7 @@ from typing import Any, overload
 
 import torch
 
-from smelt.errors import Unsupported
+from smelt.errors import NeedsFixedSize, Unsupported
 from smelt.graph.divisors import as_divided
 from smelt.graph.ir import Node
 from smelt.graph.sizes import Sym
@@ -24,7 +24,7 @@ from smelt.torch_private import (
 )
 from smelt.tracing.builder import Builder, identifier
 from smelt.tracing.current_call import CurrentCall
-from smelt.tracing.fake import FakeTensor, Storages, check_supported, computed, wrap
+from smelt.tracing.fake import FakeTensor, Storages, check_supported, computed, symbols_of, wrap
 from smelt.tracing.number_inputs import NumberInputs
 from smelt.tracing.plain_classes import PLAIN_TYPES
 from smelt.tracing.sym_numbers import size_of
@@ -56,7 +56,7 @@ _LOCAL_REFERENCES = _local_references()
 class Inputs(Sequence[FakeTensor]):
     """The fakes of outside tensors, in the order in which the trace met them.
 
-    What always holds: one tensor has one fake; two fakes share a meta storage exactly when their tensors share memory;
+    What always holds: one tensor has one fake; two fakes have one `storage_key` exactly when their tensors share memory;
     an input is a leaf of autograd's graph if and only if its tensor is. `first_history` has, for an input that requires
     grad, its `grad_fn` to begin with (by id of the fake). `sized` says which inputs have a symbol as the size of which
     dimension.
@@ -98,8 +98,7 @@ class Inputs(Sequence[FakeTensor]):
         """The fake that stands for `real` (always the same one). `name` is how graphs call it; `layout` are its sizes and
         strides where some are symbolic.
 
-        Raises Unsupported for subclasses and for layouts other than strided, and NeedsFixedSize for tensors that share
-        memory, where sizes are symbolic.
+        Raises Unsupported for subclasses and for layouts other than strided.
         """
         known = self.known(real)
         if known is not None:
@@ -152,6 +151,14 @@ class Inputs(Sequence[FakeTensor]):
     def on(self, storage: int) -> Sequence[FakeTensor]:
         """Those that share this memory."""
         return self._on.get(storage, ())
+
+    def placed(self, storage: int) -> Sequence[FakeTensor]:
+        """The same, where it is known at which place in the memory each is. Raises NeedsFixedSize elsewhere."""
+        found = self.on(storage)
+        syms = symbols_of(found)
+        if syms and len(found) > 1:
+            raise NeedsFixedSize("inputs share memory", syms)
+        return found
 
     def known(self, real: torch.Tensor) -> FakeTensor | None:
         """The fake of `real`, if there is one already."""

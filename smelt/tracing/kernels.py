@@ -105,7 +105,7 @@ def _owner(parts: TraceParts, fake: FakeTensor) -> FakeTensor:
     """The tensor that all others in the memory of `fake` look at."""
     if parts.inputs.holds(fake):
         return fake
-    for source in (*parts.inputs.on(fake.storage_key), *parts.backward.tangents):
+    for source in (*parts.inputs.placed(fake.storage_key), *parts.backward.tangents):
         if source.storage_key == fake.storage_key:
             return source
     for entry in parts.tape.entries:

@@ -228,7 +228,7 @@ def _span(size: Iterable[Size], stride: Iterable[Size]) -> Any:
 
 def _covered(recorder: OperatorRecorder, fake: FakeTensor) -> tuple[int, int]:
     """The half-open range of elements of `fake`'s storage that are known to exist at every call."""
-    inputs = [i for i in recorder.inputs if i.storage_key == fake.storage_key and i.numel()]
+    inputs = [i for i in recorder.inputs.placed(fake.storage_key) if i.numel()]
     if not inputs:
         return 0, fake.elem.untyped_storage().nbytes() // fake.elem.itemsize
     first = min(int(i.storage_offset()) for i in inputs)

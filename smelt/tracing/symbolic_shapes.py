@@ -15,6 +15,7 @@ from smelt.graph.effects import DeclaredResult, Effects
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Expr, Size, Sym
 from smelt.graph.tree import leaves
+from smelt.ops.following_sizes import lists_of_sizes, required
 from smelt.ops.symbolic_results import accepts, alike, culprits, required_sizes, results
 from smelt.reasons import (
     DATA_DEPENDENT,
@@ -94,15 +95,25 @@ class SymbolicCall:
         except NeedsFixedSize as error:
             if self.info.dynamic_shape and "meta tensor" in str(error):
                 raise self._unsupported(DATA_DEPENDENT_SHAPE, str(self.func)) from error
-            found, one = self.symbols, frozenset[Sym]()
+            found, one, follows = self.symbols, frozenset[Sym](), dict[Sym, Size]()
             if len(found) > 1:
                 hints = {s: self.inputs.hint(s) for s in self.symbols}
                 asked = self.func, args, kwargs, self.device, spec_of_fake, hints
                 found, one = culprits(*asked) or self.symbols, alike(*asked)
+                follows = {} if one else self._follows(args, kwargs, hints)
             divisors, ranges = self._divisors(args, kwargs, found), self._ranges(args, kwargs, found)
             raise NeedsFixedSize(
-                error.reason.detail, found, divisors=divisors, ranges=ranges, alike=one
+                error.reason.detail, found, divisors=divisors, ranges=ranges, alike=one, follows=follows
             ) from error
+
+    def _follows(self, args: Args, kwargs: Kwargs, hints: dict[Sym, int]) -> dict[Sym, Size]:
+        """What it is enough to require of some of the sizes: what they are, over others."""
+        shapes = [t.spec.shape for t in leaves((args, kwargs), FakeTensor)]
+        return required(
+            [*shapes, *lists_of_sizes((args, kwargs))],
+            hints,
+            lambda values: accepts(self.func, args, kwargs, self.device, spec_of_fake, values),
+        )
 
     def _divisors(self, args: Args, kwargs: Kwargs, syms: frozenset[Sym]) -> dict[Sym, int]:
         """By what those of `syms` are divided of which it is enough to know the remainder: of the numbers among arguments,

@@ -320,13 +320,85 @@ def test_writes_of_strided_inputs() -> None:
     assert len(entries(compiled)) == 2
 
 
-def test_inputs_that_share_memory() -> None:
-    f = lambda x, y: x * y + 1  # noqa: E731
-    compiled = smelt.compile(f)
-    for b, s in ((4, 16), (5, 9), (7, 12), (3, 7)):
-        both = torch.randn(b, 2 * s)
-        x, y = both[:, :s], both[:, s:]
-        torch.testing.assert_close(compiled(x, y), f(x, y))
+def halves(n: int) -> tuple[torch.Tensor, ...]:
+    return torch.randn(n, 6).chunk(2, 1)
+
+
+def a_row_of_it(n: int) -> tuple[torch.Tensor, ...]:
+    x = torch.randn(n, 4)
+    return x, x[n // 2]
+
+
+def of_another_dtype(n: int) -> tuple[torch.Tensor, ...]:
+    x = torch.randn(n, 4)
+    return x, x.view(torch.int32)
+
+
+SHARED: dict[str, tuple[Callable[[int], tuple[torch.Tensor, ...]], Callable[..., Any]]] = {
+    "halves": (halves, lambda x, y: x * y + 1),
+    "both given back as views": (halves, lambda x, y: (x[None], y.t(), x + y)),
+    "joined": (halves, lambda x, y: torch.cat([x, y]).sin()),
+    "a row": (a_row_of_it, lambda x, row: x * row.sum() + row),
+    "queries, keys and values": (
+        lambda n: torch.randn(3, 2, 4, n, 8).unbind(),
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v),
+    ),
+    "of another dtype": (of_another_dtype, lambda x, y: (x * 2, y & 1)),
+    "a third one is written": (
+        lambda n: (*halves(n), torch.zeros(n, 3)),
+        lambda x, y, z: (z.add_(x), x * y + z),
+    ),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", SHARED)
+def test_inputs_that_share_memory(name: str, dynamic: bool | None) -> None:
+    make, f = SHARED[name]
+    compiled = smelt.compile(f, dynamic=dynamic)
+    for n in (7, 5, 12, 9):
+        torch.manual_seed(n)
+        given = make(n)
+        torch.manual_seed(n)
+        same = make(n)
+        compare(observe(compiled, given, 0), observe(f, same, 0))
+    check_no_failure(compiled)
+    assert len(entries(compiled)) == (1 if dynamic else 2)
+
+
+def test_gradients_of_inputs_that_share_memory() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x.exp() * y).sum(1)
+
+    compiled = smelt.compile(f, dynamic=True)
+    for n in (4, 7, 12):
+        x = torch.randn(n, 6, requires_grad=True)
+        got, want = (torch.autograd.grad(g(*x.chunk(2, 1)).sum(), x)[0] for g in (compiled, f))
+        torch.testing.assert_close(got, want)
+    assert len(entries(compiled)) == 1
+
+
+def test_what_is_written_shares_memory_with_none_of_the_others() -> None:
+    """Two that are read may share theirs; of those, too, each is compared with what is written."""
+
+    def f(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        z.add_(1)
+        return x * y
+
+    def calls(n: int) -> list[tuple[torch.Tensor, ...]]:
+        x, y, z = torch.randn(3, n, 4)
+        a, b, c = (torch.randn(n, 4) for _ in range(3))
+        both = torch.randn(2, n, 4)
+        return [(*both, a), (a, b, c), (both[0], a, both[1]), (a, both[0], both[1]), (x, y, z), (a, a[:], b)]
+
+    compiled = smelt.compile(f, dynamic=True)
+    for n in (3, 5):
+        torch.manual_seed(n)
+        ours = calls(n)
+        torch.manual_seed(n)
+        theirs = calls(n)
+        for given, same in zip(ours, theirs, strict=True):
+            compare(observe(compiled, given, 0), observe(f, same, 0))
 
 
 # ---- numbers that are sizes

@@ -298,11 +298,22 @@ def shared(b, s):
     return [x, x.view(-1)[:3]]
 
 
-def test_inputs_that_share_memory_are_refused():
-    with pytest.raises(NeedsFixedSize):
-        trace(lambda x, *rest: x + 1, shared(5, 6), symbolic=BOTH)
-    with pytest.raises(NeedsFixedSize):
-        trace(lambda *xs: xs[-1] + 1, shared(5, 6)[::-1], symbolic={1: (0, 1)})
+def test_inputs_that_share_memory_have_one_key():
+    fakes = []
+
+    def look(*xs):
+        fakes.extend(xs)
+        return xs[0] + 1
+
+    for symbolic in ({0: (0, 1), 1: (0,)}, {0: (0, 1)}, {1: (0,)}):
+        trace(look, [*shared(5, 6), torch.zeros(3)], symbolic=symbolic)
+    for x, y, z in zip(fakes[::3], fakes[1::3], fakes[2::3]):
+        assert x.storage_key == y.storage_key != z.storage_key
+
+
+def test_where_inputs_lie_in_shared_memory_is_not_known():
+    with pytest.raises(NeedsFixedSize, match="inputs share memory"):
+        trace(lambda x, y: y.as_strided((2,), (1,)), shared(5, 6), symbolic={0: (0, 1)})
 
 
 def test_inputs_of_which_only_a_size_is_used_stay():

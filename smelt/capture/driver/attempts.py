@@ -19,6 +19,7 @@ from smelt.capture.driver.errors import NotRepeatable, UserException, WorldChang
 from smelt.capture.outside.symbolic_sizes import FIXED_SIZES, Range, SymbolicSizes
 from smelt.capture.standins.texts import Unreadable
 from smelt.errors import BackendError, NeedsFixedSize, Unsupported
+from smelt.graph.sizes import Size
 from smelt.reasons import BACKEND_FAILED, INTERNAL, USER_EXCEPTION, Reason
 from smelt.tracing.copies import NotCopies
 from smelt.tracing.not_differentiable import NotDifferentiable
@@ -112,7 +113,8 @@ class FailedAttempt:
     were being tried. `marked`: a function was being captured that is marked with `torch.compiler.allow_in_graph`.
     `sizes`: where each symbolic size was found that is to be a number. `divisors`: by what those are divided of which it may
     be enough to know the remainder, `ranges`: or a range. `alike`: where those were found of which it is enough that they
-    are one. `used_data`: there were sizes that data decide. `shown_sizes`: where the symbolic sizes were found that the
+    are one, `following`: or that those at these places are computed from symbols that stand for those at others.
+    `used_data`: there were sizes that data decide. `shown_sizes`: where the symbolic sizes were found that the
     texts of the program show.
     """
 
@@ -126,6 +128,7 @@ class FailedAttempt:
     divisors: frozenset[tuple[Path, int]] = frozenset()
     ranges: frozenset[tuple[Path, Range]] = frozenset()
     alike: frozenset[Path] = frozenset()
+    following: frozenset[tuple[Path, Size]] = frozenset()
     used_data: bool = False
     shown_sizes: frozenset[frozenset[Path]] = frozenset()
 
@@ -150,18 +153,22 @@ class Weakening:
 
 
 def _fixed_sizes(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
-    """Without the sizes that were found in the way, unless it may be enough to know that some of them are one, what they
-    leave when divided, or a range in which they are; without any where these are not known."""
+    """Without the sizes that were found in the way, unless it may be enough to know that some of them are one, that one
+    follows from others, what they leave when divided, or a range in which they are; without any where these are not known.
+    """
     assert isinstance(failed.error, NeedsFixedSize)
     sizes = attempt.sizes
     for known in (
         sizes.with_alike(failed.alike),
+        sizes.with_following(failed.following),
         sizes.with_divisors(failed.divisors),
         sizes.with_ranges(failed.ranges),
     ):
         if known != sizes:
             return replace(start, sizes=known)
-    fixed = sizes.without(failed.sizes, failed.error.now) if failed.sizes else FIXED_SIZES
+    # What one follows from may have changed in more than one way, of which the next call shows more.
+    now = failed.error.now or bool(failed.following)
+    fixed = sizes.without(failed.sizes, now) if failed.sizes else FIXED_SIZES
     if fixed == sizes:  # it did not help
         fixed = FIXED_SIZES
     return replace(start, sizes=fixed) if fixed != sizes else None

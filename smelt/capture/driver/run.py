@@ -7,6 +7,7 @@ afterwards as they were before.
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 import types
 import weakref
@@ -41,6 +42,7 @@ from smelt.errors import NeedsFixedSize, Unsupported
 from smelt.graph import torch_settings
 from smelt.graph.assignments import syms_of
 from smelt.graph.divisors import is_rest
+from smelt.graph.sizes import Size, Sym, free_syms, subs
 from smelt.guards import global_state
 from smelt.guards.guard import Guard
 from smelt.guards.lifetimes import Lifetimes, lifetimes_of
@@ -187,6 +189,7 @@ def _failed(vm: VM, error: Exception) -> FailedAttempt:
         divisors=divided_sizes(vm.outside, error),
         ranges=narrowed_sizes(vm.outside, error),
         alike=alike_sizes(vm.outside, error),
+        following=following_sizes(vm.outside, error),
     )
 
 
@@ -201,6 +204,21 @@ def alike_sizes(outside: Outside, error: Exception) -> frozenset[Path]:
     if not isinstance(error, NeedsFixedSize) or outside.sizes.needed:
         return frozenset()
     return frozenset[Path]().union(*outside.sizes.found_at(error.alike))
+
+
+def following_sizes(outside: Outside, error: Exception) -> frozenset[tuple[Path, Size]]:
+    """Where a size was found that is computed from others, and where those were; each named by one of its places."""
+    if not isinstance(error, NeedsFixedSize) or outside.sizes.needed:
+        return frozenset()
+    found: set[tuple[Path, Size]] = set()
+    for sym, size in error.follows.items():
+        places = {s: outside.sizes.whole_at(s) for s in (sym, *free_syms(size))}
+        if not all(places.values()):
+            continue  # data decide it, or it is but a part of a size
+        named = {s: Sym(str(min(at, key=str)), 2) for s, at in places.items()}
+        found |= {(path, named[s]) for s in free_syms(size) for path in places[s]}
+        found |= {(path, subs(size, named)) for path in places[sym]}
+    return frozenset(found)
 
 
 def divided_sizes(outside: Outside, error: Exception) -> frozenset[tuple[Path, int]]:
@@ -237,8 +255,10 @@ def _capture(
     with trace:
         inside = global_state.snapshot()
         frame = Frame(code, fn, [NULL] * code.nlocals)
+        roots = [Origin("arg", code.local_names[i], None, i) for i in range(len(slots))]
+        outside.sizes.begin(roots, slots)
         for i in outside.sizes.places.policy.in_order(len(slots)):
-            frame.locals[i] = wrapping.wrap(outside, slots[i], Origin("arg", code.local_names[i], None, i))
+            frame.locals[i] = wrapping.wrap(outside, slots[i], roots[i])
         try:
             ending = _run_root(vm, frame, stop)
             _check_left(vm, ending)
@@ -441,15 +461,21 @@ def _guard_gone(vm: VM) -> None:
 
 
 def _overlap_guards(vm: VM, traced: Traced) -> list[Guard]:
-    """When an input is written, that it shares no storage with the others is part of the trace."""
+    """When inputs are written, that they share no storage with each other and with the rest is part of the trace."""
     if not traced.mutated or len(traced.inputs) < 2:
         return []
-    origins = tuple(vm.outside.origins[id(f)] for f in traced.inputs)
+    origins = [vm.outside.origins[id(f)] for f in traced.inputs]
     if any(origin.kind == "array" for origin in origins):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a tensor is written in place beside a NumPy array"))
-    storages = [f.storage_key for f in traced.inputs]
-    if len(set(storages)) != len(storages):
+    shared: dict[int, list[Origin]] = {}
+    for fake, origin in zip(traced.inputs, origins):
+        shared.setdefault(fake.storage_key, []).append(origin)
+    written = [shared.pop(traced.inputs[i].storage_key, []) for i in sorted(traced.mutated)]
+    if any(len(on) != 1 for on in written):
         raise Unsupported(
             Reason(UNSUPPORTED_EFFECT, "a tensor is written in place while another shares its storage")
         )
-    return [Guard("no_overlap", origins[0], origins)]
+    # Of those that are only read, some may share a storage: each is compared with the written ones, not with the others.
+    ones = [origin for (origin,) in written]
+    apart = [[*ones, *filter(None, nth)] for nth in itertools.zip_longest(*shared.values())] or [ones]
+    return [Guard("no_overlap", found[0], tuple(found)) for found in apart if len(found) > 1]

@@ -12,10 +12,11 @@ from smelt.capture.outside.changing_numbers import ChangingNumbers
 from smelt.capture.outside.symbolic_sizes import Path, Range
 from smelt.graph.divisors import as_divided
 from smelt.graph.sizes import Sym, contiguous_stride
+from smelt.guards.accessors import Missing, Reader
 from smelt.guards.changed_numbers import size_origin, stride_origin
 from smelt.guards.evaluate import tensor_facts
 from smelt.guards.guard import ANY, TensorFacts, stride_over
-from smelt.guards.origin import Origin
+from smelt.guards.origin import Origin, origin_at
 from smelt.marks import Mark, marks_of
 from smelt.tracing.sym_numbers import Int, size_of
 from smelt.tracing.symbolic_layouts import Over, SymbolicLayout, strides_over
@@ -33,6 +34,15 @@ class ChangingSizes:
         self.seen: dict[Path, int] = {}  # those that are symbolic, as they are in this call
         self.refused: dict[Origin, int] = {}  # sizes that are numbers, though they are marked to be symbolic
         self.may_be_one: set[Path] = set()  # those that are symbolic, and were 1 before, or are marked so
+        self._made: dict[Origin, Int | int] = {}  # before the program came to their tensors
+        self._met: set[Origin] = set()
+        self._roots: Sequence[Origin] = ()
+        self._read = Reader(())
+        self.places.meet = self._meet
+
+    def begin(self, roots: Sequence[Origin], slots: Sequence[object]) -> None:
+        """The arguments of this capture's frame, and where they are found."""
+        self._roots, self._read = roots, Reader(slots)
 
     def of(self, tensor: torch.Tensor, origin: Origin) -> tuple[SymbolicLayout, TensorFacts] | None:
         """Layout and facts of the tensor found at `origin`, with the sizes and strides that are symbolic, as its marks say,
@@ -110,6 +120,8 @@ class ChangingSizes:
         return layout, replace(facts, shape=shape_codes, stride=tuple(codes))
 
     def _symbol(self, size: int, at: Origin, mark: Mark | None) -> Int | int:
+        if at in self._made:
+            return self._made[at]
         if at.path in self.places.policy.ones:
             return 1
         self.seen[at.path] = size
@@ -134,6 +146,29 @@ class ChangingSizes:
         self._note(at, made)
         return made
 
+    def _meet(self, path: Path) -> None:
+        """Makes the symbol of a size, or number, among the arguments, from which the size of another one follows."""
+        origin = origin_at(path, self._roots)
+        if origin is None or origin in self._met or self.places.policy.is_fixed(path):
+            return
+        self._met.add(origin)
+        try:
+            value, tensor = self._read(origin), _sized(origin)
+        except Missing:
+            return
+        if type(value) is not int or value < 2:
+            return
+        if tensor is not None and isinstance(self._read(tensor), torch.Tensor):
+            self._made[origin] = self._symbol(value, origin, None)
+        elif path in self._numbers.dynamic:
+            size_of(self._numbers.at(origin, value))
+
+    def whole_at(self, sym: Sym) -> frozenset[Path]:
+        """Where this symbol is all of the size, or number, that was found; nowhere where it may be a part of one."""
+        if self.places.divisors.get(sym, 1) > 1:
+            return frozenset()
+        return frozenset(self.places.paths.get(sym, ()))
+
     def _note(self, at: Origin, number: Int) -> None:
         found = as_divided(size_of(number))
         assert found is not None
@@ -155,6 +190,12 @@ class ChangingSizes:
     def found_at(self, symbols: Iterable[Sym]) -> frozenset[frozenset[Path]]:
         """Where the sizes were found that each of these stands for."""
         return frozenset(frozenset(self.places.paths[s]) for s in symbols if s in self.places.paths)
+
+
+def _sized(at: Origin) -> Origin | None:
+    """The tensor of which the size is found there, if it is one."""
+    shape = at.base
+    return shape.base if shape is not None and shape.kind == "member" and shape.key == "shape" else None
 
 
 def _range(size: int, mark: Mark | None, low: int, high: int) -> Range:

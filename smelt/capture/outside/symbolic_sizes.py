@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from smelt._native import isinstance
@@ -39,7 +39,8 @@ class SymbolicSizes:
     before a break, or that are now one of `values`; never those that are `fixed`, or `fixed_now`, in this call. What is
     `fixed` is tried once more as a symbol when it, or another size of the tensor, changes (`retried`), as the program may go
     another way then. Those `apart` are symbols of their own, those that
-    are `alike` one where they are equal. Of `divisors` it is known what they leave when divided, of `ranges` between which
+    are `alike` one where they are equal; those that are `following` are computed from symbols, which stand for the sizes at
+    other places there. Of `divisors` it is known what they leave when divided, of `ranges` between which
     numbers they are, in this call. Those at `ones` are taken for 1, where a capture is to show what becomes of it
     (`capture/driver/small_sizes.py`).
     """
@@ -54,6 +55,7 @@ class SymbolicSizes:
     retried: frozenset[Path] = frozenset()
     apart: frozenset[Path] = frozenset()
     alike: frozenset[frozenset[Path]] = frozenset()
+    following: frozenset[tuple[Path, Size]] = frozenset()
     divisors: frozenset[tuple[Path, int]] = frozenset()
     ranges: frozenset[tuple[Path, Range]] = frozenset()
     ones: frozenset[Path] = frozenset()
@@ -88,6 +90,21 @@ class SymbolicSizes:
             return self
         joined = {group for group in self.alike if not group.isdisjoint(paths)}
         return replace(self, alike=self.alike - joined | {paths.union(*joined)})
+
+    def with_following(self, found: frozenset[tuple[Path, Size]]) -> SymbolicSizes:
+        """With the sizes at these places computed from others. What was known of them before, which cannot be all, gives way
+        to what more symbols are in: a size that was a number, so that `3 * n` was enough, has changed."""
+        known, made = dict(self.following), dict(found)
+        names = {
+            size: now
+            for path, size in made.items()
+            if isinstance(size, Sym) and isinstance(now := known.get(path), Sym)
+        }
+        made = {path: subs(size, names) for path, size in made.items()}
+        changed = [(known[path], size) for path, size in made.items() if known.get(path, size) != size]
+        if any(len(free_syms(size)) <= len(free_syms(before)) for before, size in changed):
+            return self
+        return replace(self, following=frozenset((known | made).items()))
 
     def with_divisors(self, found: Iterable[tuple[Path, int]]) -> SymbolicSizes:
         """With these divided by as much more, as long as there are not too many remainders, each of which may be an entry.
@@ -136,7 +153,7 @@ class SymbolicSizes:
     @property
     def names_any(self) -> bool:
         """Whether any size is symbolic that is not marked."""
-        return self.everywhere or bool(self.changed or self.values or self.handed)
+        return self.everywhere or bool(self.changed or self.values or self._handed)
 
     def includes(self, path: Path, size: int, is_parameter: bool) -> bool:
         """Whether the size at this path, which is now `size`, is symbolic; `is_parameter`: it is one of a parameter."""
@@ -180,7 +197,7 @@ class SymbolicSizes:
     def is_followed(self, path: Path) -> bool:
         """Whether other sizes follow from what is at this path, which is a symbol before a break."""
         sym = self.handed_at(path)
-        return isinstance(sym, Sym) and sum(sym in free_syms(size) for _, size in self.handed) > 1
+        return isinstance(sym, Sym) and sum(sym in free_syms(size) for size in self._handed.values()) > 1
 
     def is_sum(self, path: Path) -> bool:
         """Whether what is at this path is computed from symbols before a break."""
@@ -188,13 +205,24 @@ class SymbolicSizes:
 
     def in_order(self, arguments: int) -> list[int]:
         """The arguments, those from which the sizes of others follow before these."""
-        sums = {path[1] for path, _ in self.handed if self.is_sum(path)}
-        plain = {path[1] for path, size in self.handed if "shape" in path}
+        sums = {path[1] for path in self._handed if self.is_sum(path)}
+        plain = {path[1] for path in self._handed if "shape" in path}
         return sorted(range(arguments), key=lambda i: (i in sums, i not in plain))
 
     @functools.cached_property
     def _handed(self) -> dict[Path, Size]:
-        return dict(self.handed)
+        """What is known of sizes in the graph before a break, and of those that follow from others."""
+        handed, following = dict(self.handed), dict(self.following)
+        names = {
+            then: now
+            for path, now in following.items()
+            if isinstance(now, Sym) and isinstance(then := handed.get(path), Sym)
+        }
+        return {path: subs(size, names) for path, size in handed.items()} | following
+
+    def places_of(self, sym: Sym) -> list[Path]:
+        """Where the sizes are found of which other sizes follow."""
+        return [path for path, size in self.following if size is sym]
 
     @functools.cached_property
     def _divisors(self) -> dict[Path, int]:
@@ -243,6 +271,9 @@ class SizePlaces:
     like: dict[tuple[object, ...], list[tuple[Origin, Size]]] = field(default_factory=dict)
     seen: dict[tuple[Path, tuple[object, ...]], int] = field(default_factory=dict)
     before: dict[Sym, Size] = field(default_factory=dict)
+    meet: Callable[[Path], None] = lambda path: (
+        None
+    )  # makes the symbol at a place to which the program has not come yet
 
     def note(self, at: Origin, size: Size) -> None:
         """`size`, of one symbol, or one and its remainder, is found at this place."""
@@ -268,6 +299,9 @@ class SizePlaces:
         handed, path = self.policy.handed_at(at.path), at.path
         if handed is None or self.policy.is_alike(path) or self.policy.is_apart(path):
             return None
+        for sym in () if isinstance(handed, Sym) else free_syms(handed) - self.before.keys():
+            for place in self.policy.places_of(sym):
+                self.meet(place)
         if not free_syms(handed) <= self.before.keys():
             return None
         size = subs(handed, self.before)

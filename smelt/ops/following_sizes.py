@@ -1,0 +1,80 @@
+"""Which size of a call follows from others: `x.view(b, h, w, c)` works only where x has b * h * w rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain, combinations, combinations_with_replacement, islice
+from operator import mul
+from typing import Any
+
+from smelt._native import isinstance
+from smelt.graph.sizes import Expr, Size, Sym, affine, bounds, evaluate, free_syms
+
+_MOST = 12  # equations that are looked at
+_MOST_TRIED = 60
+
+Relations = dict[Sym, Size]  # what each of these symbols is, over others
+
+
+def required(
+    shapes: Sequence[Sequence[Size]], hints: Mapping[Sym, int], accepted: Callable[[Relations], bool]
+) -> Relations:
+    """What it is enough to require of the sizes in these shapes, of tensors or among arguments: as few relations as can be,
+    which hold for `hints`, and with which the call is `accepted`; none where some do not help."""
+    found = _equations(shapes, hints)
+    tried = chain.from_iterable(combinations(found, n) for n in (1, 2, 3))
+    independent = (dict(some) for some in tried if _are_independent(some))
+    return next((some for some in islice(independent, _MOST_TRIED) if accepted(some)), {})
+
+
+def _are_independent(some: Sequence[tuple[Sym, Size]]) -> bool:
+    replaced = {sym for sym, _ in some}
+    return len(replaced) == len(some) and all(replaced.isdisjoint(free_syms(size)) for _, size in some)
+
+
+def _equations(shapes: Sequence[Sequence[Size]], hints: Mapping[Sym, int]) -> list[tuple[Sym, Size]]:
+    """What may be required: that a symbol is another one, or an expression of others. Of a shape the products of its first
+    and of its last sizes are looked at, too, as views join sizes; and those of two symbols, of which a view may name one."""
+    of_value: dict[int, list[Expr]] = {}
+    pairs = (a * b for a, b in combinations_with_replacement(sorted(hints, key=str), 2))
+    for size in dict.fromkeys(chain(_sizes(shapes), pairs)):
+        if isinstance(size, Expr):
+            of_value.setdefault(evaluate(size, hints), []).append(size)
+    found = (e for sizes in of_value.values() for a, b in combinations(sizes, 2) for e in _solved(a, b))
+    # What is equal first; sums before differences, which later calls may not have.
+    return sorted(dict.fromkeys(found), key=lambda e: (not isinstance(e[1], Sym), bounds(e[1])[0] < 2))[
+        :_MOST
+    ]
+
+
+def _sizes(shapes: Sequence[Sequence[Size]]) -> Iterator[Size]:
+    for shape in shapes:
+        yield from shape
+        yield from accumulate(shape, mul)
+        yield from accumulate(reversed(shape), mul)
+
+
+def _solved(a: Expr, b: Expr) -> Iterator[tuple[Sym, Size]]:
+    """What each symbol is if a == b, as far as that is a sum or a product."""
+    for one, other in ((a, b), (b, a)):
+        for sym in sorted(free_syms(one) - free_syms(other), key=str):
+            line = affine(one, sym)
+            if line is None:
+                continue
+            factor, rest = line
+            size = (other - rest) // factor
+            if isinstance(size, Expr) and size * factor + rest == other:
+                yield sym, size
+                if isinstance(size, Sym):
+                    return  # the other way round it is the same
+
+
+def lists_of_sizes(value: Any) -> Iterator[Sequence[Size]]:
+    """The lists of sizes among the arguments of a call, without the size that is to be found out (-1)."""
+    if isinstance(value, dict):
+        yield from lists_of_sizes(list(value.values()))
+    elif isinstance(value, (list, tuple)):
+        if value and all(type(n) is int or isinstance(n, Expr) for n in value):
+            yield [n for n in value if n != -1]
+        for each in value:
+            yield from lists_of_sizes(each)
