@@ -111,7 +111,7 @@ class SymbolicSizes:
         What `found` says is divided are the quotients by what was known before."""
         known = dict(self.divisors)
         for path, by in {_size_of(path): by for path, by in found}.items():
-            handed = as_divided(self._handed.get(path, 0))
+            handed = as_divided(dict(self.handed).get(path, 0))
             product = known.get(path, 1 if handed is None else handed.divisor) * by
             if product <= _MOST_REMAINDERS:
                 known[path] = product
@@ -230,7 +230,7 @@ class SymbolicSizes:
 
     def _divides(self, path: Path, size: int) -> int:
         """By what the size at this path is divided in all calls, or, if that fits `size`, in the graph before a break."""
-        handed = self._handed.get(path, 0)
+        handed = dict(self.handed).get(path, 0)
         found, known = self._divisors.get(path), as_divided(handed)
         if found is not None or known is None or isinstance(handed, int):
             return found or 1
