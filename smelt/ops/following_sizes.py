@@ -20,31 +20,36 @@ def required(
     shapes: Sequence[Sequence[Size]], hints: Mapping[Sym, int], accepted: Callable[[Relations], bool]
 ) -> Relations:
     """What it is enough to require of the sizes in these shapes, of tensors or among arguments: as few relations as can be,
-    which hold for `hints`, and with which the call is `accepted`; none where some do not help."""
+    which hold for `hints`, and with which the call is `accepted`; none where some do not help. Some may be numbers."""
     found = _equations(shapes, hints)
     tried = chain.from_iterable(combinations(found, n) for n in (1, 2, 3))
-    independent = (dict(some) for some in tried if _are_independent(some))
-    return next((some for some in islice(independent, _MOST_TRIED) if accepted(some)), {})
+    useful = (dict(some) for some in tried if _are_independent(some))
+    return next((some for some in islice(useful, _MOST_TRIED) if accepted(some)), {})
 
 
 def _are_independent(some: Sequence[tuple[Sym, Size]]) -> bool:
+    """Whether none of them says what a symbol in another one is, and not all are numbers."""
     replaced = {sym for sym, _ in some}
-    return len(replaced) == len(some) and all(replaced.isdisjoint(free_syms(size)) for _, size in some)
+    kept = frozenset().union(*(free_syms(size) for _, size in some))
+    return len(replaced) == len(some) and bool(kept) and replaced.isdisjoint(kept)
 
 
 def _equations(shapes: Sequence[Sequence[Size]], hints: Mapping[Sym, int]) -> list[tuple[Sym, Size]]:
-    """What may be required: that a symbol is another one, or an expression of others. Of a shape the products of its first
-    and of its last sizes are looked at, too, as views join sizes; and those of two symbols, of which a view may name one."""
-    of_value: dict[int, list[Expr]] = {}
+    """What may be required: that a symbol is another one, an expression of others, or a number. Of a shape the products of
+    its first and of its last sizes are looked at, too, as views join sizes; and those of two symbols, of which a view may
+    name one."""
+    of_value: dict[int, list[Size]] = {}
     pairs = (a * b for a, b in combinations_with_replacement(sorted(hints, key=str), 2))
     for size in dict.fromkeys(chain(_sizes(shapes), pairs)):
-        if isinstance(size, Expr):
-            of_value.setdefault(evaluate(size, hints), []).append(size)
+        of_value.setdefault(evaluate(size, hints), []).append(size)
     found = (e for sizes in of_value.values() for a, b in combinations(sizes, 2) for e in _solved(a, b))
-    # What is equal first; sums before differences, which later calls may not have.
-    return sorted(dict.fromkeys(found), key=lambda e: (not isinstance(e[1], Sym), bounds(e[1])[0] < 2))[
-        :_MOST
-    ]
+    return sorted(dict.fromkeys(found), key=_order)[:_MOST]
+
+
+def _order(equation: tuple[Sym, Size]) -> int:
+    """What is equal first; sums before differences, which later calls may not have."""
+    _, size = equation
+    return 0 if isinstance(size, Sym) else 2 if isinstance(size, int) else 1 if bounds(size)[0] >= 2 else 3
 
 
 def _sizes(shapes: Sequence[Sequence[Size]]) -> Iterator[Size]:
@@ -54,16 +59,16 @@ def _sizes(shapes: Sequence[Sequence[Size]]) -> Iterator[Size]:
         yield from accumulate(reversed(shape), mul)
 
 
-def _solved(a: Expr, b: Expr) -> Iterator[tuple[Sym, Size]]:
-    """What each symbol is if a == b, as far as that is a sum or a product."""
+def _solved(a: Size, b: Size) -> Iterator[tuple[Sym, Size]]:
+    """What each symbol is if a == b, as far as that is a sum, a product or a number."""
     for one, other in ((a, b), (b, a)):
         for sym in sorted(free_syms(one) - free_syms(other), key=str):
             line = affine(one, sym)
-            if line is None:
+            if line is None or (isinstance(other, int) and one is not sym):
                 continue
             factor, rest = line
             size = (other - rest) // factor
-            if isinstance(size, Expr) and size * factor + rest == other:
+            if size * factor + rest == other:
                 yield sym, size
                 if isinstance(size, Sym):
                     return  # the other way round it is the same

@@ -59,12 +59,25 @@ class Over:
 def strides_over(shape: Sequence[int], stride: Sequence[int]) -> tuple[Over | None, ...] | None:
     """How each stride follows from the dimension that lies next inside of it in memory; None for the innermost dimension,
     and for those that repeat their elements (a stride of 0). None in place of all where elements overlap otherwise. Behind a
-    dimension without elements, torch's strides are those of a size of 1."""
+    dimension without elements, torch's strides are those of a size of 1; and a dimension of size 1 may lie anywhere."""
+    order = sorted((d for d in range(len(shape)) if stride[d]), key=lambda d: (stride[d], -d))
+    found = _over(shape, stride, order)
+    if found is not None:
+        return found
+    longer = [dim for dim in order if shape[dim] != 1]
+    found = _over(shape, stride, longer)
+    if found is None:
+        return None
+    ends = {shape[inner] * stride[inner]: Over(inner, True) for inner in longer}
+    return tuple(over if n != 1 else ends.get(step) for over, n, step in zip(found, shape, stride))
+
+
+def _over(
+    shape: Sequence[int], stride: Sequence[int], order: Sequence[int]
+) -> tuple[Over | None, ...] | None:
     found: list[Over | None] = [None] * len(shape)
     inner: int | None = None
-    for dim in sorted(range(len(shape)), key=lambda d: (stride[d], -d)):
-        if not stride[dim]:
-            continue
+    for dim in order:
         if inner is not None:
             room = shape[inner] * stride[inner]
             if stride[dim] < room:

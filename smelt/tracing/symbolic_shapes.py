@@ -109,11 +109,12 @@ class SymbolicCall:
     def _follows(self, args: Args, kwargs: Kwargs, hints: dict[Sym, int]) -> dict[Sym, Size]:
         """What it is enough to require of some of the sizes: what they are, over others."""
         shapes = [t.spec.shape for t in leaves((args, kwargs), FakeTensor)]
-        return required(
+        found = required(
             [*shapes, *lists_of_sizes((args, kwargs))],
             hints,
             lambda values: accepts(self.func, args, kwargs, self.device, spec_of_fake, values),
         )
+        return {sym: size for sym, size in found.items() if not isinstance(size, int)}
 
     def _divisors(self, args: Args, kwargs: Kwargs, syms: frozenset[Sym]) -> dict[Sym, int]:
         """By what those of `syms` are divided of which it is enough to know the remainder: of the numbers among arguments,
