@@ -131,6 +131,7 @@ def capture_frame(
             if vm.trace.numbers.symbols is not None:
                 vm.trace.numbers.symbols.release()
             vm.trace.numbers.for_data = None  # it keeps the machine alive, which keeps it
+            vm.outside.sizes.end()
             if captured is None:
                 vm.release()
 

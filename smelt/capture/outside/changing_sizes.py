@@ -9,7 +9,7 @@ import torch
 
 from smelt._native import isinstance
 from smelt.capture.outside.changing_numbers import ChangingNumbers
-from smelt.capture.outside.symbolic_sizes import Path, Range
+from smelt.capture.outside.symbolic_sizes import Path, Range, meet_nothing
 from smelt.graph.divisors import as_divided
 from smelt.graph.sizes import Sym, contiguous_stride
 from smelt.guards.accessors import Missing, Reader
@@ -38,11 +38,16 @@ class ChangingSizes:
         self._met: set[Origin] = set()
         self._roots: Sequence[Origin] = ()
         self._read = Reader(())
-        self.places.meet = self._meet
 
     def begin(self, roots: Sequence[Origin], slots: Sequence[object]) -> None:
         """The arguments of this capture's frame, and where they are found."""
         self._roots, self._read = roots, Reader(slots)
+        self.places.meet = self._meet
+
+    def end(self) -> None:
+        """Drops the arguments, and what refers to this object, so that all goes when nobody needs it."""
+        self._roots, self._read = (), Reader(())
+        self.places.meet = meet_nothing
 
     def of(self, tensor: torch.Tensor, origin: Origin) -> tuple[SymbolicLayout, TensorFacts] | None:
         """Layout and facts of the tensor found at `origin`, with the sizes and strides that are symbolic, as its marks say,

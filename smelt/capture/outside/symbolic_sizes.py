@@ -253,6 +253,10 @@ class SymbolicSizes:
 FIXED_SIZES = SymbolicSizes()
 
 
+def meet_nothing(path: Path) -> None:
+    """There are no symbols to be made ahead."""
+
+
 @dataclass(eq=False)
 class SizePlaces:
     """Where the symbols of one capture's sizes were found, by paths of origins, and which of them are sizes of tensors.
