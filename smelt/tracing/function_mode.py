@@ -24,6 +24,7 @@ from smelt.tracing import (
     masked_stores,
     packed_sequences,
     pooling,
+    products,
     resizing,
     row_indexing,
     strided_windows,
@@ -49,6 +50,8 @@ _BODIES: dict[Any, Body] = {**packed_sequences.BODIES, **row_indexing.BODIES, **
 _BODIES_OF_LISTS = {
     **foreach.BODIES, **fused_optimizers.BODIES, **resizing.BODIES, **pooling.BODIES, **strided_windows.BODIES
 }  # fmt: skip
+# Of functions that take sizes for numbers, which may be symbolic.
+_BODIES_OF_SIZES = {**counts.BODIES, **products.BODIES}
 
 
 def _takes_the_default_device(func: Any, given: Any, out: Any) -> bool:
@@ -190,7 +193,7 @@ class FunctionMode(TorchFunctionMode):
         body = _BODIES.get(func)
         if body is not None and not kwargs:
             return body(self._operator_recorder, func, args)
-        named = counts.BODIES.get(func)
+        named = _BODIES_OF_SIZES.get(func)
         out = NotImplemented if named is None else named(self._operator_recorder, func, args, kwargs)
         if out is not NotImplemented:
             return out

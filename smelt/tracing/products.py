@@ -1,0 +1,190 @@
+"""`matmul` and `linear` of tensors with symbolic sizes, as torch's C++ code computes them: by `mm` of folded rows, or `bmm`.
+
+Before 2.13 that code asks for sizes as numbers, which would pin them; the formulas here are those of 2.11. Other calls are
+left to torch, as are wrong ones, which raise what they raise in eager.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from smelt.graph.assignments import syms_of
+from smelt.graph.sizes import Size
+from smelt.tracing.arguments import Args, Kwargs
+from smelt.tracing.fake import FakeTensor
+from smelt.tracing.operator_recorder import OperatorRecorder
+from smelt.tracing.symbols import Symbols
+
+aten = torch.ops.aten
+
+ASKS_NUMBERS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+
+
+def _matmul(recorder: OperatorRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    given = dict(zip(("input", "other"), args), **kwargs)
+    if "self" in given:
+        given["input"] = given.pop("self")
+    symbols = recorder.numbers.symbols
+    if given.keys() != {"input", "other"} or symbols is None or not _are_sized(*given.values()):
+        return NotImplemented
+    return product(symbols, given["input"], given["other"])
+
+
+def _matmul_from_right(recorder: OperatorRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    return _matmul(recorder, func, args[::-1], kwargs)
+
+
+def _linear(recorder: OperatorRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    given = dict(zip(("input", "weight", "bias"), args), **kwargs)
+    x, weight, bias = given.pop("input", None), given.pop("weight", None), given.pop("bias", None)
+    symbols = recorder.numbers.symbols
+    if given or symbols is None or not _are_sized(x, weight, *([] if bias is None else [bias])):
+        return NotImplemented
+    if x.dim() < 3 or weight.dim() > 2 or not _go_together(symbols, x.spec.shape[-1], weight.spec.shape[-1]):
+        return NotImplemented
+    if bias is not None and (bias.dim() != 1 or x.is_contiguous()):
+        return NotImplemented  # one `addmm`, for which torch takes symbolic sizes
+    x = _cast(x)
+    if (weight.requires_grad and torch.is_grad_enabled()) or _is_foldable(symbols, x):
+        made = F.linear(_as_rows(symbols, x), weight)
+        shape = (*x.spec.shape[:-1], *weight.spec.shape[:-1])
+        made = _unfolded(symbols, made, shape)
+    else:
+        made = product(symbols, x, _cast(weight).t())
+    return made if bias is None else made + _cast(bias)
+
+
+def _are_sized(*operands: Any) -> bool:
+    """Whether all are fakes, and one has symbolic sizes."""
+    return all(type(x) is FakeTensor for x in operands) and any(syms_of(x.spec) for x in operands)
+
+
+def product(symbols: Symbols, a: Any, b: Any) -> Any:
+    """`a @ b`; NotImplemented where torch's own code takes their sizes."""
+    if min(a.dim(), b.dim()) == 0 or max(a.dim(), b.dim()) < 3:
+        return NotImplemented
+    batch = _broadcast(symbols, a.spec.shape[:-2], b.spec.shape[:-2])
+    if batch is None or not _go_together(symbols, a.spec.shape[-1], b.spec.shape[-2 if b.dim() > 1 else -1]):
+        return NotImplemented
+    a, b = _cast(a), b if a.dim() > 2 and _is_kept_by_autocast(b) else _cast(b)
+    if a.dim() == b.dim() == 3:  # a single matrix: torch does this to tensors that modes or subclasses see
+        if a.spec.shape[0] == 1 != b.spec.shape[0]:
+            a = a.squeeze(0)
+        elif b.spec.shape[0] == 1 != a.spec.shape[0]:
+            b = b.squeeze(0)
+    if _folds(symbols, a, b):
+        return _folded(symbols, a, b)
+    return _batched(symbols, a, b, batch)
+
+
+def _folds(symbols: Symbols, a: Any, b: Any) -> bool:
+    """Whether the rows of all matrices of one operand are multiplied at once, by the other."""
+    if min(a.dim(), b.dim()) > 2:
+        return False
+    if (b if a.dim() >= b.dim() else a).requires_grad:  # or its gradient would be of the size of the batch
+        return True
+    return a.dim() != 2 and _is_foldable(symbols, a if a.dim() > b.dim() else b.mT)
+
+
+def _is_foldable(symbols: Symbols, x: Any) -> bool:
+    """Whether all dimensions but the last are one in memory."""
+    shape, stride = x.spec.shape, x.spec.stride
+    if 0 in shape:
+        return True
+    return all(symbols.compare("eq", stride[i], stride[i + 1] * shape[i + 1]) for i in range(len(shape) - 2))
+
+
+def _folded(symbols: Symbols, a: Any, b: Any) -> Any:
+    turned = b.dim() > a.dim()
+    x, y = (b.mT, a.t() if a.dim() == 2 else a) if turned else (a, b)
+    rows = _as_rows(symbols, x)
+    made = rows.mv(y) if y.dim() == 1 else rows.mm(y)
+    made = _unfolded(symbols, made, (*x.spec.shape[:-1], *y.spec.shape[1:]))
+    return made.mT.contiguous() if turned and y.dim() == 2 else made
+
+
+def _as_rows(symbols: Symbols, x: Any) -> Any:
+    return x.reshape(_numbers(symbols, (math.prod(x.spec.shape[:-1]), x.spec.shape[-1])))
+
+
+def _unfolded(symbols: Symbols, x: Any, shape: Sequence[Size]) -> Any:
+    return aten._unsafe_view.default(x, _numbers(symbols, shape))
+
+
+def _batched(symbols: Symbols, a: Any, b: Any, batch: Sequence[Size]) -> Any:
+    """A product of matrices for each place of the batch."""
+    count = math.prod(batch)
+
+    def matrices(x: Any, shape: Sequence[Size]) -> Any:
+        expanded = x.expand(_numbers(symbols, (*batch, *shape)))
+        return expanded.reshape(_numbers(symbols, (count, *shape)))
+
+    rows = a.spec.shape[-2:-1]
+    left = matrices(a, (*(rows or (1,)), a.spec.shape[-1]))
+    right = matrices(b, b.spec.shape[-2:])
+    if b.dim() == 1:
+        made = left.bmm(right.unsqueeze(2)).squeeze(-1)
+    else:
+        made = left.bmm(right)
+    return _unfolded(symbols, made, (*batch, *rows, *(b.spec.shape[-1:] if b.dim() > 1 else ())))
+
+
+def _broadcast(symbols: Symbols, a: Sequence[Size], b: Sequence[Size]) -> list[Size] | None:
+    """The shape that both batches have when broadcast; None where they do not go together."""
+    pairs = list(zip_longest(reversed(a), reversed(b), fillvalue=1))
+    if not all(1 in pair or _go_together(symbols, *pair) for pair in pairs):
+        return None
+    return [n if m == 1 else m for n, m in reversed(pairs)]
+
+
+def _go_together(symbols: Symbols, a: Size, b: Size) -> bool:
+    return symbols.compare("eq", a, b)
+
+
+def _numbers(symbols: Symbols, sizes: Sequence[Size]) -> list[Any]:
+    return [symbols.number(size) for size in sizes]
+
+
+# ---- autocast, which has the operands cast before these functions run
+
+
+def _autocast_type(x: FakeTensor) -> torch.dtype | None:
+    """What autocast makes of `x`; None where it leaves it as it is."""
+    kind = x.device.type
+    if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
+        return None
+    if not x.is_floating_point() or x.dtype is torch.float64:
+        return None
+    return torch.get_autocast_dtype(kind)
+
+
+def _cast(x: FakeTensor) -> Any:
+    dtype = _autocast_type(x)
+    return x if dtype is None else x.to(dtype)
+
+
+def _is_kept_by_autocast(x: FakeTensor) -> bool:
+    """Whether it is a matrix that autocast casts once for all calls: it is left to `mm` under autocast."""
+    if _autocast_type(x) is None or x.dim() != 2 or x.dtype is not torch.float32:
+        return False
+    return x.requires_grad and x.is_leaf and torch.is_grad_enabled()
+
+
+_MATMUL = (
+    torch.matmul, torch.linalg.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, aten.matmul, aten.matmul.default,
+)  # fmt: skip
+# What is run in place of these functions: `body(recorder, function, positional arguments, keyword arguments)`, which gives
+# NotImplemented where torch's own code is to run.
+BODIES: dict[Any, Any] = {}
+if ASKS_NUMBERS:
+    BODIES = {
+        **dict.fromkeys(_MATMUL, _matmul),
+        torch.Tensor.__rmatmul__: _matmul_from_right,
+        **dict.fromkeys((F.linear, aten.linear, aten.linear.default), _linear),
+    }

@@ -1,0 +1,183 @@
+"""Matrix products of tensors whose sizes change: one entry, and eager's results, strides and gradients."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import smelt
+from smelt.report.inspect import entries
+from tests.harness.agreement import check_no_failure, observe, same
+
+# Of the batch, the heads, the rows, what is summed over, the columns.
+SIZES = [
+    {"b": 3, "h": 5, "n": 7, "d": 9, "m": 6},
+    {"b": 4, "h": 8, "n": 5, "d": 11, "m": 7},
+    {"b": 2, "h": 3, "n": 10, "d": 6, "m": 5},
+    {"b": 6, "h": 12, "n": 8, "d": 13, "m": 9},
+]
+Shape = str | tuple[Any, ...]  # of names of sizes, and ints
+GRADIENTS = {"none": (), "all": (0, 1, 2), "left": (0,), "right": (1,)}
+
+LEFT, RIGHT = ["d", "nd", "bnd", "bhnd"], ["d", "dm", "bdm", "bhdm"]
+BROADCAST: dict[str, tuple[Shape, Shape]] = {
+    "one left matrix": ((1, "n", "d"), "bdm"),
+    "one right matrix": ("bnd", (1, "d", "m")),
+    "both batches": (("b", 1, "n", "d"), (1, "h", "d", "m")),
+    "batches of other ranks": ("bhnd", (1, "d", "m")),
+    "heads alone": (("b", 4, "n", "d"), (4, "d", "m")),
+    "rotary embedding": ((1, 4, 1), (1, 1, "n")),
+    "a weight": (("b", "n", 8), (8, 17)),
+    "a weight from the left": ((17, 8), ("b", 8, "n")),
+    "one column": ("bnd", ("d", 1)),
+}
+
+
+def ranks() -> dict[str, tuple[Shape, Shape]]:
+    """Products of all ranks that torch has no single operator for."""
+    found = {}
+    for left, right in itertools.product(LEFT, RIGHT):
+        if max(len(left), len(right)) > 2:
+            both = {len(left), len(right)} == {3, 4}  # the last dimension of the batch
+            found[f"{left} {right}"] = tuple(
+                s.replace("b", "h") if both and len(s) == 3 else s for s in (left, right)
+            )
+    return found  # type: ignore[return-value]
+
+
+def made(shape: Shape, sizes: dict[str, int], turned: bool = False) -> torch.Tensor:
+    """A tensor of that shape; `turned`: with its last two dimensions the other way round in memory."""
+    numbers = [sizes[n] if isinstance(n, str) else n for n in shape]
+    if not turned or len(numbers) < 2:
+        return torch.randn(numbers)
+    return torch.randn(*numbers[:-2], numbers[-1], numbers[-2]).transpose(-1, -2)
+
+
+def check(
+    function: Callable[..., Any],
+    make: Callable[[dict[str, int]], Sequence[torch.Tensor]],
+    gradients: Sequence[int] = (),
+    autocast: bool = False,
+) -> None:
+    """One entry serves all sizes."""
+    compiled = smelt.compile(function, dynamic=True)
+    dtype = torch.float32 if autocast else torch.float64
+    weights = list(function.to(dtype).parameters()) if isinstance(function, nn.Module) else []
+    for seed, sizes in enumerate(SIZES):
+        torch.manual_seed(seed)
+        given = make(sizes)
+        seen = []
+        for call in (function, compiled):
+            arguments = [
+                x.detach().clone().to(dtype).requires_grad_(i in gradients) for i, x in enumerate(given)
+            ]
+            with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
+                observed = observe(call, tuple(arguments), seed)
+            assert observed.error is None, observed.error
+            if observed.result.requires_grad:
+                observed.result.float().sin().sum().backward()
+            seen.append((observed.result, [x.grad for x in (*arguments, *weights)]))
+            for weight in weights:
+                weight.grad = None
+        if autocast:  # another order of the additions is another number of bfloat16
+            torch.testing.assert_close(seen[1], seen[0], rtol=2e-2, atol=5e-2)
+        else:
+            same(seen[1], seen[0])
+    check_no_failure(compiled)
+    assert len(entries(compiled)) == 1
+
+
+@pytest.mark.parametrize("gradients", GRADIENTS)
+@pytest.mark.parametrize("name", [*ranks(), *BROADCAST])
+def test_products(name: str, gradients: str) -> None:
+    left, right = {**ranks(), **BROADCAST}[name]
+    check(lambda x, y: x @ y, lambda sizes: (made(left, sizes), made(right, sizes)), GRADIENTS[gradients])
+
+
+@pytest.mark.parametrize("turned", [(True, False), (False, True)], ids=["left", "right"])
+@pytest.mark.parametrize("name", ranks())
+def test_products_of_transposed_matrices(name: str, turned: tuple[bool, bool]) -> None:
+    def make(sizes: dict[str, int]) -> list[torch.Tensor]:
+        return [made(shape, sizes, t) for shape, t in zip(ranks()[name], turned)]
+
+    check(torch.matmul, make)
+    check(torch.matmul, make, (0, 1))
+
+
+def test_ways_to_call_a_product() -> None:
+    ways: list[Callable[..., Any]] = [
+        lambda x, y: torch.matmul(input=x, other=y),
+        lambda x, y: torch.matmul(x, other=y),
+        lambda x, y: x.matmul(y),
+        lambda x, y: y.__rmatmul__(x),
+        lambda x, y: torch.linalg.matmul(x, y),
+        lambda x, y: torch.ops.aten.matmul(x, y),
+        lambda x, y: torch.ops.aten.matmul.default(x, y),
+    ]
+    for way in ways:
+        check(way, lambda sizes: (made("bnd", sizes), made("dm", sizes)), (0,))
+
+
+@pytest.mark.parametrize("gradients", GRADIENTS)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("shape", ["bn8", "bh8", "turned", "turned heads"])
+def test_linear(shape: str, biased: bool, gradients: str) -> None:
+    def make(sizes: dict[str, int]) -> list[torch.Tensor]:
+        more = ["h"] if shape == "turned heads" else []
+        x = made(("b", "n", *more, 8), sizes)
+        given = [x, torch.randn(17, 8)]
+        return [*given, torch.randn(17)] if biased else given
+
+    def function(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        return F.linear(x.transpose(0, 1) if shape.startswith("turned") else x, *weights)
+
+    check(function, make, GRADIENTS[gradients])
+
+
+def test_linear_of_one_row() -> None:
+    check(F.linear, lambda sizes: (made(("b", "n", 8), sizes), torch.randn(8)), (0, 1))
+    check(F.linear, lambda sizes: (made("bnd", sizes), made("md", sizes)), (0, 1))
+
+
+@pytest.mark.parametrize("gradients", GRADIENTS)
+def test_products_under_autocast(gradients: str) -> None:
+    for left, right in (("bnd", "dm"), ("nd", "bdm"), ("bnd", "bdm"), ("bnd", "d"), ("bhnd", "d")):
+        check(torch.matmul, lambda sizes: (made(left, sizes), made(right, sizes)), GRADIENTS[gradients], True)  # noqa: B023
+
+
+class Head(nn.Module):
+    """Rows of features to scores of words, as language models have it: its weight is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(8, 8)
+        self.score = nn.Linear(8, 12, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.mix(x.transpose(0, 1)).relu()
+        return self.score(x) + self.score(x.flip(-1))
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("trained", [False, True])
+def test_modules(trained: bool, autocast: bool) -> None:
+    torch.manual_seed(0)
+    with torch.set_grad_enabled(trained):
+        check(Head(), lambda sizes: [made(("b", "n", 8), sizes)], (), autocast)
+
+
+def test_sizes_that_do_not_go_together() -> None:
+    compiled = smelt.compile(torch.matmul, dynamic=True)
+    compiled(torch.randn(3, 5, 7), torch.randn(7, 4))
+    for shapes in (((3, 5, 7), (6, 4)), ((3, 5, 7), (2, 7, 4)), ((2, 3, 5, 7), (4, 7, 3)), ((3, 5, 7), ())):
+        given = tuple(torch.randn(shape) for shape in shapes)
+        got, want = observe(compiled, given, 0), observe(torch.matmul, given, 0)
+        assert str(got.error) == str(want.error)
+        assert type(got.error) is type(want.error)
