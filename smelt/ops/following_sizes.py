@@ -23,15 +23,14 @@ def required(
     which hold for `hints`, and with which the call is `accepted`; none where some do not help. Some may be numbers."""
     found = _equations(shapes, hints)
     tried = chain.from_iterable(combinations(found, n) for n in (1, 2, 3))
-    useful = (dict(some) for some in tried if _are_independent(some))
-    return next((some for some in islice(useful, _MOST_TRIED) if accepted(some)), {})
+    independent = (dict(some) for some in tried if _are_independent(some))
+    return next((some for some in islice(independent, _MOST_TRIED) if accepted(some)), {})
 
 
 def _are_independent(some: Sequence[tuple[Sym, Size]]) -> bool:
-    """Whether none of them says what a symbol in another one is, and not all are numbers."""
+    """Whether none of them says what a symbol in another one is."""
     replaced = {sym for sym, _ in some}
-    kept = frozenset().union(*(free_syms(size) for _, size in some))
-    return len(replaced) == len(some) and bool(kept) and replaced.isdisjoint(kept)
+    return len(replaced) == len(some) and all(replaced.isdisjoint(free_syms(size)) for _, size in some)
 
 
 def _equations(shapes: Sequence[Sequence[Size]], hints: Mapping[Sym, int]) -> list[tuple[Sym, Size]]:
