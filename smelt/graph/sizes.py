@@ -214,7 +214,7 @@ def is_one(size: Size) -> bool:
 def _is_never_negative(e: Size) -> bool:
     """By the two ends of each loop, between which `e` is a line, and for symbols that begin at 0: terms that cancel, as in
     s*t - s where t >= 1, are then together."""
-    if bounds(_from_zero(e))[0] >= 0:
+    if bounds(_from_zero(e))[0] >= 0 or bounds(_quotients_from_zero(e))[0] >= 0:
         return True
     for sym in free_syms(e):
         if sym.below is not None and affine(e, sym) is not None:
@@ -224,6 +224,17 @@ def _is_never_negative(e: Size) -> bool:
 
 def _from_zero(e: Size) -> Size:
     return subs(e, {s: Sym(f"{s.key} - {s.lo}", 0, s.hi - s.lo) + s.lo for s in free_syms(e) if s.lo})
+
+
+def _quotients_from_zero(e: Size) -> Size:
+    """The same for quotients, as in (s//2 - 2) * (t//2 - 2), each as a symbol of its range."""
+    total: Size = 0 if isinstance(e, int) else e.const
+    for monomial, coefficient in () if isinstance(e, int) else e.terms:
+        term: Size = coefficient
+        for atom in monomial:
+            term = term * (Sym(f"{_atom_key(atom)} - {atom.lo}", 0, atom.hi - atom.lo) + atom.lo)
+        total = total + term
+    return total
 
 
 def _without_quotients(e: Size) -> Size:

@@ -254,9 +254,31 @@ def _batch_norm_layout(
     return batch_norm_training_layout(x, weight, bias, mean, var, False, momentum, eps)
 
 
+def _batch_norm_layout_on(
+    device: torch.device,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """A GPU's kernel makes room for statistics, which it does not fill."""
+    found = _batch_norm_layout(x, weight, bias, mean, var, momentum, eps)
+    if found is NotImplemented:
+        return found
+    room = fresh(x.shape[1:2], opmath(x.dtype))
+    return found[0], room, fresh(room.shape, room.dtype)
+
+
 declare(aten.native_layer_norm.default, layout=_layer_norm_layout)
 declare(aten.native_group_norm.default, layout=_group_norm_layout)
-declare(aten._native_batch_norm_legit_no_training.default, layout=_batch_norm_layout)
+declare(
+    aten._native_batch_norm_legit_no_training.default,
+    layout=_batch_norm_layout,
+    layout_on=_batch_norm_layout_on,
+)
 declare(aten.native_batch_norm.default, trace_rule=TraceRule.STATISTICS)
 
 

@@ -16,7 +16,7 @@ from smelt.codegen.llvm.module import assemble_functions
 from smelt.codegen.llvm.vectorize import count_lanes
 from smelt.config import Config
 from smelt.errors import NeedsFixedSize
-from smelt.graph.sizes import Sym, bounds, free_syms, subs
+from smelt.graph.sizes import Sym, free_syms, proves_le, subs
 from smelt.loops.ir import Kernel, stage_loops
 from smelt.loops.sizes import at_sizes
 from smelt.plan.code import CompiledKernel, Function
@@ -55,7 +55,7 @@ def compile_kernels(
 def refuse_unknown(kernels: Iterable[Kernel]) -> None:
     """Raises NeedsFixedSize for loops of a stage that may have no points."""
     for size in (loop.size for k in kernels for stage in k.stages for loop in stage_loops(stage)):
-        if not isinstance(size, int) and bounds(size)[0] < 1:
+        if not isinstance(size, int) and not proves_le(1, size):
             raise NeedsFixedSize(f"a loop over {size} elements, which may be none", free_syms(size))
 
 
