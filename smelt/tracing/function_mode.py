@@ -18,6 +18,7 @@ from smelt.torch_private import (
     maybe_current_level,
 )
 from smelt.tracing import (
+    attention,
     counts,
     foreach,
     fused_optimizers,
@@ -51,7 +52,7 @@ _BODIES_OF_LISTS = {
     **foreach.BODIES, **fused_optimizers.BODIES, **resizing.BODIES, **pooling.BODIES, **strided_windows.BODIES
 }  # fmt: skip
 # Of functions that take sizes for numbers, which may be symbolic.
-_BODIES_OF_SIZES = {**counts.BODIES, **products.BODIES}
+_BODIES_OF_SIZES = {**counts.BODIES, **products.BODIES, **attention.BODIES}
 
 
 def _takes_the_default_device(func: Any, given: Any, out: Any) -> bool:

@@ -31,7 +31,7 @@ def _matmul(recorder: OperatorRecorder, func: Any, args: Args, kwargs: Kwargs) -
     if "self" in given:
         given["input"] = given.pop("self")
     symbols = recorder.numbers.symbols
-    if given.keys() != {"input", "other"} or symbols is None or not _are_sized(*given.values()):
+    if given.keys() != {"input", "other"} or symbols is None or not are_sized(*given.values()):
         return NotImplemented
     return product(symbols, given["input"], given["other"])
 
@@ -44,23 +44,23 @@ def _linear(recorder: OperatorRecorder, func: Any, args: Args, kwargs: Kwargs) -
     given = dict(zip(("input", "weight", "bias"), args), **kwargs)
     x, weight, bias = given.pop("input", None), given.pop("weight", None), given.pop("bias", None)
     symbols = recorder.numbers.symbols
-    if given or symbols is None or not _are_sized(x, weight, *([] if bias is None else [bias])):
+    if given or symbols is None or not are_sized(x, weight, *([] if bias is None else [bias])):
         return NotImplemented
     if x.dim() < 3 or weight.dim() > 2 or not _go_together(symbols, x.spec.shape[-1], weight.spec.shape[-1]):
         return NotImplemented
     if bias is not None and (bias.dim() != 1 or x.is_contiguous()):
         return NotImplemented  # one `addmm`, for which torch takes symbolic sizes
-    x = _cast(x)
+    x = cast(x)
     if (weight.requires_grad and torch.is_grad_enabled()) or _is_foldable(symbols, x):
         made = F.linear(_as_rows(symbols, x), weight)
         shape = (*x.spec.shape[:-1], *weight.spec.shape[:-1])
         made = _unfolded(symbols, made, shape)
     else:
-        made = product(symbols, x, _cast(weight).t())
-    return made if bias is None else made + _cast(bias)
+        made = product(symbols, x, cast(weight).t())
+    return made if bias is None else made + cast(bias)
 
 
-def _are_sized(*operands: Any) -> bool:
+def are_sized(*operands: Any) -> bool:
     """Whether all are fakes, and one has symbolic sizes."""
     return all(type(x) is FakeTensor for x in operands) and any(syms_of(x.spec) for x in operands)
 
@@ -72,7 +72,7 @@ def product(symbols: Symbols, a: Any, b: Any) -> Any:
     batch = _broadcast(symbols, a.spec.shape[:-2], b.spec.shape[:-2])
     if batch is None or not _go_together(symbols, a.spec.shape[-1], b.spec.shape[-2 if b.dim() > 1 else -1]):
         return NotImplemented
-    a, b = _cast(a), b if a.dim() > 2 and _is_kept_by_autocast(b) else _cast(b)
+    a, b = cast(a), b if a.dim() > 2 and _is_kept_by_autocast(b) else cast(b)
     if a.dim() == b.dim() == 3:  # a single matrix: torch does this to tensors that modes or subclasses see
         if a.spec.shape[0] == 1 != b.spec.shape[0]:
             a = a.squeeze(0)
@@ -164,7 +164,7 @@ def _autocast_type(x: FakeTensor) -> torch.dtype | None:
     return torch.get_autocast_dtype(kind)
 
 
-def _cast(x: FakeTensor) -> Any:
+def cast(x: FakeTensor) -> Any:
     dtype = _autocast_type(x)
     return x if dtype is None else x.to(dtype)
 

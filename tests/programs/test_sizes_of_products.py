@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import smelt
 from smelt.report.inspect import entries
@@ -181,3 +182,53 @@ def test_sizes_that_do_not_go_together() -> None:
         got, want = observe(compiled, given, 0), observe(torch.matmul, given, 0)
         assert str(got.error) == str(want.error)
         assert type(got.error) is type(want.error)
+
+
+def attention(**options: Any) -> Callable[..., torch.Tensor]:
+    """By torch's own formula, not by one of its kernels."""
+
+    def function(*given: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            return F.scaled_dot_product_attention(*given, **options)
+
+    return function
+
+
+HEADS = ("b", 2, "n", 8)
+ATTENTION: dict[str, tuple[Callable[..., torch.Tensor], list[Shape]]] = {
+    "plain": (attention(), [HEADS] * 3),
+    "causal": (attention(is_causal=True), [HEADS, *[("b", 2, "h", 8)] * 2]),
+    "a mask": (attention(), [*[HEADS] * 3, "nn"]),
+    "a mask of bools": (
+        lambda q, k, v, mask: attention(attn_mask=mask > 0)(q, k, v),
+        [*[HEADS] * 3, ("b", 1, "n", "n")],
+    ),
+    "a scale": (attention(scale=0.5), [HEADS] * 3),
+    "a negative scale": (attention(scale=-0.5), [HEADS] * 3),
+    "groups of heads": (attention(enable_gqa=True), [("b", 4, "n", 8), HEADS, HEADS]),
+    "no heads": (attention(), ["bnd"] * 3),
+    "other values": (attention(), [HEADS, HEADS, ("b", 2, "n", 6)]),
+    "transposed": (
+        lambda *given: attention()(*(x.transpose(1, 2) for x in given)),
+        [("b", "n", 2, 8)] * 3,
+    ),
+    "a bias that is learned": (F.scaled_dot_product_attention, [*[HEADS] * 3, (1, 2, "n", "n")]),
+}
+
+
+@pytest.mark.parametrize("gradients", [(), (0, 1, 2, 3)], ids=["none", "all"])
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention(name: str, gradients: tuple[int, ...]) -> None:
+    function, shapes = ATTENTION[name]
+    check(function, lambda sizes: [made(shape, sizes) for shape in shapes], gradients)
+    check(function, lambda sizes: [made(shape, sizes) for shape in shapes], gradients, autocast=True)
+
+
+def test_dropout_of_attention() -> None:
+    """Eager's random numbers are drawn."""
+    compiled = smelt.compile(attention(dropout_p=0.5), dynamic=True)
+    for sizes in SIZES:
+        given = [made(HEADS, sizes) for _ in range(3)]
+        seen = [observe(call, tuple(given), 0) for call in (compiled, attention(dropout_p=0.5))]
+        same(seen[0].result, seen[1].result)
+    assert len(entries(compiled)) == 1
