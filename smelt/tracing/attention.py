@@ -5,16 +5,17 @@ products of `smelt.tracing.products`, for the same versions.
 from __future__ import annotations
 
 import math
+from functools import cache
+from types import FunctionType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from smelt.torch_private import DisableAutocast
+from smelt.tracing import products
 from smelt.tracing.arguments import Args, Kwargs
-from smelt.tracing.fake import FakeTensor
-from smelt.tracing.operator_recorder import OperatorRecorder
-from smelt.tracing.products import ASKS_NUMBERS, are_sized, cast, product
+from smelt.tracing.products import cast, product, shape_of, symbols_in
 from smelt.tracing.sym_numbers import SYMBOLIC, own, plain
 from smelt.tracing.symbols import Symbols
 
@@ -24,16 +25,14 @@ _FORMULA = 0  # torch's number of it, among those of its kernels
 _HALVES = (torch.float16, torch.bfloat16)
 
 
-def _called(recorder: OperatorRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    symbols = recorder.numbers.symbols
+def _called(args: Args, kwargs: Kwargs) -> Any:
     try:
-        return NotImplemented if symbols is None else _attention(symbols, *args, **kwargs)
+        return _attention(*args, **kwargs)
     except TypeError:  # for which torch has words
         return NotImplemented
 
 
 def _attention(
-    symbols: Symbols,
     query: Any,
     key: Any,
     value: Any,
@@ -45,7 +44,8 @@ def _attention(
     enable_gqa: bool = False,
 ) -> Any:
     given = [query, key, value, *([] if attn_mask is None else [attn_mask])]
-    if not are_sized(*given) or not _is_valid(query, key, value, attn_mask, is_causal, scale):
+    symbols = symbols_in(*given)
+    if symbols is None or not _is_valid(query, key, value, attn_mask, is_causal, scale):
         return NotImplemented
     query, key, value, *mask = map(cast, given)
     with DisableAutocast():
@@ -69,7 +69,7 @@ def _attention(
 
 
 def _is_valid(
-    query: FakeTensor, key: FakeTensor, value: FakeTensor, mask: Any, is_causal: bool, scale: Any
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, is_causal: bool, scale: Any
 ) -> bool:
     """Whether torch takes such arguments, and they have three dimensions or more."""
     if not (query.dtype == key.dtype == value.dtype) or min(x.dim() for x in (query, key, value)) < 3:
@@ -79,7 +79,7 @@ def _is_valid(
     return scale is None or type(scale) is float
 
 
-def _bias(query: FakeTensor, key: FakeTensor, mask: Any, is_causal: bool) -> Any:
+def _bias(query: torch.Tensor, key: torch.Tensor, mask: Any, is_causal: bool) -> Any:
     """What is added to the scores; None for nothing."""
     if is_causal:
         rows, columns = query.shape[-2], key.shape[-2]
@@ -92,10 +92,10 @@ def _bias(query: FakeTensor, key: FakeTensor, mask: Any, is_causal: bool) -> Any
     return torch.where(mask, nothing, never)
 
 
-def _for_each_head(query: FakeTensor, key: FakeTensor, value: FakeTensor) -> tuple[Any, Any] | None:
+def _for_each_head(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[Any, Any] | None:
     """Keys and values repeated for the heads of the queries, by numbers that are the same at each call; None where those are
     no whole numbers."""
-    if query.spec.shape[-3] == key.spec.shape[-3] == value.spec.shape[-3]:
+    if shape_of(query)[-3] == shape_of(key)[-3] == shape_of(value)[-3]:
         return key, value
     heads, of_key, of_value = (plain(own(x.shape[-3])) for x in (query, key, value))
     if heads % of_key or heads % of_value:
@@ -120,8 +120,46 @@ def _root(number: Any) -> Any:
     return number**0.5 if type(number) in SYMBOLIC else math.sqrt(number)
 
 
-# `body(recorder, function, positional arguments, keyword arguments)` gives NotImplemented where torch's own code is to run.
+@cache
+def _own_functions() -> dict[str, Any]:
+    """`torch.nn.functional` with its Python functions calling each other, and what this module and `products` have in the
+    place of torch's."""
+    made = dict(vars(F))
+    for name, value in vars(F).items():
+        if isinstance(value, FunctionType) and value.__globals__ is vars(F):
+            copy = FunctionType(value.__code__, made, name, value.__defaults__, value.__closure__)
+            copy.__kwdefaults__ = value.__kwdefaults__
+            made[name] = copy
+    for function in (F.linear, F.scaled_dot_product_attention):
+        made[function.__name__] = _or_torchs(function)
+    return made
+
+
+def _or_torchs(function: Any) -> Any:
+    body = {**products.BODIES, **_OF_ATTENTION}[function]
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        out = body(args, kwargs)
+        return function(*args, **kwargs) if out is NotImplemented else out
+
+    return called
+
+
+def _multi_head_attention(args: Args, kwargs: Kwargs) -> Any:
+    """torch's own code for it, which is one call to the mode that sees calls: those in it are not seen."""
+    tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
+    if symbols_in(*tensors) is None:
+        return NotImplemented
+    return _own_functions()[F.multi_head_attention_forward.__name__](*args, **kwargs)
+
+
+# `body(args, kwargs)` gives NotImplemented where torch's own code is to run.
+_attentions = (
+    F.scaled_dot_product_attention,
+    aten.scaled_dot_product_attention,
+    aten.scaled_dot_product_attention.default,
+)
+_OF_ATTENTION = dict.fromkeys(_attentions, _called)
 BODIES: dict[Any, Any] = {}
-if ASKS_NUMBERS:
-    attention = aten.scaled_dot_product_attention
-    BODIES = dict.fromkeys((F.scaled_dot_product_attention, attention, attention.default), _called)
+if products.ASKS_NUMBERS:
+    BODIES = {**_OF_ATTENTION, F.multi_head_attention_forward: _multi_head_attention}

@@ -51,8 +51,8 @@ _BODIES: dict[Any, Body] = {**packed_sequences.BODIES, **row_indexing.BODIES, **
 _BODIES_OF_LISTS = {
     **foreach.BODIES, **fused_optimizers.BODIES, **resizing.BODIES, **pooling.BODIES, **strided_windows.BODIES
 }  # fmt: skip
-# Of functions that take sizes for numbers, which may be symbolic.
-_BODIES_OF_SIZES = {**counts.BODIES, **products.BODIES, **attention.BODIES}
+# Of functions that take sizes for numbers in their C++ code.
+_BODIES_OF_SIZES = {**products.BODIES, **attention.BODIES}
 
 
 def _takes_the_default_device(func: Any, given: Any, out: Any) -> bool:
@@ -123,7 +123,7 @@ class FunctionMode(TorchFunctionMode):
         if call.gathers and func is torch.Tensor.__getitem__:
             func, args = gather(func, args)
         if maybe_current_level() is not None:
-            return func(*args, **kwargs)
+            return self._run_sized(func, args, kwargs)
         if self._numbers.symbols is not None:
             args, kwargs = settled(args), settled(kwargs)
         return self._run_recorded(func, args, kwargs, cls)
@@ -139,7 +139,7 @@ class FunctionMode(TorchFunctionMode):
     def _run_inside(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         """A torch-level call of the user's code inside an opaque call."""
         try:
-            return func(*args, **kwargs)
+            return self._run_sized(func, args, kwargs)
         except _OPERATOR_ERRORS as error:
             if not isinstance(error, Unsupported):
                 self._call.fail(name_of(func), error)
@@ -194,7 +194,7 @@ class FunctionMode(TorchFunctionMode):
         body = _BODIES.get(func)
         if body is not None and not kwargs:
             return body(self._operator_recorder, func, args)
-        named = _BODIES_OF_SIZES.get(func)
+        named = counts.BODIES.get(func)
         out = NotImplemented if named is None else named(self._operator_recorder, func, args, kwargs)
         if out is not NotImplemented:
             return out
@@ -202,6 +202,14 @@ class FunctionMode(TorchFunctionMode):
             return self._backward.run(functools.partial(func, *args, **kwargs))
         of_lists = _BODIES_OF_LISTS.get(func)
         out = NotImplemented if of_lists is None else of_lists(args, kwargs)
+        return self._run_sized(func, args, kwargs) if out is NotImplemented else out
+
+    def _run_sized(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
+        """The call, symbolic sizes of which stay symbolic."""
+        body = _BODIES_OF_SIZES.get(func)
+        if body is None or self._numbers.symbols is None:
+            return func(*args, **kwargs)
+        out = body(args, kwargs)
         return func(*args, **kwargs) if out is NotImplemented else out
 
     # ---- calls that raise

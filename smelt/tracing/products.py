@@ -14,11 +14,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from smelt.graph.assignments import syms_of
 from smelt.graph.sizes import Size
 from smelt.tracing.arguments import Args, Kwargs
-from smelt.tracing.fake import FakeTensor
-from smelt.tracing.operator_recorder import OperatorRecorder
+from smelt.tracing.sym_numbers import SYMBOLIC, size_of
 from smelt.tracing.symbols import Symbols
 
 aten = torch.ops.aten
@@ -26,57 +24,64 @@ aten = torch.ops.aten
 ASKS_NUMBERS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 
 
-def _matmul(recorder: OperatorRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+def _matmul(args: Args, kwargs: Kwargs) -> Any:
     given = dict(zip(("input", "other"), args), **kwargs)
     if "self" in given:
         given["input"] = given.pop("self")
-    symbols = recorder.numbers.symbols
-    if given.keys() != {"input", "other"} or symbols is None or not are_sized(*given.values()):
+    if given.keys() != {"input", "other"}:
         return NotImplemented
-    return product(symbols, given["input"], given["other"])
+    symbols = symbols_in(*given.values())
+    return NotImplemented if symbols is None else product(symbols, given["input"], given["other"])
 
 
-def _matmul_from_right(recorder: OperatorRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    return _matmul(recorder, func, args[::-1], kwargs)
+def _matmul_from_right(args: Args, kwargs: Kwargs) -> Any:
+    return _matmul(args[::-1], kwargs)
 
 
-def _linear(recorder: OperatorRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+def _linear(args: Args, kwargs: Kwargs) -> Any:
     given = dict(zip(("input", "weight", "bias"), args), **kwargs)
     x, weight, bias = given.pop("input", None), given.pop("weight", None), given.pop("bias", None)
-    symbols = recorder.numbers.symbols
-    if given or symbols is None or not are_sized(x, weight, *([] if bias is None else [bias])):
+    symbols = symbols_in(x, weight, *([] if bias is None else [bias]))
+    if given or symbols is None or x.dim() < 3 or not 1 <= weight.dim() <= 2:
         return NotImplemented
-    if x.dim() < 3 or weight.dim() > 2 or not _go_together(symbols, x.spec.shape[-1], weight.spec.shape[-1]):
+    if not _go_together(symbols, shape_of(x)[-1], shape_of(weight)[-1]):
         return NotImplemented
     if bias is not None and (bias.dim() != 1 or x.is_contiguous()):
         return NotImplemented  # one `addmm`, for which torch takes symbolic sizes
     x = cast(x)
     if (weight.requires_grad and torch.is_grad_enabled()) or _is_foldable(symbols, x):
         made = F.linear(_as_rows(symbols, x), weight)
-        shape = (*x.spec.shape[:-1], *weight.spec.shape[:-1])
-        made = _unfolded(symbols, made, shape)
+        made = _unfolded(symbols, made, (*shape_of(x)[:-1], *shape_of(weight)[:-1]))
     else:
         made = product(symbols, x, cast(weight).t())
     return made if bias is None else made + cast(bias)
 
 
-def are_sized(*operands: Any) -> bool:
-    """Whether all are fakes, and one has symbolic sizes."""
-    return all(type(x) is FakeTensor for x in operands) and any(syms_of(x.spec) for x in operands)
+def symbols_in(*operands: Any) -> Symbols | None:
+    """What holds the symbols of the operands' sizes; None where they have none, or are no tensors."""
+    if not all(isinstance(x, torch.Tensor) for x in operands):
+        return None
+    symbolic = (n for x in operands for n in x.shape if type(n) in SYMBOLIC)
+    return next((n.node.symbols for n in symbolic), None)
+
+
+def shape_of(x: torch.Tensor) -> tuple[Size, ...]:
+    """The sizes of a fake, or of what a transform makes of one."""
+    return tuple(map(size_of, x.shape))
 
 
 def product(symbols: Symbols, a: Any, b: Any) -> Any:
     """`a @ b`; NotImplemented where torch's own code takes their sizes."""
     if min(a.dim(), b.dim()) == 0 or max(a.dim(), b.dim()) < 3:
         return NotImplemented
-    batch = _broadcast(symbols, a.spec.shape[:-2], b.spec.shape[:-2])
-    if batch is None or not _go_together(symbols, a.spec.shape[-1], b.spec.shape[-2 if b.dim() > 1 else -1]):
+    batch = _broadcast(symbols, shape_of(a)[:-2], shape_of(b)[:-2])
+    if batch is None or not _go_together(symbols, shape_of(a)[-1], shape_of(b)[-2 if b.dim() > 1 else -1]):
         return NotImplemented
     a, b = cast(a), b if a.dim() > 2 and _is_kept_by_autocast(b) else cast(b)
     if a.dim() == b.dim() == 3:  # a single matrix: torch does this to tensors that modes or subclasses see
-        if a.spec.shape[0] == 1 != b.spec.shape[0]:
+        if shape_of(a)[0] == 1 != shape_of(b)[0]:
             a = a.squeeze(0)
-        elif b.spec.shape[0] == 1 != a.spec.shape[0]:
+        elif shape_of(b)[0] == 1 != shape_of(a)[0]:
             b = b.squeeze(0)
     if _folds(symbols, a, b):
         return _folded(symbols, a, b)
@@ -94,7 +99,7 @@ def _folds(symbols: Symbols, a: Any, b: Any) -> bool:
 
 def _is_foldable(symbols: Symbols, x: Any) -> bool:
     """Whether all dimensions but the last are one in memory."""
-    shape, stride = x.spec.shape, x.spec.stride
+    shape, stride = shape_of(x), tuple(map(size_of, x.stride()))
     if 0 in shape:
         return True
     return all(symbols.compare("eq", stride[i], stride[i + 1] * shape[i + 1]) for i in range(len(shape) - 2))
@@ -105,12 +110,12 @@ def _folded(symbols: Symbols, a: Any, b: Any) -> Any:
     x, y = (b.mT, a.t() if a.dim() == 2 else a) if turned else (a, b)
     rows = _as_rows(symbols, x)
     made = rows.mv(y) if y.dim() == 1 else rows.mm(y)
-    made = _unfolded(symbols, made, (*x.spec.shape[:-1], *y.spec.shape[1:]))
+    made = _unfolded(symbols, made, (*shape_of(x)[:-1], *shape_of(y)[1:]))
     return made.mT.contiguous() if turned and y.dim() == 2 else made
 
 
 def _as_rows(symbols: Symbols, x: Any) -> Any:
-    return x.reshape(_numbers(symbols, (math.prod(x.spec.shape[:-1]), x.spec.shape[-1])))
+    return x.reshape(_numbers(symbols, (math.prod(shape_of(x)[:-1]), shape_of(x)[-1])))
 
 
 def _unfolded(symbols: Symbols, x: Any, shape: Sequence[Size]) -> Any:
@@ -125,14 +130,14 @@ def _batched(symbols: Symbols, a: Any, b: Any, batch: Sequence[Size]) -> Any:
         expanded = x.expand(_numbers(symbols, (*batch, *shape)))
         return expanded.reshape(_numbers(symbols, (count, *shape)))
 
-    rows = a.spec.shape[-2:-1]
-    left = matrices(a, (*(rows or (1,)), a.spec.shape[-1]))
-    right = matrices(b, b.spec.shape[-2:])
+    rows = shape_of(a)[-2:-1]
+    left = matrices(a, (*(rows or (1,)), shape_of(a)[-1]))
+    right = matrices(b, shape_of(b)[-2:])
     if b.dim() == 1:
         made = left.bmm(right.unsqueeze(2)).squeeze(-1)
     else:
         made = left.bmm(right)
-    return _unfolded(symbols, made, (*batch, *rows, *(b.spec.shape[-1:] if b.dim() > 1 else ())))
+    return _unfolded(symbols, made, (*batch, *rows, *(shape_of(b)[-1:] if b.dim() > 1 else ())))
 
 
 def _broadcast(symbols: Symbols, a: Sequence[Size], b: Sequence[Size]) -> list[Size] | None:
@@ -154,7 +159,7 @@ def _numbers(symbols: Symbols, sizes: Sequence[Size]) -> list[Any]:
 # ---- autocast, which has the operands cast before these functions run
 
 
-def _autocast_type(x: FakeTensor) -> torch.dtype | None:
+def _autocast_type(x: torch.Tensor) -> torch.dtype | None:
     """What autocast makes of `x`; None where it leaves it as it is."""
     kind = x.device.type
     if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
@@ -164,12 +169,12 @@ def _autocast_type(x: FakeTensor) -> torch.dtype | None:
     return torch.get_autocast_dtype(kind)
 
 
-def cast(x: FakeTensor) -> Any:
+def cast(x: torch.Tensor) -> Any:
     dtype = _autocast_type(x)
     return x if dtype is None else x.to(dtype)
 
 
-def _is_kept_by_autocast(x: FakeTensor) -> bool:
+def _is_kept_by_autocast(x: torch.Tensor) -> bool:
     """Whether it is a matrix that autocast casts once for all calls: it is left to `mm` under autocast."""
     if _autocast_type(x) is None or x.dim() != 2 or x.dtype is not torch.float32:
         return False
@@ -179,8 +184,7 @@ def _is_kept_by_autocast(x: FakeTensor) -> bool:
 _MATMUL = (
     torch.matmul, torch.linalg.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, aten.matmul, aten.matmul.default,
 )  # fmt: skip
-# What is run in place of these functions: `body(recorder, function, positional arguments, keyword arguments)`, which gives
-# NotImplemented where torch's own code is to run.
+# What is run in place of these functions: `body(args, kwargs)` gives NotImplemented where torch's own code is to run.
 BODIES: dict[Any, Any] = {}
 if ASKS_NUMBERS:
     BODIES = {

@@ -174,6 +174,56 @@ def test_modules(trained: bool, autocast: bool) -> None:
         check(Head(), lambda sizes: [made(("b", "n", 8), sizes)], (), autocast)
 
 
+class Encoded(nn.Module):
+    """Attention as torch's own layers have it."""
+
+    def __init__(self, layer: nn.Module, **options: Any) -> None:
+        super().__init__()
+        self.layer, self.options = layer, options
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not isinstance(self.layer, nn.MultiheadAttention):
+            return self.layer(x)
+        return self.layer(x, x, x, **self.options)[0]
+
+
+LAYERS = {
+    "attention": lambda: Encoded(nn.MultiheadAttention(8, 2, batch_first=True), need_weights=False),
+    "weights of attention": lambda: Encoded(nn.MultiheadAttention(8, 2)),
+    "an encoder": lambda: Encoded(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)),
+}
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_of_torchs(name: str, trained: bool) -> None:
+    torch.manual_seed(0)
+    with torch.set_grad_enabled(trained):
+        check(
+            LAYERS[name]().train(trained), lambda sizes: [made(("b", "n", 8), sizes)], (0,) if trained else ()
+        )
+
+
+class Multiplied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, y)
+        return x @ y
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = ctx.saved_tensors
+        return grad @ y.t(), (x.transpose(1, 2) @ grad).sum(0)
+
+
+def test_products_inside_of_other_calls() -> None:
+    def make(sizes: dict[str, int]) -> list[torch.Tensor]:
+        return [made("bnd", sizes), made("dm", sizes)]
+
+    check(lambda x, y: Multiplied.apply(x, y).sin(), make, (0, 1))
+    check(lambda x, y: torch.func.grad(lambda z: (z @ y).sin().sum())(x), make)
+
+
 def test_sizes_that_do_not_go_together() -> None:
     compiled = smelt.compile(torch.matmul, dynamic=True)
     compiled(torch.randn(3, 5, 7), torch.randn(7, 4))
