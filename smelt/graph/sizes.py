@@ -203,7 +203,9 @@ def likely(e: Size) -> int:
 def proves_le(a: Size, b: Size) -> bool:
     """Whether `a <= b` whatever the symbols are; False also where that is not known."""
     difference = b - a
-    return bounds(difference)[0] >= 0 or _is_never_negative(_without_quotients(difference))
+    if bounds(difference)[0] >= 0 or bounds(_quotients_from_zero(difference))[0] >= 0:
+        return True
+    return _is_never_negative(_without_quotients(difference))
 
 
 def is_one(size: Size) -> bool:
@@ -214,7 +216,7 @@ def is_one(size: Size) -> bool:
 def _is_never_negative(e: Size) -> bool:
     """By the two ends of each loop, between which `e` is a line, and for symbols that begin at 0: terms that cancel, as in
     s*t - s where t >= 1, are then together."""
-    if bounds(_from_zero(e))[0] >= 0 or bounds(_quotients_from_zero(e))[0] >= 0:
+    if bounds(_from_zero(e))[0] >= 0:
         return True
     for sym in free_syms(e):
         if sym.below is not None and affine(e, sym) is not None:
@@ -228,8 +230,10 @@ def _from_zero(e: Size) -> Size:
 
 def _quotients_from_zero(e: Size) -> Size:
     """The same for quotients, as in (s//2 - 2) * (t//2 - 2), each as a symbol of its range."""
-    total: Size = 0 if isinstance(e, int) else e.const
-    for monomial, coefficient in () if isinstance(e, int) else e.terms:
+    if isinstance(e, int):
+        return e
+    total: Size = e.const
+    for monomial, coefficient in e.terms:
         term: Size = coefficient
         for atom in monomial:
             term = term * (Sym(f"{_atom_key(atom)} - {atom.lo}", 0, atom.hi - atom.lo) + atom.lo)
