@@ -8,7 +8,8 @@ rounded up:
 
 What is added are zeros, along the sum to both operands: 0 * 0 changes no sum, whatever else the matrices hold. Padding what
 a kernel computes for the product (the cast of a weight, the gradient of logits) costs nothing, as the kernel writes to the
-larger matrix; nor does the clone where kernels read the result. Else each is a copy, which the rule weighs (`_pays`).
+larger matrix; nor does the clone where kernels read the result. Else each is a copy, which the rule weighs (`_pays`), for
+what is likely of symbolic sizes. Those are not rounded up themselves: a product is aligned where numbers alone need that.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 from smelt.costs import AlignmentCosts, Costs
 from smelt.graph.effects import effects
 from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, free_name, map_nodes
-from smelt.graph.sizes import contiguous_stride
+from smelt.graph.sizes import Size, contiguous_stride, likely
 from smelt.ops.recompute import Class
 from smelt.ops.registry import row
 from smelt.torch_private import OpOverload
@@ -39,7 +40,7 @@ PRODUCTS: dict[Any, tuple[int, ...]] = {
 }
 _TRANSPOSES = frozenset({aten.t.default, aten.transpose.int, aten.permute.default})
 
-Sizes = dict[int, int]  # by dimension, counted from the last one (-1): what it is rounded up to
+Sizes = dict[int, Size]  # by dimension, counted from the last one (-1): what it is rounded up to
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,9 @@ class _Call:
     a: Node
     b: Node
     added: Node | None
-    m: int
-    k: int
-    n: int
+    m: Size
+    k: Size
+    n: Size
 
     @property
     def of_a(self) -> Sizes:
@@ -104,7 +105,7 @@ class _Call:
         return _changes(self.node.spec, self.m, self.n)
 
 
-def _changes(spec: TensorSpec, rows: int, columns: int) -> Sizes:
+def _changes(spec: TensorSpec, rows: Size, columns: Size) -> Sizes:
     return {d: size for d, size in ((-2, rows), (-1, columns)) if spec.shape[d] != size}
 
 
@@ -120,7 +121,7 @@ class _Aligner:
                 self.users[argument].add(node)
         self.names = {node.name for node in graph}
         self.now: dict[Node, Node] = {}  # node of `graph` -> the node that has its value
-        self.padded: dict[tuple[Node, tuple[tuple[int, int], ...]], Node] = {}
+        self.padded: dict[tuple[Node, tuple[tuple[int, Size], ...]], Node] = {}
         self.nodes: list[Node] = []
         self.cut: dict[
             Node, tuple[Node, ...]
@@ -178,7 +179,7 @@ class _Aligner:
         """Whether less time goes to copies than the product gains. It takes the time of its multiplications, or of its
         memory if that is more: then there is nothing to gain."""
         operands = [x for x, _ in call.operands()]
-        multiplications = math.prod(call.node.spec.shape) * call.a.spec.shape[-1]
+        multiplications = math.prod(map(likely, (*call.node.spec.shape, call.a.spec.shape[-1])))
         memory = sum(map(nbytes, (call.node, *operands))) * self.limits.byte
         unaligned = max(multiplications * self.limits.unaligned, memory)
         aligned = max(multiplications * self.limits.aligned, memory)
@@ -299,14 +300,17 @@ def _call(node: Node, limits: AlignmentCosts) -> _Call | None:
         return None
     a, b, *added = (node.args[place] for place in places)
     specs: list[TensorSpec] = [x.spec for x in (node, a, b, *added)]
-    if any(s.device.type == "cpu" or s.dtype is not node.spec.dtype or not _is_static(s) for s in specs):
+    if any(s.device.type == "cpu" or s.dtype is not node.spec.dtype or 0 in s.shape for s in specs):
         return None
     if node.spec.dtype not in limits.dtypes or node.spec.stride != contiguous_stride(node.spec.shape):
         return None
     multiple = limits.nbytes // node.spec.dtype.itemsize
     sizes = {"m": a.spec.shape[-2], "k": a.spec.shape[-1], "n": b.spec.shape[-1]}
     for name in {"n", "k" if _is_by_rows(a.spec) else "m", "n" if _is_by_rows(b.spec) else "k"}:
-        sizes[name] = -(-sizes[name] // multiple) * multiple
+        size = sizes[name]
+        if not isinstance(size, int):
+            return None
+        sizes[name] = -(-size // multiple) * multiple
     call = _Call(node, a, b, added[0] if added else None, **sizes)
     return call if call.of_a or call.of_b else None
 
@@ -326,10 +330,6 @@ def _transposed(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*sizes[:-2], sizes[-1], sizes[-2])
 
 
-def _is_static(spec: TensorSpec) -> bool:
-    return all(isinstance(n, int) and n > 0 for n in spec.shape)
-
-
 def _is_by_rows(spec: TensorSpec) -> bool:
     """Whether the rows of a matrix are contiguous, or will be: ATen copies what is contiguous along neither dimension."""
     return spec.stride[-1] == 1 or spec.stride[-2] != 1
@@ -345,21 +345,22 @@ def _resized(spec: TensorSpec, sizes: Sizes) -> TensorSpec:
 def _order(spec: TensorSpec) -> list[int]:
     """Dimensions from the outermost in memory to the innermost, which is one of the last two: operands are so."""
     rank = len(spec.shape)
-    order = sorted(range(rank), key=lambda d: (spec.stride[d] != 0, -spec.stride[d]))  # type: ignore[operator]
+    order = sorted(range(rank), key=lambda d: (spec.stride[d] != 0, -likely(spec.stride[d])))
     return order if order[-1] >= rank - 2 else list(range(rank))
 
 
 def _dense(spec: TensorSpec, order: Any) -> TensorSpec:
     """A tensor of its own without gaps, its dimensions in `order` in memory."""
-    stride, step = [0] * len(spec.shape), 1
+    stride: list[Size] = [0] * len(spec.shape)
+    step: Size = 1
     for d in reversed(list(order)):
-        stride[d], step = step, step * spec.shape[d]  # type: ignore[operator]
+        stride[d], step = step, step * spec.shape[d]
     return replace(spec, stride=tuple(stride), offset=0, requires_grad=False)
 
 
 def nbytes(node: Node) -> int:
-    """Of all its elements."""
-    return math.prod(node.spec.shape) * node.spec.dtype.itemsize
+    """Of all its elements, as many as are likely."""
+    return math.prod(map(likely, node.spec.shape)) * node.spec.dtype.itemsize
 
 
 def is_view(node: Node) -> bool:

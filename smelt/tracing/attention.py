@@ -45,9 +45,11 @@ def _attention(
 ) -> Any:
     given = [query, key, value, *([] if attn_mask is None else [attn_mask])]
     symbols = symbols_in(*given)
-    if symbols is None or not _is_valid(query, key, value, attn_mask, is_causal, scale):
+    if symbols is None:
         return NotImplemented
     query, key, value, *mask = map(cast, given)
+    if not _is_valid(query, key, value, mask[0] if mask else None, is_causal, scale):
+        return NotImplemented
     with DisableAutocast():
         options = {"scale": scale, "enable_gqa": enable_gqa}
         asked = (query, key, value, *(mask or [None]), dropout_p, is_causal)

@@ -262,6 +262,10 @@ ATTENTION: dict[str, tuple[Callable[..., torch.Tensor], list[Shape]]] = {
         lambda *given: attention()(*(x.transpose(1, 2) for x in given)),
         [("b", "n", 2, 8)] * 3,
     ),
+    "a mask for no kernel": (
+        lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, attn_mask=mask.permute(0, 3, 1, 2)),
+        [*[HEADS] * 3, ("b", "n", "n", 2)],
+    ),
     "a bias that is learned": (F.scaled_dot_product_attention, [*[HEADS] * 3, (1, 2, "n", "n")]),
 }
 

@@ -13,7 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import smelt
+from smelt import events
 from smelt.backends import smelt as backend
+from smelt.report.inspect import entries
 from smelt.schedule.schedule import BufRef, ExternItem, Schedule
 from smelt.targets import cuda
 
@@ -256,3 +258,29 @@ def test_not_of_float64_nor_on_a_cpu(always, schedules) -> None:
     smelt.compile(torch.mm)(normal(33, 64, dtype=torch.float64), normal(64, 37, dtype=torch.float64))
     smelt.compile(torch.mm)(torch.randn(33, 64, dtype=bf16), torch.randn(64, 37, dtype=bf16))
     assert [p[-1][0] for p in products(schedules)] == [(33, 37), (33, 37)]
+
+
+def test_rows_of_any_number(always: None) -> None:
+    """Numbers are rounded up, symbolic sizes stay: one compilation for all."""
+    head = nn.Linear(48, 37, bias=False, device="cuda", dtype=bf16)
+
+    def scores(x: Tensor) -> Tensor:
+        return head(x)
+
+    compiled = smelt.compile(scores, fullgraph=True, dynamic=True, options={"verify_stages": True})
+    seen: list[events.Event] = []
+    with torch.no_grad(), events.subscribed(seen.append):
+        for batch, length in ((2, 11), (3, 8), (5, 24)):
+            x = normal(batch, length, 48)
+            torch.testing.assert_close(compiled(x), scores(x), atol=0.02, rtol=0.02)
+            assert layouts([compiled(x)]) == layouts([scores(x)])
+    assert len(entries(compiled)) == 1
+    assert are_aligned([e.data["schedule"] for e in seen if e.kind == "schedule"])
+
+
+def test_a_sum_over_a_symbolic_size_is_left_alone(always: None) -> None:
+    compiled = smelt.compile(torch.mm, fullgraph=True, dynamic=True)
+    for n, k in ((16, 9), (24, 11)):
+        a, b = normal(n, k), normal(k, 37)
+        torch.testing.assert_close(compiled(a, b), torch.mm(a, b), atol=0.02, rtol=0.02)
+    assert len(entries(compiled)) == 1
