@@ -2,7 +2,8 @@
 asked about several numbers (`symbolic_results.py`).
 
 A rule is given the arguments, `Operand`s in the place of tensors, and gives (shape, strides, offset) of the only result, or
-None where it does not know. It holds for all sizes from 2 on, or gives None.
+of the first one, beside which others have no symbolic sizes; or None where it does not know. It holds for all sizes from 2
+on, or gives None.
 """
 
 from __future__ import annotations
@@ -46,12 +47,27 @@ def _is_dense(spec: TensorSpec) -> bool:
     return spec.stride == contiguous_stride(spec.shape)
 
 
+def _is_channels_last(spec: TensorSpec) -> bool:
+    """Whether it is images of several channels, which lie beside each other. Of a single one there is more than one way to
+    say that."""
+    if len(spec.shape) != 4 or 1 in spec.shape:
+        return False
+    images, channels, height, width = spec.shape
+    _, *strides = contiguous_stride((images, height, width, channels))
+    return spec.stride == (height * width * channels, strides[2], strides[0], strides[1])
+
+
 def _alike(specs: Sequence[TensorSpec]) -> Layout | None:
-    """Of operands that all have one shape, row by row, but for numbers: the same."""
-    shapes = {spec.shape for spec in specs if spec.shape}
-    if len(shapes) != 1 or not all(map(_is_dense, specs)):
+    """Of operands that all have one shape and one layout, row by row or with channels last, but for numbers: the same."""
+    layouts = {(spec.shape, spec.stride) for spec in specs if spec.shape}
+    if len(layouts) != 1:
         return None
-    return _dense(shapes.pop())
+    first = next(spec for spec in specs if spec.shape)
+    return (first.shape, first.stride, 0) if _is_dense(first) or _is_channels_last(first) else None
+
+
+def _normalized(x: TensorSpec, *statistics: object) -> Layout | None:
+    return _alike([x])
 
 
 def _view(x: TensorSpec, size: Sequence[Size]) -> Layout | None:
@@ -142,7 +158,7 @@ def _bmm(a: TensorSpec, b: TensorSpec) -> Layout | None:
 
 
 def _softmax(x: TensorSpec, dim: int, half_to_float: bool) -> Layout | None:
-    return _alike([x])
+    return _dense(x.shape) if _is_dense(x) else None
 
 
 def _clone(x: TensorSpec, *, memory_format: torch.memory_format | None = None) -> Layout | None:
@@ -153,6 +169,8 @@ def _to_copy(x: TensorSpec, **how: Any) -> Layout | None:
     return None if how.get("memory_format") not in _KEEPING else _alike([x])
 
 
+# Operators with several results, of which the first one may have symbolic sizes.
+OF_SEVERAL = frozenset({aten._native_batch_norm_legit_no_training.default})
 _KEEPING = (None, torch.preserve_format)
 _RULES: dict[Any, Rule] = {
     aten.view.default: _view,
@@ -172,4 +190,5 @@ _RULES: dict[Any, Rule] = {
     aten.detach.default: _detach,
     aten.sum.dim_IntList: _sum,
     aten.embedding.default: _embedding,
+    aten._native_batch_norm_legit_no_training.default: _normalized,
 }

@@ -36,7 +36,7 @@ from smelt.graph.effects import effects
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import INFINITE, Expr, Size, Sym, contiguous_stride, evaluate, free_syms, subs
 from smelt.graph.specs import at_numbers, empty_like_spec, make_spec, with_sizes
-from smelt.ops.known_layouts import known_layout
+from smelt.ops.known_layouts import OF_SEVERAL, known_layout
 from smelt.ops.layouts import Accepted, not_tried, on_metas, seen_on_gpu
 from smelt.ops.layouts.meta import CPU, elements, of_cpp
 from smelt.ops.layouts.seen import Seen
@@ -496,8 +496,12 @@ def _elements_with_results(func: OpOverload, given: list[Any], named: dict[str, 
     return elements((given, named, of_cpp(func, given, named)))
 
 
-def _by_rule(asked: _Asked, out: Any) -> TensorSpec | None:
-    """The spec that a rule gives for the result, if it is what torch says (`out`) under the first assignment."""
+def _by_rule(asked: _Asked, out: Any) -> Any:
+    """The specs that a rule gives for the results, if they are what torch says (`out`) under the first assignment."""
+    if isinstance(out, tuple) and asked.func in OF_SEVERAL:
+        first = _by_rule(asked, out[0])
+        others = (make_spec(tuple(t.size()), t.stride(), t.dtype, asked.device) for t in out[1:])
+        return None if first is None else (first, *others)
     if not isinstance(out, torch.Tensor) or out.is_conj() or out.is_neg():
         return None
     layout = known_layout(asked.func, asked.args, asked.kwargs, asked.spec_of)

@@ -12,7 +12,7 @@ from smelt import _native
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Size, Sym, contiguous_stride, evaluate
 from smelt.graph.specs import empty_like_spec, make_spec, with_sizes
-from smelt.ops.known_layouts import _RULES, known_layout
+from smelt.ops.known_layouts import _RULES, OF_SEVERAL, known_layout
 
 aten = torch.ops.aten
 S, T = Sym("s0", 2), Sym("s1", 2)
@@ -31,7 +31,14 @@ def turned(*shape: Size) -> TensorSpec:
     return make_spec(shape, (*spec.stride[:-2], spec.stride[-1], spec.stride[-2]), spec.dtype, CPU)
 
 
+def channels_last(n: Size, c: Size, h: Size, w: Size) -> TensorSpec:
+    spec = dense(n, h, w, c)
+    images, *pixels, channel = spec.stride
+    return make_spec((n, c, h, w), (images, channel, *pixels), spec.dtype, CPU)
+
+
 X = dense(S, T, 4)
+IMAGES = channels_last(S, 4, T, T)
 WHERE = dense(S, T, dtype=torch.int64)
 CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
     (aten.add.Tensor, (X, X), {}),
@@ -71,6 +78,13 @@ CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
     (aten.clone.default, (X,), {}),
     (aten.clone.default, (turned(S, T),), {"memory_format": torch.contiguous_format}),
     (aten._to_copy.default, (X,), {"dtype": torch.float64}),
+    (aten.add.Tensor, (IMAGES, IMAGES), {}),
+    (aten.mul.Tensor, (IMAGES, dense()), {}),
+    (aten.relu.default, (IMAGES,), {}),
+    (aten.clone.default, (IMAGES,), {}),
+    (aten._to_copy.default, (IMAGES,), {"dtype": torch.float64}),
+    (aten._native_batch_norm_legit_no_training.default, (dense(S, 4, T, T), *[dense(4)] * 4, 0.1, 1e-5), {}),
+    (aten._native_batch_norm_legit_no_training.default, (IMAGES, *[dense(4)] * 4, 0.1, 1e-5), {}),
 ]
 
 
@@ -101,6 +115,7 @@ def test_a_rule_says_what_torch_says(call: Any) -> None:
     for s, t in itertools.product(SIZES, repeat=2):
         numbers = {S: s, T: t}
         out = func(*(at(a, numbers) for a in args), **kwargs)
+        out = out[0] if func in OF_SEVERAL else out
         assert tuple(evaluate(n, numbers) for n in shape) == out.size()
         assert tuple(evaluate(n, numbers) for n in stride) == out.stride()
         assert evaluate(offset, numbers) == out.storage_offset()
@@ -116,6 +131,9 @@ def test_each_rule_is_tried() -> None:
         (aten.add.Tensor, (X, dense(T, 4)), {}),  # broadcast
         (aten.add.Tensor, (X, turned(S, T, 4)), {}),
         (aten.add.Tensor, (X, dense(S, 4, 4)), {}),  # an error, unless they are equal
+        (aten.add.Tensor, (IMAGES, dense(S, 4, T, T)), {}),
+        (aten.relu.default, (channels_last(S, 1, T, T),), {}),
+        (aten._softmax.default, (IMAGES, 1, False), {}),
         (aten.add_.Tensor, (X, X), {}),
         (aten.view.default, (X, (-1, 4)), {}),
         (aten.view.default, (turned(S, T), (S * T,)), {}),
