@@ -170,6 +170,7 @@ def _autocast_type(x: torch.Tensor) -> torch.dtype | None:
 
 
 def cast(x: torch.Tensor) -> Any:
+    """`x` as autocast hands it to a product."""
     dtype = _autocast_type(x)
     return x if dtype is None else x.to(dtype)
 
