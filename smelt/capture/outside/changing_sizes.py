@@ -163,8 +163,10 @@ class ChangingSizes:
             return
         if type(value) is not int or value < 2:
             return
-        if tensor is not None and isinstance(self._read(tensor), torch.Tensor):
-            self._made[origin] = self._symbol(value, origin, None)
+        found = None if tensor is None else self._read(tensor)
+        if isinstance(found, torch.Tensor):
+            if not marks_of(found):  # they may say otherwise
+                self._made[origin] = self._symbol(value, origin, None)
         elif path in self._numbers.dynamic:
             size_of(self._numbers.at(origin, value))
 
