@@ -15,7 +15,7 @@ from smelt.graph.effects import DeclaredResult, Effects
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Expr, Size, Sym
 from smelt.graph.tree import leaves
-from smelt.ops.following_sizes import lists_of_sizes, required
+from smelt.ops.following_sizes import lists_of_sizes, required, with_found_out
 from smelt.ops.symbolic_results import accepts, alike, culprits, required_sizes, results
 from smelt.reasons import (
     DATA_DEPENDENT,
@@ -109,10 +109,14 @@ class SymbolicCall:
     def _follows(self, args: Args, kwargs: Kwargs, hints: dict[Sym, int]) -> dict[Sym, Size]:
         """What it is enough to require of some of the sizes: what they are, over others."""
         shapes = [t.spec.shape for t in leaves((args, kwargs), FakeTensor)]
+        lists = list(lists_of_sizes((args, kwargs)))
+        if shapes:
+            lists, hints = with_found_out(shapes[0], lists, hints)
         found = required(
-            [*shapes, *lists_of_sizes((args, kwargs))],
+            [*shapes, *lists],
             hints,
             lambda values: accepts(self.func, args, kwargs, self.device, spec_of_fake, values),
+            hints.keys() - self.symbols,
         )
         return {sym: size for sym, size in found.items() if not isinstance(size, int)}
 

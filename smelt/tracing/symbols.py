@@ -178,6 +178,27 @@ class Symbols:
         self._sizes[sym] = Symbol(self, gap, self.hints[sym], sym)
         return wrapped(self._sizes[size]), wrapped(self._sizes[sym])
 
+    def quotient_leaf(self, key: Any, value: int, by: Size) -> tuple[Int, Sym]:
+        """The symbolic size found at `key`, now `value`, required to be a multiple of `by`, two times or more; and how many
+        times, a symbol."""
+        self._values[key] = value
+        self._of_tensors.add(key)
+        leaf, divisor = self._table.leaf(key), self.of_size(by)
+        times, rest = divmod(value, int(divisor.value))
+        if rest or times < 2:
+            raise ValueError(f"a size of {value} is no multiple of {divisor.value}")
+        quotient = self._table.call("floordiv", leaf, divisor.expression)
+        remainder = self._table.call("mod", leaf, divisor.expression)
+        self._require(self._table.call("eq", remainder, self._table.const(0)), True)
+        self._require(self._table.call("ge", quotient, self._table.const(2)), True)
+        sym = Sym(self._next_name(), 2)
+        self.hints[sym] = times
+        self.numbers[sym] = self._sizes[sym] = Symbol(self, quotient, times, sym)
+        size = by * sym
+        self._sizes[size] = Symbol(self, leaf, value, size)
+        self._taken[leaf], self._taken[quotient] = size, sym
+        return wrapped(self._sizes[size]), sym
+
     def taken_for_size(self, expression: Expression) -> Size | None:
         """The size that a number is where it is used as one; None where it may be none, as it is negative or is not computed
         by sums, products and quotients."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import smelt
 from smelt.graph.sizes import Sym
-from smelt.ops.following_sizes import lists_of_sizes, required
+from smelt.ops.following_sizes import lists_of_sizes, required, with_found_out
 from smelt.report.inspect import entries
 from tests.harness.agreement import check_no_failure, compare, observe
 
@@ -63,6 +63,19 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[[int, int], tuple[Any, ..
     "enlarged": (
         lambda x, y: F.interpolate(x, scale_factor=2.0) + y,
         lambda a, b: (torch.randn(2, 3, a, b), torch.randn(2, 3, 2 * a, 2 * b)),
+    ),
+    "a multiple": (lambda x, b: x.view(b, -1, 11).mean(1), lambda a, b: (rows(a, b, 11), a)),
+    "a multiple that comes first": (
+        lambda x, b: x.view(-1, b, 11).cumsum(0)[-1],
+        lambda a, b: (rows(a, b, 11), a),
+    ),
+    "a multiple of another's size": (
+        lambda x, y: x.unflatten(0, (y.size(0), -1)).sum(1) * y[:, :1],
+        lambda a, b: (rows(a, b, 11), torch.randn(a, b)),
+    ),
+    "a multiple that two are": (
+        lambda x, m, b: x.view(b, -1, 13).masked_fill(m.view(b, -1, 1), 0.0),
+        lambda a, b: (rows(a, b, 13), torch.rand(a * b) > 0.5, a),
     ),
     "a square": (
         lambda x, y: x @ x.transpose(1, 2) + y.view(1, x.size(1), -1),
@@ -137,6 +150,19 @@ def test_the_guard_is_the_equation() -> None:
     assert "L['x'].shape[1] == (L['h'] * L['w'])" in entry.guards
 
 
+def test_the_guard_of_a_multiple() -> None:
+    f, make = PROGRAMS["a multiple"]
+    compiled = smelt.compile(f, dynamic=True)
+    for a, b in ((4, 6), (5, 3), (3, 8)):
+        compiled(*make(a, b))
+    (entry,) = entries(compiled)
+    assert "(L['x'].shape[0] % L['b']) == 0" in entry.guards
+    given = torch.randn(35, 11), 4
+    compare(observe(compiled, given, 0), observe(f, given, 0))  # an error
+    given = torch.randn(4, 11), 4
+    compare(observe(compiled, given, 0), observe(f, given, 0))  # once as many
+
+
 def test_where_it_does_not_hold_eager_says_so() -> None:
     f, make = PROGRAMS["rows of an image"]
     compiled = smelt.compile(f, dynamic=True)
@@ -177,6 +203,12 @@ def test_equations_that_a_call_needs() -> None:
 def test_lists_of_sizes_among_arguments() -> None:
     n = Sym("s0", 2)
     assert list(lists_of_sizes((object(), [n, -1, 3], {"size": (4, n)}, [object(), 2], 7))) == [
-        [n, 3],
+        [n, -1, 3],
         [4, n],
     ]
+
+
+def test_what_is_to_be_found_out_has_a_symbol() -> None:
+    n, m, new = Sym("s0", 2), Sym("s1", 2), Sym("s2", 2)
+    found = with_found_out((n, 6), [[m, -1, 3], [m, 4], [5, -1]], {n: 12, m: 4})
+    assert found == ([[m, new, 3], [m, 4], [5]], {n: 12, m: 4, new: 6})

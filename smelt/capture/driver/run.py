@@ -190,7 +190,7 @@ def _failed(vm: VM, error: Exception) -> FailedAttempt:
         divisors=divided_sizes(vm.outside, error),
         ranges=narrowed_sizes(vm.outside, error),
         alike=alike_sizes(vm.outside, error),
-        following=following_sizes(vm.outside, error),
+        following=following_sizes(vm, error),
     )
 
 
@@ -207,18 +207,21 @@ def alike_sizes(outside: Outside, error: Exception) -> frozenset[Path]:
     return frozenset[Path]().union(*outside.sizes.found_at(error.alike))
 
 
-def following_sizes(outside: Outside, error: Exception) -> frozenset[tuple[Path, Size]]:
-    """Where a size was found that is computed from others, and where those were; each named by one of its places."""
-    if not isinstance(error, NeedsFixedSize) or outside.sizes.needed:
+def following_sizes(vm: VM, error: Exception) -> frozenset[tuple[Path, Size]]:
+    """Where a size was found that is computed from others, and where those were; each named by one of its places. A symbol
+    that this capture does not have stands for how many times one is as much as others: it has no place."""
+    sizes, symbols = vm.outside.sizes, vm.trace.numbers.symbols
+    if not isinstance(error, NeedsFixedSize) or symbols is None or sizes.needed:
         return frozenset()
     found: set[tuple[Path, Size]] = set()
     for sym, size in error.follows.items():
-        places = {s: outside.sizes.whole_at(s) for s in (sym, *free_syms(size))}
+        places = {s: sizes.whole_at(s) for s in (sym, *free_syms(size)) if s in symbols.hints}
         if not all(places.values()):
             continue  # data decide it, or it is but a part of a size
         named = {s: Sym(str(min(at, key=str)), 2) for s, at in places.items()}
-        found |= {(path, named[s]) for s in free_syms(size) for path in places[s]}
-        found |= {(path, subs(size, named)) for path in places[sym]}
+        times = {s: Sym(f"{named[sym]} times", 2) for s in free_syms(size) - places.keys()}
+        found |= {(path, named[s]) for s in free_syms(size) & places.keys() for path in places[s]}
+        found |= {(path, subs(size, named | times)) for path in places[sym]}
     return frozenset(found)
 
 

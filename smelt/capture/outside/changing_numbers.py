@@ -83,6 +83,11 @@ class ChangingNumbers:
         self.sizes.add(origin)
         return self.symbols().size_leaf(origin, value, least, most, divisor, any_rest)
 
+    def multiple(self, origin: Origin, value: int, by: Size) -> tuple[Int, Sym]:
+        """The symbolic size found at `origin`, now `value`, which is a multiple of `by`; and how many times that it is."""
+        self.sizes.add(origin)
+        return self.symbols().quotient_leaf(origin, value, by)
+
     def guard_equal(self, first: Origin, second: Origin) -> None:
         """The sizes at these are equal at each call."""
         self.symbols().require_equal(first, second)

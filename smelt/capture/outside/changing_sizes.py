@@ -136,6 +136,14 @@ class ChangingSizes:
         if follows is not None:
             self._numbers.guard_size(at, follows)
             return self._numbers.symbols().number(follows)
+        several = self.places.multiple_of(at, size, self._numbers.symbols().hints) if mark is None else None
+        if several is not None:
+            by, times = several
+            multiple, sym = self._numbers.multiple(at, size, by)
+            self._symbols[at] = self.places.before[times] = sym
+            self.places.paths.setdefault(sym, set()).add(at.path)
+            self.places.parts.add(sym)
+            return multiple
         known = self.places.known_like(at, size, mark)
         if known is not None:
             first, found = known
@@ -172,7 +180,7 @@ class ChangingSizes:
 
     def whole_at(self, sym: Sym) -> frozenset[Path]:
         """Where this symbol is all of the size, or number, that was found; nowhere where it may be a part of one."""
-        if self.places.divisors.get(sym, 1) > 1:
+        if self.places.divisors.get(sym, 1) > 1 or sym in self.places.parts:
             return frozenset()
         return frozenset(self.places.paths.get(sym, ()))
 

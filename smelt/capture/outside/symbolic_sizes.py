@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from smelt._native import isinstance
 from smelt.graph.divisors import as_divided
-from smelt.graph.sizes import INFINITE, Expr, Size, Sym, evaluate, free_syms, subs
+from smelt.graph.sizes import INFINITE, Expr, Size, Sym, affine, evaluate, free_syms, subs
 from smelt.guards.guard import ANY, ANY_OR_ONE
 from smelt.guards.origin import Origin
 from smelt.marks import Mark
@@ -263,6 +263,7 @@ class SizePlaces:
 
     Sizes of several tensors that are equal are one symbol, those of one tensor (the height and the width of a picture) are
     not, unless they must be: of two square pictures, the heights are one and the widths are one.
+    `parts`: those that are but a part of the size at their place.
     `like`: the first place of each symbol, and its size, by what sizes have in common that may be one. `seen`: of how many
     sizes of one tensor that was the same. `before`: what the symbols of the graph before a break are here.
     """
@@ -270,6 +271,7 @@ class SizePlaces:
     policy: SymbolicSizes = FIXED_SIZES
     paths: dict[Sym, set[Path]] = field(default_factory=dict)
     of_tensors: set[Sym] = field(default_factory=set)
+    parts: set[Sym] = field(default_factory=set)
     divisors: dict[Sym, int] = field(default_factory=dict)  # of those that are quotients of sizes of tensors
     narrowed: dict[Sym, Range] = field(default_factory=dict)  # what another capture is to know of them
     like: dict[tuple[object, ...], list[tuple[Origin, Size]]] = field(default_factory=dict)
@@ -314,6 +316,23 @@ class SizePlaces:
         if isinstance(handed, Sym) and as_divided(size) is not None:
             self.note(at, size)
         return size
+
+    def multiple_of(self, at: Origin, value: int, hints: Mapping[Sym, int]) -> tuple[Size, Sym] | None:
+        """Of what the size at this place, now `value`, is a multiple, and what stands for how many times: as it follows from
+        others but for a number that is found nowhere else. To be asked where it does not follow."""
+        handed, path = self.policy.handed_at(at.path), at.path
+        if handed is None or self.policy.is_alike(path) or self.policy.is_apart(path):
+            return None
+        left = free_syms(handed) - self.before.keys()
+        times = next(iter(left), None)
+        line = (
+            None if len(left) != 1 or times is None or self.policy.places_of(times) else affine(handed, times)
+        )
+        if times is None or line is None or line[1] != 0:
+            return None
+        by = subs(line[0], self.before)
+        number = evaluate(by, hints)
+        return (by, times) if isinstance(by, Expr) and value % number == 0 and value >= 2 * number else None
 
     def known_like(self, at: Origin, value: int, mark: Mark | None = None) -> tuple[Origin, Size] | None:
         """The first place of which the size that is `value` here is to be the symbol, and its size; None where there is none
