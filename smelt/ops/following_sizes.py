@@ -32,6 +32,14 @@ def required(
     return next((some for some in islice(independent, _MOST_TRIED) if accepted(some)), {})
 
 
+def joined(relations: Relations) -> frozenset[Sym]:
+    """The symbols that the first relation says are one, with all that are one with these; none where it does not."""
+    first = next(iter(relations.values()), None)
+    if not isinstance(first, Sym):
+        return frozenset()
+    return frozenset((first, *(sym for sym, size in relations.items() if size is first)))
+
+
 def _are_independent(some: Sequence[tuple[Sym, Size]]) -> bool:
     """Whether none of them says what a symbol in another one is."""
     replaced = {sym for sym, _ in some}

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
 from math import prod
 from typing import Any
 
@@ -342,27 +341,6 @@ def accepts(
     except NeedsFixedSize:
         return False
     return True
-
-
-def alike(
-    func: OpOverload,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    device: torch.device,
-    spec_of: Callable[[Any], TensorSpec | None],
-    hints: Mapping[Sym, int],
-) -> frozenset[Sym]:
-    """Where `results` raises NeedsFixedSize: symbols of one of the `hints` that it is enough to take for one, as few as can
-    be; none where that does not help."""
-    found = (s for s in symbols_in((args, kwargs), spec_of) if not is_rest(s))
-    syms = sorted(found, key=lambda s: (len(s.name), s.name))
-    equal = [frozenset(pair) for pair in combinations(syms, 2) if hints[pair[0]] == hints[pair[1]]]
-    several = [frozenset(s for s in syms if hints[s] == n) for n in {hints[s] for s in syms}]
-    for group in (*equal, *(g for g in several if len(g) > 2)):
-        first, *others = sorted(group, key=syms.index)
-        if accepts(func, args, kwargs, device, spec_of, dict.fromkeys(others, first)):
-            return group
-    return frozenset()
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from smelt.graph.effects import DeclaredResult, Effects
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Expr, Size, Sym
 from smelt.graph.tree import leaves
-from smelt.ops.following_sizes import lists_of_sizes, required, with_found_out
-from smelt.ops.symbolic_results import accepts, alike, culprits, required_sizes, results
+from smelt.ops.following_sizes import joined, lists_of_sizes, required, with_found_out
+from smelt.ops.symbolic_results import accepts, culprits, required_sizes, results
 from smelt.reasons import (
     DATA_DEPENDENT,
     DATA_DEPENDENT_SHAPE,
@@ -95,12 +95,13 @@ class SymbolicCall:
         except NeedsFixedSize as error:
             if self.info.dynamic_shape and "meta tensor" in str(error):
                 raise self._unsupported(DATA_DEPENDENT_SHAPE, str(self.func)) from error
-            found, one, follows = self.symbols, frozenset[Sym](), dict[Sym, Size]()
+            found, follows = self.symbols, dict[Sym, Size]()
             if len(found) > 1:
                 hints = {s: self.inputs.hint(s) for s in self.symbols}
-                asked = self.func, args, kwargs, self.device, spec_of_fake, hints
-                found, one = culprits(*asked) or self.symbols, alike(*asked)
-                follows = {} if one else self._follows(args, kwargs, hints)
+                found = culprits(self.func, args, kwargs, self.device, spec_of_fake, hints) or self.symbols
+                follows = self._follows(args, kwargs, hints)
+            one = joined(follows)
+            follows = {sym: size for sym, size in follows.items() if sym not in one}
             divisors, ranges = self._divisors(args, kwargs, found), self._ranges(args, kwargs, found)
             raise NeedsFixedSize(
                 error.reason.detail, found, divisors=divisors, ranges=ranges, alike=one, follows=follows

@@ -159,8 +159,7 @@ def _fixed_sizes(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Att
     assert isinstance(failed.error, NeedsFixedSize)
     sizes = attempt.sizes
     for known in (
-        sizes.with_alike(failed.alike),
-        sizes.with_following(failed.following),
+        sizes.with_alike(failed.alike).with_following(failed.following),
         sizes.with_divisors(failed.divisors),
         sizes.with_ranges(failed.ranges),
     ):
