@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ import torch
 
 from smelt.costs import AlignmentCosts, Costs
 from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, free_name, map_nodes
-from smelt.graph.sizes import contiguous_stride
+from smelt.graph.sizes import Size, bounds, contiguous_stride, likely, static
 from smelt.ops.aligned_products import PRODUCTS, is_view, nbytes
 from smelt.ops.registry import row
 from smelt.torch_private import OpOverload
@@ -41,12 +41,12 @@ def in_pieces(graph: Graph, costs: Costs) -> Graph:
     for node in graph:
         for argument in argument_nodes(node):
             users[argument].add(node)
-    pieces: dict[Node, tuple[_Copied, int]] = {}  # by the copy: how large they are
+    pieces: dict[Node, tuple[_Copied, list[Size]]] = {}  # by the copy: where they end
     for node in graph:
         copied = _copied(node, users)
-        size = None if copied is None else _size_of_a_piece(copied, costs.alignment)
-        if copied is not None and size is not None:
-            pieces[node] = copied, size
+        ends = None if copied is None else _ends(copied, costs.alignment)
+        if copied is not None and ends is not None:
+            pieces[node] = copied, ends
     return _Rewriter(graph, pieces).run() if pieces else graph
 
 
@@ -86,10 +86,22 @@ def _copied(clone: Node, users: Users) -> _Copied | None:
         node = node.args[0]
     if node.target not in PRODUCTS or not slices or users[node] != {slices[0]}:
         return None
-    shapes = clone.spec.shape, node.spec.shape, *(x.spec.shape for x in argument_nodes(node))
-    static = all(isinstance(n, int) and n > 0 for shape in shapes for n in shape)
+    found = _Copied(node, tuple(slices), clone)
     by_rows = node.spec.stride == contiguous_stride(node.spec.shape)
-    return _Copied(node, tuple(slices), clone) if static and by_rows else None
+    return found if by_rows and _is_cut_where_symbolic(found) else None
+
+
+def _is_cut_where_symbolic(copied: _Copied) -> bool:
+    """Whether no size is 0, and only the dimension that is cut may be symbolic, of which all is copied."""
+    rows, shapes = copied.product.spec.shape[0], [x.spec.shape for x in (copied.product, copied.clone)]
+    shapes += [x.spec.shape for _, x, cut in copied.operands if cut]
+    others = [n for shape in shapes for n in shape[1:]]
+    others += [n for _, x, cut in copied.operands if not cut for n in x.spec.shape]
+    if not all(isinstance(n, int) and n > 0 for n in others):
+        return False
+    if isinstance(rows, int):
+        return all(isinstance(shape[0], int) and shape[0] > 0 for shape in shapes)
+    return all(shape[0] == rows for shape in shapes)
 
 
 def _is_in_memory(node: Node, users: Users) -> bool:
@@ -106,24 +118,28 @@ def _is_call(user: Node) -> bool:
     return user.target is not aten.copy_.default and row(user.target).lowering is None
 
 
-def _size_of_a_piece(copied: _Copied, limits: AlignmentCosts) -> int | None:
-    """Along the first dimension. As many pieces as there may be, as long as each takes the time of its multiplications and
-    not of its memory: what is not cut is read again for each. None for a single one."""
-    total, *rest = copied.product.spec.shape
-    step = limits.piece_rows if len(rest) == 1 else 1
-    whole = math.prod(rest) * copied.operands[0][1].spec.shape[-1] * limits.aligned
+def _ends(copied: _Copied, limits: AlignmentCosts) -> list[Size] | None:
+    """Where pieces end, along the first dimension. As many as there may be, as long as each takes the time of its
+    multiplications and not of its memory: what is not cut is read again for each. None for a single one."""
+    rows, *rest = copied.product.spec.shape
+    total = likely(rows)
+    step = limits.piece_rows if len(rest) == 1 and isinstance(rows, int) else 1
+    whole = math.prod(map(static, rest)) * static(copied.operands[0][1].spec.shape[-1]) * limits.aligned
     read_again = sum(nbytes(x) for _, x, cut in copied.operands if not cut)
     per_row = nbytes(copied.product) / total + sum(nbytes(x) / total for _, x, cut in copied.operands if cut)
-    for count in range(min(limits.pieces, nbytes(copied.product) // limits.piece_bytes), 1, -1):
+    most = min(limits.pieces, nbytes(copied.product) // limits.piece_bytes, bounds(rows)[0])
+    for count in range(most, 1, -1):
         size: int = -(-total // count // step) * step
         memory = (size * per_row + read_again) * limits.byte
         if size < total and (not read_again or size * whole >= memory):
-            return size
+            if isinstance(rows, int):
+                return [*range(size, rows, size), rows]
+            return [*(rows // count * n for n in range(1, count)), rows]
     return None
 
 
 class _Rewriter:
-    def __init__(self, graph: Graph, pieces: Mapping[Node, tuple[_Copied, int]]) -> None:
+    def __init__(self, graph: Graph, pieces: Mapping[Node, tuple[_Copied, list[Size]]]) -> None:
         self.graph, self.pieces = graph, pieces
         self.left_out = {n for copied, _ in pieces.values() for n in (copied.product, *copied.slices)}
         self.names = {node.name for node in graph}
@@ -142,19 +158,23 @@ class _Rewriter:
         made.nodes, made.constants = self.nodes, dict(self.graph.constants)
         return made
 
-    def filled(self, copied: _Copied, size: int) -> Node:
+    def filled(self, copied: _Copied, ends: Sequence[Size]) -> Node:
         """What holds the copy at the end."""
         spec = replace(copied.clone.spec, offset=0)
         options = {"dtype": spec.dtype, "device": spec.device}
         result = self.node(copied, aten.empty.memory_format, (list(spec.shape),), "memory", spec, options)
-        for begin in range(0, spec.shape[0], size):
-            piece = self.piece(copied, begin, min(begin + size, copied.product.spec.shape[0]))
+        begin: Size = 0
+        for end in ends:
+            if isinstance(begin, int) and isinstance(spec.shape[0], int) and begin >= spec.shape[0]:
+                break
+            piece = self.piece(copied, begin, end)
             place = 0, begin, begin + piece.spec.shape[0]
             result = self.node(copied, aten.slice_scatter.default, (result, piece, *place), "filled", spec)
+            begin = end
         result.name = copied.clone.name
         return result
 
-    def piece(self, copied: _Copied, begin: int, end: int) -> Node:
+    def piece(self, copied: _Copied, begin: Size, end: Size) -> Node:
         """Of the product, from `begin` to `end` along its first dimension: what is copied of it."""
         product = copied.product
         args = list(product.args)
@@ -166,11 +186,13 @@ class _Rewriter:
         result = self.node(copied, product.target, tuple(args), "piece", spec, product.kwargs)
         for node in copied.slices:
             dim = node.args[1] % len(spec.shape)
-            last = min(node.spec.shape[dim] - begin, end - begin) if dim == 0 else node.spec.shape[dim]
+            last = node.spec.shape[dim]
+            if dim == 0:  # of a number of rows, as others are not rounded up
+                last = min(static(last) - static(begin), static(end) - static(begin))
             result = self.slice(copied, result, dim, 0, last)
         return result
 
-    def slice(self, copied: _Copied, x: Node, dim: int, begin: int, end: int) -> Node:
+    def slice(self, copied: _Copied, x: Node, dim: int, begin: Size, end: Size) -> Node:
         shape = (*x.spec.shape[:dim], end - begin, *x.spec.shape[dim + 1 :])
         offset = x.spec.offset + begin * x.spec.stride[dim]
         spec = replace(x.spec, shape=shape, offset=offset)

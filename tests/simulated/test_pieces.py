@@ -13,9 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import smelt
+from smelt import events
 from smelt.backends import smelt as backend
 from smelt.ops.aligned_products import align_products
 from smelt.ops.pieces import in_pieces
+from smelt.report.inspect import entries
 from smelt.schedule.schedule import ExternItem, KernelItem, Schedule
 from smelt.targets import cuda
 from tests.harness.traced import traced
@@ -258,3 +260,19 @@ def test_but_not_where_it_is_read_meanwhile_or_parts_are_small(schedules) -> Non
     assert not any(
         f.role == "inout" for i in schedules[-1].items if isinstance(i, KernelItem) for f in i.kernel.buffers
     )
+
+
+def test_rows_of_any_number(small: None) -> None:
+    """As many pieces as there are rows at least."""
+    head = nn.Linear(48, 37, bias=False, device="cuda", dtype=bf16)
+    compiled = smelt.compile(head, fullgraph=True, dynamic=True, options={"verify_stages": True})
+    seen: list[events.Event] = []
+    with torch.no_grad(), events.subscribed(seen.append):
+        for batch, length in ((4, 32), (3, 41), (2, 2), (5, 7), (7, 90)):
+            x = normal(batch, length, 48)
+            got, want = compiled(x), head(x)
+            torch.testing.assert_close(got, want, atol=0.02, rtol=0.02)
+            assert got.stride() == want.stride()
+    assert len(entries(compiled)) == 1
+    [schedule] = [e.data["schedule"] for e in seen if e.kind == "schedule"]
+    assert len(results(schedule)) == 4
