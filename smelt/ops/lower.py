@@ -20,7 +20,7 @@ from smelt.costs import Costs
 from smelt.graph.effects import effects, is_effectful
 from smelt.graph.ir import Graph, Node, NumberSpec, TensorSpec, argument_nodes
 from smelt.graph.kernel_calls import RUN_KERNEL_FUNCTIONAL
-from smelt.graph.sizes import Expr, Size, bounds, contiguous_stride, numel
+from smelt.graph.sizes import Expr, Size, bounds, contiguous_stride, numel, proves_le
 from smelt.graph.tree import leaves, map_leaves
 from smelt.loops.builder import Builder
 from smelt.loops.dtypes import LOWERABLE
@@ -443,7 +443,7 @@ def _left_to_aten(node: Node) -> str:
 
 
 def _may_be_empty(shape: Sequence[Size]) -> bool:
-    return 0 in shape or any(not isinstance(n, int) and bounds(n)[0] < 1 for n in shape)
+    return 0 in shape or any(not isinstance(n, int) and not proves_le(1, n) for n in shape)
 
 
 def _is_number_on_cpu(tensor: Tensor) -> bool:
