@@ -38,10 +38,10 @@ class SymbolicSizes:
     `changed`, each with one that it was before; of others those that are symbols where they are `handed` over, in the graph
     before a break, or that are now one of `values`; never those that are `fixed`, or `fixed_now`, in this call. What is
     `fixed` is tried once more as a symbol when it, or another size of the tensor, changes (`retried`), as the program may go
-    another way then. Those `apart` are symbols of their own, those that
-    are `alike` one where they are equal; those that are `following` are computed from symbols, which stand for the sizes at
-    other places there. Of `divisors` it is known what they leave when divided, of `ranges` between which
-    numbers they are, in this call. Those at `ones` are taken for 1, where a capture is to show what becomes of it
+    another way then. Those `apart` are symbols of their own, those that are `alike` one where they are equal; those that are
+    `following` are computed from symbols, which stand for the sizes at other places there, or for how many times this is as
+    much as those. Of `divisors` it is known what they leave when divided, of `ranges` between which numbers they are, in this
+    call. Those at `ones` are taken for 1, where a capture is to show what becomes of it
     (`capture/driver/small_sizes.py`).
     """
 
@@ -277,9 +277,9 @@ class SizePlaces:
     like: dict[tuple[object, ...], list[tuple[Origin, Size]]] = field(default_factory=dict)
     seen: dict[tuple[Path, tuple[object, ...]], int] = field(default_factory=dict)
     before: dict[Sym, Size] = field(default_factory=dict)
-    meet: Callable[[Path], None] = lambda path: (
-        None
-    )  # makes the symbol at a place to which the program has not come yet
+    meet: Callable[[Path], None] = (
+        meet_nothing  # makes the symbol at a place to which the program has not come yet
+    )
 
     def note(self, at: Origin, size: Size) -> None:
         """`size`, of one symbol, or one and its remainder, is found at this place."""
@@ -324,11 +324,11 @@ class SizePlaces:
         if handed is None or self.policy.is_alike(path) or self.policy.is_apart(path):
             return None
         left = free_syms(handed) - self.before.keys()
-        times = next(iter(left), None)
-        line = (
-            None if len(left) != 1 or times is None or self.policy.places_of(times) else affine(handed, times)
-        )
-        if times is None or line is None or line[1] != 0:
+        if len(left) != 1:
+            return None
+        (times,) = left
+        line = affine(handed, times)
+        if line is None or line[1] != 0 or self.policy.places_of(times):
             return None
         by = subs(line[0], self.before)
         number = evaluate(by, hints)
