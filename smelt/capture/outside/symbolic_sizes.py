@@ -40,8 +40,8 @@ class SymbolicSizes:
     `fixed` is tried once more as a symbol when it, or another size of the tensor, changes (`retried`), as the program may go
     another way then. Those `apart` are symbols of their own, those that are `alike` one where they are equal; those that are
     `following` are computed from symbols, which stand for the sizes at other places there, or for how many times this is as
-    much as those. Of `divisors` it is known what they leave when divided, of `ranges` between which numbers they are, in this
-    call. Those at `ones` are taken for 1, where a capture is to show what becomes of it
+    much as those. Of `divisors` it is known what they leave when divided, of `ranges` between which numbers they are, in
+    this call. Those at `ones` are taken for 1, where a capture is to show what becomes of it
     (`capture/driver/small_sizes.py`).
     """
 
