@@ -17,6 +17,8 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,28 +112,35 @@ def merge(row: dict[str, Any], job: Job, found: dict[str, Any]) -> None:
         row["first_s"] = {**row.get("first_s", {}), **firsts}
 
 
+def _ready(todo: list[Job], options: argparse.Namespace, caches: Path) -> Iterator[tuple[Job, Waiting]]:
+    """Each job and its process, whose imports are over, as are those of all that run. Those that are left are ended."""
+    for first in range(0, len(todo), AHEAD):
+        together = todo[first : first + AHEAD]
+        started = [job.start(options, caches) for job in together]
+        try:
+            for process in started:
+                process.ready()
+            yield from zip(together, started)
+        finally:
+            for process in started:
+                process.stop()
+
+
 def measure(options: argparse.Namespace, rows: Rows, save: Any) -> bool:
     """Does the jobs in turn; whether all were done."""
     todo, end = jobs(options, rows), time.monotonic() + options.seconds_budget
-    with tempfile.TemporaryDirectory(prefix="smelt-gpu-", ignore_cleanup_errors=True) as folder:
-        for first in range(0, len(todo), AHEAD):
-            together = todo[first : first + AHEAD]
-            started = [job.start(options, Path(folder)) for job in together]
-            for process in started:
-                process.ready()
-            for number, (job, process) in enumerate(zip(together, started)):
-                begin = time.monotonic()
-                if begin > end:
-                    for left in started[number:]:
-                        left.stop()
-                    print(
-                        f"{len(todo) - first - number} parts are left: run it again with --resume",
-                        file=sys.stderr,
-                    )
-                    return False
-                merge(rows.setdefault(job.model, {"model": job.model}), job, process.go(PART_S))
-                print(f"{job.name}: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
-                save()
+    with (
+        tempfile.TemporaryDirectory(prefix="smelt-gpu-", ignore_cleanup_errors=True) as folder,
+        closing(_ready(todo, options, Path(folder))) as processes,
+    ):
+        for number, (job, process) in enumerate(processes):
+            begin = time.monotonic()
+            if begin > end:
+                print(f"{len(todo) - number} parts are left: run it again with --resume", file=sys.stderr)
+                return False
+            merge(rows.setdefault(job.model, {"model": job.model}), job, process.go(PART_S))
+            print(f"{job.name}: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+            save()
     return True
 
 

@@ -22,6 +22,7 @@ import torch
 from smelt.errors import NeedsFixedSize
 from smelt.graph.effects import effects
 from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, free_name, map_nodes
+from smelt.graph.memory_format import is_last, last_stride, lies_last
 from smelt.graph.passes import memory_of_outputs
 from smelt.graph.sizes import Expr, Size, contiguous_stride, likely
 from smelt.ops.convolution import Convolution
@@ -105,23 +106,6 @@ def _work(node: Node) -> tuple[str, int]:
 
 
 # ---- layouts
-
-
-def last_stride(shape: tuple[Size, ...]) -> tuple[Size, ...]:
-    """The strides of a channels-last tensor of four dimensions."""
-    _, c, h, w = shape
-    return h * w * c, 1, w * c, c
-
-
-def is_last(spec: TensorSpec) -> bool:
-    """Whether ATen takes it for channels-last: also by strides of dimensions of size 1."""
-    return len(spec.shape) == 4 and spec.stride == last_stride(spec.shape)
-
-
-def lies_last(spec: TensorSpec) -> bool:
-    """Whether its elements lie as in a channels-last tensor."""
-    pairs = zip(spec.shape, spec.stride, last_stride(spec.shape))
-    return all(size == 1 or stride == want for size, stride, want in pairs)
 
 
 def _layout(spec: TensorSpec) -> tuple[Any, ...]:

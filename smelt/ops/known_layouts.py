@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import TensorSpec
+from smelt.graph.memory_format import is_last
 from smelt.graph.sizes import Size, contiguous_stride, numel
 from smelt.torch_private import OpOverload
 
@@ -47,14 +48,9 @@ def _is_dense(spec: TensorSpec) -> bool:
     return spec.stride == contiguous_stride(spec.shape)
 
 
-def _is_channels_last(spec: TensorSpec) -> bool:
-    """Whether it is images of several channels, which lie beside each other. Of a single one there is more than one way to
-    say that."""
-    if len(spec.shape) != 4 or 1 in spec.shape:
-        return False
-    images, channels, height, width = spec.shape
-    _, *strides = contiguous_stride((images, height, width, channels))
-    return spec.stride == (height * width * channels, strides[2], strides[0], strides[1])
+def _is_last(spec: TensorSpec) -> bool:
+    """Whether it is images with channels last. Where a size is 1, other strides say the same, and results may have those."""
+    return 1 not in spec.shape and is_last(spec)
 
 
 def _alike(specs: Sequence[TensorSpec]) -> Layout | None:
@@ -63,7 +59,7 @@ def _alike(specs: Sequence[TensorSpec]) -> Layout | None:
     if len(layouts) != 1:
         return None
     first = next(spec for spec in specs if spec.shape)
-    return (first.shape, first.stride, 0) if _is_dense(first) or _is_channels_last(first) else None
+    return (first.shape, first.stride, 0) if _is_dense(first) or _is_last(first) else None
 
 
 def _normalized(x: TensorSpec, *statistics: object) -> Layout | None:

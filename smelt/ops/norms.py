@@ -254,18 +254,9 @@ def _batch_norm_layout(
     return batch_norm_training_layout(x, weight, bias, mean, var, False, momentum, eps)
 
 
-def _batch_norm_layout_on(
-    device: torch.device,
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    mean: torch.Tensor,
-    var: torch.Tensor,
-    momentum: float,
-    eps: float,
-) -> Any:
+def _batch_norm_layout_on(device: torch.device, x: torch.Tensor, *given: Any, **named: Any) -> Any:
     """A GPU's kernel makes room for statistics, which it does not fill."""
-    found = _batch_norm_layout(x, weight, bias, mean, var, momentum, eps)
+    found = _batch_norm_layout(x, *given, **named)
     if found is NotImplemented:
         return found
     room = fresh(x.shape[1:2], opmath(x.dtype))

@@ -132,8 +132,9 @@ def _ends(copied: _Copied, limits: AlignmentCosts) -> list[Size] | None:
         size: int = -(-total // count // step) * step
         memory = (size * per_row + read_again) * limits.byte
         if size < total and (not read_again or size * whole >= memory):
-            if isinstance(rows, int):
-                return [*range(size, rows, size), rows]
+            if isinstance(rows, int):  # of the last piece there may be rows that are not copied
+                begins = range(0, static(copied.clone.spec.shape[0]), size)
+                return [min(begin + size, rows) for begin in begins]
             return [*(rows // count * n for n in range(1, count)), rows]
     return None
 
@@ -165,8 +166,6 @@ class _Rewriter:
         result = self.node(copied, aten.empty.memory_format, (list(spec.shape),), "memory", spec, options)
         begin: Size = 0
         for end in ends:
-            if isinstance(begin, int) and isinstance(spec.shape[0], int) and begin >= spec.shape[0]:
-                break
             piece = self.piece(copied, begin, end)
             place = 0, begin, begin + piece.spec.shape[0]
             result = self.node(copied, aten.slice_scatter.default, (result, piece, *place), "filled", spec)
@@ -188,7 +187,7 @@ class _Rewriter:
             dim = node.args[1] % len(spec.shape)
             last = node.spec.shape[dim]
             if dim == 0:  # of a number of rows, as others are not rounded up
-                last = min(static(last) - static(begin), static(end) - static(begin))
+                last = min(static(last), static(end)) - static(begin)
             result = self.slice(copied, result, dim, 0, last)
         return result
 

@@ -46,9 +46,8 @@ from smelt.torch_private import OpOverload
 
 _META = torch.device("meta")
 _MOST_TRIED = 1 << 22  # elements of a GPU's tensors of sizes that nobody gave
-_MOST_RUN = (
-    1 << 26
-)  # elements of arguments and results on a CPU, for an operator that is run to know its results
+# Elements of arguments and results on a CPU, for an operator that is run to know its results.
+_MOST_RUN = 1 << 26
 _MOST_ELEMENTS = 1 << 50  # of an operand: what is made of it may have some thousand times as many
 
 # Sizes of their results are quotients, which a multiple of a size may resemble.

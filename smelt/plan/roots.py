@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from smelt.graph.kernel_calls import RUN_KERNEL, RUN_KERNEL_FUNCTIONAL
+from smelt.graph.memory_format import is_last
 from smelt.graph.sizes import Size
 from smelt.graph.tree import leaves
-from smelt.ops.channels_last import is_last
 from smelt.plan.aliases import aliased_values, is_foreign
 from smelt.plan.decisions import Decisions
 from smelt.plan.items import Item, LaunchItem, TogetherItem

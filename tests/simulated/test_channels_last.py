@@ -15,9 +15,10 @@ import smelt
 from smelt.autograd.partition import Partition, partition
 from smelt.backends import smelt as backend
 from smelt.graph.ir import Graph, Node
+from smelt.graph.memory_format import is_last, lies_last
 from smelt.graph.printer import code
 from smelt.graph.verify import verify
-from smelt.ops.channels_last import is_last, lies_last, relaid
+from smelt.ops.channels_last import relaid
 from smelt.targets import cuda
 from smelt.tracing.joint import Joint
 

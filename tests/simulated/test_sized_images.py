@@ -12,8 +12,9 @@ from torch.nn import functional as F
 
 import smelt
 from smelt.backends import smelt as backend
+from smelt.graph.memory_format import is_last
 from smelt.ops import convolution_bias, cudnn
-from smelt.ops.channels_last import is_last, relaid
+from smelt.ops.channels_last import relaid
 from smelt.report import inspect
 from smelt.torch_private import ConvBackend
 

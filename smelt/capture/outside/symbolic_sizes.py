@@ -94,13 +94,8 @@ class SymbolicSizes:
     def with_following(self, found: frozenset[tuple[Path, Size]]) -> SymbolicSizes:
         """With the sizes at these places computed from others. What was known of them before, which cannot be all, gives way
         to what more symbols are in: a size that was a number, so that `3 * n` was enough, has changed."""
-        known, made = dict(self.following), dict(found)
-        names = {
-            size: now
-            for path, size in made.items()
-            if isinstance(size, Sym) and isinstance(now := known.get(path), Sym)
-        }
-        made = {path: subs(size, names) for path, size in made.items()}
+        known = dict(self.following)
+        made = _named_as(known, dict(found))
         changed = [(known[path], size) for path, size in made.items() if known.get(path, size) != size]
         if any(len(free_syms(size)) <= len(free_syms(before)) for before, size in changed):
             return self
@@ -111,7 +106,7 @@ class SymbolicSizes:
         What `found` says is divided are the quotients by what was known before."""
         known = dict(self.divisors)
         for path, by in {_size_of(path): by for path, by in found}.items():
-            handed = as_divided(dict(self.handed).get(path, 0))
+            handed = as_divided(self._before_break.get(path, 0))
             product = known.get(path, 1 if handed is None else handed.divisor) * by
             if product <= _MOST_REMAINDERS:
                 known[path] = product
@@ -212,13 +207,12 @@ class SymbolicSizes:
     @functools.cached_property
     def _handed(self) -> dict[Path, Size]:
         """What is known of sizes in the graph before a break, and of those that follow from others."""
-        handed, following = dict(self.handed), dict(self.following)
-        names = {
-            then: now
-            for path, now in following.items()
-            if isinstance(now, Sym) and isinstance(then := handed.get(path), Sym)
-        }
-        return {path: subs(size, names) for path, size in handed.items()} | following
+        following = dict(self.following)
+        return _named_as(following, self._before_break) | following
+
+    @functools.cached_property
+    def _before_break(self) -> dict[Path, Size]:
+        return dict(self.handed)
 
     def places_of(self, sym: Sym) -> list[Path]:
         """Where the sizes are found of which other sizes follow."""
@@ -230,7 +224,7 @@ class SymbolicSizes:
 
     def _divides(self, path: Path, size: int) -> int:
         """By what the size at this path is divided in all calls, or, if that fits `size`, in the graph before a break."""
-        handed = dict(self.handed).get(path, 0)
+        handed = self._before_break.get(path, 0)
         found, known = self._divisors.get(path), as_divided(handed)
         if found is not None or known is None or isinstance(handed, int):
             return found or 1
@@ -253,6 +247,16 @@ class SymbolicSizes:
 FIXED_SIZES = SymbolicSizes()
 
 
+def _named_as(known: Mapping[Path, Size], sizes: Mapping[Path, Size]) -> dict[Path, Size]:
+    """The sizes, with the names for symbols that are known of their places."""
+    names = {
+        size: now
+        for path, size in sizes.items()
+        if isinstance(size, Sym) and isinstance(now := known.get(path), Sym)
+    }
+    return {path: subs(size, names) for path, size in sizes.items()}
+
+
 def meet_nothing(path: Path) -> None:
     """There are no symbols to be made ahead."""
 
@@ -265,7 +269,8 @@ class SizePlaces:
     not, unless they must be: of two square pictures, the heights are one and the widths are one.
     `parts`: those that are but a part of the size at their place.
     `like`: the first place of each symbol, and its size, by what sizes have in common that may be one. `seen`: of how many
-    sizes of one tensor that was the same. `before`: what the symbols of the graph before a break are here.
+    sizes of one tensor that was the same. `before`: what the symbols of the graph before a break are here. `meet(path)`
+    makes the symbol at a place to which the program has not come yet.
     """
 
     policy: SymbolicSizes = FIXED_SIZES
@@ -277,9 +282,7 @@ class SizePlaces:
     like: dict[tuple[object, ...], list[tuple[Origin, Size]]] = field(default_factory=dict)
     seen: dict[tuple[Path, tuple[object, ...]], int] = field(default_factory=dict)
     before: dict[Sym, Size] = field(default_factory=dict)
-    meet: Callable[[Path], None] = (
-        meet_nothing  # makes the symbol at a place to which the program has not come yet
-    )
+    meet: Callable[[Path], None] = meet_nothing
 
     def note(self, at: Origin, size: Size) -> None:
         """`size`, of one symbol, or one and its remainder, is found at this place."""
@@ -302,8 +305,8 @@ class SizePlaces:
 
     def follows(self, at: Origin, value: int, hints: Mapping[Sym, int]) -> Size | None:
         """The size at this place, now `value`, if it follows from others: it did in the graph before a break."""
-        handed, path = self.policy.handed_at(at.path), at.path
-        if handed is None or self.policy.is_alike(path) or self.policy.is_apart(path):
+        handed = self._computed(at.path)
+        if handed is None:
             return None
         for sym in () if isinstance(handed, Sym) else free_syms(handed) - self.before.keys():
             for place in self.policy.places_of(sym):
@@ -317,11 +320,16 @@ class SizePlaces:
             self.note(at, size)
         return size
 
+    def _computed(self, path: Path) -> Expr | None:
+        """What the size at this path is, over symbols before a break or at other places; None where more is known of it."""
+        told = self.policy.is_alike(path) or self.policy.is_apart(path)
+        return None if told else self.policy.handed_at(path)
+
     def multiple_of(self, at: Origin, value: int, hints: Mapping[Sym, int]) -> tuple[Size, Sym] | None:
         """Of what the size at this place, now `value`, is a multiple, and what stands for how many times: as it follows from
         others but for a number that is found nowhere else. To be asked where it does not follow."""
-        handed, path = self.policy.handed_at(at.path), at.path
-        if handed is None or self.policy.is_alike(path) or self.policy.is_apart(path):
+        handed = self._computed(at.path)
+        if handed is None:
             return None
         left = free_syms(handed) - self.before.keys()
         if len(left) != 1:

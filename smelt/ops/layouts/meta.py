@@ -67,9 +67,8 @@ def elements(tree: Any) -> int:
 def on_any(layout: Callable[..., Any]) -> Callable[..., Any]:
     """`layout_on` of an operator whose results lie in the same way on every device: of a shape function that ATen's
     kernels share."""
-    return lambda device, /, *args, **kwargs: layout(
-        *args, **kwargs
-    )  # those may have a `device` of their own
+    # Positional only, as the keyword arguments may have a `device` of their own.
+    return lambda device, /, *args, **kwargs: layout(*args, **kwargs)
 
 
 def to_meta(value: Any) -> Any:
