@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+from smelt.graph.sizes import Size
+
+N = TypeVar("N", int, Size)
 
 
 class Convolution(NamedTuple):
@@ -34,13 +38,18 @@ class Convolution(NamedTuple):
         lists = (self.stride, self.padding, self.dilation, self.output_padding)
         return all(isinstance(n, int) for n in (self.groups, *(n for v in lists for n in v)))
 
-    def channels(self, weight: Sequence[int]) -> int:
+    def shape(self, images: Sequence[N], weight: Sequence[N]) -> list[N]:
+        """The shape of the result, of images and a weight of these shapes."""
+        made = [images[0], self.channels(weight)]
+        return made + self._pixels(images, weight)
+
+    def channels(self, weight: Sequence[N]) -> N:
         """The number of channels of the result, of a weight of this shape."""
         return weight[1] * self.groups if self.transposed else weight[0]
 
-    def pixels(self, images: Sequence[int], weight: Sequence[int]) -> list[int]:
+    def _pixels(self, images: Sequence[N], weight: Sequence[N]) -> list[N]:
         """The sizes of the result's images, of those of shape `images`."""
-        reach = [d * (k - 1) + 1 for d, k in zip(self.dilation, weight[2:])]
+        reach = [(k - 1) * d + 1 for d, k in zip(self.dilation, weight[2:])]
         each = zip(images[2:], self.stride, self.padding, reach, self.output_padding)
         if self.transposed:
             return [(m - 1) * s - 2 * p + r + e for m, s, p, r, e in each]

@@ -26,7 +26,9 @@ from smelt.torch_private import conv_memory_format, select_conv_backend
 
 aten = torch.ops.aten
 
-declare("convolution _convolution convolution_overrideable mkldnn_convolution", recompute=Class.PRODUCT)
+declare("convolution _convolution convolution_overrideable", recompute=Class.PRODUCT)
+# Its shape function asks for real tensors.
+declare("mkldnn_convolution", recompute=Class.PRODUCT, run_on_zeros=True)
 declare("convolution", converts=True)
 declare("convolution", linear=("input bias", "weight bias"))
 
@@ -144,10 +146,9 @@ def _convolution_layout(
     real_bias = None if bias is None else uninitialized(bias)
     c = Convolution(*settings).over(n)
     _, _, memory_format, _ = convolution_format(x, weight, real_bias, c)
-    sizes = c.pixels(x.shape, weight.shape)
-    if min(sizes) <= 0:
+    shape = c.shape(x.shape, weight.shape)
+    if min(shape) <= 0:
         return NotImplemented
-    shape = [x.shape[0], c.channels(weight.shape), *sizes]
     if n == 1:
         shape.insert(2, 1)
     out = torch.empty(shape, dtype=x.dtype, device=META, memory_format=memory_format)

@@ -27,10 +27,9 @@ def cudnn_layout(
     memory_format = _format(device, x, weight, bias, c)
     if memory_format is None or not _is_image(x, memory_format):
         return NotImplemented
-    sizes = c.pixels(x.shape, weight.shape)
-    if min(sizes) <= 0:
+    shape = c.shape(x.shape, weight.shape)
+    if min(shape) <= 0:
         return NotImplemented
-    shape = (x.shape[0], c.channels(weight.shape), *sizes)
     return torch.empty(shape, dtype=x.dtype, device=META, memory_format=memory_format)
 
 

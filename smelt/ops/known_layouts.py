@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import TensorSpec
-from smelt.graph.memory_format import is_last
+from smelt.graph.memory_format import is_last, last_stride
 from smelt.graph.sizes import Size, contiguous_stride, numel
+from smelt.ops.convolution import Convolution
 from smelt.torch_private import OpOverload
 
 Layout = tuple[tuple[Size, ...], tuple[Size, ...], Size]
@@ -153,6 +154,16 @@ def _bmm(a: TensorSpec, b: TensorSpec) -> Layout | None:
     return _dense((*a.shape[:2], b.shape[2])) if fits else None
 
 
+def _convolution(x: TensorSpec, weight: TensorSpec, bias: object, *settings: Any) -> Layout | None:
+    """As the images lie. Libraries that choose otherwise do so by how images or weight lie, not by their sizes."""
+    if len(x.shape) != len(weight.shape):
+        return None
+    shape = tuple(Convolution(*settings).over(len(x.shape) - 2).shape(x.shape, weight.shape))
+    if _is_dense(x):
+        return _dense(shape)
+    return (shape, last_stride(shape), 0) if _is_last(x) else None
+
+
 def _softmax(x: TensorSpec, dim: int, half_to_float: bool) -> Layout | None:
     return _dense(x.shape) if _is_dense(x) else None
 
@@ -178,6 +189,7 @@ _RULES: dict[Any, Rule] = {
     aten.mm.default: _mm,
     aten.addmm.default: _addmm,
     aten.bmm.default: _bmm,
+    aten.convolution.default: _convolution,
     aten._softmax.default: _softmax,
     aten._log_softmax.default: _softmax,
     aten.clone.default: _clone,

@@ -89,7 +89,8 @@ class Operator:
         layout: a shape function, called with meta tensors in the place of tensors: meta tensors laid out like what a CPU
             returns, or NotImplemented for what it does not know (ops/layouts).
         layout_on: the same of a GPU, which is its first argument: of a library whose first call takes long.
-        run_on_zeros: torch's shape function is wrong about a CPU's strides, so it is run instead, once, on zeros.
+        run_on_zeros: torch's shape function is wrong about a CPU's strides, or asks for real tensors, so it is run instead,
+            once, on zeros.
         needs_room: raises for tensors of one element, which say nothing of whether it has a kernel then.
         scales: its lists are sizes of images and its floats what these are scaled by: on one element, which kernels of a GPU
             would read beyond, it is tried without.

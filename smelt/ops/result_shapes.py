@@ -8,6 +8,7 @@ from typing import Any
 
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Expr, Size, bounds, numel
+from smelt.ops.convolution import Convolution
 
 Given = Mapping[str, Any]  # arguments by name, with the defaults of those that are not given
 SpecOf = Callable[[Any], TensorSpec | None]
@@ -75,17 +76,10 @@ def _steps(size: Size, window: Size, stride: int) -> Size:
 
 def _of_convolution(given: Given, spec_of: SpecOf) -> Shape | None:
     image, weight = spec_of(given["input"]), spec_of(given["weight"])
-    if image is None or weight is None:
+    if image is None or weight is None or len(image.shape) != len(weight.shape):
         return None
-    made = [image.shape[0], weight.shape[1] * given["groups"] if given["transposed"] else weight.shape[0]]
-    for i, (size, kernel) in enumerate(zip(image.shape[2:], weight.shape[2:])):
-        stride, padding, dilation = (_at(given[k], i) for k in ("stride", "padding", "dilation"))
-        window = (kernel - 1) * dilation + 1
-        if given["transposed"]:
-            made.append((size - 1) * stride - 2 * padding + window + _at(given["output_padding"], i))
-        else:
-            made.append(_steps(size + 2 * padding, window, stride))
-    return tuple(made)
+    c = Convolution(*(given[name] for name in Convolution._fields)).over(len(weight.shape) - 2)
+    return tuple(c.shape(image.shape, weight.shape))
 
 
 def _of_pool(given: Given, spec_of: SpecOf) -> Shape | None:
@@ -193,7 +187,7 @@ def _of_expansion(given: Given, spec_of: SpecOf) -> Shape | None:
 
 _Rules = dict[str, Callable[[Given, SpecOf], Shape | None]]
 _WINDOWS: _Rules = {
-    **dict.fromkeys(("convolution", "_convolution", "mkldnn_convolution"), _of_convolution),
+    **dict.fromkeys(("convolution", "_convolution"), _of_convolution),
     **dict.fromkeys(("avg_pool1d", "avg_pool2d", "avg_pool3d"), _of_pool),
     **dict.fromkeys(("max_pool2d_with_indices", "max_pool3d_with_indices"), _of_pool),
     "constant_pad_nd": _of_padding,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -23,29 +24,47 @@ def plain_parts(value: Any, depth: int = 4) -> Any:
     kind = type(value)
     if kind in SYMBOLIC:
         return plain(value)
-    if not depth or kind not in _PARTS:
-        return value
-    return _PARTS[kind](value, depth - 1)
+    found = _PARTS.get(kind)
+    if found is None and isinstance(value, _CONTAINERS):
+        found = next(_PARTS[base] for base in _CONTAINERS if isinstance(value, base))
+    return value if not depth or found is None else found(value, depth - 1)
+
+
+# What subclasses do when they are read or written is the program's own: it would see the numbers change.
 
 
 def _plain_tuple(value: tuple[Any, ...], depth: int) -> tuple[Any, ...]:
-    items = [plain_parts(v, depth) for v in value]
-    return value if all(a is b for a, b in zip(items, value)) else tuple(items)
+    before = list(tuple.__iter__(value))
+    items = [plain_parts(v, depth) for v in before]
+    if all(a is b for a, b in zip(items, before)):
+        return value
+    made = tuple.__new__(type(value), items)
+    if hasattr(made, "__dict__"):
+        made.__dict__.update(value.__dict__)
+    return made
 
 
 def _plain_list(value: list[Any], depth: int) -> list[Any]:
-    for i, item in enumerate(value):
+    for i, item in enumerate(list.__iter__(value)):
         found = plain_parts(item, depth)
         if found is not item:
-            value[i] = found
+            list.__setitem__(value, i, found)
+    return value
+
+
+def _plain_deque(value: deque[Any], depth: int) -> deque[Any]:
+    for i, item in enumerate(tuple(deque.__iter__(value))):  # which may not change while it is iterated
+        found = plain_parts(item, depth)
+        if found is not item:
+            deque.__setitem__(value, i, found)
     return value
 
 
 def _plain_dict(value: dict[Any, Any], depth: int) -> dict[Any, Any]:
-    for key, item in value.items():
+    for key, item in dict.items(value):
         found = plain_parts(item, depth)
         if found is not item:
-            value[key] = found
+            dict.__setitem__(value, key, found)
     return value
 
 
@@ -54,8 +73,9 @@ def _plain_slice(value: slice, depth: int) -> slice:
     return slice(*map(plain, parts)) if any(type(p) in SYMBOLIC for p in parts) else value
 
 
+_CONTAINERS = (tuple, list, dict, deque)
 _PARTS: dict[type, Callable[[Any, int], Any]] = {
-    tuple: _plain_tuple, list: _plain_list, dict: _plain_dict, slice: _plain_slice,
+    tuple: _plain_tuple, list: _plain_list, dict: _plain_dict, deque: _plain_deque, slice: _plain_slice,
 }  # fmt: skip
 
 

@@ -10,9 +10,10 @@ import torch
 
 from smelt import _native
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Size, Sym, contiguous_stride, evaluate
+from smelt.graph.sizes import Expr, Size, Sym, contiguous_stride, evaluate
 from smelt.graph.specs import empty_like_spec, make_spec, with_sizes
 from smelt.ops.known_layouts import _RULES, OF_SEVERAL, known_layout
+from smelt.ops.layouts import on_metas
 
 aten = torch.ops.aten
 S, T = Sym("s0", 2), Sym("s1", 2)
@@ -40,6 +41,7 @@ def channels_last(n: Size, c: Size, h: Size, w: Size) -> TensorSpec:
 X = dense(S, T, 4)
 IMAGES = channels_last(S, 4, T, T)
 WHERE = dense(S, T, dtype=torch.int64)
+ONCE = [1], [1], [1], False, [0]
 CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
     (aten.add.Tensor, (X, X), {}),
     (aten.add.Tensor, (X, 2), {"alpha": 3}),
@@ -85,6 +87,19 @@ CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
     (aten._to_copy.default, (IMAGES,), {"dtype": torch.float64}),
     (aten._native_batch_norm_legit_no_training.default, (dense(S, 4, T, T), *[dense(4)] * 4, 0.1, 1e-5), {}),
     (aten._native_batch_norm_legit_no_training.default, (IMAGES, *[dense(4)] * 4, 0.1, 1e-5), {}),
+    (aten.convolution.default, (dense(S, 4, T + 2, T), dense(6, 4, 3, 3), None, *ONCE, 1), {}),
+    (aten.convolution.default, (IMAGES, dense(6, 2, 1, 1), dense(6), [2], [0], [1], False, [0], 2), {}),
+    (
+        aten.convolution.default,
+        (IMAGES, channels_last(4, 2, 3, 3), None, [2, 1], [1, 0], [1, 1], True, [1, 0], 1),
+        {},
+    ),
+    (
+        aten.convolution.default,
+        (dense(S, 4, 2 * T), dense(8, 1, 2), dense(8), [2], [1], [2], False, [0], 4),
+        {},
+    ),
+    (aten.convolution.default, (dense(2, 4, T, 4, S), dense(5, 4, 2, 1, 2), None, *ONCE, 1), {}),
 ]
 
 
@@ -97,7 +112,7 @@ def at(value: Any, numbers: dict[Sym, int]) -> Any:
         return empty_like_spec(with_sizes(value, lambda size: evaluate(size, numbers)), META)
     if isinstance(value, tuple):
         return [at(v, numbers) for v in value]
-    return evaluate(value, numbers) if not isinstance(value, int | float | str | torch.dtype) else value
+    return evaluate(value, numbers) if isinstance(value, Expr) else value
 
 
 def named(call: Any) -> str:
@@ -114,7 +129,7 @@ def test_a_rule_says_what_torch_says(call: Any) -> None:
     shape, stride, offset = layout
     for s, t in itertools.product(SIZES, repeat=2):
         numbers = {S: s, T: t}
-        out = func(*(at(a, numbers) for a in args), **kwargs)
+        out = on_metas(func, [at(a, numbers) for a in args], kwargs, CPU)
         out = out[0] if func in OF_SEVERAL else out
         assert tuple(evaluate(n, numbers) for n in shape) == out.size()
         assert tuple(evaluate(n, numbers) for n in stride) == out.stride()
@@ -134,6 +149,7 @@ def test_each_rule_is_tried() -> None:
         (aten.add.Tensor, (IMAGES, dense(S, 4, T, T)), {}),
         (aten.relu.default, (channels_last(S, 1, T, T),), {}),
         (aten._softmax.default, (IMAGES, 1, False), {}),
+        (aten.convolution.default, (turned(S, 4, T, T), dense(6, 4, 3, 3), None, *ONCE, 1), {}),
         (aten.add_.Tensor, (X, X), {}),
         (aten.view.default, (X, (-1, 4)), {}),
         (aten.view.default, (turned(S, T), (S * T,)), {}),

@@ -436,3 +436,13 @@ def test_tables_of_relative_positions() -> None:
     table = torch.randn(27, 8)
     f = lambda x: distances(x.shape[1], table) + x.sum()  # noqa: E731
     check(smelt.compile(f, dynamic=True), f, [(11, 10), (7, 12), (9, 14), (11, 14), (5, 20), (5, 9)], 2)
+
+
+def test_an_operator_without_a_shape_function() -> None:
+    """It asks for real tensors."""
+    w = torch.randn(4, 3, 3, 3)
+    f = lambda x: torch.mkldnn_convolution(x, w, None, [1, 1], [2, 1], [1, 1], 1).relu()  # noqa: E731
+    compiled = smelt.compile(f, fullgraph=True)
+    for n in (8, 9, 12):
+        x = torch.randn(2, 3, n, n + 1)
+        torch.testing.assert_close(compiled(x), f(x))

@@ -199,6 +199,8 @@ def _interpreted_codes() -> frozenset[types.CodeType]:
     return frozenset(c for f in INTERPRETED for c in nested_codes(f.__code__))
 
 
+_NamedTuple = collections.namedtuple("_NamedTuple", "field")
+
 # Python functions that call the user's code back, or only ask for a class, in modules that otherwise run natively.
 INTERPRETED: set[Any] = {
     f for f in (
@@ -214,6 +216,8 @@ INTERPRETED: set[Any] = {
         torch.amp.autocast_mode.autocast.__call__, torch.amp.autocast_mode.autocast_decorator,
         dataclasses.fields, dataclasses.is_dataclass, dataclasses.asdict, dataclasses.astuple, dataclasses.replace,
         *(getattr(dataclasses, n, None) for n in ("_asdict_inner", "_astuple_inner", "_is_dataclass_instance", "_replace")),
+        # of every named tuple, whose methods have the same code: they hold what they are given
+        *(getattr(_NamedTuple, n) for n in ("_make", "_replace", "_asdict")),
     ) if f is not None
 }  # fmt: skip
 for _class in (

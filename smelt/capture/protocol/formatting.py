@@ -181,7 +181,7 @@ _CONVERSION = re.compile(r"%(?:\((?P<key>[^)]*)\))?(?P<flags>[-+ #0]*[\d*]*(?:\.
 
 def percent(vm: VM, pattern: str, values: object) -> object:
     """`pattern % values`."""
-    several = values if type(values) is tuple else (values,)
+    several = tuple(tuple.__iter__(values)) if isinstance(values, tuple) else (values,)
     for value in several:
         check_text(value)
     if all(type(v) in LEAF_TYPES for v in several):

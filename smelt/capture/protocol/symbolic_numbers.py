@@ -170,7 +170,9 @@ def native_arguments(
 
 def _joins(fn: object, args: Sequence[object]) -> bool:
     """Whether this is `a + b` or `a * 2` of sequences, which hold what was in them."""
-    return type(fn) is types.BuiltinFunctionType and fn in _JOINING and all(type(a) in _JOINED for a in args)
+    return (
+        type(fn) is types.BuiltinFunctionType and fn in _JOINING and all(isinstance(a, _JOINED) for a in args)
+    )
 
 
 def _holds(fn: object) -> bool:
@@ -227,9 +229,11 @@ LOOKUPS = frozenset(
 )  # fmt: skip
 _HOLDERS = (list, dict, tuple, collections.deque)  # hold what they are given, and compare it at most
 _PUTTING = frozenset(("append", "appendleft", "insert", "setdefault", "__setitem__"))
-_HOLDING: frozenset[object] = frozenset({sorted, len, bool, iter, next, enter_vmap, leave_batch})
+_HOLDING: frozenset[object] = frozenset(
+    {sorted, len, bool, iter, next, tuple.__new__, enter_vmap, leave_batch}
+)
 _JOINING: frozenset[object] = frozenset({operator.add, operator.iadd, operator.mul, operator.imul})
-_JOINED = frozenset({list, tuple, torch.Size, int})
+_JOINED = (list, tuple, int)
 
 
 def is_number(value: object) -> bool:
