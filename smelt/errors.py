@@ -49,6 +49,7 @@ class NeedsFixedSize(Unsupported):
         self.ranges = ranges or {}
         self.alike = alike
         self.follows = follows or {}
+        self.sources: tuple[str, ...] = ()  # the same sizes, where the program found them
 
     def __repr__(self) -> str:
         return f"NeedsFixedSize({self.reason.detail!r})"

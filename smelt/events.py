@@ -30,6 +30,8 @@ EventKind = Literal[
     "graph-break",        # reason: smelt.reasons.Reason
     "no-joint-graph",     # reason: why autograd runs the graph operator by operator
     "other-sizes",        # data decided sizes that a graph is not for: the original function runs
+    "size-restricted",    # a size may not be any, so the capture begins again. sizes: where the program found it, and others
+                          # that are concerned; reason
     "fallback",           # reason: why the call runs eagerly
 ]  # fmt: skip
 

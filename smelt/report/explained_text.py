@@ -63,6 +63,7 @@ def sections(data: Row) -> Iterator[tuple[str, list[str]]]:
         ("breaks", [reason(r) for r in data["breaks"]]),
         ("ran eagerly", [reason(r) for r in data["eager"]]),
         ("recompiles", [recompile(r) for r in data["recompiles"]]),
+        ("sizes that may not be any", [restricted(r) for r in data["restricted_sizes"]]),
         ("guards", list(_guards(data))),
         ("graphs", [_graph(g) for g in data["graphs"]]),
         _kernels(data["kernels"]),
@@ -91,6 +92,14 @@ def recompile(row: Row) -> str:
     text = [f"{row['frame']}, entry {row['entry']}: {row['guard'] or 'a guard that holds again now'}"]
     if row["guard"]:
         text.append(f"{row['where']}: was {row['was']}, now {row['now']}")
+    if row["line"] is not None:
+        text.append(f"needed at {place(row['line'])}")
+    return "\n".join(text)
+
+
+def restricted(row: Row) -> str:
+    """Which sizes, and what needs that."""
+    text = [f"{row['frame']}: {', '.join(row['sizes']) or 'a size'}: {row['detail']}"]
     if row["line"] is not None:
         text.append(f"needed at {place(row['line'])}")
     return "\n".join(text)

@@ -42,6 +42,12 @@ def _other_sizes(event: Event) -> Iterator[str]:
     yield f"{event.name} runs eagerly, data decided other sizes: {event.data['failure']}"
 
 
+def _restricted(event: Event) -> Iterator[str]:
+    sizes, reason = ", ".join(event.data["sizes"]) or "a size", event.data["reason"]
+    at = f" at {reason.line}" if reason.line else ""
+    yield f"{event.name}: {sizes}: {reason.detail}{at}"
+
+
 def _guards(event: Event) -> Iterator[str]:
     yield f"{event.name}, {event.data['guards']} guards:\n{event.data['entry'].guards}"
 
@@ -83,6 +89,7 @@ def _ms(event: Event) -> str:
 TEXTS: dict[str, dict[EventKind, Text]] = {
     "breaks": {"graph-break": _break, "fallback": _fallback, "no-joint-graph": _no_joint_graph},
     "recompiles": {"recompile": _recompile, "other-sizes": _other_sizes},
+    "sizes": {"size-restricted": _restricted},
     "guards": {"entry-installed": _guards},
     "graphs": {"entry-installed": _graph},
     "fusion": {"schedule": _fusion},

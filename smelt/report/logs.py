@@ -28,6 +28,7 @@ from smelt.errors import OptionError
 NAMES = {
     "breaks": "where graphs break and which calls run eagerly: the reason, the line, what to do",
     "recompiles": "the guard that refused a call: what it expects, and what the call brought",
+    "sizes": "which sizes may not be any: what needs numbers, equal sizes or a range, and where",
     "guards": "the guards of each new entry, with the lines that they are for",
     "graphs": "the graph of each new entry, as Python",
     "fusion": "kernels as loops, the calls between them, and what was not fused and why",

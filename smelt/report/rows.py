@@ -89,6 +89,7 @@ class _Rows:
             "breaks": self._reasons(lambda record: record.breaks),
             "eager": self._reasons(lambda record: record.reasons),
             "recompiles": self._recompiles(),
+            "restricted_sizes": self._restrictions(),
             "graphs": [graph_row(placed, self._modules(placed)) for placed in self.placed],
             "kernels": kernels,
             "externs": externs,
@@ -172,6 +173,18 @@ class _Rows:
                 "at_ms": 1e3 * r.at,
             }
             for r in self.watch.recompiles
+            if any(r.frame == frame for frame, _ in self.records)
+        ]
+
+    def _restrictions(self) -> list[Row]:
+        return [
+            {
+                "frame": r.frame,
+                "sizes": list(r.sizes),
+                "detail": r.reason.detail,
+                "line": line_row(r.reason.line) if r.reason.line else None,
+            }
+            for r in self.watch.restrictions
             if any(r.frame == frame for frame, _ in self.records)
         ]
 

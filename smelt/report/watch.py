@@ -14,6 +14,7 @@ from smelt.graph.ir import Graph
 from smelt.guards.explain import Failure
 from smelt.guards.origin import Origin
 from smelt.plan.steps import Plan
+from smelt.reasons import Reason
 from smelt.schedule.schedule import Schedule
 
 
@@ -41,6 +42,15 @@ class Recompile:
     entry: int
     failure: Failure | None
     at: float
+
+
+@dataclass(frozen=True)
+class Restriction:
+    """Sizes that may not be any, named as the program found them, and why."""
+
+    frame: str
+    sizes: tuple[str, ...]
+    reason: Reason
 
 
 @dataclass
@@ -71,6 +81,7 @@ class Watch:
     began: float = field(default_factory=time.perf_counter)
     phases: list[Phase] = field(default_factory=list)
     recompiles: list[Recompile] = field(default_factory=list)
+    restrictions: dict[Restriction, None] = field(default_factory=dict)
     scheduled: list[Scheduled] = field(default_factory=list)
     partitions: list[Partition] = field(default_factory=list)
     frame: str = ""
@@ -101,6 +112,9 @@ class Watch:
     def _recompile(self, event: events.Event, now: float) -> None:
         self.recompiles.append(Recompile(event.name, event.data["entry"], event.data["failure"], now))
 
+    def _restricted(self, event: events.Event, now: float) -> None:
+        self.restrictions[Restriction(event.name, event.data["sizes"], event.data["reason"])] = None
+
     def _partition(self, event: events.Event, now: float) -> None:
         self.partitions.append(event.data["parts"])
 
@@ -126,6 +140,7 @@ _NOTES: dict[str, Any] = {
     "backend-start": Watch._backend,
     "entry-installed": Watch._installed,
     "recompile": Watch._recompile,
+    "size-restricted": Watch._restricted,
     "partition": Watch._partition,
     "schedule": Watch._schedule,
     "plan": Watch._plan,

@@ -28,6 +28,7 @@ from smelt.tracing import (
     products,
     resizing,
     row_indexing,
+    sized_functions,
     strided_windows,
 )
 from smelt.tracing.arguments import Args, Kwargs, Unnameable
@@ -51,8 +52,8 @@ _BODIES: dict[Any, Body] = {**packed_sequences.BODIES, **row_indexing.BODIES, **
 _BODIES_OF_LISTS = {
     **foreach.BODIES, **fused_optimizers.BODIES, **resizing.BODIES, **pooling.BODIES, **strided_windows.BODIES
 }  # fmt: skip
-# Of functions that take sizes for numbers in their C++ code.
-_BODIES_OF_SIZES = {**products.BODIES, **attention.BODIES}
+# Of functions that take sizes for numbers.
+_BODIES_OF_SIZES = {**products.BODIES, **attention.BODIES, **sized_functions.BODIES}
 
 
 def _takes_the_default_device(func: Any, given: Any, out: Any) -> bool:

@@ -219,6 +219,21 @@ def test_a_line_whose_guard_failed_is_marked():
     assert data["recompiles"][0]["line"]["line"] == row["line"]
 
 
+def test_sizes_that_may_not_be_any_are_told():
+    linear = torch.nn.Linear(4, 2)
+
+    def f(x):
+        return linear(x) * hash(x.shape[0])
+
+    explanation = smelt.explain(f, dynamic=True)(torch.randn(5, 4))
+    first = f.__code__.co_firstlineno + 1
+    of_features, of_rows = explanation.to_dict()["restricted_sizes"]
+    assert (of_rows["sizes"], of_rows["detail"]) == (["L['x'].shape[0]"], "it is needed as a number")
+    assert of_features["sizes"] == ["L['x'].shape[1]"] and "addmm" in of_features["detail"]
+    assert of_rows["line"]["line"] == of_features["line"]["line"] == first
+    assert f"needed at test_explain.py:{first}" in str(explanation)
+
+
 def test_sizes_that_change_are_told():
     explanation = smelt.explain(lambda x: x.sin() * 2)(torch.randn(5, 4)).call(torch.randn(7, 4))
     data = explanation.to_dict()

@@ -68,6 +68,13 @@ def test_each_name_tells_what_it_is_for_and_nothing_else(capsys, name, said):
     assert heads == {f"[smelt.{name}"}
 
 
+def test_sizes_that_may_not_be_any_are_told(caplog):
+    smelt.set_logs(sizes=True)
+    smelt.compile(lambda x: x * hash(x.shape[0]), dynamic=True)(torch.randn(3, 3))
+    [record] = [r for r in caplog.records if r.name == "smelt.sizes"]
+    assert "L['x'].shape[0]: it is needed as a number at" in record.getMessage()
+
+
 def test_without_logs_nothing_is_told(capsys):
     assert told(capsys) == ""
     assert told(capsys, breaks=False) == ""
@@ -111,7 +118,7 @@ def test_unknown_names_are_errors_that_list_the_known():
     ):
         smelt.set_logs(brakes=True)
     with pytest.raises(
-        smelt.errors.OptionError, match="unknown log 'zzz'; Known: breaks, recompiles, guards"
+        smelt.errors.OptionError, match="unknown log 'zzz'; Known: breaks, recompiles, sizes, guards"
     ):
         smelt.set_logs(zzz=True)
     with pytest.raises(smelt.errors.OptionError, match="breaks must be a bool, got 'yes'"):

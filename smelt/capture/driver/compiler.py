@@ -405,7 +405,9 @@ class FrameCompiler:
         return failure
 
     def _note_weakening(self, name: str, error: Exception) -> None:
-        """Says why there is no joint graph, which users wonder about."""
+        """Says why there is no joint graph, or why a size may not be any, which users wonder about."""
+        if isinstance(error, NeedsFixedSize):
+            events.emit("size-restricted", name, reason=error.reason, sizes=error.sources)
         if isinstance(error, NotDifferentiable) and self.record.plain_gradients is None:
             events.emit("no-joint-graph", name, reason=error.reason)
             self.record.plain_gradients = error.reason

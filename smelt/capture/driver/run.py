@@ -13,7 +13,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -116,7 +116,7 @@ def capture_frame(
             return captured
         except Exception as e:
             if vm.outside.sizes.are_in_vain:  # whatever it is, it may be due to a size that was not a number
-                return _failed(vm, NeedsFixedSize("a size was needed as a number", frozenset()))
+                return _failed(vm, _in_vain(vm.outside))
             if isinstance(e, NeedsFixedSize):
                 e = _of_data(vm, e)
             if isinstance(e, Unsupported):
@@ -177,6 +177,8 @@ def _symbols_for_data(vm: VM, number: int | None) -> Symbols:
 
 def _failed(vm: VM, error: Exception) -> FailedAttempt:
     symbols = vm.trace.numbers.symbols
+    if isinstance(error, NeedsFixedSize):
+        error.sources = vm.outside.sizes.sources(error.symbols)
     return FailedAttempt(
         error,
         used_data=symbols is not None and bool(symbols.known.numbers),
@@ -318,7 +320,15 @@ def _capture(
 
 def _check_needed(outside: Outside) -> None:
     if outside.sizes.are_in_vain:
-        raise NeedsFixedSize("a size was needed as a number", frozenset())
+        raise _in_vain(outside)
+
+
+def _in_vain(outside: Outside) -> NeedsFixedSize:
+    sizes = outside.sizes
+    what = "it is needed as a number" if sizes.needed else "the range is needed in which it is"
+    error = NeedsFixedSize(what, sizes.needed or frozenset(sizes.places.narrowed))
+    error.reason = replace(error.reason, line=sizes.needed_at)
+    return error
 
 
 def _run_root(vm: VM, frame: Frame, stop: Stop | None) -> Ending:

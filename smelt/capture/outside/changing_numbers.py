@@ -14,6 +14,7 @@ from smelt.graph.number_bounds import Bounds, always
 from smelt.graph.numbers import Expression, leaves
 from smelt.graph.sizes import Expr, Size, Sym
 from smelt.guards.origin import Origin
+from smelt.lines import Line
 from smelt.reasons import DATA_DEPENDENT, RANDOM_STATE, Reason
 from smelt.tracing.sym_numbers import Int, size_of
 from smelt.tracing.symbols import PlainNumbersOnly, Symbols
@@ -40,7 +41,8 @@ class ChangingNumbers:
         self.drawn: dict[Origin, Bounds] = {}  # random numbers, and between which they are
         self.sizes: set[Origin] = set()  # sizes of tensors
         self.places = SizePlaces()
-        self.needed: set[Origin] = set()  # of these, those that must be numbers: the capture is in vain
+        # Of these, those that must be numbers, and the line that needs it: the capture is in vain.
+        self.needed: dict[Origin, Line | None] = {}
 
     def read(self, value: int | float, origin: Origin) -> object:
         """The number read at `origin`: one that changed between calls is symbolic, any other is part of the trace."""
@@ -154,7 +156,7 @@ class ChangingNumbers:
         if origin in self.drawn:
             raise Unsupported(Reason(RANDOM_STATE, f"the number that random.{origin.key} gives is needed"))
         if origin in self.sizes:
-            self.needed.add(origin)
+            self.needed.setdefault(origin, self._facts.where())
             return
         self._facts.guard("eq", origin, value)
 

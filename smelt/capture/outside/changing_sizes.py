@@ -17,6 +17,7 @@ from smelt.guards.changed_numbers import size_origin, stride_origin
 from smelt.guards.evaluate import tensor_facts
 from smelt.guards.guard import ANY, TensorFacts, stride_over
 from smelt.guards.origin import Origin, origin_at
+from smelt.lines import Line
 from smelt.marks import Mark, marks_of
 from smelt.tracing.sym_numbers import Int, size_of
 from smelt.tracing.symbolic_layouts import Over, SymbolicLayout, strides_over
@@ -198,9 +199,20 @@ class ChangingSizes:
         return frozenset(sym for at, sym in self._symbols.items() if at in self._numbers.needed)
 
     @property
+    def needed_at(self) -> Line | None:
+        """The line that needs the first of them."""
+        return next(iter(self._numbers.needed.values()), None)
+
+    @property
     def are_in_vain(self) -> bool:
         """Whether some were needed as numbers, or are to be in narrower ranges: the capture begins again."""
         return bool(self.needed or self.places.narrowed)
+
+    def sources(self, symbols: Iterable[Sym]) -> tuple[str, ...]:
+        """The first place at which each of these sizes was found, as Python has it."""
+        paths = (min(self.places.paths[s], key=str) for s in symbols if self.places.paths.get(s))
+        found = (origin_at(path, self._roots) for path in paths)
+        return tuple(sorted(origin.source for origin in found if origin is not None))
 
     def found_at(self, symbols: Iterable[Sym]) -> frozenset[frozenset[Path]]:
         """Where the sizes were found that each of these stands for."""

@@ -67,7 +67,8 @@ def _note_slots(cls: type) -> None:
 
 
 class Facts:
-    """The guards of one capture. `real` gives the tensor from outside that a fake stands for."""
+    """The guards of one capture. `real` gives the tensor from outside that a fake stands for, `where` the user's line
+    that is run."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class Facts:
         real: Callable[[FakeTensor], torch.Tensor | None],
     ) -> None:
         self._origins = origins
-        self._where = where
+        self.where = where
         self._real = real
         self.by_key: dict[tuple[object, ...], Guard] = {}
         self._functions: set[int] = set()  # guarded already, or made by the trace
@@ -92,7 +93,7 @@ class Facts:
         """Adds a guard; `key` tells apart guards of one kind at one origin."""
         k = (kind, origin, key)
         if k not in self.by_key:
-            self.by_key[k] = Guard(kind, origin, value, self._where())
+            self.by_key[k] = Guard(kind, origin, value, self.where())
 
     def use_class(self, cls: type) -> None:
         """The trace depends on what the class's attributes are now."""

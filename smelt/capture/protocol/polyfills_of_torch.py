@@ -1,4 +1,4 @@
-"""Plain Python in place of what torch hands to its own compiler; the VM interprets it.
+"""Plain Python in place of what torch hands to its own compiler, or asks that about; the VM interprets it.
 
 Torch's control flow (`cond`, `while_loop`, `scan`, `associative_scan`, `map`) and flex attention are operators of higher
 order: their functions, which users call, compile themselves when they are run eagerly. Here each operator is the mathematics
@@ -147,6 +147,31 @@ def flex_attention(
             mask_mod_other_buffers,
         )
     return out, logsumexp, largest.detach()
+
+
+def broadcast_shapes(*shapes: int | Sequence[int] | None) -> torch.Size:
+    """`torch.broadcast_shapes`, which asks torch's own compiler how to compare sizes. Raises what it does."""
+    given = [(s,) if isinstance(s, int) else s for s in shapes if s is not None]
+    if all(isinstance(s, (tuple, list)) for s in given):
+        made = _broadcast(given)
+        if made is not None:
+            return torch.Size(made)
+    found = torch._refs._broadcast_shapes(*shapes)
+    return torch.Size(() if found is None else found)
+
+
+def _broadcast(shapes: Sequence[Sequence[int]]) -> list[int] | None:
+    """None where they do not go together."""
+    made = [1] * max([len(shape) for shape in shapes], default=0)
+    for shape in shapes:
+        for i in range(-len(shape), 0):
+            if made[i] == 1:
+                if shape[i] < 0:
+                    return None
+                made[i] = shape[i]
+            elif shape[i] != 1 and shape[i] != made[i]:
+                return None
+    return made
 
 
 def _operators(name: str) -> ModuleType:
