@@ -163,8 +163,8 @@ def trace(
 def set_logs(*, json: str | os.PathLike[str] | None = None, **names: bool) -> None:
     """Turns logs on and off, as `SMELT_LOGS=breaks,recompiles` does: `set_logs(breaks=True, guards=False)`.
 
-    The names are breaks, recompiles, sizes, guards, graphs, fusion, kernels, plan, perf (docs/logs.md); those that are not named
-    stay as they are. Each is a logger `smelt.<name>`.
+    The names are breaks, recompiles, sizes, guards, graphs, fusion, kernels, plan, perf (docs/logs.md); those that are not
+    named stay as they are. Each is a logger `smelt.<name>`.
 
     Args:
         json: a file that every event of a compilation is added to, as a line of JSON; "" for none from now on.
