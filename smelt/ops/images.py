@@ -12,6 +12,7 @@ from smelt.loops.tensor import Index, Tensor
 from smelt.loops.values import GATHER
 from smelt.ops.index_bounds import of_last
 from smelt.ops.layouts.meta import META, fresh, on_any, suggested_format
+from smelt.ops.moves import pad_layout
 from smelt.ops.recompute import Class
 from smelt.ops.registry import declare, operator
 
@@ -29,7 +30,10 @@ declare(
     "_upsample_nearest_exact2d_backward _upsample_nearest_exact3d _upsample_nearest_exact3d_backward",
     "avg_pool1d avg_pool2d_backward avg_pool3d_backward channel_shuffle col2im grid_sampler_2d",
     "grid_sampler_2d_backward im2col max_pool2d_with_indices_backward max_pool3d_with_indices_backward",
-    "pixel_shuffle pixel_unshuffle upsample_bicubic2d upsample_bicubic2d_backward upsample_bilinear2d",
+    "pixel_shuffle pixel_unshuffle reflection_pad1d reflection_pad1d_backward reflection_pad2d",
+    "reflection_pad2d_backward reflection_pad3d reflection_pad3d_backward replication_pad1d",
+    "replication_pad1d_backward replication_pad2d replication_pad2d_backward replication_pad3d",
+    "replication_pad3d_backward upsample_bicubic2d upsample_bicubic2d_backward upsample_bilinear2d",
     "upsample_bilinear2d_backward upsample_linear1d upsample_linear1d_backward upsample_nearest1d",
     "upsample_nearest1d_backward upsample_nearest2d upsample_nearest2d_backward upsample_nearest3d",
     "upsample_nearest3d_backward upsample_trilinear3d upsample_trilinear3d_backward",
@@ -106,6 +110,15 @@ def _as_image_layout(grad: torch.Tensor, x: torch.Tensor, *_: Any, **__: Any) ->
     return torch.empty(x.shape, dtype=x.dtype, device=META, memory_format=suggested_format(x))
 
 
+def _reflection_layout(x: torch.Tensor, padding: Sequence[int]) -> Any:
+    pairs = zip(reversed(x.shape), padding[::2], padding[1::2])
+    return NotImplemented if any(max(pads) >= n for n, *pads in pairs) else _replication_layout(x, padding)
+
+
+def _replication_layout(x: torch.Tensor, padding: Sequence[int]) -> Any:
+    return pad_layout(x, padding) if x.is_floating_point() else NotImplemented
+
+
 def _upsample_backward_layout(
     grad: torch.Tensor, size: Sequence[int], input_size: Sequence[int], *_: Any
 ) -> Any:
@@ -114,6 +127,8 @@ def _upsample_backward_layout(
     return torch.empty(input_size, dtype=grad.dtype, device=META, memory_format=suggested_format(grad))
 
 
+declare(aten.reflection_pad2d.default, aten.reflection_pad3d.default, layout=_reflection_layout)
+declare(aten.replication_pad2d.default, aten.replication_pad3d.default, layout=_replication_layout)
 declare(aten._adaptive_avg_pool2d_backward.default, layout=_as_image_layout)
 declare(
     aten.avg_pool2d_backward.default,

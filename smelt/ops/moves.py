@@ -160,7 +160,8 @@ def repeat(b: Builder, x: Tensor, repeats: Sequence[Size]) -> Tensor:
 # ---- shapes on a CPU
 
 
-def _pad_layout(x: torch.Tensor, pad: Sequence[int], value: Any = 0) -> Any:
+def pad_layout(x: torch.Tensor, pad: Sequence[int], value: Any = 0) -> Any:
+    """A wider image in the memory format of this one."""
     shape = list(x.shape)
     if len(pad) % 2 or len(pad) > 2 * len(shape) or not any(p > 0 for p in pad) or not x.numel():
         return NotImplemented
@@ -194,7 +195,7 @@ def _diag_embed_layout(x: torch.Tensor, offset: int = 0, dim1: int = -2, dim2: i
     return fresh(shape, x.dtype)
 
 
-declare(aten.constant_pad_nd.default, layout=_pad_layout, layout_on=on_any(_pad_layout))
+declare(aten.constant_pad_nd.default, layout=pad_layout, layout_on=on_any(pad_layout))
 declare(aten.roll.default, layout=_roll_layout)
 declare(aten.diag_embed.default, layout=_diag_embed_layout)
 declare(aten.flip.default, run_on_zeros=True)

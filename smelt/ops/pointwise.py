@@ -42,7 +42,7 @@ aten = torch.ops.aten
 # Those with torch's tag `pointwise` need no class.
 declare("_to_copy copy lift_fresh_copy", recompute=Class.POINTWISE)
 declare(
-    "copy clone complex contiguous copysign floor_divide fmod masked_fill remainder rsub special_expm1 where",
+    "copy clone complex contiguous polar copysign floor_divide fmod masked_fill remainder rsub special_expm1 where",
     any_size=True,
 )
 declare(

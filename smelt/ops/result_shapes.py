@@ -65,6 +65,10 @@ def known_shape(name: str, given: Given, spec_of: SpecOf) -> Shape | None:
 
 def least_sizes(name: str, given: Given, spec_of: SpecOf) -> list[tuple[Size, int]]:
     """Sizes that must be these numbers at least, beside those of the results."""
+    if name in _REFLECTING:
+        spec, pads = spec_of(given["self"]), given["padding"]
+        shape = () if spec is None else spec.shape
+        return [(shape[-1 - i], max(pads[2 * i : 2 * i + 2]) + 1) for i in range(len(pads) // 2)]
     if name != "im2col":
         return []
     return [(steps, 1) for steps in _steps_of_columns(given, spec_of)]
@@ -101,7 +105,7 @@ def _of_pool(given: Given, spec_of: SpecOf) -> Shape | None:
 
 
 def _of_padding(given: Given, spec_of: SpecOf) -> Shape | None:
-    spec, pads = spec_of(given["self"]), given["pad"]
+    spec, pads = spec_of(given["self"]), given["pad"] if "pad" in given else given["padding"]
     if spec is None:
         return None
     made = list(spec.shape)
@@ -185,12 +189,13 @@ def _of_expansion(given: Given, spec_of: SpecOf) -> Shape | None:
     return tuple(own if n == -1 else n for n, own in zip(sizes, shape))
 
 
+_REFLECTING = ("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
 _Rules = dict[str, Callable[[Given, SpecOf], Shape | None]]
 _WINDOWS: _Rules = {
     **dict.fromkeys(("convolution", "_convolution"), _of_convolution),
     **dict.fromkeys(("avg_pool1d", "avg_pool2d", "avg_pool3d"), _of_pool),
     **dict.fromkeys(("max_pool2d_with_indices", "max_pool3d_with_indices"), _of_pool),
-    "constant_pad_nd": _of_padding,
+    **dict.fromkeys(("constant_pad_nd", *_REFLECTING), _of_padding),
     **dict.fromkeys(("_adaptive_avg_pool2d", "_adaptive_avg_pool3d"), _of_output_size),
     **dict.fromkeys(
         (
@@ -210,6 +215,7 @@ _OTHERS: _Rules = {
     **dict.fromkeys(("zeros", "ones", "empty", "full", "rand", "randn", "randint"), _of_size),
     **dict.fromkeys(("new_zeros", "new_ones", "new_empty", "new_full"), _of_size),
     **dict.fromkeys(("slice_backward", "select_backward"), _of_input_sizes),
+    **dict.fromkeys((f"{name}_backward" for name in _REFLECTING), _of_self),
     **dict.fromkeys(("_fft_r2c", "_fft_c2r"), _of_spectrum),
 }  # fmt: skip
 

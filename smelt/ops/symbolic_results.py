@@ -113,10 +113,15 @@ def _rounded_down(number: int) -> int:
 
 def _last(func: OpOverload, specs: Sequence[TensorSpec]) -> int:
     """The assignment of the largest numbers that the operator may be asked about."""
-    if row(func).run_on_zeros:
+    if _is_run(func):
         return COUNT - 1
     elements = max((prod(at(n, HUGE) for n in spec.shape) for spec in specs), default=0)
     return HUGE if elements < _MOST_ELEMENTS else LARGE
+
+
+def _is_run(func: OpOverload) -> bool:
+    """Whether it may be run to know its results."""
+    return row(func).run_on_zeros and row(func).layout is None
 
 
 def _is_safe(func: OpOverload, args: Sequence[Any]) -> bool:
@@ -417,7 +422,7 @@ class _Asked:
             if self._is_large_on_gpu(given, named):
                 seen = self._seen
                 why = NeedsFixedSize(f"{self.func} is tried on a GPU, of large tensors", self.syms)
-            if row(self.func).run_on_zeros and _elements_with_results(self.func, given, named) > _MOST_RUN:
+            if _is_run(self.func) and _elements_with_results(self.func, given, named) > _MOST_RUN:
                 raise NeedsFixedSize(
                     f"{self.func} is run to know its results, of tensors this large", self.syms
                 )

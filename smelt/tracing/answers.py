@@ -20,10 +20,10 @@ _META = torch.device("meta")
 
 @dataclass(slots=True)
 class Part:
-    """One tensor of a result: fresh memory or a view with `spec`, or the argument itself; `arg` is its name. Or a number:
-    `size`."""
+    """One tensor of a result: fresh memory, a view with `spec`, a view of other signs (`LAZY`), or the argument itself, of
+    which `arg` is the name. Or a number: `size`."""
 
-    kind: str  # fresh, view, same, number, none
+    kind: str  # fresh, view, conjugate, negative, same, number, none
     spec: TensorSpec | None = None
     arg: str = ""
     index: int = -1  # which element of a list argument
@@ -54,7 +54,7 @@ def fresh(inputs: Inputs, spec: TensorSpec) -> FakeTensor:
 
     if not syms_of(spec):
         return wrap(made(), spec.device, spec)
-    like = _like(inputs, spec, torch.is_inference_mode_enabled(), made)
+    like = _like(inputs, spec, (torch.is_inference_mode_enabled(),), made)
     return wrap(_native.fresh_like(like), spec.device, spec)
 
 
@@ -72,8 +72,18 @@ def view(inputs: Inputs, source: FakeTensor, spec: TensorSpec) -> FakeTensor:
 
     if not syms_of(spec):
         return wrap(made(), spec.device, spec)
-    like = _like(inputs, spec, source.elem.is_inference(), made)
-    return wrap(_native.view_like(like, source.elem), spec.device, spec)
+    elem = source.elem
+    like = _like(inputs, spec, (elem.is_inference(), elem.is_conj(), elem.is_neg()), made)
+    return wrap(_native.view_like(like, elem), spec.device, spec)
+
+
+# Views of which only a bit differs, by kinds of parts: complex conjugates, and negatives, that nobody has computed.
+LAZY = {"conjugate": torch.ops.aten._conj.default, "negative": torch.ops.aten._neg_view.default}
+
+
+def lazy(kind: str, source: FakeTensor) -> FakeTensor:
+    """A fake that looks at the memory of `source` with other signs."""
+    return wrap(LAZY[kind](source.elem), source.device, source.spec)
 
 
 def _seen_as(elem: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -84,14 +94,15 @@ def _seen_as(elem: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _like(
-    inputs: Inputs, spec: TensorSpec, inference: bool, make: Callable[[], torch.Tensor]
+    inputs: Inputs, spec: TensorSpec, bits: tuple[bool, ...], make: Callable[[], torch.Tensor]
 ) -> torch.Tensor:
-    """A meta tensor of these symbolic sizes, in whatever memory, which `make` makes the first time."""
+    """A meta tensor of these symbolic sizes, in whatever memory, which `make` makes the first time. `bits`: what else tells
+    such tensors apart."""
     symbols = inputs.numbers.symbols
     assert symbols is not None
-    found = symbols.metas.get((id(spec), inference))
+    found = symbols.metas.get((id(spec), bits))
     if found is None:
-        found = symbols.metas[id(spec), inference] = spec, make()
+        found = symbols.metas[id(spec), bits] = spec, make()
     return found[1]
 
 

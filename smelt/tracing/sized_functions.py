@@ -3,14 +3,19 @@ symbolic ones."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from smelt.graph.sizes import evaluate
 from smelt.tracing.arguments import Args, Kwargs
 from smelt.tracing.products import shape_of, symbols_in
+from smelt.tracing.sym_numbers import SYMBOLIC
+
+aten = torch.ops.aten
 
 
 def _einsum(args: Args, kwargs: Kwargs) -> Any:
@@ -39,8 +44,139 @@ def _fill_diagonal(args: Args, kwargs: Kwargs) -> Any:
     return x
 
 
+def _pad(args: Args, kwargs: Kwargs) -> Any:
+    """A circular one, whose C++ code writes parts of its result into others."""
+    given = dict(zip(("input", "pad", "mode", "value"), args), **kwargs)
+    x, pads, mode, value = (given.pop(name, None) for name in ("input", "pad", "mode", "value"))
+    symbols = symbols_in(x)
+    if (
+        given
+        or mode != "circular"
+        or value is not None
+        or symbols is None
+        or not isinstance(pads, (list, tuple))
+    ):
+        return NotImplemented
+    known = all(type(n) is int and n >= 0 for n in pads) and len(pads) == 2 * (x.dim() - 2)
+    sizes = list(reversed(shape_of(x)))
+    if not known or any(symbols.compare("lt", sizes[i // 2], n) for i, n in enumerate(pads)):
+        return NotImplemented
+    for i in range(0, len(pads), 2):
+        before, after = pads[i : i + 2]
+        dim = -1 - i // 2
+        ends = x.narrow(dim, x.shape[dim] - before, before), x, x.narrow(dim, 0, after)
+        x = torch.cat([part for part, n in zip(ends, (before, 1, after)) if n], dim)
+    return x.contiguous() if any(pads) else NotImplemented
+
+
+def _stft(args: Args, kwargs: Kwargs) -> Any:
+    try:
+        return _fourier(*args, **kwargs)
+    except TypeError:  # for which torch has words
+        return NotImplemented
+
+
+def _fourier(
+    x: Any,
+    n_fft: int,
+    hop_length: int | None = None,
+    win_length: int | None = None,
+    window: torch.Tensor | None = None,
+    center: bool = True,
+    pad_mode: str = "reflect",
+    normalized: bool = False,
+    onesided: bool | None = None,
+    return_complex: bool | None = None,
+    align_to_window: bool | None = None,
+) -> Any:
+    """The transform of each window of `n_fft` samples, as `stft` in aten/src/ATen/native/SpectralOps.cpp."""
+    symbols = symbols_in(x)
+    step, wide = n_fft // 4 if hop_length is None else hop_length, n_fft if win_length is None else win_length
+    known = all(type(n) is int for n in (n_fft, step, wide)) and 0 < wide <= n_fft and step > 0
+    if symbols is None or not known or align_to_window is not None or return_complex is not True:
+        return NotImplemented
+    if x.dim() not in (1, 2) or not x.is_floating_point() or x.device.type == "meta":
+        return NotImplemented
+    if window is not None and (tuple(window.shape) != (wide,) or window.is_complex()):
+        return NotImplemented
+    if center:
+        ahead = [1] * (3 - x.dim())
+        x = F.pad(x.view(*ahead, *x.shape), [n_fft // 2] * 2, pad_mode).view(*x.shape[:-1], -1)
+    if symbols.compare("lt", shape_of(x)[-1], n_fft):
+        return NotImplemented
+    parts = x.unfold(-1, n_fft, step)
+    if window is None and wide < n_fft:
+        window = torch.ones(wide, dtype=x.dtype, device=x.device)
+    if window is not None:
+        before = (n_fft - wide) // 2
+        parts = parts * (F.pad(window, [before, n_fft - wide - before]) if wide < n_fft else window)
+    half = onesided is None or onesided
+    made = aten._fft_r2c.default(parts, [parts.dim() - 1], _BY_ROOT if normalized else _AS_IT_IS, half)
+    return made.transpose(-1, -2)
+
+
+_AS_IT_IS, _BY_ROOT = 0, 1  # torch's numbers of how a transform is scaled
+
+
+def _frequencies(real: bool) -> Callable[[Args, Kwargs], Any]:
+    """`fftfreq`, or `rfftfreq`, as aten/src/ATen/native/SpectralOps.cpp."""
+
+    def body(args: Args, kwargs: Kwargs) -> Any:
+        given = dict(zip(("n", "d"), args), **kwargs)
+        n, d = given.pop("n", None), given.pop("d", 1.0)
+        if type(n) not in SYMBOLIC or type(d) not in (int, float) or given.keys() - {"dtype", "device"}:
+            return NotImplemented
+        dtype = given.get("dtype") or torch.get_default_dtype()
+        if not dtype.is_floating_point:
+            return NotImplemented
+        places = torch.arange(n // 2 + 1 if real else n, dtype=dtype, device=given.get("device"))
+        if not real:
+            places = torch.where(places < (n + 1) // 2, places, places - n)
+        return places * (1.0 / (n * d))
+
+    return body
+
+
+def _cov(args: Args, kwargs: Kwargs) -> Any:
+    x, correction = args[0] if args else kwargs.get("input"), kwargs.get("correction", 1)
+    if len(args) > 1 or kwargs.keys() - {"input", "correction"} or type(correction) is not int:
+        return NotImplemented
+    return _covariance(x, correction)
+
+
+def _covariance(x: Any, correction: int) -> Any:
+    """Of rows of observations, as `cov` in aten/src/ATen/native/Correlation.cpp."""
+    symbols = symbols_in(x)
+    if symbols is None or x.dim() not in (1, 2) or not (x.is_floating_point() or x.is_complex()):
+        return NotImplemented
+    rows = x if x.dim() == 2 else x[None]
+    if not symbols.compare("lt", correction, shape_of(rows)[1]):
+        return NotImplemented
+    count = rows.shape[1]
+    rows = rows - (rows.sum(1) / count).unsqueeze(1)
+    return (rows.mm(rows.t().conj()) / (count - correction)).squeeze()
+
+
+def _corrcoef(args: Args, kwargs: Kwargs) -> Any:
+    """As `corrcoef` in aten/src/ATen/native/Correlation.cpp."""
+    made = _cov((*args, *kwargs.values()), {})
+    if made is NotImplemented or made.dim() == 0:
+        return made if made is NotImplemented else made / made
+    deviations = made.diag().real.sqrt() if made.is_complex() else made.diag().sqrt()
+    made = made / deviations.unsqueeze(1) / deviations.unsqueeze(0)
+    if not made.is_complex():
+        return made.clip(-1, 1)
+    return torch.complex(made.real.clip(-1, 1), made.imag.clip(-1, 1))
+
+
 # What is run in place of these functions: `body(args, kwargs)` gives NotImplemented where torch's own code is to run.
 BODIES: dict[Any, Any] = {
     torch.functional.einsum: _einsum,
+    **dict.fromkeys((torch.functional.stft, torch.Tensor.stft), _stft),
+    F.pad: _pad,
+    torch.fft.fftfreq: _frequencies(real=False),
+    torch.fft.rfftfreq: _frequencies(real=True),
+    **dict.fromkeys((torch.cov, torch.Tensor.cov), _cov),
+    **dict.fromkeys((torch.corrcoef, torch.Tensor.corrcoef), _corrcoef),
     torch.Tensor.fill_diagonal_: _fill_diagonal,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
+from math import lcm, prod
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from smelt.reasons import (
     ReasonKind,
 )
 from smelt.torch_private import OpOverload
-from smelt.tracing.answers import Answer, Part, part_spec
+from smelt.tracing.answers import LAZY, Answer, Part, part_spec
 from smelt.tracing.arguments import Args, Kwargs
 from smelt.tracing.fake import FakeTensor
 from smelt.tracing.inputs import Inputs
@@ -57,6 +58,10 @@ class SymbolicCall:
         """What it gives. Raises NeedsFixedSize, and Unsupported for what no sizes allow."""
         if self.info.data_dependent:
             raise self._unsupported(DATA_DEPENDENT, str(self.func))
+        for kind, func in LAZY.items():
+            if self.func is func:
+                spec = self.args[0].spec
+                return Answer(None, [Part(kind, spec, self.info.names[0])], spec)
         tensors = leaves((*self.args, *self.kwargs.values()), torch.Tensor)
         if len({t.device for t in tensors if t.dim() or t.device != _CPU}) > 1:
             raise self._refuse("is given tensors on several devices")
@@ -123,9 +128,12 @@ class SymbolicCall:
 
     def _divisors(self, args: Args, kwargs: Kwargs, syms: frozenset[Sym]) -> dict[Sym, int]:
         """By what those of `syms` are divided of which it is enough to know the remainder: of the numbers among arguments,
-        or of tensors, which may fit for multiples only."""
+        or of tensors, which may fit for multiples only, or where a size is to be found out (`x.view(-1, 2)`)."""
         shapes = (tensor.spec.shape for tensor in leaves((args, kwargs), FakeTensor))
         divided = divisors_in(chain(leaves((args, kwargs), Expr), *shapes))
+        for sizes in lists_of_sizes((args, kwargs)):
+            by = prod(n for n in sizes if isinstance(n, int) and n > 1) if -1 in sizes else 1
+            divided |= {sym: lcm(divided.get(sym, 1), by) for sym in syms if by > 1}
         divisors = {sym: by for sym, by in divided.items() if sym in syms}
         multiples = {sym: sym * by + self.inputs.hint(sym) % by for sym, by in divisors.items()}
         fits = accepts(self.func, args, kwargs, self.device, spec_of_fake, multiples)

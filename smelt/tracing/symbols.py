@@ -87,7 +87,7 @@ class Symbols:
         self._taken: dict[Expression, Size | None] = {}  # numbers, as sizes
         self.numbers: dict[Sym, Symbol] = {}  # of symbols of sizes that are not those of tensors
         # Tensors of such sizes, to make others like them: by their spec's id, and whether they are of inference mode.
-        self.metas: dict[tuple[int, bool], tuple[TensorSpec, torch.Tensor]] = {}
+        self.metas: dict[tuple[int, tuple[bool, ...]], tuple[TensorSpec, torch.Tensor]] = {}
         self._constants: dict[int, Symbol] = {}
         self.has_standins = False  # whether the program has ranges, lists or NumPy's ints that are symbolic
         self.hints: dict[Sym, int] = {}  # what the symbols of sizes are in this call

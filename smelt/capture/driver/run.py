@@ -325,7 +325,7 @@ def _check_needed(outside: Outside) -> None:
 
 def _in_vain(outside: Outside) -> NeedsFixedSize:
     sizes = outside.sizes
-    what = "it is needed as a number" if sizes.needed else "the range is needed in which it is"
+    what = "it is needed as a number" if sizes.needed else "the range is needed in which it lies"
     error = NeedsFixedSize(what, sizes.needed or frozenset(sizes.places.narrowed))
     error.reason = replace(error.reason, line=sizes.needed_at)
     return error

@@ -9,7 +9,7 @@ import torch
 
 from smelt._native import isinstance
 from smelt.capture.outside.changing_numbers import ChangingNumbers
-from smelt.capture.outside.symbolic_sizes import Path, Range, meet_nothing
+from smelt.capture.outside.symbolic_sizes import Path, Range, meet_nothing, without_remainder
 from smelt.graph.divisors import as_divided
 from smelt.graph.sizes import Sym, contiguous_stride
 from smelt.guards.accessors import Missing, Reader
@@ -211,7 +211,7 @@ class ChangingSizes:
     def sources(self, symbols: Iterable[Sym]) -> tuple[str, ...]:
         """The first place at which each of these sizes was found, as Python has it."""
         paths = (min(self.places.paths[s], key=str) for s in symbols if self.places.paths.get(s))
-        found = (origin_at(path, self._roots) for path in paths)
+        found = (origin_at(without_remainder(path), self._roots) for path in paths)
         return tuple(sorted(origin.source for origin in found if origin is not None))
 
     def found_at(self, symbols: Iterable[Sym]) -> frozenset[frozenset[Path]]:

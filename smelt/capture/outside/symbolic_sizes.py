@@ -25,7 +25,7 @@ def remainder_of(path: Path) -> Path:
     return (*path, _REMAINDER)
 
 
-def _size_of(path: Path) -> Path:
+def without_remainder(path: Path) -> Path:
     """Where the size is found whose remainder may be meant."""
     return path[:-1] if path[-1] == _REMAINDER else path
 
@@ -73,7 +73,10 @@ class SymbolicSizes:
     def without(self, groups: Iterable[frozenset[Path]], now: bool) -> SymbolicSizes:
         """Without the symbols that were found at these, in this call if `now`: as numbers, or first as symbols of their own
         where one was found at several places, of which perhaps one alone must be a number, unless they must be one."""
-        found = {paths: len(paths) == 1 or self._must_be_one(set(map(_size_of, paths))) for paths in groups}
+        found = {
+            paths: len(paths) == 1 or self._must_be_one(set(map(without_remainder, paths)))
+            for paths in groups
+        }
         fixed = frozenset[Path]().union(*(paths for paths, alone in found.items() if alone))
         apart = self.apart.union(*(paths for paths, alone in found.items() if not alone))
         if now:
@@ -105,7 +108,7 @@ class SymbolicSizes:
         """With these divided by as much more, as long as there are not too many remainders, each of which may be an entry.
         What `found` says is divided are the quotients by what was known before."""
         known = dict(self.divisors)
-        for path, by in {_size_of(path): by for path, by in found}.items():
+        for path, by in {without_remainder(path): by for path, by in found}.items():
             handed = as_divided(self._before_break.get(path, 0))
             product = known.get(path, 1 if handed is None else handed.divisor) * by
             if product <= _MOST_REMAINDERS:

@@ -16,8 +16,8 @@ sizes, for which a GPU may have no memory.
 
 Shape functions do not know for which dtypes a device has kernels, and on a CPU whether a
 number fits a dtype: after 1, and where there are numbers after 2, the operator is tried on tensors of one element; before 4
-on real ones, whose refusal counts. Where a row says `run_on_zeros`, that comes first. Where a layout returns NotImplemented,
-or an operator refuses zeros, the next in the list is asked.
+on real ones, whose refusal counts. Where a row says `run_on_zeros`, 2 and 3 come first. Where a layout returns
+NotImplemented, or an operator refuses zeros, the next in the list is asked.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def on_metas(
         return _on_gpu(func, args, kwargs, device)
     cpu = device == CPU
     if cpu and row(func).run_on_zeros:
-        out = tried(func, args, kwargs)
+        out = of_row(func, args, kwargs)
+        out = tried(func, args, kwargs) if out is NotImplemented else out
         if out is not NotImplemented:
             return out
     try:

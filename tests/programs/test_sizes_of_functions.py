@@ -1,0 +1,143 @@
+"""Functions of torch that look at sizes themselves, complex numbers and pads: one entry for all sizes, and eager's results,
+gradients, layouts and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import smelt
+from smelt.report.inspect import entries, reasons
+
+Program = Callable[[torch.Tensor], torch.Tensor]
+WINDOW = torch.hann_window(16)
+
+
+def complexes(x: torch.Tensor) -> torch.Tensor:
+    return torch.complex(x, x.sin())
+
+
+def rotated(x: torch.Tensor) -> torch.Tensor:
+    pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+    angles = torch.arange(x.shape[-1] // 2).to(x.dtype)
+    return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
+
+
+def written_beside_its_conjugate(x: torch.Tensor) -> torch.Tensor:
+    z = complexes(x)
+    y = z.conj()
+    z.mul_(2)
+    return y.imag + y.real
+
+
+def convolved(x: torch.Tensor) -> torch.Tensor:
+    n = 2 * x.shape[-1]
+    return torch.fft.irfft(torch.fft.rfft(x, n=n) * torch.fft.rfft(x.flip(-1), n=n).conj(), n=n)
+
+
+def diagonal_filled(x: torch.Tensor) -> torch.Tensor:
+    z = x @ x.t()
+    return z.fill_diagonal_(0.5) * 2
+
+
+MATRICES: dict[str, Program] = {
+    "broadcast_shapes": lambda x: x.new_ones(torch.broadcast_shapes(x.shape, (1, 1), x.shape[-1])) * x,
+    "einsum of three": lambda x: torch.einsum("ij,kj,ki->ik", x, x.cos(), x @ x.t()),
+    "einsum of a list": lambda x: torch.einsum("ij,kj,ki,ij->k", [x, x.cos(), x @ x.t(), x.sin()]),
+    "fill_diagonal_": diagonal_filled,
+    "cov": lambda x: torch.cov(x) + torch.cov(x[0], correction=0) + x.cov(correction=2),
+    "cov of complex numbers": lambda x: complexes(x).cov().abs(),
+    "corrcoef": lambda x: torch.corrcoef(x) * x[0, 0] + torch.corrcoef(x[0]),
+    "corrcoef of complex numbers": lambda x: torch.corrcoef(complexes(x)).imag,
+    "stft": lambda x: torch.stft(x, 16, return_complex=True).abs(),
+    "stft of windows": lambda x: x.stft(16, 5, window=WINDOW.to(x), normalized=True, return_complex=True).abs(),
+    "stft of all frequencies": lambda x: torch.stft(x, 16, onesided=False, pad_mode="constant", return_complex=True),
+    "stft of a part": lambda x: torch.view_as_real(torch.stft(x, n_fft=16, win_length=9, return_complex=True)),
+    "fftfreq": lambda x: x * torch.fft.fftfreq(x.shape[-1], 0.5) * torch.fft.rfftfreq(x.shape[-1])[-1],
+    "a convolution of spectra": convolved,
+    "pairs": lambda x: x.reshape(-1, 2).sin(),
+    "rotated": rotated,
+    "conjugates": lambda x: (complexes(x) * complexes(x.cos()).conj()).abs(),
+    "a conjugate given back": lambda x: complexes(x).conj(),
+    "a negative": lambda x: complexes(x).conj().imag * 2,
+    "a product of conjugates": lambda x: (complexes(x) @ complexes(x.cos()).mH).abs(),
+    "a conjugate turned": lambda x: complexes(x).conj().t()[1:].real,
+    "polar": lambda x: torch.polar(x.abs(), x).real,
+    "written beside its conjugate": written_beside_its_conjugate,
+}  # fmt: skip
+
+IMAGES: dict[str, Program] = {
+    f"{mode} of {sides}": lambda x, mode=mode, pads=pads: F.pad(x, pads, mode=mode).sin()
+    for mode in ("reflect", "replicate", "circular")
+    for sides, pads in {"lengths": (5, 3), "images": (1, 2, 3, 4)}.items()
+} | {
+    f"{mode}, {what}": lambda x, mode=mode, pads=pads: F.pad(
+        x.contiguous(memory_format=torch.channels_last), pads, mode=mode
+    )
+    for mode, what, pads in (
+        ("reflect", "channels last", (1, 2, 3, 1)), ("replicate", "channels last", (1, 2, 3, 1)),
+        ("circular", "channels last", (1, 2, 3, 1)), ("reflect", "cut", (-1, 2, 3, -2)),
+        ("replicate", "cut", (-1, 2, 3, -2)),
+    )
+}  # fmt: skip
+
+
+def outcome(f: Program, x: torch.Tensor, grad: bool) -> list[torch.Tensor]:
+    x = x.clone().requires_grad_(grad)
+    made = f(x)
+    if grad and made.requires_grad:
+        (made.abs().square() * torch.arange(1, 1 + made.numel()).view(made.shape)).sum().backward()
+    return [made.detach(), *([] if x.grad is None else [x.grad])]
+
+
+def check(f: Program, shapes: list[tuple[int, ...]], grad: bool) -> None:
+    compiled = smelt.compile(f, dynamic=True)
+    for shape in shapes:
+        x = torch.randn(*shape, dtype=torch.float64)
+        for got, want in zip(outcome(compiled, x, grad), outcome(f, x, grad), strict=True):
+            torch.testing.assert_close(got, want, check_stride=True)
+            assert (got.is_conj(), got.is_neg()) == (want.is_conj(), want.is_neg())
+    assert not reasons(compiled)
+    assert len(entries(compiled)) == 1
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("f", MATRICES.values(), ids=MATRICES.keys())
+def test_of_matrices(f: Program, grad: bool) -> None:
+    if grad and f is written_beside_its_conjugate:
+        pytest.skip("eager has no gradients of it")
+    check(f, [(3, 40), (5, 62), (4, 34), (7, 52)], grad)
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", IMAGES)
+def test_pads(name: str, grad: bool) -> None:
+    shapes = [(3, 4, 9, 10), (2, 5, 8, 7), (5, 2, 10, 8), (2, 3, 7, 7)]
+    check(IMAGES[name], [s[:2] + s[3:] for s in shapes] if "lengths" in name else shapes, grad)
+
+
+REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "sizes that do not go together": lambda x: torch.broadcast_shapes(x.shape, (x.shape[0] + 1, 1)),
+    "no sizes": lambda x: torch.broadcast_shapes(x.shape, "ab"),
+    "negative sizes": lambda x: torch.broadcast_shapes((1,), (-1,)),
+    "a wide pad": lambda x: F.pad(x[None], (40, 1), mode="reflect"),
+    "a wide circle": lambda x: F.pad(x[None], (41, 1), mode="circular"),
+    "a wide window": lambda x: torch.stft(x, 64, center=False, return_complex=True),
+    "another window": lambda x: torch.stft(x, 16, window=torch.ones(9), return_complex=True),
+    "three dimensions": lambda x: torch.cov(x[None]),
+    "real numbers of complex ones": lambda x: torch.view_as_real(complexes(x).conj()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("f", REFUSED.values(), ids=REFUSED.keys())
+def test_what_eager_refuses_is_refused(f: Callable[[torch.Tensor], Any]) -> None:
+    x = torch.randn(3, 40)
+    with pytest.raises(Exception) as want:  # noqa: PT011  (whatever eager raises)
+        f(x)
+    with pytest.raises(type(want.value)) as got:
+        smelt.compile(f, dynamic=True)(x)
+    assert str(got.value) == str(want.value)
