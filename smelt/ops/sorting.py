@@ -14,7 +14,7 @@ aten = torch.ops.aten
 declare(
     "sort topk kthvalue mode unique_dim _unique2 searchsorted bucketize argsort msort", recompute=Class.SORT
 )
-declare("argsort bucketize sort", any_size=True)
+declare("argsort bucketize searchsorted sort", any_size=True)
 declare("searchsorted bucketize", raises=True)  # a sorter out of range
 declare(aten.topk.default, needs_room=True)
 declare("_unique2 unique_dim unique_consecutive", trace_rule=TraceRule.VALUES)

@@ -93,15 +93,20 @@ def required_sizes(
     syms = symbols_in((args, kwargs), spec_of)
     last = _last(func, [s for leaf in _leaves((args, kwargs)) if (s := spec_of(leaf)) is not None])
     made: list[tuple[Size, int, int]] = []
-    for sym in sorted(syms, key=str):
-        one = {sym: max(sym.lo, 2)}
+
+    def holds_at(sym: Sym, number: int) -> bool:
+        one: dict[Sym, Size] = {sym: number}
         given, named = (_replaced(tree, one, spec_of) for tree in (list(args), kwargs))
         try:
             out, _ = _Asked(func, given, named, device, _spec_of).answer(0)
-            small = _fits(_specs_replaced(found, one), out, {s: at(s, 0) for s in syms})
         except NeedsFixedSize:
-            small = False
-        made.append((sym, one[sym] if small else min(values_of(sym)), _rounded_down(at(sym, last))))
+            return False
+        return _fits(_specs_replaced(found, one), out, {s: at(s, 0) for s in syms})
+
+    for sym in sorted(syms, key=str):
+        tried = min(values_of(sym))
+        small = (n for n in range(max(sym.lo, 2), tried) if holds_at(sym, n))
+        made.append((sym, next(small, tried), _rounded_down(at(sym, last))))
     return made
 
 

@@ -122,11 +122,9 @@ class CallRecorder:
             raise call.unsupported(UNSUPPORTED_CALL, f"{name_of(target)} under a mode of the user's")
         symbols = self._numbers.symbols
         of_data = symbols is not None and bool(symbols.known.numbers)
-        if self._numbers.sizes and (target.is_checkpoint or of_data):
+        if self._numbers.sizes and of_data:
             raise NeedsFixedSize(f"{name_of(target)} beside symbolic sizes", self._numbers.sizes)
         refusal = PlainNumbersOnly(Reason(UNSUPPORTED_OBJECT, "a number that changes from call to call"))
-        if symbols is not None and target.is_checkpoint:
-            raise refusal
         nodes = tuple(self._argument(t) for t in target.given)
         target.given = []  # the graph outlives the trace
         node = Node("call_function", target, nodes, {}, "")

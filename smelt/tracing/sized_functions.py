@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from smelt.graph.sizes import evaluate
+from smelt.torch_private import VF
 from smelt.tracing.arguments import Args, Kwargs
 from smelt.tracing.products import shape_of, symbols_in
 from smelt.tracing.sym_numbers import SYMBOLIC
@@ -32,7 +33,7 @@ def _einsum(args: Args, kwargs: Kwargs) -> Any:
     shapes = [[evaluate(n, symbols.hints) for n in shape_of(x)] for x in operands]
     strategy = torch.backends.opt_einsum.strategy  # type: ignore[attr-defined]
     path, _ = planner.contract_path(equation, *shapes, shapes=True, optimize=strategy)
-    return torch._VF.einsum(equation, operands, path=list(chain.from_iterable(path)))  # type: ignore[attr-defined]
+    return VF.einsum(equation, operands, path=list(chain.from_iterable(path)))
 
 
 def _fill_diagonal(args: Args, kwargs: Kwargs) -> Any:

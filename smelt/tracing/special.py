@@ -148,7 +148,7 @@ def _laid_out(fake: FakeTensor, spec: TensorSpec) -> torch.Tensor:
 
 def _change_metadata(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """`squeeze_`, `t_`, ...: the tensor becomes a view of what it was, recorded as the view operator."""
-    fake, *rest = args
+    fake = args[0]
     if recorder.inputs.holds(fake):
         raise recorder.call.unsupported(UNSUPPORTED_EFFECT, f"{func} changes the shape of an outside tensor")
     view = row(func).view
@@ -158,14 +158,10 @@ def _change_metadata(recorder: OperatorRecorder, func: OpOverload, args: Args, k
         raise NeedsFixedSize(f"{func} of symbolic numbers", recorder.numbers.sizes)
     if view is STRIDED:
         _check_bounds(recorder, fake, *sizes, **named)
-    else:  # whose C++ code would take symbolic sizes for numbers
-        check_fixed((fake, rest), str(func))
-    node = recorder.tape.add_operator(view, (fake.aten_node, *sizes), named, shapes.stem(view), None)
-    elem = view(fake.elem, *rest, **kwargs)
-    with DisableTorchDispatch():
-        func(*args, **kwargs)
-    recorder.tape.become_view(fake, elem, node)
-    node.spec = fake.spec
+    made = recorder.run(view, args, kwargs)
+    with DisableTorchDispatch():  # not `func`, whose C++ code would take symbolic sizes for numbers
+        fake.as_strided_(made.size(), made.stride(), made.storage_offset())
+    recorder.tape.become(fake, made)
     return fake
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
-from math import lcm, prod
+from math import prod
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ from smelt.tracing.places import view_of
 
 _META = torch.device("meta")
 _CPU = torch.device("cpu")
+_MOST = 16  # by how much sizes are divided, to look whether that is enough
 _FARTHEST = 1 << 40  # where a range ends at the latest
 
 
@@ -128,16 +129,25 @@ class SymbolicCall:
 
     def _divisors(self, args: Args, kwargs: Kwargs, syms: frozenset[Sym]) -> dict[Sym, int]:
         """By what those of `syms` are divided of which it is enough to know the remainder: of the numbers among arguments,
-        or of tensors, which may fit for multiples only, or where a size is to be found out (`x.view(-1, 2)`)."""
+        or of tensors, which may fit for multiples only. Those that nobody divides, and that have changed, may be multiples
+        all the same: where a size is to be found out (`x.view(-1, 2)`), of 2 (`glu`), of what the operator is given
+        (`pixel_unshuffle`)."""
         shapes = (tensor.spec.shape for tensor in leaves((args, kwargs), FakeTensor))
         divided = divisors_in(chain(leaves((args, kwargs), Expr), *shapes))
-        for sizes in lists_of_sizes((args, kwargs)):
-            by = prod(n for n in sizes if isinstance(n, int) and n > 1) if -1 in sizes else 1
-            divided |= {sym: lcm(divided.get(sym, 1), by) for sym in syms if by > 1}
-        divisors = {sym: by for sym, by in divided.items() if sym in syms}
+        tried = [{sym: by for sym, by in divided.items() if sym in syms}]
+        symbols = self.inputs.numbers.symbols
+        changed = [sym for sym in syms if symbols is not None and symbols.has_changed(sym)]
+        if changed:
+            lists = (sizes for sizes in lists_of_sizes((args, kwargs)) if -1 in sizes)
+            known = [prod(n for n in sizes if isinstance(n, int) and n > 1) for sizes in lists]
+            known += sorted({2, *(n for n in leaves((args, kwargs), int) if 1 < n <= _MOST)})
+            tried += [dict.fromkeys(changed, by) for by in known if by > 1]
+        return next((divisors for divisors in tried if self._fit(args, kwargs, divisors)), {})
+
+    def _fit(self, args: Args, kwargs: Kwargs, divisors: dict[Sym, int]) -> bool:
+        """Whether the operator takes all sizes that leave the same as those of this call."""
         multiples = {sym: sym * by + self.inputs.hint(sym) % by for sym, by in divisors.items()}
-        fits = accepts(self.func, args, kwargs, self.device, spec_of_fake, multiples)
-        return divisors if fits else {}
+        return bool(divisors) and accepts(self.func, args, kwargs, self.device, spec_of_fake, multiples)
 
     def _ranges(self, args: Args, kwargs: Kwargs, syms: frozenset[Sym]) -> dict[Sym, tuple[int, int]]:
         """In which range those of `syms` are of which it is enough to know that: the trace has come to depend on it, but too

@@ -61,6 +61,7 @@ class Symbols:
         divide: `divide(sym, divisor)` says whether another capture may know what the size leaves when divided.
         narrow: `narrow(sym, low, high)` says whether another capture will know that the size is in [low, high]; then what
             comes of this one does not matter.
+        has_changed: `has_changed(sym)` says whether the size was another one in an earlier call.
     """
 
     def __init__(
@@ -70,12 +71,14 @@ class Symbols:
         take: Callable[[Any, int, Sym], Size | None] = lambda key, value, sym: None,
         divide: Callable[[Sym, int], bool] = lambda sym, divisor: False,
         narrow: Callable[[Sym, int, int], bool] = lambda sym, low, high: False,
+        has_changed: Callable[[Sym], bool] = lambda sym: False,
     ) -> None:
         self._pin = pin
         self._require = require
         self._take = take
         self._divide = divide
         self._narrow = narrow
+        self.has_changed = has_changed
         self._narrowed: dict[Expr, bool] = {}
         self._table = Table()
         self._values: dict[Any, Number] = {}
@@ -112,7 +115,7 @@ class Symbols:
 
     def release(self) -> None:
         """Capture is over: graphs that name symbols must not keep alive what it looked at."""
-        self._pin = self._require = self._take = self._divide = self._narrow = _over
+        self._pin = self._require = self._take = self._divide = self._narrow = self.has_changed = _over
         self.refusal = None  # whose traceback holds frames
 
     def leaf(self, key: Any, value: Number) -> Int | Float:

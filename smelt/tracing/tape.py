@@ -87,15 +87,15 @@ class Tape:
             fake.torch_node = self.torch.make("get_attr", name, (), {}, name, fake.spec, node.line)
         return fake
 
-    def become_view(self, fake: FakeTensor, elem: torch.Tensor, node: Node) -> None:
-        """`fake` is now the view `elem` of what it was, given by `node`. What it was lives on as another fake, so that
-        earlier nodes keep theirs."""
+    def become(self, fake: FakeTensor, made: FakeTensor) -> None:
+        """`fake` is now what a node has made of it: `made`, a view. What it was lives on as another fake, so that earlier
+        nodes keep theirs."""
         before = wrap(fake.elem, fake.device, fake.spec)
         before.aten_node, before.torch_node = fake.aten_node, fake.torch_node
         for entry in self.entries:
             entry.replace(fake, before)
-        fake.elem, fake.cached_spec, fake.aten_node = elem, None, node
-        self.entries.append(TapeEntry(node, fake))
+            entry.replace(made, fake)
+        fake.elem, fake.cached_spec, fake.aten_node = made.elem, made.spec, made.aten_node
         self._call.wrote = True
         if self._call.node is not None:
             self.kept.add(self._call.node)

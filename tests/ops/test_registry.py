@@ -117,6 +117,7 @@ NAMED = {
     "smelt.verify.parts": CALLS,
     "smelt.verify.wide": "views as another dtype, which in float64 are no such",
     "smelt.torch_private": "any one, to see that operators have the attributes that are read",
+    "smelt.tracing.answers": "views of which only a bit differs",
     "smelt.tracing.attention": CALLS,
     "smelt.tracing.data_dependent": f"{MAKES}, with sizes that only the graph knows",
     "smelt.tracing.finish": MAKES,
@@ -130,6 +131,7 @@ NAMED = {
     "smelt.tracing.recurrent": CALLS,
     "smelt.tracing.resizing": CALLS,
     "smelt.tracing.row_indexing": CALLS,
+    "smelt.tracing.sized_functions": CALLS,
     "smelt.tracing.special": MAKES,
 }
 

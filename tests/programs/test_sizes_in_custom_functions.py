@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import smelt
@@ -125,11 +126,26 @@ def test_derivatives_of_derivatives() -> None:
         torch.testing.assert_close(*twice, rtol=1e-4, atol=1e-4)
 
 
-def test_checkpoints_are_for_numbers() -> None:
-    def f(x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(lambda y: (y.sin() * y.shape[1]).exp(), x * 0.01, use_reentrant=False)
+CHECKPOINTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sizes inside": lambda x: again(lambda y: (y.sin() * y.shape[1]).exp(), x * 0.01),
+    "a size among its arguments": lambda x: again(lambda y, n: y.view(-1).sin() / n, x, x.shape[1]),
+    "a size of its variables": lambda x: again(lambda y, n=x.shape[0]: y.t() * n, x),
+    "a size among its results": lambda x: again(lambda y: (y.sin(), y.shape[0]), x)[0] * x.shape[1],
+    "one inside of another": lambda x: again(lambda y: again(torch.sin, y) * y.shape[0], x),
+    "random numbers": lambda x: again(lambda y: F.dropout(y.sin(), 0.5, True), x) + torch.rand_like(x),
+    "lower precision": lambda x: again(lambda y: y.to(torch.bfloat16).sin().float() * y.shape[1], x),
+    "written inside": lambda x: again(lambda y: y.mul(2).add_(y.shape[0]), x),
+}  # fmt: skip
 
-    assert run(f, dynamic=True) == len(SHAPES)
+
+def again(f: Callable[..., Any], *args: Any) -> Any:
+    return checkpoint(f, *args, use_reentrant=False)
+
+
+@pytest.mark.parametrize("dynamic", [None, True], ids=["seen to change", "from the start"])
+@pytest.mark.parametrize("f", CHECKPOINTS.values(), ids=CHECKPOINTS.keys())
+def test_checkpoints(f: Callable[[torch.Tensor], torch.Tensor], dynamic: bool | None) -> None:
+    assert run(f, dynamic=dynamic) == (1 if dynamic else 2)
 
 
 def test_a_number_that_changes() -> None:

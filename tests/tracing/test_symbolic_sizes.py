@@ -250,6 +250,11 @@ SERVED = {
     "as_strided": lambda x: x.as_strided((2, 2), (1, 1)),
     "int_argument": lambda x: torch.linspace(0, 1, x.size(0)),
     "triangle": lambda x: torch.tril_indices(x.size(0), x.size(0), -1),
+    "small_kth": lambda x: x.kthvalue(4, 1)[0],
+    "largest": lambda x: x.topk(3, 1)[0],
+    "reflection": lambda x: F.pad(x[None], (2, 2), mode="reflect"),
+    "in_place_shape": lambda x: (x + 1).unsqueeze_(0) * 1,
+    "in_place_turned": lambda x: (x + 1).t_().unsqueeze_(1).squeeze_() * 2,
 }
 
 
@@ -265,11 +270,7 @@ REFUSED = {
     "pieces": lambda x: x.unbind(0),
     "broadcast_with_a_number": lambda x: x + torch.ones(6),
     "product_with_a_number": lambda x: x @ torch.ones(6, 2),
-    "small_kth": lambda x: x.kthvalue(4, 1)[0],
-    "largest": lambda x: x.topk(3, 1)[0],
-    "reflection": lambda x: F.pad(x[None], (2, 2), mode="reflect"),
     "as_strided_of_a_part": lambda x: x[:, 1:].as_strided((2, 2), (1, 1)),
-    "in_place_shape": lambda x: (x + 1).unsqueeze_(0),
     "triangle_of_no_square": lambda x: torch.tril_indices(x.size(0), x.size(1)),
     "draws_in_an_order": lambda x: (x * 1).t().bernoulli_(0.5),
     "two_small": lambda x: x[:, 5:] + 1,

@@ -48,6 +48,7 @@ from smelt.capture.library import (
     process_settings,
     random_draws,
     ranges,
+    shapes,
     special_methods,
     stack_frames,
     tensor_methods,
@@ -100,9 +101,9 @@ FILLING = (
     container_constructors, containers, context_variables, control_flow, copying, custom_functions, data_sizes, descriptors,
     evaluation, exceptions, function_modes, function_wrappers,
     generators, gradients, higher_order_operators, hooks, iteration, iterators, lengths, local_settings, log_records,
-    numpy_conversions, optimizers, other_tracers, printing, process_settings, random_draws, ranges, special_methods,
-    stack_frames, subscripts, suspended, tensor_methods, tensor_state, torch_function, triton_kernels, warning_messages,
-    weak_references,
+    numpy_conversions, optimizers, other_tracers, printing, process_settings, random_draws, ranges, shapes,
+    special_methods, stack_frames, subscripts, suspended, tensor_methods, tensor_state, torch_function, triton_kernels,
+    warning_messages, weak_references,
 )  # fmt: skip
 arity.note((*BUILTINS, *(getattr(base, name) for base, name in METHODS if hasattr(base, name))))
 _decoded: dict[int, tuple[Any, Code]] = {}  # id of a code object -> (weak reference, decoded)

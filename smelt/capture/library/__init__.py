@@ -4,7 +4,7 @@ Of Python: `classes.py` (`isinstance`, `class`), `attribute_functions.py` (`geta
 `str`, `operator.add`), `iterators.py`, `ranges.py`, `descriptors.py` (`property`), `function_wrappers.py`
 (`functools`), `evaluation.py` (`exec`), `stack_frames.py` (`sys._getframe`), `exceptions.py`,
 `context_variables.py`, `copying.py`, `random_draws.py` (`random`, `numpy.random`), `local_settings.py` (`strftime`),
-`output/` (`print`, `warnings`, `logging`). Of torch:
+`output/` (`print`, `warnings`, `logging`). Of torch: `shapes.py` (`torch.broadcast_shapes`),
 `tensor_methods.py`, `tensor_numbers.py` (`Tensor.item`), `assumed_values.py` (`torch.equal`),
 `numpy_conversions.py` (`Tensor.numpy`), `compiler_queries.py`, `torch_function.py` (`super().__torch_function__`),
 `function_modes.py`, `function_transforms.py` (`torch.func`), `higher_order_operators.py` (flex attention),

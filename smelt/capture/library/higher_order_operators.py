@@ -20,7 +20,6 @@ _BODIES: dict[tuple[str, str], object] = {
     (_OPERATORS + "associative_scan", "AssociativeScanOp.__call__"): polyfills.associative_scan,
     (_OPERATORS + "map", "MapImpl.__call__"): polyfills.map_rows,
     (_OPERATORS + "flex_attention", "FlexAttentionHOP.__call__"): polyfills.flex_attention,
-    ("torch.functional", "broadcast_shapes"): polyfills.broadcast_shapes,
 }
 SUBSTITUTES.update(cast(dict[tuple[str, str], FunctionType], _BODIES))
 _FLEX_ATTENTION = "torch.nn.attention.flex_attention"

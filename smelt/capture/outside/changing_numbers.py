@@ -130,7 +130,12 @@ class ChangingNumbers:
         numbers = self._trace.numbers
         if numbers.symbols is None:
             numbers.symbols = Symbols(
-                self._pin, self._require, self._take, self.places.may_divide, self.places.narrow
+                self._pin,
+                self._require,
+                self._take,
+                self.places.may_divide,
+                self.places.narrow,
+                self.places.has_changed,
             )
         return numbers.symbols
 

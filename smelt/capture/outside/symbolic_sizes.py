@@ -370,6 +370,10 @@ class SizePlaces:
         policy, path = self.policy, at.path
         return value, policy.history(path), mark, policy.divisor(path, value), policy.range(path, value)
 
+    def has_changed(self, sym: Sym) -> bool:
+        """Whether a size that this symbol stands for was another one in an earlier call."""
+        return any(path in self.paths.get(sym, ()) for path, _ in self.policy.changed)
+
     def may_divide(self, sym: Sym, divisor: int) -> bool:
         """Whether another capture would know what the sizes of a symbol leave when divided by this, too."""
         found = self.paths[sym] if sym in self.of_tensors else ()

@@ -149,21 +149,12 @@ def flex_attention(
     return out, logsumexp, largest.detach()
 
 
-def broadcast_shapes(*shapes: int | Sequence[int] | None) -> torch.Size:
-    """`torch.broadcast_shapes`, which asks torch's own compiler how to compare sizes. Raises what it does."""
-    given = [(s,) if isinstance(s, int) else s for s in shapes if s is not None]
-    if all(isinstance(s, (tuple, list)) for s in given):
-        made = _broadcast(given)
-        if made is not None:
-            return torch.Size(made)
-    found = torch._refs._broadcast_shapes(*shapes)
-    return torch.Size(() if found is None else found)
-
-
-def _broadcast(shapes: Sequence[Sequence[int]]) -> list[int] | None:
-    """None where they do not go together."""
-    made = [1] * max([len(shape) for shape in shapes], default=0)
-    for shape in shapes:
+def broadcast_shapes(*shapes: int | Sequence[int]) -> torch.Size | None:
+    """`torch.broadcast_shapes`, which asks torch's own compiler how to compare sizes; None of shapes that do not go
+    together."""
+    given = [(s,) if isinstance(s, int) else s for s in shapes]
+    made = [1] * max([len(shape) for shape in given])
+    for shape in given:
         for i in range(-len(shape), 0):
             if made[i] == 1:
                 if shape[i] < 0:
@@ -171,7 +162,7 @@ def _broadcast(shapes: Sequence[Sequence[int]]) -> list[int] | None:
                 made[i] = shape[i]
             elif shape[i] != 1 and shape[i] != made[i]:
                 return None
-    return made
+    return torch.Size(made)
 
 
 def _operators(name: str) -> ModuleType:

@@ -63,8 +63,6 @@ def run_opaque(
         target.repeatable = False
     for value in (*args, *kwargs.values()):
         _hold(vm, value)
-    if target.is_checkpoint and any(map(_is_size, target.given)):
-        raise unsupported("a checkpoint that is given a size", UNSUPPORTED_OBJECT)
     before = vm.outside.log.changed
     out = vm.trace.call_recorder.run_opaque(target, run)
     if vm.outside.log.changed != before:
