@@ -13,7 +13,7 @@ declare(
     *(aten._fft_r2c.default, aten._fft_c2r.default, aten._fft_c2c.default),
     run_on_zeros=True,
 )
-declare("_fft_c2c _fft_c2r _fft_r2c _linalg_solve_ex linalg_solve_triangular", any_size=True)
+declare("_fft_c2c _fft_c2r _fft_r2c _linalg_solve_ex linalg_lu_solve linalg_solve_triangular", any_size=True)
 declare(
     "_linalg_check_errors linalg_inv_ex linalg_cholesky_ex linalg_lu_factor_ex linalg_ldl_factor_ex _linalg_solve_ex "
     "linalg_solve_ex cholesky_inverse linalg_eig linalg_eigvals _linalg_eigvals _linalg_eigh _linalg_svd "

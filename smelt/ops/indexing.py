@@ -22,8 +22,9 @@ aten = torch.ops.aten
 
 declare("index index_select gather embedding take take_along_dim _unsafe_index", recompute=Class.MOVEMENT)
 declare(
-    "_unsafe_index embedding embedding_dense_backward index index_add index_fill index_put index_select",
-    "masked_scatter",
+    "_embedding_bag _embedding_bag_backward _embedding_bag_dense_backward _embedding_bag_forward_only",
+    "_embedding_bag_per_sample_weights_backward _unsafe_index embedding embedding_dense_backward embedding_renorm",
+    "index index_add index_fill index_put index_select masked_scatter",
     any_size=True,
 )
 declare(

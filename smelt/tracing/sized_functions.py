@@ -70,6 +70,47 @@ def _pad(args: Args, kwargs: Kwargs) -> Any:
     return x.contiguous() if any(pads) else NotImplemented
 
 
+def _embedding_bag(args: Args, kwargs: Kwargs) -> Any:
+    """Of rows, all of one length: the place at which each begins is computed from that."""
+    given = dict(zip(("input", "weight", "offsets"), args), **kwargs)
+    x: Any = given.get("input")
+    weights: Any = given.get("per_sample_weights")
+    if len(args) > 3 or symbols_in(x) is None or x.dim() != 2 or given.get("offsets") is not None:
+        return NotImplemented
+    if weights is not None and (not isinstance(weights, torch.Tensor) or weights.shape != x.shape):
+        return NotImplemented
+    given["offsets"] = torch.arange(x.shape[0], device=x.device) * x.shape[1]
+    given["input"] = x.reshape(-1)
+    given["per_sample_weights"] = None if weights is None else weights.reshape(-1)
+    return F.embedding_bag(**given)
+
+
+def _lstm_cell(args: Args, kwargs: Kwargs) -> Any:
+    """As `LSTMCell` in aten/src/ATen/native/RNN.cpp."""
+    x, (hidden, cell), *weights = args
+    if kwargs or symbols_in(x, hidden, cell) is None or len(weights) != 4:
+        return NotImplemented
+    w_ih, w_hh, b_ih, b_hh = weights
+    gates = F.linear(hidden, w_hh, b_hh) + F.linear(x, w_ih, b_ih)
+    inputs, forgets, cells, outputs = gates.split(w_hh.shape[0] // 4, 1)
+    cell = forgets.sigmoid() * cell + inputs.sigmoid() * cells.tanh()
+    return outputs.sigmoid() * cell.tanh(), cell
+
+
+def _gru_cell(args: Args, kwargs: Kwargs) -> Any:
+    """As `GRUCell` there."""
+    x, hidden, *weights = args
+    if kwargs or symbols_in(x, hidden) is None or len(weights) != 4:
+        return NotImplemented
+    w_ih, w_hh, b_ih, b_hh = weights
+    size = w_hh.shape[0] // 3
+    of_input = F.linear(x, w_ih, b_ih).split(size, 1)
+    of_hidden = F.linear(hidden, w_hh, b_hh).split(size, 1)
+    reset, update = ((h + i).sigmoid() for h, i in zip(of_hidden[:2], of_input[:2]))
+    new = (of_input[2] + of_hidden[2] * reset).tanh()
+    return (hidden - new) * update + new
+
+
 def _stft(args: Args, kwargs: Kwargs) -> Any:
     try:
         return _fourier(*args, **kwargs)
@@ -175,6 +216,9 @@ BODIES: dict[Any, Any] = {
     torch.functional.einsum: _einsum,
     **dict.fromkeys((torch.functional.stft, torch.Tensor.stft), _stft),
     F.pad: _pad,
+    torch.lstm_cell: _lstm_cell,
+    torch.gru_cell: _gru_cell,
+    F.embedding_bag: _embedding_bag,
     torch.fft.fftfreq: _frequencies(real=False),
     torch.fft.rfftfreq: _frequencies(real=True),
     **dict.fromkeys((torch.cov, torch.Tensor.cov), _cov),

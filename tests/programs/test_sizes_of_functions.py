@@ -75,6 +75,52 @@ MATRICES: dict[str, Program] = {
     "written beside its conjugate": written_beside_its_conjugate,
 }  # fmt: skip
 
+TABLE = torch.randn(9, 6, dtype=torch.float64)
+GATES = [
+    torch.randn(24, 8, dtype=torch.float64),
+    torch.randn(24, 6, dtype=torch.float64),
+    *torch.randn(2, 24, dtype=torch.float64),
+]
+
+
+def of_bags(x: torch.Tensor) -> torch.Tensor:
+    places = (x.abs() * 3).long() % 9
+    weighed = F.embedding_bag(places, TABLE * x[0, 0], mode="sum", per_sample_weights=x.cos())
+    starts = torch.arange(0, places.shape[0]) * 3
+    return (
+        weighed + F.embedding_bag(places, TABLE * x[0, 0]) + F.embedding_bag(places.flatten(), TABLE, starts)
+    )
+
+
+def of_cells(x: torch.Tensor) -> torch.Tensor:
+    x, hidden = x[:, :8], x[:, 8:14]
+    kept, cell = torch.lstm_cell(x, (hidden, hidden.cos()), *GATES)
+    return torch.gru_cell(x, kept, *(w[:18] for w in GATES)) + cell
+
+
+def of_systems(x: torch.Tensor) -> torch.Tensor:
+    square = x @ x.t() + 10 * torch.eye(x.shape[0], dtype=x.dtype)
+    lower = torch.linalg.cholesky(square)
+    return torch.linalg.solve(square, x) + torch.linalg.solve_triangular(lower, x, upper=False)
+
+
+def of_grids(x: torch.Tensor) -> torch.Tensor:
+    images = x[:, None, None].expand(-1, 2, 3, -1)
+    turned = torch.eye(2, 3, dtype=x.dtype).expand(x.shape[0], 2, 3)
+    return F.grid_sample(
+        images, F.affine_grid(turned, images.shape, align_corners=False), align_corners=False
+    )
+
+
+MATRICES |= {
+    "bags": of_bags,
+    "cells": of_cells,
+    "systems": of_systems,
+    "grids": of_grids,
+    "places": lambda x: x + torch.searchsorted(torch.linspace(-1, 1, 5, dtype=x.dtype), x),
+    "short rows": lambda x: F.embedding((x.abs() * 3).long() % 9, TABLE.clone(), max_norm=1.0).sum(-1) * x,
+}
+
 IMAGES: dict[str, Program] = {
     f"{mode} of {sides}": lambda x, mode=mode, pads=pads: F.pad(x, pads, mode=mode).sin()
     for mode in ("reflect", "replicate", "circular")

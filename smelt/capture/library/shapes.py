@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from smelt._native import isinstance
 from smelt.capture.base.handlers import Args, Kwargs, function
 from smelt.capture.machine.vm import VM
 from smelt.capture.protocol import polyfills_of_torch as polyfills

@@ -214,7 +214,7 @@ def _is_method_of_torch(fn: types.BuiltinFunctionType) -> bool:
 _FUNCTIONAL: frozenset[object] = frozenset(
     {
         F.leaky_relu, F.elu, F.celu, F.hardtanh, F.threshold, torch.is_tensor,
-        F.pad, F.interpolate, F.upsample, F.layer_norm, F.rms_norm, F.unfold, F.fold,
+        F.affine_grid, F.pad, F.interpolate, F.upsample, F.layer_norm, F.rms_norm, F.unfold, F.fold,
         F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d, torch.split,
     }
 )  # fmt: skip
