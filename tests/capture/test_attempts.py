@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
 
 import smelt
 from smelt import events
@@ -132,9 +131,9 @@ def condition_where_no_frame_can_be_left() -> Any:
     return f
 
 
-def number_beside_a_checkpoint() -> Any:
-    def f(x: Any, step: float) -> Any:
-        return checkpoint(torch.sin, x * step, use_reentrant=False)
+def hash_of_a_number_in_a_tensor() -> Any:
+    def f(x: Any, step: Any) -> Any:
+        return x * hash(step.item())
 
     return f
 
@@ -149,9 +148,9 @@ PROGRAMS: dict[str, tuple[Callable[[], Any], list[tuple[Any, ...]], list[list[st
         [["first"], ["symbolic", "first"], ["symbolic", "first"]],
     ),
     "PlainNumbersOnly": (
-        number_beside_a_checkpoint,
-        STEPS,
-        [["first"], ["symbolic", "plain"], ["symbolic", "plain"]],
+        hash_of_a_number_in_a_tensor,
+        [(x, torch.tensor(step)) for x, step in STEPS],
+        [["first", "plain", "stop 1 deep"]],
     ),
     "Exception": (
         number_that_makes_the_program_raise,
