@@ -15,6 +15,7 @@ import torch
 
 from smelt.graph.effects import effects
 from smelt.graph.ir import Node, TensorSpec, argument_nodes
+from smelt.graph.lazy_signs import LAZY
 from smelt.graph.sizes import Sym, evaluate, numel
 from smelt.ops.recompute import Class, OperatorClass
 from smelt.ops.registry import row
@@ -61,6 +62,15 @@ def viewed(node: Node) -> Node | None:
         name = next(r.arg for r in does.results if r.kind == "view")
         source = does.argument(name, node.args, node.kwargs)
     return source if isinstance(source, Node) else None
+
+
+def is_lazy(node: Node) -> bool:
+    """Whether the signs of what it shows are others than those in memory: it is a conjugate or negative that nobody has
+    computed, or a view of one."""
+    seen: Node | None = node
+    while seen is not None and seen.target not in LAZY:
+        seen = viewed(seen)
+    return seen is not None
 
 
 def work_of(node: Node, hints: Mapping[Sym, int]) -> int:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import torch
 
-from smelt.autograd.classes import viewed
+from smelt.autograd.classes import is_lazy, viewed
 from smelt.autograd.packing import packed_dtype
 from smelt.autograd.served import served
 from smelt.graph.ir import Node, NumberSpec, TensorSpec
@@ -105,9 +105,8 @@ class Memory:
                 return None
             if node in self.outputs:
                 return Keep("output", self.outputs[node], 0)
-            view = next(
-                (v for v in self.outputs if self.bases[v] is node and _covers(v.spec, node.spec)), None
-            )
+            views = (v for v in self.outputs if self.bases[v] is node and not is_lazy(v))
+            view = next((v for v in views if _covers(v.spec, node.spec)), None)
             if view is not None:
                 return Keep("output", self.outputs[view], 0, through=view)
             return Keep("temporary", -1, size, copies=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import torch
 
+from smelt.autograd.classes import is_lazy
 from smelt.graph.ir import Graph, Node, argument_nodes, map_nodes
 from smelt.graph.passes import eliminate_dead
 from smelt.ops.results import result_spec
@@ -30,6 +31,7 @@ def joined(backward: Graph, joint: Joint) -> Graph:
     totals: dict[Node, Node] = {}  # tangent of a cut -> with what flows in from the other outputs
     for value, inflow in zip(joint.cuts, gradients[n_own:]):
         if inflow is not None:
+            inflow = _computed(inflow)
             tangent = named[f"tangents_{joint.tangents.index(value) + 1}"]
             spec = result_spec(aten.add.Tensor, (tangent, inflow), {})
             totals[tangent] = Node(
@@ -43,6 +45,16 @@ def joined(backward: Graph, joint: Joint) -> Graph:
             )
     returned = (*gradients[:n_own], *(None for _ in joint.cuts))
     return _reading(backward, totals, returned)
+
+
+def _computed(gradient: Node) -> Node:
+    """Kernels read memory, in which there are other signs where a gradient is lazy. In pieces autograd hands it on, and it
+    is computed where it arrives."""
+    if not is_lazy(gradient):
+        return gradient
+    spec = result_spec(aten.clone.default, (gradient,), {})
+    name = f"{gradient.name}_computed"
+    return Node("call_function", aten.clone.default, (gradient,), {}, name, spec, gradient.line)
 
 
 def _reading(graph: Graph, instead: dict[Node, Node], returned: tuple[Node | None, ...]) -> Graph:

@@ -32,6 +32,7 @@ from smelt.graph.tree import leaves
 from smelt.torch_private import OpOverload
 from smelt.tracing.joint import Joint
 from smelt.tracing.opaque import OpaqueCall
+from smelt.tracing.same_memory import with_bits
 from smelt.tracing.torch_places import TorchPlace, place_at
 from smelt.tracing.traced import Traced
 from smelt.tracing.writes import base_of
@@ -246,7 +247,7 @@ def _seen_in(passed: torch.Tensor, tensor: torch.Tensor, view: Any) -> Any:
     if view.dtype != tensor.dtype:
         return view  # its gradients go past the gate
     offset = view.storage_offset() - tensor.storage_offset() + passed.storage_offset()
-    return passed.as_strided(view.size(), view.stride(), offset)
+    return with_bits(passed.as_strided(view.size(), view.stride(), offset), view)
 
 
 def _gated(graph: Graph, results: Sequence[TorchPlace], cuts: Sequence[TorchPlace]) -> Graph:

@@ -11,6 +11,7 @@ import torch
 from smelt import _native
 from smelt.graph.assignments import syms_of
 from smelt.graph.ir import TensorSpec
+from smelt.graph.lazy_signs import CONJUGATE, NEGATIVE
 from smelt.graph.sizes import Expr, Size
 from smelt.tracing.fake import FakeTensor, wrap
 from smelt.tracing.inputs import Inputs
@@ -20,7 +21,7 @@ _META = torch.device("meta")
 
 @dataclass(slots=True)
 class Part:
-    """One tensor of a result: fresh memory, a view with `spec`, a view of other signs (`LAZY`), or the argument itself, of
+    """One tensor of a result: fresh memory, a view with `spec`, a view of other signs (`SIGNS`), or the argument itself, of
     which `arg` is the name. Or a number: `size`."""
 
     kind: str  # fresh, view, conjugate, negative, same, number, none
@@ -77,13 +78,12 @@ def view(inputs: Inputs, source: FakeTensor, spec: TensorSpec) -> FakeTensor:
     return wrap(_native.view_like(like, elem), spec.device, spec)
 
 
-# Views of which only a bit differs, by kinds of parts: complex conjugates, and negatives, that nobody has computed.
-LAZY = {"conjugate": torch.ops.aten._conj.default, "negative": torch.ops.aten._neg_view.default}
+SIGNS = {"conjugate": CONJUGATE, "negative": NEGATIVE}  # by the kind of a part
 
 
-def lazy(kind: str, source: FakeTensor) -> FakeTensor:
+def signed(kind: str, source: FakeTensor) -> FakeTensor:
     """A fake that looks at the memory of `source` with other signs."""
-    return wrap(LAZY[kind](source.elem), source.device, source.spec)
+    return wrap(SIGNS[kind](source.elem), source.device, source.spec)
 
 
 def _seen_as(elem: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

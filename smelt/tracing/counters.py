@@ -17,6 +17,7 @@ from smelt.graph.graph_function import Compiled
 from smelt.torch_private import set_version_counter
 from smelt.tracing.fake import FakeTensor, fakes_in
 from smelt.tracing.parts import TraceParts
+from smelt.tracing.same_memory import seen_in
 
 
 @dataclass(frozen=True)
@@ -60,18 +61,13 @@ class Counters:
             given = graph(tensors)
             results = list(given)
             for i, first in own:
-                results[i] = given[i].data if i == first else _seen_in(results[first], given[i])
+                results[i] = given[i].data if i == first else seen_in(results[first], given[i])
             return results
 
         return call
 
 
 NO_COUNTERS = Counters()
-
-
-def _seen_in(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """What `like` shows of the memory that `tensor` lies in, with the counter of `tensor`."""
-    return tensor.as_strided(like.size(), like.stride(), like.storage_offset())
 
 
 def _own(parts: TraceParts, outputs: Sequence[FakeTensor]) -> list[tuple[int, int]]:

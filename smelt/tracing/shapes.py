@@ -29,7 +29,7 @@ from smelt.reasons import (
     ReasonKind,
 )
 from smelt.torch_private import OpOverload
-from smelt.tracing.answers import LAZY, Answer, Part, fresh, lazy, number, part_spec, require_sizes, view
+from smelt.tracing.answers import SIGNS, Answer, Part, fresh, number, part_spec, require_sizes, signed, view
 from smelt.tracing.arguments import Args, Kwargs
 from smelt.tracing.fake import FakeTensor, wrap
 from smelt.tracing.inputs import Inputs
@@ -101,8 +101,8 @@ def _make(inputs: Inputs, part: Part, info: Effects, args: Args, kwargs: Kwargs)
         source = inputs.stand_in(source)
     if kind == "same":
         return source
-    if kind in LAZY:
-        return lazy(kind, source)
+    if kind in SIGNS:
+        return signed(kind, source)
     assert spec is not None
     return view(inputs, source, spec)
 

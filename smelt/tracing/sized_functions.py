@@ -87,22 +87,26 @@ def _embedding_bag(args: Args, kwargs: Kwargs) -> Any:
 
 def _lstm_cell(args: Args, kwargs: Kwargs) -> Any:
     """As `LSTMCell` in aten/src/ATen/native/RNN.cpp."""
-    x, (hidden, cell), *weights = args
-    if kwargs or symbols_in(x, hidden, cell) is None or len(weights) != 4:
+    state = args[1] if len(args) == 6 and not kwargs else None
+    if not isinstance(state, (list, tuple)) or len(state) != 2 or not _is_of_sizes(args[0], *state):
         return NotImplemented
-    w_ih, w_hh, b_ih, b_hh = weights
+    x, (hidden, cell), w_ih, w_hh, b_ih, b_hh = args
     gates = F.linear(hidden, w_hh, b_hh) + F.linear(x, w_ih, b_ih)
     inputs, forgets, cells, outputs = gates.split(w_hh.shape[0] // 4, 1)
     cell = forgets.sigmoid() * cell + inputs.sigmoid() * cells.tanh()
     return outputs.sigmoid() * cell.tanh(), cell
 
 
+def _is_of_sizes(*operands: Any) -> bool:
+    """Whether these are tensors with symbolic sizes, which autocast does not cast."""
+    return symbols_in(*operands) is not None and not torch.is_autocast_enabled(operands[0].device.type)
+
+
 def _gru_cell(args: Args, kwargs: Kwargs) -> Any:
     """As `GRUCell` there."""
-    x, hidden, *weights = args
-    if kwargs or symbols_in(x, hidden) is None or len(weights) != 4:
+    if kwargs or len(args) != 6 or not _is_of_sizes(*args[:2]):
         return NotImplemented
-    w_ih, w_hh, b_ih, b_hh = weights
+    x, hidden, w_ih, w_hh, b_ih, b_hh = args
     size = w_hh.shape[0] // 3
     of_input = F.linear(x, w_ih, b_ih).split(size, 1)
     of_hidden = F.linear(hidden, w_hh, b_hh).split(size, 1)
@@ -137,7 +141,7 @@ def _fourier(
     known = all(type(n) is int for n in (n_fft, step, wide)) and 0 < wide <= n_fft and step > 0
     if symbols is None or not known or align_to_window is not None or return_complex is not True:
         return NotImplemented
-    if x.dim() not in (1, 2) or not x.is_floating_point() or x.device.type == "meta":
+    if x.dim() not in (1, 2) or x.dtype not in (torch.float32, torch.float64):  # others autocast may cast
         return NotImplemented
     if window is not None and (tuple(window.shape) != (wide,) or window.is_complex()):
         return NotImplemented
@@ -201,7 +205,7 @@ def _covariance(x: Any, correction: int) -> Any:
 
 def _corrcoef(args: Args, kwargs: Kwargs) -> Any:
     """As `corrcoef` in aten/src/ATen/native/Correlation.cpp."""
-    made = _cov((*args, *kwargs.values()), {})
+    made = NotImplemented if kwargs.keys() - {"input"} else _cov((*args, *kwargs.values()), {})
     if made is NotImplemented or made.dim() == 0:
         return made if made is NotImplemented else made / made
     deviations = made.diag().real.sqrt() if made.is_complex() else made.diag().sqrt()

@@ -26,7 +26,7 @@ from smelt.reasons import (
     ReasonKind,
 )
 from smelt.torch_private import OpOverload
-from smelt.tracing.answers import LAZY, Answer, Part, part_spec
+from smelt.tracing.answers import SIGNS, Answer, Part, part_spec
 from smelt.tracing.arguments import Args, Kwargs
 from smelt.tracing.fake import FakeTensor
 from smelt.tracing.inputs import Inputs
@@ -59,7 +59,7 @@ class SymbolicCall:
         """What it gives. Raises NeedsFixedSize, and Unsupported for what no sizes allow."""
         if self.info.data_dependent:
             raise self._unsupported(DATA_DEPENDENT, str(self.func))
-        for kind, func in LAZY.items():
+        for kind, func in SIGNS.items():
             if self.func is func:
                 spec = self.args[0].spec
                 return Answer(None, [Part(kind, spec, self.info.names[0])], spec)

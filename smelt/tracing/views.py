@@ -18,6 +18,7 @@ from smelt.torch_private import CreationMeta, get_creation_meta, set_creation_me
 from smelt.tracing.fake import FakeTensor
 from smelt.tracing.inputs import Inputs
 from smelt.tracing.parts import TraceParts
+from smelt.tracing.same_memory import seen_in, whole
 
 _INPUT: Literal["input"] = "input"
 _ALONE: Literal["alone"] = "alone"
@@ -56,9 +57,8 @@ class Views:
                 by_storage.setdefault(fake.storage_key, []).append(i)
         found: list[Look] = []
         for key, positions in by_storage.items():
-            if len({outputs[i].dtype for i in positions}) == 1:
-                differ = len(positions) > 1 if joint else bool(parts.inputs.on(key))
-                found += _looks(parts.inputs, outputs, positions, differ, usual)
+            differ = len(positions) > 1 if joint else bool(parts.inputs.on(key))
+            found += _looks(parts.inputs, outputs, positions, differ, usual)
         return cls(tuple(sorted(found, key=lambda look: type(look.at) is int)))
 
     def kept(self, graph: Compiled) -> Compiled:
@@ -123,10 +123,8 @@ def _seen(
     if at >= 0:
         base = results[at]
     elif (base := bases.get(at)) is None:
-        whole = given.untyped_storage().nbytes() // given.itemsize
-        base = bases[at] = given.detach().as_strided((whole,), (1,), 0).detach()
-    seen: torch.Tensor = base.as_strided(given.size(), given.stride(), given.storage_offset())
-    return seen
+        base = bases[at] = whole(given)
+    return seen_in(base, given)
 
 
 def freely_written(results: Sequence[Any], inputs: Sequence[object]) -> Sequence[Any]:
