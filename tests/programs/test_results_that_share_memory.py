@@ -1,4 +1,4 @@
-"""Several results look at each of several values: each shows its own, as eager's does, and writes are seen by the same ones."""
+"""Several results look at each of several values: each shows its own, as in eager, and writes are seen by the same ones."""
 
 from __future__ import annotations
 
