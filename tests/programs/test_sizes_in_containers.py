@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -59,6 +60,7 @@ HELD: dict[str, Callable[[torch.Tensor], Any]] = {
     "given back": lambda x: (Point(x.shape[0], x), Row(x.shape[1], 2)),
     "joined": lambda x: x.new_zeros(Point(x.shape[0], 3) + (2,)),
     "text": lambda x: (x, "%d of %d" % Point(x.shape[0], 2)),  # noqa: UP031
+    "products": lambda x: x * math.prod(x.shape) / math.prod([2, *x.shape]) + math.prod(Point(x.shape[0], 2)),
     "a tuple's subclass": lambda x: x * Row(2, x.shape[0])[1] * Row(2).count_of_items,  # type: ignore[attr-defined]
 }  # fmt: skip
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import math
 import operator
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -60,6 +61,10 @@ def native_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object]
         return _tensor_of_rows(args[0], kwargs or {})
     if len(args) == 1 and type(args[0]) in _NESTED and has_symbols(args[0]) and _makes_tensor(fn):
         return _tensor_of(args[0], kwargs or {})
+    if fn is math.prod and len(args) == 1 and isinstance(args[0], (list, tuple)) and not kwargs:
+        factors = list(args[0])
+        known = has_symbols(factors) and all(map(is_number, factors))
+        return functools.reduce(operator.mul, factors) if known else NotImplemented
     if len(args) == 1 and not kwargs and _is_numpys(fn):
         return numpy_ints.FUNCTIONS[fn](args[0])
     if fn is int or fn is float or _makes_tensor(fn):
@@ -195,8 +200,10 @@ def takes_symbols(fn: object) -> bool:
     if kind is types.BuiltinFunctionType and fn in _HOLDING:
         return True
     if kind in _UNBOUND:
-        cls = cast(types.MethodDescriptorType, fn).__objclass__
-        return issubclass(torch.Tensor, cls) and cls is not object
+        descriptor = cast(types.MethodDescriptorType, fn)
+        cls = descriptor.__objclass__
+        compares = cls in _HOLDERS and descriptor.__name__ in _COMPARING
+        return compares or (issubclass(torch.Tensor, cls) and cls is not object)
     if kind in _BOUND:
         return _is_method_of_torch(cast(types.BuiltinFunctionType, fn))
     return type(fn) is FunctionType and (fn.__module__ == "torch._tensor" or fn in _FUNCTIONAL)
@@ -228,6 +235,7 @@ LOOKUPS = frozenset(
     )
 )  # fmt: skip
 _HOLDERS = (list, dict, tuple, collections.deque)  # hold what they are given, and compare it at most
+_COMPARING = frozenset(("count", "index"))
 _PUTTING = frozenset(("append", "appendleft", "insert", "setdefault", "__setitem__"))
 _HOLDING: frozenset[object] = frozenset(
     {sorted, len, bool, iter, next, tuple.__new__, enter_vmap, leave_batch}
