@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,19 @@ LEAF_TYPES: frozenset[type] = frozenset(
         torch.memory_format, torch.Size, type(NotImplemented), range,
     }
 )  # fmt: skip
+
+
+def body_of(function: Callable[..., Any]) -> Callable[[Args, Kwargs], Any]:
+    """What runs `function` in place of torch's of the same signature: NotImplemented for arguments that it does not take,
+    for which torch has words."""
+
+    def body(args: Args, kwargs: Kwargs) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except TypeError:
+            return NotImplemented
+
+    return body
 
 
 class Unnameable(Exception):

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from smelt.torch_private import DisableAutocast
 from smelt.tracing import products
-from smelt.tracing.arguments import Args, Kwargs
+from smelt.tracing.arguments import Args, Kwargs, body_of
 from smelt.tracing.products import cast, product, shape_of, symbols_in
 from smelt.tracing.sym_numbers import SYMBOLIC, own, plain
 from smelt.tracing.symbols import Symbols
@@ -23,13 +23,6 @@ aten = torch.ops.aten
 
 _FORMULA = 0  # torch's number of it, among those of its kernels
 _HALVES = (torch.float16, torch.bfloat16)
-
-
-def _called(args: Args, kwargs: Kwargs) -> Any:
-    try:
-        return _attention(*args, **kwargs)
-    except TypeError:  # for which torch has words
-        return NotImplemented
 
 
 def _attention(
@@ -161,7 +154,7 @@ _attentions = (
     aten.scaled_dot_product_attention,
     aten.scaled_dot_product_attention.default,
 )
-_OF_ATTENTION = dict.fromkeys(_attentions, _called)
+_OF_ATTENTION = dict.fromkeys(_attentions, body_of(_attention))
 BODIES: dict[Any, Any] = {}
 if products.ASKS_NUMBERS:
     BODIES = {**_OF_ATTENTION, F.multi_head_attention_forward: _multi_head_attention}

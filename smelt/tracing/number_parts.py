@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -44,28 +44,17 @@ def _plain_tuple(value: tuple[Any, ...], depth: int) -> tuple[Any, ...]:
     return made
 
 
-def _plain_list(value: list[Any], depth: int) -> list[Any]:
-    for i, item in enumerate(list.__iter__(value)):
-        found = plain_parts(item, depth)
-        if found is not item:
-            list.__setitem__(value, i, found)
-    return value
+def _in_place(cls: Any, pairs: Callable[[Any], Iterable[tuple[Any, Any]]]) -> Callable[[Any, int], Any]:
+    """Of containers of `cls`, whose elements are set; `pairs` gives the key of each, and the element."""
 
+    def plain_items(value: Any, depth: int) -> Any:
+        for key, item in tuple(pairs(value)):
+            found = plain_parts(item, depth)
+            if found is not item:
+                cls.__setitem__(value, key, found)
+        return value
 
-def _plain_deque(value: deque[Any], depth: int) -> deque[Any]:
-    for i, item in enumerate(tuple(deque.__iter__(value))):  # which may not change while it is iterated
-        found = plain_parts(item, depth)
-        if found is not item:
-            deque.__setitem__(value, i, found)
-    return value
-
-
-def _plain_dict(value: dict[Any, Any], depth: int) -> dict[Any, Any]:
-    for key, item in dict.items(value):
-        found = plain_parts(item, depth)
-        if found is not item:
-            dict.__setitem__(value, key, found)
-    return value
+    return plain_items
 
 
 def _plain_slice(value: slice, depth: int) -> slice:
@@ -73,10 +62,14 @@ def _plain_slice(value: slice, depth: int) -> slice:
     return slice(*map(plain, parts)) if any(type(p) in SYMBOLIC for p in parts) else value
 
 
-_CONTAINERS = (tuple, list, dict, deque)
 _PARTS: dict[type, Callable[[Any, int], Any]] = {
-    tuple: _plain_tuple, list: _plain_list, dict: _plain_dict, deque: _plain_deque, slice: _plain_slice,
-}  # fmt: skip
+    tuple: _plain_tuple,
+    list: _in_place(list, lambda value: enumerate(list.__iter__(value))),
+    deque: _in_place(deque, lambda value: enumerate(deque.__iter__(value))),
+    dict: _in_place(dict, dict.items),
+    slice: _plain_slice,
+}
+_CONTAINERS = tuple(_PARTS)
 
 
 def settled(value: Any) -> Any:

@@ -15,7 +15,7 @@ import torch
 from smelt.graph.assignments import syms_of
 from smelt.graph.ir import TensorSpec
 from smelt.graph.sizes import Size
-from smelt.tracing.arguments import Args, Kwargs
+from smelt.tracing.arguments import body_of
 from smelt.tracing.fake import FakeTensor
 from smelt.tracing.sym_numbers import own, size_of
 
@@ -73,12 +73,5 @@ def _windows(spec: TensorSpec, sizes: Sequence[Size], strides: Sequence[Size]) -
     return None
 
 
-def _called(args: Args, kwargs: Kwargs) -> Any:
-    try:
-        return _as_strided(*args, **kwargs)
-    except TypeError:  # for which torch has words
-        return NotImplemented
-
-
 # `body(args, kwargs)` gives NotImplemented where torch's own code is to run.
-BODIES = {torch.Tensor.as_strided: _called, torch.as_strided: _called}
+BODIES = dict.fromkeys((torch.Tensor.as_strided, torch.as_strided), body_of(_as_strided))

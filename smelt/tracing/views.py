@@ -99,9 +99,8 @@ def _looks(
     roots = {i: _root(outputs[i]) for i in positions}
     creations = {i: get_creation_meta(outputs[i]) for i in positions if roots[i] is not outputs[i]}
     told = {i: c for i, c in creations.items() if c != usual}
-    numbers: dict[
-        int, int
-    ] = {}  # of each the first output that looks at it, so that no two in a trace have one
+    # Of each the first output that looks at it, so that no two roots of a trace have one number.
+    numbers: dict[int, int] = {}
     for i, root in roots.items():
         numbers.setdefault(id(root), -1 - i)
     places = {id(outputs[i]): i for i in positions}
