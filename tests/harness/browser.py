@@ -54,11 +54,42 @@ def opened(browser: Any, path: Path, view: str = "", scheme: str = "light") -> I
     assert {url.split("#")[0] for url in asked} == {path.as_uri()}
 
 
-def says(page: Any, selector: str, text: str | re.Pattern[str]) -> None:
-    """Waits until the element has this text. (`wait_for_function` evaluates strings, which the page's policy forbids.)"""
+# A page draws some time after it was asked to: what it shows is waited for, and never read once.
+# (`wait_for_function` evaluates strings, which the page's policy forbids.)
+
+
+def visit(page: Any, view: str) -> None:
+    """Goes to a view, and returns when it is drawn: the page's own listener, which draws, comes before this one."""
+    page.evaluate(
+        """(address) => new Promise((drawn) => {
+          if (location.hash === address) return drawn();
+          addEventListener("hashchange", () => setTimeout(drawn), { once: true });
+          location.hash = address;
+        })""",
+        f"#{view}",
+    )
+
+
+def says(page: Any, selector: str, text: str | re.Pattern[str] | list[str]) -> None:
+    """Waits until the element has this text, one in which the pattern is found, or the elements these texts. Any white
+    space is a space."""
     from playwright.sync_api import expect
 
-    expect(page.locator(selector)).to_have_text(text)
+    expect(page.locator(selector)).to_have_text(text, use_inner_text=True)
+
+
+def contains(page: Any, selector: str, text: str) -> None:
+    """Waits until the text is a part of the element's."""
+    from playwright.sync_api import expect
+
+    expect(page.locator(selector)).to_contain_text(text, use_inner_text=True)
+
+
+def counts(page: Any, selector: str, count: int) -> None:
+    """Waits until this many elements are there."""
+    from playwright.sync_api import expect
+
+    expect(page.locator(selector)).to_have_count(count)
 
 
 def has(page: Any, selector: str, attribute: str, value: str | re.Pattern[str]) -> None:
@@ -66,3 +97,10 @@ def has(page: Any, selector: str, attribute: str, value: str | re.Pattern[str]) 
     from playwright.sync_api import expect
 
     expect(page.locator(selector)).to_have_attribute(attribute, value)
+
+
+def focuses(page: Any, name: str | re.Pattern[str]) -> None:
+    """Waits until what has the focus is called this."""
+    from playwright.sync_api import expect
+
+    expect(page.locator(":focus")).to_have_accessible_name(name)
