@@ -51,6 +51,7 @@ def compile_joint(
     joint: Joint,
     config: Config,
     compile_graph: CompileGraph,
+    by_operators: CompileGraph,
     lay_out: Callable[[Partition], Partition] = lambda parts: parts,
     devices: Iterable[torch.device] = (),
 ) -> Compiled:
@@ -60,6 +61,7 @@ def compile_joint(
         joint: that of `traced`.
         compile_graph: makes an aten graph (of the forward, later of the backward) callable on a tuple of its inputs; those
             at the positions named are left to it.
+        by_operators: the same of what cannot be compiled when a backward needs it.
         lay_out: how a device wants what is saved to lie in memory.
         devices: where the graph's tensors are.
     """
@@ -68,7 +70,8 @@ def compile_joint(
     forward = compile_graph(parts.forward, frozenset())
 
     def compile_backward(undefined: frozenset[int], whole: bool) -> Compiled:
-        return compile_graph(*_backward(joint, parts, undefined, whole))
+        backward = _backward(joint, parts, undefined, whole)
+        return traced.later(lambda: compile_graph(*backward), lambda: by_operators(*backward))
 
     return _put_together(traced, node, forward, compile_backward, {})
 
@@ -78,6 +81,7 @@ def joint_by_sizes(
     joint: Joint,
     config: Config,
     prepare: Callable[[Graph, frozenset[int]], T],
+    by_operators: CompileGraph,
     devices: Iterable[torch.device] = (),
 ) -> Callable[..., Compiled]:
     """The same for a trace whose sizes have symbols: it is cut once, for the sizes that the trace saw, and its parts are
@@ -85,6 +89,7 @@ def joint_by_sizes(
 
     Args:
         prepare: what is made of a part for all sizes; the inputs at the positions named are left to it.
+        by_operators: what runs a backward that fails to be compiled.
 
     Returns what makes an instance, of numbers, of what makes a prepared part callable for them, and of what compiles a part
     of fixed sizes, for backwards that cannot be prepared; and whether those that can are.
@@ -107,14 +112,20 @@ def joint_by_sizes(
     def instance(
         values: Values, load: Callable[[T], Compiled], compile_graph: CompileGraph, all_prepared: bool = True
     ) -> Compiled:
-        def compile_backward(undefined: frozenset[int], whole: bool) -> Compiled:
-            made = prepared(undefined, whole) if all_prepared else None
-            if made is not None:
-                return load(made)
+        def backward_at(undefined: frozenset[int], whole: bool) -> tuple[Graph, frozenset[int]]:
             given = traced_at(traced, values).joint
             assert given is not None
             fixed = replace(parts, backward=at_sizes(parts.backward, values))
-            return compile_graph(*_backward(given, fixed, undefined, whole))
+            return _backward(given, fixed, undefined, whole)
+
+        def compiled(undefined: frozenset[int], whole: bool) -> Compiled:
+            made = prepared(undefined, whole) if all_prepared else None
+            return compile_graph(*backward_at(undefined, whole)) if made is None else load(made)
+
+        def compile_backward(undefined: frozenset[int], whole: bool) -> Compiled:
+            return traced.later(
+                lambda: compiled(undefined, whole), lambda: by_operators(*backward_at(undefined, whole))
+            )
 
         return _put_together(traced, node, load(forward), compile_backward, values)
 

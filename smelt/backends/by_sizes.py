@@ -24,7 +24,7 @@ from smelt.graph.ir import Graph
 from smelt.graph.sizes import Sym, Values, bounds
 from smelt.runtime.forks import SIZES, hold_at_fork
 from smelt.torch_private import OpOverload
-from smelt.tracing.traced import SizeInput
+from smelt.tracing.traced import SizeInput, Traced
 from smelt.tracing.views import freely_written
 
 log = logging.getLogger("smelt")
@@ -90,6 +90,37 @@ class EachCompiled:
                 self._why.reason.detail,
             )
         return self._run_at(tuple(values.items()))
+
+
+class OrByOperators:
+    """What `make` gives, until it fails in a later call than that with the sizes `first`; then what `run_at` gives for sizes
+    that are new, which runs operator by operator."""
+
+    def __init__(
+        self,
+        traced: Traced,
+        make: Callable[[Values], Instance | Compiled],
+        run_at: Callable[[Values], Compiled],
+        first: Values | None = None,
+    ) -> None:
+        self._traced, self._make, self._first = traced, make, first
+        self._failed = False
+        self._run_at = lru_cache(MOST_COMPILED)(lambda values: run_at(dict(values)))
+
+    def __call__(self, values: Values) -> Instance | Compiled:
+        if self._failed:
+            return self.by_operators(values)
+        if values == self._first:  # as the entry is made: there is none where this fails
+            return self._make(values)
+        return self._traced.later(lambda: self._make(values), lambda: self._given_up(values))
+
+    def by_operators(self, values: Values) -> Compiled:
+        """What runs operator by operator for these sizes."""
+        return self._run_at(tuple(values.items()))
+
+    def _given_up(self, values: Values) -> Compiled:
+        self._failed = True
+        return self.by_operators(values)
 
 
 def by_operators(graph: Graph) -> Compiled:

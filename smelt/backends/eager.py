@@ -36,7 +36,7 @@ def aot_eager(traced: Traced, config: Config) -> Compiled:
     if traced.sizes:
         return by_sizes(traced.sizes, lambda values: (aot_eager(traced_at(traced, values), config), []))
     if traced.joint is not None:
-        return compile_joint(traced, traced.joint, config, beneath_a_node)
+        return compile_joint(traced, traced.joint, config, beneath_a_node, beneath_a_node)
     if traced.needs_grad:
         return eager(traced, config)
     return _by_operators(traced.aten_graph)

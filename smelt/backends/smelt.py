@@ -18,7 +18,15 @@ from smelt import _native, events, targets
 from smelt.autograd.compile import CompileGraph, compile_joint, joint_by_sizes
 from smelt.autograd.partition import Partition, level_of, partition
 from smelt.autograd.wider_saves import with_wider_saves
-from smelt.backends.by_sizes import LOCK, MOST_COMPILED, EachCompiled, Instance, by_operators, by_sizes
+from smelt.backends.by_sizes import (
+    LOCK,
+    MOST_COMPILED,
+    EachCompiled,
+    Instance,
+    OrByOperators,
+    by_operators,
+    by_sizes,
+)
 from smelt.backends.eager import beneath_a_node, eager
 from smelt.backends.in_parts import CompilePart, Parts, Run
 from smelt.config import Config
@@ -106,7 +114,7 @@ def _for_fixed_sizes(traced: Traced, config: Config, plans: list[_native.Plan] |
         return watch.beside(plan, graph, partial(beneath_a_node, given=given), given)
 
     lay_out = partial(with_wider_saves, costs=target.costs)
-    return compile_joint(traced, joint, config, compile_graph, lay_out, devices)
+    return compile_joint(traced, joint, config, compile_graph, beneath_a_node, lay_out, devices)
 
 
 def _watching(traced: Traced, config: Config) -> Watching:
@@ -192,14 +200,15 @@ def _for_any_sizes(traced: Traced, config: Config) -> Compiled:
         given = traced_at(traced, values)
         if given.joint is None:
             return by_operators(given.aten_graph)
-        return compile_joint(given, given.joint, config, beneath_a_node)
+        return compile_joint(given, given.joint, config, beneath_a_node, beneath_a_node)
 
     try:
         make: Callable[[Values], Instance | Compiled] = _instances(traced, config)
     except NeedsFixedSize as why:
         log.info("smelt: a graph is compiled for each set of sizes: %s", why.reason.detail)
         make = EachCompiled(compile_at, run_at, why)
-    return by_sizes(traced.sizes, make)
+    hints = {sym: place.hint for sym, place in traced.sizes.items()}
+    return by_sizes(traced.sizes, OrByOperators(traced, make, run_at, hints))
 
 
 def _in_parts(traced: Traced, config: Config) -> Compiled:
@@ -209,7 +218,7 @@ def _in_parts(traced: Traced, config: Config) -> Compiled:
         raise NeedsFixedSize("graphs inside of a graph, or on a GPU", frozenset())
 
     def compile_part(graph: Graph, sizes: Mapping[Sym, SizeInput]) -> Compiled:
-        return _part(graph, sizes, config, devices, _watching(traced, config), _title(traced, graph))
+        return _part(traced, graph, sizes, config, devices, _watching(traced, config))
 
     if traced.joint is None:
         parts = Parts(traced, traced.aten_graph, compile_part)
@@ -246,7 +255,7 @@ def _joint_in_parts(traced: Traced, joint: Joint, config: Config, compile_part: 
     hints = traced.data.hints
     of_data = {sym: SizeInput(ITSELF, SizeSource(ITSELF), hint) for sym, hint in hints.items()}
     sized = replace(traced, sizes={**traced.sizes, **of_data})
-    joint_at = joint_by_sizes(sized, joint, config, prepare, devices)
+    joint_at = joint_by_sizes(sized, joint, config, prepare, beneath_a_node, devices)
     (parts,) = found
     compile_graph = _some_compiled(traced, config, watch)
 
@@ -255,7 +264,10 @@ def _joint_in_parts(traced: Traced, joint: Joint, config: Config, compile_part: 
         values = {**hints, **dict(zip(parts.symbols, numbers, strict=True))}
         if any(_is_small(sym, n) for sym, n in values.items()):
             return joint_at(values, lambda loaded: loaded(values), beneath_a_node, False)
-        return joint_at(values, lambda loaded: loaded(values), compile_graph)
+        return traced.later(
+            lambda: joint_at(values, lambda loaded: loaded(values), compile_graph),
+            lambda: joint_at(values, lambda loaded: loaded(values), beneath_a_node, False),
+        )
 
     def call(tensors: tuple[Any, ...]) -> Sequence[Any]:
         run = parts.start(tensors)
@@ -276,13 +288,14 @@ _running = threading.local()  # `run`: of a joint graph, of which the last part 
 
 
 def _part(
+    traced: Traced,
     graph: Graph,
     sizes: Mapping[Sym, SizeInput],
     config: Config,
     devices: set[torch.device],
     watch: Watching,
-    title: str,
 ) -> Compiled:
+    title = _title(traced, graph)
     if not sizes:
         plan = _compile(graph, config, targets.maker(devices)(config), title=title)
         return watch.beside(plan, graph, by_operators)
@@ -297,11 +310,11 @@ def _part(
 
         make = EachCompiled(compile_at, lambda values: by_operators(at_sizes(graph, values)), why)
 
-    operators = lru_cache(_KEPT)(lambda items: by_operators(at_sizes(graph, dict(items))))
+    made = OrByOperators(traced, make, lambda values: by_operators(at_sizes(graph, values)))
 
     def instance(values: Values) -> Instance | Compiled:
         small = any(_is_small(sym, n) for sym, n in values.items())
-        return operators(tuple(values.items())) if small else make(values)
+        return made.by_operators(values) if small else made(values)
 
     return by_sizes(sizes, instance, prepare=False)
 
@@ -324,7 +337,7 @@ def _instances(traced: Traced, config: Config) -> Callable[[Values], Instance]:
         template = _template(graph, given, config, target, traced.sizes, _title(traced, graph))
         return watch.loaded(template, graph, beneath_a_node, given)
 
-    joint_at = joint_by_sizes(replace(traced, joint=joint), joint, config, prepare, devices)
+    joint_at = joint_by_sizes(replace(traced, joint=joint), joint, config, prepare, beneath_a_node, devices)
     compile_graph = _some_compiled(traced, config, watch)
 
     def instance_of_joint(values: Values) -> Instance:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from smelt.costs import Costs
-from smelt.graph.effects import effects, is_effectful
+from smelt.graph.effects import is_effectful
 from smelt.graph.ir import Graph, Node, NumberSpec, TensorSpec, argument_nodes
 from smelt.graph.kernel_calls import RUN_KERNEL_FUNCTIONAL
 from smelt.graph.sizes import Expr, Size, bounds, contiguous_stride, numel, proves_le
@@ -30,6 +30,7 @@ from smelt.ops.overwritten import is_empty, overwriting
 from smelt.ops.raising import may_raise, must_run, numbers_to_fit
 from smelt.ops.recompute import Class
 from smelt.ops.registry import row
+from smelt.ops.returned_signs import is_view, only_returned, with_signs_apart
 from smelt.torch_private import OpOverload
 
 aten = torch.ops.aten
@@ -37,7 +38,7 @@ aten = torch.ops.aten
 
 def lower(graph: Graph, costs: Costs) -> Program:
     """The program of an aten-level, functionalized graph (in-place operators only as final `copy_` to inputs)."""
-    return _Lowerer(graph, costs).run()
+    return _Lowerer(with_signs_apart(graph), costs).run()
 
 
 class _Lowerer:
@@ -108,7 +109,7 @@ class _Lowerer:
         if node in self.overwriting and self.overwrite(node, args, kwargs):
             return args[0]
         entry = row(node.target).lowering
-        if node.target is aten._neg_view.default and not _only_returned(self.graph, node):
+        if node.target is aten._neg_view.default and not only_returned(self.graph, node):
             entry = row(aten.neg.default).lowering  # kernels read memory, which is not negated yet
         given = args, kwargs
         if (
@@ -325,12 +326,6 @@ class _Lowerer:
             self.steps.append(call)
 
 
-def _only_returned(graph: Graph, node: Node) -> bool:
-    """Whether a value, and views of it, are results of the graph and nothing else."""
-    users = [n for n in graph if node in leaves([n.args, n.kwargs], Node)]
-    return all(n.op == "output" or (_is_view(n) and _only_returned(graph, n)) for n in users)
-
-
 def _is_written_by_kernel(node: Any) -> bool:
     """Whether a value is what a kernel of the user's gives: a copy of that alone may be left out (`plan/in_place.py`)."""
     return (
@@ -342,14 +337,9 @@ def _is_written_by_kernel(node: Any) -> bool:
 
 def _may_alias_input(node: object) -> bool:
     """Whether a value is an input or constant, or a view of one."""
-    while isinstance(node, Node) and (node.target is operator.getitem or _is_view(node)):
+    while isinstance(node, Node) and (node.target is operator.getitem or is_view(node)):
         node = node.args[0]
     return isinstance(node, Node) and node.op in ("placeholder", "get_attr")
-
-
-def _is_view(node: Node) -> bool:
-    results = effects(node.target).results if isinstance(node.target, OpOverload) else ()
-    return bool(results) and all(r.kind == "view" for r in results)
 
 
 def _live_uses(graph: Graph) -> Counter[Node]:
@@ -405,8 +395,9 @@ def _number_overload(op: OpOverload, numbers: frozenset[int]) -> OpOverload:
 
 
 def _lowerable(node: Node, args: Any, kwargs: Any) -> bool:
-    """Loops compute known dtypes, on one device, of tensors that have elements. Beside those of another device, numbers on
-    the CPU may be read, if they are in memory before: a kernel is given their values."""
+    """Loops compute known dtypes, on one device, of tensors that have elements, of which parts of a whole may have none.
+    Beside those of another device, numbers on the CPU may be read, if they are in memory before: a kernel is given their
+    values."""
     specs = (
         [node.spec] if isinstance(node.spec, TensorSpec) else [s for s in node.spec or () if s is not None]
     )
@@ -414,8 +405,9 @@ def _lowerable(node: Node, args: Any, kwargs: Any) -> bool:
     found = leaves([args, kwargs], (Tensor, complex))
     read = [t for t in found if isinstance(t, Tensor)]
     tensors = [t.spec for t in read]
-    if any(_may_be_empty(s.shape) for s in specs[:1] + tensors):
-        return node.target is aten.cat.default and not _may_be_empty(first.shape)
+    empty = any(_may_be_empty(s.shape) for s in specs[:1] + tensors)
+    if empty and (node.target is not aten.cat.default or _may_be_empty(first.shape)):
+        return False
     if len(tensors) < len(found):
         return False
     beside = {id(t.spec) for t in read if _is_number_on_cpu(t)}

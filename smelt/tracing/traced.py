@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -25,6 +26,10 @@ from smelt.tracing.number_inputs import NumberInput
 from smelt.tracing.parts import TraceParts
 from smelt.tracing.symbolic_layouts import SizeSource
 from smelt.tracing.views import NO_VIEWS, Views
+
+log = logging.getLogger("smelt")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,9 @@ class Traced:
     differs: Callable[[Reason], None] | None = (
         None  # is told that compiled code is wrong (the option `verify`)
     )
+    failed: Callable[[Exception], None] | None = (
+        None  # is told that a part could not be compiled when a later call needed it; may raise
+    )
     title: str = ""  # the function that was traced, for people
 
     def example_inputs(self) -> tuple[Any, ...]:
@@ -99,6 +107,18 @@ class Traced:
         graph, _ = passes.copied(forward, self.aten_graph.constants)
         passes.eliminate_dead(graph, keep=must_run)
         return graph
+
+    def later(self, compiled: Callable[[], T], by_operators: Callable[[], T]) -> T:
+        """What `compiled` gives, of a part that is not compiled before a later call, or a backward, needs it. Where that
+        fails, what `by_operators` gives, operator by operator."""
+        try:
+            return compiled()
+        except Exception as error:
+            if self.failed is None:
+                log.warning("smelt: a part of %s could not be compiled: %r", self.title or "a graph", error)
+            else:
+                self.failed(error)
+            return by_operators()
 
     def forget_examples(self) -> None:
         """Lets go of the tensors that the trace saw: `torch.utils.swap_tensors` refuses those with weak references."""

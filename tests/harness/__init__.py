@@ -15,6 +15,7 @@ whole programs, eager and compiled
     sized_operators what the operators of such programs are written with
     sized_pointwise operators of such programs: elementwise ones
     sized_views    views
+    sized_complex  complex numbers
     sized_moves    what moves elements
     sized_reductions reductions, and what is computed of rows
     sized_products products, attention, windows

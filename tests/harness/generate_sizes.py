@@ -6,7 +6,8 @@ generate.py.
 
 The shape of each variable is known as expressions (`Dim`), which are equal if they are at all of `PROBES`: ordinary sizes,
 0, 1 and equal ones. Values are of kinds: "whole" (floats that are small whole numbers, exact in any order), "rough" (other
-floats), "index" (int64), "mask" (bool). What jumps (comparisons, sorting, maxima) is computed of exact kinds only.
+floats), "index" (int64), "mask" (bool), "complex". What jumps (comparisons, sorting, maxima) is computed of exact kinds
+only.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from math import prod
 from typing import Any
 
 from tests.harness import (
+    sized_complex,
     sized_moves,
     sized_pointwise,
     sized_products,
@@ -54,6 +56,7 @@ OPERATORS = (
     *sized_reductions.OPERATORS,
     *sized_products.OPERATORS,
     *sized_statements.OPERATORS,
+    *sized_complex.OPERATORS,
 )
 
 
@@ -146,6 +149,29 @@ class Writer:
         return self.values[-1]
 
 
+def looks(w: Writer) -> list[str]:
+    """Expressions of views of variables, several of one: results that share memory with each other, and perhaps with none
+    that is returned itself."""
+    made = []
+    for _ in range(1 + w.pick(3)):
+        v = w.one_of(w.values[-4:])
+        forms = [
+            "{}.flatten()",
+            "{}.view_as({})",
+            "{}.detach()",
+            "{}.unsqueeze(0)",
+            "{}.expand(2, *{}.shape)",
+            "{}.mT.mT",
+        ]
+        forms = forms[:-1] if len(v.dims) < 2 else forms
+        if v.dims:
+            forms += ["{}[1:]", "{}.transpose(0, -1)", "{}[..., :2]", "{}.split(2)[-1]"]
+        if v.kind == "complex":
+            forms += ["{}.conj()", "{}.real", "{}.imag", "{}.conj().imag"]
+        made += [w.one_of(forms).format(v.name, v.name) for _ in range(1 + w.pick(2))]
+    return made
+
+
 def write_sized_program(choices: Choices, options: SizedOptions) -> SizedProgram:
     """A program, with its inputs."""
     w = Writer(choices, options)
@@ -165,6 +191,8 @@ def write_sized_program(choices: Choices, options: SizedOptions) -> SizedProgram
         w.statement()
     made = [v.name for v in w.values if v.name.startswith("t")]
     results = [*(made[-1:] or ["x"]), *made[-2:-1], *made[-4:-3], *made[:1], *w.results]
+    if w.chance(3):
+        results += looks(w)
     if w.chance(4):
         results.append(w.one_of([*known, f"{w.values[-1].name}.shape", f"{w.values[-1].name}.numel()"]))
     w.lines.append(f"return {', '.join(dict.fromkeys(results))},")

@@ -134,12 +134,17 @@ def _run(fn: Callable[..., Any], program: SizedProgram, call: Call, moved: float
     wanted = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
     if wanted:
         try:
-            total = sum((r * _weights(r)).sum() for r in wanted)
+            total = sum((r * _weights(r)).sum() for r in map(_real, wanted))
             total.backward()  # type: ignore[union-attr]
         except RuntimeError as error:
             seen.backward = str(error)
     seen.grads = [t.grad for t in leaves]
     return seen
+
+
+def _real(r: torch.Tensor) -> torch.Tensor:
+    """Complex numbers as two each."""
+    return torch.view_as_real(r.resolve_conj()) if r.is_complex() else r
 
 
 def _weights(r: torch.Tensor) -> torch.Tensor:
@@ -181,16 +186,17 @@ def _unlike(got: Any, want: Any, path: str) -> str | None:
         return next((f for f in found if f is not None), None)
     if not isinstance(want, torch.Tensor) or not isinstance(got, torch.Tensor):
         return None if type(got) is type(want) and got == want else f"{path}: {got!r}, eager {want!r}"
-    for what in ("shape", "dtype", "requires_grad", "is_leaf"):
+    for what in ("shape", "dtype", "requires_grad", "is_leaf", "is_conj", "is_neg"):
         ours, theirs = _said(got, what), _said(want, what)
         if ours != theirs:
             return f"{path}: {what} {ours}, eager {theirs}"
     if _layout(got, path) != _layout(want, path):
         lies = [f"strides {t.stride()} from {t.storage_offset()}" for t in (got, want)]
         return f"{path}: {lies[0]}, eager {lies[1]}"
+    got, want = _real(got.detach()), _real(want.detach())
     if not want.is_floating_point():
         return None if torch.equal(got, want) else f"{path}: {OTHER_NUMBERS}"
-    finite = want.detach()[want.detach().isfinite()].abs()
+    finite = want[want.isfinite()].abs()
     scale = float(finite.max()) if finite.numel() else 1.0
     if not torch.allclose(got, want, rtol=1e-3, atol=2e-4 * max(scale, 1.0), equal_nan=True):
         off = (got - want).abs().nan_to_num(float("inf")).max()
@@ -199,9 +205,11 @@ def _unlike(got: Any, want: Any, path: str) -> str | None:
 
 
 def _said(t: torch.Tensor, what: str) -> Any:
-    """A property of the tensor, or the error of one of several views whose base was written, which has no history then."""
+    """What the tensor says of itself, or the error of one of several views whose base was written, which has no history
+    then."""
     try:
-        return getattr(t, what)
+        said = getattr(t, what)
+        return said() if callable(said) else said
     except RuntimeError as error:
         return str(error)
 

@@ -50,7 +50,7 @@ def binary(w: Writer) -> Value | None:
     found = [
         (b, dims)
         for b in reversed(w.values)
-        if b.kind != "mask" and (dims := broadcast(a.dims, b.dims)) is not None
+        if b.kind not in ("mask", "complex") and (dims := broadcast(a.dims, b.dims)) is not None
     ]
     b, dims = w.one_of(found)
     if w.chance(2):

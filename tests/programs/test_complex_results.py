@@ -84,6 +84,10 @@ KEPT: dict[str, Pair] = {
     "a part of a factor": lambda a, b: (a * b.conj(), b.narrow(0, 0, 2), b.t()),
     "a product of products": lambda a, b: ((a @ b.mH) @ a, a + b),
     "a negative part": lambda a, b: (a.conj().imag, a * b),
+    "parts that may be empty": lambda a, b: (
+        torch.cat([a[: len(a) // 2], b, a[len(a) // 2 :]]),
+        a.split(len(a) // 2)[0].real,
+    ),
 }
 
 
@@ -105,4 +109,46 @@ def test_gradients_of_what_is_kept(f: Pair, dynamic: bool) -> None:
             sum(t.abs().square().sum() for t in results).backward()  # type: ignore[union-attr]
             outcomes.append([values(results), [x.grad, y.grad]])
         torch.testing.assert_close(outcomes[1], outcomes[0], rtol=1e-9, atol=1e-9)
+    assert not reasons(compiled)
+
+
+COMPUTED_WITH: dict[str, View] = {
+    "negative": lambda z: z.conj().imag,
+    "a row of the negative": lambda z: z.conj().imag[0],
+    "a part of the negative": lambda z: z.conj().imag.split(1, 1)[1],
+    "conjugate": lambda z: z.conj(),
+    "of an adjoint": lambda z: z.mH.imag,
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["fixed", "symbolic"])
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("given", [False, True], ids=["computed", "given"])
+@pytest.mark.parametrize("view", COMPUTED_WITH.values(), ids=COMPUTED_WITH.keys())
+def test_a_view_that_is_returned_and_computed_with(
+    view: View, given: bool, grad: bool, dynamic: bool
+) -> None:
+    def f(z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        w = z if given else z * 2
+        t = view(w)
+        return t.sin(), t, t + 1, (w * 1j).real
+
+    compiled = smelt.compile(f, dynamic=dynamic)
+    for shape in ((3, 4), (5, 7)):
+        outcomes = []
+        for call in (f, compiled):
+            torch.manual_seed(0)
+            z = torch.randn(shape, dtype=torch.complex128, requires_grad=grad)
+            results = call(z)
+            found = [seen([*results, z]), values(results)]
+            if grad:
+                sum(t.abs().square().sum() for t in results).backward()  # type: ignore[union-attr]
+                found.append(z.grad)
+            else:
+                results[1].mul_(3)
+                found.append(values([*results, z]))
+            outcomes.append(found)
+        want, got = outcomes
+        assert got[0] == want[0]
+        torch.testing.assert_close(got[1:], want[1:], rtol=1e-9, atol=1e-9)
     assert not reasons(compiled)

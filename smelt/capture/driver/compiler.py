@@ -110,6 +110,11 @@ def _tell(level: int, message: str, *args: object) -> None:
         log.log(level, message, *args)
 
 
+def _is_asked_for(error: Exception, config: Config) -> bool:
+    """Whether the user asked for this to be raised."""
+    return isinstance(error, ArtifactError) or (isinstance(error, VerificationError) and config.verify_stages)
+
+
 def _speaks_of_change(error: Exception) -> bool:
     """Whether what was read may have changed between two looks at it."""
     walked = isinstance(error, RuntimeError) and (
@@ -332,7 +337,7 @@ class FrameCompiler:
         assumed = captured.assumed or captured.traced.data is not None
         if assumed and repeat_of(captured.traced, functional) is None:
             raise NotRepeatable
-        captured.traced = replace(captured.traced, title=self._title(fn))
+        captured.traced = replace(captured.traced, title=self._title(fn), failed=self._failed(fn))
         if self.config.verify:
             captured.traced = replace(captured.traced, differs=self._differs(fn))
         graph = compiled_graph(self.backend, self.config, captured, program)
@@ -441,10 +446,28 @@ class FrameCompiler:
         if _speaks_of_change(error) and not is_only_thread():
             self._outrun(fn, error)
             return False
-        of_stages = isinstance(error, VerificationError) and self.config.verify_stages
-        if isinstance(error, ArtifactError) or of_stages:
+        if _is_asked_for(error, self.config):
             raise error
         return self._give_up(fn, reason_for(error), error)
+
+    def _failed(self, fn: FunctionType) -> Callable[[Exception], None]:
+        """What a graph tells that a part of it could not be compiled when a later call, or a backward, needed it."""
+        name, weakly, fullgraph, config = fn.__qualname__, weakref.ref(self), self.fullgraph, self.config
+
+        def failed(error: Exception) -> None:
+            if _is_asked_for(error, config):
+                raise error
+            if fullgraph:
+                raise BackendError(f"a part of {name} could not be compiled: {summary(error)}") from error
+            _tell(logging.DEBUG, "%s", "".join(traceback.format_exception(error)))
+            reason = Reason(BACKEND_FAILED, summary(error))
+            compiler = weakly()
+            if compiler is None:  # a backward outlives the function
+                _tell(logging.WARNING, "smelt: %s: %s", name, reason)
+            else:
+                compiler._remember(name, reason, in_part=True)
+
+        return failed
 
     def _differs(self, fn: FunctionType) -> Callable[[Reason], None]:
         """What a graph tells that compiled code of it is wrong: the function runs eagerly from its next call on."""
@@ -513,11 +536,14 @@ class FrameCompiler:
         let_go(error)
         return False
 
-    def _remember(self, name: str, reason: Reason, level: int = logging.WARNING) -> bool:
-        """Keeps, emits and logs a reason, once for each kind and line; False when it was known."""
+    def _remember(
+        self, name: str, reason: Reason, level: int = logging.WARNING, in_part: bool = False
+    ) -> bool:
+        """Keeps, emits and logs a reason, once for each kind and line; False when it was known. `in_part`: the rest of what
+        was compiled runs as it is."""
         events.emit("fallback", name, reason=reason)
         known = any(r.kind is reason.kind and r.line == reason.line for r in self.record.reasons)
         if not known:
             self.record.reasons.append(reason)
-            _tell(level, "smelt: %s runs eagerly: %s", name, reason)
+            _tell(level, "smelt: %s%s runs eagerly: %s", "a part of " if in_part else "", name, reason)
         return not known
