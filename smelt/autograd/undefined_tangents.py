@@ -3,7 +3,8 @@
 Autograd hands an undefined tangent to a node for an output that nobody differentiated. Zeros go through operators that are
 linear in what they get; where both sides of a sum are zero, or one factor of a product, the result is. A gradient that
 stays zero to the end is None, as eager's would be; infinite other factors make no difference, as eager computes nothing
-from undefined gradients either. What is neither linear nor a sum with one side left takes a tensor of zeros.
+from undefined gradients either. Zeros that are computed from a tangent that is there, as for what was overwritten, are a
+gradient: added to an undefined one they stay it. What is neither linear nor a sum with one side left takes a tensor of zeros.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ class _Zeros:
         self.undefined = undefined
         self.names = {n.name for n in backward}
         self.values: dict[Node, Node | None] = {}
+        self.defined: set[Node] = (
+            set()
+        )  # nodes of the old graph that are computed from tangents that are there
         self.made: dict[Node, Node] = {}  # zero value -> a node that holds zeros
 
     def run(self) -> Graph:
@@ -55,6 +59,8 @@ class _Zeros:
                 self.values[node] = self._simplified(node)
             else:
                 self.values[node] = self._copied(node)
+            if self.values.get(node) is not None and self._is_of_tangents(node):
+                self.defined.add(node)
         eliminate_dead(self.new)
         return self.new
 
@@ -79,6 +85,8 @@ class _Zeros:
             return None
         if has_effect(node) or not isinstance(node.target, OpOverload):
             return self._copied(node)
+        if node.target in _SUMS and not self.defined.isdisjoint(argument_nodes(node)):
+            return self._one_side(node) or self._copied(node)
         does = effects(node.target)
         for names in linear_in(node.target, does):
             if all(self._is_zero(does.argument(name, node.args, node.kwargs)) for name in names):
@@ -91,13 +99,18 @@ class _Zeros:
         if sign is None or not all(isinstance(a, Node) for a in node.args):
             return None
         left, right = node.args
-        side = right if self._is_zero(left) else left
+        side = right if self.values[left] is None else left
         value, factor = self.values[side], 1 if side is left else sign * node.kwargs.get("alpha", 1)
         if value is None or not _same_layout(value.spec, node.spec):
             return None
         if factor == 1:
             return value
         return self._emit(aten.mul.Tensor, (value, factor), node.spec, node)
+
+    def _is_of_tangents(self, node: Node) -> bool:
+        if node.op == "placeholder":
+            return node.name.startswith("tangents_")
+        return not self.defined.isdisjoint(argument_nodes(node))
 
     # ---- nodes
 

@@ -7,6 +7,7 @@ and those elementwise tensors that are too expensive to recompute everywhere the
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from smelt.costs import Costs
@@ -104,8 +105,25 @@ def choose_units(program: Program, costs: Costs, join: bool = True) -> Units:
             for unit in steps:
                 if isinstance(unit, Unit):
                     unit.deep = unit.tensor in deep
-            return Units(steps, required - set(targets))
+            return Units(_read(steps, program), required - set(targets))
         required |= clash
+
+
+def _read(steps: Sequence[Unit | Extern], program: Program) -> list[Unit | Extern]:
+    """Without what nobody reads after all: parts of a whole of which others are looked at, as the values at those tell."""
+    needed = {base(t) for t in program.outputs if t is not None}
+    kept: list[Unit | Extern] = []
+    for step in reversed(steps):
+        if isinstance(step, Unit):
+            if step.target is None and step.tensor not in needed:
+                continue
+            needed.update(t for t, _ in step.reads)
+        elif is_effectful(step.op) or step.raises or not needed.isdisjoint(step.results):
+            needed.update(base(t) for t in leaves([step.args, step.kwargs], Tensor))
+        else:
+            continue
+        kept.append(step)
+    return kept[::-1]
 
 
 def required_in_memory(program: Program) -> set[Tensor]:

@@ -239,3 +239,33 @@ def test_what_is_zero_for_each_tangent_alone_is_computed_for_both() -> None:
     a, b = smelt.compile(f)(x)
     (a.sum() + b.sum()).backward()
     assert x.grad is not None and x.grad.shape == (0, 4)
+
+
+@pytest.mark.parametrize("rows", [0, 5])
+@pytest.mark.parametrize(
+    "overwrite",
+    [
+        torch.Tensor.zero_,
+        lambda t: t.fill_(3),
+        lambda t: t.copy_(torch.ones(t.shape)),
+        lambda t: t[:].mul_(0),
+    ],
+)
+def test_the_gradient_of_what_was_overwritten_is_zero_not_none(overwrite, rows):
+    """Also where another output, that nobody differentiates, has a gradient to add: an optimizer passes over None."""
+
+    def f(x):
+        y = x.clone()
+        overwrite(y)
+        x.add_(1)
+        return y, x * 2
+
+    found = []
+    for call in (f, smelt.compile(f)):
+        x = torch.ones(rows, requires_grad=True)
+        y, z = call(x * 1)
+        [of_y] = torch.autograd.grad(y.sum(), x, retain_graph=True, allow_unused=True)
+        [of_both] = torch.autograd.grad(y.sum() + z.sum(), x, retain_graph=True)
+        found.append([of_y, of_both])
+    for got, want in zip(*found):
+        assert got is not None and torch.equal(got, want)

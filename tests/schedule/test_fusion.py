@@ -254,3 +254,26 @@ def test_what_may_raise_is_in_program_order():
     called = [item.op.name() for item in schedule.items if isinstance(item, ExternItem)]
     assert called == ["aten::_assert_async", "aten::index_add"] * 2
     assert sum("amax" in k.name for k in kernels(schedule)) == 1
+
+
+def steps(x, w, n):
+    """A recurrent network: each step reads the one before."""
+    h, found = x[:, 0], []
+    for t in range(n):
+        h = torch.tanh(x[:, t] + h @ w)
+        found.append(h)
+    return torch.stack(found, 1)
+
+
+@pytest.mark.parametrize(
+    ("looked_at", "products"),
+    [
+        (lambda found: found[:, ::2] * 2, 3),
+        (lambda found: found[:, 1:3].sum(1), 3),
+        (lambda found: found[:, 0].exp(), 1),
+        (lambda found: found.sin(), 4),
+    ],
+)
+def test_what_nobody_looks_at_is_not_computed(looked_at, products):
+    """Steps of a recurrent network behind the last one that is."""
+    check(lambda x, w: looked_at(steps(x, w, 4)), r(5, 4, 8), r(8, 8) / 8, n_externs=products)
