@@ -4,7 +4,8 @@ Autograd hands an undefined tangent to a node for an output that nobody differen
 linear in what they get; where both sides of a sum are zero, or one factor of a product, the result is. A gradient that
 stays zero to the end is None, as eager's would be; infinite other factors make no difference, as eager computes nothing
 from undefined gradients either. Zeros that are computed from a tangent that is there, as for what was overwritten, are a
-gradient: added to an undefined one they stay it. What is neither linear nor a sum with one side left takes a tensor of zeros.
+gradient: added to an undefined one they stay it. What is neither linear nor a sum with one side left takes a tensor of
+zeros.
 """
 
 from __future__ import annotations
