@@ -13,7 +13,7 @@ from smelt.loops.ir import Value
 from smelt.loops.tensor import Index, Load, Tensor
 from smelt.loops.values import both, cast, compare, const, where
 from smelt.loops.values import index as index_value
-from smelt.ops.layouts.meta import META, fresh, of_cpp, on_any, suggested_format
+from smelt.ops.layouts.meta import META, fresh, like, of_cpp, on_any, suggested_format
 from smelt.ops.recompute import Class
 from smelt.ops.registry import declare, operator
 from smelt.ops.trace_rules import TraceRule
@@ -172,6 +172,13 @@ def pad_layout(x: torch.Tensor, pad: Sequence[int], value: Any = 0) -> Any:
     return torch.empty(shape, dtype=x.dtype, device=META, memory_format=suggested_format(x))
 
 
+def _flip_layout(x: torch.Tensor, dims: Sequence[int]) -> Any:
+    """As `x` lies."""
+    rank = max(x.dim(), 1)
+    known = all(-rank <= d < rank for d in dims) and len({d % rank for d in dims}) == len(dims)
+    return like(x) if known and x.numel() else NotImplemented
+
+
 def _roll_layout(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
     """A CPU rolls one dimension after the other, each time joining two parts."""
     shifts, dims = ([v] if isinstance(v, int) else v for v in (shifts, dims))
@@ -198,4 +205,4 @@ def _diag_embed_layout(x: torch.Tensor, offset: int = 0, dim1: int = -2, dim2: i
 declare(aten.constant_pad_nd.default, layout=pad_layout, layout_on=on_any(pad_layout))
 declare(aten.roll.default, layout=_roll_layout)
 declare(aten.diag_embed.default, layout=_diag_embed_layout)
-declare(aten.flip.default, run_on_zeros=True)
+declare(aten.flip.default, run_on_zeros=True, layout=_flip_layout)

@@ -58,7 +58,7 @@ def _pad(recorder: OperatorRecorder, func: Any, args: Args) -> Any:
 def _network(recorder: OperatorRecorder, func: Any, args: Args) -> Any:
     data, sizes, *rest = args
     if not isinstance(sizes, torch.Tensor) or sizes.is_floating_point():  # not packed
-        made = recurrent.lstm(*args) if func is torch.lstm else NotImplemented
+        made = recurrent.network(func, *args)
         return func(*args) if made is NotImplemented else made
     return func(data, _known(recorder, sizes, "a recurrent network over sequences"), *rest)
 

@@ -15,6 +15,7 @@ from smelt.graph.sizes import evaluate
 from smelt.torch_private import VF
 from smelt.tracing.arguments import body_of
 from smelt.tracing.products import shape_of, symbols_in
+from smelt.tracing.recurrent import gru_step, lstm_step
 from smelt.tracing.sym_numbers import SYMBOLIC
 
 aten = torch.ops.aten
@@ -77,31 +78,21 @@ def _embedding_bag(
 
 
 def _is_of_sizes(*operands: Any) -> bool:
-    """Whether these are tensors with symbolic sizes, which autocast does not cast."""
-    return symbols_in(*operands) is not None and not torch.is_autocast_enabled(operands[0].device.type)
+    """Whether these are tensors with symbolic sizes, which autocast does not cast: on a CPU it casts what cells call."""
+    of_sizes, device = symbols_in(*operands) is not None, operands[0].device.type
+    return of_sizes and (device == "cpu" or not torch.is_autocast_enabled(device))
 
 
 def _lstm_cell(x: Any, state: Any, w_ih: Any, w_hh: Any, b_ih: Any, b_hh: Any) -> Any:
-    """As `LSTMCell` in aten/src/ATen/native/RNN.cpp."""
     if not isinstance(state, (list, tuple)) or len(state) != 2 or not _is_of_sizes(x, *state):
         return NotImplemented
-    hidden, cell = state
-    gates = F.linear(hidden, w_hh, b_hh) + F.linear(x, w_ih, b_ih)
-    inputs, forgets, cells, outputs = gates.split(w_hh.shape[0] // 4, 1)
-    cell = forgets.sigmoid() * cell + inputs.sigmoid() * cells.tanh()
-    return outputs.sigmoid() * cell.tanh(), cell
+    return lstm_step(F.linear(x, w_ih, b_ih), tuple(state), w_hh, b_hh)
 
 
 def _gru_cell(x: Any, hidden: Any, w_ih: Any, w_hh: Any, b_ih: Any, b_hh: Any) -> Any:
-    """As `GRUCell` there."""
     if not _is_of_sizes(x, hidden):
         return NotImplemented
-    size = w_hh.shape[0] // 3
-    of_input = F.linear(x, w_ih, b_ih).split(size, 1)
-    of_hidden = F.linear(hidden, w_hh, b_hh).split(size, 1)
-    reset, update = ((h + i).sigmoid() for h, i in zip(of_hidden[:2], of_input[:2]))
-    new = (of_input[2] + of_hidden[2] * reset).tanh()
-    return (hidden - new) * update + new
+    return gru_step(F.linear(x, w_ih, b_ih), (hidden,), w_hh, b_hh)[0]
 
 
 def _stft(

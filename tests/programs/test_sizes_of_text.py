@@ -13,7 +13,7 @@ from torch import nn
 
 import smelt
 from smelt.report.inspect import entries
-from tests.harness.agreement import check_no_failure, compare, observe
+from tests.harness.agreement import check_no_failure, compare, observe, same
 
 CHUNK = 8
 
@@ -232,6 +232,51 @@ def test_recurrent_networks_over_any_batch_and_length(name: str, train: bool) ->
             torch.testing.assert_close(got, want)
             assert got.stride() == want.stride()
     check_no_failure(compiled)
+    assert len(entries(compiled)) == 1
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [(nn.GRU, torch.float32), (nn.GRU, torch.float64), (nn.LSTM, torch.float64)]
+)
+def test_recurrent_networks_over_any_batch(kind: type[nn.RNNBase], dtype: torch.dtype, name: str) -> None:
+    """Of one length: the graph has its steps."""
+    options, given = NETWORKS[name]
+    network = kind(6, 5, **options).to(dtype)
+    layers = options.get("num_layers", 1) * (2 if options.get("bidirectional") else 1)
+    compiled = smelt.compile(network, dynamic=True)
+    for batch in (4, 3, 11):
+        shape = (batch, 5, 6) if options.get("batch_first") else (5, batch, 6)
+        x = torch.randn(shape, dtype=dtype, requires_grad=True)
+        zeros = [torch.randn(layers, batch, 5, dtype=dtype) for _ in range(2 if kind is nn.LSTM else 1)]
+        state = None if not given else tuple(zeros) if kind is nn.LSTM else zeros[0]
+        results = []
+        for function in (compiled, network):
+            torch.manual_seed(1)
+            outputs, last = function(x, state)
+            made = [outputs, *(last if isinstance(last, tuple) else [last])]
+            loss = sum((i + 1) * t.square().sum() for i, t in enumerate(made))
+            results.append(made + [*torch.autograd.grad(loss, [x, *network.parameters()])])
+        for got, want in zip(*results, strict=True):
+            torch.testing.assert_close(got, want)
+            assert got.stride() == want.stride()
+    check_no_failure(compiled)
+    assert len(entries(compiled)) == 1
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.GRUCell, nn.LSTMCell])
+def test_recurrent_networks_under_autocast(kind: type[nn.Module]) -> None:
+    network = kind(6, 5)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            found = network(x)
+        return found[0] if isinstance(found, tuple) else found
+
+    compiled = smelt.compile(f, dynamic=True)
+    for batch in (4, 3, 11):
+        x = torch.randn(*(() if "Cell" in kind.__name__ else (5,)), batch, 6)
+        same(compiled(x), f(x))
     assert len(entries(compiled)) == 1
 
 
