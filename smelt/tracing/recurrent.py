@@ -120,17 +120,15 @@ class _Network:
     def uses_one_dnn(self) -> bool:
         tensors = (self.x, *self.states, *self.weights)
         alike = all(t.dtype is torch.float32 for t in tensors)
-        return self.func is torch.lstm and alike and torch.backends.mkldnn.enabled
+        return self.func is torch.lstm and alike and bool(torch.backends.mkldnn.enabled)
 
     def is_usual(self) -> bool:
         """Whether this is a network over a batch of sequences whose sizes are symbolic. Raises NeedsFixedSize where one is
         symbolic of which the weights have as many."""
         x, states, weights = self.x, self.states, self.weights
         count = self.layers * self.directions
-        if (
-            len(states) != len(_STATES[self.func]) or len(weights) != self.each * count
-        ):  # or outputs are projected
-            return False
+        if len(states) != (2 if self.func is torch.lstm else 1) or len(weights) != self.each * count:
+            return False  # as where outputs are projected
         if any(type(t) is not FakeTensor or t.dim() != 3 for t in (x, *states)):
             return False
         if any(t.device.type != "cpu" or t.dtype is not x.dtype for t in (x, *states, *weights)):
@@ -146,9 +144,6 @@ class _Network:
             raise NeedsFixedSize("the weights are for one number of features", symbolic)
         batch = x.shape[0 if self.batch_first else 1]
         return all(a == b for a, b in sizes) and all(bool(t.shape[1] == batch) for t in states)
-
-
-_STATES = {torch.lstm: ("hidden", "cell"), torch.gru: ("hidden",)}
 
 
 def network(func: Any, *args: Any) -> Any:
