@@ -45,3 +45,15 @@ def test_groups_of_views(number: int, dynamic: bool) -> None:
         shared = [[a == b for a, b in itertools.combinations(p, 2)] for p in places]
         assert shared[0] == shared[1]
     assert not reasons(compiled)
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["computed", "given"])
+def test_one_of_several_views_lies_as_in_eager(given: bool) -> None:
+    """The stride of a dimension of size 1, which reaches no element, too."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return (x if given else x - 1).t().split(1)[0]
+
+    x = torch.randn(3, 4)
+    got, want = smelt.compile(f)(x), f(x)
+    assert got.stride() == want.stride() == (1, 4)
