@@ -33,7 +33,18 @@ from smelt.graph.assignments import (
 from smelt.graph.divisors import is_rest
 from smelt.graph.effects import effects
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import INFINITE, Expr, Size, Sym, contiguous_stride, evaluate, free_syms, subs
+from smelt.graph.sizes import (
+    INFINITE,
+    Expr,
+    Size,
+    Sym,
+    bounds,
+    ceil_div,
+    contiguous_stride,
+    evaluate,
+    free_syms,
+    subs,
+)
 from smelt.graph.specs import at_numbers, empty_like_spec, make_spec, with_sizes
 from smelt.ops.known_layouts import OF_SEVERAL, known_layout
 from smelt.ops.layouts import Accepted, not_tried, on_metas, seen_on_gpu
@@ -262,6 +273,30 @@ def _name(func: OpOverload) -> str:
     return func._schema.name.removeprefix("aten::")
 
 
+def _check_count(
+    func: OpOverload,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    spec_of: Callable[[Any], TensorSpec | None],
+) -> None:
+    """Raises NeedsFixedSize for the pieces of a dimension where its length decides how many there are: of the sizes that are
+    tried, millions."""
+    if _name(func) not in ("unbind", "split", "unsafe_split"):
+        return
+    named = _named(func, args, kwargs)
+    spec, dim = spec_of(named["self"]), named["dim"]
+    if spec is None or not -len(spec.shape) <= dim < len(spec.shape):
+        return
+    each = named.get("split_size", 1)
+    if not isinstance(each, int) or each < 1:
+        return
+    fewest, most = bounds(ceil_div(spec.shape[dim], each))
+    if fewest < most:
+        raise NeedsFixedSize(
+            f"{_name(func)}: how many results there are depends on sizes", free_syms(spec.shape[dim])
+        )
+
+
 def _results(
     func: OpOverload,
     args: Sequence[Any],
@@ -271,6 +306,7 @@ def _results(
 ) -> Any:
     asked = _Asked(func, args, kwargs, device, spec_of)
     syms, specs, sizes = asked.syms, asked.specs, asked.sizes
+    _check_count(func, args, kwargs, spec_of)
     answers, given = [], []
     for k in range(COUNT):
         out, back = asked.answer(k)

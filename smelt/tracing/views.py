@@ -75,7 +75,7 @@ class Views:
                 made = _seen(look.at, given, results, bases)
                 if look.creation is not None:
                     if not made._is_view() or any(made is t for t in tensors):
-                        made = torch.ops.aten.alias.default(made)
+                        made = made[...]
                     set_creation_meta(made, look.creation)
                 results[look.output] = made
             return results

@@ -198,3 +198,16 @@ def test_what_eager_refuses_is_refused(f: Callable[[torch.Tensor], Any]) -> None
     with pytest.raises(type(want.value)) as got:
         smelt.compile(f, dynamic=True)(x)
     assert str(got.value) == str(want.value)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [lambda x: x.flatten().unbind(0)[0], lambda x: x.flatten().split(2)[-1], lambda x: x.unsafe_split(1)[0]],
+)
+def test_many_pieces_are_not_made_to_learn_how_many(pieces: Program) -> None:
+    """Of large sizes that are tried there are millions; a size that changes is tried with more of them."""
+    compiled = smelt.compile(pieces)
+    for shape in ((3, 4), (5, 4), (5, 7)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(compiled(x), pieces(x))
+    assert not reasons(compiled)
