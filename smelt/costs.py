@@ -67,6 +67,9 @@ class Costs:
     inline_limit: float  # additions of an expression; a larger one is not inlined into another
     inline_depth: int  # operators on top of each other in an expression; deeper ones are cut
 
+    # Concatenations (ops/moves.py)
+    joined_parts: int  # at most; each element of the result tells by comparisons which part it is in
+
     # Which loops join (schedule/fuse.py, groups.py, nests.py)
     candidates: int  # groups tried for a unit, nearest first
     kernel_buffers: int  # buffers that a kernel may touch

@@ -31,7 +31,7 @@ declare("flip roll repeat", linear=("self",))
 
 
 @operator(aten.cat.default, out=aten.cat.out)
-def cat(b: Builder, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+def cat(b: Builder, tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
     """Empty vectors (shape (0,)) do not count, as in ATen; parts may differ in dtype."""
     parts = [t for t in tensors if t.shape != (0,)]
     dim %= len(b.spec.shape)
@@ -39,8 +39,8 @@ def cat(b: Builder, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return _joined(b, parts, dim, [t.shape[dim] for t in parts], lambda i, at: (*i[:dim], at, *i[dim + 1 :]))
 
 
-@operator(aten.stack.default)
-def stack(b: Builder, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+@operator(aten.stack.default, out=aten.stack.out)
+def stack(b: Builder, tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
     """`dim` counts in the result's dimensions."""
     dim %= len(b.spec.shape)
     return _joined(b, tensors, dim, [1] * len(tensors), lambda i, at: (*i[:dim], *i[dim + 1 :]))
@@ -52,8 +52,11 @@ def _joined(
     dim: int,
     sizes: Sequence[Size],
     index: Callable[[Index, Size], Index],
-) -> Tensor:
-    """Parts one after the other along `dim`: a chain of `where`, each part read only where it stands."""
+) -> Tensor | None:
+    """Parts one after the other along `dim`: a chain of `where`, each part read only where it stands. None for so many that
+    the chain takes longer than a copy of each."""
+    if len(parts) > b.costs.joined_parts:
+        return None
     dtype = b.spec.dtype
     starts = [sum(sizes[:k]) for k in range(len(sizes))]
 

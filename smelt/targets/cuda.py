@@ -51,6 +51,7 @@ COSTS = Costs(
     launch=50e6,  # 2 us of a whole device
     inline_limit=250.0,
     inline_depth=60,
+    joined_parts=24,  # not measured
     candidates=6,
     kernel_buffers=64,
     row_kernel_rows=64,
