@@ -40,10 +40,9 @@ COSTS = Costs(
     # Each operator is five frames of Python's stack, of 1,000: what walks expressions recurses. The models have no more
     # kernels than with 200 (with 30, 7 more; with 20, 21 more).
     inline_depth=60,
-    # A chain over a copy, tensors of 8 KiB to 1 MiB, joined before and behind elementwise operators and layer norms: 0.41 to
-    # 1.78 of the time for 2 parts (median 0.68), 0.63 to 2.14 for 3 (0.89), 0.67 to 2.59 for 4 (1.20), 1.2 to 6.2 for 8
-    # (2.4), 8 for 32, 40 for 128. DenseNet-121 takes 0.64 of the time with copies, 0.82 in training, and its first call
-    # 0.58; Swin, Inception, Res2Net and HRNet, of three or four parts, 0.96 to 1.05.
+    # The time of one kernel over that of copies (`python -m benchmarks.joined`): 0.71 for 2 parts (median of programs and
+    # shapes; 0.37 to 1.79), 0.92 for 3, 1.29 for 4 (0.66 to 2.48), 2.6 for 8, 53 for 128. Swin, Inception, Res2Net and HRNet,
+    # which join three or four, take 0.96 to 1.05 of the time.
     joined_parts=3,
     # Kernels of the models: 3,313 for 1, 2,942 (2), 2,807 (3), 2,762 (4), 2,734 from 5 on.
     candidates=6,
