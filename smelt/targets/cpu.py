@@ -41,8 +41,8 @@ COSTS = Costs(
     # kernels than with 200 (with 30, 7 more; with 20, 21 more).
     inline_depth=60,
     # The time of one kernel over that of copies (`python -m benchmarks.joined`): 0.71 for 2 parts (median of programs and
-    # shapes; 0.37 to 1.79), 0.92 for 3, 1.29 for 4 (0.66 to 2.48), 2.6 for 8, 53 for 128. Swin, Inception, Res2Net and HRNet,
-    # which join three or four, take 0.96 to 1.05 of the time.
+    # shapes; 0.37 to 1.79), 0.92 for 3, 1.29 for 4 (0.66 to 2.48), 2.6 for 8, 53 for 128. Swin, Inception, Res2Net and
+    # HRNet, which join three or four, take 0.96 to 1.05 of the time.
     joined_parts=3,
     # Kernels of the models: 3,313 for 1, 2,942 (2), 2,807 (3), 2,762 (4), 2,734 from 5 on.
     candidates=6,
