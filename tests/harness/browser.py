@@ -59,11 +59,13 @@ def opened(browser: Any, path: Path, view: str = "", scheme: str = "light") -> I
 
 
 def visit(page: Any, view: str) -> None:
-    """Goes to a view, and returns when it is drawn: the page's own listener, which draws, comes before this one."""
+    """Goes to a view, and returns when it is drawn: the page's own listener, which draws, comes before this one, and what it
+    draws further after a frame."""
     page.evaluate(
         """(address) => new Promise((drawn) => {
+          const frame = (then) => requestAnimationFrame(() => setTimeout(then));
           if (location.hash === address) return drawn();
-          addEventListener("hashchange", () => setTimeout(drawn), { once: true });
+          addEventListener("hashchange", () => frame(() => frame(drawn)), { once: true });
           location.hash = address;
         })""",
         f"#{view}",

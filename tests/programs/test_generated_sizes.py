@@ -47,7 +47,8 @@ def test_programs_are_valid_and_various() -> None:
         ".reshape(", ".unflatten(", ".expand(", "torch.cat(", "F.pad(", " @ ", "softmax(", "F.layer_norm(", ".cumsum(",
         ".gather(", ".index_put(",
         ".add_(", "+= 2", ".sort(", " if ", "torch.arange(", "F.cross_entropy(", "F.conv1d(", "F.one_hot(",
-        ".unfold(", ".diagonal(", "F.dropout(", "F.scaled_dot_product_attention(", ".batch_norm(",
+        ".unfold(", ".diagonal(", "F.dropout(", "F.scaled_dot_product_attention(", ".batch_norm(", "torch.complex(",
+        ".conj()", "view_as_real(", ".imag.mul_(", ".view_as(",
     ):  # fmt: skip
         assert bodies.count(text) > 10, text
 
