@@ -15,15 +15,20 @@ operator = listed(OPERATORS)
 
 
 @operator(4)
-def made_complex(w: Writer) -> Value | None:
-    """Of two variables of one shape."""
+def made_complex(w: Writer) -> bool | None:
+    """Of two variables of one shape, and mostly what is computed of it."""
     if (a := w.value(*FLOATS)) is None:
         return None
     b = w.one_of([b for b in reversed(w.values) if b.kind in FLOATS and b.dims == a.dims])
     form = w.one_of(
         ["torch.complex({}, {})", "torch.view_as_complex(torch.stack([{}, {}], -1))", "{} + 1j * {}"]
     )
-    return Value(form.format(a.name, b.name), a.dims, "complex")
+    w.assign(Value(form.format(a.name, b.name), a.dims, "complex"))
+    for _ in range(w.pick(4)):
+        made = w.one_of([of_one, of_two, as_real, written_complex])(w)
+        if isinstance(made, Value):
+            w.assign(made)
+    return True
 
 
 @operator(3)
