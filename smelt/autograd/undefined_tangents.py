@@ -45,9 +45,7 @@ class _Zeros:
         self.undefined = undefined
         self.names = {n.name for n in backward}
         self.values: dict[Node, Node | None] = {}
-        self.defined: set[Node] = (
-            set()
-        )  # nodes of the old graph that are computed from tangents that are there
+        self.defined: set[Node] = set()  # of the old graph: computed from tangents that are there
         self.made: dict[Node, Node] = {}  # zero value -> a node that holds zeros
 
     def run(self) -> Graph:

@@ -63,6 +63,12 @@ def by_sizes(
     return native
 
 
+def _kept(make: Callable[[Values], Compiled]) -> Callable[[Values], Compiled]:
+    """`make`, which makes nothing again for sizes that came lately."""
+    made = lru_cache(MOST_COMPILED)(lambda items: make(dict(items)))
+    return lambda values: made(tuple(values.items()))
+
+
 class EachCompiled:
     """Instances that are compiled one by one, by `compile_at`. When that was done for MOST_COMPILED sets of sizes, others
     are what `run_at` gives, which runs operator by operator. `why`: there is no code for all sizes."""
@@ -74,22 +80,23 @@ class EachCompiled:
         why: NeedsFixedSize,
     ) -> None:
         self._compile_at, self._why = compile_at, why
-        self._compiled = 0
-        self._run_at = lru_cache(MOST_COMPILED)(lambda values: run_at(dict(values)))
+        self._compiled, self._told = 0, False
+        self._run_at = _kept(run_at)
 
     def __call__(self, values: Values) -> Instance | Compiled:
         if self._compiled < MOST_COMPILED:
             instance = self._compile_at(values)
             self._compiled += 1
             return instance
-        if not self._run_at.cache_info().misses:
+        if not self._told:
+            self._told = True
             log.warning(
                 "smelt: a graph was compiled for %d sets of sizes; others run operator by operator, as there is no code "
                 "for all sizes: %s",
                 MOST_COMPILED,
                 self._why.reason.detail,
             )
-        return self._run_at(tuple(values.items()))
+        return self._run_at(values)
 
 
 class OrByOperators:
@@ -105,7 +112,7 @@ class OrByOperators:
     ) -> None:
         self._traced, self._make, self._first = traced, make, first
         self._failed = False
-        self._run_at = lru_cache(MOST_COMPILED)(lambda values: run_at(dict(values)))
+        self.by_operators = _kept(run_at)
 
     def __call__(self, values: Values) -> Instance | Compiled:
         if self._failed:
@@ -113,10 +120,6 @@ class OrByOperators:
         if values == self._first:  # as the entry is made: there is none where this fails
             return self._make(values)
         return self._traced.later(lambda: self._make(values), lambda: self._given_up(values))
-
-    def by_operators(self, values: Values) -> Compiled:
-        """What runs operator by operator for these sizes."""
-        return self._run_at(tuple(values.items()))
 
     def _given_up(self, values: Values) -> Compiled:
         self._failed = True

@@ -32,11 +32,11 @@ def with_signs_apart(graph: Graph) -> Graph:
     """`graph` (aten level) where results that are such views are made a second time, for nobody else; the same object where
     there are none."""
     twice: set[Node] = set()
-    for result in leaves(graph.nodes[-1].args, Node):
+    for result in leaves(graph.output.args, Node):
         chain = _views(result)
-        last = next((k for k, n in enumerate(chain) if n.target is NEGATIVE), None)
-        if last is not None and not only_returned(graph, chain[last]):
-            twice.update(chain[: last + 1])
+        signs = [k for k, n in enumerate(chain) if n.target is NEGATIVE and not only_returned(graph, n)]
+        if signs:
+            twice.update(chain[: signs[-1] + 1])
     if not twice:
         return graph
     made, copy_of = passes.copied(graph, graph.constants)
@@ -57,10 +57,9 @@ def with_signs_apart(graph: Graph) -> Graph:
                 node.source,
             )
             nodes.append(again[node])
-    output = nodes[-1]
-    of_copies = {copy_of[node]: second for node, second in again.items()}
-    output.args = map_nodes(output.args, lambda n: of_copies.get(n, n))
     made.nodes = nodes
+    of_copies = {copy_of[node]: second for node, second in again.items()}
+    made.output.args = map_nodes(made.output.args, lambda n: of_copies.get(n, n))
     return made
 
 
