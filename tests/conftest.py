@@ -43,6 +43,12 @@ def pytest_configure(config: pytest.Config) -> None:
         compiled.activate()
 
 
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Random constants of a module are the same whatever was imported before it."""
+    if isinstance(collector, pytest.Module):
+        torch.manual_seed(0)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test that needs the simulated device runs in another process, which is asked for the outcome."""
     if not simulated.inside():
