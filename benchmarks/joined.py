@@ -2,8 +2,8 @@
 
     python -m benchmarks.joined [--out DIR]
 
-`joined_parts` in `smelt/targets/cpu.py` says up to how many parts are joined by a kernel. Medians of interleaved rounds,
-inference, and of DenseNet-121 steps too; one thread. Writes joined.md.
+`joined_parts` in `smelt/targets/cpu.py` says up to how many parts are joined by a kernel. Medians of calls that take turns:
+of inference, and of DenseNet-121 also of training steps; one thread. Writes joined.md.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
-import time
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -65,23 +65,6 @@ def compiled(
     return made | {"eager": lambda: call(fn)}
 
 
-def median(found: list[float]) -> float:
-    return sorted(found)[len(found) // 2]
-
-
-def seconds(calls: dict[str, Callable[[], object]], rounds: int, least: float) -> dict[str, float]:
-    """Medians of a call; `least`: seconds of a round."""
-    found: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            start, n = time.perf_counter(), 0
-            while (spent := time.perf_counter() - start) < least or not n:
-                call()
-                n += 1
-            found[name].append(spent / n)
-    return {name: median(times) for name, times in found.items()}
-
-
 def of_parts(parts: int) -> str:
     """A row: kernel over copies of all programs and shapes, and each over eager."""
     ratios: dict[str, list[float]] = {"copies": [], "eager kernel": [], "eager copies": []}
@@ -89,11 +72,11 @@ def of_parts(parts: int) -> str:
         xs = [torch.randn(shape) for _ in range(parts)]
         for join in PROGRAMS.values():
             calls = compiled(lambda f, xs=xs: f(*xs), lambda *xs, join=join, dim=dim: join(list(xs), dim))  # type: ignore[misc]
-            times = seconds(calls, 5, 0.002)
+            times = measure.interleaved(calls, 0.05)
             ratios["copies"].append(times["kernel"] / times["copies"])
             ratios["eager kernel"].append(times["eager"] / times["kernel"])
             ratios["eager copies"].append(times["eager"] / times["copies"])
-    cells = (f"{min(r):.2f} to {max(r):.2f}, median {median(r):.2f}" for r in ratios.values())
+    cells = (f"{min(r):.2f} to {max(r):.2f}, median {statistics.median(r):.2f}" for r in ratios.values())
     return f"| {parts} | {' | '.join(cells)} |"
 
 
@@ -110,7 +93,7 @@ def of_dense_net(train: bool) -> str:
                 result.sum().backward()
                 model.zero_grad()
 
-    times = seconds(compiled(call, model), 7, 0.0)
+    times = measure.interleaved(compiled(call, model))
     return (
         f"| {'a step' if train else 'a call'} | {times['kernel'] * 1e3:.1f} | {times['copies'] * 1e3:.1f} | "
         f"{times['eager'] * 1e3:.1f} | {times['copies'] / times['kernel']:.2f} |"

@@ -30,7 +30,7 @@ from smelt.ops.overwritten import is_empty, overwriting
 from smelt.ops.raising import may_raise, must_run, numbers_to_fit
 from smelt.ops.recompute import Class
 from smelt.ops.registry import row
-from smelt.ops.returned_signs import is_view, only_returned, with_signs_apart
+from smelt.ops.returned_signs import is_part, only_returned, with_signs_apart
 from smelt.torch_private import OpOverload
 
 aten = torch.ops.aten
@@ -337,7 +337,7 @@ def _is_written_by_kernel(node: Any) -> bool:
 
 def _may_alias_input(node: object) -> bool:
     """Whether a value is an input or constant, or a view of one."""
-    while isinstance(node, Node) and (node.target is operator.getitem or is_view(node)):
+    while isinstance(node, Node) and is_part(node):
         node = node.args[0]
     return isinstance(node, Node) and node.op in ("placeholder", "get_attr")
 

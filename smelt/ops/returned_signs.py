@@ -19,11 +19,16 @@ from smelt.torch_private import OpOverload
 def only_returned(graph: Graph, node: Node) -> bool:
     """Whether a value, and views of it, are results of the graph and nothing else."""
     users = [n for n in graph if node in leaves([n.args, n.kwargs], Node)]
-    return all(n.op == "output" or (_is_part(n) and only_returned(graph, n)) for n in users)
+    return all(n.op == "output" or (is_part(n) and only_returned(graph, n)) for n in users)
 
 
-def is_view(node: Node) -> bool:
-    """Whether an operator gives views of its first argument."""
+def is_part(node: Node) -> bool:
+    """Whether a node gives views of its first argument, or is one of several."""
+    return node.target is operator.getitem or _is_view(node)
+
+
+def _is_view(node: Node) -> bool:
+    """Whether an operator gives views of its first argument, and nothing else."""
     results = effects(node.target).results if isinstance(node.target, OpOverload) else ()
     return bool(results) and all(r.kind == "view" for r in results)
 
@@ -66,12 +71,7 @@ def with_signs_apart(graph: Graph) -> Graph:
 def _views(node: Node) -> list[Node]:
     """The views, the last first, that a value was taken through."""
     found = []
-    while _is_part(node):
+    while is_part(node):
         found.append(node)
         node = node.args[0]
     return found
-
-
-def _is_part(node: Node) -> bool:
-    """Whether a node gives views of its first argument, or is one of several."""
-    return node.target is operator.getitem or is_view(node)

@@ -13,7 +13,7 @@ from smelt.graph.tree import map_leaves
 from smelt.loops.tensor import Extern, Index, Map, Program, Tensor
 from smelt.schedule.beside import Pairs, joined
 from smelt.schedule.groups import Group
-from smelt.schedule.inline import Units, base
+from smelt.schedule.inline import Units, base, returned
 from smelt.schedule.kernels import KernelBuilder
 from smelt.schedule.schedule import (
     BufferKind,
@@ -50,7 +50,7 @@ class _Builder:
         self.specs: list[BufferSpec] = []
         self.ids: dict[Tensor, int] = {}
         self.views: dict[tuple[int, Layout, int | None], int] = {}
-        self.escaping = {base(t) for t in program.outputs if t is not None}
+        self.escaping = returned(program)
         self.in_memory = units.required | _read_by_others(groups)
         self.tensors = {t.order: t for t in _all_tensors(program)}
         for tensor in program.inputs:

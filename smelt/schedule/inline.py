@@ -84,6 +84,16 @@ def base(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def returned(program: Program) -> set[Tensor]:
+    """The tensors whose memory results look at."""
+    return {base(t) for t in program.outputs if t is not None}
+
+
+def _runs(call: Extern, needed: set[Tensor]) -> bool:
+    """Whether a call of ATen's is made: it does more than give results, or some of these are needed."""
+    return is_effectful(call.op) or call.raises or any(r in needed for r in call.results)
+
+
 def choose_units(program: Program, costs: Costs, join: bool = True) -> Units:
     """What gets loops of its own, in program order. `join` False: every elementwise tensor that is no view does."""
     required = required_in_memory(program)
@@ -111,14 +121,14 @@ def choose_units(program: Program, costs: Costs, join: bool = True) -> Units:
 
 def _read(steps: Sequence[Unit | Extern], program: Program) -> list[Unit | Extern]:
     """Without what nobody reads after all: parts of a whole of which others are looked at, as the values at those tell."""
-    needed = {base(t) for t in program.outputs if t is not None}
+    needed = returned(program)
     kept: list[Unit | Extern] = []
     for step in reversed(steps):
         if isinstance(step, Unit):
             if step.target is None and step.tensor not in needed:
                 continue
             needed.update(t for t, _ in step.reads)
-        elif is_effectful(step.op) or step.raises or not needed.isdisjoint(step.results):
+        elif _runs(step, needed):
             needed.update(base(t) for t in leaves([step.args, step.kwargs], Tensor))
         else:
             continue
@@ -128,7 +138,7 @@ def _read(steps: Sequence[Unit | Extern], program: Program) -> list[Unit | Exter
 
 def required_in_memory(program: Program) -> set[Tensor]:
     """What is in memory however the program is fused: results, and what ATen calls read."""
-    required = {base(t) for t in program.outputs if t is not None}
+    required = returned(program)
     for step in program.steps:
         if isinstance(step, Extern):
             required.update(base(t) for t in leaves([step.args, step.kwargs], Tensor))
@@ -176,11 +186,11 @@ def _choose(
     """From the end of the program to its beginning: how often is each tensor read, and so is it worth a unit?"""
     weight = _weights(program, required, costs)
     reads: Counter[Tensor] = Counter()
-    needed: set[Tensor] = {base(t) for t in program.outputs if t is not None} | targets
+    needed = returned(program) | targets
     chosen = _Chosen(set(), set())
     for step in reversed(program.steps):
         if isinstance(step, Extern):
-            if is_effectful(step.op) or step.raises or any(r in needed for r in step.results):
+            if _runs(step, needed):
                 chosen.externs.add(step.order)
                 needed.update(base(t) for t in leaves([step.args, step.kwargs], Tensor))
         elif isinstance(step, Tensor) and (step in needed or reads[step]):

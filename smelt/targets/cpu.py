@@ -40,9 +40,8 @@ COSTS = Costs(
     # Each operator is five frames of Python's stack, of 1,000: what walks expressions recurses. The models have no more
     # kernels than with 200 (with 30, 7 more; with 20, 21 more).
     inline_depth=60,
-    # The time of one kernel over that of copies (`python -m benchmarks.joined`): 0.71 for 2 parts (median of programs and
-    # shapes; 0.37 to 1.79), 0.92 for 3, 1.29 for 4 (0.66 to 2.48), 2.6 for 8, 53 for 128. Swin, Inception, Res2Net and
-    # HRNet, which join three or four, take 0.96 to 1.05 of the time.
+    # The time of one kernel over that of copies (`python -m benchmarks.joined`): 0.74 for 2 parts (median of programs and
+    # shapes; 0.45 to 1.74), 0.92 for 3, 1.21 for 4 (0.78 to 2.36), 2.4 for 8, 49 for 128.
     joined_parts=3,
     # Kernels of the models: 3,313 for 1, 2,942 (2), 2,807 (3), 2,762 (4), 2,734 from 5 on.
     candidates=6,

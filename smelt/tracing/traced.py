@@ -66,6 +66,8 @@ class Traced:
     The aten graph is functional but for `copy_` nodes at its end that write inputs (`mutated`: their positions).
     `needs_grad`: running the aten graph would lose gradients (or that an output is an inference tensor): the joint graph is
     what runs, or autograd has to see the torch-level graph run, operator by operator.
+    `differs` is told that compiled code is wrong (the option `verify`); `failed` that a part could not be compiled when a
+    later call, or a backward, needed it: it may raise.
     """
 
     torch_graph: Graph
@@ -81,12 +83,8 @@ class Traced:
     sizes: Mapping[Sym, SizeInput] = field(default_factory=dict)  # of the symbols in specs and arguments
     data: SizesOfData | None = None  # where there are symbols that data decide
     joint: Joint | None = None  # where gradients are needed, were asked for, and can be had ahead of time
-    differs: Callable[[Reason], None] | None = (
-        None  # is told that compiled code is wrong (the option `verify`)
-    )
-    failed: Callable[[Exception], None] | None = (
-        None  # is told that a part could not be compiled when a later call needed it; may raise
-    )
+    differs: Callable[[Reason], None] | None = None
+    failed: Callable[[Exception], None] | None = None
     title: str = ""  # the function that was traced, for people
 
     def example_inputs(self) -> tuple[Any, ...]:
