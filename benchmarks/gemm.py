@@ -19,12 +19,12 @@ from dataclasses import dataclass
 
 import torch
 
-from smelt.codegen.calls.matrices import plan_product
-from smelt.codegen.calls.request import Request
-from smelt.codegen.cost import prefers_native
-from smelt.codegen.llvm.products.compile import compile_products
-from smelt.codegen.llvm.products.product import Product
-from smelt.codegen.load import load
+from smelt.codegen.call_selection.call_requests import Request
+from smelt.codegen.call_selection.gemm_calls import plan_product
+from smelt.codegen.gemm_profitability import prefers_native
+from smelt.codegen.llvm.gemm.compile_gemm import compile_products
+from smelt.codegen.llvm.gemm.gemm_spec import Product
+from smelt.codegen.plan_loading import load
 from smelt.config import DEFAULT
 from smelt.graph.ir import TensorSpec
 from smelt.plan.steps import Alloc, Launch, Plan

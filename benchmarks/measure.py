@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from smelt.codegen.llvm.host import host
+from smelt.codegen.llvm.host_cpu import host
 from smelt.config import DEFAULT, Config
 from smelt.targets import cpu
 

@@ -21,8 +21,8 @@ from torch import nn
 import smelt
 from benchmarks import measure
 from benchmarks.models import MODELS, build, tensors
-from smelt.codegen.load import load
-from smelt.plan.bytes import from_bytes, to_bytes
+from smelt.codegen.plan_loading import load
+from smelt.plan.serialization import from_bytes, to_bytes
 from smelt.plan.steps import Plan
 from smelt.targets import cpu
 

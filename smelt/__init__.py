@@ -5,7 +5,7 @@
 
 import os
 
-from smelt import config, errors, support
+from smelt import compatibility, config, errors
 from smelt.api import (
     compile,
     disable,
@@ -19,7 +19,7 @@ from smelt.api import (
     set_logs,
     trace,
 )
-from smelt.marks import mark_dynamic, mark_static
+from smelt.size_marks import mark_dynamic, mark_static
 
 __all__ = [
     "__version__",
@@ -47,7 +47,7 @@ unavailable: str | None  # why nothing can be compiled with this torch and this 
 def __getattr__(name: str) -> object:
     """`unavailable`, of which not all is known before the compiler is imported."""
     if name == "unavailable":
-        return support.unavailable
+        return compatibility.unavailable
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

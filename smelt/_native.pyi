@@ -224,7 +224,7 @@ _PlanSpec = tuple[
 ]
 
 class Plan:
-    """An executable plan; `smelt.plan.executable` makes its `spec`."""
+    """An executable plan; `smelt.plan.executable_plan` makes its `spec`."""
 
     arena_bytes: int  # scratch memory that one call uses
     idle_bytes: int  # held between calls
@@ -250,7 +250,7 @@ class Plan:
         """Frees graphs, and the arenas that no call is using; returns their bytes. The next call makes a new one."""
 
 class PlanTemplate:
-    """Plans for sizes; `smelt.plan.executable` makes its `spec`, where `Slot`s stand for numbers that depend on sizes.
+    """Plans for sizes; `smelt.plan.executable_plan` makes its `spec`, where `Slot`s stand for numbers that depend on sizes.
 
     `sizes`: how many there are, which are the first slots; what computes the others, (operation, slot, slot) each or (0,
     number, 0); for which sizes the plans are, as slots of what must be at least 0, or must not; the temporaries in the arena

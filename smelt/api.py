@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar, overload
 
-from smelt import support
+from smelt import compatibility
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -73,7 +73,7 @@ def compile(
         Unavailable: smelt cannot work with this torch or Python, and `fullgraph` asked for a program that is compiled
             as a whole. Without it, `model` is returned as it is, and a warning says why, once.
     """
-    return support.compiler().compile(
+    return compatibility.compiler().compile(
         model,
         fullgraph=fullgraph,
         dynamic=dynamic,
@@ -102,14 +102,14 @@ def explain(fn: Callable[..., Any], *, times: int = 0, **options: Any) -> Callab
     work with this torch or Python.
     """
     anew = functools.partial(compile, fn, **options)
-    explained: Callable[..., Any] = support.compiler().explain(fn, anew, bool(options), times)
+    explained: Callable[..., Any] = compatibility.compiler().explain(fn, anew, bool(options), times)
     return explained
 
 
 def reset() -> None:
     """Forgets everything compiled: every cache is emptied, memory held by plans is freed. Compiled callables stay valid
     and compile again at their next call."""
-    support.compiler().reset()
+    compatibility.compiler().reset()
 
 
 def disable(fn: Any = None, recursive: bool = True) -> Any:
@@ -117,7 +117,7 @@ def disable(fn: Any = None, recursive: bool = True) -> Any:
 
     A compiled function that calls it has a graph break there. Nothing is newly compiled while it runs.
     """
-    return support.compiler().disable(fn, recursive)
+    return compatibility.compiler().disable(fn, recursive)
 
 
 def is_compiling() -> bool:
@@ -157,7 +157,7 @@ def trace(
         SmeltError: there was nothing to capture in the call.
     Exceptions of `fn` are its own.
     """
-    return support.compiler().trace(fn, dynamic=dynamic, backend=backend, options=options)
+    return compatibility.compiler().trace(fn, dynamic=dynamic, backend=backend, options=options)
 
 
 def set_logs(*, json: str | os.PathLike[str] | None = None, **names: bool) -> None:
@@ -196,12 +196,12 @@ def dump(directory: str | os.PathLike[str], *, override: bool = False) -> Abstra
     Raises OSError where the directory cannot be made; a file that cannot be written is logged. With `override`, a compiled
     call raises `smelt.errors.ArtifactError` where an edited graph has other inputs, outputs or writes than the captured one.
     """
-    return support.compiler().dump(directory, override)
+    return compatibility.compiler().dump(directory, override)
 
 
 def list_backends() -> list[str]:
     """Names accepted by `compile(backend=...)`."""
-    return support.compiler().list_backends()
+    return compatibility.compiler().list_backends()
 
 
 def register_backend(fn: Callable[..., Any] | None = None, *, name: str | None = None) -> Any:
@@ -211,5 +211,5 @@ def register_backend(fn: Callable[..., Any] | None = None, *, name: str | None =
     """
     if fn is None:
         return functools.partial(register_backend, name=name)
-    support.compiler().register_backend(fn, name)
+    compatibility.compiler().register_backend(fn, name)
     return fn

@@ -1,5 +1,5 @@
 """What the public functions of `api.py` do: arguments are checked, and what is compiled is made, functions and modules that
-are called like the original. With this module the whole compiler is imported (`support.py` says when)."""
+are called like the original. With this module the whole compiler is imported (`compatibility.py` says when)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ import torch
 from torch import nn
 
 from smelt import _native, config
-from smelt.backends import registry
+from smelt.backends import backend_registry
 from smelt.capture.base.bytecode import SUSPENDABLE
-from smelt.capture.driver import entries
-from smelt.capture.driver.compiler import FrameCompiler, set_disabled
+from smelt.capture.driver import cache_entries
+from smelt.capture.driver.frame_compiler import FrameCompiler, set_disabled
 from smelt.errors import OptionError
 from smelt.report.dump import Dump, dumping, from_environment
 from smelt.report.explain import explained
@@ -56,7 +56,7 @@ class Settings:
         """A new one, with no entries. Raises what `registry.lookup` and `Config.with_options` raise."""
         options = dict(self.options) | _OF_MODE.get(self.mode, {})
         return FrameCompiler(
-            backend=registry.lookup(self.backend),
+            backend=backend_registry.lookup(self.backend),
             config=config.DEFAULT.with_options(options),
             fullgraph=self.fullgraph,
             dynamic=self.dynamic,
@@ -110,7 +110,7 @@ def _checked(
     if options is not None and not isinstance(options, dict):
         raise OptionError(f"smelt.compile: options must be a dict, got {options!r}")
     config.DEFAULT.with_options(options)
-    registry.lookup(backend)
+    backend_registry.lookup(backend)
     return Settings(bool(fullgraph), dynamic, backend, mode, tuple((options or {}).items()))
 
 
@@ -141,7 +141,7 @@ def _compiled_function(
     functools.update_wrapper(own, fn)
     own.__kwdefaults__ = fn.__kwdefaults__
     del own.__wrapped__  # type: ignore[attr-defined]
-    wrapped = entries.wrap(own, compiler, traced, fn)
+    wrapped = cache_entries.wrap(own, compiler, traced, fn)
     wrapped._smelt_original = fn if original is None else original
     wrapped._smelt_settings = settings
     return wrapped
@@ -276,7 +276,7 @@ def explain(fn: Any, anew: Callable[[], Any], differently: bool, times: int) -> 
 
 def reset() -> None:
     """Forgets what was compiled, and frees what plans hold."""
-    entries.reset()
+    cache_entries.reset()
     release_all()
     gc.collect()
     _native.release_blocks()
@@ -322,12 +322,12 @@ def dump(directory: str | os.PathLike[str], override: bool) -> AbstractContextMa
 
 def list_backends() -> list[str]:
     """The names of all backends."""
-    return registry.list_backends()
+    return backend_registry.list_backends()
 
 
 def register_backend(fn: Callable[..., Any], name: str | None) -> None:
     """Makes `fn` a backend."""
-    registry.register_backend(fn, name=name)
+    backend_registry.register_backend(fn, name=name)
 
 
 from_environment(os.environ)

@@ -22,7 +22,7 @@ class Config:
                       (docs/verify.md)
     verify_stages     run the verifiers between stages
     threads           threads a kernel may use (0: torch.get_num_threads() at each call)
-    kernel_cache      keep compiled kernels of GPUs on disk, for other processes (runtime/kept.py says where)
+    kernel_cache      keep compiled kernels of GPUs on disk, for other processes (runtime/disk_cache.py says where)
     kernel_cache_bytes
                       how much may lie there: what was used longest ago goes
     cuda_graphs       replay runs as CUDA graphs where they can be (what mode="reduce-overhead" sets)

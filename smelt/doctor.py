@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 import smelt
-from smelt import support, torch_private
+from smelt import compatibility, torch_private
 
 # What may change what smelt does, or how fast it is.
 VARIABLES = (
@@ -52,7 +52,7 @@ def _section(title: str, rows: Rows | list[tuple[str, str]]) -> None:
 def versions() -> Rows:
     """Of smelt, Python, torch and of libraries that programs are made of."""
     yield "smelt", f"{smelt.__version__}, {Path(smelt.__file__).parent}"
-    yield "extension", support.built_for() or "none for this Python"
+    yield "extension", compatibility.built_for() or "none for this Python"
     yield "Python", f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}"
     yield "torch", f"{torch.__version__}, {_torch_build()}"
     for library in LIBRARIES:
@@ -81,8 +81,8 @@ def _torch_build() -> str:
 def machine() -> Rows:
     """The operating system, the CPU as LLVM knows it, what is kept on disk, threads, devices."""
     yield "system", f"{platform.system()} {platform.machine()}, {' '.join(platform.libc_ver())}"
-    if support.unavailable is None:
-        host = importlib.import_module("smelt.codegen.llvm.host").host()
+    if compatibility.unavailable is None:
+        host = importlib.import_module("smelt.codegen.llvm.host_cpu").host()
         costs = importlib.import_module("smelt.targets.cpu").PRODUCT_COSTS
         yield "CPU", f"{host.cpu}, vectors of {host.bits} bits"
         yield (
@@ -107,7 +107,7 @@ def _on_gpu(device: torch.device) -> str:
 
 def _kept() -> str:
     """Where, and how much; or why not."""
-    store = importlib.import_module("smelt.runtime.kept").store()
+    store = importlib.import_module("smelt.runtime.disk_cache").store()
     if store is None:
         return "none: kernel_cache is off, or there is no home"
     if why := store.why_not():
@@ -132,9 +132,9 @@ def not_built() -> Rows:
 
 def checks() -> Rows:
     """Whether smelt can work here at all and, if so, each program of `PROGRAMS`: "yes", or what went wrong."""
-    support.compiler()
-    yield "smelt", support.unavailable or "yes"
-    if support.unavailable is None:
+    compatibility.compiler()
+    yield "smelt", compatibility.unavailable or "yes"
+    if compatibility.unavailable is None:
         for name, program in PROGRAMS.items():
             yield name, _outcome(program)
 

@@ -25,7 +25,7 @@ class Unsupported(SmeltError):
 
 
 class NeedsFixedSize(Unsupported):
-    """Something works for fixed sizes only: `symbols` (`graph.sizes.Sym`) are to be numbers. A capture begins again without
+    """Something works for fixed sizes only: `symbols` (`shapes.expr.Sym`) are to be numbers. A capture begins again without
     them, so users do not see it. `now`: it is due to the numbers that they are in this call. `divisors`: it may be enough
     that each of these symbols is a multiple of a number, or always leaves the same remainder. `ranges`: or in a range, in
     this call. `alike`: it is enough that these, which are the same number in this call, are one symbol. `follows`: or that

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from smelt.lines import Line
+from smelt.user_lines import Line
 
 
 @dataclass(frozen=True)

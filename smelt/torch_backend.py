@@ -12,8 +12,8 @@ import torch.fx
 from smelt import api, config
 from smelt.backends.smelt import compile_graph
 from smelt.errors import SmeltError
-from smelt.tracing.trace import Trace
-from smelt.tracing.traced import Traced
+from smelt.tracing.record.trace import Trace
+from smelt.tracing.record.traced import Traced
 
 
 def compile_fx(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

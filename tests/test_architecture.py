@@ -1,23 +1,15 @@
-"""Pages name files that exist.
+"""Pages and the source name files that exist.
 
-A path in backticks is relative to the repository's root, to `smelt/`, to the folder that the page is about, or to a folder
-that the heading of its section names (also by a file in it).
+A path in backticks is relative to the repository's root, or the end of one path of a file or folder below `smelt/`.
 """
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-ABOUT = {
-    "docs/autograd.md": "smelt/autograd",
-    "docs/capture.md": "smelt/capture",
-    "docs/codegen.md": "smelt/codegen",
-    "docs/native.md": "smelt/native",
-    "docs/plan.md": "smelt/plan",
-    "docs/tracing.md": "smelt/tracing",
-}
 PAGES = [
     "ARCHITECTURE.md",
     "README.md",
@@ -26,27 +18,39 @@ PAGES = [
 ]
 
 FENCE = re.compile(r"^```.*?^```", re.M | re.S)
-SECTION = re.compile(r"^#+ ", re.M)
-PATH = re.compile(r"`([\w./-]+(?:\.(?:py|pyi|cpp|h|md)|/))`")
+PATH = re.compile(r"`([\w/-]+(?:\.(?:py|pyi|cpp|h|md)|/))`")
 CODE = re.compile(r"`[^`]*`")
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
+
+
+def _ends(path: Path) -> list[str]:
+    """The ends of a path by which it may be named: `smelt/plan/steps.py`, `plan/steps.py`, `steps.py`."""
+    parts = path.relative_to(ROOT).parts
+    slash = "/" if path.is_dir() else ""
+    return ["/".join(parts[i:]) + slash for i in range(len(parts))]
+
+
+NAMED = Counter(
+    end for path in (ROOT / "smelt").rglob("*") if "__pycache__" not in path.parts for end in _ends(path)
+)
+
+
+def missing_paths(text: str) -> list[str]:
+    """The paths in backticks that name no file, or several."""
+    return [
+        p
+        for p in PATH.findall(text)
+        if NAMED[p] != 1 and not any((root / p).exists() for root in (ROOT, ROOT / "smelt"))
+    ]
 
 
 def missing(page: str, text: str) -> list[str]:
     """What `text`, of the page at this path, names in backticks or links to and that does not exist."""
     prose = FENCE.sub("", text)
-    places = [ROOT, ROOT / "smelt", *([ROOT / ABOUT[page]] if page in ABOUT else [])]
-    found = [p for section in SECTION.split(prose) for p in _missing_in(section, places)]
-    return found + [
-        p for p in LINK.findall(CODE.sub("", prose)) if not (ROOT / page).parent.joinpath(p).exists()
+    folder = (ROOT / page).parent
+    return missing_paths(prose) + [
+        p for p in LINK.findall(CODE.sub("", prose)) if not folder.joinpath(p).exists()
     ]
-
-
-def _missing_in(section: str, places: list[Path]) -> list[str]:
-    heading, _, _ = section.partition("\n")
-    named = [place / p for p in PATH.findall(heading) for place in places]
-    nearer = [p if p.is_dir() else p.parent for p in named if p.exists()]
-    return [p for p in PATH.findall(section) if not any((place / p).exists() for place in [*places, *nearer])]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -61,4 +65,12 @@ def test_a_file_that_does_not_exist_is_found():
         "docs/gone.md",
     ]
     assert missing("docs/plan.md", "`steps.py`, `plan/steps.py`, `smelt/plan/`, [graphs](tracing.md)") == []
-    assert missing("README.md", "`steps.py`") == ["steps.py"]
+    assert missing_paths("`compile.py`, `triton/compile.py`, `gone.py`") == ["compile.py", "gone.py"]
+
+
+SOURCES = sorted(p for p in (ROOT / "smelt").rglob("*") if p.suffix in (".py", ".cpp", ".h"))
+
+
+def test_files_that_the_source_names_exist():
+    found = {str(p.relative_to(ROOT)): missing_paths(p.read_text()) for p in SOURCES}
+    assert {path: names for path, names in found.items() if names} == {}

@@ -10,8 +10,8 @@ SMELT = Path(__file__).parent.parent / "smelt"
 
 # Classes whose methods share one comment, and why no method has a docstring of its own.
 SHARED = {
-    "tracing/sym_nodes.py: Symbol": "its methods are those of torch's SymNode, which C++ calls by name",
-    "runtime/forks.py: Lock": "its methods are those of `threading.RLock`",
+    "tracing/symbolic/sym_nodes.py: Symbol": "its methods are those of torch's SymNode, which C++ calls by name",
+    "runtime/fork_locks.py: Lock": "its methods are those of `threading.RLock`",
 }
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 

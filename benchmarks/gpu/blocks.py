@@ -31,15 +31,15 @@ import torch.nn.functional as F
 
 from benchmarks.run import write
 from smelt import _native
-from smelt.codegen.triton.blocks import Blocks, choose, power, stage_points
+from smelt.codegen.triton.block_sizes import Blocks, choose, power, stage_points
+from smelt.codegen.triton.kernel_source import Source, triton_source
 from smelt.codegen.triton.ptx import Ptx, to_ptx
-from smelt.codegen.triton.source import Source, triton_source
-from smelt.graph.sizes import bounds
-from smelt.loops.ir import Kernel, stage_stores, stage_values, walk
-from smelt.loops.sums import parts
-from smelt.ops.lower import lower
-from smelt.schedule.fuse import fuse
+from smelt.loops.kernel_ir import Kernel, stage_stores, stage_values, walk
+from smelt.loops.row_sums import parts
+from smelt.ops.lowering import lower
 from smelt.schedule.schedule import KernelItem
+from smelt.schedule.schedule_program import fuse
+from smelt.shapes.expr import bounds
 from smelt.targets.cuda import COSTS
 from tests.harness.traced import traced
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import smelt
-from smelt.codegen.triton.library import library
+from smelt.codegen.triton.triton_import import library
 
 USUAL = ("eager", "torch.compile", "smelt")
 

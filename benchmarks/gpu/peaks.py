@@ -36,8 +36,8 @@ from benchmarks.gpu.models import MODELS, Built, Work
 from benchmarks.models import tensors
 from smelt.autograd.partition import Partition, partition
 from smelt.backends import smelt as backend
-from smelt.plan.build import build_plan
-from smelt.plan.memory import shares
+from smelt.plan.arena_allocation import shares
+from smelt.plan.build_plan import build_plan
 from smelt.plan.steps import Alloc, Free, Plan, defines, span_bytes
 from smelt.plan.target import Target
 from smelt.schedule.schedule import Schedule, accesses

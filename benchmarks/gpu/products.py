@@ -23,7 +23,7 @@ from benchmarks.gpu import device
 from benchmarks.gpu.tables import with_failures
 from benchmarks.gpu.timing import first_call, in_time
 from benchmarks.run import write
-from smelt.codegen.autotune import timing, tune
+from smelt.codegen.autotune import autotuner, device_timing
 
 f32, bf16 = torch.float32, torch.bfloat16
 EAGER, CUBLAS, TUNED, TORCH = "eager", "cuBLAS + kernel", "max-autotune", "torch.compile max-autotune"
@@ -120,7 +120,7 @@ def measured(case: Case, with_torch: bool, scale: int) -> dict[str, Any]:
     exact = case.fn(*(a.double() for a in args))
     row: dict[str, Any] = {"name": case.name, "first_s": {}, "error": {}, "failed": {}}
     calls: dict[str, Callable[[], Any]] = {}
-    known = set(tune._REMEMBERED)
+    known = set(autotuner._REMEMBERED)
     for who, make in makers(with_torch).items():
         call = partial(make(case.fn), *args)
         try:
@@ -130,8 +130,8 @@ def measured(case: Case, with_torch: bool, scale: int) -> dict[str, Any]:
             continue
         row["error"][who] = float((result.double() - exact).norm() / exact.norm())
         calls[who] = call
-    row["seconds"] = timing.seconds(calls, EAGER, torch.device("cuda:0"))
-    chosen = [c for key, c in tune._REMEMBERED.items() if key not in known]
+    row["seconds"] = device_timing.seconds(calls, EAGER, torch.device("cuda:0"))
+    chosen = [c for key, c in autotuner._REMEMBERED.items() if key not in known]
     row["chosen"] = [c and {"variant": c.variant, **vars(c.tile)} for c in chosen]
     return row
 

@@ -1,7 +1,7 @@
 """A joint graph becomes a forward and a backward graph, with as few bytes kept between them as the rules allow.
 
-`partition` is a pure function: nodes of the two graphs are copies. What is kept is decided in `cut.py`, what keeping
-costs in `memory.py`, what may run twice in `classes.py`.
+`partition` is a pure function: nodes of the two graphs are copies. What is kept is decided in `min_cut.py`, what keeping
+costs in `save_costs.py`, what may run twice in `recompute_classes.py`.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 
 import torch
 
-from smelt.autograd.cut import Cut, within_budget
-from smelt.autograd.cut_problem import CutProblem
-from smelt.autograd.memory import NO_HINTS, Hints, Keep, Kind
-from smelt.autograd.rewrites import NodeMaker
-from smelt.autograd.served import served
+from smelt.autograd.gradient_liveness import served
+from smelt.autograd.min_cut import Cut, within_budget
+from smelt.autograd.min_cut_problem import CutProblem
+from smelt.autograd.recompute_formulas import NodeMaker
+from smelt.autograd.save_costs import NO_HINTS, Hints, Keep, Kind
 from smelt.config import Config
+from smelt.graph.graph_passes import has_effect
+from smelt.graph.graph_printer import spec_text
 from smelt.graph.ir import Graph, Line, Node, NumberSpec, TensorSpec, argument_nodes, map_nodes
-from smelt.graph.passes import has_effect
-from smelt.graph.printer import spec_text
-from smelt.ops.raising import must_run
-from smelt.tracing.joint import Joint
+from smelt.ops.may_raise import must_run
+from smelt.tracing.backward.joint import Joint
 
 aten = torch.ops.aten
 

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 
 from smelt.errors import NeedsFixedSize
-from smelt.graph.effects import effects
+from smelt.graph.graph_passes import eliminate_dead, has_effect
 from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, free_name, map_nodes
-from smelt.graph.passes import eliminate_dead, has_effect
-from smelt.graph.sizes import bounds, free_syms
-from smelt.graph.specs import make_spec
-from smelt.ops.linear import is_zero_constant, linear_in
-from smelt.ops.results import result_spec
+from smelt.graph.operator_effects import effects
+from smelt.graph.tensor_specs import make_spec
+from smelt.ops.linearity import is_zero_constant, linear_in
+from smelt.ops.result_specs import result_spec
+from smelt.shapes.expr import bounds, free_syms
 from smelt.torch_private import OpOverload
 
 aten = torch.ops.aten

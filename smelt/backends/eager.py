@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from smelt.autograd.compile import compile_joint
-from smelt.backends.by_sizes import by_sizes
+from smelt.autograd.compile_joint import compile_joint
+from smelt.backends.size_dispatch import by_sizes
 from smelt.config import Config
-from smelt.graph.at_sizes import at_sizes, symbols_of_arguments
-from smelt.graph.graph_function import Compiled, GraphFunction
+from smelt.graph.graph_callable import Compiled, GraphFunction
 from smelt.graph.ir import Graph
-from smelt.tracing.traced import Traced
-from smelt.tracing.traced_at import traced_at
-from smelt.tracing.views import freely_written
+from smelt.graph.substitute_sizes import at_sizes, symbols_of_arguments
+from smelt.tracing.fake.returned_views import freely_written
+from smelt.tracing.record.trace_at_sizes import traced_at
+from smelt.tracing.record.traced import Traced
 
 
 def eager(traced: Traced, config: Config) -> Compiled:

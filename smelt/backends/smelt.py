@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 from smelt import _native, events, targets
-from smelt.autograd.compile import CompileGraph, compile_joint, joint_by_sizes
+from smelt.autograd.compile_joint import CompileGraph, compile_joint, joint_by_sizes
+from smelt.autograd.padded_saves import with_wider_saves
 from smelt.autograd.partition import Partition, level_of, partition
-from smelt.autograd.wider_saves import with_wider_saves
-from smelt.backends.by_sizes import (
+from smelt.backends.eager import beneath_a_node, eager
+from smelt.backends.size_dispatch import (
     LOCK,
     MOST_COMPILED,
     EachCompiled,
@@ -27,36 +28,35 @@ from smelt.backends.by_sizes import (
     by_operators,
     by_sizes,
 )
-from smelt.backends.eager import beneath_a_node, eager
-from smelt.backends.in_parts import CompilePart, Parts, Run
+from smelt.backends.unbacked_subgraphs import CompilePart, Parts, Run
 from smelt.config import Config
 from smelt.errors import ArtifactError, BackendError, NeedsFixedSize, Unsupported
-from smelt.graph import inner
-from smelt.graph.at_sizes import at_sizes, depends_inside
-from smelt.graph.data_sizes import is_of_data
-from smelt.graph.graph_function import Compiled
+from smelt.graph import subgraphs
+from smelt.graph.graph_callable import Compiled
 from smelt.graph.ir import Graph, NumberSpec, TensorSpec
-from smelt.graph.sizes import Sym, Values
-from smelt.graph.verify import verify as verify_graph
-from smelt.ops.aligned_products import align_products
-from smelt.ops.channels_last import relaid
-from smelt.ops.lower import lower
-from smelt.ops.pieces import in_pieces
-from smelt.ops.written_attention.rewrite import fuse_attention
-from smelt.plan.build import build_plan
+from smelt.graph.substitute_sizes import at_sizes, depends_inside
+from smelt.graph.unbacked_sizes import is_of_data
+from smelt.graph.verify_graph import verify as verify_graph
+from smelt.ops.lowering import lower
+from smelt.plan.build_plan import build_plan
+from smelt.plan.plan_template import Loader, Template
 from smelt.plan.steps import CPU, Plan, extern_names, kernel_names
 from smelt.plan.target import Decided, Target
-from smelt.plan.template import Loader, Template
-from smelt.plan.verify import verify as verify_plan
-from smelt.schedule.fuse import fuse
+from smelt.plan.verify_plan import verify as verify_plan
+from smelt.rewrites.aligned_gemm import align_products
+from smelt.rewrites.attention.attention_rewrite import fuse_attention
+from smelt.rewrites.channels_last import relaid
+from smelt.rewrites.chunked_gemm import in_pieces
 from smelt.schedule.schedule import Schedule
-from smelt.schedule.verify import verify as verify_schedule
-from smelt.tracing.joint import Joint
-from smelt.tracing.symbolic_layouts import ITSELF, SizeSource
-from smelt.tracing.traced import SizeInput, Traced
-from smelt.tracing.traced_at import traced_at, within_bounds
-from smelt.tracing.views import freely_written
-from smelt.verify.beside import Watching, compiled_of
+from smelt.schedule.schedule_program import fuse
+from smelt.schedule.verify_schedule import verify as verify_schedule
+from smelt.shapes.expr import Sym, Values
+from smelt.tracing.backward.joint import Joint
+from smelt.tracing.fake.returned_views import freely_written
+from smelt.tracing.record.trace_at_sizes import traced_at, within_bounds
+from smelt.tracing.record.traced import SizeInput, Traced
+from smelt.tracing.symbolic.symbolic_layouts import ITSELF, SizeSource
+from smelt.verify.shadow_execution import Watching, compiled_of
 
 log = logging.getLogger("smelt")
 
@@ -163,7 +163,7 @@ def _compile(
     graph: Graph, config: Config, target: Target, given: frozenset[int] = frozenset(), title: str = ""
 ) -> _native.Plan:
     """`given`: inputs that are left to what is compiled; `title`: what people call the graph."""
-    graph = inner.compiled(graph, lambda inside: _compile(inside, config, target, title=title))
+    graph = subgraphs.compiled(graph, lambda inside: _compile(inside, config, target, title=title))
     schedule = replace(_scheduled(graph, config, target), given=given, title=title)
     with _stage("codegen"):
         plan = build_plan(schedule, target)
@@ -402,7 +402,7 @@ def _template(
     graph: Graph, given: frozenset[int], config: Config, target: Target, sizes: Iterable[Sym], title: str
 ) -> Callable[[Values], _native.Plan]:
     """What makes the plans of a graph for given `sizes`; its code is compiled here. `title`: what people call the graph."""
-    graph = inner.compiled(graph, lambda inside: _compile(inside, config, target, title=title))
+    graph = subgraphs.compiled(graph, lambda inside: _compile(inside, config, target, title=title))
     schedule = replace(_scheduled(graph, config, target, sizes), given=given, title=title)
     with _stage("codegen"):
         template = Template.of(schedule, target, _numbers(graph))

@@ -16,11 +16,11 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from smelt import api, support
+from smelt import api, compatibility
 from smelt import doctor as checkup
 from smelt.cli import bench as benching
-from smelt.cli import scripts
-from smelt.cli.torch_compile import serve
+from smelt.cli import run_script
+from smelt.cli.torch_compile_redirect import serve
 from smelt.errors import SmeltError
 
 app = typer.Typer(
@@ -68,7 +68,7 @@ def explain(
         return
     if times:
         raise typer.BadParameter("--times is for the calls of one function: SCRIPT:FUNCTION")
-    watched = _of_compiler("smelt.cli.watched").Watched(script)
+    watched = _of_compiler("smelt.cli.script_explanation").Watched(script)
     with watched.watching():
         status = _run(script, context.args)
     sys.stdout.flush()
@@ -88,7 +88,7 @@ def report(
     if output.suffix not in (".html", ".json"):
         raise typer.BadParameter(f"a report is written as .html or .json, not as {output.name!r}")
     output = output.absolute()  # the script may go elsewhere
-    watched = _of_compiler("smelt.cli.watched").Watched(script)
+    watched = _of_compiler("smelt.cli.script_explanation").Watched(script)
     with watched.watching():
         status = _run(script, context.args)
     try:
@@ -122,7 +122,7 @@ def bench(
 @app.command()
 def ops(name: Annotated[str, typer.Argument(help="An operator: add, aten.add.Tensor.")] = "") -> None:
     """Say what loops are made of, and what becomes of each ATen operator."""
-    operators = _of_compiler("smelt.cli.operators")
+    operators = _of_compiler("smelt.cli.operator_listing")
     try:
         print(operators.about(name) if name else operators.overview())
     except LookupError as error:
@@ -134,7 +134,7 @@ def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Remove all that is kept.")] = False,
 ) -> None:
     """Say where kernels are kept on disk, and how much; or remove them."""
-    store = _of_compiler("smelt.runtime.kept").store()
+    store = _of_compiler("smelt.runtime.disk_cache").store()
     if store is None:
         print("nothing is kept: kernel_cache is off, or there is no home")
         raise SystemExit(0)
@@ -154,8 +154,8 @@ def doctor() -> None:
 
 
 def _of_compiler(name: str) -> Any:
-    if support.compiler() and support.unavailable is not None:
-        raise typer.BadParameter(support.unavailable)
+    if compatibility.compiler() and compatibility.unavailable is not None:
+        raise typer.BadParameter(compatibility.unavailable)
     return importlib.import_module(name)
 
 
@@ -166,7 +166,7 @@ def _function(target: str, arguments: str) -> tuple[str, Any, tuple[Any, ...]]:
         raise typer.BadParameter(f"{target!r} is no SCRIPT:FUNCTION")
     serve()
     with _one_line():
-        module = scripts.load(script)
+        module = run_script.load(script)
     function = _found(module, name)
     given = eval(arguments, {"torch": torch, **module.__dict__})
     return name, function, given if isinstance(given, tuple) else (given,)
@@ -175,7 +175,7 @@ def _function(target: str, arguments: str) -> tuple[str, Any, tuple[Any, ...]]:
 def _run(script: str, arguments: list[str]) -> int:
     serve()
     with _one_line():
-        return scripts.run_script(script, arguments)
+        return run_script.run_script(script, arguments)
 
 
 @contextmanager
@@ -183,7 +183,7 @@ def _one_line() -> Iterator[None]:
     """Files that cannot be read, and what smelt refuses, are the user's to mend: no traceback."""
     try:
         yield
-    except (scripts.NoScript, SmeltError) as error:
+    except (run_script.NoScript, SmeltError) as error:
         raise typer.BadParameter(str(error)) from None
 
 

@@ -3,7 +3,7 @@
 What always holds (see `verify`): placeholders come first, one `output` node is last, every argument node stands before
 its user, names are unique and valid Python identifiers. `Node.spec` describes what the node returns: a `TensorSpec`, a
 tuple of specs for several results, or None for what is not a tensor. Each symbol of a size is the size of some dimension
-of a placeholder, unless data decide it (`graph/data_sizes.py`).
+of a placeholder, unless data decide it (`graph/unbacked_sizes.py`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import torch
 
-from smelt.graph.sizes import Size
-from smelt.graph.tree import leaves, map_leaves
-from smelt.lines import Line as Line
+from smelt.graph.pytree import leaves, map_leaves
+from smelt.shapes.expr import Size
+from smelt.user_lines import Line as Line
 
 OpKind = Literal["placeholder", "get_attr", "call_function", "call_method", "output"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Size
+from smelt.shapes.expr import Size
 
 
 def last_stride(shape: tuple[Size, ...]) -> tuple[Size, ...]:

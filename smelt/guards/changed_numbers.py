@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from smelt.guards.accessors import Missing, Reader
-from smelt.guards.evaluate import same_leaf, tensor_facts
 from smelt.guards.guard import Guard, TensorFacts
-from smelt.guards.origin import Origin
+from smelt.guards.guard_evaluation import same_leaf, tensor_facts
+from smelt.guards.read_source import Missing, Reader
+from smelt.guards.source import Origin
 
 Path = tuple[object, ...]  # `Origin.path`
 _HOLD_NUMBERS = (int, float, tuple, torch.Size)

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch
 
 from smelt.graph.ir import Line
-from smelt.guards.origin import Origin
-from smelt.guards.weakly import held, weakly, weakly_if_identity
+from smelt.guards.source import Origin
+from smelt.guards.weak_identity import held, weakly, weakly_if_identity
 
 GuardKind = Literal[
     "type",         # type(x) is value

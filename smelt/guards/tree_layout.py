@@ -13,10 +13,10 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from smelt._native import isinstance
-from smelt.graph import numbers
 from smelt.guards.guard import Guard, TensorFacts
-from smelt.guards.origin import Origin
-from smelt.guards.sizes_read import SizesRead
+from smelt.guards.source import Origin
+from smelt.guards.specialized_sizes import SizesRead
+from smelt.shapes import number_expr
 
 Check = tuple[int, str, object]
 Node = tuple[int, str, object, tuple[Check, ...], int]
@@ -56,7 +56,7 @@ _SEVERAL = ("alias", "distinct", "no_overlap", "expression")
 @dataclass(frozen=True)
 class TreeSpec:
     """What `_native.GuardTree` is built from, and the guards that the indices in it mean. `brought`: objects that the tree
-    does not keep alive (`lifetimes.py`)."""
+    does not keep alive (`object_lifetimes.py`)."""
 
     nodes: tuple[Node, ...]
     n_collect: int
@@ -160,7 +160,7 @@ class _Layout:
             return b if a == at.index else a
         if guard.kind == "expression":
             expression, expected = guard.value
-            return numbers.postfix(expression, self._leaf), expected
+            return number_expr.postfix(expression, self._leaf), expected
         if guard.kind in _SEVERAL:
             return tuple(map(self.index, guard.value))
         return guard.value

@@ -8,20 +8,13 @@ from typing import Any
 
 import torch
 
-from smelt.loops.builder import Builder
-from smelt.loops.dtypes import opmath
-from smelt.loops.ir import Value
-from smelt.loops.tensor import Tensor
-from smelt.loops.values import (
-    DIVISION,
-    TRANSCENDENTAL,
-    call,
-    compare,
-    const,
-    where,
-)
+from smelt.loops.compute_dtypes import opmath
+from smelt.loops.kernel_ir import Value
+from smelt.loops.lazy_tensor import Tensor
+from smelt.loops.loop_values import DIVISION, TRANSCENDENTAL, call, compare, const, where
+from smelt.loops.lowering_builder import Builder
 from smelt.ops.pointwise import above, clamp_tensor, reachable_bounds
-from smelt.ops.recompute import Class
+from smelt.ops.recompute_rules import Class
 from smelt.ops.registry import declare, operator
 
 aten = torch.ops.aten

@@ -10,19 +10,19 @@ from typing import Any
 
 import torch
 
-from smelt.graph.sizes import Size
-from smelt.loops.builder import Builder, Operand
-from smelt.loops.dtypes import opmath
-from smelt.loops.ir import Value
-from smelt.loops.tensor import Tensor
-from smelt.loops.values import DIVISION, call, cast
-from smelt.ops.layouts.meta import META, fresh, like, only, suggested_format
+from smelt.loops.compute_dtypes import opmath
+from smelt.loops.kernel_ir import Value
+from smelt.loops.lazy_tensor import Tensor
+from smelt.loops.loop_values import DIVISION, call, cast
+from smelt.loops.lowering_builder import Builder, Operand
+from smelt.ops.layouts.meta_layouts import META, fresh, like, only, suggested_format
 from smelt.ops.norms import batch_norm_formula, batch_norm_training_layout, statistics_dtype
-from smelt.ops.recompute import Class
+from smelt.ops.recompute_rules import Class
 from smelt.ops.reductions import as_number, count_of, dropped, moments, shared
 from smelt.ops.registry import declare, operator
 from smelt.ops.trace_rules import TraceRule
-from smelt.ops.views import reshape_index
+from smelt.ops.view_operators import reshape_index
+from smelt.shapes.expr import Size
 
 aten = torch.ops.aten
 

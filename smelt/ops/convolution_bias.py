@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from smelt.errors import NeedsFixedSize
-from smelt.graph.assignments import agreed
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import static
-from smelt.loops.builder import Builder
-from smelt.loops.tensor import Tensor
-from smelt.ops.convolution import Convolution
-from smelt.ops.layouts.meta import META, unbacked
+from smelt.graph.sample_sizes import agreed
+from smelt.loops.lazy_tensor import Tensor
+from smelt.loops.lowering_builder import Builder
+from smelt.ops.convolution_settings import Convolution
+from smelt.ops.layouts.meta_layouts import META, unbacked
+from smelt.shapes.expr import static
 from smelt.torch_private import ConvBackend, select_conv_backend
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]

@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 
-from smelt.graph.sizes import Expr, Size
-from smelt.loops.builder import Builder
-from smelt.loops.ir import Value
-from smelt.loops.tensor import Index, Load, Tensor
-from smelt.loops.values import cast, compare, const, where
-from smelt.loops.values import index as index_value
-from smelt.ops.layouts.meta import filled, fresh, like, on_any
-from smelt.ops.raising import unless_half
-from smelt.ops.recompute import Class
+from smelt.loops.kernel_ir import Value
+from smelt.loops.lazy_tensor import Index, Load, Tensor
+from smelt.loops.loop_values import cast, compare, const, where
+from smelt.loops.loop_values import index as index_value
+from smelt.loops.lowering_builder import Builder
+from smelt.ops.layouts.meta_layouts import filled, fresh, like, on_any
+from smelt.ops.may_raise import unless_half
+from smelt.ops.recompute_rules import Class
 from smelt.ops.registry import declare, operator
 from smelt.ops.trace_rules import TraceRule
+from smelt.shapes.expr import Expr, Size
 
 aten = torch.ops.aten
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from smelt.loops.builder import Builder, Operand
-from smelt.loops.tensor import Index, Tensor
-from smelt.loops.values import GATHER
+from smelt.loops.lazy_tensor import Index, Tensor
+from smelt.loops.loop_values import GATHER
+from smelt.loops.lowering_builder import Builder, Operand
+from smelt.ops.data_movement import pad_layout
 from smelt.ops.index_bounds import of_last
-from smelt.ops.layouts.meta import META, fresh, on_any, suggested_format
-from smelt.ops.moves import pad_layout
-from smelt.ops.recompute import Class
+from smelt.ops.layouts.meta_layouts import META, fresh, on_any, suggested_format
+from smelt.ops.recompute_rules import Class
 from smelt.ops.registry import declare, operator
 
 aten = torch.ops.aten

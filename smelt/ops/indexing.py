@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from smelt.graph.sizes import numel, static
-from smelt.loops.builder import Builder, broadcast
-from smelt.loops.ir import Value
-from smelt.loops.tensor import Index, Insert, Load, Place, Tensor
-from smelt.loops.values import GATHER, cast, compare, const, where
-from smelt.ops.layouts.meta import fresh, like, of_cpp
-from smelt.ops.places import are_inside, place_of
-from smelt.ops.recompute import Class
+from smelt.loops.kernel_ir import Value
+from smelt.loops.lazy_tensor import Index, Insert, Load, Place, Tensor
+from smelt.loops.loop_values import GATHER, cast, compare, const, where
+from smelt.loops.lowering_builder import Builder, broadcast
+from smelt.ops.known_indices import are_inside, place_of
+from smelt.ops.layouts.meta_layouts import fresh, like, of_cpp
+from smelt.ops.recompute_rules import Class
 from smelt.ops.registry import declare, operator
 from smelt.ops.trace_rules import TraceRule
+from smelt.shapes.expr import numel, static
 
 aten = torch.ops.aten
 

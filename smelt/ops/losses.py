@@ -11,17 +11,17 @@ from typing import Any
 
 import torch
 
-from smelt.graph.sizes import Size, numel, proves_le, static
-from smelt.loops.builder import Builder, broadcast_shape
-from smelt.loops.dtypes import opmath
-from smelt.loops.ir import Value
-from smelt.loops.tensor import Index, Load, Map, Tensor
-from smelt.loops.values import DIVISION, TRANSCENDENTAL, both, call, cast, compare, const, rounded, where
-from smelt.loops.values import index as index_value
-from smelt.ops.layouts.meta import fresh
-from smelt.ops.recompute import Class
+from smelt.loops.compute_dtypes import opmath
+from smelt.loops.kernel_ir import Value
+from smelt.loops.lazy_tensor import Index, Load, Map, Tensor
+from smelt.loops.loop_values import DIVISION, TRANSCENDENTAL, both, call, cast, compare, const, rounded, where
+from smelt.loops.loop_values import index as index_value
+from smelt.loops.lowering_builder import Builder, broadcast_shape
+from smelt.ops.layouts.meta_layouts import fresh
+from smelt.ops.recompute_rules import Class
 from smelt.ops.reductions import dims_of, finish, shared
 from smelt.ops.registry import declare, operator
+from smelt.shapes.expr import Size, numel, proves_le, static
 
 aten = torch.ops.aten
 

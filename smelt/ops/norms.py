@@ -8,18 +8,18 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import Node
-from smelt.graph.sizes import Size, contiguous_stride
-from smelt.loops.builder import Builder, Operand
-from smelt.loops.dtypes import opmath
-from smelt.loops.tensor import Tensor
-from smelt.loops.values import DIVISION, call
-from smelt.ops.layouts.meta import META, fresh, suggested_format
-from smelt.ops.nodes import Make
-from smelt.ops.recompute import Class
+from smelt.loops.compute_dtypes import opmath
+from smelt.loops.lazy_tensor import Tensor
+from smelt.loops.loop_values import DIVISION, call
+from smelt.loops.lowering_builder import Builder, Operand
+from smelt.ops.layouts.meta_layouts import META, fresh, suggested_format
+from smelt.ops.node_builders import Make
+from smelt.ops.recompute_rules import Class
 from smelt.ops.reductions import count_of, moments, shared
 from smelt.ops.registry import declare, operator
 from smelt.ops.trace_rules import TraceRule
-from smelt.ops.views import reshape_index
+from smelt.ops.view_operators import reshape_index
+from smelt.shapes.expr import Size, contiguous_stride
 
 aten = torch.ops.aten
 

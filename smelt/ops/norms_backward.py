@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
-from smelt.graph.sizes import Size, contiguous_stride
-from smelt.loops.builder import Builder
-from smelt.loops.dtypes import opmath
-from smelt.loops.ir import Value
-from smelt.loops.tensor import Tensor
-from smelt.ops.layouts.meta import META, fresh, like, only, suggested_format
+from smelt.loops.compute_dtypes import opmath
+from smelt.loops.kernel_ir import Value
+from smelt.loops.lazy_tensor import Tensor
+from smelt.loops.lowering_builder import Builder
+from smelt.ops.layouts.meta_layouts import META, fresh, like, only, suggested_format
 from smelt.ops.reductions import count_of, shared
 from smelt.ops.registry import declare, operator
-from smelt.ops.views import reshape_index
+from smelt.ops.view_operators import reshape_index
+from smelt.shapes.expr import Size, contiguous_stride
 
 aten = torch.ops.aten
 

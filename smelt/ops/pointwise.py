@@ -10,12 +10,10 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import Node, TensorSpec
-from smelt.graph.sizes import Expr, Size, bounds
-from smelt.loops.builder import Builder, Operand
-from smelt.loops.dtypes import floating, opmath, result_type
-from smelt.loops.ir import Value
-from smelt.loops.tensor import Tensor
-from smelt.loops.values import (
+from smelt.loops.compute_dtypes import floating, opmath, result_type
+from smelt.loops.kernel_ir import Value
+from smelt.loops.lazy_tensor import Tensor
+from smelt.loops.loop_values import (
     COSTS,
     DIVISION,
     GATHER,
@@ -28,11 +26,13 @@ from smelt.loops.values import (
     test,
     where,
 )
-from smelt.ops.layouts.meta import fresh, like, of_cpp
-from smelt.ops.raising import unless_half
-from smelt.ops.recompute import Class, OperatorClass
+from smelt.loops.lowering_builder import Builder, Operand
+from smelt.ops.layouts.meta_layouts import fresh, like, of_cpp
+from smelt.ops.may_raise import unless_half
+from smelt.ops.recompute_rules import Class, OperatorClass
 from smelt.ops.registry import declare, operator
 from smelt.ops.trace_rules import TraceRule
+from smelt.shapes.expr import Expr, Size, bounds
 from smelt.torch_private import OpOverload
 
 aten = torch.ops.aten

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import Node
-from smelt.loops.builder import Builder
-from smelt.loops.dtypes import opmath
-from smelt.loops.ir import Value
-from smelt.loops.tensor import Map, Tensor
-from smelt.loops.values import DIVISION, TRANSCENDENTAL, both, call, compare, const, where
-from smelt.ops.layouts.meta import fresh, of_cpp
-from smelt.ops.nodes import Make
-from smelt.ops.recompute import Class
+from smelt.loops.compute_dtypes import opmath
+from smelt.loops.kernel_ir import Value
+from smelt.loops.lazy_tensor import Map, Tensor
+from smelt.loops.loop_values import DIVISION, TRANSCENDENTAL, both, call, compare, const, where
+from smelt.loops.lowering_builder import Builder
+from smelt.ops.layouts.meta_layouts import fresh, of_cpp
+from smelt.ops.node_builders import Make
+from smelt.ops.recompute_rules import Class
 from smelt.ops.reductions import dims_of
 from smelt.ops.registry import declare, operator
 

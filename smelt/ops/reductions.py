@@ -9,18 +9,18 @@ from typing import Any
 
 import torch
 
-from smelt.graph.sizes import Size, all_static, bounds, is_one, numel
-from smelt.loops.builder import Builder, broadcast_shape
-from smelt.loops.dtypes import accumulation, opmath
-from smelt.loops.ir import ReductionKind, Value
-from smelt.loops.tensor import Index, Map, Tensor
-from smelt.loops.values import DIVISION, TRANSCENDENTAL, call, cast, compare, const, test, where
-from smelt.loops.values import index as index_value
+from smelt.loops.compute_dtypes import accumulation, opmath
+from smelt.loops.kernel_ir import ReductionKind, Value
+from smelt.loops.lazy_tensor import Index, Map, Tensor
+from smelt.loops.loop_values import DIVISION, TRANSCENDENTAL, call, cast, compare, const, test, where
+from smelt.loops.loop_values import index as index_value
+from smelt.loops.lowering_builder import Builder, broadcast_shape
 from smelt.ops.index_bounds import along, of_all
-from smelt.ops.layouts.meta import fresh, like, of_cpp
-from smelt.ops.recompute import Class
+from smelt.ops.layouts.meta_layouts import fresh, like, of_cpp
+from smelt.ops.recompute_rules import Class
 from smelt.ops.registry import declare, operator
 from smelt.ops.trace_rules import TraceRule
+from smelt.shapes.expr import Size, all_static, bounds, is_one, numel
 
 aten = torch.ops.aten
 

@@ -1,7 +1,7 @@
 """The registry: one row for each ATen operator that anything is known of.
 
-`row(op)` is everything that smelt knows of an overload beyond its schema (`graph/effects.py` reads that). The modules of
-this package declare the rows, family by family:
+`row(op)` is everything that smelt knows of an overload beyond its schema (`graph/operator_effects.py` reads that). The
+modules of this package declare the rows, family by family:
 
     @operator(aten.heaviside.default, out=aten.heaviside.out, recompute=POINTWISE)
     def heaviside(b: Builder, x: Tensor, values: Operand) -> Tensor: ...
@@ -21,8 +21,8 @@ from typing import Any, Literal, TypedDict, Unpack
 import torch
 
 from smelt.graph.ir import Node
-from smelt.ops.nodes import Make
-from smelt.ops.recompute import OperatorClass
+from smelt.ops.node_builders import Make
+from smelt.ops.recompute_rules import OperatorClass
 from smelt.ops.trace_rules import TraceRule
 from smelt.torch_private import OpOverload
 
@@ -79,13 +79,13 @@ class Operator:
         out: an overload that computes into given memory, whatever its strides, with the very code of this one: no
             allocation and no page faults per call. (Many other `out=` overloads are generated: they copy.)
         insert: a lowering, of one that gives its first argument with something in some of its places, as `Insert`, for
-            where that argument is an input that is to be the result at the end (ops/overwritten.py); None: the operator in
-            place.
+            where that argument is an input that is to be the result at the end (ops/donated_inputs.py); None: the
+            operator in place.
         in_place: the operator that writes its first argument so; called twice, it does what it does once.
         recompute: what it means to run it a second time, in the backward; by the node where the arguments decide. Without
-            one, torch's tags and the schema say it (autograd/classes.py).
+            one, torch's tags and the schema say it (autograd/recompute_classes.py).
         linear: sets of arguments, names separated by spaces; the result is zero where all of one set are. None and the
-            number 0 count as zero, and a list whose tensors all are. Views and `*_backward` need none (ops/linear.py).
+            number 0 count as zero, and a list whose tensors all are. Views and `*_backward` need none (ops/linearity.py).
         layout: a shape function, called with meta tensors in the place of tensors: meta tensors laid out like what a CPU
             returns, or NotImplemented for what it does not know (ops/layouts).
         layout_on: the same of a GPU, which is its first argument: of a library whose first call takes long.
@@ -113,7 +113,7 @@ class Operator:
         redrawn: fills with random numbers, which the same state of the generator gives again: a tensor `like` the first
             argument, whose values it does not read, or one drawn `from` them.
         raises: whether it may raise because of the values that it reads; by the node where the arguments decide. It runs
-            although nobody reads its result, and before anything that the caller sees is written (ops/raising.py).
+            although nobody reads its result, and before anything that the caller sees is written (ops/may_raise.py).
         safe: from its lowered arguments, whether it is known not to raise after all: it need not run for that.
         fits: names of arguments, separated by spaces; numbers among them must fit the dtype of the result, or ATen raises;
             `fits_in` gives another dtype that they must fit, from that and the device of the result.

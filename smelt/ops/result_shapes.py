@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Expr, Size, bounds, numel
-from smelt.ops.convolution import Convolution
+from smelt.ops.convolution_settings import Convolution
+from smelt.shapes.expr import Expr, Size, bounds, numel
 
 Given = Mapping[str, Any]  # arguments by name, with the defaults of those that are not given
 SpecOf = Callable[[Any], TensorSpec | None]

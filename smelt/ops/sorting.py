@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from smelt.ops.index_bounds import along
-from smelt.ops.recompute import Class
+from smelt.ops.recompute_rules import Class
 from smelt.ops.registry import declare
 from smelt.ops.trace_rules import TraceRule
 

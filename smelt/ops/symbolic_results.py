@@ -15,7 +15,9 @@ from typing import Any
 import torch
 
 from smelt.errors import NeedsFixedSize
-from smelt.graph.assignments import (
+from smelt.graph.ir import TensorSpec
+from smelt.graph.operator_effects import effects
+from smelt.graph.sample_sizes import (
     COUNT,
     HUGE,
     ITSELF,
@@ -30,10 +32,16 @@ from smelt.graph.assignments import (
     values_of,
     widened,
 )
-from smelt.graph.divisors import is_rest
-from smelt.graph.effects import effects
-from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import (
+from smelt.graph.tensor_specs import at_numbers, empty_like_spec, make_spec, with_sizes
+from smelt.ops.layout_rules import OF_SEVERAL, known_layout
+from smelt.ops.layouts import Accepted, not_tried, on_metas, seen_on_gpu
+from smelt.ops.layouts.meta_layouts import CPU, elements, of_cpp
+from smelt.ops.layouts.observed_layouts import Seen
+from smelt.ops.recompute_rules import Class
+from smelt.ops.registry import row
+from smelt.ops.result_shapes import Shape, is_windowed, known_shape, least_sizes, quotients
+from smelt.shapes.divisibility import is_rest
+from smelt.shapes.expr import (
     INFINITE,
     Expr,
     Size,
@@ -45,14 +53,6 @@ from smelt.graph.sizes import (
     free_syms,
     subs,
 )
-from smelt.graph.specs import at_numbers, empty_like_spec, make_spec, with_sizes
-from smelt.ops.known_layouts import OF_SEVERAL, known_layout
-from smelt.ops.layouts import Accepted, not_tried, on_metas, seen_on_gpu
-from smelt.ops.layouts.meta import CPU, elements, of_cpp
-from smelt.ops.layouts.seen import Seen
-from smelt.ops.recompute import Class
-from smelt.ops.registry import row
-from smelt.ops.result_shapes import Shape, is_windowed, known_shape, least_sizes, quotients
 from smelt.torch_private import OpOverload
 
 _META = torch.device("meta")

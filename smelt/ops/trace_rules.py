@@ -1,6 +1,6 @@
 """Names of the rules for operators that a trace does not simply record.
 
-The rules are in `tracing/special.py`; the modules of the families here declare which operators each is for.
+The rules are in `tracing/record/recording_rules.py`; the modules of the families here declare which operators each is for.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from smelt.graph.sizes import Expr, Quotient, Size, Sym
+from smelt.shapes.expr import Expr, Quotient, Size, Sym
 
 CONSTANT, ADD, MULTIPLY, DIVIDE, MODULO = range(5)  # as native/plan/template.cpp counts them
 _OPERATIONS = {"//": DIVIDE, "%": MODULO}

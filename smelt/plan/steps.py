@@ -3,10 +3,10 @@
 A plan works on numbered registers, each holding a tensor. Inputs come first (register i = graph input i), then
 constants, then everything the steps define. `smelt._native.Plan` executes it; nothing is generated per graph.
 
-Invariants (`smelt.plan.verify` checks them): a register is defined before it is used and defined once; a freed register is
-not used again; a kernel that writes an input is preceded by a `BumpVersion` of it; nothing in the arena is an output, is
-seen by the user through a view, or overlaps what else is live there, but for what a kernel writes in the place of what it
-reads (`Alloc.over`).
+Invariants (`smelt.plan.verify_plan` checks them): a register is defined before it is used and defined once; a freed
+register is not used again; a kernel that writes an input is preceded by a `BumpVersion` of it; nothing in the arena is
+an output, is seen by the user through a view, or overlaps what else is live there, but for what a kernel writes in the
+place of what it reads (`Alloc.over`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Size, static
-from smelt.graph.tree import leaves
-from smelt.plan.code import Function
-from smelt.plan.decisions import Decisions
+from smelt.graph.pytree import leaves
+from smelt.plan.machine_code import Function
+from smelt.plan.size_decisions import Decisions
+from smelt.shapes.expr import Size, static
 from smelt.torch_private import OpOverload
 
 CPU = torch.device("cpu")
@@ -90,7 +90,8 @@ WORK = 64  # units of work that a thread should take at least
 class Together:
     """Launches that do not depend on one another. On a CPU: as one range of work units that is split among threads in pieces
     of at least `grain`; `work[i]` units are `launches[i]`'s, in proportion to its items. On a GPU: as one launch of the
-    function that all have, which does `parts` of them at most (`plan.code.Block`); `work[i]` blocks are `launches[i]`'s."""
+    function that all have, which does `parts` of them at most (`plan.machine_code.Block`); `work[i]` blocks are
+    `launches[i]`'s."""
 
     launches: tuple[Launch, ...]
     work: tuple[Size, ...]

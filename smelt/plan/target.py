@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import torch
 
 from smelt import _native
-from smelt.costs import Costs
+from smelt.cost_model import Costs
 from smelt.graph.ir import Graph, Node, TensorSpec
-from smelt.graph.sizes import Size, Sym, ceil_div
-from smelt.ops.written_attention.rewrite import Choose
-from smelt.plan.decisions import Decisions
-from smelt.plan.items import Item
-from smelt.plan.sized import LoadSized
+from smelt.plan.plan_items import Item
+from smelt.plan.size_decisions import Decisions
 from smelt.plan.steps import Plan
+from smelt.plan.symbolic_plan import LoadSized
+from smelt.rewrites.attention.attention_rewrite import Choose
 from smelt.schedule.schedule import Schedule
+from smelt.shapes.expr import Size, Sym, ceil_div
 from smelt.torch_private import OpOverload
 
 ItemsAt = Callable[[Schedule, Mapping[Sym, int]], Sequence[Item]]

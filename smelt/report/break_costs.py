@@ -1,8 +1,8 @@
 """How long what runs eagerly at a graph break takes: compiled frames look at the clock before and behind it, for a while.
 
-A compiled frame ends in a comment that names the break, the instruction, and a tail call (`capture/breaks/graph_break.py`).
-Its code is exchanged for one that is written from the same source, with the clock on the same lines, so that tracebacks are
-as they were.
+A compiled frame ends in a comment that names the break, the instruction, and a tail call
+(`capture/graph_breaks/graph_break.py`). Its code is exchanged for one that is written from the same source, with the
+clock on the same lines, so that tracebacks are as they were.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterable
 from types import CodeType, FunctionType
 
-from smelt.capture.breaks.positions import location_table
-from smelt.capture.driver.entries import Entry
+from smelt.capture.driver.cache_entries import Entry
+from smelt.capture.graph_breaks.code_positions import location_table
 from smelt.reasons import Reason
 
 _MARK = "# graph break: "

@@ -20,28 +20,28 @@ from types import FunctionType
 import torch
 
 from smelt import events
-from smelt.autograd.edited_joints import editing_joints
+from smelt.autograd.joint_overrides import editing_joints
 from smelt.autograd.partition import Partition
-from smelt.capture.driver.entries import Entry
+from smelt.capture.driver.cache_entries import Entry
 from smelt.capture.emit.compiled_frame import CompiledFrame
-from smelt.capture.emit.edited_frames import editing_frames
-from smelt.capture.emit.edited_programs import editing_programs
+from smelt.capture.emit.frame_overrides import editing_frames
+from smelt.capture.emit.torch_graph_overrides import editing_programs
 from smelt.errors import ArtifactError
-from smelt.graph.edited import Role, editing
-from smelt.graph.graph_function import GraphFunction, moved
+from smelt.graph.graph_callable import GraphFunction, moved
+from smelt.graph.graph_overrides import Role, editing
 from smelt.graph.ir import Graph
 from smelt.plan.steps import Plan
-from smelt.report import artifacts
-from smelt.report.artifacts import Written
-from smelt.report.edited_files import graph_of
+from smelt.report import artifact_text
+from smelt.report.artifact_text import Written
 from smelt.report.edited_frames import frame_of
+from smelt.report.edited_graphs import graph_of
 from smelt.report.edited_joints import joint_of
 from smelt.report.edited_programs import program_of
-from smelt.report.programs import is_edited
-from smelt.schedule.printer import print_schedule
+from smelt.report.edited_sources import is_edited
 from smelt.schedule.schedule import Schedule
-from smelt.tracing.joint import Joint
-from smelt.tracing.traced import Traced
+from smelt.schedule.schedule_printer import print_schedule
+from smelt.tracing.backward.joint import Joint
+from smelt.tracing.record.traced import Traced
 
 log = logging.getLogger("smelt")
 
@@ -141,7 +141,7 @@ class Dump:
         path = self._last.get(threading.get_ident())
         if path is not None:
             with path.open("a", encoding="utf-8") as file:
-                file.write("\n" + artifacts.comment(f"The graph ends here: {event.data['reason']}"))
+                file.write("\n" + artifact_text.comment(f"The graph ends here: {event.data['reason']}"))
 
     def _backward(self, event: events.Event) -> None:
         now = self._under_way.pop(threading.get_ident(), None)
@@ -157,7 +157,7 @@ class Dump:
 
     def _write_entry(self, prefix: str, entry: Entry, function: FunctionType, now: _Compilation) -> None:
         self._write_frame(prefix, entry, now)
-        source = artifacts.resume_text(function)
+        source = artifact_text.resume_text(function)
         if source is not None:
             self._write_text(f"{prefix}.source.py", source)
         if "torch" in now.edited:
@@ -166,7 +166,7 @@ class Dump:
         for role, graph, more in _graphs(entry, now):
             if role not in now.edited:
                 written, constants = _graph_file(
-                    prefix, role, graph, entry.name, artifacts.hints_of(entry), more
+                    prefix, role, graph, entry.name, artifact_text.hints_of(entry), more
                 )
                 if self._write(f"{prefix}.{role}.py", written) and constants:
                     torch.save(constants, self.directory / f"{prefix}.{role}.pt")
@@ -186,7 +186,7 @@ class Dump:
         self._last.pop(threading.get_ident(), None)
         if "frame" in now.edited:
             return
-        path = self._write(f"{prefix}.frame.py", frame := artifacts.frame_text(entry))
+        path = self._write(f"{prefix}.frame.py", frame := artifact_text.frame_text(entry))
         if path is None:
             return
         self._last[threading.get_ident()] = path
@@ -198,8 +198,8 @@ class Dump:
         if now.schedules:
             self._write_text(f"{prefix}.loops.txt", "\n\n".join(map(print_schedule, now.schedules)) + "\n")
         if now.plans:
-            self._write_text(f"{prefix}.plan.txt", artifacts.plans_text(now.plans))
-        for ending, text in artifacts.sources_text(now.plans).items():
+            self._write_text(f"{prefix}.plan.txt", artifact_text.plans_text(now.plans))
+        for ending, text in artifact_text.sources_text(now.plans).items():
             self._write_text(f"{prefix}.{ending}", text)
 
     def _write_text(self, name: str, text: str) -> None:
@@ -343,8 +343,8 @@ def _graph_file(
 ) -> tuple[Written, dict[str, torch.Tensor]]:
     """The program of a graph, and the tensors that it reads from a file."""
     title = f"{name}: {_TITLES[role]}.{more}"
-    written = artifacts.graph_text(graph, title, hints, f"{prefix}.{role}.pt")
-    return written, artifacts.constants_of(graph)
+    written = artifact_text.graph_text(graph, title, hints, f"{prefix}.{role}.pt")
+    return written, artifact_text.constants_of(graph)
 
 
 # -------------------------------------------------------------------------------------------- what users turn on

@@ -18,8 +18,8 @@ from typing import Any
 from smelt.capture.base.bytecode import FUTURE
 from smelt.capture.emit.compiled_frame import CompiledFrame
 from smelt.errors import ArtifactError
-from smelt.report.edited_files import where_raised
-from smelt.report.programs import is_made_from, parsed
+from smelt.report.edited_graphs import where_raised
+from smelt.report.edited_sources import is_made_from, parsed
 
 _READS = ("LOAD_GLOBAL", "LOAD_NAME")
 _DEFINES = ("STORE_GLOBAL", "STORE_NAME")

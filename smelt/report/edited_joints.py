@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 
 from smelt.errors import ArtifactError
+from smelt.graph.graph_passes import eliminate_common
 from smelt.graph.ir import Graph, Node, argument_nodes
-from smelt.graph.passes import eliminate_common
-from smelt.ops.raising import must_run
-from smelt.report.edited_files import graph_of
-from smelt.report.programs import parsed
-from smelt.tracing.joint import Joint
+from smelt.ops.may_raise import must_run
+from smelt.report.edited_graphs import graph_of
+from smelt.report.edited_sources import parsed
+from smelt.tracing.backward.joint import Joint
 
 
 def joint_of(path: Path, joint: Joint) -> Joint:

@@ -11,8 +11,8 @@ from types import FunctionType
 from typing import Any
 
 from smelt.errors import ArtifactError
-from smelt.report.edited_files import forward_of
-from smelt.tracing.traced import Traced
+from smelt.report.edited_graphs import forward_of
+from smelt.tracing.record.traced import Traced
 
 
 def program_of(path: Path, traced: Traced) -> FunctionType:

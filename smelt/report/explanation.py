@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from smelt import events
-from smelt.capture.driver.entries import Entry
-from smelt.report import inspect
+from smelt.capture.driver.cache_entries import Entry
+from smelt.report import inspect_entries
 from smelt.report.break_costs import BreakCosts
-from smelt.report.eager_saved import eager_saved_bytes
-from smelt.report.explained_html import fragment
-from smelt.report.explained_text import plain
+from smelt.report.eager_saved_bytes import eager_saved_bytes
+from smelt.report.event_collector import Watch
+from smelt.report.explanation_html import fragment
+from smelt.report.explanation_text import plain
 from smelt.report.kernel_times import KernelTimes
-from smelt.report.rows import rows
-from smelt.report.watch import Watch
+from smelt.report.report_data import rows
 
 
 class Explanation:
@@ -33,7 +33,7 @@ class Explanation:
     """
 
     def __init__(self, compiled: Callable[..., Any]) -> None:
-        inspect.records(compiled)  # raises TypeError for what smelt.compile did not return
+        inspect_entries.records(compiled)  # raises TypeError for what smelt.compile did not return
         self.compiled = compiled
         self.result: Any = None
         self._watch = Watch()
@@ -69,14 +69,19 @@ class Explanation:
             self._costs.attach(self._entries())
 
     def _entries(self) -> list[Entry]:
-        return [entry for _, record in inspect.records(self.compiled) for entry in record.entries]
+        return [entry for _, record in inspect_entries.records(self.compiled) for entry in record.entries]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as data that can be written as JSON; docs/explain.md lists the keys. Measures, the first time that an
         entry with a backward is seen, what eager would keep for it."""
         name = getattr(self.compiled, "__qualname__", None) or type(_original(self.compiled)).__name__
         return rows(
-            name, inspect.records(self.compiled), self._watch, self._eager_bytes, self._costs.ms, self._times
+            name,
+            inspect_entries.records(self.compiled),
+            self._watch,
+            self._eager_bytes,
+            self._costs.ms,
+            self._times,
         )
 
     def save(self, path: str | Path) -> Path:
@@ -88,7 +93,7 @@ class Explanation:
         if path.suffix == ".json":
             path.write_text(json.dumps(self.to_dict(), indent=1), encoding="utf-8")
         elif path.suffix == ".html":
-            importlib.import_module("smelt.report.page").write(
+            importlib.import_module("smelt.report.html_report").write(
                 path, self.to_dict()
             )  # it is large, and rarely asked for
         else:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from smelt.autograd.partition import Partition
-from smelt.capture.driver.entries import Entry
+from smelt.capture.driver.cache_entries import Entry
+from smelt.graph.graph_printer import code, spec_text, target_text
 from smelt.graph.ir import Graph, Line, Node, TensorSpec, argument_nodes
-from smelt.graph.printer import code, spec_text, target_text
-from smelt.lines import is_own
+from smelt.user_lines import is_own
 
 
 @dataclass(frozen=True)

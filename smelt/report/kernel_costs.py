@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Size, Sym, evaluate, free_syms
-from smelt.graph.tree import map_leaves
-from smelt.loops.ir import (
+from smelt.graph.pytree import map_leaves
+from smelt.loops.kernel_ir import (
     POINTWISE,
     Loop,
     ReduceStage,
@@ -22,8 +21,9 @@ from smelt.loops.ir import (
     stage_values,
     walk,
 )
-from smelt.ops.call_work import PICKING, operations
+from smelt.ops.call_costs import PICKING, operations
 from smelt.schedule.schedule import BufRef, ExternItem, KernelItem, Schedule, accesses
+from smelt.shapes.expr import Size, Sym, evaluate, free_syms
 
 # What symbols were in the call, by name: the compiler narrows what one may be, which makes another one.
 Hints = Mapping[str, int]

@@ -1,6 +1,7 @@
 """How long kernels took in calls that torch's profiler recorded: by run of a graph, and step of its plan.
 
-A plan makes an event for each step that computes, so the events of one run are its steps, in order (`plan/event_names.py`).
+A plan makes an event for each step that computes, so the events of one run are its steps, in order
+(`plan/profiler_names.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from torch.profiler import profile, supported_activities
 
-from smelt.plan import event_names
+from smelt.plan import profiler_names
 from smelt.plan.steps import Aten, Launch, Plan, Reg, Step
 from smelt.schedule.schedule import ExternItem, KernelItem, Schedule, accesses
 from smelt.torch_private import profiler_enabled
@@ -35,8 +36,8 @@ class KernelTimes:
         with profile(activities=supported_activities()) as profiled:
             yield
         for event in profiled.events() or ():
-            if event.name.startswith(event_names.GRAPH):
-                steps = [child for child in event.cpu_children if child.name.startswith(event_names.STEP)]
+            if event.name.startswith(profiler_names.GRAPH):
+                steps = [child for child in event.cpu_children if child.name.startswith(profiler_names.STEP)]
                 self._runs[event.name, *(step.name for step in steps)].append([_us(step) for step in steps])
 
     def of(self, planned: Iterable[tuple[Schedule, Plan | None]]) -> list[dict[int, float]]:
@@ -62,12 +63,12 @@ def _us(event: Any) -> float:
 
 def named(plan: Plan) -> Names:
     """What the events of a run are called: of the graph, then of each step that makes one."""
-    return (event_names.of_graph(plan), *(name for _, name in _computing(plan)))
+    return (profiler_names.of_graph(plan), *(name for _, name in _computing(plan)))
 
 
 def _computing(plan: Plan) -> Iterator[tuple[Step, str]]:
     """The steps that make events, and what these are called."""
-    return ((step, name) for step in plan.steps if (name := event_names.of_step(step)))
+    return ((step, name) for step in plan.steps if (name := profiler_names.of_step(step)))
 
 
 def steps_of(schedule: Schedule, plan: Plan) -> Mapping[int, int]:

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from smelt.capture.driver.entries import Entry
+from smelt.capture.driver.cache_entries import Entry
 from smelt.events import Event, EventKind
-from smelt.graph.printer import code
-from smelt.guards.explain import Failure
-from smelt.lines import Line
-from smelt.plan.printer import print_plan
+from smelt.graph.graph_printer import code
+from smelt.guards.guard_failures import Failure
+from smelt.plan.plan_printer import print_plan
 from smelt.plan.steps import Plan, kernel_names
 from smelt.reasons import Reason
-from smelt.schedule.printer import print_schedule
 from smelt.schedule.schedule import Schedule
+from smelt.schedule.schedule_printer import print_schedule
+from smelt.user_lines import Line
 
 Text = Callable[[Event], Iterator[str]]
 

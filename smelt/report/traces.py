@@ -17,22 +17,22 @@ from torch.fx import GraphModule
 
 from smelt import events
 from smelt.autograd.partition import Partition, partition
-from smelt.backends.fx import to_fx
+from smelt.backends.fx_bridge import to_fx
 from smelt.backends.smelt import cut_for_training
-from smelt.capture.driver.entries import Entry
+from smelt.capture.driver.cache_entries import Entry
 from smelt.config import Config
 from smelt.errors import SmeltError, Unsupported
-from smelt.graph.at_sizes import symbols_of_arguments
-from smelt.graph.graph_function import GraphFunction
+from smelt.graph.free_symbols import dimensions
+from smelt.graph.graph_callable import GraphFunction
+from smelt.graph.graph_passes import copied
+from smelt.graph.graph_printer import table
 from smelt.graph.ir import Graph, Node
-from smelt.graph.passes import copied
-from smelt.graph.printer import table
-from smelt.graph.sizes import Sym
-from smelt.graph.symbols import dimensions
+from smelt.graph.substitute_sizes import symbols_of_arguments
 from smelt.guards.guard import Guard
 from smelt.reasons import Reason
-from smelt.report.inspect import reasons, records
-from smelt.tracing.joint import Joint
+from smelt.report.inspect_entries import reasons, records
+from smelt.shapes.expr import Sym
+from smelt.tracing.backward.joint import Joint
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class GraphView(GraphFunction):
 
     @property
     def graph_module(self) -> GraphModule:
-        """The graph as a new torch.fx.GraphModule, which backends of torch.compile are given (`backends/fx.py`).
+        """The graph as a new torch.fx.GraphModule, which backends of torch.compile are given (`backends/fx_bridge.py`).
 
         Raises SmeltError for a graph with symbolic sizes among its arguments."""
         _check_sizes(self.graph)

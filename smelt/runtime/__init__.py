@@ -1,5 +1,5 @@
-"""Plans that are loaded, and the memory that they hold between calls; the garbage collector (`collector.py`), and locks
-across forks (`forks.py`).
+"""Plans that are loaded, and the memory that they hold between calls; the garbage collector (`gc_pause.py`), and locks
+across forks (`fork_locks.py`).
 
 A plan keeps one idle arena for each device and stream, so that a call neither allocates its temporaries nor touches fresh
 pages. A call that finds it in use (another thread, or the same plan entered again) makes an arena of its own and drops it

@@ -1,9 +1,9 @@
 """The schedule: what runs, in which order, on which buffers. Data between fusion and code generation.
 
-What always holds (`schedule.verify` checks it): buffers are numbered by position, inputs, then constants first; an item
-stands after everything it reads; every buffer that is not an input or a constant is defined by exactly one item (a kernel
-that is `inout` on an input or on memory that is filled, or an ATen call that writes to an argument, writes it again); what
-is returned is written.
+What always holds (`schedule.verify_schedule` checks it): buffers are numbered by position, inputs, then constants
+first; an item stands after everything it reads; every buffer that is not an input or a constant is defined by exactly
+one item (a kernel that is `inout` on an input or on memory that is filled, or an ATen call that writes to an argument,
+writes it again); what is returned is written.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Literal
 import torch
 
 from smelt.graph.ir import Line, TensorSpec
-from smelt.graph.sizes import Size
-from smelt.graph.tree import leaves
-from smelt.loops.ir import Kernel
+from smelt.graph.pytree import leaves
+from smelt.loops.kernel_ir import Kernel
+from smelt.shapes.expr import Size
 from smelt.torch_private import OpOverload
 
 BufferKind = Literal["input", "constant", "temp", "output"]

@@ -3,7 +3,7 @@
 NEVER RUN on such a GPU. Tests compile the kernels for them, which needs none, and run plans by the simulated device
 (`native/devices/hip.cpp` loads and launches there). What is not known to hold on them is left to ATen:
 
-* random numbers: those of hipRAND are others than cuRAND's, which `ops.draws` knows;
+* random numbers: those of hipRAND are others than cuRAND's, which `ops.philox_order` knows;
 * products that are generated, layouts of images and rows that are padded: chosen by what cuBLAS and cuDNN do;
 * several launches by one: their table would have to be copied to the device;
 * replays of CUDA graphs.

@@ -8,17 +8,17 @@ from functools import partial
 
 import torch
 
-from smelt.codegen.cost import prefers_native
-from smelt.codegen.cpu_sizes import ForSizes
-from smelt.codegen.extern import out_variant
-from smelt.codegen.generate import Products, generate
+from smelt.codegen.cpu_launches import Products, generate
+from smelt.codegen.cpu_symbolic_launches import ForSizes
+from smelt.codegen.gemm_profitability import prefers_native
 from smelt.codegen.llvm import compile_kernels
-from smelt.codegen.llvm.host import host
-from smelt.codegen.load import load, load_sized
+from smelt.codegen.llvm.host_cpu import host
+from smelt.codegen.out_variants import out_variant
+from smelt.codegen.plan_loading import load, load_sized
 from smelt.config import Config
-from smelt.costs import Costs, ProductCosts
-from smelt.plan.items import Item
-from smelt.plan.memory import ALIGNMENT
+from smelt.cost_model import Costs, ProductCosts
+from smelt.plan.arena_allocation import ALIGNMENT
+from smelt.plan.plan_items import Item
 from smelt.plan.target import Decided, ItemsAt, Memory, Sharing, Target
 from smelt.schedule.schedule import Schedule
 
@@ -75,7 +75,7 @@ COSTS = Costs(
     # to do; not measured on others.
     worker_items=4,
     splits_further=False,  # few threads need few parts
-    row_sums=0,  # strips (codegen/llvm/strips.py) keep the rows that several stages go over in cache
+    row_sums=0,  # strips (codegen/llvm/column_strips.py) keep the rows that several stages go over in cache
     least_rows=0,
     most_rows=0,
     scatters=False,  # eager raises for a place out of range

@@ -15,28 +15,28 @@ from weakref import WeakSet
 import torch
 
 from smelt import _native, runtime
-from smelt.codegen.autotune.tune import Tuner
-from smelt.codegen.gpu import THREADS, for_sizes, generate
+from smelt.codegen.autotune.autotuner import Tuner
+from smelt.codegen.gpu_launches import THREADS, for_sizes, generate
 from smelt.codegen.llvm.link import address_of as address_on_cpu
+from smelt.codegen.triton.gpu_architectures import Arch
 from smelt.codegen.triton.link import kernel_of, load_kernels
-from smelt.codegen.triton.processors import Arch
 from smelt.config import Config
-from smelt.costs import AlignmentCosts, Costs
+from smelt.cost_model import AlignmentCosts, Costs
 from smelt.errors import Unsupported
-from smelt.graph.kernel_calls import RUN_KERNEL, RUN_KERNEL_FUNCTIONAL
-from smelt.ops import warm_up
-from smelt.ops.draws import blocks_that_draw
+from smelt.graph.user_kernel_calls import RUN_KERNEL, RUN_KERNEL_FUNCTIONAL
+from smelt.ops import cudnn_warm_up
+from smelt.ops.philox_order import blocks_that_draw
 from smelt.ops.registry import row
-from smelt.plan.aliases import is_foreign
-from smelt.plan.build import SAME_IN_REPLAYS
-from smelt.plan.code import Function
-from smelt.plan.executable import executable
+from smelt.plan.build_plan import SAME_IN_REPLAYS
+from smelt.plan.executable_plan import executable
+from smelt.plan.machine_code import Function
+from smelt.plan.schema_aliases import is_foreign
 from smelt.plan.steps import Aten, Plan, launches
 from smelt.plan.target import Memory, Sharing, Target
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
-from smelt.runtime.graphs import Capture, Replay
-from smelt.runtime.kept import Store, store
-from smelt.targets.attention import attention_kernel
+from smelt.runtime.cuda_graphs import Capture, Replay
+from smelt.runtime.disk_cache import Store, store
+from smelt.targets.sdpa_backends import attention_kernel
 from smelt.torch_private import OpOverload
 
 log = logging.getLogger("smelt")
@@ -116,7 +116,7 @@ def target(devices: Sequence[torch.device], config: Config) -> Target:
         plain,
         compile=partial(generate, arch=arch, config=config, tuner=tuner, device=_only(devices)),
         load=partial(load, devices, store(config), WeakSet() if config.cuda_graphs else None),
-        warm_up=partial(warm_up.begin, costs=plain.costs, device=device) if layouts else None,
+        warm_up=partial(cudnn_warm_up.begin, costs=plain.costs, device=device) if layouts else None,
     )
 
 

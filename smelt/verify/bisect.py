@@ -13,12 +13,12 @@ from typing import Any
 
 from smelt.config import Config
 from smelt.graph import torch_settings
-from smelt.graph.graph_function import Compiled
-from smelt.graph.interpreter import step
+from smelt.graph.graph_callable import Compiled
+from smelt.graph.graph_interpreter import step
 from smelt.graph.ir import Graph, Node
-from smelt.verify.compare import Before, tried
-from smelt.verify.parts import COPY, Unit, live, part, units
-from smelt.verify.state import twins
+from smelt.verify.isolated_state import twins
+from smelt.verify.result_comparison import Before, tried
+from smelt.verify.subgraph_extraction import COPY, Unit, live, part, units
 
 Recompile = Callable[[Graph, Config], Compiled]
 

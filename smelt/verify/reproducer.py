@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from smelt.config import Config
-from smelt.graph.printer import python_source
+from smelt.graph.graph_printer import python_source
 from smelt.verify.bisect import Located
-from smelt.verify.compare import ROUNDING
+from smelt.verify.result_comparison import ROUNDING
 
 _MOST_WRITTEN_OUT = 64  # elements of a tensor that stands in the script
 

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from smelt.autograd.flow import Network
+from smelt.autograd.max_flow import Network
 
 
 def cut(edges, side):

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from smelt.autograd.classes import class_of, viewed
+from smelt.autograd.recompute_classes import class_of, viewed
 from smelt.graph.ir import Node
-from smelt.ops.recompute import Class, OperatorClass
+from smelt.ops.recompute_rules import Class, OperatorClass
 
 PAGE = Path(__file__).parents[2] / "docs" / "autograd.md"
 aten = torch.ops.aten

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from smelt.autograd.memory import Memory
+from smelt.autograd.save_costs import Memory
 from smelt.config import Config
 from tests.harness.joints import check
 

@@ -8,8 +8,8 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from smelt.autograd.cut import minimum
-from smelt.autograd.cut_problem import CutProblem
+from smelt.autograd.min_cut import minimum
+from smelt.autograd.min_cut_problem import CutProblem
 from smelt.autograd.partition import partition
 from smelt.config import DEFAULT
 from tests.harness.differentiable import arguments, function, instructions, returned

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 import smelt
 from smelt.autograd.partition import partition
 from smelt.config import DEFAULT
-from smelt.graph.printer import code
+from smelt.graph.graph_printer import code
 from tests.harness.joints import check, joint_of
 
 LEAST = replace(DEFAULT, activation_memory_budget=0.0)

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import smelt
-from smelt.autograd import redraw
+from smelt.autograd import rng_replay
 from smelt.autograd.partition import partition
 from smelt.config import DEFAULT
+from smelt.graph.graph_printer import code
 from smelt.graph.ir import TensorSpec
-from smelt.graph.printer import code
-from smelt.ops import draws
+from smelt.ops import philox_order
 from smelt.targets import cuda as target
 from tests.harness import simulated
 from tests.harness.joints import check_valid, joint_of
@@ -42,7 +42,7 @@ def place_in_memory(offsets, device):
 
 @pytest.fixture(autouse=True)
 def _generator(monkeypatch):
-    for module in (redraw, target, draws):
+    for module in (rng_replay, target, philox_order):
         monkeypatch.setattr(module, "blocks_that_draw", lambda device: BLOCKS)
     library = torch.library.Library("smelt", "IMPL")
     key = "CompositeImplicitAutograd"
@@ -143,7 +143,7 @@ def reference(model, x):
     """The model with the masks that `smelt::dropout_mask` gives by torch's operators."""
     for layer in model:
         if isinstance(layer, nn.Dropout):
-            made = draws.Draws.near(TensorSpec(x.shape, x.stride(), x.dtype, x.device), BLOCKS)
+            made = philox_order.Draws.near(TensorSpec(x.shape, x.stride(), x.dtype, x.device), BLOCKS)
             seed, offset = place(made.offsets, x.device)
             args = list(x.shape), list(x.stride()), 0, x.dtype, x.device, BLOCKS, layer.p
             x = x * torch.ops.smelt.dropout_mask(seed, offset, *args) / (1 - layer.p)

@@ -10,11 +10,11 @@ import smelt
 from smelt.autograd import undefined_tangents
 from smelt.autograd.partition import partition
 from smelt.config import DEFAULT
-from smelt.graph.effects import effects
-from smelt.graph.graph_function import GraphFunction
+from smelt.graph.graph_callable import GraphFunction
 from smelt.graph.ir import Graph, Node, TensorSpec
-from smelt.graph.verify import verify
-from smelt.ops import linear
+from smelt.graph.operator_effects import effects
+from smelt.graph.verify_graph import verify
+from smelt.ops import linearity
 from smelt.ops.registry import REGISTRY
 from tests.harness.joints import copies_of, joint_of, saved_values
 
@@ -121,7 +121,7 @@ def test_every_entry_has_an_example():
 def test_operators_that_keep_zeros(name):
     op, *args = EXAMPLES[name]
     does = effects(op)
-    sets = list(linear.linear_in(op, does))
+    sets = list(linearity.linear_in(op, does))
     assert sets
     for names in sets:
         given = [
@@ -144,7 +144,7 @@ def combined(x, y, times):
 def test_operators_that_keep_sums(name):
     op, *args = EXAMPLES[name]
     does = effects(op)
-    for names in linear.linear_in(op, does):
+    for names in linearity.linear_in(op, does):
 
         def given(times, names=names):
             return [

@@ -8,10 +8,10 @@ import torch.fx
 
 import smelt
 from smelt import config
-from smelt.backends import registry
+from smelt.backends import backend_registry
 from smelt.errors import OptionError
 from smelt.graph.ir import TensorSpec
-from smelt.report import inspect
+from smelt.report import inspect_entries
 from smelt.torch_backend import compile_fx
 from tests.harness.traced import trace
 
@@ -36,7 +36,7 @@ def traced_model(grad=False):
 @pytest.mark.parametrize("name", ["eager", "aot_eager"])
 def test_uncompiled_backends(name):
     model, x, traced, inputs = traced_model()
-    for got, want in zip(registry.lookup(name)(traced, config.DEFAULT)(inputs), model(x)):
+    for got, want in zip(backend_registry.lookup(name)(traced, config.DEFAULT)(inputs), model(x)):
         torch.testing.assert_close(got, want, rtol=0, atol=0)
 
 
@@ -44,7 +44,7 @@ def test_uncompiled_backends(name):
 def test_gradients(name):
     model, x, traced, inputs = traced_model(grad=True)
     assert traced.needs_grad
-    registry.lookup(name)(traced, config.DEFAULT)(inputs)[0].sum().backward()
+    backend_registry.lookup(name)(traced, config.DEFAULT)(inputs)[0].sum().backward()
     assert model.linear.weight.grad is not None
 
 
@@ -59,17 +59,17 @@ def test_foreign_backend_gets_a_real_graph_module():
         seen.append(gm)
         return torch.fx.Interpreter(gm).run
 
-    for got, want in zip(registry.lookup(backend)(traced, config.DEFAULT)(inputs), model(x)):
+    for got, want in zip(backend_registry.lookup(backend)(traced, config.DEFAULT)(inputs), model(x)):
         torch.testing.assert_close(got, want, rtol=0, atol=0)
     assert [n.target for n in seen[0].graph.nodes if n.op == "call_function"][:1] == [torch._C._nn.linear]
 
 
 def test_names():
-    assert {"smelt", "eager", "aot_eager"} <= set(registry.list_backends())
+    assert {"smelt", "eager", "aot_eager"} <= set(backend_registry.list_backends())
     with pytest.raises(OptionError, match="did you mean 'eager'"):
-        registry.lookup("eagre")
+        backend_registry.lookup("eagre")
     with pytest.raises(OptionError, match="already"):
-        registry.register_backend(lambda gm, x: gm, name="smelt")
+        backend_registry.register_backend(lambda gm, x: gm, name="smelt")
 
 
 def test_foreign_backends_get_symbolic_sizes_if_asked():
@@ -109,7 +109,7 @@ def test_eager_backends_take_sizes(backend):
     for b, s in ((4, 16), (5, 9), (6, 13), (3, 8)):
         x = torch.randn(b, s)
         torch.testing.assert_close(compiled(x), f(x))
-    assert len(inspect.entries(compiled)) == 2
+    assert len(inspect_entries.entries(compiled)) == 2
 
 
 @pytest.mark.parametrize("dynamic", [None, True])

@@ -14,15 +14,15 @@ import torch.nn.functional as F
 
 from smelt import _native, events, runtime
 from smelt.backends import smelt as backend
-from smelt.backends.by_sizes import MOST_COMPILED
 from smelt.backends.eager import aot_eager, eager
+from smelt.backends.size_dispatch import MOST_COMPILED
 from smelt.backends.smelt import compile_graph
 from smelt.config import Config
 from smelt.errors import BackendError, NeedsFixedSize
-from smelt.graph.handle import Handle
-from smelt.graph.inner import RUN_GRAPHS, Choice, Inner
+from smelt.graph.graph_passes import copied
 from smelt.graph.ir import Node
-from smelt.graph.passes import copied
+from smelt.graph.object_handles import Handle
+from smelt.graph.subgraphs import RUN_GRAPHS, Choice, Inner
 from tests.harness.symbolic import S0, S1, symbolic_trace
 from tests.harness.threads import in_threads
 from tests.harness.traced import flatten

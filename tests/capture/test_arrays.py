@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from smelt.capture.standins import numpy_ufuncs
-from smelt.capture.standins.arrays import Array
+from smelt.capture.proxies import numpy_ufuncs
+from smelt.capture.proxies.array_proxy import Array
 from smelt.errors import Unsupported
 
 DTYPES = ("bool", "uint8", "int8", "int32", "int64", "float16", "float32", "float64")

@@ -11,18 +11,18 @@ import torch
 
 import smelt
 from smelt import events
-from smelt.capture.driver import compiler
-from smelt.capture.driver.attempts import Attempt, FailedAttempt, Stop, Success, _next, first_success
-from smelt.capture.driver.errors import UserException, WorldChanged
-from smelt.capture.driver.run import capture_frame
-from smelt.capture.outside.symbolic_sizes import SymbolicSizes
-from smelt.capture.standins.texts import Unreadable
+from smelt.capture.driver import frame_compiler
+from smelt.capture.driver.capture_attempts import Attempt, FailedAttempt, Stop, Success, _next, first_success
+from smelt.capture.driver.capture_errors import UserException, WorldChanged
+from smelt.capture.driver.capture_frame import capture_frame
+from smelt.capture.environment.symbolic_size_policy import SymbolicSizes
+from smelt.capture.proxies.text_proxy import Unreadable
 from smelt.errors import BackendError, NeedsFixedSize, Unsupported, VerificationError
 from smelt.reasons import TENSOR_CONDITION, Reason
-from smelt.report.inspect import entries, reasons
-from smelt.tracing.copies import NotCopies
-from smelt.tracing.not_differentiable import NotDifferentiable
-from smelt.tracing.symbols import PlainNumbersOnly
+from smelt.report.inspect_entries import entries, reasons
+from smelt.tracing.backward.not_differentiable import NotDifferentiable
+from smelt.tracing.functionalize.view_copies import NotCopies
+from smelt.tracing.symbolic.symbolic_numbers import PlainNumbersOnly
 
 X = torch.arange(6.0).reshape(3, 2)
 Y = torch.arange(4.0).reshape(2, 2)
@@ -253,8 +253,8 @@ def test_the_world_changes_once(
         if changes and changes.pop():
             raise WorldChanged("changed")
 
-    monkeypatch.setattr(compiler, "verify_accepts", accepts)
-    monkeypatch.setattr(compiler, "is_only_thread", lambda: only_thread)
+    monkeypatch.setattr(frame_compiler, "verify_accepts", accepts)
+    monkeypatch.setattr(frame_compiler, "is_only_thread", lambda: only_thread)
 
     def f(x: Any) -> Any:
         return x + 1
@@ -277,8 +277,8 @@ def test_the_world_changes_all_the_time(
     def refuses(*args: Any) -> None:
         raise error
 
-    monkeypatch.setattr(compiler, "verify_accepts", refuses)
-    monkeypatch.setattr(compiler, "is_only_thread", lambda: only_thread)
+    monkeypatch.setattr(frame_compiler, "verify_accepts", refuses)
+    monkeypatch.setattr(frame_compiler, "is_only_thread", lambda: only_thread)
     compiled = smelt.compile(lambda x: x + 1, options={"recompile_limit": 3})
     for _ in range(3):
         assert compiled(X).tolist() == (X + 1).tolist()
@@ -302,8 +302,8 @@ def test_a_capture_that_raises_where_eager_does_not(
             return FailedAttempt(UserException(KeyError("scale")))
         return capture_frame(fn, slots, attempt, name=name)
 
-    monkeypatch.setattr(compiler, "capture_frame", failing)
-    monkeypatch.setattr(compiler, "is_only_thread", lambda: only_thread)
+    monkeypatch.setattr(frame_compiler, "capture_frame", failing)
+    monkeypatch.setattr(frame_compiler, "is_only_thread", lambda: only_thread)
     compiled = smelt.compile(lambda x: x + 1)
     assert compiled(X).tolist() == (X + 1).tolist()
     assert [r.kind.id for r in reasons(compiled)] == (["internal-error"] if only_thread else [])

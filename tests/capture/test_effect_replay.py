@@ -17,13 +17,13 @@ import pytest
 import torch
 from torch import nn
 
-from smelt.capture.base.values import MISSING
-from smelt.capture.outside import effects as fx
+from smelt.capture.base.value_kinds import MISSING
+from smelt.capture.environment import side_effects as fx
 from smelt.errors import Unsupported
-from smelt.graph.interpreter import run
-from smelt.guards.accessors import Reader
-from smelt.guards.evaluate import first_failing
-from smelt.guards.printer import format_guard
+from smelt.graph.graph_interpreter import run
+from smelt.guards.guard_evaluation import first_failing
+from smelt.guards.guard_printer import format_guard
+from smelt.guards.read_source import Reader
 from tests.harness.agreement import same
 from tests.harness.captured import capture, slots_of, substitute
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from smelt.capture.emit.replay import Store
+from smelt.capture.emit.effect_replay import Store
 from smelt.errors import Unsupported
-from smelt.guards.origin import Origin
+from smelt.guards.source import Origin
 from tests.harness.emitted import HandMadeFrame, fake_of_two
 
 

@@ -17,16 +17,11 @@ from torch import nn
 import smelt
 from smelt import events
 from smelt.backends.eager import eager
-from smelt.capture.driver.compiler import FrameCompiler, set_disabled
-from smelt.capture.driver.entries import entries_of, reasons_of, reset, wrap
+from smelt.capture.driver.cache_entries import entries_of, reasons_of, reset, wrap
+from smelt.capture.driver.frame_compiler import FrameCompiler, set_disabled
 from smelt.config import DEFAULT
 from smelt.errors import BackendError, Unsupported
-from smelt.reasons import (
-    BACKEND_FAILED,
-    RECOMPILE_LIMIT,
-    TENSOR_CONDITION,
-    USER_EXCEPTION,
-)
+from smelt.reasons import BACKEND_FAILED, RECOMPILE_LIMIT, TENSOR_CONDITION, USER_EXCEPTION
 from tests.harness.threads import in_threads
 
 

@@ -14,19 +14,19 @@ import torch.fx
 
 import smelt
 from smelt import events
-from smelt.graph import verify
-from smelt.graph.interpreter import run
+from smelt.graph import verify_graph
+from smelt.graph.graph_interpreter import run
+from smelt.graph.graph_printer import code
 from smelt.graph.ir import NumberSpec
-from smelt.graph.printer import code
-from smelt.report import inspect
-from smelt.tracing.sym_numbers import Float, Int
-from smelt.tracing.symbols import Symbols
+from smelt.report import inspect_entries
+from smelt.tracing.symbolic.sym_numbers import Float, Int
+from smelt.tracing.symbolic.symbolic_numbers import Symbols
 
 X = torch.linspace(-2, 3, 12).reshape(3, 4)
 
 
 def entries(compiled: Any) -> list[Any]:
-    return list(inspect.entries(compiled))
+    return list(inspect_entries.entries(compiled))
 
 
 def check(fn: Callable[..., Any], calls: list[tuple[Any, ...]], **options: Any) -> Any:
@@ -273,7 +273,7 @@ def traced_with(fn: Callable[..., Any], *values: Any) -> Any:
 def test_numbers_are_inputs_of_both_graphs_after_the_tensors() -> None:
     traced = traced_with(lambda x, lr: torch.add(x, x, alpha=lr) * (lr + 1), 0.5, 0.25)
     for graph in (traced.torch_graph, traced.aten_graph):
-        verify.verify(graph)
+        verify_graph.verify(graph)
         assert [n.name for n in graph.placeholders] == ["x", "lr", "lr_add"]
         assert [n.spec for n in graph.placeholders[1:]] == [NumberSpec(float), NumberSpec(float)]
         out = run(graph, (X, 0.75, 1.75))[0]
@@ -523,4 +523,4 @@ def test_steps_with_a_custom_function_and_conditions_on_a_table_are_one_graph() 
             x = torch.ones(3, requires_grad=True)
             results.append((f(x).detach(), torch.autograd.grad(f(x).pow(2).sum(), x)[0]))
         torch.testing.assert_close(*results)
-    assert inspect.graph_count(compiled) == 2
+    assert inspect_entries.graph_count(compiled) == 2

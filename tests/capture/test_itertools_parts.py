@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 
-from smelt.capture.breaks.itertools_parts import advanced_over, made_again
+from smelt.capture.graph_breaks.itertools_state import advanced_over, made_again
 
 pytestmark = pytest.mark.skipif(
     sys.version_info < (3, 14), reason="iterators of itertools are pickled before Python 3.14"

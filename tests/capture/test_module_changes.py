@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from smelt.backends.eager import eager
-from smelt.capture.driver.compiler import FrameCompiler
-from smelt.capture.driver.entries import entries_of, reasons_of, wrap
+from smelt.capture.driver.cache_entries import entries_of, reasons_of, wrap
+from smelt.capture.driver.frame_compiler import FrameCompiler
 from smelt.config import DEFAULT
 
 SCALE = 2.0

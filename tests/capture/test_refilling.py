@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.capture.emit.refilling import REFILLS
+from smelt.capture.emit.container_updates import REFILLS
 
 
 class Table(dict):

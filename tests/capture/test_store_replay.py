@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from torch import nn
 
-from smelt.capture.base.values import MISSING
-from smelt.capture.emit.replay import stores_of
-from smelt.capture.outside import effects as fx
-from smelt.guards.origin import Origin
+from smelt.capture.base.value_kinds import MISSING
+from smelt.capture.emit.effect_replay import stores_of
+from smelt.capture.environment import side_effects as fx
+from smelt.guards.source import Origin
 from tests.harness.emitted import HandMadeFrame, fake_of_two
 
 

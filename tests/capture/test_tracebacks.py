@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.capture.driver.entries import reasons_of
+from smelt.capture.driver.cache_entries import reasons_of
 
 Program = Callable[[torch.Tensor], Any]
 PROGRAMS: list[Program] = []

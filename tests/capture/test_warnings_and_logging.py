@@ -17,8 +17,8 @@ import pytest
 import torch
 
 import smelt
-from smelt.capture.library import evaluation
-from smelt.report.inspect import entries, reasons
+from smelt.capture.stdlib import eval_exec
+from smelt.report.inspect_entries import entries, reasons
 
 log = logging.getLogger(__name__)
 
@@ -246,7 +246,7 @@ def test_what_other_threads_warn_of_while_source_is_compiled_is_shown(
         thread.join()
         return compile(*args, **kwargs)
 
-    monkeypatch.setattr(evaluation, "compile", slowly, raising=False)
+    monkeypatch.setattr(eval_exec, "compile", slowly, raising=False)
     compiled = smelt.compile(lambda x: x + eval("1 + 1"), backend="eager", fullgraph=True)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")

@@ -30,9 +30,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from smelt import _native
 from smelt.backends.eager import eager
-from smelt.capture.base.handlers import BUILTINS
-from smelt.capture.driver.compiler import FrameCompiler
-from smelt.capture.driver.entries import entries_of, reasons_of, wrap
+from smelt.capture.base.call_handlers import BUILTINS
+from smelt.capture.driver.cache_entries import entries_of, reasons_of, wrap
+from smelt.capture.driver.frame_compiler import FrameCompiler
 from smelt.config import DEFAULT
 from smelt.errors import Unsupported
 from smelt.reasons import INTERNAL, SIDE_EFFECT_IO, UNSUPPORTED_CALL, USER_EXCEPTION
@@ -619,7 +619,7 @@ def test_an_error_that_only_capture_raises_is_reported_as_smelts(monkeypatch: py
 
     monkeypatch.setitem(BUILTINS, divmod, broken)
     # else another may have changed the world
-    monkeypatch.setattr("smelt.capture.driver.compiler.is_only_thread", lambda: True)
+    monkeypatch.setattr("smelt.capture.driver.frame_compiler.is_only_thread", lambda: True)
 
     def f(x: Any) -> Any:
         return x * divmod(7, 2)[0]

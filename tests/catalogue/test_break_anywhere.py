@@ -20,7 +20,7 @@ import torch
 
 import smelt
 import tests.catalogue
-from smelt.capture.base import frames
+from smelt.capture.base import vm_frames
 from smelt.capture.interpreter.interpreter import Interpreter
 from smelt.errors import Unsupported
 from smelt.reasons import GRAPH_BREAK_REQUESTED, Reason
@@ -90,7 +90,9 @@ def test_program(factory: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) ->
         forced = Forced(at)
         with monkeypatch.context() as patch:
             patch.setattr(
-                frames.Frame, "__init__", functools.partialmethod(_call, forced.frame, frames.Frame.__init__)
+                vm_frames.Frame,
+                "__init__",
+                functools.partialmethod(_call, forced.frame, vm_frames.Frame.__init__),
             )
             patch.setattr(
                 Interpreter,

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import smelt
 from smelt.cli.app import app
-from smelt.cli.torch_compile import compile as served
+from smelt.cli.torch_compile_redirect import compile as served
 from tests.harness.browser import chromium, opened
 
 SCRIPT = """
@@ -180,13 +180,13 @@ def test_ops_tells_of_all_and_of_one():
 
 
 def test_cache_says_where_and_clears(monkeypatch, tmp_path):
-    from smelt.runtime import kept
+    from smelt.runtime import disk_cache
 
     monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path / "kept"))
-    kept.store().put(kept.key_of("a"), b"x" * 300_000)
+    disk_cache.store().put(disk_cache.key_of("a"), b"x" * 300_000)
     assert command("cache").stdout == f"{tmp_path}/kept: 0.3 of 1074 MB (kernels of GPUs)\n"
     assert command("cache", "--clear").stdout == f"{tmp_path}/kept: removed 0.3 MB\n"
-    assert kept.store().size() == 0
+    assert disk_cache.store().size() == 0
 
 
 def test_doctor_reports(monkeypatch):

@@ -10,19 +10,19 @@ import random
 import pytest
 import torch
 
-from smelt.codegen.calls.matrices import MATRIX_CALLS, plan_product
-from smelt.codegen.calls.request import Request
-from smelt.codegen.cost import prefers_product
+from smelt.codegen.call_selection.call_requests import Request
+from smelt.codegen.call_selection.gemm_calls import MATRIX_CALLS, plan_product
+from smelt.codegen.gemm_profitability import prefers_product
+from smelt.codegen.llvm.gemm import compile_gemm as compiler
+from smelt.codegen.llvm.gemm import gemm_library, gemm_tiling, symbolic_gemm
+from smelt.codegen.llvm.gemm.compile_gemm import compile_products
+from smelt.codegen.llvm.gemm.epilogue import BATCH, COL, NO_EPILOGUE, ROW, Epilogue, product_value
+from smelt.codegen.llvm.gemm.symbolic_gemm import SizedProducts
 from smelt.codegen.llvm.link import address_of
-from smelt.codegen.llvm.products import compile as compiler
-from smelt.codegen.llvm.products import library, sized, tiling
-from smelt.codegen.llvm.products.compile import compile_products
-from smelt.codegen.llvm.products.epilogue import BATCH, COL, NO_EPILOGUE, ROW, Epilogue, product_value
-from smelt.codegen.llvm.products.sized import SizedProducts
 from smelt.config import DEFAULT
 from smelt.graph.ir import TensorSpec
-from smelt.loops.ir import Buffer, Value
-from smelt.plan.code import CompiledKernel
+from smelt.loops.kernel_ir import Buffer, Value
+from smelt.plan.machine_code import CompiledKernel
 from smelt.schedule.schedule import BufferSpec, BufRef, ExternItem, Schedule
 from smelt.targets import cpu
 
@@ -323,11 +323,11 @@ def test_the_cost_rule_on_a_measured_and_on_an_unknown_host():
 def test_register_blocks_of_other_hosts(width, rows, vectors, dtype, monkeypatch):
     """The blocks of AVX2, SSE and NEON hosts, as this host runs them."""
     narrow = dataclasses.replace(
-        tiling.tile_for(dtype), lanes=width // dtype.itemsize, rows=rows, vectors=vectors
+        gemm_tiling.tile_for(dtype), lanes=width // dtype.itemsize, rows=rows, vectors=vectors
     )
-    for module in (tiling, compiler, sized):
+    for module in (gemm_tiling, compiler, symbolic_gemm):
         monkeypatch.setattr(module, "tile_for", lambda dtype: narrow)
-    monkeypatch.setattr(library, "_LIBRARIES", {})
+    monkeypatch.setattr(gemm_library, "_LIBRARIES", {})
     monkeypatch.setitem(globals(), "SIZED", SizedProducts())
     rng = random.Random(width * rows)
     for transposed in (False, True) * 3:

@@ -13,7 +13,7 @@ import triton.compiler.code_generator  # while the interpreter is on, if it is: 
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
-from smelt.codegen.triton.writes import WritesElsewhere, written_parameters
+from smelt.codegen.triton.pointer_writes import WritesElsewhere, written_parameters
 
 BLOCK = tl.constexpr(16)
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from smelt.codegen.llvm import compile_kernels
-from smelt.codegen.llvm.host import Host, host
+from smelt.codegen.llvm.host_cpu import Host, host
 from smelt.codegen.llvm.link import address_of
-from smelt.codegen.llvm.vectorize import choose, lane_stride
+from smelt.codegen.llvm.vectorization import choose, lane_stride
 from smelt.config import Config
-from smelt.graph.sizes import Sym
-from smelt.loops.ir import Buffer, Kernel, MapStage, ReduceStage, Reduction, Store, Value
+from smelt.loops.kernel_ir import Buffer, Kernel, MapStage, ReduceStage, Reduction, Store, Value
+from smelt.shapes.expr import Sym
 from tests.harness.kernels import (
     REDUCE,
     TARGETS,

@@ -7,12 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from smelt.codegen.llvm import compile_kernels, module
-from smelt.codegen.llvm.builder import Module
-from smelt.codegen.llvm.host import host
+from smelt.codegen.llvm import compile_kernels
+from smelt.codegen.llvm import object_files as module
+from smelt.codegen.llvm.host_cpu import host
+from smelt.codegen.llvm.ir_builder import Module
 from smelt.codegen.llvm.link import address_of
-from smelt.loops.ir import Kernel
-from smelt.plan.code import Function
+from smelt.loops.kernel_ir import Kernel
+from smelt.plan.machine_code import Function
 from tests.harness.kernels import CHECKED, run, softmax, softmax_columns
 
 

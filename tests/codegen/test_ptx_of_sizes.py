@@ -12,12 +12,12 @@ pytest.importorskip("triton")
 import triton
 import triton.compiler.code_generator  # noqa: F401  while the interpreter is on, if it is: later it refuses
 
-from smelt.codegen.triton import Request, compile_kernels, executed
+from smelt.codegen.triton import Request, compile_kernels, traced_frontend
 from smelt.codegen.triton import compile as triton_compile
 from smelt.codegen.triton.compile import General
-from smelt.codegen.triton.sized import numbered
-from smelt.loops.ir import Kernel
-from smelt.loops.sizes import at_sizes
+from smelt.codegen.triton.symbolic_kernels import numbered
+from smelt.loops.kernel_ir import Kernel
+from smelt.loops.kernel_sizes import at_sizes
 from tests.harness.sized_kernels import Once
 from tests.harness.sized_programs import ELEMENTWISE, REDUCED, ROWS
 from tests.harness.symbolic import S0, S1
@@ -29,7 +29,7 @@ f32, bf16 = torch.float32, torch.bfloat16
 def _compiled(monkeypatch):
     """Kernels are compiled here, also where other tests use the interpreter. By the shortest way alone."""
     monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
-    form_of = executed.form_of
+    form_of = traced_frontend.form_of
     failures = []
 
     def noting(*given):
@@ -39,7 +39,7 @@ def _compiled(monkeypatch):
             failures.append(error)
             raise
 
-    monkeypatch.setattr(executed, "form_of", noting)
+    monkeypatch.setattr(traced_frontend, "form_of", noting)
     yield
     assert not failures
 

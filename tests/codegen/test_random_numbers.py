@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 import smelt
-from smelt.codegen.extern import draws_alike
+from smelt.codegen.out_variants import draws_alike
 
 pytestmark = pytest.mark.skipif(not draws_alike(), reason="this torch draws with a generator of another kind")
 

@@ -8,17 +8,17 @@ import torch.nn.functional as F
 
 import smelt
 from smelt import events
-from smelt.codegen.cost import prefers_product
-from smelt.codegen.cpu_sizes import WITH_WINDOWS
-from smelt.codegen.llvm.host import host
-from smelt.codegen.load import load, load_sized
+from smelt.codegen.cpu_symbolic_launches import WITH_WINDOWS
+from smelt.codegen.gemm_profitability import prefers_product
+from smelt.codegen.llvm.host_cpu import host
+from smelt.codegen.plan_loading import load, load_sized
 from smelt.config import Config
-from smelt.ops.lower import lower
+from smelt.ops.lowering import lower
+from smelt.plan.plan_template import Loader, Template
 from smelt.plan.steps import Aten, launches
 from smelt.plan.target import Decided
-from smelt.plan.template import Loader, Template
-from smelt.plan.verify import verify
-from smelt.schedule.fuse import fuse
+from smelt.plan.verify_plan import verify
+from smelt.schedule.schedule_program import fuse
 from smelt.targets import cpu
 from tests.harness.symbolic import S0, S1, symbolic
 from tests.harness.traced import flatten

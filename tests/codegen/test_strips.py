@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from smelt.codegen.llvm import strips
-from smelt.codegen.llvm.host import Host, host
-from smelt.codegen.llvm.strips import GROUP_ROWS
-from smelt.codegen.llvm.vectorize import choose
-from smelt.graph.sizes import Sym
-from smelt.loops.ir import Kernel, MapStage, ReduceStage, Reduction, Store, Value
+from smelt.codegen.llvm import column_strips
+from smelt.codegen.llvm.column_strips import GROUP_ROWS
+from smelt.codegen.llvm.host_cpu import Host, host
+from smelt.codegen.llvm.vectorization import choose
+from smelt.loops.kernel_ir import Kernel, MapStage, ReduceStage, Reduction, Store, Value
+from smelt.shapes.expr import Sym
 from tests.harness.kernels import (
     REDUCE,
     TARGETS,
@@ -30,7 +30,7 @@ f32, bf16 = torch.float32, torch.bfloat16
 
 def in_strips(kernel: Kernel) -> bool:
     sym = choose(kernel, host().lanes(4)).outer
-    return sym is not None and strips.applies(kernel, sym, host().lanes(4))
+    return sym is not None and column_strips.applies(kernel, sym, host().lanes(4))
 
 
 def batch_norm(rows: int, width: int) -> Kernel:
@@ -116,7 +116,7 @@ def test_what_rows_do_not_change_is_computed_once() -> None:
         MapStage((), (Store(2, c, result("s")),)),
     )
     kernel = Kernel("k", buffers((f32, "in"), (f32, "in"), (f32, "out")), (lc,), stages)
-    assert len(strips._kept(kernel, stages[0], c)) == 1
+    assert len(column_strips._kept(kernel, stages[0], c)) == 1
     x, w, y = torch.randn(400, 90), torch.rand(90), torch.empty(90)
     run(kernel, [x, w, y])
     torch.testing.assert_close(y, (x * w.sqrt()).sum(0), rtol=1e-5, atol=1e-5)

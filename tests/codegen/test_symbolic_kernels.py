@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from smelt.codegen.llvm import compile_kernels
-from smelt.codegen.llvm.host import host
+from smelt.codegen.llvm.host_cpu import host
 from smelt.errors import NeedsFixedSize
-from smelt.graph.sizes import Size, loop_sym
-from smelt.loops.interpret import run
-from smelt.loops.ir import Kernel, Loop, MapStage, ReduceStage, Reduction, ScanStage, Store
-from smelt.loops.values import cast, index
-from smelt.loops.verify import verify
+from smelt.loops.kernel_interpreter import run
+from smelt.loops.kernel_ir import Kernel, Loop, MapStage, ReduceStage, Reduction, ScanStage, Store
+from smelt.loops.loop_values import cast, index
+from smelt.loops.verify_kernel import verify
+from smelt.shapes.expr import Size, loop_sym
 from tests.harness.accuracy import no_worse
 from tests.harness.kernels import CHECKED, buffers, flat, load, result
 from tests.harness.sized_programs import BACKWARD, ELEMENTWISE, REDUCED, ROWS, SCANS, with_bias

@@ -15,11 +15,11 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     )
 
 from smelt.codegen.triton import load_kernel, triton_source
-from smelt.codegen.triton.blocks import choose
-from smelt.codegen.triton.library import function_of
-from smelt.codegen.triton.load import launch_joined
-from smelt.loops import interpret
-from smelt.loops.ir import Kernel, MapStage, ReduceStage, Reduction, Store
+from smelt.codegen.triton.block_sizes import choose
+from smelt.codegen.triton.triton_import import function_of
+from smelt.codegen.triton.triton_launcher import launch_joined
+from smelt.loops import kernel_interpreter
+from smelt.loops.kernel_ir import Kernel, MapStage, ReduceStage, Reduction, Store
 from smelt.loops.philox import philox
 from tests.harness import interpreted
 from tests.harness.kernels import (
@@ -163,7 +163,7 @@ def test_sums_beside_rows(
         ]
 
     wanted, found = made(), made()
-    interpret.run(kernel, wanted)
+    kernel_interpreter.run(kernel, wanted)
     source = triton_source(kernel, dialect="torch", blocks=replace(choose(kernel), x=at_once, ahead=ahead))
     assert source.points == chunks and source.block == 1
     function_of(source)[(chunks,)](*found, source.points, **source.constants)
@@ -372,7 +372,7 @@ def test_neighbours_that_draw_from_one_step(rows: int, columns: int, dtype: torc
     kernel = dropped(rows, columns, dtype, sums)
     place, x = (torch.tensor([1 << 40 | 7]), torch.tensor([1 << 36 | 28])), torch.randn(rows, columns)
     want, got = ([torch.zeros(rows, columns), torch.zeros(rows)][: 1 + sums] for _ in range(2))
-    interpret.run(kernel, [*place, x, *want])
+    kernel_interpreter.run(kernel, [*place, x, *want])
     load_kernel(kernel, frozenset((0, 1)))(*(n[0] for n in place), x, *got)
     assert torch.equal(got[0], want[0])
     if sums:

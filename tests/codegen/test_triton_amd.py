@@ -20,17 +20,17 @@ import triton.compiler.code_generator  # while the interpreter is on, if it is: 
 if "amd" not in triton.backends.backends:
     pytest.skip("this Triton has no backend for AMD's processors", allow_module_level=True)
 
-from smelt.codegen.autotune.tiles import TILES
-from smelt.codegen.triton import Request, Source, compile_kernels, image, stages, triton_source
-from smelt.codegen.triton.image import to_image
-from smelt.codegen.triton.processors import lanes
-from smelt.codegen.triton.product import product_source
-from smelt.codegen.triton.source import joined_source
-from smelt.codegen.triton.tiled import Tile
-from smelt.codegen.triton.values import FUNCTIONS
-from smelt.loops.ir import Kernel
-from smelt.plan.code import Block
-from smelt.runtime.kept import Store
+from smelt.codegen.autotune.tile_configs import TILES
+from smelt.codegen.triton import Request, Source, compile_kernels, device_images, triton_passes, triton_source
+from smelt.codegen.triton.block_gemm import Tile
+from smelt.codegen.triton.device_images import to_image
+from smelt.codegen.triton.gemm_kernel import product_source
+from smelt.codegen.triton.gpu_architectures import lanes
+from smelt.codegen.triton.kernel_source import joined_source
+from smelt.codegen.triton.value_expressions import FUNCTIONS
+from smelt.loops.kernel_ir import Kernel
+from smelt.plan.machine_code import Block
+from smelt.runtime.disk_cache import Store
 from smelt.targets.amd import ARCHS
 from tests.harness.kernels import (
     dropped,
@@ -64,7 +64,7 @@ def printed(kernel: Kernel, host: frozenset[int] = frozenset()) -> Source:
 
 def assembly(source: Source, arch: str = MI300) -> str:
     """What the assembler is given, without what debuggers read."""
-    text, _ = stages.run(source, arch, "amdgcn")
+    text, _ = triton_passes.run(source, arch, "amdgcn")
     return text.partition("\t.section\t.debug_abbrev")[0] + text[text.index(".amdgpu_metadata") :]
 
 
@@ -84,7 +84,7 @@ def test_compiles(name: str) -> None:
     assert "inline_asm" not in source.text
     made = to_image(source, MI300, "some_name")
     assert made.code.startswith(b"\x7fELF") and made.name == "some_name" and b"some_name.kd" in made.code
-    assert made.threads == max(32 * source.warps, 64) and made.shared <= image.SHARED
+    assert made.threads == max(32 * source.warps, 64) and made.shared <= device_images.SHARED
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -210,7 +210,7 @@ def test_products(dtype: torch.dtype) -> None:
     )
     assert "v_mfma_f32" in assembly(source)
     made = to_image(source, MI300)
-    assert made.threads == 256 and made.shared <= image.SHARED
+    assert made.threads == 256 and made.shared <= device_images.SHARED
 
 
 def test_code_that_needs_more_shared_memory_than_there_is_is_refused() -> None:

@@ -13,14 +13,14 @@ pytest.importorskip("triton")
 import triton
 import triton.compiler.code_generator  # while the interpreter is on, if it is: later it refuses
 
-from smelt.codegen.autotune.tiles import ATTENTION_TILES, attention_tiles
-from smelt.codegen.llvm.products.epilogue import BATCH, COL, ROW
-from smelt.codegen.triton.attention import attention_source, power
-from smelt.codegen.triton.load import launch_attention
+from smelt.codegen.autotune.tile_configs import ATTENTION_TILES, attention_tiles
+from smelt.codegen.llvm.gemm.epilogue import BATCH, COL, ROW
+from smelt.codegen.triton.attention_kernel import attention_source, power
+from smelt.codegen.triton.block_gemm import Tile
 from smelt.codegen.triton.ptx import to_ptx
-from smelt.codegen.triton.tiled import Tile
-from smelt.loops.ir import Value
-from smelt.loops.verify import verify
+from smelt.codegen.triton.triton_launcher import launch_attention
+from smelt.loops.kernel_ir import Value
+from smelt.loops.verify_kernel import verify
 from tests.harness.attention_tiles import KEYS, QUERIES, WIDTH, Case, as_loops, interpret_loops
 from tests.harness.kernels import const, op
 from tests.harness.products import cast

@@ -1,5 +1,5 @@
-"""Triton's form of printed kernels by running their text (`codegen/triton/executed.py`): what Triton's own code generator
-gives, after the first of its passes, which inline functions and drop what nothing reads."""
+"""Triton's form of printed kernels by running their text (`codegen/triton/traced_frontend.py`): what Triton's own code
+generator gives, after the first of its passes, which inline functions and drop what nothing reads."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ pytest.importorskip("triton")
 import triton
 import triton.compiler.code_generator  # while the interpreter is on, if it is: later it refuses
 
-from smelt.codegen.triton import Source, executed, stages, triton_source
-from smelt.codegen.triton.library import KERNELS_OF_CONTEXT, library
-from smelt.codegen.triton.processors import Arch, dialect
+from smelt.codegen.triton import Source, traced_frontend, triton_passes, triton_source
+from smelt.codegen.triton.gpu_architectures import Arch, dialect
+from smelt.codegen.triton.kernel_source import KERNEL, joined_source
 from smelt.codegen.triton.ptx import to_ptx
-from smelt.codegen.triton.source import KERNEL, joined_source
-from smelt.loops.ir import POINTWISE, Kernel, Value
+from smelt.codegen.triton.triton_import import KERNELS_OF_CONTEXT, library
+from smelt.loops.kernel_ir import POINTWISE, Kernel, Value
 from tests.harness.kernels import const, dropped, flat, op, reduction, rows_written, scaled, scan
 from tests.harness.printed import KERNELS, add, scheduled
 
@@ -44,7 +44,7 @@ def executed_form(source: Source, arch: Arch = 90) -> str:
     """The form of what is executed; raises what that raises."""
     with pytest.MonkeyPatch.context() as changed:
         changed.setattr(library(), "generator", None)
-        changed.setattr("smelt.codegen.triton.library.function_of", _refuses)
+        changed.setattr("smelt.codegen.triton.triton_import.function_of", _refuses)
         return _form(source, arch)
 
 
@@ -54,7 +54,7 @@ def _refuses(source: Source) -> None:
 
 def _form(source: Source, arch: Arch) -> str:
     """Constants stand in place of their names: those of an inlined function may come in another order."""
-    text = str(stages.run(source, arch, "ttir")[0].str_nodebug())
+    text = str(triton_passes.run(source, arch, "ttir")[0].str_nodebug())
     constants = dict(_CONSTANT.findall(text))
     return _NAME.sub(lambda m: constants.get(m[0], m[0]), _CONSTANT.sub("", text))
 
@@ -62,7 +62,7 @@ def _form(source: Source, arch: Arch) -> str:
 def own_form(source: Source, arch: Arch = 90) -> str:
     """By Triton's generator."""
     with pytest.MonkeyPatch.context() as changed:
-        changed.setattr(executed, "form_of", _refuses)
+        changed.setattr(traced_frontend, "form_of", _refuses)
         return _form(source, arch)
 
 
@@ -188,7 +188,7 @@ def test_the_ptx_is_the_same() -> None:
     source = triton_source(KERNELS["layer norm of bf16"])
     ptx = to_ptx(source, 90)
     with pytest.MonkeyPatch.context() as changed:
-        changed.setattr(executed, "form_of", _refuses)
+        changed.setattr(traced_frontend, "form_of", _refuses)
         assert to_ptx(source, 90) == ptx
 
 
@@ -215,7 +215,7 @@ def test_a_name_that_changes_its_type_in_a_loop_is_left_to_triton() -> None:
 
 
 def test_products_are_triton_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executed, "form_of", lambda *_: pytest.fail("a product was executed"))
+    monkeypatch.setattr(traced_frontend, "form_of", lambda *_: pytest.fail("a product was executed"))
     to_ptx(replace(triton_source(add(4096)), stages=2), 90)
 
 

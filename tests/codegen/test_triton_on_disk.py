@@ -13,9 +13,9 @@ pytest.importorskip("triton")
 import triton
 import triton.compiler.code_generator  # while the interpreter is on, if it is: later it refuses
 
-from smelt.codegen.triton import Request, Source, compile_kernels, on_disk, triton_source
-from smelt.codegen.triton.image import Image
-from smelt.runtime.kept import Store
+from smelt.codegen.triton import Request, Source, compile_kernels, kernel_cache, triton_source
+from smelt.codegen.triton.device_images import Image
+from smelt.runtime.disk_cache import Store
 from tests.harness.kernels import layer_norm, scaled, softmax
 from tests.harness.processes import run
 
@@ -36,12 +36,12 @@ def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ptx_is_kept_as_it_is(store: Store) -> None:
-    assert on_disk.read(store, SOURCE, 90) is None
-    on_disk.write(store, SOURCE, 90, PTX)
-    assert on_disk.read(store, SOURCE, 90) == PTX
-    assert on_disk.read(store, replace(SOURCE, points=9), 90) == PTX  # which it is not compiled for
-    on_disk.write(store, SOURCE, "gfx942", ELF)
-    assert on_disk.read(store, SOURCE, "gfx942") == ELF and on_disk.read(store, SOURCE, 90) == PTX
+    assert kernel_cache.read(store, SOURCE, 90) is None
+    kernel_cache.write(store, SOURCE, 90, PTX)
+    assert kernel_cache.read(store, SOURCE, 90) == PTX
+    assert kernel_cache.read(store, replace(SOURCE, points=9), 90) == PTX  # which it is not compiled for
+    kernel_cache.write(store, SOURCE, "gfx942", ELF)
+    assert kernel_cache.read(store, SOURCE, "gfx942") == ELF and kernel_cache.read(store, SOURCE, 90) == PTX
 
 
 OTHERS: dict[str, Source] = {
@@ -55,23 +55,23 @@ OTHERS: dict[str, Source] = {
 
 @pytest.mark.parametrize("what", OTHERS)
 def test_what_changes_the_code_is_part_of_the_key(store: Store, what: str) -> None:
-    on_disk.write(store, SOURCE, 90, PTX)
-    assert on_disk.read(store, OTHERS[what], 90) is None
+    kernel_cache.write(store, SOURCE, 90, PTX)
+    assert kernel_cache.read(store, OTHERS[what], 90) is None
 
 
 def test_so_are_processor_versions_and_variables(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    on_disk.write(store, SOURCE, 90, PTX)
-    assert on_disk.read(store, SOURCE, 80) is None
+    kernel_cache.write(store, SOURCE, 90, PTX)
+    assert kernel_cache.read(store, SOURCE, 80) is None
     monkeypatch.setenv("TRITON_CACHE_DIR", "elsewhere")  # changes no code
-    assert on_disk.read(store, SOURCE, 90) == PTX
+    assert kernel_cache.read(store, SOURCE, 90) == PTX
     monkeypatch.setenv("DISABLE_LLVM_OPT", "1")
-    assert on_disk.read(store, SOURCE, 90) is None
+    assert kernel_cache.read(store, SOURCE, 90) is None
     monkeypatch.undo()
-    monkeypatch.setattr(on_disk, "_OURS", "of another text")
-    assert on_disk.read(store, SOURCE, 90) is None
+    monkeypatch.setattr(kernel_cache, "_OURS", "of another text")
+    assert kernel_cache.read(store, SOURCE, 90) is None
     monkeypatch.undo()
-    monkeypatch.setattr(on_disk, "_version", lambda: "triton 0.0")
-    assert on_disk.read(store, SOURCE, 90) is None
+    monkeypatch.setattr(kernel_cache, "_version", lambda: "triton 0.0")
+    assert kernel_cache.read(store, SOURCE, 90) is None
 
 
 def test_without_a_version_of_triton_nothing_is_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,12 +79,12 @@ def test_without_a_version_of_triton_nothing_is_kept(store: Store, monkeypatch: 
         raise importlib.metadata.PackageNotFoundError(package)
 
     monkeypatch.setattr(importlib.metadata, "version", unknown)
-    on_disk._version.cache_clear()
+    kernel_cache._version.cache_clear()
     try:
-        on_disk.write(store, SOURCE, 90, PTX)
-        assert store.size() == 0 and on_disk.read(store, SOURCE, 90) is None
+        kernel_cache.write(store, SOURCE, 90, PTX)
+        assert store.size() == 0 and kernel_cache.read(store, SOURCE, 90) is None
     finally:
-        on_disk._version.cache_clear()
+        kernel_cache._version.cache_clear()
 
 
 def test_alignment_and_arguments_by_value_are_told_apart(store: Store) -> None:
@@ -98,7 +98,7 @@ PROGRAM = """
 import json, os, sys
 os.environ.pop("TRITON_INTERPRET", None)
 from smelt.codegen.triton import Request, compile_kernels
-from smelt.runtime.kept import store
+from smelt.runtime.disk_cache import store
 from tests.harness.kernels import layer_norm, softmax
 kernels = compile_kernels([Request(layer_norm(8, 64)), Request(softmax(8, 64))], 90, 1, store())
 found = [(k.function.name, k.function.block.shared, k.function.library.objects[0].decode()) for k in kernels]

@@ -12,15 +12,15 @@ pytest.importorskip("triton")
 import triton
 import triton.compiler.code_generator  # while the interpreter is on, if it is: later it refuses
 
-from smelt.codegen.autotune.tiles import TILES, tiles
-from smelt.codegen.llvm.products.epilogue import COL, ROW
-from smelt.codegen.triton.load import launch_product
-from smelt.codegen.triton.product import as_loops, product_source
+from smelt.codegen.autotune.tile_configs import TILES, tiles
+from smelt.codegen.llvm.gemm.epilogue import COL, ROW
+from smelt.codegen.triton.block_gemm import Tile
+from smelt.codegen.triton.gemm_kernel import as_loops, product_source
 from smelt.codegen.triton.ptx import to_ptx
-from smelt.codegen.triton.tiled import Tile
-from smelt.loops import interpret
-from smelt.loops.ir import Value
-from smelt.loops.verify import verify
+from smelt.codegen.triton.triton_launcher import launch_product
+from smelt.loops import kernel_interpreter
+from smelt.loops.kernel_ir import Value
+from smelt.loops.verify_kernel import verify
 from tests.harness.kernels import const, op
 from tests.harness.products import Case, cast
 
@@ -37,7 +37,7 @@ def check(case: Case, tile: Tile = SMALL, tolerance: float = 1e-5) -> list[torch
     tensors = case.tensors()
     want = [t.clone() for t in tensors]
     product = case.product()
-    interpret.run(as_loops(product), want)
+    kernel_interpreter.run(as_loops(product), want)
     launch_product(product, tile, *tensors)
     torch.testing.assert_close(tensors, want, rtol=tolerance, atol=tolerance * case.k**0.5)
     return tensors

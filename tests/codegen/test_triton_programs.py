@@ -16,14 +16,14 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("Triton compiles for the GPU here; needs TRITON_INTERPRET=1", allow_module_level=True)
 
-from smelt.codegen.triton import blocks, load_kernel, triton_source
-from smelt.codegen.triton.blocks import choose
-from smelt.loops.ir import Kernel
-from smelt.ops.lower import lower
-from smelt.schedule import interpret
-from smelt.schedule.fuse import fuse
+from smelt.codegen.triton import block_sizes, load_kernel, triton_source
+from smelt.codegen.triton.block_sizes import choose
+from smelt.loops.kernel_ir import Kernel
+from smelt.ops.lowering import lower
+from smelt.schedule import schedule_interpreter
 from smelt.schedule.schedule import KernelItem
-from smelt.schedule.verify import verify
+from smelt.schedule.schedule_program import fuse
+from smelt.schedule.verify_schedule import verify
 from smelt.targets.cuda import COSTS
 from tests.harness import interpreted
 from tests.harness.traced import flatten, traced
@@ -37,7 +37,9 @@ EAGER_TO_SPLIT = replace(COSTS, threads=8, split_points=64, part_points=4, item_
 
 @pytest.fixture(autouse=True)
 def _by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interpret, "run_kernel", lambda kernel, tensors: load_kernel(kernel)(*tensors))
+    monkeypatch.setattr(
+        schedule_interpreter, "run_kernel", lambda kernel, tensors: load_kernel(kernel)(*tensors)
+    )
 
 
 def kernels_of(f: Callable[..., Any], *inputs: torch.Tensor, costs: Any = COSTS) -> list[Kernel]:
@@ -52,7 +54,7 @@ def check(
     graph, real = traced(f, *[t.clone(memory_format=torch.preserve_format) for t in inputs])
     schedule = fuse(lower(graph, costs), costs)
     verify(schedule)
-    got = interpret.run(schedule, real)
+    got = schedule_interpreter.run(schedule, real)
     with torch.no_grad():
         expected = flatten(f(*inputs))
     for a, e in zip(got, expected, strict=True):
@@ -263,7 +265,7 @@ def test_the_backward_of_a_layer_norm(rows: int, width: int) -> None:
 def short_registers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Rows of more than 64 points are long."""
     for name in ("PERSISTENT", "PERSISTENT_FEW", "LOOPED"):
-        monkeypatch.setattr(blocks, name, 64)
+        monkeypatch.setattr(block_sizes, name, 64)
     load_kernel.cache_clear()
     yield
     load_kernel.cache_clear()
@@ -336,7 +338,7 @@ def test_sums_too_short_for_all_workers_are_cut(shape: tuple[int, ...], dims: tu
     assert len(kernels) == 2
     for kernel in kernels:
         stage, used = kernel.stages[0], choose(kernel)
-        assert blocks.stage_points(stage) <= 4 * used.r
+        assert block_sizes.stage_points(stage) <= 4 * used.r
 
 
 def test_sums_of_a_few_blocks_stay_whole() -> None:

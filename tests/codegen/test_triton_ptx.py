@@ -18,13 +18,20 @@ import triton
 import triton._C.libtriton as native
 import triton.compiler.code_generator  # while the interpreter is on, if it is: later it refuses
 
-from smelt.codegen.triton import Request, compile_kernels, llvm_form, ptx_functions, stages, triton_source
-from smelt.codegen.triton.library import Library, library
+from smelt.codegen.triton import (
+    Request,
+    compile_kernels,
+    llvm_lowering,
+    ptx_functions,
+    triton_passes,
+    triton_source,
+)
+from smelt.codegen.triton.kernel_source import TABLE, joined_source, joins
 from smelt.codegen.triton.ptx import to_ptx
-from smelt.codegen.triton.source import TABLE, joined_source, joins
-from smelt.loops.ir import Kernel
+from smelt.codegen.triton.triton_import import Library, library
+from smelt.loops.kernel_ir import Kernel
 from smelt.loops.philox import philox
-from smelt.plan.code import Block
+from smelt.plan.machine_code import Block
 from tests.harness.kernels import (
     bias_gelu,
     dropped,
@@ -82,10 +89,10 @@ def test_tritons_own_front_gives_the_same(name: str, monkeypatch: pytest.MonkeyP
     """From the source to Triton's form there are two shorter ways (`executed.py`, `front.py`)."""
     source = joined_source(add(4096)) if name == "several by one" else triton_source(KERNELS[name])
     ptx = to_ptx(source, 90)
-    monkeypatch.setattr("smelt.codegen.triton.executed.form_of", None)
+    monkeypatch.setattr("smelt.codegen.triton.traced_frontend.form_of", None)
     with monkeypatch.context() as changed:
         changed.setattr(
-            "smelt.codegen.triton.library.function_of", None
+            "smelt.codegen.triton.triton_import.function_of", None
         )  # the copy of Triton's generator is taken
         assert ptx == to_ptx(source, 90)
     monkeypatch.setattr(library(), "generator", None)
@@ -98,9 +105,9 @@ def test_the_form_of_llvm_is_tritons(arch: int, monkeypatch: pytest.MonkeyPatch)
     sources = [
         triton_source(KERNELS[name]) for name in ("gelu", "transpose", "long rows", "softmax of columns")
     ]
-    texts = [stages.run(source, arch, "llir")[0] for source in (*sources, sources[0])]
-    monkeypatch.setattr(llvm_form, "shorten", lambda backend, ir, arch: None)
-    assert texts == [stages.run(source, arch, "llir")[0] for source in (*sources, sources[0])]
+    texts = [triton_passes.run(source, arch, "llir")[0] for source in (*sources, sources[0])]
+    monkeypatch.setattr(llvm_lowering, "shorten", lambda backend, ir, arch: None)
+    assert texts == [triton_passes.run(source, arch, "llir")[0] for source in (*sources, sources[0])]
     assert all("target datalayout" in text for text in texts)
 
 
@@ -113,11 +120,11 @@ def test_first_forms_of_llvm_side_by_side(monkeypatch: pytest.MonkeyPatch) -> No
         if not others:
             others.append("")
             with ThreadPoolExecutor(1) as pool:
-                others[0] = pool.submit(stages.run, source, 86, "llir").result()[0]
+                others[0] = pool.submit(triton_passes.run, source, 86, "llir").result()[0]
         return made
 
     monkeypatch.setattr(native.llvm, "to_module", to_module)
-    text = stages.run(source, 86, "llir")[0]
+    text = triton_passes.run(source, 86, "llir")[0]
     assert "target datalayout" in text and others == [text]
 
 
@@ -454,7 +461,7 @@ def test_functions_of_float32(name: str) -> None:
     assert units(got, getattr(torch, name)(x.double())) < (3.5 if name == "tan" else 2.5)
 
 
-# What is rounded to half precision at once (`codegen/triton/rounded.py`): exactly, and the assembly for some of it.
+# What is rounded to half precision at once (`codegen/triton/approximate_math.py`): exactly, and the assembly for some of it.
 HALF: dict[str, tuple[Callable, Callable]] = {
     "gelu": (
         lambda x: x * 0.5 * torch.erfc(-x / 2**0.5),

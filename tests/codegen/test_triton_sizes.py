@@ -15,13 +15,13 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     )
 
 from smelt.codegen.triton.compile import General, Request
-from smelt.codegen.triton.load import launch_sized
-from smelt.codegen.triton.sized import numbered, takes_sizes, variant
-from smelt.graph.sizes import loop_sym
-from smelt.loops.interpret import run as interpret
-from smelt.loops.ir import Kernel, Loop, MapStage, ReduceStage, Reduction, Store
-from smelt.loops.sizes import at_sizes
-from smelt.loops.verify import verify
+from smelt.codegen.triton.symbolic_kernels import numbered, takes_sizes, variant
+from smelt.codegen.triton.triton_launcher import launch_sized
+from smelt.loops.kernel_interpreter import run as interpret
+from smelt.loops.kernel_ir import Kernel, Loop, MapStage, ReduceStage, Reduction, Store
+from smelt.loops.kernel_sizes import at_sizes
+from smelt.loops.verify_kernel import verify
+from smelt.shapes.expr import loop_sym
 from tests.harness import interpreted
 from tests.harness.kernels import buffers, load, result
 from tests.harness.sized_kernels import Once

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from smelt import targets
 from smelt.backends import smelt as backend
-from smelt.codegen.calls.windows import WINDOW_CALLS
+from smelt.codegen.call_selection.window_calls import WINDOW_CALLS
 from smelt.plan.steps import Launch
 from tests.harness.compiled import check, compiled
 from tests.harness.scheduled import generating

@@ -17,8 +17,8 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("Triton's interpreter is on", allow_module_level=True)
 
 import smelt
-from smelt.codegen.autotune import timing, tune
-from smelt.runtime import kept
+from smelt.codegen.autotune import autotuner, device_timing
+from smelt.runtime import disk_cache
 
 f16, bf16 = torch.float16, torch.bfloat16
 ROUNDING = 1.5  # times eager's error: sums in another order
@@ -39,7 +39,7 @@ PROGRAMS: dict[str, tuple[Callable[..., torch.Tensor], tuple[tuple[int, ...], ..
 @pytest.fixture(autouse=True)
 def _anew(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     smelt.reset()
-    monkeypatch.setattr(tune, "_REMEMBERED", {})
+    monkeypatch.setattr(autotuner, "_REMEMBERED", {})
     monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path))
 
 
@@ -53,16 +53,16 @@ def preferred(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
             found[:] = candidates
             return {c: 1e-6 * (1 + abs(candidates.index(c) - number)) if c != first else 1.0 for c in calls}
 
-        monkeypatch.setattr(timing, "seconds", seconds)
+        monkeypatch.setattr(device_timing, "seconds", seconds)
 
     def compiled(*args):
         held.append(compile_products(*args))  # so that no tile is compiled again
         return held[-1]
 
     held: list[object] = []
-    compile_products = tune.compile_products
-    monkeypatch.setattr(tune, "compile_products", compiled)
-    found: list[tune.Choice] = []
+    compile_products = autotuner.compile_products
+    monkeypatch.setattr(autotuner, "compile_products", compiled)
+    found: list[autotuner.Choice] = []
     prefer.found = found  # type: ignore[attr-defined]
     return prefer
 
@@ -85,12 +85,12 @@ def test_errors_are_eagers_in_every_tile(name: str, dtype: torch.dtype, preferre
     number = 0
     while number == 0 or number < len(preferred.found):
         preferred(number)
-        tune._REMEMBERED.clear()
-        kept.clear()
+        autotuner._REMEMBERED.clear()
+        disk_cache.clear()
         smelt.reset()
         with torch.no_grad(), caplog.at_level(logging.WARNING, "smelt"):
             ours = relative_error(compiled(fn)(*args), exact)
-        assert all(tune._REMEMBERED.values()), "a product is not generated"
+        assert all(autotuner._REMEMBERED.values()), "a product is not generated"
         assert ours <= ROUNDING * eager + 1e-7, (preferred.found[number], ours, eager)
         number += 1
     assert "wrong" not in caplog.text
@@ -110,8 +110,8 @@ def test_weights_that_are_cast(preferred) -> None:
     eager = relative_error(fn(x, w, b), exact)
     for number in (0, 99):
         preferred(number)
-        tune._REMEMBERED.clear()
-        kept.clear()
+        autotuner._REMEMBERED.clear()
+        disk_cache.clear()
         smelt.reset()
         with torch.no_grad():
             assert relative_error(compiled(fn)(x, w, b), exact) <= ROUNDING * eager
@@ -120,13 +120,13 @@ def test_weights_that_are_cast(preferred) -> None:
 @pytest.mark.parametrize("mode", ("max-autotune", "max-autotune-no-cudagraphs"))
 def test_a_network_is_tuned_once(mode: str, caplog, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
-    seconds = timing.seconds
+    seconds = device_timing.seconds
 
     def counted(calls, first, device):
         measured.append(len(calls))
         return seconds(calls, first, device)
 
-    monkeypatch.setattr(timing, "seconds", counted)
+    monkeypatch.setattr(device_timing, "seconds", counted)
     model = torch.nn.Sequential(
         *(m for _ in range(3) for m in (torch.nn.Linear(512, 512), torch.nn.GELU()))
     ).to("cuda", bf16)
@@ -137,7 +137,7 @@ def test_a_network_is_tuned_once(mode: str, caplog, monkeypatch: pytest.MonkeyPa
         with torch.no_grad(), caplog.at_level(logging.INFO, "smelt"):
             for _ in range(5):
                 torch.testing.assert_close(run(x), model(x), rtol=2e-2, atol=2e-2)
-        tune._REMEMBERED.clear()  # as another process
+        autotuner._REMEMBERED.clear()  # as another process
         smelt.reset()
         assert len(measured) == 1 and measured[0] > 1, attempt
     assert torch.equal(state, torch.cuda.get_rng_state())
@@ -160,7 +160,7 @@ def test_training(preferred) -> None:
     exact, eager, ours = (
         gradients(run, dtype) for run, dtype in ((loss, torch.float64), (loss, bf16), (compiled(loss), bf16))
     )
-    assert preferred.found and all(tune._REMEMBERED.values())
+    assert preferred.found and all(autotuner._REMEMBERED.values())
     for e, a, b in zip(exact, eager, ours, strict=True):
         assert relative_error(b, e) <= ROUNDING * relative_error(a, e)
 
@@ -175,4 +175,4 @@ def test_float32_stays_cublas(precision: str, preferred) -> None:
             assert torch.equal(compiled(F.linear)(x, w), F.linear(x, w))
     finally:
         torch.set_float32_matmul_precision("highest")
-    assert not tune._REMEMBERED
+    assert not autotuner._REMEMBERED

@@ -20,10 +20,10 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import smelt
-from smelt.codegen.autotune import timing, tune
-from smelt.codegen.autotune.groups import Group
-from smelt.codegen.triton.attention import TiledAttention
-from smelt.runtime import kept
+from smelt.codegen.autotune import autotuner, device_timing
+from smelt.codegen.autotune.gemm_candidates import Group
+from smelt.codegen.triton.attention_kernel import TiledAttention
+from smelt.runtime import disk_cache
 
 f16, bf16, f32 = torch.float16, torch.bfloat16, torch.float32
 INF = math.inf
@@ -35,7 +35,7 @@ Score = Callable[..., Tensor]
 @pytest.fixture(autouse=True)
 def _anew(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     smelt.reset()
-    monkeypatch.setattr(tune, "_REMEMBERED", {})
+    monkeypatch.setattr(autotuner, "_REMEMBERED", {})
     monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path))
 
 
@@ -44,8 +44,8 @@ class Preferred:
     contest. Products stay ATen's."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.number, self.found, self.groups = 0, list[tune.Choice](), list[Group]()
-        fastest, compiled = tune.Tuner._fastest, tune.compile_products
+        self.number, self.found, self.groups = 0, list[autotuner.Choice](), list[Group]()
+        fastest, compiled = autotuner.Tuner._fastest, autotuner.compile_products
         held: list[object] = []  # so that no tile is compiled again
 
         def chosen(tuner, schedule, group, candidates):
@@ -64,9 +64,9 @@ class Preferred:
             held.append(compiled(*args))
             return held[-1]
 
-        monkeypatch.setattr(tune.Tuner, "_fastest", chosen)
-        monkeypatch.setattr(timing, "seconds", seconds)
-        monkeypatch.setattr(tune, "compile_products", kept_compiled)
+        monkeypatch.setattr(autotuner.Tuner, "_fastest", chosen)
+        monkeypatch.setattr(device_timing, "seconds", seconds)
+        monkeypatch.setattr(autotuner, "compile_products", kept_compiled)
 
 
 @pytest.fixture
@@ -105,14 +105,14 @@ def check(
     number = 0
     while number == 0 or (all_tiles and number < len(preferred.found)):
         preferred.number = number
-        tune._REMEMBERED.clear()
-        kept.clear()
+        autotuner._REMEMBERED.clear()
+        disk_cache.clear()
         smelt.reset()
         preferred.groups.clear()
         with torch.no_grad():
             found = smelt.compile(fn, options=OPTIONS, fullgraph=True)(*args)
         assert len(preferred.groups) == 1 and preferred.found, "attention was no candidate"
-        assert any(tune._REMEMBERED.values()), "attention is not generated"
+        assert any(autotuner._REMEMBERED.values()), "attention is not generated"
         ours, theirs = errors(found, eager, want)
         assert ours <= 1.2 * theirs + 1e-6, (preferred.found[number], ours, theirs)
         number += 1
@@ -271,7 +271,7 @@ def test_the_tuning_itself(mode: str, caplog) -> None:
         with torch.no_grad(), caplog.at_level(logging.INFO, "smelt"):
             for _ in range(5):
                 torch.testing.assert_close(run(*args), fn(*args), rtol=3e-2, atol=3e-2)
-        tune._REMEMBERED.clear()
+        autotuner._REMEMBERED.clear()
         smelt.reset()
         told = [r.getMessage() for r in caplog.records if "attention attention_" in r.getMessage()]
         assert len(told) == 1 and "ATen" in told[0], attempt

@@ -14,7 +14,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("Triton's interpreter is on", allow_module_level=True)
 
 from smelt.codegen.triton import load_kernel
-from smelt.loops.ir import Kernel
+from smelt.loops.kernel_ir import Kernel
 from tests.harness.kernels import (
     bias_gelu,
     flat,

@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 import smelt
 from smelt import events
-from smelt.graph.printer import code
-from smelt.targets import attention as of_torch
+from smelt.graph.graph_printer import code
+from smelt.targets import sdpa_backends as of_torch
 from tests.harness import attention
 from tests.harness.attention import (
     ELSEWHERE,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from smelt.graph.at_sizes import at_sizes, copied_at, depends_inside, symbols_of_arguments
-from smelt.graph.handle import Handle
-from smelt.graph.inner import RUN_GRAPHS, Choice, Inner
-from smelt.graph.interpreter import run
+from smelt.graph.graph_interpreter import run
+from smelt.graph.graph_printer import table
 from smelt.graph.ir import Graph, Node
-from smelt.graph.printer import table
-from smelt.graph.verify import verify
+from smelt.graph.object_handles import Handle
+from smelt.graph.subgraphs import RUN_GRAPHS, Choice, Inner
+from smelt.graph.substitute_sizes import at_sizes, copied_at, depends_inside, symbols_of_arguments
+from smelt.graph.verify_graph import verify
 from tests.harness.symbolic import S0, S1, symbolic
 from tests.harness.traced import traced
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from smelt.errors import VerificationError
-from smelt.graph.graph_function import GraphFunction
-from smelt.graph.interpreter import run
+from smelt.graph.graph_callable import GraphFunction
+from smelt.graph.graph_interpreter import run
+from smelt.graph.graph_passes import eliminate_common, eliminate_dead
+from smelt.graph.graph_printer import code, table
 from smelt.graph.ir import Graph, Line, Node
-from smelt.graph.passes import eliminate_common, eliminate_dead
-from smelt.graph.printer import code, table
-from smelt.graph.verify import verify
+from smelt.graph.verify_graph import verify
 from tests.harness.traced import trace
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from smelt.graph.ir import Node
-from smelt.graph.tree import leaves, map_leaves
+from smelt.graph.pytree import leaves, map_leaves
 
 Pair = collections.namedtuple("Pair", "left right")
 

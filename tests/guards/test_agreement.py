@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from smelt import _native
-from smelt.guards.evaluate import first_failing, tensor_facts
 from smelt.guards.guard import Guard
-from smelt.guards.origin import Origin
-from smelt.guards.printer import format_guard
+from smelt.guards.guard_evaluation import first_failing, tensor_facts
+from smelt.guards.guard_printer import format_guard
+from smelt.guards.source import Origin
 from smelt.guards.tree_layout import build
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import smelt
-from smelt.guards.covering import covers
-from smelt.report.inspect import entries
+from smelt.guards.implication import covers
+from smelt.report.inspect_entries import entries
 
 Shapes = tuple[tuple[int, ...], ...]
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from smelt import _native
-from smelt.guards.evaluate import first_failing, same_leaf
-from smelt.guards.explain import explain
 from smelt.guards.guard import Guard
-from smelt.guards.origin import Origin
-from smelt.guards.printer import format_guard, format_guards
+from smelt.guards.guard_evaluation import first_failing, same_leaf
+from smelt.guards.guard_failures import explain
+from smelt.guards.guard_printer import format_guard, format_guards
+from smelt.guards.source import Origin
 from smelt.guards.tree_layout import TreeSpec, build
 from tests.harness.guarded import CHANGES, World
 

@@ -20,13 +20,13 @@ from torch import nn
 import smelt
 from smelt import _native
 from smelt._native import type_version
-from smelt.guards.evaluate import first_failing, tensor_facts
 from smelt.guards.global_state import snapshot
 from smelt.guards.guard import Guard
-from smelt.guards.origin import Origin
-from smelt.guards.printer import format_guard
+from smelt.guards.guard_evaluation import first_failing, tensor_facts
+from smelt.guards.guard_printer import format_guard
+from smelt.guards.source import Origin
 from smelt.guards.tree_layout import build
-from smelt.report.inspect import entries
+from smelt.report.inspect_entries import entries
 
 
 class Config:

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smelt import _native
-from smelt.graph.numbers import OPERATIONS, Expression, Table, evaluate, leaves, postfix, text
 from smelt.guards import tree_layout
 from smelt.guards.changed_numbers import changed_numbers
-from smelt.guards.evaluate import first_failing
-from smelt.guards.explain import explain
 from smelt.guards.guard import Guard
-from smelt.guards.origin import Origin
-from smelt.guards.printer import format_guard
+from smelt.guards.guard_evaluation import first_failing
+from smelt.guards.guard_failures import explain
+from smelt.guards.guard_printer import format_guard
+from smelt.guards.source import Origin
+from smelt.shapes.number_expr import OPERATIONS, Expression, Table, evaluate, leaves, postfix, text
 
 A, B = (Origin("arg", name, index=i) for i, name in enumerate("ab"))
 TABLE = Table()

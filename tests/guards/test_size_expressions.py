@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 
 import smelt
 from smelt import _native
-from smelt.capture.outside.changing_sizes import with_any
-from smelt.graph.numbers import Expression, Table
+from smelt.capture.environment.dynamic_sizes import with_any
 from smelt.guards.changed_numbers import size_origin
-from smelt.guards.evaluate import first_failing, tensor_facts
-from smelt.guards.explain import explain, explain_guard
 from smelt.guards.guard import Guard
-from smelt.guards.origin import Origin
-from smelt.guards.printer import format_guard
+from smelt.guards.guard_evaluation import first_failing, tensor_facts
+from smelt.guards.guard_failures import explain, explain_guard
+from smelt.guards.guard_printer import format_guard
+from smelt.guards.source import Origin
 from smelt.guards.tree_layout import build
-from smelt.report import inspect
+from smelt.report import inspect_entries
+from smelt.shapes.number_expr import Expression, Table
 
 X, Y, N = (Origin("arg", name, index=i) for i, name in enumerate(("x", "y", "n")))
 TABLE = Table()
@@ -171,7 +171,7 @@ def test_a_recompilation_names_the_size() -> None:
     compiled = smelt.compile(f, dynamic=True)
     for size in (8, 600):
         compiled(torch.ones(4, size))
-    first, second = inspect.entries(compiled)
+    first, second = inspect_entries.entries(compiled)
     assert "L['x'].shape[1] <= 512" in str(first.guards) or "not (512 < L['x'].shape[1])" in str(first.guards)
     assert "found L['x'].shape[1] = 600" in str(second.reason)
 

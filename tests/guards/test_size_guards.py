@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from smelt import _native
-from smelt.capture.outside.changing_sizes import with_any
+from smelt.capture.environment.dynamic_sizes import with_any
 from smelt.guards.changed_numbers import changed_sizes, size_origin, stride_origin
-from smelt.guards.evaluate import first_failing, tensor_facts
-from smelt.guards.explain import explain
 from smelt.guards.guard import ANY, Guard
-from smelt.guards.origin import Origin
-from smelt.guards.printer import format_guard
+from smelt.guards.guard_evaluation import first_failing, tensor_facts
+from smelt.guards.guard_failures import explain
+from smelt.guards.guard_printer import format_guard
+from smelt.guards.source import Origin
 from smelt.guards.tree_layout import build
 
 X = Origin("arg", "x", None, 0)

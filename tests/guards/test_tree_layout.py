@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from smelt.guards.guard import Guard
-from smelt.guards.origin import Origin
+from smelt.guards.source import Origin
 from smelt.guards.tree_layout import build, unique
 
 X, Y = Origin("arg", "x", index=0), Origin("arg", "y", index=1)

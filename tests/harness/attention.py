@@ -14,9 +14,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import smelt
 from smelt.backends import smelt as backend
-from smelt.graph.verify import verify
-from smelt.ops.written_attention.rewrite import Fused, fuse_attention
-from smelt.targets import attention as chosen
+from smelt.graph.verify_graph import verify
+from smelt.rewrites.attention.attention_rewrite import Fused, fuse_attention
+from smelt.targets import sdpa_backends as chosen
 from tests.harness import simulated
 from tests.simulated import cuda
 

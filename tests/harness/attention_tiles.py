@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from smelt.codegen.llvm.products.epilogue import BATCH, COL, ROW
-from smelt.codegen.triton.attention import ATTENTION, SCORE, TiledAttention
-from smelt.codegen.triton.tiled import Operand, counted
-from smelt.graph.sizes import Size, Sym, subs
-from smelt.loops import interpret
-from smelt.loops.ir import (
+from smelt.codegen.llvm.gemm.epilogue import BATCH, COL, ROW
+from smelt.codegen.triton.attention_kernel import ATTENTION, SCORE, TiledAttention
+from smelt.codegen.triton.block_gemm import Operand, counted
+from smelt.loops import kernel_interpreter
+from smelt.loops.kernel_ir import (
     Buffer,
     Kernel,
     Loop,
@@ -25,7 +24,8 @@ from smelt.loops.ir import (
     stage_values,
     walk,
 )
-from smelt.loops.values import Moved
+from smelt.loops.loop_values import Moved
+from smelt.shapes.expr import Size, Sym, subs
 from tests.harness.kernels import const, op
 from tests.harness.products import cast
 
@@ -173,4 +173,4 @@ def interpret_loops(a: TiledAttention, tensors: list[torch.Tensor]) -> None:
     between = [torch.zeros(a.batch * a.queries * a.keys) for _ in range(2)]
     memory = [*tensors, *between]
     for kernel, used in as_loops(a):
-        interpret.run(kernel, [memory[i] for i in used])
+        kernel_interpreter.run(kernel, [memory[i] for i in used])

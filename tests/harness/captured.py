@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from smelt.capture.driver.attempts import Attempt, FailedAttempt
-from smelt.capture.driver.run import CapturedFrame, capture_frame
-from smelt.capture.outside.effects import Count
-from smelt.graph.interpreter import run
+from smelt.capture.driver.capture_attempts import Attempt, FailedAttempt
+from smelt.capture.driver.capture_frame import CapturedFrame, capture_frame
+from smelt.capture.environment.side_effects import Count
+from smelt.graph.graph_interpreter import run
 from smelt.graph.ir import Graph
-from smelt.guards.accessors import Reader
-from smelt.guards.evaluate import first_failing
-from smelt.guards.printer import format_guard
-from smelt.tracing.fake import FakeTensor
+from smelt.guards.guard_evaluation import first_failing
+from smelt.guards.guard_printer import format_guard
+from smelt.guards.read_source import Reader
+from smelt.tracing.fake.fake_tensor import FakeTensor
 from tests.harness.agreement import same
 
 

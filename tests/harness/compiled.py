@@ -10,7 +10,7 @@ import torch
 
 from smelt.backends.smelt import compile_graph
 from smelt.config import Config
-from smelt.graph.graph_function import Compiled
+from smelt.graph.graph_callable import Compiled
 from tests.harness.traced import flatten, trace
 
 

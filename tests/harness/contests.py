@@ -12,15 +12,15 @@ import pytest
 import torch
 
 import smelt
-from smelt.codegen.autotune import timing, tune
-from smelt.codegen.autotune.groups import Generated
+from smelt.codegen.autotune import autotuner, device_timing
+from smelt.codegen.autotune.gemm_candidates import Generated
 from smelt.codegen.llvm import compile_kernels
 from smelt.codegen.llvm.link import address_of
-from smelt.codegen.triton.attention import TiledAttention
-from smelt.codegen.triton.product import as_loops
-from smelt.codegen.triton.tiled import Tile
+from smelt.codegen.triton.attention_kernel import TiledAttention
+from smelt.codegen.triton.block_gemm import Tile
+from smelt.codegen.triton.gemm_kernel import as_loops
 from smelt.config import Config
-from smelt.plan.code import Block, CompiledKernel, Function, Library, Processor
+from smelt.plan.machine_code import Block, CompiledKernel, Function, Library, Processor
 from tests.harness import attention_tiles
 from tests.simulated import cuda
 
@@ -41,7 +41,7 @@ class Device:
 def contested(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Device]:
     """For a fixture: the device, which has not measured anything yet."""
     found = Device()
-    printed = tune.source_of
+    printed = autotuner.source_of
 
     def source(generated, tile, unaligned):
         made = printed(generated, tile, unaligned)
@@ -75,13 +75,13 @@ def contested(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Devic
         }
 
     held: list[object] = []  # images name it by its address
-    monkeypatch.setattr(tune, "source_of", source)
-    monkeypatch.setattr(tune, "compile_products", compiled)
-    monkeypatch.setattr(timing, "seconds", seconds)
-    monkeypatch.setattr(tune, "_REMEMBERED", {})
+    monkeypatch.setattr(autotuner, "source_of", source)
+    monkeypatch.setattr(autotuner, "compile_products", compiled)
+    monkeypatch.setattr(device_timing, "seconds", seconds)
+    monkeypatch.setattr(autotuner, "_REMEMBERED", {})
     monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path))
-    agree = tune.agree
-    monkeypatch.setattr(tune, "agree", lambda *args: not found.wrong and agree(*args))
+    agree = autotuner.agree
+    monkeypatch.setattr(autotuner, "agree", lambda *args: not found.wrong and agree(*args))
     yield found
     smelt.reset()
 

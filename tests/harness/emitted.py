@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from smelt.capture.breaks.endings import Return
-from smelt.capture.breaks.resume import Resumes
 from smelt.capture.emit.compiled_frame import CompiledFrame, emit
-from smelt.capture.emit.replay import Store
+from smelt.capture.emit.effect_replay import Store
+from smelt.capture.graph_breaks.frame_exits import Return
+from smelt.capture.graph_breaks.resume_functions import Resumes
 from smelt.capture.interpreter.interpreter import decoded
-from smelt.capture.rebuilding.reach import reach
-from smelt.guards.origin import Origin
-from smelt.tracing.fake import FakeTensor, wrap
+from smelt.capture.reconstruction.reconstruction_order import reach
+from smelt.guards.source import Origin
+from smelt.tracing.fake.fake_tensor import FakeTensor, wrap
 
 CPU = torch.device("cpu")
 

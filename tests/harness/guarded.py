@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from smelt._native import type_version
-from smelt.guards.evaluate import tensor_facts
 from smelt.guards.global_state import snapshot
 from smelt.guards.guard import Guard
-from smelt.guards.origin import Origin
+from smelt.guards.guard_evaluation import tensor_facts
+from smelt.guards.source import Origin
 
 
 class Config:

@@ -5,21 +5,21 @@ import operator
 
 import torch
 
-from smelt.autograd import redraw
-from smelt.autograd.classes import class_of
-from smelt.autograd.memory import Memory
-from smelt.autograd.one_piece import joined
+from smelt.autograd import rng_replay
+from smelt.autograd.gradient_liveness import served
+from smelt.autograd.mutation_view_epilogue import steps, take_outputs
 from smelt.autograd.partition import partition
-from smelt.autograd.served import served
-from smelt.autograd.take_outputs import steps, take_outputs
+from smelt.autograd.recompute_classes import class_of
+from smelt.autograd.save_costs import Memory
 from smelt.autograd.undefined_tangents import without_tangents
+from smelt.autograd.unsegmented_backward import joined
 from smelt.config import DEFAULT
-from smelt.graph.graph_function import GraphFunction
+from smelt.graph.graph_callable import GraphFunction
+from smelt.graph.graph_printer import code
 from smelt.graph.ir import TensorSpec
-from smelt.graph.printer import code
-from smelt.graph.verify import verify
-from smelt.ops.recompute import Class
-from smelt.tracing.trace import Trace
+from smelt.graph.verify_graph import verify
+from smelt.ops.recompute_rules import Class
+from smelt.tracing.record.trace import Trace
 from tests.harness.traced import flatten
 
 
@@ -52,7 +52,7 @@ def check_valid(joint, parts):
     assert [n.name for n in parts.forward if n.target is torch.ops.aten.copy_.default] == written
     n_random = sum(class_of(n) is Class.RANDOM for n in joint.graph)
     drawn = [n for g in (parts.forward, parts.backward) for n in g if class_of(n) is Class.RANDOM]
-    states = (redraw.STATE, torch.ops.smelt.philox_place.default)
+    states = (rng_replay.STATE, torch.ops.smelt.philox_place.default)
     assert sum(n.target not in states for n in drawn) == n_random
 
 

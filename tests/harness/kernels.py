@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from smelt.codegen.llvm import compile_kernels
-from smelt.codegen.llvm.host import Host, host
+from smelt.codegen.llvm.host_cpu import Host, host
 from smelt.codegen.llvm.link import address_of
-from smelt.codegen.llvm.module import assemble
+from smelt.codegen.llvm.object_files import assemble
 from smelt.config import Config
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Size, Sym
-from smelt.loops.ir import (
+from smelt.loops.kernel_ir import (
     Buffer,
     Kernel,
     Lookup,
@@ -28,9 +27,10 @@ from smelt.loops.ir import (
     Store,
     Value,
 )
-from smelt.loops.sums import beside
-from smelt.ops.draws import Draws, Step
-from smelt.plan.code import Function
+from smelt.loops.row_sums import beside
+from smelt.ops.philox_order import Draws, Step
+from smelt.plan.machine_code import Function
+from smelt.shapes.expr import Size, Sym
 
 CHECKED = Config(verify_stages=True)
 f32 = torch.float32

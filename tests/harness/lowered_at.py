@@ -10,10 +10,9 @@ import torch
 
 from smelt.codegen.llvm import compile_kernels
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Expr, Size, Sym, subs
-from smelt.graph.tree import map_leaves
-from smelt.loops.ir import Kernel, Value
-from smelt.loops.tensor import (
+from smelt.graph.pytree import map_leaves
+from smelt.loops.kernel_ir import Kernel, Value
+from smelt.loops.lazy_tensor import (
     CopyBack,
     Extern,
     Index,
@@ -26,10 +25,11 @@ from smelt.loops.tensor import (
     Stored,
     Tensor,
 )
-from smelt.loops.values import Moved
-from smelt.schedule.interpret import run
+from smelt.loops.loop_values import Moved
 from smelt.schedule.schedule import KernelItem, Schedule
-from smelt.schedule.verify import verify
+from smelt.schedule.schedule_interpreter import run
+from smelt.schedule.verify_schedule import verify
+from smelt.shapes.expr import Expr, Size, Sym, subs
 from tests.harness.kernels import CHECKED
 from tests.harness.symbolic_kernels import call
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import torch
 
-from smelt.loops.ir import Kernel
-from smelt.ops.lower import lower
-from smelt.schedule.fuse import fuse
+from smelt.loops.kernel_ir import Kernel
+from smelt.ops.lowering import lower
 from smelt.schedule.schedule import KernelItem
+from smelt.schedule.schedule_program import fuse
 from smelt.targets.cuda import COSTS
 from tests.harness.kernels import (
     bias_gelu,

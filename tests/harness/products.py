@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from smelt.codegen.llvm.products.epilogue import BATCH, COL, ROW, product_value
-from smelt.codegen.triton.product import TiledProduct
-from smelt.codegen.triton.tiled import Operand
-from smelt.graph.sizes import Size
-from smelt.loops.ir import Buffer, Value
+from smelt.codegen.llvm.gemm.epilogue import BATCH, COL, ROW, product_value
+from smelt.codegen.triton.block_gemm import Operand
+from smelt.codegen.triton.gemm_kernel import TiledProduct
+from smelt.loops.kernel_ir import Buffer, Value
+from smelt.shapes.expr import Size
 
 f16, f32 = torch.float16, torch.float32
 Tail = Callable[[Value, Callable[[torch.dtype, Size], Value]], Value]

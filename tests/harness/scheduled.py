@@ -5,14 +5,14 @@ from functools import partial
 
 import torch
 
-from smelt.codegen.generate import Products
+from smelt.codegen.cpu_launches import Products
 from smelt.config import DEFAULT
-from smelt.ops.lower import lower
-from smelt.schedule.fuse import fuse
-from smelt.schedule.interpret import run
-from smelt.schedule.printer import print_schedule
+from smelt.ops.lowering import lower
 from smelt.schedule.schedule import ExternItem, KernelItem
-from smelt.schedule.verify import verify
+from smelt.schedule.schedule_interpreter import run
+from smelt.schedule.schedule_printer import print_schedule
+from smelt.schedule.schedule_program import fuse
+from smelt.schedule.verify_schedule import verify
 from smelt.targets import cpu
 from tests.harness.traced import flatten, traced
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 
-from smelt.codegen.triton.load import launch_sized, load_kernel
-from smelt.codegen.triton.sized import takes_sizes
-from smelt.costs import Costs
-from smelt.graph.sizes import Size
-from smelt.loops.ir import Kernel
-from smelt.loops.sizes import at_sizes
-from smelt.ops.lower import lower
-from smelt.schedule.fuse import fuse
-from smelt.schedule.interpret import run
+from smelt.codegen.triton.symbolic_kernels import takes_sizes
+from smelt.codegen.triton.triton_launcher import launch_sized, load_kernel
+from smelt.cost_model import Costs
+from smelt.loops.kernel_ir import Kernel
+from smelt.loops.kernel_sizes import at_sizes
+from smelt.ops.lowering import lower
 from smelt.schedule.schedule import KernelItem, Schedule
-from smelt.schedule.verify import verify
+from smelt.schedule.schedule_interpreter import run
+from smelt.schedule.schedule_program import fuse
+from smelt.schedule.verify_schedule import verify
+from smelt.shapes.expr import Size
 from smelt.targets import cuda
 from tests.harness.symbolic import symbolic
 from tests.harness.symbolic_kernels import TRACED, Guarded, Sizes, random_inputs

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from smelt.graph.interpreter import run
-from smelt.graph.numbers import Expression, evaluate
-from smelt.graph.sizes import Sym
-from smelt.graph.verify import verify
-from smelt.tracing.joint import Joint
-from smelt.tracing.traced import Traced
+from smelt.graph.graph_interpreter import run
+from smelt.graph.verify_graph import verify
+from smelt.shapes.expr import Sym
+from smelt.shapes.number_expr import Expression, evaluate
+from smelt.tracing.backward.joint import Joint
+from smelt.tracing.record.traced import Traced
 from tests.harness.symbolic import at
 from tests.harness.traced import copy_inputs, flatten, trace
 

@@ -1,7 +1,7 @@
 """What the source of a package says of itself: imports, cycles, uses of foreign modules, of private names and of `Any`.
 
 All functions read a `Module` (its dotted name and its syntax tree) and run nothing, so a test can plant a source as text:
-`module("smelt.loops.ir", "from smelt.schedule import fuse")`.
+`module("smelt.loops.kernel_ir", "from smelt.schedule import fuse")`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Module:
-    """A module of a package: `name` is dotted ("smelt.loops.ir"), a package's own is that of its folder."""
+    """A module of a package: `name` is dotted ("smelt.loops.kernel_ir"), a package's own is that of its folder."""
 
     name: str
     tree: ast.Module = field(repr=False)

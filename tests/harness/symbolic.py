@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import Graph, Node, TensorSpec
-from smelt.graph.sizes import Expr, Size, Sym, evaluate
-from smelt.graph.tree import map_leaves
-from smelt.tracing.joint import Joint
-from smelt.tracing.outputs import OutputSource
-from smelt.tracing.symbolic_layouts import SizeSource
-from smelt.tracing.trace import Trace
-from smelt.tracing.traced import SizeInput, Traced
+from smelt.graph.pytree import map_leaves
+from smelt.shapes.expr import Expr, Size, Sym, evaluate
+from smelt.tracing.backward.joint import Joint
+from smelt.tracing.record.trace import Trace
+from smelt.tracing.record.trace_outputs import OutputSource
+from smelt.tracing.record.traced import SizeInput, Traced
+from smelt.tracing.symbolic.symbolic_layouts import SizeSource
 from tests.harness.traced import flatten, traced
 
 S0, S1 = Sym("s0", 2), Sym("s1", 2)

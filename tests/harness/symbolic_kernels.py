@@ -9,17 +9,17 @@ from typing import Any
 import torch
 
 from smelt.codegen.llvm import compile_kernels
-from smelt.codegen.llvm.host import Host
+from smelt.codegen.llvm.host_cpu import Host
 from smelt.codegen.llvm.link import address_of
-from smelt.graph.sizes import Size, Sym, evaluate
-from smelt.loops.ir import Kernel
-from smelt.ops.lower import lower
-from smelt.plan.code import CompiledKernel
-from smelt.schedule.fuse import fuse
-from smelt.schedule.interpret import run
-from smelt.schedule.printer import print_schedule
+from smelt.loops.kernel_ir import Kernel
+from smelt.ops.lowering import lower
+from smelt.plan.machine_code import CompiledKernel
 from smelt.schedule.schedule import KernelItem, Schedule
-from smelt.schedule.verify import verify
+from smelt.schedule.schedule_interpreter import run
+from smelt.schedule.schedule_printer import print_schedule
+from smelt.schedule.schedule_program import fuse
+from smelt.schedule.verify_schedule import verify
+from smelt.shapes.expr import Size, Sym, evaluate
 from tests.harness.kernels import CHECKED
 from tests.harness.scheduled import costs
 from tests.harness.symbolic import S0, S1, SIZES, symbolic

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 
 from smelt.errors import NeedsFixedSize
-from smelt.graph.interpreter import run
+from smelt.graph.graph_interpreter import run
+from smelt.graph.graph_printer import code
 from smelt.graph.ir import Graph
-from smelt.graph.numbers import Expression
-from smelt.graph.printer import code
-from smelt.graph.sizes import Sym
-from smelt.tracing.symbolic_layouts import SymbolicLayout
-from smelt.tracing.symbols import Symbols
-from smelt.tracing.trace import Trace
-from smelt.tracing.traced import Traced
+from smelt.shapes.expr import Sym
+from smelt.shapes.number_expr import Expression
+from smelt.tracing.record.trace import Trace
+from smelt.tracing.record.traced import Traced
+from smelt.tracing.symbolic.symbolic_layouts import SymbolicLayout
+from smelt.tracing.symbolic.symbolic_numbers import Symbols
 
 
 def trace(

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import smelt
-from smelt.loops.builder import Builder
+from smelt.loops.lowering_builder import Builder
 from smelt.ops.registry import REGISTRY
 
 

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from smelt.codegen.load import load
-from smelt.ops.lower import lower
-from smelt.plan.build import build_plan
-from smelt.plan.verify import verify
-from smelt.schedule.fuse import fuse
-from smelt.schedule.interpret import run
+from smelt.codegen.plan_loading import load
+from smelt.ops.lowering import lower
+from smelt.plan.build_plan import build_plan
+from smelt.plan.verify_plan import verify
+from smelt.schedule.schedule_interpreter import run
+from smelt.schedule.schedule_program import fuse
 from tests.harness.scheduled import externs, generating
 from tests.harness.traced import traced
 

@@ -3,9 +3,9 @@
 import torch
 import torch.nn.functional as F
 
-from smelt.graph.sizes import Sym
-from smelt.loops.ir import Buffer, Kernel, Loop, MapStage, Store, Value
-from smelt.loops.printer import print_kernel
+from smelt.loops.kernel_ir import Buffer, Kernel, Loop, MapStage, Store, Value
+from smelt.loops.kernel_printer import print_kernel
+from smelt.shapes.expr import Sym
 from tests.harness.scheduled import kernels, scheduled
 
 r = torch.randn

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from smelt.errors import VerificationError
-from smelt.graph.sizes import Sym, loop_sym
-from smelt.loops import ir
-from smelt.loops.ir import (
+from smelt.loops import kernel_ir
+from smelt.loops.kernel_ir import (
     Buffer,
     Kernel,
     Lookup,
@@ -22,7 +21,8 @@ from smelt.loops.ir import (
     Sums,
     Value,
 )
-from smelt.loops.verify import STATEMENTS, verify
+from smelt.loops.verify_kernel import STATEMENTS, verify
+from smelt.shapes.expr import Sym, loop_sym
 from tests.harness.scheduled import kernels, scheduled
 
 f32, i64 = torch.float32, torch.int64
@@ -161,7 +161,7 @@ def test_the_error_names_the_kernel_the_stage_and_the_statement():
 
 
 def test_every_statement_of_the_docstring_is_checked_and_broken():
-    written = re.findall(r"^\* \*(\w+)\*:", ir.__doc__, re.M)
+    written = re.findall(r"^\* \*(\w+)\*:", kernel_ir.__doc__, re.M)
     assert sorted(written) == sorted(STATEMENTS) == sorted({statement for statement, *_ in FAULTS})
 
 

@@ -6,7 +6,7 @@ from math import prod
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smelt.graph.sizes import (
+from smelt.shapes.expr import (
     LIKELY,
     Expr,
     Sym,

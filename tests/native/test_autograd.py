@@ -18,10 +18,10 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from smelt import _native
-from smelt.codegen.load import load
-from smelt.plan.liveness import with_frees
+from smelt.codegen.plan_loading import load
+from smelt.plan.register_liveness import with_frees
 from smelt.plan.steps import Aten, Plan, Reg, View
-from smelt.plan.verify import verify
+from smelt.plan.verify_plan import verify
 from tests.harness.threads import in_threads
 
 aten = torch.ops.aten

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from smelt import _native
-from smelt.codegen.load import load
+from smelt.codegen.plan_loading import load
 from smelt.plan.steps import Alloc, Aten, Free, Plan, Reg
 from tests.harness.threads import in_threads
 

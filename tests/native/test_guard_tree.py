@@ -21,10 +21,10 @@ from torch import nn
 
 from smelt import _native as native
 from smelt.guards import tree_layout
-from smelt.guards.evaluate import first_failing, tensor_facts
 from smelt.guards.guard import Guard
-from smelt.guards.lifetimes import lifetimes_of
-from smelt.guards.origin import Origin
+from smelt.guards.guard_evaluation import first_failing, tensor_facts
+from smelt.guards.object_lifetimes import lifetimes_of
+from smelt.guards.source import Origin
 
 
 def arg(slot=0):

@@ -13,10 +13,10 @@ MODULE = re.search(r"at the end of `smelt/ops/(\w+)\.py`", PAGE).group(1)
 PROGRAM = """
 import torch
 import smelt.ops.{module} as family
-from smelt.autograd.classes import class_of
-from smelt.codegen.extern import out_variant
+from smelt.autograd.recompute_classes import class_of
+from smelt.codegen.out_variants import out_variant
 from smelt.graph.ir import Node
-from smelt.ops.recompute import Class
+from smelt.ops.recompute_rules import Class
 from smelt.ops.registry import Operator, row
 from tests.harness.scheduled import check, externs, scheduled
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import contiguous_stride
-from smelt.loops import interpret
-from smelt.loops.builder import Builder
-from smelt.loops.ir import Kernel, MapStage, Store, Value
-from smelt.loops.tensor import Extern, Map, Tensor
-from smelt.ops.random import MOST_APART
+from smelt.loops import kernel_interpreter
+from smelt.loops.kernel_ir import Kernel, MapStage, Store, Value
+from smelt.loops.lazy_tensor import Extern, Map, Tensor
+from smelt.loops.lowering_builder import Builder
+from smelt.ops.random_numbers import MOST_APART
 from smelt.ops.registry import row
+from smelt.shapes.expr import contiguous_stride
 from smelt.targets.cpu import COSTS
 from tests.harness.kernels import buffers, loop
 from tests.harness.random_words import reference
@@ -99,7 +99,7 @@ def drawn(op: object, spec: TensorSpec, blocks: int, *args: object) -> tuple[tor
     specs = buffers((i64, "in"), (i64, "in"), (spec.dtype, "out"))
     kernel = Kernel("draw", specs, tuple(l for _, l in loops), (MapStage((), (Store(2, to, value),)),))
     out = torch.empty(int(np.prod(spec.shape)), dtype=spec.dtype)
-    interpret.run(kernel, [torch.tensor([SEED]), torch.tensor([OFFSET]), out])
+    kernel_interpreter.run(kernel, [torch.tensor([SEED]), torch.tensor([OFFSET]), out])
     return out, place.args[0]
 
 

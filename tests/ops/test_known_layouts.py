@@ -10,10 +10,10 @@ import torch
 
 from smelt import _native
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Expr, Size, Sym, contiguous_stride, evaluate
-from smelt.graph.specs import empty_like_spec, make_spec, with_sizes
-from smelt.ops.known_layouts import _RULES, OF_SEVERAL, known_layout
+from smelt.graph.tensor_specs import empty_like_spec, make_spec, with_sizes
+from smelt.ops.layout_rules import _RULES, OF_SEVERAL, known_layout
 from smelt.ops.layouts import on_metas
+from smelt.shapes.expr import Expr, Size, Sym, contiguous_stride, evaluate
 
 aten = torch.ops.aten
 S, T = Sym("s0", 2), Sym("s1", 2)

@@ -14,9 +14,9 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from smelt.graph.effects import effects
+from smelt.graph.operator_effects import effects
 from smelt.ops import layouts
-from smelt.ops.layouts.meta import CPU, dense_stride, like
+from smelt.ops.layouts.meta_layouts import CPU, dense_stride, like
 
 aten = torch.ops.aten
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import contiguous_stride
-from smelt.loops import interpret
-from smelt.loops.ir import Value
+from smelt.loops import kernel_interpreter
+from smelt.loops.kernel_ir import Value
 from smelt.loops.philox import philox
-from smelt.ops.draws import Draws, Step
+from smelt.ops.philox_order import Draws, Step
+from smelt.shapes.expr import contiguous_stride
 from tests.harness.kernels import TARGETS, flat, loop, run
 from tests.harness.random_words import reference
 
@@ -111,7 +111,7 @@ def evaluated(draws: Draws, count: int, seed: int, offset: int) -> torch.Tensor:
     place, _ = loop("i", count)
     kernel = flat(count, [i64, i64], torch.float32, lambda s, o: Step.of(draws, s, o, (place,)).uniform())
     out = torch.empty(count)
-    interpret.run(kernel, [torch.full((count,), seed), torch.full((count,), offset), out])
+    kernel_interpreter.run(kernel, [torch.full((count,), seed), torch.full((count,), offset), out])
     return out
 
 

@@ -9,7 +9,7 @@ import torch
 from torch._ops import OpOverload
 
 from smelt.ops.registry import REGISTRY, Facts, Operator, Registry
-from smelt.report import operators
+from smelt.report import operator_table
 from tests.harness import sources
 
 ROOT = Path(__file__).parents[2]
@@ -73,12 +73,14 @@ def test_an_operator_has_one_module():
     f"torch {torch.__version__.split('+')[0]};" not in PAGE.read_text(), reason="written for another torch"
 )
 def test_what_becomes_of_each_operator():
-    assert operators.page() == PAGE.read_text(encoding="utf-8"), "python -m smelt.report.operators writes it"
+    assert operator_table.page() == PAGE.read_text(encoding="utf-8"), (
+        "python -m smelt.report.operator_table writes it"
+    )
 
 
 def test_each_operator_has_a_fate():
-    found = operators.fates()
-    assert set(found.values()) == set(operators.FATES)
+    found = operator_table.fates()
+    assert set(found.values()) == set(operator_table.FATES)
     assert all(isinstance(op, OpOverload) for op in found)
 
 
@@ -88,51 +90,51 @@ MAKES = "makes nodes of it"
 CALLS = "calls it"
 WRITES = "the one write that a functional graph may end with"
 NAMED = {
-    "smelt.autograd.one_piece": MAKES,
-    "smelt.autograd.memory": WRITES,
-    "smelt.autograd.own_copies": MAKES,
+    "smelt.autograd.unsegmented_backward": MAKES,
+    "smelt.autograd.save_costs": WRITES,
+    "smelt.autograd.defensive_copies": MAKES,
     "smelt.autograd.partition": MAKES,
-    "smelt.autograd.redraw": MAKES,
-    "smelt.autograd.rewrites": MAKES,
-    "smelt.autograd.row_statistics": MAKES,
+    "smelt.autograd.rng_replay": MAKES,
+    "smelt.autograd.recompute_formulas": MAKES,
+    "smelt.autograd.softmax_statistics": MAKES,
     "smelt.autograd.undefined_tangents": f"{MAKES}, and takes sums apart",
-    "smelt.autograd.second_derivatives": "batch norm does not read the statistics that it writes; writes that are repeated",
+    "smelt.autograd.double_backward": "batch norm does not read the statistics that it writes; writes that are repeated",
     "smelt.backends.eager": WRITES,
-    "smelt.capture.library.inner_graphs": MAKES,
-    "smelt.capture.library.tensor_methods": CALLS,
-    "smelt.capture.library.tensor_numbers": "repeats them in Python's arithmetic, of numbers that guards read",
-    "smelt.capture.protocol.torchscript": "operators of TorchScript on numbers and containers",
-    "smelt.codegen.extern": "smelt's own operator draws its numbers",
-    "smelt.codegen.calls.matrices": "the products that this target generates",
-    "smelt.codegen.calls.windows": "the windows that this target generates",
-    "smelt.graph.effects": "schemas and tags that are wrong; lies below the rows",
-    "smelt.graph.lazy_signs": "views of which only a bit differs; lies below the rows",
-    "smelt.graph.passes": "what autograd leaves in graphs and does nothing, memory without values; lies below the rows",
-    "smelt.graph.verify": WRITES,
-    "smelt.report.operators": "the beginning of every name, which people leave out",
-    "smelt.plan.build": CALLS,
-    "smelt.plan.in_place": "copies, which it adds and leaves out",
+    "smelt.capture.torch_calls.subgraph_capture": MAKES,
+    "smelt.capture.torch_calls.tensor_methods": CALLS,
+    "smelt.capture.torch_calls.tensor_item": "repeats them in Python's arithmetic, of numbers that guards read",
+    "smelt.capture.semantics.calls.torchscript": "operators of TorchScript on numbers and containers",
+    "smelt.codegen.out_variants": "smelt's own operator draws its numbers",
+    "smelt.codegen.call_selection.gemm_calls": "the products that this target generates",
+    "smelt.codegen.call_selection.window_calls": "the windows that this target generates",
+    "smelt.graph.operator_effects": "schemas and tags that are wrong; lies below the rows",
+    "smelt.graph.conj_neg_bits": "views of which only a bit differs; lies below the rows",
+    "smelt.graph.graph_passes": "what autograd leaves in graphs, memory without values; lies below the rows",
+    "smelt.graph.verify_graph": WRITES,
+    "smelt.report.operator_table": "the beginning of every name, which people leave out",
+    "smelt.plan.build_plan": CALLS,
+    "smelt.plan.inplace_kernels": "copies, which it adds and leaves out",
     "smelt.report.edited_joints": WRITES,
-    "smelt.report.edited_files": "what printed graphs call, which is recorded again",
-    "smelt.verify.compare": "results that nobody reads, of calls that are not compared",
-    "smelt.verify.parts": CALLS,
-    "smelt.verify.wide": "views as another dtype, which in float64 are no such",
+    "smelt.report.edited_graphs": "what printed graphs call, which is recorded again",
+    "smelt.verify.result_comparison": "results that nobody reads, of calls that are not compared",
+    "smelt.verify.subgraph_extraction": CALLS,
+    "smelt.verify.float64_reference": "views as another dtype, which in float64 are no such",
     "smelt.torch_private": "any one, to see that operators have the attributes that are read",
-    "smelt.tracing.attention": CALLS,
-    "smelt.tracing.data_dependent": f"{MAKES}, with sizes that only the graph knows",
-    "smelt.tracing.finish": MAKES,
-    "smelt.tracing.integers": "those that it computes in Python's integers",
-    "smelt.tracing.kernels": MAKES,
-    "smelt.tracing.functionalize": MAKES,
-    "smelt.tracing.operator_recorder": MAKES,
-    "smelt.tracing.outputs": "of a view that does not count writes with its base",
-    "smelt.tracing.packed_sequences": CALLS,
-    "smelt.tracing.products": CALLS,
-    "smelt.tracing.recurrent": CALLS,
-    "smelt.tracing.resizing": CALLS,
-    "smelt.tracing.row_indexing": CALLS,
-    "smelt.tracing.sized_functions": CALLS,
-    "smelt.tracing.special": MAKES,
+    "smelt.tracing.composites.symbolic_sdpa": CALLS,
+    "smelt.tracing.symbolic.unbacked_operators": f"{MAKES}, with sizes that only the graph knows",
+    "smelt.tracing.record.finish_trace": MAKES,
+    "smelt.tracing.symbolic.integer_tensors": "those that it computes in Python's integers",
+    "smelt.tracing.record.user_kernel_recorder": MAKES,
+    "smelt.tracing.functionalize.functionalize": MAKES,
+    "smelt.tracing.record.aten_call_recorder": MAKES,
+    "smelt.tracing.record.trace_outputs": "of a view that does not count writes with its base",
+    "smelt.tracing.composites.packed_sequences": CALLS,
+    "smelt.tracing.composites.symbolic_matmul": CALLS,
+    "smelt.tracing.composites.symbolic_rnn": CALLS,
+    "smelt.tracing.composites.symbolic_resize": CALLS,
+    "smelt.tracing.composites.row_indexing": CALLS,
+    "smelt.tracing.composites.symbolic_size_functions": CALLS,
+    "smelt.tracing.record.recording_rules": MAKES,
 }
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from smelt.ops.layouts.seen import compared
+from smelt.ops.layouts.observed_layouts import compared
 
 meta = torch.device("meta")
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from smelt.errors import NeedsFixedSize
-from smelt.graph.sizes import Size, evaluate
-from smelt.loops.tensor import Extern
-from smelt.ops.lower import lower
-from smelt.schedule.fuse import fuse
-from smelt.schedule.interpret import run
-from smelt.schedule.printer import print_schedule
-from smelt.schedule.verify import verify
+from smelt.loops.lazy_tensor import Extern
+from smelt.ops.lowering import lower
+from smelt.schedule.schedule_interpreter import run
+from smelt.schedule.schedule_printer import print_schedule
+from smelt.schedule.schedule_program import fuse
+from smelt.schedule.verify_schedule import verify
+from smelt.shapes.expr import Size, evaluate
 from tests.harness.lowered_at import CompiledOnce, program_at
 from tests.harness.scheduled import costs, kernels
 from tests.harness.symbolic import S0, S1, symbol_of, with_sizes

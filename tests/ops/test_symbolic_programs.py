@@ -5,12 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smelt.graph.sizes import Sym
-from smelt.ops.lower import lower
-from smelt.ops.views import reshape_index
-from smelt.schedule.fuse import fuse
-from smelt.schedule.interpret import run
-from smelt.schedule.verify import verify
+from smelt.ops.lowering import lower
+from smelt.ops.view_operators import reshape_index
+from smelt.schedule.schedule_interpreter import run
+from smelt.schedule.schedule_program import fuse
+from smelt.schedule.verify_schedule import verify
+from smelt.shapes.expr import Sym
 from tests.harness.joints import joint_of
 from tests.harness.lowered_at import CompiledOnce, program_at
 from tests.harness.scheduled import costs

@@ -10,10 +10,10 @@ import torch
 
 from smelt.errors import NeedsFixedSize
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Size, Sym, evaluate
-from smelt.graph.specs import empty_like_spec, make_spec, with_sizes
+from smelt.graph.tensor_specs import empty_like_spec, make_spec, with_sizes
 from smelt.ops import layouts
 from smelt.ops.symbolic_results import results
+from smelt.shapes.expr import Size, Sym, evaluate
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ import torch
 import smelt
 from smelt import config
 from smelt.errors import OptionError, VerificationError
-from smelt.report.inspect import entries, reasons
+from smelt.report.inspect_entries import entries, reasons
 from tests.harness.agreement import same
 
 
@@ -387,7 +387,7 @@ def test_looking_at_the_interpreter_is_refused(name):
 
 def test_a_verification_error_reaches_the_caller(monkeypatch):
     c = smelt.compile(lambda x: x + 1, options={"verify_stages": True})
-    monkeypatch.setattr("smelt.capture.driver.compiler.verify_accepts", _disagree)
+    monkeypatch.setattr("smelt.capture.driver.frame_compiler.verify_accepts", _disagree)
     with pytest.raises(VerificationError):
         c(torch.ones(2))
     quiet = smelt.compile(lambda x: x + 1)

@@ -15,7 +15,7 @@ import torch
 
 import smelt
 from benchmarks import server
-from smelt.capture.outside.change_log import ChangeLog
+from smelt.capture.environment.mutation_log import ChangeLog
 
 SECONDS = float(os.environ.get("SMELT_STRESS_SECONDS", "2"))
 

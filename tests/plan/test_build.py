@@ -7,19 +7,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from smelt.codegen.generate import generate
-from smelt.codegen.load import load
+from smelt.codegen.cpu_launches import generate
+from smelt.codegen.plan_loading import load
 from smelt.config import Config
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Sym
-from smelt.loops.ir import Buffer, Kernel, Loop, MapStage, Store, Value
-from smelt.plan.build import build_plan
-from smelt.plan.code import CompiledKernel
-from smelt.plan.memory import Interval, aligned, place
-from smelt.plan.printer import print_plan
+from smelt.loops.kernel_ir import Buffer, Kernel, Loop, MapStage, Store, Value
+from smelt.plan.arena_allocation import Interval, aligned, place
+from smelt.plan.build_plan import build_plan
+from smelt.plan.machine_code import CompiledKernel
+from smelt.plan.plan_printer import print_plan
 from smelt.plan.steps import Alloc, Aten, Launch, Plan
-from smelt.plan.verify import verify
+from smelt.plan.verify_plan import verify
 from smelt.schedule.schedule import BufferSpec, BufRef, ExternItem, KernelItem, Schedule, ViewItem
+from smelt.shapes.expr import Sym
 from smelt.targets import cpu
 from tests.harness.kernels import hand_written
 from tests.harness.scheduled import generating

@@ -12,17 +12,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from smelt.codegen.llvm.host import host, processor
-from smelt.codegen.load import load
+from smelt.codegen.llvm.host_cpu import host, processor
+from smelt.codegen.plan_loading import load
 from smelt.errors import NeedsFixedSize, PlanError
-from smelt.graph.inner import RUN_GRAPHS, Choice, Handle, Inner
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Sym
-from smelt.plan.bytes import HEADER, MAGIC, VERSION, from_bytes, to_bytes
-from smelt.plan.code import Block, Function, Library, Processor
-from smelt.plan.encoding import READERS, Reader, Writer
-from smelt.plan.printer import print_plan
+from smelt.graph.subgraphs import RUN_GRAPHS, Choice, Handle, Inner
+from smelt.plan.machine_code import Block, Function, Library, Processor
+from smelt.plan.plan_printer import print_plan
+from smelt.plan.serialization import HEADER, MAGIC, VERSION, from_bytes, to_bytes
 from smelt.plan.steps import Alloc, Aten, BumpVersion, Free, Launch, Plan, Reg, Step, Together, View
+from smelt.plan.value_encoding import READERS, Reader, Writer
+from smelt.shapes.expr import Sym
 from tests.harness.kernels import hand_written
 
 aten = torch.ops.aten
@@ -148,8 +148,8 @@ def test_symbolic_sizes() -> None:
 
 ELSEWHERE = """
 import sys, torch
-from smelt.codegen.load import load
-from smelt.plan.bytes import from_bytes
+from smelt.codegen.plan_loading import load
+from smelt.plan.serialization import from_bytes
 data = sys.stdin.buffer.read()
 (y,) = load(from_bytes(data))((torch.arange(8.0),))
 print(y.tolist())

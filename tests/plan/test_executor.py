@@ -13,15 +13,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from smelt.codegen.llvm.host import host, processor
-from smelt.codegen.load import load
+from smelt.codegen.llvm.host_cpu import host, processor
+from smelt.codegen.plan_loading import load
 from smelt.errors import VerificationError
 from smelt.graph.ir import TensorSpec
-from smelt.plan.code import Function, Library
-from smelt.plan.executable import executable
-from smelt.plan.printer import print_plan
+from smelt.plan.executable_plan import executable
+from smelt.plan.machine_code import Function, Library
+from smelt.plan.plan_printer import print_plan
 from smelt.plan.steps import Alloc, Aten, BumpVersion, Free, Launch, Plan, Reg, View
-from smelt.plan.verify import verify
+from smelt.plan.verify_plan import verify
 from tests.harness.kernels import hand_written
 from tests.harness.threads import in_threads
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from smelt.graph.ir import TensorSpec
-from smelt.loops.ir import Buffer, Kernel, Loop, MapStage, Store, Value
-from smelt.plan.gather import SMALL, Kind, Slot, gather
+from smelt.loops.kernel_ir import Buffer, Kernel, Loop, MapStage, Store, Value
+from smelt.plan.horizontal_fusion import SMALL, Kind, Slot, gather
 from smelt.schedule.schedule import (
     BufferSpec,
     BufRef,

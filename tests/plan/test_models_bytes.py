@@ -9,8 +9,8 @@ import torch
 
 from benchmarks.sweep_plans import results
 from smelt import _native
-from smelt.codegen.load import load
-from smelt.plan.bytes import from_bytes, to_bytes
+from smelt.codegen.plan_loading import load
+from smelt.plan.serialization import from_bytes, to_bytes
 from smelt.plan.steps import Plan
 from smelt.targets import cpu
 from tests.harness.models import MODELS

@@ -8,15 +8,15 @@ from collections.abc import Iterable
 import pytest
 import torch
 
-from smelt.codegen.load import load
+from smelt.codegen.plan_loading import load
 from smelt.errors import VerificationError
-from smelt.graph.sizes import Size
-from smelt.loops.ir import Buffer, Kernel, MapStage, Store, Value
-from smelt.plan.memory import SLACK, allowed, with_arena
-from smelt.plan.reuse import in_place
+from smelt.loops.kernel_ir import Buffer, Kernel, MapStage, Store, Value
+from smelt.plan.arena_allocation import SLACK, allowed, with_arena
+from smelt.plan.buffer_reuse import in_place
 from smelt.plan.steps import Alloc, Aten, Free, Launch, Plan, Reg, Step
 from smelt.plan.target import Memory
-from smelt.plan.verify import verify
+from smelt.plan.verify_plan import verify
+from smelt.shapes.expr import Size
 from tests.harness.kernels import hand_written, loop
 from tests.harness.kernels import load as read
 

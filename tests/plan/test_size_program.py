@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from smelt import _native
-from smelt.graph.sizes import Size, Sym, evaluate
 from smelt.plan.size_program import ADD, CONSTANT, DIVIDE, MODULO, MULTIPLY, SizeProgram
+from smelt.shapes.expr import Size, Sym, evaluate
 
 S, T = Sym("s0", 2), Sym("s1", 2)
 CPU = torch.device("cpu")

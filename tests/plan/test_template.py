@@ -7,22 +7,22 @@ from dataclasses import replace
 import pytest
 import torch
 
-from smelt.codegen.load import load, load_sized
+from smelt.codegen.plan_loading import load, load_sized
 from smelt.config import Config
 from smelt.errors import NeedsFixedSize, VerificationError
 from smelt.graph.ir import TensorSpec
-from smelt.graph.sizes import Sym, contiguous_stride, evaluate
-from smelt.plan.build import build_plan
-from smelt.plan.bytes import from_bytes, to_bytes
-from smelt.plan.code import Block, CompiledKernel
-from smelt.plan.items import LaunchItem
-from smelt.plan.printer import print_plan
-from smelt.plan.reuse import LARGE
+from smelt.plan.buffer_reuse import LARGE
+from smelt.plan.build_plan import build_plan
+from smelt.plan.machine_code import Block, CompiledKernel
+from smelt.plan.plan_items import LaunchItem
+from smelt.plan.plan_printer import print_plan
+from smelt.plan.plan_template import Loader, Template
+from smelt.plan.serialization import from_bytes, to_bytes
 from smelt.plan.steps import Alloc, Aten, Launch, Plan, Together, launches
 from smelt.plan.target import Decided
-from smelt.plan.template import Loader, Template
-from smelt.plan.verify import verify
+from smelt.plan.verify_plan import verify
 from smelt.schedule.schedule import BufferSpec, BufRef, ExternItem, Schedule, ViewItem
+from smelt.shapes.expr import Sym, contiguous_stride, evaluate
 from smelt.targets import cpu
 from tests.harness.kernels import hand_written
 

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 import smelt
-from smelt.codegen.load import load
+from smelt.codegen.plan_loading import load
 from smelt.config import DEFAULT
-from smelt.ops.lower import lower
-from smelt.plan.build import build_plan
-from smelt.plan.printer import print_plan
+from smelt.ops.lowering import lower
+from smelt.plan.build_plan import build_plan
+from smelt.plan.parallel_launches import Touched, side_by_side
+from smelt.plan.plan_printer import print_plan
 from smelt.plan.steps import WORK, Alloc, Aten, BumpVersion, Free, Launch, Reg, Together
-from smelt.plan.together import Touched, side_by_side
-from smelt.plan.verify import verify
-from smelt.schedule.fuse import fuse
+from smelt.plan.verify_plan import verify
+from smelt.schedule.schedule_program import fuse
 from smelt.targets import cpu
 from tests.harness.scheduled import costs
 from tests.harness.traced import traced

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import smelt
-from smelt.capture.driver.entries import records_of
+from smelt.capture.driver.cache_entries import records_of
 from tests.harness.agreement import check_no_failure, compare, observe
 
 LINEAR = nn.Linear(6, 4)

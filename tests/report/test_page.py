@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import pytest
 
-from smelt.report import page as pages
+from smelt.report import html_report as pages
 from tests.harness import reports
 from tests.harness.browser import chromium, contains, counts, focuses, has, opened, says, visit
 

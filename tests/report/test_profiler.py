@@ -9,8 +9,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import smelt
-from smelt import lines
-from smelt.plan import event_names
+from smelt import user_lines
+from smelt.plan import profiler_names
 from smelt.plan.steps import Launch, Plan, Together
 
 
@@ -35,7 +35,7 @@ def path_of(event):
 
 def at(fn, further=0):
     """The line of `fn` that is so many behind its first, as events name it."""
-    return lines.place(fn.__code__.co_filename, fn.__code__.co_firstlineno + further)
+    return user_lines.place(fn.__code__.co_filename, fn.__code__.co_firstlineno + further)
 
 
 def own(paths):
@@ -216,7 +216,7 @@ def test_an_error_ends_the_events():
 
 def test_names_of_lines():
     def name(note):
-        return event_names.of_launch(Launch("mul", (), 1, 1, note))
+        return profiler_names.of_launch(Launch("mul", (), 1, 1, note))
 
     assert name("") == "smelt: mul"
     assert name("/a b/c.py:12 in f") == "smelt: mul (c.py:12)"
@@ -224,9 +224,9 @@ def test_names_of_lines():
         name("/a/c.py:12 in f; /a/d in e.py:3 in <lambda>; /a/c.py:12 in f")
         == "smelt: mul (c.py:12, d in e.py:3)"
     )
-    assert name(f"{lines.__file__}:3 in f") == name("<smelt resume>:3 in f") == "smelt: mul"
+    assert name(f"{user_lines.__file__}:3 in f") == name("<smelt resume>:3 in f") == "smelt: mul"
     assert name("constant that is returned") == "smelt: mul"
     one = Launch("mul", (), 1, 1, "/a/c.py:12 in f")
-    assert event_names.of_together(Together((one,), (1,), 1)) == "smelt: mul (c.py:12)"
-    assert event_names.of_together(Together((one, one), (1, 1), 1)) == "smelt: mul and 1 more (c.py:12)"
-    assert event_names.of_graph(Plan(0, (), 0, (), ())) == "smelt graph"
+    assert profiler_names.of_together(Together((one,), (1,), 1)) == "smelt: mul (c.py:12)"
+    assert profiler_names.of_together(Together((one, one), (1, 1), 1)) == "smelt: mul and 1 more (c.py:12)"
+    assert profiler_names.of_graph(Plan(0, (), 0, (), ())) == "smelt graph"

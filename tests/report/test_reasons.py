@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from smelt.reasons import REASONS
-from smelt.report.reasons import markdown
+from smelt.report.reasons_page import markdown
 
 PAGE = Path(__file__).parents[2] / "docs" / "graph-breaks.md"
 
 
 def test_the_page_is_up_to_date() -> None:
-    hint = "run: python -m smelt.report.reasons > docs/graph-breaks.md"
+    hint = "run: python -m smelt.report.reasons_page > docs/graph-breaks.md"
     assert PAGE.read_text(encoding="utf-8") == markdown(), hint
 
 

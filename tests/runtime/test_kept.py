@@ -15,8 +15,8 @@ import pytest
 
 from smelt.config import Config
 from smelt.errors import OptionError
-from smelt.runtime import kept
-from smelt.runtime.kept import Store, key_of
+from smelt.runtime import disk_cache
+from smelt.runtime.disk_cache import Store, key_of
 from tests.harness.processes import run
 
 KEY, OTHER = key_of("one"), key_of("other")
@@ -39,7 +39,7 @@ def store(folder: Path) -> Store:
 
 @pytest.fixture(autouse=True)
 def _nothing_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "_said", {})
+    monkeypatch.setattr(disk_cache, "_said", {})
 
 
 def names(folder: Path) -> list[str]:
@@ -188,7 +188,7 @@ def test_what_was_used_longest_ago_goes(folder: Path) -> None:
 
 def test_a_sweep_is_rare(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweeps: list[int] = []
-    monkeypatch.setattr(kept, "_sweep", lambda folder, limit: sweeps.append(limit))
+    monkeypatch.setattr(disk_cache, "_sweep", lambda folder, limit: sweeps.append(limit))
     store = Store(str(folder), 16_000)
     for i in range(32):
         store.put(key_of(str(i)), b"x" * 100)
@@ -277,21 +277,21 @@ def test_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMELT_CACHE_DIR", "/given")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
     monkeypatch.setenv("HOME", "/home/me")
-    assert kept.folder() == "/given"
+    assert disk_cache.folder() == "/given"
     monkeypatch.setenv("SMELT_CACHE_DIR", "relative")
-    assert kept.folder() == str(Path.cwd() / "relative")
+    assert disk_cache.folder() == str(Path.cwd() / "relative")
     monkeypatch.delenv("SMELT_CACHE_DIR")
-    assert kept.folder() == "/xdg/smelt"
+    assert disk_cache.folder() == "/xdg/smelt"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert kept.folder() == "/home/me/.cache/smelt"
+    assert disk_cache.folder() == "/home/me/.cache/smelt"
 
 
 def test_an_option_turns_it_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path))
-    found = kept.store(Config(kernel_cache_bytes=7))
+    found = disk_cache.store(Config(kernel_cache_bytes=7))
     assert found is not None and (found.folder, found.limit) == (str(tmp_path), 7)
-    assert kept.store(Config(kernel_cache_bytes=7)) is found
-    assert kept.store(Config(kernel_cache=False)) is None
+    assert disk_cache.store(Config(kernel_cache_bytes=7)) is found
+    assert disk_cache.store(Config(kernel_cache=False)) is None
     with pytest.raises(OptionError, match="kernel_cache"):
         Config().with_options({"kernel_cache": 1})
 
@@ -310,8 +310,8 @@ def test_a_variable_turns_it_off() -> None:
 
 def test_the_users_store_is_told_and_cleared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SMELT_CACHE_DIR", str(tmp_path / "own"))
-    found = kept.store()
+    found = disk_cache.store()
     assert found is not None
     found.put(KEY, b"content")
-    assert kept.size() == kept.clear() > len(b"content")
-    assert kept.size() == 0
+    assert disk_cache.size() == disk_cache.clear() > len(b"content")
+    assert disk_cache.size() == 0

@@ -7,12 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from smelt.loops.printer import print_kernel
-from smelt.ops.lower import lower
-from smelt.schedule.fuse import fuse
-from smelt.schedule.interpret import run
+from smelt.loops.kernel_printer import print_kernel
+from smelt.ops.lowering import lower
 from smelt.schedule.schedule import KernelItem, Schedule
-from smelt.schedule.verify import verify
+from smelt.schedule.schedule_interpreter import run
+from smelt.schedule.schedule_program import fuse
+from smelt.schedule.verify_schedule import verify
 from smelt.targets.cuda import COSTS
 from tests.harness.traced import flatten, traced
 

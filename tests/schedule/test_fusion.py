@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from smelt.loops.ir import MapStage, ReduceStage
-from smelt.ops.lower import lower
-from smelt.schedule.fuse import fuse
+from smelt.loops.kernel_ir import MapStage, ReduceStage
+from smelt.ops.lowering import lower
 from smelt.schedule.schedule import ExternItem, KernelItem, ViewItem
+from smelt.schedule.schedule_program import fuse
 from tests.harness.scheduled import check, costs, kernels, scheduled
 from tests.harness.traced import traced
 

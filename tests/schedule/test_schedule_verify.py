@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from smelt.errors import VerificationError
-from smelt.schedule.printer import print_schedule
 from smelt.schedule.schedule import BufferSpec, BufRef
-from smelt.schedule.verify import problems, verify
+from smelt.schedule.schedule_printer import print_schedule
+from smelt.schedule.verify_schedule import problems, verify
 from tests.harness.scheduled import scheduled
 
 

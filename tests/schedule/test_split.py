@@ -6,12 +6,12 @@ from math import prod
 import pytest
 import torch
 
-from smelt.loops.ir import ReduceStage
-from smelt.loops.tensor import Map
-from smelt.ops.lower import lower
-from smelt.schedule.fuse import fuse
-from smelt.schedule.interpret import run
-from smelt.schedule.split import split_reductions
+from smelt.loops.kernel_ir import ReduceStage
+from smelt.loops.lazy_tensor import Map
+from smelt.ops.lowering import lower
+from smelt.schedule.schedule_interpreter import run
+from smelt.schedule.schedule_program import fuse
+from smelt.schedule.split_reductions import split_reductions
 from smelt.targets import cuda
 from tests.harness.scheduled import check, costs, kernels, scheduled
 from tests.harness.traced import traced

@@ -13,19 +13,19 @@ from collections.abc import Sequence
 import pytest
 
 from smelt import _native, targets
-from smelt.codegen import gpu
+from smelt.codegen import gpu_launches
 from smelt.codegen.llvm import compile_kernels as compile_for_cpu
-from smelt.codegen.llvm.flat import ANY, of_any_size
+from smelt.codegen.llvm.flat_elementwise import ANY, of_any_size
 from smelt.codegen.llvm.link import address_of
 from smelt.codegen.triton.compile import Made, Request
-from smelt.codegen.triton.processors import Arch, dialect
-from smelt.codegen.triton.source import table_of
+from smelt.codegen.triton.gpu_architectures import Arch, dialect
+from smelt.codegen.triton.kernel_source import table_of
 from smelt.config import Config
-from smelt.graph.sizes import evaluate, static
-from smelt.loops.ir import Kernel
-from smelt.loops.sums import separate
-from smelt.plan.code import Block, CompiledKernel, Function, Library, Processor
-from smelt.runtime.kept import Store
+from smelt.loops.kernel_ir import Kernel
+from smelt.loops.row_sums import separate
+from smelt.plan.machine_code import Block, CompiledKernel, Function, Library, Processor
+from smelt.runtime.disk_cache import Store
+from smelt.shapes.expr import evaluate, static
 from tests.simulated import cuda
 
 
@@ -35,7 +35,7 @@ def activate() -> None:
     cuda.activate()
     _native.use_driver(str(cuda.driver()))
     changed = pytest.MonkeyPatch()
-    changed.setattr(gpu, "compile_kernels", compile_kernels)
+    changed.setattr(gpu_launches, "compile_kernels", compile_kernels)
     changed.setattr(targets.cuda, "unusable", lambda device: None)  # Triton is not needed
 
 

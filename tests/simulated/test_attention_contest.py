@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import smelt
-from smelt.codegen.autotune import tune
-from smelt.codegen.triton.attention import TiledAttention
-from smelt.codegen.triton.load import launch_attention
-from smelt.codegen.triton.tiled import Tile
-from smelt.report import inspect
+from smelt.codegen.autotune import autotuner
+from smelt.codegen.triton.attention_kernel import TiledAttention
+from smelt.codegen.triton.block_gemm import Tile
+from smelt.codegen.triton.triton_launcher import launch_attention
+from smelt.report import inspect_entries
 from tests.harness import attention_tiles
 from tests.harness.attention import wide
 from tests.harness.contests import Device, contested
@@ -58,7 +58,7 @@ def run(fn: Callable[..., Tensor], *args: Tensor, eager: Callable[..., Tensor] |
         for _ in range(2):
             cuda.forget_launches()
             check(compiled(*args), want, exact)
-    assert inspect.graph_count(compiled) == 1 and not inspect.reasons(compiled)
+    assert inspect_entries.graph_count(compiled) == 1 and not inspect_entries.reasons(compiled)
     return [launch.name for launch in cuda.launches()]
 
 
@@ -305,14 +305,14 @@ def test_what_is_left(device, name):
 
 def test_products_are_generated_where_attention_is_slower(device):
     """Then each product is a contest of its own."""
-    made = tune.Tuner._fastest
+    made = autotuner.Tuner._fastest
 
     def fastest(self, schedule, group, candidates):
         found = made(self, schedule, group, candidates)
         return None if isinstance(group.variants[0].product, TiledAttention) else found
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(tune.Tuner, "_fastest", fastest)
+        patched.setattr(autotuner.Tuner, "_fastest", fastest)
         names = run(written(torch.tanh), *heads())
     assert not any("attention" in n for n in names) and sum("bmm" in n for n in names) == 2, names
     assert device.measured == 3
@@ -328,7 +328,7 @@ def test_a_wrong_kernel_is_not_used(device, caplog):
 def test_another_process_reads_the_choice(device):
     args = heads()
     first = run(written(torch.tanh), *args)
-    tune._REMEMBERED.clear()
+    autotuner._REMEMBERED.clear()
     smelt.reset()
     assert run(written(torch.tanh), *args) == first and device.measured == 1
 

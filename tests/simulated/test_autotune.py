@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 
 import smelt
-from smelt.codegen.autotune import timing, tune
-from smelt.report import inspect
-from smelt.runtime import kept
+from smelt.codegen.autotune import autotuner, device_timing
+from smelt.report import inspect_entries
+from smelt.runtime import disk_cache
 from smelt.targets.cuda import COSTS
 from tests.harness.contests import Device, contested
 from tests.simulated import cuda
@@ -42,7 +42,7 @@ def run(fn, *args, tolerance: float = 4e-3, mode="max-autotune-no-cudagraphs"):
             cuda.forget_launches()
             got = compiled(*args)
             torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
-    assert inspect.graph_count(compiled) == 1 and not inspect.reasons(compiled)
+    assert inspect_entries.graph_count(compiled) == 1 and not inspect_entries.reasons(compiled)
     return [launch.name for launch in cuda.launches()]
 
 
@@ -70,18 +70,18 @@ def test_products_that_do_not_compile_are_passed_over(device):
     device.times = lambda tile, variant: None
     assert "addmm" not in run(linear_gelu, rand(40, 24), rand(33, 24), rand(33))[0]
     smelt.reset()
-    tune._REMEMBERED.clear()
+    autotuner._REMEMBERED.clear()
     device.times = lambda tile, variant: None if tile.x > 32 else 20.0
     args = rand(128, 64), rand(128, 64), rand(128)
     assert "addmm" in run(linear_gelu, *args)[0]
-    [choice] = [c for c in tune._REMEMBERED.values() if c]
+    [choice] = [c for c in autotuner._REMEMBERED.values() if c]
     assert choice.tile.x <= 32
 
 
 def test_the_fastest_tile_is_taken(device):
     device.times = lambda tile, variant: 10.0 + abs(tile.x - 64) + abs(tile.r - 32)
     run(linear_gelu, rand(128, 64), rand(128, 64), rand(128))
-    [choice] = tune._REMEMBERED.values()
+    [choice] = autotuner._REMEMBERED.values()
     assert (choice.tile.x, choice.tile.r) == (64, 32)
 
 
@@ -96,8 +96,8 @@ def test_what_disagrees_is_found():
     a = torch.randn(50, 50)
     b = a.clone()
     b[3, 4] += 1
-    assert tune.agree(a, a * (1 + 1e-3), 3e-3) and not tune.agree(a, b, 3e-3)
-    assert not tune.agree(a, torch.full_like(a, float("nan")), 3e-3)
+    assert autotuner.agree(a, a * (1 + 1e-3), 3e-3) and not autotuner.agree(a, b, 3e-3)
+    assert not autotuner.agree(a, torch.full_like(a, float("nan")), 3e-3)
 
 
 def test_equal_products_are_measured_once(device):
@@ -113,21 +113,21 @@ def test_equal_products_are_measured_once(device):
 def test_another_process_reads_the_choice(device):
     args = rand(40, 24), rand(33, 24), rand(33)
     first = run(linear_gelu, *args)
-    tune._REMEMBERED.clear()
+    autotuner._REMEMBERED.clear()
     smelt.reset()
     assert run(linear_gelu, *args) == first and device.measured == 1
     run(linear_gelu, rand(41, 24), *args[1:])
     assert device.measured == 2
     device.times = lambda tile, variant: 200.0
     run(lambda x, w, b: F.relu(F.linear(x, w, b)), *args)
-    tune._REMEMBERED.clear()
+    autotuner._REMEMBERED.clear()
     smelt.reset()
     run(lambda x, w, b: F.relu(F.linear(x, w, b)), *args)
     assert device.measured == 3
 
 
 def test_equal_pieces_of_a_product_are_measured_once(device, monkeypatch):
-    """Of one that would be aligned, and of which the caller gets a copy (`ops/pieces.py`)."""
+    """Of one that would be aligned, and of which the caller gets a copy (`rewrites/chunked_gemm.py`)."""
     alignment = replace(COSTS.alignment, unaligned=1e9, aligned=1e6, piece_bytes=512, piece_rows=8, pieces=4)
     monkeypatch.setattr("smelt.targets.cuda.COSTS", replace(COSTS, alignment=alignment, launch=1.0))
     args = rand(33, 24), rand(24, 40)[:, :37].contiguous()
@@ -143,8 +143,8 @@ def test_a_cast_in_front_may_be_part_of_it(device):
     device.times = lambda tile, variant: 10.0 if variant else 50.0
     assert len(run(fn, *args, tolerance=2e-2)) == 1
     smelt.reset()
-    tune._REMEMBERED.clear()
-    kept.clear()
+    autotuner._REMEMBERED.clear()
+    disk_cache.clear()
     device.times = lambda tile, variant: 60.0 if variant else 50.0
     assert len(run(fn, *args, tolerance=2e-2)) == 2
 
@@ -257,7 +257,7 @@ def test_what_cannot_be_measured_stays_atens(device, monkeypatch, caplog):
     def fails(calls, first, device):
         raise torch.OutOfMemoryError("no memory")
 
-    monkeypatch.setattr(timing, "seconds", fails)
+    monkeypatch.setattr(device_timing, "seconds", fails)
     with caplog.at_level(logging.WARNING, "smelt"):
         assert "addmm" not in run(linear_gelu, rand(40, 24), rand(33, 24), rand(33))[0]
     assert "is not measured: no memory" in caplog.text
@@ -271,7 +271,7 @@ def test_random_numbers_of_the_user_are_not_touched(device):
 
 
 def test_the_fastest_few_and_atens_are_measured_again(monkeypatch):
-    monkeypatch.setattr(timing, "FILLERS", 0)  # work is done when it is asked for
+    monkeypatch.setattr(device_timing, "FILLERS", 0)  # work is done when it is asked for
     times, rounds = {None: 9.0, **{n: float(n) for n in range(1, 8)}}, Counter()
 
     class Event(torch.cuda.Event):
@@ -291,9 +291,9 @@ def test_the_fastest_few_and_atens_are_measured_again(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     calls = {key: partial(call, key) for key in times}
-    took = timing.seconds(calls, None, torch.device("cuda:0"))
+    took = device_timing.seconds(calls, None, torch.device("cuda:0"))
     assert took == pytest.approx(times)
-    assert {key for key, n in rounds.items() if n > timing.ROUNDS} == {None, 1, 2, 3, 4}
+    assert {key for key, n in rounds.items() if n > device_timing.ROUNDS} == {None, 1, 2, 3, 4}
 
 
 @pytest.fixture(params=(False, True), ids=("exact", "tf32"))

@@ -15,10 +15,10 @@ from torch.nn import functional as F
 import smelt
 from smelt import events
 from smelt.codegen.triton.compile import Request
-from smelt.codegen.triton.source import Source
-from smelt.codegen.triton.values import Dialect
-from smelt.graph.specs import spec_of
-from smelt.ops import warm_up
+from smelt.codegen.triton.kernel_source import Source
+from smelt.codegen.triton.value_expressions import Dialect
+from smelt.graph.tensor_specs import spec_of
+from smelt.ops import cudnn_warm_up
 from smelt.targets import cuda
 from tests.harness.simulated import ROOT
 
@@ -187,15 +187,15 @@ class Net(torch.nn.Module):
 def test_convolutions_of_the_backward_are_called_ahead(groups, monkeypatch):
     """By groups alone, what ATen computes, a call for each gradient; where autograd runs backwards, and nowhere else."""
     monkeypatch.setattr(cuda, "COSTS", replace(cuda.COSTS, depthwise_elements=0))
-    monkeypatch.setattr(warm_up, "is_cudnns", lambda *given: True)
+    monkeypatch.setattr(cudnn_warm_up, "is_cudnns", lambda *given: True)
     begun, threads = [], []
-    real = warm_up.begin
+    real = cudnn_warm_up.begin
 
     def begin(graph, backward, **more):
-        begun.append(list(warm_up.convolutions(graph, backward, more["costs"], more["device"])))
+        begun.append(list(cudnn_warm_up.convolutions(graph, backward, more["costs"], more["device"])))
         threads.append(real(graph, backward, **more))
 
-    monkeypatch.setattr(warm_up, "begin", begin)
+    monkeypatch.setattr(cudnn_warm_up, "begin", begin)
     net = Net(groups).cuda()
     x = torch.randn(2, 16, 8, 8, device="cuda").to(memory_format=torch.channels_last)
     compiled = smelt.compile(net, fullgraph=True)
@@ -220,8 +220,8 @@ def test_what_fails_ahead_is_not_noticed():
 
     device = torch.device("cuda", 0)
     with pytest.MonkeyPatch.context() as changed:
-        changed.setattr(warm_up, "BACKWARD", refused)
-        warm_up._warm([(*[spec_of(spec, device)] * 3, ((1, 1),), (True, False, False))], device)
+        changed.setattr(cudnn_warm_up, "BACKWARD", refused)
+        cudnn_warm_up._warm([(*[spec_of(spec, device)] * 3, ((1, 1),), (True, False, False))], device)
     x = torch.ones(3, device="cuda", requires_grad=True)
     (x * 2).sum().backward()
     assert x.grad is not None and x.grad.tolist() == [2, 2, 2]
@@ -232,7 +232,7 @@ import threading, time
 from tests.simulated import compiled
 compiled.activate()
 import torch
-from smelt.graph.specs import spec_of
+from smelt.graph.tensor_specs import spec_of
 from smelt.ops import warm_up
 
 begun = threading.Event()

@@ -11,8 +11,8 @@ import smelt
 from smelt import _native, targets
 from smelt.codegen.triton import link
 from smelt.codegen.triton.link import kernel_of, load_early, load_kernels
-from smelt.plan.code import Block, Function, Library, Processor
-from smelt.runtime.kept import Store
+from smelt.plan.machine_code import Block, Function, Library, Processor
+from smelt.runtime.disk_cache import Store
 from tests.simulated import cuda
 
 pytestmark = pytest.mark.simulated_cuda

@@ -5,7 +5,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import smelt
-from smelt.lines import place
+from smelt.user_lines import place
 from tests.simulated import cuda
 
 pytestmark = pytest.mark.simulated_cuda

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 import smelt
-from smelt.capture.emit import rerun
-from smelt.report import inspect
+from smelt.capture.emit import eager_fallback
+from smelt.report import inspect_entries
 
 pytestmark = pytest.mark.simulated_cuda
 
@@ -34,7 +34,7 @@ def test_what_was_drawn_before_a_check_fails_is_drawn_again():
             outcomes[-1] += (seen, torch.get_rng_state())
         torch.testing.assert_close(outcomes[1][0], outcomes[0][0])
         assert outcomes[1][1:3] == outcomes[0][1:3] and torch.equal(outcomes[1][3], outcomes[0][3])
-    assert inspect.graph_count(compiled) == 1
+    assert inspect_entries.graph_count(compiled) == 1
 
 
 def test_a_device_is_refused_before_a_size():
@@ -69,7 +69,7 @@ def test_generators_of_gpus_are_put_back_where_they_were(monkeypatch):
     for names, moved in ((["cuda:1"], [20, 12]), (["cuda:0", "cpu"], [4, 24]), (["cpu"], [20, 24])):
         gpus[0].offset, gpus[1].offset = 4, 12
         torch.manual_seed(0)
-        functions = rerun.random_state(list(map(torch.device, names)))
+        functions = eager_fallback.random_state(list(map(torch.device, names)))
         restart = functions["random_state"]()
         want = torch.rand(2)
         gpus[0].offset, gpus[1].offset = 20, 24
@@ -81,5 +81,5 @@ def test_generators_of_gpus_are_put_back_where_they_were(monkeypatch):
 def test_nothing_is_asked_of_a_generator_while_work_is_captured(monkeypatch):
     monkeypatch.setattr(torch.cuda, "default_generators", (None,))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    functions = rerun.random_state([torch.device("cuda:0")])
+    functions = eager_fallback.random_state([torch.device("cuda:0")])
     functions["set_random_state"](functions["random_state"]())

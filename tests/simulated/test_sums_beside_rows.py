@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import smelt
-from smelt.codegen import gpu
+from smelt.codegen import gpu_launches
 from smelt.schedule.schedule import KernelItem
 
 pytestmark = pytest.mark.simulated_cuda
@@ -22,14 +22,14 @@ ROWS = 3000  # 16 for each of 132 multiprocessors, and more
 def beside(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many sums each kernel computes beside its rows, of those that are compiled in the test."""
     found: list[int] = []
-    aligned = gpu._aligned
+    aligned = gpu_launches._aligned
 
     def noted(schedule: Any) -> Any:
         kernels = [item.kernel for item in schedule.items if isinstance(item, KernelItem)]
         found.extend(len(k.sums.stages[0].reductions) for k in kernels if k.sums is not None)
         return aligned(schedule)
 
-    monkeypatch.setattr(gpu, "_aligned", noted)
+    monkeypatch.setattr(gpu_launches, "_aligned", noted)
     return found
 
 

@@ -8,19 +8,19 @@ import torch
 import torch.nn.functional as F
 
 from smelt import targets
-from smelt.codegen.generate import generate
-from smelt.codegen.load import load
+from smelt.codegen.cpu_launches import generate
+from smelt.codegen.plan_loading import load
 from smelt.codegen.triton import triton_source
 from smelt.config import DEFAULT, Config
 from smelt.errors import Unsupported
-from smelt.ops.lower import lower
-from smelt.plan.build import build_plan
-from smelt.plan.code import CompiledKernel, Function, Library, Processor
+from smelt.ops.lowering import lower
+from smelt.plan.build_plan import build_plan
+from smelt.plan.machine_code import CompiledKernel, Function, Library, Processor
 from smelt.plan.steps import Alloc, Aten, Launch
 from smelt.plan.target import Memory, Sharing, Target
-from smelt.plan.verify import verify
-from smelt.schedule.fuse import fuse
+from smelt.plan.verify_plan import verify
 from smelt.schedule.schedule import KernelItem
+from smelt.schedule.schedule_program import fuse
 from smelt.targets import cpu
 from tests.harness.scheduled import costs
 from tests.harness.traced import traced

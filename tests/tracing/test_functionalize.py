@@ -7,7 +7,7 @@ import torch
 
 import smelt
 from smelt.errors import Unsupported
-from smelt.graph.effects import _classify, effects
+from smelt.graph.operator_effects import _classify, effects
 from tests.harness.traced import check, trace
 
 
@@ -232,7 +232,7 @@ def test_inputs_that_share_memory():
 
 def test_returned_constant_is_a_copy():
     _, traced = trace(lambda x: torch.tensor([1.0, 2.0]), [t(2)])
-    from smelt.graph.interpreter import run
+    from smelt.graph.graph_interpreter import run
 
     first = run(traced.aten_graph, [])[0]
     first.add_(1)

@@ -2,14 +2,14 @@
 
 import torch
 
-from smelt.tracing import inputs
+from smelt.tracing.record import trace_inputs
 
 
 def test_a_scalar_that_somebody_holds_is_not_internal():
     """The references of the functions between are counted as this Python makes them: from 3.14 on most are borrowed."""
 
     def stand_in(real):
-        return inputs._is_internal_scalar(real)
+        return trace_inputs._is_internal_scalar(real)
 
     def argument(value):
         return stand_in(value)

@@ -7,10 +7,10 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from smelt.errors import SmeltError, Unsupported
-from smelt.graph.interpreter import run
+from smelt.graph.graph_interpreter import run
 from smelt.graph.ir import Line
-from smelt.graph.verify import verify
-from smelt.tracing.trace import Trace
+from smelt.graph.verify_graph import verify
+from smelt.tracing.record.trace import Trace
 from tests.harness.traced import check, flatten, trace
 
 

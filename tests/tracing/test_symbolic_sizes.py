@@ -5,12 +5,12 @@ import torch
 from torch.nn import functional as F
 
 from smelt.errors import NeedsFixedSize, Unsupported, VerificationError
-from smelt.graph.printer import code
-from smelt.graph.sizes import Sym
-from smelt.graph.verify import verify
-from smelt.tracing.fake import fake_numel, fake_shape, fake_stride
-from smelt.tracing.sym_numbers import Int
-from smelt.tracing.traced_at import source_at
+from smelt.graph.graph_printer import code
+from smelt.graph.verify_graph import verify
+from smelt.shapes.expr import Sym
+from smelt.tracing.fake.fake_tensor import fake_numel, fake_shape, fake_stride
+from smelt.tracing.record.trace_at_sizes import source_at
+from smelt.tracing.symbolic.sym_numbers import Int
 from tests.harness.sizes import check_gradients, check_sizes
 from tests.harness.traced import trace
 

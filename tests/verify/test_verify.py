@@ -9,10 +9,10 @@ from torch import nn
 
 import smelt
 from smelt.backends import smelt as backend
-from smelt.backends.by_sizes import by_operators
+from smelt.backends.size_dispatch import by_operators
 from smelt.config import Config
-from smelt.report.inspect import entries, reasons
-from smelt.verify.beside import BesideEager, Watching
+from smelt.report.inspect_entries import entries, reasons
+from smelt.verify.shadow_execution import BesideEager, Watching
 from tests.harness.agreement import same
 from tests.harness.traced import trace
 from tests.harness.wrong_lowering import wrong

@@ -174,7 +174,9 @@ class Code:
     parameters: dict[str, int]  # name -> slot, positional and keyword-only
     line_objects: dict[int, Line]
     original: Original | None = None  # of a resume function
-    live: list[frozenset[int]] | None = None  # see `breaks/liveness.py`; made when a graph break asks for it
+    live: list[frozenset[int]] | None = (
+        None  # see `capture/graph_breaks/live_locals.py`; made when a graph break asks for it
+    )
 
     def line(self, pc: int) -> Line:
         """Source line of the instruction at index `pc`."""

@@ -88,10 +88,10 @@ NATIVE_MODULES = (
 )  # fmt: skip
 # What is interpreted all the same: it calls the user's functions back.
 POLYFILLS = (
-    "smelt.capture.protocol.polyfills",
-    "smelt.capture.protocol.polyfills_of_results",
-    "smelt.capture.protocol.polyfills_of_torch",
-    "smelt.capture.breaks.step",  # the functions that steps of generators are compiled as
+    "smelt.capture.semantics.calls.polyfills",
+    "smelt.capture.semantics.result_polyfills",
+    "smelt.capture.semantics.calls.torch_polyfills",
+    "smelt.capture.graph_breaks.step",  # the functions that steps of generators are compiled as
 )
 _INTERPRETED_MODULES = (*POLYFILLS, "torch.nn.attention.flex_attention")
 EXACT_NATIVE_MODULES = ("torch", "collections", "functools")

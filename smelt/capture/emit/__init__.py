@@ -1,4 +1,5 @@
 """The compiled frame as Python source: it calls the graph, rebuilds the result and replays the effects.
 
-`compiled_frame.py` puts it together; `writer.py` writes the objects, `replay.py` the effects; `rerun.py`: graphs that raise.
+`compiled_frame.py` puts it together; `frame_writer.py` writes the objects, `effect_replay.py` the effects;
+`eager_fallback.py`: graphs that raise.
 """

@@ -20,13 +20,8 @@ from typing import cast
 
 from smelt._native import isinstance
 from smelt.capture.base.bytecode import FUTURE
-from smelt.capture.base.frames import COMPILED_SCOPE
-from smelt.capture.breaks.endings import Ending
-from smelt.capture.breaks.resume import Resumes
-from smelt.capture.emit.draws import kept_states, write_draws
-from smelt.capture.emit.edited_programs import EditedProgram
-from smelt.capture.emit.replay import Store
-from smelt.capture.emit.rerun import (
+from smelt.capture.base.vm_frames import COMPILED_SCOPE
+from smelt.capture.emit.eager_fallback import (
     Repeat,
     guarded,
     random_state,
@@ -34,17 +29,22 @@ from smelt.capture.emit.rerun import (
     rerun_beside_edited,
     rerun_for_handler,
 )
-from smelt.capture.emit.writer import Writer, slot_names
-from smelt.capture.outside.draws import Draw
-from smelt.capture.rebuilding.names import NAMES
-from smelt.capture.rebuilding.reach import Reach
-from smelt.capture.rebuilding.source import compiled_source, identifier
-from smelt.graph.numbers import Expression
-from smelt.guards.origin import Origin
-from smelt.runtime.recursion import deep_recursion
+from smelt.capture.emit.effect_replay import Store
+from smelt.capture.emit.frame_writer import Writer, slot_names
+from smelt.capture.emit.random_statements import kept_states, write_draws
+from smelt.capture.emit.torch_graph_overrides import EditedProgram
+from smelt.capture.environment.python_random import Draw
+from smelt.capture.graph_breaks.frame_exits import Ending
+from smelt.capture.graph_breaks.resume_functions import Resumes
+from smelt.capture.reconstruction.frame_globals import NAMES
+from smelt.capture.reconstruction.generated_source import compiled_source, identifier
+from smelt.capture.reconstruction.reconstruction_order import Reach
+from smelt.guards.source import Origin
+from smelt.runtime.recursion_limit import deep_recursion
+from smelt.shapes.number_expr import Expression
 from smelt.torch_private import DisableTorchFunctionSubclass
-from smelt.tracing.fake import FakeTensor, class_of_fake
-from smelt.tracing.handlers import has_handler
+from smelt.tracing.fake.fake_tensor import FakeTensor, class_of_fake
+from smelt.tracing.record.torch_function_handlers import has_handler
 
 GraphCall = Callable[[tuple[object, ...]], Sequence[object]]
 
@@ -85,7 +85,7 @@ def emit(
         outputs: the fakes that `graph` returns; None for `graph` leaves out the call.
         resumes: makes the functions in which a frame goes on after a graph break.
         symbols: the numbers that `graph` takes after the tensors.
-        original: runs the call where the graph raises before any store (`rerun.py`).
+        original: runs the call where the graph raises before any store (`eager_fallback.py`).
         repeat: how it does; None: the exception goes on.
         handles: the user's code may have a handler for it.
         draws: random numbers that are drawn before the graph is called.

@@ -1,7 +1,7 @@
 """The virtual machine: it runs a frame's bytecode over real objects, with fakes in place of tensors.
 
-A `VM` is one capture (`driver/run.py`). Most of what it does is written as functions of a VM in the modules around this
-one, a concept each; the class lists them.
+A `VM` is one capture (`capture/driver/capture_frame.py`). Most of what it does is written as functions of a VM in the
+modules around this one, a concept each; the class lists them.
 """
 
 from __future__ import annotations
@@ -17,47 +17,72 @@ import torch
 
 from smelt._native import isinstance
 from smelt.capture.base.bytecode import Code, decode
-from smelt.capture.base.frames import CREATED, Frame, Generator
-from smelt.capture.base.handlers import BUILTINS, METHODS
-from smelt.capture.base.values import MISSING, Sentinel
-from smelt.capture.breaks import awaiting, generators, suspended
-from smelt.capture.interpreter import tracebacks
+from smelt.capture.base.call_handlers import BUILTINS, METHODS
+from smelt.capture.base.value_kinds import MISSING, Sentinel
+from smelt.capture.base.vm_frames import CREATED, Frame, Generator
+from smelt.capture.environment import wrap_values
+from smelt.capture.environment.environment import Outside
+from smelt.capture.graph_breaks import await_breaks, generator_reconstruction, iterator_reconstruction
+from smelt.capture.interpreter import interpreted_tracebacks
 from smelt.capture.interpreter.opcodes import HANDLERS, unknown
-from smelt.capture.library import (
-    assumed_values,
+from smelt.capture.reconstruction.traceback_reconstruction import users_part
+from smelt.capture.semantics.calls import (
+    arity,
+    calls,
+    class_construction,
+    native_arguments,
+    native_callbacks,
+    python_functions,
+    torch_function_overrides,
+)
+from smelt.capture.semantics.values import (
+    container_constructors,
+    container_methods,
+    iteration,
+    lengths,
+    python_operators,
+    subscripts,
+)
+from smelt.capture.semantics.values import raise_exceptions as raising
+from smelt.capture.stdlib import (
     attribute_functions,
-    checked_values,
-    classes,
-    compiler_queries,
+    class_functions,
     context_variables,
+    copy_functions,
+    descriptor_functions,
+    eval_exec,
+    exception_functions,
+    functools_wrappers,
+    itertools_functions,
+    locale_settings,
+    random_functions,
+    special_methods,
+    stack_frames,
+    symbolic_range_calls,
+    weak_references,
+)
+from smelt.capture.stdlib.output import logging_calls, print_calls, warnings_calls
+from smelt.capture.stdlib.output.deferred_calls import defer
+from smelt.capture.torch_calls import (
+    asserted_values,
+    backend_flag_calls,
+    compiler_queries,
     control_flow,
-    copying,
-    data_sizes,
-    descriptors,
-    evaluation,
-    exceptions,
     function_modes,
     function_transforms,
-    function_wrappers,
     higher_order_operators,
-    iterators,
-    local_settings,
     numpy_conversions,
     optimizers,
     other_tracers,
-    process_settings,
-    random_draws,
-    ranges,
-    shapes,
-    special_methods,
-    stack_frames,
+    shape_functions,
+    tensor_item,
     tensor_methods,
-    tensor_numbers,
-    torch_function,
+    torch_function_calls,
     triton_kernels,
-    weak_references,
+    unbacked_reads,
+    value_checks,
 )
-from smelt.capture.library.autograd import (
+from smelt.capture.torch_calls.autograd import (
     backward_calls,
     checkpoints,
     custom_functions,
@@ -65,45 +90,25 @@ from smelt.capture.library.autograd import (
     hooks,
     tensor_state,
 )
-from smelt.capture.library.output import log_records, printing, warning_messages
-from smelt.capture.library.output.deferred_calls import defer
-from smelt.capture.machine.state import Contexts, Exceptions
-from smelt.capture.machine.vm import VM
-from smelt.capture.outside import wrapping
-from smelt.capture.outside.outside import Outside
-from smelt.capture.protocol import (
-    arity,
-    callbacks,
-    calls,
-    construction,
-    container_constructors,
-    containers,
-    iteration,
-    lengths,
-    native_arguments,
-    operators,
-    overrides,
-    python_functions,
-    raising,
-    subscripts,
-)
-from smelt.capture.rebuilding.tracebacks import users_part
+from smelt.capture.vm.vm import VM
+from smelt.capture.vm.vm_state import Contexts, Exceptions
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line
 from smelt.reasons import LONG_COMPUTATION, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
-from smelt.tracing.fake import FakeTensor
-from smelt.tracing.sym_rows import of_unknown_row
-from smelt.tracing.trace import Trace
+from smelt.tracing.fake.fake_tensor import FakeTensor
+from smelt.tracing.record.trace import Trace
+from smelt.tracing.symbolic.symbolic_ranges import of_unknown_row
 
-# Importing these modules fills the tables of `base/handlers.py` and `rebuilding.kinds.KINDS`.
+# Importing these modules fills the tables of `capture/base/call_handlers.py` and `rebuilding.kinds.KINDS`.
 FILLING = (
-    assumed_values, attribute_functions, awaiting, backward_calls, checked_values, checkpoints, classes, compiler_queries,
-    container_constructors, containers, context_variables, control_flow, copying, custom_functions, data_sizes, descriptors,
-    evaluation, exceptions, function_modes, function_wrappers,
-    generators, gradients, higher_order_operators, hooks, iteration, iterators, lengths, local_settings, log_records,
-    numpy_conversions, optimizers, other_tracers, printing, process_settings, random_draws, ranges, shapes,
-    special_methods, stack_frames, subscripts, suspended, tensor_methods, tensor_state, torch_function, triton_kernels,
-    warning_messages, weak_references,
+    asserted_values, attribute_functions, await_breaks, backward_calls, value_checks, checkpoints, class_functions,
+    compiler_queries, container_constructors, container_methods, context_variables, control_flow, copy_functions,
+    custom_functions, unbacked_reads, descriptor_functions, eval_exec, exception_functions, function_modes,
+    functools_wrappers, generator_reconstruction, gradients, higher_order_operators, hooks, iteration,
+    itertools_functions, lengths, locale_settings, logging_calls, numpy_conversions, optimizers, other_tracers,
+    print_calls, backend_flag_calls, random_functions, symbolic_range_calls, shape_functions, special_methods,
+    stack_frames, subscripts, iterator_reconstruction, tensor_methods, tensor_state, torch_function_calls,
+    triton_kernels, warnings_calls, weak_references,
 )  # fmt: skip
 arity.note((*BUILTINS, *(getattr(base, name) for base, name in METHODS if hasattr(base, name))))
 _decoded: dict[int, tuple[Any, Code]] = {}  # id of a code object -> (weak reference, decoded)
@@ -137,8 +142,8 @@ class Interpreter(VM):
             Contexts(transforms=function_transforms.open_transforms()),
         )
         trace.inputs.on_unknown = self._unknown_tensor
-        trace.call.ask = functools.partial(overrides.ask, self)
-        trace.known.on_read = functools.partial(tensor_numbers.number, self)
+        trace.call.ask = functools.partial(torch_function_overrides.ask, self)
+        trace.known.on_read = functools.partial(tensor_item.number, self)
 
     # ---- where
 
@@ -268,7 +273,7 @@ class Interpreter(VM):
     def _note_passage(self, frame: Frame, error: BaseException) -> None:
         """`error` is raised in `frame`, comes from what it called, or is raised there again."""
         state = self.exceptions
-        places = tracebacks.places(self, frame)
+        places = interpreted_tracebacks.places(self, frame)
         if error is not state.raising:
             raising.without(error, state.host)
             raising.chain(error, self.handled_exception())
@@ -285,9 +290,9 @@ class Interpreter(VM):
     def _note_caught(self, error: BaseException) -> None:
         """A frame handles `error`."""
         state = self.exceptions
-        error.__traceback__ = tracebacks.made_of(state.passed, state.before)
+        error.__traceback__ = interpreted_tracebacks.made_of(state.passed, state.before)
         if state.passed and id(error) in self.outside.origins:
-            defer(self, tracebacks.Passage(tuple(state.passed)), error)
+            defer(self, interpreted_tracebacks.Passage(tuple(state.passed)), error)
         state.raising = None
 
     def locate(self, error: Unsupported) -> None:
@@ -374,19 +379,19 @@ class Interpreter(VM):
 
     call = calls.call
     call_function = python_functions.call_function
-    instantiate = construction.instantiate
-    native = callbacks.native
-    keyed = callbacks.keyed
-    called_back = callbacks.called_back
+    instantiate = class_construction.instantiate
+    native = native_callbacks.native
+    keyed = native_callbacks.keyed
+    called_back = native_callbacks.called_back
     native_callable = native_arguments.native_callable
     native_argument = native_arguments.native_argument
 
     # ---- operations
 
-    binary = operators.binary
-    truth = operators.truth
-    same = operators.same
-    contains = operators.contains
+    binary = python_operators.binary
+    truth = python_operators.truth
+    same = python_operators.same
+    contains = python_operators.contains
     subscript = subscripts.subscript
     item_value = subscripts.item_value
     store_item = subscripts.store_item
@@ -402,7 +407,7 @@ class Interpreter(VM):
             raise Unsupported(
                 Reason(UNSUPPORTED_OBJECT, f"a tensor of shape {list(real.shape)} that native code holds")
             )
-        return wrapping.wrap(self.outside, real, origin)
+        return wrap_values.wrap(self.outside, real, origin)
 
 
 def _runs(frame: Frame, head: int) -> bool:
@@ -420,7 +425,6 @@ def is_library(filename: str) -> bool:
     """Files of the standard library and of torch: not the user's."""
     if filename.startswith(_STDLIB) and "site-packages" not in filename:
         return True
-    return (
-        filename.startswith((_TORCH, "<frozen", "<string>", "<smelt"))
-        or "/smelt/capture/protocol/polyfills" in filename
+    return filename.startswith((_TORCH, "<frozen", "<string>", "<smelt")) or (
+        "/smelt/capture/semantics/" in filename and filename.endswith("polyfills.py")
     )

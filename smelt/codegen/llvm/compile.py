@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from weakref import WeakValueDictionary
 
-from smelt.codegen.llvm.builder import Module
-from smelt.codegen.llvm.emit import KernelText, emit_kernel
-from smelt.codegen.llvm.flat import is_flat, of_any_size
-from smelt.codegen.llvm.host import Host, host
-from smelt.codegen.llvm.module import assemble_functions
-from smelt.codegen.llvm.vectorize import count_lanes
+from smelt.codegen.llvm.flat_elementwise import is_flat, of_any_size
+from smelt.codegen.llvm.host_cpu import Host, host
+from smelt.codegen.llvm.ir_builder import Module
+from smelt.codegen.llvm.kernel_function import KernelText, emit_kernel
+from smelt.codegen.llvm.object_files import assemble_functions
+from smelt.codegen.llvm.vectorization import count_lanes
 from smelt.config import Config
 from smelt.errors import NeedsFixedSize
-from smelt.graph.sizes import Sym, free_syms, proves_le, subs
-from smelt.loops.ir import Kernel, stage_loops
-from smelt.loops.sizes import at_sizes
-from smelt.plan.code import CompiledKernel, Function
-from smelt.runtime.forks import KERNELS, hold_at_fork
+from smelt.loops.kernel_ir import Kernel, stage_loops
+from smelt.loops.kernel_sizes import at_sizes
+from smelt.plan.machine_code import CompiledKernel, Function
+from smelt.runtime.fork_locks import KERNELS, hold_at_fork
+from smelt.shapes.expr import Sym, free_syms, proves_le, subs
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,10 +10,10 @@ from weakref import WeakKeyDictionary
 
 import llvmlite.binding as llvm
 
-from smelt.codegen.llvm.host import host, machine, processor
+from smelt.codegen.llvm.host_cpu import host, machine, processor
 from smelt.errors import PlanError
-from smelt.plan.code import Function, Library, Processor
-from smelt.runtime.forks import LINKS, hold_at_fork
+from smelt.plan.machine_code import Function, Library, Processor
+from smelt.runtime.fork_locks import LINKS, hold_at_fork
 
 _LINKED: WeakKeyDictionary[Library, Any] = (
     WeakKeyDictionary()

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-from smelt.codegen.llvm.host import Host
-from smelt.codegen.llvm.loops import count_vectors
-from smelt.codegen.llvm.vectorize import Choice, choose, count_lanes
-from smelt.codegen.llvm.vmath import MATH_OPS
-from smelt.graph.sizes import Size, Sym, affine, free_syms
-from smelt.loops.ir import Kernel, MapStage, ReduceStage, Stage, Value, stage_loops, stage_values, walk
-from smelt.loops.sizes import at_sizes
-from smelt.plan.decisions import Decisions
+from smelt.codegen.llvm.host_cpu import Host
+from smelt.codegen.llvm.loop_nests import count_vectors
+from smelt.codegen.llvm.vector_math import MATH_OPS
+from smelt.codegen.llvm.vectorization import Choice, choose, count_lanes
+from smelt.loops.kernel_ir import Kernel, MapStage, ReduceStage, Stage, Value, stage_loops, stage_values, walk
+from smelt.loops.kernel_sizes import at_sizes
+from smelt.plan.size_decisions import Decisions
+from smelt.shapes.expr import Size, Sym, affine, free_syms
 
 LONG_VECTORS = 256  # in longer rows, what is done once a row makes no difference
 INLINE_VECTORS, INLINE_OPS = 8, 160  # rows that stay in registers from stage to stage: vectors, instructions

@@ -1,7 +1,7 @@
 """GPU code: kernels printed as Triton, and compiled to PTX."""
 
 from smelt.codegen.triton.compile import Request, compile_kernels
-from smelt.codegen.triton.load import load_kernel
-from smelt.codegen.triton.source import Source, triton_source
+from smelt.codegen.triton.kernel_source import Source, triton_source
+from smelt.codegen.triton.triton_launcher import load_kernel
 
 __all__ = ["Request", "Source", "compile_kernels", "load_kernel", "triton_source"]

@@ -9,19 +9,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from weakref import WeakValueDictionary
 
-from smelt.codegen.triton import on_disk
-from smelt.codegen.triton.image import Image, to_image
-from smelt.codegen.triton.library import library
-from smelt.codegen.triton.processors import Arch, dialect, processor
-from smelt.codegen.triton.sized import Variant, sized_source, variant
-from smelt.codegen.triton.source import Source, joined_source, triton_source
-from smelt.codegen.triton.values import Dialect
-from smelt.graph.sizes import Sym, evaluate
-from smelt.loops.ir import Kernel
-from smelt.loops.sizes import at_sizes
-from smelt.plan.code import Block, CompiledKernel, Function, Library
-from smelt.runtime.forks import GPU_KERNELS, hold_at_fork
-from smelt.runtime.kept import Store
+from smelt.codegen.triton import kernel_cache
+from smelt.codegen.triton.device_images import Image, to_image
+from smelt.codegen.triton.gpu_architectures import Arch, dialect, processor
+from smelt.codegen.triton.kernel_source import Source, joined_source, triton_source
+from smelt.codegen.triton.symbolic_kernels import Variant, sized_source, variant
+from smelt.codegen.triton.triton_import import library
+from smelt.codegen.triton.value_expressions import Dialect
+from smelt.loops.kernel_ir import Kernel
+from smelt.loops.kernel_sizes import at_sizes
+from smelt.plan.machine_code import Block, CompiledKernel, Function, Library
+from smelt.runtime.disk_cache import Store
+from smelt.runtime.fork_locks import GPU_KERNELS, hold_at_fork
+from smelt.shapes.expr import Sym, evaluate
 
 # What decides about the code of a source: all of it but how many points there are.
 _Key = tuple[
@@ -154,7 +154,7 @@ def keep(source: Source, code: CompiledKernel, arch: Arch, store: Store) -> None
     assert function.block is not None
     [image] = function.library.objects
     kept = Image(image, function.name, function.block.threads, function.block.shared)
-    on_disk.write(store, source, arch, kept)
+    kernel_cache.write(store, source, arch, kept)
 
 
 def _codes(
@@ -173,7 +173,7 @@ def _codes(
     for key, source, name in zip(keys, sources, names, strict=True):
         if key in found or key in missing:
             continue
-        if store and (image := on_disk.read(store, source, arch)):
+        if store and (image := kernel_cache.read(store, source, arch)):
             found[key] = _CACHE[key] = _code(source, image, arch)
         else:
             missing[key] = (source, name)
@@ -202,7 +202,7 @@ def _compile(
     except Exception as error:
         return error
     if store:
-        on_disk.write(store, source, arch, image)
+        kernel_cache.write(store, source, arch, image)
     code = _code(source, image, arch)
     told(code)
     return code

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 from smelt import _native
-from smelt.plan.code import Function
-from smelt.runtime.forks import LINKS, hold_at_fork
-from smelt.runtime.kept import Store, key_of
+from smelt.plan.machine_code import Function
+from smelt.runtime.disk_cache import Store, key_of
+from smelt.runtime.fork_locks import LINKS, hold_at_fork
 
 # By their image and name, for the life of the process: the driver keeps code that was loaded, since a graph that the user
 # captured may launch it at any time.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from smelt.codegen.triton import stages
-from smelt.codegen.triton.processors import ptx_version
-from smelt.codegen.triton.source import Source
+from smelt.codegen.triton import triton_passes
+from smelt.codegen.triton.gpu_architectures import ptx_version
+from smelt.codegen.triton.kernel_source import Source
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ def to_ptx(source: Source, arch: int, name: str = "kernel") -> Ptx:
     given = dict(
         ptx_version=ptx_version(arch), enable_reflect_ftz=False
     )  # libdevice keeps denormals, as eager's kernels do
-    text, found = stages.run(source, arch, "ptx", options=given)
+    text, found = triton_passes.run(source, arch, "ptx", options=given)
     if found["global_scratch_size"]:
         raise NotImplementedError(
             f"a kernel that needs {found['global_scratch_size']} bytes of global memory"

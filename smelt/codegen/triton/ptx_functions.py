@@ -2,8 +2,9 @@
 
 Triton's own functions come from libdevice, and linking that takes longer than all the rest of a small kernel. A block of
 assembly is one instruction to every stage of Triton, so a long polynomial costs it nothing; the driver's compiler sees
-through it. Polynomials are those of the CPU (`codegen.llvm.vmath`), written by the same code through an `Assembler`; `exp`
-and what is made of it take the processor's approximation of 2**x (relative error at most 2**-22) of a reduced argument.
+through it. Polynomials are those of the CPU (`codegen.llvm.vector_math`), written by the same code through an
+`Assembler`; `exp` and what is made of it take the processor's approximation of 2**x (relative error at most 2**-22) of
+a reduced argument.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from smelt.codegen.llvm import vmath
-from smelt.codegen.llvm.builder import Builder, Module, Ref
-from smelt.codegen.llvm.host import Host
+from smelt.codegen.llvm import vector_math
+from smelt.codegen.llvm.host_cpu import Host
+from smelt.codegen.llvm.ir_builder import Builder, Module, Ref
 from smelt.loops import philox as generator
 
 _KINDS = {"float": "f32", "double": "f64", "i32": "s32", "i64": "s64", "i1": "pred"}
@@ -140,7 +141,7 @@ def _rounding(name: str) -> Callable[..., Ref]:
 
 LOG2_E = 1.4426950216293335  # of float32; the rest of log2(e) is:
 LOG2_E_REST = math.log2(math.e) - LOG2_E
-ERFC_POWER = tuple(-math.log2(math.e) * c for c in vmath.ERF_LARGE)  # log2 of erfc
+ERFC_POWER = tuple(-math.log2(math.e) * c for c in vector_math.ERF_LARGE)  # log2 of erfc
 SHIFTED = 1.5 * 2.0**23  # a float32 from here on counts in its lowest bits
 
 
@@ -162,8 +163,8 @@ def sigmoid(b: Assembler, x: Ref) -> Ref:
 
 def tanh(b: Assembler, x: Ref) -> Ref:
     """As `vmath.tanh`; the quotient need not be exact, as at most 1/4 of the result is lost to it."""
-    a, square = vmath.absolute(b, x), b.op("fmul", x, x)
-    small = b.fma(b.op("fmul", x, square), b.polynomial(square, vmath.TANH), x)
+    a, square = vector_math.absolute(b, x), b.op("fmul", x, x)
+    small = b.fma(b.op("fmul", x, square), b.polynomial(square, vector_math.TANH), x)
     inverse = b.emit("rcp.approx.f32", "float", b.op("fadd", exp(b, b.op("fadd", a, a)), b.like(x, 1.0)))
     large = b.intrinsic("copysign", b.fma(inverse, b.like(x, -2.0), b.like(x, 1.0)), x)
     return b.select(b.compare("fcmp olt", a, b.like(a, 0.625)), small, large)
@@ -172,15 +173,15 @@ def tanh(b: Assembler, x: Ref) -> Ref:
 def erf(b: Assembler, x: Ref) -> Ref:
     """As `vmath.erf`; erfc, a fifth of erf at most, is a power of two. (GELU of bfloat16 has as much to compute as to
     move.)"""
-    a = vmath.absolute(b, x)
-    small = b.fma(x, b.polynomial(b.op("fmul", x, x), vmath.ERF_SMALL), x)
+    a = vector_math.absolute(b, x)
+    small = b.fma(x, b.polynomial(b.op("fmul", x, x), vector_math.ERF_SMALL), x)
     power = b.polynomial(b.emit("min.f32", "float", a, b.like(a, 4.0)), ERFC_POWER)
     large = b.op("fsub", b.like(x, 1.0), b.emit("ex2.approx.ftz.f32", "float", power))
     is_large = b.compare("fcmp oge", a, b.like(a, 0.9))  # NaN is not: `min` loses it
     return b.select(is_large, b.intrinsic("copysign", large, x), small)
 
 
-# ---- cheap ones (`rounded.py`): of float32, relative errors within 2**-15, results below 2**-126 are 0
+# ---- cheap ones (`approximate_math.py`): of float32, relative errors within 2**-15, results below 2**-126 are 0
 
 
 def fast_exp(b: Assembler, x: Ref) -> Ref:
@@ -216,14 +217,14 @@ ERFC_HALF_END = 5.7 / math.sqrt(2)  # erfc is less than half of 1's last place b
 def one_plus_erf(b: Assembler, x: Ref) -> Ref:
     """1 + (1 - erfc) of |x| with the sign of x; below 0 as inexact as a sum of float32 is, by 2**-24. At -inf 0, as
     eager's."""
-    a = b.emit("min.f32", "float", vmath.absolute(b, x), b.like(x, ERFC_HALF_END))
+    a = b.emit("min.f32", "float", vector_math.absolute(b, x), b.like(x, ERFC_HALF_END))
     erfc = b.emit("ex2.approx.ftz.f32", "float", b.polynomial(a, ERFC_HALF))
     erf = b.intrinsic("copysign", b.op("fsub", b.like(x, 1.0), erfc), x)
     return b.op("fadd", erf, b.like(x, 1.0))
 
 
 def _tan(b: Assembler, x: Ref) -> Ref:
-    return b.op("fdiv", vmath.sine(b, x, 0), vmath.sine(b, x, 1))
+    return b.op("fdiv", vector_math.sine(b, x, 0), vector_math.sine(b, x, 1))
 
 
 def _rsqrt_double(b: Assembler, x: Ref) -> Ref:
@@ -267,13 +268,13 @@ _BOTH: dict[str, Callable[..., Ref]] = dict(
 FUNCTIONS: dict[str, dict[str, Callable[..., Any]]] = dict(
     float=dict(
         _BOTH, rsqrt=_one("rsqrt.approx"), exp2=_one("ex2.approx"), exp=exp, sigmoid=sigmoid, tanh=tanh, erf=erf,
-        tan=_tan, sin=lambda b, x: vmath.sine(b, x, 0), cos=lambda b, x: vmath.sine(b, x, 1),
-        expm1=vmath.expm1, log=vmath.log, log2=vmath.log2, log10=vmath.log10, log1p=vmath.log1p,
-        pow=lambda b, x, y: vmath.power(b, [x, y]), fast_log=_fast_log, fast_sin=_one("sin.approx"),
-        fast_cos=_one("cos.approx"), fast_exp=fast_exp, fast_sigmoid=fast_sigmoid, one_plus_tanh=one_plus_tanh,
-        one_plus_erf=one_plus_erf,
+        tan=_tan, sin=lambda b, x: vector_math.sine(b, x, 0), cos=lambda b, x: vector_math.sine(b, x, 1),
+        expm1=vector_math.expm1, log=vector_math.log, log2=vector_math.log2, log10=vector_math.log10,
+        log1p=vector_math.log1p, pow=lambda b, x, y: vector_math.power(b, [x, y]), fast_log=_fast_log,
+        fast_sin=_one("sin.approx"), fast_cos=_one("cos.approx"), fast_exp=fast_exp, fast_sigmoid=fast_sigmoid,
+        one_plus_tanh=one_plus_tanh, one_plus_erf=one_plus_erf,
     ),
-    double=dict(_BOTH, rsqrt=_rsqrt_double, exp=vmath.exp_double, sigmoid=vmath.sigmoid_double),
+    double=dict(_BOTH, rsqrt=_rsqrt_double, exp=vector_math.exp_double, sigmoid=vector_math.sigmoid_double),
     i64=dict(philox=philox),
 )  # fmt: skip
 

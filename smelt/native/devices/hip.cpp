@@ -78,7 +78,7 @@ Driver open_hip(const std::string& file) {
     d.load_module = [](Module* module, const void* image, unsigned, int*, void**) {
         return hip.load_module(module, image);
     };
-    // A launch may have all the shared memory there is (codegen/triton/image.py sees to it that it is enough). HIP's own
+    // A launch may have all the shared memory there is (codegen/triton/device_images.py sees to it that it is enough). HIP's own
     // hipFuncSetAttribute is for functions of the program, not of modules.
     d.set_attribute = [](Function, int, int) { return 0; };
     return d;

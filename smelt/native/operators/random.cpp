@@ -3,7 +3,7 @@
 // ATen draws one element at a time from its Mersenne Twister (mt19937). Each takes two 32-bit words of the stream: r1 and
 // r2 give the 53-bit number (r1 << 32 | r2) mod 2^53, and the element is 1 where that is below p * 2^53. Here words are made
 // a state at a time and compared in loops that the compiler vectorizes. On processors where ATen draws in another way (MKL's
-// generator on Intel's) `smelt/codegen/extern.py` notices and calls ATen.
+// generator on Intel's) `smelt/codegen/out_variants.py` notices and calls ATen.
 //
 // Source of the generator: M. Matsumoto, T. Nishimura, "Mersenne Twister", ACM TOMACS 8 (1998).
 #include <ATen/Dispatch.h>

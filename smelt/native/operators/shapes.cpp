@@ -3,7 +3,7 @@
 // What a structured operator returns (sizes, strides, dtype) is computed by one C++ function for all devices,
 // `at::meta::add` for meta tensors. torch registers slower Python functions over most of these; the first one
 // that runs imports torch's own compiler and sympy, for a second. Here the C++ functions are registered again,
-// with the operators' schemas, beside them. `smelt/tracing/shapes.py` asks these first.
+// with the operators' schemas, beside them. `smelt/tracing/fake/meta_results.py` asks these first.
 //
 // `shape_function(name, overload)` gives one of them as a Python callable for meta tensors, or None.
 #include <ATen/MetaFunctions.h>

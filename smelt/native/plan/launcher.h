@@ -27,7 +27,7 @@ const Launcher& cpu_launcher();
 
 // In blocks of `grain` items on a GPU; `function` is the driver's. The kernel's parameters are the registers, then the
 // launch's sizes and the number of items (64 bits each). Launches together are one launch of the function that they share, whose parameter is a table
-// (codegen/triton/source.py says how it is laid out).
+// (codegen/triton/kernel_source.py says how it is laid out).
 const Launcher& gpu_launcher();
 
 }  // namespace smelt::plan

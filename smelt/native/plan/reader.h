@@ -1,4 +1,4 @@
-// A plan as Python gives it (smelt/plan/executable.py) -> a program.
+// A plan as Python gives it (smelt/plan/executable_plan.py) -> a program.
 #pragma once
 #include "plan/program.h"
 #include "plan/sized.h"

@@ -209,7 +209,7 @@ PyMethodDef template_methods[] = {{"at", template_at, METH_O,
                                   {nullptr, nullptr, 0, nullptr}};
 
 PyType_Slot template_slots[] = {
-    {Py_tp_doc, const_cast<char*>("PlanTemplate(spec, sizes): makes Plans for sizes (smelt/plan/sized.py).")},
+    {Py_tp_doc, const_cast<char*>("PlanTemplate(spec, sizes): makes Plans for sizes (smelt/plan/symbolic_plan.py).")},
     {Py_tp_new, reinterpret_cast<void*>(template_new)},
     {Py_tp_dealloc, reinterpret_cast<void*>(template_dealloc)},
     {Py_tp_methods, template_methods},

@@ -11,8 +11,8 @@ them that runs in a process imports torch's own compiler and sympy, for a second
 The answers of 2 and 3 are those of a CPU. On a GPU the operator itself is run in their place, on zeros of the sizes that
 are asked about: which library computes, and so how results lie, differs from device to device and from version to version.
 Where a row has `layout_on`, that is asked before: cuDNN makes some convolutions when first called, for up to a second.
-Of symbolic sizes it is run once, for those of the call: how results lie beside those of a CPU (`seen.py`) holds for other
-sizes, for which a GPU may have no memory.
+Of symbolic sizes it is run once, for those of the call: how results lie beside those of a CPU (`observed_layouts.py`)
+holds for other sizes, for which a GPU may have no memory.
 
 Shape functions do not know for which dtypes a device has kernels, and on a CPU whether a
 number fits a dtype: after 1, and where there are numbers after 2, the operator is tried on tensors of one element; before 4
@@ -27,10 +27,10 @@ from typing import Any
 
 import torch
 
-from smelt.graph.effects import effects
-from smelt.ops.layouts.meta import CPU, elements, of_cpp
-from smelt.ops.layouts.seen import Seen, compared
-from smelt.ops.layouts.trial import (
+from smelt.graph.operator_effects import effects
+from smelt.ops.layouts.meta_layouts import CPU, elements, of_cpp
+from smelt.ops.layouts.observed_layouts import Seen, compared
+from smelt.ops.layouts.operator_trials import (
     accepts,
     check_devices,
     check_numbers,

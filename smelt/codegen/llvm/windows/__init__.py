@@ -16,5 +16,5 @@ What always holds:
   compute the same values again. Rows shorter than a vector are masked.
 * Sums run in the operands' dtype, column by column of the window.
 
-`window.py` describes a window and says which ones are refused, `code.py` writes and compiles them.
+`window_spec.py` describes a window and says which ones are refused, `window_codegen.py` writes and compiles them.
 """

@@ -6,7 +6,7 @@
 
 namespace smelt::guards {
 
-// The operations of smelt/graph/numbers.py that give ints or compare them; what rounds an int gives that int.
+// The operations of smelt/shapes/number_expr.py that give ints or compare them; what rounds an int gives that int.
 const IntProgram::Row IntProgram::kRows[] = {
     {"add", 2, Op::Add},    {"sub", 2, Op::Sub},     {"mul", 2, Op::Mul},     {"floordiv", 2, Op::FloorDiv},
     {"mod", 2, Op::Mod},    {"min", 2, Op::Min},     {"max", 2, Op::Max},     {"neg", 1, Op::Neg},

@@ -1,0 +1,35 @@
+"""Outputs that cannot be differentiated, because the function has done so itself and freed their graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from smelt.graph.graph_callable import Compiled
+from smelt.torch_private import DelayedError
+from smelt.tracing.backward.freed_graphs import Spent
+
+_SECOND_TIME = (
+    b"Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
+    b"freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify "
+    b"retain_graph=True if you need to backward through the graph a second time or if you need to access saved tensors "
+    b"after calling backward."
+)
+
+
+def spend_outputs(values: Compiled, spent: Sequence[Spent]) -> Compiled:
+    """`values`, with a history of those in `spent` that says so when it is differentiated. Its edges lead to all that the
+    value was computed from, so that whoever asks for a gradient by that is told."""
+    if not spent:
+        return values
+    histories = [(s, DelayedError(_SECOND_TIME, 1 + len(s.inputs) + len(s.values))) for s in spent]
+
+    def call(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        made = list(values(inputs))
+        for s, history in histories:
+            made[s.value], *_ = history(
+                made[s.value], *(inputs[i] for i in s.inputs), *(made[i] for i in s.values)
+            )
+        return tuple(made)
+
+    return call

@@ -1,0 +1,233 @@
+"""Other ways to compute what the backward needs, which the cut may choose.
+
+* A *formula* gives a value of the forward from other values: the result of a normalization from its input and the saved
+  statistics. The normalization itself need not run again, and its result need not be kept.
+* A *replacement* is another way to write an operator of the backward that reads less: a mask of one byte an element
+  instead of the input of an activation, or nothing where only the shape of an argument matters.
+
+Nodes made here refer to nodes of the joint graph and are no part of it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from smelt.graph.ir import Node, TensorSpec, argument_nodes, free_name
+from smelt.ops.linearity import is_linear
+from smelt.ops.registry import row
+from smelt.ops.result_specs import result_spec
+
+aten = torch.ops.aten
+
+Late = Container[Node]
+
+
+@dataclass(frozen=True)
+class Formula:
+    """`nodes` in order; the last has the name and the value of the node that it stands for."""
+
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Provision:
+    """What the forward computes beside an operator for the backward alone: `state`, in order; of that, `kept` is what the
+    backward is given, and `why` it must not run again. `formulas`: how values follow from it, each by those before."""
+
+    state: tuple[Node, ...]
+    kept: tuple[Node, ...]
+    formulas: dict[Node, Formula]
+    why: str
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """`node` takes the place of an operator of the backward and does not read the values `spared`.
+
+    `masks`: in order; the last one is what `node` reads instead, and the place is taken if that one is kept. Without masks,
+    the place is taken if what is spared is not there anyway, or `always`. `extras` are made just before `node`.
+    """
+
+    node: Node
+    spared: tuple[Node, ...]
+    masks: tuple[Node, ...] = ()
+    extras: tuple[Node, ...] = ()
+    always: bool = False
+
+
+class NodeMaker:
+    """Makes nodes one after the other; `names` are those that are taken."""
+
+    def __init__(self, names: set[str]) -> None:
+        self.names = names
+        self.nodes: list[Node] = []
+        self.like: Node | None = None
+
+    def begin(self, like: Node) -> NodeMaker:
+        """From now on, nodes belong to the line of `like`."""
+        self.nodes, self.like = [], like
+        return self
+
+    def __call__(self, op: Any, *args: Any, **kwargs: Any) -> Node:
+        assert self.like is not None
+        stem = op._schema.name.split("::")[1].strip("_")
+        spec = result_spec(op, args, kwargs)
+        name = self.name(f"{stem}_again")
+        node = Node("call_function", op, args, kwargs, name, spec, self.like.line, self.like.source)
+        self.nodes.append(node)
+        return node
+
+    def name(self, stem: str) -> str:
+        """A name that is not taken yet."""
+        return free_name(stem, self.names)
+
+
+# ---- formulas
+
+_Items = dict[int, Node]  # which result of the operator -> the node that takes it
+
+
+def formula(value: Node, items: _Items, make: NodeMaker) -> Formula | None:
+    """How `value`, the first of the results `items` of an operator, follows from the others. None if no way is known, or
+    if it would not have the same layout and precision."""
+    call: Node = value.args[0]
+    rule = row(call.target).from_statistics
+    if rule is None or value.args[1] != 0:
+        return None
+    given = _arguments(call)
+    if not _precise(given["input"].spec, items):
+        return None
+    make.begin(value)
+    result = rule(make, given, items)
+    if result is None:
+        return None
+    if result.spec.dtype is not value.spec.dtype:
+        result = make(aten._to_copy.default, result, dtype=value.spec.dtype)
+    if _layout(result.spec) != _layout(value.spec):  # pointwise operators keep a permuted layout
+        result = make(aten.clone.default, result, memory_format=torch.contiguous_format)
+    if _layout(result.spec) != _layout(value.spec):
+        return None
+    make.names.discard(result.name)
+    result.name = value.name
+    return Formula(tuple(make.nodes))
+
+
+def _arguments(call: Node) -> dict[str, Any]:
+    names = (a.name for a in call.target._schema.arguments)
+    return {**dict(zip(names, call.args)), **call.kwargs}
+
+
+def _precise(spec: TensorSpec, items: _Items) -> bool:
+    """Whether statistics were kept as precisely as they were computed: not rounded to a half-precision type."""
+    wide = (torch.float32, torch.float64)
+    statistics = [n.spec.dtype for i, n in items.items() if i in (1, 2)]
+    return spec.dtype.is_floating_point and all(d in wide for d in statistics)
+
+
+# ---- replacements
+
+
+def replacement(node: Node, make: NodeMaker, late: Late) -> Replacement | None:
+    """The other way to write an operator of the backward, or None. `late`: what depends on tangents."""
+    make.begin(node)
+    if node.target is aten.native_batch_norm_backward.default and node.args[7]:
+        return _without_running_statistics(node)
+    known = row(node.target)
+    if known.filled is not None:
+        return _filled(node, known.filled(*node.args), make, late)
+    if known.reads_shape_only:
+        return _without_values(node, 1, make)
+    return None if known.zero_where is None else _masked(node, known.zero_where, make)
+
+
+def _without_running_statistics(node: Node) -> Replacement:
+    """In training they are not read; and the next forward may write them before this one's backward runs."""
+    spared = tuple(a for a in node.args[3:5] if isinstance(a, Node))
+    return Replacement(_twin(node, (*node.args[:3], None, None, *node.args[5:])), spared, always=True)
+
+
+def _filled(node: Node, number: Any, make: NodeMaker, late: Late) -> Replacement | None:
+    """What is one number everywhere (`zeros_like`) reads no other tensor; but zeros in place of what depends on a tangent
+    are made of that tangent, as they are no gradient where it is undefined."""
+    spared = tuple(a for a in node.args if isinstance(a, Node) and isinstance(a.spec, TensorSpec))
+    if not spared or node.target._schema.is_mutable or not isinstance(number, (bool, int, float)):
+        return None
+    size, options = list(node.spec.shape), {"dtype": node.spec.dtype, "device": node.spec.device}
+    if row(node.target).linear and any(a in late for a in spared):
+        tangent = _only_tangent(spared, late)
+        if tangent is None or tangent in spared:
+            return None
+        new = make(aten.new_zeros.default, tangent, size, **options)
+    else:
+        new = make(aten.full.default, size, number, **options)
+    if _layout(new.spec) != _layout(node.spec):
+        return None
+    make.names.discard(new.name)
+    new.name = node.name
+    return Replacement(new, spared, always=True)
+
+
+def _only_tangent(values: Iterable[Node], late: Late) -> Node | None:
+    """The one tangent with which all of `values` are undefined; None if there are more, or one they are not linear in."""
+    found: set[Node] = set()
+    seen: set[Node] = set()
+    stack = [v for v in values if v in late]
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.op == "placeholder":
+            found.add(node)
+        elif not is_linear(node, late):
+            return None
+        else:
+            stack += [a for a in argument_nodes(node) if a in late]
+    return found.pop() if len(found) == 1 else None
+
+
+def _without_values(node: Node, index: int, make: NodeMaker) -> Replacement | None:
+    argument = node.args[index]
+    if node.args.count(argument) != 1 or not isinstance(argument, Node):
+        return None
+    spec = argument.spec
+    options = {"dtype": spec.dtype, "device": spec.device}
+    empty = make(aten.empty_strided.default, list(spec.shape), list(spec.stride), **options)
+    args = (*node.args[:index], empty, *node.args[index + 1 :])
+    return Replacement(_twin(node, args), (argument,), extras=(empty,))
+
+
+def _masked(node: Node, rule: Callable[..., Node], make: NodeMaker) -> Replacement | None:
+    gradient, value, *rest = node.args
+    if not isinstance(value, Node) or value is gradient:
+        return None
+    mask = rule(make, value, *rest)
+    masks = tuple(make.nodes)
+    new = make(aten.where.ScalarSelf, mask, 0, gradient)
+    make.names.discard(new.name)
+    if _layout(new.spec) != _layout(node.spec):
+        return None
+    new.name = node.name
+    return Replacement(new, (value,), masks)
+
+
+def _layout(spec: TensorSpec) -> Any:
+    return spec.shape, spec.stride, spec.dtype
+
+
+def _twin(node: Node, args: tuple[Any, ...]) -> Node:
+    return Node(node.op, node.target, args, node.kwargs, node.name, node.spec, node.line, node.source)
+
+
+def items_of(nodes: Iterable[Node]) -> dict[Node, _Items]:
+    """Operators of several results -> which node takes which."""
+    found: dict[Node, _Items] = {}
+    for node in nodes:
+        if node.target is operator.getitem:
+            found.setdefault(node.args[0], {})[node.args[1]] = node
+    return found

@@ -1,0 +1,125 @@
+"""Random numbers that the backward draws again, from the state that the generator had in the forward.
+
+On a CPU, drawing costs more than reading what was drawn (dropout's mask is kept in one byte an element), but the state takes
+5 kB however many numbers follow. So this is a way for memory budgets below 1. The forward keeps the state just before it
+draws; the backward runs the same operator with a generator of its own, which leaves torch's alone.
+
+On a GPU whose kernels draw (`ops/philox_order.py`) the state is two numbers, and a dropout's mask follows from them in
+the kernel that reads it: it is drawn again whatever the budget, and the dropout's result follows from what was dropped
+and the mask.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from smelt.autograd.recompute_formulas import Formula, NodeMaker, Provision
+from smelt.config import Config
+from smelt.graph.ir import Node
+from smelt.graph.tensor_specs import make_spec
+from smelt.ops.philox_order import blocks_that_draw
+from smelt.ops.random_numbers import scale_of_dropout
+from smelt.ops.registry import row
+from smelt.torch_private import OpOverload
+
+aten = torch.ops.aten
+
+_LIBRARY = torch.library.Library("smelt", "FRAGMENT")
+_LIBRARY.define("generator_state(Tensor like) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+_LIBRARY.impl("generator_state", lambda like: torch.get_rng_state(), "CPU")
+WHY = "random: its numbers are drawn again"
+STATE: OpOverload = torch.ops.smelt.generator_state.default
+
+
+def redraw(node: Node, items: dict[int, Node], make: NodeMaker, config: Config) -> Provision | None:
+    """How what `node` draws, with torch's generator, is drawn again. None for operators that this is not known of, and where
+    it is cheaper to keep. `items`: the nodes that take its results, of an operator that has several."""
+    if node.target is aten.native_dropout.default:
+        return _redraw_dropout(node, items, make, config)
+    return _redraw_on_cpu(node, make) if config.activation_memory_budget < 1 else None
+
+
+def _redraw_dropout(node: Node, items: dict[int, Node], make: NodeMaker, config: Config) -> Provision | None:
+    x, p, train = node.args
+    result, mask = items.get(0), items.get(1)
+    if mask is None or train is not True or not 0 < p < 1 or not x.spec.dtype.is_floating_point:
+        return None
+    by_value = x.spec.device.type == "cuda" and not config.cuda_graphs  # which no replay would change
+    blocks = blocks_that_draw(x.spec.device) if by_value else 0
+    if not blocks or any(type(n) is not int or not n for n in x.spec.shape):
+        return None
+    make.begin(node)
+    number = make_spec((), (), torch.int64, torch.device("cpu"))
+    place = _node(
+        node, torch.ops.smelt.philox_place.default, (0, x.spec.device), make.name("place"), (number,) * 2
+    )
+    seed, offset = (
+        _node(node, operator.getitem, (place, k), make.name(name), number)
+        for k, name in enumerate(("seed", "offset"))
+    )
+    layout = list(x.spec.shape), list(x.spec.stride), x.spec.offset, x.spec.dtype, x.spec.device
+    drawn = _node(
+        node, torch.ops.smelt.dropout_mask.default, (seed, offset, *layout, blocks, p), mask.name, mask.spec
+    )
+    formulas = {mask: Formula((drawn,))}
+    if result is not None:
+        make(aten.native_dropout_backward.default, x, mask, scale_of_dropout(p, x.spec.dtype))
+        (dropped,) = make.nodes
+        if (dropped.spec.stride, dropped.spec.dtype) == (result.spec.stride, result.spec.dtype):
+            make.names.discard(dropped.name)
+            dropped.name = result.name
+            formulas[result] = Formula((dropped,))
+    return Provision((place, seed, offset), (seed, offset), formulas, WHY)
+
+
+def _node(like: Node, target: Any, args: tuple[Any, ...], name: str, spec: Any) -> Node:
+    return Node("call_function", target, args, {}, name, spec, like.line, like.source)
+
+
+def _redraw_on_cpu(node: Node, make: NodeMaker) -> Provision | None:
+    op = node.target
+    redrawn = row(op).redrawn
+    if redrawn is None or node.spec.device.type != "cpu":
+        return None
+    make.begin(node)
+    source, *rest = node.args
+    size = torch.get_rng_state().numel()
+    state = Node(
+        *("call_function", STATE, (source,), {}, make.name("generator_state")),
+        *(make_spec((size,), (1,), torch.uint8, node.spec.device), node.line, node.source),
+    )
+    like = source
+    if redrawn == "like":
+        spec = source.spec
+        options = {"dtype": spec.dtype, "device": spec.device}
+        like = make(aten.empty_strided.default, list(spec.shape), list(spec.stride), **options)
+    args = (state, like, *rest)
+    drawn = Node("call_function", _redrawing(op), args, {}, node.name, node.spec, node.line, node.source)
+    return Provision((state,), (state,), {node: Formula((*make.nodes, drawn))}, WHY)
+
+
+@cache
+def _redrawing(op: OpOverload) -> OpOverload:
+    """The operator that does what `op` does with a generator in the state that is its first argument."""
+    schema = str(op._schema)
+    arguments = schema[schema.index("(") + 1 : schema.rindex(") ->")]
+    arguments = arguments.removesuffix(", *, Generator? generator=None")
+    name = f"{str(op).replace('.', '_')}_again"
+    _LIBRARY.define(f"{name}(Tensor state, {arguments}) -> Tensor")
+    _LIBRARY.impl(name, _with_state(op), "CPU")
+    made: OpOverload = getattr(torch.ops.smelt, name).default
+    return made
+
+
+def _with_state(op: OpOverload) -> Callable[..., Any]:
+    def run(state: torch.Tensor, *args: Any) -> Any:
+        generator = torch.Generator()
+        generator.set_state(state)
+        return op(*args, generator=generator)
+
+    return run

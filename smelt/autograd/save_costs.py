@@ -1,0 +1,147 @@
+"""What keeping a value of the forward for the backward costs, in bytes of memory that would otherwise be freed.
+
+Memory is counted by storages: a view is kept by keeping the tensor that owns the memory (its *base*). The rules follow what
+the user may do between forward and backward, namely write what he holds:
+
+* A primal that eager's backward reads costs nothing: the user holds it, and writing it raises, as in eager.
+* A primal that eager's backward does not read may be written without harm in eager, so only a copy of it can be kept.
+* A primal that the forward overwrites has its old value kept as a copy. The new value is the primal itself.
+* A result that shares memory with an output is kept only if eager keeps it. The output itself then costs nothing; where
+  outputs show a part of the result only, a copy is kept, because nobody would notice a write to it.
+* With several tangents, eager keeps a value for the gradients of some results, which may be dead when it is written
+  (`eager`: of which). `partition.py` sees to it that no others read what is kept in the user's hands.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from smelt.autograd.gradient_liveness import served
+from smelt.autograd.packed_saves import packed_dtype
+from smelt.autograd.recompute_classes import is_lazy, viewed
+from smelt.graph.ir import Node, NumberSpec, TensorSpec
+from smelt.shapes.expr import Size, Sym, evaluate, numel
+from smelt.tracing.backward.joint import Joint
+
+aten = torch.ops.aten
+
+Kind = Literal["primal", "output", "temporary"]
+Hints = Mapping[Sym, int]
+NO_HINTS: Hints = {}
+
+
+@dataclass(frozen=True)
+class Keep:
+    """A way to keep a value. `index`: of the primal or forward output. `copies`: a copy is kept, made when the forward
+    starts (a primal) or when the value exists; `dtype`: of the copy, if it is another. `through`: the output that is kept is
+    this view of the value."""
+
+    kind: Kind
+    index: int
+    nbytes: int
+    copies: bool = False
+    dtype: torch.dtype | None = None
+    through: Node | None = None
+
+
+def nbytes(spec: Any) -> Size:
+    """Bytes of memory that a fresh tensor of this layout takes."""
+    if not isinstance(spec, TensorSpec):
+        return 0
+    if 0 in spec.shape:
+        return 0
+    extent = 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.stride))
+    return extent * spec.dtype.itemsize
+
+
+class Memory:
+    """Bases, and how each base can be kept, of one joint graph. `hints`: what sizes are taken for that have symbols."""
+
+    def __init__(self, joint: Joint, hints: Hints = NO_HINTS) -> None:
+        self.hints = hints
+        self.bases: dict[Node, Node] = {}
+        graph = joint.graph
+        outputs: tuple[Node | None, ...] = graph.output.args[0][: joint.n_outputs]
+        for node in graph:
+            source = viewed(node)
+            self.bases[node] = node if source is None else self.bases[source]
+        self.primals = {p: i for i, p in enumerate(graph.placeholders[: joint.n_primals])}
+        self.outputs: dict[Node, int] = {}
+        for i, output in enumerate(outputs):
+            if output is not None:
+                self.outputs.setdefault(output, i)
+        self.escaping = {self.bases[n] for n in self.outputs}
+        writes = [n for n in graph if n.target is aten.copy_.default and n.args[0] in self.primals]
+        self.written: dict[Node, Node] = {n.args[0]: n for n in writes}  # primal -> the node that writes it
+        self.in_primal: dict[Node, int] = {}  # value -> a primal that holds it after the forward
+        for write in writes:
+            self.in_primal[write] = self.primals[write.args[0]]
+            value = write.args[1]
+            if _same_layout(value.spec, write.args[0].spec) and self.bases[value] is value:
+                self.in_primal.setdefault(value, self.primals[write.args[0]])
+        tangents = graph.placeholders[joint.n_primals :]
+        # base of what eager's backward reads -> for which tangents, as bits
+        self.eager: defaultdict[Node, int] = defaultdict(int)
+        for node, readers in served(graph.nodes[:-1], tangents, joint.backward).items():
+            if node not in joint.backward:
+                self.eager[self.bases[node]] |= readers
+
+    def keep(self, node: Node) -> Keep | None:
+        """The cheapest way to keep a node's value, or None: it is to be taken from its base, or is no tensor."""
+        if node in self.primals:
+            return self._primal(node)
+        if not isinstance(node.spec, TensorSpec) or self.bases.get(node, node) is not node:
+            return None
+        size = self.nbytes(node.spec)
+        if node in self.in_primal and node in self.eager:
+            return Keep("primal", self.in_primal[node], 0)
+        if node in self.escaping:
+            if node not in self.eager:
+                return None
+            if node in self.outputs:
+                return Keep("output", self.outputs[node], 0)
+            views = (v for v in self.outputs if self.bases[v] is node and not is_lazy(v))
+            view = next((v for v in views if _covers(v.spec, node.spec)), None)
+            if view is not None:
+                return Keep("output", self.outputs[view], 0, through=view)
+            return Keep("temporary", -1, size, copies=True)
+        dtype = packed_dtype(node)
+        if dtype is not None:
+            return Keep("temporary", -1, size // node.spec.dtype.itemsize * dtype.itemsize, True, dtype)
+        return Keep("temporary", -1, size)
+
+    def _primal(self, node: Node) -> Keep | None:
+        index = self.primals[node]
+        if isinstance(node.spec, NumberSpec) or (node in self.eager and node not in self.written):
+            return Keep("primal", index, 0)
+        return Keep("temporary", -1, self.nbytes(node.spec), copies=True)
+
+    def nbytes(self, spec: Any) -> int:
+        """Bytes of memory that a fresh tensor of this layout takes."""
+        number: int = evaluate(nbytes(spec), self.hints)
+        return number
+
+    def eager_bytes(self) -> int:
+        """What eager keeps, less primals and what we keep by keeping an output."""
+        kept = ((b, self.keep(b)) for b in self.eager if b.op == "call_function")
+        return sum(self.nbytes(b.spec) for b, keep in kept if keep is not None and keep.nbytes)
+
+
+def _covers(view: TensorSpec, base: TensorSpec) -> bool:
+    """Whether a view has each element of a dense base once, so that the base can be seen from it."""
+    places = numel(base.shape) * base.dtype.itemsize
+    return (
+        view.dtype is base.dtype
+        and view.offset == base.offset
+        and nbytes(view) == nbytes(base) == places
+        and numel(view.shape) == numel(base.shape)
+    )
+
+
+def _same_layout(a: Any, b: Any) -> bool:
+    return (a.shape, a.stride, a.dtype) == (b.shape, b.stride, b.dtype)

@@ -1,0 +1,74 @@
+"""Backends by name: smelt's own, those registered by the user, and those installed for torch.compile.
+
+Third-party packages announce backends for torch.compile as entry points of the group `torch_dynamo_backends`; they are
+found by name and imported only when asked for.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from smelt.backends import eager, fx_bridge, smelt
+from smelt.config import Config
+from smelt.errors import BackendError, OptionError
+from smelt.graph.graph_callable import Compiled
+from smelt.tracing.record.traced import Traced
+
+Backend = Callable[[Traced, Config], Compiled]
+
+_GROUP = "torch_dynamo_backends"
+_OWN: dict[str, Backend] = {"smelt": smelt.compile_graph, "eager": eager.eager, "aot_eager": eager.aot_eager}
+_registered: dict[str, Backend] = {}
+
+
+def lookup(backend: str | Callable[..., Any]) -> Backend:
+    """The backend of that name; a callable is taken as one with torch.compile's signature.
+
+    Raises OptionError for an unknown name (naming the nearest), BackendError if its package cannot be imported.
+    """
+    if not isinstance(backend, str):
+        if callable(backend):
+            return fx_bridge.adapt(backend)
+        raise OptionError(f"backend must be a name or a callable, got {backend!r}")
+    known = _OWN.get(backend) or _registered.get(backend)
+    if known is not None:
+        return known
+    point = _installed().get(backend)
+    if point is None:
+        raise OptionError(f"unknown backend {backend!r}{_hint(backend)}")
+    try:
+        loaded = point.load()
+    except Exception as error:
+        raise BackendError(f"the backend {backend!r} ({point.value}) cannot be imported: {error}") from error
+    return _registered.setdefault(backend, fx_bridge.adapt(loaded))
+
+
+def register_backend(backend: Callable[..., Any], name: str | None = None) -> None:
+    """Makes `backend(gm, example_inputs) -> callable` available under `name` (default: its own).
+
+    Raises OptionError when another backend has that name.
+    """
+    name = name or getattr(backend, "__name__", "")
+    if not callable(backend) or not name:
+        raise OptionError(f"register_backend: {backend!r} is no function with a name")
+    if name in _OWN or name in _registered:
+        raise OptionError(f"register_backend: there is a backend called {name!r} already")
+    _registered[name] = fx_bridge.adapt(backend)
+
+
+def list_backends() -> list[str]:
+    """All names, sorted."""
+    return sorted({*_OWN, *_registered, *_installed()})
+
+
+def _installed() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=_GROUP)}
+
+
+def _hint(name: str) -> str:
+    names = list_backends()
+    near = difflib.get_close_matches(name, names, 1)
+    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(names)}"

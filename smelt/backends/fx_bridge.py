@@ -1,0 +1,71 @@
+"""The bridge to backends written for torch.compile: `backend(gm: torch.fx.GraphModule, example_inputs) -> callable`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from smelt.config import Config
+from smelt.errors import BackendError, NeedsFixedSize
+from smelt.graph.graph_callable import Compiled
+from smelt.graph.ir import Graph, Node, map_nodes
+from smelt.graph.substitute_sizes import symbols_of_arguments
+from smelt.tracing.record.traced import Traced
+
+ForeignBackend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Callable[..., Any]]
+
+
+def to_fx(graph: Graph, class_name: str = "GraphModule") -> torch.fx.GraphModule:
+    """The same graph as a torch.fx.GraphModule. Every tensor is a placeholder, parameters included; constants become
+    buffers. Each node's `meta` holds the user's line (`stack_trace`) and the result's spec (`spec`)."""
+    root = torch.nn.Module()
+    for name, value in graph.constants.items():
+        root.register_buffer(name, value)
+    out = torch.fx.Graph()
+    made: dict[Node, torch.fx.Node] = {}
+    for node in graph.nodes:
+        args = map_nodes(node.args, made.__getitem__)
+        kwargs = map_nodes(node.kwargs, made.__getitem__)
+        new = made[node] = out.create_node(node.op, node.target, args, kwargs, node.name)
+        if node.line is not None:
+            new.meta["stack_trace"] = (
+                f'  File "{node.line.filename}", line {node.line.line}, in {node.line.function}\n'
+            )
+        new.meta["spec"] = node.spec
+    return torch.fx.GraphModule(root, out, class_name)
+
+
+def adapt(backend: ForeignBackend) -> Callable[[Traced, Config], Compiled]:
+    """A backend of smelt's own signature that hands the torch-level graph to a foreign one. Sizes that are symbolic, and
+    numbers computed from them, are placeholders behind those of tensors: the graph is right for any sizes."""
+
+    def compile_with_foreign(traced: Traced, config: Config) -> Compiled:
+        symbols = symbols_of_arguments(traced.torch_graph)
+        if symbols:  # sizes are placeholders; others only smelt's own backends know
+            raise NeedsFixedSize("a foreign backend is given numbers", symbols)
+        compiled = backend(to_fx(traced.torch_graph), list(traced.example_inputs()))
+        if not callable(compiled):
+            raise BackendError(
+                f"the backend {_name(backend)} returned {type(compiled).__name__}, which cannot be called"
+            )
+        return lambda tensors: _as_tuple(compiled(*tensors), backend)
+
+    compile_with_foreign.__name__ = _name(backend)
+    compile_with_foreign.takes_sizes_if_asked = True  # type: ignore[attr-defined]
+    return compile_with_foreign
+
+
+def _name(backend: object) -> str:
+    return str(getattr(backend, "__name__", type(backend).__name__))
+
+
+def _as_tuple(result: object, backend: object) -> tuple[Any, ...]:
+    if isinstance(result, Sequence):
+        return tuple(result)
+    raise BackendError(
+        f"a function compiled by the backend {_name(backend)} returned {type(result).__name__}; "
+        "it must return the graph's outputs as a tuple or list"
+    )

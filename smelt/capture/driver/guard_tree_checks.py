@@ -1,0 +1,54 @@
+"""Guard trees are checked against the same guards evaluated in Python: at installation, in verify mode at each call."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from smelt._native import GuardTree
+from smelt.capture.driver.cache_entries import Entry
+from smelt.capture.driver.capture_errors import WorldChanged
+from smelt.errors import VerificationError
+from smelt.guards.guard import Guard
+from smelt.guards.guard_evaluation import first_failing
+from smelt.guards.guard_printer import format_guard
+
+
+def is_only_thread() -> bool:
+    """Whether no other thread can have changed the world between two looks at it."""
+    return threading.active_count() == 1
+
+
+def verify_accepts(tree: GuardTree, guards: Sequence[Guard], slots: Sequence[object]) -> None:
+    """A fresh guard tree must accept the call that it was made from. Raises VerificationError naming the guard: WorldChanged
+    where the evaluation in Python refuses the call too, or other threads may have changed the world and changed it back. It
+    is no call that the tree answers (`Entry.is_one_off`)."""
+    index = tree.explain(*slots)
+    if index is None:
+        return
+    which = format_guard(guards[index]) if index >= 0 else "an object is missing"
+    failing = first_failing(guards, slots)
+    second = "none" if failing is None else format_guard(failing)
+    changed = failing is not None or (not is_only_thread() and tree.check(*slots) is not None)
+    kind = WorldChanged if changed else VerificationError
+    raise kind(f"a fresh guard refuses its own call: {which} (evaluated in Python: {second})")
+
+
+def verify_refuses(number: int, entry: Entry, slots: Sequence[object]) -> None:
+    """An entry that did not answer a call must have a guard that refuses it. Raises VerificationError."""
+    if first_failing(entry.facts, slots) is None and is_only_thread():
+        raise VerificationError(f"entry {number} of {entry.name} refused a call that its guards accept")
+
+
+def verified(function: Callable[..., object], guards: Sequence[Guard]) -> Callable[..., object]:
+    """The compiled frame `function`, after the guards have accepted the call once more, evaluated in Python."""
+
+    def checked(*arguments: object) -> object:
+        failing = first_failing(guards, arguments[:-1])
+        if failing is not None and is_only_thread():
+            raise VerificationError(
+                f"the native tree accepts a call that a guard refuses: {format_guard(failing)}"
+            )
+        return function(*arguments)
+
+    return checked

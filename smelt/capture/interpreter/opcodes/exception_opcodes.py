@@ -1,0 +1,103 @@
+"""Exceptions and context managers."""
+
+from __future__ import annotations
+
+from smelt._native import isinstance
+from smelt.capture.base.bytecode import EXIT_DEPTH
+from smelt.capture.base.value_kinds import MISSING, to_be_called
+from smelt.capture.base.vm_frames import Frame, Handled
+from smelt.capture.graph_breaks.break_instructions import no_manager
+from smelt.capture.interpreter.opcodes.opcode_table import opcode
+from smelt.capture.semantics import attributes
+from smelt.capture.semantics.values import raise_exceptions
+from smelt.capture.vm.vm import VM
+
+
+@opcode("PUSH_EXC_INFO")
+def _push_exc_info(vm: VM, frame: Frame, arg: int) -> None:
+    error = frame.stack.pop()
+    frame.stack += (Handled(frame.handled), error)
+    frame.handled = error
+
+
+@opcode("POP_EXCEPT")
+def _pop_except(vm: VM, frame: Frame, arg: int) -> None:
+    frame.handled = frame.stack.pop().error
+
+
+@opcode("CHECK_EXC_MATCH")
+def _check_exc_match(vm: VM, frame: Frame, arg: int) -> None:
+    classes = raise_exceptions.check_classes(frame.stack[-1])
+    frame.stack[-1] = raise_exceptions.matches(frame.stack[-2], classes)
+
+
+@opcode("CHECK_EG_MATCH")
+def _check_eg_match(vm: VM, frame: Frame, arg: int) -> None:
+    match, rest = raise_exceptions.split(vm, *frame.stack[-2:])
+    frame.stack[-2:] = (rest, match)
+    if match is not None:
+        frame.handled = match
+
+
+@opcode("PREP_RERAISE_STAR")
+def prep_reraise_star(vm: VM, frame: Frame, arg: int) -> None:
+    """After the clauses of `except*`: what is left to raise, or None, takes the place of both operands."""
+    frame.stack[-2:] = (raise_exceptions.after_clauses(vm, *frame.stack[-2:]),)
+
+
+@opcode("RERAISE")
+def _reraise(vm: VM, frame: Frame, arg: int) -> None:
+    vm.raise_again(frame.stack[-1])
+
+
+@opcode("RAISE_VARARGS")
+def _raise_varargs(vm: VM, frame: Frame, arg: int) -> None:
+    handled = vm.handled_exception()
+    if arg == 0 and handled is not None:
+        vm.raise_again(handled)
+    if arg == 0:
+        raise RuntimeError("No active exception to reraise")
+    error = raise_exceptions.made(vm, frame.stack[-arg])
+    if arg == 2:
+        raise_exceptions.set_cause(vm, error, frame.stack[-1])
+    if isinstance(error, KeyboardInterrupt):
+        vm.exceptions.own_interrupt = error
+    vm.exceptions.raising = None  # also one that was raised before gets its context anew
+    raise error
+
+
+@opcode("LOAD_ASSERTION_ERROR")
+def _load_assertion_error(vm: VM, frame: Frame, arg: int) -> None:
+    frame.stack.append(AssertionError)
+
+
+@opcode("BEFORE_WITH")
+def _before_with(vm: VM, frame: Frame, arg: int) -> None:
+    manager = frame.stack[-1]
+    enter = attributes.load_special(vm, manager, "__enter__")
+    leave = attributes.load_special(vm, manager, "__exit__")
+    if enter is MISSING or leave is MISSING:
+        missed = "" if enter is MISSING else " (missed __exit__ method)"
+        name = vm.class_of(manager).__name__
+        raise TypeError(f"{name!r} object does not support the context manager protocol{missed}")
+    frame.prepared = (leave,)
+    vm.frames.wait_in(frame)
+    entered = vm.call(enter, (), {})
+    frame.prepared = ()
+    frame.stack[-1:] = (leave, entered)
+
+
+@opcode("WITH_EXCEPT_START")
+def _with_except_start(vm: VM, frame: Frame, arg: int) -> None:
+    error, leave = frame.stack[-1], frame.stack[-EXIT_DEPTH]
+    frame.stack.append(vm.call(leave, (type(error), error, error.__traceback__), {}))
+
+
+@opcode("LOAD_SPECIAL")
+def _load_special(vm: VM, frame: Frame, arg: str) -> None:
+    """What a `with` statement of 3.14 calls."""
+    owner = frame.stack[-1]
+    found = attributes.load_special(vm, owner, arg)
+    if found is MISSING:
+        raise TypeError(no_manager(vm.class_of(owner), arg))
+    frame.stack[-1:] = to_be_called(found)

@@ -1,0 +1,137 @@
+"""Jumps and loops."""
+
+from __future__ import annotations
+
+from smelt.capture.base.bytecode import ENDED_ITERATOR, LOOP_END, PY313, Handler
+from smelt.capture.base.vm_frames import Frame
+from smelt.capture.interpreter.opcodes.opcode_table import HANDLERS, opcode
+from smelt.capture.interpreter.opcodes.operator_opcodes import TRUE
+from smelt.capture.semantics.values.asserted_conditions import assumed
+from smelt.capture.vm.vm import VM
+
+
+@opcode("JUMP_FORWARD", "JUMP_BACKWARD_NO_INTERRUPT")
+def _jump(vm: VM, frame: Frame, arg: int) -> None:
+    frame.pc = arg
+
+
+@opcode("JUMP_BACKWARD")
+def _jump_back(vm: VM, frame: Frame, arg: int) -> None:
+    _note_loop(vm, frame, arg)
+    frame.pc = arg
+
+
+def _note_loop(vm: VM, frame: Frame, head: int) -> None:
+    """Notes the first jump back to `head`. Raises Unsupported where the program did much without tensors."""
+    if head not in frame.loops:
+        frame.loops[head] = frame.ticks, len(vm.trace.tape.torch.graph.nodes)
+    if vm.work.ticks + frame.ticks > vm.work.limit:
+        vm.check_work()
+
+
+@opcode("POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_IF_FALSE")
+def _jump_if_false(vm: VM, frame: Frame, arg: int) -> None:
+    value = frame.stack[-1]
+    if value is not True and (value is False or value is None or not _truth(vm, frame, value, frame.pc, arg)):
+        frame.pc = arg
+    frame.stack.pop()
+
+
+@opcode("POP_JUMP_FORWARD_IF_TRUE", "POP_JUMP_IF_TRUE")
+def _jump_if_true(vm: VM, frame: Frame, arg: int) -> None:
+    value = frame.stack[-1]
+    if value is True or (
+        value is not False and value is not None and _truth(vm, frame, value, arg, frame.pc)
+    ):
+        frame.pc = arg
+    frame.stack.pop()
+
+
+def _truth(vm: VM, frame: Frame, value: object, if_true: int, if_false: int) -> bool:
+    """`bool(value)`, or what it is assumed to be."""
+    holds = assumed(vm, frame, value, if_true, if_false)
+    vm.frames.wait_in(frame)
+    return vm.truth(value) if holds is None else holds
+
+
+@opcode("TO_BOOL")
+def _to_bool(vm: VM, frame: Frame, arg: int) -> None:
+    """`bool(value)`. Before a jump, which takes nothing but a bool, it does what that does in earlier versions."""
+    value = frame.stack[-1]
+    if type(value) is bool:
+        return
+    at = frame.pc
+    name, target = frame.code.names[at], frame.instructions[at][1]
+    holds = None
+    if name == "POP_JUMP_IF_TRUE":
+        holds = assumed(vm, frame, value, target, at + 1)
+    elif name == "POP_JUMP_IF_FALSE":
+        holds = assumed(vm, frame, value, at + 1, target)
+    vm.frames.wait_in(frame, TRUE)
+    frame.stack[-1] = vm.truth(value) if holds is None else holds
+
+
+@opcode("POP_JUMP_FORWARD_IF_NONE", "POP_JUMP_IF_NONE")
+def _jump_if_none(vm: VM, frame: Frame, arg: int) -> None:
+    if frame.stack.pop() is None:
+        frame.pc = arg
+
+
+@opcode("POP_JUMP_FORWARD_IF_NOT_NONE", "POP_JUMP_IF_NOT_NONE")
+def _jump_if_not_none(vm: VM, frame: Frame, arg: int) -> None:
+    if frame.stack.pop() is not None:
+        frame.pc = arg
+
+
+def _back_if(jump: Handler) -> Handler:
+    """The same condition, at the end of a loop."""
+
+    def handler(vm: VM, frame: Frame, arg: int) -> None:
+        jump(vm, frame, arg)
+        if frame.pc == arg:
+            _note_loop(vm, frame, arg)
+
+    return handler
+
+
+for _condition in ("TRUE", "FALSE", "NONE", "NOT_NONE"):
+    HANDLERS[f"POP_JUMP_BACKWARD_IF_{_condition}"] = _back_if(HANDLERS[f"POP_JUMP_FORWARD_IF_{_condition}"])
+
+
+@opcode("JUMP_IF_FALSE_OR_POP")
+def _jump_if_false_or_pop(vm: VM, frame: Frame, arg: int) -> None:
+    if vm.truth(frame.stack[-1]):
+        frame.stack.pop()
+    else:
+        frame.pc = arg
+
+
+@opcode("JUMP_IF_TRUE_OR_POP")
+def _jump_if_true_or_pop(vm: VM, frame: Frame, arg: int) -> None:
+    if vm.truth(frame.stack[-1]):
+        frame.pc = arg
+    else:
+        frame.stack.pop()
+
+
+@opcode("GET_ITER", "GET_YIELD_FROM_ITER")
+def _get_iter(vm: VM, frame: Frame, arg: int) -> None:
+    vm.frames.wait_in(frame)
+    frame.stack[-1] = vm.get_iter(frame.stack[-1])
+
+
+@opcode("FOR_ITER")
+def _for_iter(vm: VM, frame: Frame, arg: int) -> None:
+    try:
+        value = vm.next(frame.stack[-1])
+    except StopIteration:
+        if not ENDED_ITERATOR:
+            frame.stack.pop()
+        frame.pc = arg + LOOP_END
+        return
+    frame.stack.append(value)
+
+
+@opcode("END_FOR")
+def _end_for(vm: VM, frame: Frame, arg: int) -> None:
+    del frame.stack[-1 if PY313 else -2 :]

@@ -1,0 +1,34 @@
+"""`match` statements."""
+
+from __future__ import annotations
+
+from smelt.capture.base.vm_frames import Frame
+from smelt.capture.interpreter.opcodes.opcode_table import opcode
+from smelt.capture.semantics.values import match_statement
+from smelt.capture.vm.vm import VM
+
+
+@opcode("GET_LEN")
+def _get_len(vm: VM, frame: Frame, arg: int) -> None:
+    frame.stack.append(vm.call(len, (frame.stack[-1],), {}))
+
+
+@opcode("MATCH_SEQUENCE")
+def _match_sequence(vm: VM, frame: Frame, arg: int) -> None:
+    frame.stack.append(match_statement.is_sequence(frame.stack[-1]))
+
+
+@opcode("MATCH_MAPPING")
+def _match_mapping(vm: VM, frame: Frame, arg: int) -> None:
+    frame.stack.append(match_statement.is_mapping(frame.stack[-1]))
+
+
+@opcode("MATCH_KEYS")
+def _match_keys(vm: VM, frame: Frame, arg: int) -> None:
+    frame.stack.append(match_statement.keys(vm, *frame.stack[-2:]))
+
+
+@opcode("MATCH_CLASS")
+def _match_class(vm: VM, frame: Frame, arg: int) -> None:
+    subject, cls, names = frame.stack[-3:]
+    frame.stack[-3:] = (match_statement.class_parts(vm, subject, cls, arg, names),)

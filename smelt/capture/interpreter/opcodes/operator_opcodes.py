@@ -1,0 +1,163 @@
+"""Attributes, operators and items."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+
+from smelt.capture.base.value_kinds import NULL, to_be_called
+from smelt.capture.base.vm_frames import Delivery, Frame
+from smelt.capture.interpreter.opcodes.opcode_table import HANDLERS, opcode
+from smelt.capture.semantics import attributes, result_polyfills
+from smelt.capture.semantics.attributes import python_method
+from smelt.capture.semantics.values import python_operators
+from smelt.capture.semantics.values.conjunction_guards import EQUALITY, differ
+from smelt.capture.vm.vm import VM
+
+
+@opcode("LOAD_ATTR")
+def _load_attr(vm: VM, frame: Frame, arg: tuple[str, bool]) -> None:
+    name, is_method = arg
+    stack = frame.stack
+    vm.frames.wait_in(frame)
+    if not is_method:
+        stack[-1] = attributes.load_attr(vm, stack[-1], name)
+    else:
+        stack[-1:] = _method(vm, stack[-1], name)
+
+
+@opcode("LOAD_METHOD")
+def _load_method(vm: VM, frame: Frame, arg: str) -> None:
+    vm.frames.wait_in(frame)
+    frame.stack[-1:] = _method(vm, frame.stack[-1], arg)
+
+
+def _method(vm: VM, obj: object, name: str) -> tuple[object, object]:
+    """What stands on the stack for `obj.name` about to be called."""
+    function, owner = attributes.load_method(vm, obj, name)
+    return to_be_called(owner) if function is NULL else (function, owner)
+
+
+@opcode("LOAD_SUPER_ATTR")
+def _load_super_attr(vm: VM, frame: Frame, arg: tuple[str, bool, bool]) -> None:
+    name, is_method, _ = arg
+    stack = frame.stack
+    proxy, cls, obj = stack[-3:]
+    made = super(cls, obj) if proxy is super else vm.call(proxy, (cls, obj), {})
+    vm.frames.wait_in(frame)
+    found = attributes.load_attr(vm, made, name)
+    stack[-3:] = to_be_called(found) if is_method else (found,)
+
+
+@opcode("STORE_ATTR")
+def _store_attr(vm: VM, frame: Frame, arg: str) -> None:
+    value, obj = frame.stack[-2:]
+    vm.frames.wait_in(frame)
+    attributes.store_attr(vm, obj, arg, value)
+    del frame.stack[-2:]
+
+
+@opcode("DELETE_ATTR")
+def _delete_attr(vm: VM, frame: Frame, arg: str) -> None:
+    vm.frames.wait_in(frame)
+    attributes.delete_attr(vm, frame.stack[-1], arg)
+    frame.stack.pop()
+
+
+@opcode("BINARY_OP")
+def _binary(vm: VM, frame: Frame, arg: Callable[..., object]) -> None:
+    stack = frame.stack
+    vm.frames.wait_in(frame)
+    result = vm.binary(arg, stack[-2], stack[-1])
+    stack.pop()
+    stack[-1] = result
+
+
+@opcode("COMPARE_OP")
+def _compare(vm: VM, frame: Frame, arg: Callable[..., object]) -> None:
+    if arg not in EQUALITY or vm.trace.numbers.symbols is None or not differ(vm, frame, arg):
+        _binary(vm, frame, arg)
+
+
+@opcode("IS_OP")
+def _is(vm: VM, frame: Frame, arg: int) -> None:
+    right = frame.stack.pop()
+    frame.stack[-1] = vm.same(frame.stack[-1], right) != bool(arg)
+
+
+@opcode("CONTAINS_OP")
+def _contains(vm: VM, frame: Frame, arg: int) -> None:
+    stack = frame.stack
+    vm.frames.wait_in(frame, _UNTRUE if arg else TRUE)
+    result = vm.contains(stack[-2], stack[-1])
+    stack.pop()
+    stack[-1] = result != bool(arg)
+
+
+@opcode("UNARY_NOT")
+def _unary_not(vm: VM, frame: Frame, arg: int) -> None:
+    vm.frames.wait_in(frame, _UNTRUE)
+    frame.stack[-1] = not vm.truth(frame.stack[-1])
+
+
+TRUE = Delivery(result_polyfills.true)
+_UNTRUE = Delivery(result_polyfills.untrue)
+
+
+def _unary(name: str, method: str, operation: Callable[..., object]) -> None:
+    def handler(vm: VM, frame: Frame, arg: int) -> None:
+        value = frame.stack[-1]
+        found = python_method(vm, value, method)
+        vm.frames.wait_in(frame)
+        frame.stack[-1] = (
+            python_operators.unary(vm, operation, value)
+            if found is None
+            else vm.call_function(found, (value,))
+        )
+
+    HANDLERS[name] = handler
+
+
+_unary("UNARY_NEGATIVE", "__neg__", operator.neg)
+_unary("UNARY_POSITIVE", "__pos__", operator.pos)
+_unary("UNARY_INVERT", "__invert__", operator.invert)
+
+
+@opcode("BINARY_SUBSCR")
+def _binary_subscr(vm: VM, frame: Frame, arg: int) -> None:
+    stack = frame.stack
+    vm.frames.wait_in(frame)
+    result = vm.subscript(stack[-2], stack[-1])
+    stack.pop()
+    stack[-1] = result
+
+
+@opcode("BINARY_SLICE")
+def _binary_slice(vm: VM, frame: Frame, arg: int) -> None:
+    obj, start, stop = frame.stack[-3:]
+    vm.frames.wait_in(frame)
+    frame.stack[-3:] = (vm.subscript(obj, slice(start, stop)),)
+
+
+@opcode("STORE_SUBSCR")
+def _store_subscr(vm: VM, frame: Frame, arg: int) -> None:
+    value, obj, key = frame.stack[-3:]
+    vm.frames.wait_in(frame)
+    vm.store_item(obj, key, value)
+    del frame.stack[-3:]
+
+
+@opcode("STORE_SLICE")
+def _store_slice(vm: VM, frame: Frame, arg: int) -> None:
+    value, obj, start, stop = frame.stack[-4:]
+    vm.frames.wait_in(frame)
+    vm.store_item(obj, slice(start, stop), value)
+    del frame.stack[-4:]
+
+
+@opcode("DELETE_SUBSCR")
+def _delete_subscr(vm: VM, frame: Frame, arg: int) -> None:
+    obj, key = frame.stack[-2:]
+    vm.frames.wait_in(frame)
+    vm.delete_item(obj, key)
+    del frame.stack[-2:]

@@ -1,0 +1,137 @@
+"""Constants, the stack, local variables and cells."""
+
+from __future__ import annotations
+
+from smelt.capture.base.value_kinds import MISSING, NULL, CellType
+from smelt.capture.base.vm_frames import Frame
+from smelt.capture.graph_breaks.finalizers import check_dropped
+from smelt.capture.interpreter.opcodes.opcode_table import opcode
+from smelt.capture.semantics import cells
+from smelt.capture.vm.vm import VM
+
+
+@opcode("NOP", "RESUME", "CACHE", "PRECALL", "NOT_TAKEN")
+def _nop(vm: VM, frame: Frame, arg: int) -> None:
+    pass
+
+
+@opcode("POP_TOP", "POP_ITER")
+def _pop_top(vm: VM, frame: Frame, arg: int) -> None:
+    if frame.code.original is not None:
+        check_dropped(vm, frame, frame.stack[-1], frame.locals)
+    frame.stack.pop()
+
+
+@opcode("PUSH_NULL")
+def _push_null(vm: VM, frame: Frame, arg: int) -> None:
+    frame.stack.append(NULL)
+
+
+@opcode("SWAP")
+def _swap(vm: VM, frame: Frame, arg: int) -> None:
+    stack = frame.stack
+    stack[-1], stack[-arg] = stack[-arg], stack[-1]
+
+
+@opcode("COPY")
+def _copy(vm: VM, frame: Frame, arg: int) -> None:
+    frame.stack.append(frame.stack[-arg])
+
+
+@opcode("LOAD_CONST", "LOAD_SMALL_INT", "LOAD_COMMON_CONSTANT")
+def _load_const(vm: VM, frame: Frame, arg: object) -> None:
+    frame.stack.append(arg)
+
+
+_UNBOUND = "cannot access local variable {!r} where it is not associated with a value"
+
+
+@opcode("LOAD_FAST", "LOAD_FAST_CHECK")
+def _load_fast(vm: VM, frame: Frame, arg: int) -> None:
+    value = frame.locals[arg]
+    if value is NULL:
+        raise UnboundLocalError(_UNBOUND.format(frame.code.local_names[arg]))
+    frame.stack.append(value)
+
+
+@opcode("LOAD_FAST_AND_CLEAR")
+def _load_fast_and_clear(vm: VM, frame: Frame, arg: int) -> None:
+    frame.stack.append(frame.locals[arg])
+    frame.locals[arg] = NULL
+
+
+@opcode("STORE_FAST")
+def _store_fast(vm: VM, frame: Frame, arg: int) -> None:
+    if frame.code.original is not None:
+        check_dropped(vm, frame, frame.locals[arg], frame.stack)
+    frame.locals[arg] = frame.stack.pop()
+
+
+@opcode("DELETE_FAST")
+def _delete_fast(vm: VM, frame: Frame, arg: int) -> None:
+    _load_fast(vm, frame, arg)
+    frame.stack.pop()
+    check_dropped(vm, frame, frame.locals[arg])
+    frame.locals[arg] = NULL
+
+
+@opcode("MAKE_CELL")
+def _make_cell(vm: VM, frame: Frame, arg: int) -> None:
+    value = frame.locals[arg]
+    frame.locals[arg] = CellType() if value is NULL else CellType(value)
+
+
+@opcode("COPY_FREE_VARS")
+def _copy_free_vars(vm: VM, frame: Frame, arg: int) -> None:
+    frame.locals[frame.code.nlocals - arg :] = frame.function.__closure__ or ()
+
+
+@opcode("LOAD_CLOSURE")
+def _load_closure(vm: VM, frame: Frame, arg: int) -> None:
+    frame.stack.append(frame.locals[arg])
+
+
+def _load_cell(vm: VM, frame: Frame, arg: int) -> object:
+    value = cells.cell_contents(vm, frame, arg)
+    if value is MISSING:
+        raise _unbound_cell(frame, arg)
+    return value
+
+
+def _unbound_cell(frame: Frame, arg: int) -> NameError:
+    name = frame.code.local_names[arg]
+    if arg < frame.code.nlocals - frame.code.nfree:
+        return UnboundLocalError(_UNBOUND.format(name))
+    return NameError(
+        f"cannot access free variable {name!r} where it is not associated with a value in enclosing scope",
+        name=name,
+    )
+
+
+@opcode("LOAD_DEREF")
+def _load_deref(vm: VM, frame: Frame, arg: int) -> None:
+    frame.stack.append(_load_cell(vm, frame, arg))
+
+
+@opcode("LOAD_CLASSDEREF")
+def _load_classderef(vm: VM, frame: Frame, arg: int) -> None:
+    found = frame.namespace.get(frame.code.local_names[arg], MISSING)
+    frame.stack.append(_load_cell(vm, frame, arg) if found is MISSING else found)
+
+
+@opcode("LOAD_FROM_DICT_OR_DEREF")
+def _load_from_dict_or_deref(vm: VM, frame: Frame, arg: int) -> None:
+    found = frame.stack[-1].get(frame.code.local_names[arg], MISSING)
+    frame.stack[-1] = _load_cell(vm, frame, arg) if found is MISSING else found
+
+
+@opcode("STORE_DEREF")
+def _store_deref(vm: VM, frame: Frame, arg: int) -> None:
+    cells.write_cell(vm, frame, arg, frame.stack[-1])
+    frame.stack.pop()
+
+
+@opcode("DELETE_DEREF")
+def _delete_deref(vm: VM, frame: Frame, arg: int) -> None:
+    _load_cell(vm, frame, arg)
+    cells.write_cell(vm, frame, arg, MISSING)

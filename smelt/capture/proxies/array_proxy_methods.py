@@ -1,0 +1,217 @@
+"""The operators and methods of `Array`: as those of `numpy.ndarray`, or refused.
+
+They stand apart from the class since they make new arrays by way of the trial (`numpy_trial.py`), which knows `Array`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from smelt._native import isinstance
+from smelt.capture.proxies.array_proxy import TORCH_DTYPES, Array, refusal
+from smelt.capture.proxies.numpy_functions import apply
+from smelt.capture.proxies.numpy_trial import checked, map_nested, ones
+from smelt.capture.proxies.numpy_ufuncs import REDUCTIONS, apply_ufunc, constant
+from smelt.reasons import DATA_DEPENDENT
+
+_Method = Callable[..., object]  # (array, ...)
+
+
+# ------------------------------------------------------------------------------------------ what NumPy calls
+
+
+def _array_ufunc(self: Array, ufunc: np.ufunc, method: str, *args: object, **kwargs: object) -> object:
+    if method == "reduce" and ufunc in REDUCTIONS:
+        return apply(REDUCTIONS[ufunc], args, {"axis": 0, **kwargs})
+    if method != "__call__" or kwargs:
+        raise refusal(f"numpy.{ufunc.__name__}.{method} with {sorted(kwargs)}")
+    return apply_ufunc(ufunc, args)
+
+
+def _array_function(
+    self: Array,
+    function: Callable[..., object],
+    types: object,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+) -> object:
+    return apply(function, args, kwargs)
+
+
+def _array(self: Array, *args: object, **kwargs: object) -> object:
+    raise refusal("NumPy code reads the values", DATA_DEPENDENT)
+
+
+# ------------------------------------------------------------------------------------------------ as a sequence
+
+
+def _len(self: Array) -> int:
+    if not self.shape:
+        raise TypeError("len() of unsized object")
+    return self.shape[0]
+
+
+def _iter(self: Array) -> Iterator[object]:
+    if not self.shape:
+        raise TypeError("iteration over a 0-d array")
+    return iter([_getitem(self, i) for i in range(self.shape[0])])
+
+
+def _getitem(self: Array, key: object) -> object:
+    return checked(operator.getitem, (self, key), {}, lambda: self.tensor[_index(key)])
+
+
+def _setitem(self: Array, key: object, value: object) -> None:
+    self.check_own()
+    tried = cast("MutableMapping[object, object]", ones(self))
+    operator.setitem(tried, map_nested(ones, key), map_nested(ones, value))  # raises what NumPy raises
+    source = value.tensor if isinstance(value, Array) else constant(value)
+    self.tensor[_index(key)] = source.to(self.tensor.dtype)
+
+
+def _index(key: object) -> Any:
+    """An index for a tensor. NumPy's `None`, slices, integers, lists and integer arrays mean the same in torch."""
+    if isinstance(key, tuple):
+        return tuple(_index(k) for k in key)
+    if isinstance(key, Array):
+        if key.dtype == np.bool_:
+            raise refusal("indexing by a mask")
+        return key.tensor.to(torch.int64)
+    if isinstance(key, (np.ndarray, np.generic)):
+        found = constant(key)
+        return found.to(torch.int64) if np.issubdtype(key.dtype, np.integer) else found
+    if isinstance(key, list):
+        return _index(np.asarray(key))
+    if isinstance(key, slice) and key.step is not None and key.step < 0:
+        raise refusal("a slice with a negative step")
+    return key
+
+
+# ------------------------------------------------------------------------------------------------------ methods
+
+
+def _astype(self: Array, dtype: np.dtype[np.generic], **kwargs: object) -> object:
+    wanted = TORCH_DTYPES.get(np.dtype(dtype))
+    if kwargs or wanted is None or (self.tensor.is_floating_point() and not wanted.is_floating_point):
+        raise refusal("this cast")
+    return checked(_called("astype"), (self, dtype), {}, lambda: self.tensor.to(wanted, copy=True))
+
+
+def _copy(self: Array, order: str = "C") -> object:
+    return checked(_called("copy"), (self, order), {}, lambda: self.tensor.clone())
+
+
+def _flatten(self: Array) -> object:
+    return checked(_called("flatten"), (self,), {}, lambda: self.tensor.reshape(-1).clone())
+
+
+def _reshape(self: Array, *shape: object, **kwargs: object) -> object:
+    wanted = shape[0] if len(shape) == 1 else shape
+    return apply(np.reshape, (self, (wanted,) if isinstance(wanted, int) else wanted), kwargs)
+
+
+def _transpose(self: Array, *axes: object) -> object:
+    return apply(np.transpose, (self, *((axes,) if len(axes) > 1 else axes)), {})
+
+
+def _dot(self: Array, other: object) -> object:
+    return apply(np.dot, (self, other), {})
+
+
+def _called(name: str) -> _Method:
+    """A method of arrays and NumPy scalars as a function."""
+    return lambda array, *args, **kwargs: getattr(array, name)(*args, **kwargs)
+
+
+def _by_function(name: str) -> _Method:
+    """The method that is NumPy's function of the same name."""
+    function = getattr(np, name)
+    return lambda self, *args, **kwargs: apply(function, (self, *args), kwargs)
+
+
+def _reading(name: str) -> _Method:
+    def read(self: Array, *args: object, **kwargs: object) -> object:
+        raise refusal(f"{name} reads the value", DATA_DEPENDENT)
+
+    return read
+
+
+# ---------------------------------------------------------------------------------------------------- operators
+
+
+def _binary(ufunc: np.ufunc, *, swapped: bool = False) -> _Method:
+    def method(self: Array, other: object) -> object:
+        if not isinstance(other, (Array, int, float, bool, np.generic, np.ndarray)):
+            if not isinstance(other, (list, tuple)):
+                return NotImplemented
+            other = np.asarray(other)
+        return apply_ufunc(ufunc, (other, self) if swapped else (self, other))
+
+    return method
+
+
+def _in_place(ufunc: np.ufunc) -> _Method:
+    def method(self: Array, other: object) -> object:
+        result = cast(Array, apply_ufunc(ufunc, (self, other)))
+        if self.scalar:
+            return result
+        self.check_own()
+        if result.shape != self.shape or not np.can_cast(result.dtype, self.dtype, "same_kind"):
+            raise refusal("an in-place operation that changes dtype or shape")
+        self.tensor.copy_(result.tensor)
+        return self
+
+    return method
+
+
+def _unary(ufunc: np.ufunc) -> _Method:
+    return lambda self: apply_ufunc(ufunc, (self,))
+
+
+_ARITHMETIC: dict[str, np.ufunc] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "truediv": np.true_divide, "floordiv": np.floor_divide,
+    "mod": np.remainder, "pow": np.power, "matmul": np.matmul, "and": np.bitwise_and, "or": np.bitwise_or,
+    "xor": np.bitwise_xor, "lshift": np.left_shift, "rshift": np.right_shift,
+}  # fmt: skip
+_COMPARISONS: dict[str, np.ufunc] = {
+    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+}  # fmt: skip
+_OF_ONE: dict[str, np.ufunc] = {
+    "neg": np.negative, "pos": np.positive, "abs": np.absolute, "invert": np.invert,
+}  # fmt: skip
+_FUNCTIONS = (
+    "sum prod mean std var max min argmax argmin any all cumsum cumprod clip ravel swapaxes squeeze diagonal trace repeat "
+    "round take"
+)
+_READERS = "bool int float index complex contains repr str format reduce_ex copy deepcopy"
+
+METHODS: dict[str, object] = {
+    "__array_ufunc__": _array_ufunc,
+    "__array_function__": _array_function,
+    "__array__": _array,
+    "__len__": _len,
+    "__iter__": _iter,
+    "__getitem__": _getitem,
+    "__setitem__": _setitem,
+    "T": property(_transpose),
+    "astype": _astype,
+    "copy": _copy,
+    "flatten": _flatten,
+    "reshape": _reshape,
+    "transpose": _transpose,
+    "dot": _dot,
+    **{f"__{name}__": _reading(f"__{name}__") for name in _READERS.split()},
+    **{name: _reading(name) for name in ("tolist", "item", "tobytes", "nonzero")},
+    **{f"__{name}__": _binary(ufunc) for name, ufunc in (_ARITHMETIC | _COMPARISONS).items()},
+    **{f"__r{name}__": _binary(ufunc, swapped=True) for name, ufunc in _ARITHMETIC.items()},
+    **{f"__i{name}__": _in_place(ufunc) for name, ufunc in _ARITHMETIC.items()},
+    **{f"__{name}__": _unary(ufunc) for name, ufunc in _OF_ONE.items()},
+    **{name: _by_function(name) for name in _FUNCTIONS.split()},
+}
+for _name, _method in METHODS.items():
+    setattr(Array, _name, _method)

@@ -1,0 +1,162 @@
+"""Rows for the containers that are built in, and the source texts of their contents."""
+
+from __future__ import annotations
+
+import collections
+import gc
+import operator
+import types
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TypeVar
+
+import torch
+
+from smelt import _native
+from smelt._native import isinstance
+from smelt.capture.base.value_kinds import is_constant, is_identity
+from smelt.capture.reconstruction.frame_globals import provide
+from smelt.capture.reconstruction.reconstruction_kind import Expressions, Kind
+
+K = TypeVar("K")
+_Table = tuple[int, int, tuple[int, ...]]
+
+
+def list_text(items: Iterable[object], text: Expressions) -> str:
+    """The display of a list with these items."""
+    return "[" + ", ".join(map(text, items)) + "]"
+
+
+def tuple_text(items: tuple[object, ...], text: Expressions) -> str:
+    """The display of a tuple with these items."""
+    inner = ", ".join(map(text, items))
+    return f"({inner},)" if len(items) == 1 else f"({inner})"
+
+
+def dict_text(items: Mapping[K, object], text: Expressions) -> str:
+    """The display of a dictionary with these items."""
+    return "{" + ", ".join(f"{text(k)}: {text(v)}" for k, v in _items(items)) + "}"
+
+
+def set_text(x: Collection[object], text: Expressions) -> str:
+    """A set of these elements, added one by one (as a display of more than two constants does not)."""
+    if not x:
+        return "set()"
+    return "{" + ", ".join(map(text, x)) + "}" if len(x) < 3 else f"set({tuple_text(tuple(x), text)})"
+
+
+def _laid_out(
+    kind: type[set[object]] | type[frozenset[object]], items: tuple[object, ...], table: _Table
+) -> object:
+    """The set of these items whose table is this one. Where their hashes are others, so is their order."""
+    try:
+        return _native.lay_out(kind(()), items, table)
+    except ValueError:
+        return kind(items)
+
+
+def _set_kind(
+    kind: type[set[object]] | type[frozenset[object]], usual: Callable[[Collection[object], Expressions], str]
+) -> Kind:
+    """A set is iterated, and goes on, by all that it held; where that is more than its elements it is laid out."""
+
+    def made(x: set[object] | frozenset[object], text: Expressions) -> str:
+        table, items = _native.set_table(x), tuple(x)
+        plain = kind(items)
+        if _native.set_table(plain) == table and all(map(operator.is_, plain, items)):
+            return usual(x, text)
+        if not all(is_constant(i) or is_identity(i) for i in items):  # their hashes may be others
+            return usual(x, text)
+        return f"laid_out({kind.__name__}, {tuple_text(items, text)}, {table})"
+
+    return Kind(lambda x: x, made)
+
+
+def _items(x: Mapping[K, object]) -> Iterable[tuple[K, object]]:
+    """In order, which an OrderedDict keeps for itself."""
+    if isinstance(x, collections.OrderedDict):
+        return collections.OrderedDict.items(x)
+    return dict.items(x)  # type: ignore[arg-type]
+
+
+def pairs(x: Mapping[K, object]) -> list[object]:
+    """The keys and values of a dictionary, in turn."""
+    return [part for pair in _items(x) for part in pair]
+
+
+def _extend(x: Collection[object], text: Expressions, name: str) -> list[str]:
+    return [f"{name}.extend({list_text(x, text)})"] if x else []
+
+
+def _update(x: Mapping[K, object], text: Expressions, name: str) -> list[str]:
+    return [f"{name}.update({dict_text(x, text)})"] if x else []
+
+
+def _deque_text(x: collections.deque[object], text: Expressions) -> str:
+    limit = "" if x.maxlen is None else f", {x.maxlen}"
+    return f"deque({list_text(x, text)}{limit})"
+
+
+def _empty_deque(x: collections.deque[object], text: Expressions) -> str:
+    return f"deque((), {x.maxlen})"
+
+
+def _fill_namespace(x: types.SimpleNamespace, text: Expressions, name: str) -> list[str]:
+    return [f"{name}.__dict__.update({dict_text(vars(x), text)})"] if vars(x) else []
+
+
+def _view_kind(how: str) -> Kind:
+    """`keys()`, `values()`, `items()` of a dictionary, which only the collector can tell."""
+    return Kind(gc.get_referents, lambda x, text: f"{text(gc.get_referents(x)[0])}.{how}()")
+
+
+provide(laid_out=_laid_out)
+_VIEWS = ("keys", "values", "items")
+
+CONTAINERS: dict[type, Kind] = {
+    tuple: Kind(lambda x: x, tuple_text),
+    list: Kind(lambda x: x, list_text, lambda x, text: "[]", _extend, lambda x: x),
+    dict: Kind(pairs, dict_text, lambda x, text: "{}", _update, pairs),
+    set: _set_kind(set, set_text),
+    frozenset: _set_kind(frozenset, lambda x, text: f"frozenset({tuple_text(tuple(x), text)})"),
+    collections.deque: Kind(lambda x: x, _deque_text, _empty_deque, _extend, lambda x: x),
+    collections.OrderedDict: Kind(
+        pairs,
+        lambda x, text: f"OrderedDict({dict_text(x, text)})",
+        lambda x, text: "OrderedDict()",
+        _update,
+        pairs,
+    ),
+    collections.defaultdict: Kind(
+        lambda x: [x.default_factory, *pairs(x)],
+        lambda x, text: f"defaultdict({text(x.default_factory)}, {dict_text(x, text)})",
+        lambda x, text: f"defaultdict({text(x.default_factory)})",
+        _update,
+        pairs,
+    ),
+    slice: Kind(
+        lambda x: (x.start, x.stop, x.step),
+        lambda x, text: f"slice({text(x.start)}, {text(x.stop)}, {text(x.step)})",
+    ),
+    types.MappingProxyType: Kind(
+        gc.get_referents, lambda x, text: f"MappingProxyType({text(gc.get_referents(x)[0])})"
+    ),
+    types.SimpleNamespace: Kind(
+        lambda x: pairs(vars(x)),
+        lambda x, text: f"SimpleNamespace(**{dict_text(vars(x), text)})",
+        lambda x, text: "SimpleNamespace()",
+        _fill_namespace,
+        lambda x: pairs(vars(x)),
+    ),
+    **{
+        type(getattr(kind(), how)()): _view_kind(how)
+        for kind in (dict, collections.OrderedDict)
+        for how in _VIEWS
+    },
+    torch.Size: Kind(tuple, lambda x, text: f"torch.Size({list_text(x, text)})"),
+    bytearray: Kind(lambda x: (), lambda x, text: f"bytearray({bytes(x)!r})"),
+}
+
+
+def result_tuple(cls: type) -> Kind:
+    """The row of a C structure sequence (torch.return_types.max, time.struct_time): called with a tuple of its items."""
+    return Kind(lambda x: tuple(x), lambda x, text: f"{text(cls)}({tuple_text(tuple(x), text)})")

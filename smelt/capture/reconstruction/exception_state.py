@@ -1,0 +1,52 @@
+"""The built-in part of exceptions: `args`, the fields of their classes of C, and what they come from."""
+
+from __future__ import annotations
+
+import types
+
+from smelt import _native
+from smelt.capture.reconstruction.reconstruction_kind import Expressions
+from smelt.capture.reconstruction.traceback_reconstruction import users_part
+
+_FIELDS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+_EVERY_EXCEPTION = frozenset(vars(BaseException)) | frozenset(vars(BaseExceptionGroup))
+
+
+def exception_args(x: BaseException) -> tuple[object, ...]:
+    """`args`, past any property of that name."""
+    found: tuple[object, ...] = BaseException.args.__get__(x)  # type: ignore[attr-defined]
+    return found
+
+
+def _native_bases(x: BaseException) -> list[type]:
+    """The classes of C that an exception's class inherits from, nearest first."""
+    return [k for k in type(x).__mro__ if not _native.made_by_python(k)]
+
+
+def new_exception(x: BaseException, cls: str, text: Expressions) -> str:
+    """Makes one by the `__new__` of its nearest class of C, from its `args`."""
+    made = text(_native_bases(x)[0])
+    return f"{made}.__new__({', '.join((cls, *map(text, exception_args(x))))})"
+
+
+def exception_fields(x: BaseException) -> dict[str, object]:
+    """What an exception has besides `args` and attributes: fields of its classes of C, and what it comes from."""
+    found: dict[str, object] = {}
+    for cls in _native_bases(x):
+        for name, field in cls.__dict__.items():
+            if type(field) in _FIELDS and name not in _EVERY_EXCEPTION and cls is not object:
+                try:
+                    found[name] = field.__get__(x)
+                except (AttributeError, TypeError):  # not set
+                    continue
+    found["__cause__"], found["__context__"] = x.__cause__, x.__context__
+    found["__traceback__"] = users_part(x.__traceback__)
+    found = {name: value for name, value in found.items() if value is not None}
+    if x.__suppress_context__ is not (x.__cause__ is not None):
+        found["__suppress_context__"] = x.__suppress_context__
+    return found
+
+
+def fill_exception(x: BaseException, text: Expressions, name: str) -> list[str]:
+    """Sets the fields."""
+    return [f"set_attribute({name}, {n!r}, {text(v)})" for n, v in exception_fields(x).items()]

@@ -1,0 +1,138 @@
+"""Rows for what is a constant unless it leads to something that the program made: generic types and unions, members of
+classes and of enumerations, times with a time zone, t-strings."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import operator
+import types
+import typing
+
+from smelt._native import isinstance
+from smelt.capture.base.bytecode import PY314
+from smelt.capture.base.value_kinds import INTERPOLATION, TEMPLATE
+from smelt.capture.reconstruction.builtin_containers import tuple_text
+from smelt.capture.reconstruction.constants import TYPE_VARIABLES, stands_for_itself
+from smelt.capture.reconstruction.reconstruction_kind import Expressions, Kind, unsupported
+
+
+def _generic_text(x: types.GenericAlias, text: Expressions) -> str:
+    made = f"GenericAlias({text(x.__origin__)}, {tuple_text(x.__args__, text)})"
+    return f"next(iter({made}))" if x.__unpacked__ else made
+
+
+def _union_parts(x: types.UnionType) -> tuple[object, ...]:
+    for part in x.__args__:
+        metaclasses = type(part).mro(type(part))[:-2] if isinstance(part, type) else []
+        if any({"__or__", "__ror__"} & vars(cls).keys() for cls in metaclasses):
+            raise unsupported(x, "whose parts are combined by code of the user's")
+    return x.__args__
+
+
+def _union_text(x: types.UnionType, text: Expressions) -> str:
+    return f"{text.constant(_union, 'union')}({', '.join(map(text, x.__args__))})"
+
+
+def _union(*parts: type) -> object:
+    if PY314:  # from 3.14 on: also of what has no `|`
+        return operator.getitem(typing.cast("dict[object, object]", types.UnionType), parts)
+    return functools.reduce(operator.or_, parts)
+
+
+def _in_zone(x: datetime.time | datetime.datetime, text: Expressions) -> str:
+    return f"{text(x.replace(tzinfo=None))}.replace(tzinfo={text(x.tzinfo)})"
+
+
+class _Template(typing.Protocol):
+    strings: tuple[str, ...]
+    interpolations: tuple[object, ...]
+
+
+class _Interpolation(typing.Protocol):
+    value: object
+    expression: str
+    conversion: str | None
+    format_spec: str
+
+
+def _template_text(x: _Template, text: Expressions) -> str:
+    return f"{text.constant(TEMPLATE, 'Template')}({', '.join(map(text, _template_parts(x)))})"
+
+
+def _template_parts(x: _Template) -> list[object]:
+    """What a t-string is made of, in turn."""
+    return [*(part for pair in zip(x.strings, x.interpolations) for part in pair), x.strings[-1]]
+
+
+def _interpolation_parts(x: _Interpolation) -> tuple[object, ...]:
+    return x.value, x.expression, x.conversion, x.format_spec
+
+
+def _interpolation_text(x: _Interpolation, text: Expressions) -> str:
+    made = text.constant(INTERPOLATION, "Interpolation")
+    return f"{made}({', '.join(map(text, _interpolation_parts(x)))})"
+
+
+_TEMPLATES: dict[type, Kind] = {}
+if TEMPLATE is not None and INTERPOLATION is not None:
+    _TEMPLATES[TEMPLATE] = Kind(_template_parts, _template_text)
+    _TEMPLATES[INTERPOLATION] = Kind(_interpolation_parts, _interpolation_text)
+
+# What a class has: where the class is known, so is this. A class that the program made is refused.
+_OF_CLASS = Kind(lambda x: (x.__objclass__,), lambda x, text: text.constant(x, x.__name__))
+MEMBER = Kind(lambda x: (type(x),), lambda x, text: text.constant(x, type(x).__name__))  # of an enumeration
+
+ALIASES: dict[type, Kind] = {
+    types.GenericAlias: Kind(lambda x: (x.__origin__, *x.__args__), _generic_text),
+    types.UnionType: Kind(_union_parts, _union_text),
+    datetime.time: Kind(lambda x: (x.tzinfo,), _in_zone),
+    datetime.datetime: Kind(lambda x: (x.tzinfo,), _in_zone),
+    **_TEMPLATES,
+    types.MethodDescriptorType: _OF_CLASS,
+    types.WrapperDescriptorType: _OF_CLASS,
+    types.ClassMethodDescriptorType: _OF_CLASS,
+    types.GetSetDescriptorType: _OF_CLASS,
+    types.MemberDescriptorType: _OF_CLASS,
+}
+
+
+def subscripted(x: object) -> Kind | None:
+    """The row of a generic type of `typing` that the program made of type variables: it is asked of `typing` again, which
+    keeps it for who asks next. None for another object."""
+    if type(x) not in _SUBSCRIPTED:
+        return None
+    how, (origin, given) = _reduced(x)
+    if how is not operator.getitem or type(origin).__module__ != "typing" or not is_plain(given):
+        return None
+    return _SUBSCRIPTION if vars(x).keys() <= _FIELDS and origin[given] is x else None
+
+
+_SUBSCRIPTED = frozenset(
+    k
+    for k in vars(typing).values()
+    if isinstance(k, type) and issubclass(k, typing._GenericAlias)  # type: ignore[attr-defined]
+)
+_FIELDS = {
+    k
+    for x in (typing.Callable[[], int], typing.Annotated[int, 1], typing.Unpack[tuple[int]])
+    for k in vars(x)
+}
+
+
+def is_plain(part: object) -> bool:
+    """Whether no code of the user's runs where `part` is looked up."""
+    if type(part) is tuple or type(part) is list:
+        return all(map(is_plain, part))
+    if type(part) in _SUBSCRIPTED:
+        return all(map(is_plain, (part.__origin__, *part.__args__)))  # type: ignore[attr-defined]
+    if isinstance(part, type):
+        return type(part) is type
+    return isinstance(part, TYPE_VARIABLES) or stands_for_itself(part) or type(part).__module__ == "typing"
+
+
+def _reduced(x: object) -> tuple[object, tuple[typing.Any, object]]:
+    return typing.cast("tuple[object, tuple[typing.Any, object]]", x.__reduce__())
+
+
+_SUBSCRIPTION = Kind(lambda x: _reduced(x)[1], lambda x, text: "{}[{}]".format(*map(text, _reduced(x)[1])))

@@ -1,0 +1,140 @@
+"""What a compiled frame must rebuild: the objects that its result and the operands of its effects lead to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from smelt._native import isinstance
+from smelt.capture.reconstruction.constants import is_kept_by_typing, stands_for_itself
+from smelt.capture.reconstruction.reconstruction_kind import Kind, unsupported
+from smelt.capture.reconstruction.reconstruction_table import kind_of
+from smelt.guards.source import Origin
+from smelt.tracing.fake.fake_tensor import FakeTensor
+
+_NATIVE_HASHES = frozenset(
+    {object.__hash__, type.__hash__, tuple.__hash__, frozenset.__hash__, torch.Tensor.__hash__}
+)
+_SMALL = 1 << 24  # below lie no addresses of objects
+_SHOWN_ADDRESS = re.compile(r"[0-9]{8,20}|[0-9a-fA-F]{7,16}")
+
+
+@dataclass(eq=False)
+class Reach:
+    """The objects that the result and the stores lead to. Outside objects are ends: what they hold stays theirs."""
+
+    origin_of: Callable[[object], Origin | None]
+    fakes: list[FakeTensor] = field(default_factory=list)
+    kinds: dict[int, Kind] = field(default_factory=dict)  # fresh objects
+    uses: dict[int, int] = field(default_factory=dict)
+    cyclic: set[int] = field(default_factory=set)  # fresh objects on a cycle
+    alive: list[object] = field(default_factory=list)  # ids stay theirs as long as this lives
+    numbers: set[int] = field(default_factory=set)  # large ones, also in texts: they may be addresses
+
+    def visit(self, root: object) -> None:
+        """Depth first without recursion: results may be nested deeper than the C stack."""
+        path: list[int] = []
+        pending = [iter((root,))]
+        while pending:
+            for x in pending[-1]:
+                parts = self._parts(x, path)
+                if parts is not None:
+                    pending.append(iter(parts))
+                    break
+            else:
+                pending.pop()
+                if path:
+                    path.pop()
+
+    def _parts(self, x: object, path: list[int]) -> list[object] | None:
+        if stands_for_itself(x):
+            self.numbers.update(_addresses(x))
+            return None
+        return self._enter(x, path)
+
+    def _enter(self, x: object, path: list[int]) -> list[object] | None:
+        """Notes one use of `x`; gives what it refers to when it is a fresh object seen for the first time."""
+        key = id(x)
+        uses = self.uses[key] = self.uses.get(key, 0) + 1
+        if uses > 1:
+            if key in self.kinds and key in path:
+                self.cyclic.update(path[path.index(key) :])
+            return None
+        self.alive.append(x)
+        if isinstance(x, FakeTensor):
+            self.fakes.append(x)
+            return None
+        if self.origin_of(x) is not None or is_kept_by_typing(x):
+            return None
+        _check_keys(x)
+        kind = self.kinds[key] = kind_of(x)
+        path.append(key)
+        return [*kind.needs(x), *kind.holds(x)] if kind.named else list(kind.needs(x))
+
+    def check_addresses(self) -> None:
+        """An object that is made anew has another address: raises Unsupported where the program took the old one with it."""
+        for x in self.alive if self.numbers else ():
+            fresh = id(x) in self.kinds or (isinstance(x, FakeTensor) and self.origin_of(x) is None)
+            if fresh and not self.numbers.isdisjoint((id(x), object.__hash__(x))):
+                raise unsupported(x, "and so does its address")
+
+
+def _addresses(x: object) -> Iterable[int]:
+    """The numbers in a constant that may be addresses of objects, or hashes made of those."""
+    if type(x) is int:
+        return (x,) if x > _SMALL else ()
+    if type(x) is not str:
+        return ()
+    shown = _SHOWN_ADDRESS.findall(x)
+    return [number for text in shown for number in _read(text)]
+
+
+def _read(text: str) -> Iterable[int]:
+    yield int(text, 16)
+    if text.isdigit():
+        yield int(text)
+
+
+def reach(roots: Iterable[object], origin_of: Callable[[object], Origin | None]) -> Reach:
+    """Everything that a frame's end and the operands of its stores lead to.
+
+    Raises Unsupported for an object that a compiled frame cannot rebuild.
+    """
+    found = Reach(origin_of)
+    for root in roots:
+        found.visit(root)
+    found.check_addresses()
+    return found
+
+
+def collect_fakes(roots: Iterable[object], origin_of: Callable[[object], Origin | None]) -> list[FakeTensor]:
+    """The fakes that the graph must return: those reachable from a frame's end and from the operands of its effects
+    that are not inputs (inputs have an origin), in order of first use. Raises Unsupported as `reach`.
+    """
+    return [fake for fake in reach(roots, origin_of).fakes if origin_of(fake) is None]
+
+
+def contents_of_made(origin_of: Callable[[object], Origin | None], roots: Iterable[object]) -> list[object]:
+    """The contents of each object that the program has made and `roots` lead to. Raises Unsupported as `reach`."""
+    found = reach(roots, origin_of)
+    made = [(x, found.kinds[id(x)]) for x in found.alive if id(x) in found.kinds]
+    return [[p if stands_for_itself(p) else id(p) for p in (*k.needs(x), *k.holds(x))] for x, k in made]
+
+
+def _check_keys(x: object) -> None:
+    """A key with a `__hash__` in Python would run user code while its own state may still be missing."""
+    if isinstance(x, (dict, set, frozenset)):
+        for key in dict.keys(x) if isinstance(x, dict) else x:
+            if not _is_hashed_natively(key):
+                raise unsupported(key, "as the key of a dictionary or in a set")
+
+
+def _is_hashed_natively(key: object) -> bool:
+    if stands_for_itself(key):
+        return True
+    if isinstance(key, (tuple, frozenset)) and not all(map(_is_hashed_natively, key)):
+        return False
+    return any(type(key).__hash__ is known for known in _NATIVE_HASHES)

@@ -1,0 +1,68 @@
+"""How a compiled frame makes anew the objects that were made during capture: one row for each kind of object.
+
+A row (`Kind`) names the objects needed to create one, and writes Python that creates and fills it. Objects of mutable
+kinds can be created empty and filled later, which is how cycles come back as cycles. No row runs user code: instances
+are made by the `__new__` of their built-in base, state is stored by `object.__setattr__` and the built-in base's methods.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+
+from smelt import _native
+from smelt._native import isinstance
+from smelt.capture.reconstruction.builtin_containers import CONTAINERS, dict_text, pairs, result_tuple
+from smelt.capture.reconstruction.function_reconstruction import FUNCTIONS
+from smelt.capture.reconstruction.generic_aliases import ALIASES, MEMBER, subscripted
+from smelt.capture.reconstruction.instance_reconstruction import instance_kind
+from smelt.capture.reconstruction.numpy_values import numpy_kind
+from smelt.capture.reconstruction.proxy_reconstruction import STANDINS
+from smelt.capture.reconstruction.reconstruction_kind import Expressions, Kind, unsupported
+from smelt.capture.reconstruction.traceback_reconstruction import TRACEBACKS
+from smelt.capture.reconstruction.type_variables import VARIABLES
+
+# By exact type. Packages above add rows of their own: iterators and generators, handles of hooks.
+KINDS: dict[type, Kind] = {**CONTAINERS, **FUNCTIONS, **STANDINS, **TRACEBACKS, **ALIASES, **VARIABLES}
+
+
+# Classes of C whose rows above do not speak of the `__dict__` that their instances have.
+_WITH_ATTRIBUTES = frozenset((collections.OrderedDict, functools.partial))
+
+
+def _with_attributes(kind: Kind) -> Kind:
+    """The row for an object that `kind` makes, and that has attributes of its own."""
+
+    def fill(x: object, text: Expressions, name: str) -> list[str]:
+        contents = kind.fill(x, text, name) if kind.empty is not None and kind.fill is not None else []
+        return [*contents, f"{name}.__dict__.update({dict_text(vars(x), text)})"]
+
+    return Kind(
+        kind.needs if kind.empty is None else lambda x: (),
+        kind.create,
+        kind.empty or kind.create,
+        fill,
+        lambda x: [*kind.holds(x), *pairs(vars(x))],
+        named=True,
+    )
+
+
+def kind_of(x: object) -> Kind:
+    """How `x`, made during capture, is made anew. Raises Unsupported."""
+    cls = type(x)
+    found = KINDS.get(cls) or numpy_kind(x) or subscripted(x)
+    if found is not None:
+        return _with_attributes(found) if cls in _WITH_ATTRIBUTES and vars(x) else found
+    if isinstance(x, enum.Enum):
+        return MEMBER
+    if hasattr(cls, "n_sequence_fields"):
+        return result_tuple(cls)
+    if not _native.made_by_python(cls) and not isinstance(x, BaseException):
+        raise unsupported(x)
+    if cls.__module__.startswith("smelt.capture."):
+        raise unsupported(x, "an unfinished generator or the like")
+    kind = instance_kind(cls)  # type: ignore[arg-type]
+    if isinstance(kind, str):
+        raise unsupported(x, kind)
+    return kind

@@ -1,0 +1,75 @@
+"""Attribute access as CPython's object protocol defines it, carried out by the VM.
+
+Lookups read type and instance dictionaries directly, so that no user code runs unseen: properties, descriptors,
+`__getattr__` and `__getattribute__` written in Python are interpreted. What was found is guarded: class attributes by the
+version of the class, instance attributes by their value, a method also by not being shadowed in the instance.
+
+`load_attribute.py` and `store_attribute.py` choose by the type of the object: `instance_attributes.py`, with
+`nn_module_attributes.py` for parameters, buffers and submodules; `native_attributes.py` for classes of C that have a
+way of their own; `class_attributes.py`; `tensor_attributes.py`; `namespace_attributes.py` for modules, functions and
+partial calls. `method_lookup.py` says whether a special method is written in Python.
+"""
+
+from smelt.capture.semantics.attributes.class_attributes import load_plain_class_attr
+from smelt.capture.semantics.attributes.instance_attributes import (
+    delete_property,
+    instance_value,
+    load_generic,
+    load_own,
+    load_property,
+    module_entry,
+    set_instance,
+    store_property,
+)
+from smelt.capture.semantics.attributes.load_attribute import (
+    in_instance,
+    load_attr,
+    load_default,
+    load_method,
+    load_special,
+)
+from smelt.capture.semantics.attributes.method_lookup import python_method
+from smelt.capture.semantics.attributes.namespace_attributes import (
+    PLACEHOLDER,
+    bound_part,
+    filled,
+    partial_parts,
+)
+from smelt.capture.semantics.attributes.store_attribute import (
+    delete_attr,
+    store_attr,
+    store_generic,
+    store_in_module,
+    store_named,
+)
+from smelt.capture.semantics.attributes.tensor_attributes import TENSOR_STATE, shape_of, tensor_member
+
+__all__ = [
+    "PLACEHOLDER",
+    "TENSOR_STATE",
+    "bound_part",
+    "delete_attr",
+    "delete_property",
+    "filled",
+    "in_instance",
+    "instance_value",
+    "load_attr",
+    "load_default",
+    "load_generic",
+    "load_method",
+    "load_own",
+    "load_plain_class_attr",
+    "load_property",
+    "load_special",
+    "module_entry",
+    "partial_parts",
+    "python_method",
+    "set_instance",
+    "shape_of",
+    "store_attr",
+    "store_generic",
+    "store_in_module",
+    "store_named",
+    "store_property",
+    "tensor_member",
+]

@@ -1,0 +1,71 @@
+"""Annotations of functions, classes and modules, which from CPython 3.14 on are made when they are asked for (PEP 649).
+
+Making them runs code of the program. Where that only reads names, it has no effect: then they are made during capture, as
+eager would make them at that moment.
+"""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Callable
+from types import FunctionType, ModuleType
+from typing import Protocol, cast
+
+from smelt import _native
+from smelt._native import isinstance
+from smelt.capture.environment.environment import Outside
+from smelt.capture.vm.vm import VM
+from smelt.errors import Unsupported
+from smelt.reasons import UNSUPPORTED_CALL, Reason
+
+# What the compiler of Python makes of annotations that are names, attributes, subscripts and constants.
+_OF_NAMES = frozenset(
+    (
+        "RESUME", "LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_SMALL_INT", "COMPARE_OP", "POP_JUMP_IF_FALSE", "NOT_TAKEN",
+        "LOAD_COMMON_CONSTANT", "RAISE_VARARGS", "LOAD_CONST", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_ATTR", "BINARY_OP",
+        "BUILD_MAP", "BUILD_TUPLE", "BUILD_LIST", "COPY_FREE_VARS", "RETURN_VALUE", "CACHE",
+        "LOAD_FROM_DICT_OR_GLOBALS", "LOAD_FROM_DICT_OR_DEREF", "CONTAINS_OP", "STORE_SUBSCR", "COPY", "SWAP", "POP_TOP",
+    )
+)  # fmt: skip
+
+
+_OF_GLOBALS = ("LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
+
+
+class _Deferred(Protocol):
+    @property
+    def __annotate__(self) -> Callable[[int], object]: ...
+
+
+def annotations_of(vm: VM, function: FunctionType) -> dict[str, object]:
+    """`function.__annotations__`. Those of a function that the program made are made by the machine."""
+    if vm.outside.origins.of(function) is not None:
+        check_annotations(vm.outside, function)
+    elif _native.annotations_wait(function):
+        vm.frames.tail = None
+        made = vm.call(cast(_Deferred, function).__annotate__, (1,), {})
+        if type(made) is not dict:
+            raise TypeError(f"__annotate__ returned non-dict of type '{type(made).__name__}'")
+        _native.keep_annotations(function, made)
+    return function.__annotations__
+
+
+def check_annotations(outside: Outside, owner: FunctionType | type | ModuleType) -> None:
+    """Raises Unsupported if annotations would have to be made by code that does more than read names, or reads names that
+    the trace has written."""
+    if not _native.annotations_wait(owner):
+        return
+    read = type.__getattribute__ if isinstance(owner, type) else object.__getattribute__
+    annotate = read(owner, "__annotate__")  # type: ignore[arg-type]
+    if type(annotate) is not FunctionType or not _only_reads(outside, annotate):
+        raise Unsupported(Reason(UNSUPPORTED_CALL, "annotations that nobody has asked for before"))
+
+
+def _only_reads(outside: Outside, annotate: FunctionType) -> bool:
+    instructions = list(dis.get_instructions(annotate.__code__))
+    if any(i.opname not in _OF_NAMES for i in instructions):
+        return False
+    if any(map(outside.log.touches_cell, annotate.__closure__ or ())):
+        return False
+    names = (i.argval for i in instructions if i.opname in _OF_GLOBALS)
+    return not any(outside.log.touches(annotate.__globals__, name) for name in names)

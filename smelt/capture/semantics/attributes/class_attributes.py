@@ -1,0 +1,166 @@
+"""Attributes of classes, and of `super()`."""
+
+from __future__ import annotations
+
+import enum
+import types
+from typing import cast
+
+from smelt._native import isinstance
+from smelt.capture.base.native_functions import runs_natively
+from smelt.capture.base.type_lookup import (
+    ABSENT,
+    CACHED_PROPERTY,
+    CLASS_METHOD,
+    FUNCTION,
+    NATIVE_DATA,
+    NON_DATA,
+    PROPERTY,
+    PYTHON_DATA,
+    STATIC_METHOD,
+    VALUE,
+    Found,
+    TypeInfo,
+    classify,
+)
+from smelt.capture.base.value_kinds import MISSING, FunctionType, MethodType
+from smelt.capture.environment import wrap_values
+from smelt.capture.semantics.attributes.annotations import check_annotations
+from smelt.capture.semantics.attributes.instance_attributes import (
+    CLASS_LOADERS,
+    Descriptor,
+    bind_class_method,
+    from_class,
+    load_property,
+    load_python_data,
+    load_through,
+    load_value,
+)
+from smelt.capture.semantics.attributes.method_lookup import descriptor_method
+from smelt.capture.vm.vm import VM
+
+_this_class = super.__dict__["__thisclass__"].__get__
+_self = super.__dict__["__self__"].__get__
+_self_class = super.__dict__["__self_class__"].__get__
+
+
+def load_class_attr(vm: VM, cls: type, name: str) -> object:
+    """`cls.name`, where the metaclass has the first say (`type.__getattribute__`)."""
+    vm.outside.facts.use_class(cls)
+    vm.outside.facts.use_class(type(cls))
+    meta = vm.type_info(type(cls))
+    if meta.getattribute is not None and not runs_natively(meta.getattribute):
+        return load_through(vm, cls, name, meta, meta.getattribute)
+    return load_plain_class_attr(vm, cls, name, meta)
+
+
+def load_plain_class_attr(vm: VM, cls: type, name: str, meta: TypeInfo, use_getattr: bool = True) -> object:
+    """`type.__getattribute__(cls, name)`, then the metaclass's `__getattr__`."""
+    outside = vm.outside
+    how, found, owner = meta.find(name)
+    if how is PROPERTY:
+        return vm.call(found.fget, (cls,), {})
+    if how is PYTHON_DATA:
+        return load_python_data(vm, cls, name, found)
+    if how is NATIVE_DATA and name == "__dict__":
+        return _class_dict(vm, cls)
+    if how is NATIVE_DATA:
+        if name == "__annotations__":
+            check_annotations(outside, cls)
+        value = getattr(cls, name)
+        if outside.origins.is_made_class(cls):
+            return value
+        named = name in ("__name__", "__qualname__")  # changes them without a new version of the class
+        return wrap_values.wrap(
+            outside, value, outside.origins.const(cls).child("member", name), decided=not named
+        )
+    own = vm.type_info(cls).find(name)
+    if own[0] is not ABSENT:
+        return _bind_to_class(vm, cls, name, own)
+    if how in _OF_METACLASS:
+        return CLASS_LOADERS[how](vm, cls, name, found, owner)
+    if how is ABSENT and use_getattr and type(meta.getattr) is FunctionType:
+        if isinstance(cls, enum.EnumMeta):
+            return getattr(cls, name)
+        return vm.call_function(meta.getattr, (cls, name))
+    return type.__getattribute__(cls, name) if type(meta.getattr) is FunctionType else getattr(cls, name)
+
+
+# Kinds of what a metaclass holds, of which a class has one as an instance does.
+_OF_METACLASS = (FUNCTION, CLASS_METHOD, STATIC_METHOD, NON_DATA, VALUE)
+
+
+def _class_dict(vm: VM, cls: type) -> object:
+    """`cls.__dict__` as it is now: the version of the class says that it stays so."""
+    if vm.outside.origins.is_made_class(cls):
+        return cls.__dict__
+    origin = vm.outside.origins.const(cls)
+    return types.MappingProxyType(
+        {
+            k: v
+            if vm.outside.log.touches(cls, k)
+            else wrap_values.wrap(vm.outside, v, origin.child("attr", k), decided=True)
+            for k, v in vm.outside.overlay.names(cls).items()
+        }
+    )
+
+
+def _bind_to_class(vm: VM, cls: type, name: str, own: Found) -> object:
+    how, found, owner = own
+    if how is FUNCTION:
+        return found
+    if how in (PROPERTY, CACHED_PROPERTY):
+        return from_class(vm, found, owner, name)
+    if how is CLASS_METHOD:
+        return bind_class_method(vm, found, cls, owner, name)
+    if how is STATIC_METHOD:
+        return from_class(vm, found, owner, name, "__func__")
+    if how is VALUE:
+        return load_value(vm, cls, name, found, owner)
+    get = descriptor_method(vm, found, "__get__")
+    if (
+        type(get) is FunctionType
+        and not isinstance(found, types.DynamicClassAttribute)
+        and not issubclass(cls, enum.Enum)
+    ):
+        return vm.call_function(get, (from_class(vm, found, owner, name), None, cls))
+    value = getattr(cls, name)
+    return from_class(vm, found, owner, name) if value is found else value
+
+
+def load_super_attr(vm: VM, proxy: super, name: str) -> object:
+    """`proxy.name`, of what `super()` gave."""
+    cls, obj, obj_cls = _this_class(proxy), _self(proxy), _self_class(proxy)
+    origin = vm.outside.origins.get(id(proxy))
+    if origin is not None:  # stored outside
+        wrap_values.wrap(vm.outside, cls, origin.child("member", "__thisclass__"))
+        obj = wrap_values.wrap(vm.outside, obj, origin.child("member", "__self__"))
+    return find_super(vm, cls, obj, obj_cls, name)
+
+
+def find_super(vm: VM, cls: type, obj: object, obj_cls: type, name: str) -> object:
+    """`super(cls, obj).name`, where `obj_cls` is the class of `obj`, or `obj` itself in a classmethod."""
+    mro = obj_cls.__mro__
+    vm.outside.facts.use_class(obj_cls)
+    for base in mro[mro.index(cls) + 1 :]:
+        found = vm.outside.overlay.name(base, name)
+        if found is not MISSING:
+            return _bind_super(vm, found, obj, obj_cls, name, base)
+    raise AttributeError(f"'super' object has no attribute {name!r}")
+
+
+def _bind_super(vm: VM, found: object, obj: object, obj_cls: type, name: str, base: type) -> object:
+    how = classify(found, base)[0]
+    on_class = obj is obj_cls
+    if how is FUNCTION:
+        return found if on_class else MethodType(cast(FunctionType, found), obj)
+    if how is PROPERTY and not on_class:
+        return load_property(vm, obj, cast(property, found))
+    if type(found) is classmethod and type(found.__func__) is FunctionType:
+        return MethodType(found.__func__, obj_cls)
+    if how is VALUE:
+        return load_value(vm, obj, name, found, base)
+    get = descriptor_method(vm, found, "__get__")
+    if type(get) is FunctionType:
+        return vm.call_function(get, (from_class(vm, found, base, name), None if on_class else obj, obj_cls))
+    return cast(Descriptor, found).__get__(None if on_class else obj, obj_cls)

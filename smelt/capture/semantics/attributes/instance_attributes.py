@@ -1,0 +1,369 @@
+"""Attributes of instances: `object.__getattribute__`, and what each kind of descriptor gives.
+
+`load_generic` looks a name up as the interpreter does. Two tables say what it then does: `DATA_LOADERS` for descriptors that
+come before the instance's own dictionary, `CLASS_LOADERS` for what the class holds otherwise (the kinds are those of
+`capture/base/type_lookup.py`). The dictionaries of an `nn.Module` are in `nn_module_attributes.py`.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import types
+from collections.abc import Callable
+from typing import NoReturn, Protocol, cast
+
+from smelt.capture.base.bytecode import PY313
+from smelt.capture.base.native_functions import is_pure_attribute
+from smelt.capture.base.type_lookup import (
+    ABSENT,
+    CACHED_PROPERTY,
+    CLASS_METHOD,
+    FUNCTION,
+    NATIVE_DATA,
+    NON_DATA,
+    PROPERTY,
+    PYTHON_DATA,
+    STATIC_METHOD,
+    VALUE,
+    TypeInfo,
+    whole_name,
+)
+from smelt.capture.base.value_kinds import MISSING, FunctionType, MethodType, Sentinel
+from smelt.capture.base.vm_frames import through
+from smelt.capture.environment import environment_mutations, wrap_values
+from smelt.capture.environment.overlay import is_slot, read_slot
+from smelt.capture.semantics import cells, result_polyfills
+from smelt.capture.semantics.attributes import nn_module_attributes
+from smelt.capture.semantics.attributes.method_lookup import descriptor_method
+from smelt.capture.vm.vm import VM
+from smelt.errors import Unsupported
+from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
+
+# Kinds of class attributes that an attribute of the instance would win over.
+_SHADOWED = (FUNCTION, CLASS_METHOD, STATIC_METHOD, NON_DATA, VALUE)
+# Kinds that may run the user's code when they are read.
+_RUNNING = (PROPERTY, PYTHON_DATA, CACHED_PROPERTY, CLASS_METHOD, NON_DATA)
+
+
+class Descriptor(Protocol):
+    """An object whose class defines `__get__`."""
+
+    def __get__(self, obj: object, cls: type | None = None, /) -> object: ...
+
+
+def load_generic(vm: VM, obj: object, name: str) -> object:
+    """`object.__getattribute__`, then the class's `__getattr__`: also where a property or another descriptor raised
+    AttributeError."""
+    info = vm.type_info(type(obj))
+    if info.getattr is MISSING:
+        return load_own(vm, obj, name)
+    tail = vm.frames.tail
+    try:
+        return load_own(vm, obj, name, use_getattr=True)
+    except AttributeError:
+        if info.find(name)[0] is ABSENT:  # it was `__getattr__` that raised
+            raise
+    vm.frames.tail = tail
+    return _through_getattr(vm, obj, name, info, vm.outside.overlay.own(obj))
+
+
+def load_own(vm: VM, obj: object, name: str, use_getattr: bool = False) -> object:
+    """`object.__getattribute__`; with `use_getattr`, the class's `__getattr__` for what it does not find."""
+    memo = vm.outside.memo.by_id.get(id(obj))
+    if memo is not None:
+        value = memo.get(name, MISSING)
+        if value is not MISSING:
+            return value
+    cls = type(obj)
+    info = vm.type_info(cls)
+    vm.outside.facts.use_class(cls)
+    how, found, owner = info.find(name)
+    if how in _RUNNING and use_getattr:
+        _or_getattr(vm, obj, name, info)
+    data = DATA_LOADERS.get(how)
+    if data is not None:
+        return data(vm, obj, name, found)
+    own = vm.outside.overlay.own(obj)
+    if own is not None:
+        if name in own:
+            return instance_value(vm, obj, name, own[name])
+        origin = vm.outside.origins.get(id(obj))
+        if how in _SHADOWED and origin is not None and vm.outside.log.was_absent(obj, name):
+            vm.outside.facts.guard("not_in_dict", origin, name, key=name)
+    if how is not ABSENT:
+        return CLASS_LOADERS[how](vm, obj, name, found, owner)
+    if use_getattr and info.getattr is not MISSING:
+        return _through_getattr(vm, obj, name, info, own)
+    return _no_attribute(vm, obj, name, own)
+
+
+def _or_getattr(vm: VM, obj: object, name: str, info: TypeInfo) -> None:
+    """Code is going to run that may raise AttributeError; then `__getattr__` gives the result."""
+    vm.frames.tail = through(
+        vm.frames.tail,
+        result_polyfills.as_it_is,
+        info.getattr,
+        obj,
+        name,
+        otherwise=result_polyfills.missing_attribute,
+    )
+
+
+def load_through(vm: VM, obj: object, name: str, info: TypeInfo, getattribute: FunctionType) -> object:
+    """By a `__getattribute__` written in Python, then the class's `__getattr__`."""
+    vm.outside.facts.use_class(info.cls)
+    tail = vm.frames.tail
+    if type(info.getattr) is FunctionType:
+        _or_getattr(vm, obj, name, info)
+    try:
+        return vm.call_function(getattribute, (obj, name))
+    except AttributeError:
+        if type(info.getattr) is not FunctionType:
+            raise
+    vm.frames.tail = tail
+    return vm.call_function(info.getattr, (obj, name))
+
+
+def instance_value(vm: VM, obj: object, name: str, value: object) -> object:
+    """`value`, which the dictionary of `obj` holds under `name`, as a value of the machine; guarded, unless the trace stored
+    it."""
+    outside = vm.outside
+    origin = outside.origins.get(id(obj))
+    if origin is None:
+        return wrap_values.fake(outside, value)
+    if not outside.log.is_original_attribute(obj, name, value):
+        return value
+    result = wrap_values.wrap(outside, value, origin.child("attr", name))
+    if obj not in outside.log:  # once it has changed, it may change again, also through its dictionary
+        outside.memo.of(obj)[name] = result
+    return result
+
+
+def _through_getattr(vm: VM, obj: object, name: str, info: TypeInfo, own: dict[str, object] | None) -> object:
+    if info.getattr is nn_module_attributes.MODULE_GETATTR and own is not None:
+        return module_entry(vm, obj, name, own)
+    if type(info.getattr) is FunctionType:
+        if own is not None and id(obj) in vm.outside.origins and vm.outside.log.was_absent(obj, name):
+            vm.outside.facts.guard("not_in_dict", vm.outside.origins[id(obj)], name, key=name)
+        return vm.call_function(info.getattr, (obj, name))
+    return vm.call(info.getattr, (obj, name), {})
+
+
+def module_entry(vm: VM, obj: object, name: str, own: dict[str, object]) -> object:
+    """`nn.Module.__getattr__`: a parameter, buffer or submodule of `obj`, whose `__dict__` is `own`."""
+    found = nn_module_attributes.load_entry(vm, obj, name, own)
+    return _no_attribute(vm, obj, name, own) if found is MISSING else found
+
+
+def _no_attribute(vm: VM, obj: object, name: str, own: dict[str, object] | None) -> NoReturn:
+    if own is not None:
+        nn_module_attributes.guard_absent(vm, obj, name, own)
+    if not vm.type_info(type(obj)).is_module:
+        object.__getattribute__(obj, name)  # raises, in the words of the class
+    raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}", name=name, obj=obj)
+
+
+def set_instance(vm: VM, obj: object, name: str, value: object) -> None:
+    """Stores in the instance itself, of an outside one in the overlay; MISSING deletes the attribute."""
+    outside = vm.outside
+    cell = type(obj) is types.CellType
+    environment_mutations.touch(outside, obj)
+    if value is not MISSING:
+        environment_mutations.note_store(outside, obj, "attr", name, value)
+    memo = outside.memo.by_id.get(id(obj))
+    if memo is not None:
+        memo.clear() if name == "__class__" else memo.pop(name, None)
+    if id(obj) not in outside.origins:
+        object.__delattr__(obj, name) if value is MISSING else object.__setattr__(obj, name, value)
+    elif cell and name == "cell_contents":
+        outside.log.set_cell(cast("types.CellType", obj), value)
+    else:
+        _set_outside(vm, obj, name, value)
+
+
+def _set_outside(vm: VM, obj: object, name: str, value: object) -> None:
+    how, found, _ = vm.type_info(type(obj)).find(name)
+    overlay, own = vm.outside.overlay, vm.outside.overlay.own(obj)
+    if is_slot(found):
+        if value is MISSING and overlay.slot(obj, name) is MISSING:
+            _guard_empty(vm, obj, name)
+            raise AttributeError(name)
+        overlay.set_slot(obj, name, value)
+    elif (
+        name == "__dict__" and type(value) is dict and id(value) not in vm.outside.origins and own is not None
+    ):
+        overlay.replace_own(obj, value)
+    elif name == "__class__" and value is not MISSING:
+        object.__setattr__(obj, name, value)
+    elif how is NATIVE_DATA:
+        raise Unsupported(
+            Reason(UNSUPPORTED_EFFECT, f"{name} of a {type(obj).__qualname__} from outside is set")
+        )
+    elif own is None:
+        object.__setattr__(obj, name, value)  # raises
+    elif value is not MISSING:
+        own[name] = value
+    elif own.pop(name, MISSING) is MISSING:
+        nn_module_attributes.guard_absent(vm, obj, name, own)
+        raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")
+
+
+def _guard_empty(vm: VM, obj: object, name: str) -> None:
+    """The slot `name` of an outside object holds nothing, if it held nothing before the trace."""
+    if id(obj) in vm.outside.origins and read_slot(obj, name) is MISSING:
+        vm.outside.facts.guard("slot", vm.outside.origins[id(obj)], (name, False), key=name)
+
+
+def _load_property(vm: VM, obj: object, name: str, found: property) -> object:
+    return load_property(vm, obj, found)
+
+
+def load_property(vm: VM, obj: object, found: property) -> object:
+    """What the getter of a property gives for `obj`. Raises AttributeError if it has none."""
+    if found.fget is None:
+        return property.__get__(found, obj)  # raises
+    return vm.call(found.fget, (obj,), {})
+
+
+def store_property(vm: VM, obj: object, found: property, value: object) -> None:
+    """Calls the setter of a property. Raises AttributeError if it has none."""
+    if found.fset is None:
+        property.__set__(found, obj, value)  # raises
+    vm.call(found.fset, (obj, value), {})
+
+
+def delete_property(vm: VM, obj: object, found: property) -> None:
+    """Calls the deleter of a property. Raises AttributeError if it has none."""
+    if found.fdel is None:
+        property.__delete__(found, obj)  # raises
+    vm.call(found.fdel, (obj,), {})
+
+
+def _load_native_data(vm: VM, obj: object, name: str, found: Descriptor) -> object:
+    """The value of a slot, or what a C type computes."""
+    outside = vm.outside
+    if name == "__dict__":
+        return environment_mutations.own_dict(
+            outside, obj, cast(dict[str, object], found.__get__(obj, type(obj)))
+        )
+    if name == "__class__":
+        return vm.class_of(obj)
+    origin = outside.origins.get(id(obj))
+    if origin is not None:
+        _check_known(found, obj, name)
+    if type(obj) is types.CellType and cells.cell_written(vm, obj):
+        value = outside.overlay.cell(obj)
+        if value is MISSING:
+            raise ValueError("Cell is empty")
+        return value
+    if found in NOTED_READS:
+        NOTED_READS[found](vm, obj)
+    value = outside.overlay.slot(obj, name) if is_slot(found) else found.__get__(obj, type(obj))
+    if value is MISSING:
+        _guard_empty(vm, obj, name)
+        shown = whole_name(type(obj)) if PY313 else type(obj).__name__
+        raise AttributeError(f"{shown!r} object has no attribute {name!r}", name=name, obj=obj)
+    computed = type(found) is not types.MemberDescriptorType
+    if origin is not None and (computed or outside.log.is_original_attribute(obj, name, value)):
+        return wrap_values.wrap(outside, value, origin.child("member", name))
+    return value
+
+
+# What reading an attribute that C code computes does besides, by its descriptor.
+NOTED_READS: dict[object, Callable[[VM, object], None]] = {}
+
+
+def _check_known(found: object, obj: object, name: str) -> None:
+    """Raises Unsupported for an attribute that code of C computes, where it is not known to do nothing else."""
+    if type(found) is types.GetSetDescriptorType and not is_pure_attribute(found):
+        what = f"attribute {name!r} of an outside {type(obj).__qualname__}, whose effects are not known"
+        raise Unsupported(Reason(UNSUPPORTED_CALL, what))
+
+
+def from_class(vm: VM, found: object, owner: type, name: str, part: str | None = None) -> object:
+    """`found`, which the class `owner` holds under `name`, or its attribute `part` (what a staticmethod holds): read as any
+    object from outside is."""
+    value = found if part is None else getattr(found, part)
+    if type(value) is FunctionType or owner is None or vm.outside.origins.is_made_class(owner):
+        return value
+    if vm.outside.log.touches(owner, name):
+        return value
+    origin = vm.outside.origins.const(owner).child("attr", name)
+    return wrap_values.wrap(
+        vm.outside, value, origin if part is None else origin.child("member", part), decided=True
+    )
+
+
+def load_python_data(vm: VM, obj: object, name: str, found: object) -> object:
+    """What the `__get__` of a data descriptor written in Python gives for `obj`."""
+    if type(found) is enum.property and found is vars(enum.Enum).get(name):
+        return load_generic(vm, obj, f"_{name}_")  # value, name: the library's own properties
+    found = from_class(vm, found, vm.type_info(type(obj)).find(name)[2], name)
+    get = descriptor_method(vm, found, "__get__")
+    return vm.call_function(cast(FunctionType, get), (found, obj, type(obj)))
+
+
+DATA_LOADERS: dict[Sentinel, Callable[..., object]] = {
+    PROPERTY: _load_property,
+    NATIVE_DATA: _load_native_data,
+    PYTHON_DATA: load_python_data,
+}
+
+
+def load_value(vm: VM, obj: object, name: str, found: object, owner: type) -> object:
+    """A plain value `found` that the class `owner` holds under `name`."""
+    if vm.outside.origins.is_made_class(owner) or vm.outside.log.touches(owner, name):
+        return found
+    return wrap_values.wrap(
+        vm.outside, found, vm.outside.origins.const(owner).child("attr", name), decided=True
+    )
+
+
+def load_non_data(vm: VM, obj: object, name: str, found: Descriptor, owner: type) -> object:
+    """What the `__get__` of a descriptor without `__set__` gives for `obj`."""
+    get = descriptor_method(vm, found, "__get__")
+    if type(get) is FunctionType:
+        return vm.call_function(get, (from_class(vm, found, owner, name), obj, type(obj)))
+    bound = found.__get__(obj, type(obj))
+    if type(bound) is MethodType and bound.__func__ is found:  # as a cached function does
+        from_class(vm, found, owner, name)
+    return bound
+
+
+def _load_cached_property(
+    vm: VM, obj: object, name: str, found: functools.cached_property[object], owner: type
+) -> object:
+    origin = vm.outside.origins.get(id(obj))
+    if origin is not None and vm.outside.log.was_absent(obj, name):
+        vm.outside.facts.guard("not_in_dict", origin, name, key=name)
+    attribute = found.attrname or name
+    vm.frames.tail = through(vm.frames.tail, result_polyfills.cached, obj, attribute)
+    value = vm.call(found.func, (obj,), {})
+    set_instance(vm, obj, attribute, value)
+    return value
+
+
+def bind_class_method(
+    vm: VM, found: classmethod[object, ..., object], cls: type, owner: type, name: str
+) -> object:
+    """The classmethod `found`, which `owner` holds under `name`, bound to `cls`."""
+    inner: object = found.__func__
+    if type(inner) is FunctionType:
+        return MethodType(inner, cls)
+    get = descriptor_method(vm, inner, "__get__")
+    if get is MISSING:
+        return MethodType(cast(Callable[..., object], from_class(vm, found, owner, name, "__func__")), cls)
+    if type(get) is FunctionType:
+        return vm.call_function(get, (from_class(vm, found, owner, name, "__func__"), cls, type(cls)))
+    return found.__get__(None, cls)
+
+
+CLASS_LOADERS: dict[Sentinel, Callable[..., object]] = {
+    FUNCTION: lambda vm, obj, name, found, owner: MethodType(found, obj),
+    CLASS_METHOD: lambda vm, obj, name, found, owner: bind_class_method(vm, found, type(obj), owner, name),
+    STATIC_METHOD: lambda vm, obj, name, found, owner: from_class(vm, found, owner, name, "__func__"),
+    VALUE: load_value,
+    NON_DATA: load_non_data,
+    CACHED_PROPERTY: _load_cached_property,
+}

@@ -1,0 +1,221 @@
+"""Reading an attribute: which function answers depends on the object's type alone."""
+
+from __future__ import annotations
+
+import functools
+import random
+import types
+from collections.abc import Callable
+
+import torch
+
+from smelt._native import isinstance
+from smelt.capture.base.call_handlers import unsupported
+from smelt.capture.base.type_lookup import ABSENT, FUNCTION, type_find
+from smelt.capture.base.value_kinds import (
+    CONTAINER_TYPES,
+    LEAF_TYPES,
+    MISSING,
+    NULL,
+    FunctionType,
+    MethodType,
+    instance_dict,
+)
+from smelt.capture.base.vm_frames import Coroutine, Generator
+from smelt.capture.proxies import array_proxy
+from smelt.capture.semantics import number_semantics
+from smelt.capture.semantics.attributes.class_attributes import load_class_attr, load_super_attr
+from smelt.capture.semantics.attributes.instance_attributes import (
+    CLASS_LOADERS,
+    DATA_LOADERS,
+    load_generic,
+    load_through,
+)
+from smelt.capture.semantics.attributes.namespace_attributes import (
+    bound_part,
+    load_coroutine,
+    load_function_attr,
+    load_generator,
+    load_module_attr,
+)
+from smelt.capture.semantics.attributes.native_attributes import load_by_class
+from smelt.capture.semantics.attributes.tensor_attributes import load_tensor_attr
+from smelt.capture.vm.vm import VM
+from smelt.errors import Unsupported
+from smelt.reasons import RANDOM_STATE, TENSOR_SUBCLASS, UNSUPPORTED_OBJECT, Reason
+from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
+from smelt.tracing.fake.fake_tensor import FakeTensor, hides_metadata
+from smelt.tracing.fake.plain_tensor_classes import PLAIN_TYPES
+from smelt.tracing.symbolic.sym_numbers import NUMBERS
+from smelt.tracing.symbolic.symbolic_ranges import EXAMPLES
+
+
+def load_attr(vm: VM, obj: object, name: str) -> object:
+    """`obj.name`. Raises AttributeError as the object would."""
+    cls = type(obj)
+    loader = LOADERS.get(cls)
+    if loader is not None:
+        if cls not in _GIVING_RESULTS:
+            vm.frames.tail = None
+        return loader(vm, obj, name)
+    if isinstance(obj, type):
+        return load_class_attr(vm, obj, name)
+    if isinstance(obj, types.ModuleType):
+        vm.frames.tail = None
+        return load_module_attr(vm, obj, name)
+    if isinstance(obj, torch.Tensor):
+        return load_of_tensor(vm, obj, name)
+    info = vm.type_info(cls)
+    if info.getattribute is not None:
+        return load_through(vm, obj, name, info, info.getattribute)
+    if info.reads_own or (info.hides_dict and info.find(name)[0] not in DATA_LOADERS):
+        vm.frames.tail = None
+        return load_by_class(vm, obj, name)
+    return load_generic(vm, obj, name)
+
+
+def load_method(vm: VM, obj: object, name: str) -> tuple[object, object]:
+    """`obj.name` about to be called: (function, obj), or (NULL, what was found)."""
+    cls = type(obj)
+    if cls not in LOADERS and cls not in LEAF_TYPES:
+        info = vm.type_info(cls)
+        plain = info.getattribute is None and not info.reads_own
+        if plain and not isinstance(obj, (type, types.ModuleType, torch.Tensor)):
+            how, found, _ = info.find(name)
+            if how is FUNCTION and not in_instance(vm, obj, name):
+                return found, obj
+    return NULL, load_attr(vm, obj, name)
+
+
+def in_instance(vm: VM, obj: object, name: str) -> bool:
+    """Whether `name` is in the instance's dictionary, guarded."""
+    outside, cls = vm.outside, type(obj)
+    outside.facts.use_class(cls)
+    own = outside.overlay.own(obj)
+    if own is None:
+        return False
+    present = name in own
+    origin = outside.origins.get(id(obj))
+    if not present and origin is not None and outside.log.was_absent(obj, name):
+        outside.facts.guard("not_in_dict", origin, name, key=name)
+    return present
+
+
+def load_special(vm: VM, obj: object, name: str) -> object:
+    """A special method of `obj`, as the interpreter finds it: through the class alone. MISSING if there is none."""
+    cls = type(obj)
+    if isinstance(obj, torch.Tensor) or cls in LOADERS:
+        return load_default(vm, obj, name, MISSING) if hasattr(cls, name) else MISSING
+    vm.outside.facts.use_class(cls)
+    how, found, owner = vm.type_info(cls).find(name)
+    if how is ABSENT:
+        return MISSING
+    if how in DATA_LOADERS:
+        return DATA_LOADERS[how](vm, obj, name, found)
+    return CLASS_LOADERS[how](vm, obj, name, found, owner)
+
+
+def load_default(vm: VM, obj: object, name: str, default: object) -> object:
+    """`getattr(obj, name, default)`."""
+    try:
+        return load_attr(vm, obj, name)
+    except AttributeError:
+        return default
+
+
+def load_bound_attr(vm: VM, method: MethodType, name: str) -> object:
+    """An attribute of a bound method: its own, or its function's."""
+    if name in ("__func__", "__self__"):
+        return bound_part(vm, method, name)
+    function = bound_part(vm, method, "__func__")
+    if name == "__class__" or (name != "__doc__" and name in type(method).__dict__):
+        return getattr(method, name)
+    return load_attr(vm, function, name)
+
+
+def load_array_attr(vm: VM, array: array_proxy.Array, name: str) -> object:
+    """An attribute of an array or NumPy scalar that the trace computes."""
+    return array_proxy.attribute(array, name)
+
+
+def load_native(vm: VM, obj: object, name: str) -> object:
+    """An attribute of an object whose type is C code that runs nothing of the user's."""
+    return getattr(obj, name)
+
+
+def load_of_tensor(vm: VM, tensor: torch.Tensor, name: str) -> object:
+    """An attribute of a tensor that no fake stands for: inside a transform, or odd and from outside. Of the latter the
+    metadata that is guarded, what its own class and its instance dictionary hold, and methods of C, whose calls break the
+    graph; raises Unsupported for others."""
+    origin = vm.outside.origins.get(id(tensor))
+    if origin is None:
+        return getattr(tensor, name)
+    cls = type(tensor)
+    hidden = hides_metadata(tensor)
+    if hidden and vm.type_info(cls).find(name)[2] not in torch.Tensor.__mro__:
+        return _load_of_subclass(vm, tensor, name)
+    method = type(type_find(cls, name)) is types.MethodDescriptorType
+    if not method and (hidden or name not in _GUARDED):
+        kind = UNSUPPORTED_OBJECT if cls in PLAIN_TYPES else TENSOR_SUBCLASS
+        raise unsupported(f"{name} of a {cls.__qualname__} that no fake stands for", kind)
+    if method:
+        if name in (instance_dict(tensor) or {}):
+            return load_generic(vm, tensor, name)
+        vm.outside.facts.guard("not_in_dict", origin, name, key=name)
+    with DisableTorchFunction(), DisableTorchDispatch():
+        return getattr(tensor, name)
+
+
+def _load_of_subclass(vm: VM, tensor: torch.Tensor, name: str) -> object:
+    """What the subclass itself, or the instance, holds under `name`."""
+    info = vm.type_info(type(tensor))
+    if info.getattribute is not None:
+        return load_through(vm, tensor, name, info, info.getattribute)
+    return load_generic(vm, tensor, name)
+
+
+_GUARDED = frozenset(
+    (
+        "shape",
+        "dtype",
+        "device",
+        "layout",
+        "ndim",
+        "requires_grad",
+        "is_sparse",
+        "is_sparse_csr",
+        "is_quantized",
+    )
+)
+
+
+def load_of_random(vm: VM, generator: random.Random, name: str) -> object:
+    """An attribute of a generator of random numbers. Raises Unsupported for what a draw has left in it."""
+    if name == "gauss_next" and any(draw.generator is generator for draw in vm.outside.log.draws):
+        raise Unsupported(Reason(RANDOM_STATE, "random.gauss_next"))
+    return load_generic(vm, generator, name)
+
+
+LOADERS: dict[type, Callable[..., object]] = {  # loader(vm, obj, name)
+    FakeTensor: load_tensor_attr,
+    array_proxy.Array: load_array_attr,
+    types.ModuleType: load_module_attr,
+    type: load_class_attr,
+    FunctionType: load_function_attr,
+    MethodType: load_bound_attr,
+    functools.partial: load_generic,
+    super: load_super_attr,
+    Generator: load_generator,
+    Coroutine: load_coroutine,
+    types.BuiltinFunctionType: load_native,
+    types.CodeType: load_native,
+    types.GenericAlias: load_native,
+    types.UnionType: load_native,
+    tuple: load_native,
+    random.Random: load_of_random,
+    **dict.fromkeys(NUMBERS, number_semantics.load_attr),
+    **dict.fromkeys(EXAMPLES, number_semantics.load_attr_of_standin),
+    **dict.fromkeys(LEAF_TYPES, load_native),
+    **dict.fromkeys(CONTAINER_TYPES, load_native),
+}
+_GIVING_RESULTS = (type, super)  # the only Python function that these loaders run gives what they return

@@ -1,0 +1,37 @@
+"""Methods looked up on classes: whether they are written in Python decides who carries them out."""
+
+from __future__ import annotations
+
+from smelt.capture.base.type_lookup import FUNCTION, type_find
+from smelt.capture.base.value_kinds import CONTAINER_TYPES, LEAF_TYPES, FunctionType
+from smelt.capture.base.vm_frames import WALKED, Coroutine, Generator, VMCallable
+from smelt.capture.vm.vm import VM
+from smelt.tracing.fake.fake_tensor import FakeTensor
+from smelt.tracing.symbolic.sym_numbers import NUMBERS
+from smelt.tracing.symbolic.symbolic_ranges import EXAMPLES
+
+_VM_TYPES = (
+    FakeTensor, Generator, Coroutine, VMCallable, *WALKED, *NUMBERS, *EXAMPLES
+)  # fmt: skip
+SIMPLE_TYPES = LEAF_TYPES | {FakeTensor, tuple, FunctionType, type}
+
+
+def may_define_operators(kind: type) -> bool:
+    """Whether instances of the class may have operators that are written in Python."""
+    return kind not in SIMPLE_TYPES and kind not in CONTAINER_TYPES
+
+
+def python_method(vm: VM, obj: object, name: str) -> FunctionType | None:
+    """The special method `name` of obj's class if it is written in Python, else None. That there is none is guarded too."""
+    cls = type(obj)
+    if cls in LEAF_TYPES or cls in _VM_TYPES or cls in CONTAINER_TYPES:
+        return None
+    vm.outside.facts.use_class(cls)
+    how, found, _ = vm.type_info(cls).find(name)
+    return found if how is FUNCTION else None
+
+
+def descriptor_method(vm: VM, descriptor: object, name: str) -> object:
+    """The method `name` (`__get__`, `__set__`) of a descriptor's class, guarded; MISSING if there is none."""
+    vm.outside.facts.use_class(type(descriptor))
+    return type_find(type(descriptor), name)

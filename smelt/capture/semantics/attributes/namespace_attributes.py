@@ -1,0 +1,205 @@
+"""Attributes of modules, functions, partial calls and generators."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Sequence
+from typing import cast
+
+from smelt.capture.base.native_functions import is_native_module
+from smelt.capture.base.type_lookup import NATIVE_DATA
+from smelt.capture.base.value_kinds import MISSING, FunctionType, MethodType, module_dict, module_name
+from smelt.capture.base.vm_frames import Coroutine, Generator
+from smelt.capture.environment import container_contents, environment_mutations, wrap_values
+from smelt.capture.semantics import scopes
+from smelt.capture.semantics.attributes.annotations import annotations_of, check_annotations
+from smelt.capture.semantics.attributes.instance_attributes import CLASS_LOADERS, DATA_LOADERS, load_through
+from smelt.capture.vm.vm import VM
+from smelt.errors import Unsupported
+from smelt.reasons import UNSUPPORTED_CALL, Reason
+
+
+def load_module_attr(vm: VM, module: types.ModuleType, name: str) -> object:
+    """An attribute of a Python module, by the `__getattribute__` that its class may have."""
+    if not is_native_module(module_name(module)):
+        _use_module_class(vm, module)
+    info = vm.type_info(type(module))
+    if info.getattribute is not None:
+        vm.outside.facts.use_class(type(module))
+        return load_through(vm, module, name, info, info.getattribute)
+    return load_from_module(vm, module, name)
+
+
+def load_from_module(vm: VM, module: types.ModuleType, name: str) -> object:
+    """`ModuleType.__getattribute__`, guarded by the value; the `__dict__` of a module is what `globals()` gives."""
+    outside, own = vm.outside, module_dict(module)
+    if name == "__dict__":
+        return scopes.expose(vm, own)
+    found = _through_class(vm, module, name) if type(module) is not types.ModuleType else MISSING
+    if found is not MISSING:
+        return found
+    if outside.log.touches(own, name):
+        value = outside.overlay.name(own, name)
+        if value is MISSING:
+            raise AttributeError(
+                f"module {module_name(module)!r} has no attribute {name!r}", name=name, obj=module
+            )
+        return value
+    memo = outside.memo.of(module)
+    value = memo.get(name, MISSING)
+    if value is MISSING:
+        if name in own:
+            value = wrap_values.wrap(outside, own[name], outside.origins.known(module).child("attr", name))
+        else:
+            value = _missing_in_module(vm, module, name)
+            if name in own:  # a lazily loaded submodule
+                value = wrap_values.wrap(outside, value, outside.origins.known(module).child("attr", name))
+        memo[name] = value
+    return value
+
+
+def _use_module_class(vm: VM, module: types.ModuleType) -> None:
+    """The trace depends on the class of a module, which may be given another one."""
+    origin = vm.outside.origins.known(module).child("type", None)
+    vm.outside.facts.guard("id", origin, type(module))
+
+
+def _through_class(vm: VM, module: types.ModuleType, name: str) -> object:
+    """What Python code of a module's own class gives for `name`; MISSING where it has none."""
+    cls = type(module)
+    if is_native_module(cls.__module__):
+        return MISSING
+    info = vm.type_info(cls)
+    vm.outside.facts.use_class(cls)
+    how, found, owner = info.find(name)
+    if how in DATA_LOADERS and how is not NATIVE_DATA:
+        return DATA_LOADERS[how](vm, module, name, found)
+    if how in CLASS_LOADERS and name not in module_dict(module) and owner is not object:
+        return CLASS_LOADERS[how](vm, module, name, found, owner)
+    return MISSING
+
+
+def _missing_in_module(vm: VM, module: types.ModuleType, name: str) -> object:
+    """`__getattr__` of a module; that the name is not simply there is guarded."""
+    outside, own = vm.outside, module_dict(module)
+    own_getattr = own.get("__getattr__")
+    try:
+        if type(own_getattr) is FunctionType and not is_native_module(module_name(module)):
+            return vm.call(load_from_module(vm, module, "__getattr__"), (name,), {})
+        if name == "__annotations__":
+            check_annotations(outside, module)
+        return getattr(module, name)
+    except AttributeError:
+        if name != "__name__" and "__name__" in own:
+            load_from_module(vm, module, "__name__")  # the error names the module
+        raise
+    finally:
+        if name not in own:
+            outside.facts.guard("not_in_dict", outside.origins.known(module), name, key=name)
+        if own_getattr is None:
+            outside.facts.guard(
+                "not_in_dict", outside.origins.known(module), "__getattr__", key="__getattr__"
+            )
+
+
+def load_function_attr(vm: VM, function: FunctionType, name: str) -> object:
+    """An attribute of a function written in Python; its code and defaults are guarded as one, and its `__globals__` are what
+    `globals()` gives."""
+    outside = vm.outside
+    if name == "__globals__":
+        return scopes.expose(vm, function.__globals__)
+    if name == "__annotations__":
+        annotations_of(vm, function)
+    if outside.origins.of(function) is None:
+        return getattr(function, name)
+    own = outside.overlay.own(function) or {}
+    if name in own and not outside.log.is_original_attribute(function, name, own[name]):
+        return own[name]
+    if name not in own and all(name not in k.__dict__ for k in FunctionType.__mro__):
+        if outside.log.was_absent(function, name):
+            outside.facts.guard("not_in_dict", outside.origins.const(function), name, key=name)
+        raise AttributeError(f"'function' object has no attribute {name!r}", name=name, obj=function)
+    value = own[name] if name in own else getattr(function, name)
+    if name == "__dict__":
+        return environment_mutations.own_dict(outside, function, function.__dict__)
+    if name in (
+        "__kwdefaults__",
+        "__annotations__",
+        "__annotate__",
+        "__closure__",
+        "__name__",
+        "__qualname__",
+        "__module__",
+        "__doc__",
+    ):
+        return wrap_values.wrap(outside, value, outside.origins.const(function).child("member", name))
+    if name in own:
+        return wrap_values.wrap(outside, value, outside.origins.const(function).child("attr", name))
+    outside.facts.use_function(function)
+    if name in _FUNCTION_PARTS:
+        return wrap_values.wrap(
+            outside,
+            value,
+            outside.origins.const(function).child("member", name),
+            decided=name != "__annotations__",
+        )
+    return wrap_values.fake(outside, value)
+
+
+_FUNCTION_PARTS = ("__kwdefaults__", "__defaults__", "__annotations__")
+
+
+def bound_part(vm: VM, method: MethodType, name: str) -> object:
+    """`__func__` or `__self__` of a bound method."""
+    origin = vm.outside.origins.get(id(method))
+    value = getattr(method, name)
+    return value if origin is None else wrap_values.wrap(vm.outside, value, origin.child("member", name))
+
+
+def partial_parts(
+    vm: VM, partial: functools.partial[object]
+) -> tuple[object, tuple[object, ...], dict[str, object]]:
+    """The function, the arguments and the keyword arguments of a partial call, of one from outside guarded."""
+    origin = vm.outside.origins.get(id(partial))
+    if origin is None:
+        return partial.func, partial.args, partial.keywords
+    function, args, keywords = (
+        wrap_values.wrap(vm.outside, getattr(partial, name), origin.child("member", name))
+        for name in ("func", "args", "keywords")
+    )
+    held = container_contents.view(vm.outside, keywords, deep=False)
+    return function, cast("tuple[object, ...]", args), held
+
+
+PLACEHOLDER = getattr(functools, "Placeholder", MISSING)  # what a call fills; from 3.14 on
+
+
+def filled(bound: Sequence[object], args: Sequence[object]) -> tuple[object, ...]:
+    """The arguments of a partial call with those that it is given: first in the places that it leaves for them."""
+    rest = iter(args)
+    return (*(next(rest, a) if a is PLACEHOLDER else a for a in bound), *rest)
+
+
+def load_coroutine(vm: VM, obj: Coroutine, name: str) -> object:
+    """An attribute of a coroutine that the VM runs."""
+    if name in ("__name__", "__qualname__"):
+        return getattr(obj.frame.function, name)
+    if name == "__class__":
+        return types.CoroutineType
+    raise Unsupported(Reason(UNSUPPORTED_CALL, f"{name} of a coroutine"))
+
+
+def load_generator(vm: VM, obj: Generator, name: str) -> object:
+    """An attribute of a generator that the VM runs, as a real generator has it."""
+    if name in ("send", "throw", "close", "__next__", "__iter__"):
+        return getattr(obj, name)
+    if name in ("__name__", "__qualname__"):
+        return getattr(obj.frame.function, name)
+    if name == "__class__":
+        return types.GeneratorType
+    if name in ("gi_running", "gi_suspended", "gi_yieldfrom"):
+        return getattr(obj, name[3:])
+    if any(name in cls.__dict__ for cls in types.GeneratorType.__mro__):
+        raise Unsupported(Reason(UNSUPPORTED_CALL, f"{name} of a generator"))
+    raise AttributeError(f"'generator' object has no attribute {name!r}", name=name, obj=obj)

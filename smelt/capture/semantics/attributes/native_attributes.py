@@ -1,0 +1,118 @@
+"""Attributes of objects whose class, in C, has a way of its own to read and to store them.
+
+Neither their `__dict__` nor their class says what they have. What is known is done as they do it: `threading.local` keeps a
+dictionary for each thread. Of other objects from outside nothing is read or stored; those that the trace made are asked.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable
+from typing import NoReturn, cast
+
+from smelt._native import isinstance
+from smelt.capture.base.type_lookup import FUNCTION
+from smelt.capture.base.value_kinds import MISSING
+from smelt.capture.environment import wrap_values
+from smelt.capture.semantics.attributes.instance_attributes import CLASS_LOADERS, DATA_LOADERS
+from smelt.capture.vm.vm import VM
+from smelt.errors import Unsupported
+from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason, ReasonKind
+
+
+def load_by_class(vm: VM, obj: object, name: str) -> object:
+    """`obj.name`. Raises AttributeError as the object would, Unsupported where that is not known."""
+    if isinstance(obj, threading.local) and id(obj) in vm.outside.origins:
+        return _load_local(vm, obj, name)
+    if not _is_made(vm, obj):
+        raise _unknown(obj, name, "is read", UNSUPPORTED_CALL)
+    return wrap_values.fake(vm.outside, vm.native(getattr, (obj, name)))
+
+
+def store_by_class(vm: VM, obj: object, name: str, value: object) -> None:
+    """`obj.name = value`. Raises what the object would, Unsupported where that is not known."""
+    if isinstance(obj, threading.local) and id(obj) in vm.outside.origins:
+        return vm.store_item(_changeable(vm, obj, name), name, value)
+    if not _is_made(vm, obj):
+        raise _unknown(obj, name, "is set", UNSUPPORTED_EFFECT)
+    vm.native(setattr, (obj, name, value))
+    return None
+
+
+def delete_by_class(vm: VM, obj: object, name: str) -> None:
+    """`del obj.name`. Raises what the object would, Unsupported where that is not known."""
+    if not isinstance(obj, threading.local) or id(obj) not in vm.outside.origins:
+        if not _is_made(vm, obj):
+            raise _unknown(obj, name, "is deleted", UNSUPPORTED_EFFECT)
+        vm.native(delattr, (obj, name))
+        return
+    own = _changeable(vm, obj, name)
+    if not vm.contains(name, own):
+        _no_attribute(obj, name)
+    vm.delete_item(own, name)
+
+
+def _is_made(vm: VM, obj: object) -> bool:
+    """Whether the trace made the object, and it stands for no other."""
+    return id(obj) not in vm.outside.origins and type(obj) not in _FORWARDING
+
+
+_FORWARDING = (weakref.ProxyType, weakref.CallableProxyType)
+
+
+def _unknown(obj: object, name: str, done: str, kind: ReasonKind) -> Unsupported:
+    what = f"attribute {name!r} of a {type(obj).__qualname__} {done}, which has a way of its own to do that"
+    return Unsupported(Reason(kind, what))
+
+
+# ------------------------------------------------------------------------------------------- threading.local
+
+
+def _load_local(vm: VM, obj: threading.local, name: str) -> object:
+    own = _thread_dict(vm, obj)
+    if name == "__dict__":
+        return own
+    cls = type(obj)
+    vm.outside.facts.use_class(cls)
+    info = vm.type_info(cls)
+    how, found, owner = info.find(name)
+    if how in DATA_LOADERS:
+        return DATA_LOADERS[how](vm, obj, name, found)
+    if vm.contains(name, own):
+        return vm.subscript(own, name)
+    if how in CLASS_LOADERS:
+        return CLASS_LOADERS[how](vm, obj, name, found, owner)
+    if info.getattr is not MISSING:
+        return vm.call(info.getattr, (obj, name), {})
+    return _no_attribute(obj, name)
+
+
+def _thread_dict(vm: VM, obj: threading.local) -> dict[str, object]:
+    """The attributes that `obj` has on this thread: an outside object, which guards ask the object for."""
+    if (
+        vm.type_info(type(obj)).find("__init__")[0] is FUNCTION
+    ):  # would run on a thread that is new to the object
+        raise _unknown(obj, "__dict__", "is read", UNSUPPORTED_CALL)
+    read = vm.outside.memo.of(obj).setdefault("__dict__", functools.partial(getattr, obj, "__dict__"))
+    own: dict[str, object] = cast("Callable[[], dict[str, object]]", read)()
+    if id(own) not in vm.outside.origins:
+        vm.outside.facts.use_identity(obj)
+        origin = vm.outside.origins.const(read, f"vars({type(obj).__qualname__})").child("call", None)
+        vm.outside.facts.guard("type", origin, dict)
+        vm.outside.origins.register(own, origin)
+    return own
+
+
+def _changeable(vm: VM, obj: threading.local, name: str) -> dict[str, object]:
+    """The dictionary in which `obj.name` is set or deleted. Raises Unsupported where a descriptor would do it."""
+    how = vm.type_info(type(obj)).find(name)[0]
+    if how in DATA_LOADERS:
+        raise _unknown(obj, name, "is set", UNSUPPORTED_EFFECT)
+    return _thread_dict(vm, obj)
+
+
+def _no_attribute(obj: threading.local, name: str) -> NoReturn:
+    shown = "_thread._local" if type(obj) is threading.local else type(obj).__name__
+    raise AttributeError(f"{shown!r} object has no attribute {name!r}", name=name, obj=obj)

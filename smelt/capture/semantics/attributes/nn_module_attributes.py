@@ -1,0 +1,114 @@
+"""Parameters, buffers and submodules: the attributes that an `nn.Module` keeps in dictionaries of its own.
+
+`nn.Module.__getattr__` looks into three dictionaries (`MODULE_DICTS`) for what the instance's `__dict__` does not hold, and
+`nn.Module.__setattr__` chooses among them. The guard of such an attribute is made here: `load_entry` reads it at the origin
+`("param", name)` of its module, and `guard_absent` says that a module has no attribute of a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import nn
+
+from smelt._native import isinstance
+from smelt.capture.base.value_kinds import MISSING
+from smelt.capture.environment import environment_mutations, wrap_values
+from smelt.capture.vm.vm import VM
+from smelt.torch_private import DisableTorchFunction
+
+MODULE_DICTS = ("_parameters", "_buffers", "_modules")
+MODULE_GETATTR = nn.Module.__getattr__
+MODULE_SETATTR = nn.Module.__setattr__
+_Entries = dict[str, object]
+
+
+def load_entry(vm: VM, module: object, name: str, own: dict[str, object]) -> object:
+    """The parameter, buffer or submodule `name` of a module whose `__dict__` is `own`; MISSING if it has none."""
+    outside = vm.outside
+    for key in MODULE_DICTS:
+        entries = cast("_Entries | None", own.get(key))
+        held = {} if entries is None else outside.overlay.now(entries)
+        if entries is not None and name in held:
+            value = held[name]
+            origin = outside.origins.get(id(module))
+            if origin is None:
+                return wrap_values.fake(outside, value)
+            if not outside.log.is_original(entries, name, value):
+                return value
+            result = wrap_values.wrap(outside, value, origin.child("param", name))
+            if module not in outside.log and entries not in outside.log:
+                outside.memo.found_in(entries, module, name, result)
+            return result
+    return MISSING
+
+
+def guard_absent(vm: VM, obj: object, name: str, own: dict[str, object]) -> None:
+    """An object from outside, whose `__dict__` is `own`, has no attribute `name`, in a module's dictionaries neither."""
+    origin = vm.outside.origins.get(id(obj))
+    if origin is None or not vm.outside.log.was_absent(obj, name):
+        return
+    parts = [own[k] for k in MODULE_DICTS if isinstance(own.get(k), dict)]
+    if all(k != name for part in parts for k, _ in vm.outside.log.contents(part)):
+        vm.outside.facts.guard("no_attr", origin, name, key=name)
+
+
+def belongs_in_dicts(vm: VM, module: nn.Module, name: str, value: object) -> bool:
+    """Whether `module.name = value` changes one of the module's dictionaries."""
+    return isinstance(value, (nn.Parameter, nn.Module)) or _is_held(vm, module, name)
+
+
+def store_entry(vm: VM, module: nn.Module, name: str, value: object) -> None:
+    """What `nn.Module.__setattr__` does where `belongs_in_dicts`."""
+    with DisableTorchFunction():
+        _changed(vm, module, lambda it: MODULE_SETATTR(it, name, cast("torch.Tensor | nn.Module", value)))
+
+
+def delete_entry(vm: VM, module: nn.Module, name: str) -> bool:
+    """What `nn.Module.__delattr__` does for a name in one of the module's dictionaries; False for any other name."""
+    if not _is_held(vm, module, name):
+        return False
+    _changed(vm, module, lambda it: nn.Module.__delattr__(it, name))
+    return True
+
+
+def _changed(vm: VM, module: nn.Module, change: Callable[[nn.Module], None]) -> None:
+    """Torch's own code changes the dictionaries of `module`. In place of an outside module it is given another one, whose
+    dictionaries are those of the overlay."""
+    if id(module) not in vm.outside.origins:
+        return change(module)
+    overlay, own = vm.outside.overlay, vm.outside.overlay.own(module)
+    assert own is not None
+    for key in _HELD:
+        if key in own:
+            _touch_dict(vm, module, key, own[key])
+    environment_mutations.touch(vm.outside, module)
+    vm.outside.memo.by_id.pop(id(module), None)
+    own = overlay.own(module)
+    assert own is not None
+    stand_in = nn.Module.__new__(nn.Module)
+    held = {k: overlay.now(v) if k in _HELD else v for k, v in own.items()}
+    object.__setattr__(stand_in, "__dict__", held)
+    change(stand_in)
+    for key in [k for k in own if k not in held]:  # what is a parameter now is no plain attribute any more
+        del own[key]
+
+
+_HELD = (*MODULE_DICTS, "_non_persistent_buffers_set")
+
+
+def _dicts_of(vm: VM, module: nn.Module) -> list[_Entries]:
+    own = vm.outside.overlay.own(module) or {}
+    return [cast(_Entries, own[k]) for k in MODULE_DICTS if k in own]
+
+
+def _is_held(vm: VM, module: nn.Module, name: str) -> bool:
+    return any(name in vm.outside.overlay.now(held) for held in _dicts_of(vm, module))
+
+
+def _touch_dict(vm: VM, module: nn.Module, key: str, entries: object) -> None:
+    if id(entries) not in vm.outside.origins:
+        wrap_values.wrap(vm.outside, entries, vm.outside.origins[id(module)].child("attr", key))
+    environment_mutations.touch(vm.outside, entries)

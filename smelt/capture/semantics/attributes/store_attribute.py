@@ -1,0 +1,221 @@
+"""Setting and deleting an attribute."""
+
+from __future__ import annotations
+
+import types
+from typing import cast
+
+import torch
+from torch import nn
+
+from smelt._native import isinstance
+from smelt.capture.base.native_functions import is_native_module
+from smelt.capture.base.type_lookup import FUNCTION, NATIVE_DATA, PROPERTY, PYTHON_DATA, type_find
+from smelt.capture.base.value_kinds import (
+    IMMUTABLE_TYPE_FLAG,
+    MISSING,
+    FunctionType,
+    is_special_name,
+    module_dict,
+    module_name,
+)
+from smelt.capture.environment import environment_mutations
+from smelt.capture.environment.mutation_log import slot_names
+from smelt.capture.semantics import scopes
+from smelt.capture.semantics.attributes import nn_module_attributes
+from smelt.capture.semantics.attributes.instance_attributes import (
+    DATA_LOADERS,
+    delete_property,
+    from_class,
+    set_instance,
+    store_property,
+)
+from smelt.capture.semantics.attributes.load_attribute import load_attr
+from smelt.capture.semantics.attributes.method_lookup import descriptor_method
+from smelt.capture.semantics.attributes.namespace_attributes import load_from_module
+from smelt.capture.semantics.attributes.native_attributes import delete_by_class, store_by_class
+from smelt.capture.semantics.attributes.tensor_attributes import store_tensor_attr
+from smelt.capture.vm.vm import VM
+from smelt.errors import Unsupported
+from smelt.reasons import UNSUPPORTED_EFFECT, Reason
+from smelt.tracing.fake.fake_tensor import FakeTensor
+
+
+def store_attr(vm: VM, obj: object, name: str, value: object) -> None:
+    """`obj.name = value`."""
+    cls = type(obj)
+    if type(obj) is FakeTensor:
+        vm.frames.tail = None
+        return store_tensor_attr(vm, obj, name, value)
+    if isinstance(obj, torch.Tensor) and id(obj) in vm.outside.origins:
+        raise Unsupported(
+            Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a {cls.__qualname__} that no fake stands for")
+        )
+    if isinstance(obj, (type, types.ModuleType)) or cls is FunctionType:
+        return _store_named(vm, obj, name, value)
+    info = vm.type_info(cls)
+    vm.outside.facts.use_class(cls)
+    if info.stores_own:
+        vm.frames.tail = None
+        store_by_class(vm, obj, name, value)
+    elif info.setattr is not None and info.setattr is not nn_module_attributes.MODULE_SETATTR:
+        vm.call(info.setattr, (obj, name, value), {})
+    elif info.is_module and info.setattr is nn_module_attributes.MODULE_SETATTR:
+        store_in_module(vm, cast(nn.Module, obj), name, value)
+    else:
+        store_generic(vm, obj, name, value)
+
+
+def store_generic(vm: VM, obj: object, name: str, value: object) -> None:
+    """`object.__setattr__`."""
+    how, found, owner = vm.type_info(type(obj)).find(name)
+    if how is NATIVE_DATA:
+        _check_undoable(vm, obj, name)
+    if how is PROPERTY:
+        store_property(vm, obj, found, value)
+    elif how is PYTHON_DATA:
+        setter = descriptor_method(vm, found, "__set__")
+        vm.call_function(cast(FunctionType, setter), (from_class(vm, found, owner, name), obj, value))
+    else:
+        set_instance(vm, obj, name, value)
+
+
+def _check_undoable(vm: VM, obj: object, name: str) -> None:
+    """Raises Unsupported where a field of an outside object is about to change that the overlay does not know."""
+    if id(obj) in vm.outside.origins and name not in _UNDONE and name not in slot_names(type(obj)):
+        what = f"attribute {name!r} of a {type(obj).__qualname__} changes"
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, what))
+
+
+_UNDONE = ("__dict__", "__class__", "cell_contents")
+
+
+def store_in_module(vm: VM, obj: nn.Module, name: str, value: object) -> None:
+    """`nn.Module.__setattr__`."""
+    how = vm.type_info(type(obj)).find(name)[0]
+    if nn_module_attributes.belongs_in_dicts(vm, obj, name, value):
+        vm.frames.tail = None
+        nn_module_attributes.store_entry(vm, obj, name, value)
+    elif how is PROPERTY:
+        store_generic(vm, obj, name, value)
+    else:
+        set_instance(vm, obj, name, value)
+
+
+def _store_named(vm: VM, owner: object, name: str, value: object) -> None:
+    """An attribute of a class, module or function."""
+    meta_setattr = vm.type_info(type(owner)).setattr
+    is_class = isinstance(owner, type)
+    if type(meta_setattr) is FunctionType and (
+        is_class or not is_native_module(meta_setattr.__globals__.get("__name__"))
+    ):
+        vm.call_function(meta_setattr, (owner, name, value))
+    else:
+        _check_metaclass(owner, "__setattr__")
+        store_named(vm, owner, name, value)
+
+
+def _check_metaclass(owner: object, name: str) -> None:
+    """Raises Unsupported for a class whose metaclass, of C, stores or deletes attributes in a way of its own."""
+    found = type_find(type(owner), name)
+    if isinstance(owner, type) and not isinstance(found, FunctionType) and found is not getattr(type, name):
+        meta = type(owner).__qualname__
+        raise Unsupported(
+            Reason(UNSUPPORTED_EFFECT, f"attribute of class {owner.__qualname__}, a {meta}, changes")
+        )
+
+
+def store_named(vm: VM, owner: object, name: str, value: object) -> None:
+    """`type.__setattr__` and its like."""
+    outside = vm.outside
+    if isinstance(owner, types.ModuleType) and (
+        is_native_module(module_name(owner)) or type_find(type(owner), name) is not MISSING
+    ):
+        raise Unsupported(
+            Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of module {module_name(owner)} is set")
+        )
+    if isinstance(owner, types.ModuleType):
+        return scopes.store_global(vm, module_dict(owner), name, value)
+    if id(owner) not in outside.origins or _is_immutable(owner):
+        type.__setattr__(owner, name, value) if isinstance(owner, type) else setattr(owner, name, value)
+    elif isinstance(owner, type):
+        _touch_class(vm, owner, name)
+        outside.log.set_name(owner, name, value)
+    else:
+        _check_plain(owner, name)
+        set_instance(vm, owner, name, value)
+    vm.classes.forget(owner)
+
+
+def _is_immutable(owner: object) -> bool:
+    return isinstance(owner, type) and bool(owner.__flags__ & IMMUTABLE_TYPE_FLAG)
+
+
+def _check_plain(owner: object, name: str) -> None:
+    if is_special_name(name):
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{name} of {owner!r} is set"))
+
+
+def _touch_class(vm: VM, owner: type, name: str) -> None:
+    """Before an attribute of an outside class changes. Raises Unsupported for one that native code may read."""
+    outside = vm.outside
+    if vm.type_info(type(owner)).find(name)[0] in DATA_LOADERS or is_native_module(owner.__module__):
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{name} of class {owner.__qualname__} changes"))
+    _check_plain(owner, name)
+    environment_mutations.touch_class(outside, owner, name, was_read=vm.classes.has_looked_up(owner, name))
+    outside.memo.by_id.clear()
+
+
+def delete_attr(vm: VM, obj: object, name: str) -> None:
+    """`del obj.name`."""
+    if type(obj) is FakeTensor and vm.trace.is_input(obj):
+        raise Unsupported(
+            Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a tensor from outside is deleted")
+        )
+    info = vm.type_info(type(obj))
+    how, found, _ = info.find("__delattr__")
+    if how is FUNCTION and not info.is_module:
+        vm.call_function(found, (obj, name))
+        return
+    if type(found) is types.WrapperDescriptorType and found.__name__ != "__delattr__":
+        vm.call(found, (obj, name), {})  # `__delattr__ = dict.__delitem__`
+        return
+    if isinstance(obj, (type, types.ModuleType)) or type(obj) is FunctionType:
+        return _delete_named(vm, obj, name)
+    if info.stores_own:
+        vm.frames.tail = None
+        return delete_by_class(vm, obj, name)
+    how, found, _ = info.find(name)
+    if how is NATIVE_DATA:
+        _check_undoable(vm, obj, name)
+    if how is PROPERTY:
+        return delete_property(vm, obj, found)
+    if how is PYTHON_DATA:
+        vm.call_function(cast(FunctionType, descriptor_method(vm, found, "__delete__")), (found, obj))
+        return
+    vm.frames.tail = None
+    if id(obj) not in vm.outside.origins:
+        vm.native(delattr, (obj, name))
+    elif not (info.is_module and nn_module_attributes.delete_entry(vm, cast(nn.Module, obj), name)):
+        set_instance(vm, obj, name, MISSING)
+
+
+def _delete_named(vm: VM, owner: object, name: str) -> None:
+    vm.frames.tail = None
+    if isinstance(owner, types.ModuleType):
+        load_from_module(vm, owner, name)
+        return scopes.delete_global(vm, module_dict(owner), name)
+    _check_metaclass(owner, "__delattr__")
+    if id(owner) not in vm.outside.origins or _is_immutable(owner):
+        delattr(owner, name)
+    elif isinstance(owner, type):
+        load_attr(vm, owner, name)
+        if vm.outside.overlay.name(owner, name) is MISSING:
+            raise AttributeError(f"type object {owner.__name__!r} has no attribute {name!r}")
+        _touch_class(vm, owner, name)
+        vm.outside.log.set_name(owner, name, MISSING)
+    else:
+        _check_plain(owner, name)
+        load_attr(vm, owner, name)
+        set_instance(vm, owner, name, MISSING)
+    vm.classes.forget(owner)

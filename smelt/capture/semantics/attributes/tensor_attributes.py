@@ -1,0 +1,211 @@
+"""Attributes of tensors: metadata from the fake, what a tensor from outside holds besides from the real one."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import torch
+
+from smelt.capture.base.call_handlers import TENSOR_SETTERS
+from smelt.capture.base.type_lookup import CLASS_METHOD, FUNCTION, PROPERTY, STATIC_METHOD, VALUE
+from smelt.capture.environment import wrap_values
+from smelt.capture.environment.side_effects import Call
+from smelt.capture.semantics.attributes.instance_attributes import (
+    CLASS_LOADERS,
+    bind_class_method,
+    load_property,
+)
+from smelt.capture.vm.vm import VM
+from smelt.errors import Unsupported
+from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
+from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
+from smelt.tracing.backward.not_differentiable import refuse
+from smelt.tracing.fake.fake_tensor import FakeTensor, check_class, class_of_fake, fake_shape
+from smelt.tracing.fake.plain_tensor_classes import PLAIN_TYPES
+from smelt.tracing.record.torch_function_handlers import is_handled, overridable_member
+
+
+def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
+    """`tensor.name`. Raises AttributeError in the words of the class that the user sees."""
+    if tensor.subclass is not None or vm.trace.call.modes:
+        asked = _asked_member(vm, tensor, name, "__get__")
+        if asked is not None:
+            return vm.trace.call.ask(asked, (tensor,), None)
+    fast = TENSOR_FAST.get(name)
+    if fast is not None:
+        return fast(tensor)
+    if tensor.subclass is not None and vm.type_info(tensor.subclass).find(name)[2] not in PLAIN_MROS:
+        return load_of_class(vm, tensor, tensor.subclass, name)
+    own = tensor.__dict__
+    if name in own and name != "_is_param":
+        return own[name]
+    vm.outside.facts.use_class(torch.Tensor)
+    real = vm.trace.real(tensor)
+    if real is None and vm.trace.autograd.reentrant and name in OF_HISTORY:
+        raise refuse(
+            f"Tensor.{name} inside of a reentrant checkpoint, whose forward eager runs without gradients"
+        )
+    if name in TENSOR_STATE:
+        vm.trace.copies.note_asked(tensor)
+    if real is not None and name in TENSOR_STATE:
+        return TENSOR_STATE[name](vm, tensor, real, name)
+    if real is not None and name in real.__dict__:
+        return wrap_values.wrap(
+            vm.outside, real.__dict__[name], vm.outside.origins.known(tensor).child("attr", name)
+        )
+    if real is not None and not hasattr(torch.Tensor, name):
+        vm.outside.facts.guard("not_in_dict", vm.outside.origins.known(tensor), name, key=name)
+    try:
+        return getattr(tensor, name)
+    except AttributeError as e:
+        text = str(e).replace(f"{FakeTensor.__name__!r}", f"{class_of_fake(tensor).__name__!r}")
+    raise AttributeError(text, name=name, obj=tensor)
+
+
+def _asked_member(vm: VM, tensor: FakeTensor, name: str, method: str) -> Callable[..., object] | None:
+    """The function, `__get__` or `__set__` of C's member `name`, about which torch asks handlers; else None."""
+    if not is_handled(vm.trace.call, (tensor,)):
+        return None
+    if vm.type_info(tensor.subclass or torch.Tensor).find(name)[2] not in PLAIN_MROS:
+        return None
+    return overridable_member(name, method)
+
+
+def load_of_class(vm: VM, tensor: FakeTensor, subclass: type, name: str) -> object:
+    """What the subclass that a fake is seen as of has under `name`, or the tensor itself."""
+    vm.outside.facts.use_class(subclass)
+    how, found, owner = vm.type_info(subclass).find(name)
+    if how is PROPERTY:
+        return load_property(vm, tensor, found)
+    if how not in _BOUND:
+        check_class(tensor, name)
+    own, real = tensor.__dict__, vm.trace.real(tensor)
+    if name in own:
+        return own[name]
+    if real is not None and name in real.__dict__:
+        origin = vm.outside.origins.known(tensor).child("attr", name)
+        return wrap_values.wrap(vm.outside, real.__dict__[name], origin)
+    if real is not None:
+        vm.outside.facts.guard("not_in_dict", vm.outside.origins.known(tensor), name, key=name)
+    if how is CLASS_METHOD:
+        return bind_class_method(vm, found, subclass, owner, name)
+    return CLASS_LOADERS[how](vm, tensor, name, found, owner)
+
+
+_BOUND = (FUNCTION, CLASS_METHOD, STATIC_METHOD, VALUE)
+PLAIN_MROS = (None, *dict.fromkeys(base for cls in PLAIN_TYPES for base in cls.__mro__))
+
+
+def tensor_member(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> object:
+    """What a tensor from outside holds besides its metadata, guarded as an attribute of any other object."""
+    with DisableTorchFunction(), DisableTorchDispatch(), warnings.catch_warnings():
+        # in eager once
+        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
+        value = getattr(real, name)
+    return wrap_values.wrap(vm.outside, value, vm.outside.origins.known(tensor).child("member", name))
+
+
+def _tensor_grad(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> object:
+    if vm.outside.log.is_set_on_tensor(tensor, name):
+        return tensor.grad
+    return tensor_member(vm, tensor, real, name)
+
+
+def _tensor_is_leaf(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> object:
+    before = tensor_member(vm, tensor, real, name)
+    return tensor.is_leaf if vm.trace.writes.happened else before
+
+
+def _tensor_retains(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> object:
+    read = _tensor_refused if vm.trace.autograd.restated else tensor_member
+    return read(vm, tensor, real, name)
+
+
+def _tensor_history(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> object:
+    """None can be guarded; what is not None is of another graph."""
+    if getattr(real, name) is None and not (vm.trace.writes.happened and tensor.requires_grad):
+        return tensor_member(vm, tensor, real, name)
+    return _tensor_refused(vm, tensor, real, name)
+
+
+def _tensor_refused(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> object:
+    raise Unsupported(Reason(UNSUPPORTED_CALL, f"Tensor.{name} of a tensor from outside"))
+
+
+# What says whether a tensor was computed with gradients.
+OF_HISTORY = frozenset(
+    (
+        "requires_grad",
+        "grad_fn",
+        "_grad_fn",
+        "is_leaf",
+        "requires_grad_",
+        "retain_grad",
+        "retains_grad",
+        "register_hook",
+    )
+)
+
+# Attributes of tensors that guards of their metadata do not cover.
+TENSOR_STATE: dict[str, Callable[[VM, FakeTensor, torch.Tensor, str], object]] = {
+    "grad": _tensor_grad,
+    "is_leaf": _tensor_is_leaf,
+    "retains_grad": _tensor_retains,
+    **dict.fromkeys(("grad_fn", "_grad_fn", "_base", "_backward_hooks"), _tensor_history),
+    **dict.fromkeys(
+        (
+            "_version", "output_nr", "names", "storage_offset", "is_shared", "is_pinned", "untyped_storage", "storage",
+            "_typed_storage", "_storage", "is_view", "_is_view", "is_set_to", "_cdata", "_post_accumulate_grad_hooks",
+            "has_names", "__reduce_ex__", "__reduce__", "__deepcopy__", "__setstate__", "name", "volatile", "_grad",
+            "__dict__", "__cuda_array_interface__", "__array_interface__", "__dlpack__", "_is_zerotensor",
+        ),
+        _tensor_refused,
+    ),
+}  # fmt: skip
+
+
+def shape_of(tensor: FakeTensor) -> torch.Size:
+    """`tensor.shape`, in which sizes may be symbolic."""
+    return torch.Size(fake_shape(tensor))
+
+
+TENSOR_FAST: dict[str, Callable[[FakeTensor], object]] = {
+    "shape": shape_of,
+    "dtype": lambda t: t.spec.dtype,
+    "device": lambda t: t.spec.device,
+    "ndim": lambda t: len(t.spec.shape),
+    "__class__": class_of_fake,
+    "is_cuda": lambda t: t.spec.device.type == "cuda",
+    "is_meta": lambda t: t.spec.device.type == "meta",
+    "is_sparse": lambda t: False,
+    "is_quantized": lambda t: False,
+    "is_nested": lambda t: False,
+    "layout": lambda t: torch.strided,
+}
+
+
+def store_tensor_attr(vm: VM, tensor: FakeTensor, name: str, value: object) -> None:
+    """`tensor.name = value`. Raises Unsupported for an attribute of torch's on a tensor from outside."""
+    if tensor.subclass is not None or vm.trace.call.modes:
+        asked = _asked_member(vm, tensor, name, "__set__")
+        if asked is not None:
+            vm.trace.call.ask(asked, (tensor, value), None)
+            return None
+    setter = TENSOR_SETTERS.get(name)
+    if setter is not None:
+        return setter(vm, tensor, value)
+    if tensor.subclass is not None:
+        how, _, owner = vm.type_info(tensor.subclass).find(name)
+        vm.outside.facts.use_class(tensor.subclass)
+        if owner not in PLAIN_MROS and how not in _BOUND:
+            check_class(tensor, name)
+    if vm.trace.is_input(tensor):
+        if hasattr(torch.Tensor, name) or name in FakeTensor.__slots__:
+            raise Unsupported(
+                Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a tensor from outside is set")
+            )
+        vm.outside.log.set_tensor_attribute(tensor, name, value)
+    else:
+        vm.outside.log.call(Call(setattr, (tensor, name, value)))
+    setattr(tensor, name, value)

@@ -1,0 +1,1 @@
+"""Calls, by the kind of the callable."""

@@ -1,0 +1,165 @@
+"""Arguments to slots of a frame, as CPython binds them (`initialize_locals` in Python/ceval.c), with its error messages."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from types import CodeType
+from typing import Literal
+
+from smelt._native import isinstance
+from smelt.capture.base.bytecode import PY313, Code
+from smelt.capture.base.value_kinds import LEAF_TYPES, NULL, FunctionType
+from smelt.capture.environment import wrap_values
+from smelt.capture.vm.vm import VM
+
+VARARGS, VARKEYWORDS = 4, 8  # CO_VARARGS and CO_VARKEYWORDS of `co_flags`
+
+
+def parameters(code: CodeType) -> tuple[str, ...]:
+    """The names of the argument slots of a frame, in order: positional, keyword-only, *args, **kwargs."""
+    rest = bool(code.co_flags & VARARGS) + bool(code.co_flags & VARKEYWORDS)
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + rest]
+
+
+def arguments_text(code: CodeType, slots: Sequence[str]) -> list[str]:
+    """The arguments, as source, of a call with what is in the argument slots of a frame, which have these names."""
+    count, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
+    rest = list(slots[named:])
+    positional = [*slots[:count], *([f"*{rest.pop(0)}"] if code.co_flags & VARARGS else [])]
+    keywords = [f"{name}={slot}" for name, slot in zip(code.co_varnames[count:named], slots[count:named])]
+    return [*positional, *keywords, *([f"**{rest.pop(0)}"] if code.co_flags & VARKEYWORDS else [])]
+
+
+def bind(
+    vm: VM, fn: FunctionType, code: Code, args: Sequence[object], kwargs: dict[str, object]
+) -> list[object]:
+    """The slots of a frame of `fn` that is called with these arguments. Raises TypeError."""
+    slots: list[object] = [NULL] * code.nlocals
+    count, given = code.argcount, len(args)
+    slots[: min(count, given)] = args[:count]
+    named = count + code.kwonly
+    if code.flags & VARARGS:
+        slots[named] = tuple(args[count:])
+    rest: dict[str, object] | None = None
+    if code.flags & VARKEYWORDS:
+        rest = slots[named + bool(code.flags & VARARGS)] = {}
+    if kwargs:
+        _bind_keywords(fn, code, slots, kwargs, rest)
+    if given > count and not code.flags & VARARGS:
+        raise TypeError(_too_many(fn, code, slots, given))
+    if given < count or code.kwonly:
+        _bind_defaults(vm, fn, code, slots)
+    return slots
+
+
+def _bind_keywords(
+    fn: FunctionType,
+    code: Code,
+    slots: list[object],
+    kwargs: dict[str, object],
+    rest: dict[str, object] | None,
+) -> None:
+    for name, value in kwargs.items():
+        if not isinstance(name, str):
+            raise TypeError("keywords must be strings")
+        at = code.parameters.get(name)
+        if at is not None and at >= code.posonly:
+            if slots[at] is not NULL:
+                raise TypeError(f"{fn.__qualname__}() got multiple values for argument '{name}'")
+            slots[at] = value
+        elif rest is not None:
+            rest[name] = value
+        else:
+            raise TypeError(_unexpected(fn, code, name, kwargs))
+
+
+def _bind_defaults(vm: VM, fn: FunctionType, code: Code, slots: list[object]) -> None:
+    defaults = fn.__defaults__ or ()
+    first = code.argcount - len(defaults)
+    missing = [code.local_names[at] for at in range(first) if slots[at] is NULL]
+    if missing:
+        raise TypeError(_missing(fn, "positional", missing))
+    for at in range(first if first > 0 else 0, code.argcount):
+        if slots[at] is NULL:
+            slots[at] = _default(vm, fn, "default", at - first, defaults[at - first])
+    keywords = fn.__kwdefaults__ or {}
+    for at in range(code.argcount, code.argcount + code.kwonly):
+        name = code.local_names[at]
+        if slots[at] is NULL and name in keywords:
+            slots[at] = _default(vm, fn, "kwdefault", name, keywords[name])
+        elif slots[at] is NULL:
+            missing.append(name)
+    if missing:
+        raise TypeError(_missing(fn, "keyword-only", missing))
+
+
+def _default(
+    vm: VM, fn: FunctionType, kind: Literal["default", "kwdefault"], key: object, value: object
+) -> object:
+    """A default as a value of the machine."""
+    origins = vm.outside.origins
+    by_code = origins.is_by_code(fn)
+    decided = (
+        kind == "default" and not by_code
+    )  # by the guard on the function; those of keywords are a dictionary
+    if id(fn) not in origins or (decided and type(value) in LEAF_TYPES):
+        return value
+    if by_code and kind == "default":
+        held = origins.known(fn).child("member", "__defaults__")
+        return wrap_values.wrap(vm.outside, value, held.child("item", key))
+    return wrap_values.wrap(vm.outside, value, vm.outside.origins.const(fn).child(kind, key), decided=decided)
+
+
+# ----------------------------------------------------------------------------------------------------- messages
+
+
+def _too_many(fn: FunctionType, code: Code, slots: list[object], given: int) -> str:
+    count, defaults = code.argcount, len(fn.__defaults__ or ())
+    takes = f"from {count - defaults} to {count}" if defaults else str(count)
+    keywords = sum(slots[at] is not NULL for at in range(count, count + code.kwonly))
+    also = ""
+    if keywords:
+        also = f" positional argument{_s(given)} (and {keywords} keyword-only argument{_s(keywords)})"
+    were = "was" if given == 1 and not keywords else "were"
+    plural = "s" if defaults or count != 1 else ""
+    return f"{fn.__qualname__}() takes {takes} positional argument{plural} but {given}{also} {were} given"
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"
+
+
+def _unexpected(fn: FunctionType, code: Code, name: str, kwargs: dict[str, object]) -> str:
+    by_position = [n for n in code.local_names[: code.posonly] if n in kwargs]
+    if by_position:
+        names = ", ".join(by_position)
+        return (
+            f"{fn.__qualname__}() got some positional-only arguments passed as keyword arguments: '{names}'"
+        )
+    text = f"{fn.__qualname__}() got an unexpected keyword argument '{name}'"
+    near = suggested(code.local_names[code.posonly : code.argcount + code.kwonly], name)
+    return text if near is None else f"{text}. Did you mean '{near}'?"
+
+
+def suggested(names: Sequence[str], name: str) -> str | None:
+    """The one of `names` that the interpreter takes `name` for; before 3.13 it makes no guess."""
+    if not PY313:
+        return None
+    found: str | None = importlib.import_module("_suggestions")._generate_suggestions(list(names), name)
+    return found
+
+
+def _missing(fn: FunctionType, kind: str, names: list[str]) -> str:
+    quoted = [repr(n) for n in names]
+    listed = " and ".join(quoted) if len(quoted) < 3 else ", ".join(quoted[:-1]) + f", and {quoted[-1]}"
+    return f"{fn.__qualname__}() missing {len(names)} required {kind} argument{_s(len(names))}: {listed}"
+
+
+def function_text(fn: object) -> str:
+    """How messages about an expanded call name what is called (`_PyObject_FunctionStr`)."""
+    name = getattr(fn, "__qualname__", None)
+    if not isinstance(name, str):
+        return str(fn)
+    module = getattr(fn, "__module__", None)
+    return f"{name}()" if module in (None, "builtins") else f"{module}.{name}()"

@@ -1,0 +1,50 @@
+"""Imports: the statement's and `__import__`'s. A module that is loaded is known by what `sys.modules` holds at each call."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from collections.abc import Sequence
+from typing import NoReturn
+
+from smelt.capture.base.call_handlers import Args, Kwargs, function, unsupported
+from smelt.capture.environment import wrap_values
+from smelt.capture.vm.vm import VM
+from smelt.errors import Unsupported
+from smelt.reasons import IMPORT, Reason
+
+
+def imported(
+    vm: VM, name: str, scope: dict[str, object] | None, names: Sequence[str] | None, level: int
+) -> object:
+    """`__import__(name, scope, None, names, level)`, for real. Raises Unsupported where the code of a module would run after
+    effects that wait."""
+    if not level and name not in sys.modules and not vm.outside.log.empty:
+        raise Unsupported(Reason(IMPORT, name))  # its code runs now, after what the function did before
+    with vm.trace.paused():
+        module = __import__(name, scope, None, names or (), level)
+    held = name if names else name.partition(".")[0]
+    if sys.modules.get(held) is module:  # whatever is there at the next call
+        wrap_values.wrap(vm.outside, module, vm.outside.origins.const(sys.modules).child("item", held))
+    vm.outside.origins.known(module)
+    return module
+
+
+def raise_missing(module: types.ModuleType, name: str) -> NoReturn:
+    """Raises the ImportError of `from module import name`, which says where the module lies."""
+    shown = types.ModuleType(module.__name__)
+    for attribute in ("__spec__", "__file__"):
+        if attribute in vars(module):
+            setattr(shown, attribute, vars(module)[attribute])
+    scope = {"__builtins__": {"__import__": lambda *_: shown}, "__name__": __name__}
+    exec(f"from module import {name}", scope)
+    raise AssertionError(f"{module.__name__} has no {name}")
+
+
+@function(importlib.import_module)
+def _import_module(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    name = args[0] if args else kwargs.get("name")
+    if type(name) is not str or name.startswith("."):
+        raise unsupported("importlib.import_module of a relative name")
+    return imported(vm, name, None, ("__name__",), 0)

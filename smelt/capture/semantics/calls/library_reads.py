@@ -1,0 +1,397 @@
+"""What library code that runs natively reads of globals, attributes and caches: guarded as if the VM had interpreted it.
+
+`use_native` is for Python functions of torch: their code, their defaults, and the global names that they read (with the
+attributes of modules directly behind them), helpers of the same module included. `use_registrations` is for `isinstance` and
+`issubclass` with abstract classes and protocols, `cached_call` for what `functools.lru_cache` keeps.
+"""
+
+from __future__ import annotations
+
+import abc
+import dis
+import functools
+import gc
+import logging
+import types
+import typing
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from smelt import _native
+from smelt._native import isinstance
+from smelt.capture.base.class_caches import cached_by_class
+from smelt.capture.base.native_functions import is_native_module
+from smelt.capture.base.type_lookup import ABSENT
+from smelt.capture.base.value_kinds import (
+    LEAF_TYPES,
+    MISSING,
+    FunctionType,
+    cell_value,
+    has_identity_hash,
+    instance_dict,
+    is_constant,
+    is_identity,
+)
+from smelt.capture.base.vm_frames import VMCallable
+from smelt.capture.environment import container_contents, wrap_values
+from smelt.capture.environment.environment import Outside
+from smelt.capture.environment.mutation_log import slot_names
+from smelt.capture.environment.side_effects import Count
+from smelt.capture.proxies.array_proxy import Array
+from smelt.capture.semantics import attributes
+from smelt.capture.semantics.attributes.annotations import check_annotations
+from smelt.capture.vm.vm import VM
+from smelt.errors import Unsupported
+from smelt.guards.source import Origin
+from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_OBJECT, Reason
+from smelt.tracing.fake.fake_tensor import FakeTensor
+from smelt.tracing.symbolic.sym_numbers import plain
+
+Chain = tuple[str, ...]
+
+# ---------------------------------------------------------------------------------- native Python functions
+
+_chains: dict[types.CodeType, tuple[Chain, ...]] = {}
+_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
+
+
+def chains_of(code: types.CodeType) -> tuple[Chain, ...]:
+    """The global names that `code` reads, each with the attributes that are read directly of it: `("torch", "relu")`."""
+    found = _chains.get(code)
+    if found is None:
+        found = _chains[code] = tuple(dict.fromkeys(_read_chains(code)))
+    return found
+
+
+def _read_chains(code: types.CodeType) -> Iterator[Chain]:
+    chain: list[str] = []
+    for instruction in dis.get_instructions(code):
+        if chain and instruction.opname in _ATTRIBUTES:
+            chain.append(instruction.argval)
+            continue
+        if chain:
+            yield tuple(chain)
+        chain = [instruction.argval] if instruction.opname == "LOAD_GLOBAL" else []
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _read_chains(constant)
+
+
+def use_native(outside: Outside, fn: FunctionType) -> None:
+    """The trace depends on what the native Python function `fn` is and reads."""
+    if id(fn) in outside.memo.natives or any(type(cell_value(c)) is VMCallable for c in fn.__closure__ or ()):
+        return  # one that native code has made around the program's own is no function from outside
+    outside.memo.natives.add(id(fn))
+    outside.facts.use_function(fn)
+    if not (fn.__module__ or "").startswith("torch"):
+        return
+    for chain in chains_of(fn.__code__):
+        if chain[0] in fn.__globals__:
+            origin = outside.origins.const(fn.__globals__).child("item", chain[0])
+            _use_chain(outside, fn, origin, fn.__globals__[chain[0]], chain[1:])
+    for at, cell in enumerate(fn.__closure__ or ()):
+        value = getattr(cell, "cell_contents", None)
+        if isinstance(value, FunctionType):
+            outside.facts.guard("id", outside.origins.const(fn).child("cell", at), value)
+            use_native(outside, value)
+
+
+def use_state(vm: VM, args: Sequence[object]) -> None:
+    """Library code is about to read instances of its own classes (a Fraction, a string.Template) natively: guards what they
+    hold. Raises Unsupported for one that holds an array (a Polynomial): what an array holds is not guarded."""
+    pending = list(args)
+    seen: set[int] = set()
+    while pending:
+        value = pending.pop()
+        if id(value) in seen or id(value) not in vm.outside.origins or not _is_library_class(type(value)):
+            continue
+        seen.add(id(value))
+        own = vm.outside.overlay.own(value)
+        if own is not None:  # what is not among them comes from the class
+            vm.outside.facts.guard("keys", vm.outside.origins[id(value)].child("dict", None), tuple(own))
+        for name in (*(own or ()), *slot_names(type(value))):
+            read = plain(attributes.load_default(vm, value, name, MISSING))
+            if isinstance(read, (Array, np.ndarray)):
+                detail = f"native code reads an outside {type(value).__qualname__}"
+                raise Unsupported(Reason(UNSUPPORTED_OBJECT, detail))
+            container_contents.view(vm.outside, read)
+            pending.append(read)
+
+
+@cached_by_class
+def _is_library_class(cls: type) -> bool:
+    """Whether a class of a library, made by Python code, keeps what it knows in attributes, or a class inherits from it."""
+    if not _native.made_by_python(cls) or issubclass(cls, (np.ndarray, logging.Filterer, logging.Manager)):
+        return False
+    return _is_of_library(cls) or any(_is_of_library(b) and _makes_instances(b) for b in cls.__mro__[1:])
+
+
+def _is_of_library(cls: type) -> bool:
+    name = cls.__module__ or ""
+    return is_native_module(name) and not name.startswith(("torch", "smelt", "enum"))
+
+
+def _makes_instances(cls: type) -> bool:
+    """Whether a class says how its instances begin: `abc.ABC` and what `typing` has to inherit from do not."""
+    return cls.__module__ != "typing" and any(n in vars(cls) for n in ("__new__", "__init__"))
+
+
+def _use_chain(outside: Outside, fn: FunctionType, origin: Origin, value: object, rest: Chain) -> None:
+    while True:
+        if type(value) in LEAF_TYPES:
+            outside.facts.guard("eq", origin, value)
+        elif is_identity(value):
+            outside.facts.guard("id", origin, value)
+        if not rest or not isinstance(value, types.ModuleType) or rest[0] not in vars(value):
+            break
+        origin, value, rest = origin.child("attr", rest[0]), vars(value)[rest[0]], rest[1:]
+    if isinstance(value, FunctionType) and value.__globals__ is fn.__globals__:
+        use_native(outside, value)
+
+
+def use_signature(outside: Outside, target: object) -> None:
+    """The trace depends on `inspect.signature(target)`."""
+    if isinstance(target, types.MethodType):
+        return use_signature(outside, target.__func__)
+    if isinstance(target, functools.partial):
+        return use_signature(outside, target.func)
+    if not isinstance(target, FunctionType):
+        owner = target if isinstance(target, type) else type(target)
+        outside.facts.use_class(owner)
+        for name in ("__new__", "__init__") if isinstance(target, type) else ("__call__",):
+            found = getattr(owner, name, None)
+            if isinstance(found, FunctionType):
+                use_signature(outside, found)
+        return None
+    if id(target) not in outside.origins:
+        return None
+    outside.facts.use_function(target)
+    check_annotations(outside, target)
+    if target.__annotations__:
+        origin = outside.origins.const(target).child("member", "__annotations__")
+        container_contents.open_compared(
+            outside, (wrap_values.wrap(outside, target.__annotations__, origin),)
+        )
+    for name in ("__signature__", "__wrapped__"):
+        if name not in target.__dict__:
+            outside.facts.guard("not_in_dict", outside.origins.const(target), name, key=name)
+        else:
+            outside.facts.guard(
+                "id", outside.origins.const(target).child("attr", name), target.__dict__[name]
+            )
+            use_signature(outside, target.__dict__[name]) if name == "__wrapped__" else None
+    return None
+
+
+# ------------------------------------------------------------------------------ abstract classes, protocols
+
+
+def use_registrations(vm: VM, obj: object, classes: object) -> None:
+    """`isinstance(obj, classes)` or `issubclass(obj, classes)` is about to be asked of abstract classes or protocols."""
+    for cls in _flat(classes):
+        vm.outside.facts.use_class(cls)
+        if not isinstance(cls, abc.ABCMeta):
+            continue
+        origin = vm.outside.origins.const(abc.get_cache_token).child("call", None)
+        vm.outside.facts.guard("eq", origin, abc.get_cache_token())
+        if cls.__dict__.get("_is_protocol") and not isinstance(obj, type):
+            _use_members(vm, obj, cls)
+
+
+def _flat(classes: object) -> Iterator[type]:
+    if isinstance(classes, type):
+        yield classes
+    elif isinstance(classes, tuple):
+        for part in classes:
+            yield from _flat(part)
+    elif isinstance(classes, types.UnionType):
+        yield from _flat(classes.__args__)
+
+
+def _use_members(vm: VM, obj: object, protocol: type) -> None:
+    """Which members of a protocol an object has."""
+    kind = type(obj)
+    if kind in LEAF_TYPES or kind is FakeTensor:
+        return
+    for name in typing._get_protocol_attrs(protocol):  # type: ignore[attr-defined]
+        if vm.type_info(kind).find(name)[0] is ABSENT:
+            attributes.load_default(vm, obj, name, MISSING)
+        elif instance_dict(obj) is not None:
+            attributes.in_instance(vm, obj, name)
+
+
+# ---------------------------------------------------------------------------------------- functools.lru_cache
+
+
+class _Cached(Protocol):
+    """What `functools.lru_cache` makes."""
+
+    __wrapped__: Callable[..., object]
+
+    def cache_parameters(self) -> Mapping[str, object]: ...
+    def __call__(self, *args: object, **kwargs: object) -> object: ...
+
+
+class _Counter:
+    """Calls that captures made of cached functions, for the compiled frames, which then leave each out once."""
+
+    def __init__(self) -> None:
+        self._made: weakref.WeakKeyDictionary[_Cached, dict[object, tuple[object, object]]]
+        self._made = weakref.WeakKeyDictionary()
+
+    def result(self, fn: _Cached, key: object, call: Callable[[], object]) -> object:
+        """What the entry `key` holds. `call()` calls `fn` for that, unless it was called and not left out yet."""
+        cache = _cache_of(fn)
+        entry, result = self._made.get(fn, {}).get(key, (MISSING, MISSING))
+        if entry is not MISSING and cache.get(key, MISSING) is entry:
+            return result
+        result = call()
+        if key in cache:
+            self._made.setdefault(fn, {})[key] = cache[key], result
+        return result
+
+    def target(self, fn: _Cached, key: object) -> Callable[..., object]:
+        """What a compiled frame calls, to have a call of `fn` counted."""
+        return functools.partial(self._call, fn) if key in self._made.get(fn, ()) else fn
+
+    def _call(self, fn: _Cached, /, *args: object, **kwargs: object) -> None:
+        if self._made.get(fn, {}).pop(_key(fn, args, kwargs), None) is None:
+            fn(*args, **kwargs)
+
+
+_counter = _Counter()
+
+
+def cached_call(vm: VM, fn: _Cached, args: Sequence[object], kwargs: dict[str, object]) -> object:
+    """What the cached function `fn` returns, guarded by the entry of its cache; MISSING: it must be interpreted.
+
+    As in eager the cache answers where it has an entry, however stale, and a call without one runs for real and makes it.
+    The compiled frame makes each call again, so that the cache counts it. Raises Unsupported where a tensor is the key, or
+    the cache may forget entries.
+    """
+    values = (*args, *kwargs.values())
+    if any(type(v) is FakeTensor for v in values):
+        raise Unsupported(Reason(UNSUPPORTED_CALL, f"{_name(fn)} is cached, and called with a tensor"))
+    if not all(is_key(vm, v) for v in values):
+        return MISSING
+    cache, key = _cache_of(fn), _key(fn, tuple(args), kwargs)
+    if key not in cache and _is_small(fn, cache):
+        raise Unsupported(Reason(UNSUPPORTED_CALL, f"the cache of {_name(fn)} is too small"))
+    found = _kept(fn, cache, key)
+    if found is not MISSING:
+        result = found
+    elif key in cache or vm.outside.log.empty:
+        with vm.trace.paused():
+            try:
+                result = _counter.result(fn, key, lambda: fn(*args, **kwargs))
+            except Exception as e:  # nothing says what it depends on, and the next call raises anew
+                raise Unsupported(Reason(UNSUPPORTED_CALL, f"{_name(fn)}, which is cached, raises")) from e
+    elif vm.outside.log.changed:  # the compiled frame stores that after its calls
+        raise Unsupported(Reason(UNSUPPORTED_CALL, f"{_name(fn)} is cached, and called after changes"))
+    else:
+        return MISSING
+    for value in values:
+        vm.outside.facts.use_identity(value)
+    _guard_entry(vm, fn, cache, key)
+    _count(vm, fn, key, values, tuple(kwargs))
+    return wrap_values.wrap(
+        vm.outside, result, vm.outside.origins.const(result, f"{_name(fn)}(...)"), decided=True
+    )
+
+
+class OwnEntry:
+    """The call of a cached function that makes an entry, and whether what the cache holds is that entry or none."""
+
+    def __init__(self, fn: _Cached, args: Sequence[object], kwargs: dict[str, object]) -> None:
+        self._fn, self._cache, self._key = fn, _cache_of(fn), _key(fn, tuple(args), kwargs)
+        self._made: object = MISSING
+
+    def __call__(self, *args: object, **kwargs: object) -> None:
+        makes = self._key not in self._cache
+        self._fn(*args, **kwargs)
+        if makes:
+            self._made = self._cache.get(self._key, MISSING)
+
+    def holds(self) -> bool:
+        """Whether a call gives what it gave when the entry was made."""
+        found = self._cache.get(self._key, MISSING)
+        return found is MISSING or found is self._made
+
+
+def has_entry(fn: _Cached, args: Sequence[object], kwargs: dict[str, object]) -> bool:
+    """Whether the cache of `fn` holds the result of this call, whose arguments no code of the user's compares."""
+    return _key(fn, tuple(args), kwargs) in _cache_of(fn)
+
+
+def calls_for_real(vm: VM, fn: _Cached, args: Sequence[object], kwargs: dict[str, object]) -> bool:
+    """Whether `cached_call` would make a new entry."""
+    if not all(is_key(vm, v) for v in (*args, *kwargs.values())):
+        return False
+    cache = _cache_of(fn)
+    return vm.outside.log.empty and _key(fn, tuple(args), kwargs) not in cache and not _is_small(fn, cache)
+
+
+def _is_small(fn: _Cached, cache: dict[object, object]) -> bool:
+    """Whether a new entry may soon displace another: which one, the order of all calls says."""
+    limit = fn.cache_parameters()["maxsize"]
+    return isinstance(limit, int) and 2 * (len(cache) + 1) > limit
+
+
+def _count(vm: VM, fn: _Cached, key: object, values: tuple[object, ...], names: tuple[str, ...]) -> None:
+    target = _counter.target(fn, key)
+    vm.outside.origins.const(target)
+    vm.outside.log.call(Count(target, values, names))
+
+
+def _name(fn: _Cached) -> str:
+    return str(getattr(fn.__wrapped__, "__qualname__", "a function"))
+
+
+def is_key(vm: VM, value: object) -> bool:
+    """Whether `value` as a key of a cache is known: a constant, or an object from outside that is found by identity."""
+    if is_constant(value) or is_identity(value):
+        return not vm.outside.origins.is_by_code(value)
+    return has_identity_hash(value) and id(value) in vm.outside.origins
+
+
+def _guard_entry(vm: VM, fn: _Cached, cache: dict[object, object], key: object) -> None:
+    used = vm.outside.memo.of(fn)
+    used[key] = cache[key]
+    if any(cache.get(k, MISSING) is not v for k, v in used.items()):
+        raise Unsupported(Reason(UNSUPPORTED_CALL, f"the cache of {_name(fn)} is too small"))
+    vm.outside.facts.guard(
+        "id", vm.outside.origins.const(cache, f"{_name(fn)}.cache").child("item", key), cache[key]
+    )
+
+
+def _cache_of(fn: _Cached) -> dict[object, object]:
+    """The dictionary in which `functools.lru_cache` keeps results (or list elements that hold them)."""
+    referents = reversed(gc.get_referents(fn))  # behind the results, which may be dictionaries
+    return next(r for r in referents if type(r) is dict and r is not fn.__dict__)
+
+
+def _kept(fn: _Cached, cache: dict[object, object], key: object) -> object:
+    """The result that the cache keeps for `key`, read without a call that would count; MISSING if there is none. A cache
+    with a limit keeps list elements, of which the collector is told the key, the result and the class, one after another."""
+    entry = cache.get(key, MISSING)
+    if entry is MISSING or fn.cache_parameters()["maxsize"] is None:
+        return entry
+    kept = next(k for k, e in cache.items() if e is entry)
+    referents = gc.get_referents(fn)
+    places = (i for i, r in enumerate(referents[:-2]) if r is kept and referents[i + 2] is type(entry))
+    return next((referents[i + 1] for i in places), MISSING)
+
+
+def _key(fn: _Cached, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    """As Modules/_functoolsmodule.c makes it."""
+    typed = fn.cache_parameters()["typed"]
+    if not typed and not kwargs:
+        return args[0] if len(args) == 1 and type(args[0]) in (int, str) else args
+    key = args
+    if kwargs:
+        mark = next(r for r in gc.get_referents(fn) if type(r) is object)
+        key = (*args, mark, *(part for pair in kwargs.items() for part in pair))
+    return (*key, *map(type, args), *map(type, kwargs.values())) if typed else key

@@ -1,0 +1,133 @@
+"""Calls of functions that `functools.lru_cache` caches."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import functools
+import types
+from collections.abc import Callable
+
+from smelt._native import isinstance
+from smelt.capture.base.call_handlers import FUNCTIONS, Args, Kwargs
+from smelt.capture.base.native_functions import is_native_module
+from smelt.capture.base.value_kinds import MISSING, FunctionType, is_constant
+from smelt.capture.environment import wrap_values
+from smelt.capture.environment.side_effects import Call, Count
+from smelt.capture.semantics.calls import library_reads
+from smelt.capture.vm.vm import VM
+from smelt.errors import Unsupported
+from smelt.reasons import OUTPUT, UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
+from smelt.tracing.symbolic.numbers_in_containers import has_symbols
+from smelt.tracing.symbolic.sym_numbers import plain
+from smelt.tracing.symbolic.symbolic_ranges import settled
+
+
+def call_lru_cached(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kwargs: Kwargs) -> object:
+    """A call of a cached function. Its own cache answers and is guarded; where it cannot be, the function is interpreted."""
+    handler = FUNCTIONS.get(fn.__wrapped__)
+    if handler is not None:
+        return handler(vm, args, kwargs)
+    if has_symbols((*args, *kwargs.values())) and _computes_again(fn.__module__ or ""):
+        return vm.call(fn.__wrapped__, args, kwargs)
+    args = [settled(plain(a)) for a in args]
+    kwargs = {k: settled(plain(v)) for k, v in kwargs.items()}
+    origin = vm.outside.origins.get(id(fn))
+    if origin is None and vm.outside.origins.is_made_function(fn):  # and so is what it holds
+        return vm.native(fn, args, kwargs)
+    origin = origin or vm.outside.origins.const(fn)  # a method, known by its class
+    wrap_values.wrap(vm.outside, fn.__wrapped__, origin.child("attr", "__wrapped__"))
+    values = (*args, *kwargs.values())
+    known = all(_is_key(a) for a in values) and not _makes_tensors(fn.__wrapped__)
+    if known and not library_reads.has_entry(fn, args, kwargs):
+        if not _OUTPUT.isdisjoint(getattr(getattr(fn.__wrapped__, "__code__", None), "co_names", ())):
+            return _call_again(vm, fn, args, kwargs)
+    if library_reads.calls_for_real(vm, fn, args, kwargs) and not _makes_tensors(fn.__wrapped__):
+        _refuse_effects(vm, fn, args, kwargs)
+    found = library_reads.cached_call(vm, fn, args, kwargs)
+    if found is not MISSING:
+        return found
+    if all(library_reads.is_key(vm, v) for v in values):
+        return _call_again(vm, fn, args, kwargs)
+    if _computes_again(fn.__module__ or ""):
+        return vm.call(fn.__wrapped__, args, kwargs)
+    raise Unsupported(
+        Reason(UNSUPPORTED_CALL, f"{fn.__qualname__} is cached, and what it is called with is no known key")
+    )
+
+
+def _computes_again(module: str) -> bool:
+    """Whether cached functions of this module give the same again, for which nobody keeps them apart: einops computes
+    shapes from shapes."""
+    return is_native_module(module) or module.partition(".")[0] == "einops"
+
+
+def _refuse_effects(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kwargs: Kwargs) -> None:
+    """Raises Unsupported where the function does more than return something: then only the compiled frame calls it."""
+    vm.frames.tail = None
+    log = vm.outside.log
+    calls, changed = len(log.calls), log.changed
+    log.calls.append(Call(fn, ()))  # cached functions that it calls are interpreted too
+    try:
+        vm.call(fn.__wrapped__, args, kwargs)
+    except Unsupported:
+        raise
+    except Exception:
+        del log.calls[calls:]
+        if log.changed == changed:  # the compiled frame has it raise again, for its counts
+            tried = functools.partial(_try, fn)
+            vm.outside.origins.const(tried)
+            log.call(Count(tried, (*args, *kwargs.values()), tuple(kwargs)))
+        raise
+    if log.changed != changed or not all(_is_cached(call.target) for call in log.calls[calls:]):
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{fn.__qualname__}, which is cached, has effects"))
+    del log.calls[calls:]
+
+
+def _try(fn: Callable[..., object], /, *args: object, **kwargs: object) -> None:
+    with contextlib.suppress(Exception):
+        fn(*args, **kwargs)
+
+
+def _is_cached(target: object) -> bool:
+    return isinstance(target, (functools._lru_cache_wrapper, functools.partial, library_reads.OwnEntry))
+
+
+# Names that say, where a cached function uses them, that it writes something.
+_OUTPUT = frozenset(
+    (
+        "print", "write", "warn", "warning", "warning_once", "warn_once", "debug", "info", "error", "critical", "log",
+    )
+)  # fmt: skip
+
+
+def _call_again(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kwargs: Kwargs) -> object:
+    """The call of a cached function that has no entry yet, and prints or comes after something that does: the compiled frame
+    makes it for real, so that its cache counts it and decides whether anything is written. The entry must be absent again,
+    or the one that the compiled frame made. Raises Unsupported where the function does more."""
+    vm.frames.tail = None
+    log = vm.outside.log
+    calls, changed = len(log.calls), log.changed
+    result = vm.call(fn.__wrapped__, args, kwargs)
+    if log.changed != changed or not is_constant(result):
+        raise Unsupported(Reason(OUTPUT, f"{fn.__qualname__}, which is cached, does more than write"))
+    del log.calls[calls:]
+    own = library_reads.OwnEntry(fn, args, kwargs)
+    vm.outside.facts.guard("id", vm.outside.origins.const(own.holds).child("call", None), True)
+    vm.outside.origins.const(own)
+    log.call(Call(own, (*args, *kwargs.values()), tuple(kwargs)))
+    return result
+
+
+def _is_key(value: object) -> bool:
+    """Whether the compiled frame may hold `value` for good, to call the function with it."""
+    return (
+        is_constant(value)
+        or isinstance(value, (type, enum.Enum, FunctionType, types.ModuleType))
+        or type(value).__module__ == "logging"
+    )
+
+
+def _makes_tensors(fn: object) -> bool:
+    code = getattr(fn, "__code__", None)
+    return code is None or "torch" in code.co_names

@@ -1,0 +1,106 @@
+"""What native code is given: Python callables come back to the machine, and an outside object of C whose data native code
+could read unguarded is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import cast
+
+import torch
+
+from smelt import _native
+from smelt._native import isinstance
+from smelt.capture.base.call_handlers import BUILTINS, FUNCTIONS
+from smelt.capture.base.native_functions import PURE_TYPES, REFUSED, is_native_scope, refusal
+from smelt.capture.base.type_lookup import FUNCTION
+from smelt.capture.base.value_kinds import (
+    CONTAINER_BASES,
+    LEAF_TYPES,
+    BuiltinType,
+    FunctionType,
+    MethodType,
+    is_identity,
+)
+from smelt.capture.base.vm_frames import VMCallable
+from smelt.capture.semantics.calls.calls import CALLERS
+from smelt.capture.semantics.calls.native_calls import IMMUTABLE, is_free
+from smelt.capture.vm.vm import VM
+from smelt.errors import Unsupported
+from smelt.reasons import UNSUPPORTED_OBJECT, Reason
+from smelt.tracing.fake.fake_tensor import FakeTensor
+
+
+def native_callable(vm: VM, fn: object) -> Callable[..., object]:
+    """`fn` as native code may call it: wrapped, so that the call comes back to the machine, where that has to make it."""
+    if type(fn) is BuiltinType:
+        return VMCallable(vm, fn) if has_effects(fn) else fn
+    return VMCallable(vm, fn) if _is_python(vm, fn) else cast("Callable[..., object]", fn)
+
+
+def native_argument(vm: VM, value: object) -> object:
+    """`value` as an argument of native code: Python callables come back to the machine. Raises Unsupported for an outside
+    object of C that holds data (an array, a buffer): what native code reads from it could not be guarded."""
+    kind = type(value)
+    if kind in (FunctionType, MethodType):
+        return VMCallable(vm, value) if _is_python(vm, value) else value
+    if kind is functools.partial or (type(value) is BuiltinType and has_effects(value)):
+        return VMCallable(vm, value)
+    vm.outside.facts.use_content(value)
+    if id(value) in vm.outside.origins and is_opaque(value):
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"native code reads an outside {kind.__qualname__}"))
+    return value
+
+
+def _is_python(vm: VM, fn: object) -> bool:
+    """Whether a call of `fn` is for the machine: it runs Python code of the user's, or has a handler."""
+    kind = type(fn)
+    if type(fn) is FunctionType:
+        return fn in FUNCTIONS or fn in REFUSED or not is_native_scope(fn.__globals__)
+    if type(fn) is MethodType:
+        return _is_python(vm, fn.__func__)
+    if kind is functools.partial:
+        return True
+    vm.outside.facts.use_content(fn)
+    if isinstance(fn, type):
+        return type(fn) is type and vm.type_info(fn).find("__init__")[0] is FUNCTION and fn not in BUILTINS
+    return vm.type_info(kind).find("__call__")[0] is FUNCTION
+
+
+def has_effects(fn: BuiltinType) -> bool:
+    """Whether the machine must make the call of a C function that native code holds: the function has a handler, is refused,
+    or may change the object that it is bound to."""
+    if fn.__hash__ is None:
+        return True
+    owner = fn.__self__
+    if is_free(owner):
+        return fn in BUILTINS or fn in REFUSED or refusal(fn) is not None
+    return not _is_constant_owner(owner)
+
+
+def _is_constant_owner(owner: object) -> bool:
+    return type(owner) in LEAF_TYPES or type(owner) in (tuple, frozenset, FakeTensor)
+
+
+def is_opaque(value: object) -> bool:
+    """Whether a value is an instance of a C class whose contents the VM cannot guard."""
+    kind = type(value)
+    if kind in LEAF_TYPES or kind in PURE_TYPES or kind in CALLERS or is_identity(value):
+        return False
+    if isinstance(value, _TRANSPARENT):
+        return False
+    return not _native.made_by_python(kind) or any(map(_holds_data, kind.__mro__[1:]))
+
+
+def _holds_data(cls: type) -> bool:
+    """Whether `cls`, a base of a class made by Python code, is a class of C with data of its own."""
+    return (
+        cls is not object
+        and not _native.made_by_python(cls)
+        and cls.__module__.partition(".")[0] not in _KNOWN_LIBRARIES
+    )
+
+
+_KNOWN_LIBRARIES = frozenset(("torch", "pybind11_builtins"))
+_TRANSPARENT = (*CONTAINER_BASES, tuple, frozenset, torch.Tensor, BaseException, *IMMUTABLE)

@@ -1,0 +1,391 @@
+"""Calls that run for real: functions and methods of C, and the Python functions of torch and the standard library that the
+machine takes as leaves. Handlers answer in their place where there is one; what has unknown effects is refused.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import datetime
+import decimal
+import enum
+import functools
+import io
+import operator
+import random
+import types
+import warnings
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+import torch
+
+from smelt._native import isinstance
+from smelt.capture.base.call_handlers import (
+    BUILTINS,
+    CODES,
+    HANDING_ON,
+    METHODS,
+    TENSOR_METHODS,
+    Args,
+    Kwargs,
+    class_method_of,
+    unsupported,
+)
+from smelt.capture.base.native_functions import (
+    PURE_METHODS,
+    PURE_TYPES,
+    REFUSED,
+    check_decimals,
+    refusal,
+    setting,
+)
+from smelt.capture.base.value_kinds import (
+    CONTAINER_BASES,
+    LEAF_TYPES,
+    BuiltinType,
+    Container,
+    FunctionType,
+    MethodType,
+    items_of,
+)
+from smelt.capture.base.vm_frames import VMCallable
+from smelt.capture.environment import container_contents, wrap_values
+from smelt.capture.reconstruction.constants import noted_variable
+from smelt.capture.semantics import attributes, number_semantics
+from smelt.capture.semantics.calls import library_reads, native_callbacks
+from smelt.capture.semantics.calls.arity import accepts, misused
+from smelt.capture.semantics.calls.torch_function_overrides import is_asked
+from smelt.capture.semantics.values import context_managers
+from smelt.capture.semantics.values.container_methods import SEARCHES, call_container_method, search
+from smelt.capture.semantics.values.displayed_names import use_names
+from smelt.capture.semantics.values.subscripts import found_by
+from smelt.capture.vm.vm import VM
+from smelt.errors import Unsupported
+from smelt.reasons import OUTPUT, RANDOM_STATE, UNSUPPORTED_EFFECT, Reason
+from smelt.tracing.fake.fake_tensor import FakeTensor
+from smelt.tracing.symbolic.numbers_in_containers import plain_parts
+
+T = TypeVar("T")
+Descriptor = types.MethodDescriptorType | types.WrapperDescriptorType | types.ClassMethodDescriptorType
+
+
+def call_native_python(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
+    """A Python function of torch or the standard library, run for real."""
+    vm.frames.tail = None
+    handler = CODES.get(fn.__code__)
+    if handler is not None and not is_asked(vm, fn, args, kwargs):
+        return handler(vm, fn, args, kwargs)
+    refused = setting(fn)
+    if refused is not None:
+        raise Unsupported(Reason(*refused))
+    library_reads.use_native(vm.outside, fn)
+    for value in args:
+        if fn.__module__ == "statistics" and isinstance(value, (list, tuple)):
+            check_decimals(*value)
+        if vm.outside.log.is_overlaid(value):
+            what = f"{fn.__qualname__} reads a {type(value).__qualname__} that the function has changed"
+            raise unsupported(what, UNSUPPORTED_EFFECT)
+    library_reads.use_state(vm, args)
+    if fn.__name__ == "__exit__" and args:
+        return context_managers.leaving(vm, args[0], lambda: run_native(vm, fn, args, kwargs))
+    if fn.__name__ == "__enter__" and args:
+        if isinstance(args[0], warnings.catch_warnings) and args[0]._record:  # type: ignore[attr-defined]
+            # in a list of its own at each call
+            raise unsupported("catch_warnings that keeps the warnings", OUTPUT)
+        native_callbacks.check_mode(vm, args[0])
+        context_managers.use_state(vm, args[0])
+        return context_managers.entering(vm, args[0], lambda: run_native(vm, fn, args, kwargs))
+    if fn.__globals__.get("__name__") in _INTROSPECTION:
+        return at_home(vm, _introspect(vm, fn, args, kwargs))
+    made = run_native(vm, fn, args, kwargs)
+    return at_home(vm, made) if fn.__globals__.get("__name__") == "collections" else made
+
+
+def at_home(vm: VM, made: T) -> T:
+    """What a function of the library made that asks which module it was called from (`namedtuple`, `Enum`, `TypeVar`): the
+    user's, not the one that made the call for him."""
+    if str(getattr(made, "__module__", "")).startswith("smelt.capture."):
+        name = vm.calling.globals.get("__name__", "__main__")
+        with contextlib.suppress(AttributeError, TypeError):
+            setattr(made, "__module__", name)  # noqa: B010
+    return noted_variable(made)
+
+
+# Modules whose functions look at functions and classes, or keep them: they are given the user's own.
+_INTROSPECTION = frozenset(("inspect", "typing", "typing_extensions", "types", "enum", "abc", "dataclasses"))
+
+
+def _introspect(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
+    for value in (*args, *kwargs.values()):
+        if type(value) is FunctionType and id(value) in vm.outside.origins:
+            library_reads.use_signature(vm.outside, value)
+
+    def given(value: object) -> object:
+        return (
+            value if type(value) in _SHOWN else vm.native_argument(container_contents.view(vm.outside, value))
+        )
+
+    return wrap_values.fake(
+        vm.outside, vm.native(fn, [given(v) for v in args], {k: given(v) for k, v in kwargs.items()})
+    )
+
+
+_SHOWN = (FunctionType, MethodType, BuiltinType)
+
+
+def run_native(vm: VM, fn: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
+    """The call of `fn` with what native code may see of the arguments; its result as a value of the machine. Raises
+    Unsupported where it changes a container from outside: it is given a copy, and only some methods of containers are known
+    to change them."""
+    copies: list[tuple[Container, list[object]]] = []
+    args = [a if type(a) in LEAF_TYPES or type(a) is FakeTensor else _shown(vm, a, copies) for a in args]
+    if kwargs:
+        kwargs = {k: _shown(vm, v, copies) for k, v in kwargs.items()}
+    try:
+        result = vm.native(fn, args, kwargs)
+    finally:
+        for seen, before in copies:
+            _check_unchanged(fn, seen, before)
+    if type(result) is VMCallable:
+        return result.function
+    return result if type(result) is FakeTensor else wrap_values.fake(vm.outside, result)
+
+
+def _shown(vm: VM, value: object, copies: list[tuple[Container, list[object]]]) -> object:
+    """`value` as an argument of native code. What stands for a container from outside is noted in `copies`."""
+    seen = container_contents.view(vm.outside, value)
+    if isinstance(seen, CONTAINER_BASES):
+        if seen is value and id(value) in vm.outside.origins:
+            seen = vm.outside.overlay.copy(seen)
+        if seen is not value:
+            copies.append((seen, items_of(seen)))
+    return vm.native_argument(seen)
+
+
+def _check_unchanged(fn: object, seen: Container, before: list[object]) -> None:
+    now = items_of(seen)
+    same = len(now) == len(before) and (
+        all(map(operator.is_, now, before)) or all(map(_is_same_item, now, before))
+    )
+    if not same:
+        name = getattr(fn, "__qualname__", type(fn).__qualname__)
+        raise Unsupported(
+            Reason(UNSUPPORTED_EFFECT, f"{name} changes a {type(seen).__qualname__} from outside")
+        )
+
+
+def _is_same_item(now: object, before: object) -> bool:
+    """Whether a container still holds an element, or a pair of a key and a value."""
+    if type(now) is tuple and type(before) is tuple and len(now) == len(before) == 2:
+        return all(map(operator.is_, now, before))
+    return now is before
+
+
+def call_builtin(vm: VM, fn: BuiltinType, args: Args, kwargs: Kwargs) -> object:
+    """A function or bound method written in C."""
+    handler = BUILTINS.get(fn) if fn.__hash__ is not None else None
+    if handler not in HANDING_ON:
+        vm.frames.tail = None
+    if handler is not None and not is_asked(vm, fn, args, kwargs):
+        return handler(vm, args, kwargs) if accepts(fn, args, kwargs) else misused(fn, args, kwargs)
+    owner = fn.__self__
+    if isinstance(owner, type) and (handler := class_method_of(fn)):
+        return handler(vm, [owner, *args], kwargs)
+    if is_free(owner):
+        refused = REFUSED.get(fn) or refusal(fn)
+        if refused is not None:
+            raise Unsupported(Reason(*refused))
+        if fn is pow or fn is divmod:
+            check_decimals(*args)
+        return run_native(vm, fn, args, kwargs)
+    if id(fn) in vm.outside.origins:  # stored by itself
+        origin = vm.outside.origins[id(fn)]
+        owner = wrap_values.wrap(vm.outside, owner, origin.child("member", "__self__"))
+        fn = getattr(owner, fn.__name__)
+        if not _is_known(owner) and (type(owner), fn.__name__) not in METHODS:
+            _check_native_object(vm, fn.__name__, owner)
+    return call_bound(vm, fn.__name__, fn, owner, args, kwargs)
+
+
+def is_free(owner: object) -> bool:
+    """Whether a builtin with this `__self__` is a function: the `__self__` of a method is the object that it is bound to,
+    that of a function its module or class, of one of pybind11 a record."""
+    if owner is None or isinstance(owner, (types.ModuleType, type)):
+        return True
+    return type(owner).__name__.startswith("pybind11_detail_function_record")
+
+
+def call_descriptor(vm: VM, fn: Descriptor, args: Args, kwargs: Kwargs) -> object:
+    """`dict.get(d, k)`, `object.__init__(x)`, ...: an unbound method of a C class."""
+    handler = BUILTINS.get(fn)
+    if handler not in HANDING_ON:
+        vm.frames.tail = None
+    if handler is not None and not is_asked(vm, fn, args, kwargs):
+        return handler(vm, args, kwargs)
+    if not args:
+        return fn(*args, **kwargs)
+    refused = REFUSED.get(fn)
+    if refused is not None:
+        raise Unsupported(Reason(*refused))
+    owner = args[0]
+    if type(owner) is FakeTensor and issubclass(torch.Tensor, fn.__objclass__):
+        return call_bound(vm, fn.__name__, functools.partial(fn, owner), owner, args[1:], kwargs)
+    if isinstance(owner, torch.Tensor):
+        return run_native(vm, fn, args, kwargs)
+    return call_bound(vm, fn.__name__, functools.partial(fn, owner), owner, args[1:], kwargs)
+
+
+def call_method_wrapper(vm: VM, fn: types.MethodWrapperType, args: Args, kwargs: Kwargs) -> object:
+    """`x.__add__` of a C class, bound."""
+    origin = vm.outside.origins.get(id(fn))
+    if origin is not None:  # stored by itself
+        owner = wrap_values.wrap(vm.outside, fn.__self__, origin.child("member", "__self__"))
+        return vm.call(fn.__objclass__.__dict__[fn.__name__], (owner, *args), kwargs)
+    handler = BUILTINS.get(getattr(fn.__objclass__, fn.__name__, None))
+    if handler not in HANDING_ON:
+        vm.frames.tail = None
+    if handler is not None:
+        return handler(vm, (fn.__self__, *args), kwargs)
+    if fn.__name__ == "__await__":  # what it gives runs a coroutine from outside
+        raise unsupported(f"__await__ of a {type(fn.__self__).__qualname__}")
+    if fn.__name__ in _MEMBERS and args and type(args[0]) is FakeTensor:
+        member = cast("types.GetSetDescriptorType", fn.__self__)
+        return _MEMBERS[fn.__name__](vm, args[0], member.__name__, *args[1:])
+    return call_bound(vm, fn.__name__, fn, fn.__self__, args, kwargs)
+
+
+_MEMBERS: dict[str, Callable[..., object]] = {
+    "__get__": lambda vm, tensor, name, cls=None: attributes.load_attr(vm, tensor, name),
+    "__set__": attributes.store_attr,
+    "__delete__": attributes.store_attr,
+}
+
+
+def call_bound(
+    vm: VM, name: str, fn: Callable[..., object], owner: object, args: Args, kwargs: Kwargs
+) -> object:
+    """The call of `fn`, which is the C method `name` of `owner`, bound."""
+    if type(owner) is FakeTensor:
+        return _call_tensor_method(vm, name, fn, owner, args, kwargs)
+    kind = type(owner)
+    if args and name in number_semantics.LOOKUPS:
+        args = (_lookup_key(vm, owner, args[0]), *args[1:])
+    base = _base_type(kind, name)
+    handler = METHODS.get((base, name))
+    if handler is not None:
+        if not accepts(getattr(base, name, None), (owner, *args), kwargs):
+            return misused(fn, args, kwargs)
+        return handler(vm, owner, *args, **kwargs)
+    if name in _NODE_METHODS and isinstance(owner, torch.autograd.graph.Node):
+        raise unsupported(f"{name} of a node of autograd")
+    vm.outside.facts.check_readable(owner)
+    if name in _TEXTS:
+        use_names(vm, owner)
+    if name not in _EXACT_OF_DECIMALS:
+        check_decimals(owner)
+    if name in _MANAGED:
+        managed, call = _MANAGED[name], functools.partial(_call_owned, vm, name, fn, owner, args, kwargs)
+        return managed(vm, owner, call)
+    return _call_owned(vm, name, fn, owner, args, kwargs)
+
+
+_TEXTS = ("__repr__", "__str__", "__format__")
+# Methods of a Decimal that neither round nor tell the context anything.
+_EXACT_OF_DECIMALS = frozenset(
+    (
+        "__bool__", "__copy__", "__deepcopy__", "__eq__", "__float__", "__ge__", "__getattribute__", "__gt__", "__hash__",
+        "__init__", "__int__", "__le__", "__lt__", "__ne__", "__reduce__", "__repr__", "__str__", "as_integer_ratio",
+        "as_tuple", "is_finite", "is_infinite", "is_nan", "is_signed", "is_zero",
+    )
+)  # fmt: skip
+_MANAGED = {"__enter__": context_managers.entering, "__exit__": context_managers.leaving}
+
+
+def _call_owned(
+    vm: VM, name: str, fn: Callable[..., object], owner: object, args: Args, kwargs: Kwargs
+) -> object:
+    """A method without a handler of its own, of what is no tensor of the trace."""
+    kind = type(owner)
+    if isinstance(owner, io.IOBase):
+        handler = METHODS.get((io.IOBase, name))
+        if handler is not None:
+            return handler(vm, owner, *args, **kwargs)
+    if name in _REDUCING and hasattr(kind, "__next__"):
+        raise unsupported(f"{name} of a {kind.__qualname__}, which shows what the machine made it of")
+    if name in SEARCHES and isinstance(owner, (list, tuple, collections.deque)) and not kwargs:
+        return search(vm, name, owner, args)
+    if isinstance(owner, CONTAINER_BASES):
+        return call_container_method(vm, name, fn, owner, args, kwargs)
+    if id(owner) in vm.outside.origins and kind not in LEAF_TYPES and not isinstance(owner, (str, tuple)):
+        _check_native_object(vm, name, owner)
+    if isinstance(owner, torch.Tensor):
+        return run_native(vm, fn, args, kwargs)
+    if isinstance(owner, tuple):
+        container_contents.open_compared(vm.outside, owner)
+    args = [vm.native_argument(container_contents.view(vm.outside, a)) for a in args]
+    return wrap_values.fake(vm.outside, vm.native(fn, args, kwargs))
+
+
+_REDUCING = frozenset(("__reduce__", "__reduce_ex__"))
+
+
+def _call_tensor_method(
+    vm: VM, name: str, fn: Callable[..., object], owner: FakeTensor, args: Args, kwargs: Kwargs
+) -> object:
+    """`x.name(...)` of a tensor: bound earlier, or called as `Tensor.name(x, ...)`."""
+    if is_asked(vm, getattr(torch.Tensor, name, None), (owner, *args), kwargs):
+        return run_native(vm, fn, args, kwargs)
+    handler = TENSOR_METHODS.get(name)
+    if handler is not None:
+        return handler(vm, owner, *args, **kwargs)
+    state = attributes.TENSOR_STATE.get(name)
+    if state is not None and vm.trace.is_input(owner):
+        real = vm.trace.real(owner)
+        assert real is not None
+        state(vm, owner, real, name)
+    return run_native(vm, fn, args, kwargs)
+
+
+def _lookup_key(vm: VM, owner: object, key: object) -> object:
+    """The first argument of a method that looks it up in `owner`."""
+    if vm.trace.numbers.symbols is not None:
+        key = plain_parts(key)
+    return found_by(vm, owner, key)
+
+
+_NODE_METHODS = frozenset(("register_hook", "register_prehook", "_register_hook_dict"))
+
+
+def _is_known(owner: object) -> bool:
+    """Whether the methods of `owner` are known: it is a constant, a container, a text, a tuple or a tensor."""
+    return type(owner) in LEAF_TYPES or isinstance(owner, (*CONTAINER_BASES, str, tuple, torch.Tensor))
+
+
+def _base_type(kind: type, name: str) -> type:
+    """The class under which `METHODS` has the method `name` of C of `kind`: what Python code overrides is no such method."""
+    bases = [b for b in CONTAINER_BASES if issubclass(kind, b)] or kind.__mro__
+    return next((b for b in bases if (b, name) in METHODS), kind)
+
+
+# Numbers, texts and dates of C, whose value is guarded.
+IMMUTABLE = (
+    int, float, complex, str, bytes, decimal.Decimal, datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo
+)  # fmt: skip
+
+
+def _check_native_object(vm: VM, name: str, owner: object) -> None:
+    """Raises Unsupported for a method of an outside object of C that may change it, or that reads what no guard sees."""
+    kind = type(owner)
+    vm.outside.facts.use_content(owner)
+    if kind in PURE_TYPES or isinstance(owner, (enum.Enum, *IMMUTABLE)):
+        return
+    if isinstance(owner, BaseException):
+        container_contents.open_exception(vm.outside, owner)
+        if name in ("split", "subgroup", "derive"):
+            return
+    if name in PURE_METHODS and (name.startswith("__") or kind.__module__ == "datetime"):
+        return  # `get` of a queue takes something out
+    if isinstance(owner, random.Random):
+        raise Unsupported(Reason(RANDOM_STATE, f"random.{name}"))
+    raise unsupported(f"method {name} of an outside {kind.__qualname__}, whose effects are not known")

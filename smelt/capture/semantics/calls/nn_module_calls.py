@@ -1,0 +1,75 @@
+"""`nn.Module.__call__`: straight to `forward` where no hook is registered, guarded; else through torch's own code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import torch
+from torch import nn
+
+from smelt.capture.base.call_handlers import Args, Kwargs, unsupported
+from smelt.capture.base.value_kinds import NULL, FunctionType
+from smelt.capture.semantics import attributes
+from smelt.capture.semantics.calls.python_functions import call_function, interpret
+from smelt.capture.vm.vm import VM
+from smelt.torch_private import CALL_IMPL, WRAPPED_CALL_IMPL
+
+_module_globals = vars(torch.nn.modules.module)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS = (
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
+
+
+def call_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) -> object:
+    """`module(*args, **kwargs)`. Raises Unsupported for hooks on backwards while gradients are recorded."""
+    if torch.is_grad_enabled() and _has_backward_hooks(vm, module):
+        raise unsupported("a module with backward hooks")
+    if _calls_otherwise(vm, module):
+        return interpret(vm, WRAPPED_CALL_IMPL, (module, *args), kwargs)
+    if has_hooks(vm, module):
+        return interpret(vm, CALL_IMPL, (module, *args), kwargs)
+    origin = vm.outside.origins.get(id(module))
+    if origin is not None:
+        vm.outside.facts.guard("no_hooks", origin)
+    tail = vm.frames.take_tail()
+    function, owner = attributes.load_method(vm, module, "forward")
+    vm.frames.tail = tail
+    vm.frames.module_callers.append(vm.frame)
+    try:
+        if function is NULL:
+            return vm.call(owner, args, kwargs)
+        return call_function(vm, cast(FunctionType, function), (owner, *args), kwargs)
+    finally:
+        vm.frames.module_callers.pop()
+
+
+def _calls_otherwise(vm: VM, module: nn.Module) -> bool:
+    """Whether something else stands for `nn.Module._call_impl`: in the class, in a base, or in the instance."""
+    vm.outside.facts.use_class(type(module))
+    found = vm.type_info(type(module)).find("_call_impl")[1]
+    return attributes.in_instance(vm, module, "_call_impl") or found is not CALL_IMPL
+
+
+def _has_backward_hooks(vm: VM, module: nn.Module) -> bool:
+    return _has_any(
+        vm, vm.outside.overlay.own(module), ("_backward_hooks", "_backward_pre_hooks")
+    ) or _has_any(vm, _module_globals, ("_global_backward_hooks", "_global_backward_pre_hooks"))
+
+
+def _has_any(vm: VM, held: Mapping[str, object] | None, names: Sequence[str]) -> bool:
+    """Whether a dictionary of hooks under one of these names has any."""
+    return any(vm.outside.overlay.now(held.get(n)) for n in names) if held else False
+
+
+def has_hooks(vm: VM, module: nn.Module) -> bool:
+    """Whether `__call__` does more than to call `forward`. That no hook is registered for all modules is guarded here."""
+    if _has_any(vm, vm.outside.overlay.own(module), _HOOKS) or _has_any(vm, _module_globals, _GLOBAL_HOOKS):
+        return True
+    for name in _GLOBAL_HOOKS:
+        vm.outside.facts.guard("len", vm.outside.origins.const(_module_globals).child("item", name), 0)
+    return False

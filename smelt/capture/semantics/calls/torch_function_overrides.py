@@ -1,0 +1,148 @@
+"""`__torch_function__`: handlers of tensor subclasses and of other objects, carried out by the machine.
+
+Torch itself finds out that a call is to be handled, before anything else happens: the function mode of the trace sees each
+call first, and hands it to `ask`. What the handlers call comes back to the machine, and to the mode, as in eager: with the
+innermost mode out of the way, or under `DisableTorchFunctionSubclass`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+import torch
+from torch.autograd.profiler import record_function
+from torch.overrides import TorchFunctionMode, handle_torch_function
+
+from smelt._native import isinstance
+from smelt.capture.base.call_handlers import Args, Kwargs, unsupported
+from smelt.capture.environment import wrap_values
+from smelt.capture.semantics import attributes
+from smelt.capture.vm.vm import VM
+from smelt.reasons import TENSOR_SUBCLASS
+from smelt.torch_private import is_torch_function_enabled
+from smelt.tracing.fake.fake_tensor import FakeTensor
+from smelt.tracing.record.torch_function_handlers import (
+    asked_about,
+    handling_class,
+    is_handled,
+    is_overridable,
+    is_under_modes,
+    kinds_for_mode,
+    may_be_overridable,
+)
+
+# Functions of torch that call nothing which modes see, and modules of such functions.
+_SILENT: frozenset[object] = frozenset(
+    (
+        handle_torch_function, torch.Tensor.__torch_function__.__func__, TorchFunctionMode.__enter__,  # type: ignore[attr-defined]
+        TorchFunctionMode.__exit__, torch.nn.Module.__getattr__, torch.nn.Module.__setattr__, torch.inference_mode.__exit__,
+        record_function.__enter__, record_function.__exit__,
+    )
+)  # fmt: skip
+_SILENT_MODULES = ("torch.compiler", "torch.jit.", "torch._jit_internal", "torch._dynamo.")
+# Makers of tensors that modes see, though no class is asked about them.
+_MAKERS = frozenset((torch.tensor, torch.as_tensor, torch.asarray, torch.full))
+
+
+def is_asked(vm: VM, fn: object, args: Sequence[object], kwargs: Kwargs) -> bool:
+    """Whether torch is to be asked for a call of its function `fn`, whatever the tables of the machine say of that."""
+    if not may_be_overridable(fn) or not is_handled(vm.trace.call, tuple(args), kwargs):
+        return False
+    return is_overridable(fn) or (fn in _MAKERS and is_under_modes(vm.trace.call))
+
+
+def check_modes(vm: VM, fn: Callable[..., object]) -> None:
+    """Raises Unsupported for a function of torch that the machine carries out in its own way, under modes of the program,
+    which are to see what torch's own code calls."""
+    module = str(fn.__module__)
+    if module.startswith("torch.") and not module.startswith(_SILENT_MODULES) and fn not in _SILENT:
+        check_unasked(vm, fn.__qualname__)
+
+
+def check_unasked(vm: VM, what: str) -> None:
+    """Raises Unsupported under modes of the program, for what the machine does without asking them."""
+    if is_under_modes(vm.trace.call):
+        raise unsupported(f"{what} under a mode with a __torch_function__")
+
+
+def operate(vm: VM, fn: Callable[..., object], *args: object) -> object:
+    """`fn(*args)` of a tensor, for a function of C that runs no Python code but handlers."""
+    return vm.native(fn, args) if is_handled(vm.trace.call, args) else fn(*args)
+
+
+def ask(vm: VM, func: object, args: tuple[object, ...], kwargs: Mapping[str, object] | None) -> object:
+    """What the handlers give for a call; NotImplemented where torch asks none of them. Raises Unsupported where those that
+    are asked give no answer."""
+    vm.frames.tail = None
+    if vm.trace.call.modes:
+        return ask_mode(vm, func, kinds_for_mode(vm.trace.call, func, args, kwargs or {}), args, kwargs)
+    kinds = asked_about(vm.trace.call, func, args, kwargs or {})
+    if kinds is None:
+        return NotImplemented
+    given = _given(vm, args, kwargs)
+    return ask_classes(vm, func, kinds, given, (*args, *(kwargs or {}).values()))
+
+
+def _given(vm: VM, args: tuple[object, ...], kwargs: Mapping[str, object] | None) -> Args:
+    """The arguments of a call as those of a handler."""
+    given = [cast(object, tuple(wrap_values.fake(vm.outside, v) for v in args))]
+    if kwargs is not None:
+        given.append({k: wrap_values.fake(vm.outside, v) for k, v in kwargs.items()})
+    return given
+
+
+def ask_mode(
+    vm: VM,
+    func: object,
+    kinds: tuple[type, ...],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object] | None,
+) -> object:
+    """What the innermost mode of the program gives for a call. The mode is out of the way while its handler runs."""
+    modes = vm.trace.call.modes
+    mode, depth = modes.pop(), len(modes)
+    try:
+        result = _call_handler(vm, mode, func, kinds, _given(vm, args, kwargs))
+        if len(modes) != depth:
+            raise unsupported("a __torch_function__ that leaves a mode, or enters one for good")
+    finally:
+        modes.append(mode)
+    if result is NotImplemented:
+        raise unsupported(f"the __torch_function__ of {type(mode).__qualname__}, which handles nothing")
+    return result
+
+
+def ask_classes(
+    vm: VM, func: object, kinds: tuple[type, ...], given: Args, values: Sequence[object]
+) -> object:
+    """What the handlers of the classes `kinds`, of which instances are among `values`, give for a call."""
+    for cls in kinds if is_torch_function_enabled() else ():
+        if cls not in (torch.Tensor, FakeTensor):
+            instance = _instance(cls, values)
+            result = _call_handler(vm, instance, func, kinds, given)
+            if result is not NotImplemented:
+                return result
+    raise unsupported(
+        f"{getattr(func, '__name__', func)}, which no __torch_function__ handles", TENSOR_SUBCLASS
+    )
+
+
+def _call_handler(vm: VM, owner: object, func: object, kinds: tuple[type, ...], given: Args) -> object:
+    handler = attributes.load_attr(vm, owner, "__torch_function__")
+    return vm.call(handler, (func, kinds, *given), {})
+
+
+def _instance(cls: type, values: Sequence[object]) -> object:
+    """The instance of which torch takes the handler. Raises Unsupported for a tensor that no fake stands for."""
+    for value in values:
+        if handling_class(value) is cls:
+            if isinstance(value, torch.Tensor) and type(value) is not FakeTensor:
+                raise unsupported(f"a {cls.__qualname__} that no fake stands for", TENSOR_SUBCLASS)
+            return value
+        if type(value) in (list, tuple, dict):
+            inner = list(value.values() if isinstance(value, dict) else cast("Sequence[object]", value))
+            found = _instance(cls, inner)
+            if found is not None:
+                return found
+    return None

@@ -1,0 +1,407 @@
+"""Calls of what TorchScript has made: the graph that its interpreter runs is run here, node by node, on fakes.
+
+That graph says what the call computes, not the Python code it was made from: `2 ** n` is a float there, numbers have 64
+bits, names mean what they meant when it was made. What is not known here (conditions on values of tensors, exceptions,
+containers that are handed in or kept in a module, classes) leaves the call to TorchScript, at a break.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol, cast
+
+import torch
+from torch import nn
+
+from smelt._native import isinstance
+from smelt.capture.base.call_handlers import Args, Kwargs, unsupported
+from smelt.capture.environment import wrap_values
+from smelt.capture.semantics.calls.native_calls import run_native
+from smelt.capture.semantics.calls.nn_module_calls import has_hooks
+from smelt.capture.vm.vm import VM
+from smelt.errors import Unsupported
+from smelt.guards.source import Origin
+from smelt.torch_private import (
+    Block,
+    DisableTorchDispatch,
+    DisableTorchFunction,
+    FunctionSchema,
+    Graph,
+    JitType,
+    Node,
+    OpOverload,
+    ScriptModule,
+    parse_schema,
+)
+from smelt.tracing.fake.fake_tensor import FakeTensor
+from smelt.tracing.symbolic.sym_numbers import plain
+
+
+class _Module(Protocol):
+    """TorchScript's own object of a module, `ScriptModule`."""
+
+    def getattr(self, name: str, /) -> object: ...
+    def _get_method(self, name: str, /) -> _Script: ...
+
+
+class _Script(Protocol):
+    """What is called: a `torch.jit.ScriptFunction`, a method, a module (which has no schema)."""
+
+    inlined_graph: Graph
+    schema: FunctionSchema
+    _c: _Module
+
+
+def call_script(vm: VM, fn: object, args: Args, kwargs: Kwargs) -> object:
+    """`fn(*args, **kwargs)` of a `torch.jit.ScriptFunction`."""
+    script = cast(_Script, fn)
+    return _call(vm, fn, script.inlined_graph, script.schema, (), args, kwargs)
+
+
+def call_script_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) -> object:
+    """`module(*args, **kwargs)` of a scripted or traced module, which has no hooks of its own."""
+    script = cast(_Script, module)
+    origin = vm.outside.origins.get(id(module))
+    if origin is None:
+        raise _unknown("made inside")
+    if has_hooks(vm, module):
+        raise _unknown("with hooks of all modules")
+    if "_c" not in vars(module):  # it is traced, and hands on to the module that was made then
+        origin = origin.child("attr", "_actual_script_module")
+    held = _Held(script._c, origin.child("attr", "_c"))
+    schema = script._c._get_method("forward").schema
+    return _call(vm, module, script.inlined_graph, schema, (held,), args, kwargs)
+
+
+def refuse_script_method(vm: VM, fn: object, args: Args, kwargs: Kwargs) -> object:
+    """The call of a method of a scripted module, taken from the module: nothing says from where."""
+    raise _unknown("a method")
+
+
+def _call(
+    vm: VM,
+    made: object,
+    graph: Graph,
+    schema: FunctionSchema,
+    owner: tuple[object, ...],
+    args: Args,
+    kwargs: Kwargs,
+) -> object:
+    vm.frames.tail = None
+    if id(made) not in vm.outside.origins:
+        raise _unknown("made inside")
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        raise _unknown("under autocast")  # which TorchScript applies itself
+    vm.outside.facts.use_identity(made)
+    given = _bind(schema, len(owner), args, kwargs)
+    run = _Run(vm)
+    try:
+        return run.block(graph, (*owner, *given))[0]
+    except Unsupported:
+        raise
+    except Exception as error:  # TorchScript raises errors of its own
+        raise _unknown(f"it raises {type(error).__name__}") from None
+
+
+def _unknown(what: str) -> Unsupported:
+    return unsupported(f"a function or module of TorchScript ({what})")
+
+
+def _bind(schema: FunctionSchema, owners: int, args: Args, kwargs: Kwargs) -> list[object]:
+    """The values of the parameters after the first `owners`."""
+    parameters = schema.arguments[owners:]
+    names = [p.name for p in parameters]
+    if len(args) > len(names) or not set(kwargs) <= set(names[len(args) :]):
+        raise _unknown("its arguments do not fit")
+    given = dict(zip(names, args)) | kwargs
+    missing = [p.name for p in parameters if p.name not in given and not p.has_default_value()]
+    if missing:
+        raise _unknown("its arguments do not fit")
+    return [_given(p.type, given.get(p.name, p.default_value)) for p in parameters]
+
+
+def _given(kind: JitType, value: object) -> object:
+    """`value` as an argument of that type of TorchScript."""
+    value, name = plain(value), kind.kind()
+    if name == "OptionalType":
+        return None if value is None else _given(kind.getElementType(), value)
+    if name == "TensorType" and type(value) is FakeTensor and value.subclass in (None, nn.Parameter):
+        return value
+    if name == "FloatType" and type(value) is int:
+        return float(value)
+    if type(value) is _PLAIN.get(name):
+        return value
+    raise _unknown(f"an argument is a {type(value).__name__}")
+
+
+_PLAIN = {"IntType": int, "FloatType": float, "BoolType": bool, "StringType": str, "NoneType": type(None)}
+
+
+class _Held:
+    """A module inside a graph: TorchScript's own object, and where it is found."""
+
+    def __init__(self, module: _Module, origin: Origin) -> None:
+        self.module, self.origin = module, origin
+
+
+class _Run:
+    """One run of a graph. Values are what they are in Python; tensors from outside are fakes; those that are known (numbers
+    that a trace has turned into tensors, constants) are themselves until they meet a fake."""
+
+    def __init__(self, vm: VM) -> None:
+        self.vm = vm
+        self.values: dict[int, object] = {}
+
+    def block(self, block: Block | Graph, given: Sequence[object]) -> list[object]:
+        """The results of a block (or graph) that is entered with these values."""
+        self.values.update(zip((v.unique() for v in block.inputs()), given, strict=True))
+        for node in block.nodes():
+            results = self.node(node)
+            self.values.update(zip((v.unique() for v in node.outputs()), results, strict=True))
+        return [self.values[v.unique()] for v in block.outputs()]
+
+    def node(self, node: Node) -> Sequence[object]:
+        """The results of one node."""
+        kind = node.kind()
+        structure = _STRUCTURES.get(kind)
+        if structure is not None:
+            return structure(self, node, [self.values[v.unique()] for v in node.inputs()])
+        if not kind.startswith(("aten::", "prim::")) or node.schema() == "(no schema)":
+            raise _unknown(kind)
+        args = [self.values[v.unique()] for v in node.inputs()]
+        container = _CONTAINERS.get(kind)
+        if container is not None and type(args[0]) in (list, tuple, dict, str):
+            return [container(*args)]
+        return self.operator(node, args)
+
+    def operator(self, node: Node, args: list[object]) -> Sequence[object]:
+        """An operator of torch."""
+        schema = parse_schema(node.schema())
+        namespace, name = schema.name.split("::")
+        tensors = any(_names_tensors(r.type) for r in schema.returns)
+        if len(schema.returns) != 1 and not tensors:
+            raise _unknown(schema.name)
+        about = _ABOUT.get(schema.name)
+        if about is not None and type(args[0]) is FakeTensor:
+            return [about(*args)]
+        function = getattr(getattr(getattr(torch.ops, namespace), name), schema.overload_name or "default")
+        keywords = {p.name: a for p, a in zip(schema.arguments, args, strict=True) if p.kwarg_only}
+        positional = [a for p, a in zip(schema.arguments, args, strict=True) if not p.kwarg_only]
+        known = not _has(FakeTensor, args)
+        if known and (_has(torch.Tensor, args) or not tensors) and _is_pure(function, schema, tensors):
+            with _for_real():  # of numbers
+                found = function(*positional, **keywords)
+        elif tensors:
+            keywords = {k: self.shown(v) for k, v in keywords.items()}
+            found = run_native(self.vm, function, [self.shown(a) for a in positional], keywords)
+        else:
+            raise _unknown(f"{schema.name} reads the value of a tensor")
+        if len(schema.returns) == 1:
+            return [list(found) if type(found) is tuple else found]
+        return found
+
+    def shown(self, value: object) -> object:
+        """An argument that goes into the graph of the trace."""
+        if type(value) is list:
+            return [self.shown(v) for v in cast("list[object]", value)]
+        if type(value) is not torch.Tensor or not isinstance(value, torch.Tensor):
+            return value
+        with _for_real():
+            number = value.item() if _is_number(value) else None
+        if number is not None:
+            return number
+        return wrap_values.wrap(self.vm.outside, value, self.vm.outside.origins.const(value))
+
+    def read(self, held: _Held, name: str) -> object:
+        """An attribute of a module."""
+        found, origin = held.module.getattr(name), held.origin.child("script", name)
+        if type(found) is ScriptModule:
+            return _Held(cast(_Module, found), origin)
+        if isinstance(found, torch.Tensor) or type(found) in _PLAIN.values():
+            return plain(wrap_values.wrap(self.vm.outside, found, origin))
+        raise _unknown(f"a module holds a {type(found).__name__}")
+
+
+@contextmanager
+def _for_real() -> Iterator[None]:
+    """Inside, operators run and are not recorded."""
+    with DisableTorchDispatch(), DisableTorchFunction():
+        yield
+
+
+def _has(kind: type, value: object) -> bool:
+    """Whether `value` is of that type, or contains such."""
+    if isinstance(value, (list, tuple)):
+        return any(_has(kind, v) for v in value)
+    return isinstance(value, kind)
+
+
+def _names_tensors(kind: JitType) -> bool:
+    name = kind.kind()
+    return name == "TensorType" or (
+        name in ("ListType", "OptionalType") and _names_tensors(kind.getElementType())
+    )
+
+
+def _is_number(value: torch.Tensor) -> bool:
+    """Whether a tensor stands for a number of Python: its dtype then yields to those of other tensors."""
+    lower = torch.half if value.is_floating_point() else torch.int8
+    return value.ndim == 0 and torch.result_type(torch.empty((), dtype=lower), value) is lower
+
+
+def _is_pure(function: OpOverload, schema: FunctionSchema, tensors: bool) -> bool:
+    """Whether an operator may be called now, of what is known, in place of at each call."""
+    if tensors or schema.name == "aten::item":
+        drawn = torch.Tag.nondeterministic_seeded in function.tags
+        return not drawn and not any(p.alias_info is not None for p in schema.arguments)
+    return schema.name in _PURE
+
+
+# ---- nodes that are no operators
+
+
+def _constant(run: _Run, node: Node, args: Args) -> list[object]:
+    if node.hasAttribute("value") and node.kindOf("value") == "t":
+        return [node.t("value")]
+    return [node.output().toIValue()]
+
+
+def _if(run: _Run, node: Node, args: Args) -> list[object]:
+    (condition,) = args
+    if type(condition) is not bool:
+        raise _unknown("a condition")
+    then, otherwise = node.blocks()
+    return run.block(then if condition else otherwise, ())
+
+
+def _loop(run: _Run, node: Node, args: Args) -> list[object]:
+    (most, go_on, *carried), (body,) = args, node.blocks()
+    turn = 0
+    while go_on and turn < cast(int, most):
+        go_on, *carried = run.block(body, (turn, *carried))
+        turn += 1
+        if turn > _TURNS:
+            raise _unknown("a long loop")
+    return carried
+
+
+_TURNS = 10_000
+
+
+def _list(run: _Run, node: Node, args: Args) -> list[object]:
+    return [list(args)]
+
+
+def _tuple(run: _Run, node: Node, args: Args) -> list[object]:
+    if not node.output().type().annotation_str.startswith("Tuple["):
+        raise _unknown("a named tuple")
+    return [tuple(args)]
+
+
+def _unpack(run: _Run, node: Node, args: Args) -> Sequence[object]:
+    return cast("Sequence[object]", args[0])
+
+
+def _dict(run: _Run, node: Node, args: Args) -> list[object]:
+    return [dict(zip(args[::2], args[1::2]))]
+
+
+def _attribute(run: _Run, node: Node, args: Args) -> list[object]:
+    return [run.read(cast(_Held, args[0]), node.s("name"))]
+
+
+def _same(run: _Run, node: Node, args: Args) -> list[object]:
+    return [args[0]]
+
+
+def _index(run: _Run, node: Node, args: Args) -> list[object]:
+    values, at = cast("tuple[tuple[object, ...], int]", args)
+    return [values[at]]
+
+
+def _is(run: _Run, node: Node, args: Args) -> list[object]:
+    return [args[0] is args[1]]  # one of them is None
+
+
+def _is_not(run: _Run, node: Node, args: Args) -> list[object]:
+    return [args[0] is not args[1]]
+
+
+def _unset(run: _Run, node: Node, args: Args) -> list[object]:
+    return [None]  # assigned before it is read
+
+
+def _tensor_of_number(run: _Run, node: Node, args: Args) -> list[object]:
+    with _for_real():
+        return [torch.tensor(args[0])]
+
+
+_STRUCTURES: dict[str, Callable[[_Run, Node, Args], Sequence[object]]] = {
+    "prim::Constant": _constant,
+    "prim::If": _if,
+    "prim::Loop": _loop,
+    "prim::ListConstruct": _list,
+    "prim::TupleConstruct": _tuple,
+    "prim::DictConstruct": _dict,
+    "prim::ListUnpack": _unpack,
+    "prim::TupleUnpack": _unpack,
+    "prim::GetAttr": _attribute,
+    "prim::TupleIndex": _index,
+    "aten::__is__": _is,
+    "aten::__isnot__": _is_not,
+    "prim::unchecked_cast": _same,
+    "prim::Uninitialized": _unset,
+    "prim::NumToTensor": _tensor_of_number,
+}
+
+
+def _append(values: list[object], value: object) -> list[object]:
+    values.append(value)
+    return values
+
+
+def _about_size(x: torch.Tensor, dim: int | None = None) -> object:
+    return list(x.shape) if dim is None else x.shape[dim]
+
+
+def _about_dtype(x: torch.Tensor) -> object:
+    with _for_real():
+        return torch.ops.prim.dtype.default(torch.empty((), dtype=x.dtype))
+
+
+# What is known of a fake, as TorchScript has it
+_ABOUT: dict[str, Callable[..., object]] = {
+    "aten::size": _about_size,
+    "aten::dim": lambda x: x.dim(),
+    "aten::numel": lambda x: x.numel(),
+    "aten::len": lambda x: x.shape[0],
+    "aten::is_floating_point": lambda x: x.is_floating_point(),
+    "aten::is_complex": lambda x: x.is_complex(),
+    "prim::dtype": _about_dtype,
+    "prim::device": lambda x: x.device,
+    "prim::is_cuda": lambda x: x.device.type == "cuda",
+}
+
+# Of containers and texts, which torch's operators would be given copies of
+_CONTAINERS: dict[str, Callable[..., object]] = {
+    "aten::__getitem__": lambda values, at: values[at],
+    "aten::__contains__": lambda values, value: value in values,
+    "aten::add": lambda a, b: a + b,
+    "aten::append": _append,
+    "aten::len": len,
+    "aten::list": list,
+    "aten::slice": lambda values, start, stop, step: values[start:stop:step],
+}
+
+# Operators of numbers and texts without an effect
+_PURE = frozenset(
+    (
+        "aten::Bool", "aten::Float", "aten::FloatImplicit", "aten::Int", "aten::IntImplicit", "aten::ScalarImplicit",
+        "aten::__and__", "aten::__derive_index", "aten::__not__", "aten::__or__", "aten::__range_length", "aten::__xor__",
+        "aten::abs", "aten::add", "aten::all", "aten::any", "aten::ceil", "aten::div", "aten::eq", "aten::exp",
+        "aten::floor", "aten::floordiv", "aten::format", "aten::ge", "aten::gt", "aten::le", "aten::log", "aten::lt",
+        "aten::max", "aten::min", "aten::mul", "aten::ne", "aten::neg", "aten::pow", "aten::remainder", "aten::round",
+        "aten::sqrt", "aten::str", "aten::sub", "aten::sum", "prim::abs", "prim::max", "prim::min",
+    )
+)  # fmt: skip

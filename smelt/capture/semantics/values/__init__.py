@@ -1,0 +1,1 @@
+"""Operators, containers, iteration and statements over values."""

@@ -1,0 +1,289 @@
+"""Methods of builtin containers, outside ones included: `list.append` notes the change, `dict.get` guards the one entry that
+it reads. Methods without a handler go through `call_container_method`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import heapq
+import operator
+import types
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from smelt._native import isinstance
+from smelt.capture.base.call_handlers import (
+    BUILTINS,
+    METHODS,
+    Args,
+    Handler,
+    Kwargs,
+    builtin,
+    method,
+    unsupported,
+)
+from smelt.capture.base.native_functions import PURE_METHODS
+from smelt.capture.base.value_kinds import (
+    MISSING,
+    Container,
+    FunctionType,
+    MethodType,
+    dict_base,
+    is_lookup_key,
+)
+from smelt.capture.environment import container_contents, environment_mutations, wrap_values
+from smelt.capture.semantics.calls import polyfills
+from smelt.capture.semantics.values import set_methods
+from smelt.capture.semantics.values.container_constructors import mapping_or_pairs
+from smelt.capture.semantics.values.iteration import compares_contents, comparing, sorted_places
+from smelt.capture.semantics.values.lengths import ask_length, container_len
+from smelt.capture.vm.vm import VM
+from smelt.reasons import UNSUPPORTED_OBJECT
+
+# Methods of containers that do not look into the elements.
+_BLIND_METHODS = frozenset(
+    (
+        "append", "appendleft", "clear", "copy", "extend", "insert", "items", "keys", "pop", "popleft", "reverse",
+        "rotate", "values",
+    )
+)  # fmt: skip
+
+_VIEWS = frozenset(("keys", "values", "items", "__iter__", "__reversed__"))  # go on looking
+SEARCHES = ("index", "count", "remove")
+_METHODS_OF_C = (types.MethodDescriptorType, types.WrapperDescriptorType)
+_Sequence = list[object] | collections.deque[object] | tuple[object, ...]
+
+
+def _directly(fn: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
+    return fn(*args, **kwargs)
+
+
+def call_container_method(
+    vm: VM, name: str, fn: Callable[..., object], owner: Container, args: Args, kwargs: Kwargs
+) -> object:
+    """`owner.name(*args, **kwargs)` of a container, for a method `fn` of C that has no handler. The elements of an outside
+    container are guarded, and the container is noted as changed unless the method is known to change nothing."""
+    outside = vm.outside
+    if (
+        isinstance(owner, collections.defaultdict)
+        and id(owner) in outside.origins
+        and owner not in outside.log
+    ):
+        origin = outside.origins[id(owner)].child("member", "default_factory")
+        wrap_values.wrap(outside, owner.default_factory, origin)
+    if isinstance(owner, set) and name in set_methods.CHANGES and not kwargs:
+        return set_methods.change(vm, owner, name, args)
+    if name == "update" and isinstance(owner, dict):
+        args = [mapping_or_pairs(vm, a) for a in args]
+    elif name in ("extend", "union", "intersection", "difference", "fromkeys", "extendleft"):
+        given, args = args, [set_methods.operand(vm, a) for a in args]
+        if name == "extend" and isinstance(owner, list) and len(given) == 1:
+            ask_length(vm, given[0])
+    run = _directly if name in _BLIND_METHODS else vm.native
+    look = container_contents.walk if name in _VIEWS else container_contents.open
+    seen = look(outside, owner) if id(owner) in outside.origins else owner
+    if name == "sort" and isinstance(owner, list):
+        if compares_contents(outside.overlay.now(owner), kwargs.get("key")):
+            _sort(vm, owner, **kwargs)
+            return None
+        kwargs = comparing(vm, seen, kwargs)
+    if id(owner) not in outside.origins:
+        return wrap_values.fake(outside, run(fn, args, kwargs))
+    if name in PURE_METHODS:
+        return wrap_values.fake(outside, run(getattr(seen, name) if seen is not owner else fn, args, kwargs))
+    environment_mutations.touch(outside, owner)
+    if isinstance(owner, set):
+        outside.log.change_unknown(owner)
+    try:
+        return wrap_values.fake(outside, run(_bound_to(outside.overlay.now(owner), name), args, kwargs))
+    finally:
+        environment_mutations.touched(outside, owner)
+
+
+def _bound_to(container: Container, name: str) -> Callable[..., object]:
+    """The method `name` of a container that its builtin base has. (Whether a class is one of Python's or of C no flag of the
+    class says: CPython 3.12's deque is made on the heap.)"""
+    method = next(
+        k.__dict__[name] for k in type(container).__mro__ if isinstance(k.__dict__.get(name), _METHODS_OF_C)
+    )
+    bound: Callable[..., object] = method.__get__(container, type(container))
+    return bound
+
+
+def search(vm: VM, name: str, owner: _Sequence, args: Args) -> object:
+    """`index`, `count` or `remove`: elements are compared, with all that they hold, so that is shown with fakes."""
+    base = next(b for b in (list, tuple, collections.deque) if isinstance(owner, b))
+    vm.outside.facts.use_nan(args[0] if args else None)
+    vm.outside.facts.use_differences(owner, args)
+    seen = container_contents.view(vm.outside, owner)
+    args = [_sought(vm, container_contents.view(vm.outside, a)) for a in args]
+    if name != "remove":
+        return vm.native(getattr(base, name), (seen, *args))
+    count = len(seen)
+    try:
+        at = cast("int | None", vm.native(_place, (seen, *args)))
+    except RuntimeError:
+        if isinstance(owner, collections.deque) and len(seen) != count:
+            raise IndexError("deque mutated during remove().") from None
+        raise
+    if at is None:
+        raise ValueError(f"{base.__name__}.remove(x): x not in {base.__name__}")
+    environment_mutations.touch(vm.outside, owner)
+    if isinstance(owner, list):
+        list.__delitem__(vm.outside.overlay.now(owner), at)
+    elif isinstance(owner, collections.deque):
+        collections.deque.__delitem__(vm.outside.overlay.now(owner), at)
+    return None
+
+
+def _sought(vm: VM, value: object) -> object:
+    """What is compared with elements. A function is not called, so it is itself."""
+    return value if type(value) in (FunctionType, MethodType) else vm.native_argument(value)
+
+
+def _place(values: Sequence[object], value: object) -> int | None:
+    """Where a sequence holds `value`: `index`, whose error would tell the value's text."""
+    return next((i for i, v in enumerate(values) if v is value or v == value), None)
+
+
+def _sort(vm: VM, owner: list[object], **options: object) -> None:
+    order = sorted_places(vm, vm.elements(owner), **options)
+    environment_mutations.touch(vm.outside, owner)
+    now = vm.outside.overlay.now(owner)
+    list.__setitem__(now, slice(None), [list.__getitem__(now, i) for i in order])
+
+
+def _known_key(vm: VM, obj: dict[object, object], key: object) -> bool:
+    """Whether a read of `obj[key]` must be guarded, that entry alone: the dictionary is from outside, and the trace has not
+    written the entry. Raises Unsupported for a key that a guard could not look up."""
+    outside = vm.outside
+    if id(obj) not in outside.origins:
+        return False
+    outside.facts.use_identity(key)
+    if not is_lookup_key(key):
+        raise unsupported(
+            f"a {type(key).__qualname__} is looked up in an outside dictionary", UNSUPPORTED_OBJECT
+        )
+    if obj not in outside.log:
+        return True
+    now, was = vm.keyed(dict.get, obj, key, MISSING), outside.log.original_entry(obj, key)
+    return now is was
+
+
+@method(dict, "get")
+def _dict_get(vm: VM, obj: dict[object, object], key: object, default: object = None) -> object:
+    if _known_key(vm, obj, key):
+        present = bool(vm.keyed(dict.__contains__, obj, key))
+        vm.outside.facts.guard("contains", vm.outside.origins[id(obj)], (key, present), key=key)
+        return (
+            container_contents.item(vm.outside, obj, key, vm.keyed(dict.__getitem__, obj, key))
+            if present
+            else default
+        )
+    found = vm.keyed(dict.get, obj, key, MISSING)
+    if found is MISSING:
+        return default
+    return vm.item_value(obj, key, found)
+
+
+@method(dict, "__contains__")
+def _dict_contains(vm: VM, obj: dict[object, object], key: object) -> bool:
+    return contains_key(vm, obj, key)
+
+
+def contains_key(vm: VM, obj: dict[object, object], key: object) -> bool:
+    """`key in obj`; of an outside dictionary the answer is guarded, and nothing else of it."""
+    present = bool(vm.keyed(dict.__contains__, obj, key))
+    if _known_key(vm, obj, key):
+        vm.outside.facts.guard("contains", vm.outside.origins[id(obj)], (key, present), key=key)
+    return present
+
+
+@method(dict, "setdefault")
+def _dict_setdefault(vm: VM, obj: dict[object, object], key: object, default: object = None) -> object:
+    if id(obj) not in vm.outside.origins:  # the key is hashed once
+        return vm.keyed(dict_base(obj).setdefault, obj, key, default)
+    if contains_key(vm, obj, key):
+        return vm.item_value(obj, key, vm.keyed(dict.__getitem__, obj, key))
+    environment_mutations.touch(vm.outside, obj)
+    return vm.keyed(dict_base(obj).setdefault, obj, key, default)
+
+
+@method(dict, "pop")
+def _dict_pop(vm: VM, obj: dict[object, object], key: object, *default: object) -> object:
+    if id(obj) not in vm.outside.origins:
+        return vm.item_value(obj, key, vm.keyed(dict_base(obj).pop, obj, key, *default))
+    if not contains_key(vm, obj, key):
+        if default:
+            return default[0]
+        raise KeyError(key)
+    value = vm.item_value(obj, key, vm.keyed(dict.__getitem__, obj, key))
+    environment_mutations.touch(vm.outside, obj)
+    vm.keyed(dict_base(obj).pop, obj, key)
+    return value
+
+
+@method(dict, "__getitem__")
+def _dict_getitem(vm: VM, obj: dict[object, object], key: object) -> object:
+    return vm.item_value(obj, key, vm.keyed(dict.__getitem__, obj, key))
+
+
+@method(dict, "__setitem__")
+def _dict_setitem(vm: VM, obj: dict[object, object], key: object, value: object) -> None:
+    environment_mutations.touch(vm.outside, obj)
+    environment_mutations.note_store(vm.outside, obj, "item", key, value)
+    vm.keyed(dict_base(obj).__setitem__, obj, key, value)
+
+
+@method(list, "__getitem__")
+def _list_getitem(vm: VM, obj: list[object], key: object) -> object:
+    if isinstance(key, slice) and id(obj) in vm.outside.origins:
+        return list.__getitem__(container_contents.open(vm.outside, obj), key)
+    return vm.item_value(obj, key, vm.keyed(list.__getitem__, obj, key))
+
+
+@method(list, "append")
+def _list_append(vm: VM, obj: list[object], value: object) -> None:
+    environment_mutations.touch(vm.outside, obj)
+    list.append(vm.outside.overlay.now(obj), value)
+
+
+@method(list, "__len__")
+def _list_len(vm: VM, obj: object) -> int:
+    return container_len(vm, obj)
+
+
+METHODS[dict, "__len__"] = METHODS[set, "__len__"] = _list_len
+
+
+@builtin(collections._count_elements)  # type: ignore[attr-defined]
+def _count_elements(vm: VM, args: Args, kwargs: Kwargs) -> None:
+    """What `Counter.update` does for elements."""
+    counts, elements = args
+    if id(counts) not in vm.outside.origins:
+        vm.native(collections._count_elements, (counts, vm.elements(elements)))  # type: ignore[attr-defined]
+        return
+    counts = cast("dict[object, object]", counts)
+    for element in vm.elements(elements):
+        vm.store_item(counts, element, vm.binary(operator.add, _dict_get(vm, counts, element, 0), 1))
+
+
+def _interpreted(polyfill: Callable[..., object]) -> Handler:
+    """The handler of a function of C that changes its argument and compares elements: the machine runs it in Python."""
+    return lambda vm, args, kwargs: vm.call(polyfill, tuple(args), kwargs)
+
+
+def _of_heaps(fn: Callable[..., object], polyfill: Callable[..., object]) -> Handler:
+    """The same, of a function that refuses what is no list."""
+    interpreted = _interpreted(polyfill)
+    return lambda vm, args, kwargs: (
+        interpreted(vm, args, kwargs) if isinstance(args[0], list) else vm.native(fn, args, kwargs)
+    )
+
+
+for _name in ("heappush", "heappop", "heapreplace", "heappushpop", "heapify"):
+    _function = getattr(heapq, _name)
+    BUILTINS[_function] = _of_heaps(_function, getattr(polyfills, _name))
+BUILTINS[bisect.insort_right] = _interpreted(polyfills.insort_right)
+BUILTINS[bisect.insort_left] = _interpreted(polyfills.insort_left)

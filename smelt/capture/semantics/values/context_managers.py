@@ -1,0 +1,244 @@
+"""Context managers that are open: entered by the trace, or entered before a graph break and left by the trace.
+
+Managers of torch act for real while the VM runs. What always holds: when a capture ends, all of them are as they were when
+it began. What is open at a graph break the compiled frame enters and leaves for real (`settings`). A manager of torch from
+outside holds its settings in attributes, which its native `__enter__` reads: they are guarded (`use_state`), and what it
+stores in them is an effect as any other. `record_function` marks a stretch of the program for the profiler; while no
+profiler runs it does nothing, which is guarded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TypeGuard, TypeVar, cast
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from smelt._native import isinstance
+from smelt.capture.base.call_handlers import Args, Kwargs, function, unsupported
+from smelt.capture.base.native_functions import is_native_module, runs_natively
+from smelt.capture.base.value_kinds import LEAF_TYPES, FunctionType, instance_dict
+from smelt.capture.environment import wrap_values
+from smelt.capture.environment.side_effects import Call, Effect, Enter, Leave
+from smelt.capture.semantics import attributes
+from smelt.capture.vm.vm import VM
+from smelt.capture.vm.vm_state import Entered, Left, Manager
+from smelt.errors import Unsupported
+from smelt.graph import backend_flags, torch_settings
+from smelt.guards import global_state
+from smelt.guards.global_state import Snapshot
+from smelt.reasons import UNSUPPORTED_EFFECT, Reason
+from smelt.torch_private import current_dispatch_modes, current_function_modes, is_profiler_enabled
+
+T = TypeVar("T")
+_record_function = torch.autograd.profiler.record_function
+# Capture neither enters nor leaves these. Around a graph break the compiled frames do, for real.
+IDLE = (_record_function,)
+# Managers of torch that are a setting and nothing else: leaving and entering them again changes nothing, and they may be
+# left in any order.
+_REVERSIBLE = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.autocast, *IDLE)
+_GRAD_MODES = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
+# The indices in `TorchSettings` of what autocast on a device sets.
+_AUTOCAST_OF = {"cpu": (2, 3), "cuda": (4, 5)}
+
+
+# The fields of the global state that are set anew at a graph break where a context manager is open.
+_REPLAYED = re.compile(
+    r"(grad|inference)_mode|autocast_|(included|excluded)_|torch_function_mode|sdp_|forward_ad"
+)
+
+
+def use_state(vm: VM, manager: object) -> None:
+    """Native code is going to enter or leave `manager`: guards what an outside one holds."""
+    if id(manager) not in vm.outside.origins:
+        return
+    for name in list(instance_dict(manager) or ()):
+        attributes.load_generic(vm, manager, name)
+    vm.outside.log.touch_itself(manager)
+    vm.outside.memo.by_id.pop(id(manager), None)
+
+
+def is_idle(manager: object) -> bool:
+    """Whether capture neither enters nor leaves `manager`."""
+    return isinstance(manager, IDLE) or gathers(manager) or is_users_mode(manager)
+
+
+def is_users_mode(manager: object) -> TypeGuard[TorchFunctionMode]:
+    """Whether `manager` is a mode whose `__torch_function__` is the user's: the trace asks it itself."""
+    if not isinstance(manager, TorchFunctionMode) or gathers(manager):
+        return False
+    kinds = type(manager).__mro__
+    handler = next(vars(k)["__torch_function__"] for k in kinds if "__torch_function__" in vars(k))
+    handler = getattr(handler, "__func__", handler)
+    return type(handler) is not FunctionType or not runs_natively(handler)
+
+
+def gathers(manager: object) -> bool:
+    """Whether `manager` is the mode under which flex attention calls the user's functions (`CurrentCall.gathers`). Its
+    handler applies a custom function that torch's compiler knows."""
+    kind = type(manager)
+    return kind.__name__ == "TransformGetItemToIndex" and kind.__module__.startswith("torch._dynamo.")
+
+
+def _check_profiler(vm: VM) -> None:
+    if wrap_values.wrap(
+        vm.outside, is_profiler_enabled(), vm.outside.origins.const(is_profiler_enabled).child("call", None)
+    ):
+        raise unsupported("record_function under a profiler")
+
+
+@function(_record_function.__enter__)
+def _enter_record(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    _check_profiler(vm)
+    return entering(vm, args[0], lambda: args[0])
+
+
+@function(_record_function.__exit__)
+def _exit_record(vm: VM, args: Args, kwargs: Kwargs) -> None:
+    _check_profiler(vm)
+    return leaving(vm, args[0], lambda: None)
+
+
+def foreign_mode() -> str | None:
+    """The class of a torch-function mode of the user's that the call is under: its handler must see the program's own
+    calls, and would run inside every operator of a capture."""
+    kinds = (type(mode) for mode in current_function_modes())
+    return next((f"a {kind.__qualname__}" for kind in kinds if not is_native_module(kind.__module__)), None)
+
+
+def is_under_modes() -> bool:
+    """Whether the call is under modes, which are torch's own."""
+    return bool(current_function_modes() or current_dispatch_modes())
+
+
+def entering(vm: VM, manager: object, enter: Callable[[], T]) -> T:
+    """`enter()`, which is the native `__enter__` of `manager`, however the program came to call it."""
+    vm.outside.facts.check_readable(manager)
+    attributes_then, settings = dict(instance_dict(manager) or {}), torch_settings.read()
+    result = enter()
+    vm.contexts.entered.append(Entered(manager, attributes_then, settings, torch_settings.read()))
+    return result
+
+
+def leaving(vm: VM, manager: object, leave: Callable[[], T]) -> T:
+    """`leave()`, which is the native `__exit__` of `manager`. Raises Unsupported for a manager that was entered
+    before a graph break, unless that can be taken back."""
+    if isinstance(manager, torch.autocast):
+        vm.trace.call_recorder.leave_autocast()
+    entered = vm.contexts.entered
+    at = next((i for i in reversed(range(len(entered))) if entered[i].manager is manager), None)
+    crossed = [e.manager for e in entered[0 if at is None else at + 1 :]]
+    if not all(isinstance(m, _REVERSIBLE) for m in crossed):
+        raise unsupported("context managers left in another order than entered", UNSUPPORTED_EFFECT)
+    held = _held_from_outside(vm, manager) if at is None else {}
+    result = leave()
+    if at is None:
+        vm.contexts.left.append(Left(manager, held, torch_settings.read()))
+    else:
+        del entered[at]
+    return result
+
+
+def _held_from_outside(vm: VM, manager: object) -> dict[str, object]:
+    """The attributes of a manager that was entered before a graph break, which are guarded. Raises Unsupported unless
+    leaving it can be taken back."""
+    if not isinstance(manager, _REVERSIBLE):
+        what = type(manager).__qualname__
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"a {what} entered before a graph break is left"))
+    origin = vm.outside.origins.of(manager)
+    for name, value in vars(manager).items():
+        if origin is not None and type(value) in LEAF_TYPES:
+            wrap_values.wrap(vm.outside, value, origin.child("attr", name))
+    return dict(vars(manager))
+
+
+def leave_contexts(vm: VM) -> None:
+    """Undoes what is still entered when capture ends early."""
+    for variable, token in reversed(vm.contexts.tokens):
+        variable.reset(token)
+    vm.contexts.tokens.clear()
+    vm.trace.call.modes.clear()
+    while vm.contexts.entered:
+        entered = vm.contexts.entered.pop()
+        if not is_idle(entered.manager):
+            native_class(entered.manager, "__exit__").__exit__(entered.manager, None, None, None)
+        _restore_attributes(entered.manager, entered.attributes)
+    while vm.contexts.left:
+        left = vm.contexts.left.pop()
+        if is_idle(left.manager):
+            continue
+        native_class(left.manager, "__enter__").__enter__(left.manager)
+        _restore_attributes(left.manager, left.attributes)
+    for setter, values in vm.contexts.process.items():
+        backend_flags.SETTINGS[setter].write(*values)
+    with vm.trace.paused():
+        torch_settings.put(vm.trace.call_recorder.first_state)
+
+
+def native_class(manager: Manager, name: str) -> type[AbstractContextManager[object]]:
+    """The class of which `manager` has its native method `name`: a class of the user's may wrap that in one of its own."""
+    kinds = (kind for kind in type(manager).__mro__ if name in vars(kind))
+    return next(k for k in kinds if type(vars(k)[name]) is not FunctionType or runs_natively(vars(k)[name]))
+
+
+def settings(vm: VM) -> list[Effect]:
+    """The context managers that are entered or left for good, and the settings that are different now."""
+    found: list[Effect] = []
+    replayed = vm.trace.call_recorder.first_state  # the settings after what is found so far
+    for left in vm.contexts.left:
+        found.append(Leave(left.manager, native_class(left.manager, "__exit__")))
+        replayed = _after_leaving(left, replayed)
+    for entered in vm.contexts.entered:
+        # what the manager is going to put back when it is left
+        found += _calls(replayed, entered.settings)
+        found.append(Enter(entered.manager, native_class(entered.manager, "__enter__")))
+        replayed = entered.inside
+    found += _process_calls(vm)
+    return found + _calls(replayed, torch_settings.read())
+
+
+def keep(vm: VM, setter: FunctionType) -> None:
+    """The program is about to change settings of the process by `setter`: those of now are put back at the end."""
+    if setter not in vm.contexts.process:
+        vm.contexts.process[setter] = backend_flags.SETTINGS[setter].read()
+
+
+def _process_calls(vm: VM) -> list[Effect]:
+    """The calls that lead from the settings of the process when the capture began to those of now."""
+    now = {setter: backend_flags.SETTINGS[setter].read() for setter in vm.contexts.process}
+    changed = [setter for setter, before in vm.contexts.process.items() if before != now[setter]]
+    return [Call(backend_flags.SETTINGS[setter].write, now[setter]) for setter in changed]
+
+
+def check_replayed(start: Snapshot) -> None:
+    """At a graph break: raises Unsupported for a setting that is not as when the capture began, and that `settings` has no
+    call for."""
+    then, now = (global_state.decode(state) for state in (start, global_state.snapshot()))
+    changed = [name for name in then if then[name] != now[name] and not _REPLAYED.match(name)]
+    if changed:
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{changed[0]} is different at a graph break"))
+
+
+def _calls(then: torch_settings.TorchSettings, now: torch_settings.TorchSettings) -> list[Effect]:
+    return [Call(function, args) for function, args in torch_settings.difference(then, now)]
+
+
+def _after_leaving(left: Left, settings: torch_settings.TorchSettings) -> torch_settings.TorchSettings:
+    """The settings after the manager is left under `settings`: it puts back those that it has changed."""
+    changed: tuple[int, ...] = ()
+    if isinstance(left.manager, _GRAD_MODES):
+        changed = (0,)
+    elif isinstance(left.manager, torch.autocast):
+        changed = _AUTOCAST_OF.get(cast(str, left.attributes["device"]), ())
+    found = [left.after[i] if i in changed else setting for i, setting in enumerate(settings)]
+    return cast(torch_settings.TorchSettings, tuple(found))
+
+
+def _restore_attributes(manager: object, before: dict[str, object]) -> None:
+    own = instance_dict(manager)
+    if own is not None and own != before:
+        own.clear()
+        own.update(before)

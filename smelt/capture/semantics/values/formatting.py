@@ -1,0 +1,305 @@
+"""Formatting: `str`, `repr`, `format`, `%` and `str.join` of tensors, and of what holds tensors, give a `Text`.
+
+Everything else is formatted as the builtins' own handlers do (`_NATIVE`).
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+import operator
+import re
+import string
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import cast
+
+import torch
+
+from smelt._native import isinstance
+from smelt.capture.base.call_handlers import BUILTINS, TENSOR_METHODS, Args, Handler, Kwargs, method
+from smelt.capture.base.native_functions import check_text
+from smelt.capture.base.value_kinds import LEAF_TYPES, is_constant
+from smelt.capture.environment import container_contents
+from smelt.capture.proxies.text_proxy import Shown, Text, Verbatim, join_all, separated, unreadable
+from smelt.capture.semantics.calls.torch_function_overrides import check_unasked
+from smelt.capture.semantics.values.displayed_names import use_names
+from smelt.capture.vm.vm import VM
+from smelt.shapes.expr import free_syms
+from smelt.shapes.number_expr import leaves
+from smelt.torch_private import maybe_current_level
+from smelt.tracing.fake.fake_tensor import FakeTensor, check_class
+from smelt.tracing.symbolic.numbers_in_containers import has_symbols
+from smelt.tracing.symbolic.sym_numbers import NUMBERS, Float, Int, hint
+
+_Conversion = Callable[[object], str]  # str, repr or ascii
+_CONVERSIONS: dict[str, _Conversion] = {"s": str, "r": repr, "a": ascii}
+
+
+def _show(vm: VM, fake: FakeTensor, bare: bool = False) -> Shown:
+    check_unasked(vm, "the text of a tensor")
+    if fake.is_meta or maybe_current_level() is not None:
+        raise unreadable("a tensor is formatted as text")
+    return Shown(vm.trace, fake, bare)
+
+
+def _number(vm: VM, value: object) -> object:
+    """A symbolic number, as part of a text. It is noted, since it must not be symbolic if the program reads the text."""
+    symbol = cast("Int | Float", value).node
+    vm.disclosed.shown_numbers.update(origin.path for origin in leaves(symbol.expression))
+    if symbol.size is not None:
+        vm.disclosed.shown_sizes |= free_syms(symbol.size)
+    return value
+
+
+def _is_known(value: object) -> bool:
+    """Whether it is a constant, and no sizes in it are symbolic."""
+    return is_constant(value) and not has_symbols(value)
+
+
+class _Structure:
+    """A copy of nested builtin containers whose text is that of the original; `unknown` if it holds tensors."""
+
+    def __init__(self, vm: VM) -> None:
+        self.vm = vm
+        self.unknown = False
+        self._memo: dict[int, object] = {}
+
+    def copy(self, value: object) -> object:
+        """What takes the place of `value`: a `Shown` for a tensor, a copy of a container, a `Verbatim` for most objects."""
+        kind = type(value)
+        if type(value) is FakeTensor:
+            self.unknown = True
+            return _show(self.vm, value)
+        if type(value) is torch.Size:
+            return torch.Size(cast("Iterable[int]", map(self.copy, value)))
+        if kind in LEAF_TYPES or (kind is tuple and _is_known(value)):
+            return value
+        if kind in NUMBERS:
+            self.unknown = True
+            return _number(self.vm, value)
+        if id(value) in self._memo:
+            return self._memo[id(value)]
+        if type(value) is tuple:
+            return tuple(map(self.copy, value))
+        copier = _COPIERS.get(kind)
+        return copier(self, value) if copier is not None else self._other(value)
+
+    def sequence(self, value: object, made: list[object] | collections.deque[object]) -> object:
+        self._memo[id(value)] = made
+        made.extend([self.copy(v) for v in self.vm.elements(value)])
+        return made
+
+    def mapping(self, value: object, made: dict[object, object]) -> object:
+        self._memo[id(value)] = made
+        for key, item in dict.items(container_contents.view(self.vm.outside, value, deep=False)):
+            made[key if is_constant(key) else self._key(key)] = self.copy(item)
+        return made
+
+    def _key(self, key: object) -> object:
+        if type(key) is FakeTensor:
+            raise unreadable("a tensor that is a key is formatted as text")
+        return self._other(key)
+
+    def _other(self, value: object) -> Verbatim:
+        text = convert(self.vm, repr, value)
+        self.unknown |= type(text) is Text
+        return Verbatim(text)
+
+
+_COPIERS: dict[type, Callable[..., object]] = {
+    list: lambda s, v: s.sequence(v, []),
+    collections.deque: lambda s, v: s.sequence(v, collections.deque(maxlen=v.maxlen)),
+    dict: lambda s, v: s.mapping(v, {}),
+    collections.OrderedDict: lambda s, v: s.mapping(v, collections.OrderedDict()),
+}
+
+
+def convert(vm: VM, fn: _Conversion, value: object) -> str | Text:
+    """`fn(value)` for str, repr or ascii: a string or a `Text`."""
+    kind = type(value)
+    if type(value) is FakeTensor:
+        return Text(fn, _show(vm, value))
+    check_text(value)
+    if kind in NUMBERS:
+        return Text(fn, _number(vm, value))
+    if type(value) is Text:
+        return value if fn is str else Text(fn, value)
+    if kind in _COPIERS or kind is torch.Size or (kind is tuple and not _is_known(value)):
+        structure = _Structure(vm)
+        made = structure.copy(value)
+        if structure.unknown:
+            return Text(fn, made)
+        return cast(str, vm.native(fn, (made,)))
+    return cast(str, _NATIVE[fn](vm, (value,), {}))
+
+
+_NATIVE: dict[object, Handler] = {}  # what the builtins do with other objects
+
+
+def formatted(vm: VM, value: object, spec: object) -> str | Text:
+    """`format(value, spec)`."""
+    if type(spec) is Text:
+        raise unreadable("a tensor's text is used as a format")
+    spec = cast(str, spec)  # whatever else it is, `format` raises
+    if type(value) is FakeTensor:
+        return _format_tensor(vm, value, spec)
+    if type(value) in NUMBERS:
+        format(hint(value), spec)  # raises where the real number would
+        return Text(format, _number(vm, value), spec)
+    if type(value) is Text:
+        format("", spec)  # raises where the real text would
+        return Text(format, value, spec) if spec else value
+    check_text(value, spec)
+    if not spec and vm.type_info(type(value)).find("__format__")[1] is object.__format__:
+        return convert(vm, str, value)
+    return cast(str, _NATIVE[format](vm, (value, spec), {}))
+
+
+def _format_tensor(vm: VM, value: FakeTensor, spec: str) -> str | Text:
+    """As `Tensor.__format__`, which formats a tensor without dimensions as its number."""
+    check_class(value, "the text")
+    check_unasked(vm, "the text of a tensor")
+    if value.dim() != 0:
+        if spec:
+            kind = "Parameter" if getattr(value, "_is_param", False) else "Tensor"
+            raise TypeError(f"unsupported format string passed to {kind}.__format__")
+        return convert(vm, str, value)
+    format(_sample(value.dtype), spec)  # raises where the real number would
+    return Text(format, _show(vm, value, bare=True), spec)
+
+
+def _sample(dtype: torch.dtype) -> complex:
+    """A number of the kind that `Tensor.item()` gives."""
+    if dtype is torch.bool:
+        return True
+    return 1.5j if dtype.is_complex else 1.5 if dtype.is_floating_point else 1
+
+
+_CONVERSION = re.compile(r"%(?:\((?P<key>[^)]*)\))?(?P<flags>[-+ #0]*[\d*]*(?:\.[\d*]+)?)(?P<kind>[a-zA-Z%])")
+
+
+def percent(vm: VM, pattern: str, values: object) -> object:
+    """`pattern % values`."""
+    several = tuple(tuple.__iter__(values)) if isinstance(values, tuple) else (values,)
+    for value in several:
+        check_text(value)
+    if all(type(v) in LEAF_TYPES for v in several):
+        vm.outside.facts.use_digits(*several)
+        return pattern % values
+    conversions = [c["kind"] for c in _CONVERSION.finditer(pattern) if c["kind"] != "%"]
+    if "%(" in pattern or "*" in pattern or len(conversions) != len(several):
+        if _holds_text(several):
+            raise unreadable("a tensor is formatted by %")
+        use_names(vm, values)
+        return vm.native(operator.mod, (pattern, container_contents.view(vm.outside, values)))
+    made = tuple(map(functools.partial(_percent_argument, vm), conversions, several))
+    if not _holds_text(made):
+        return vm.native(operator.mod, (pattern, made))
+    return Text(operator.mod, pattern, made)
+
+
+def _percent_argument(vm: VM, conversion: str, value: object) -> object:
+    kind = type(value)
+    if kind in LEAF_TYPES:
+        return value
+    if conversion in "sra":
+        return Verbatim(convert(vm, _CONVERSIONS[conversion], value))
+    if kind in NUMBERS:
+        f"%{conversion}" % hint(value)  # raises where the real number would
+        return _number(vm, value)
+    if type(value) is FakeTensor:
+        if conversion in "eEfFgG" and value.numel() == 1 and not value.dtype.is_complex:
+            return _show(vm, value, bare=True)
+        if conversion in "dioxX" and value.numel() == 1 and not value.dtype.is_floating_point:
+            return _show(vm, value, bare=True)
+        raise unreadable(f"a tensor is formatted by %{conversion}")
+    return vm.native_argument(container_contents.view(vm.outside, value))
+
+
+def _holds_text(values: Iterable[object]) -> bool:
+    return any(
+        type(v) in (Text, Shown, FakeTensor, *NUMBERS)
+        or (type(v) is Verbatim and type(v.text) is Text)
+        or (isinstance(v, tuple) and has_symbols(v))
+        for v in values
+    )
+
+
+@method(str, "join")
+def _join(vm: VM, separator: object, values: object) -> object:
+    parts = vm.elements(values)
+    if not any(type(p) is Text for p in parts):
+        return vm.native(str.join, (separator, parts))
+    if not all(type(p) is Text or isinstance(p, str) for p in parts):
+        return "".join([0])  # type: ignore[list-item]  # its TypeError
+    return Text(separated, separator, *parts)
+
+
+@method(str, "format")
+def _format(vm: VM, pattern: str, *args: object, **kwargs: object) -> object:
+    if not _holds_text((*args, *kwargs.values())):
+        for value in (*args, *kwargs.values()):
+            check_text(value, "%" if "%" in pattern else "")
+            use_names(vm, value)
+        view = functools.partial(container_contents.view, vm.outside)
+        args = tuple(vm.native_argument(view(a)) for a in args)
+        named = {k: vm.native_argument(view(v)) for k, v in kwargs.items()}
+        return vm.native(str.format, (pattern, *args), named)
+    parts: list[str | Text] = []
+    automatic = itertools.count()
+    for text, field, spec, conversion in string.Formatter().parse(pattern):
+        parts.append(text)
+        if field is not None:
+            if spec and "{" in spec:
+                raise unreadable("a tensor is formatted by str.format")
+            value = _field(field, automatic, args, kwargs)
+            if conversion:
+                value = convert(vm, _CONVERSIONS[conversion], value)
+            parts.append(formatted(vm, value, spec or ""))
+    return join_all(parts)
+
+
+def _field(field: str, automatic: Iterator[int], args: Sequence[object], kwargs: dict[str, object]) -> object:
+    if not field:
+        return args[next(automatic)]
+    if field.isdigit():
+        return args[int(field)]
+    if not field.isidentifier():
+        raise unreadable("a tensor is formatted by str.format")
+    return kwargs[field]
+
+
+# ----------------------------------------------------------------------------------------------------- handlers
+
+
+def _converting(fn: _Conversion) -> Handler:
+    def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
+        if len(args) == 1 and not kwargs:
+            return convert(vm, fn, args[0])
+        return _NATIVE[fn](vm, args, kwargs)
+
+    return handler
+
+
+def _builtin_format(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    if len(args) in (1, 2) and not kwargs:
+        return formatted(vm, args[0], args[1] if len(args) == 2 else "")
+    return _NATIVE[format](vm, args, kwargs)
+
+
+def _native_ascii(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    text = convert(vm, repr, *args)
+    return Text(ascii, Verbatim(text)) if type(text) is Text else ascii(Verbatim(text))
+
+
+def install() -> None:
+    """Puts the handlers of this module before those that the builtins have (`_NATIVE`): for tensors, and what holds them."""
+    for fn in (str, repr, ascii):
+        _NATIVE[fn] = BUILTINS.get(fn, _native_ascii)
+        BUILTINS[fn] = _converting(fn)
+    _NATIVE[format] = BUILTINS[format]
+    BUILTINS[format] = _builtin_format
+    TENSOR_METHODS["__str__"] = lambda vm, t: convert(vm, str, t)
+    TENSOR_METHODS["__repr__"] = lambda vm, t: convert(vm, repr, t)
+    TENSOR_METHODS["__format__"] = formatted

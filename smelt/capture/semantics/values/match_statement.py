@@ -1,0 +1,79 @@
+"""`match`: what MATCH_SEQUENCE, MATCH_MAPPING, MATCH_KEYS and MATCH_CLASS decide (Python/ceval.c)."""
+
+from __future__ import annotations
+
+import builtins
+
+from smelt._native import isinstance
+from smelt.capture.base.bytecode import PY312
+from smelt.capture.base.value_kinds import MISSING
+from smelt.capture.semantics import attributes
+from smelt.capture.vm.vm import VM
+
+# Flags of classes (Include/object.h); collections.abc sets the first two on what is registered or inherits.
+_SEQUENCE, _MAPPING, _MATCH_SELF = 1 << 5, 1 << 6, 1 << 22
+
+
+def is_sequence(value: object) -> bool:
+    """What MATCH_SEQUENCE decides: a flag of the class says so, no `__len__` or `__getitem__` is asked."""
+    return bool(type(value).__flags__ & _SEQUENCE)
+
+
+def is_mapping(value: object) -> bool:
+    """What MATCH_MAPPING decides, by a flag of the class as well."""
+    return bool(type(value).__flags__ & _MAPPING)
+
+
+def keys(vm: VM, subject: object, names: tuple[object, ...]) -> tuple[object, ...] | None:
+    """The values of `subject` at `names`; None if one is missing."""
+    for i, name in enumerate(names):
+        if any(name == other for other in names[:i]):
+            raise ValueError(f"mapping pattern checks duplicate key ({name!r})")
+    get = attributes.load_attr(vm, subject, "get")
+    found = []
+    for name in names:
+        value = vm.call(get, (name, MISSING), {})
+        if value is MISSING:
+            return None
+        found.append(value)
+    return tuple(found)
+
+
+def class_parts(
+    vm: VM, subject: object, cls: object, count: int, names: tuple[str, ...]
+) -> tuple[object, ...] | None:
+    """What the sub-patterns of `cls(...)` look at, `count` positional ones first; None if `subject` does not match."""
+    if not isinstance(cls, type):
+        raise TypeError(f"called match pattern must be a {'class' if PY312 else 'type'}")
+    if not vm.call(builtins.isinstance, (subject, cls), {}):
+        return None
+    itself, positional = _positional(vm, cls, count) if count else (False, ())
+    found: list[object] = [subject] if itself else []
+    seen: set[str] = set()
+    for name in (*positional, *names):
+        if name in seen:
+            raise TypeError(f"{cls.__name__}() got multiple sub-patterns for attribute {name!r}")
+        seen.add(name)
+        value = attributes.load_default(vm, subject, name, MISSING)
+        if value is MISSING:
+            return None
+        found.append(value)
+    return tuple(found)
+
+
+def _positional(vm: VM, cls: type, count: int) -> tuple[bool, tuple[str, ...]]:
+    """Whether the one positional pattern is for the subject itself, else the names of attributes."""
+    args = attributes.load_default(vm, cls, "__match_args__", MISSING)
+    itself = args is MISSING and bool(cls.__flags__ & _MATCH_SELF)
+    if args is MISSING:
+        args = ()
+    elif not isinstance(args, tuple):
+        raise TypeError(f"{cls.__name__}.__match_args__ must be a tuple (got {type(args).__name__})")
+    allowed = 1 if itself else len(args)
+    if allowed < count:
+        plural = "" if allowed == 1 else "s"
+        raise TypeError(f"{cls.__name__}() accepts {allowed} positional sub-pattern{plural} ({count} given)")
+    for name in args[:count]:
+        if not isinstance(name, str):
+            raise TypeError(f"__match_args__ elements must be strings (got {type(name).__name__})")
+    return itself, args[:count]

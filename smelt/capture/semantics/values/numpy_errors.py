@@ -1,0 +1,95 @@
+"""What NumPy says of what it cannot compute (`numpy.seterr`): a division by zero, an overflow, an invalid value.
+
+Where native code computes with NumPy in capture, it notes such errors in place of warning or raising. In eager each call
+tells of them, as the state of then says: the graph breaks at such a computation, unless the state, which is guarded, is to
+ignore them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import cast
+
+import numpy as np
+
+from smelt._native import isinstance
+from smelt.capture.proxies.array_proxy import Array, BoundMethod
+from smelt.capture.vm.vm import VM
+from smelt.errors import Unsupported
+from smelt.reasons import UNSUPPORTED_EFFECT, Reason
+
+_KINDS = {"divide by zero": "divide", "overflow": "over", "underflow": "under", "invalid value": "invalid"}
+
+
+def error_state() -> tuple[str, ...]:
+    """How NumPy treats each kind of error now."""
+    return tuple(_state().values())
+
+
+def _state() -> dict[str, str]:
+    return cast("dict[str, str]", np.geterr())
+
+
+def computes(fn: object, args: Sequence[object]) -> bool:
+    """Whether a call of native code is one of NumPy's."""
+    if getattr(fn, "__name__", "") in ("__enter__", "__exit__"):  # of `errstate`, which changes the state
+        return False
+    if any(isinstance(a, (np.ndarray, np.generic)) for a in args):
+        return True
+    if isinstance(fn, type):
+        return issubclass(fn, np.generic)
+    if isinstance(getattr(fn, "__self__", None), (np.ndarray, np.generic)):
+        return True
+    return isinstance(fn, np.ufunc) or str(getattr(fn, "__module__", "")).startswith("numpy")
+
+
+@contextmanager
+def noted(vm: VM, fn: Callable[..., object], traced: bool) -> Iterator[None]:
+    """A call of NumPy's `fn`. Raises Unsupported where it has errors that it would tell of. `traced`: the graph computes in
+    its place."""
+    errors: dict[str, int] = {}
+    if traced:
+        _use_state(vm)
+    with np.errstate(all="call", call=errors.__setitem__):
+        yield
+    state, own = _state(), [e.manager for e in vm.contexts.entered if isinstance(e.manager, np.errstate)]
+    kinds = {_KINDS[error] for error in errors}
+    told = {kind for kind in kinds if state[kind] != "ignore"}
+    outer = {kind for kind in kinds - told if not any(_ignores(manager, kind) for manager in own)}
+    if told or (
+        outer and own
+    ):  # within its own `errstate` the program's state is not what a guard would read
+        name = getattr(fn, "__name__", type(fn).__name__)
+        raise Unsupported(
+            Reason(UNSUPPORTED_EFFECT, f"numpy.{name} tells of its errors: {', '.join(errors)}")
+        )
+    if outer:
+        vm.outside.facts.guard("eq", vm.outside.origins.const(error_state).child("call", None), error_state())
+
+
+def is_traced(fn: object, args: Sequence[object]) -> bool:
+    """Whether a call of NumPy's is one that the graph computes."""
+    if type(fn) is BoundMethod or any(type(a) is Array for a in args):
+        return True
+    of_numpy = str(getattr(fn, "__module__", "")).startswith("numpy")
+    return of_numpy and any(
+        type(v) is Array for a in args if type(a) in (list, tuple) for v in cast("list[object]", a)
+    )
+
+
+def _use_state(vm: VM) -> None:
+    """The graph computes what NumPy would: it raises no errors of NumPy's, so none may be raised or handed to a function."""
+    if _raises():
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, "NumPy's errors are to be raised (numpy.seterr)"))
+    if not any(isinstance(e.manager, np.errstate) for e in vm.contexts.entered):
+        vm.outside.facts.guard("eq", vm.outside.origins.const(_raises).child("call", None), False)
+
+
+def _raises() -> bool:
+    return not {"ignore", "warn"}.issuperset(error_state())
+
+
+def _ignores(manager: object, kind: str) -> bool:
+    """Whether it is what an `errstate` says that errors of a kind are ignored."""
+    return "ignore" in (getattr(manager, "_" + kind, None), getattr(manager, "_all", None))

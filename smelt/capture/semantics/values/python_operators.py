@@ -1,0 +1,400 @@
+"""Operators: arithmetic and comparisons, truth, `is` and `in`.
+
+Each follows CPython's protocol: special methods that are written in Python are interpreted, everything else runs natively on
+what `contents.view` lets native code see.
+"""
+
+from __future__ import annotations
+
+import collections
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import cast
+
+import torch
+
+from smelt import _native
+from smelt._native import isinstance
+from smelt.capture.base.call_handlers import unsupported
+from smelt.capture.base.native_functions import check_decimals
+from smelt.capture.base.type_lookup import ABSENT, FUNCTION
+from smelt.capture.base.value_kinds import CONTAINER_BASES, Container, is_constant, is_identity
+from smelt.capture.base.vm_frames import Generator, Tail, VMCallable, through
+from smelt.capture.environment import container_contents, environment_mutations, wrap_values
+from smelt.capture.proxies import text_proxy
+from smelt.capture.proxies.array_proxy import Array
+from smelt.capture.semantics import number_semantics, result_polyfills
+from smelt.capture.semantics.attributes import python_method
+from smelt.capture.semantics.attributes.method_lookup import SIMPLE_TYPES, may_define_operators
+from smelt.capture.semantics.calls.native_callbacks import check_class_named
+from smelt.capture.semantics.calls.torch_function_overrides import operate
+from smelt.capture.semantics.values import formatting, set_methods
+from smelt.capture.semantics.values.container_methods import contains_key
+from smelt.capture.semantics.values.iteration import each, elements
+from smelt.capture.semantics.values.lengths import checked_len, container_len
+from smelt.capture.semantics.values.subscripts import found_by
+from smelt.capture.vm.vm import VM
+from smelt.guards.guard_evaluation import same_leaf
+from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT
+from smelt.tracing.fake.fake_tensor import FakeTensor, class_of_fake
+from smelt.tracing.record.torch_function_handlers import is_handled
+from smelt.tracing.symbolic.numpy_ints import NumpyInt
+from smelt.tracing.symbolic.sym_nodes import Undecided
+from smelt.tracing.symbolic.sym_numbers import NUMBERS, Int, plain
+from smelt.tracing.symbolic.symbolic_ranges import ROWS, SymbolicList, settled
+
+_Items = Sequence[object]
+_Try = tuple[object, str, object]  # an object, the name of its method, the other operand
+_NAMES = {
+    operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.truediv: "truediv",
+    operator.floordiv: "floordiv", operator.mod: "mod",
+    operator.pow: "pow", operator.matmul: "matmul", operator.and_: "and", operator.or_: "or",
+    operator.xor: "xor", operator.lshift: "lshift", operator.rshift: "rshift",
+}  # fmt: skip
+_METHODS = {
+    **{fn: (f"__{n}__", f"__r{n}__") for fn, n in _NAMES.items()},
+    operator.eq: ("__eq__", "__eq__"), operator.ne: ("__ne__", "__ne__"), operator.lt: ("__lt__", "__gt__"),
+    operator.le: ("__le__", "__ge__"), operator.gt: ("__gt__", "__lt__"), operator.ge: ("__ge__", "__le__"),
+}  # fmt: skip
+_IN_PLACE = {getattr(operator, "i" + fn.__name__.rstrip("_")): fn for fn in _NAMES}
+_SYMBOLS = {
+    operator.add: "+", operator.and_: "&", operator.floordiv: "//", operator.lshift: "<<", operator.matmul: "@",
+    operator.mul: "*", operator.mod: "%", operator.or_: "|", operator.pow: "** or pow()", operator.rshift: ">>",
+    operator.sub: "-", operator.truediv: "/", operator.xor: "^", operator.lt: "<", operator.le: "<=", operator.gt: ">",
+    operator.ge: ">=",
+}  # fmt: skip
+_SYMBOLS.update({i: "**=" if fn is operator.pow else _SYMBOLS[fn] + "=" for i, fn in _IN_PLACE.items()})
+_EQUALITY = (operator.eq, operator.ne)
+_TUPLES = frozenset({tuple, torch.Size})
+_NUMBERS_OR_INT = frozenset({int, Int})
+_COMPARISONS = (*_EQUALITY, operator.lt, operator.le, operator.gt, operator.ge)
+
+
+def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> object:
+    """`fn(left, right)` for a function of the operator module."""
+    tail = vm.frames.take_tail()
+    a, b = type(left), type(right)
+    if a is str and fn is operator.mod:
+        return formatting.percent(vm, cast(str, left), right)
+    if a is text_proxy.Text or b is text_proxy.Text:
+        return text_proxy.binary(fn, left, right)
+    if a in ROWS or b in ROWS:
+        return _of_row(vm, fn, left, right)
+    if a is NumpyInt or b is NumpyInt:
+        return number_semantics.of_numpy(vm, fn, left, right)
+    if fn in _EQUALITY and a in _TUPLES and b in _TUPLES:
+        return _equal_items(vm, cast(_Items, left), cast(_Items, right)) is (fn is operator.eq)
+    if a in SIMPLE_TYPES and b in SIMPLE_TYPES:
+        if a is not tuple and b is not tuple:
+            if fn in _EQUALITY:
+                vm.outside.facts.use_differences(left, right)
+            elif a is bytes:  # b"%d" % number
+                vm.outside.facts.use_digits(right)
+            try:
+                return operate(vm, fn, left, right) if FakeTensor in (a, b) else fn(left, right)
+            except TypeError as error:
+                check_class_named(fn, error, (left, right))
+                raise
+        if fn in _COMPARISONS:
+            vm.outside.facts.use_differences(left, right)
+            container_contents.open_compared(vm.outside, (left, right))
+        return vm.native(fn, (left, right))
+    if a is list and b is list and fn in _EQUALITY:
+        return _equal_items(vm, elements(vm, left), elements(vm, right)) is (fn is operator.eq)
+    if a in NUMBERS or b in NUMBERS:
+        return number_semantics.binary(vm, fn, left, right)
+    if may_define_operators(a) or may_define_operators(b):
+        found = _python_operator(vm, fn, left, right, tail)
+        if found is not NotImplemented:
+            return found
+    outside = vm.outside
+    if fn in _IN_PLACE and isinstance(left, CONTAINER_BASES):
+        return _in_place(vm, fn, left, right)
+    outside.facts.check_readable(left)
+    outside.facts.check_readable(right)
+    deep = fn in _COMPARISONS
+    if deep:
+        outside.facts.use_differences(left, right)
+    if not deep:
+        check_decimals(left, right)
+    return wrap_values.fake(
+        outside,
+        vm.native(
+            fn, (container_contents.view(outside, left, deep), container_contents.view(outside, right, deep))
+        ),
+    )
+
+
+def _of_row(vm: VM, fn: Callable[..., object], left: object, right: object) -> object:
+    """`fn(left, right)` of which one is a list or range of symbolic length: it may be put behind others."""
+    if fn is operator.add and type(left) is list and type(right) is SymbolicList:
+        values = elements(vm, left)
+        if all(type(v) in _NUMBERS_OR_INT for v in values):
+            return right.behind(values)
+    return binary(vm, fn, settled(left), settled(right))
+
+
+def unary(vm: VM, fn: Callable[..., object], value: object) -> object:
+    """`fn(value)` for `neg`, `pos` or `invert` of the operator module, where no method written in Python does it."""
+    if isinstance(value, CONTAINER_BASES):
+        return wrap_values.fake(vm.outside, vm.native(fn, (container_contents.view(vm.outside, value),)))
+    check_decimals(value)
+    return operate(vm, fn, value)
+
+
+def _equal_items(vm: VM, left: _Items, right: _Items) -> bool:
+    """Equality of sequences, element by element: an element may be from outside, or have an `__eq__` written in Python."""
+    if len(left) != len(right):
+        return False
+    for value in left:
+        vm.outside.facts.use_nan(value)
+    symbols = vm.trace.numbers.symbols
+    if symbols is not None and all(type(v) in _NUMBERS_OR_INT for v in (*left, *right)):
+        found = symbols.all_equal(list(zip(left, right)))
+        if found is not None:
+            return found
+    return all(v is w or truth(vm, binary(vm, operator.eq, v, w)) for v, w in zip(left, right))
+
+
+def _in_place(vm: VM, fn: Callable[..., object], left: Container, right: object) -> object:
+    """`left += right` and its like of a container: noted as a change."""
+    if isinstance(left, set) and isinstance(right, (set, frozenset)):
+        return set_methods.change(vm, left, f"__{fn.__name__}__", [right])
+    if isinstance(left, list) and fn is operator.iadd:
+        right = elements(vm, right, hinted=True)
+    else:
+        right = container_contents.view(vm.outside, right, deep=False)
+    if id(left) in vm.outside.origins:
+        container_contents.open(vm.outside, left)
+        environment_mutations.touch(vm.outside, left)
+    try:
+        return wrap_values.fake(vm.outside, vm.native(fn, (vm.outside.overlay.now(left), right)))
+    finally:
+        environment_mutations.touched(vm.outside, left)
+
+
+def _python_operator(
+    vm: VM, fn: Callable[..., object], left: object, right: object, tail: Tail | None
+) -> object:
+    """The operator by methods that are written in Python; NotImplemented where native code is to be asked."""
+    asked, written = False, fn
+    tail = tail if _is_told_by_classes(left) and _is_told_by_classes(right) else None
+    if fn in _IN_PLACE:
+        plain = _IN_PLACE[fn]
+        found = python_method(vm, left, "__i" + _NAMES[plain] + "__")
+        if found is not None:
+            rest = _tries(vm, plain, _METHODS[plain], left, right)
+            vm.frames.tail = _operated(tail, written, left, right, rest)
+            result = vm.call_function(found, (left, right))
+            if result is not NotImplemented:
+                return result
+            asked = True
+        elif vm.type_info(type(left)).find("__i" + _NAMES[plain] + "__")[0] is not ABSENT:
+            return NotImplemented
+        fn = plain
+    names = _METHODS.get(fn)
+    if names is None:
+        return NotImplemented
+    tries = _tries(vm, fn, names, left, right)
+    for number, (obj, name, other) in enumerate(tries, 1):
+        found = python_method(vm, obj, name) if may_define_operators(type(obj)) else None
+        if found is None and fn is operator.ne and may_define_operators(type(obj)):
+            result = _inverted_equality(vm, obj, other)
+        else:
+            vm.frames.tail = _operated(tail, written, left, right, tries[number:])
+            result = NotImplemented if found is None else vm.call_function(found, (obj, other))
+        asked = asked or found is not None
+        if result is not NotImplemented:
+            return result
+    if not asked:
+        return NotImplemented
+    vm.outside.facts.use_differences(left, right)
+    return _refused_by_both(written, left, right)
+
+
+def _is_told_by_classes(value: object) -> bool:
+    """Whether the operators of `value` are what its class has under their names: containers and texts of C have more."""
+    if type(value) in _NUMERIC:
+        return True
+    return all(_native.made_by_python(base) or base is object for base in type(value).__mro__)
+
+
+_NUMERIC = (int, float, complex, bool, type(None), FakeTensor)
+
+
+def _operated(
+    tail: Tail | None, fn: Callable[..., object], left: object, right: object, rest: Sequence[_Try]
+) -> Tail | None:
+    """`tail`, where one of the operator's methods is called."""
+    if tail is None or fn is operator.ne:  # of which `object.__ne__` is one
+        return None
+    if fn is operator.eq:
+        return through(tail, result_polyfills.equal, left, right, *rest)
+    made = result_polyfills.compared if fn in _COMPARISONS else result_polyfills.operated
+    return through(tail, made, _SYMBOLS[fn], left, right, *rest)
+
+
+def _tries(
+    vm: VM, fn: Callable[..., object], names: tuple[str, str], left: object, right: object
+) -> list[_Try]:
+    """Which methods are asked, in order, each as (object, name, other operand). A subclass on the right comes first, for
+    arithmetic only if it has a method of its own."""
+    forward, reflected = (left, names[0], right), (right, names[1], left)
+    a, b = type(left), type(right)
+    if a is b:
+        return [forward, reflected] if fn in _COMPARISONS else [forward]
+    if a is str and fn is operator.mod:
+        return []
+    if issubclass(b, a) and (fn in _COMPARISONS or _differs(vm, a, b, names[1])):
+        return [reflected, forward]
+    return [forward, reflected]
+
+
+def _differs(vm: VM, a: type, b: type, name: str) -> bool:
+    return vm.type_info(a).find(name)[1] is not vm.type_info(b).find(name)[1]
+
+
+def _inverted_equality(vm: VM, obj: object, other: object) -> object:
+    """`object.__ne__`."""
+    if vm.type_info(type(obj)).find("__ne__")[1] is not object.__ne__:
+        return NotImplemented
+    found = python_method(vm, obj, "__eq__")
+    result = NotImplemented if found is None else vm.call_function(found, (obj, other))
+    return result if result is NotImplemented else not truth(vm, result)
+
+
+def _refused_by_both(fn: Callable[..., object], left: object, right: object) -> object:
+    """What the operator gives where methods in Python have returned NotImplemented, without calling them once more. Raises
+    Unsupported for a NumPy scalar that is known at run time only: tensors take those as numbers."""
+    if any(type(v) is Array and v.scalar for v in (left, right)):
+        raise unsupported("a NumPy scalar with an object that is none", DATA_DEPENDENT)
+    bare = [_without_operators(v) for v in (left, right)]
+    if any(v is None for v in bare):
+        return NotImplemented
+    if fn in _EQUALITY:
+        return (left is right) is (fn is operator.eq)
+    return fn(*bare)  # raises, with the names of their classes
+
+
+def _without_operators(value: object) -> object:
+    """An object without operators whose class is called as that of `value`, so that the message of a TypeError is the same;
+    None where the class of `value` inherits from one of C, which may have operators."""
+    kind = type(value)
+    if kind is FakeTensor:
+        return _empty_class(class_of_fake(cast(FakeTensor, value)).__name__)()
+    if not may_define_operators(kind):
+        return value if value is not None else _empty_class("NoneType")()
+    if any(not _native.made_by_python(b) and b is not object for b in kind.__mro__):
+        return None
+    return _empty_class(kind.__name__)()
+
+
+def _empty_class(name: str) -> type:
+    return type(name, (), {})
+
+
+def truth(vm: VM, value: object) -> bool:
+    """`bool(value)`."""
+    tail = vm.frames.take_tail()
+    kind = type(value)
+    if kind is FakeTensor:
+        tensor = cast(FakeTensor, value)
+        if is_handled(vm.trace.call, (tensor,)):
+            return bool(vm.native(bool, (tensor,)))
+        return bool(number_semantics.in_tensor(vm, tensor) if vm.outside.numbers.decides else tensor)
+    if kind in SIMPLE_TYPES:
+        return bool(value)
+    if kind in NUMBERS or kind is Undecided:
+        return bool(value)
+    if kind in ROWS:
+        return True
+    if type(value) is NumpyInt:
+        return bool(value.number)
+    if kind in (Generator, VMCallable):
+        return True
+    vm.outside.facts.use_class(kind)
+    for name in ("__bool__", "__len__"):
+        how, found, _ = vm.type_info(kind).find(name)
+        if how is FUNCTION:
+            vm.frames.tail = through(tail, _CHECKS[name])
+            return _checked_truth(name, vm.call_function(found, (value,)))
+        if how is not ABSENT:
+            break
+    if isinstance(value, CONTAINER_BASES):
+        return container_len(vm, value) != 0
+    vm.outside.facts.check_readable(value)
+    return bool(vm.native(bool, (value,)))
+
+
+_CHECKS = {"__bool__": result_polyfills.truth, "__len__": result_polyfills.length_truth}
+
+
+def _checked_truth(name: str, result: object) -> bool:
+    """What `__bool__` or `__len__` gave. Raises as the interpreter would."""
+    if name == "__len__":
+        return checked_len(result) != 0
+    if type(result) is not bool:
+        raise TypeError(f"__bool__ should return bool, returned {type(result).__name__}")
+    return result
+
+
+def same(vm: VM, left: object, right: object) -> bool:
+    """`left is right`. That two outside objects are different is guarded."""
+    if left is right:
+        vm.outside.facts.use_constant(left)
+        return True
+    if is_constant(left) and same_leaf(left, right):
+        vm.outside.facts.use_constant(left)
+        vm.outside.facts.use_constant(right)
+        return False
+    if type(left) in NUMBERS or type(right) in NUMBERS:
+        both = number_semantics.is_number(left) and number_semantics.is_number(right)
+        return both and plain(left) is plain(right)
+    a, b = vm.outside.origins.get(id(left)), vm.outside.origins.get(id(right))
+    if a is not None and b is not None and a is not b and not (a.kind == "const" and b.kind == "const"):
+        known = all(is_identity(v) and not vm.outside.origins.is_by_code(v) for v in (left, right))
+        if type(left) is type(right) and not known and not is_constant(left):
+            vm.outside.facts.guard("distinct", a, (a, b), key=b)
+    return False
+
+
+def _among(vm: VM, value: object, candidates: Iterable[object]) -> bool:
+    """Whether one of the candidates is `value` or equals it."""
+    vm.outside.facts.use_nan(value)
+    return any(value is v or truth(vm, binary(vm, operator.eq, v, value)) for v in candidates)
+
+
+def contains(vm: VM, value: object, container: object) -> bool:
+    """`value in container`."""
+    tail = vm.frames.take_tail()
+    vm.outside.facts.use_nan(value)
+    if vm.outside.opened.stale:
+        container_contents.update_copies(vm.outside)
+    if type(container) in ROWS:
+        container = settled(container)
+    kind = type(container)
+    if may_define_operators(kind):
+        found = python_method(vm, container, "__contains__")
+        if found is not None:
+            vm.frames.tail = tail
+            return truth(vm, vm.call_function(found, (container, value)))
+        if python_method(vm, container, "__iter__") is not None or kind is Generator:
+            return _among(vm, value, each(vm, container))
+    if isinstance(container, (dict, set, frozenset)):
+        value = plain(value)
+    if isinstance(container, dict):
+        return contains_key(vm, container, found_by(vm, container, value))
+    if isinstance(container, (list, tuple, collections.deque)) and not (
+        is_constant(value) and NUMBERS.isdisjoint(map(type, container))
+    ):
+        return _among(vm, value, elements(vm, container))
+    if id(container) in vm.outside.origins and hasattr(kind, "__next__"):
+        raise unsupported(f"`in` of an outside {kind.__qualname__}, which advances it", UNSUPPORTED_OBJECT)
+    vm.outside.facts.check_readable(container, "__contains__")
+    if isinstance(container, (set, frozenset)):
+        vm.outside.facts.use_differences(value)
+    if isinstance(container, set) and id(container) in vm.outside.origins:
+        container = container_contents.found_in(vm.outside, container)
+    elif isinstance(container, CONTAINER_BASES) and id(container) in vm.outside.origins:
+        container = container_contents.open(vm.outside, container)
+    return bool(vm.native(operator.contains, (container, value)))

@@ -1,0 +1,182 @@
+"""How exceptions are raised, chained and matched, as CPython does it (Python/errors.c, Objects/exceptions.c).
+
+The interpreter that runs the VM handles none of the user's exceptions, so it sets no `__context__`: `chain` does, once for
+each raise, when the frame that raised sees the exception.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import cast
+
+from smelt._native import isinstance
+from smelt.capture.base.call_handlers import Args, Kwargs, function
+from smelt.capture.environment import container_contents
+from smelt.capture.semantics import result_polyfills
+from smelt.capture.vm.vm import VM
+from smelt.errors import Unsupported
+from smelt.reasons import UNSUPPORTED_EFFECT, Reason
+
+_NOT_EXCEPTIONS = "catching classes that do not inherit from BaseException is not allowed"
+_GROUPS = "catching ExceptionGroup with except* is not allowed. Use except instead."
+
+
+class _Thread(threading.local):
+    outer: BaseException | None = None
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def called_while_handling(error: BaseException | None) -> Iterator[None]:
+    """A compiled function is called by someone who is handling `error`."""
+    _thread.outer = error
+    try:
+        yield
+    finally:
+        _thread.outer = None
+
+
+def outer() -> BaseException | None:
+    """What the caller of the function that is captured is handling."""
+    return _thread.outer
+
+
+def without(error: BaseException, host: BaseException | None) -> None:
+    """Cuts off `host`, which the interpreter that runs the VM is handling, from the contexts of `error`."""
+    for at in contexts(error) if host is not None else ():
+        if at.__context__ is host:
+            at.__context__ = None
+
+
+def contexts(error: BaseException) -> Iterator[BaseException]:
+    """`error`, its context, and so on, each once: the program may have made a circle of them."""
+    at: BaseException | None = error
+    seen: set[int] = set()
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        yield at
+        at = at.__context__
+
+
+@function(result_polyfills.raised)
+def _raised(vm: VM, args: Args, kwargs: Kwargs) -> None:
+    vm.raise_again(cast(BaseException, args[0]))
+
+
+def chain(error: BaseException, handled: BaseException | None) -> None:
+    """`error` is raised while `handled` is handled: that is its context, and no cycle comes of it."""
+    if handled is None or handled is error:
+        return
+    for at in contexts(handled):
+        if at.__context__ is error:
+            at.__context__ = None
+            break
+    error.__context__ = handled
+
+
+def made(vm: VM, what: object) -> BaseException:
+    """The exception that `raise what` raises."""
+    if isinstance(what, type) and issubclass(what, BaseException):
+        error = vm.call(what, (), {})
+        if not isinstance(error, BaseException):
+            raise TypeError(
+                f"calling {what!r} should have returned an instance of BaseException, not {type(error)!r}"
+            )
+        return error
+    if not isinstance(what, BaseException):
+        raise TypeError("exceptions must derive from BaseException")
+    if id(what) in vm.outside.origins:
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, "an exception from outside is raised"))
+    return what
+
+
+def set_cause(vm: VM, error: BaseException, cause: object) -> None:
+    """`raise error from cause`."""
+    if isinstance(cause, type) and issubclass(cause, BaseException):
+        cause = vm.call(cause, (), {})
+    if cause is not None and not isinstance(cause, BaseException):
+        raise TypeError("exception causes must derive from BaseException")
+    error.__cause__ = cause
+
+
+def _is_exception_class(cls: object) -> bool:
+    return isinstance(cls, type) and issubclass(cls, BaseException)
+
+
+def check_classes(classes: object, grouped: bool = False) -> tuple[type, ...]:
+    """What an `except` (`except*`: grouped) clause names, as a tuple. Raises TypeError where it is no exception class."""
+    named = classes if isinstance(classes, tuple) else (classes,)
+    if not all(map(_is_exception_class, named)):
+        raise TypeError(_NOT_EXCEPTIONS)
+    if grouped and any(issubclass(cls, BaseExceptionGroup) for cls in named):
+        raise TypeError(_GROUPS)
+    return named
+
+
+def matches(error: BaseException, classes: tuple[type, ...]) -> bool:
+    """Whether an `except` clause with these classes takes `error`: an exception class's `__subclasscheck__` is not asked."""
+    return any(cls in type(error).__mro__ for cls in classes)
+
+
+def split(
+    vm: VM, error: BaseException | None, classes: object
+) -> tuple[BaseException | None, BaseException | None]:
+    """What `except* classes` takes of `error`, and the rest of it; None where that is nothing."""
+    named = check_classes(classes, grouped=True)
+    if error is None:
+        return None, None
+    if matches(error, named):
+        whole = error if isinstance(error, BaseExceptionGroup) else BaseExceptionGroup("", [error])
+        return whole, None
+    if not isinstance(error, BaseExceptionGroup):
+        return None, error
+    container_contents.open_exception(vm.outside, error)
+    pair = vm.native(error.split, (classes,))
+    if not isinstance(pair, tuple) or len(pair) < 2:
+        raise TypeError(f"{type(error).__name__}.split must return a tuple, got {type(pair).__name__}")
+    return pair[0], pair[1]
+
+
+def after_clauses(
+    vm: VM, original: BaseException, raised: Sequence[BaseException | None]
+) -> BaseException | None:
+    """What is raised after the clauses of a `try` with `except*`; `raised` is what each of them raised or left over."""
+    # After a graph break the list comes from outside.
+    errors = cast("list[BaseException]", [e for e in vm.elements(raised) if e is not None])
+    if not errors or not isinstance(original, BaseExceptionGroup):
+        return errors[0] if errors else None
+    again = [e for e in errors if _is_part(e, original)]
+    new = [e for e in errors if not _is_part(e, original)]
+    rest = _projection(vm, original, again)
+    if not new:
+        return rest
+    return BaseExceptionGroup("", new if rest is None else [*new, rest])
+
+
+def _is_part(error: BaseException, original: BaseException) -> bool:
+    """Whether `error` was split off `original` and raised again as it was."""
+    names = ("__traceback__", "__cause__", "__context__")
+    return all(getattr(error, n) is getattr(original, n) for n in names)
+
+
+def _projection(vm: VM, original: BaseExceptionGroup, parts: list[BaseException]) -> BaseException | None:
+    """`original` with only the exceptions that are in `parts`."""
+    container_contents.open_exception(vm.outside, original)
+    kept = {id(leaf) for part in parts for leaf in _leaves(part)}
+
+    def keep(error: BaseException) -> bool:
+        return not isinstance(error, BaseExceptionGroup) and id(error) in kept
+
+    if not kept:
+        return None
+    return cast("BaseException | None", vm.native(original.subgroup, (keep,)))
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    return [leaf for part in error.exceptions for leaf in _leaves(part)]

@@ -1,0 +1,109 @@
+"""How sets are made and changed. The order of a set depends on all that it held, so native code is given the sets that it
+copies from, and each change of an outside set is noted, to be made again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+from smelt import _native
+from smelt._native import isinstance
+from smelt.capture.base.call_handlers import Args
+from smelt.capture.base.value_kinds import is_hashed_by_code
+from smelt.capture.environment import container_contents, environment_mutations, wrap_values
+from smelt.capture.vm.vm import VM
+from smelt.tracing.symbolic.numbers_in_containers import plain_parts
+
+_OF_ELEMENTS = frozenset(("add", "discard", "remove"))
+CHANGES = _OF_ELEMENTS | {
+    "clear", "difference_update", "intersection_update", "pop", "symmetric_difference_update", "update",
+    "__iand__", "__ior__", "__isub__", "__ixor__",
+}  # fmt: skip
+
+
+def operand(vm: VM, value: object) -> object:
+    """What native code makes a set of, or changes one by: a set or dictionary itself, of which it copies the table."""
+    if isinstance(value, set):
+        return container_contents.open(vm.outside, value) if id(value) in vm.outside.origins else value
+    if type(value) is dict:
+        return container_contents.view(vm.outside, value, deep=False)
+    if isinstance(value, frozenset):
+        return value
+    vm.outside.facts.use_differences(value)
+    return vm.iterable(value)
+
+
+def change(vm: VM, target: set[object], method: str, args: Args) -> object:
+    """`target.method(*args)` of a method of `set` that changes the set, which is noted for one from outside."""
+    if method in _OF_ELEMENTS:
+        args = [plain_parts(a) for a in args]
+        vm.outside.facts.use_differences(args)
+    elif args:
+        args = [operand(vm, a) for a in args]
+    if method == "pop":
+        vm.outside.facts.use_order(vm.outside.overlay.now(target))
+    if id(target) not in vm.outside.origins:
+        return vm.native(getattr(set, method).__get__(target), args)
+    outside = vm.outside
+    container_contents.guard(outside, target)
+    walked = target not in outside.log and outside.overlay.now(target) is not target
+    if method == "pop" or walked:  # an iterator may go on after the change
+        container_contents.guard_table(outside, target)
+    environment_mutations.touch(outside, target)
+    try:
+        return _changed(vm, target, method, args)
+    finally:
+        environment_mutations.touched(outside, target)
+
+
+def _changed(vm: VM, target: set[object], method: str, args: Args) -> object:
+    now, log = vm.outside.overlay.now(target), vm.outside.log
+    call = getattr(set, method).__get__(now)
+    if method in _OF_ELEMENTS:
+        result = vm.native(call, args)
+        log.change(target, method, tuple(args))
+        return result
+    kept = [(a, target) if a is now else _kept(a) for a in args]
+    before = _native.set_table(now)
+    try:
+        result = vm.native(call, [given for given, _ in kept])
+    except Exception:
+        if _native.set_table(now) != before:
+            _note_half(vm, target, method, [noted for _, noted in kept])
+        raise
+    log.change(target, method, tuple(tuple(n) if isinstance(n, list) else n for _, n in kept))
+    return wrap_values.fake(vm.outside, result)
+
+
+def _note_half(vm: VM, target: set[object], method: str, taken: list[object]) -> None:
+    """Notes a change that raised halfway: it was made by the elements before the one that raised."""
+    log = vm.outside.log
+    *before, last = [elements for elements in taken if elements]
+    if not isinstance(last, list) or is_hashed_by_code(last[-1]):
+        return log.change_unknown(target)
+    if type(last[-1]).__hash__ is None:
+        last.pop()
+    if method == "difference_update" and not before:  # which packs the set when it ends
+        for element in last:
+            log.change(target, "discard", (element,))
+        return None
+    return log.change(target, method, (*before, tuple(last)))
+
+
+def _kept(value: object) -> tuple[object, object]:
+    """An operand, and what holds the same when it has been used."""
+    if isinstance(value, set):
+        kept: set[object] = set()
+        _native.copy_set(kept, value)
+        return value, kept
+    if type(value) is dict:
+        return value, dict.fromkeys(value)
+    if isinstance(value, frozenset):
+        return value, value
+    taken: list[object] = []
+
+    def noted(element: object) -> object:
+        taken.append(element)
+        return element
+
+    return map(noted, cast("Iterable[object]", value)), taken

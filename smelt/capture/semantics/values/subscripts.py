@@ -1,0 +1,266 @@
+"""`a[b]`, `a[b] = c` and `del a[b]`."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import operator
+from collections.abc import Callable, Sized
+from typing import Any, cast
+
+import torch
+
+from smelt._native import isinstance
+from smelt.capture.base.call_handlers import BUILTINS, unsupported
+from smelt.capture.base.value_kinds import (
+    CONTAINER_BASES,
+    CONTAINER_TYPES,
+    MISSING,
+    Container,
+    is_constant,
+    is_identity,
+    is_lookup_key,
+)
+from smelt.capture.base.vm_frames import Tail, through
+from smelt.capture.environment import container_contents, environment_mutations, wrap_values
+from smelt.capture.proxies.array_proxy import Array
+from smelt.capture.semantics import result_polyfills
+from smelt.capture.semantics.attributes import python_method
+from smelt.capture.semantics.attributes.method_lookup import SIMPLE_TYPES, may_define_operators
+from smelt.capture.semantics.calls.torch_function_overrides import operate
+from smelt.capture.semantics.values.container_methods import contains_key
+from smelt.capture.semantics.values.iteration import elements
+from smelt.capture.semantics.values.lengths import container_len
+from smelt.capture.vm.vm import VM
+from smelt.errors import Unsupported
+from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT, Reason
+from smelt.tracing.fake.fake_tensor import FakeTensor
+from smelt.tracing.symbolic.numbers_in_containers import plain_parts, sizes_only
+from smelt.tracing.symbolic.numpy_ints import numbers_in
+from smelt.tracing.symbolic.symbolic_ranges import SymbolicList, SymbolicRange, settled
+
+
+def subscript(vm: VM, obj: object, key: object) -> object:
+    """`obj[key]`."""
+    tail = vm.frames.take_tail()
+    kind = type(obj)
+    if kind is SymbolicList:
+        row = cast(SymbolicList, obj)
+        return row.part(key) if type(key) is slice else row.at(key)
+    if vm.trace.numbers.symbols is not None:
+        key = _plain_key(obj, key)
+    if type(obj) is FakeTensor:
+        return operate(vm, operator.getitem, obj, _index(vm, _bounded(vm, key)))
+    if kind in SIMPLE_TYPES and kind is not type:
+        return vm.keyed(operator.getitem, obj, key)
+    if kind in CONTAINER_TYPES:
+        return _container_item(vm, cast(Container, obj), key, tail)
+    if isinstance(obj, type):
+        return _class_item(vm, obj, key)
+    found = python_method(vm, obj, "__getitem__")
+    if found is not None:
+        vm.frames.tail = tail
+        return vm.call_function(found, (obj, key))
+    if isinstance(obj, CONTAINER_BASES):
+        return _container_item(vm, obj, key, tail)
+    if isinstance(obj, tuple):
+        return vm.keyed(tuple.__getitem__, obj, key)
+    vm.outside.facts.check_readable(obj, "__getitem__")
+    return wrap_values.fake(
+        vm.outside, vm.native(operator.getitem, (obj, container_contents.view(vm.outside, key)))
+    )
+
+
+def _bounded(vm: VM, key: object) -> object:
+    """`key` with numbers in the place of tensors that are bounds of slices."""
+    if type(key) is tuple:
+        return tuple(_bounded(vm, part) for part in key) if slice in map(type, key) else key
+    if type(key) is not slice or FakeTensor not in map(type, (key.start, key.stop, key.step)):
+        return key
+    return slice(
+        *(vm.call(int, (b,), {}) if type(b) is FakeTensor else b for b in (key.start, key.stop, key.step))
+    )
+
+
+def found_by(vm: VM, obj: object, key: object) -> object:
+    """The key with which `obj` is to be looked up: an outside dictionary holds the tensor itself, not its fake."""
+    if type(key) is FakeTensor and isinstance(obj, dict) and id(obj) in vm.outside.origins:
+        real = vm.trace.real(key)
+        return key if real is None else real
+    return key
+
+
+_Index = slice | tuple[int, ...]  # for the type checker
+
+
+def _index(vm: VM, key: object) -> _Index:
+    """`key` as an index of a tensor: a row of a NumPy array is the tensor that torch makes of it."""
+    parts = key if type(key) is tuple else (key,)
+    if _INDEX_TENSORS.keys().isdisjoint(map(type, parts)):
+        return cast(_Index, settled(container_contents.view(vm.outside, key)))
+    found = tuple(
+        _INDEX_TENSORS[type(p)](p) if type(p) in _INDEX_TENSORS else container_contents.view(vm.outside, p)
+        for p in parts
+    )
+    return cast(_Index, settled(found if type(key) is tuple else found[0]))
+
+
+def _index_tensor(array: Array) -> torch.Tensor:
+    tensor = array.tensor
+    if array.scalar or tensor.dim() != 1 or tensor.is_floating_point() or tensor.dtype is torch.uint8:
+        raise unsupported("a NumPy scalar or such an array as an index", DATA_DEPENDENT)
+    return tensor.to(torch.bool if tensor.dtype is torch.bool else torch.int64, copy=True)
+
+
+# The tensor that torch makes of an index, by its class.
+_INDEX_TENSORS: dict[type, Callable[[Any], torch.Tensor]] = {
+    Array: _index_tensor,
+    SymbolicList: lambda row: row.tensor(),
+    SymbolicRange: lambda row: row.listed().tensor(),
+}
+
+
+def _plain_key(obj: object, key: object) -> object:
+    """`key`; without symbolic numbers in it where native code looks it up. Tensors take symbolic sizes."""
+    if type(obj) is FakeTensor:
+        key = numbers_in(key)
+        return key if sizes_only(key) else plain_parts(key)
+    native = not may_define_operators(type(obj)) or isinstance(obj, (*CONTAINER_BASES, tuple))
+    return plain_parts(key) if native else key
+
+
+def _class_item(vm: VM, cls: type, key: object) -> object:
+    found = python_method(vm, cls, "__getitem__")
+    if found is None or isinstance(cls, enum.EnumMeta):
+        return vm.native(operator.getitem, (cls, key))
+    return vm.call_function(found, (cls, key))
+
+
+def _container_item(vm: VM, obj: Container, key: object, tail: Tail | None) -> object:
+    outside = vm.outside
+    key = found_by(vm, obj, key)
+    if id(obj) in outside.origins:
+        if isinstance(key, slice):
+            return vm.native(operator.getitem, (container_contents.open(outside, obj), key))
+        if isinstance(obj, dict) and not contains_key(vm, obj, key):
+            return _missing_item(vm, obj, key, tail)
+    elif isinstance(obj, dict):
+        value = vm.keyed(dict.get, obj, key, MISSING)  # one look-up: the key's `__hash__` may be code
+        return _missing_item(vm, obj, key, tail) if value is MISSING else item_value(vm, obj, key, value)
+    base = cast("type[list[object]]", next(b for b in CONTAINER_BASES if isinstance(obj, b)))
+    return item_value(vm, obj, key, vm.keyed(base.__getitem__, obj, key))
+
+
+def _missing_item(vm: VM, obj: dict[object, object], key: object, tail: Tail | None) -> object:
+    """What `obj[key]` is for a key that the dictionary does not have, as is guarded. Raises KeyError."""
+    if isinstance(obj, collections.Counter):
+        return 0
+    found = python_method(vm, obj, "__missing__")
+    if found is not None:
+        vm.frames.tail = tail
+        return vm.call_function(found, (obj, key))
+    if isinstance(obj, collections.defaultdict) and obj.default_factory is not None:
+        factory = obj.default_factory
+        if id(obj) in vm.outside.origins:
+            origin = vm.outside.origins[id(obj)].child("member", "default_factory")
+            factory = wrap_values.wrap(vm.outside, factory, origin)
+        environment_mutations.touch(vm.outside, obj)
+        vm.frames.tail = through(tail, result_polyfills.kept, obj, key)
+        value = vm.call(factory, (), {})
+        dict.__setitem__(vm.outside.overlay.now(obj), key, value)
+        return value
+    raise KeyError(key)
+
+
+def item_value(vm: VM, obj: object, key: object, value: object) -> object:
+    """`value`, which the container `obj` has at `key`, as a value of the machine: guarded unless the trace wrote it."""
+    outside = vm.outside
+    if id(obj) not in outside.origins:
+        return wrap_values.fake(outside, value)
+    if type(key) is int and key < 0 and not isinstance(obj, dict):
+        container_len(vm, obj)
+        key += len(cast(Sized, vm.outside.overlay.now(obj)))
+    if not outside.log.is_original(obj, key, value):
+        return value
+    if not (is_constant(key) or is_identity(key)) or outside.origins.is_by_code(key):
+        outside.facts.use_identity(key)
+        return container_contents.item(outside, obj, key, value)
+    memo = outside.memo.of(obj)
+    found = memo.get(("[]", key, type(key)), MISSING)
+    if found is MISSING:
+        found = container_contents.item(outside, obj, key, value)
+        if obj not in outside.log:
+            memo["[]", key, type(key)] = found
+    return found
+
+
+def store_item(vm: VM, obj: object, key: object, value: object) -> None:
+    """`obj[key] = value`."""
+    tail = vm.frames.take_tail()
+    kind = type(obj)
+    if vm.trace.numbers.symbols is not None:
+        key = _plain_key(obj, key)
+    if type(obj) is FakeTensor:
+        if type(value) is Array:
+            if not value.scalar or value.tensor.dtype is not torch.float64:  # np.float64 is a float
+                raise unsupported("a NumPy array or scalar in a tensor", DATA_DEPENDENT)
+            value = value.tensor
+        value = settled(container_contents.view(vm.outside, value))
+        operate(vm, operator.setitem, obj, _index(vm, _bounded(vm, key)), value)
+        return
+    found = python_method(vm, obj, "__setitem__")
+    if found is not None:
+        vm.frames.tail = tail
+        vm.call_function(found, (obj, key, value))
+        return
+    if isinstance(obj, CONTAINER_BASES):
+        key = found_by(vm, obj, key)
+        if isinstance(key, slice):
+            container_contents.open(vm.outside, obj) if id(obj) in vm.outside.origins else None
+            value = elements(vm, value)
+        if id(obj) in vm.outside.origins and not isinstance(obj, dict):
+            container_contents.open(vm.outside, obj)  # replayed as a whole
+        environment_mutations.touch(vm.outside, obj)
+        if isinstance(obj, dict):
+            _guard_order(vm, obj, key)
+            environment_mutations.note_store(vm.outside, obj, "item", key, value)
+        vm.keyed(operator.setitem, obj, key, value)
+        return
+    if id(obj) in vm.outside.origins:
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an item of an outside {kind.__qualname__} is set"))
+    vm.native(operator.setitem, (obj, key, value))
+
+
+def _guard_order(vm: VM, obj: dict[object, object], key: object) -> None:
+    """Stores are replayed in the order of the dictionary's keys, which is that of the stores only if a key that had a place
+    before others were stored has it at the next call, too."""
+    log, origin = vm.outside.log, vm.outside.origins.get(id(obj))
+    if origin is None or not log.has_stores(obj) or not is_lookup_key(key) or log.was_stored(obj, key):
+        return
+    if vm.keyed(dict.__contains__, obj, key):
+        vm.outside.facts.guard("contains", origin, (key, True), key=key)
+
+
+def delete_item(vm: VM, obj: object, key: object) -> None:
+    """`del obj[key]`."""
+    tail = vm.frames.take_tail()
+    if vm.trace.numbers.symbols is not None:
+        key = _plain_key(obj, key)
+    found = python_method(vm, obj, "__delitem__")
+    if found is not None:
+        vm.frames.tail = tail
+        vm.call_function(found, (obj, key))
+        return
+    if id(obj) in vm.outside.origins:
+        if not isinstance(obj, CONTAINER_BASES):
+            raise Unsupported(
+                Reason(UNSUPPORTED_OBJECT, f"an item of an outside {type(obj).__qualname__} is deleted")
+            )
+        key = found_by(vm, obj, key)
+        contains_key(vm, obj, key) if isinstance(obj, dict) else container_contents.open(vm.outside, obj)
+        environment_mutations.touch(vm.outside, obj)
+    vm.keyed(operator.delitem, obj, key)
+
+
+BUILTINS[operator.setitem] = lambda vm, args, kwargs: vm.store_item(*args)
+BUILTINS[operator.delitem] = lambda vm, args, kwargs: vm.delete_item(*args)

@@ -1,0 +1,137 @@
+"""Functions about attributes: `getattr` and its like, `object.__setattr__` and its like, `vars`, `dir`."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from torch import nn
+
+from smelt._native import isinstance
+from smelt.capture.base.call_handlers import Args, Kwargs, builtin, function, hands_on, unsupported
+from smelt.capture.base.value_kinds import MISSING
+from smelt.capture.base.vm_frames import through
+from smelt.capture.semantics import attributes, result_polyfills, scopes
+from smelt.capture.semantics.attributes import python_method
+from smelt.capture.semantics.attributes.namespace_attributes import load_from_module
+from smelt.capture.vm.vm import VM
+from smelt.tracing.fake.fake_tensor import FakeTensor
+
+_Name = tuple[object, str]  # an object, and the name of an attribute
+
+
+@builtin(getattr)
+@hands_on
+def _getattr(vm: VM, args: _Name | tuple[object, str, object], kwargs: Kwargs) -> object:
+    if len(args) == 2:
+        return attributes.load_attr(vm, *args)
+    obj, name, default = args
+    _otherwise(vm, result_polyfills.as_it_is, result_polyfills.default, default)
+    return attributes.load_default(vm, obj, name, default)
+
+
+def _otherwise(
+    vm: VM, after: Callable[..., object], otherwise: Callable[..., object], *values: object
+) -> None:
+    """What becomes of an attribute that code of the user gives, or raises."""
+    vm.frames.tail = through(vm.frames.tail, after, *values, otherwise=otherwise)
+
+
+@builtin(hasattr)
+@hands_on
+def _hasattr(vm: VM, args: _Name, kwargs: Kwargs) -> bool:
+    obj, name = args
+    _otherwise(vm, result_polyfills.found, result_polyfills.not_found)
+    return attributes.load_default(vm, obj, name, MISSING) is not MISSING
+
+
+@builtin(setattr)
+@hands_on
+def _setattr(vm: VM, args: tuple[object, str, object], kwargs: Kwargs) -> None:
+    vm.frames.tail = through(vm.frames.tail, result_polyfills.nothing)
+    attributes.store_attr(vm, *args)
+
+
+@builtin(delattr)
+@hands_on
+def _delattr(vm: VM, args: _Name, kwargs: Kwargs) -> None:
+    vm.frames.tail = through(vm.frames.tail, result_polyfills.nothing)
+    attributes.delete_attr(vm, *args)
+
+
+@builtin(object.__getattribute__)
+@hands_on
+def _object_getattribute(vm: VM, args: _Name, kwargs: Kwargs) -> object:
+    obj, name = args
+    return attributes.load_own(vm, obj, name)
+
+
+@builtin(types.ModuleType.__getattribute__)
+def _module_getattribute(vm: VM, args: tuple[types.ModuleType, str], kwargs: Kwargs) -> object:
+    return load_from_module(vm, *args)
+
+
+@builtin(type.__getattribute__)
+def _type_getattribute(vm: VM, args: tuple[type, str], kwargs: Kwargs) -> object:
+    cls, name = args
+    return attributes.load_plain_class_attr(vm, cls, name, vm.type_info(type(cls)), use_getattr=False)
+
+
+@builtin(object.__setattr__)
+@hands_on
+def _object_setattr(vm: VM, args: tuple[object, str, object], kwargs: Kwargs) -> None:
+    vm.frames.tail = through(vm.frames.tail, result_polyfills.nothing)
+    store = attributes.store_attr if type(args[0]) is FakeTensor else attributes.store_generic
+    store(vm, *args)
+
+
+@builtin(type.__setattr__)
+def _type_setattr(vm: VM, args: tuple[object, str, object], kwargs: Kwargs) -> None:
+    attributes.store_named(vm, *args)
+
+
+@builtin(object.__delattr__)
+def _object_delattr(vm: VM, args: _Name, kwargs: Kwargs) -> None:
+    obj, name = args
+    if type(obj) is FakeTensor:
+        return attributes.delete_attr(vm, obj, name)
+    attributes.set_instance(vm, obj, name, MISSING)
+
+
+@function(nn.Module.__getattr__)
+def _module_getattr(vm: VM, args: _Name, kwargs: Kwargs) -> object:
+    obj, name = args
+    return attributes.module_entry(vm, obj, name, vm.outside.overlay.own(obj) or {})
+
+
+@function(nn.Module.__setattr__)
+def _module_setattr(vm: VM, args: tuple[nn.Module, str, object], kwargs: Kwargs) -> None:
+    attributes.store_in_module(vm, *args)
+
+
+@builtin(vars)
+def _vars(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    if not args:
+        return scopes.local_names(vm, vm.calling)
+    try:
+        return attributes.load_attr(vm, args[0], "__dict__")
+    except AttributeError:
+        pass
+    raise TypeError("vars() argument must have __dict__ attribute")
+
+
+@builtin(dir)
+def _dir(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    if not args:
+        return sorted(scopes.local_names(vm, vm.calling))
+    own = python_method(vm, args[0], "__dir__")
+    if own is not None:
+        return sorted(cast("Sequence[str]", vm.elements(vm.call_function(own, (args[0],)))))
+    if id(args[0]) in vm.outside.origins and not isinstance(args[0], (type, types.ModuleType)):
+        raise unsupported("dir() of an outside object")
+    if isinstance(args[0], types.ModuleType):
+        raise unsupported("dir() of a module")
+    if type(args[0]) is not FakeTensor:
+        vm.outside.facts.use_class(args[0] if isinstance(args[0], type) else type(args[0]))
+    return vm.native(dir, args)

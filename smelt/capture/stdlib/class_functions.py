@@ -1,0 +1,276 @@
+"""Functions about classes: `isinstance`, `issubclass`, `type`, `super`, `id`, `typing.cast`, and what makes a class."""
+
+from __future__ import annotations
+
+import builtins
+import types
+import typing
+from collections.abc import Callable, MutableMapping
+from typing import cast
+
+import torch
+
+from smelt import _native
+from smelt._native import isinstance
+from smelt.capture.base.call_handlers import BUILTINS, Args, Kwargs, builtin, function, hands_on, unsupported
+from smelt.capture.base.native_functions import is_native_module, runs_natively
+from smelt.capture.base.type_lookup import FUNCTION
+from smelt.capture.base.value_kinds import LEAF_TYPES, MISSING, NULL, FunctionType
+from smelt.capture.base.vm_frames import Coroutine, Frame, Generator, VMCallable
+from smelt.capture.proxies.array_proxy import Array
+from smelt.capture.proxies.text_proxy import Text
+from smelt.capture.semantics import attributes
+from smelt.capture.semantics.attributes import python_method
+from smelt.capture.semantics.calls import library_reads, native_callbacks
+from smelt.capture.vm.vm import VM
+from smelt.tracing.fake.fake_tensor import FakeTensor, check_class
+from smelt.tracing.symbolic.sym_numbers import hint
+from smelt.tracing.symbolic.symbolic_ranges import EXAMPLES
+
+
+@builtin(builtins.isinstance)
+def _isinstance(vm: VM, args: Args, kwargs: Kwargs) -> bool:
+    obj, classes = args
+    if type(obj) is Generator:
+        obj = _REAL_GENERATOR
+    elif type(obj) is Coroutine:
+        obj = _REAL_COROUTINE
+    elif type(obj) is VMCallable:
+        obj = obj.function
+    elif type(obj) is Text:
+        obj = ""
+    elif type(obj) in EXAMPLES:
+        obj = EXAMPLES[type(obj)]
+    elif type(obj) is Array:
+        obj = obj.example()
+    elif type(obj) is FakeTensor and obj.subclass is not None:
+        return _is_instance_of_subclass(vm, obj, obj.subclass, classes)
+    obj = hint(obj)
+    return _check_class(vm, builtins.isinstance, obj, type(obj), classes)
+
+
+def _is_instance_of_subclass(vm: VM, fake: FakeTensor, subclass: type, classes: object) -> bool:
+    """`isinstance` of a fake that is seen as of a subclass."""
+    if isinstance(classes, tuple):
+        return any(_is_instance_of_subclass(vm, fake, subclass, cls) for cls in classes)
+    if classes is torch.nn.Parameter:
+        return bool(getattr(fake, "_is_param", False))
+    if type(classes) not in (type, type(torch.Tensor), type(torch.nn.Parameter)):
+        check_class(fake, f"isinstance(..., {classes!r})")
+    return classes in subclass.__mro__
+
+
+@builtin(issubclass)
+def _issubclass(vm: VM, args: Args, kwargs: Kwargs) -> bool:
+    return _check_class(vm, issubclass, args[0], type(args[0]), args[1])
+
+
+def _check_class(vm: VM, check: Callable[..., bool], obj: object, kind: type, classes: object) -> bool:
+    """`check(obj, classes)`, natively where no Python code runs: metaclasses, `__subclasshook__` and a property `__class__`
+    may be Python code."""
+    plain = type(classes) is type or (type(classes) is tuple and all(type(c) is type for c in classes))
+    nested = type(classes) is tuple and any(type(c) is tuple for c in classes)
+    if (plain or nested) and (kind in LEAF_TYPES or _shows_its_class(vm, kind)):
+        levels = max(vm.frames.depth_limit - vm.frames.depth, 0)
+        if plain or _is_nested(classes, levels - _NEAR):
+            return _native.call_within(levels, check, obj, classes) if nested else check(obj, classes)
+    library_reads.use_registrations(vm, obj, classes)
+    return native_callbacks.in_window(vm, check, (obj, classes))
+
+
+_NEAR = 10  # levels from the limit on recursion: there the check has those that it has in eager
+
+
+def _is_nested(classes: object, levels: int) -> bool:
+    """Whether `classes` is a tuple in a tuple in a tuple ... so many times, of classes that have no say in a check."""
+    pending = [classes]
+    for _ in range(max(levels, 1)):
+        parts = [part for found in pending if type(found) is tuple for part in found]
+        if not parts or any(type(part) is not tuple and type(part) is not type for part in parts):
+            return False
+        pending = parts
+    return True
+
+
+def _shows_its_class(vm: VM, kind: type) -> bool:
+    """Whether reading `__class__` of an instance runs no code of its class."""
+    info = vm.type_info(kind)
+    return info.getattribute is None and info.find("__class__")[2] in (object, torch.Tensor)
+
+
+_REAL_GENERATOR = (_ for _ in ())
+
+
+async def _nothing() -> None:
+    """Its coroutine stands for those of the machine."""
+
+
+_REAL_COROUTINE = _nothing()
+_REAL_COROUTINE.close()
+
+
+@builtin(type)
+def _type(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    if len(args) == 1 and not kwargs:
+        return vm.class_of(args[0])
+    if len(args) != 3:
+        raise TypeError("type() takes 1 or 3 arguments")
+    name, bases, namespace = cast("tuple[str, tuple[object, ...], object]", args)
+    return _made_by(vm, type, name, bases, namespace, kwargs)
+
+
+@builtin(super)
+def _super(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    if args:
+        return super(*args)
+    frame = vm.calling
+    code = frame.code
+    cell = frame.locals[code.nlocals - code.nfree + code.free_names.index("__class__")]
+    first = frame.locals[0]
+    if type(first) is types.CellType:
+        first = vm.outside.overlay.cell(first)
+    if isinstance(first, FakeTensor):
+        check_class(first, "super()")
+    return super(cell.cell_contents, first)
+
+
+@builtin(callable)
+def _callable(vm: VM, args: Args, kwargs: Kwargs) -> bool:
+    if type(args[0]) is not FakeTensor:
+        vm.outside.facts.use_class(type(args[0]))
+    return callable(args[0])
+
+
+@builtin(id)
+def _id(vm: VM, args: Args, kwargs: Kwargs) -> int:
+    vm.outside.facts.use_identity(args[0])
+    vm.outside.facts.use_constant(args[0])
+    return id(
+        vm.trace.real(args[0]) if type(args[0]) is FakeTensor and vm.trace.is_input(args[0]) else args[0]
+    )
+
+
+@function(typing.cast)
+def _cast(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    return args[1] if len(args) == 2 else kwargs["val"]
+
+
+# ------------------------------------------------------------------------------- making classes and instances
+
+
+@builtin(builtins.__build_class__)
+def _build_class(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    """What a `class` statement calls."""
+    body, name, written = cast(FunctionType, args[0]), cast(str, args[1]), tuple(args[2:])
+    bases = _resolved_bases(vm, written)
+    kwds = dict(kwargs)
+    meta = kwds.pop("metaclass", None) or (type(bases[0]) if bases else type)
+    if isinstance(meta, type):
+        meta = types._calculate_meta(meta, bases)  # type: ignore[attr-defined]
+    namespace = _prepared(vm, meta, name, bases, kwds)
+    cell = _run_class_body(vm, body, namespace)
+    if bases != written:
+        namespace["__orig_bases__"] = written
+    made = _made_by(vm, meta, name, bases, namespace, kwds)
+    if isinstance(cell, types.CellType) and isinstance(made, type):
+        cell.cell_contents = made
+    return made
+
+
+def _run_class_body(vm: VM, body: FunctionType, namespace: object) -> object:
+    """Runs the code between `class` and its end; gives the cell of `__class__`, if there is one."""
+    code = vm.decode(body.__code__)
+    frame = Frame(code, body, [NULL] * code.nlocals)
+    frame.namespace = namespace
+    return vm.run(frame)
+
+
+def _resolved_bases(vm: VM, bases: tuple[object, ...]) -> tuple[object, ...]:
+    """The bases of a class, with what `__mro_entries__` gives in place of those that are no classes."""
+    entries: list[object] = []
+    for base in bases:
+        found = None if isinstance(base, type) else python_method(vm, base, "__mro_entries__")
+        entries += (
+            (base,) if found is None else cast("tuple[object, ...]", vm.call_function(found, (base, bases)))
+        )
+    return tuple(types.resolve_bases(entries))
+
+
+def _prepared(
+    vm: VM, meta: object, name: str, bases: tuple[object, ...], kwds: Kwargs
+) -> MutableMapping[str, object]:
+    """The mapping in which the body of a class stores its names."""
+    prepare = attributes.load_default(vm, meta, "__prepare__", MISSING)
+    namespace = {} if prepare is MISSING else vm.call(prepare, (name, bases), kwds)
+    if python_method(vm, namespace, "__setitem__") is not None and not is_native_module(
+        type(namespace).__module__
+    ):
+        raise unsupported(f"class {name} whose names are stored in a {type(namespace).__qualname__}")
+    return cast("MutableMapping[str, object]", namespace)
+
+
+def _made_by(
+    vm: VM, meta: object, name: str, bases: tuple[object, ...], namespace: object, kwds: Kwargs
+) -> object:
+    """`meta(name, bases, namespace, **kwds)`."""
+    new = vm.type_info(meta).find("__new__")[1] if isinstance(meta, type) else None
+    new = getattr(new, "__func__", new)
+    if isinstance(meta, type) and (type(new) is not types.FunctionType or runs_natively(new)):
+        python_init = vm.type_info(meta).find("__init__")[0] is FUNCTION
+        if type(meta) is type and not python_init:
+            return _new_class(vm, meta, (name, bases, namespace), kwds)
+    made = vm.call(meta, (name, bases, namespace), kwds)
+    if isinstance(made, type):
+        vm.outside.origins.made_class(made)
+    return made
+
+
+def _new_class(vm: VM, make: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
+    """`make(*args, **kwargs)`, the constructor of a class in C: it runs `__set_name__` and `__init_subclass__`, which get
+    the class before it is returned."""
+    # C code takes the module of the frame that calls it.
+    if type(args[-1]) is dict and "__module__" not in args[-1]:
+        args = (*args[:-1], {**args[-1], "__module__": vm.calling.globals.get("__name__", "builtins")})
+    vm.classes.being_made.append((cast(str, args[-3]), cast("tuple[type, ...]", args[-2])))
+    try:
+        made = native_callbacks.in_window(vm, make, args, kwargs)
+    finally:
+        vm.classes.being_made.pop()
+    vm.outside.origins.made_class(cast(type, made))
+    return made
+
+
+@builtin(type.__new__)
+def _type_new(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    if len(args) != 4:
+        return type.__new__(*args, **kwargs)  # type: ignore[call-overload]  # raises
+    return _new_class(vm, type.__new__, args, kwargs)
+
+
+@builtin(type.__init__)
+def _type_init(vm: VM, args: Args, kwargs: Kwargs) -> None:
+    return None
+
+
+@builtin(type.__call__)
+@hands_on
+def _type_call(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    return vm.instantiate(cast(type, args[0]), args[1:], kwargs)
+
+
+@builtin(object.__init__, object.__init_subclass__)
+def _object_init(vm: VM, args: Args, kwargs: Kwargs) -> None:
+    return None
+
+
+BUILTINS[types.SimpleNamespace] = lambda vm, args, kwargs: types.SimpleNamespace(*args, **kwargs)
+
+
+@builtin(memoryview)
+def _memoryview(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    (buffer,) = args or kwargs.values()
+    if type(buffer) is not bytes:
+        error = unsupported("a view of a buffer, which cannot be resized while there is one")
+        error.breaks = False  # a resume function would drop it when it is not read any more
+        raise error
+    return memoryview(buffer)

@@ -1,0 +1,73 @@
+"""Descriptors: their constructors, and their methods called by name.
+
+`function.__get__`, `property.__set__` and their like are C functions that would start the user's code unseen.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import cast
+
+from smelt.capture.base.call_handlers import BUILTINS, Handler, Kwargs, builtin, method
+from smelt.capture.base.value_kinds import FunctionType, MethodType
+from smelt.capture.semantics import attributes
+from smelt.capture.vm.vm import VM
+
+# --------------------------------------------------------------------------------------------- called by name
+
+
+@builtin(FunctionType.__get__)
+def _function_get(vm: VM, args: tuple[FunctionType, object], kwargs: Kwargs) -> object:
+    function, obj = args[:2]
+    return function if obj is None else MethodType(function, obj)
+
+
+@builtin(property.__get__)
+def _property_get(vm: VM, args: tuple[property, object], kwargs: Kwargs) -> object:
+    found, obj = args[:2]
+    return found if obj is None else attributes.load_property(vm, obj, found)
+
+
+@builtin(property.__set__)
+def _property_set(vm: VM, args: tuple[property, object, object], kwargs: Kwargs) -> None:
+    attributes.store_property(vm, args[1], args[0], args[2])
+
+
+@builtin(property.__delete__)
+def _property_delete(vm: VM, args: tuple[property, object], kwargs: Kwargs) -> None:
+    attributes.delete_property(vm, args[1], args[0])
+
+
+@builtin(classmethod.__get__)
+def _classmethod_get(vm: VM, args: tuple[object, ...], kwargs: Kwargs) -> object:
+    found, obj, *cls = args
+    return MethodType(
+        cast("classmethod", found).__func__, cls[0] if cls and cls[0] is not None else vm.class_of(obj)
+    )
+
+
+@builtin(staticmethod.__get__)
+def _staticmethod_get(vm: VM, args: tuple[staticmethod, object], kwargs: Kwargs) -> object:
+    return cast(object, args[0].__func__)
+
+
+def _with_accessor(name: str) -> Handler:
+    return lambda vm, found, accessor: vm.native(getattr(property, name), (found, accessor))
+
+
+for _name in ("getter", "setter", "deleter"):
+    method(property, _name)(_with_accessor(_name))
+
+
+# ------------------------------------------------------------------------------------------------ constructors
+
+
+def _made_natively(make: Callable[..., object]) -> Handler:
+    return lambda vm, args, kwargs: make(*args, **kwargs)
+
+
+# Their constructors only keep what they are given.
+for _make in (property, classmethod, staticmethod, functools.cached_property, types.MethodType):
+    BUILTINS[_make] = _made_natively(_make)

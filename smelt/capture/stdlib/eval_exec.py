@@ -1,0 +1,139 @@
+"""`globals`, `locals`, `eval`, `exec`, `compile`, `__import__`, `FunctionType`: code and what it sees."""
+
+from __future__ import annotations
+
+import builtins
+import re
+import types
+import warnings
+from typing import Literal, cast
+
+from smelt._native import isinstance
+from smelt.capture.base.bytecode import FUTURE
+from smelt.capture.base.call_handlers import Args, Kwargs, builtin, unsupported
+from smelt.capture.base.value_kinds import NULL, FunctionType
+from smelt.capture.base.vm_frames import Frame
+from smelt.capture.semantics import cells, scopes
+from smelt.capture.semantics.calls import imports
+from smelt.capture.vm.vm import VM
+from smelt.reasons import OUTPUT
+
+
+@builtin(globals)
+def _globals(vm: VM, args: Args, kwargs: Kwargs) -> dict[str, object]:
+    return scopes.expose(vm, vm.calling.globals)
+
+
+@builtin(locals)
+def _locals(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    return scopes.local_names(vm, vm.calling)
+
+
+@builtin(compile)
+def _compile(vm: VM, args: _Source, kwargs: Kwargs) -> object:
+    if kwargs or not 3 <= len(args) <= 4 or not isinstance(args[0], (str, bytes)):
+        raise unsupported("compile() with options, or of a syntax tree")
+    return _compiled(vm, *args)
+
+
+_Source = tuple[str | bytes, str, str] | tuple[str | bytes, str, str, int]  # of `compile`
+
+
+def _compiled(vm: VM, source: str | bytes, filename: str, mode: str, flags: int = 0) -> types.CodeType:
+    """`compile(source, filename, mode, flags)`, with the `__future__` statements that hold where the call stands."""
+    vm.outside.facts.use_digits(source)
+    flags |= vm.calling.code.flags & FUTURE
+    if not _compiles("error", source, mode, flags) and _compiles("ignore", source, mode, flags):
+        raise unsupported("compile() of source that Python warns of", OUTPUT)
+    code = compile(source, filename, mode, flags, dont_inherit=True)
+    if not isinstance(code, types.CodeType):
+        raise unsupported("compile() to a syntax tree")
+    return code
+
+
+_NAME = "<source that smelt looks at>"
+
+
+def _compiles(warning: Literal["error", "ignore"], source: str | bytes, mode: str, flags: int) -> bool:
+    """Whether Python compiles `source`, when it takes what it would warn of so. Warnings of other threads go their way."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings(warning, module=re.escape(_NAME))
+        try:
+            compile(source, _NAME, mode, flags, dont_inherit=True)
+        except SyntaxError:
+            return False
+    return True
+
+
+@builtin(eval)
+def _eval(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    return _evaluated(vm, "eval", args, kwargs)
+
+
+@builtin(exec)
+def _exec(vm: VM, args: Args, kwargs: Kwargs) -> None:
+    _evaluated(vm, "exec", args, kwargs)
+
+
+def _evaluated(vm: VM, mode: str, args: Args, kwargs: Kwargs) -> object:
+    if kwargs or not 1 <= len(args) <= 3:
+        raise unsupported(f"{mode}() with keywords")
+    source, scope, names = (*args, None, None)[:3]
+    scope, names = _scope(vm, mode, scope, names)
+    if isinstance(source, (str, bytes)):
+        source = _compiled(vm, _stripped(source) if mode == "eval" else source, "<string>", mode)
+    if type(source) is not types.CodeType or source.co_freevars:
+        raise unsupported(f"{mode}() of a {type(source).__qualname__}")
+    made = FunctionType(source, scope)
+    cells.function_made(vm, made)
+    code = vm.decode(source)
+    frame = Frame(code, made, [NULL] * code.nlocals)
+    frame.namespace = names
+    return vm.run(frame)
+
+
+def _stripped(source: str | bytes) -> str | bytes:
+    """Without the blanks in front, which are no indentation of an expression."""
+    return source.lstrip(" \t") if isinstance(source, str) else source.lstrip(b" \t")
+
+
+def _scope(vm: VM, mode: str, scope: object, names: object) -> tuple[dict[str, object], object]:
+    """The dictionaries of global and local names. Raises Unsupported for a scope from outside that could be written to."""
+    if scope is None:
+        scope = vm.calling.globals
+        names = scopes.local_names(vm, vm.calling) if names is None else names
+    elif not isinstance(scope, dict):
+        raise TypeError(f"{mode}() globals must be a dict, not {vm.class_of(scope).__name__}")
+    elif id(scope) not in vm.outside.origins:
+        scopes.own_scope(vm, scope)
+        scope.setdefault("__builtins__", vars(builtins))
+    elif scope is not vm.calling.globals:
+        raise unsupported(f"{mode}() in a scope from outside")
+    names = scope if names is None else names
+    if type(names) is not dict or id(names) in vm.outside.origins:
+        raise unsupported(f"{mode}() with names from outside")
+    return scope, names
+
+
+@builtin(__import__)
+def _import(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    name, _, _, names, level = (*args, None, None, None, 0)[:5] if len(args) < 5 else args
+    plain = type(names) in (tuple, type(None)) and all(
+        type(n) is str for n in cast("tuple[object, ...]", names or ())
+    )
+    if kwargs or type(name) is not str or not plain or level != 0:
+        raise unsupported("__import__() of a relative name, or with keywords")
+    return imports.imported(vm, name, None, cast("tuple[str, ...]", names), 0)
+
+
+@builtin(FunctionType)
+def _function(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    made = vm.native(FunctionType, args, kwargs)
+    assert type(made) is FunctionType
+    origin = vm.outside.origins.of(made.__globals__)
+    if origin is None:
+        scopes.own_scope(vm, made.__globals__)
+    elif origin.kind != "const":
+        raise unsupported("a function with globals from outside")
+    cells.function_made(vm, made)
+    return made

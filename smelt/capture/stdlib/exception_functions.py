@@ -1,0 +1,35 @@
+"""`sys.exception`, `sys.exc_info`, and the methods of exception groups that take a condition."""
+
+from __future__ import annotations
+
+import sys
+
+from smelt.capture.base.call_handlers import Args, Handler, Kwargs, builtin, method
+from smelt.capture.vm.vm import VM
+
+
+@builtin(sys.exc_info)
+def _exc_info(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    error = vm.handled_exception()
+    return (None, None, None) if error is None else (type(error), error, error.__traceback__)
+
+
+@builtin(sys.exception)
+def _exception(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    return vm.handled_exception()
+
+
+def _group_method(name: str) -> Handler:
+    """C code of the group accepts only a function written in Python as the condition: it gets one that calls the machine."""
+
+    def handler(vm: VM, group: object, condition: object) -> object:
+        called = vm.native_callable(condition)
+        condition = condition if called is condition else lambda error: called(error)
+        return vm.native(getattr(BaseExceptionGroup, name), (group, condition))
+
+    return handler
+
+
+for _name in ("split", "subgroup"):
+    method(BaseExceptionGroup, _name)(_group_method(_name))
+    method(ExceptionGroup, _name)(_group_method(_name))

@@ -1,0 +1,119 @@
+"""What `functools` makes around functions (partial calls, caches, dispatch by class), and `inspect.signature`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from typing import cast
+
+from smelt.capture.base.call_handlers import CODES, Args, Kwargs, builtin, function, unsupported
+from smelt.capture.base.native_functions import nested_codes
+from smelt.capture.base.value_kinds import MISSING, FunctionType, cell_value, instance_dict
+from smelt.capture.base.vm_frames import VMCallable
+from smelt.capture.environment import container_contents, wrap_values
+from smelt.capture.semantics import attributes
+from smelt.capture.semantics.calls import library_reads, python_functions
+from smelt.capture.vm.vm import VM
+
+_native_signature: Callable[..., inspect.Signature] = inspect.signature
+_native_update_wrapper: Callable[..., object] = functools.update_wrapper
+_make_partial: Callable[..., object] = functools.partial
+_make_cached: Callable[..., Callable[..., object]] = functools._lru_cache_wrapper
+
+
+@builtin(functools.partial)
+def _partial(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    if args and type(args[0]) is functools.partial and not instance_dict(args[0]):
+        # it becomes a partial call of the inner one's function: what that holds is read, so it is guarded
+        function, bound, keywords = attributes.partial_parts(vm, args[0])
+        if args[-1] is not attributes.PLACEHOLDER:  # else it raises
+            args, kwargs = (function, *attributes.filled(bound, args[1:])), {**keywords, **kwargs}
+    return _make_partial(*args, **kwargs)
+
+
+@builtin(functools._lru_cache_wrapper)
+def _lru_cache_wrapper(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    cached = _make_cached(*args, **kwargs)
+    vm.outside.origins.made_function(cached)
+    return cached
+
+
+@function(functools.update_wrapper)
+def _update_wrapper(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    """Interpreted where it would change a function from outside."""
+    if id(args[0]) in vm.outside.origins:
+        return python_functions.interpret(vm, cast(FunctionType, functools.update_wrapper), args, kwargs)
+    return _native_update_wrapper(*args, **kwargs)
+
+
+@function(inspect.signature)
+def _signature(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    given = args[0]
+    target = given.function if type(given) is VMCallable else given
+    library_reads.use_signature(vm.outside, target)
+    return _native_signature(target, *args[1:], **kwargs)
+
+
+# ----------------------------------------------------------------------------------- functools.singledispatch
+
+
+def _code(outer: FunctionType, name: str) -> types.CodeType:
+    return next(code for code in nested_codes(outer.__code__) if code.co_name == name)
+
+
+def _cell(function: FunctionType, name: str) -> object:
+    return (function.__closure__ or ())[function.__code__.co_freevars.index(name)].cell_contents
+
+
+def _implementation(vm: VM, dispatch: FunctionType, cls: type) -> object:
+    """The registered function that `dispatch(cls)` chooses; the registry is guarded."""
+    registry = cast("dict[object, object]", _cell(dispatch, "registry"))
+    if id(dispatch) in vm.outside.origins:
+        at = dispatch.__code__.co_freevars.index("registry")
+        wrap_values.wrap(vm.outside, registry, vm.outside.origins.const(dispatch).child("cell", at))
+        container_contents.open(vm.outside, registry)
+    vm.outside.facts.use_class(cls)
+    return dispatch(cls)
+
+
+def _dispatch(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
+    return _implementation(vm, fn, cast(type, args[0]))
+
+
+def _wrapper(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
+    if not args:
+        return fn(*args, **kwargs)  # raises
+    dispatch = cast(FunctionType, _cell(fn, "dispatch"))
+    if id(fn) in vm.outside.origins:
+        vm.outside.origins.const(dispatch)
+    chosen = _implementation(vm, dispatch, cast(type, attributes.load_attr(vm, args[0], "__class__")))
+    return vm.call(chosen, args, kwargs)
+
+
+def _register(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
+    held = map(cell_value, fn.__closure__ or ())
+    if any(id(v) in vm.outside.origins for v in held if v is not None and v is not MISSING):
+        raise unsupported(f"{fn.__qualname__} of a function from outside")
+    return fn(*args, **kwargs)
+
+
+_SOURCE = cast(FunctionType, functools.singledispatch)
+_make_dispatching: Callable[..., object] = functools.singledispatch
+CODES[_code(_SOURCE, "dispatch")] = _dispatch
+CODES[_code(_SOURCE, "wrapper")] = _wrapper
+CODES[_code(_SOURCE, "register")] = _register
+
+
+@function(functools.singledispatch)
+def _single_dispatch(vm: VM, args: tuple[Callable[..., object]], kwargs: Kwargs) -> object:
+    return _make_dispatching(*args, **kwargs)
+
+
+def _lambdas(outer: FunctionType) -> Iterator[types.CodeType]:
+    return (code for code in nested_codes(outer.__code__) if code.co_name == "<lambda>")
+
+
+for _found in _lambdas(_SOURCE):
+    CODES[_found] = _register

@@ -1,0 +1,94 @@
+"""The iterators of `itertools`: native, over what the machine makes iterable, calling back where they call functions."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Iterable
+from typing import cast
+
+from smelt.capture.base.call_handlers import BUILTINS, Args, Handler, Kwargs, builtin
+from smelt.capture.base.value_kinds import LEAF_TYPES
+from smelt.capture.base.vm_frames import VMIterables, VMTuples
+from smelt.capture.semantics.values.iteration import element_function, opened, predicate
+from smelt.capture.vm.vm import VM
+
+
+def _choosing(make: Callable[..., object]) -> Handler:
+    """Iterators that ask a function for each element whether it is true."""
+    return lambda vm, args, kwargs: make(predicate(vm, args[0]), vm.iterable(args[1]))
+
+
+_make: Callable[..., object]
+for _make in (itertools.takewhile, itertools.dropwhile, itertools.filterfalse):
+    BUILTINS[_make] = _choosing(_make)
+
+
+@builtin(itertools.accumulate)
+def _accumulate(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    given = dict(zip(("iterable", "func"), args)) | kwargs
+    fn = given.get("func")
+    given["func"] = element_function(vm, operator.add if fn is None else fn)
+    return itertools.accumulate(**{**given, "iterable": vm.iterable(given["iterable"])})  # type: ignore[call-overload]
+
+
+@builtin(itertools.groupby)
+def _groupby(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    given = dict(zip(("iterable", "key"), args)) | kwargs
+    key = element_function(
+        vm, _itself if given.get("key") is None else given["key"], functools.partial(opened, vm)
+    )
+    return itertools.groupby(vm.iterable(given["iterable"]), key)  # type: ignore[call-overload]
+
+
+def _itself(value: object) -> object:
+    return value
+
+
+@builtin(itertools.starmap)
+def _starmap(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    fn, values = args
+    return itertools.starmap(
+        element_function(vm, fn), cast("Iterable[tuple[object, ...]]", VMTuples(vm, vm.get_iter(values)))
+    )
+
+
+def _chained(iterables: VMIterables) -> object:
+    return itertools.chain.from_iterable(cast("Iterable[Iterable[object]]", iterables))
+
+
+@builtin(itertools.chain.from_iterable)
+def _chain_from_iterable(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    return _chained(VMIterables(vm, vm.get_iter(args[0])))
+
+
+@builtin(itertools.chain)
+def _chain(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    return _chained(VMIterables(vm, iter(tuple(args))))
+
+
+def _over_iterables(make: Callable[..., object]) -> Handler:
+    """Iterators that call no functions."""
+
+    def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
+        return make(*[a if type(a) in LEAF_TYPES else vm.iterable(a) for a in args], **kwargs)
+
+    return handler
+
+
+for _make in (
+    itertools.product, itertools.islice, itertools.zip_longest, itertools.pairwise, itertools.combinations,
+    itertools.permutations, itertools.cycle, itertools.count,
+):  # fmt: skip
+    BUILTINS[_make] = _over_iterables(_make)
+
+
+@builtin(itertools.compress)
+def _compress(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    given = dict(zip(("data", "selectors"), args)) | kwargs
+    selectors = map(predicate(vm, None), vm.iterable(given["selectors"]))
+    return itertools.compress(vm.iterable(given["data"]), selectors)
+
+
+BUILTINS[itertools.repeat] = lambda vm, args, kwargs: itertools.repeat(*args, **kwargs)

@@ -1,0 +1,80 @@
+"""Methods of C that read a setting of the process: the local time zone, the locale, NumPy's print options, the context of
+Decimals, handlers of encoding errors."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from collections.abc import Callable
+from typing import NoReturn
+
+import numpy
+
+from smelt._native import isinstance
+from smelt.capture.base.call_handlers import METHODS, Args, Handler, Kwargs, builtin, method, unsupported
+from smelt.capture.vm.vm import VM
+from smelt.reasons import SIDE_EFFECT_IO, UNSUPPORTED_EFFECT
+from smelt.tracing.symbolic.sym_numbers import Float
+
+
+def _reading_the_zone(name: str) -> Handler:
+    """The method `name` of a datetime, which reads the local time zone where it is told of no other."""
+
+    def handle(vm: VM, owner: datetime.datetime, *args: object, **kwargs: object) -> object:
+        told = owner.tzinfo is not None and (name != "astimezone" or {*args, *kwargs.values()} - {None})
+        if not told:
+            raise unsupported(f"{name} of a {type(owner).__qualname__}", SIDE_EFFECT_IO)
+        return vm.native(getattr(datetime.datetime, name), (owner, *args), kwargs)
+
+    return handle
+
+
+def _in_the_locale(vm: VM, owner: datetime.date | datetime.time, *args: object, **kwargs: object) -> NoReturn:
+    raise unsupported(f"strftime of a {type(owner).__qualname__}", SIDE_EFFECT_IO)
+
+
+def _text(vm: VM, array: object, *args: object, **kwargs: object) -> NoReturn:
+    raise unsupported("the text of a NumPy array, which print options decide", UNSUPPORTED_EFFECT)
+
+
+_native_decimal: Callable[..., object] = decimal.Decimal
+
+
+@builtin(decimal.Decimal)
+def _decimal(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    """The context says whether a float, or a text that is no number, is taken."""
+    value = args[0] if args else kwargs.get("value")
+    made = vm.native(_native_decimal, args, kwargs)
+    odd = isinstance(value, str) and made.is_nan() and "nan" not in value.lower()  # type: ignore[attr-defined]
+    if type(value) in (float, Float) or odd:
+        raise unsupported("a Decimal is made of a float, or of a text that is no number", UNSUPPORTED_EFFECT)
+    return made
+
+
+_NAMED_ERRORS = frozenset(
+    (
+        "strict", "ignore", "replace", "xmlcharrefreplace", "backslashreplace", "namereplace", "surrogateescape",
+        "surrogatepass",
+    )
+)  # fmt: skip
+
+
+def _coded(base: type, name: str) -> None:
+    """`str.encode` and its like, whose handler of errors may be one that was registered."""
+
+    @method(base, name)
+    def handle(vm: VM, text: object, *args: object, **kwargs: object) -> object:
+        errors = args[1] if len(args) > 1 else kwargs.get("errors", "strict")
+        if errors not in _NAMED_ERRORS:
+            raise unsupported(f"{name} with a handler of errors that was registered", UNSUPPORTED_EFFECT)
+        return vm.native(getattr(base, name), (text, *args), kwargs)
+
+
+_coded(str, "encode")
+_coded(bytes, "decode")
+for _name in ("__str__", "__repr__", "__format__"):
+    METHODS[numpy.ndarray, _name] = _text
+for _name in ("timestamp", "astimezone"):
+    METHODS[datetime.datetime, _name] = _reading_the_zone(_name)
+for _kind in (datetime.date, datetime.datetime, datetime.time):
+    METHODS[_kind, "strftime"] = _in_the_locale

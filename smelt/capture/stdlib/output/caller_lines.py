@@ -1,0 +1,91 @@
+"""The lines of the user's code that warnings and log records name as their place."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from torch import nn
+
+from smelt.capture.base.native_functions import POLYFILLS
+from smelt.capture.base.vm_frames import Frame, is_smelts
+from smelt.capture.graph_breaks import continuation_stack
+from smelt.capture.graph_breaks.continuation_stack import CHAIN_MODULE
+from smelt.capture.vm.vm import VM
+
+_UNSEEN = (
+    "smelt.callables",
+    *POLYFILLS,
+)  # modules whose frames stand for what eager does in C, or not at all
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of the user's, as warnings and logs name it."""
+
+    filename: str
+    line: int
+    function: str
+    globals: dict[str, Any]
+
+
+@functools.cache
+def _module_frames() -> tuple[Place, Place]:
+    """The two frames of torch between the caller of a module and its `forward`, which the VM leaves out."""
+
+    class Probe(nn.Module):
+        def forward(self) -> tuple[Place, Place]:
+            inner = sys._getframe(1)
+            assert inner.f_back is not None
+            return _place_of(inner), _place_of(inner.f_back)
+
+    found: tuple[Place, Place] = Probe()()
+    return found
+
+
+def _place_of(frame: FrameType) -> Place:
+    code = frame.f_code
+    return Place(code.co_filename, frame.f_lineno, code.co_name, frame.f_globals)
+
+
+def place_at(vm: VM, level: int, skip: Callable[[str], bool] = lambda filename: False) -> Place | int:
+    """The place `level - 1` callers up, as `stacklevel` counts; a number where that is above the captured frame: how many
+    callers of the compiled frame up."""
+    frame = vm.frame
+    while frame is not None:
+        for place in _places(vm, frame):
+            if not skip(place.filename):
+                level -= 1
+            if level <= 0:
+                return place
+        frame = frame.parent
+    return level
+
+
+def _places(vm: VM, frame: Frame) -> Iterator[Place]:
+    """The frames that eager has in place of a frame of the machine: several for a chain, none for a frame of smelt's own."""
+    name = frame.globals.get("__name__")
+    if name == CHAIN_MODULE:
+        for point in continuation_stack.callers(frame):
+            line = vm.decode(point.source).line(point.at - 1)
+            yield Place(line.filename, line.line, point.source.co_name, point.scope)
+    elif name not in _UNSEEN:
+        yield Place(frame.line.filename, frame.line.line, frame.source.co_name, frame.globals)
+        if any(f is frame.parent for f in vm.frames.module_callers):
+            yield from _module_frames()
+
+
+def caller(level: int) -> Place:
+    """The place `level` callers above the compiled frame, not counting frames of smelt; the outermost if there are fewer."""
+    frame: FrameType | None = sys._getframe(1)
+    found = _place_of(sys._getframe(1))
+    while frame is not None and level > 0:
+        if not is_smelts(frame.f_globals) and frame.f_globals.get("__name__") != CHAIN_MODULE:
+            level -= 1
+            found = _place_of(frame)
+        frame = frame.f_back
+    return found

@@ -1,0 +1,37 @@
+"""Calls that the compiled frame makes in place of capture, and the streams and handlers for which that is safe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from smelt.capture.environment.side_effects import Call
+from smelt.capture.vm.vm import VM
+
+# Packages whose streams and log handlers keep what is written to themselves.
+_KNOWN_PACKAGES = frozenset(
+    {
+        "_io",
+        "io",
+        "codecs",
+        "logging",
+        "_pytest",
+        "pytest",
+        "ipykernel",
+        "IPython",
+        "colorama",
+        "tqdm",
+        "rich",
+        "smelt",
+    }
+)
+
+
+def is_known(value: object) -> bool:
+    """Whether a stream or log handler is of a class whose writing nothing in the captured function can notice."""
+    return type(value).__module__.partition(".")[0] in _KNOWN_PACKAGES
+
+
+def defer(vm: VM, fn: Callable[..., object], *args: object, **kwargs: object) -> None:
+    """`fn(*args, **kwargs)` is to be called by the compiled frame."""
+    vm.outside.origins.const(fn)
+    vm.outside.log.call(Call(fn, args + tuple(kwargs.values()), tuple(kwargs)))

@@ -1,0 +1,108 @@
+"""`warnings.warn`: whether the filters let a warning pass is decided during capture and guarded."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import warnings
+from typing import cast
+
+from smelt._native import isinstance
+from smelt.capture.base.call_handlers import Args, Kwargs, builtin, function, unsupported
+from smelt.capture.proxies.text_proxy import Text
+from smelt.capture.semantics import attributes
+from smelt.capture.semantics.values.formatting import convert
+from smelt.capture.stdlib.output.caller_lines import Place, caller, place_at
+from smelt.capture.stdlib.output.deferred_calls import defer
+from smelt.capture.vm.vm import VM
+from smelt.reasons import OUTPUT
+
+# action, what the message looks like, category, what the module's name looks like, line
+_Filter = tuple[str, re.Pattern[str] | None, type[Warning], re.Pattern[str] | None, int]
+_Registry = dict[str | tuple[str, type[Warning], int], int]
+
+
+@builtin(warnings.warn)
+@function(warnings.warn)
+def _warn(vm: VM, args: Args, kwargs: Kwargs) -> None:
+    call = inspect.signature(_warn_signature).bind(*args, **kwargs)
+    call.apply_defaults()
+    message, category, level = cast("tuple[object, object, int]", call.args[:3])
+    if call.arguments["source"] is not None or call.kwargs.get("skip_file_prefixes"):
+        raise unsupported("warnings.warn with a source or skipped prefixes", OUTPUT)
+    if isinstance(message, Warning):
+        category = type(message)
+    elif type(message) not in (str, Text):
+        raise unsupported(f"a {type(message).__qualname__} as a warning's message", OUTPUT)
+    category = UserWarning if category is None else category
+    if not (isinstance(category, type) and issubclass(category, Warning)):
+        raise TypeError(f"category must be a Warning subclass, not {type(category).__name__!r}")
+    if getattr(sys.flags, "context_aware_warnings", False):
+        raise unsupported("a warning, whose filters may belong to a context", OUTPUT)
+    place = place_at(vm, level)
+    action = _warning_action(vm, message, category, place)
+    if action == "error":
+        raise unsupported("a warning that is an error", OUTPUT)
+    if action == "ignore":
+        return
+    if any(isinstance(entered.manager, warnings.catch_warnings) for entered in vm.contexts.entered):
+        raise unsupported("a warning inside catch_warnings", OUTPUT)
+    if id(getattr(warnings._showwarnmsg_impl, "__self__", None)) in vm.outside.origins:  # type: ignore[attr-defined]
+        raise unsupported("a warning that the program keeps in a list", OUTPUT)
+    if isinstance(place, int):
+        defer(vm, warn_caller, message, category, place)
+    else:
+        vm.outside.origins.const(place.globals)
+        defer(vm, warn, message, category, place.filename, place.line, place.globals)
+
+
+def _warn_signature(
+    message: object,
+    category: object = None,
+    stacklevel: int = 1,
+    source: object = None,
+    *,
+    skip_file_prefixes: object = (),
+) -> None: ...
+
+
+def _warning_action(vm: VM, message: object, category: type, place: Place | int) -> str:
+    """The action that the warning filters choose, such as "ignore"; the filters are guarded. Raises Unsupported where the
+    choice depends on a text or a place that is known only at run time."""
+    filters = cast("list[_Filter]", attributes.load_attr(vm, warnings, "filters"))
+    origin = vm.outside.origins.known(filters)
+    vm.outside.facts.guard("len", origin, len(filters))
+    for i, entry in enumerate(filters):
+        vm.outside.facts.guard("id", origin.child("item", i), entry)
+    text = message if type(message) in (str, Text) else convert(vm, str, message)
+    for action, pattern, kind, module, line in filters:
+        if not issubclass(category, kind):
+            continue
+        if (pattern is not None and type(text) is Text) or ((module or line) and isinstance(place, int)):
+            raise unsupported("a warning whose filter is not known", OUTPUT)
+        if pattern is not None and not pattern.match(cast(str, text)):
+            continue
+        if isinstance(place, int) or _matches(place, module, line):
+            return str(action)
+    return "default"
+
+
+def _matches(place: Place, module: re.Pattern[str] | None, line: int) -> bool:
+    name = cast(str, place.globals.get("__name__") or "<string>")
+    return (module is None or module.match(name) is not None) and line in (0, place.line)
+
+
+def warn(
+    message: str | Warning, category: type[Warning], filename: str, line: int, namespace: dict[str, object]
+) -> None:
+    """`warnings.warn(message, category)`, as if called from this line of the module with this namespace."""
+    registry = cast("_Registry", namespace.setdefault("__warningregistry__", {}))
+    name = cast(str, namespace.get("__name__") or "<string>")
+    warnings.warn_explicit(message, category, filename, line, module=name, registry=registry)
+
+
+def warn_caller(message: str | Warning, category: type[Warning], level: int) -> None:
+    """`warnings.warn`, as if called `level` callers above the compiled frame."""
+    place = caller(level)
+    warn(message, category, place.filename, place.line, place.globals)

@@ -1,0 +1,66 @@
+"""`sys._getframe`, `inspect.currentframe`: frames of the program as objects.
+
+The graph breaks before the call of the function that asks. The frames around that are those of compiled frames: they look
+as the user's do while the call lasts, but have no locals, and stay at that line when it is over. So the whole call runs
+eagerly where the function that asks reads locals of its callers, or may keep a frame.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import NoReturn
+
+from smelt.capture.base.bytecode import SUSPENDABLE, Code
+from smelt.capture.base.call_handlers import Args, Kwargs, builtin, function, unsupported
+from smelt.capture.vm.vm import VM
+
+_LOADS = frozenset(("LOAD_FAST", "LOAD_FAST_CHECK"))
+_ATTRIBUTES = frozenset(("LOAD_ATTR", "LOAD_METHOD"))
+_ASKING = frozenset(("_getframe", "currentframe"))
+_NAMED = _ATTRIBUTES | {"LOAD_GLOBAL", "LOAD_NAME"}
+_NO_ARGUMENT = frozenset(("PUSH_NULL", "PRECALL"))
+# What a frame on top of the stack may meet besides: it is dropped, or compared with None.
+_HARMLESS = frozenset(("POP_TOP", "LOAD_CONST", "TO_BOOL", "NOT_TAKEN"))
+
+
+@builtin(sys._getframe)
+@function(inspect.currentframe)
+def _asked(vm: VM, args: Args, kwargs: Kwargs) -> NoReturn:
+    frame = vm.calling
+    error = unsupported("sys._getframe")
+    error.breaks = not _is_kept(frame.code, frame.pc, set(), is_own=not args or args[0] == 0)
+    raise error
+
+
+def keeps_frames(code: Code) -> bool:
+    """Whether a call of `sys._getframe` or `inspect.currentframe`, by these names, gives a frame that is kept, or whose
+    locals are read. It may be one that a graph break comes before."""
+    for at, (_, argument) in enumerate(code.instructions):
+        named = argument[0] if type(argument) is tuple and argument else argument
+        if type(named) is str and named in _ASKING and code.names[at] in _NAMED:
+            call = next((i for i in range(at, len(code.names)) if code.names[i] == "CALL"), None)
+            is_own = call is not None and all(n in _NO_ARGUMENT for n in code.names[at + 1 : call])
+            if call is None or _is_kept(code, call + 1, set(), is_own):
+                return True
+    return False
+
+
+def _is_kept(code: Code, at: int, variables: set[int], is_own: bool) -> bool:
+    """Whether a frame that is on top of the stack before instruction `at` may outlive this call, or its locals are read and
+    are not this call's own. `variables`: that have been looked at."""
+    name, argument = code.names[at], code.instructions[at][1]
+    if name in _ATTRIBUTES:
+        attribute = argument if name == "LOAD_METHOD" else argument[0]
+        if attribute == "f_back":
+            return _is_kept(code, at + 1, variables, is_own=False)
+        return attribute == "f_locals" and not is_own
+    if (
+        name == "STORE_FAST" and not code.flags & SUSPENDABLE
+    ):  # a generator keeps its variables between its steps
+        if argument in variables:
+            return False
+        variables.add(argument)
+        loads = [i for i, n in enumerate(code.names) if n in _LOADS and code.instructions[i][1] == argument]
+        return any(_is_kept(code, i + 1, variables, is_own) for i in loads)
+    return name not in _HARMLESS and "JUMP" not in name

@@ -1,0 +1,140 @@
+"""Weak references: how long an object lives is the program's doing, of which capture sees a part.
+
+What the program makes and drops is dropped in capture too, but for functions and what else `Origins` keeps. What comes from
+outside lives to the end of the call, whatever the program does. Where either could be seen, the call runs eagerly.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import cast
+
+from smelt._native import isinstance
+from smelt.capture.base.call_handlers import FUNCTIONS, Args, Handler, Kwargs, builtin, unsupported
+from smelt.capture.base.value_kinds import (
+    CONTAINER_BASES,
+    CellType,
+    FunctionType,
+    cell_value,
+    is_constant,
+    is_identity,
+    items_of,
+)
+from smelt.capture.environment import wrap_values
+from smelt.capture.graph_breaks.continuation_stack import is_chain
+from smelt.capture.semantics.calls.calls import CALLERS
+from smelt.capture.semantics.calls.python_functions import interpret
+from smelt.capture.vm.vm import VM
+from smelt.errors import Unsupported
+from smelt.guards.object_lifetimes import lifetimes_of
+
+
+def _eagerly(detail: str) -> Unsupported:
+    """The error where it is seen how long an object lives: a resume function's caller would keep it alive, too."""
+    error = unsupported(detail)
+    error.breaks = False
+    return error
+
+
+# ------------------------------------------------------------------------------------------------- they are made
+
+
+def _making(reference: Callable[..., object]) -> Handler:
+    def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
+        if not args:
+            return reference(*args, **kwargs)
+        target, *callback = args
+        if vm.outside.origins.is_made_function(cast(FunctionType, target)):
+            raise _eagerly("a weak reference to a function made inside")
+        if callback and callback[0] is not None and id(target) in vm.outside.origins:
+            raise _eagerly("a function is to be called when an object from outside is gone")
+        return vm.native(reference, [target, *map(vm.native_argument, callback)], kwargs)
+
+    return handler
+
+
+@builtin(weakref.WeakMethod)
+def _weak_method(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    raise unsupported("a weak reference to a method, which holds the function weakly too")
+
+
+for _reference in (weakref.ref, weakref.proxy):
+    builtin(_reference)(_making(_reference))
+
+
+def _adding(fn: FunctionType) -> Handler:
+    """The call of a method that puts what it is given in a container which forgets what is gone."""
+
+    def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
+        if any(_may_go(vm, x) for value in args[1:] for x in (value, *_contents(value))):
+            raise _eagerly(f"{fn.__qualname__} of an object from outside")
+        return interpret(vm, fn, args, kwargs)
+
+    return handler
+
+
+def _may_go(vm: VM, x: object) -> bool:
+    return id(x) in vm.outside.origins and not is_constant(x) and not is_identity(x)
+
+
+def _contents(x: object) -> list[object]:
+    if isinstance(x, dict):
+        return [part for pair in items_of(x) for part in pair]
+    return items_of(x) if isinstance(x, CONTAINER_BASES) else list(x) if type(x) is tuple else []
+
+
+for _container in (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary):
+    for _name in ("__init__", "__setitem__", "__ior__", "add", "update", "setdefault"):
+        _method = vars(_container).get(_name)
+        if type(_method) is FunctionType:
+            FUNCTIONS[_method] = _adding(_method)
+
+
+# ---------------------------------------------------------------------------------------------- they are looked at
+
+
+@builtin(weakref.getweakrefcount, weakref.getweakrefs)
+def _counted(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    raise _eagerly("which weak references there are to an object")
+
+
+def _follow(vm: VM, reference: weakref.ref[object], args: Args, kwargs: Kwargs) -> object:
+    """`reference()`."""
+    origins = vm.outside.origins
+    if args or kwargs:
+        return reference(*args, **kwargs)
+    found = reference()
+    if id(reference) in origins:
+        return wrap_values.wrap(vm.outside, found, origins[id(reference)].child("call", None))
+    if found is not None and id(found) in origins and not _is_held(vm, found):
+        raise _eagerly("a weak reference leads to an object from outside that may be gone")
+    return found
+
+
+CALLERS[weakref.ref] = _follow
+
+
+def _is_held(vm: VM, x: object) -> bool:
+    """Whether `x`, from outside, is still there in eager: a variable has it, or it is in an object that is there and has not
+    changed."""
+    if any(value is x for value in _variables(vm)):
+        return True
+    outside = vm.outside
+    origin = lifetimes_of(outside.facts.guards).brought.get(id(x)) or outside.origins[id(x)]
+    if origin.base is None or outside.log.changes_cells:
+        return origin.kind == "const"
+    owner = outside.origins.found_at(origin.base)
+    changed = owner is None or owner in outside.log or outside.log.touches_any(owner)
+    return not changed and _is_held(vm, owner)
+
+
+def _variables(vm: VM) -> Iterator[object]:
+    """What the user's frames that run hold."""
+    frame = vm.frame
+    while frame is not None:
+        for value in () if is_chain(frame.function) else (*frame.locals, *frame.stack):
+            yield value
+            if type(value) is CellType:
+                yield cell_value(value)
+        frame = frame.parent

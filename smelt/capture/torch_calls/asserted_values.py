@@ -1,0 +1,127 @@
+"""Functions whose results only the graph knows, where the graph can check what capture assumes of them.
+
+`torch.equal` and `torch.allclose` give a bool. Where it decides at once between going on and raising, it is an assumed
+condition, as `if not (a == b).all(): raise` is. `torch.bincount(x, minlength=n)` has as many elements as the largest value
+asks for, which are mostly `n`. Where a check fails, the original function runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+
+from smelt.capture.base.call_handlers import TENSOR_METHODS, Args, Kwargs, builtin, function
+from smelt.capture.base.value_kinds import called as on_stack
+from smelt.capture.base.vm_frames import Frame
+from smelt.capture.semantics.calls.native_calls import run_native
+from smelt.capture.semantics.calls.python_functions import interpret
+from smelt.capture.semantics.values.asserted_conditions import assume, assumed
+from smelt.capture.vm.vm import VM
+from smelt.torch_private import all_true_or_assert
+from smelt.tracing.fake.fake_tensor import FakeTensor
+
+_JUMPS = {
+    "POP_JUMP_FORWARD_IF_TRUE": True,
+    "POP_JUMP_IF_TRUE": True,
+    "POP_JUMP_FORWARD_IF_FALSE": False,
+    "POP_JUMP_IF_FALSE": False,
+}
+
+
+def _jump(frame: Frame, called: Callable[..., object]) -> tuple[int, int] | None:
+    """Where the frame goes on if the call of `called` that it is making gives True, and if it gives False; None where
+    something else is done with the result."""
+    code, at = frame.code, frame.pc
+    operands = {"CALL": 2, "CALL_KW": 3}.get(code.names[at - 1])  # besides the arguments
+    if code.names[at] == "TO_BOOL":
+        at += 1
+    if operands is None or code.names[at] not in _JUMPS:
+        return None
+    fn, _ = on_stack(
+        frame.stack, len(frame.stack) - cast(int, frame.instructions[frame.pc - 1][1]) - operands
+    )
+    if fn is not called and getattr(fn, "__name__", None) != called.__name__:
+        return None
+    target = cast(int, frame.instructions[at][1])
+    return (target, at + 1) if _JUMPS[code.names[at]] else (at + 1, target)
+
+
+def _comparison(
+    name: str, elementwise: Callable[..., torch.Tensor], is_comparable: Callable[[Args, Kwargs], bool]
+) -> None:
+    """Registers `torch.name(a, b)` and `a.name(b)`: whether all elements of `elementwise` are True."""
+    function: Callable[..., object] = getattr(torch, name)
+
+    def decided(vm: VM, args: Args, kwargs: Kwargs) -> object:
+        frame = vm.calling
+        ways = _jump(frame, function) if is_comparable(args, kwargs) else None
+        if ways is None:
+            return NotImplemented
+        condition = vm.native(torch.all, (vm.native(elementwise, args, kwargs),))
+        holds = assumed(vm, frame, condition, *ways)
+        return NotImplemented if holds is None else holds
+
+    @builtin(function)
+    def of_function(vm: VM, args: Args, kwargs: Kwargs) -> object:
+        holds = decided(vm, args, kwargs)
+        return run_native(vm, function, args, kwargs) if holds is NotImplemented else holds
+
+    def of_method(vm: VM, *args: object, **kwargs: object) -> object:
+        return of_function(vm, args, kwargs)
+
+    TENSOR_METHODS[name] = of_method
+
+
+def _are_alike(args: Args, kwargs: Kwargs) -> bool:
+    """Whether these are two tensors that `torch.equal` compares element by element; memory that is the same is equal to it
+    whatever it holds."""
+    if len(args) != 2 or kwargs or any(type(a) is not FakeTensor for a in args):
+        return False
+    a, b = cast("tuple[FakeTensor, FakeTensor]", args)
+    return a.shape == b.shape and a.dtype == b.dtype and a.storage_key != b.storage_key
+
+
+_comparison("equal", torch.eq, _are_alike)
+_comparison("allclose", torch.isclose, lambda args, kwargs: all(type(a) is FakeTensor for a in args[:2]))
+
+
+if all_true_or_assert is not None:
+
+    @function(all_true_or_assert)
+    def _all_true(vm: VM, args: Args, kwargs: Kwargs) -> object:
+        """Whether the arguments of a distribution are valid."""
+        ways, holds = _jump(vm.calling, all_true_or_assert), None
+        if ways is not None and args and type(args[0]) is FakeTensor:
+            holds = assumed(vm, vm.calling, vm.native(torch.all, args[:1]), *ways)
+        return interpret(vm, all_true_or_assert, args, kwargs) if holds is None else holds
+
+
+def _count(vm: VM, given: object, weights: object = None, minlength: object = 0) -> object:
+    """The counts below `minlength`, where all values are; NotImplemented where that cannot be checked."""
+    if type(given) is not FakeTensor or weights is not None or type(minlength) is not int or minlength <= 0:
+        return NotImplemented
+    if given.dim() != 1 or given.is_floating_point() or given.dtype is torch.bool or not given.numel():
+        return NotImplemented
+    low, high = given.aminmax()
+    if not assume(vm, vm.calling, cast(FakeTensor, (low >= 0) & (high < minlength))):
+        return NotImplemented
+    vm.exceptions.some_handler = True  # the original function does not raise where the check fails
+    counts = torch.zeros(minlength, dtype=torch.int64, device=given.device)
+    return counts.index_add_(0, given, torch.ones_like(given, dtype=torch.int64))
+
+
+@builtin(torch.bincount)
+def _bincount(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    given = dict(zip(("given", "weights", "minlength"), args)) | kwargs
+    given["given"] = given.pop("input", given.get("given"))
+    counts = _count(vm, **given)
+    return run_native(vm, torch.bincount, args, kwargs) if counts is NotImplemented else counts
+
+
+def _bincount_of(vm: VM, *args: object, **kwargs: object) -> object:
+    return _bincount(vm, args, kwargs)
+
+
+TENSOR_METHODS["bincount"] = _bincount_of

@@ -1,0 +1,131 @@
+"""`torch.utils.checkpoint.checkpoint`: one opaque call, whose forward the backward runs again."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FunctionType
+from typing import cast
+
+import torch
+import torch.utils.checkpoint
+
+from smelt._native import isinstance
+from smelt.capture.base.call_handlers import Args, Kwargs, builtin, function, unsupported
+from smelt.capture.semantics.calls import native_calls
+from smelt.capture.torch_calls.autograd.opaque_calls import run_opaque
+from smelt.capture.vm.vm import VM
+from smelt.errors import Unsupported
+from smelt.reasons import UNSUPPORTED_OBJECT, Reason
+from smelt.torch_private import CachedTorchDispatchMode, CachingTorchDispatchMode, checkpoint_of_decorated
+from smelt.tracing.backward.not_differentiable import refuse
+
+_Function = torch.autograd.Function
+_CHECKPOINT = torch.utils.checkpoint.checkpoint
+
+
+class _Reentrant(_Function):
+    """What a reentrant checkpoint is to autograd, on fakes."""
+
+    @staticmethod
+    def forward(ctx: object, run: Callable[[], object], *args: object) -> object:  # type: ignore[override]
+        return run()
+
+    @staticmethod
+    def backward(ctx: object, *grads: object) -> object:
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, "a backward through a reentrant checkpoint"))
+
+
+_NO_CONTEXTS = torch.utils.checkpoint.noop_context_fn
+_SELECTING = (
+    CachingTorchDispatchMode,
+    CachedTorchDispatchMode,
+)
+
+
+def _only_selects(vm: VM, context_fn: object) -> bool:
+    """Whether the contexts of a checkpoint say no more than which results are kept, and which are computed again: those of
+    `create_selective_checkpoint_contexts`. What is computed is the same; what a joint graph keeps is the partition's choice,
+    so the policy is not called, and must have no effects."""
+    if context_fn is _NO_CONTEXTS:
+        return True
+    made = vm.call(context_fn, (), {})
+    if not isinstance(made, tuple) or tuple(map(type, made)) != _SELECTING:
+        return False
+    policy = made[0].policy_fn
+    return type(policy) is FunctionType and (
+        policy.__module__ == torch.utils.checkpoint.__name__ or _only_compares(policy)
+    )
+
+
+def _only_compares(policy: FunctionType) -> bool:
+    """Whether a function stores and calls nothing."""
+    return not any(i.opname.startswith(_EFFECTS) for i in dis.get_instructions(policy.__code__))
+
+
+_EFFECTS = (
+    "STORE_ATTR", "STORE_SUBSCR", "STORE_SLICE", "STORE_GLOBAL", "STORE_DEREF", "DELETE_", "CALL", "IMPORT", "YIELD",
+)  # fmt: skip
+
+
+def _has_gradient(inputs: Args) -> bool:
+    """Whether what a reentrant checkpoint of these gives has a gradient; in a joint graph it is that of any checkpoint."""
+    return any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+
+
+@contextmanager
+def _as_reentrant(vm: VM) -> Iterator[None]:
+    before, vm.trace.autograd.reentrant = vm.trace.autograd.reentrant, True
+    try:
+        yield
+    finally:
+        vm.trace.autograd.reentrant = before
+
+
+@builtin(torch.is_grad_enabled)
+def _is_grad_enabled(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    """In a reentrant checkpoint the answer is another in the forward than where the backward runs it again."""
+    if vm.trace.autograd.reentrant:
+        raise refuse("a reentrant checkpoint whose function asks for the grad mode")
+    return native_calls.run_native(vm, torch.is_grad_enabled, args, kwargs)
+
+
+@function(_CHECKPOINT)
+def _checkpoint(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    call = inspect.signature(_CHECKPOINT).bind(*args, **kwargs)
+    call.apply_defaults()
+    given = call.arguments
+    if given["function"] is None:  # since torch 2.14: a decorator
+        return vm.call(_CHECKPOINT.__wrapped__, args, kwargs)  # type: ignore[attr-defined]
+    target, reentrant, more = given["function"], given["use_reentrant"], dict(given["kwargs"])
+    more.pop("preserve_rng_state", None)
+    special = given["debug"] or given.get("respect_saved_tensors_hooks") is not None
+    if reentrant is None or special or not _only_selects(vm, given["context_fn"]):
+        raise unsupported("torch.utils.checkpoint with these options")
+    if reentrant and more:
+        raise ValueError("Unexpected keyword arguments: " + ",".join(more))
+    inputs = given["args"]
+    if not torch.is_grad_enabled():
+        return vm.call(target, inputs, more)
+
+    def run() -> object:
+        return vm.call(target, inputs, more)
+
+    if not reentrant:
+        return run_opaque(vm, _CHECKPOINT, args, kwargs, run)
+    if vm.trace.autograd.wants_joint and _has_gradient(inputs):
+        with _as_reentrant(vm):
+            return run_opaque(vm, _CHECKPOINT, args, kwargs, run)
+    return run_opaque(vm, _CHECKPOINT, args, kwargs, lambda: _Reentrant.apply(run, *inputs))  # type: ignore[no-untyped-call]
+
+
+if checkpoint_of_decorated is not None:
+
+    @function(checkpoint_of_decorated)
+    def _checkpoint_of_decorated(vm: VM, args: Args, kwargs: Kwargs) -> object:
+        target, given, named = cast(tuple[object, Args, Kwargs], args)
+        if named.keys() & kwargs.keys():
+            raise unsupported("torch.utils.checkpoint of a function that takes what checkpoint takes")
+        return _checkpoint(vm, [target, *given], {**named, **kwargs})

@@ -1,0 +1,202 @@
+"""Custom functions (`torch.autograd.Function`): `apply`, and their backwards while the joint graph is recorded."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import cast
+
+import torch
+import torch.utils.checkpoint
+from torch.autograd.function import BackwardCFunction, FunctionCtx
+from torch.autograd.graph import Node
+
+from smelt._native import isinstance
+from smelt.capture.base.call_handlers import CLASS_METHODS, FUNCTIONS, Args, Kwargs, function, unsupported
+from smelt.capture.base.value_kinds import CONTAINER_BASES, instance_dict, items_of
+from smelt.capture.environment import container_contents, wrap_values
+from smelt.capture.reconstruction.reconstruction_order import collect_fakes, contents_of_made
+from smelt.capture.semantics import attributes
+from smelt.capture.semantics.attributes import instance_attributes
+from smelt.capture.semantics.calls import native_callbacks
+from smelt.capture.torch_calls.autograd.opaque_calls import run_opaque
+from smelt.capture.vm.vm import VM
+from smelt.graph import torch_settings
+from smelt.reasons import UNSUPPORTED_EFFECT
+from smelt.torch_private import are_transforms_active, is_setup_context_defined
+from smelt.tracing.backward.custom_function_backward import CustomFunctions
+from smelt.tracing.backward.not_differentiable import refuse
+from smelt.tracing.fake.fake_tensor import FakeTensor
+
+_Function = torch.autograd.Function
+_get_apply = operator.attrgetter("apply")  # of the base class in C, where torch's stubs have none
+
+
+def _apply(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    """`Function.apply`: torch's own, whose calls of `forward` and `setup_context` come back to the VM."""
+    cls, rest = cast(type[_Function], args[0]), args[1:]
+    vm.outside.facts.use_class(cls)
+    if are_transforms_active():
+        raise unsupported(f"torch.autograd.Function {cls.__name__} inside a transform")
+    # Torch would call what was there before.
+    if any(vm.outside.log.touches_any(base) for base in cls.__mro__):
+        raise unsupported(f"torch.autograd.Function {cls.__name__}, which was changed", UNSUPPORTED_EFFECT)
+    if is_setup_context_defined(cls.setup_context):
+        forward = cast(Callable[..., object], attributes.load_attr(vm, cls, "forward"))
+        bound = inspect.signature(forward).bind(*rest, **kwargs)
+        bound.apply_defaults()
+        rest, kwargs = list(bound.args), bound.kwargs
+    if not torch.is_grad_enabled() or not any(_requires_grad(v) for v in rest):
+        return _run_apply(vm, cls, rest, kwargs)
+    if vm.outside.origins.is_made_class(cls):
+        raise unsupported(f"torch.autograd.Function {cls.__name__}, which was made inside the function")
+    if vm.trace.autograd.custom is None:
+        vm.trace.autograd.custom = CustomFunctions(lambda run: native_callbacks.in_window(vm, run, ()))
+    # Not `cls.apply`, which may be the program's own, of which this call is a part.
+    own = _APPLY.__get__(None, cls)
+    return run_opaque(vm, own, rest, kwargs, lambda: _run_apply(vm, cls, rest, kwargs))
+
+
+_APPLY = vars(_Function)["apply"]
+if isinstance(_APPLY, classmethod):
+    FUNCTIONS[_APPLY.__func__] = _apply
+else:  # since torch 2.14
+    CLASS_METHODS[_APPLY.__objclass__, "apply"] = _apply
+
+
+def _requires_grad(value: object) -> bool:
+    return type(value) is FakeTensor and value.requires_grad
+
+
+def _run_apply(vm: VM, cls: type[_Function], args: Args, kwargs: Kwargs) -> object:
+    apply = _get_apply(super(_Function, cls))
+    args = [container_contents.view(vm.outside, a) for a in args]
+    return wrap_values.fake(
+        vm.outside,
+        native_callbacks.in_window(
+            vm, apply, args, {k: container_contents.view(vm.outside, v) for k, v in kwargs.items()}
+        ),
+    )
+
+
+_set_materialize: Callable[..., None] = FunctionCtx.set_materialize_grads
+
+
+@function(_set_materialize)
+def _materialize(vm: VM, args: Args, kwargs: Kwargs) -> None:
+    if vm.trace.autograd.custom is not None and not vm.truth([*args, *kwargs.values()][1]):
+        vm.trace.autograd.custom.takes_none.add(id(args[0]))
+    _set_materialize(*args, **kwargs)
+
+
+def _note_saved(vm: VM, ctx: object) -> None:
+    if vm.trace.autograd.custom is not None:
+        vm.trace.autograd.custom.reads_saved.add(ctx)
+
+
+for _saved in ("saved_tensors", "saved_variables", "_raw_saved_tensors"):
+    instance_attributes.NOTED_READS[getattr(BackwardCFunction, _saved)] = _note_saved
+
+
+# ---- backwards of custom functions, while the joint graph is recorded
+
+
+def record_backward(vm: VM, roots: Sequence[object]) -> None:
+    """Where custom functions were applied, the backward is recorded now: what its Python code reads is as the program has
+    left it, and can still be guarded. The backward may not change what the frame leaves behind, which `roots` lead to:
+    that raises NotDifferentiable."""
+    trace, log = vm.trace, vm.outside.log
+    if trace.autograd.custom is None or not trace.autograd.wants_joint:
+        return
+    before, settings = contents_of_made(vm.outside.origins.of, roots), torch_settings.read()
+    log.closed = "the backward of a custom autograd.Function changes an outside object"
+    vm.running = True
+    try:
+        trace.record_backward(collect_fakes(roots, vm.outside.origins.of))
+    finally:
+        vm.running, log.closed = False, ""
+    if torch_settings.read() != settings or vm.contexts.entered:
+        raise refuse("the backward of a custom autograd.Function changes a setting")
+    if contents_of_made(vm.outside.origins.of, roots) != before:
+        raise refuse("the backward of a custom autograd.Function changes an object that is returned")
+
+
+@function(BackwardCFunction.apply)
+def _call_backward(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    """Autograd's engine calls the backward of a custom function."""
+    ctx, tangents = cast(BackwardCFunction, args[0]), args[1:]
+    applied = _forward_class(ctx)
+    assert applied is not None
+    user = functools.partial(native_callbacks.in_window, vm, _user_backward(applied), args)
+    trace = vm.trace
+    if not trace.backward.is_recorded:
+        return user()
+    with trace.backward.user_backward(applied.__name__) as call:
+        before = _contents_of(ctx)
+        given = user()
+        if not _contents_of(ctx).items() <= before.items():  # a backward may drop what it has read
+            raise unsupported(f"the backward of {call.name} changes its ctx", UNSUPPORTED_EFFECT)
+        results = given if type(given) is tuple else (given,)
+        wanted = zip(results, ctx.needs_input_grad)
+        call.gives = tuple(g for g, needs in wanted if needs and type(g) is FakeTensor)
+        assert trace.autograd.custom is not None
+        call.takes_none = len(tangents) > 1 and id(ctx) in trace.autograd.custom.takes_none
+    return given
+
+
+def _user_backward(cls: type[_Function]) -> Callable[..., object]:
+    """What the user wrote, under one of two names. As in `BackwardCFunction.apply`."""
+    if cls.backward is not _Function.backward and cls.vjp is not _Function.vjp:
+        raise RuntimeError(
+            "Implementing both 'backward' and 'vjp' for a custom Function is not allowed. You should only implement one of "
+            "them."
+        )
+    given: Callable[..., object] = cls.backward if cls.vjp is _Function.vjp else cls.vjp
+    return given
+
+
+if hasattr(BackwardCFunction, "apply_boxed"):  # torch 2.11 has none
+
+    @function(BackwardCFunction.apply_boxed)
+    def _call_boxed_backward(vm: VM, args: Args, kwargs: Kwargs) -> object:
+        raise unsupported("a torch.autograd.Function with boxed_grads_call")
+
+
+def _forward_class(node: object) -> type[_Function] | None:
+    """The custom function that a node of autograd's graph is a backward of, if it is one."""
+    return getattr(type(node), "_forward_cls", None)
+
+
+def _contents_of(ctx: object) -> dict[str, object]:
+    """Ids of what the attributes hold, with the contents of containers. None is left out."""
+    held = {name: value for name, value in (instance_dict(ctx) or {}).items() if value is not None}
+    return {
+        name: (
+            id(value),
+            [id(part) for part in _parts_of(value)] if isinstance(value, CONTAINER_BASES) else [],
+        )
+        for name, value in held.items()
+    }
+
+
+def _parts_of(container: object) -> list[object]:
+    items = items_of(container)
+    return [part for pair in items for part in pair] if isinstance(container, dict) else items
+
+
+def check_history(fakes: Iterable[FakeTensor]) -> None:
+    """Raises Unsupported for a tensor whose gradients lead through a custom function of torch's own: a mode of torch that
+    runs natively has applied it, and the graph holds only the operators of its forward."""
+    todo = [f.grad_fn for f in fakes if f.requires_grad]
+    seen: set[Node | None] = {None}
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        applied = _forward_class(node)
+        if applied is not None and applied.__module__.startswith("torch."):
+            raise unsupported(f"torch.autograd.Function {applied.__name__}, applied by a mode of torch")
+        todo += [following for following, _ in node.next_functions]

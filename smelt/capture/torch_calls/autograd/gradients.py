@@ -1,0 +1,109 @@
+"""`torch.autograd.grad`, forward-mode differentiation, and leaving inference mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+import torch.utils.checkpoint
+from torch.autograd import forward_ad
+from torch.autograd.graph import Node
+
+from smelt import _native
+from smelt._native import isinstance
+from smelt.capture.base.call_handlers import Args, Kwargs, function, unsupported
+from smelt.capture.base.value_kinds import FunctionType
+from smelt.capture.environment import container_contents
+from smelt.capture.semantics.calls import native_calls
+from smelt.capture.torch_calls.autograd.hooks import hook_registered, meets_hooks
+from smelt.capture.torch_calls.autograd.opaque_calls import natively
+from smelt.capture.vm.vm import VM
+from smelt.torch_private import are_transforms_active
+from smelt.tracing.backward.autograd_graph import read_by
+from smelt.tracing.backward.backward_rules import replaced
+from smelt.tracing.backward.backward_state import on_this_thread
+from smelt.tracing.backward.not_differentiable import refuse
+from smelt.tracing.fake.fake_tensor import FakeTensor
+
+
+@function(torch.autograd.grad)
+def _grad(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    """Gradients of what the trace computed, whose operators are recorded."""
+    if kwargs.get("is_grads_batched") or are_transforms_active():
+        raise unsupported("torch.autograd.grad with is_grads_batched or inside a transform")
+    if hook_registered(vm) and meets_hooks(vm, args[0] if args else kwargs.get("outputs")):
+        if vm.trace.autograd.wants_joint and kwargs.get("create_graph"):
+            raise refuse("torch.autograd.grad(create_graph=True) goes through what the graph before it gives")
+        raise unsupported("torch.autograd.grad after a hook was registered")
+    for fake in list(vm.trace.inputs):
+        if fake.requires_grad:
+            check_leaf(vm, fake)
+    outputs = args[0] if args else kwargs.get("outputs")
+    ends = [outputs] if type(outputs) is FakeTensor else outputs if isinstance(outputs, (list, tuple)) else ()
+    met = [] if kwargs.get("create_graph") else history([end for end in ends if type(end) is FakeTensor])
+    return run_engine(vm, args, kwargs, met)
+
+
+_engine: Callable[..., object] = torch.autograd.grad
+
+
+def history(ends: Sequence[FakeTensor]) -> list[Node]:
+    """The nodes of autograd's graph that gradients of `ends` come to, each once."""
+    starts: list[Node] = [end.grad_fn for end in ends if end.grad_fn is not None]
+    return list(dict.fromkeys((*starts, *(node for node, _ in read_by(starts)))))
+
+
+def run_engine(vm: VM, args: Args, kwargs: Kwargs, met: Sequence[Node]) -> object:
+    """`torch.autograd.grad(*args, **kwargs)` on fakes, as one torch-level call. `met`: nodes of autograd; those of them that
+    look at values give what they would for any."""
+    if torch.is_anomaly_enabled():
+        raise unsupported("gradients while autograd looks for anomalies")
+    vm.trace.autograd.differentiated = True
+    args = [container_contents.view(vm.outside, a) for a in args]
+    kwargs = {k: container_contents.view(vm.outside, v) for k, v in kwargs.items()}
+    log = vm.outside.log
+    before, log.closed = log.closed, "the backward of a custom autograd.Function changes an outside object"
+    try:
+        with natively(vm, torch.autograd.grad), replaced(met), on_this_thread():
+            return _engine(*args, **kwargs)
+    finally:
+        log.closed = before
+
+
+def check_leaf(vm: VM, fake: FakeTensor) -> None:
+    """Gradients must not lead out of the trace: to what another function computed, or to hooks."""
+    real = vm.trace.real(fake)
+    if fake.device.type not in ("cpu", "cuda") or not _native.is_plain_leaf(real):
+        raise unsupported("gradients of a tensor computed outside, or of one with hooks")
+    vm.outside.facts.guard("plain_leaf", vm.outside.origins.known(fake))
+
+
+# --------------------------------------------------------------------------------- forward-mode differentiation
+
+
+def _switch_level(method: FunctionType, switch: Callable[[], object]) -> None:
+    """Entering or leaving a level of forward-mode differentiation calls `switch`, which the graph repeats."""
+
+    @function(method)
+    def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
+        with natively(vm, method):
+            result = native_calls.call_native_python(vm, method, args, kwargs)
+        vm.trace.call_recorder.switch_level(switch)
+        return result
+
+
+_switch_level(cast(FunctionType, forward_ad.dual_level.__enter__), forward_ad.enter_dual_level)
+_switch_level(cast(FunctionType, forward_ad.dual_level.__exit__), forward_ad.exit_dual_level)
+
+
+_leave = cast(FunctionType, torch.inference_mode.__exit__)
+
+
+@function(_leave)
+def _leave_inference_mode(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    """Leaving puts back the dispatcher's state from when it was entered, which must not be a state outside of the trace."""
+    if id(args[0]) in vm.outside.origins:
+        raise unsupported("an inference mode from outside is left")
+    with natively(vm, _leave):
+        return native_calls.call_native_python(vm, _leave, args, kwargs)

@@ -1,0 +1,97 @@
+"""Tensors that become NumPy arrays, and arrays that become tensors: both look at the same memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from smelt.capture.base.call_handlers import BUILTINS, TENSOR_METHODS, Args, Handler, Kwargs, unsupported
+from smelt.capture.proxies.array_proxy import DTYPES, Array, storage_of
+from smelt.capture.semantics.calls.native_calls import run_native
+from smelt.capture.vm.vm import VM
+from smelt.reasons import DATA_DEPENDENT
+from smelt.tracing.fake.fake_tensor import FakeTensor
+
+_NEEDS_DETACH = "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
+
+
+def _numpy(vm: VM, tensor: FakeTensor, *args: object, **kwargs: bool) -> object:
+    """`tensor.numpy()`: the array itself where the values are known, or else a stand-in for it."""
+    known = vm.trace.known.value(tensor)
+    if known is not None:
+        return known.numpy(*args, **kwargs).copy()
+    if args or kwargs or tensor.device.type != "cpu" or tensor.dtype not in DTYPES:
+        raise unsupported("Tensor.numpy of such a tensor", DATA_DEPENDENT)
+    if tensor.requires_grad:
+        raise RuntimeError(_NEEDS_DETACH)
+    return Array(tensor.detach(), outside=_of_an_array(vm, tensor))
+
+
+def _of_an_array(vm: VM, tensor: FakeTensor) -> bool:
+    """Whether the tensor looks at the memory of an outside array."""
+    own = (f for f in vm.trace.inputs if storage_of(f) == storage_of(tensor))
+    return any(vm.outside.origins[id(f)].kind == "array" for f in own)
+
+
+TENSOR_METHODS["numpy"] = _numpy
+
+
+def _tensor_of(function: Callable[..., object], convert: Callable[..., torch.Tensor]) -> None:
+    """`function` makes tensors of what it is given: of a stand-in for an array, `convert` makes them."""
+    before: Handler | None = BUILTINS.get(function)
+
+    def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
+        if args and type(args[0]) is Array:
+            return convert(args[0], *args[1:], **kwargs)
+        if args and type(args[0]) is np.ndarray and _is_own(vm, args[0]):
+            return convert(Array(_constant(vm, args[0], shared=convert is _shared)), *args[1:], **kwargs)
+        return before(vm, args, kwargs) if before is not None else run_native(vm, function, args, kwargs)
+
+    BUILTINS[function] = handler
+
+
+def _is_own(vm: VM, array: np.ndarray) -> bool:
+    """Whether the program made the array, and all whose memory it looks at."""
+    at: object = array
+    while type(at) is np.ndarray and id(at) not in vm.outside.origins:
+        at = at.base
+    return at is None and array.dtype in DTYPES.values()
+
+
+def _constant(vm: VM, array: np.ndarray, shared: bool) -> torch.Tensor:
+    """A tensor of an array that the program made. Where they would share memory, neither may be written from now on."""
+    at: np.ndarray | None = array if shared else None
+    while at is not None:
+        at.flags.writeable, at = False, at.base
+    with vm.trace.paused():
+        value = torch.from_numpy(array.copy(order="K"))
+    made: FakeTensor = vm.trace.tape.add_constant(value)
+    if shared:
+        vm.trace.writes.frozen.add(storage_of(made))
+    return made
+
+
+def _shared(
+    array: Array, dtype: torch.dtype | None = None, device: torch.device | None = None
+) -> torch.Tensor:
+    if array.scalar:
+        raise unsupported("a tensor that shares a NumPy scalar's memory")
+    return array.tensor.detach().to(device=device, dtype=dtype)
+
+
+def _copied(
+    array: Array,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    requires_grad: bool = False,
+) -> torch.Tensor:
+    made = array.tensor.clone(memory_format=torch.contiguous_format).to(device=device, dtype=dtype)
+    return made.requires_grad_() if requires_grad else made
+
+
+_tensor_of(torch.from_numpy, _shared)
+_tensor_of(torch.as_tensor, _shared)
+_tensor_of(torch.asarray, _shared)
+_tensor_of(torch.tensor, _copied)

@@ -1,0 +1,19 @@
+"""The optimizers of torch. What they count and multiply in tensors of one element is read as `tensor_item.py` says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.optim import optimizer
+
+from smelt.capture.base.call_handlers import Args, Kwargs, function
+from smelt.capture.semantics.calls import python_functions
+from smelt.capture.vm.vm import VM
+
+_zero_grad: Any = optimizer.Optimizer.zero_grad
+
+
+@function(_zero_grad)
+def _set_gradients_to_zero(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    """Torch disables it for its own compiler's sake, by a wrapper that changes the function at its first call."""
+    return python_functions.interpret(vm, _zero_grad.__wrapped__, args, kwargs)

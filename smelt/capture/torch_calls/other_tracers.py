@@ -1,0 +1,27 @@
+"""Torch's other tracers, called by the program: each call breaks the graph, since a tracer must see the function that it
+records run for real."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from smelt.capture.base.call_handlers import LATE_FUNCTIONS, Args, Kwargs, unsupported
+from smelt.capture.vm.vm import VM
+
+_TRACERS = (
+    ("torch.fx._symbolic_trace", "symbolic_trace"),
+    ("torch.fx._symbolic_trace", "Tracer.trace"),
+    ("torch.fx.experimental.proxy_tensor", "make_fx"),
+    ("torch.fx.experimental.proxy_tensor", "make_fx.<locals>.wrapped"),
+    ("torch.export", "export"),
+    ("torch.jit._trace", "trace"),
+    ("torch.jit._trace", "trace_module"),
+    ("torch._functorch.aot_autograd", "aot_function"),
+)
+
+
+def _refuse(vm: VM, args: Args, kwargs: Kwargs) -> NoReturn:
+    raise unsupported("another tracer of torch")
+
+
+LATE_FUNCTIONS.update(dict.fromkeys(_TRACERS, _refuse))

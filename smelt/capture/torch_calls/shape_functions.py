@@ -1,0 +1,21 @@
+"""Functions of torch on sizes alone."""
+
+from __future__ import annotations
+
+import torch
+
+from smelt._native import isinstance
+from smelt.capture.base.call_handlers import Args, Kwargs, function
+from smelt.capture.semantics.calls import torch_polyfills as polyfills
+from smelt.capture.semantics.calls.native_calls import run_native
+from smelt.capture.semantics.number_semantics import is_number
+from smelt.capture.vm.vm import VM
+from smelt.tracing.symbolic.numbers_in_containers import has_symbols
+
+
+@function(torch.functional.broadcast_shapes)
+def _broadcast_shapes(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    """Shapes that do not go together are torch's to refuse."""
+    known = not kwargs and all(isinstance(a, (tuple, list)) or is_number(a) for a in args)
+    made = vm.call(polyfills.broadcast_shapes, args, {}) if known and has_symbols(list(args)) else None
+    return run_native(vm, torch.functional.broadcast_shapes, args, kwargs) if made is None else made

@@ -1,0 +1,99 @@
+"""Numbers that only the graph gives, where the program reads them: `int(t)`, `t.tolist()`, tensors as bounds of slices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import cast
+
+import torch
+
+from smelt.capture.base.call_handlers import BUILTINS, TENSOR_METHODS, Args, Kwargs, builtin, function
+from smelt.capture.semantics.calls.native_calls import run_native
+from smelt.capture.semantics.calls.python_functions import interpret
+from smelt.capture.stdlib import special_methods
+from smelt.capture.vm.vm import VM
+from smelt.graph.unbacked_sizes import AS_SIZES
+from smelt.torch_private import ASSERTIONS
+from smelt.tracing.fake.fake_tensor import FakeTensor, fake_shape
+from smelt.tracing.record.torch_function_handlers import is_handled
+from smelt.tracing.symbolic.sym_nodes import Symbol, Undecided
+from smelt.tracing.symbolic.sym_numbers import NUMBERS
+from smelt.tracing.symbolic.unbacked_numbers import data_leaf_of
+
+assert special_methods  # is there before this
+_MOST = 16  # numbers of a list
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def numbers(vm: VM, tensor: object) -> list[object] | None:
+    """The numbers in a tensor of few integers; None where they cannot be symbolic, or are the same at each call."""
+    if type(tensor) is not FakeTensor or vm.trace.numbers.for_data is None or tensor.dtype not in _INTEGERS:
+        return None
+    shape = tensor.spec.shape
+    if len(shape) > 1 or any(type(n) is not int or n > _MOST for n in shape):
+        return None
+    if is_handled(vm.trace.call, (tensor,)) or vm.trace.known.value(tensor) is not None:
+        return None
+    known = [vm.trace.known.integer(tensor, vm.trace.numbers, i) for i in range(int(tensor.numel()))]
+    if None not in known:
+        return known
+    parts = list(vm.native(torch.Tensor.unbind, (tensor,))) if shape else [tensor]  # type: ignore[call-overload]
+    if not parts:
+        return None
+    carrier = cast(FakeTensor, vm.native(AS_SIZES, (parts,)))
+    return list(fake_shape(carrier)[1:])
+
+
+_int = BUILTINS[int]  # of `special_methods`
+
+
+@builtin(int)
+def _int_of(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    one = len(args) == 1 and not kwargs and type(args[0]) is FakeTensor and args[0].elem.numel() == 1
+    found = numbers(vm, args[0].reshape(()) if args[0].dim() else args[0]) if one else None  # type: ignore[attr-defined]
+    return _int(vm, args, kwargs) if found is None else found[0]
+
+
+def _tolist(vm: VM, tensor: FakeTensor) -> object:
+    found = numbers(vm, tensor)
+    if found is None:
+        return run_native(vm, torch.Tensor.tolist, (tensor,), {})
+    return found if tensor.dim() else found[0]
+
+
+TENSOR_METHODS["tolist"] = _tolist
+
+
+def _check(fn: FunctionType) -> None:
+    @function(fn)
+    def check(vm: VM, args: Args, kwargs: Kwargs) -> object:
+        if args and type(args[0]) is Undecided:
+            args[0].assume(True)
+            return None
+        return interpret(vm, fn, args, kwargs)
+
+
+for _fn in ASSERTIONS:
+    _check(cast(FunctionType, _fn))
+
+
+def _extreme(fn: Callable[..., object]) -> None:
+    before = BUILTINS[fn]
+
+    @builtin(fn)
+    def extreme(vm: VM, args: Args, kwargs: Kwargs) -> object:
+        """The least or largest of numbers: a number of its own where data decide which one that is."""
+        found = before(vm, args, kwargs)
+        if type(found) not in NUMBERS or not _is_new_size(cast(Symbol, cast(torch.SymInt, found).node)):
+            return found
+        holds = vm.native(torch.full, ((), found), {"dtype": torch.int64})
+        return fake_shape(cast(FakeTensor, vm.native(AS_SIZES, ([holds],))))[1]
+
+
+def _is_new_size(symbol: Symbol) -> bool:
+    return symbol.size is None and type(symbol.value) is int and data_leaf_of(symbol.expression) is not None
+
+
+for _extreme_of in (min, max):
+    _extreme(_extreme_of)

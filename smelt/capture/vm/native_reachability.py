@@ -1,0 +1,166 @@
+"""What native code may reach from an object that it is given: whether it may start Python code of the user through it."""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import functools
+import gc
+import itertools
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from smelt import _native
+from smelt._native import isinstance
+from smelt.capture.base.native_functions import is_native_module, runs_natively
+from smelt.capture.base.value_kinds import LEAF_TYPES, FunctionType, MethodType
+from smelt.capture.base.vm_frames import WALKED, Coroutine, Generator, VMCallable
+from smelt.capture.proxies.text_proxy import Text
+from smelt.tracing.fake.fake_tensor import FakeTensor
+from smelt.tracing.symbolic.sym_numbers import NUMBERS
+from smelt.tracing.symbolic.symbolic_ranges import EXAMPLES
+
+_DEPTH = 4  # how many containers deep the user's objects are looked for
+_Parts = Callable[[Any], Iterable[Any]]
+
+
+def _dict_parts(x: dict[object, object]) -> Iterable[object]:
+    """Keys and values in any order: for its own an OrderedDict asks each key for its hash."""
+    return itertools.chain(dict.keys(x), dict.values(x))
+
+
+def _viewed_parts(x: object) -> Iterable[object]:
+    (mapping,) = gc.get_referents(x)
+    return _dict_parts(mapping) if isinstance(mapping, dict) else (mapping,)
+
+
+# What native code may reach from an object of a C type.
+_PARTS: tuple[tuple[type, _Parts], ...] = (
+    (dict, _dict_parts),
+    (list, list.__iter__),
+    (tuple, tuple.__iter__),
+    (set, set.__iter__),
+    (frozenset, frozenset.__iter__),
+    (collections.deque, collections.deque.__iter__),
+    (types.MappingProxyType, _viewed_parts),
+    (type(collections.OrderedDict().keys()), _viewed_parts),  # subclasses of the next three
+    (type(collections.OrderedDict().values()), _viewed_parts),
+    (type(collections.OrderedDict().items()), _viewed_parts),
+    (type({}.keys()), list),
+    (type({}.values()), list),
+    (type({}.items()), list),
+    (slice, lambda x: (x.start, x.stop, x.step)),
+    (functools.partial, lambda x: (x.func, *x.args, *x.keywords.values())),
+    (MethodType, lambda x: (x.__func__, x.__self__)),
+    (types.BuiltinFunctionType, lambda x: (x.__self__,)),
+    (types.MethodWrapperType, lambda x: (x.__self__,)),
+    (datetime.datetime, lambda x: (x.tzinfo,)),
+    (datetime.time, lambda x: (x.tzinfo,)),
+    (types.SimpleNamespace, lambda x: vars(x).values()),
+    (BaseException, lambda x: x.args),
+)
+_NEVER: tuple[type, ...] = (
+    torch.Tensor,
+    types.ModuleType,
+    types.CodeType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+)
+_PLAIN = {
+    **dict.fromkeys(LEAF_TYPES - {slice}, False),
+    FakeTensor: False,
+    Text: True,  # so that `in_window` refuses it
+    Generator: False,
+    Coroutine: False,
+    VMCallable: False,
+    **dict.fromkeys(WALKED, True),
+    **dict.fromkeys(NUMBERS | EXAMPLES.keys(), False),
+}
+# Iterators that only hand out what they walk over.
+_PLAIN_ITERABLES: tuple[Any, ...] = (
+    [],
+    (),
+    {},
+    {}.values(),
+    {}.items(),
+    set(),
+    "",
+    b"",
+    range(0),
+    range(1 << 70),
+)
+PLAIN_ITERATORS: frozenset[type] = frozenset(
+    type(iter(x)) for x in (*_PLAIN_ITERABLES, reversed([]), reversed({}))
+)
+
+
+def _function_calls_back(function: FunctionType) -> bool:
+    return not runs_natively(function)
+
+
+class NativeReach(dict[type, Any]):
+    """By class: False (never runs Python code), True (does), or what to look at in an instance. A fresh table for one
+    capture: classes may change between captures. That a class is what it is found to be is guarded. `looked_through` is told
+    how many parts of an instance were looked at."""
+
+    def __init__(self, reach_class: Callable[[type], None], looked_through: Callable[[int], None]) -> None:
+        super().__init__(_PLAIN)
+        self.reach_class = reach_class
+        self.looked_through = looked_through
+
+    def __missing__(self, kind: type) -> object:
+        self.reach_class(kind)
+        how = self[kind] = _classify(kind)
+        return how
+
+
+def calls_back(reach: NativeReach, value: object, depth: int = _DEPTH) -> bool:
+    """Whether native code that is given `value` may start Python code of the user through it."""
+    kind = type(value)
+    how = reach[kind]
+    if how is False or how is True:
+        return bool(how)
+    if how is _function_calls_back:
+        return _function_calls_back(value)
+    if not depth:
+        return False
+    parts = list(how(value))
+    reach.looked_through(len(parts))
+    hows = [reach[k] for k in set(map(type, parts))]  # each class is guarded
+    if all(h is False or h is True for h in hows):
+        return any(hows)
+    # A list: each class is guarded.
+    return any([calls_back(reach, part, depth - 1) for part in parts])  # noqa: C419
+
+
+def _classify(kind: type) -> object:
+    if issubclass(kind, _NEVER):
+        return False
+    if kind is FunctionType:
+        return _function_calls_back
+    if any(_is_python_class(base) for base in kind.__mro__) or "__next__" in kind.__dict__:
+        return kind not in PLAIN_ITERATORS
+    if kind is functools._lru_cache_wrapper:
+        return True
+    return next((parts for base, parts in _PARTS if issubclass(kind, base)), False)
+
+
+def _is_python_class(cls: type) -> bool:
+    """Whether a class holds Python code that the VM interprets."""
+    if not _native.made_by_python(cls) or is_native_module(cls.__module__):
+        return any(type(v) is FunctionType and not runs_natively(v) for v in cls.__dict__.values())
+    return any(_is_python_member(v) for v in cls.__dict__.values())
+
+
+def _is_python_member(value: object) -> bool:
+    kind = type(value)
+    if isinstance(value, FunctionType):
+        return not runs_natively(value)
+    if kind in (property, classmethod, staticmethod, functools.cached_property):
+        return True
+    return _native.made_by_python(kind) and any(
+        n in base.__dict__ for n in ("__get__", "__call__") for base in kind.__mro__
+    )

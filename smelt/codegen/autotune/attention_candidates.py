@@ -1,0 +1,398 @@
+"""What of a schedule could be one generated kernel for attention: a product, a softmax of its elements, a second product.
+
+The kernel between the products may do anything to the scores that is elementwise (`softmax_pattern.py`): masks, biases
+by place or read from memory, soft caps. Scores and probabilities must be read by nothing else. What is elementwise in
+front of an operand or behind the second product is computed by the kernel too, as for products (`gemm_candidates.py`).
+
+Scores are not rounded to half precision, as eager rounds them between its kernels: the result is nearer the exact one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from smelt.codegen.autotune.attention_mask_structure import behind as hidden_behind
+from smelt.codegen.autotune.gemm_candidates import DTYPES, OPERATORS, Group, Variant, elementwise, on_gpu
+from smelt.codegen.autotune.score_functions import exact, with_numbers
+from smelt.codegen.autotune.softmax_pattern import Softmax, softmax_of
+from smelt.codegen.call_selection.call_requests import as_dtype, in_schema_order
+from smelt.codegen.call_selection.epilogue_fusion import (
+    Behind,
+    behind,
+    epilogue_value,
+    only_index,
+    point_at,
+    readers_of,
+    writes_held,
+)
+from smelt.codegen.call_selection.gemm_calls import MATRIX_CALLS, MatrixCall
+from smelt.codegen.call_selection.prologue_fusion import Prologue, memory_index, plain, prologue
+from smelt.codegen.llvm.gemm.epilogue import BATCH, COL, NO_EPILOGUE, ROW, Epilogue, product_value, rewrite
+from smelt.codegen.llvm.gemm.gemm_spec import Matrix, Product
+from smelt.codegen.triton.attention_kernel import ATTENTION, SCORE, TiledAttention
+from smelt.codegen.triton.block_gemm import Operand
+from smelt.codegen.triton.gemm_kernel import PRODUCT
+from smelt.graph.ir import TensorSpec
+from smelt.loops.kernel_ir import Buffer, Value
+from smelt.plan.schema_aliases import written_values
+from smelt.schedule.schedule import BufRef, ExternItem, Item, KernelItem, Schedule, ViewItem, accesses
+from smelt.shapes.expr import Size, Sym, affine, subs
+
+LARGEST = 256  # places of a head: of more, a block of keys does not fit
+f32 = torch.float32
+
+
+def attention_groups(schedule: Schedule) -> list[Group]:
+    """All of them, in order."""
+    found = _Finder(schedule)
+    taken: set[int] = set()
+    groups = []
+    for position, item in enumerate(schedule.items):
+        if isinstance(item, KernelItem) and not any(b is None for b in item.buffers):
+            group = found.group(position, item)
+            if group is not None and taken.isdisjoint(group.positions):
+                taken.update(group.positions)
+                groups.append(group)
+    return groups
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A product of the schedule, of the buffers `operands`: two matrices, and a bias if there is one. `value`: what it
+    stores, of the `result` "product"."""
+
+    position: int
+    product: Product
+    operands: tuple[int, ...]
+    result: int
+    spec: TensorSpec  # of the result, as matrices
+    value: Value
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """The score function, over BATCH, ROW (a query) and COL (a key), and the buffers that it loads."""
+
+    value: Value
+    inputs: tuple[Buffer, ...]
+    buffers: tuple[int, ...]
+
+
+class _Refused(Exception):
+    """Raised while a group is looked for; its text says why there is none."""
+
+
+class _Finder:
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.readers = readers_of(schedule)
+        self.makers = {b: n for n, item in enumerate(schedule.items) for b in accesses(item)[1]}
+
+    def group(self, position: int, item: KernelItem) -> Group | None:
+        """The group around the kernel at `position`, if it is a softmax between two products."""
+        softmax = softmax_of(item.kernel)
+        if isinstance(softmax, str):
+            return None
+        for own, formal in enumerate(item.kernel.buffers):
+            if formal.role == "in":
+                try:
+                    return self._around(position, item, softmax, own)
+                except _Refused:
+                    continue
+        return None
+
+    def _around(self, position: int, item: KernelItem, softmax: Softmax, own: int) -> Group:
+        """The group whose scores are the kernel's buffer `own`. Raises _Refused."""
+        first, before = self._product_that_gives(item.buffers[own], position)
+        probabilities = item.buffers[softmax.out]
+        assert probabilities is not None
+        second, between = self._product_that_reads(probabilities)
+        p, q = first.product, second.product
+        keys = _number(softmax.keys.size)
+        _require(p.batch[0] * p.batch[1] == q.batch[0] * q.batch[1] and p.m == q.m, "other rows")
+        _require(2 <= keys <= p.n and q.k == keys, "other keys")
+        _require(p.k <= LARGEST and q.n <= LARGEST, "larger heads")
+        _require(softmax.score.dtype is f32 and q.dtype in DTYPES, "other dtypes")
+        scores = self._scores(item, softmax, own, first)
+        _require(_is_read_as_stored(softmax, own, p, q), "the second product reads in another order")
+        tail = self._tail(second)
+        held = {first.position, *before, position, *between, second.position}
+        if tail is not None:
+            held.add(tail.position)
+        return self._group(item, softmax, scores, first, second, tail, held)
+
+    # ---- the products
+
+    def _product_that_gives(self, buffer: int | None, reader: int) -> tuple[_Call, set[int]]:
+        """What gives a buffer that only the item at `reader` reads, and the views between."""
+        views: set[int] = set()
+        while True:
+            _require(buffer is not None and self.readers.get(buffer) == [reader], "others read the scores")
+            assert buffer is not None
+            reader = self.makers.get(buffer, -1)
+            _require(reader >= 0, "the scores are given")
+            made = self.schedule.items[reader]
+            if not isinstance(made, ViewItem):
+                break
+            _require(made.offset == 0, "a part of the scores")
+            views.add(reader)
+            buffer = made.src
+        call = self._call(reader)
+        _require(call.result == buffer, "another result")
+        return call, views
+
+    def _product_that_reads(self, buffer: int) -> tuple[_Call, set[int]]:
+        """The product whose first operand the buffer is, read by nothing else, and the views between."""
+        views: set[int] = set()
+        while True:
+            users = self.readers.get(buffer, [])
+            _require(len(users) == 1 and users[0] >= 0, "others read the probabilities")
+            item = self.schedule.items[users[0]]
+            if not isinstance(item, ViewItem):
+                break
+            _require(item.offset == 0, "a part of the probabilities")
+            views.add(users[0])
+            buffer = item.out
+        call = self._call(users[0])
+        _require(call.operands.count(buffer) == 1 and call.operands[0] == buffer, "no first operand")
+        _require(len(call.operands) == 2, "a bias")
+        return call, views
+
+    def _call(self, position: int) -> _Call:
+        item = self.schedule.items[position]
+        _require(isinstance(item, ExternItem) and item.op in OPERATORS, "no product")
+        assert isinstance(item, ExternItem)
+        _require(item.outs[0] is not None, "no result")
+        call = MATRIX_CALLS[item.op](self.schedule, item, in_schema_order(item))
+        _require(isinstance(call, MatrixCall), "no product")
+        assert isinstance(call, MatrixCall) and item.outs[0] is not None
+        call, beta, alpha = call.without_factors()
+        _require(isinstance(beta, int | float) and isinstance(alpha, int | float), "other factors")
+        request = call.plan(call.result, "attention", NO_EPILOGUE, _refused)
+        _require(not isinstance(request, str) and isinstance(request.product, Product), "no product")
+        assert not isinstance(request, str) and isinstance(request.product, Product)
+        operands = [call.buffers[i] for i in request.operands]
+        _require(all(b is not None for b in operands) and request.product.k > 0, "no product")
+        given = tuple(b for b in operands if b is not None)
+        value = _scaled(request.product.epilogue.value, beta, alpha)
+        value = value or as_dtype(product_value(f32), call.result.dtype)
+        return _Call(position, request.product, given, item.outs[0], call.result, value)
+
+    # ---- between them
+
+    def _scores(self, item: KernelItem, softmax: Softmax, own: int, call: _Call) -> _Scores:
+        """What the kernel computes of an element of the product."""
+        p = call.product
+        at, names = _place_of_score(item, softmax, own, p)
+        read = [n for n, b in enumerate(item.kernel.buffers) if b.role == "in" and n != own]
+        bias = p.epilogue.inputs
+        number = {n: len(bias) + k for k, n in enumerate(read)}
+        value = epilogue_value(softmax.score, own, number, lambda e: subs(subs(e, at), names))
+        value = rewrite(value, lambda b, e: (b, e), call.value)
+        value = rewrite(value, lambda b, e: (b, e), Value("result", (SCORE,), f32))
+        buffers = (*call.operands[2:], *(b for n in read if (b := item.buffers[n]) is not None))
+        known = {n: c for n, b in enumerate(buffers) if (c := self._constant(b)) is not None}
+        value = exact(with_numbers(value, known))
+        _require(elementwise(value, SCORE) and on_gpu(self.schedule, buffers), "scores of another kind")
+        return _Scores(value, (*bias, *(item.kernel.buffers[n] for n in read)), buffers)
+
+    def _constant(self, buffer: int) -> float | None:
+        """The number that a constant of one float is, if nothing writes to it."""
+        held = self.schedule.constant(buffer)
+        if held is None or held.shape != () or not held.dtype.is_floating_point:
+            return None
+        if any(_writes(item, buffer) for item in self.schedule.items):
+            return None
+        return float(held.item())
+
+    def _tail(self, call: _Call) -> Behind | None:
+        """The elementwise kernel behind a product, if the product's could compute it."""
+        found = behind(self.schedule, call.position, call.spec, self.readers)
+        if isinstance(found, str) or found.epilogue.value is None:
+            return None
+        computed = elementwise(found.epilogue.value, PRODUCT) and on_gpu(self.schedule, found.inputs)
+        return found if computed else None
+
+    # ---- the group
+
+    def _group(
+        self,
+        item: KernelItem,
+        softmax: Softmax,
+        scores: _Scores,
+        first: _Call,
+        second: _Call,
+        tail: Behind | None,
+        held: set[int],
+    ) -> Group:
+        p, q = first.product, second.product
+        place = max(held)
+        batch = p.batch[0] * p.batch[1]
+        keys = q.k
+        sides = (
+            (first, first.operands[0], p.a, p.batch, (batch, p.m, p.k)),
+            (first, first.operands[1], p.b, p.batch, (batch, p.k, keys)),
+            (second, second.operands[1], q.b, q.batch, (batch, keys, q.n)),
+        )
+        read = [self._operands(place, *side) for side in sides]
+        value = as_dtype(Value("result", (ATTENTION,), f32), q.dtype)
+        inputs: tuple[Buffer, ...] = ()
+        behind_inputs: tuple[int, ...] = ()
+        index, out = memory_index(q.c, q.batch), second.result
+        if tail is not None and tail.epilogue.value is not None:
+            value = exact(rewrite(tail.epilogue.value, lambda b, e: (b, e), value))
+            inputs, behind_inputs, index, out = tail.epilogue.inputs, tail.inputs, tail.index, tail.out
+        _require(on_gpu(self.schedule, [out]), "the result is elsewhere")
+        variants: list[Variant] = []
+        notes = [getattr(self.schedule.items[n], "note", "") for n in sorted(held)]
+        note = "; ".join(dict.fromkeys(n for n in notes if n))
+        for choice in dict.fromkeys((tuple(0 for _ in read), tuple(len(r) - 1 for r in read))):
+            a, b, c = (options[n] for options, n in zip(read, choice, strict=True))
+            made = TiledAttention(
+                name=f"attention_{item.kernel.name}",
+                batch=batch,
+                queries=p.m,
+                keys=keys,
+                head=p.k,
+                width=q.n,
+                q=a.operand,
+                k=b.operand,
+                v=c.operand,
+                scores=scores.inputs,
+                score=scores.value,
+                inputs=inputs,
+                value=value,
+                index=index,
+                empty=softmax.empty,
+                behind=hidden_behind(scores.value),
+            )
+            _require(a.operand.value.dtype is b.operand.value.dtype, "operands of two dtypes")
+            buffers = (*a.buffers, *b.buffers, *c.buffers, *scores.buffers, *behind_inputs, out)
+            positions = frozenset(held | a.positions | b.positions | c.positions)
+            variants.append(Variant(made, buffers, positions, note))
+        positions = frozenset().union(*(v.positions for v in variants))
+        passed = self.schedule.items[min(positions) : place + 1]
+        _require(not any(writes_held(self.schedule, i) for i in passed), "an input is written meanwhile")
+        return Group(tuple(sorted(positions)), place, tuple(variants))
+
+    def _operands(
+        self,
+        place: int,
+        call: _Call,
+        buffer: int,
+        matrix: Matrix,
+        batch: tuple[int, int],
+        sizes: tuple[int, int, int],
+    ) -> list[_Read]:
+        """How an operand can be read: as it is, and computed from what is in front of it. Raises _Refused for none."""
+        index = memory_index(matrix, batch)
+        dtype = self.schedule.buffers[buffer].spec.dtype
+        found = []
+        if dtype in DTYPES and on_gpu(self.schedule, [buffer]):
+            found.append(_Read(Operand(*plain(dtype, index)), (buffer,), frozenset()))
+        front = prologue(self.schedule, self.readers, call.position, place, buffer, index, sizes, masks=True)
+        if isinstance(front, Prologue) and on_gpu(self.schedule, front.buffers):
+            value = front.value
+            if value.op == "cast" and value.dtype is f32 and value.args[0].dtype in DTYPES:
+                (value,) = value.args  # products of these are exact in float32
+            if value.dtype in DTYPES:
+                read = Operand(front.inputs, value)
+                found.append(_Read(read, front.buffers, frozenset(front.positions)))
+        _require(bool(found), "an operand that is not half precision")
+        return found
+
+
+@dataclass(frozen=True)
+class _Read:
+    """An operand, the buffers that it loads, and the positions of the items that it also stands for."""
+
+    operand: Operand
+    buffers: tuple[int, ...]
+    positions: frozenset[int]
+
+
+def _scaled(value: Value | None, beta: float, alpha: float) -> Value | None:
+    """The sum of a product and a bias, both multiplied by numbers, rounded as `value` is, that of the two themselves. A bias
+    that is multiplied by 0 is not looked at."""
+    if value is None or (beta == 1 and alpha == 1):
+        return value
+    total = value.args[0] if value.op == "cast" else value
+    product, bias = total.args
+    made = product * float(alpha)
+    return as_dtype(made if beta == 0 else made + bias * float(beta), value.dtype)
+
+
+def _require(holds: bool, why: str) -> None:
+    if not holds:
+        raise _Refused(why)
+
+
+def _number(size: Size) -> int:
+    _require(isinstance(size, int), "a dynamic size")
+    assert isinstance(size, int)
+    return size
+
+
+def _refused(specs: Sequence[TensorSpec], epilogue: Epilogue) -> str | None:
+    """Of A, B and the result: why a product is no part of attention, if so. Operands of float32 may have been converted."""
+    if specs[0].dtype not in (*DTYPES, f32) or specs[1].dtype is not specs[0].dtype:
+        return f"dtypes {[s.dtype for s in specs]}"
+    return None if all(s.device.type == "cuda" for s in specs) else "devices"
+
+
+def _dense(rows: int, columns: int) -> Size:
+    """Where an element of contiguous stacks of matrices lies."""
+    return BATCH * (rows * columns) + ROW * columns + COL
+
+
+def _is_dense(matrix: Matrix, p: Product, rows: int, columns: int) -> bool:
+    one = {s: 0 for s, n in ((BATCH, p.batch[0] * p.batch[1]), (ROW, rows), (COL, columns)) if n == 1}
+    return subs(memory_index(matrix, p.batch), one) == subs(_dense(rows, columns), one)
+
+
+def _rows(index: Size, key: Sym, width: int) -> Size:
+    """Which row an index is in that goes along rows of `width` by `key`. Raises _Refused for others."""
+    split = affine(index, key)
+    _require(split is not None and split[0] == 1, "scores that do not lie along rows")
+    assert split is not None
+    _require(split[1] % width == 0, "scores that do not lie in rows")
+    return split[1] // width
+
+
+def _place_of_score(
+    item: KernelItem, softmax: Softmax, own: int, p: Product
+) -> tuple[dict[Sym, Size], dict[Sym, Size]]:
+    """The kernel's symbols in terms of a batch, a query and a key with bounds, and what these are called. `own`: the buffer
+    of the kernel that has the result of `p`. Raises _Refused where it does not read each of its scores once."""
+    index = only_index(softmax.score, own)
+    _require(index is not None and _is_dense(p.c, p, p.m, p.n), "scores that are read in several places")
+    assert index is not None
+    batch = p.batch[0] * p.batch[1]
+    sizes = (batch, p.m, _number(softmax.keys.size))
+    b, query, key = syms = [Sym(f"attention_{s}", 0, n - 1) for s, n in zip("bqk", sizes, strict=True)]
+    row = _rows(index, softmax.keys.sym, p.n)
+    at = point_at(item.kernel.outer, row, b * p.m + query, batch * p.m)
+    _require(at is not None, "scores that are not read once")
+    assert at is not None
+    return at | {softmax.keys.sym: key}, dict(zip(syms, (BATCH, ROW, COL), strict=True))
+
+
+def _is_read_as_stored(softmax: Softmax, own: int, p: Product, reads: Product) -> bool:
+    """Whether `reads` has the probabilities as rows that are those of the scores, which `p` gives."""
+    index = only_index(softmax.score, own)
+    _require(index is not None, "scores that are read in several places")
+    assert index is not None
+    stored = _rows(softmax.index, softmax.keys.sym, reads.k)
+    return stored == _rows(index, softmax.keys.sym, p.n) and _is_dense(reads.a, reads, reads.m, reads.k)
+
+
+def _writes(item: Item, buffer: int) -> bool:
+    """Whether the item may change what the buffer holds; of a view nobody knows."""
+    if isinstance(item, KernelItem):
+        return any(b == buffer and f.role != "in" for b, f in zip(item.buffers, item.kernel.buffers))
+    if isinstance(item, ExternItem):
+        return BufRef(buffer) in written_values(item.op, item.args, item.kwargs)
+    return item.src == buffer

@@ -1,0 +1,197 @@
+"""What of a schedule could be one generated product: an ATen call, the elementwise kernel behind it, and those in front.
+
+What always holds: no item belongs to two groups, and a group's items may be replaced by a product at the place of the last
+one, whatever becomes of the other groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from smelt.codegen.call_selection.call_requests import Request, as_dtype, in_schema_order
+from smelt.codegen.call_selection.epilogue_fusion import Absorbed, absorbed, readers_of
+from smelt.codegen.call_selection.gemm_calls import MATRIX_CALLS, MatrixCall
+from smelt.codegen.call_selection.prologue_fusion import Prologue, memory_index, plain, prologue
+from smelt.codegen.llvm.gemm.epilogue import BATCH, COL, NO_EPILOGUE, ROW, Epilogue, product_value, rewrite
+from smelt.codegen.llvm.gemm.gemm_spec import Product
+from smelt.codegen.triton.attention_kernel import TiledAttention
+from smelt.codegen.triton.block_gemm import Operand
+from smelt.codegen.triton.gemm_kernel import PRODUCT, TiledProduct
+from smelt.graph.ir import TensorSpec
+from smelt.loops.kernel_ir import POINTWISE, Value, walk
+from smelt.schedule.schedule import ExternItem, Schedule
+from smelt.shapes.expr import free_syms
+from smelt.torch_private import OpOverload
+
+# As they are multiplied. Products of float32 would have several times the error of cuBLAS's, exact or as TF32: docs/gpu.md.
+DTYPES = (torch.float16, torch.bfloat16)
+OPERATORS: frozenset[OpOverload] = frozenset(MATRIX_CALLS)
+
+
+Generated = TiledProduct | TiledAttention
+
+
+@dataclass(frozen=True)
+class Variant:
+    """`product` in place of the schedule's items at `positions`; `buffers` as it takes them, the last one is the result."""
+
+    product: Generated
+    buffers: tuple[int, ...]
+    positions: frozenset[int]
+    note: str = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Items at `positions`, in order, that compute what each of the variants does with those that the variant leaves. The
+    product would stand at `place`."""
+
+    positions: tuple[int, ...]
+    place: int
+    variants: tuple[Variant, ...]
+
+
+def groups(schedule: Schedule, without: Collection[int] = ()) -> list[Group]:
+    """All products, in order, but for the items at some positions."""
+    readers = readers_of(schedule)
+    taken = set(without)
+    found = []
+    for position, item in enumerate(schedule.items):
+        if not isinstance(item, ExternItem) or item.op not in OPERATORS or item.outs[0] is None:
+            continue
+        if position in taken:
+            continue
+        if any(readers.get(o) for o in item.outs[1:] if o is not None):
+            continue
+        call = MATRIX_CALLS[item.op](schedule, item, in_schema_order(item))
+        if not isinstance(call, str):
+            group = _group(schedule, readers, position, item, call, taken)
+            if group is not None:
+                taken.update(group.positions)
+                found.append(group)
+    return found
+
+
+def refused_on_gpu(specs: Sequence[TensorSpec], epilogue: Epilogue) -> str | None:
+    """Of A, B and the result: why there is no code for a GPU, if so."""
+    if specs[0].dtype not in DTYPES or specs[1].dtype is not specs[0].dtype:
+        return f"dtypes {[s.dtype for s in specs]}"
+    if any(s.device.type != "cuda" for s in specs):
+        return f"devices {[s.device for s in specs]}"
+    if epilogue.value is not None and not elementwise(epilogue.value, PRODUCT):
+        return "the epilogue draws numbers, computes in float64, or is not elementwise"
+    return None
+
+
+def elementwise(value: Value, product: str) -> bool:
+    """Whether a generated product can compute this of each of its elements, which are the `result` called `product`."""
+    for v in walk([value]):
+        if v.op not in ("load", "const", "cast", "index", "result") and v.op not in POINTWISE:
+            return False
+        if v.op == "philox" or v.dtype is torch.float64 or (v.op == "result" and v.args[0] != product):
+            return False
+        if v.op in ("load", "index"):
+            index = v.args[1] if v.op == "load" else v.args[0]
+            if not free_syms(index) <= {BATCH, ROW, COL}:
+                return False
+    return True
+
+
+def _group(
+    schedule: Schedule,
+    readers: dict[int, list[int]],
+    position: int,
+    item: ExternItem,
+    call: MatrixCall,
+    taken: set[int],
+) -> Group | None:
+    fused = absorbed(schedule, position, call.result, readers)
+    name = str(item.op).split(".")[1]
+    request: Request | str = "nothing behind it"
+    # Of two products that one kernel reads (a gate and what it gates), the first absorbs it.
+    if isinstance(fused, Absorbed) and fused.position not in taken and on_gpu(schedule, fused.inputs):
+        request = call.plan(fused.out_spec, f"{name}_{fused.name}", fused.epilogue, refused_on_gpu)
+    if isinstance(request, str):
+        fused = "not absorbed"
+        request = call.plan(call.result, name, NO_EPILOGUE, refused_on_gpu)
+    if isinstance(request, str) or not isinstance(request.product, Product) or request.product.k < 1:
+        return None
+    operands = [call.buffers[i] for i in request.operands]
+    out, positions, note = item.outs[0], {position}, item.note
+    inputs: tuple[int, ...] = ()
+    if isinstance(fused, Absorbed):
+        inputs, out = fused.inputs, fused.out
+        positions.add(fused.position)
+        note = "; ".join(dict.fromkeys(n for n in (item.note, fused.note) if n))
+    a, b, *bias = operands
+    if not on_gpu(schedule, [x for x in bias if x is not None]):
+        return None
+    assert a is not None and b is not None and out is not None
+    made = _tiled(request.product)
+    tail: tuple[int, ...] = (*bias, *inputs, out)  # type: ignore[arg-type]
+    variants = [Variant(made, (a, b, *tail), frozenset(positions), note)]
+    place = max(positions)
+    with_prologues = _with_prologues(schedule, readers, position, place, request.product, made, (a, b), taken)
+    if with_prologues is not None:
+        product, read, before = with_prologues
+        variants.append(Variant(product, (*read, *tail), frozenset(positions | before), note))
+        positions |= before
+    return Group(tuple(sorted(positions)), place, tuple(variants))
+
+
+def on_gpu(schedule: Schedule, buffers: Sequence[int]) -> bool:
+    """Whether all of them are: numbers on the CPU are passed in other ways."""
+    return all(schedule.buffers[b].spec.device.type == "cuda" for b in buffers)
+
+
+def _tiled(p: Product) -> TiledProduct:
+    """Products are summed as float32 and rounded once."""
+    sums = product_value(torch.float32)
+    value = p.epilogue.value or product_value(p.dtype)
+    if any(v.op == "result" and v.dtype is not torch.float32 for v in walk([value])):
+        value = rewrite(value, lambda b, e: (b, e), as_dtype(sums, p.dtype))
+    operands = [Operand(*plain(p.dtype, memory_index(matrix, p.batch))) for matrix in (p.a, p.b)]
+    return TiledProduct(
+        name=p.name,
+        batch=p.batch[0] * p.batch[1],
+        m=p.m,
+        n=p.n,
+        k=p.k,
+        a=operands[0],
+        b=operands[1],
+        inputs=p.epilogue.inputs,
+        value=value,
+        index=memory_index(p.c, p.batch),
+    )
+
+
+def _with_prologues(
+    schedule: Schedule,
+    readers: dict[int, list[int]],
+    position: int,
+    place: int,
+    p: Product,
+    made: TiledProduct,
+    operands: tuple[int, int],
+    taken: set[int],
+) -> tuple[TiledProduct, list[int], set[int]] | None:
+    """The product with what is computed in front of it, the buffers that it then reads for its operands, and the positions
+    of the items that it also stands for; None if nothing is."""
+    sizes = (made.batch, p.m, p.k), (made.batch, p.k, p.n)
+    parts, read, positions = [made.a, made.b], [[operands[0]], [operands[1]]], set[int]()
+    for side, matrix in enumerate((p.a, p.b)):
+        index = memory_index(matrix, p.batch)
+        found = prologue(schedule, readers, position, place, operands[side], index, sizes[side])
+        if not isinstance(found, Prologue) or not taken.isdisjoint(found.positions):
+            continue
+        if not on_gpu(schedule, found.buffers):
+            continue
+        parts[side] = Operand(found.inputs, found.value)
+        read[side] = list(found.buffers)
+        positions |= set(found.positions)
+    if not positions:
+        return None
+    return replace(made, a=parts[0], b=parts[1]), read[0] + read[1], positions

@@ -1,0 +1,74 @@
+"""Elementwise kernels over one loop: machine code that does for every size.
+
+An optimiser updates hundreds of parameters of different sizes by the same few operations. What differs from kernel to
+kernel is how far the loop goes, which the caller of the function says anyway. So such kernels are compiled as one of ANY
+points: items are vectors where the size is a multiple of them, else points, whose last vector is masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from smelt.loops.kernel_ir import Kernel, Loop, MapStage, Value, stage_values, walk
+from smelt.shapes.expr import Size, Sym, affine, free_syms, subs
+
+ANY = 1 << 40  # stands for every size that is a multiple of a vector; ANY + 1 for every other one
+
+
+def is_flat(kernel: Kernel) -> bool:
+    """Whether all that depends on the size of `kernel` is where its loop ends."""
+    if len(kernel.outer) != 1 or len(kernel.stages) != 1:
+        return False
+    (loop,), (stage,) = kernel.outer, kernel.stages
+    if not isinstance(stage, MapStage) or stage.loops or (isinstance(loop.size, int) and loop.size >= ANY):
+        return False
+    indices = [s.index for s in stage.stores]
+    for v in walk(stage_values(stage)):
+        if v.op == "index":
+            return False
+        if v.op == "load":
+            indices.append(v.args[1])
+    return all(_is_linear(e, loop.sym) for e in indices)
+
+
+def _is_linear(e: Size, sym: Sym) -> bool:
+    split = affine(e, sym)
+    return split is not None and all(isinstance(part, int) for part in split)
+
+
+def over_one_point(kernel: Kernel) -> Kernel:
+    """A kernel without loops as one over a loop of one point, which may be flat (step counters are counted like weights)."""
+    if kernel.outer or len(kernel.stages) != 1 or not isinstance(kernel.stages[0], MapStage):
+        return kernel
+    sym = Sym("o0", 0, 0)
+    return _moved(kernel, Loop(sym, 1), lambda e: e + sym)
+
+
+def of_any_size(kernel: Kernel, lanes: int) -> Kernel:
+    """The kernel to compile for a flat one."""
+    (loop,) = kernel.outer
+    size = ANY if loop.size % lanes == 0 else ANY + 1
+    sym = Sym("o0", 0, size - 1)
+    return _moved(
+        kernel, Loop(sym, size), lambda e: subs(e, {loop.sym: sym}) if loop.sym in free_syms(e) else e
+    )
+
+
+def _moved(kernel: Kernel, loop: Loop, index: Callable[[Size], Size]) -> Kernel:
+    """The same stores and loads over `loop`, at other indices."""
+    (stage,) = kernel.stages
+    assert isinstance(stage, MapStage)
+    done: dict[Value, Value] = {}
+
+    def moved(v: Value) -> Value:
+        found = done.get(v)
+        if found is None:
+            args = tuple(moved(a) if isinstance(a, Value) else a for a in v.args)
+            if v.op == "load":
+                args = (args[0], index(v.args[1]), args[2])
+            found = done[v] = Value(v.op, args, v.dtype)
+        return found
+
+    stores = tuple(s.moved(index, moved) for s in stage.stores)
+    return replace(kernel, outer=(loop,), stages=(MapStage(stage.loops, stores),), sizes=())

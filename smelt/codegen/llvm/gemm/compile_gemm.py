@@ -1,0 +1,149 @@
+"""Products to machine code: for each a descriptor (numbers for the shared driver), its epilogue, a short entry point."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from smelt.codegen.llvm.gemm.epilogue import NO_EPILOGUE
+from smelt.codegen.llvm.gemm.epilogue_codegen import write_epilogue
+from smelt.codegen.llvm.gemm.gemm_driver import WORDS
+from smelt.codegen.llvm.gemm.gemm_library import provide
+from smelt.codegen.llvm.gemm.gemm_spec import Lengths, Matrix, Product
+from smelt.codegen.llvm.gemm.gemm_tiling import GRAIN_FLOPS, Tile, cut, extent, tile_for
+from smelt.codegen.llvm.host_cpu import host
+from smelt.codegen.llvm.ir_builder import Module
+from smelt.codegen.llvm.object_files import assemble
+from smelt.plan.machine_code import CompiledKernel, Function, Library
+from smelt.shapes.expr import Size, static
+
+# Up to so many tiles, aligned rows of B are read where they are: packing would not pay. Rows off alignment would
+# touch one more cache line in each.
+DIRECT_TILES = 2
+
+
+def compile_products(products: Sequence[Product]) -> list[CompiledKernel]:
+    """Machine code for products of non-empty results (names differ)."""
+    module = Module(host())
+    imports: dict[str, Library] = {}
+    text: list[str] = []
+    for p in products:
+        tile = tile_for(p.dtype)
+        names, body = _write(module, p, tile)
+        imports |= provide(tile, names)
+        text.append(body)
+    text += (f"declare void @{symbol}()" for symbol in imports)
+    library = assemble(module.text(text), [p.name for p in products], host(), imports=imports)
+    return [compiled(p, Function(library, p.name)) for p in products]
+
+
+def compiled(p: Product, function: Function, sizes: tuple[Size, ...] = ()) -> CompiledKernel:
+    """`function` as the code of `p`. `sizes`: the numbers that it takes."""
+    batch = p.batch[0] * p.batch[1]
+    count = extent(p.m, p.n, p.k, batch, p.dtype)
+    flops = 2 * batch * p.m * p.n * max(p.k, 1)
+    return CompiledKernel(p.name, function, count, -(-GRAIN_FLOPS * count // flops), sizes)
+
+
+def _write(module: Module, p: Product, tile: Tile) -> tuple[list[str], str]:
+    """The names of the library's functions that `p` calls, and the text of its entry point, descriptor and epilogue."""
+    calls = called(p, tile)
+    words: dict[str, Size | str] = {**descriptor(p, tile, p.lengths)}
+    words |= {word: address(tile.function(name)) for word, name in calls.items()}
+    text = []
+    for word, full in finishes(p, tile).items():
+        text.append(write_epilogue(module, f"{p.name}.{word}", p, tile, full=full))
+        words[word] = address(f"{p.name}.{word}")
+    table = ", ".join(f"i64 {words[name]}" for name in WORDS)
+    text.append(
+        f"@{p.name}.descriptor = internal constant [{len(WORDS)} x i64] [{table}]\n"
+        f"define void @{p.name}(ptr %buffers, i64 %begin, i64 %end) nounwind {{\n"
+        f"  tail call void @{tile.function('driver')}(ptr %buffers, i64 %begin, i64 %end, ptr @{p.name}.descriptor)\n"
+        "  ret void\n}\n"
+    )
+    return sorted(set(calls.values())), "".join(text)
+
+
+def called(p: Product, tile: Tile, tall: int = 0) -> dict[str, str]:
+    """By word of the descriptor, the function of the library that it is the address of. `tall`: rows of a tall tile, where
+    `p` stands for others that have some."""
+    high, low = cut(p.m, p.n, p.k, tile).heights
+    narrow = 1 if 0 < p.n % tile.columns <= tile.lanes else tile.vectors
+    return {
+        "pack_a": _row_packer(p.a),
+        "pack_b": _panel_packer(p.b),
+        "micro_tall": f"micro{tall or high}x{tile.vectors}",
+        "micro": f"micro{low}x{tile.vectors}",
+        "narrow_tall": f"micro{tall or high}x{narrow}",
+        "narrow": f"micro{low}x{narrow}",
+    }
+
+
+def finishes(p: Product, tile: Tile) -> dict[str, bool]:
+    """By word of the descriptor, whether the epilogue that it is the address of is of full panels; of those that `p`
+    needs."""
+    found = {}
+    if p.epilogue != NO_EPILOGUE and p.n >= tile.columns:
+        found["epilogue_full"] = True
+    if p.n % tile.columns:
+        found["epilogue_partial"] = False
+    return found
+
+
+def address(symbol: str) -> str:
+    """Of a function, as a word of a descriptor."""
+    return f"ptrtoint (ptr @{symbol} to i64)"
+
+
+def _row_packer(a: Matrix) -> str:
+    if a.col == 1:
+        return "pack_rows"
+    return "pack_rows_transposed" if a.row == 1 else "pack_rows_any"
+
+
+def _panel_packer(b: Matrix) -> str:
+    if b.col == 1:
+        return "pack_panel"
+    return "pack_panel_transposed" if b.row == 1 else "pack_panel_any"
+
+
+def may_be_direct(p: Product, tile: Tile) -> bool:
+    """Whether rows of B are aligned."""
+    return p.b.col == 1 and p.b.row * tile.size % tile.line == 0
+
+
+def is_direct(p: Product, tile: Tile) -> bool:
+    """Whether rows of B are read where they are."""
+    few = static(cut(p.m, p.n, p.k, tile).tiles) <= DIRECT_TILES
+    return few and may_be_direct(p, tile)
+
+
+def descriptor(p: Product, tile: Tile, of: Lengths) -> dict[str, Size]:
+    """The words that are no addresses, of `p` with these lengths; those of epilogues are 0."""
+    pieces = cut(of.m, p.n, of.k, tile)
+    strides: dict[str, Size] = {
+        f"{name}_{word}": stride * tile.size
+        for name, x in (("a", p.a), ("b", p.b), ("c", p.c))
+        for word, stride in (("outer", x.outer), ("inner", x.inner))
+    }
+    return strides | {
+        "n": p.n,
+        "k": of.k,
+        "kc": pieces.kc,
+        "k_blocks": pieces.k_blocks,
+        "panels": pieces.panels,
+        "row_blocks": pieces.row_blocks,
+        "block_tiles": pieces.block_tiles,
+        "tiles": pieces.tiles,
+        "rows": pieces.rows,
+        "tall": pieces.tall,
+        "a_row": of.row * tile.size,
+        "a_k": of.col * tile.size,
+        "b_k": p.b.row * tile.size,
+        "b_n": p.b.col * tile.size,
+        "c_row": p.c.row * tile.size,
+        "inner_batch": p.batch[1],
+        "c_buffer": 2 + len(p.epilogue.inputs),
+        "direct_b": int(is_direct(p, tile)),
+        "epilogue_full": 0,
+        "epilogue_partial": 0,
+    }

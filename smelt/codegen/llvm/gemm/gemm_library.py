@@ -1,0 +1,67 @@
+"""The shared part of generated matrix products: micro-kernels, packers and the driver, compiled once per process.
+
+Everything here is parametrised at run time. `gemm_tiling.py` explains how a product is cut.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+from smelt.codegen.llvm.gemm.function_builder import declarations
+from smelt.codegen.llvm.gemm.gemm_driver import block, driver
+from smelt.codegen.llvm.gemm.gemm_tiling import Tile
+from smelt.codegen.llvm.gemm.micro_kernel import micro
+from smelt.codegen.llvm.gemm.operand_packing import (
+    pack_panel,
+    pack_panel_any,
+    pack_panel_transposed,
+    pack_rows,
+    pack_rows_any,
+    pack_rows_transposed,
+)
+from smelt.codegen.llvm.host_cpu import host
+from smelt.codegen.llvm.object_files import assemble
+from smelt.plan.machine_code import Library
+from smelt.runtime.fork_locks import LIBRARY, hold_at_fork
+
+_PIECES: dict[str, Callable[[Tile], str]] = {
+    "pack_rows": pack_rows,
+    "pack_rows_any": pack_rows_any,
+    "pack_rows_transposed": pack_rows_transposed,
+    "pack_panel": pack_panel,
+    "pack_panel_any": pack_panel_any,
+    "pack_panel_transposed": pack_panel_transposed,
+    "block": block,
+    "driver": driver,
+}
+_ALWAYS = ("block", "driver", "pack_panel_any", "pack_rows_any")  # called by others, or tiny
+_LIBRARIES: dict[str, Library] = {}  # by symbol; grows only, lives as long as the process
+_LOCK = hold_at_fork(threading.RLock(), LIBRARY)
+
+
+def provide(tile: Tile, names: Iterable[str]) -> dict[str, Library]:
+    """By symbol (`tile.function(name)`), what defines the functions called `names`: keys of `_PIECES`, or
+    `micro<rows>x<vectors>`. Those that no product has asked for yet are compiled."""
+    with _LOCK:
+        wanted = sorted({*names, *_ALWAYS})
+        missing = [n for n in wanted if tile.function(n) not in _LIBRARIES]
+        if missing:
+            _compile(tile, missing)
+        return {s: _LIBRARIES[s] for s in map(tile.function, wanted)}
+
+
+def _compile(tile: Tile, names: Sequence[str]) -> None:
+    """No optimiser passes: the text is written as it should run, instruction selection does the rest."""
+    symbols = [tile.function(n) for n in names]
+    known = [s for s in map(tile.function, _ALWAYS) if s in _LIBRARIES]
+    text = [declarations(tile), *(f"declare void @{s}()\n" for s in known), *(_write(tile, n) for n in names)]
+    library = assemble("".join(text), symbols, host(), imports={s: _LIBRARIES[s] for s in known})
+    _LIBRARIES.update((s, library) for s in symbols)
+
+
+def _write(tile: Tile, name: str) -> str:
+    if name.startswith("micro"):
+        rows, vectors = map(int, name.removeprefix("micro").split("x"))
+        return micro(tile, rows, vectors)
+    return _PIECES[name](tile)

@@ -1,0 +1,268 @@
+"""The loops of a reduction: vectors, several accumulators, sums as cascades, and what remains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import ceil, prod
+
+import torch
+
+from smelt.codegen.llvm import reduction_codegen
+from smelt.codegen.llvm.ir_builder import Ref
+from smelt.codegen.llvm.llvm_types import TYPES
+from smelt.codegen.llvm.loop_body import Body, Point
+from smelt.codegen.llvm.loop_nests import Loops, count_vectors
+from smelt.codegen.llvm.reduction_codegen import State
+from smelt.codegen.llvm.vector_math import MATH_OPS
+from smelt.loops.kernel_ir import Loop, ReduceStage, stage_values, walk
+from smelt.shapes.expr import Size, Sym, bounds, likely
+
+CHAIN = 16  # values added to one accumulator, one after the other; a power of two
+MANY = 1 << 20  # parts of a cascade that sums of unknown length are made for
+
+
+class ReduceLoops:
+    """The loops of one reduce stage. `vector`: the last loop runs over lanes.
+
+    Sums of floats are cascades: after CHAIN additions (up to twice as many where there are no more) an accumulator is
+    emptied, its lanes added up, into one of the next level, which in turn is emptied after CHAIN of those. Rounding errors
+    then grow with the logarithm of the number of values (Higham, "The accuracy of floating point summation", 1993), and
+    what cancels between lanes does so early. The next level of float32 is float64, and is the last. Where sizes are no
+    numbers, sums are always cascades, and loops that may have no rounds are asked for them; lanes are added up at the end
+    only, as rows may be short."""
+
+    def __init__(self, body: Body, loops: Loops, stage: ReduceStage, vector: bool) -> None:
+        self.body, self.loops, self.stage, self.vector = body, loops, stage, vector
+        self.b = body.b
+        self.step = self.b.lanes if vector else 1
+        self.unroll = _unroll(stage)
+        self.rounds_off = any(reduction_codegen.rounds_off(r) for r in stage.reductions)
+        self.open = any(not isinstance(l.size, int) for l in stage.loops)
+
+    def run(self, p: Point, loops: Sequence[Loop], states: list[State]) -> list[State]:
+        """`states` joined with the values at all points of `loops`, outermost first."""
+        loop, rest = loops[0], loops[1:]
+        size = loop.size
+        if not rest:
+            return self.innermost(p, loop, states)
+        if size == 1:
+            return self.run(p.at(loop.sym, self.b.const("i64", 0)), rest, states)
+
+        def rounds(start: Ref, stop: Ref, states: list[State]) -> list[State]:
+            with self.b.loop(start, stop, 1, _flat(states)) as it:
+                it.next = _flat(self.run(p.at(loop.sym, it.index), rest, self.like(it.carried, states)))
+            return self.like(it.next, states)
+
+        *between, last = (likely(l.size) for l in rest)
+        return self.cascade(size, 1, prod(between) * self._additions(last), rounds, states)
+
+    def _additions(self, size: int) -> int:
+        """How many values of the last loop one accumulator is given, as `innermost` takes them."""
+        return ceil(size / (self.step * (self.unroll if self._unrolled_groups(size) else 1)))
+
+    def _unrolled_groups(self, size: int) -> int:
+        """How many groups of vectors of the last loop are taken before what remains."""
+        groups = size // (self.step * self.unroll)
+        return groups if groups >= (2 if self.unroll > 1 else 2 * CHAIN) else 0
+
+    def innermost(self, p: Point, loop: Loop, states: list[State]) -> list[State]:
+        """The last loop: without a loop, unrolled, or one vector at a time."""
+        size = loop.size
+        if self.loops.inline and self.vector and count_vectors(size, self.step) is not None:
+            return self.straight(p, loop.sym, size, states)
+        width = self.step * self.unroll
+        done = self._unrolled_groups(size) * width if isinstance(size, int) else size - size % width
+
+        def vectors(start: Ref, stop: Ref, states: list[State]) -> list[State]:
+            return self.unrolled(p, loop.sym, start, stop, states)
+
+        if done != 0:
+            states = self.cascade(done, width, 1, vectors, states)
+        if isinstance(size, int) and isinstance(done, int):
+            return self.remainder(p, loop.sym, size, done, states) if done < size else states
+        return self.open_remainder(p, loop.sym, size, done, states) if done != size else states
+
+    def cascade(
+        self,
+        size: Size,
+        step: int,
+        additions: int,
+        rounds: Callable[[Ref, Ref, list[State]], list[State]],
+        states: list[State],
+    ) -> list[State]:
+        """`states` joined with what `rounds(start, stop, ...)` joins over range(0, size, step), where one round is that many
+        `additions` to an accumulator. `size` is a multiple of `step`, a power of two."""
+        b = self.b
+        zero, whole, may_skip = b.const("i64", 0), self.loops.count(size), bounds(size)[0] < 1
+        most = bounds(size)[1]
+        if not self.rounds_off or most // step * additions <= 2 * CHAIN:
+            return self.unless(may_skip, whole, rounds, states)
+        block = step * max(1, CHAIN >> (additions.bit_length() - 1))
+        first = self.emptied(self.fresh(states))
+        levels = [first for _ in range(cascade_levels(min(-(-most // block), MANY), self.stage))]
+        with b.loop(zero, whole, block, _flat_sets(levels), may_skip) as it:
+            end = b.op("add", it.index, b.const("i64", block))
+            stop = b.intrinsic("smin", end, whole) if size % block != 0 else end
+            part = self.emptied(rounds(it.index, stop, self.fresh(states)))
+            it.next = _flat_sets(self.carry(end, block, self.split(it.carried, first), part))
+        lowest, *higher = self.split(it.next, first)
+        for level in higher:
+            lowest = self.join(level, lowest)
+        return self.join(states, self.filled(lowest, states))
+
+    def unless(
+        self,
+        may_skip: bool,
+        whole: Ref,
+        rounds: Callable[[Ref, Ref, list[State]], list[State]],
+        states: list[State],
+    ) -> list[State]:
+        """What `rounds` joins to `states` over all of [0, whole), which is not asked where that may be empty and is."""
+        zero = self.b.const("i64", 0)
+        if not may_skip:
+            return rounds(zero, whole, states)
+        with self.b.loop(zero, whole, 1 << 62, _flat(states), may_skip) as it:
+            it.next = _flat(rounds(zero, whole, self.like(it.carried, states)))
+        return self.like(it.next, states)
+
+    def carry(self, end: Ref, block: int, levels: list[list[State]], part: list[State]) -> list[list[State]]:
+        """`part` joined to the first of `levels`, and levels that have CHAIN parts by now to those above them. `end`: a
+        multiple of `block`, which is a power of two, for each part."""
+        b = self.b
+        levels = [self.join(levels[0], part), *levels[1:]]
+        for k in range(len(levels) - 1):
+            mask = b.const("i64", block * CHAIN ** (k + 1) - 1)
+            full = b.compare("icmp eq", b.op("and", end, mask), b.const("i64", 0))
+            above = self.join(levels[k + 1], levels[k])
+            levels[k + 1] = self.choose(full, above, levels[k + 1])
+            levels[k] = self.choose(full, self.emptied(self.fresh(part)), levels[k])
+        return levels
+
+    def emptied(self, states: list[State]) -> list[State]:
+        """What accumulators hold, as the next level of a cascade does."""
+        pairs = list(zip(self.stage.reductions, states, strict=True))
+        if self.vector and not self.open:
+            pairs = [
+                (r, reduction_codegen.across_lanes(self.b, r.kind, TYPES[r.value.dtype], s)) for r, s in pairs
+            ]
+        return [reduction_codegen.wide(self.b, r, s) for r, s in pairs]
+
+    def filled(self, states: list[State], like: list[State]) -> list[State]:
+        """Accumulators, of as many lanes as those of `like`, that hold what a level of a cascade does."""
+        narrow = [
+            reduction_codegen.narrow(self.b, r, s) for r, s in zip(self.stage.reductions, states, strict=True)
+        ]
+        if not self.vector or self.open:
+            return narrow
+        empty = self.fresh(like)
+        return [
+            [self.b.insert(e, n, 0) for e, n in zip(*pair, strict=True)]
+            for pair in zip(empty, narrow, strict=True)
+        ]
+
+    def choose(self, condition: Ref, xs: list[State], ys: list[State]) -> list[State]:
+        """`xs` if the scalar condition holds, else `ys`."""
+        return [
+            [self.b.select(condition, x, y) for x, y in zip(*state, strict=True)]
+            for state in zip(xs, ys, strict=True)
+        ]
+
+    def straight(self, p: Point, sym: Sym, size: Size, states: list[State]) -> list[State]:
+        """Without loops, into two accumulators by turns."""
+        turns = [states, self.fresh(states)] if count_vectors(size, self.step) != 1 else [states]
+        for i, (first, mask) in enumerate(self.loops.vectors(size)):
+            turns[i % 2] = self.accumulate(p.at(sym, first, mask), turns[i % 2], mask)
+        return self.join(*turns) if len(turns) > 1 else turns[0]
+
+    def unrolled(self, p: Point, sym: Sym, start: Ref, stop: Ref, states: list[State]) -> list[State]:
+        """Full vectors, `unroll` accumulators to overlap the latency of adding."""
+        b = self.b
+        sets = [states] + [self.fresh(states) for _ in range(self.unroll - 1)]
+        flat = _flat_sets(sets)
+        with b.loop(start, stop, self.step * self.unroll, flat) as it:
+            carried = self.split(it.carried, states)
+            for u, part in enumerate(carried):
+                where = b.op("add", it.index, b.const("i64", u * self.step)) if u else it.index
+                it.next += _flat(self.accumulate(p.at(sym, where), part, None))
+        sets = self.split(it.next, states)
+        while len(sets) > 1:
+            sets = [self.join(x, y) for x, y in zip(sets[::2], sets[1::2])]
+        return sets[0]
+
+    def remainder(self, p: Point, sym: Sym, size: int, done: int, states: list[State]) -> list[State]:
+        """[done, size), one vector at a time."""
+        b, step = self.b, self.step
+        full = size - size % step
+        masked_loop = b.target.masks and size - done > step
+        stop = size if masked_loop else full
+        if stop - done > step:
+            with b.loop(b.const("i64", done), b.const("i64", stop), step, _flat(states)) as it:
+                mask = self.loops.mask_below(it.index, size) if stop > full else None
+                carried = self.like(it.carried, states)
+                it.next = _flat(self.accumulate(p.at(sym, it.index, mask), carried, mask))
+            states = self.like(it.next, states)
+        elif stop > done:
+            states = self.accumulate(p.at(sym, b.const("i64", done)), states, None)
+        if stop < size:
+            mask = self.loops.mask_first(size - full)
+            states = self.accumulate(p.at(sym, b.const("i64", full), mask), states, mask)
+        return states
+
+    def open_remainder(self, p: Point, sym: Sym, size: Size, done: Size, states: list[State]) -> list[State]:
+        """The same for sizes that are no numbers."""
+        count = self.loops.count
+        with self.b.loop(count(done), count(size), self.step, _flat(states), may_skip=True) as it:
+            mask = self.loops.mask_below(it.index, size) if self.vector and size % self.step != 0 else None
+            carried = self.like(it.carried, states)
+            it.next = _flat(self.accumulate(p.at(sym, it.index, mask), carried, mask))
+        return self.like(it.next, states)
+
+    def accumulate(self, p: Point, states: list[State], mask: Ref | None) -> list[State]:
+        """Joins the values at `p` into `states`, in the lanes of `mask`."""
+        b = self.b
+        out: list[State] = []
+        for new, state in zip(
+            reduction_codegen.with_point(self.body, p, self.stage, states), states, strict=True
+        ):
+            out.append([b.select(mask, n, o) if mask else n for n, o in zip(new, state, strict=True)])
+        self.body.stores(p, self.stage.stores)
+        return out
+
+    def fresh(self, states: list[State]) -> list[State]:
+        """Partial results before any point, of as many lanes as `states`."""
+        return reduction_codegen.start(self.b, self.stage, states[0][0].lanes)
+
+    def join(self, xs: list[State], ys: list[State]) -> list[State]:
+        """Two sets of partial results, combined."""
+        return reduction_codegen.join(self.b, self.stage, xs, ys)
+
+    def like(self, flat: list[Ref], states: list[State]) -> list[State]:
+        """`flat` in the structure of `states`."""
+        it = iter(flat)
+        return [[next(it) for _ in s] for s in states]
+
+    def split(self, flat: list[Ref], states: list[State]) -> list[list[State]]:
+        """`flat` as several sets in the structure of `states`."""
+        width = len(_flat(states))
+        return [self.like(flat[i : i + width], states) for i in range(0, len(flat), width)]
+
+
+def _flat(states: list[State]) -> list[Ref]:
+    return [r for s in states for r in s]
+
+
+def _flat_sets(sets: list[list[State]]) -> list[Ref]:
+    return [r for states in sets for r in _flat(states)]
+
+
+def cascade_levels(parts: int, stage: ReduceStage) -> int:
+    """How many levels a cascade of that many parts has above the first accumulators: at most 2 * CHAIN parts are added up on
+    each of them, where they are no more precise than the values."""
+    precise = all(r.value.dtype is not torch.float64 for r in stage.reductions)
+    return 1 if precise or parts <= 2 * CHAIN else 1 + cascade_levels(parts // CHAIN, stage)
+
+
+def _unroll(stage: ReduceStage) -> int:
+    """Accumulators: many for cheap values, which otherwise wait for the previous addition."""
+    ops = sum(4 * (v.op in MATH_OPS) + 1 for v in walk(stage_values(stage))) + 2 * len(stage.reductions)
+    return 4 if ops <= 6 else 2 if ops <= 14 else 1

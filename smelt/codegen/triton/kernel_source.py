@@ -1,0 +1,1131 @@
+"""Kernels as Triton source.
+
+A program computes a block of XBLOCK outer points; a stage runs over its own loops in blocks of RBLOCK points (one block
+if they fit: a persistent reduction). Outer loops are flattened to one index `x`, the loops of a stage to one index
+`r`; index expressions are rewritten over these and simplified, so that contiguous memory stays visibly contiguous.
+
+Blocks have as few axes as do: those of kernels whose stages have no loops are [XBLOCK], those of programs of one outer point
+are [RBLOCK] (`x` is a number, what belongs to the outer point as well), others [XBLOCK, RBLOCK]. What is known to hold for
+each point of a block is not asked again: there is no mask where the blocks divide what they cover.
+
+A *joined* kernel does several launches of an elementwise one by one (`joined_source`). It has one argument, a table of
+numbers of 64 bits: where the blocks of each part begin, then for each part how many points it has and its arguments. A
+program looks up whose block it is; the body is the single kernel's. The table is the kernel's parameter itself, 4 KB that
+the driver copies when it is launched: nothing is copied to the device before, and nothing can be overwritten too early.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+
+import torch
+
+from smelt.codegen.llvm.flat_elementwise import ANY, is_flat
+from smelt.codegen.triton import online_softmax, row_loops, value_expressions
+from smelt.codegen.triton.approximate_math import cheap
+from smelt.codegen.triton.block_sizes import (
+    Blocks,
+    choose,
+    elements,
+    of_any_size,
+    power,
+    stage_indices,
+    stage_points,
+)
+from smelt.codegen.triton.one_hot_sums import Selected, selected
+from smelt.codegen.triton.value_expressions import NAMES, TYPES, Dialect, Values
+from smelt.loops.kernel_ir import (
+    Kernel,
+    Lookup,
+    MapStage,
+    ReduceStage,
+    Reduction,
+    ScanStage,
+    Stage,
+    Store,
+    Value,
+    stage_loops,
+    stage_stores,
+    stage_values,
+    walk,
+)
+from smelt.loops.row_sums import chunk_rows, digits, parts, row_stage
+from smelt.shapes.expr import Quotient, Size, Sym, bounds, ceil_div, free_syms, loop_sym, numel, static, subs
+
+KERNEL = "@triton.jit\ndef kernel("  # begins the kernel, behind the helpers of its module
+ALIGNED = 16  # what vector loads need of addresses and sizes
+TABLE = 500  # slots of 8 bytes: what all drivers take as parameters, 4 KiB, less Triton's own
+# At most, of a thread whose kernel loads ahead: with 140, as the driver's linker chose, a multiprocessor had one program of
+# 256 threads at a time. Gradients of a layer norm, 65536x4096, on an H200: 3,767 GB/s, else 2,862.
+REGISTERS = 128
+# Where a thread would add up more numbers one after the other, it adds up sums of some: errors grow with a chain's length.
+CHAIN = 16
+BEYOND = (1 << 31) - 1  # the first block of a part that is not there
+JOINED_INDEX = 1 << 30  # indices of joined kernels are smaller: none needs 64 bits
+
+_NAME = re.compile(r"\bv\d+\b")
+
+Axes = frozenset[str]  # of a block: those of "x" and "r" along which it varies
+X, R, NONE = frozenset("x"), frozenset("r"), frozenset[str]()
+
+# kind -> combining function, neutral element of floats and of integers (lowest, highest: of the dtype)
+KINDS: dict[str, tuple[str, str]] = dict(
+    sum=("_add", "zero"), prod=("_multiply", "one"), max=("_maximum", "lowest"), min=("_minimum", "highest"),
+    any=("_or", "zero"), all=("_and", "one"), argmax=("_argmax", "lowest"), argmin=("_argmin", "highest"),
+)  # fmt: skip
+OF_BOOLS = dict(sum="_or", prod="_and", max="_or", min="_and")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A module with the `triton.jit` function `kernel`, and what launching it takes.
+
+    `kernel`'s arguments are the kernel's buffers that are not local (pointers, or numbers where they were asked for by
+    value), then `points`: how many outer points there are, as an i64. Program k computes `block` of them from k * block on.
+    `signature` names Triton's type of each argument; `aligned` are those that are multiples of 16. `constants` are further
+    arguments that are known. `table`: where there is one, its slots are the only argument (`joined_source`). `stages`: of a
+    product, how many of its steps are under way at once; 0 for all other kernels. `registers`: of a thread at most; 0: as
+    many as it gets. `sizes`: symbols that `points` may have, whose values are arguments (i64), in front of `points`
+    (`symbolic_kernels.py`)."""
+
+    text: str
+    points: Size
+    block: int
+    warps: int
+    signature: Mapping[str, str]
+    aligned: frozenset[str]
+    constants: Mapping[str, int]
+    table: Table | None = None
+    stages: int = 0
+    registers: int = 0
+    sizes: tuple[Sym, ...] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """The argument of a joined kernel, in slots of 8 bytes: `steps` (a power of two) starts, the first block of each part,
+    those of parts that are not there beyond all blocks; then `parts` times the number of points and the `arguments`."""
+
+    parts: int
+    arguments: int
+
+    @property
+    def steps(self) -> int:
+        """Starts that are searched: of as many parts as there may be, rounded up."""
+        return power(self.parts)
+
+    @property
+    def slots(self) -> int:
+        """Of the whole table."""
+        return self.steps + self.parts * (1 + self.arguments)
+
+
+def table_of(kernel: Kernel) -> Table:
+    """For as many launches of `kernel` as one may do."""
+    arguments = len(kernel.buffers)
+    tables = [Table(min(n, (TABLE - n) // (1 + arguments)), arguments) for n in (32, 64, 128)]
+    return max(tables, key=lambda table: table.parts)
+
+
+def joins(kernel: Kernel) -> bool:
+    """Whether launches of the kernel may be parts of a joined one: the code is that of every size."""
+    return (
+        is_flat(kernel)
+        and all(b.role != "local" for b in kernel.buffers)
+        and table_of(kernel).parts > 1
+        and top_index(kernel) < JOINED_INDEX
+    )
+
+
+def joined_source(
+    kernel: Kernel,
+    host: frozenset[int] = frozenset(),
+    unaligned: frozenset[int] = frozenset(),
+    dialect: Dialect = "ptx",
+) -> Source:
+    """As `triton_source`, of kernels that `joins`, for launches of several sizes by one. `unaligned`: buffers that need not
+    begin at a multiple of 16 bytes. Sizes are multiples of 16 if this kernel's is."""
+    return _Joined(kernel, host, dialect, unaligned).source()
+
+
+def triton_source(
+    kernel: Kernel,
+    host: frozenset[int] = frozenset(),
+    dialect: Dialect = "ptx",
+    blocks: Blocks | None = None,
+) -> Source:
+    """`kernel` as Triton. `host`: those of its buffers that are passed by value, `in` buffers of one element. `blocks`:
+    others than `blocks.choose` gives.
+
+    Kernels that are elementwise over one loop (`is_flat`) take their size from `points`: the text is that of all sizes. What
+    a kernel keeps in a `local` buffer must stay in registers: a later stage loads it in the same persistent block and at the
+    index at which it was stored. Raises NotImplementedError elsewhere."""
+    printer = Printer if kernel.sums is None else _Beside
+    return printer(kernel, host, dialect, blocks).source()
+
+
+@dataclass
+class Place:
+    """A place in the program: loop symbols rewritten over x and r, the axes that a block has there, values already named."""
+
+    rewrite: dict[Sym, Size]
+    axes: Axes
+    indent: int
+    r: str = ""
+    masks: dict[str, str] = field(
+        default_factory=dict
+    )  # axis -> which of its points exist; none where all do
+    names: dict[Value, str] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)  # as `Printer.shared`, for this block alone
+    x: str = "x"
+
+
+class Printer:
+    """Prints one kernel: expressions over blocks, stage by stage."""
+
+    loads_lines = True  # what varies along one axis is loaded as a block of that alone
+
+    def __init__(
+        self, kernel: Kernel, host: frozenset[int], dialect: Dialect, blocks: Blocks | None = None
+    ) -> None:
+        self.blocks = blocks or choose(kernel, host)
+        self.flat = is_flat(kernel)
+        if self.blocks.across is not None:
+            kernel = _with_rows(kernel, self.blocks)
+        self.kernel, self.host = kernel, host
+        self.values = Values(dialect)
+        self.points = numel(l.size for l in kernel.outer)
+        self.x = Sym("x", 0, ANY) if self.flat else _counted("x", self.points)
+        # the axes that "x" and "r" are: of no block where the program has one outer point
+        self.x_axes = NONE if self.blocks.r and self.blocks.x == 1 else X
+        self.wide = "tl.int64" if self._is_wide() else "tl.int32"
+        self.lines: list[str] = []
+        self.count = 0
+        self.results: dict[str, str] = {}
+        self.outer = digits(kernel.outer, self.x)
+        self.strip = (
+            0  # points of the last outer loop, where a block lies within it: the others are numbers then
+        )
+        if self.blocks.r and self.x_axes and len(kernel.outer) > 1 and kernel.sums is None:
+            last, size = kernel.outer[-1], kernel.outer[-1].size
+            if isinstance(size, int) and size % self.blocks.x == 0:
+                self.strip, self.x = size, Sym("x", 0, size - 1)
+                row = loop_sym("row", self.points // size)
+                self.outer = {**digits(kernel.outer[:-1], row), last.sym: self.x}
+        self.shared: dict[str, str] = {}  # text -> name of what the function's top level computed already
+        self.inner: set[str] = set()  # names that a loop over blocks gives
+        self.loop: int | None = None  # which line opens the loop over blocks where there is one
+        self.kept: dict[tuple[int, Size], str] = {}  # what was stored at an index and is in registers still
+        self.axes_of: dict[str, Axes] = {}  # of named values
+        self.cheap = cheap(kernel)
+        self.others = _others(kernel.stages)
+        self.given: dict[Value, str] = {}  # those of them that gave it
+        self.written: set[int] = set()  # buffers whose elements other threads of the program may have written
+
+    # ---- the module
+
+    def source(self) -> Source:
+        """The module."""
+        stages = list(self.kernel.stages)
+        while stages:
+            found = online_softmax.first(stages) if self._looped(stages[0]) else None
+            if found is None:
+                self.stage(stages.pop(0))
+            else:
+                stage, sums, stages = found
+                self._reduce_looped(stage, sums)
+        points, block = self.points, self.blocks.x
+        if self.blocks.across is not None:  # programs are counted
+            points, block = ceil_div(points, block) * self._parts(), 1
+        return self._module(points, block)
+
+    def _module(self, points: Size, block: int) -> Source:
+        """The module of what is printed."""
+        passed = self._passed()
+        constants = {"XBLOCK": self.blocks.x, "RBLOCK": max(self.blocks.r, 1)}
+        arguments = [*passed, *(f"{name}: tl.constexpr" for name in constants)]
+        body = "\n".join([f"{KERNEL}{', '.join(arguments)}):", *self._head(), *self.lines, ""])
+        aligned = {name for name, kind in passed.items() if kind.startswith("*")}
+        if self.points % ALIGNED == 0:
+            aligned.add("points")
+        return Source(
+            text=f"{self.values.prelude(body)}\n\n{body}",
+            points=points,
+            block=block,
+            warps=self.blocks.warps,
+            signature=passed | dict.fromkeys(constants, "constexpr"),
+            aligned=frozenset(aligned),
+            constants=constants,
+            registers=REGISTERS if self.blocks.ahead else 0,
+            sizes=self.kernel.sizes,
+        )
+
+    def _is_wide(self) -> bool:
+        """Whether some index is beyond 32 bits."""
+        return top_index(self.kernel) + self.blocks.x >= 1 << 31
+
+    def _size(self, e: Size) -> str:
+        """A size, as an expression."""
+        return value_expressions.index(e, {s: s.name for s in free_syms(e)}, lambda _, text: f"({text})")
+
+    def _passed(self) -> dict[str, str]:
+        """The arguments, with their types."""
+        passed = {f"p{i}": self._type(i) for i, b in enumerate(self.kernel.buffers) if b.role != "local"}
+        return passed | {"points": "i64"}
+
+    def _type(self, buffer: int) -> str:
+        kind = TYPES[self.kernel.buffers[buffer].dtype]
+        return kind if buffer in self.host else f"*{kind}"
+
+    def _head(self) -> list[str]:
+        program = "tl.program_id(0)" + (".to(tl.int64)" if self.wide == "tl.int64" else "")
+        head = []
+        if self.blocks.across is not None:
+            parts = self._size(self._parts())
+            head = [f"    program = {program}", f"    first = program % {parts} * RBLOCK"]
+            program = f"(program // {parts})"
+        if not self.x_axes:
+            return [*head, f"    x = {program}"]
+        if self.strip:
+            blocks = self.strip // self.blocks.x
+            head.append(f"    row = {program} // {blocks}")
+            program = f"({program} % {blocks})"
+        bound = f"points.to({self.wide})" if self.flat else self._size(self.points)
+        lanes = f"{program} * XBLOCK + tl.arange(0, XBLOCK)"
+        lines = self._lanes(
+            "x", lanes, bound if "x" in self._masks() else "", bool(self.blocks.r), "[:, None]"
+        )
+        return head + [f"    {line}" for line in lines]
+
+    def _lanes(self, name: str, lanes: str, bound: str, is_axis: bool, place: str) -> list[str]:
+        """Statements for the points of a block, and which are below `bound` if there is one: alone (`xs`) and, where blocks
+        have two axes, in their place (`x`)."""
+        alone = f"{name}s" if is_axis else name
+        masks = [f"{alone}mask = {alone} < {bound}"] if bound else []
+        if not is_axis:
+            return [f"{alone} = {lanes}", *masks]
+        placed = [f"{name}mask = {alone}mask{place}"] if bound else []
+        return [f"{alone} = {lanes}", f"{name} = {alone}{place}", *masks, *placed]
+
+    def _parts(self) -> Size:
+        """Programs that share the rows of a block, where the second axis is an outer loop."""
+        return ceil_div(trips(self.kernel.stages[0]), self.blocks.r)
+
+    def _masks(self) -> dict[str, str]:
+        exact = not self.flat and self.points % self.blocks.x == 0
+        return {} if exact or not self.x_axes else {"x": "xmask"}
+
+    # ---- stages
+
+    def stage(self, stage: Stage) -> None:
+        """One of the kernel's stages."""
+        if isinstance(stage, MapStage):
+            at = self._open(stage) if stage.loops else self._top()
+            self._ahead(at, stage)
+            self._stores(at, stage.stores)
+        elif isinstance(stage, ReduceStage):
+            self.reduce(stage)
+        else:
+            self.scan(stage)
+
+    def _ahead(self, at: Place, stage: Stage) -> None:
+        """What a quotient of rows must not stand before or behind: a division has a slow path, across which the driver's
+        compiler moves nothing. Loads would wait for it, and conditions be kept in registers meanwhile."""
+        found = list(walk(stage_values(stage)))
+        quotients = [v for v in found if v.op == "div" and v.dtype is torch.float32]
+        of_rows = [v for v in quotients if not self._is_along(at, v)] if at.r else []
+        if of_rows:
+            for v in reversed(found):
+                if v.op == "load" and v.args[2] is None:
+                    self.value(at, v)
+            for v in of_rows:
+                self.value(at, v)
+
+    def _is_along(self, at: Place, value: Value) -> bool:
+        """Whether it varies along the last axis."""
+        found = [v for v in walk([value]) if v.op in ("load", "index")]
+        places = (subs(v.args[1] if v.op == "load" else v.args[0], at.rewrite) for v in found)
+        return any("r" in self._axes(e) for e in places)
+
+    def _stores(self, at: Place, stores: Sequence[Store]) -> None:
+        computed = [self.value(at, s.value) for s in stores]
+        for store, value in zip(stores, computed, strict=True):
+            self.store(at, store, value)
+
+    def store(self, at: Place, store: Store, value: str) -> None:
+        """Stores what has the name `value`."""
+        self.kept = {place: name for place, name in self.kept.items() if place[0] != store.buffer}
+        if at.indent == 1 and not store.lookups:
+            self.kept[store.buffer, subs(store.index, at.rewrite)] = value
+        if self.kernel.buffers[store.buffer].role == "local":
+            if at.indent > 1:
+                raise NotImplementedError("a loop over blocks keeps values, which do not fit into registers")
+            return
+        self.written.add(store.buffer)
+        offset = self._offset(at, store.index, at.axes)
+        masks = [at.masks[a] for a in sorted(at.masks, reverse=True)]
+        conditions = [self._both(at, masks)] if masks else []
+        for lookup in store.lookups:
+            further, inside = self._looked_up(at, lookup)
+            offset = f"{offset} + {further}"
+            conditions.append(inside)
+        mask = f", {' & '.join(conditions)}" if conditions else ""
+        self._line(at, f"tl.store(p{store.buffer} + {offset}, {value}{mask})")
+
+    def _looked_up(self, at: Place, lookup: Lookup) -> tuple[str, str]:
+        """How much further a lookup goes, and the name of where that is within its range, which is asserted."""
+        value = self.value(at, lookup.value)
+        axes = self.axes_of.get(value, NONE)
+        inside = self._named(at, f"({value} >= 0) & ({value} < {self._size(lookup.size)})", axes, False)
+        masks = [at.masks[a] for a in sorted(axes, reverse=True) if a in at.masks]
+        holds = f"{inside} | ({self._both(at, masks)} == 0)" if masks else inside
+        self._line(at, f"tl.device_assert({holds}, 'index out of bounds')")
+        return f"{value}.to({self.wide}) * {lookup.stride}", inside
+
+    def _top(self) -> Place:
+        """Once per outer point."""
+        self.loop = None
+        return Place(self.outer, self.x_axes, 1, masks=self._masks())
+
+    def _open(self, stage: Stage, turns: int = 1, first: Sequence[str] = ()) -> Place:
+        """The block of the stage's points; begins the loop over blocks if there are several: over `turns` of them in a loop
+        over such parts, each of which begins with the statements `first`."""
+        points, looped = trips(stage), self._looped(stage)
+        rewrite = {**self.outer, **digits(stage_loops(stage), _counted("r", points))}
+        r = "r" if looped else self._axis(points)
+        end = self._size(points)
+        last = end if isinstance(points, int) else self.values.number(end)
+        self.loop = None
+        at = Place(rewrite, self.x_axes | R, 1, r, self._masks())
+        if looped:
+            self.loop = len(self.lines)
+            at.indent = 2
+            if turns == 1:
+                self.lines.append(f"    for start in range(0, {last}, RBLOCK):")
+            else:
+                at.indent = 3
+                self.lines.append(f"    for part in range(0, {last}, RBLOCK * {turns}):")
+                self.lines += [f"        {line}" for line in first]
+                self.lines.append(
+                    f"        for turn in range(0, {self._end_of_part(points, turns)}, RBLOCK):"
+                )
+                self._line(at, "start = part + turn")
+        wide = ".to(tl.int64)" if self.wide == "tl.int64" else ""
+        begin = "start + " if looped else "first + " if self.blocks.across is not None else ""
+        bound = ""
+        if points % max(turns * self.blocks.r, 1) or not points:
+            at.masks["r"], bound = f"{r}mask", end
+        lines = self._lanes(r, f"{begin}tl.arange(0, RBLOCK){wide}", bound, bool(self.x_axes), "[None, :]")
+        for line in lines:
+            if looped or line not in self.shared:
+                self._line(at, line)
+            if not looped:
+                self.shared[line] = r
+        return at
+
+    def _axis(self, points: Size) -> str:
+        """What the points of a stage that has so many are called."""
+        return f"r{points}"
+
+    def _end_of_part(self, points: Size, turns: int) -> str:
+        """How far a part of a row goes, from its beginning."""
+        return f"RBLOCK * {turns}"
+
+    def _turns(self, stage: Stage) -> int:
+        return _turns(stage_points(stage), self.blocks.r)
+
+    def _looped(self, stage: Stage) -> bool:
+        return self.blocks.across is None and stage_points(stage) > max(self.blocks.r, 1)
+
+    def reduce(self, stage: ReduceStage) -> None:
+        """Reductions, and what is stored beside them."""
+        if self._looped(stage):
+            return self._reduce_looped(stage)
+        stage = self._select(stage)
+        if not stage.reductions and not stage.stores:
+            return
+        at = self._open(stage) if stage.loops else self._top()
+        contributions = [self._contribution(at, r) for r in stage.reductions]
+        self._stores(at, stage.stores)
+        if at.r:
+            self._across_all(
+                [(r, value, at.r) for r, value in zip(stage.reductions, contributions, strict=True)]
+            )
+        else:
+            for r, value in zip(stage.reductions, contributions, strict=True):
+                self.results[r.name] = self._alone(r, value)
+
+    def _reduce_looped(self, stage: ReduceStage, online_sums: Mapping[str, str] | None = None) -> None:
+        """Accumulators of whole blocks, combined across the block after the loop. `online_sums`: sums of exponentials, and
+        the maximum that each is below (`online_softmax.py`)."""
+        sums = online_sums or {}
+        stage = self._select(stage)
+        if not stage.reductions and not stage.stores:
+            return
+        accumulators: dict[str, tuple[str, str]] = {}
+        shape = self._shape(self.x_axes | R)
+        vector = self._vector()
+        for r in stage.reductions:
+            acc, where = self._fresh(self.x_axes | R), self._fresh(self.x_axes | R)
+            accumulators[r.name] = acc, where
+            is_maximum = r.name in sums.values()
+            first = online_softmax.LOWEST if is_maximum else _neutral(r)
+            lanes = f"[RBLOCK // {vector}]" if vector > 1 and (is_maximum or r.name in sums) else shape
+            self.lines.append(f"    {acc} = tl.full({lanes}, {first}, {_accumulator(r)})")
+            if r.kind.startswith("arg"):
+                self.lines.append(f"    {where} = tl.full({shape}, {(1 << 31) - 1}, {self.wide})")
+        of_parts = {
+            r.name: self._fresh(self.x_axes | R)
+            for r in stage.reductions
+            if _is_sum(r) and r.name not in sums
+        }
+        turns = self._turns(stage) if of_parts else 1
+        if turns == 1:
+            of_parts = {}
+        at = self._open(
+            stage, turns, [f"{part} = tl.full({shape}, 0, tl.float32)" for part in of_parts.values()]
+        )
+        of_maximum = {maximum: accumulators[total][0] for total, maximum in sums.items()}
+        for r in stage.reductions:
+            if r.name in sums:  # with its maximum
+                continue
+            acc, where = accumulators[r.name]
+            value = self._contribution(at, r)
+            function = _combining(r)
+            if r.name in of_maximum and vector > 1:
+                self._add_vectors(at, of_maximum[r.name], acc, value, vector)
+                continue
+            if r.name in of_maximum:
+                self._add_below(at, of_maximum[r.name], acc, value)
+            if r.kind.startswith("arg"):
+                place = f"tl.broadcast_to(r, {shape})" if self.x_axes else "r"
+                self._line(at, f"{acc}, {where} = {function}({acc}, {where}, {value}, {place})")
+            else:
+                acc = of_parts.get(r.name, acc)
+                self._line(at, f"{acc} = {_combined(r, acc, value)}")
+        self._stores(at, stage.stores)
+        for name, part in of_parts.items():
+            self.lines.append(f"        {accumulators[name][0]} = {accumulators[name][0]} + {part}")
+        for total, maximum in sums.items():
+            s, m = accumulators[total][0], accumulators[maximum][0]
+            self.lines.append(f"    {m} = tl.where({s} == 0.0, float('-inf'), {m})")
+        self._across_all([(r, *accumulators[r.name]) for r in stage.reductions if r.name not in sums])
+        for r in stage.reductions:
+            if r.name in sums:
+                acc, where = accumulators[r.name]
+                below = f"{accumulators[sums[r.name]][0]} - {self.results[sums[r.name]]}"
+                self.lines.append(f"    {acc} = {acc} * {self._exp(below)}")
+                self.results[r.name] = self._across(r, acc, where)
+
+    def _vector(self) -> int:
+        """How many neighbours of a row a thread reads at once, where the block is a part of one row: sums of exponentials
+        (`online_softmax.py`) take them together."""
+        return 1 if self.x_axes else elements([b for b in self.kernel.buffers if b.role != "local"])
+
+    def _add_vectors(self, at: Place, total: str, maximum: str, value: str, vector: int) -> None:
+        """Takes vectors of a block into the sums of exponentials below a maximum of each, and into these."""
+        text = f"tl.reshape({value}, [RBLOCK // {vector}, {vector}])"
+        parts = self._named(at, text, at.axes, fixed=False)
+        top = self._named(at, f"_maximum({maximum}, tl.reduce({parts}, 1, _maximum))", at.axes, fixed=False)
+        below = self._exp(f"{parts} - {top}[:, None]")
+        self._line(at, f"{total} = {total} * {self._exp(f'{maximum} - {top}')} + tl.reduce({below}, 1, _add)")
+        self._line(at, f"{maximum} = {top}")
+
+    def _add_below(self, at: Place, total: str, maximum: str, value: str) -> None:
+        """Takes `value` into a sum of exponentials below a maximum, which is updated behind this."""
+        factor = self._named(at, self._exp(f"-tl.abs({value} - {maximum})"), at.axes, fixed=False)
+        above = f"tl.fma({total}, {factor}, 1.0)"
+        self._line(at, f"{total} = tl.where({value} > {maximum}, {above}, {total} + {factor})")
+
+    def _exp(self, text: str) -> str:
+        """Of what is added up beside a 1 (`approximate_math.py`)."""
+        return self.values.function("fast_exp", torch.float32, [text])
+
+    def _select(self, stage: ReduceStage) -> ReduceStage:
+        """The stage without the sums of which one element counts (`one_hot_sums.py`), whose results are computed."""
+        found = {r.name: s for r in stage.reductions if (s := selected(r, stage)) is not None}
+        for name, one in found.items():
+            self.results[name] = self._one(one)
+        return replace(stage, reductions=tuple(r for r in stage.reductions if r.name not in found))
+
+    def _one(self, one: Selected) -> str:
+        """The name of the selected value: once per outer point."""
+        top = self._top()
+        target = self.value(top, one.target)
+        axes = self.axes_of.get(target, NONE)
+        inside = self._named(top, f"({target} >= 0) & ({target} < {self._size(one.size)})", axes)
+        place = self._named(top, f"tl.where({inside}, {target}, 0).to({self.wide})", axes)
+        top.rewrite = {**self.outer, one.sym: loop_sym(place, one.size)}
+        value = self.value(top, one.value)
+        dtype = one.value.dtype
+        zero = (
+            value_expressions.literal(0, dtype)
+            if dtype is torch.float32
+            else value_expressions.constant(0, dtype)
+        )
+        return self._named(top, f"tl.where({inside}, {value}, {zero})", axes | self.axes_of.get(value, NONE))
+
+    def _reduced(self, at: Place, r: Reduction) -> str:
+        """The value reduced, in the accumulator's dtype, as a whole block."""
+        text = self.value(at, r.value)
+        axes = self.axes_of.get(text, NONE)
+        if r.kind in ("any", "all") and r.value.dtype is not torch.bool:
+            text = f"({text} != 0)"
+        elif _accumulator(r) != NAMES[r.value.dtype]:
+            text = f"{text}.to({_accumulator(r)})"
+        if axes != at.axes:
+            text = f"tl.broadcast_to({text}, {self._shape(at.axes)})"
+        return text
+
+    def _contribution(self, at: Place, r: Reduction) -> str:
+        """The value reduced, neutral where there is no point, as a whole block."""
+        text = self._reduced(at, r)
+        given = self.given.get(_loaded(r.value))
+        if at.r and "r" in at.masks and given != _neutral(r):  # outer points that do not exist are not stored
+            text = f"tl.where({at.masks['r']}, {text}, {_typed_neutral(r)})"
+        return text if text in self.axes_of else self._named(at, text, at.axes)
+
+    def _across_all(self, blocks: Sequence[tuple[Reduction, str, str]]) -> None:
+        """Combines blocks along their last axis, sums two by two: the threads of a program wait for one another once."""
+        blocks = [(r, self._of_threads(r, block), position) for r, block, position in blocks]
+        sums = [(r, block) for r, block, _ in blocks if _combining(r) == "_add"]
+        pairs = list(zip(sums[::2], sums[1::2]))
+        for (first, a), (second, b) in pairs:
+            axis, column = ("1", "[:, None]") if self.x_axes else ("0", "")
+            names = [self._fresh(self.x_axes) for _ in range(2)]
+            self.lines.append(f"    {', '.join(names)} = tl.reduce(({a}, {b}), {axis}, _add_both)")
+            for r, name in zip((first, second), names):
+                if column or _rounding(r):
+                    self.lines.append(f"    {name} = {name}{column}{_rounding(r)}")
+                self.results[r.name] = name
+        for r, block, position in blocks:
+            if r.name not in self.results:
+                self.results[r.name] = self._across(r, block, position)
+
+    def _of_threads(self, r: Reduction, block: str) -> str:
+        """The block or, where each thread has a long chain of it, sums of what a thread has, all but eight."""
+        threads = 32 * self.blocks.warps
+        if not _is_sum(r) or self.x_axes or self.blocks.r < 2 * CHAIN * threads:
+            return block
+        name, kept = self._fresh(R), 8 * threads  # a thread has up to eight neighbours, whatever the layout
+        shape = f"[RBLOCK // {kept}, {kept}]"
+        self.lines.append(f"    {name} = tl.reduce(tl.reshape({block}, {shape}), 0, _add)")
+        return name
+
+    def _across(self, r: Reduction, block: str, position: str) -> str:
+        """Combines a block along its last axis; the result varies with x, and has the dtype of the reduction's."""
+        function, axis = _combining(r), "1" if self.x_axes else "0"
+        column = "[:, None]" if self.x_axes else ""
+        name = self._fresh(self.x_axes)
+        if r.kind.startswith("arg"):
+            if self.axes_of.get(position) != self.axes_of[block]:
+                position = f"tl.broadcast_to({position}, {self._shape(self.x_axes | R)})"
+            self.lines.append(
+                f"    {name}_value, {name} = tl.reduce(({block}, {position}), {axis}, {function})"
+            )
+            self.lines.append(f"    {name} = {name}{column}.to(tl.int64)")
+            return name
+        self.lines.append(f"    {name} = tl.reduce({block}, {axis}, {function}){column}{_rounding(r)}")
+        return name
+
+    def _alone(self, r: Reduction, value: str) -> str:
+        """The reduction of one point."""
+        if r.kind.startswith("arg"):
+            return self._named(self._top(), "tl.full([], 0, tl.int64)", NONE)
+        if not _rounding(r):
+            return value
+        return self._named(self._top(), f"{value}{_rounding(r)}", self.axes_of[value])
+
+    def scan(self, stage: ScanStage) -> None:
+        """A scan; what goes from block to block is carried along."""
+        r = Reduction("scan", stage.kind, stage.store.value)
+        carry, function, looped = self._fresh(self.x_axes), _combining(r), self._looped(stage)
+        axis, column = ("1", "[:, None]") if self.x_axes else ("0", "")
+        if looped:
+            shape = self._shape(self.x_axes) if self.x_axes else "[]"
+            self.lines.append(f"    {carry} = tl.full({shape}, {_neutral(r)}, {_accumulator(r)})")
+        at = self._open(stage)
+        value = self._contribution(at, r)
+        name = self._named(at, f"tl.associative_scan({value}, {axis}, {function})", at.axes)
+        if looped:
+            self._line(at, f"{name} = {_combined(r, carry, name)}")
+            whole = f"tl.reduce({value}, {axis}, {function}){column}"
+            self._line(at, f"{carry} = {_combined(r, carry, whole)}")
+        target = NAMES[stage.store.value.dtype]
+        if target != _accumulator(r):
+            name = self._named(at, f"{name}.to({target})", at.axes)
+        self.store(at, stage.store, name)
+
+    # ---- values
+
+    def value(self, at: Place, v: Value) -> str:
+        """The name of `v` at this place."""
+        name = at.names.get(v)
+        if name is None:
+            text, axes = self._text(at, v)
+            if text in self.axes_of:  # a name already
+                name = text
+            else:
+                fixed = v.op != "load" or self.kernel.buffers[v.args[0]].role == "in"
+                name = self._named(at, text, axes, fixed)
+            at.names[v] = name
+        return name
+
+    def _named(self, at: Place, text: str, axes: Axes, fixed: bool = True) -> str:
+        """A name for `text`; the one that it has already, if it is `fixed`: the same wherever it is computed. What does not
+        change in a loop over blocks is given before it (its body is walked twice by Triton)."""
+        outside = at.indent == 1 or (fixed and axes <= X and self.inner.isdisjoint(_NAME.findall(text)))
+        texts = self.shared if outside else at.texts
+        known = texts.get(text) if fixed else None
+        if known is not None:
+            return known
+        name = self._fresh(axes)
+        if outside and self.loop is not None:
+            self.lines.insert(self.loop, f"    {name} = {text}")
+            self.loop += 1
+        else:
+            self._line(at, f"{name} = {text}")
+        if not outside:
+            self.inner.add(name)
+        if fixed:
+            texts[text] = name
+        return name
+
+    def _text(self, at: Place, v: Value) -> tuple[str, Axes]:
+        if v.op == "load":
+            return self._load(at, v)
+        if v.op == "const":
+            return value_expressions.constant(v.args[0], v.dtype), NONE
+        if v.op == "index":
+            rewritten = subs(v.args[0], at.rewrite)
+            text = self._index(at, rewritten)
+            if isinstance(rewritten, int):
+                return value_expressions.constant(rewritten, v.dtype), NONE
+            return f"{text}.to(tl.int64)", self._axes(rewritten)
+        if v.op == "result":
+            name = self.results[v.args[0]]
+            return name, self.axes_of[name]
+        if v.op == "philox":
+            return self._philox(at, v)
+        if v.op == "eq" and (found := self._is_at(at, v)) is not None:
+            return found
+        if v.op == "where" and self._is_zero_elsewhere(v):
+            return self.value(at, v.args[1]), NONE
+        if v in self.cheap.functions:
+            name, operand = self.cheap.functions[v]
+            given = self.value(at, operand)
+            return self.values.function(name, torch.float32, [given]), self.axes_of.get(given, NONE)
+        if v in self.cheap.quotients:
+            dividend, divisor = (self.value(at, a) for a in v.args)
+            inverse = self.values.function("reciprocal", torch.float32, [divisor])
+            inverse = self._named(at, inverse, self.axes_of[divisor])
+            return f"({dividend} * {inverse})", self.axes_of.get(dividend, NONE) | self.axes_of[divisor]
+        dtype = v.args[-1].dtype
+        literals = value_expressions.takes_literal(v.op, dtype) and any(a.op != "const" for a in v.args[-2:])
+        operands = [
+            value_expressions.literal(a.args[0], a.dtype)
+            if literals and a.op == "const" and a.dtype == dtype
+            else self.value(at, a)
+            for a in v.args
+        ]
+        axes = NONE.union(*(self.axes_of.get(o, NONE) for o in operands))
+        if v.op == "cast":
+            return value_expressions.cast(operands[0], v.args[0].dtype, v.dtype), axes
+        return self.values.operation(v.op, dtype, operands), axes
+
+    def _is_zero_elsewhere(self, v: Value) -> bool:
+        """Whether a choice between an element that is read where a condition holds, and 0, is what the load gives anyway."""
+        condition, chosen, otherwise = v.args
+        while chosen.op == "cast":
+            chosen = chosen.args[0]
+        reads = chosen.op == "load" and chosen.args[2] is condition and chosen.args[0] not in self.host
+        number = otherwise.args[0] if otherwise.op == "const" else None
+        return reads and number == 0 and math.copysign(1, number) > 0
+
+    def _is_at(self, at: Place, v: Value) -> tuple[str, Axes] | None:
+        """Whether a place of the block is one that does not vary along it, a number of 64 bits: asked in 32 bits, half as
+        many instructions for each element. None where that is not asked."""
+        for place, target in (v.args, v.args[::-1]):
+            if place.op != "index" or target.op in ("index", "const") or self.wide != "tl.int32":
+                continue
+            rewritten = subs(place.args[0], at.rewrite)
+            (low, high), axes = bounds(rewritten), self._axes(rewritten)
+            name = self.value(at, target)
+            own = self.axes_of.get(name, NONE)
+            if low >= 0 and high < 1 << 31 and own < axes:
+                inside = f"({name} >= 0) & ({name} <= {high})"
+                narrow = self._named(at, f"tl.where({inside}, {name}, -1).to(tl.int32)", own)
+                return f"({self._index(at, rewritten)} == {narrow})", axes
+        return None
+
+    def _philox(self, at: Place, v: Value) -> tuple[str, Axes]:
+        """A word of a step. The step gives all four at once: where those are of neighbours, which one thread has, the
+        compiler sees that it is one, and computes it once."""
+        operands = [self.value(at, a) for a in v.args[:3]]
+        axes = NONE.union(*(self.axes_of.get(o, NONE) for o in operands))
+        words, lane = self._named(at, self.values.philox(operands), axes), v.args[3]
+        if lane.op == "const":
+            return f"{words}[{lane.args[0]}].to(tl.int64)", axes
+        chosen, text = self.value(at, lane), f"{words}[3]"
+        for k in (2, 1, 0):
+            text = f"tl.where({chosen} == {k}, {words}[{k}], {text})"
+        return f"{text}.to(tl.int64)", axes | self.axes_of[chosen]
+
+    def _load(self, at: Place, v: Value) -> tuple[str, Axes]:
+        buffer, e, condition = v.args
+        spec, rewritten = self.kernel.buffers[buffer], subs(e, at.rewrite)
+        kept = self.kept.get((buffer, rewritten))
+        self.given.pop(v, None)
+        if kept is not None and condition is None:
+            return kept, self.axes_of.get(kept, NONE)
+        if spec.role == "local":
+            raise NotImplementedError(f"the values kept in {spec.name} are not in registers at {e}")
+        if buffer in self.written:
+            self._line(at, "tl.debug_barrier()")
+            self.written.clear()
+        masked = self.value(at, condition) if condition is not None else ""
+        if buffer in self.host:
+            text = f"tl.where({masked}, p{buffer}, 0).to({NAMES[v.dtype]})" if masked else f"p{buffer}"
+            return text, self.axes_of.get(masked, NONE)
+        axes = self._axes(rewritten) | self.axes_of.get(masked, NONE)
+        computed = not {s.name for s in free_syms(rewritten)}.isdisjoint(self.axes_of)
+        other = self.others.get(v) if not masked and "r" in axes else None
+        if other is not None:
+            self.given[v] = other
+        other = other or value_expressions.literal(0, v.dtype)
+        if (
+            len(axes) == 1 and not masked and not computed
+            and self.loads_lines and self.blocks.r and self.x_axes
+        ):  # fmt: skip
+            return self._load_line(at, buffer, rewritten, next(iter(axes)), other), axes
+        masks = [at.masks[a] for a in sorted(axes, reverse=True) if a in at.masks]
+        mask = self._both(at, masks) if masks else ""
+        if masked:
+            mask = f"{masked} & {mask}" if mask else masked
+        mask = f", {mask}, other={other}" if mask else ""
+        return f"tl.load(p{buffer} + {self._offset(at, e, axes)}{mask})", axes
+
+    def _load_line(self, at: Place, buffer: int, rewritten: Size, axis: str, other: str) -> str:
+        """What varies along one of two axes is loaded as a block of one, which is then put in its place: threads that hold
+        the same elements of a block of two would each load all of them."""
+        names = {
+            s: f"{at.r if s.name == 'r' else s.name}s" if s.name == axis else s.name
+            for s in free_syms(rewritten)
+        }
+        offset = value_expressions.index(
+            rewritten, names, lambda e, text: self._named(at, text, self._axes(e))
+        )
+        mask = f", {at.masks[axis][:-4]}smask, other={other}" if axis in at.masks else ""
+        return f"tl.load(p{buffer} + {offset}{mask}){'[:, None]' if axis == 'x' else '[None, :]'}"
+
+    def _axes(self, e: Size) -> Axes:
+        """Along which a rewritten index varies; fewer than its symbols say where the program has one outer point."""
+        # A position that was computed varies as the value does that it is.
+        of_names = [self.axes_of.get(s.name, NONE) for s in free_syms(e)]
+        return NONE.union(*of_names, frozenset(s.name for s in free_syms(e)) & (self.x_axes | R))
+
+    def _shape(self, axes: Axes) -> str:
+        if not self.blocks.r:
+            return "[XBLOCK]"
+        if not self.x_axes:
+            return "[RBLOCK]"
+        return f"[{'XBLOCK' if 'x' in axes else '1'}, {'RBLOCK' if 'r' in axes else '1'}]"
+
+    def _both(self, at: Place, masks: Sequence[str]) -> str:
+        """Those points that exist by each of the masks (one or two, of an axis each)."""
+        return masks[0] if len(masks) == 1 else self._named(at, " & ".join(masks), self.x_axes | R)
+
+    def _index(self, at: Place, rewritten: Size) -> str:
+        """Quotients have names: there are many equal ones."""
+
+        def named(e: Quotient, text: str) -> str:
+            return self._named(at, text, self._axes(e))
+
+        of_axes = {"x": at.x, "r": at.r}
+        names = {s: of_axes.get(s.name, s.name) for s in free_syms(rewritten)}
+        return value_expressions.index(rewritten, names, named)
+
+    def _offset(self, at: Place, e: Size, axes: Axes) -> str:
+        """A block of offsets with these axes."""
+        rewritten = subs(e, at.rewrite)
+        text = self._index(at, rewritten)
+        if self._axes(rewritten) == axes:
+            return text if text.isalnum() else self._named(at, text, axes)
+        if isinstance(rewritten, int):
+            return f"tl.full({self._shape(axes)}, {text}, {self.wide})"
+        return f"tl.broadcast_to({text}, {self._shape(axes)})"
+
+    def _fresh(self, axes: Axes) -> str:
+        self.count += 1
+        name = f"v{self.count}"
+        self.axes_of[name] = axes
+        return name
+
+    def _line(self, at: Place, text: str) -> None:
+        self.lines.append("    " * at.indent + text)
+
+
+class _Joined(Printer):
+    """The same body behind another head: arguments come from the table."""
+
+    def __init__(
+        self, kernel: Kernel, host: frozenset[int], dialect: Dialect, unaligned: frozenset[int]
+    ) -> None:
+        super().__init__(kernel, host, dialect, of_any_size(kernel, host))
+        self.unaligned = unaligned
+        self.table = table_of(kernel)
+
+    def source(self) -> Source:
+        return replace(super().source(), aligned=frozenset(), table=self.table)
+
+    def _passed(self) -> dict[str, str]:
+        return {"table": "i64" if self.values.dialect == "ptx" else "*i64"}
+
+    def _head(self) -> list[str]:
+        points = f"points = {self._slot('fields')}"
+        if self.points % ALIGNED == 0:
+            points = f"points = tl.multiple_of({self._slot('fields')}, {ALIGNED})"
+        return [
+            "    block = tl.program_id(0)",
+            *(f"    {line}" for line in self.values.search("table", self.table.steps, "part", "block")),
+            f"    fields = part * {1 + self.table.arguments} + {self.table.steps}",
+            f"    {points}",
+            *(f"    p{i} = {self._argument(i)}" for i in range(self.table.arguments)),
+            f"    block -= {self._slot('part')}.to(tl.int32)",
+            "    x = block * XBLOCK + tl.arange(0, XBLOCK)",
+            f"    xmask = x < points.to({self.wide})",
+        ]
+
+    def _argument(self, buffer: int) -> str:
+        slot, dtype = self._slot(f"fields + {buffer + 1}"), self.kernel.buffers[buffer].dtype
+        if buffer in self.host:
+            return value_expressions.from_bits(slot, dtype)
+        pointer = f"{slot}.to(tl.pointer_type({NAMES[dtype]}))"
+        return pointer if buffer in self.unaligned else f"tl.multiple_of({pointer}, {ALIGNED})"
+
+    def _slot(self, place: str) -> str:
+        return self.values.slot("table", place)
+
+
+class _Beside(Printer):
+    """Rows with sums beside them (`loops.row_sums`). A program has a chunk of rows, and goes over XBLOCK of them at a
+    time: what these add to a sum is added to a block, which is stored at the end."""
+
+    def source(self) -> Source:
+        for stage in self.kernel.stages:
+            self.stage(stage)
+        moved = row_stage(self.kernel)
+        at = self._open(moved)
+        blocks = {r.name: self._fresh(at.axes) for r in moved.reductions}
+        for r in moved.reductions:
+            self._line(at, f"{blocks[r.name]} = {_combined(r, blocks[r.name], self._addend(at, r))}")
+        self._stores(at, moved.stores)
+        first = [
+            f"    {blocks[r.name]} = tl.full({self._shape(at.axes)}, {_neutral(r)}, {_accumulator(r)})"
+            for r in moved.reductions
+        ]
+        self.lines = self._loop(first, frozenset(blocks.values()))
+        for r in moved.reductions:
+            self.results[r.name] = self._down(r, blocks[r.name])
+        return self._stored(at, stage_points(moved))
+
+    def _stored(self, at: Place, width: int) -> Source:
+        """The sums of the chunk, once."""
+        sums = self.kernel.sums
+        assert sums is not None
+        (chunk, *columns), (_, stage) = sums.outer, sums.stages
+        number = Sym("chunk", 0, static(chunk.size) - 1)
+        masks = {axis: mask for axis, mask in at.masks.items() if axis == "r"}
+        rewrite = {chunk.sym: number, **digits(columns, _counted("r", width))}
+        self._stores(Place(rewrite, R, 1, at.r, masks), stage_stores(stage))
+        return self._module(static(chunk.size), 1)
+
+    def _addend(self, at: Place, r: Reduction) -> str:
+        """What the rows of a block add, nothing for those that are not there. Columns that are not there are not stored."""
+        text = self._reduced(at, r)
+        if "x" in at.masks:
+            text = f"tl.where({at.masks['x']}, {text}, {_typed_neutral(r)})"
+        return text
+
+    def _down(self, r: Reduction, block: str) -> str:
+        """Combines a block along its rows; the result has the dtype of the reduction's."""
+        target = "tl.int1" if r.kind in ("any", "all") else NAMES[r.value.dtype]
+        rounded = "" if target == _accumulator(r) else f".to({target})"
+        name = self._fresh(R)
+        text = f"tl.reduce({block}, 0, {_combining(r)})[None, :]" if self.x_axes else block
+        self.lines.append(f"    {name} = {text}{rounded}")
+        return name
+
+    def _loop(self, first: Sequence[str], blocks: frozenset[str]) -> list[str]:
+        """The statements of one block of rows, as a loop over those of a chunk. `first`: what `blocks` begin with."""
+        of_rows = frozenset(("x", "xs", "xmask", "xsmask"))
+        before, inside = row_loops.apart(row_loops.statements(self.lines), of_rows | blocks)
+        read = frozenset(i for i, b in enumerate(self.kernel.buffers) if b.role == "in")
+        early = row_loops.ahead(inside, of_rows, read) if self.blocks.ahead else []
+        loads = [s for s in early if row_loops.is_load(s)]
+        lines = [*(s.text for s in before), *first]
+        body = self._rows("k")
+        if loads:
+            loaded = frozenset(s.names[0] for s in loads)
+            where = of_rows | frozenset(s.names[0] for s in early) - loaded
+            lines += self._next_rows("0", early, loaded, where, "_first")
+            last = "count" if "x" in self._masks() else "count - XBLOCK"
+            body += [f"    {s.names[0]} = {s.names[0]}_next" for s in loads]
+            body += [f"    k_next = tl.minimum(k + XBLOCK, {last})"]
+            body += self._next_rows("k_next", early, loaded, where, "_next")
+        body += [s.text for s in inside if s not in loads]
+        return [*lines, f"    for k in range(0, {self._count()}, XBLOCK):", *(f"    {line}" for line in body)]
+
+    def _next_rows(
+        self,
+        k: str,
+        early: Sequence[row_loops.Statement],
+        loaded: frozenset[str],
+        where: frozenset[str],
+        suffix: str,
+    ) -> list[str]:
+        """The statements that load the block of rows from the k-th on under other names: what is `loaded` is `_next`."""
+        lines = [*self._rows(k), *(s.text for s in early)]
+        return [
+            row_loops.suffixed(row_loops.suffixed(line, where, suffix), loaded, "_next") for line in lines
+        ]
+
+    def _rows(self, k: str) -> list[str]:
+        """Statements for the block of rows from the k-th of the chunk on."""
+        if not self.x_axes:
+            return [f"    x = begin + {k}"]
+        bound = "begin + count" if "x" in self._masks() else ""
+        lines = self._lanes("x", f"begin + {k} + tl.arange(0, XBLOCK)", bound, True, "[:, None]")
+        return [f"    {line}" for line in lines]
+
+    def _head(self) -> list[str]:
+        wide = ".to(tl.int64)" if self.wide == "tl.int64" else ""
+        size, exact = self._chunk()
+        count = str(size) if exact else f"tl.minimum({self.points} - begin, {size})"
+        return [f"    chunk = tl.program_id(0){wide}", f"    begin = chunk * {size}", f"    count = {count}"]
+
+    def _count(self) -> str:
+        """How many rows the chunk has, as a loop ends with it."""
+        size, exact = self._chunk()
+        return str(size) if exact else self.values.number("count")
+
+    def _chunk(self) -> tuple[int, bool]:
+        """How many rows a chunk has, and whether all have as many."""
+        sums = self.kernel.sums
+        assert sums is not None
+        size = chunk_rows(sums)
+        return size, size * static(sums.outer[0].size) == self.points
+
+    def _masks(self) -> dict[str, str]:
+        size, exact = self._chunk()
+        return {} if (exact and size % self.blocks.x == 0) or not self.x_axes else {"x": "xmask"}
+
+
+def top_index(kernel: Kernel) -> int:
+    """The largest number that an index computes with, but for the rest of a block."""
+    points = prod(static(l.size) for l in kernel.outer)
+    top = points * max([stage_points(s) for s in kernel.stages] + [1])
+    for stage in (stage for part in parts(kernel) for stage in part.stages):
+        for e in stage_indices(stage):
+            top = max(top, abs(e) if isinstance(e, int) else max(abs(e.lo), abs(e.hi)))
+        for store in stage_stores(stage):
+            top = max(top, bounds(store.index)[1] + sum(l.stride * (l.size - 1) for l in store.lookups))
+    return top
+
+
+def _with_rows(kernel: Kernel, blocks: Blocks) -> Kernel:
+    """An elementwise kernel with the loop that `blocks` has as its second axis as that of its stage."""
+    assert blocks.across is not None
+    (stage,) = kernel.stages
+    assert isinstance(stage, MapStage) and not stage.loops
+    return replace(kernel, outer=blocks.outer, stages=(MapStage((blocks.across,), stage.stores),))
+
+
+def _counted(name: str, points: Size) -> Sym:
+    """The symbol that counts so many points; one of none counts as of one."""
+    return Sym(name, 0, max(points - 1, 0)) if isinstance(points, int) else loop_sym(name, points)
+
+
+def trips(stage: Stage) -> Size:
+    """Points of the stage's own loops."""
+    return numel(l.size for l in stage_loops(stage))
+
+
+def _others(stages: Sequence[Stage]) -> dict[Value, str]:
+    """What loads give where there is no point, for the maxima and minima of what is loaded: nothing is chosen behind them.
+    All else that such points give is not stored, and chosen away where it is reduced."""
+    found: dict[Value, str] = {}
+    for r in (r for stage in stages if isinstance(stage, ReduceStage) for r in stage.reductions):
+        loaded = _loaded(r.value)
+        if r.kind in ("max", "min") and loaded.op == "load" and loaded.args[2] is None:
+            if loaded.dtype.is_floating_point:
+                found.setdefault(loaded, _neutral(r))
+    return found
+
+
+def _loaded(value: Value) -> Value:
+    """Behind a conversion that keeps infinities what they are."""
+    wider = value.op == "cast" and value.dtype.is_floating_point and value.args[0].dtype.is_floating_point
+    return value.args[0] if wider else value
+
+
+def _combining(r: Reduction) -> str:
+    return OF_BOOLS.get(r.kind, KINDS[r.kind][0]) if r.value.dtype is torch.bool else KINDS[r.kind][0]
+
+
+def _is_sum(r: Reduction) -> bool:
+    """Whether it adds up numbers of float32."""
+    return _combining(r) == "_add" and _accumulator(r) == "tl.float32"
+
+
+def _turns(points: int, block: int) -> int:
+    """How many blocks of a row are added up apart, so that neither they nor such parts are many; 1 if there are few. Of the
+    numbers around the root, the one by which the last part is fullest."""
+    blocks = -(-points // block)
+    if blocks <= CHAIN or points > JOINED_INDEX:  # so that no index in the last part is beyond 32 bits
+        return 1
+    root = math.isqrt(blocks)
+    return min(range(root, 2 * root), key=lambda turns: -blocks % turns)
+
+
+def _combined(r: Reduction, a: str, b: str) -> str:
+    """What the combining function gives, as an expression."""
+    infix = {"_add": "+", "_multiply": "*", "_or": "|", "_and": "&"}.get(_combining(r))
+    return f"({a} {infix} {b})" if infix else f"{_combining(r)}({a}, {b})"
+
+
+def _neutral(r: Reduction) -> str:
+    kind = KINDS[r.kind][1]
+    dtype = r.value.dtype
+    if kind in ("zero", "one"):
+        return "0" if kind == "zero" else "1"
+    if dtype.is_floating_point:
+        return "float('-inf')" if kind == "lowest" else "float('inf')"
+    if dtype is torch.bool:
+        return "0" if kind == "lowest" else "1"
+    info = torch.iinfo(dtype)
+    return str(info.min if kind == "lowest" else info.max)
+
+
+def _typed_neutral(r: Reduction) -> str:
+    """As a number where that has the dtype of the accumulator."""
+    if _accumulator(r) == "tl.float32":
+        return {"0": "0.0", "1": "1.0"}.get(_neutral(r), _neutral(r))
+    return f"tl.full([], {_neutral(r)}, {_accumulator(r)})"
+
+
+def _accumulator(r: Reduction) -> str:
+    """Narrow floats accumulate in float32 and round once, at the end."""
+    if r.kind in ("any", "all"):
+        return "tl.int1"
+    return "tl.float32" if r.value.dtype in value_expressions.NARROW else NAMES[r.value.dtype]
+
+
+def _rounding(r: Reduction) -> str:
+    """What makes of an accumulator a value of the reduction's dtype; nothing where it is one."""
+    target = "tl.int1" if r.kind in ("any", "all") else NAMES[r.value.dtype]
+    return "" if target == _accumulator(r) else f".to({target})"

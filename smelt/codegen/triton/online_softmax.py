@@ -1,0 +1,81 @@
+"""A maximum and the sum of exponentials below it, in one pass over a row that registers do not hold.
+
+Softmax reads its row for the maximum m, then for the sum of exp(v - m). Here each lane has the maximum m and the sum s of
+what it has seen. Of a part of one row a lane takes as many neighbours at once as a vector has: their maximum and m give the
+next m, n, and s becomes s * exp(m - n) + the sum of their exp(v - n), an exponential for each and one for all. Otherwise the
+next v gives (max(m, v), s + exp(v - m)), or s * exp(m - v) + 1 if v is larger: one exponential, of -|v - m|. Lanes are
+brought to the row's maximum at the end. A lane begins at the lowest finite number, since differences of infinities are NaN;
+where its sum is still 0 then, it has seen nothing but -inf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from smelt.codegen.triton.approximate_math import below_maximum
+from smelt.loops.kernel_ir import (
+    MapStage,
+    ReduceStage,
+    Reduction,
+    Stage,
+    Value,
+    stage_loops,
+    stage_stores,
+    stage_values,
+    walk,
+)
+from smelt.loops.loop_values import Moved
+
+LOWEST = -torch.finfo(torch.float32).max
+
+
+def first(stages: Sequence[Stage]) -> tuple[ReduceStage, dict[str, str], list[Stage]] | None:
+    """The first stage joined with the next one that has loops (see `joined`), and the stages that are left: what is stored
+    once between them waits."""
+    later = next((k for k, stage in enumerate(stages[1:], 1) if stage_loops(stage)), None)
+    if later is None:
+        return None
+    between = stages[1:later]
+    stored = {store.buffer for stage in between for store in stage_stores(stage)}
+    if not all(isinstance(stage, MapStage) for stage in between) or _loads(stages[later], stored):
+        return None
+    found = joined(stages[0], stages[later])
+    return None if found is None else (*found, [*between, *stages[later + 1 :]])
+
+
+def joined(first: Stage, second: Stage) -> tuple[ReduceStage, dict[str, str]] | None:
+    """Two stages as one, and of which maximum each sum of exponentials is; None where the second needs more of the first
+    than that."""
+    if not isinstance(first, ReduceStage) or not isinstance(second, ReduceStage):
+        return None
+    if [l.size for l in first.loops] != [l.size for l in second.loops]:
+        return None
+    if _loads(second, {store.buffer for store in first.stores}):
+        return None
+    move = Moved({b.sym: a.sym for a, b in zip(first.loops, second.loops)})
+    maxima = {r.name: r.value for r in first.reductions if r.kind == "max" and r.value.dtype is torch.float32}
+    names = {r.name for r in first.reductions}
+    sums: dict[str, str] = {}
+    reductions = list(first.reductions)
+    for r in second.reductions:
+        value = move.value(r.value)
+        maximum = below_maximum(value, maxima) if r.kind == "sum" else None
+        if maximum is not None and maximum not in sums.values():
+            sums[r.name] = maximum
+        elif _needs(value, names):
+            return None
+        reductions.append(Reduction(r.name, r.kind, value))
+    stores = tuple(s.moved(move.index, move.value) for s in second.stores)
+    if not sums or any(_needs(s.value, names) for s in stores):
+        return None
+    return ReduceStage(first.loops, tuple(reductions), (*first.stores, *stores)), sums
+
+
+def _loads(stage: Stage, buffers: set[int]) -> bool:
+    return any(v.op == "load" and v.args[0] in buffers for v in walk(stage_values(stage)))
+
+
+def _needs(value: Value, names: set[str]) -> bool:
+    return any(v.op == "result" and v.args[0] in names for v in walk([value]))

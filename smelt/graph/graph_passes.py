@@ -1,0 +1,168 @@
+"""Passes over graphs: dead code, common subexpressions.
+
+Passes that change the graph they are given are for stages that make a graph (`smelt.tracing.record.finish_trace`,
+`smelt.tracing.backward.joint_builder`, `smelt.autograd`): no other code refers to it before the stage ends.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from smelt.graph import torch_settings
+from smelt.graph.ir import Graph, Node, argument_nodes, map_nodes
+from smelt.graph.operator_effects import effects, is_effectful
+from smelt.graph.unbacked_sizes import given_sizes
+from smelt.graph.user_kernel_calls import RUN_KERNEL_FUNCTIONAL
+from smelt.torch_private import OpOverload
+
+
+def has_effect(node: Node) -> bool:
+    """Whether a node must stay although nobody reads its result (`is_effectful`)."""
+    return is_effectful(node.target)
+
+
+def changes_state(node: Node) -> bool:
+    """Whether a torch-level node changes torch's settings, or autograd's, without an operator."""
+    return node.target in torch_settings.CHANGES or (
+        node.op == "call_method" and node.target in ("requires_grad_", "retain_grad", "detach_")
+    )
+
+
+def eliminate_dead(graph: Graph, keep: Callable[[Node], bool] = has_effect) -> int:
+    """Removes nodes that no node uses and for which `keep` is False, then unused constants; returns how many nodes."""
+    used: set[Node] = set()
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if node in used or node.op in ("placeholder", "output") or keep(node):
+            kept.append(node)
+            used.update(argument_nodes(node))
+    removed = len(graph.nodes) - len(kept)
+    graph.nodes[:] = kept[::-1]
+    names = {n.target for n in graph.nodes if n.op == "get_attr"}
+    for name in graph.constants.keys() - names:
+        del graph.constants[name]
+    return removed
+
+
+_NO_CHANGE = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default})
+
+
+def eliminate_detach(graph: Graph, everywhere: bool = False) -> int:
+    """Removes `detach` and `alias` of computed values that have no other user, since an aten graph has no gradients to stop;
+    returns how many. `everywhere`: removes all of them, for graphs no two of whose results may share memory."""
+    users = Counter(n for node in graph.nodes for n in argument_nodes(node))
+    replaced: dict[Node, Node] = {}
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in _NO_CHANGE:
+            source = replaced.get(node.args[0], node.args[0])
+            if everywhere or (source.op == "call_function" and users[node.args[0]] == 1):
+                replaced[node] = source
+    substitute(graph, replaced)
+    return len(replaced)
+
+
+def substitute(graph: Graph, replaced: Mapping[Node, Node]) -> None:
+    """Removes the nodes that are keys of `replaced`; their users read the values instead."""
+    if not replaced:
+        return
+    graph.nodes[:] = [n for n in graph.nodes if n not in replaced]
+    for node in graph.nodes:
+        node.args = map_nodes(node.args, lambda n: replaced.get(n, n))
+        node.kwargs = map_nodes(node.kwargs, lambda n: replaced.get(n, n))
+
+
+def copied(nodes: Iterable[Node], constants: Mapping[str, torch.Tensor]) -> tuple[Graph, dict[Node, Node]]:
+    """(aten graph, copies): a graph of copies of `nodes`, which are in execution order, and the copy of each node."""
+    graph = Graph("aten")
+    copy_of: dict[Node, Node] = {}
+    graph.constants = dict(constants)
+    for node in nodes:
+        args, kwargs = (map_nodes(a, copy_of.__getitem__) for a in (node.args, node.kwargs))
+        copy_of[node] = Node(node.op, node.target, args, kwargs, node.name, node.spec, node.line, node.source)
+    graph.nodes = list(copy_of.values())
+    return graph, copy_of
+
+
+def eliminate_common(graph: Graph, among: Collection[Node] = ()) -> int:
+    """Joins pure aten nodes of equal target and arguments; returns how many went. For functional aten graphs.
+
+    Values that an output may be a view of are not joined: the caller may write one of the outputs. The nodes `among` are
+    joined with each other only: what a checkpoint has the backward compute again must not be kept from the forward.
+    """
+    apart = memory_of_outputs(graph)
+    first: dict[Any, Node] = {}
+    replaced: dict[Node, Node] = {}
+    kept: list[Node] = []
+    for node in graph.nodes:
+        if replaced:
+            node.args = map_nodes(node.args, lambda n: replaced.get(n, n))
+            node.kwargs = map_nodes(node.kwargs, lambda n: replaced.get(n, n))
+        if node not in apart and _joinable(node):
+            same = first.setdefault((node in among, _value_key(node)), node)
+            if same is not node:
+                replaced[node] = same
+                continue
+        kept.append(node)
+    removed = len(graph.nodes) - len(kept)
+    graph.nodes[:] = kept
+    return removed
+
+
+def _joinable(node: Node) -> bool:
+    if node.op == "get_attr" or node.target is operator.getitem:
+        return True
+    if node.target in _APART or given_sizes(node):
+        return False
+    return node.op == "call_function" and type(node.target) is OpOverload and effects(node.target).pure
+
+
+# Memory to be written by somebody: what is joined would have to be copied. (And a kernel that prints prints twice.)
+_APART: frozenset[object] = frozenset(
+    {
+        RUN_KERNEL_FUNCTIONAL,
+        *(
+            torch.ops.aten.empty.memory_format,
+            torch.ops.aten.empty_like.default,
+            torch.ops.aten.new_empty.default,
+        ),
+        *(torch.ops.aten.empty_strided.default, torch.ops.aten.new_empty_strided.default),
+    }
+)
+
+
+def _value_key(node: Node) -> Any:
+    return (node.op, node.target, _freeze(node.args), _freeze(node.kwargs))
+
+
+def _freeze(value: Any) -> Any:
+    """A hashable form; types are in it, so that 1, 1.0 and True differ."""
+    kind = type(value)
+    if kind is Node:
+        return value
+    if isinstance(value, (tuple, list)):
+        return (kind, *map(_freeze, value))
+    if isinstance(value, dict):
+        return (kind, *((k, _freeze(v)) for k, v in value.items()))
+    return (kind, repr(value) if isinstance(value, (float, complex)) else value)
+
+
+def memory_of_outputs(graph: Graph) -> set[Node]:
+    """Nodes whose memory an output may share."""
+    reach: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op == "output" or (node in reach and (node.target in _HANDING_ON or _is_view(node))):
+            reach.update(argument_nodes(node))
+    return reach
+
+
+# Their results are in the memory of what they are given, though they are no views by their schemas.
+_HANDING_ON = (operator.getitem, torch.ops.aten._unsafe_view.default)
+
+
+def _is_view(node: Node) -> bool:
+    return type(node.target) is OpOverload and effects(node.target).view

@@ -1,0 +1,308 @@
+"""Numbers for the symbols of sizes, by which code that knows only numbers is asked about symbolic sizes.
+
+Such code is run once for each of `COUNT` assignments, and `fit` finds the expression that all of the answers are values of.
+The numbers are those of a symbol, not of a call, so that answers may be kept. They are chosen so that an expression that
+fits the answers is the right one:
+
+* small, middling and large ones, and any two symbols in both orders: what holds only from some size on is seen to fail;
+* the differences of the numbers of one symbol have no common divisor, so that `s // k * k` is no `s - c` for any k.
+
+There are two more assignments, `HUGE` and `LARGE`, of numbers that only code which allocates no memory may be asked
+about; of the latter also tensors of many dimensions have fewer than 2**63 elements. And `ITSELF`, for symbols of a range
+of one number (sizes of 0 or 1 that data decide): under the others they have numbers as all have, so that expressions can be
+told apart; under this one they are what they are.
+
+An image of five rows is smaller than many windows that go over one. For symbols that `widened` renames, all numbers are
+large, and far apart from those of other symbols: what is left of two images after many strides still differs.
+
+All numbers are in the symbol's range. What is known of other sizes may rest on that (under `n <= 9`, `n // 2 + 1` is 5), and
+there are operators that write beyond their results where sizes do not go together.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from math import gcd, prod
+from random import Random
+from typing import Any
+
+from smelt.errors import NeedsFixedSize
+from smelt.graph.ir import TensorSpec
+from smelt.graph.tensor_specs import with_sizes
+from smelt.shapes.divisibility import is_rest
+from smelt.shapes.expr import Expr, Size, Sym, evaluate, free_syms, likely, subs
+
+COUNT = 3
+HUGE, LARGE = COUNT, COUNT + 1
+ITSELF = LARGE + 1
+_MOST = 24  # symbols
+_MORE = 8  # assignments
+Values = tuple[int, ...]  # one for each assignment
+
+
+def _primes(least: int) -> Iterator[int]:
+    return (n for n in itertools.count(least) if all(n % d for d in range(2, int(n**0.5) + 1)))
+
+
+def _composites(least: int) -> Iterator[int]:
+    return (n for n in itertools.count(least) if any(n % d == 0 for d in range(2, int(n**0.5) + 1)))
+
+
+def _apart(least: int, middle: int, most: int, huge: int) -> Values:
+    """These, but that the one in the middle may be smaller: so that differences have no common divisor. And a large one."""
+    while gcd(middle - least, most - least) != 1:
+        middle -= 1
+    return least, middle, most, huge, huge // 10
+
+
+def _numbers(
+    small: Iterator[int], middle: int, large: Iterator[int], huge_ones: Iterator[int]
+) -> Iterator[Values]:
+    for least, most, huge in itertools.islice(zip(small, large, huge_ones), _MOST):
+        yield _apart(least, middle, most, huge)
+        middle = _apart(least, middle, most, huge)[1] - 1
+
+
+def _wide(first: int) -> Iterator[Values]:
+    for k in range(_MOST):
+        yield _apart(first + 97 * k, 2029 - 48 * k, 2130 + first + 97 * k, 100_003 + 1009 * k + first)
+
+
+# By the first letter: sizes of inputs, and those that data decide. All of the latter are less than the former in the middle,
+# and more at the end. And what stands for them in large images.
+_NUMBERS: dict[str, tuple[Values, ...]] = {
+    "s": tuple(_numbers(_primes(5), 198, _primes(211), _primes(100_003))),
+    "u": tuple(_numbers(_composites(4), 170, _primes(359), _primes(110_017))),
+    "w": tuple(_wide(601)),
+    "v": tuple(_wide(650)),
+}
+_NUMBERS["r"] = _NUMBERS["s"]
+_WIDER = {"s": "w", "u": "v"}
+_NARROWER = {wide: narrow for narrow, wide in _WIDER.items()}
+
+
+def _between(sym: Sym, k: int) -> Values:
+    """For a symbol of a short range: numbers in it, 1 only where there is nothing else, as a tensor of one row is not
+    like others. Those of two symbols of one range differ, in order at least."""
+    first, high = _least(sym), sym.hi
+    count = high + 1 - first
+    if count < 3 * COUNT:
+        return *((first + (k + i) % count) for i in range(COUNT)), high, high
+    beside = k % (count // 3)
+    return *_apart(first + beside, first + count // 2 - beside, high - beside, high)[:COUNT], high, high
+
+
+def more_of(syms: Iterable[Sym]) -> Iterator[dict[Sym, int]]:
+    """More assignments for symbols of which some are of short ranges: what fits their few numbers, which are close to each
+    other, may fit by chance. None where no range is short."""
+    given = sorted(syms, key=str)
+    short = {s for s in given if s.lo < s.hi and max(_plain(s)[:COUNT]) > s.hi}
+    for k in range(_MORE if short else 0):
+        drawn = Random(k)
+        yield {
+            s: drawn.randint(_least(s), s.hi) if s in short else at(s, drawn.randrange(COUNT)) for s in given
+        }
+
+
+def _least(sym: Sym) -> int:
+    """The least number to try in a short range."""
+    return min(max(sym.lo, 2), sym.hi - 1)
+
+
+@cache
+def _of_symbol(sym: Sym) -> Values:
+    numbers = _plain(sym)
+    if sym.lo == sym.hi:
+        return *numbers, sym.lo
+    if max(numbers[:COUNT]) > sym.hi:
+        numbers = _between(sym, int(sym.name[1:]))
+    return *(min(n, sym.hi) for n in numbers), numbers[1]
+
+
+def _plain(sym: Sym) -> Values:
+    """The numbers of a symbol of any size from its least one on."""
+    found = re.fullmatch(r"([suwvr])(\d+)", sym.name)
+    if not found or int(found[2]) >= _MOST:
+        raise NeedsFixedSize(f"no numbers to try for {sym}", frozenset((sym,)))
+    return tuple(n + max(sym.lo - 2, 0) for n in _NUMBERS[found[1]][int(found[2])])
+
+
+def widened(syms: Iterable[Sym]) -> dict[Sym, Sym]:
+    """For each symbol one that stands for it, of which the numbers are large. Raises NeedsFixedSize."""
+    made: dict[Sym, Sym] = {}
+    for sym in (s for s in syms if not is_rest(s)):
+        _of_symbol(sym)
+        made[sym] = Sym(_WIDER[sym.name[0]] + sym.name[1:], sym.lo, sym.hi)
+    return made
+
+
+_hinted = threading.local()  # `sizes`: of symbols, by the letter and number of their names
+
+
+@contextmanager
+def hinted(sizes: Mapping[Sym, int]) -> Iterator[None]:
+    """Says what the symbols are in the call at hand (`now`)."""
+    before = getattr(_hinted, "sizes", {})
+    _hinted.sizes = {sym.name: size for sym, size in sizes.items()}
+    try:
+        yield
+    finally:
+        _hinted.sizes = before
+
+
+def now(size: Size) -> int:
+    """What `size` is in the call at hand, where that is known, else what is likely; also of symbols that are `widened`."""
+    sizes = getattr(_hinted, "sizes", {})
+    known = {s: sizes.get(_NARROWER.get(s.name[0], s.name[0]) + s.name[1:]) for s in free_syms(size)}
+    return likely(subs(size, {s: n for s, n in known.items() if n is not None}))
+
+
+_VALUES: dict[Expr, Values] = {}
+
+
+def values_of(size: Size) -> Values:
+    """What `size` is under each assignment but HUGE and LARGE."""
+    return tuple(at(size, k) for k in range(COUNT))
+
+
+def at(size: Size, k: int) -> int:
+    """What `size` is under assignment `k`, which may be HUGE, LARGE or ITSELF."""
+    if not isinstance(size, Expr):
+        return size
+    found = _VALUES.get(size)
+    if found is None:
+        numbers = {sym: _of_symbol(sym) for sym in free_syms(size)}
+        made = [evaluate(size, {s: n[i] for s, n in numbers.items()}) for i in range(ITSELF + 1)]
+        found = _VALUES[size] = tuple(made)
+    return found[k]
+
+
+@cache
+def _symbolic(spec: TensorSpec) -> frozenset[Sym]:
+    return frozenset().union(*map(free_syms, (*spec.shape, *spec.stride, spec.offset)))
+
+
+def syms_of(spec: TensorSpec) -> frozenset[Sym]:
+    """The symbols in a spec."""
+    for n in (*spec.shape, *spec.stride, spec.offset):
+        if type(n) is not int:
+            return _symbolic(spec)
+    return frozenset()
+
+
+def spec_at(spec: TensorSpec, k: int) -> TensorSpec:
+    """The spec under assignment `k`."""
+    return with_sizes(spec, lambda size: at(size, k))
+
+
+def agreed(specs: Iterable[TensorSpec], ask: Callable[..., Any], why: str) -> Any:
+    """What `ask(*specs)`, which knows numbers only, answers for symbolic specs: under each assignment the same, or it raises
+    NeedsFixedSize."""
+    given = list(specs)
+    syms = frozenset().union(*map(syms_of, given))
+    if not syms:
+        return ask(*given)
+    try:
+        answers = [ask(*(spec_at(s, k) for s in given)) for k in range(COUNT)]
+    except RuntimeError as error:  # sizes that are tried need not go together
+        raise NeedsFixedSize(f"{why}: {error}", syms) from error
+    if any(answer != answers[0] for answer in answers):
+        raise NeedsFixedSize(why, syms)
+    return answers[0]
+
+
+class Candidates:
+    """Sizes that others may be made of, by their values."""
+
+    def __init__(self, sizes: Iterable[Size]) -> None:
+        self._by_values: dict[Values, set[Expr]] = {}
+        self._added: list[Expr] = []
+        for size in sizes:
+            self.add(size)
+
+    def add(self, size: Size) -> None:
+        """One more."""
+        if isinstance(size, Expr) and size not in self._by_values.setdefault(values_of(size), set()):
+            self._by_values[values_of(size)].add(size)
+            self._added.append(size)
+
+    def __iter__(self) -> Iterator[Expr]:
+        return iter(self._added)
+
+    def fit(self, values: Sequence[int], combined: bool = True) -> Size | None:
+        """The size of these values: a constant, a candidate, or, if `combined`, a multiple of one with a constant added, or
+        the sum or difference of two. None where there is none, or more than one, as where a candidate is one number for
+        all that is tried (`3 // s`, where `s` is large)."""
+        given = tuple(values)
+        found = self._by_values.get(given)
+        if len(set(given)) == 1:
+            return given[0] if found is None else None
+        if found is not None:
+            return next(iter(found)) if len(found) == 1 else None
+        if not combined:
+            return None
+        return self._only(given, self._linear(given)) or self._only(given, self._sums(given))
+
+    def _only(self, given: Values, found: Iterator[Size]) -> Size | None:
+        sizes = {size for size in found if values_of(size) == given}
+        return sizes.pop() if len(sizes) == 1 else None
+
+    def _linear(self, given: Values) -> Iterator[Size]:
+        for size in self._added:
+            first, second, *_ = values_of(size)
+            if first != second and (given[1] - given[0]) % (second - first) == 0:
+                factor = (given[1] - given[0]) // (second - first)
+                yield size * factor + (given[0] - first * factor)
+
+    def _sums(self, given: Values) -> Iterator[Size]:
+        for a, b in itertools.product(self._added, repeat=2):
+            for values, sign in ((tuple(map(sum, zip(values_of(a), values_of(b)))), 1), (None, -1)):
+                if values is None:
+                    values = tuple(x - y for x, y in zip(values_of(a), values_of(b)))
+                if len({x - y for x, y in zip(given, values)}) == 1:
+                    yield a + b * sign + (given[0] - values[0])
+
+
+def candidates_of(specs: Sequence[TensorSpec], numbers: Iterable[Size]) -> Candidates:
+    """What the sizes of a result may be made of: symbols, sizes and strides of operands, numbers of elements, arguments.
+
+    Of several operands, what their sizes add up to is among them.
+    """
+    made = Candidates(numbers)
+    for sym in sorted(frozenset().union(*map(free_syms, made), *map(syms_of, specs)), key=str):
+        made.add(sym)
+    for spec in specs:
+        for size in (*spec.shape, *spec.stride, spec.offset):
+            made.add(size)
+        elements = _product(spec.shape)
+        made.add(elements)
+        made.add(_product(n for n in spec.shape if not isinstance(n, int)))
+    ranks = {len(spec.shape) for spec in specs}
+    if len(specs) > 1 and len(ranks) == 1:
+        for sizes in zip(*(spec.shape for spec in specs)):
+            made.add(_total(sizes))
+    return made
+
+
+def products(shape: Sequence[Size]) -> Iterator[Size]:
+    """The products of some of the sizes: the strides that a dense tensor of this shape may have."""
+    for count in range(1, len(shape) + 1):
+        for chosen in itertools.combinations(shape, count):
+            yield _product(chosen)
+
+
+def _product(sizes: Iterable[Size]) -> Size:
+    total: Size = prod(sizes)
+    return total
+
+
+def _total(sizes: Iterable[Size]) -> Size:
+    total: Size = 0
+    for size in sizes:
+        total = total + size
+    return total

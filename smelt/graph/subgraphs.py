@@ -1,0 +1,195 @@
+"""Graphs inside of a graph: what operators of higher order (`torch.cond`, `while_loop`) are in it.
+
+At the torch level such an operator is one call of a `Program`, which autograd sees as one node. At the aten level it is a
+call of `smelt::run_graphs(graphs, tensors)`, where `graphs` is a `Handle`: the number by which the operator finds an
+`Inner`. What always holds: a graph inside reads nothing but its placeholders and constants, and writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from smelt.graph import graph_passes
+from smelt.graph.graph_callable import Compiled, GraphFunction
+from smelt.graph.ir import Graph, TensorSpec
+from smelt.graph.object_handles import Handle, found
+from smelt.graph.pytree import map_leaves
+from smelt.graph.tensor_specs import empty_like_spec
+from smelt.torch_private import OpOverload
+
+Tensors = Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """`tensors` are a condition, then what both graphs take: the first runs where it holds, else the second."""
+
+    name = "cond"
+
+    def __call__(self, graphs: Sequence[Compiled], tensors: Tensors) -> Tensors:
+        condition, *operands = tensors
+        return graphs[0 if bool(condition) else 1](tuple(operands))
+
+
+@dataclass(frozen=True)
+class Loop:
+    """`tensors` are values that change (`carried` of them), and others. While the first graph says so, the second gives the
+    values that come next; both take all tensors."""
+
+    carried: int
+    name = "while_loop"
+
+    def __call__(self, graphs: Sequence[Compiled], tensors: Tensors) -> Tensors:
+        goes_on, step = graphs
+        values, others = tuple(tensors[: self.carried]), tuple(tensors[self.carried :])
+        while bool(goes_on((*values, *others))[0]):
+            values = tuple(step((*values, *others)))
+        return values
+
+
+Rule = Choice | Loop
+
+
+def _interpreted(graph: Graph) -> Compiled:
+    function = GraphFunction(graph)
+    return lambda tensors: function(*tensors)
+
+
+class Inner:
+    """What `run_graphs` runs: `graphs` of the aten level, by a rule. `functions`: these graphs, made callable."""
+
+    def __init__(
+        self, rule: Rule, graphs: Sequence[Graph], functions: Sequence[Compiled] | None = None
+    ) -> None:
+        self.rule = rule
+        self.graphs = tuple(graphs)
+        made = map(_interpreted, graphs) if functions is None else functions
+        self.functions = tuple(map(_laying_out, made, graphs))
+
+    def __call__(self, tensors: Tensors) -> list[torch.Tensor]:
+        """The results, which share no memory with each other or with what is given."""
+        taken = {t.untyped_storage()._cdata for t in tensors}
+        results = []
+        for result in self.rule(self.functions, tensors):
+            storage = result.untyped_storage()._cdata
+            results.append(result.clone() if storage in taken else result)
+            taken.add(storage)
+        return results
+
+
+def _laying_out(function: Compiled, graph: Graph) -> Compiled:
+    """`function` on copies in place of tensors that an operator laid out otherwise than the trace foresaw."""
+    specs = [p.spec for p in graph.placeholders]
+    if graph.level == "torch":
+        return function
+    return lambda tensors: function(
+        tuple(t if _fits(t, spec) else _copied(t, spec) for t, spec in zip(tensors, specs))
+    )
+
+
+def _fits(tensor: torch.Tensor, spec: TensorSpec) -> bool:
+    return tensor.stride() == spec.stride or tensor.numel() < 2
+
+
+def _copied(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    return empty_like_spec(replace(spec, offset=0), spec.device).copy_(tensor)
+
+
+def _run(graphs: int, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    results: list[torch.Tensor] = found(graphs)(tensors)
+    return results
+
+
+_library = torch.library.Library("smelt", "FRAGMENT")
+_library.define("run_graphs(int graphs, Tensor[] tensors) -> Tensor[]")
+_library.impl("run_graphs", _run, "CompositeExplicitAutograd")
+RUN_GRAPHS: OpOverload = torch.ops.smelt.run_graphs.default
+
+
+def compiled(graph: Graph, compile_graph: Callable[[Graph], Compiled]) -> Graph:
+    """`graph`, where the graphs inside are made callable by `compile_graph`."""
+    if not any(node.target is RUN_GRAPHS for node in graph):
+        return graph
+    made, _ = graph_passes.copied(graph.nodes, graph.constants)
+    for node in made:
+        if node.target is RUN_GRAPHS:
+            node.args = map_leaves(node.args, Handle, lambda handle: _compiled(handle.inner, compile_graph))
+    return made
+
+
+def _compiled(inner: Inner, compile_graph: Callable[[Graph], Compiled]) -> Handle:
+    return Handle.of(Inner(inner.rule, inner.graphs, tuple(map(compile_graph, inner.graphs))))
+
+
+# ---------------------------------------------------------------------------------------------- the torch level
+
+
+@dataclass(eq=False)
+class Program:
+    """The call at the torch level: `graphs`, run by a rule. Of its tensors those of float types are differentiated, where
+    they require gradients: the graph that ran is run again for that, as torch's own operators do."""
+
+    rule: Rule
+    graphs: tuple[Graph, ...]
+    __name__: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.__name__ = self.rule.name
+        self._inner = Inner(self.rule, self.graphs)
+
+    def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            made: tuple[torch.Tensor, ...] = _Differentiated.apply(self, *tensors)  # type: ignore[no-untyped-call]
+            return made
+        return self.run(tensors)
+
+    def run(self, tensors: Tensors) -> tuple[torch.Tensor, ...]:
+        """The results, through whose computation autograd sees."""
+        return tuple(self._inner(tensors))
+
+
+class _Differentiated(torch.autograd.Function):
+    """A program as one node of autograd, whose results of float types all require gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, program: Program, *tensors: torch.Tensor
+    ) -> Tensors:
+        results = program.run(tensors)
+        ctx.program = program  # type: ignore[attr-defined]
+        ctx.save_for_backward(*tensors)
+        ctx.mark_non_differentiable(*(r for r in results if not has_gradients(r.dtype)))
+        return results
+
+    @staticmethod
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, *tangents: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
+        history = torch.is_grad_enabled()
+        with torch.enable_grad():
+            # what one tensor is computed from, among the others, is none of this node's business
+            given = [t.view_as(t) if t.requires_grad else t for t in ctx.saved_tensors]  # type: ignore[attr-defined]
+            if not history:
+                given = [t.detach().requires_grad_(t.requires_grad) for t in given]
+            results = ctx.program.run(given)  # type: ignore[attr-defined]
+        ends = [(r, g) for r, g in zip(results, tangents) if r.requires_grad]
+        sources = [t for t in given if t.requires_grad]
+        found: Tensors = [torch.zeros_like(t) for t in sources]
+        if ends:
+            found = torch.autograd.grad(
+                [r for r, _ in ends],
+                sources,
+                [g for _, g in ends],
+                create_graph=history,
+                materialize_grads=True,
+            )
+        gradients = iter(found)
+        return (None, *(next(gradients) if t.requires_grad else None for t in given))
+
+
+def has_gradients(dtype: torch.dtype) -> bool:
+    """Whether tensors of this type can be differentiated."""
+    return dtype.is_floating_point or dtype.is_complex

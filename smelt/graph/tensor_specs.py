@@ -1,0 +1,79 @@
+"""Interned `TensorSpec`s (equal ones made here are one object)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from smelt.graph.ir import TensorSpec
+from smelt.graph.pytree import map_leaves
+from smelt.shapes.expr import Expr, Size, Sym, evaluate, static
+
+_SPECS: dict[tuple[Any, ...], TensorSpec] = {}
+_MAX = 100_000
+
+
+def make_spec(
+    shape: tuple[Size, ...],
+    stride: tuple[Size, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    offset: Size = 0,
+    requires_grad: bool = False,
+) -> TensorSpec:
+    """The one `TensorSpec` with these fields; `offset` and `stride` count elements."""
+    key = (shape, stride, dtype, device, offset, requires_grad)
+    spec = _SPECS.get(key)
+    if spec is None:
+        spec = _SPECS[key] = TensorSpec(*key)
+    return spec
+
+
+def spec_of(tensor: torch.Tensor, device: torch.device) -> TensorSpec:
+    """Spec of a plain strided tensor (real or meta), said to live on `device`."""
+    return make_spec(
+        tuple(tensor.size()), tensor.stride(), tensor.dtype, device, int(tensor.storage_offset())
+    )
+
+
+def trim() -> bool:
+    """Forgets interned specs when there are very many; says whether it did. Only while nothing is being traced."""
+    if len(_SPECS) <= _MAX:
+        return False
+    _SPECS.clear()
+    return True
+
+
+def empty_like_spec(spec: TensorSpec, device: torch.device) -> torch.Tensor:
+    """An uninitialized tensor on `device`, laid out as `spec` says; sizes must be numbers."""
+    shape, stride = static_sizes(spec.shape), static_sizes(spec.stride)
+    if not spec.offset:
+        return torch.empty_strided(shape, stride, dtype=spec.dtype, device=device)
+    (offset,) = static_sizes((spec.offset,))
+    extent = offset + 1 + sum((n - 1) * s for n, s in zip(shape, stride))
+    return torch.empty(max(extent, 0), dtype=spec.dtype, device=device).as_strided(shape, stride, offset)
+
+
+def static_sizes(sizes: tuple[Size, ...]) -> tuple[int, ...]:
+    """`sizes` as numbers. Raises NeedsFixedSize for symbolic ones."""
+    return tuple(n if type(n) is int else static(n) for n in sizes)
+
+
+def with_sizes(spec: TensorSpec, change: Callable[[Size], Size]) -> TensorSpec:
+    """The spec with its sizes, strides and offset changed."""
+    shape, stride = tuple(map(change, spec.shape)), tuple(map(change, spec.stride))
+    return make_spec(shape, stride, spec.dtype, spec.device, change(spec.offset), spec.requires_grad)
+
+
+def tree_at(tree: Any, values: Mapping[Sym, Size]) -> Any:
+    """Arguments, sizes among them, with numbers in place of symbols."""
+    return map_leaves(tree, Expr, lambda size: evaluate(size, values))
+
+
+def at_numbers(spec: TensorSpec, values: Mapping[Sym, Size]) -> TensorSpec:
+    """The spec with numbers in place of symbols."""
+    if all(type(size) is int for size in (*spec.shape, *spec.stride, spec.offset)):
+        return spec
+    return with_sizes(spec, lambda size: evaluate(size, values))

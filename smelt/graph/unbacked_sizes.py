@@ -1,0 +1,58 @@
+"""Sizes that data decide: which nodes of a graph give them.
+
+The symbols of such sizes are called `u0`, `u1`, ... (`tracing/symbolic/unbacked_numbers.py`). A node *gives* one if
+its results have it and its arguments do not: how many elements `nonzero` finds is known when it has run. A number that
+`item()` reads is the size of a tensor without elements, which `smelt::as_sizes` gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from smelt.errors import OtherSizes
+from smelt.graph.ir import Node, TensorSpec, argument_nodes
+from smelt.graph.operator_effects import effects
+from smelt.graph.pytree import leaves
+from smelt.graph.sample_sizes import syms_of
+from smelt.shapes.expr import Sym
+from smelt.torch_private import OpOverload
+
+_NONE: frozenset[Sym] = frozenset()
+
+
+def data_symbol(index: int, number: int | None = None) -> Sym:
+    """The symbol of the `index`-th number that data decide: of at least 2, or `number`."""
+    return Sym(f"u{index}", 2) if number is None else Sym(f"u{index}", number, number)
+
+
+def is_of_data(sym: Sym) -> bool:
+    """Whether a symbol is one of these."""
+    return sym.name[0] == "u"
+
+
+def given_sizes(node: Node) -> frozenset[Sym]:
+    """The sizes that data decide and a node gives."""
+    if not isinstance(node.target, OpOverload) or not effects(node.target).dynamic_shape:
+        return _NONE
+    found = frozenset(filter(is_of_data, _symbols(node)))
+    return found.difference(*map(_symbols, argument_nodes(node))) if found else found
+
+
+def _symbols(node: Node) -> frozenset[Sym]:
+    return _NONE.union(*map(syms_of, leaves(node.spec, TensorSpec)))
+
+
+def _as_sizes(numbers: Iterable[torch.Tensor]) -> torch.Tensor:
+    sizes = [0, *map(int, numbers)]
+    if min(sizes) < 0:
+        raise OtherSizes(f"smelt: a graph for sizes was called with {min(sizes)}")
+    return torch.empty(0).as_strided(sizes, [0] * len(sizes))
+
+
+_library = torch.library.Library("smelt", "FRAGMENT")
+_library.define("as_sizes(Tensor[] numbers) -> Tensor", tags=(torch.Tag.dynamic_output_shape,))
+_library.impl("as_sizes", _as_sizes, "CompositeExplicitAutograd")
+# Of tensors of one integer each: a tensor without elements, whose sizes from the second on are these numbers.
+AS_SIZES: OpOverload = torch.ops.smelt.as_sizes.default

@@ -1,0 +1,142 @@
+"""What stands at an origin, read in Python: the reference that the native accessors must agree with.
+
+`ACCESSORS` has one row for each kind of origin that guards read and that is not a root. No row runs user code: attributes
+are read from instance dictionaries and through descriptors of C. An accessor that finds nothing raises `Missing`, and every
+guard on an origin below fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from smelt.guards.iterator_state import PARTS, item_ahead
+from smelt.guards.source import Origin
+from smelt.torch_private import (
+    DisableTorchDispatch,
+    DisableTorchFunction,
+    DisableTorchFunctionSubclass,
+    ScriptModule,
+)
+
+_ABSENT = object()
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+MODULE_DICTS = ("_parameters", "_buffers", "_modules")
+
+
+class Missing(LookupError):
+    """There is no object at an origin."""
+
+
+def instance_dict(owner: object) -> Any:
+    """The `__dict__` of an instance, module or class without running user code. Raises Missing."""
+    read = type.__getattribute__ if issubclass(type(owner), type) else object.__getattribute__
+    try:
+        return read(owner, "__dict__")  # type: ignore[arg-type]
+    except AttributeError as e:
+        raise Missing(str(e)) from None
+
+
+def _attr(base: Any, key: str) -> Any:
+    return instance_dict(base)[key]
+
+
+def _member(base: Any, key: str) -> Any:
+    for cls in type(base).__mro__:
+        found = cls.__dict__.get(key, _ABSENT)
+        if found is not _ABSENT:
+            with DisableTorchFunction():
+                return found.__get__(base, type(base))
+    raise Missing(key)
+
+
+def _param(base: Any, key: str) -> Any:
+    own = instance_dict(base)
+    if key in own:  # written there directly, it wins
+        return own[key]
+    for name in MODULE_DICTS:
+        if key in own[name]:
+            return own[name][key]
+    raise Missing(key)
+
+
+def _item(base: Any, key: Any) -> Any:
+    if issubclass(type(base), dict):
+        found = dict.get(base, key, _ABSENT)  # dict.__getitem__ calls `__missing__`
+        if found is _ABSENT:
+            raise Missing(key)
+        return found
+    for kind in (list, tuple):
+        if issubclass(type(base), kind):
+            return kind.__getitem__(base, key)
+    return base[key]
+
+
+def _cell(base: Any, key: int) -> Any:
+    return base.__closure__[key].cell_contents
+
+
+def _element(base: Any, key: int) -> float:
+    """The float of 32 or 64 bits that a tensor on a CPU holds at place `key` in row-major order."""
+    with DisableTorchDispatch(), DisableTorchFunctionSubclass():
+        plain = base.layout is torch.strided and base.device.type == "cpu" and not base.is_neg()
+        if not plain or base.dtype not in (torch.float32, torch.float64):
+            raise Missing(f"element {key}")
+        found: float = base.detach().flatten()[key].item()
+    return found
+
+
+def _script(base: Any, key: str) -> Any:
+    if type(base) is not ScriptModule:
+        raise Missing(key)
+    held: Any = base
+    return held.getattr(key)
+
+
+def _call(base: Any, key: None) -> Any:
+    with DisableTorchFunction():
+        return base()
+
+
+ACCESSORS: dict[str, Callable[[Any, Any], Any]] = {
+    "attr": _attr,
+    "member": _member,
+    "param": _param,
+    "item": _item,
+    "cell": _cell,
+    "default": lambda base, key: base.__defaults__[key],
+    "kwdefault": lambda base, key: base.__kwdefaults__[key],
+    "type": lambda base, key: type(base),
+    "dict": lambda base, key: instance_dict(base),
+    "ahead": item_ahead,
+    "part": lambda base, key: PARTS[key](base),
+    "element": _element,
+    "script": _script,
+    "call": _call,
+}
+FAILURES = (Missing, AttributeError, LookupError, TypeError, ValueError, ArithmeticError)
+
+
+class Reader:
+    """Reads the objects at origins, for one call with these argument slots; each origin is read once."""
+
+    def __init__(self, slots: Sequence[object]) -> None:
+        self.slots = slots
+        self._seen: dict[Origin, Any] = {}
+
+    def __call__(self, origin: Origin) -> Any:
+        """The object now at `origin`. Raises Missing."""
+        found = self._seen.get(origin, _ABSENT)
+        if found is _ABSENT:
+            found = self._seen[origin] = self._read(origin)
+        return found
+
+    def _read(self, origin: Origin) -> Any:
+        if origin.base is None:
+            return self.slots[origin.index] if origin.kind == "arg" else origin.known
+        try:
+            return ACCESSORS[origin.kind](self(origin.base), origin.key)
+        except FAILURES as e:
+            raise Missing(f"{origin.source}: {e}") from None

@@ -1,0 +1,77 @@
+"""Views that show the negative of what is in memory, and are both returned and computed with.
+
+A kernel reads memory, so it is given what it computes the negative of; a result is the view, of the memory that others see
+too. One value cannot be both.
+"""
+
+from __future__ import annotations
+
+import operator
+
+from smelt.graph import graph_passes
+from smelt.graph.conj_neg_bits import NEGATIVE
+from smelt.graph.ir import Graph, Node, map_nodes
+from smelt.graph.operator_effects import effects
+from smelt.graph.pytree import leaves
+from smelt.torch_private import OpOverload
+
+
+def only_returned(graph: Graph, node: Node) -> bool:
+    """Whether a value, and views of it, are results of the graph and nothing else."""
+    users = [n for n in graph if node in leaves([n.args, n.kwargs], Node)]
+    return all(n.op == "output" or (is_part(n) and only_returned(graph, n)) for n in users)
+
+
+def is_part(node: Node) -> bool:
+    """Whether a node gives views of its first argument, or is one of several."""
+    return node.target is operator.getitem or _is_view(node)
+
+
+def _is_view(node: Node) -> bool:
+    """Whether an operator gives views of its first argument, and nothing else."""
+    results = effects(node.target).results if isinstance(node.target, OpOverload) else ()
+    return bool(results) and all(r.kind == "view" for r in results)
+
+
+def with_signs_apart(graph: Graph) -> Graph:
+    """`graph` (aten level) where results that are such views are made a second time, for nobody else; the same object where
+    there are none."""
+    twice: set[Node] = set()
+    for result in leaves(graph.output.args, Node):
+        chain = _views(result)
+        signs = [k for k, n in enumerate(chain) if n.target is NEGATIVE and not only_returned(graph, n)]
+        if signs:
+            twice.update(chain[: signs[-1] + 1])
+    if not twice:
+        return graph
+    made, copy_of = graph_passes.copied(graph, graph.constants)
+    again: dict[Node, Node] = {}
+    nodes: list[Node] = []
+    for node in graph:
+        nodes.append(copy_of[node])
+        if node in twice:
+            args = map_nodes(node.args, lambda n: again.get(n, copy_of[n]))
+            again[node] = Node(
+                node.op,
+                node.target,
+                args,
+                node.kwargs,
+                f"{node.name}_returned",
+                node.spec,
+                node.line,
+                node.source,
+            )
+            nodes.append(again[node])
+    made.nodes = nodes
+    of_copies = {copy_of[node]: second for node, second in again.items()}
+    made.output.args = map_nodes(made.output.args, lambda n: of_copies.get(n, n))
+    return made
+
+
+def _views(node: Node) -> list[Node]:
+    """The views, the last first, that a value was taken through."""
+    found = []
+    while is_part(node):
+        found.append(node)
+        node = node.args[0]
+    return found

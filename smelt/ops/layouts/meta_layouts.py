@@ -1,0 +1,146 @@
+"""What all shape functions here are made of: torch's C++ shape functions, and meta tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from smelt import _native
+from smelt.graph.pytree import leaves, map_leaves
+from smelt.torch_private import OpOverload, storage_at
+
+META = torch.device("meta")
+CPU = torch.device("cpu")
+
+# Their shape functions look at the first rows, of tensors that may have none.
+_OF_FIRST_ROWS = frozenset({torch.ops.aten.index_add.default, torch.ops.aten.index_add_.default})
+_MANY = 1 << 28  # elements, for which there may be no memory: sizes that nobody gave
+
+_CPP: dict[OpOverload, Callable[..., Any] | None] = {}
+
+
+def of_cpp(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What torch's C++ shape function gives; NotImplemented where there is none."""
+    if func not in _CPP:
+        schema = func._schema
+        _CPP[func] = (
+            _native.shape_function(schema.name.removeprefix("aten::"), schema.overload_name)
+            if schema.name.startswith("aten::")
+            else None
+        )
+    function = _CPP[func]
+    if function is None:
+        return NotImplemented
+    try:
+        return function(*args, **kwargs)
+    except NotImplementedError:  # no argument is a meta tensor
+        return NotImplemented
+    except IndexError:
+        if func in _OF_FIRST_ROWS and any(not t.numel() for t in leaves((args, kwargs), torch.Tensor)):
+            return NotImplemented
+        raise
+
+
+def uninitialized(x: torch.Tensor, device: torch.device = CPU) -> torch.Tensor:
+    """A tensor on `device` with the sizes, strides and dtype of x, and whatever is in its memory."""
+    return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=device)
+
+
+def unbacked(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor on a GPU with the sizes, strides and dtype of x and no memory: for what looks at nothing else, and may be
+    asked about sizes for which there is none."""
+    if storage_at is None or device.type != "cuda" or not torch.cuda.is_available():
+        return uninitialized(x, device)
+    extent = 1 + sum((n - 1) * step for n, step in zip(x.size(), x.stride())) if x.numel() else 0
+    made = torch.empty(0, dtype=x.dtype, device=device)
+    return made.set_(storage_at(0, device, extent * x.element_size()), 0, x.size(), x.stride())  # type: ignore[call-overload, no-any-return]
+
+
+def elements(tree: Any) -> int:
+    """How many elements the tensors inside have together."""
+    return sum(t.numel() for t in leaves(tree, torch.Tensor))
+
+
+def on_any(layout: Callable[..., Any]) -> Callable[..., Any]:
+    """`layout_on` of an operator whose results lie in the same way on every device: of a shape function that ATen's
+    kernels share."""
+    # Positional only, as the keyword arguments may have a `device` of their own.
+    return lambda device, /, *args, **kwargs: layout(*args, **kwargs)
+
+
+def to_meta(value: Any) -> Any:
+    """`value` with each tensor inside replaced by a meta tensor of the same sizes, strides and dtype."""
+    return map_leaves(value, torch.Tensor, _as_meta)
+
+
+def _as_meta(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=META)
+
+
+def fresh(shape: Sequence[int], dtype: torch.dtype | None) -> torch.Tensor:
+    """A contiguous meta tensor; the default dtype for None."""
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+def like(
+    x: torch.Tensor,
+    *_: Any,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: torch.memory_format | None = None,
+) -> Any:
+    """`zeros_like` and its like: torch is asked, with uninitialized tensors, but where the answer is clear."""
+    memory_format = torch.preserve_format if memory_format is None else memory_format
+    if memory_format == torch.contiguous_format:
+        return fresh(x.shape, dtype or x.dtype)
+    if memory_format == torch.preserve_format and x.numel() > _MANY:
+        stride = x.stride() if is_dense(x) else dense_stride(x)
+        return torch.empty_strided(x.shape, stride, dtype=dtype or x.dtype, device=META)
+    return to_meta(torch.empty_like(uninitialized(x), dtype=dtype, memory_format=memory_format))
+
+
+def dense_stride(x: torch.Tensor) -> tuple[int, ...]:
+    """The strides of `empty_like(x)` for large tensors with gaps: torch is asked about a small one with gaps, of which sizes
+    and strides are in the same order, and gives the order of the dimensions."""
+    sizes, strides = (sorted({0, 1, *given}) for given in (x.shape, x.stride()))
+    small = torch.empty_strided([sizes.index(n) for n in x.shape], [2 * strides.index(n) for n in x.stride()])
+    order = torch.empty_like(small).stride()
+    return tuple(prod(n for n, inner in zip(x.shape, order) if n > 1 and inner < outer) for outer in order)
+
+
+def is_dense(x: torch.Tensor) -> bool:
+    """Whether the elements lie in memory one behind the other, in whatever order of the dimensions."""
+    step = 1
+    for size, stride in sorted(zip(x.shape, x.stride()), key=lambda pair: pair[1]):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True
+
+
+def suggested_format(x: torch.Tensor) -> torch.memory_format:
+    """`Tensor::suggest_memory_format` of C++: channels last if the strides grow in that order."""
+    if x.dim() not in (4, 5) or not x.numel() or x.stride(1) == 0:
+        return torch.contiguous_format
+    least = 0
+    for d in (1, *range(x.dim() - 1, 1, -1), 0):
+        step = x.stride(d)
+        if step < least or (d == 0 and least == x.stride(1)):
+            return torch.contiguous_format
+        least = step * max(x.size(d), 1)
+    return torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+
+
+def only(grads: Sequence[torch.Tensor | None], wanted: Sequence[bool]) -> tuple[torch.Tensor | None, ...]:
+    """The gradients that an operator's output mask asks for, None for the others."""
+    return tuple(g if want else None for g, want in zip(grads, wanted, strict=True))
+
+
+def filled(size: Sequence[int], *_: Any, dtype: torch.dtype | None = None, **__: Any) -> torch.Tensor:
+    """The layout of `zeros` and `ones`: contiguous."""
+    return fresh(size, dtype)

@@ -1,0 +1,39 @@
+"""Lifetimes to arena offsets.
+
+What always holds of a placement: two intervals that share a step never share a byte, and offsets are multiples of the
+alignment. `native/plan/place.cpp` has how they are found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from smelt import _native
+from smelt.shapes.expr import Size, static
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The steps during which a temporary must keep its memory: `begin` to `end`, both included. `key` names it."""
+
+    key: int
+    nbytes: Size
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """`offsets[key]` in bytes; `nbytes` is the size of the arena."""
+
+    offsets: dict[int, int]
+    nbytes: int
+
+
+def place(intervals: Sequence[Interval], alignment: int) -> Placement:
+    """Greedy by size: the largest first, each into the tightest gap left by those that live at the same time. `alignment`:
+    of every offset, in bytes. Sizes must be numbers."""
+    given = [(static(i.nbytes), i.begin, i.end) for i in intervals]
+    offsets, nbytes = _native.place(given, alignment)
+    return Placement(dict(zip((i.key for i in intervals), offsets, strict=True)), nbytes)

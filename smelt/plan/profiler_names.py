@@ -1,0 +1,58 @@
+"""What a profiler's events of a plan and of its steps are called, with the lines of the user's that caused them.
+
+`smelt graph f (model.py:3) forward`, and within it `smelt: mul_add (model.py:5)`, `smelt: aten::mm (model.py:6)`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from smelt.plan.steps import Aten, Launch, Plan, Step, Together
+from smelt.user_lines import is_own, place
+
+GRAPH, STEP = "smelt graph", "smelt: "  # what the names begin with
+
+_LINE = re.compile(r"(?P<file>.+?):(?P<line>\d+) in \S+(?:; |$)")  # of a note, which may name several
+
+
+def of_graph(plan: Plan) -> str:
+    """The event around all of its steps."""
+    return f"{GRAPH} {plan.title}" if plan.title else GRAPH
+
+
+def of_step(step: Step) -> str:
+    """Empty for a step that makes no event."""
+    name = _OF.get(type(step))
+    return "" if name is None else name(step)
+
+
+def of_launch(step: Launch) -> str:
+    """The kernel's name and line."""
+    return _named(step.kernel, step.note)
+
+
+def of_together(step: Together) -> str:
+    """The first kernel of them, and how many there are besides: they are one piece of work."""
+    first, *others = step.launches
+    return _named(f"{first.kernel} and {len(others)} more" if others else first.kernel, first.note)
+
+
+def of_call(step: Aten) -> str:
+    """The operator, whose own event is within this one; none where no line of the user's asked for it."""
+    return _named(step.op._schema.name, step.note) if _places(step.note) else ""
+
+
+def _named(what: str, note: str) -> str:
+    places = _places(note)
+    return f"{STEP}{what} ({', '.join(places)})" if places else STEP + what
+
+
+def _places(note: str) -> list[str]:
+    """The lines of the user's that a step's note names, each once."""
+    found = ((m["file"], int(m["line"])) for m in _LINE.finditer(note))
+    return list(dict.fromkeys(place(file, line) for file, line in found if not is_own(file)))
+
+
+_OF: dict[type, Callable[[Any], str]] = {Launch: of_launch, Together: of_together, Aten: of_call}

@@ -1,0 +1,183 @@
+"""What was compiled, as the text of files: frames, the source of resume functions, graphs, kernels, plans."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from smelt.capture.base.bytecode import original_of
+from smelt.capture.driver.cache_entries import Entry
+from smelt.capture.graph_breaks.generator_steps import is_step
+from smelt.graph.graph_printer import python_source
+from smelt.graph.ir import Graph, TensorSpec
+from smelt.graph.sample_sizes import syms_of
+from smelt.graph.tensor_specs import at_numbers
+from smelt.plan.plan_printer import print_plan
+from smelt.plan.steps import Plan
+from smelt.report.edited_sources import mark
+from smelt.shapes.expr import INFINITE, Sym
+
+
+@dataclass(frozen=True)
+class Written:
+    """The text of a file; `body` begins on its line `line`."""
+
+    text: str
+    body: str
+    line: int
+
+
+def _below(head: str, body: str, tail: str = "") -> Written:
+    return Written(f"{head}{body}{tail}\n{mark(head + body)}", body, head.count("\n") + 1)
+
+
+def comment(text: str) -> str:
+    """`text` as comment lines of Python."""
+    return "".join(f"# {line}".rstrip() + "\n" for line in text.splitlines())
+
+
+# ------------------------------------------------------------------------------------------------------------ frames
+
+
+def frame_text(entry: Entry) -> Written:
+    """The compiled frame, and above it the guards under which it runs."""
+    names = (
+        "graph is what the backend compiled; inputs are what the guards collected. The names that are defined nowhere\n"
+        "here are objects of the program: the file is to be read and stepped through, not to be run by itself."
+    )
+    sizes = "".join(f"\n{sym} is {_place(entry, sym)}" for sym in entry.traced.sizes)
+    head = comment(f"{entry.name}: the compiled frame.\n\n{names}{sizes}\n\nIt runs where all of these hold:")
+    return _below(head + comment(entry.guards) + "\n", entry.source)
+
+
+def _place(entry: Entry, sym: Sym) -> str:
+    place = entry.traced.sizes[sym]
+    low, high = place.bounds
+    of = f"a size found in input {place.input}, {place.hint} in the call that was captured"
+    return of + (f", from {low} to {high}" if high < INFINITE else f", from {low} on" if low else "")
+
+
+def resume_text(function: FunctionType) -> str | None:
+    """The user's function that a resume function goes on in, with a mark where; None for what is no resume function, or
+    where the source is not at hand."""
+    behind = "a graph break"
+    if is_step(function):
+        behind, function = "a `yield`", function.__globals__["step"].function
+    original = original_of(function.__code__)
+    if original is None:
+        return None
+    line = next((n for _, _, n in function.__code__.co_lines() if n is not None), None)
+    try:
+        lines, first = inspect.getsourcelines(original.source)
+    except (OSError, TypeError):
+        return None
+    code = function.__code__
+    given = ", ".join(code.co_varnames[: code.co_argcount]) or "nothing"
+    text = textwrap.dedent("".join(lines)).splitlines()
+    here = None if line is None else line - first
+    if here is not None and 0 <= here < len(text) and not text[here].endswith("\\"):
+        text[here] += "  # <-- goes on here, with what this line has not done yet"
+    head = comment(
+        f"{function.__name__}: the rest of {original.source.co_qualname} behind {behind}, as a function.\n"
+        f"{original.source.co_filename}:{line}\n\nIt is given the variables that are read later, then what the line had "
+        f"computed so far:\n{given}"
+    )
+    return head + "\n" + "\n".join(text) + "\n"
+
+
+# ------------------------------------------------------------------------------------------------------------ graphs
+
+
+def graph_text(
+    graph: Graph, title: str, sizes: Mapping[str, int] | None = None, constants_file: str = ""
+) -> Written:
+    """The graph as a program that can be run by itself, on inputs like those of the call. `sizes`: what symbols, by name,
+    are there; `constants_file`: beside the program, with the tensors that it does not spell out."""
+    written = python_source(graph)
+    head = comment(title) + "\n"
+    for name, value in written.names.items():
+        head += _import(name, value, constants_file)
+    if "torch.ops.smelt." in written.source:
+        head += "import smelt.callables  # makes smelt's operators known to torch\n"
+    inputs = [f"        {_example(p.spec, sizes or {})},  # {p.name}" for p in graph.placeholders]
+    given = "\n".join(["    inputs = [", *inputs, "    ]"]) if inputs else "    inputs = []"
+    tail = f'\n\nif __name__ == "__main__":\n    torch.manual_seed(0)\n{given}\n    print(forward(*inputs))\n'
+    return _below(head, written.source, tail)
+
+
+def constants_of(graph: Graph) -> dict[str, torch.Tensor]:
+    """The tensors that the program of a graph reads from a file."""
+    found: dict[str, torch.Tensor] = python_source(graph).names.get("constants", {})
+    return {name: value.detach() for name, value in found.items()}
+
+
+def _import(name: str, value: Any, constants_file: str) -> str:
+    if name == "constants":
+        load = f'constants = torch.load(Path(__file__).with_name("{constants_file}"))'
+        return f"from pathlib import Path\n\nimport torch\n\n{load}\n\n"
+    module, path = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
+    if isinstance(module, str) and _found(module, path) is value:
+        return f"import {module}\n\n{name} = {module}.{path}\n\n"
+    return f"{name} = None\n{comment(f'{value!r}, which no module has by name: this file does not run by itself')}\n"
+
+
+def _found(module: str, path: str) -> Any:
+    try:
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError):
+        return None
+    return found
+
+
+_DRAWN = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128)
+
+
+def _example(spec: Any, sizes: Mapping[str, int]) -> str:
+    if not isinstance(spec, TensorSpec):
+        return "1.0" if getattr(spec, "type", int) is float else "2"
+    spec = at_numbers(spec, {sym: sizes.get(sym.name, 2) for sym in syms_of(spec)})
+    shape, stride = tuple(spec.shape), tuple(spec.stride)
+    layout = f"{shape}, {stride}, dtype={spec.dtype}, device={str(spec.device)!r}"
+    fill = "normal_()" if spec.dtype in _DRAWN else "zero_()"
+    return f"torch.empty_strided({layout}).{fill}"
+
+
+def hints_of(entry: Entry) -> dict[str, int]:
+    """What the symbols of sizes, by name, were in the call that was captured."""
+    traced = entry.traced
+    hints = {sym.name: place.hint for sym, place in traced.sizes.items()}
+    data = traced.data.hints if traced.data is not None else {}
+    return hints | {sym.name: hint for sym, hint in data.items()}
+
+
+# ----------------------------------------------------------------------------------------------------- kernels, plans
+
+
+def sources_text(plans: Iterable[Plan]) -> dict[str, str]:
+    """By the ending of a file: what the kernels of plans were compiled from, LLVM's text or Python for Triton."""
+    found: dict[str, dict[str, str]] = {"ll": {}, "triton.py": {}}
+    for plan in plans:
+        for symbol, function in plan.kernels.items():
+            if function.source is not None:
+                kind = "ll" if function.block is None else "triton.py"
+                found[kind].setdefault(function.source, symbol)
+    mark = {"ll": ";", "triton.py": "#"}
+    return {
+        kind: "\n".join(f"{mark[kind]} {symbol}\n{text}" for text, symbol in texts.items())
+        for kind, texts in found.items()
+        if texts
+    }
+
+
+def plans_text(plans: Sequence[Plan]) -> str:
+    """The steps of plans."""
+    return "\n\n".join(map(print_plan, plans)) + "\n"

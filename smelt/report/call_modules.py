@@ -1,0 +1,69 @@
+"""Which module of the program holds each torch-level call, by the parameters that the calls read.
+
+A call that reads `layers.0.weight` is of `layers.0`. Modules run within each other, so what runs between two such calls is
+said to be of the innermost module that holds both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from smelt.graph.ir import Graph, Node, argument_nodes
+from smelt.guards.source import Origin, key_text
+
+_TABLES = ("_modules", "_parameters", "_buffers")  # steps of an origin that a name in the program leaves out
+Path = tuple[str, ...]
+
+
+def modules_of(graph: Graph, origins: Sequence[Origin]) -> dict[Node, str]:
+    """The name of the module of each node, as `named_modules` has it; nodes that are in none are left out.
+
+    Args:
+        graph: a torch-level graph.
+        origins: where its first placeholders, the tensors, are found.
+    """
+    owners = {p: path for p, o in zip(graph.placeholders, origins) if (path := _module_path(o)) is not None}
+    calls = [node for node in graph if node.op.startswith("call")]
+    known = [_own(node, owners) for node in calls]
+    before: list[Path | None] = []
+    latest: Path | None = None
+    for path in known:
+        latest = path if path is not None else latest
+        before.append(latest)
+    following: Path | None = None
+    found: dict[Node, Path] = dict(owners)
+    for node, path, previous in zip(reversed(calls), reversed(known), reversed(before)):
+        following = path if path is not None else following
+        if path is not None:
+            found[node] = path
+        elif previous is not None and following is not None:
+            found[node] = _shared(previous, following)
+    return {node: ".".join(path) for node, path in found.items() if path}
+
+
+def _own(node: Node, owners: dict[Node, Path]) -> Path | None:
+    """The innermost module of the parameters that a call reads."""
+    paths = [owners[n] for n in argument_nodes(node) if n in owners]
+    return max(paths, key=len, default=None)
+
+
+def _shared(a: Path, b: Path) -> Path:
+    count = 0
+    while count < min(len(a), len(b)) and a[count] == b[count]:
+        count += 1
+    return a[:count]
+
+
+def _module_path(origin: Origin) -> Path | None:
+    """The path of the module that holds a parameter or buffer; None for what is neither."""
+    if origin.kind != "param" or origin.base is None:
+        return None
+    steps: list[str] = []
+    at: Origin | None = origin.base
+    while at is not None and at.base is not None:
+        if type(at.key) is not str or at.key not in _TABLES:
+            steps.append(key_text(at.key) if type(at.key) is not str else at.key)
+        at = at.base
+    if at is not None and at.kind == "arg" and str(at.key) != "self":
+        steps.append(str(at.key))
+    return tuple(reversed(steps))

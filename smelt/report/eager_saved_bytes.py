@@ -1,0 +1,99 @@
+"""What eager's autograd keeps of a graph for its backward, measured: its torch-level calls run once, on other inputs."""
+
+from __future__ import annotations
+
+import math
+from types import BuiltinFunctionType
+from typing import Any
+
+import torch
+
+from smelt.capture.driver.cache_entries import Entry
+from smelt.graph.graph_callable import GraphFunction
+from smelt.graph.graph_printer import target_text
+from smelt.graph.ir import Graph, NumberSpec, TensorSpec
+from smelt.graph.tensor_specs import empty_like_spec, static_sizes
+from smelt.tracing.fake.fake_tensor import FakeTensor
+from smelt.tracing.record.trace_at_sizes import traced_at
+from smelt.tracing.record.traced import Traced
+
+MOST = 1 << 31  # bytes of inputs, beyond which no copy is made of them
+
+
+def eager_saved_bytes(entry: Entry) -> int | None:
+    """Bytes of the distinct storages that autograd keeps when the recorded calls run under it, without those of inputs
+    (parameters among them) and of results, which the program holds anyway. None where it was not measured.
+
+    The user's function does not run, nor does any of its tensors take part: inputs are made anew, with numbers that stand
+    for nothing (0 for ints, so that they are indices), and random numbers are drawn from a state that is put back.
+    """
+    traced = entry.traced
+    if traced.joint is None or traced.data is not None or any(fake.subclass for fake in traced.inputs):
+        return None
+    try:
+        if traced.sizes:
+            traced = traced_at(traced, {sym: source.hint for sym, source in traced.sizes.items()})
+        if _calls_others(traced.torch_graph) or sum(map(_nbytes, _specs(traced))) > MOST:
+            return None
+        devices = {fake.device for fake in traced.inputs if fake.device.type != "cpu"}
+        with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
+            return _measured(traced)
+    except Exception:  # numbers that stand for nothing may be refused, as by a Cholesky factorization
+        return None
+
+
+def _specs(traced: Traced) -> list[TensorSpec]:
+    return [p.spec for p in traced.torch_graph.placeholders if isinstance(p.spec, TensorSpec)]
+
+
+def _nbytes(spec: TensorSpec) -> int:
+    return math.prod(static_sizes(spec.shape)) * spec.dtype.itemsize
+
+
+def _calls_others(graph: Graph) -> bool:
+    """Whether it calls what is not torch's, as a custom `autograd.Function`: that is code of the user's. Functions of C are
+    torch's: no others are captured."""
+    names: dict[str, Any] = {}
+    for node in graph:
+        if node.op == "call_function" and not isinstance(node.target, BuiltinFunctionType):
+            target_text(node.target, names)
+    return bool(names)
+
+
+def _measured(traced: Traced) -> int:
+    numbers = iter(n.symbol.value for n in traced.numbers)
+    fakes = iter(traced.inputs)
+    inputs: list[Any] = [
+        next(numbers) if isinstance(p.spec, NumberSpec) else _input(p.spec, next(fakes))
+        for p in traced.torch_graph.placeholders
+    ]
+    kept: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        outputs = GraphFunction(traced.torch_graph)(*inputs)
+    own = {_storage(t) for t in (*inputs, *outputs) if isinstance(t, torch.Tensor)}
+    found = {_storage(t): t.untyped_storage().nbytes() for t in kept if t.layout is torch.strided}
+    return sum(size for storage, size in found.items() if storage not in own)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """Tells storages apart that are all alive."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else id(tensor)
+
+
+def _input(spec: TensorSpec, fake: FakeTensor) -> torch.Tensor:
+    """A tensor like an input. What requires a gradient and is no leaf is none here, either: leaves must not be written in
+    place."""
+    made = empty_like_spec(spec, fake.device).detach()
+    if spec.dtype.is_floating_point or spec.dtype.is_complex:
+        made.normal_() if made.numel() else made
+    else:
+        made.zero_()
+    if not fake.requires_grad:
+        return made
+    leaf = made.requires_grad_()
+    return leaf if fake.is_leaf else leaf.clone()

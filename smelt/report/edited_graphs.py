@@ -1,0 +1,270 @@
+"""Graphs from files: a program that a user has edited becomes the aten graph that is compiled in place of the captured one.
+
+The program's `forward` runs on fakes, so any calls of torch may be in it: what they come down to is recorded, as it is of a
+captured program. What always holds of the graph that is made: it takes what the captured one takes, gives tensors of the
+same types and layouts, and writes the same inputs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from smelt.errors import ArtifactError, SmeltError
+from smelt.graph.free_symbols import symbols_in
+from smelt.graph.graph_printer import python_source, spec_text
+from smelt.graph.ir import Graph, Line, Node, TensorSpec, argument_nodes, free_name, map_nodes
+from smelt.graph.operator_effects import effects
+from smelt.graph.tensor_specs import empty_like_spec
+from smelt.graph.verify_graph import verify
+from smelt.report.edited_sources import parsed
+from smelt.torch_private import OpOverload
+from smelt.tracing.fake.fake_tensor import FakeTensor
+from smelt.tracing.record.trace import Trace
+from smelt.tracing.record.traced import Traced
+
+
+def graph_of(path: Path, captured: Graph, gradients: int | None = None, joins: bool = True) -> Graph:
+    """The graph of the file's `forward`, to be compiled in place of `captured`.
+
+    Args:
+        gradients: from which result on they are gradients: autograd takes them with any strides, and in memory of their own.
+        joins: equal nodes become one.
+
+    Raises ArtifactError where it cannot stand in for that, with the file and what is expected.
+    """
+    if any(True for _ in symbols_in(captured.nodes)):
+        raise ArtifactError(
+            f"{path} is edited, and the graph is for any sizes: edited graphs take numbers; compile with dynamic=False"
+        )
+    if not all(isinstance(p.spec, TensorSpec) for p in captured.placeholders):
+        raise ArtifactError(
+            f"{path} is edited, and the graph takes numbers that change from call to call: compile with dynamic=False"
+        )
+    forward = forward_of(path, captured)
+    recorder, fakes, traced, places = _recorded(path, forward, captured, gradients, joins)
+    made = _with_inputs(captured, recorder, fakes, traced, places)
+    _check_outputs(path, made, captured, gradients)
+    _check_aliases(path, made, captured, gradients)
+    _check_writes(path, made, captured)
+    try:
+        verify(made, functional=True)
+    except SmeltError as error:
+        raise ArtifactError(f"{path}: {error}") from error
+    return made
+
+
+def forward_of(
+    path: Path, captured: Graph, handed: Callable[[Any], Any] = lambda value: value
+) -> FunctionType:
+    """The function that the file defines, which takes what `captured` takes. Objects of the program that no module has by
+    name, and that the file therefore sets to None, are there, as what `handed` makes of them.
+
+    Raises ArtifactError where there is no such function."""
+    scope: dict[str, Any] = {"__name__": f"edited.{path.stem}", "__file__": str(path)}
+    text = path.read_text(encoding="utf-8")
+    try:
+        exec(compile(parsed(path, text), str(path), "exec"), scope)
+    except ArtifactError:
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise ArtifactError(f"{path}{where_raised(error, path)}: running it failed: {what}") from error
+    scope |= {k: handed(v) for k, v in python_source(captured).names.items() if scope.get(k) is None}
+    forward = scope.get("forward")
+    wanted = [p.name for p in captured.placeholders]
+    if not inspect.isfunction(forward):
+        raise ArtifactError(f"{path} defines no function forward({', '.join(wanted)})")
+    given = [
+        p.name for p in inspect.signature(forward).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD
+    ]
+    if given != wanted:
+        raise ArtifactError(
+            f"{path}:{forward.__code__.co_firstlineno}: forward takes ({', '.join(given)}), the captured graph "
+            f"({', '.join(wanted)}): inputs must stay as they are, also those that are not read"
+        )
+    return forward
+
+
+def _recorded(
+    path: Path, forward: Callable[..., Any], captured: Graph, gradients: int | None, joins: bool
+) -> tuple[Trace, list[FakeTensor], Traced, list[bool]]:
+    """What the program does, recorded on fakes of its inputs; and which of its results are tensors."""
+
+    def where() -> Line | None:
+        frame = sys._getframe()
+        while frame is not None and frame.f_code.co_filename != str(path):
+            frame = frame.f_back  # type: ignore[assignment]
+        return None if frame is None else Line(str(path), frame.f_lineno, frame.f_code.co_name)
+
+    expected = captured.output.args[0]
+    with torch.no_grad():
+        given = [empty_like_spec(p.spec, p.spec.device) for p in captured.placeholders]
+        recorder = Trace(where)
+        recorder.inputs.on_unknown = recorder.fake
+        try:
+            with recorder:
+                fakes = [recorder.fake(t, p.name) for t, p in zip(given, captured.placeholders)]
+                results = forward(*fakes)
+                if not isinstance(results, (tuple, list)) or len(results) != len(expected):
+                    what = (
+                        f"{len(results)} results"
+                        if isinstance(results, (tuple, list))
+                        else type(results).__name__
+                    )
+                    raise ArtifactError(
+                        f"{path}: forward gives {what}, expected is a tuple of {len(expected)}: {_types(captured)}"
+                    )
+                tensors = _apart(recorder, captured, fakes, results, gradients)
+            are_tensors = [isinstance(r, torch.Tensor) for r in results]
+            return recorder, fakes, recorder.finish(tensors, joins), are_tensors
+        except ArtifactError:
+            raise
+        except Exception as error:
+            line = where_raised(error, path)
+            raise ArtifactError(f"{path}{line}: {type(error).__name__}: {error}") from error
+
+
+def where_raised(error: BaseException, path: Path) -> str:
+    """`:12`, the line of the file at which `error` was raised; nothing where it was none of it."""
+    found, traceback = "", error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename == str(path):
+            found = f":{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return found
+
+
+def _apart(
+    recorder: Trace,
+    captured: Graph,
+    inputs: Sequence[FakeTensor],
+    results: Sequence[object],
+    gradients: int | None,
+) -> list[torch.Tensor]:
+    """The tensors among `results`, in memory of their own where those of the captured graph are: others count on that. A
+    gradient may be in memory of its own, or where the captured one is."""
+    places: dict[object, str | int] = {
+        fake.storage_key: p.name for fake, p in zip(inputs, captured.placeholders, strict=True)
+    }
+    made: list[torch.Tensor] = []
+    for i, (result, alias) in enumerate(zip(results, _aliases(captured), strict=True)):
+        if isinstance(result, torch.Tensor):
+            fake = recorder.fake(result)
+            place = places.get(fake.storage_key)
+            if place is not None and (alias is None or (_is_gradient(i, gradients) and place != alias)):
+                fake = recorder.fake(torch.ops.aten.clone.default(fake))
+            places.setdefault(fake.storage_key, i)
+            made.append(fake)
+    return made
+
+
+def _is_gradient(result: int, gradients: int | None) -> bool:
+    return gradients is not None and result >= gradients
+
+
+def _root(node: Node) -> Node:
+    """What `node` is a view of; itself, if it is none."""
+    while True:
+        maker = node.args[0] if node.target is operator.getitem else node
+        if not isinstance(maker.target, OpOverload) or not effects(maker.target).view:
+            return node
+        node = next(argument_nodes(maker))
+
+
+def _aliases(graph: Graph) -> list[str | int | None]:
+    """Of each result: the input, or the earlier result, with which it shares memory."""
+    found: list[str | int | None] = []
+    first: dict[Node, int] = {}
+    for i, node in enumerate(graph.output.args[0]):
+        if node is None:
+            found.append(None)
+            continue
+        root = _root(node)
+        found.append(root.name if root.op == "placeholder" else first.get(root))
+        first.setdefault(root, i)
+    return found
+
+
+def _with_inputs(
+    captured: Graph, recorder: Trace, fakes: Sequence[FakeTensor], traced: Traced, places: Sequence[bool]
+) -> Graph:
+    """The recorded graph with all inputs of the captured one; other tensors that it reads are constants."""
+    graph = Graph("aten")
+    graph.constants = dict(traced.aten_graph.constants)
+    graph.nodes = [replace(p) for p in captured.placeholders]
+    own = {id(fake): node for fake, node in zip(fakes, graph.nodes, strict=True)}
+    taken = {node.name for node in graph.nodes}
+    copy_of: dict[Node, Node] = {}
+    for node, fake in zip(traced.aten_graph.placeholders, traced.inputs, strict=True):
+        if id(fake) in own:
+            copy_of[node] = own[id(fake)]
+            continue
+        name, real = free_name("constant", taken | graph.constants.keys()), recorder.real(fake)
+        taken.add(name)
+        assert real is not None
+        graph.constants[name] = real.detach()
+        copy_of[node] = Node("get_attr", name, (), {}, name, node.spec)
+        graph.nodes.append(copy_of[node])
+    for node in traced.aten_graph.nodes[len(traced.inputs) :]:
+        args, kwargs = (map_nodes(x, copy_of.__getitem__) for x in (node.args, node.kwargs))
+        name = node.name if node.op == "output" else free_name(node.name, taken)
+        copy_of[node] = replace(node, args=args, kwargs=kwargs, name=name, source=None)
+        graph.nodes.append(copy_of[node])
+    given = iter(graph.output.args[0])
+    returned = tuple(next(given) if is_tensor else None for is_tensor in places)
+    graph.output.args = (returned,)
+    graph.output.spec = tuple(None if n is None else n.spec for n in returned)
+    return graph
+
+
+def _types(graph: Graph) -> str:
+    return ", ".join("None" if n is None else spec_text(n.spec) for n in graph.output.args[0])
+
+
+def _layout(node: Node | None, is_gradient: bool) -> Any:
+    if node is None:
+        return None
+    return node.spec.shape, node.spec.dtype, node.spec.device, () if is_gradient else node.spec.stride
+
+
+def _check_outputs(path: Path, made: Graph, captured: Graph, gradients: int | None) -> None:
+    for i, (got, want) in enumerate(zip(made.output.args[0], captured.output.args[0], strict=True)):
+        is_gradient = _is_gradient(i, gradients)
+        if _layout(got, is_gradient) != _layout(want, is_gradient):
+            texts = ["None" if n is None else spec_text(n.spec) for n in (got, want)]
+            raise ArtifactError(
+                f"{path}: result {i} of forward is {texts[0]}, the captured graph gives {texts[1]}: the rest of the call "
+                "was compiled for that"
+            )
+
+
+def _check_aliases(path: Path, made: Graph, captured: Graph, gradients: int | None) -> None:
+    for i, (got, want) in enumerate(zip(_aliases(made), _aliases(captured), strict=True)):
+        if got != want and not _is_gradient(i, gradients):
+            of = f"input {want}" if isinstance(want, str) else f"result {want}"
+            raise ArtifactError(
+                f"{path}: result {i} of forward must be a view of {of}, as that of the captured graph is"
+            )
+
+
+def _written(graph: Graph) -> set[str]:
+    written = (n.args[0] for n in graph if n.target is torch.ops.aten.copy_.default)
+    return {n.name for n in written if isinstance(n, Node)}
+
+
+def _check_writes(path: Path, made: Graph, captured: Graph) -> None:
+    got, want = _written(made), _written(captured)
+    if got != want:
+        raise ArtifactError(
+            f"{path}: forward writes {', '.join(sorted(got)) or 'no input'}, the captured graph "
+            f"{', '.join(sorted(want)) or 'none'}: the call was guarded for that"
+        )

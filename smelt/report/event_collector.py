@@ -1,0 +1,147 @@
+"""What the events of some calls say, kept for `explain`: how long each phase took, what was cut, scheduled and refused."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from smelt import events
+from smelt.autograd.partition import Partition
+from smelt.capture.driver.cache_entries import Entry
+from smelt.graph.ir import Graph
+from smelt.guards.guard_failures import Failure
+from smelt.guards.source import Origin
+from smelt.plan.steps import Plan
+from smelt.reasons import Reason
+from smelt.schedule.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One step of compiling. `start`: seconds since the watch began; phases may lie within others, as "lower" does within
+    "backend". `graph`: of a backward, what was compiled: it has a frame of its own, whatever was captured last."""
+
+    name: str
+    frame: str
+    start: float
+    seconds: float
+    graph: Graph | None = None
+
+    def holds(self, other: Phase) -> bool:
+        """Whether `other` lies within this phase."""
+        return self.start <= other.start and other.start + other.seconds <= self.start + self.seconds
+
+
+@dataclass(frozen=True)
+class Recompile:
+    """An entry that refused a call. `failure`: None where all its guards hold when they are looked at again."""
+
+    frame: str
+    entry: int
+    failure: Failure | None
+    at: float
+
+
+@dataclass(frozen=True)
+class Restriction:
+    """Sizes that may not be any, named as the program found them, and why."""
+
+    frame: str
+    sizes: tuple[str, ...]
+    reason: Reason
+
+
+@dataclass
+class Scheduled:
+    """A graph that became code. `called`: the ATen operators that its plan calls, None where it has no plan yet, in `plan`;
+    other ATen calls of the schedule are generated. `entry`: what it was compiled for, where that was made at once."""
+
+    graph: Graph
+    schedule: Schedule
+    called: tuple[str, ...] | None = None
+    plan: Plan | None = None
+    entry: Entry | None = None
+
+
+# Kinds of events that carry seconds, and what the phase is called; "stage" has names of its own.
+_PHASES = {
+    "capture-end": "capture",
+    "backend-end": "backend",
+    "partition": "partition",
+    "backward-compiled": "backward",
+}
+
+
+@dataclass
+class Watch:
+    """A subscriber to `smelt.events`."""
+
+    began: float = field(default_factory=time.perf_counter)
+    phases: list[Phase] = field(default_factory=list)
+    recompiles: list[Recompile] = field(default_factory=list)
+    restrictions: dict[Restriction, None] = field(default_factory=dict)
+    scheduled: list[Scheduled] = field(default_factory=list)
+    partitions: list[Partition] = field(default_factory=list)
+    frame: str = ""
+    before: int = 0  # how many graphs were scheduled when the backend began
+    origins: dict[int, tuple[Entry, Sequence[Origin]]] = field(default_factory=dict)  # by id of the entry
+
+    def origins_of(self, entry: Entry) -> Sequence[Origin]:
+        """Where each input tensor of an entry's graph is found; none for an entry that was there before."""
+        return self.origins.get(id(entry), (entry, ()))[1]
+
+    def __call__(self, event: events.Event) -> None:
+        now = time.perf_counter() - self.began
+        if event.kind == "capture-start":
+            self.frame = event.name
+        if "seconds" in event.data:
+            self._phase(event, now)
+        note = _NOTES.get(event.kind)
+        if note is not None:
+            note(self, event, now)
+
+    def _phase(self, event: events.Event, now: float) -> None:
+        name = event.name if event.kind == "stage" else _PHASES.get(event.kind)
+        if name is not None:
+            seconds = event.data["seconds"]
+            graph = self.scheduled[-1].graph if name == "backward" and self.scheduled else None
+            self.phases.append(Phase(name, self.frame, now - seconds, seconds, graph))
+
+    def _recompile(self, event: events.Event, now: float) -> None:
+        self.recompiles.append(Recompile(event.name, event.data["entry"], event.data["failure"], now))
+
+    def _restricted(self, event: events.Event, now: float) -> None:
+        self.restrictions[Restriction(event.name, event.data["sizes"], event.data["reason"])] = None
+
+    def _partition(self, event: events.Event, now: float) -> None:
+        self.partitions.append(event.data["parts"])
+
+    def _schedule(self, event: events.Event, now: float) -> None:
+        self.scheduled.append(Scheduled(event.data["graph"], event.data["schedule"]))
+
+    def _installed(self, event: events.Event, now: float) -> None:
+        entry = event.data["entry"]
+        self.origins[id(entry)] = entry, event.data["origins"]
+        for scheduled in self.scheduled[self.before :]:
+            scheduled.entry = entry
+        self.before = len(self.scheduled)
+
+    def _backend(self, event: events.Event, now: float) -> None:
+        self.before = len(self.scheduled)
+
+    def _plan(self, event: events.Event, now: float) -> None:
+        if self.scheduled and self.scheduled[-1].called is None:
+            self.scheduled[-1].called, self.scheduled[-1].plan = event.data["externs"], event.data["plan"]
+
+
+_NOTES: dict[str, Any] = {
+    "backend-start": Watch._backend,
+    "entry-installed": Watch._installed,
+    "recompile": Watch._recompile,
+    "size-restricted": Watch._restricted,
+    "partition": Watch._partition,
+    "schedule": Watch._schedule,
+    "plan": Watch._plan,
+}

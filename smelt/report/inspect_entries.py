@@ -1,0 +1,61 @@
+"""What a compiled callable holds: its entries (guards, compiled source, kernels) and the reasons why calls ran eagerly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+from smelt.backends.smelt import inference_schedules
+from smelt.capture.driver.cache_entries import Entry, Record, entries_of, reasons_of, records_of
+from smelt.config import DEFAULT, Config
+from smelt.reasons import Reason
+from smelt.schedule.schedule_printer import print_schedule
+
+
+def code_of(compiled: Callable[..., Any]) -> CodeType:
+    """The code object that keys the cache of what `smelt.compile` returned. Raises TypeError for anything else."""
+    state = getattr(compiled, "_smelt", None)
+    wrapped = getattr(state.call if state is not None else compiled, "__wrapped__", None)
+    code = getattr(wrapped, "__code__", None)
+    if code is None:
+        raise TypeError(f"not something that smelt.compile returned: {compiled!r}")
+    return code
+
+
+def entries(compiled: Callable[..., Any]) -> list[Entry]:
+    """The compiled entries of the function itself, oldest first; its resume functions have their own (`records`)."""
+    return entries_of(code_of(compiled))
+
+
+def reasons(compiled: Callable[..., Any]) -> tuple[Reason, ...]:
+    """Why `compiled` is not one graph: reasons of calls that ran eagerly, then of graph breaks. Empty when each call was
+    captured as one graph."""
+    return reasons_of(code_of(compiled))
+
+
+def records(compiled: Callable[..., Any]) -> list[tuple[str, Record]]:
+    """(name, record) of the function and of each of its resume functions. A record has `entries`, `reasons`, `breaks`."""
+    return records_of(code_of(compiled))
+
+
+def graph_count(compiled: Callable[..., Any]) -> int:
+    """How many graphs were compiled for `compiled` and its resume functions; entries that compute nothing do not count."""
+    return sum(entry.computes for _, record in records(compiled) for entry in record.entries)
+
+
+def source(compiled: Callable[..., Any]) -> str:
+    """All compiled frames as Python source: the function's, then those of its resume functions."""
+    return "\n".join(entry.source for _, record in records(compiled) for entry in record.entries)
+
+
+def kernels(compiled: Callable[..., Any], config: Config = DEFAULT) -> str:
+    """The kernels of all graphs as nested loops, with the ATen calls between them, and what was not fused and why.
+
+    Shown is what calls without gradients run under `config`. Where gradients are needed, a graph is cut into a forward and a
+    backward, whose kernels differ. A matrix product, convolution or pooling that smelt generates is shown as the ATen call
+    that it replaces. Raises Unsupported for tensors on a device without a target.
+    """
+    found = [entry.traced for _, record in records(compiled) for entry in record.entries if entry.computes]
+    schedules = [schedule for traced in found for schedule in inference_schedules(traced, config)]
+    return "\n\n".join(map(print_schedule, schedules))

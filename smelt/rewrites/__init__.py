@@ -1,0 +1,1 @@
+"""Rewrites of whole aten graphs before lowering."""

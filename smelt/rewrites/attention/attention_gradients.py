@@ -1,0 +1,183 @@
+"""What the backward that autograd recorded does with written attention: which of its nodes a kernel's backward replaces.
+
+Autograd's formulas, for scores S = q @ k * scale + bias, probabilities P = softmax(S) and the tangent T of the result:
+
+    dv = P.mT @ T
+    dS = softmax's backward of T @ v.mT
+    dq = dS * scale @ k.mT,   dk = q.mT @ dS * scale
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from smelt.graph.ir import Node
+from smelt.rewrites.attention.attention_pattern import (
+    Attention,
+    Refused,
+    as_it_is,
+    between,
+    factor_of,
+    filled_with,
+)
+from smelt.rewrites.attention.element_maps import Places
+
+aten = torch.ops.aten
+
+
+@dataclass
+class Gradients:
+    """Nodes that the backward of attention gives, each with the number that it is multiplied by.
+
+    Attributes:
+        tangent: of the result, [n, l, d].
+        of_q, of_k: `factor * dS @ k.mT` [n, l, e] and `factor * q.mT @ dS` [n, e, s].
+        of_v: [n, s, d]; None where values need no gradient.
+        of_scores: `factor * dS`, read by what is no part of attention: the gradient of what is added to the scores.
+        inside: nodes that nothing else reads.
+    """
+
+    tangent: Node
+    of_v: Node | None
+    of_q: list[tuple[Node, float]] = field(default_factory=list)
+    of_k: list[tuple[Node, float]] = field(default_factory=list)
+    of_scores: list[tuple[Node, float]] = field(default_factory=list)
+    inside: set[Node] = field(default_factory=set)
+
+
+def gradients_of(
+    found: Attention,
+    users: Mapping[Node, Sequence[Node]],
+    places: Places,
+) -> Gradients | None:
+    """The gradients of attention; None if the graph has none. Raises Refused where scores or probabilities are read by
+    anything else."""
+    return _Search(found, users, places).run()
+
+
+class _Search:
+    def __init__(
+        self,
+        found: Attention,
+        users: Mapping[Node, Sequence[Node]],
+        places: Places,
+    ) -> None:
+        self.found, self.users, self.places = found, users, places
+        self.inside: set[Node] = set()
+
+    def run(self) -> Gradients | None:
+        transposes, backwards = self._readers()
+        if len(transposes) > 1 or len(backwards) > 1:
+            raise Refused("probabilities have several gradients")
+        if not transposes and not backwards:
+            return None
+        of_v, tangent = self._of_values(transposes[0]) if transposes else (None, None)
+        if backwards:
+            other = self._tangent_of(backwards[0])
+            if tangent is not None and self.places.of(tangent) != self.places.of(other):
+                raise Refused("probabilities and values have gradients of different tangents")
+            tangent = other
+        assert tangent is not None
+        made = Gradients(tangent, of_v, inside=self.inside)
+        if backwards:
+            self._follow(made, backwards[0], 1.0, self.found.filled is None)
+        return made
+
+    def _readers(self) -> tuple[list[Node], list[Node]]:
+        """What reads the probabilities beside the forward: their transposes, and softmax's backward."""
+        own: Collection[Node] = {*self.found.inside, self.found.result}
+        transposes, backwards = [], []
+        for node in self.found.inside:
+            for user in dict.fromkeys(self.users[node]):
+                if user in own:
+                    continue
+                if user.target is aten._softmax_backward_data.default and user.args[1] is self.found.softmax:
+                    backwards.append(user)
+                elif node is self.found.probabilities and self._is_transpose(user, node):
+                    transposes.append(user)
+                else:
+                    raise Refused(f"scores or probabilities are read by {user}")
+        return transposes, backwards
+
+    def _is_transpose(self, node: Node, source: Node) -> bool:
+        if node.op != "call_function" or node.spec.shape[-2:] != source.spec.shape[-2:][::-1]:
+            return False
+        return self.places.of(node) == self.places.of(source).turned
+
+    def _only_user(self, node: Node) -> Node:
+        first, *others = dict.fromkeys(self.users[node])
+        if others:
+            raise Refused(f"{node} of the backward is read by {others[0]}")
+        self.inside.add(node)
+        return first
+
+    def _of_values(self, transposed: Node) -> tuple[Node, Node]:
+        """(gradient of the values, tangent)."""
+        product = self._only_user(transposed)
+        if product.target is not aten.bmm.default or product.args[0] is not transposed:
+            raise Refused(f"probabilities are read by {product}")
+        return product, product.args[1]
+
+    def _tangent_of(self, backward: Node) -> Node:
+        """What the gradient of the probabilities is a product of with the values."""
+        node = backward.args[0]
+        while node.target is not aten.bmm.default:
+            source = as_it_is(node, self.places)
+            if source is None:
+                raise Refused(f"the gradient of the probabilities is changed by {node}")
+            for view in (node, *between(node, source, self.places)):
+                self._only_user(view)
+            node = source
+        self._only_user(node)
+        tangent: Node = node.args[0]
+        if self.places.of(node.args[1]) != self.places.of(self.found.v).turned:
+            raise Refused("the gradient of the probabilities is a product with other values")
+        return tangent
+
+    def _follow(self, made: Gradients, node: Node, factor: float, masked: bool) -> None:
+        """`node` is `factor` times the gradient of the scores. `masked`: with zeros where the forward fills in a number."""
+        self.inside.add(node)
+        ends = False
+        for user in dict.fromkeys(self.users[node]):
+            scaled = factor_of(user, self.places)
+            source = as_it_is(user, self.places)
+            if source is not None and source in (node, self.places.of(node).root):
+                self._follow(made, user, factor, masked)
+            elif scaled is not None and scaled[0] is node:
+                self._follow(made, user, factor * scaled[1], masked)
+            elif self._is_masked(user, node):
+                self._follow(made, user, factor, True)
+            else:
+                ends = True
+                self._end(made, user, node, factor)
+        if ends and not masked:
+            raise Refused("the gradient of masked scores is not masked")
+
+    def _end(self, made: Gradients, user: Node, node: Node, factor: float) -> None:
+        if self._is_product(user, node, 0, self.found.k):
+            made.of_q.append((user, factor))
+        elif self._is_product(user, node, 1, self.found.q):
+            made.of_k.append((user, factor))
+        elif not self.found.added:
+            raise Refused(f"the gradient of the scores is read by {user}")
+        elif (node, factor) not in made.of_scores:
+            made.of_scores.append((node, factor))
+
+    def _is_masked(self, user: Node, node: Node) -> bool:
+        """Whether `user` is `node` with zeros where the forward fills in a number."""
+        step = self.found.filled
+        masked = filled_with(user, self.places) if step is not None else None
+        if step is None or masked is None or step.tensor is None:
+            return False
+        x, mask, value, where = masked
+        same = self.places.of(mask) == self.places.of(step.tensor) and where is step.where
+        return x is node and value == 0 and same
+
+    def _is_product(self, user: Node, node: Node, place: int, other: Node) -> bool:
+        """Whether `user` is a product of `node`, at `place`, with `other` transposed."""
+        if user.target is not aten.bmm.default or user.args[place] is not node:
+            return False
+        return self.places.of(user.args[1 - place]) == self.places.of(other).turned

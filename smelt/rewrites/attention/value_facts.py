@@ -1,0 +1,143 @@
+"""What is known of the numbers in a tensor from the operators that it is computed by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from smelt.graph.ir import Node
+from smelt.rewrites.attention.element_maps import Places
+
+aten = torch.ops.aten
+INF = float("inf")
+ABSORBS = -1e30  # added to this, a score is lost; so it is as good as a lower number
+LARGE = 1e5  # of a sum with this, float32 has two digits behind the point
+MOST = 8  # numbers that a tensor is followed for
+
+_FILLED = (aten.full.default, aten.new_full.default, aten.full_like.default)
+_ZEROS = (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
+_SAME = (aten._to_copy.default, aten.lift_fresh_copy.default, aten.clone.default, aten.expand.default)
+
+
+def number(value: Any, places: Places) -> float | None:
+    """The number that a value is, or that all elements of a tensor are, where the graph says so."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, Node):
+        return None
+    if value.op == "get_attr":
+        constant = places.constants[value.target]
+        alone = constant.numel() == 1 and constant.device.type == "cpu" and not constant.is_complex()
+        return float(constant) if alone else None
+    if value.target in _FILLED:
+        return number(value.args[2 if value.target is aten.new_full.default else 1], places)
+    if value.target is aten.scalar_tensor.default:
+        return number(value.args[0], places)
+    if value.target in _ZEROS:
+        return 0.0
+    return number(value.args[0], places) if value.target in _SAME else None
+
+
+def exact_in(node: Node, dtype: torch.dtype, places: Places) -> bool:
+    """Whether a tensor that is added to scores of float32 is one of `dtype` too, as far as that shows."""
+    if node.spec.dtype is dtype:
+        return True
+    found = values(node, places)
+    return found is not None and all(_is_kept(v, dtype) for v in found)
+
+
+def _is_kept(value: float, dtype: torch.dtype) -> bool:
+    if dtype is torch.bfloat16 and -INF < value <= ABSORBS:
+        return True
+    return value == float(torch.tensor(value, dtype=dtype))
+
+
+def values(value: object, places: Places) -> frozenset[float] | None:
+    """The few numbers that the elements of a tensor may be, or a number; None if that does not show."""
+    alone = number(value, places)
+    found = frozenset({alone}) if alone is not None else _computed(value, places)
+    if found is None or len(found) > MOST:
+        return None
+    dtype = value.spec.dtype if isinstance(value, Node) else torch.float64
+    if not dtype.is_floating_point:
+        return found
+    return frozenset(float(torch.tensor(v, dtype=torch.float64).to(dtype)) for v in found)
+
+
+def _computed(node: object, places: Places) -> frozenset[float] | None:
+    if not isinstance(node, Node) or node.op != "call_function":
+        return None
+    if node.spec.dtype is torch.bool:
+        return frozenset({0.0, 1.0})
+    if node.target in _CHOOSES:
+        chosen = [values(node.args[i], places) for i in _CHOOSES[node.target]]
+        return None if None in chosen else frozenset().union(*(c for c in chosen if c is not None))
+    if node.target in _CUTS:
+        kept = values(node.args[0], places)
+        return None if kept is None else kept | {0.0}
+    if node.target in _COMPUTES and node.kwargs.get("alpha", 1) == 1 and len(node.args) == 2:
+        a, b = (values(x, places) for x in node.args)
+        both = None if a is None or b is None else [(x, y) for x in a for y in b]
+        return None if both is None else frozenset(_COMPUTES[node.target](x, y) for x, y in both)
+    return values(node.args[0], places) if node.target in _MOVES else None
+
+
+_CHOOSES = {
+    aten.where.self: (1, 2),
+    aten.masked_fill.Scalar: (0, 2),
+    aten.masked_fill.Tensor: (0, 2),
+}
+_CUTS = frozenset({aten.triu.default, aten.tril.default})
+_COMPUTES: dict[Any, Callable[[float, float], float]] = {
+    aten.mul.Tensor: lambda a, b: a * b,
+    aten.add.Tensor: lambda a, b: a + b,
+    aten.sub.Tensor: lambda a, b: a - b,
+    aten.rsub.Scalar: lambda a, b: b - a,
+}
+# Give elements of their first argument.
+_MOVES = frozenset(
+    {
+        *(aten.index.Tensor, aten.index_select.default, aten.embedding.default, aten.gather.default),
+        *(aten.expand.default, aten.slice.Tensor, aten.select.int, aten._to_copy.default, aten.clone.default),
+        *(aten.permute.default, aten.transpose.int, aten.t.default, aten.view.default, aten.repeat.default),
+        *(aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default),
+        *(aten._unsafe_view.default, aten.alias.default, aten.detach.default),
+    }
+)
+_SMALL = frozenset({aten.sigmoid.default, aten.tanh.default})
+
+
+def is_moderate(node: Node, places: Places) -> bool:
+    """Whether no number of a tensor is large, but for minus infinity: the few that it has show, or it is made of parameters
+    that are learned, which hold no masks."""
+    found = values(node, places)
+    if found is not None:
+        return all(abs(v) <= LARGE or v == -INF for v in found)
+    if node.op == "placeholder":
+        return bool(node.spec.requires_grad)
+    if node.target in _SMALL:
+        return True
+    if node.target in (*_MOVES, aten.neg.default):
+        return is_moderate(node.args[0], places)
+    if node.target in _COMPUTES:
+        numbers = [number(a, places) for a in node.args]
+        sides = [a for a, v in zip(node.args, numbers) if v is None]
+        small = all(v is None or abs(v) <= LARGE for v in numbers)
+        return small and all(isinstance(a, Node) and is_moderate(a, places) for a in sides)
+    return False
+
+
+def hides_rows(node: Node, places: Places) -> bool:
+    """Whether a tensor is moderate but for one huge negative number, so that scores it is added to are all equal in a row
+    that has nothing else."""
+    found = values(node, places)
+    if found is not None:
+        return len([v for v in found if not abs(v) <= LARGE]) == 1 and -INF < min(found) <= ABSORBS
+    if node.op != "call_function":
+        return False
+    if node.target is aten.add.Tensor and all(isinstance(a, Node) for a in node.args):
+        a, b = node.args
+        return any(hides_rows(x, places) and is_moderate(y, places) for x, y in ((a, b), (b, a)))
+    return node.target in _MOVES and hides_rows(node.args[0], places)

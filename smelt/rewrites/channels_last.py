@@ -1,0 +1,386 @@
+"""Images of half precision, channels-last inside a graph: a pass over an aten graph that changes how values lie in memory.
+
+A GPU's tensor cores multiply rows of channels. Of images in half precision that lie otherwise, cuDNN makes channels-last
+copies, of the weight as well, at every convolution, and turns the result back. `relaid` has the graph lay them out so from
+the beginning: what a convolution reads is made channels-last where it is not, its result is, and what is computed from that
+keeps the layout as eager's own rules say (`result_spec`), up to the next convolution. So there is no change of layout
+between two of them.
+
+What the graph returns lies as the trace saw it, and so does all that an operator reads which writes memory, draws random
+numbers (which elements get which depends on the layout) or is not ATen's. Elements are the same everywhere.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+
+from smelt.errors import NeedsFixedSize
+from smelt.graph.graph_passes import memory_of_outputs
+from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, free_name, map_nodes
+from smelt.graph.memory_format import is_last, last_stride, lies_last
+from smelt.graph.operator_effects import effects
+from smelt.ops.convolution_settings import Convolution
+from smelt.ops.result_specs import result_spec
+from smelt.shapes.expr import Expr, Size, contiguous_stride, likely
+from smelt.torch_private import OpOverload
+
+aten = torch.ops.aten
+HALF = (torch.float16, torch.bfloat16)
+VECTOR = 8  # channels of half precision that a load of 16 bytes has; cuDNN fills fewer up with zeros
+GROUPED = 2  # how much dense work outweighs that of groups (not measured yet)
+_NOTHING: frozenset[Node] = frozenset()
+
+
+@dataclass(frozen=True)
+class Relaid:
+    """`graph`: that of the pass, or the one that was given where nothing changes. `backward`: its nodes that do what those
+    of the given graph that were named do."""
+
+    graph: Graph
+    backward: frozenset[Node]
+
+
+def relaid(graph: Graph, backward: frozenset[Node] = _NOTHING) -> Relaid:
+    """The aten graph with images channels-last, if that pays. `backward`: the nodes that a backward recorded; all others may
+    not read what is made for those."""
+    if not pays(graph):
+        return Relaid(graph, backward)
+    return _Pass(graph, backward).run()
+
+
+# ---- which graphs
+
+
+def pays(graph: Graph) -> bool:
+    """Whether a graph's convolutions are faster channels-last, all in all.
+
+    Dense ones are, from some channels on. Those with one input channel for each group read little but images, and follow; so
+    do those of few channels (the first of a network). Other groups are slower channels-last, as each is a small product
+    that fills no tile: they must be outweighed, and in training, where each has three convolutions, there must be none.
+    """
+    convolutions = [node for node in graph if _is_convolution(node)]
+    work = dict.fromkeys(("dense", "grouped", "either"), 0)
+    for node in convolutions:
+        kind, amount = _work(node)
+        work[kind] += amount
+    training = any(node.target is aten.convolution_backward.default for node in convolutions)
+    return (
+        work["dense"] > 0 and work["dense"] > work["grouped"] * GROUPED and not (training and work["grouped"])
+    )
+
+
+def _is_convolution(node: Node) -> bool:
+    """Of images in half precision, forward or backward."""
+    if node.target not in (aten.convolution.default, aten.convolution_backward.default):
+        return False
+    given = [a.spec for a in node.args[: _operands(node)]]
+    return all(
+        s.dtype in HALF and len(s.shape) == 4 and all(isinstance(n, Expr) or n > 0 for n in s.shape)
+        for s in given
+    )
+
+
+def _operands(node: Node) -> int:
+    """How many tensors come first, the weight the last: of a forward (image, weight), of a backward (gradient, image,
+    weight)."""
+    return 2 if node.target is aten.convolution.default else 3
+
+
+def _work(node: Node) -> tuple[str, int]:
+    """What kind of convolution it is, and its multiplications."""
+    count = _operands(node)
+    x, weight = (a.spec.shape for a in node.args[count - 2 : count])
+    c = Convolution(*node.args[count + 1 : count + 7])
+    result = node.spec.shape if count == 2 else node.args[0].spec.shape
+    pixels = x if c.transposed else result
+    amount = prod(map(likely, (pixels[0], *pixels[2:], *weight)))
+    channels = min(likely(x[1]), likely(result[1]))
+    if c.groups > 1:
+        return ("either" if weight[1] == 1 else "grouped"), amount
+    return ("dense" if channels >= VECTOR else "either"), amount
+
+
+# ---- layouts
+
+
+def _layout(spec: TensorSpec) -> tuple[Any, ...]:
+    return spec.shape, spec.stride, spec.dtype
+
+
+def _format(spec: TensorSpec) -> torch.memory_format | None:
+    """The memory format of a copy that lies exactly as `spec`, or None."""
+    if spec.stride == contiguous_stride(spec.shape):
+        return torch.contiguous_format
+    return torch.channels_last if is_last(spec) else None
+
+
+# ---- the pass
+
+
+class _Pass:
+    """`made`: for each node of the given graph its node in the new one, whatever its layout. Copies of it, as the trace saw
+    it (`as_traced`) and channels-last (`last`), are made where they are needed: for the forward and for the backward
+    (the key says for which), as the forward may read nothing of the backward."""
+
+    def __init__(self, graph: Graph, backward: frozenset[Node]) -> None:
+        self.given, self.backward = graph, backward
+        self.graph = Graph(graph.level)
+        self.graph.constants = dict(graph.constants)
+        self.names = {node.name for node in graph}
+        self.made: dict[Node, Node] = {}
+        self.as_traced: dict[tuple[Node, bool], Node] = {}
+        self.last: dict[tuple[Node, bool], Node] = {}
+        self.late = False  # whether the node at hand is of the backward
+        self.new_backward: set[Node] = set()
+        self.cast_for = self._cast_for_convolutions()
+        written = {node.args[1] for node in graph if node.target is aten.copy_.default}
+        self.returned = memory_of_outputs(graph) | written  # what the caller will hold
+
+    def run(self) -> Relaid:
+        *nodes, output = self.given
+        for node in nodes:
+            self.late = node in self.backward
+            self.made[node] = self._call(node) if node.op == "call_function" else self._plain(node)
+            if node in self.returned:  # at once: what it is made of need not wait for the end
+                self._traced(node)
+        self.late = True  # it returns what both give
+        returned = map_nodes(output.args, self._traced)
+        self.late = False
+        self._append(replace(output, args=returned))
+        return Relaid(self.graph, frozenset(self.new_backward))
+
+    def _cast_for_convolutions(self) -> set[Node]:
+        """Conversions (of autocast) whose results convolutions read: they write them channels-last at once."""
+        found: set[Node] = set()
+        for node in self.given:
+            if _is_convolution(node):
+                count = _operands(node)
+                image, weight = node.args[count - 2 : count]
+                found.update((image,) if lies_last(weight.spec) else (image, weight))
+        return {n for n in found if _is_cast(n)}
+
+    # ---- nodes
+
+    def _call(self, node: Node) -> Node:
+        if _is_convolution(node):
+            return self._attempt(node, self._channels_last) or self._plain(node)
+        if node in self.cast_for:
+            kwargs = {**node.kwargs, "memory_format": torch.channels_last}
+            source, *rest = node.args
+            return self._attempt(node, lambda n: (self._now(source), *rest), kwargs) or self._plain(node)
+        if node.target is operator.getitem:
+            return self._item(node)
+        if self._follows(node) and any(map(self._is_changed, argument_nodes(node))):
+            return self._attempt(node, self._alike) or self._plain(node)
+        return self._plain(node)
+
+    def _follows(self, node: Node) -> bool:
+        """Whether it may be computed of arguments that lie otherwise. Views that are returned look at what is returned."""
+        return _keeps_elements(node) and not (_is_view(node) and node in self.returned)
+
+    def _plain(self, node: Node) -> Node:
+        """As the trace saw it, of arguments that the trace saw."""
+        args, kwargs = (map_nodes(a, self._traced) for a in (node.args, node.kwargs))
+        return self._add(node, args, kwargs, node.spec)
+
+    def _attempt(self, node: Node, arguments: Any, kwargs: dict[str, Any] | None = None) -> Node | None:
+        """The call on `arguments(node)`, which lie otherwise than the trace saw; None if it refuses them, or gives what no
+        copy would turn back."""
+        length, marks = len(self.graph.nodes), (dict(self.as_traced), dict(self.last))
+        args = arguments(node)
+        kwargs = map_nodes(node.kwargs, self._now) if kwargs is None else kwargs
+        try:
+            specs = _relaid_specs(node.spec, result_spec(node.target, args, kwargs))
+        except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError, NeedsFixedSize):
+            specs = None
+        if specs is None or not (_is_view(node) or _can_be_turned_back(node.spec, specs)):
+            for made in self.graph.nodes[length:]:
+                self.names.discard(made.name)
+                self.new_backward.discard(made)
+            del self.graph.nodes[length:]
+            self.as_traced, self.last = marks
+            return None
+        return self._add(node, args, kwargs, specs)
+
+    def _item(self, node: Node) -> Node:
+        source, index = node.args
+        of = self.made[source]
+        return self._add(node, (of, index), {}, of.spec[index])
+
+    def _add(self, like: Node, args: Any, kwargs: dict[str, Any], spec: Any, name: str = "") -> Node:
+        return self._append(replace(like, args=args, kwargs=kwargs, spec=spec, name=name or like.name))
+
+    def _append(self, node: Node) -> Node:
+        self.graph.nodes.append(node)
+        if self.late:
+            self.new_backward.add(node)
+        return node
+
+    # ---- arguments
+
+    def _is_changed(self, node: Node) -> bool:
+        """Whether its value lies otherwise than the trace saw."""
+        if not isinstance(node.spec, TensorSpec):
+            return False
+        return self._now(node).spec.stride != node.spec.stride
+
+    def _now(self, node: Node) -> Node:
+        """The value, channels-last if there is such a copy. What the caller holds is read as he does: keeping that for the
+        backward takes no memory."""
+        if self._is_held(node):
+            return self._traced(node)
+        return self._found(self.last, node) or self.made[node]
+
+    def _is_held(self, node: Node) -> bool:
+        """Whether the caller holds the value: from the beginning, or when the backward runs."""
+        base = _base(node)
+        if base.op != "call_function":
+            return True
+        return self.late and base in self.returned and base not in self.backward
+
+    def _found(self, copies: dict[tuple[Node, bool], Node], node: Node) -> Node | None:
+        early = copies.get((node, False))
+        return copies.get((node, True), early) if self.late else early
+
+    def _alike(self, node: Node) -> tuple[Any, ...]:
+        """Arguments of what is no convolution: if one is channels-last, so are the others of as many images and pixels."""
+        now = {a: self._now(a) for a in argument_nodes(node)}
+        sizes = {_image(n.spec) for n in now.values() if isinstance(n.spec, TensorSpec) and is_last(n.spec)}
+        if not _is_view(node):
+            for a in now:
+                if isinstance(a.spec, TensorSpec) and _image(a.spec) in sizes - {None}:
+                    now[a] = self._last(a)
+        result: tuple[Any, ...] = map_nodes(node.args, now.__getitem__)
+        return result
+
+    def _channels_last(self, node: Node) -> tuple[Any, ...]:
+        """Arguments of a convolution. The image says in which layout ATen calls cuDNN, so a weight that lies as it should is
+        good enough; and for a 1x1 convolution of images of one pixel both layouts are one."""
+        count = _operands(node)
+        *images, weight = node.args[:count]
+        of_pixels = weight.spec.shape[2:] == (1, 1)
+        images = [
+            self._now(i) if lies_last(self._now(i).spec) and of_pixels else self._last(i) for i in images
+        ]
+        weight = self._now(weight) if lies_last(self._now(weight).spec) else self._last(weight)
+        return (*images, weight, *map_nodes(node.args[count:], self._traced))
+
+    def _last(self, node: Node) -> Node:
+        """The value, channels-last."""
+        now = self._now(node)
+        if is_last(now.spec):
+            return now
+        # The backward makes copies of its own of what the caller holds, and keeps nothing but that.
+        found = self.last.get((node, self.late)) if self._is_held(node) else self._found(self.last, node)
+        if found is None:
+            found = self._copy(node, now, torch.channels_last)
+            self.last[node, self.late] = found
+        return found
+
+    def _traced(self, node: Node) -> Node:
+        """The value as the trace saw it."""
+        made = self.made[node]
+        if not isinstance(node.spec, TensorSpec) or _layout(made.spec) == _layout(node.spec):
+            return made
+        found = self._found(self.as_traced, node)
+        if found is None:
+            found = self._turned_back(node)
+            self.as_traced[node, self.late] = found
+        return found
+
+    def _turned_back(self, node: Node) -> Node:
+        """Of a view, the view of what it looks at, as the trace saw that: results that share memory still do."""
+        call = node.args[0] if node.target is operator.getitem else node
+        if not _is_view(call):
+            layout = _format(node.spec)
+            assert layout is not None, "asked before the value was made otherwise"
+            return self._copy(node, self.made[node], layout)
+        args, kwargs = (map_nodes(a, self._traced) for a in (call.args, call.kwargs))
+        again = self._add(call, args, kwargs, call.spec, self._name(call.name))
+        return (
+            again
+            if call is node
+            else self._add(node, (again, node.args[1]), {}, node.spec, self._name(node.name))
+        )
+
+    def _copy(self, like: Node, source: Node, memory_format: torch.memory_format) -> Node:
+        stride = contiguous_stride if memory_format == torch.contiguous_format else last_stride
+        spec = replace(like.spec, stride=stride(like.spec.shape), offset=0)
+        call = replace(
+            like, op="call_function", target=aten.clone.default, spec=spec, name=self._name(like.name)
+        )
+        return self._append(replace(call, args=(source,), kwargs={"memory_format": memory_format}))
+
+    def _name(self, stem: str) -> str:
+        return free_name(f"{stem}_relaid", self.names)
+
+
+def _image(spec: TensorSpec) -> tuple[Size, ...] | None:
+    """The number of images and their pixels, by which operands of one operator are alike."""
+    return (spec.shape[0], *spec.shape[2:]) if len(spec.shape) == 4 else None
+
+
+def _keeps_elements(node: Node) -> bool:
+    """Whether it computes the same elements for arguments that lie otherwise, and says how its results lie then."""
+    if (
+        not isinstance(node.target, OpOverload)
+        or node.target.namespace != "aten"
+        or node.target in _BY_STRIDES
+    ):
+        return False
+    if node.target in (aten.convolution.default, aten.convolution_backward.default):
+        return False  # it is none of half precision
+    does = effects(node.target)
+    return does.pure and not (does.changes_metadata or does.data_dependent or does.dynamic_shape)
+
+
+# They look at memory, not at elements.
+_BY_STRIDES = frozenset({aten.as_strided.default, aten._reshape_alias.default, aten.view.dtype})
+
+
+def _is_cast(node: Node) -> bool:
+    """Whether it is a conversion on one device, for which the program asks for no layout."""
+    if node.target is not aten._to_copy.default or "memory_format" in node.kwargs:
+        return False
+    return bool(node.args[0].spec.device == node.spec.device)
+
+
+def _is_view(node: Node) -> bool:
+    if not isinstance(node.target, OpOverload):
+        return False
+    return effects(node.target).view or node.target is aten._unsafe_view.default
+
+
+def _base(node: Node) -> Node:
+    """What has the memory of its own that a value lies in."""
+    while node.op == "call_function":
+        call = node.args[0] if node.target is operator.getitem else node
+        if not _is_view(call) or not isinstance(call.args[0], Node):
+            break
+        node = call.args[0]
+    return node
+
+
+def _relaid_specs(traced: Any, found: Any) -> Any:
+    """`traced` with the strides of `found`; None where they differ in anything else."""
+    if isinstance(traced, (tuple, list)):
+        if not isinstance(found, (tuple, list)) or len(found) != len(traced):
+            return None
+        specs = tuple(_relaid_specs(t, f) if isinstance(t, TensorSpec) else t for t, f in zip(traced, found))
+        return None if any(s is None and t is not None for s, t in zip(specs, traced)) else specs
+    if not isinstance(traced, TensorSpec) or not isinstance(found, TensorSpec):
+        return None
+    if (traced.shape, traced.dtype) != (found.shape, found.dtype):
+        return None
+    return replace(traced, stride=found.stride, offset=found.offset)
+
+
+def _can_be_turned_back(traced: Any, specs: Any) -> bool:
+    """Whether a copy can lie as the trace saw the value."""
+    pairs = zip(traced, specs) if isinstance(traced, (tuple, list)) else ((traced, specs),)
+    return all(t.stride == s.stride or _format(t) is not None for t, s in pairs if isinstance(t, TensorSpec))

@@ -1,0 +1,214 @@
+"""Large products of which only a copy of a part is kept, a piece at a time.
+
+A product that was aligned (`rewrites/aligned_gemm.py`) gives a larger matrix, of which the caller gets a copy: both are in
+memory at once. So it is computed in pieces along its first dimension, rows or matrices of a batch, and each is copied to
+where it is to be before the next:
+
+    clone(mm(A, B)[:m, :n])   ->   out = empty(m, n); out[:r] = mm(A[:r], B)[:, :n]; out[r : 2 * r] = ...
+
+(functional: `slice_scatter`, of which `ops/donated_inputs.py` says that it may write in place). Only where the copy
+has to be in memory: kernels that read elements read those of the larger matrix, without a copy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from smelt.cost_model import AlignmentCosts, Costs
+from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, free_name, map_nodes
+from smelt.ops.registry import row
+from smelt.rewrites.aligned_gemm import PRODUCTS, is_view, nbytes
+from smelt.shapes.expr import Size, bounds, contiguous_stride, likely, static
+from smelt.torch_private import OpOverload
+
+aten = torch.ops.aten
+
+
+Users = Mapping[Node, set[Node]]
+
+
+def in_pieces(graph: Graph, costs: Costs) -> Graph:
+    """`graph` (aten level) with products in pieces where that is wise; the same object where there are none."""
+    if costs.alignment is None:
+        return graph
+    users: dict[Node, set[Node]] = defaultdict(set)
+    for node in graph:
+        for argument in argument_nodes(node):
+            users[argument].add(node)
+    pieces: dict[Node, tuple[_Copied, list[Size]]] = {}  # by the copy: where they end
+    for node in graph:
+        copied = _copied(node, users)
+        ends = None if copied is None else _ends(copied, costs.alignment)
+        if copied is not None and ends is not None:
+            pieces[node] = copied, ends
+    return _Rewriter(graph, pieces).run() if pieces else graph
+
+
+@dataclass(frozen=True)
+class _Copied:
+    """A product, of which `slices`, one of the other, all from the first element on, are copied by `clone`, and nothing
+    else reads any of them."""
+
+    product: Node
+    slices: tuple[Node, ...]
+    clone: Node
+
+    @property
+    def operands(self) -> list[tuple[int, Node, bool]]:
+        """Their places, and whether a piece needs a piece of them only."""
+        rank = len(self.product.spec.shape)
+        place_of_a, place_of_b, *place_of_added = PRODUCTS[self.product.target]
+        found = [(place_of_a, True), (place_of_b, rank == 3)]
+        for place in place_of_added:
+            shape = self.product.args[place].spec.shape
+            found.append((place, len(shape) == rank and shape[0] != 1))
+        return [(place, self.product.args[place], cut) for place, cut in found]
+
+
+def _copied(clone: Node, users: Users) -> _Copied | None:
+    """The product of which a node is a copy that is needed in memory."""
+    if clone.target is not aten.clone.default or not _is_in_memory(clone, users):
+        return None
+    if clone.spec.stride != contiguous_stride(clone.spec.shape):
+        return None
+    slices: list[Node] = []
+    node: Node = clone.args[0]
+    while node.target is aten.slice.Tensor and users[node] == {slices[0] if slices else clone}:
+        if len(node.args) != 4 or node.args[2] != 0:
+            return None
+        slices.insert(0, node)
+        node = node.args[0]
+    if node.target not in PRODUCTS or not slices or users[node] != {slices[0]}:
+        return None
+    found = _Copied(node, tuple(slices), clone)
+    by_rows = node.spec.stride == contiguous_stride(node.spec.shape)
+    return found if by_rows and _is_cut_where_symbolic(found) else None
+
+
+def _is_cut_where_symbolic(copied: _Copied) -> bool:
+    """Whether no size is 0, and only the dimension that is cut may be symbolic, of which all is copied."""
+    rows, shapes = copied.product.spec.shape[0], [x.spec.shape for x in (copied.product, copied.clone)]
+    shapes += [x.spec.shape for _, x, cut in copied.operands if cut]
+    others = [n for shape in shapes for n in shape[1:]]
+    others += [n for _, x, cut in copied.operands if not cut for n in x.spec.shape]
+    if not all(isinstance(n, int) and n > 0 for n in others):
+        return False
+    if isinstance(rows, int):
+        return all(isinstance(shape[0], int) and shape[0] > 0 for shape in shapes)
+    return all(shape[0] == rows for shape in shapes)
+
+
+def _is_in_memory(node: Node, users: Users) -> bool:
+    """Whether all that reads a node, and anything does, reads its memory: no kernel, which would read the larger matrix."""
+    return bool(users[node]) and all(
+        user.op == "output"
+        or (_is_in_memory(user, users) if is_view(user) else _is_call(user) and user.target not in PRODUCTS)
+        for user in users[node]
+    )
+
+
+def _is_call(user: Node) -> bool:
+    """Whether it is ATen's call. A copy to an input is a kernel."""
+    return user.target is not aten.copy_.default and row(user.target).lowering is None
+
+
+def _ends(copied: _Copied, limits: AlignmentCosts) -> list[Size] | None:
+    """Where pieces end, along the first dimension. As many as there may be, as long as each takes the time of its
+    multiplications and not of its memory: what is not cut is read again for each. None for a single one."""
+    rows, *rest = copied.product.spec.shape
+    total = likely(rows)
+    step = limits.piece_rows if len(rest) == 1 and isinstance(rows, int) else 1
+    whole = math.prod(map(static, rest)) * static(copied.operands[0][1].spec.shape[-1]) * limits.aligned
+    read_again = sum(nbytes(x) for _, x, cut in copied.operands if not cut)
+    per_row = nbytes(copied.product) / total + sum(nbytes(x) / total for _, x, cut in copied.operands if cut)
+    most = min(limits.pieces, nbytes(copied.product) // limits.piece_bytes, bounds(rows)[0])
+    for count in range(most, 1, -1):
+        size: int = -(-total // count // step) * step
+        memory = (size * per_row + read_again) * limits.byte
+        if size < total and (not read_again or size * whole >= memory):
+            if isinstance(rows, int):  # of the last piece there may be rows that are not copied
+                begins = range(0, static(copied.clone.spec.shape[0]), size)
+                return [min(begin + size, rows) for begin in begins]
+            return [*(rows // count * n for n in range(1, count)), rows]
+    return None
+
+
+class _Rewriter:
+    def __init__(self, graph: Graph, pieces: Mapping[Node, tuple[_Copied, list[Size]]]) -> None:
+        self.graph, self.pieces = graph, pieces
+        self.left_out = {n for copied, _ in pieces.values() for n in (copied.product, *copied.slices)}
+        self.names = {node.name for node in graph}
+        self.nodes: list[Node] = []
+        self.now: dict[Node, Node] = {}
+
+    def run(self) -> Graph:
+        for node in self.graph:
+            if node in self.pieces:
+                self.now[node] = self.filled(*self.pieces[node])
+            elif node not in self.left_out:
+                args, kwargs = (map_nodes(x, self.now.__getitem__) for x in (node.args, node.kwargs))
+                self.now[node] = replace(node, args=args, kwargs=kwargs)
+                self.nodes.append(self.now[node])
+        made = Graph(self.graph.level)
+        made.nodes, made.constants = self.nodes, dict(self.graph.constants)
+        return made
+
+    def filled(self, copied: _Copied, ends: Sequence[Size]) -> Node:
+        """What holds the copy at the end."""
+        spec = replace(copied.clone.spec, offset=0)
+        options = {"dtype": spec.dtype, "device": spec.device}
+        result = self.node(copied, aten.empty.memory_format, (list(spec.shape),), "memory", spec, options)
+        begin: Size = 0
+        for end in ends:
+            piece = self.piece(copied, begin, end)
+            place = 0, begin, begin + piece.spec.shape[0]
+            result = self.node(copied, aten.slice_scatter.default, (result, piece, *place), "filled", spec)
+            begin = end
+        result.name = copied.clone.name
+        return result
+
+    def piece(self, copied: _Copied, begin: Size, end: Size) -> Node:
+        """Of the product, from `begin` to `end` along its first dimension: what is copied of it."""
+        product = copied.product
+        args = list(product.args)
+        for place, operand, cut in copied.operands:
+            args[place] = self.now[operand]
+            if cut:
+                args[place] = self.slice(copied, args[place], 0, begin, end)
+        spec = replace(product.spec, shape=(end - begin, *product.spec.shape[1:]))
+        result = self.node(copied, product.target, tuple(args), "piece", spec, product.kwargs)
+        for node in copied.slices:
+            dim = node.args[1] % len(spec.shape)
+            last = node.spec.shape[dim]
+            if dim == 0:  # of a number of rows, as others are not rounded up
+                last = min(static(last), static(end)) - static(begin)
+            result = self.slice(copied, result, dim, 0, last)
+        return result
+
+    def slice(self, copied: _Copied, x: Node, dim: int, begin: Size, end: Size) -> Node:
+        shape = (*x.spec.shape[:dim], end - begin, *x.spec.shape[dim + 1 :])
+        offset = x.spec.offset + begin * x.spec.stride[dim]
+        spec = replace(x.spec, shape=shape, offset=offset)
+        return self.node(copied, aten.slice.Tensor, (x, dim, begin, end), "part", spec)
+
+    def node(
+        self,
+        copied: _Copied,
+        op: OpOverload,
+        args: tuple[Any, ...],
+        name: str,
+        spec: TensorSpec,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Node:
+        like = copied.clone
+        unique = free_name(f"{like.name}_{name}", self.names)
+        spec = replace(spec, requires_grad=False)
+        node = Node("call_function", op, args, dict(kwargs or {}), unique, spec, like.line, like.source)
+        self.nodes.append(node)
+        return node

@@ -1,0 +1,1 @@
+"""Expressions of symbolic sizes and numbers, their bounds and sample values."""

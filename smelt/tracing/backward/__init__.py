@@ -1,0 +1,1 @@
+"""The recorded backward and the joint graph."""

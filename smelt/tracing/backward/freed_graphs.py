@@ -1,0 +1,71 @@
+"""Results whose graph the program has freed: it called `backward()`, or `torch.autograd.grad`, and did not keep the graph.
+
+Such a result requires a gradient, as in eager, but whoever asks for one is told that the graph is gone. So it has no tangent
+in the joint graph.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
+from smelt.tracing.backward.autograd_graph import read_by
+from smelt.tracing.backward.not_differentiable import refuse
+from smelt.tracing.fake.fake_tensor import FakeTensor
+
+_FREED = "Trying to backward through the graph a second time"  # as torch's message begins
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Value `value` of a joint graph is spent. It was computed from these inputs, and from these other values."""
+
+    value: int
+    inputs: tuple[int, ...]
+    values: tuple[int, ...]
+
+
+def spent_values(
+    values: Sequence[FakeTensor], inputs: Sequence[FakeTensor], first_history: dict[int, Any]
+) -> tuple[Spent, ...]:
+    """Those of `values` that cannot be differentiated any more, in the order of their computation. Raises NotDifferentiable
+    for one that can be by a part of what it was computed from."""
+    places = {(v.grad_fn, v.output_nr): i for i, v in enumerate(values) if v.grad_fn is not None}
+    outside = {node for node in first_history.values() if node is not None}
+    found = []
+    for (start, _), i in places.items():
+        edges = read_by((start,), outside)
+        freed = {node for node in (start, *(n for n, _ in edges)) if node not in outside and _is_freed(node)}
+        if not freed:
+            continue
+        still = read_by((start,), outside | freed)
+        if places.keys() & still or any(n in outside or hasattr(n, "variable") for n, _ in still):
+            raise refuse("a part of the graph of a result was freed")
+        nodes = {n for n, _ in edges}
+        leaves = {id(n.variable) for n in nodes if hasattr(n, "variable")}
+        sources = (k for k, f in enumerate(inputs) if id(f) in leaves or first_history.get(id(f)) in nodes)
+        found.append(Spent(i, tuple(sources), tuple(places[p] for p in edges & places.keys())))
+    # autograd numbers its nodes as they are made
+    return tuple(sorted(found, key=lambda s: values[s.value].grad_fn._sequence_nr()))  # type: ignore[union-attr]
+
+
+def _is_freed(node: Any) -> bool:
+    """Whether a node has let go of what it had saved."""
+    try:
+        kind: Any = type(node)
+        with DisableTorchFunction(), DisableTorchDispatch():
+            for name in _saved_by(kind):
+                getattr(node, name)
+    except RuntimeError as error:
+        return str(error).startswith(_FREED)
+    return False
+
+
+@functools.cache
+def _saved_by(kind: Any) -> tuple[str, ...]:
+    if hasattr(kind, "_forward_cls"):
+        return ("saved_tensors",)
+    return tuple(name.replace("_raw", "", 1) for name in dir(kind) if name.startswith("_raw_saved_"))

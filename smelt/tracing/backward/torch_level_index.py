@@ -1,0 +1,60 @@
+"""Where the torch-level graph has the tensors of a joint graph, for those who run it again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from smelt.graph.ir import Node
+from smelt.tracing.fake.fake_tensor import FakeTensor, fakes_in
+from smelt.tracing.functionalize.recorded_writes import WriteCall, base_of
+from smelt.tracing.record.trace_parts import TraceParts
+
+
+@dataclass(frozen=True)
+class TorchPlace:
+    """`node` gives the tensor; or, `by_view`, a view of it: it is a tensor that no torch-level call gives.
+
+    `settled`: once this node has run, the tensor has the history that it has in the end. `written_later`: its memory is
+    written after that.
+    """
+
+    node: Node
+    settled: Node
+    by_view: bool = False
+    written_later: bool = False
+
+
+def place_at(place: TorchPlace, copy_of: Mapping[Node, Node]) -> TorchPlace:
+    """The same in a copy of the graph."""
+    return replace(
+        place, node=copy_of.get(place.node, place.node), settled=copy_of.get(place.settled, place.settled)
+    )
+
+
+def torch_places(parts: TraceParts, fakes: Sequence[FakeTensor]) -> tuple[TorchPlace | None, ...]:
+    """Those of `fakes`; None for what that graph does not have. Call it with the recording modes out of the way."""
+    recorded = [f for entry in parts.tape.entries for f in fakes_in(entry.out) if f.torch_node is not None]
+    views = {id(base_of(f)): f.torch_node for f in reversed(recorded) if f._is_view()}
+    order = {node: i for i, node in enumerate(parts.tape.torch.graph.nodes)}
+    calls: dict[int, list[WriteCall]] = {}
+    for call in parts.writes.calls:
+        calls.setdefault(call.base.storage_key, []).append(call)
+    found: list[TorchPlace | None] = []
+    for fake in fakes:
+        node = fake.torch_node or views.get(id(fake))
+        if node is None:
+            found.append(None)
+            continue
+        written = calls.get(fake.storage_key, [])
+        rebasing = written[: _rebasing(fake, written)]
+        settled = max([node, *(c.node for c in rebasing[-1:])], key=lambda n: order.get(n, -1))
+        found.append(TorchPlace(node, settled, fake.torch_node is None, len(rebasing) < len(written)))
+    return tuple(found)
+
+
+def _rebasing(fake: FakeTensor, calls: Sequence[WriteCall]) -> int:
+    """After how many of these calls, which write its memory, `fake` has its last history."""
+    if base_of(fake) is not fake:
+        return len(calls)  # a view asks for its history anew after each
+    return next((i for i, c in enumerate(calls, 1) if c.base is fake and c.history is fake.grad_fn), 0)

@@ -1,0 +1,192 @@
+"""Functions of torch that take sizes for numbers, in C++ or in Python, in every version: what torch does is done here with
+symbolic ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from smelt.shapes.expr import evaluate
+from smelt.torch_private import VF
+from smelt.tracing.composites.symbolic_matmul import shape_of, symbols_in
+from smelt.tracing.composites.symbolic_rnn import gru_step, lstm_step
+from smelt.tracing.record.call_arguments import body_of
+from smelt.tracing.symbolic.sym_numbers import SYMBOLIC
+
+aten = torch.ops.aten
+
+
+def _einsum(equation: str, *operands: Any) -> Any:
+    """Of three operands and more opt_einsum says in which order they are multiplied: the order for the sizes of the call at
+    hand serves others as well."""
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = tuple(operands[0])
+    symbols = symbols_in(*operands)
+    planner = torch.backends.opt_einsum.get_opt_einsum()
+    usable = planner is not None and torch.backends.opt_einsum.enabled  # type: ignore[attr-defined]
+    if not isinstance(equation, str) or len(operands) < 3 or symbols is None or not usable:
+        return NotImplemented
+    shapes = [[evaluate(n, symbols.hints) for n in shape_of(x)] for x in operands]
+    strategy = torch.backends.opt_einsum.strategy  # type: ignore[attr-defined]
+    path, _ = planner.contract_path(equation, *shapes, shapes=True, optimize=strategy)
+    return VF.einsum(equation, operands, path=list(chain.from_iterable(path)))
+
+
+def _fill_diagonal(x: Any, fill_value: Any, wrap: bool = False) -> Any:
+    if symbols_in(x) is None or x.dim() != 2 or not isinstance(fill_value, (int, float)) or wrap:
+        return NotImplemented
+    x.diagonal().fill_(fill_value)
+    return x
+
+
+def _pad(input: Any, pad: Any, mode: str = "constant", value: Any = None) -> Any:
+    """A circular one, whose C++ code writes parts of its result into others."""
+    x, symbols = input, symbols_in(input)
+    if mode != "circular" or value is not None or symbols is None or not isinstance(pad, (list, tuple)):
+        return NotImplemented
+    known = all(type(n) is int and n >= 0 for n in pad) and len(pad) == 2 * (x.dim() - 2)
+    sizes = list(reversed(shape_of(x)))
+    if not known or not any(pad) or any(symbols.compare("lt", sizes[i // 2], n) for i, n in enumerate(pad)):
+        return NotImplemented
+    for i in range(0, len(pad), 2):
+        before, after = pad[i : i + 2]
+        dim = -1 - i // 2
+        ends = x.narrow(dim, x.shape[dim] - before, before), x, x.narrow(dim, 0, after)
+        x = torch.cat([part for part, n in zip(ends, (before, 1, after)) if n], dim)
+    return x.contiguous()
+
+
+def _embedding_bag(
+    input: Any, weight: Any, offsets: Any = None, *, per_sample_weights: Any = None, **options: Any
+) -> Any:
+    """Of rows, all of one length: the place at which each begins is computed from that."""
+    if symbols_in(input) is None or input.dim() != 2 or offsets is not None:
+        return NotImplemented
+    if per_sample_weights is not None:
+        if not isinstance(per_sample_weights, torch.Tensor) or per_sample_weights.shape != input.shape:
+            return NotImplemented
+        per_sample_weights = per_sample_weights.reshape(-1)
+    starts = torch.arange(input.shape[0], device=input.device) * input.shape[1]
+    return F.embedding_bag(
+        input.reshape(-1), weight, starts, per_sample_weights=per_sample_weights, **options
+    )
+
+
+def _is_of_sizes(*operands: Any) -> bool:
+    """Whether these are tensors with symbolic sizes, which autocast does not cast: on a CPU it casts what cells call."""
+    of_sizes, device = symbols_in(*operands) is not None, operands[0].device.type
+    return of_sizes and (device == "cpu" or not torch.is_autocast_enabled(device))
+
+
+def _lstm_cell(x: Any, state: Any, w_ih: Any, w_hh: Any, b_ih: Any, b_hh: Any) -> Any:
+    if not isinstance(state, (list, tuple)) or len(state) != 2 or not _is_of_sizes(x, *state):
+        return NotImplemented
+    return lstm_step(F.linear(x, w_ih, b_ih), tuple(state), w_hh, b_hh)
+
+
+def _gru_cell(x: Any, hidden: Any, w_ih: Any, w_hh: Any, b_ih: Any, b_hh: Any) -> Any:
+    if not _is_of_sizes(x, hidden):
+        return NotImplemented
+    return gru_step(F.linear(x, w_ih, b_ih), (hidden,), w_hh, b_hh)[0]
+
+
+def _stft(
+    input: Any,
+    n_fft: int,
+    hop_length: int | None = None,
+    win_length: int | None = None,
+    window: torch.Tensor | None = None,
+    center: bool = True,
+    pad_mode: str = "reflect",
+    normalized: bool = False,
+    onesided: bool | None = None,
+    return_complex: bool | None = None,
+    align_to_window: bool | None = None,
+) -> Any:
+    """The transform of each window of `n_fft` samples, as `stft` in aten/src/ATen/native/SpectralOps.cpp."""
+    x, symbols = input, symbols_in(input)
+    step, wide = n_fft // 4 if hop_length is None else hop_length, n_fft if win_length is None else win_length
+    known = all(type(n) is int for n in (n_fft, step, wide)) and 0 < wide <= n_fft and step > 0
+    if symbols is None or not known or align_to_window is not None or return_complex is not True:
+        return NotImplemented
+    if x.dim() not in (1, 2) or x.dtype not in (torch.float32, torch.float64):  # others autocast may cast
+        return NotImplemented
+    if window is not None and (tuple(window.shape) != (wide,) or window.is_complex()):
+        return NotImplemented
+    if center:
+        ahead = [1] * (3 - x.dim())
+        x = F.pad(x.view(*ahead, *x.shape), [n_fft // 2] * 2, pad_mode).view(*x.shape[:-1], -1)
+    if symbols.compare("lt", shape_of(x)[-1], n_fft):
+        return NotImplemented
+    parts = x.unfold(-1, n_fft, step)
+    if window is None and wide < n_fft:
+        window = torch.ones(wide, dtype=x.dtype, device=x.device)
+    if window is not None:
+        before = (n_fft - wide) // 2
+        parts = parts * (F.pad(window, [before, n_fft - wide - before]) if wide < n_fft else window)
+    half = onesided is None or onesided
+    made = aten._fft_r2c.default(parts, [parts.dim() - 1], _BY_ROOT if normalized else _AS_IT_IS, half)
+    return made.transpose(-1, -2)
+
+
+_AS_IT_IS, _BY_ROOT = 0, 1  # torch's numbers of how a transform is scaled
+
+
+def _frequencies(n: Any, d: float = 1.0, *, real: bool, dtype: Any = None, device: Any = None) -> Any:
+    """`fftfreq`, or `rfftfreq` (`real`), as aten/src/ATen/native/SpectralOps.cpp."""
+    dtype = dtype or torch.get_default_dtype()
+    if type(n) not in SYMBOLIC or type(d) not in (int, float) or not dtype.is_floating_point:
+        return NotImplemented
+    places = torch.arange(n // 2 + 1 if real else n, dtype=dtype, device=device)
+    if not real:
+        places = torch.where(places < (n + 1) // 2, places, places - n)
+    return places * (1.0 / (n * d))
+
+
+def _cov(input: Any, *, correction: int = 1) -> Any:
+    """Of rows of observations, as `cov` in aten/src/ATen/native/Correlation.cpp."""
+    x, symbols = input, symbols_in(input)
+    if symbols is None or x.dim() not in (1, 2) or not (x.is_floating_point() or x.is_complex()):
+        return NotImplemented
+    rows = x if x.dim() == 2 else x[None]
+    if type(correction) is not int or not symbols.compare("lt", correction, shape_of(rows)[1]):
+        return NotImplemented
+    count = rows.shape[1]
+    rows = rows - (rows.sum(1) / count).unsqueeze(1)
+    return (rows.mm(rows.t().conj()) / (count - correction)).squeeze()
+
+
+def _corrcoef(input: Any) -> Any:
+    """As `corrcoef` there."""
+    made = _cov(input)
+    if made is NotImplemented:
+        return made
+    if made.dim() == 0:
+        return made / made
+    deviations = made.diag().real.sqrt() if made.is_complex() else made.diag().sqrt()
+    made = made / deviations.unsqueeze(1) / deviations.unsqueeze(0)
+    if not made.is_complex():
+        return made.clip(-1, 1)
+    return torch.complex(made.real.clip(-1, 1), made.imag.clip(-1, 1))
+
+
+_FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    torch.functional.einsum: _einsum,
+    **dict.fromkeys((torch.functional.stft, torch.Tensor.stft), _stft),
+    F.pad: _pad,
+    torch.lstm_cell: _lstm_cell,
+    torch.gru_cell: _gru_cell,
+    F.embedding_bag: _embedding_bag,
+    torch.fft.fftfreq: partial(_frequencies, real=False),
+    torch.fft.rfftfreq: partial(_frequencies, real=True),
+    **dict.fromkeys((torch.cov, torch.Tensor.cov), _cov),
+    **dict.fromkeys((torch.corrcoef, torch.Tensor.corrcoef), _corrcoef),
+    torch.Tensor.fill_diagonal_: _fill_diagonal,
+}
+# What is run in place of these functions: `body(args, kwargs)` gives NotImplemented where torch's own code is to run.
+BODIES = {function: body_of(ours) for function, ours in _FUNCTIONS.items()}

@@ -1,0 +1,1 @@
+"""Fake tensors: metadata, aliases and version counters without data."""

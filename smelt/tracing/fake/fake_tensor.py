@@ -1,0 +1,287 @@
+"""Fake tensors: everything of a tensor but its numbers.
+
+A `FakeTensor` is a `torch.Tensor` subclass over a meta tensor (`elem`) that claims to live on a logical device. Shapes,
+strides, aliasing, version counters and autograd are torch's own. What always holds: a fake and its `elem` share one meta
+storage, two fakes alias exactly when the tensors they stand for do, and `spec` (interned: equal specs are one object)
+describes it until an operator changes its metadata in place. Where sizes are symbolic, those of `elem` are `torch.SymInt`s
+around our symbols, and those of `spec` are the sizes that they hold.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from smelt.errors import NeedsFixedSize, SmeltError, Unsupported
+from smelt.graph.ir import Node, TensorSpec
+from smelt.graph.pytree import leaves
+from smelt.graph.sample_sizes import syms_of
+from smelt.graph.tensor_specs import make_spec, spec_of
+from smelt.reasons import ANOTHER_TRACER, DATA_DEPENDENT, TENSOR_SUBCLASS, UNSUPPORTED_OBJECT, Reason
+from smelt.shapes.expr import Size, Sym
+from smelt.torch_private import (
+    DisableTorchDispatch,
+    DisableTorchFunction,
+    disabled_torch_function_impl,
+    forward_mode_level,
+    len_torch_dispatch_stack,
+    make_subclass,
+)
+from smelt.tracing.fake.plain_tensor_classes import PLAIN_TYPES, is_plain_subclass
+from smelt.tracing.record.call_arguments import Args
+from smelt.tracing.symbolic.sym_numbers import own, size_of
+from smelt.tracing.symbolic.symbolic_layouts import SymbolicLayout
+
+_TRACERS = "torch._subclasses."  # has torch's fake and functional tensors
+
+
+entered = threading.local()  # `trace`: whether this thread records
+hashed: dict[int, FakeTensor] = {}  # since the capture began: keys of dictionaries, members of sets
+
+
+class FakeTensor(torch.Tensor):
+    """Made by a `Trace`, and usable only while that trace is active.
+
+    `aten_node` and `torch_node` are the nodes that gave this value at the two levels (None: not recorded there yet).
+    `subclass`: the subclass of torch's that the program sees. `cached_spec` is None until `spec` is asked for; whoever
+    changes `elem` sets it to None.
+    """
+
+    elem: torch.Tensor
+    aten_node: Node | None
+    torch_node: Node | None
+    _device: torch.device
+    cached_spec: TensorSpec | None
+    subclass: type | None
+
+    __slots__ = ("_device", "aten_node", "cached_spec", "elem", "subclass", "torch_node")
+    __torch_function__ = disabled_torch_function_impl  # type: ignore[assignment]
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """Where the tensor that it stands for lives; `elem` is on the meta device."""
+        return self._device
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Metadata without `requires_grad` (which autograd may change at any time)."""
+        spec = self.cached_spec
+        if spec is None:
+            spec = self.cached_spec = _spec_of(self.elem, self._device)
+        return spec
+
+    @property
+    def storage_key(self) -> int:
+        """Equal for fakes that share memory."""
+        with DisableTorchFunction():
+            storage = self.elem.untyped_storage()
+            return getattr(storage, _SAME, storage)._cdata
+
+    def __hash__(self) -> int:
+        hashed[id(self)] = self
+        return id(self)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Args = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.prim.device.default:
+            return args[0]._device
+        if getattr(entered, "trace", False):  # torch has switched all modes off, to look at a value
+            raise Unsupported(Reason(DATA_DEPENDENT, f"{func} where recording is off"))
+        raise SmeltError(
+            f"{func} was called on a fake tensor outside of its trace: a tensor of a function that is being compiled "
+            "was kept by, or seen from, code that is not"
+        )
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        if len_torch_dispatch_stack() > 0:
+            raise Unsupported(Reason(DATA_DEPENDENT, "a tensor is formatted as text"))
+        spec = self.spec
+        return f"FakeTensor({list(spec.shape)}, {spec.dtype}, {spec.device})"
+
+    def __format__(self, format_spec: str) -> str:
+        return repr(self)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, "copy.deepcopy of a tensor that is being traced"))
+
+    def __reduce_ex__(self, proto: Any) -> Any:
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, "pickling a tensor that is being traced"))
+
+
+# C code names the class of what it refuses, in texts that the program sees.
+FakeTensor.__name__ = FakeTensor.__qualname__ = torch.Tensor.__qualname__
+FakeTensor.__module__ = torch.Tensor.__module__
+
+
+def _spec_of(elem: torch.Tensor, device: torch.device) -> TensorSpec:
+    shape, stride = tuple(elem.size()), elem.stride()
+    if all(type(n) is int for n in (*shape, *stride)):
+        return spec_of(elem, device)
+    sizes: tuple[Size, ...] = tuple(map(size_of, shape))
+    strides: tuple[Size, ...] = tuple(map(size_of, stride))
+    return make_spec(sizes, strides, elem.dtype, device, size_of(elem.storage_offset()))
+
+
+def fake_shape(fake: FakeTensor) -> tuple[Any, ...]:
+    """Its sizes as the program sees them: an int or a symbolic `Int` each."""
+    with DisableTorchFunction():
+        return tuple(map(own, fake.elem.size()))
+
+
+def fake_stride(fake: FakeTensor) -> tuple[Any, ...]:
+    """Its strides, likewise."""
+    with DisableTorchFunction():
+        return tuple(map(own, fake.elem.stride()))
+
+
+def fake_numel(fake: FakeTensor) -> Any:
+    """How many elements it has, likewise."""
+    with DisableTorchFunction():
+        return own(fake.elem.numel())
+
+
+def symbols_of(value: Any) -> frozenset[Sym]:
+    """The symbols in the sizes of the fakes in `value`."""
+    return frozenset().union(*(syms_of(fake.spec) for fake in leaves(value, FakeTensor)))
+
+
+def check_fixed(value: Any, what: str) -> None:
+    """Raises NeedsFixedSize where a fake in `value` has symbolic sizes, of which `what` knows nothing."""
+    syms = symbols_of(value)
+    if syms:
+        raise NeedsFixedSize(f"{what} of a tensor with symbolic sizes", syms)
+
+
+def fakes_in(value: Any) -> list[FakeTensor]:
+    """The fakes in what an operator returned."""
+    return leaves(value, FakeTensor)
+
+
+def has_new(out: Any) -> bool:
+    """Whether `out`, what a call returned, holds a fake that no torch-level node gave yet."""
+    if type(out) is FakeTensor:
+        return out.torch_node is None
+    if isinstance(out, (tuple, list)):
+        return any(has_new(v) for v in out)
+    if isinstance(out, dict):
+        return any(has_new(v) for v in out.values())
+    return False
+
+
+def wrap(elem: torch.Tensor, device: torch.device, spec: TensorSpec | None = None) -> FakeTensor:
+    """A fake over the meta tensor `elem`. Runs torch code: call it with the recording modes out of the way."""
+    fake = make_subclass(FakeTensor, elem, False, dispatch_device=True, device_for_backend_keys=device)  # type: ignore[arg-type]
+    fake.elem = elem
+    fake._device = device
+    fake.cached_spec = spec
+    fake.aten_node = fake.torch_node = fake.subclass = None
+    return fake
+
+
+def class_of_fake(fake: FakeTensor) -> type:
+    """The class of a fake, as the program sees it."""
+    return fake.subclass or (torch.nn.Parameter if getattr(fake, "_is_param", False) else torch.Tensor)
+
+
+def check_class(fake: object, what: str) -> None:
+    """Raises Unsupported where `fake` is seen as of a subclass, for what knows tensors alone."""
+    if type(fake) is FakeTensor and fake.subclass is not None:
+        raise Unsupported(Reason(TENSOR_SUBCLASS, f"{what} of a {fake.subclass.__qualname__}"))
+
+
+class _Computed(torch.autograd.Function):
+    """Gives a fake a history, so that it is no leaf."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, fake: list[FakeTensor]) -> FakeTensor:
+        return fake[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, "a gradient that leads out of the function"))
+
+
+def computed(fake: FakeTensor) -> FakeTensor:
+    """The fake, requiring grad as the result of a computation. Call it with the recording modes out of the way."""
+    with torch.inference_mode(False), torch.enable_grad():
+        source = torch.empty(0, device="meta", requires_grad=True)
+        given: FakeTensor = _Computed.apply(source, [fake])  # type: ignore[no-untyped-call]
+        return given
+
+
+# An attribute of a meta storage that stands for the same memory as another one: that one.
+_SAME = "_smelt_same"
+
+
+class Storages:
+    """Meta storages standing for the storages of real tensors, so that aliasing among inputs is visible. A tensor with
+    symbolic sizes has one of its own, from whose start it begins: where in its storage it lies is not known."""
+
+    def __init__(self) -> None:
+        self._meta: dict[int, torch.UntypedStorage] = {}
+        self._first: dict[int, torch.UntypedStorage] = {}
+
+    def elem_like(self, real: torch.Tensor) -> torch.Tensor:
+        """A meta tensor laid out as `real`, on the meta storage that stands for `real`'s storage."""
+        storage = real.untyped_storage()
+        meta = self._meta.get(storage._cdata)
+        if meta is None:
+            meta = self._meta[storage._cdata] = torch.UntypedStorage(storage.nbytes(), device="meta")
+            self._note(real, meta)
+        elem = torch.empty(0, dtype=real.dtype, device="meta")
+        return elem.set_(meta, real.storage_offset(), real.size(), real.stride()).data  # not written yet
+
+    def elem_of(self, real: torch.Tensor, layout: SymbolicLayout) -> torch.Tensor:
+        """A meta tensor like `real` of this layout."""
+        elem = torch.empty_strided(layout.shape, layout.stride, dtype=real.dtype, device="meta")
+        self._note(real, elem.untyped_storage())
+        return elem
+
+    def _note(self, real: torch.Tensor, meta: torch.UntypedStorage) -> None:
+        """`meta` stands for the storage of `real`, perhaps beside others."""
+        first = self._first.setdefault(real.untyped_storage()._cdata, meta)
+        if first is not meta:
+            setattr(meta, _SAME, first)
+
+
+def is_dual(x: torch.Tensor) -> bool:
+    """Whether it carries a tangent of forward-mode differentiation, which compiled code would lose."""
+    return forward_mode_level() >= 0 and forward_ad.unpack_dual(x).tangent is not None
+
+
+def is_odd(real: torch.Tensor) -> bool:
+    """Whether no fake stands for `real`, but the program may go on around it: it is sparse, quantized, nested or of a
+    subclass that overrides something."""
+    if not is_plain_subclass(type(real)):
+        return not type(real).__module__.startswith(_TRACERS)
+    with DisableTorchFunction(), DisableTorchDispatch():
+        return real.layout is not torch.strided or real.is_quantized or real.is_nested
+
+
+def hides_metadata(real: torch.Tensor) -> bool:
+    """Whether code of its own gives the metadata of an odd tensor, so that no guard can read it."""
+    with DisableTorchFunction(), DisableTorchDispatch():
+        return type(real) not in PLAIN_TYPES or real.is_nested
+
+
+def check_supported(real: torch.Tensor) -> None:
+    """Raises Unsupported for tensors that fakes cannot stand for."""
+    if type(real).__module__.startswith(_TRACERS):
+        raise Unsupported(Reason(ANOTHER_TRACER, f"a {type(real).__qualname__}"))
+    if not is_plain_subclass(type(real)):
+        raise Unsupported(Reason(TENSOR_SUBCLASS, type(real).__qualname__))
+    odd = (
+        f"a {real.layout} tensor" if real.layout is not torch.strided
+        else "a quantized tensor" if real.is_quantized
+        else "a nested tensor" if real.is_nested
+        else "a lazily conjugated tensor" if real.is_conj() or real.is_neg()
+        else "a dual tensor of forward-mode differentiation" if is_dual(real)
+        else None
+    )  # fmt: skip
+    if odd:
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, odd))

@@ -1,0 +1,72 @@
+"""Tensors of subclasses: a fake stands for their data, and remembers the class.
+
+`Tensor.__torch_function__` runs a function and then makes the tensors that it gave instances of the arguments' subclass. A
+trace does the same: a fake that such a call made is marked with the class, and the compiled frame makes the instances. What
+has a `__torch_function__` of its own is asked instead (`CurrentCall.ask`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from smelt.errors import Unsupported
+from smelt.reasons import TENSOR_SUBCLASS, Reason
+from smelt.torch_private import is_torch_function_enabled
+from smelt.tracing.fake.fake_tensor import FakeTensor
+from smelt.tracing.fake.plain_tensor_classes import handler_in
+from smelt.tracing.record.call_arguments import Args, Kwargs
+from smelt.tracing.record.torch_function_handlers import DEFAULT_HANDLER
+
+
+def converts(cls: type | None) -> bool:
+    """Whether results of functions of tensors of `cls` become instances of it."""
+    return cls is not None and handler_in(cls) is DEFAULT_HANDLER
+
+
+def class_of_results(func: Any, args: Args, kwargs: Kwargs) -> type | None:
+    """What the tensors that `func(*args, **kwargs)` gives are to be instances of; None: what they are. Raises Unsupported
+    where that is not certain."""
+    found = {
+        t.subclass
+        for t in _tensors((*args, *kwargs.values()))
+        if t.subclass is not None and converts(t.subclass)
+    }
+    if not found or not is_torch_function_enabled():
+        return None
+    if func in torch.overrides.get_default_nowrap_functions():
+        return None
+    cls = found.pop()
+    indexed = func in _INDEXING and getattr(args[0], "subclass", None) is not cls
+    if found or indexed or func in torch.overrides.get_ignored_functions():
+        raise Unsupported(
+            Reason(TENSOR_SUBCLASS, f"{getattr(func, '__name__', func)} of a {cls.__qualname__}")
+        )
+    return cls
+
+
+_INDEXING = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
+
+
+def _tensors(values: Any) -> Iterator[FakeTensor]:
+    for value in values:
+        if type(value) is FakeTensor:
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _tensors(value)
+        elif isinstance(value, dict):
+            yield from _tensors(value.values())
+
+
+def mark(out: Any, cls: type) -> None:
+    """Marks the fakes in `out`, what a call gave, as instances of `cls`. Raises Unsupported for one that was there before:
+    eager gives another tensor on its memory."""
+    for fake in _tensors((out,)):
+        if fake.subclass is None or not issubclass(fake.subclass, cls):
+            if fake.torch_node is not None:
+                raise Unsupported(
+                    Reason(TENSOR_SUBCLASS, f"a tensor that was there becomes a {cls.__qualname__}")
+                )
+            fake.subclass = cls

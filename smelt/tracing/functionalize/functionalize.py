@@ -1,0 +1,418 @@
+"""In-place aten graphs become functional ones.
+
+The recorded operators are gone through in order. Every storage has a *base* (the tensor that owns it: an input, or the
+result of an operator) and the base a *current value*: a node. A write through a view gives the base a new value, scattered
+back view by view; other views of that storage are taken again, from the new base, when they are next read. At the end the
+inputs whose storage was written get a `copy_`, and outputs that are views of such inputs are taken from the input itself.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+
+from smelt.errors import Unsupported
+from smelt.graph.ir import Graph, Line, Node, TensorSpec, argument_nodes, map_nodes
+from smelt.graph.operator_effects import Effects, effects
+from smelt.graph.sample_sizes import syms_of
+from smelt.ops.functional_variants import pure_of
+from smelt.ops.node_builders import Emitter
+from smelt.ops.result_specs import result_spec
+from smelt.reasons import UNSUPPORTED_EFFECT, Reason
+from smelt.shapes.expr import contiguous_stride
+from smelt.torch_private import OpOverload
+from smelt.tracing.backward.not_differentiable import refuse
+from smelt.tracing.fake.fake_tensor import FakeTensor
+from smelt.tracing.fake.memory_overlap import is_dense_row_major, overlaps_itself, partly_overlap
+from smelt.tracing.fake.random_fill_order import inverse, order_of_draws
+from smelt.tracing.functionalize.view_scatter import View, scatter_back
+from smelt.tracing.record.call_arguments import Args, Kwargs
+from smelt.tracing.record.opaque_call_recorder import OpaqueCall
+from smelt.tracing.record.tape import Tape
+from smelt.tracing.record.trace_parts import TraceParts
+
+aten = torch.ops.aten
+
+
+@dataclass(slots=True)
+class _Storage:
+    """`value` is the current value of `base`; `version` counts the writes."""
+
+    base: FakeTensor
+    value: Node
+    version: int = 0
+    inputs: int = 0  # how many inputs look at it
+
+
+class Functional(NamedTuple):
+    """A functional aten graph without its placeholders and output. `written`: ids of the input fakes that are written;
+    `late`: the nodes that come from entries of the tape from `start` on."""
+
+    graph: Graph
+    outputs: list[Node | None]
+    written: set[int]
+    late: frozenset[Node]
+
+
+def functionalize(
+    parts: TraceParts,
+    outputs: Sequence[FakeTensor],
+    start: tuple[int, int] | None = None,
+    given: Sequence[FakeTensor] = (),
+) -> Functional:
+    """The recorded operators, functional, and the nodes of `outputs`. `start` counts entries of the tape and aten nodes.
+    `given`: inputs that are not written though they should be: who runs the graph does it, with their values at the end.
+
+    Raises Unsupported.
+    """
+    tape = parts.tape
+    if not parts.writes.happened:
+        nodes = tape.aten.graph.nodes
+        late = frozenset(nodes[start[1] :] if start else ())
+        _own_constants(tape, outputs)
+        return Functional(tape.aten.graph, [f.aten_node for f in outputs], set(), late)
+    return _Functionalizer(parts).run(outputs, len(tape.entries) if start is None else start[0], given)
+
+
+def _in_checkpoint(node: Node) -> bool:
+    target = None if node.source is None else node.source.target
+    return type(target) is OpaqueCall and target.is_checkpoint
+
+
+def _flat(fakes: Any) -> list[FakeTensor]:
+    return fakes if isinstance(fakes, list) else [] if fakes is None else [fakes]
+
+
+def _own_constants(tape: Tape, outputs: Sequence[FakeTensor]) -> None:
+    """The caller may write what it gets, so a constant that an output looks at is copied first."""
+    if not tape.aten.graph.constants:
+        return
+    returned = {f.storage_key for f in outputs}
+    copies: dict[Node, Node] = {}
+    nodes: list[Node] = []
+    constants = (entry for entry in tape.entries if entry.node.op == "get_attr")
+    shared = {entry.node for entry in constants if entry.out.storage_key in returned}
+    for node in tape.aten.graph.nodes:
+        if copies:
+            node.args = map_nodes(node.args, lambda n: copies.get(n, n))
+            node.kwargs = map_nodes(node.kwargs, lambda n: copies.get(n, n))
+        nodes.append(node)
+        if node in shared:
+            name = tape.aten.name("clone")
+            copies[node] = Node(
+                "call_function", aten.clone.default, (node,), {}, name, node.spec, node.line, node.source
+            )
+            nodes.append(copies[node])
+    tape.aten.graph.nodes[:] = nodes
+    for fake in outputs:
+        if fake.aten_node is not None:
+            fake.aten_node = copies.get(fake.aten_node, fake.aten_node)
+
+
+class _Functionalizer(Emitter):
+    """`nodes` grows to the functional graph; `fake_of` maps recorded nodes to the fakes they gave."""
+
+    def __init__(self, parts: TraceParts) -> None:
+        self.inputs = parts.inputs
+        self.tape = parts.tape
+        self.has_backward = bool(parts.backward.tangents)
+        self.nodes: list[Node] = []
+        self.fake_of: dict[Node, FakeTensor] = {}
+        self.storages: dict[int, _Storage] = {}
+        self.views: dict[int, View] = {}
+        self.values: dict[int, tuple[int, Node]] = {}  # id(fake) -> (version of its storage, node)
+        # line and source of the operator being rewritten
+        self.at: tuple[Line | None, Node | None] = (None, None)
+        for fake in (*parts.inputs, *parts.backward.tangents):
+            if fake.aten_node is not None:
+                self._define(fake, fake.aten_node)
+
+    def run(self, outputs: Sequence[FakeTensor], start: int, given: Sequence[FakeTensor]) -> Functional:
+        n_early = 0
+        before: list[int] = []
+        for i, entry in enumerate(self.tape.entries):
+            if i == start:
+                n_early = len(self.nodes)
+                before = self._versions()
+            self.at = (entry.node.line, entry.node.source)
+            self._rewrite(entry.node, entry.out)
+        if before and before != self._versions():  # the forward would write it
+            raise refuse("its backward writes a tensor from outside")
+        late = set(self.nodes[n_early:] if start < len(self.tape.entries) else ())
+        by_caller = {id(f) for f in given}
+        written = [
+            f
+            for f in self.inputs
+            if self._storage(f).version and f.aten_node is not None and id(f) not in by_caller
+        ]
+        self.at = (None, None)
+        originals = {id(f): f.aten_node for f in written}
+        for fake in written:
+            self.emit(aten.copy_.default, (fake.aten_node, self.current(fake)))
+        for fake in written:  # from here on, they are read from the input itself
+            storage = self._storage(fake)
+            storage.version += 1
+            storage.value = originals[id(fake)]  # type: ignore[assignment]
+        n_recorded = len(self.nodes)
+        nodes: list[Node | None] = [self._returned(f) for f in outputs]
+        for node in self.nodes[
+            n_recorded:
+        ]:  # a gradient that is a view is taken again after the backward's writes
+            if not late.isdisjoint(argument_nodes(node)):
+                late.add(node)
+        graph = Graph("aten")
+        graph.constants = self.tape.aten.graph.constants
+        graph.nodes = self.nodes
+        return Functional(graph, nodes, set(originals), frozenset(late))
+
+    def _versions(self) -> list[int]:
+        return [self._storage(f).version for f in self.inputs if f.aten_node is not None]
+
+    def _returned(self, fake: FakeTensor) -> Node:
+        storage = self._storage(fake)
+        if storage.value.op == "get_attr":  # the caller may write what it gets
+            storage.value = self.emit(aten.clone.default, (storage.value,))
+            storage.version += 1
+        return self.current(fake)
+
+    # ---- values
+
+    def _storage(self, fake: FakeTensor) -> _Storage:
+        key = fake.storage_key
+        if key not in self.storages:
+            self._define(fake, self.inputs.aten_node(fake))
+        return self.storages[key]
+
+    def _define(self, fake: FakeTensor, node: Node) -> None:
+        """`fake` owns its storage, whose value is `node`."""
+        self.fake_of[node] = fake
+        storage = self.storages.setdefault(fake.storage_key, _Storage(fake, node))
+        self.values[id(fake)] = (storage.version, node)
+        storage.inputs += self.inputs.holds(fake)
+
+    def current(self, fake: FakeTensor) -> Node:
+        """The node that holds the present value of `fake`."""
+        storage = self._storage(fake)
+        if fake is storage.base:
+            return storage.value
+        version, node = self.values[id(fake)]
+        if version != storage.version:
+            node = self._retaken(fake)
+            self.values[id(fake)] = (storage.version, node)
+        return node
+
+    def _retaken(self, fake: FakeTensor) -> Node:
+        """The view that `fake` is, of the present value of what it is a view of."""
+        view = self.views.get(id(fake))
+        if view is None:
+            raise self.refuse("inputs share memory and one of them is written")
+        source = self.current(view.source)
+        args = map_nodes(view.args, lambda n: source if n is view.at else self._read(n))
+        retaken = self.emit(view.target, args, map_nodes(view.kwargs, self._read), view.spec)
+        if view.item is None:
+            return retaken
+        return self.emit(operator.getitem, (retaken, view.item), spec=fake.spec)
+
+    def _read(self, node: Node) -> Node:
+        fake = self.fake_of.get(node)
+        return node if fake is None else self.current(fake)
+
+    def refuse(self, detail: str) -> Unsupported:
+        return Unsupported(Reason(UNSUPPORTED_EFFECT, detail, self.at[0]))
+
+    # ---- operators
+
+    def _rewrite(self, node: Node, out: Any) -> None:
+        if type(node.target) is OpOverload and effects(node.target).writes:
+            self._rewrite_write(node, effects(node.target), out)
+            return
+        args, kwargs = node.args, node.kwargs
+        node.args = map_nodes(args, self._read)
+        node.kwargs = map_nodes(kwargs, self._read)
+        self.nodes.append(node)
+        at = self._viewed(node.target, args, kwargs) if type(node.target) is OpOverload else None
+        for item, fake in _results(out):
+            if fake.aten_node is None or fake.aten_node in self.fake_of:
+                continue  # an argument given back
+            if item is not None:
+                self.nodes.append(fake.aten_node)
+            source = self.fake_of[at] if at is not None else None
+            if at is not None and source is not None and source.storage_key == fake.storage_key:
+                self.fake_of[fake.aten_node] = fake
+                self.views[id(fake)] = View(source, node.target, args, kwargs, at, node.spec, item)
+                self.values[id(fake)] = (self._storage(fake).version, fake.aten_node)
+            else:
+                self._define(fake, fake.aten_node)
+
+    def _viewed(self, op: OpOverload, args: Args, kwargs: Kwargs) -> Node | None:
+        """The recorded node that a view operator looks at."""
+        info = effects(op)
+        if not info.view:
+            return None
+        name = next(r.arg for r in info.results if r.kind == "view")
+        argument = info.argument(name, args, kwargs)
+        return argument if isinstance(argument, Node) else None
+
+    def _rewrite_write(self, node: Node, info: Effects, out: Any) -> None:
+        """A writing operator: compute what it would write, then store that in the bases."""
+        written = {name: self._written_fakes(info, node, name) for name in info.writes}
+        fakes_written = [f for fs in written.values() for f in _flat(fs)]
+        self._check_operands(fakes_written, node)
+        if self.has_backward and _in_checkpoint(node) and any(self._storage(f).inputs for f in fakes_written):
+            # the statistics of a batch norm, say
+            raise refuse("a checkpoint writes a tensor from outside, and once more when it runs again")
+        pure = pure_of(node.target)
+        if pure is None:
+            raise self.refuse(f"{node.target} writes memory and has no pure form")
+        given = {**dict(zip(info.names, node.args)), **node.kwargs}
+        positional, keywords = _call_arguments(pure.op, given, node.target)
+        filled = written[info.writes[0]]
+        if info.random and type(filled) is FakeTensor and not is_dense_row_major(filled.spec):
+            self._draw(node, pure.op, filled, positional[1:], keywords)
+            return
+        call = self.emit(pure.op, map_nodes(positional, self._read), map_nodes(keywords, self._read))
+        several = isinstance(call.spec, tuple)
+        if pure.n_results and several and isinstance(node.spec, tuple):
+            call.spec = node.spec[: pure.n_results] + call.spec[pure.n_results :]
+        one = len(pure.op._schema.returns) == 1  # which may be a list
+        for name, fakes in written.items():
+            value = call if one else self.item(call, pure.value_of[name])
+            if isinstance(fakes, list):
+                for i, fake in enumerate(fakes):
+                    self._store(fake, self.item(value, i))
+            elif fakes is not None:
+                self._store(fakes, value)
+        for item, fake in _results(out):  # results that are not the written arguments
+            if fake.aten_node is not None and fake.aten_node not in self.fake_of:
+                fresh = self.item(call, item or 0) if several else call
+                self._define(fake, fake.aten_node)
+                self._storage(fake).value = fresh
+
+    def _draw(
+        self, node: Node, pure: OpOverload, fake: FakeTensor, rest: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> None:
+        """Random numbers into a tensor that is not contiguous."""
+        order = None
+        if not any(isinstance(a, Node) for a in (*rest, *keywords.values())):
+            order = order_of_draws(node.target, pure, fake.spec, rest, keywords)
+        if order is None:
+            raise self.refuse("random numbers are drawn into a tensor that is not contiguous")
+        given = self.emit(aten.permute.default, (self.current(fake), list(order)))
+        drawn = self.emit(pure, (given, *rest), keywords)
+        self._store(fake, self.emit(aten.permute.default, (drawn, list(inverse(order)))))
+
+    def _check_operands(self, written: Sequence[FakeTensor], node: Node) -> None:
+        """Eager refuses to write a tensor that overlaps another operand and is not the same as it."""
+        read: dict[Node, None] = {}
+        map_nodes((node.args, node.kwargs), lambda n: read.setdefault(n) or n)
+        for target in written:
+            for other in (self.fake_of[n] for n in read if n in self.fake_of):
+                if other.storage_key == target.storage_key and partly_overlap(
+                    other.spec, target.spec, self.inputs.numbers.symbols
+                ):
+                    raise self.refuse("operands share memory in part and one of them is written")
+
+    def _written_fakes(self, info: Effects, node: Node, name: str) -> Any:
+        argument = info.argument(name, node.args, node.kwargs)
+        if isinstance(argument, (list, tuple)):
+            return [self.fake_of[n] for n in argument]
+        return None if argument is None else self.fake_of[argument]
+
+    def _store(self, fake: FakeTensor, value: Node) -> None:
+        """`fake` now holds `value` (converted to its dtype and shape as `copy_` would)."""
+        storage = self._storage(fake)
+        if storage.inputs > 1:
+            raise self.refuse("inputs share memory and one of them is written")
+        if overlaps_itself(storage.base.spec) or self._overlaps_itself(fake):
+            raise self.refuse("a tensor is written several of whose elements share memory")
+        spec = fake.spec
+        if value.spec.shape != spec.shape or value.spec.dtype != spec.dtype:
+            value = self.emit(aten.copy.default, (self.current(fake), value))
+        while fake is not storage.base:
+            view = self.views.get(id(fake))
+            if view is None:
+                raise self.refuse("inputs share memory and one of them is written")
+            value = scatter_back(self, view, self.current(view.source), value)
+            fake = view.source
+        storage.value = self._laid_out(value, storage)
+        storage.version += 1
+
+    def _overlaps_itself(self, fake: FakeTensor) -> bool:
+        """`overlaps_itself`, which knows of no guards, of a view of what does not overlap itself."""
+        source = fake
+        while syms_of(source.spec) and (view := self.views.get(id(source))) and view.target in _APART:
+            source = view.source
+        return source is not self._storage(fake).base and overlaps_itself(fake.spec)
+
+    def _laid_out(self, value: Node, storage: _Storage) -> Node:
+        """`value` with exactly the strides of the base, which later views rely on."""
+        spec = storage.base.spec
+        if value.spec.stride == spec.stride and value.spec.shape == spec.shape:
+            return value
+        return self.emit(aten.copy.default, (storage.value, value))
+
+    # ---- nodes
+
+    def emit(
+        self, op: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = None, spec: Any = None
+    ) -> Node:
+        """Appends a node with the line and source of the operator that is being rewritten."""
+        kwargs = kwargs or {}
+        if spec is None and op in _SCATTERS and _is_symbolic_row_major(args[0].spec):
+            spec = replace(args[0].spec, offset=0, requires_grad=False)
+        if spec is None:
+            spec = result_spec(op, args, kwargs)
+        stem = op.__name__ if op is operator.getitem else op._schema.name.split("::")[1].strip("_")
+        node = Node("call_function", op, tuple(args), kwargs, self.tape.aten.name(stem), spec, *self.at)
+        self.nodes.append(node)
+        return node
+
+    def item(self, node: Node, index: int) -> Node:
+        return self.emit(operator.getitem, (node, index), spec=node.spec[index])
+
+
+# Views whose elements lie apart if those of what they look at do.
+_APART = frozenset(
+    {
+        *(aten.slice.Tensor, aten.select.int, aten.view.default, aten.transpose.int, aten.permute.default),
+        *(aten.t.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.default, aten.alias.default),
+        *(aten.detach.default, aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int),
+    }
+)
+_SCATTERS = frozenset({aten.slice_scatter.default, aten.select_scatter.default})
+
+
+def _is_symbolic_row_major(spec: TensorSpec) -> bool:
+    return bool(syms_of(spec)) and spec.stride == contiguous_stride(spec.shape)
+
+
+def _results(out: Any) -> Iterator[tuple[int | None, FakeTensor]]:
+    """(index or None, fake) for each tensor that an operator returned."""
+    if type(out) is FakeTensor:
+        yield None, out
+    elif isinstance(out, (list, tuple)):
+        for i, value in enumerate(out):
+            if type(value) is FakeTensor:
+                yield i, value
+
+
+def _call_arguments(op: OpOverload, given: dict[str, Any], like: OpOverload) -> tuple[Args, Kwargs]:
+    """Arguments `given` by name, as positional and keyword arguments of `op`. What is not given has the default that
+    `like`, the operator called at first, has for it."""
+    defaults = {a.name: a.default_value for a in like._schema.arguments if a.has_default_value()}
+    positional: list[Any] = []
+    keywords: dict[str, Any] = {}
+    skipped = False
+    for argument in op._schema.arguments:
+        name = argument.name
+        if name not in given and argument.has_default_value():
+            skipped = True
+        elif argument.kwarg_only or skipped:
+            keywords[name] = given.get(name, defaults.get(name))
+        else:
+            positional.append(given.get(name, defaults.get(name)))
+    return tuple(positional), keywords

@@ -1,0 +1,1 @@
+"""Recording one run of the user's code at the torch level and at the aten level."""

@@ -1,0 +1,297 @@
+"""Operators that recording treats by a rule of their own: `RULES` has one for each way that their rows name.
+
+A rule is called as `rule(recorder, func, args, kwargs)` and returns the result, or NotImplemented to have the operator
+recorded as any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from smelt.errors import NeedsFixedSize
+from smelt.graph.ir import TensorSpec
+from smelt.graph.pytree import leaves, map_leaves
+from smelt.graph.sample_sizes import agreed
+from smelt.graph.tensor_specs import static_sizes
+from smelt.ops.registry import row
+from smelt.ops.symbolic_rules import STRIDED
+from smelt.ops.trace_rules import TraceRule
+from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
+from smelt.shapes.expr import Size, Sym, free_syms, numel, static
+from smelt.torch_private import DisableTorchDispatch, OpOverload
+from smelt.tracing.fake import meta_results
+from smelt.tracing.fake.fake_tensor import (
+    FakeTensor,
+    check_fixed,
+    fake_shape,
+    fake_stride,
+    symbols_of,
+    wrap,
+)
+from smelt.tracing.record.aten_call_recorder import OperatorRecorder
+from smelt.tracing.record.call_arguments import Args, Kwargs
+from smelt.tracing.record.number_inputs import with_sizes
+from smelt.tracing.symbolic import unbacked_operators
+from smelt.tracing.symbolic.numbers_in_containers import has_symbols
+from smelt.tracing.symbolic.sym_numbers import SYMBOLIC, plain
+
+aten = torch.ops.aten
+Rule = Callable[[OperatorRecorder, OpOverload, Args, Kwargs], Any]
+
+
+def _device(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    return args[0].device
+
+
+def _plain_sizes(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """C++ code that takes no symbolic sizes asks for those of a tensor that has some: they are pinned, and no operator."""
+    of = fake_shape if func._schema.name == "aten::size" else fake_stride
+    return [plain(n) for n in of(args[0])]
+
+
+def _read_value(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    if type(args[0]) in SYMBOLIC:
+        return plain(args[0])
+    value = recorder.known.value(args[0])
+    if value is None:
+        number = recorder.known.number(args[0])
+        if number is not None:
+            return number
+        number = recorder.known.integer(args[0], recorder.numbers)
+        if number is not None:
+            return number
+        number = unbacked_operators.number(recorder, args[0])
+        if number is not None:
+            return number
+        raise recorder.refuse_value("item(), bool(), int() or float() of a tensor")
+    return value.item()
+
+
+def _lift(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """`torch.tensor(data)` hands the finished tensor to `lift_fresh`: a constant of the program."""
+    if type(args[0]) is FakeTensor:
+        return args[0]
+    return recorder.tape.add_constant(args[0].clone())
+
+
+def _dynamic(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """Operators whose answer needs values: computed at once if the values are known."""
+    out = recorder.known.run(func, args, kwargs)
+    if out is None:
+        return unbacked_operators.sized(recorder, func, args, kwargs)
+    if isinstance(out, torch.Tensor):
+        return recorder.tape.add_constant(out)
+    if isinstance(out, (tuple, list)):
+        return type(out)(recorder.tape.add_constant(t) if isinstance(t, torch.Tensor) else t for t in out)
+    return out
+
+
+def _index(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """A mask whose value is known selects at constant places."""
+    fake, indices, *_ = args
+    masks = [i for i in indices if isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8)]
+    values = {id(mask): recorder.known.value(mask) for mask in masks}
+    if not masks:
+        return NotImplemented
+    if func is not aten.index.Tensor or any(value is None for value in values.values()):
+        return unbacked_operators.indexed(recorder, func, args, kwargs)
+    places: list[Any] = []
+    for index in indices:
+        value = values.get(id(index))
+        with recorder.call.paused():
+            selected = [index] if value is None else value.nonzero().unbind(1)
+        places += (
+            selected if value is None else [recorder.tape.add_constant(s.contiguous()) for s in selected]
+        )
+    return recorder.run(func, (fake, places), {})
+
+
+def _as_view(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """`unsafe_split` gives views that autograd does not know of: beneath autograd they are views."""
+    view = row(func).view
+    assert view is not None
+    return recorder.run(view, args, kwargs)
+
+
+def _batch_norm(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """`native_batch_norm` writes its running statistics without saying so in its schema; it is recorded as the newer
+    operator whose schema says it."""
+    *tensors, mean, var, training, momentum, eps = args
+    if mean is None:
+        return recorder.run(aten._native_batch_norm_legit.no_stats, (*tensors, training, momentum, eps), {})
+    if training:
+        return NotImplemented if func in _BATCH_NORMS[1:] else recorder.run(_BATCH_NORMS[1], args, {})
+    return recorder.run(
+        aten._native_batch_norm_legit_no_training.default, (*tensors, mean, var, momentum, eps), {}
+    )
+
+
+_BATCH_NORMS = (aten.native_batch_norm.default, aten._native_batch_norm_legit.default)
+
+
+def _attention_choice(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """Which kernel `scaled_dot_product_attention` takes is asked of the real device: on uninitialized tensors laid out
+    as the arguments, since only layouts decide."""
+    device = args[0].device
+    if device.type != "cpu" and not (device.type == "cuda" and torch.cuda.is_available()):
+        return NotImplemented
+    fakes = leaves((args, kwargs), FakeTensor)
+
+    def chosen(*specs: TensorSpec) -> Any:
+        like = dict(zip(fakes, map(_laid_out, fakes, specs)))
+        given, named = map_leaves((args, kwargs), FakeTensor, like.__getitem__)
+        return func(*given, **named)
+
+    return agreed([f.spec for f in fakes], chosen, "sizes decide which kernel of attention is taken")
+
+
+def _laid_out(fake: FakeTensor, spec: TensorSpec) -> torch.Tensor:
+    shape, stride = static_sizes(spec.shape), static_sizes(spec.stride)
+    like = torch.empty_strided(shape, stride, dtype=spec.dtype, device=spec.device)
+    return like.requires_grad_(fake.requires_grad) if fake.requires_grad else like
+
+
+def _change_metadata(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """`squeeze_`, `t_`, ...: the tensor becomes a view of what it was, recorded as the view operator."""
+    fake = args[0]
+    if recorder.inputs.holds(fake):
+        raise recorder.call.unsupported(UNSUPPORTED_EFFECT, f"{func} changes the shape of an outside tensor")
+    view = row(func).view
+    assert view is not None
+    (_, *sizes), named = with_sizes(view, args, kwargs)
+    if has_symbols((sizes, named)):
+        raise NeedsFixedSize(f"{func} of symbolic numbers", recorder.numbers.sizes)
+    if view is STRIDED:
+        _check_bounds(recorder, fake, *sizes, **named)
+    made = recorder.run(view, args, kwargs)
+    with DisableTorchDispatch():  # not `func`, whose C++ code would take symbolic sizes for numbers
+        fake.as_strided_(made.size(), made.stride(), made.storage_offset())
+    recorder.tape.become(fake, made)
+    return fake
+
+
+def _as_strided(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """Shape functions do not check bounds."""
+    (fake, *rest), named = with_sizes(func, args, kwargs)
+    if has_symbols((rest, named)):
+        raise NeedsFixedSize(f"{func} of symbolic numbers", recorder.numbers.sizes)
+    if row(func).trace_rule is TraceRule.STRIDED_SCATTER:
+        check_fixed(args, str(func))
+        rest = rest[1:]
+    _check_bounds(recorder, fake, *rest, **named)
+    return NotImplemented
+
+
+def _check_bounds(
+    recorder: OperatorRecorder,
+    fake: FakeTensor,
+    size: Sequence[Size],
+    stride: Sequence[Size],
+    storage_offset: Size | None = None,
+) -> None:
+    """What lies in an input's storage beyond the inputs themselves is not guarded, so only what they cover may be reached.
+    An offset counts from the start of the storage."""
+    first: Size = fake.spec.offset if storage_offset is None else storage_offset
+    if storage_offset is not None:
+        recorder.writes.counted_from_start.append(fake)
+    symbols = symbols_of(fake) | frozenset().union(*map(free_syms, (*size, *stride, first)))
+    if symbols:
+        _check_symbolic_bounds(recorder, fake, storage_offset, _span(size, stride), symbols)
+        return
+    low, high = _covered(recorder, fake)
+    first = static(first)
+    if 0 not in size and not low <= first <= first + _span(size, stride) < high:
+        raise recorder.call.unsupported(
+            UNSUPPORTED_OBJECT, "as_strided reaches beyond the elements of its tensor"
+        )
+
+
+def _check_symbolic_bounds(
+    recorder: OperatorRecorder, fake: FakeTensor, first: Size | None, span: Size, symbols: frozenset[Sym]
+) -> None:
+    """The same where sizes are symbolic, for what lies in memory without gaps; places that are counted from the start of
+    the storage (`first`) only of what is not an input's."""
+    spec, numbers = fake.spec, recorder.numbers.symbols
+    dense = 1 + _span(spec.shape, spec.stride) == numel(spec.shape)
+    if first is not None and (spec.offset != 0 or recorder.inputs.on(fake.storage_key)):
+        dense = False
+    if not dense or numbers is None:
+        raise NeedsFixedSize("as_strided of a tensor with symbolic sizes", symbols)
+    first = first or 0
+    if numbers.compare("lt", first, 0) or not numbers.compare("lt", first + span, numel(spec.shape)):
+        raise NeedsFixedSize("as_strided reaches beyond the elements of its tensor", symbols)
+
+
+def _span(size: Iterable[Size], stride: Iterable[Size]) -> Any:
+    """How far the last element lies behind the first."""
+    return sum((n - 1) * step for n, step in zip(size, stride))
+
+
+def _covered(recorder: OperatorRecorder, fake: FakeTensor) -> tuple[int, int]:
+    """The half-open range of elements of `fake`'s storage that are known to exist at every call."""
+    inputs = [i for i in recorder.inputs.placed(fake.storage_key) if i.numel()]
+    if not inputs:
+        return 0, fake.elem.untyped_storage().nbytes() // fake.elem.itemsize
+    first = min(int(i.storage_offset()) for i in inputs)
+    return first, max(int(i.storage_offset()) + _span(i.size(), i.stride()) for i in inputs) + 1
+
+
+def _refuse_effect(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    raise recorder.call.unsupported(UNSUPPORTED_EFFECT, str(func))
+
+
+def _zero_tensor(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """A zero without memory, which forward-mode differentiation makes: its fake is one as well, so that torch leaves out
+    the products and sums that eager leaves out."""
+    device = meta_results.canonical_device(kwargs.get("device") or "cpu")
+    elem = func(*args, **{**kwargs, "device": "meta"})
+    fake = wrap(elem, device)
+    node = recorder.tape.add_operator(func, args, kwargs, "zero", fake.spec)
+    recorder.tape.finish_operator(node, fake)
+    return fake
+
+
+def _converted(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """`Tensor.to` called by native code beneath autograd: the copy that it comes down to, or the tensor itself."""
+    fake, *rest = args
+    names = [a.name for a in func._schema.arguments[1:]]
+    given = {**dict(zip(names, rest)), **kwargs}
+    other = given.pop("other", None)
+    dtype = given.get("dtype") or (fake if other is None else other).dtype
+    device = meta_results.canonical_device(given.get("device") or (fake if other is None else other).device)
+    if (dtype, device) == (fake.dtype, fake.device) and not given.get("copy"):
+        return fake
+    kept = {k: given[k] for k in ("non_blocking", "memory_format") if given.get(k)}
+    return recorder.run(aten._to_copy.default, (fake,), {"dtype": dtype, "device": device, **kept})
+
+
+def _number_copied(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """A transform casts the number in `x * 2`, which reaches Python as a number again."""
+    if isinstance(args[0], torch.Tensor):
+        return NotImplemented
+    options = {k: kwargs[k] for k in ("dtype", "device") if kwargs.get(k) is not None}
+    return recorder.run(aten.scalar_tensor.default, args, options)
+
+
+RULES: dict[TraceRule | None, Rule] = {
+    TraceRule.DEVICE: _device,
+    TraceRule.SIZES: _plain_sizes,
+    TraceRule.NUMBER: _read_value,
+    TraceRule.TRUTH: lambda *call: bool(_read_value(*call)),
+    TraceRule.VALUES: _dynamic,
+    TraceRule.LIFT: _lift,
+    TraceRule.MASKS: _index,
+    TraceRule.VIEW: _as_view,
+    TraceRule.RESHAPED: _change_metadata,
+    TraceRule.STRIDED: _as_strided,
+    TraceRule.STRIDED_SCATTER: _as_strided,
+    TraceRule.STATISTICS: _batch_norm,
+    TraceRule.ATTENTION: _attention_choice,
+    TraceRule.ZERO: _zero_tensor,
+    TraceRule.CONVERSION: _converted,
+    TraceRule.COPY: _number_copied,
+    TraceRule.REFUSED: _refuse_effect,
+}

@@ -1,0 +1,254 @@
+"""The fakes that stand for tensors from outside of the trace."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, overload
+
+import torch
+
+from smelt.errors import NeedsFixedSize, Unsupported
+from smelt.graph.ir import Node
+from smelt.reasons import INTERNAL, UNSUPPORTED_OBJECT, Reason
+from smelt.shapes.divisibility import as_divided
+from smelt.shapes.expr import Sym
+from smelt.torch_private import (
+    DisableFuncTorch,
+    DisableTorchDispatch,
+    DisableTorchFunction,
+    get_inplace_requires_grad_allowed,
+    maybe_current_level,
+    set_inplace_requires_grad_allowed,
+)
+from smelt.tracing.fake.fake_tensor import (
+    FakeTensor,
+    Storages,
+    check_supported,
+    computed,
+    symbols_of,
+    wrap,
+)
+from smelt.tracing.fake.plain_tensor_classes import PLAIN_TYPES
+from smelt.tracing.record.current_call import CurrentCall
+from smelt.tracing.record.graph_builder import Builder, identifier
+from smelt.tracing.record.number_inputs import NumberInputs
+from smelt.tracing.record.tape import Tape
+from smelt.tracing.symbolic.sym_numbers import size_of
+from smelt.tracing.symbolic.symbolic_layouts import SizeSource, SymbolicLayout
+
+
+def _local_references() -> int:
+    """References that exist while an operator's scalar operand, made by C++ a moment ago, reaches `_is_internal_scalar`.
+
+    That is the one of the tuple of arguments, and those of our functions on the way: CPython 3.14 borrows most of them."""
+
+    def referred(real: object) -> int:
+        return sys.getrefcount(real)
+
+    def stand_in(real: object) -> int:
+        return referred(real)
+
+    def argument(value: object) -> int:
+        return stand_in(value)
+
+    (found,) = [argument(a) for a in (object(),)]
+    return found
+
+
+_LOCAL_REFERENCES = _local_references()
+
+
+class Inputs(Sequence[FakeTensor]):
+    """The fakes of outside tensors, in the order in which the trace met them.
+
+    What always holds: one tensor has one fake; two fakes have one `storage_key` exactly when their tensors share memory;
+    an input is a leaf of autograd's graph if and only if its tensor is. `first_history` has, for an input that requires
+    grad, its `grad_fn` to begin with (by id of the fake). `sized` says which inputs have a symbol as the size of which
+    dimension.
+
+    `on_unknown(real)` is asked for the fake of a real tensor that turns up inside native code; without it such a tensor
+    is Unsupported.
+    """
+
+    def __init__(self, call: CurrentCall, tape: Tape, numbers: NumberInputs) -> None:
+        self.call = call
+        self.numbers = numbers
+        self.sized: dict[Sym, list[tuple[FakeTensor, SizeSource]]] = {}
+        self.on_unknown: Callable[[torch.Tensor], FakeTensor] | None = None
+        self.first_history: dict[int, Any] = {}
+        self._tape = tape
+        self._fakes: list[FakeTensor] = []
+        self._names: dict[int, str] = {}  # by id of the fake
+        self._on: dict[int, list[FakeTensor]] = {}  # by storage
+        self._storages = Storages()
+        self._by_real: dict[int, tuple[torch.Tensor, FakeTensor]] = {}
+        self._reals: dict[int, torch.Tensor] = {}  # by id of the fake
+
+    def __len__(self) -> int:
+        return len(self._fakes)
+
+    def __iter__(self) -> Iterator[FakeTensor]:
+        return iter(self._fakes)
+
+    @overload
+    def __getitem__(self, index: int) -> FakeTensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[FakeTensor]: ...
+    def __getitem__(self, index: int | slice) -> FakeTensor | list[FakeTensor]:
+        return self._fakes[index]
+
+    # ---- tensors and their fakes
+
+    def fake(self, real: torch.Tensor, name: str = "", layout: SymbolicLayout | None = None) -> FakeTensor:
+        """The fake that stands for `real` (always the same one). `name` is how graphs call it; `layout` are its sizes and
+        strides where some are symbolic.
+
+        Raises Unsupported for subclasses and for layouts other than strided.
+        """
+        known = self.known(real)
+        if known is not None:
+            return known
+        if type(real) is FakeTensor:
+            return real
+        with DisableTorchDispatch(), DisableTorchFunction(), DisableFuncTorch():
+            check_supported(real)
+            with torch.inference_mode(real.is_inference()):
+                elem = self._storages.elem_of(real, layout) if layout else self._storages.elem_like(real)
+                fake = wrap(elem, real.device)
+            if layout:
+                self._note_sizes(fake, layout)
+            if real.requires_grad:
+                _require_grad(fake) if _is_leaf(real) else computed(fake)
+                self.first_history[id(fake)] = fake.grad_fn
+            if type(real) not in PLAIN_TYPES:
+                fake.subclass, self.call.has_subclasses = type(real), True
+            if isinstance(real, torch.nn.Parameter):
+                fake._is_param = True  # type: ignore[attr-defined]
+        self._by_real[id(real)] = (real, fake)
+        self._reals[id(fake)] = real
+        self._names[id(fake)] = identifier(name) if name else ""
+        self._fakes.append(fake)
+        self._on.setdefault(fake.storage_key, []).append(fake)
+        return fake
+
+    def _note_sizes(self, fake: FakeTensor, layout: SymbolicLayout) -> None:
+        sources = [(SizeSource(dim), number) for dim, number in enumerate(layout.shape)]
+        sources += [(SizeSource(dim, over=inner), gap) for dim, (gap, inner) in layout.gaps.items()]
+        for source, number in sources:
+            found = as_divided(size_of(number))
+            if found is None:
+                continue
+            for sym in found.symbols:
+                self.numbers.symbols = number.node.symbols
+                place = replace(source, divisor=found.divisor, rest=sym is found.rest)
+                self.sized.setdefault(sym, []).append((fake, place))
+
+    def hint(self, sym: Sym) -> int:
+        """What the symbol of a size is in this call."""
+        assert self.numbers.symbols is not None
+        return self.numbers.symbols.hints[sym]
+
+    def bounds(self, sym: Sym) -> tuple[int, int]:
+        """The range in which the symbol of a size is in every call."""
+        assert self.numbers.symbols is not None
+        return self.numbers.symbols.bounds(sym)
+
+    def on(self, storage: int) -> Sequence[FakeTensor]:
+        """Those that share this memory."""
+        return self._on.get(storage, ())
+
+    def placed(self, storage: int) -> Sequence[FakeTensor]:
+        """The same, where it is known at which place in the memory each is. Raises NeedsFixedSize elsewhere."""
+        found = self.on(storage)
+        syms = symbols_of(found)
+        if syms and len(found) > 1:
+            raise NeedsFixedSize("inputs share memory", syms)
+        return found
+
+    def known(self, real: torch.Tensor) -> FakeTensor | None:
+        """The fake of `real`, if there is one already."""
+        entry = self._by_real.get(id(real))
+        return None if entry is None else entry[1]
+
+    def real(self, fake: torch.Tensor) -> torch.Tensor | None:
+        """The tensor that an input stands for; None for what was computed."""
+        return self._reals.get(id(fake))
+
+    def holds(self, fake: torch.Tensor) -> bool:
+        """Whether `fake` is an input."""
+        return id(fake) in self._reals
+
+    def stand_in(self, real: torch.Tensor) -> FakeTensor:
+        """The fake of a real tensor found inside native code: the input that it is, or a constant. Raises Unsupported."""
+        entry = self._by_real.get(id(real))
+        if entry is not None:
+            return entry[1]
+        with DisableTorchFunction():
+            check_supported(real)
+        if type(real) in PLAIN_TYPES and _is_internal_scalar(real):
+            return self._tape.add_constant(real)
+        if self.on_unknown is not None:
+            return self.on_unknown(real)
+        raise self.call.unsupported(
+            UNSUPPORTED_OBJECT, f"a tensor of shape {list(real.shape)} that native code holds"
+        )
+
+    def forget(self) -> None:
+        """Drops the references to the real tensors and to the callback `on_unknown`."""
+        self.on_unknown = None
+        self._by_real.clear()
+        self._reals.clear()
+
+    # ---- their nodes
+
+    def aten_node(self, fake: FakeTensor) -> Node:
+        """The node that gave a fake at the aten level: an input's placeholder is made when first asked for."""
+        node = fake.aten_node
+        if node is None:
+            node = fake.aten_node = self._placeholder(fake, self._tape.aten)
+        return node
+
+    def torch_node(self, fake: FakeTensor) -> Node:
+        """The same, at the torch level."""
+        node = fake.torch_node
+        if node is None:
+            node = fake.torch_node = self._placeholder(fake, self._tape.torch)
+        return node
+
+    def _placeholder(self, fake: FakeTensor, builder: Builder) -> Node:
+        if id(fake) not in self._reals:
+            if self.call.had_opaque:
+                raise self.call.unsupported(
+                    UNSUPPORTED_OBJECT, "a tensor made inside a custom function or checkpoint is kept"
+                )
+            raise self.call.unsupported(
+                INTERNAL, "a tensor of this trace was made by a call that was not recorded"
+            )
+        name = builder.name(self._names[id(fake)] or "input")
+        return Node("placeholder", name, (), {}, name, fake.spec)
+
+
+def _is_internal_scalar(real: torch.Tensor) -> bool:
+    """Whether `real` is a scalar that C++ made for this very call (`x.masked_fill(m, 0)`), and nobody else can see."""
+    return real.dim() == 0 and real.device.type == "cpu" and sys.getrefcount(real) <= _LOCAL_REFERENCES
+
+
+def _require_grad(fake: FakeTensor) -> None:
+    """`fake.requires_grad_()`, which a transform would forbid."""
+    inside = maybe_current_level() is not None
+    allowed = get_inplace_requires_grad_allowed() if inside else None
+    if allowed is False:
+        set_inplace_requires_grad_allowed(True)
+    fake.requires_grad_(True)
+    if allowed is False:
+        set_inplace_requires_grad_allowed(False)
+
+
+def _is_leaf(real: torch.Tensor) -> bool:
+    """Raises Unsupported for a view that autograd has given up on, because what it is a view of was written."""
+    try:
+        return real.is_leaf
+    except RuntimeError as error:
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, "a view whose base was written in place")) from error

@@ -1,0 +1,253 @@
+"""How the outputs of a trace are had from the values of its joint graph.
+
+What the caller gets is not always a value of the joint graph. A view of an input, or of another result, must be a view to
+autograd as well: a later in-place write through one has to be seen by the other. So only the tensors that such outputs
+look at are values of the graph, and each `OutputSource` says how an output is taken from one, outside of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+
+from smelt.graph.ir import Node, TensorSpec, argument_nodes, map_nodes
+from smelt.graph.operator_effects import effects
+from smelt.torch_private import OpOverload
+from smelt.tracing.backward.autograd_graph import computed_after, read_by
+from smelt.tracing.backward.not_differentiable import refuse
+from smelt.tracing.backward.shared_saves import saves_its_result
+from smelt.tracing.fake.fake_tensor import FakeTensor, check_fixed, fakes_in
+from smelt.tracing.record.autograd_calls import AutogradCalls
+from smelt.tracing.record.call_arguments import Args, Kwargs
+from smelt.tracing.record.tape import Tape, TapeEntry
+from smelt.tracing.record.trace_inputs import Inputs
+
+
+@dataclass(frozen=True)
+class ViewStep:
+    """One view operator. The only node in `args` and `kwargs` stands for the tensor that is looked at. `item`: which
+    result."""
+
+    op: OpOverload
+    args: Args
+    kwargs: Kwargs
+    item: int | None
+
+
+_VIEWED = Node("placeholder", "viewed", (), {}, "viewed")
+_unsafe_view = torch.ops.aten._unsafe_view.default
+
+
+@dataclass(frozen=True)
+class OutputSource:
+    """How one output of the trace is had: value `index` of the joint graph, input `index`, or the tensor that is taken as
+    number `index`, looked at through `steps`.
+
+    `detached`: autograd does not see what it is a view of. `no_grad`: it was looked at without gradients, which makes a leaf
+    of the view. `retained`: its gradient is kept.
+    """
+
+    kind: Literal["value", "input", "taken"]
+    index: int
+    steps: tuple[ViewStep, ...] = ()
+    detached: bool = False
+    no_grad: bool = False
+    retained: bool = False
+
+    def placed(self, place: Callable[[int], int]) -> OutputSource:
+        """The same, where inputs are counted in another way: input `i` as `place(i)`."""
+        return replace(self, index=place(self.index)) if self.kind == "input" else self
+
+    @property
+    def call(self) -> OutputSource | None:
+        """What the views that one call of an operator gives have in common. None of what is no such view."""
+        if not self.steps or self.steps[-1].item is None:
+            return None
+        return replace(self, steps=(*self.steps[:-1], replace(self.steps[-1], item=None)), retained=False)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A tensor that is made outside of the graph's nodes and that other results are computed from: a view, or an input that
+    value `written` of the joint graph is copied into. `node`: which node of autograd's, of which one
+    operator's views are."""
+
+    source: OutputSource
+    node: int
+    written: int | None = None
+
+
+def output_sources(
+    tape: Tape, inputs: Inputs, outputs: Sequence[FakeTensor], taken: Sequence[FakeTensor] = ()
+) -> tuple[tuple[FakeTensor, ...], tuple[OutputSource, ...], tuple[OutputSource, ...]]:
+    """The values that a joint graph must give, and how `outputs` are had from them, and from what is taken; then how the
+    views in `taken` are, in order. A source of kind input counts `inputs`. Raises NotDifferentiable."""
+    found = _Sources(tape, inputs, outputs, taken)
+    results = tuple(found.source(f) for f in outputs)
+    return tuple(found.values.values()), results, tuple(found.source(f, itself=False) for f in taken)
+
+
+class _Sources:
+    """`values`: what a joint graph must give, by storage."""
+
+    def __init__(
+        self, tape: Tape, inputs: Inputs, outputs: Sequence[FakeTensor], taken: Sequence[FakeTensor]
+    ) -> None:
+        self._inputs = inputs
+        self._owners = {f.storage_key: f for f in reversed(inputs)}
+        self._shared = [f.storage_key for f in (*outputs, *taken)]
+        self._origins = _Origins(tape, inputs)
+        self._taken = {id(f): i for i, f in enumerate(taken)}
+        self.values: dict[int, FakeTensor] = {}
+        self._index: dict[int, int] = {}  # of each storage's value
+
+    def source(self, fake: FakeTensor, itself: bool = True) -> OutputSource:
+        """How `fake` is had; not `itself`: not from what is taken for it."""
+        base = self._owner_of(fake)
+        if base is fake and not self._inputs.holds(fake):
+            return OutputSource("value", self._index[fake.storage_key], retained=fake.retains_grad)
+        ends = self._taken.keys() if itself else self._taken.keys() - {id(fake)}
+        steps, start = self._origins.views(fake, ends)
+        kind, at = self._start(start, base, ends)
+        if at < 0 or (fake.requires_grad and not start.requires_grad):
+            raise refuse("results share memory in another way than one being a view of the other")
+        is_detached = start.requires_grad and not fake.requires_grad
+        retained = itself and fake.retains_grad and not self._inputs.holds(fake)
+        _check_history(fake, start)
+        # Of `unsafe_chunk`: the same memory, which counts for itself.
+        if fake is not start and fake.requires_grad and not fake._is_view():
+            check_fixed(fake, "a result that autograd sees as no view")
+            steps = (*steps, ViewStep(_unsafe_view, (_VIEWED, list(fake.spec.shape)), {}, None))
+        return OutputSource(kind, at, steps, is_detached, is_no_grad_view(fake), retained)
+
+    def _owner_of(self, fake: FakeTensor) -> FakeTensor:
+        """The input, or the value, whose memory `fake` shares."""
+        key = fake.storage_key
+        if key in self._owners:
+            return self._owners[key]
+        if key not in self.values:
+            self._index[key] = len(self.values)
+            alone = self._shared.count(key) == 1 and not is_no_grad_view(fake)
+            self.values[key] = fake if alone else self._origins.owner(key)
+        return self.values[key]
+
+    def _start(
+        self, start: FakeTensor, base: FakeTensor, ends: Collection[int]
+    ) -> tuple[Literal["value", "input", "taken"], int]:
+        if id(start) in ends:
+            return "taken", self._taken[id(start)]
+        if base.storage_key in self._owners:
+            return "input", next((i for i, f in enumerate(self._inputs) if f is start), -1)
+        return "value", self._index[base.storage_key] if start is base else -1
+
+
+def is_no_grad_view(fake: FakeTensor) -> bool:
+    """Whether it is a view that was taken without gradients of what has some: to autograd, a leaf."""
+    return fake.requires_grad and fake.is_leaf and fake._is_view()
+
+
+def _check_history(view: FakeTensor, start: FakeTensor) -> None:
+    """Raises NotDifferentiable where gradients of a view, on the way to what it looks at, end elsewhere or go through the
+    backward of a custom function."""
+    node: Any = view.grad_fn
+    if node is None:
+        return
+    while node is not None and node is not start.grad_fn and getattr(node, "variable", None) is not start:
+        if hasattr(type(node), "_forward_cls"):
+            raise refuse("a result is a view that a custom autograd.Function gave")
+        node = node.next_functions[0][0] if node.next_functions else None
+    if node is None:
+        raise refuse("a result is a view of a leaf made inside")
+
+
+def passed_by(
+    autograd: AutogradCalls,
+    tape: Tape,
+    inputs: Inputs,
+    outputs: Sequence[FakeTensor],
+    values: Sequence[FakeTensor],
+    written: Sequence[FakeTensor],
+) -> list[FakeTensor]:
+    """The tensors that others can see, that are taken or written outside of the graph's nodes, and that other results are
+    computed from: what flows from those goes through them, where a hook or `torch.autograd.grad` may see it. With them the
+    other views that the same operator gave, and what eager saves of them and of results' memory: second derivatives flow
+    into that, as long as others hold it or are computed from it. In the order of their computation."""
+    own = {id(v) for v in values}
+    saved = written_and_saved(tape)
+    memory = {f.storage_key for f in (*outputs, *written)}
+    hidden = [f for f in saved.values() if f._is_view() and f.storage_key in memory]
+    candidates = (*autograd.hooked, *outputs, *hidden)
+    seen = [*(f for f in candidates if not inputs.holds(f) and id(f) not in own), *written]
+    places = {(f.grad_fn, f.output_nr): f for f in seen if f.grad_fn is not None}
+    if not places:
+        return []
+    ends = [f.grad_fn for f in (*outputs, *written) if f.grad_fn is not None]
+    nodes = {node for node, _ in places.keys() & read_by(ends)}
+    held = {id(f) for f in (*outputs, *written)} & saved.keys()
+    nodes |= {node for (node, _), f in places.items() if id(f) in held}
+    order = computed_after(ends, inputs.first_history.values())
+    return sorted(
+        (f for f in places.values() if f.grad_fn in nodes), key=lambda f: (order[f.grad_fn], f.output_nr)
+    )
+
+
+def written_and_saved(tape: Tape) -> dict[int, FakeTensor]:
+    """The fakes, by id, that were written by an operator whose derivative reads what it has written (`tanh_`)."""
+    entries = (entry for entry in tape.entries if saves_its_result(entry.node.target))
+    return {id(f): f for entry in entries for f in fakes_in(entry.out)}
+
+
+class _Origins:
+    """Which recorded operator gave a fake."""
+
+    def __init__(self, tape: Tape, inputs: Inputs) -> None:
+        self._entries = tape.entries
+        self._inputs = inputs
+
+    def views(self, fake: FakeTensor, ends: Collection[int] = ()) -> tuple[tuple[ViewStep, ...], FakeTensor]:
+        """The view operators that lead to `fake`, and the tensor that they start from: the last one whose id is in `ends`,
+        or what is no view."""
+        steps: list[ViewStep] = []
+        while id(fake) in self._made and id(fake) not in ends:
+            entry, item = self._made[id(fake)]
+            node = entry.node
+            if type(node.target) is not OpOverload or not effects(node.target).view:
+                break
+            sources = [n for n in argument_nodes(node) if type(n.spec) is TensorSpec]
+            if len(sources) != 1 or any(n not in sources for n in argument_nodes(node)):
+                raise refuse("a result is a view that takes several tensors, or numbers that change")
+            args, kwargs = (map_nodes(a, lambda n: _VIEWED) for a in (node.args, node.kwargs))
+            steps.append(ViewStep(node.target, args, kwargs, item))
+            if sources[0] not in self._fakes:
+                raise refuse("a result is a view of something that the trace does not know")
+            fake = self._fakes[sources[0]]
+        return tuple(reversed(steps)), fake
+
+    def owner(self, storage: int) -> FakeTensor:
+        """The tensor that owns a storage that several outputs look at."""
+        for entry in self._entries:
+            for fake in fakes_in(entry.out):
+                if fake.storage_key == storage:
+                    return fake
+        raise refuse("results share memory that nothing in the graph made")
+
+    @cached_property
+    def _made(self) -> dict[int, tuple[TapeEntry, int | None]]:
+        """By id of a fake that is no input: the entry that gave it, and which of its results it is."""
+        made: dict[int, tuple[TapeEntry, int | None]] = {}
+        for entry in self._entries:
+            several = isinstance(entry.out, (list, tuple))
+            for i, out in enumerate(entry.out if several else (entry.out,)):
+                if type(out) is FakeTensor and not self._inputs.holds(out):
+                    made.setdefault(id(out), (entry, i if several else None))
+        return made
+
+    @cached_property
+    def _fakes(self) -> dict[Node | None, FakeTensor]:
+        """The fake of each node."""
+        made = (f for entry in self._entries for f in fakes_in(entry.out))
+        return {f.aten_node: f for f in reversed([*self._inputs, *made])}

@@ -1,0 +1,55 @@
+"""The parts of a trace, each with one task, and how they are put together."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from smelt.graph.ir import Line
+from smelt.tracing.backward.backward_state import Backward
+from smelt.tracing.functionalize.recorded_writes import Writes
+from smelt.tracing.functionalize.view_copies import Copies
+from smelt.tracing.record.aten_call_recorder import OperatorRecorder
+from smelt.tracing.record.autograd_calls import AutogradCalls
+from smelt.tracing.record.current_call import CurrentCall
+from smelt.tracing.record.number_inputs import NumberInputs
+from smelt.tracing.record.tape import Tape
+from smelt.tracing.record.torch_call_recorder import CallRecorder
+from smelt.tracing.record.trace_inputs import Inputs
+from smelt.tracing.symbolic import unbacked_operators
+
+
+class TraceParts:
+    """What a trace has recorded, and what records it.
+
+    Attributes:
+        call: the torch-level call that is running.
+        tape: the nodes of both levels, and the fakes that the aten nodes gave.
+        inputs: the fakes of tensors from outside.
+        numbers: the symbolic numbers that operators were given.
+        writes: the memory that was written, or must not be.
+        copies: the copies made in place of views.
+        autograd: the calls by which the program configures autograd.
+        backward: what is recorded of autograd's engine.
+        call_recorder: records torch-level calls.
+        operator_recorder: records ATen operators.
+        known: finds the values of tensors that depend on constants only.
+    """
+
+    def __init__(self, where: Callable[[], Line | None]) -> None:
+        self.call = CurrentCall(where)
+        self.tape = Tape(self.call)
+        self.numbers = NumberInputs()
+        self.inputs = Inputs(self.call, self.tape, self.numbers)
+        self.copies = Copies()
+        self.writes = Writes(self.call, self.copies, self.inputs)
+        self.autograd = AutogradCalls()
+        self.backward = Backward(self.call, self.tape, self.autograd)
+        self.call_recorder = CallRecorder(self.call, self.tape, self.inputs, self.writes, self.numbers)
+        self.operator_recorder = OperatorRecorder(
+            self.call, self.tape, self.inputs, self.writes, self.copies, self.numbers
+        )
+        self.known = self.operator_recorder.known
+        self.operator_recorder.new_size = functools.partial(
+            unbacked_operators.size_of, self.operator_recorder
+        )

@@ -1,0 +1,135 @@
+"""Recording a launch of a kernel of the user's: a node at each level, and the memory that it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+
+from smelt.errors import NeedsFixedSize
+from smelt.graph.ir import TensorSpec
+from smelt.graph.object_handles import Handle
+from smelt.graph.pytree import map_leaves
+from smelt.graph.user_kernel_calls import RUN_KERNEL, Grids, KernelCall, KernelLaunch, Part, Slot
+from smelt.reasons import UNSUPPORTED_EFFECT
+from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
+from smelt.tracing.fake.fake_tensor import FakeTensor, fakes_in
+from smelt.tracing.fake.memory_overlap import overlaps_itself
+from smelt.tracing.record.trace_parts import TraceParts
+
+aten = torch.ops.aten
+_VARYING = (FakeTensor, torch.SymInt, torch.SymFloat)
+
+
+def record(
+    parts: TraceParts,
+    kernel: Any,
+    name: str,
+    grid: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    written: Collection[FakeTensor],
+) -> None:
+    """Records `kernel[grid](*args, **kwargs)`, which may write what is `written`. Raises Unsupported."""
+    if parts.numbers.sizes:
+        raise NeedsFixedSize("a kernel of the user's beside symbolic sizes", parts.numbers.sizes)
+    values: list[Any] = []
+    slots: dict[int, Slot] = {}
+
+    def slot(value: Any) -> Slot:
+        if id(value) not in slots:
+            slots[id(value)] = Slot(len(values))
+            values.append(value)
+        return slots[id(value)]
+
+    rows = grid.rows if isinstance(grid, Grids) else grid
+    rows, given, keywords = (map_leaves(tree, _VARYING, slot) for tree in (rows, args, kwargs))
+    launch = KernelLaunch(
+        kernel, Grids(grid.names, rows) if isinstance(grid, Grids) else rows, given, keywords, name
+    )
+    call = parts.call
+    if call.node is not None:  # inside of an opaque call, or of a backward
+        _record_aten(parts, launch, values, written)
+        return
+    node = parts.call_recorder.node(launch, tuple(values), {})
+    call.node, call.wrote = node, False
+    try:
+        _record_aten(parts, launch, values, written)
+    finally:
+        call.node = None
+    parts.call_recorder.record(node, launch, None)
+
+
+def _record_aten(
+    parts: TraceParts, launch: KernelLaunch, values: list[Any], written: Collection[FakeTensor]
+) -> None:
+    owners = [_owner(parts, v) if type(v) is FakeTensor else None for v in values]
+    ids = {id(w) for w in written}
+    targets = {id(o): o for v, o in zip(values, owners) if id(v) in ids and o is not None}
+    for target in targets.values():
+        if overlaps_itself(target.spec) or len(parts.inputs.on(target.storage_key)) > 1:
+            raise parts.call.unsupported(
+                UNSUPPORTED_EFFECT, f"{launch.__name__} writes a tensor whose memory others share"
+            )
+    others = {id(o): o for o in owners if o is not None and id(o) not in targets}
+    operands = [*targets.values(), *others.values()]
+    seen = []
+    with DisableTorchFunction(), DisableTorchDispatch():
+        for value, owner in zip(values, owners):
+            if owner is None:
+                operands.append(_number(parts, value))
+                seen.append(Part(len(operands) - 1))
+            else:
+                place = next(i for i, o in enumerate(operands) if o is owner)
+                seen.append(Part(place, _offset(parts, launch, value, owner), value.spec))
+        nodes = [o.aten_node or parts.inputs.aten_node(o) for o in operands]
+        n = len(targets) + len(others)
+        layouts: list[TensorSpec | None] = [o.spec if i < n else None for i, o in enumerate(operands)]
+        handle = Handle.of(KernelCall(launch, seen, layouts))
+        first = nodes[: len(targets)], nodes[len(targets) :]
+        node = parts.tape.add_operator(RUN_KERNEL, (handle, *first), {}, launch.__name__, None)
+        parts.writes.note(list(targets.values()))
+        parts.tape.finish_operator(node, None)
+
+
+def _number(parts: TraceParts, value: Any) -> FakeTensor:
+    """A number that changes from call to call, as a tensor that holds it."""
+    kind = torch.int64 if isinstance(value, torch.SymInt) else torch.float64
+    options = {"dtype": kind, "device": torch.device("cpu")}
+    made: FakeTensor = parts.operator_recorder.run(aten.scalar_tensor.default, (value,), options)
+    return made
+
+
+def _owner(parts: TraceParts, fake: FakeTensor) -> FakeTensor:
+    """The tensor that all others in the memory of `fake` look at."""
+    if parts.inputs.holds(fake):
+        return fake
+    for source in (*parts.inputs.placed(fake.storage_key), *parts.backward.tangents):
+        if source.storage_key == fake.storage_key:
+            return source
+    for entry in parts.tape.entries:
+        for made in fakes_in(entry.out):
+            if made.storage_key == fake.storage_key:
+                return made
+    return fake
+
+
+def _offset(parts: TraceParts, launch: KernelLaunch, fake: FakeTensor, owner: FakeTensor) -> int:
+    """How many bytes behind where `owner` begins `fake` does. Raises Unsupported where some of it is not in `owner`."""
+    begin, end = _bytes(fake)
+    first, last = _bytes(owner)
+    if begin < first or end > last:
+        raise parts.call.unsupported(
+            UNSUPPORTED_EFFECT, f"{launch.__name__} is given memory beyond that of a tensor"
+        )
+    return begin - first
+
+
+def _bytes(fake: FakeTensor) -> tuple[int, int]:
+    """The half-open range of bytes of its storage."""
+    first = int(fake.storage_offset()) * fake.elem.itemsize
+    if not fake.elem.numel():
+        return first, first
+    span = sum((n - 1) * step for n, step in zip(fake.elem.size(), fake.elem.stride()))
+    return first, first + (span + 1) * fake.elem.itemsize

@@ -1,0 +1,1 @@
+"""Symbolic numbers and sizes in a trace."""

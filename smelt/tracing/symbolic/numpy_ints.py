@@ -1,0 +1,123 @@
+"""`numpy.int64` of a symbolic size, which `n % numpy.int64(64)` is: what a program computes from it and compares with it,
+and what torch is given, needs no number. Whatever else looks at it is given the number of this call, pinned.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from smelt.tracing.symbolic.sym_numbers import Int, is_size, plain
+
+
+class NumpyInt:
+    """`numpy.int64(number)`, where `number` is symbolic."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: Any) -> None:
+        number.node.symbols.has_standins = True
+        self.number = number
+
+    def plain(self) -> np.int64:
+        """The number of this call, pinned."""
+        return np.int64(plain(self.number))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.plain(), name)
+
+
+def _looks(name: str) -> Callable[..., Any]:
+    def method(self: NumpyInt, *others: Any) -> Any:
+        return getattr(self.plain(), name)(*others)
+
+    return method
+
+
+_ARITHMETIC = (
+    "add",
+    "sub",
+    "mul",
+    "floordiv",
+    "mod",
+    "truediv",
+    "pow",
+    "and",
+    "or",
+    "xor",
+    "lshift",
+    "rshift",
+    "divmod",
+)
+for _name in (
+    *_ARITHMETIC, *(f"r{name}" for name in _ARITHMETIC), "eq", "ne", "lt", "le", "gt", "ge", "hash", "bool", "int", "float",
+    "complex", "index", "neg", "pos", "abs", "invert", "round", "repr", "str", "format", "copy", "deepcopy", "reduce_ex",
+):  # fmt: skip
+    setattr(NumpyInt, f"__{_name}__", _looks(f"__{_name}__"))
+
+_COMPUTED: dict[Any, Callable[[Any, Any], Any]] = {
+    operator.add: operator.add, operator.sub: operator.sub, operator.mul: operator.mul,
+    operator.iadd: operator.add, operator.isub: operator.sub, operator.imul: operator.mul,
+}  # fmt: skip
+_DIVIDED: dict[Any, Callable[[Any, Any], Any]] = {
+    operator.floordiv: operator.floordiv, operator.mod: operator.mod,
+    operator.ifloordiv: operator.floordiv, operator.imod: operator.mod,
+}  # fmt: skip
+_COMPARED = frozenset({operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge})
+_MOST = 1 << 62  # of a plain number; beyond 64 bits NumPy raises, or wraps around
+
+
+def operate(fn: Any, left: Any, right: Any) -> Any:
+    """`fn(left, right)` of which one is a `numpy.int64`, and one symbolic; NotImplemented where it needs plain numbers."""
+    a, b = _number(left), _number(right)
+    if a is None or b is None:
+        return NotImplemented
+    if fn in _COMPARED:
+        return np.bool_(fn(a, b))
+    compute = _COMPUTED.get(fn) or (_DIVIDED.get(fn) if type(b) is int and b > 0 else None)
+    return NotImplemented if compute is None else numpy_int(compute(a, b))
+
+
+def _number(value: Any) -> Any:
+    """What it is as an int; None of other objects, and of ints that are no sizes or do not fit."""
+    number = value.number if type(value) is NumpyInt else int(value) if type(value) is np.int64 else value
+    return number if is_size(number) or (type(number) is int and abs(number) < _MOST) else None
+
+
+def numpy_int(number: Any) -> Any:
+    """`numpy.int64(number)`; NotImplemented where that needs a plain number."""
+    if type(number) is int:
+        return np.int64(number) if abs(number) < _MOST else NotImplemented
+    return NumpyInt(number) if is_size(number) else NotImplemented
+
+
+def _product(values: Any) -> Any:
+    parts = list(values) if type(values) in (list, tuple) or hasattr(values, "numel") else []
+    symbolic = Int in map(type, parts) and all(map(_is_int, parts))
+    return numpy_int(math.prod(parts)) if symbolic else NotImplemented
+
+
+def _is_int(value: Any) -> bool:
+    return type(value) is int or type(value) is Int
+
+
+# NumPy's functions of sizes that give such a number; NotImplemented where they need plain ones.
+FUNCTIONS: dict[Any, Callable[[Any], Any]] = {np.int64: numpy_int, np.prod: _product}
+
+
+def numbers_in(value: Any, depth: int = 4) -> Any:
+    """`value` with symbolic ints in the place of such numbers, as torch takes them."""
+    kind = type(value)
+    if kind is NumpyInt:
+        return value.number
+    if kind is slice:
+        parts = (value.start, value.stop, value.step)
+        return slice(*map(numbers_in, parts)) if NumpyInt in map(type, parts) else value
+    if not depth or kind not in (list, tuple):
+        return value
+    found = [numbers_in(part, depth - 1) for part in value]
+    return value if all(a is b for a, b in zip(found, value)) else kind(found)

@@ -1,0 +1,135 @@
+"""The numbers that programs and torch hold in place of ints and floats that change: `Int` and `Float`, subclasses of
+`torch.SymInt` and `torch.SymFloat` around a `Symbol` (`sym_nodes.py`). Their operators make symbols; what needs the number
+itself pins it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from smelt.shapes.expr import Expr, Size
+from smelt.tracing.symbolic.size_arithmetic import COMPARED
+
+
+def _binary(op: str, plain: Callable[[Any, Any], Any], reflected: bool = False) -> Callable[[Any, Any], Any]:
+    """An operator: symbolic with numbers, on the pinned number with what else may be there."""
+
+    def method(self: Any, other: Any) -> Any:
+        kind = type(other)
+        symbols = self.node.symbols
+        if kind in NUMBERS or kind is int or kind is float or kind is bool:
+            a, b = self.node, symbols.symbol(other)
+            if op in COMPARED:
+                return symbols.asked(op, a, b)
+            return symbols.call(op, b, a) if reflected else symbols.call(op, a, b)
+        if isinstance(other, torch.Tensor) or other is None or kind is str:
+            return NotImplemented
+        return plain(other, self.node.plain()) if reflected else plain(self.node.plain(), other)
+
+    return method
+
+
+def _pinned(function: Callable[..., Any], reflected: bool = False) -> Callable[..., Any]:
+    """A special method that needs the number itself."""
+
+    def method(self: Any, *others: Any) -> Any:
+        if others and isinstance(others[0], torch.Tensor):
+            return NotImplemented
+        value = self.node.plain()
+        return function(plain(others[0]), value) if reflected else function(value, *map(plain, others))
+
+    return method
+
+
+def _truth(number: Any) -> bool:
+    symbols = number.node.symbols
+    return bool(symbols.asked("ne", number.node, symbols.symbol(0)))
+
+
+def _methods() -> dict[str, Any]:
+    """The special methods of a number, all of them: those of torch.SymInt know nothing of pinning."""
+    made: dict[str, Any] = {}
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+        function = getattr(operator, name)
+        made[f"__{name}__"] = _binary(name, function)
+        made[f"__r{name}__"] = _binary(name, function, reflected=True)
+    for name in ("lt", "le", "gt", "ge", "eq", "ne"):
+        made[f"__{name}__"] = _binary(name, getattr(operator, name))
+    for name in ("and_", "or_", "xor", "lshift", "rshift"):
+        made[f"__{name.rstrip('_')}__"] = _pinned(getattr(operator, name))
+        made[f"__r{name.rstrip('_')}__"] = _pinned(getattr(operator, name), reflected=True)
+    for name in ("neg", "abs", "trunc", "floor", "ceil"):
+        made[f"__{name}__"] = lambda self, op=name: self.node.call(op)
+    for name, function in (
+        ("int", int), ("float", float), ("complex", complex), ("hash", hash), ("repr", repr), ("str", str),
+        ("format", format), ("divmod", divmod), ("invert", operator.invert),
+    ):  # fmt: skip
+        made[f"__{name}__"] = _pinned(function)
+    made["__rdivmod__"] = _pinned(divmod, reflected=True)
+    made["__index__"] = _pinned(operator.index)
+    made["__pos__"] = lambda self: self
+    made["__bool__"] = _truth
+    made["__round__"] = lambda self, digits=None: rounded(self, digits)
+    made["__reduce_ex__"] = lambda self, protocol: (type(self.node.value), (self.node.plain(),))
+    made["__copy__"] = lambda self: self
+    made["__deepcopy__"] = lambda self, memo: self
+    return made
+
+
+Int: Any = type("Int", (torch.SymInt,), {**_methods(), "__doc__": "A symbolic int.", "__module__": __name__})
+Float: Any = type(
+    "Float", (torch.SymFloat,), {**_methods(), "__doc__": "A symbolic float.", "__module__": __name__}
+)
+
+NUMBERS: frozenset[type] = frozenset({Int, Float})
+# C++ gives back the base classes around our symbols.
+SYMBOLIC: frozenset[type] = NUMBERS | {torch.SymInt, torch.SymFloat}
+PLAIN_TYPE: dict[type, type] = {Int: int, Float: float, torch.SymInt: int, torch.SymFloat: float}
+
+
+def wrapped(symbol: Any) -> Any:
+    """The number that holds a symbol."""
+    return Int(symbol) if type(symbol.value) is int else Float(symbol)
+
+
+def own(value: Any) -> Any:
+    """What C++ or C code gave, as a number of ours."""
+    return wrapped(value.node) if type(value) in SYMBOLIC and type(value) not in NUMBERS else value
+
+
+def size_of(value: Any) -> Size:
+    """A size that C++ gave, or Python code computed. What is none is pinned."""
+    if type(value) not in SYMBOLIC:
+        number: int = value
+        return number
+    size = value.node.as_size()
+    return plain(value) if size is None else size  # type: ignore[no-any-return]
+
+
+def is_size(value: Any) -> bool:
+    """Whether it is a symbolic size, which data do not decide."""
+    if type(value) is not Int or not isinstance(value.node.size, Expr):
+        return False
+    return not value.node.symbols.known.concerns(value.node.size)
+
+
+def plain(value: Any) -> Any:
+    """The number, pinned; anything else as it is."""
+    return value.node.plain() if type(value) in SYMBOLIC else value
+
+
+def hint(value: Any) -> Any:
+    """The number in this call, not pinned: only its type may be looked at."""
+    return value.node.value if type(value) in SYMBOLIC else value
+
+
+def rounded(value: Any, digits: int | None = None) -> Any:
+    """`round(value, digits)`."""
+    symbols = value.node.symbols
+    if digits is None:
+        return symbols.call("round", value.node)
+    return symbols.call("round_to", value.node, symbols.symbol(plain(digits)))

@@ -1,0 +1,213 @@
+"""What an operator returns for fakes with symbolic sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from math import prod
+from typing import Any
+
+import torch
+
+from smelt.errors import NeedsFixedSize, Unsupported
+from smelt.graph.ir import TensorSpec
+from smelt.graph.operator_effects import DeclaredResult, Effects
+from smelt.graph.pytree import leaves
+from smelt.graph.sample_sizes import hinted
+from smelt.ops.dependent_sizes import joined, lists_of_sizes, required, with_found_out
+from smelt.ops.symbolic_results import accepts, culprits, required_sizes, results
+from smelt.reasons import (
+    DATA_DEPENDENT,
+    DATA_DEPENDENT_SHAPE,
+    UNSUPPORTED_CALL,
+    UNSUPPORTED_OBJECT,
+    ReasonKind,
+)
+from smelt.shapes.divisibility import divisors_in
+from smelt.shapes.expr import Expr, Size, Sym
+from smelt.torch_private import OpOverload
+from smelt.tracing.composites.symbolic_selects import view_of
+from smelt.tracing.fake.fake_tensor import FakeTensor
+from smelt.tracing.record.call_arguments import Args, Kwargs
+from smelt.tracing.record.recorded_results import SIGNS, Answer, Part, part_spec
+from smelt.tracing.record.trace_inputs import Inputs
+
+_META = torch.device("meta")
+_CPU = torch.device("cpu")
+_MOST = 16  # by how much sizes are divided, to look whether that is enough
+_FARTHEST = 1 << 40  # where a range ends at the latest
+
+
+def spec_of_fake(value: Any) -> TensorSpec | None:
+    """The spec of a fake; None of anything else."""
+    return value.spec if type(value) is FakeTensor else None
+
+
+@dataclass
+class SymbolicCall:
+    """A call whose arguments have `symbols` in their sizes, or are such sizes. Its results are on `device`."""
+
+    inputs: Inputs
+    func: OpOverload
+    info: Effects
+    args: Args
+    kwargs: Kwargs
+    device: torch.device
+    symbols: frozenset[Sym]
+
+    def answer(self) -> Answer:
+        """What it gives. Raises NeedsFixedSize, and Unsupported for what no sizes allow."""
+        if self.info.data_dependent:
+            raise self._unsupported(DATA_DEPENDENT, str(self.func))
+        for kind, func in SIGNS.items():
+            if self.func is func:
+                spec = self.args[0].spec
+                return Answer(None, [Part(kind, spec, self.info.names[0])], spec)
+        tensors = leaves((*self.args, *self.kwargs.values()), torch.Tensor)
+        if len({t.device for t in tensors if t.dim() or t.device != _CPU}) > 1:
+            raise self._refuse("is given tensors on several devices")
+        with hinted({s: self.inputs.hint(s) for s in self.symbols}):
+            found, required = self._results(tensors)
+        declared = self.info.results
+        if not declared:
+            return Answer(None, [Part("none")], None, required)
+        single = len(declared) == 1 and not isinstance(found, tuple)
+        parts = [self._part(r, v, -1) for r, v in zip(declared, [found] if single else found)]
+        if single and isinstance(parts[0], list):
+            return Answer(list, parts[0], tuple(p.spec for p in parts[0]), required)
+        spec = parts[0].spec if single else tuple(map(part_spec, parts))
+        return Answer(None if single else tuple, parts, spec, required)
+
+    def _results(self, tensors: list[torch.Tensor]) -> tuple[Any, list[tuple[Size, int, int]]]:
+        """(specs, and fakes that are given back; sizes, and between which numbers each must be)."""
+        args: Args = tuple(self._stands(self.args))
+        kwargs: Kwargs = self._stands(self.kwargs)
+        if "device" in self.info.names:
+            if kwargs.get("device") is not None or not tensors:
+                kwargs["device"] = _META
+            kwargs.pop("pin_memory", None)
+        if kwargs.get("layout") not in (None, torch.strided):
+            raise self._unsupported(UNSUPPORTED_OBJECT, f"a {kwargs['layout']} tensor")
+        known = view_of(self.func, args, kwargs)
+        if known is not None:
+            return known, []
+        try:
+            found = results(self.func, args, kwargs, self.device, spec_of_fake)
+            return found, required_sizes(self.func, args, kwargs, self.device, spec_of_fake, found)
+        except NotImplementedError as error:
+            if self.info.dynamic_shape:
+                raise self._unsupported(DATA_DEPENDENT_SHAPE, str(self.func)) from error
+            raise self._unsupported(UNSUPPORTED_CALL, f"{self.func} has no shape function") from error
+        except NeedsFixedSize as error:
+            if self.info.dynamic_shape and "meta tensor" in str(error):
+                raise self._unsupported(DATA_DEPENDENT_SHAPE, str(self.func)) from error
+            found, follows = self.symbols, dict[Sym, Size]()
+            if len(found) > 1:
+                hints = {s: self.inputs.hint(s) for s in self.symbols}
+                found = culprits(self.func, args, kwargs, self.device, spec_of_fake, hints) or self.symbols
+                follows = self._follows(args, kwargs, hints)
+            one = joined(follows)
+            follows = {sym: size for sym, size in follows.items() if sym not in one}
+            divisors, ranges = self._divisors(args, kwargs, found), self._ranges(args, kwargs, found)
+            raise NeedsFixedSize(
+                error.reason.detail, found, divisors=divisors, ranges=ranges, alike=one, follows=follows
+            ) from error
+
+    def _follows(self, args: Args, kwargs: Kwargs, hints: dict[Sym, int]) -> dict[Sym, Size]:
+        """What it is enough to require of some of the sizes: what they are, over others."""
+        shapes = [t.spec.shape for t in leaves((args, kwargs), FakeTensor)]
+        lists = list(lists_of_sizes((args, kwargs)))
+        if shapes:
+            lists, hints = with_found_out(shapes[0], lists, hints)
+        found = required(
+            [*shapes, *lists],
+            hints,
+            lambda values: accepts(self.func, args, kwargs, self.device, spec_of_fake, values),
+            hints.keys() - self.symbols,
+        )
+        return {sym: size for sym, size in found.items() if not isinstance(size, int)}
+
+    def _divisors(self, args: Args, kwargs: Kwargs, syms: frozenset[Sym]) -> dict[Sym, int]:
+        """By what those of `syms` are divided of which it is enough to know the remainder: of the numbers among arguments,
+        or of tensors, which may fit for multiples only. Those that nobody divides, and that have changed, may be multiples
+        all the same: where a size is to be found out (`x.view(-1, 2)`), of 2 (`glu`), of what the operator is given
+        (`pixel_unshuffle`)."""
+        shapes = (tensor.spec.shape for tensor in leaves((args, kwargs), FakeTensor))
+        divided = divisors_in(chain(leaves((args, kwargs), Expr), *shapes))
+        tried = [{sym: by for sym, by in divided.items() if sym in syms}]
+        symbols = self.inputs.numbers.symbols
+        changed = [sym for sym in syms if symbols is not None and symbols.has_changed(sym)]
+        if changed:
+            lists = (sizes for sizes in lists_of_sizes((args, kwargs)) if -1 in sizes)
+            known = [prod(n for n in sizes if isinstance(n, int) and n > 1) for sizes in lists]
+            known += sorted({2, *(n for n in leaves((args, kwargs), int) if 1 < n <= _MOST)})
+            tried += [dict.fromkeys(changed, by) for by in known if by > 1]
+        return next((divisors for divisors in tried if self._fit(args, kwargs, divisors)), {})
+
+    def _fit(self, args: Args, kwargs: Kwargs, divisors: dict[Sym, int]) -> bool:
+        """Whether the operator takes all sizes that leave the same as those of this call."""
+        multiples = {sym: sym * by + self.inputs.hint(sym) % by for sym, by in divisors.items()}
+        return bool(divisors) and accepts(self.func, args, kwargs, self.device, spec_of_fake, multiples)
+
+    def _ranges(self, args: Args, kwargs: Kwargs, syms: frozenset[Sym]) -> dict[Sym, tuple[int, int]]:
+        """In which range those of `syms` are of which it is enough to know that: the trace has come to depend on it, but too
+        late for what is the same there alone, as `s % 512` and `s`."""
+        symbols = self.inputs.numbers.symbols
+        known = {} if symbols is None else {sym: symbols.bounds(sym) for sym in syms}
+        ranges = {sym: ends for sym, ends in known.items() if ends[1] < min(sym.hi, _FARTHEST)}
+        narrower = {sym: Sym(sym.name, *ends) for sym, ends in ranges.items()}
+        fits = ranges and accepts(self.func, args, kwargs, self.device, spec_of_fake, narrower)
+        return ranges if fits else {}
+
+    def _stands(self, value: Any) -> Any:
+        """The arguments, with fakes in the place of real tensors but those of single numbers."""
+        if isinstance(value, (list, tuple)):
+            return [self._stands(v) for v in value]
+        if isinstance(value, dict):
+            return {k: self._stands(v) for k, v in value.items()}
+        if isinstance(value, torch.Tensor) and type(value) is not FakeTensor:
+            return value if value.dim() == 0 and value.device == _CPU else self.inputs.stand_in(value)
+        return value
+
+    def _part(self, result: DeclaredResult, item: Any, index: int) -> Any:
+        """How to make what fits a result, or element `index` of one: a spec, or a fake that is given back."""
+        if item is None:
+            return Part("none")
+        source = self.info.argument(result.arg, self.args, self.kwargs) if result.arg else None
+        if result.kind == "same":
+            if index < 0 and isinstance(source, (list, tuple)):
+                return [self._part(result, v, i) for i, v in enumerate(source)]
+            fake: Any = source[index] if isinstance(source, (list, tuple)) else source
+            return Part("same", fake.spec, result.arg, index)
+        if isinstance(item, (list, tuple)):
+            return [self._part(result, v, i) for i, v in enumerate(item)]
+        if type(item) is FakeTensor:
+            return Part("same", item.spec, *self._place(item))
+        if isinstance(item, (int, Expr)) and not isinstance(item, bool):
+            return Part("number", size=item)
+        if not isinstance(item, TensorSpec):
+            raise self._refuse("gives a number")
+        if result.kind != "view":
+            return Part("fresh", item)
+        if type(source) is not FakeTensor or not (
+            source.dtype == item.dtype or source.dtype.is_complex != item.dtype.is_complex
+        ):
+            raise self._refuse("looks at memory in another way")
+        return Part("view", item, result.arg)
+
+    def _place(self, given: FakeTensor) -> tuple[str, int]:
+        """Where among the arguments one is: the name, and which element of a list."""
+        for name in self.info.names:
+            value = self.info.argument(name, self.args, self.kwargs)
+            for i, element in enumerate(value if isinstance(value, (list, tuple)) else ()):
+                if element is given:
+                    return name, i
+            if value is given:
+                return name, -1
+        raise self._refuse("gives a tensor back that it was not given")
+
+    def _refuse(self, what: str) -> NeedsFixedSize:
+        return NeedsFixedSize(f"{self.func} {what}", self.symbols)
+
+    def _unsupported(self, kind: ReasonKind, detail: str) -> Unsupported:
+        return self.inputs.call.unsupported(kind, detail)

@@ -1,0 +1,82 @@
+"""What two runs of one graph must not share: memory that they write, and the states of random generators."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+
+from smelt.graph.ir import Graph, TensorSpec
+from smelt.graph.operator_effects import effects
+from smelt.graph.pytree import leaves
+from smelt.torch_private import OpOverload
+
+States = tuple[torch.Tensor, ...]
+
+
+def written(graph: Graph) -> frozenset[int]:
+    """The inputs that a functional aten graph writes."""
+    targets = {
+        effects(node.target).argument(name, node.args, node.kwargs)
+        for node in graph
+        if isinstance(node.target, OpOverload)
+        for name in effects(node.target).writes
+    }
+    return frozenset(i for i, p in enumerate(graph.placeholders) if p in targets)
+
+
+def twins(inputs: Sequence[Any], apart: Collection[int]) -> tuple[Any, ...]:
+    """The inputs, those at the positions `apart` in memory of their own: laid out as they are, and those that share memory
+    share it again."""
+    copies: dict[int, torch.UntypedStorage] = {}
+    tensors = [inputs[i] for i in apart if isinstance(inputs[i], torch.Tensor)]
+    shared = {_memory(t) for t in tensors if _is_plain(t)}
+
+    def twin(i: int, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if not _is_plain(value):
+            return value.detach().clone() if i in apart else value
+        memory = _memory(value)
+        if memory not in shared:
+            return value
+        storage = copies.get(memory)
+        if storage is None:
+            storage = copies[memory] = value.untyped_storage().clone()
+        made = torch.empty(0, dtype=value.dtype, device=value.device)
+        return made.set_(storage, value.storage_offset(), value.size(), value.stride())
+
+    with torch.no_grad():
+        return tuple([twin(i, value) for i, value in enumerate(inputs)])
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+class Generators:
+    """The generators that a graph may draw from: those of its devices, and those that its calls are given."""
+
+    def __init__(self, graph: Graph) -> None:
+        specs = [s for node in graph for s in leaves(node.spec, TensorSpec)]
+        gpus = sorted({s.device.index or 0 for s in specs if s.device.type == "cuda"})
+        given = [g for node in graph for g in leaves((node.args, node.kwargs), torch.Generator)]
+        self._all = [
+            torch.default_generator,
+            *(torch.cuda.default_generators[i] for i in gpus),
+            *{id(g): g for g in given}.values(),
+        ]
+
+    def states(self) -> States:
+        """As they are now."""
+        return tuple([g.get_state() for g in self._all])
+
+    def restore(self, states: States) -> None:
+        """Makes them what they were."""
+        for generator, state in zip(self._all, states, strict=True):
+            generator.set_state(state)
