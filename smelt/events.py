@@ -17,16 +17,16 @@ EventKind = Literal[
     "backend-end",        # seconds
     "stage",              # seconds; the event's name is that of the stage
     "partition",          # a joint graph was cut. seconds; saved: number of values kept for the backward; joint, parts: the
-                          # tracing.joint.Joint and the autograd.partition.Partition
-    "graph-code",         # a graph is to run as Python. function: graph.graph_function.GraphFunction
+                          # tracing.backward.joint.Joint and the autograd.partition.Partition
+    "graph-code",         # a graph is to run as Python. function: graph.graph_callable.GraphFunction
     "schedule",           # a graph is about to become code. graph: graph.ir.Graph; schedule: schedule.schedule.Schedule
     "plan",               # kernels: number of distinct ones; externs: names of the ATen operators that it calls; plan: the
                           # plan.steps.Plan, whose sizes may have symbols
     "backward-start",     # the first gradient has arrived. joint
     "backward-compiled",  # seconds; undefined: number of tangents that autograd did not define; joint
-    "entry-installed",    # seconds, guards, inputs: numbers of them; entry: capture.driver.entries.Entry; origins:
-                          # guards.origin.Origin of each input; function: what it is an entry of
-    "recompile",          # an entry refused the call. entry: its number; failure: guards.explain.Failure
+    "entry-installed",    # seconds, guards, inputs: numbers of them; entry: capture.driver.cache_entries.Entry; sources:
+                          # guards.source.Source of each input; function: what it is an entry of
+    "recompile",          # an entry refused the call. entry: its number; failure: guards.guard_failures.Failure
     "graph-break",        # reason: smelt.reasons.Reason
     "no-joint-graph",     # reason: why autograd runs the graph operator by operator
     "other-sizes",        # data decided sizes that a graph is not for: the original function runs

@@ -20,7 +20,7 @@ export interface Phase {
 }
 export interface Guard {
   text: string;
-  origin?: string | null;
+  source?: string | null;
   line?: Line | null;
 }
 export interface Entry {

@@ -11,32 +11,32 @@ import torch
 from smelt.guards.guard import Guard, TensorFacts
 from smelt.guards.guard_evaluation import same_leaf, tensor_facts
 from smelt.guards.read_source import Missing, Reader
-from smelt.guards.source import Origin
+from smelt.guards.source import Source
 
-Path = tuple[object, ...]  # `Origin.path`
+Path = tuple[object, ...]  # `Source.path`
 _HOLD_NUMBERS = (int, float, tuple, torch.Size)
 
 
 def changed_numbers(guards: Iterable[Guard], slots: Sequence[object]) -> set[Path]:
-    """Paths of the origins that must hold a certain int or float, but hold another one of the same type."""
+    """Paths of the sources that must hold a certain int or float, but hold another one of the same type."""
     read = Reader(slots)
     found = set()
     for guard in guards:
-        if guard.kind == "eq" and type(guard.value) in _HOLD_NUMBERS and guard.origin is not None:
+        if guard.kind == "eq" and type(guard.value) in _HOLD_NUMBERS and guard.source is not None:
             try:
-                now = read(guard.origin)
+                now = read(guard.source)
             except Missing:
                 continue
-            found |= _changed(guard.origin, guard.value, now)
+            found |= _changed(guard.source, guard.value, now)
     return found
 
 
-def _changed(origin: Origin, then: Any, now: Any) -> set[Path]:
+def _changed(source: Source, then: Any, now: Any) -> set[Path]:
     if type(now) is not type(then):
         return set()
     if type(then) in (tuple, torch.Size) and len(then) == len(now):
-        return {p for i, (a, b) in enumerate(zip(then, now)) for p in _changed(origin.child("item", i), a, b)}
-    return {origin.path} if type(then) in (int, float) and not same_leaf(then, now) else set()
+        return {p for i, (a, b) in enumerate(zip(then, now)) for p in _changed(source.child("item", i), a, b)}
+    return {source.path} if type(then) in (int, float) and not same_leaf(then, now) else set()
 
 
 def changed_sizes(
@@ -48,31 +48,31 @@ def changed_sizes(
     read = Reader(slots)
     found: set[tuple[Path, int]] = set()
     for guard in guards:
-        if guard.kind != "tensor" or guard.origin is None:
+        if guard.kind != "tensor" or guard.source is None:
             continue
         try:
-            now = read(guard.origin)
+            now = read(guard.source)
         except Missing:
             continue
         if issubclass(type(now), torch.Tensor):
-            found |= _changed_sizes(guard.origin, guard.value, tensor_facts(now))
+            found |= _changed_sizes(guard.source, guard.value, tensor_facts(now))
     return {(path, seen.get(path, size)) for path, size in found}
 
 
-def size_origin(tensor: Origin, dim: int) -> Origin:
+def size_source(tensor: Source, dim: int) -> Source:
     """Where the size of a tensor along a dimension is found."""
     return tensor.child("member", "shape").child("item", dim)
 
 
-def stride_origin(tensor: Origin, dim: int) -> Origin:
+def stride_source(tensor: Source, dim: int) -> Source:
     """Where the stride of a tensor along a dimension is found."""
     return tensor.child("member", "stride").child("call", None).child("item", dim)
 
 
-def _changed_sizes(tensor: Origin, then: TensorFacts, now: TensorFacts) -> set[tuple[Path, int]]:
+def _changed_sizes(tensor: Source, then: TensorFacts, now: TensorFacts) -> set[tuple[Path, int]]:
     if len(then.shape) != len(now.shape) or then.dtype is not now.dtype or then.type is not now.type:
         return set()
-    both = ((size_origin, then.shape, now.shape), (stride_origin, then.stride, now.stride))
+    both = ((size_source, then.shape, now.shape), (stride_source, then.stride, now.stride))
     return {
         (at(tensor, d).path, a) for at, old, new in both for d, (a, b) in enumerate(zip(old, new)) if a != b
     }

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from smelt.graph.ir import Line
-from smelt.guards.source import Origin
+from smelt.guards.source import Source
 from smelt.guards.weak_identity import held, weakly, weakly_if_identity
 
 GuardKind = Literal[
@@ -19,7 +19,7 @@ GuardKind = Literal[
     "id",           # x is value (kept alive by weakref where possible, else strongly)
     "eq",           # same type, x == value (NaN equals itself; -0.0 is not 0.0; sets in order); leaf constants
     "number",       # type(x) is value (int or float); an int fits 64 bits
-    "expression",   # value[0], a graph.numbers.Expression over origins, gives value[1]: True, False, or of that type
+    "expression",   # value[0], a graph.numbers.Expression over sources, gives value[1]: True, False, or of that type
     "tensor",       # x is a tensor with exactly `value`: guards.guard.TensorFacts
     "len",          # len(x) == value (list, tuple, dict, set, deque)
     "keys",         # tuple(x) == value: the keys of a dictionary, the elements of a set, in order
@@ -33,10 +33,10 @@ GuardKind = Literal[
     "function",     # x.__code__ is value[0], x.__defaults__ is value[1], x.__kwdefaults__ is value[2]
     "plain_leaf",   # tensor x is a leaf of autograd's graph, and no hook sees the gradients that arrive at it
     "how_written",  # _native.how_written(x) == value: what autograd says to a write of tensor x
-    "alias",        # x is the object at origin value
-    "distinct",     # origins value: all pairwise different objects (x is ignored; origin is the first of them)
-    "no_overlap",   # tensors at origins value do not share storage (only needed when one of them is mutated)
-    "global_state", # guards.global_state.snapshot() == value (grad mode, autocast, default dtype, ...); origin None
+    "alias",        # x is the object at source value
+    "distinct",     # sources value: all pairwise different objects (x is ignored; source is the first of them)
+    "no_overlap",   # tensors at sources value do not share storage (only needed when one of them is mutated)
+    "global_state", # guards.global_state.snapshot() == value (grad mode, autocast, default dtype, ...); source None
 ]  # fmt: skip
 
 
@@ -121,10 +121,10 @@ def _listed(numbers: tuple[int, ...], other: Callable[[int], str]) -> str:
 
 @dataclass(frozen=True)
 class Guard:
-    """The fact `kind` about the object at `origin`. What `value` is follows from the kind (see `GuardKind`)."""
+    """The fact `kind` about the object at `source`. What `value` is follows from the kind (see `GuardKind`)."""
 
     kind: GuardKind
-    origin: Origin | None
+    source: Source | None
     _value: Any
     line: Line | None = None  # the user's line that made it necessary
 

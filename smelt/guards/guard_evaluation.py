@@ -17,7 +17,7 @@ from smelt._native import isinstance
 from smelt.guards import global_state
 from smelt.guards.guard import Guard, TensorFacts
 from smelt.guards.read_source import FAILURES, HOOKS, MODULE_DICTS, Missing, Reader, instance_dict
-from smelt.guards.source import Origin
+from smelt.guards.source import Source
 from smelt.shapes import number_expr
 from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
 from smelt.tracing.fake.fake_tensor import is_dual
@@ -137,22 +137,22 @@ CHECKS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def expression_holds(
-    expression: number_expr.Expression, expected: Any, read: Callable[[Origin], Any]
+    expression: number_expr.Expression, expected: Any, read: Callable[[Source], Any]
 ) -> bool:
-    """Whether it gives what a guard expects; `read` gives the number at an origin. Raises `FAILURES`."""
+    """Whether it gives what a guard expects; `read` gives the number at a source. Raises `FAILURES`."""
 
-    def number(origin: Origin) -> Any:
-        x = read(origin)
+    def number(source: Source) -> Any:
+        x = read(source)
         if type(x) not in (int, float, bool):  # arithmetic on others could run user code
-            raise Missing(f"{origin.source} is no number")
+            raise Missing(f"{source.source} is no number")
         return x
 
     found = number_expr.evaluate(expression, number)
     return type(found) is expected if isinstance(expected, type) else found is expected
 
 
-def holds(guard: Guard, read: Callable[[Origin], Any]) -> bool:
-    """Whether `guard` holds; `read` gives the object at an origin (`Reader`)."""
+def holds(guard: Guard, read: Callable[[Source], Any]) -> bool:
+    """Whether `guard` holds; `read` gives the object at a source (`Reader`)."""
     try:
         if guard.kind == "global_state":
             return bool(global_state.snapshot() == guard.value)
@@ -165,8 +165,8 @@ def holds(guard: Guard, read: Callable[[Origin], Any]) -> bool:
         if guard.kind == "expression":
             expression, expected = guard.value
             return expression_holds(expression, expected, read)
-        assert guard.origin is not None
-        x = read(guard.origin)
+        assert guard.source is not None
+        x = read(guard.source)
         return x is read(guard.value) if guard.kind == "alias" else CHECKS[guard.kind](x, guard.value)
     except FAILURES:
         return False

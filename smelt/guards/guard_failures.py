@@ -15,7 +15,7 @@ from smelt.guards.guard import Guard, TensorFacts, shape_text, stride_text
 from smelt.guards.guard_evaluation import first_failing, keys_of, length_of, storage_of, tensor_facts
 from smelt.guards.guard_printer import format_guard
 from smelt.guards.read_source import HOOKS, Missing, Reader, instance_dict
-from smelt.guards.source import Origin, key_text
+from smelt.guards.source import Source, key_text
 from smelt.guards.weak_identity import GONE
 from smelt.shapes import number_expr
 
@@ -48,32 +48,32 @@ def explain_guard(guard: Guard, slots: Sequence[object]) -> Failure:
     several = _SEVERAL.get(guard.kind)
     if several is not None:
         return several(guard, read)
-    if guard.origin is None:
+    if guard.source is None:
         return Failure(guard, format_guard(guard), "this to hold", "that it does not")
     try:
-        x = read(guard.origin)
+        x = read(guard.source)
     except Missing:
-        return Failure(guard, guard.origin.source, format_guard(guard), "nothing there")
+        return Failure(guard, guard.source.source, format_guard(guard), "nothing there")
     if guard.value is GONE:
-        return Failure(guard, guard.origin.source, "an object that is gone", _short(x))
+        return Failure(guard, guard.source.source, "an object that is gone", _short(x))
     suffix, expected, found = _DETAILS.get(guard.kind, _other)(x, guard)
-    return Failure(guard, guard.origin.source + suffix, expected, found)
+    return Failure(guard, guard.source.source + suffix, expected, found)
 
 
 def _alias(guard: Guard, read: Reader) -> Failure:
-    assert guard.origin is not None
-    return Failure(guard, guard.origin.source, f"the same object as {guard.value.source}", "another")
+    assert guard.source is not None
+    return Failure(guard, guard.source.source, f"the same object as {guard.value.source}", "another")
 
 
 def _colliding(guard: Guard, read: Reader, what: Callable[[Any], int], expected: str, found: str) -> Failure:
-    """The failure of a guard that `what` differs for all its origins. It names the first two for which it is the same; all
+    """The failure of a guard that `what` differs for all its sources. It names the first two for which it is the same; all
     of them if an object is missing."""
-    seen: dict[int, Origin] = {}
+    seen: dict[int, Source] = {}
     try:
-        for origin in guard.value:
-            first = seen.setdefault(what(read(origin)), origin)
-            if first is not origin:
-                return Failure(guard, f"{first.source} and {origin.source}", expected, found)
+        for source in guard.value:
+            first = seen.setdefault(what(read(source)), source)
+            if first is not source:
+                return Failure(guard, f"{first.source} and {source.source}", expected, found)
     except (Missing, AttributeError, RuntimeError):
         pass
     return Failure(guard, format_guard(guard), expected, found)
@@ -81,11 +81,11 @@ def _colliding(guard: Guard, read: Reader, what: Callable[[Any], int], expected:
 
 def _expression(guard: Guard, read: Reader) -> Failure:
     found = []
-    for origin in number_expr.leaves(guard.value[0]):
+    for source in number_expr.leaves(guard.value[0]):
         try:
-            found.append(f"{origin.source} = {_short(read(origin))}")
+            found.append(f"{source.source} = {_short(read(source))}")
         except Missing:
-            found.append(f"no {origin.source}")
+            found.append(f"no {source.source}")
     return Failure(guard, format_guard(guard), "this to hold", ", ".join(found))
 
 

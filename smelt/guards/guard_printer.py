@@ -11,7 +11,7 @@ import torch
 from smelt._native import isinstance
 from smelt.guards import global_state
 from smelt.guards.guard import Guard, TensorFacts, shape_text, stride_text
-from smelt.guards.source import Origin, key_text
+from smelt.guards.source import Source, key_text
 from smelt.guards.weak_identity import GONE
 from smelt.shapes import number_expr
 
@@ -39,12 +39,12 @@ def _tensor_text(x: str, f: TensorFacts) -> str:
     return f"is_tensor({x}, {f.dtype}, shape={shape}, device={str(f.device)!r}{extra}{kind})"
 
 
-def _sources(origins: Iterable[Origin]) -> str:
-    return ", ".join(o.source for o in origins)
+def _sources(sources: Iterable[Source]) -> str:
+    return ", ".join(o.source for o in sources)
 
 
 def _expression_text(x: str, value: tuple[number_expr.Expression, Any]) -> str:
-    text = number_expr.text(value[0], lambda origin: str(origin.source))
+    text = number_expr.text(value[0], lambda source: str(source.source))
     if isinstance(value[1], type):
         return f"type({text}) is {value[1].__name__}"
     bare = text[1:-1] if text.startswith("(") else text
@@ -80,7 +80,7 @@ TEXTS: dict[str, Callable[[str, Any], str]] = {
 
 def format_guard(guard: Guard) -> str:
     """One guard as an expression a person can read."""
-    return TEXTS[guard.kind]("" if guard.origin is None else guard.origin.source, guard.value)
+    return TEXTS[guard.kind]("" if guard.source is None else guard.source.source, guard.value)
 
 
 def format_guards(guards: Iterable[Guard]) -> str:

@@ -13,7 +13,7 @@ import torch
 from smelt.guards.guard import ANY, Guard, TensorFacts, size_fits
 from smelt.guards.guard_evaluation import CHECKS, expression_holds, same_leaf
 from smelt.guards.read_source import FAILURES, Missing
-from smelt.guards.source import Origin
+from smelt.guards.source import Source
 from smelt.shapes.number_expr import Expression
 
 Path = tuple[object, ...]
@@ -27,12 +27,12 @@ def covers(wide: Iterable[Guard], narrow: Iterable[Guard]) -> bool:
 
 
 class _Known:
-    """What some guards say, by the paths of origins."""
+    """What some guards say, by the paths of sources."""
 
     def __init__(self, guards: Iterable[Guard]) -> None:
         self._values: defaultdict[tuple[str, Path], list[Any]] = defaultdict(list)
         for guard in guards:
-            self._values[guard.kind, _path(guard.origin)].append(guard.value)
+            self._values[guard.kind, _path(guard.source)].append(guard.value)
         self._expressions = {
             _expression_key(*value)
             for (kind, _), values in self._values.items()
@@ -42,13 +42,13 @@ class _Known:
 
     def implies(self, guard: Guard) -> bool:
         """Whether `guard` follows."""
-        known = self._values.get((guard.kind, _path(guard.origin)), ())
+        known = self._values.get((guard.kind, _path(guard.source)), ())
         if guard.kind == "tensor":
             return any(_allow(guard.value, facts) for facts in known)
         if guard.kind == "expression":
             return _expression_key(*guard.value) in self._expressions or self._holds(*guard.value)
-        if guard.kind == "number" and guard.origin is not None and not known:
-            return any(CHECKS["number"](value, guard.value) for value in self._at("eq", guard.origin))
+        if guard.kind == "number" and guard.source is not None and not known:
+            return any(CHECKS["number"](value, guard.value) for value in self._at("eq", guard.source))
         return any(_same(value, guard.value) for value in known)
 
     def _holds(self, expression: Expression, expected: Any) -> bool:
@@ -57,23 +57,23 @@ class _Known:
         except FAILURES:
             return False
 
-    def _number(self, origin: Origin) -> Any:
+    def _number(self, source: Source) -> Any:
         """The number that is always found there."""
-        shape = origin.base
-        found = self._at("eq", origin)
-        if origin.kind == "item" and shape is not None and shape.base is not None and shape.key == "shape":
-            sizes = [facts.shape[origin.key] for facts in self._at("tensor", shape.base)]
+        shape = source.base
+        found = self._at("eq", source)
+        if source.kind == "item" and shape is not None and shape.base is not None and shape.key == "shape":
+            sizes = [facts.shape[source.key] for facts in self._at("tensor", shape.base)]
             found = [n for n in sizes if n >= 0]
         if not found:
-            raise Missing(f"no number is known of {origin.source}")
+            raise Missing(f"no number is known of {source.source}")
         return found[0]
 
-    def _at(self, kind: str, origin: Origin) -> list[Any]:
-        return self._values.get((kind, origin.path), [])
+    def _at(self, kind: str, source: Source) -> list[Any]:
+        return self._values.get((kind, source.path), [])
 
 
-def _path(origin: Origin | None) -> Path:
-    return () if origin is None else origin.path
+def _path(source: Source | None) -> Path:
+    return () if source is None else source.path
 
 
 def _expression_key(expression: Expression, expected: Any) -> tuple[Any, ...]:
@@ -109,7 +109,7 @@ def _same(a: Any, b: Any) -> bool:
     """Whether the values of two guards of one kind say the same. Runs no code of the user's."""
     if a is b:
         return True
-    if type(a) is Origin and type(b) is Origin:
+    if type(a) is Source and type(b) is Source:
         return a.path == b.path
     if type(a) is tuple and type(b) is tuple:
         return len(a) == len(b) and all(map(_same, a, b))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from smelt._native import isinstance
 from smelt.guards.guard import Guard
-from smelt.guards.source import Origin
+from smelt.guards.source import Source
 from smelt.guards.weak_identity import Weakly, weakly
 
 
@@ -26,21 +26,21 @@ class Lifetimes:
     these objects, with classes, their bases and their functions.
     """
 
-    brought: Mapping[int, Origin]
+    brought: Mapping[int, Source]
     kept: tuple[object, ...]
 
 
 def lifetimes_of(guards: Iterable[Guard]) -> Lifetimes:
     """What calls keep alive that `guards` accept."""
-    places: dict[int, Origin] = {}
+    places: dict[int, Source] = {}
     kept: dict[int, object] = {}
     for guard in guards:
-        if guard.kind not in ("id", "type") or guard.origin is None:
+        if guard.kind not in ("id", "type") or guard.source is None:
             continue
-        root, value = guard.origin.root, guard.value
+        root, value = guard.source.root, guard.value
         is_there = root.kind == "arg" or (root.kind == "const" and id(root.known) in kept)
         if is_there and id(value) not in places and type(weakly(value)) is Weakly and not stays(value):
-            places[id(value)] = guard.origin if guard.kind == "id" else guard.origin.child("type", None)
+            places[id(value)] = guard.source if guard.kind == "id" else guard.source.child("type", None)
             _keep(value, kept)
     return Lifetimes(places, tuple(kept.values()))
 

@@ -1,8 +1,8 @@
-"""What stands at an origin, read in Python: the reference that the native accessors must agree with.
+"""What stands at a source, read in Python: the reference that the native accessors must agree with.
 
-`ACCESSORS` has one row for each kind of origin that guards read and that is not a root. No row runs user code: attributes
+`ACCESSORS` has one row for each kind of source that guards read and that is not a root. No row runs user code: attributes
 are read from instance dictionaries and through descriptors of C. An accessor that finds nothing raises `Missing`, and every
-guard on an origin below fails.
+guard on a source below fails.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from smelt.guards.iterator_state import PARTS, item_ahead
-from smelt.guards.source import Origin
+from smelt.guards.source import Source
 from smelt.torch_private import (
     DisableTorchDispatch,
     DisableTorchFunction,
@@ -27,7 +27,7 @@ MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 
 
 class Missing(LookupError):
-    """There is no object at an origin."""
+    """There is no object at a source."""
 
 
 def instance_dict(owner: object) -> Any:
@@ -120,23 +120,23 @@ FAILURES = (Missing, AttributeError, LookupError, TypeError, ValueError, Arithme
 
 
 class Reader:
-    """Reads the objects at origins, for one call with these argument slots; each origin is read once."""
+    """Reads the objects at sources, for one call with these argument slots; each source is read once."""
 
     def __init__(self, slots: Sequence[object]) -> None:
         self.slots = slots
-        self._seen: dict[Origin, Any] = {}
+        self._seen: dict[Source, Any] = {}
 
-    def __call__(self, origin: Origin) -> Any:
-        """The object now at `origin`. Raises Missing."""
-        found = self._seen.get(origin, _ABSENT)
+    def __call__(self, source: Source) -> Any:
+        """The object now at `source`. Raises Missing."""
+        found = self._seen.get(source, _ABSENT)
         if found is _ABSENT:
-            found = self._seen[origin] = self._read(origin)
+            found = self._seen[source] = self._read(source)
         return found
 
-    def _read(self, origin: Origin) -> Any:
-        if origin.base is None:
-            return self.slots[origin.index] if origin.kind == "arg" else origin.known
+    def _read(self, source: Source) -> Any:
+        if source.base is None:
+            return self.slots[source.index] if source.kind == "arg" else source.known
         try:
-            return ACCESSORS[origin.kind](self(origin.base), origin.key)
+            return ACCESSORS[source.kind](self(source.base), source.key)
         except FAILURES as e:
-            raise Missing(f"{origin.source}: {e}") from None
+            raise Missing(f"{source.source}: {e}") from None

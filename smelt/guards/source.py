@@ -1,6 +1,6 @@
-"""Origins: where an object that came from outside a captured frame was found.
+"""Sources: where an object that came from outside a captured frame was found.
 
-An origin is an interned, immutable path from a root (an argument slot of the frame, or an object known by identity
+A source is an interned, immutable path from a root (an argument slot of the frame, or an object known by identity
 such as a module's globals) through attribute, item and cell reads. It renders as source that rebuilds the object, as
 an accessor path of the native guard tree, and as a name for people.
 """
@@ -16,7 +16,7 @@ import torch
 from smelt._native import isinstance
 from smelt.guards.weak_identity import Weakly, held, weakly, weakly_if_identity
 
-OriginKind = Literal[
+SourceKind = Literal[
     "arg",        # key: argument name; root. `index` is its slot in the frame's argument slots
     "const",      # root known by identity (globals dict, module, class, function); key: readable name
     "attr",       # base.key found in the instance's __dict__ (guard reads object.__dict__[key], no user code)
@@ -73,15 +73,15 @@ _SOURCES: dict[str, Callable[[str, Any], str]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Origin:
+class Source:
     """Where one object is found. Interned: a capture makes each root once, and `child` all else; compare with `is`."""
 
-    kind: OriginKind
+    kind: SourceKind
     _key: Any
-    base: Origin | None = None
+    base: Source | None = None
     index: int = -1  # kind arg: slot number; kind drawn: which draw
     value: Any = None  # kind const: the object, held weakly if it can be: `known`
-    children: dict[tuple[OriginKind, type, object], Origin] = field(default_factory=dict, repr=False)
+    children: dict[tuple[SourceKind, type, object], Source] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_key", weakly_if_identity(self._key))
@@ -99,21 +99,21 @@ class Origin:
         return held(self.value)
 
     @property
-    def root(self) -> Origin:
+    def root(self) -> Source:
         """Where the path begins."""
         return self if self.base is None else self.base.root
 
-    def child(self, kind: OriginKind, key: Any) -> Origin:
-        """The origin one step further: the same object for the same kind and key. Keys of unequal types differ."""
+    def child(self, kind: SourceKind, key: Any) -> Source:
+        """The source one step further: the same object for the same kind and key. Keys of unequal types differ."""
         k = (kind, type(key), weakly_if_identity(key))
         found = self.children.get(k)
         if found is None:
-            found = self.children[k] = Origin(kind, key, self)
+            found = self.children[k] = Source(kind, key, self)
         return found
 
     @property
     def path(self) -> tuple[object, ...]:
-        """The steps from the root. Two captures make two origins for one place; their paths are equal."""
+        """The steps from the root. Two captures make two sources for one place; their paths are equal."""
         if self.base is None:
             address = self.value.address if type(self.value) is Weakly else id(self.value)
             return (self.kind, address if self.kind == "const" else self.index)
@@ -130,8 +130,8 @@ class Origin:
         return self.source
 
 
-def origin_at(path: tuple[Any, ...], roots: Sequence[Origin]) -> Origin | None:
-    """The origin of this path, from one of these arguments; None where it begins elsewhere."""
+def source_at(path: tuple[Any, ...], roots: Sequence[Source]) -> Source | None:
+    """The source of this path, from one of these arguments; None where it begins elsewhere."""
     found = next((root for root in roots if root.path == path[:2]), None)
     for i in range(2, len(path) if found else 0, 3):
         assert found is not None

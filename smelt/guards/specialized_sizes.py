@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from smelt.guards.guard import Guard
-from smelt.guards.source import Origin
+from smelt.guards.source import Source
 from smelt.shapes import number_expr
 
 STORE = -1
@@ -23,32 +23,32 @@ class SizesRead:
     """The sizes that `guards` read."""
 
     def __init__(self, guards: Iterable[Guard]) -> None:
-        self._tensors = {g.origin for g in guards if g.kind == "tensor" and _has_torchs_shape(g.value.type)}
-        self._words: dict[Origin, int] = {}
-        self._reads: dict[Origin, list[tuple[int, int, int]]] = defaultdict(list)
+        self._tensors = {g.source for g in guards if g.kind == "tensor" and _has_torchs_shape(g.value.type)}
+        self._words: dict[Source, int] = {}
+        self._reads: dict[Source, list[tuple[int, int, int]]] = defaultdict(list)
 
-    def owner(self, origin: Origin) -> Origin | None:
-        """The tensor that the size at `origin` (`changed_numbers.size_origin`) is read of; None for what is no such size."""
-        shape = origin.base
-        if origin.kind != "item" or type(origin.key) is not int or origin.key < 0 or shape is None:
+    def owner(self, source: Source) -> Source | None:
+        """The tensor that the size at `source` (`changed_numbers.size_origin`) is read of; None for what is no such size."""
+        shape = source.base
+        if source.kind != "item" or type(source.key) is not int or source.key < 0 or shape is None:
             return None
         is_shape = shape.kind == "member" and shape.key == "shape"
         return shape.base if is_shape and shape.base in self._tensors else None
 
-    def needed(self, guard: Guard) -> tuple[Origin, ...]:
-        """The origins that must have been read before an expression is computed; for sizes, their tensors."""
+    def needed(self, guard: Guard) -> tuple[Source, ...]:
+        """The sources that must have been read before an expression is computed; for sizes, their tensors."""
         leaves = number_expr.leaves(guard.value[0])
         return tuple(dict.fromkeys(self.owner(leaf) or leaf for leaf in leaves))
 
-    def word(self, origin: Origin) -> int:
+    def word(self, source: Source) -> int:
         """The word of a size."""
-        found = self._words.get(origin)
+        found = self._words.get(source)
         if found is None:
-            found = self._words[origin] = len(self._words)
-            self._note(origin, found, STORE)
+            found = self._words[source] = len(self._words)
+            self._note(source, found, STORE)
         return found
 
-    def add(self, guard: Guard, number: int, position: Callable[[Origin], int]) -> bool:
+    def add(self, guard: Guard, number: int, position: Callable[[Source], int]) -> bool:
         """Takes what an expression reads into the checks of its tensors, before these are asked for with `native`. Whether
         that is all of the guard, which is number `number`: it says that two sizes are equal. `position` says in which order
         tensors are checked."""
@@ -63,18 +63,18 @@ class SizesRead:
         self._note(second, self.word(first), number)
         return True
 
-    def _tensor(self, size: Origin) -> Origin:
+    def _tensor(self, size: Source) -> Source:
         tensor = self.owner(size)
         assert tensor is not None
         return tensor
 
-    def _note(self, origin: Origin, word: int, guard: int) -> None:
-        self._reads[self._tensor(origin)].append((origin.key, word, guard))
+    def _note(self, source: Source, word: int, guard: int) -> None:
+        self._reads[self._tensor(source)].append((source.key, word, guard))
 
     def native(self, guard: Guard) -> Any:
         """The value of a tensor's guard as the native tree takes it: the facts, and where any size of it is read, with
         (dimension, word, guard) for each; it is written to the word, or by `guard` must be what is there."""
-        reads = self._reads.get(guard.origin) if guard.origin is not None else None
+        reads = self._reads.get(guard.source) if guard.source is not None else None
         return (
             (guard.value, tuple(sorted(reads, key=lambda read: read[2] != STORE))) if reads else guard.value
         )

@@ -1,9 +1,9 @@
-"""The layout of the native guard tree: one node for each origin, what is cheap or likely to fail first.
+"""The layout of the native guard tree: one node for each source, what is cheap or likely to fail first.
 
 The tree is a tuple of nodes in depth-first order (parents before children). A node is
 `(parent_index, accessor_kind, accessor_key, checks, collect_index)`: parent -1 for a root, whose key is the slot number
 ("arg") or the object ("const"); checks are `(guard_index, kind, value)`; collect_index is the place of the node's object
-among the objects that the tree hands to the compiled frame, or -1. Guards about several origins hang on the last of their
+among the objects that the tree hands to the compiled frame, or -1. Guards about several sources hang on the last of their
 nodes, where all of them have been read.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from smelt._native import isinstance
 from smelt.guards.guard import Guard, TensorFacts
-from smelt.guards.source import Origin
+from smelt.guards.source import Source
 from smelt.guards.specialized_sizes import SizesRead
 from smelt.shapes import number_expr
 
@@ -71,9 +71,9 @@ class TreeSpec:
 
 @dataclass(eq=False)
 class _Place:
-    """An origin's node while the tree is being laid out."""
+    """A source's node while the tree is being laid out."""
 
-    origin: Origin | None
+    source: Source | None
     guards: list[int] = field(default_factory=list)
     children: list[_Place] = field(default_factory=list)
     collect: int = -1
@@ -95,39 +95,39 @@ def _value_key(value: object) -> Hashable:
 
 def unique(guards: Iterable[Guard]) -> tuple[Guard, ...]:
     """`guards` without repetitions; of equal ones the first stays, with its line. A "type" guard goes where an "id", "eq" or
-    "tensor" guard on the same origin says more."""
+    "tensor" guard on the same source says more."""
     kept: dict[Hashable, Guard] = {}
     for guard in guards:
-        kept.setdefault((guard.kind, guard.origin, _value_key(guard.value)), guard)
-    typed = {g.origin for g in kept.values() if g.kind in ("id", "eq", "tensor")}
-    return tuple(g for g in kept.values() if g.kind != "type" or g.origin not in typed)
+        kept.setdefault((guard.kind, guard.source, _value_key(guard.value)), guard)
+    typed = {g.source for g in kept.values() if g.kind in ("id", "eq", "tensor")}
+    return tuple(g for g in kept.values() if g.kind != "type" or g.source not in typed)
 
 
 class _Layout:
-    """Builds the places of all origins, orders them, and numbers them depth first."""
+    """Builds the places of all sources, orders them, and numbers them depth first."""
 
     def __init__(self, guards: Sequence[Guard]) -> None:
         self.guards = guards
         self.sizes = SizesRead(guards)
-        self.places: dict[Origin, _Place] = {}
+        self.places: dict[Source, _Place] = {}
         self.roots: list[_Place] = []
 
-    def origins(self, guard: Guard) -> tuple[Origin, ...]:
-        """The origins that must have been read before `guard` is checked."""
+    def sources(self, guard: Guard) -> tuple[Source, ...]:
+        """The sources that must have been read before `guard` is checked."""
         if guard.kind == "alias":
-            return guard.origin, guard.value  # type: ignore[return-value]
+            return guard.source, guard.value  # type: ignore[return-value]
         if guard.kind == "expression":
             return self.sizes.needed(guard)
         if guard.kind in _SEVERAL:
             return tuple(guard.value)
-        return () if guard.origin is None else (guard.origin,)
+        return () if guard.source is None else (guard.source,)
 
-    def place(self, origin: Origin) -> _Place:
-        """The node of `origin`; it and the nodes above it are made where they are missing."""
-        found = self.places.get(origin)
+    def place(self, source: Source) -> _Place:
+        """The node of `source`; it and the nodes above it are made where they are missing."""
+        found = self.places.get(source)
         if found is None:
-            found = self.places[origin] = _Place(origin)
-            siblings = self.roots if origin.base is None else self.place(origin.base).children
+            found = self.places[source] = _Place(source)
+            siblings = self.roots if source.base is None else self.place(source.base).children
             siblings.append(found)
         return found
 
@@ -142,21 +142,21 @@ class _Layout:
             stack.extend(reversed(place.children))
         return order
 
-    def index(self, origin: Origin) -> int:
-        """The number of the node at `origin`."""
-        return self.places[origin].index
+    def index(self, source: Source) -> int:
+        """The number of the node at `source`."""
+        return self.places[source].index
 
     def last(self, guard: Guard) -> _Place:
         """Of the places that `guard` needs, the one that is read last."""
-        return max((self.places[o] for o in self.origins(guard)), key=lambda place: place.index)
+        return max((self.places[o] for o in self.sources(guard)), key=lambda place: place.index)
 
     def native_value(self, guard: Guard, at: _Place) -> object:
-        """The value of `guard` as the native check at the node of `at` takes it: other origins become indices of their
+        """The value of `guard` as the native check at the node of `at` takes it: other sources become indices of their
         nodes."""
         if guard.kind == "tensor":
             return self.sizes.native(guard)
         if guard.kind == "alias":
-            a, b = self.index(guard.origin), self.index(guard.value)  # type: ignore[arg-type]
+            a, b = self.index(guard.source), self.index(guard.value)  # type: ignore[arg-type]
             return b if a == at.index else a
         if guard.kind == "expression":
             expression, expected = guard.value
@@ -165,10 +165,10 @@ class _Layout:
             return tuple(map(self.index, guard.value))
         return guard.value
 
-    def _leaf(self, origin: Origin) -> tuple[str, int]:
-        if self.sizes.owner(origin) is not None:
-            return "size", self.sizes.word(origin)
-        return "leaf", self.index(origin)
+    def _leaf(self, source: Source) -> tuple[str, int]:
+        if self.sizes.owner(source) is not None:
+            return "size", self.sizes.word(source)
+        return "leaf", self.index(source)
 
     def sort(self) -> None:
         """Arguments before constants, and among siblings what carries the cheapest check first (stable)."""
@@ -182,33 +182,33 @@ class _Layout:
 
 
 def _root_rank(place: _Place) -> int:
-    assert place.origin is not None
-    return 0 if place.origin.kind == "arg" else 1
+    assert place.source is not None
+    return 0 if place.source.kind == "arg" else 1
 
 
-def _key(origin: Origin) -> object:
-    return origin.index if origin.kind == "arg" else origin.known if origin.kind == "const" else origin.key
+def _key(source: Source) -> object:
+    return source.index if source.kind == "arg" else source.known if source.kind == "const" else source.key
 
 
-def build(guards: Iterable[Guard], collect: Sequence[Origin], kept: Iterable[object] = ()) -> TreeSpec:
-    """The tree that checks `guards`, and collects the objects at the origins `collect`, in that order. It keeps none of
+def build(guards: Iterable[Guard], collect: Sequence[Source], kept: Iterable[object] = ()) -> TreeSpec:
+    """The tree that checks `guards`, and collects the objects at the sources `collect`, in that order. It keeps none of
     `kept` alive: each call that it accepts does."""
     facts = unique(guards)
     layout = _Layout(facts)
     several: list[int] = []
     everywhere: list[int] = []
     for i, guard in enumerate(facts):
-        origins = layout.origins(guard)
-        for origin in origins:
-            layout.place(origin)
-        if not origins:
+        sources = layout.sources(guard)
+        for source in sources:
+            layout.place(source)
+        if not sources:
             everywhere.append(i)
         elif guard.kind in _SEVERAL:
             several.append(i)
         else:
-            layout.places[origins[0]].guards.append(i)
-    for number, origin in enumerate(collect):
-        layout.place(origin).collect = number
+            layout.places[sources[0]].guards.append(i)
+    for number, source in enumerate(collect):
+        layout.place(source).collect = number
     layout.sort()
     if everywhere:
         layout.roots.insert(0, _Place(None, everywhere))
@@ -224,11 +224,11 @@ def build(guards: Iterable[Guard], collect: Sequence[Origin], kept: Iterable[obj
 def _nodes(order: list[_Place], layout: _Layout) -> Iterator[Node]:
     facts = layout.guards
     for place in order:
-        origin = place.origin
-        if origin is None:
+        source = place.source
+        if source is None:
             yield -1, "const", None, tuple((i, facts[i].kind, facts[i].value) for i in place.guards), -1
             continue
         cheapest_first = sorted(place.guards, key=lambda i: RANK[facts[i].kind])
         checks = tuple((i, facts[i].kind, layout.native_value(facts[i], place)) for i in cheapest_first)
-        parent = -1 if origin.base is None else layout.index(origin.base)
-        yield parent, origin.kind, _key(origin), checks, place.collect
+        parent = -1 if source.base is None else layout.index(source.base)
+        yield parent, source.kind, _key(source), checks, place.collect

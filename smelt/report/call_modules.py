@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from smelt.graph.ir import Graph, Node, argument_nodes
-from smelt.guards.source import Origin, key_text
+from smelt.guards.source import Source, key_text
 
-_TABLES = ("_modules", "_parameters", "_buffers")  # steps of an origin that a name in the program leaves out
+_TABLES = ("_modules", "_parameters", "_buffers")  # steps of a source that a name in the program leaves out
 Path = tuple[str, ...]
 
 
-def modules_of(graph: Graph, origins: Sequence[Origin]) -> dict[Node, str]:
+def modules_of(graph: Graph, sources: Sequence[Source]) -> dict[Node, str]:
     """The name of the module of each node, as `named_modules` has it; nodes that are in none are left out.
 
     Args:
         graph: a torch-level graph.
-        origins: where its first placeholders, the tensors, are found.
+        sources: where its first placeholders, the tensors, are found.
     """
-    owners = {p: path for p, o in zip(graph.placeholders, origins) if (path := _module_path(o)) is not None}
+    owners = {p: path for p, o in zip(graph.placeholders, sources) if (path := _module_path(o)) is not None}
     calls = [node for node in graph if node.op.startswith("call")]
     known = [_own(node, owners) for node in calls]
     before: list[Path | None] = []
@@ -54,12 +54,12 @@ def _shared(a: Path, b: Path) -> Path:
     return a[:count]
 
 
-def _module_path(origin: Origin) -> Path | None:
+def _module_path(source: Source) -> Path | None:
     """The path of the module that holds a parameter or buffer; None for what is neither."""
-    if origin.kind != "param" or origin.base is None:
+    if source.kind != "param" or source.base is None:
         return None
     steps: list[str] = []
-    at: Origin | None = origin.base
+    at: Source | None = source.base
     while at is not None and at.base is not None:
         if type(at.key) is not str or at.key not in _TABLES:
             steps.append(key_text(at.key) if type(at.key) is not str else at.key)

@@ -12,7 +12,7 @@ from smelt.autograd.partition import Partition
 from smelt.capture.driver.cache_entries import Entry
 from smelt.graph.ir import Graph
 from smelt.guards.guard_failures import Failure
-from smelt.guards.source import Origin
+from smelt.guards.source import Source
 from smelt.plan.steps import Plan
 from smelt.reasons import Reason
 from smelt.schedule.schedule import Schedule
@@ -86,11 +86,11 @@ class Watch:
     partitions: list[Partition] = field(default_factory=list)
     frame: str = ""
     before: int = 0  # how many graphs were scheduled when the backend began
-    origins: dict[int, tuple[Entry, Sequence[Origin]]] = field(default_factory=dict)  # by id of the entry
+    sources: dict[int, tuple[Entry, Sequence[Source]]] = field(default_factory=dict)  # by id of the entry
 
-    def origins_of(self, entry: Entry) -> Sequence[Origin]:
+    def sources_of(self, entry: Entry) -> Sequence[Source]:
         """Where each input tensor of an entry's graph is found; none for an entry that was there before."""
-        return self.origins.get(id(entry), (entry, ()))[1]
+        return self.sources.get(id(entry), (entry, ()))[1]
 
     def __call__(self, event: events.Event) -> None:
         now = time.perf_counter() - self.began
@@ -123,7 +123,7 @@ class Watch:
 
     def _installed(self, event: events.Event, now: float) -> None:
         entry = event.data["entry"]
-        self.origins[id(entry)] = entry, event.data["origins"]
+        self.sources[id(entry)] = entry, event.data["sources"]
         for scheduled in self.scheduled[self.before :]:
             scheduled.entry = entry
         self.before = len(self.scheduled)

@@ -135,7 +135,7 @@ class _Rows:
     def _modules(self, placed: Placed) -> dict[Node, str]:
         """By torch-level node, and by placeholder of the graph itself: the inputs of an aten or joint graph are the same."""
         torch_graph = placed.entry.traced.torch_graph
-        found = modules_of(torch_graph, self.watch.origins_of(placed.entry))
+        found = modules_of(torch_graph, self.watch.sources_of(placed.entry))
         if placed.level in ("aten", "joint", "forward"):
             given = zip(torch_graph.placeholders, placed.graph.placeholders)
             found |= {own: found[p] for p, own in given if p in found}
@@ -323,8 +323,8 @@ def reason_row(frame: str, reason: Reason, cost: float | None) -> Row:
 
 def guard_row(guard: Guard) -> Row:
     """One guard by the schema of reports."""
-    origin = None if guard.origin is None else guard.origin.source
-    return {"text": format_guard(guard), "kind": guard.kind, "origin": origin, "line": line_row(guard.line)}
+    source = None if guard.source is None else guard.source.source
+    return {"text": format_guard(guard), "kind": guard.kind, "source": source, "line": line_row(guard.line)}
 
 
 def _sizes(entry: Entry) -> Iterator[str]:

@@ -491,7 +491,7 @@ def test_program(name):
     failing = first_failing(frame.guards, slots)
     assert failing is None, f"a guard fails right after capture: {format_guard(failing)}"
     read = Reader(slots)
-    inputs = [read(o) for o in frame.input_origins]
+    inputs = [read(o) for o in frame.input_sources]
     outputs = run(frame.traced.torch_graph, inputs)
     env = {id(f): t for f, t in zip(frame.traced.inputs, inputs)}
     env.update({id(f): t for f, t in zip(frame.traced.outputs, outputs)})
@@ -533,7 +533,7 @@ def test_a_store_into_a_closure_is_an_effect():
     assert n == 0
     (effect,) = frame.effects
     assert isinstance(effect, fx.SetCell) and effect.value == 1
-    assert frame.origin_of(effect.target) is not None
+    assert frame.source_of(effect.target) is not None
 
 
 def test_everything_is_rolled_back_when_capture_fails():

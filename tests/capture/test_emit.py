@@ -15,7 +15,7 @@ from torch import nn
 
 from smelt.capture.emit.effect_replay import Store
 from smelt.errors import Unsupported
-from smelt.guards.source import Origin
+from smelt.guards.source import Source
 from tests.harness.emitted import HandMadeFrame, fake_of_two
 
 
@@ -127,7 +127,7 @@ def test_functions_methods_and_cells() -> None:
         return y + by * factor
 
     frame = HandMadeFrame()
-    frame.origins[id(globals())] = Origin("const", "globals", value=globals())
+    frame.sources[id(globals())] = Source("const", "globals", value=globals())
     f, method, part = frame.run((scaled, frame.obj.get, functools.partial(scaled, 1, by=2)))
     assert torch.equal(f(1), 1 + frame.x * 2 * 3) and f.__name__ == "scaled"
     assert method.__self__ is frame.obj
@@ -164,7 +164,7 @@ def test_deeply_nested_results_do_not_need_the_stack() -> None:
 def test_outside_objects_are_collected() -> None:
     frame = HandMadeFrame()
     cache: list[Any] = []
-    frame.origins[id(cache)] = frame.origins[id(frame.obj)].child("attr", "cache")
+    frame.sources[id(cache)] = frame.sources[id(frame.obj)].child("attr", "cache")
     compiled = frame.emit((fake_of_two(), cache, cache))
     assert "cache = inputs[1]  # L['obj'].cache" in compiled.source and "graph(inputs[:1])" in compiled.source
     assert [o.source for o in compiled.collect] == ["L['x']", "L['obj'].cache"]

@@ -12,7 +12,7 @@ from torch import nn
 from smelt.capture.base.value_kinds import MISSING
 from smelt.capture.emit.effect_replay import stores_of
 from smelt.capture.environment import side_effects as fx
-from smelt.guards.source import Origin
+from smelt.guards.source import Source
 from tests.harness.emitted import HandMadeFrame, fake_of_two
 
 
@@ -44,7 +44,7 @@ class Table(dict):
 def replay(target: Any, *made: fx.Effect, result: Any = None) -> tuple[Any, str]:
     frame = HandMadeFrame()
     frame.obj = target
-    frame.origins[id(target)] = Origin("arg", "obj", index=1)
+    frame.sources[id(target)] = Source("arg", "obj", index=1)
     compiled = frame.emit(result, *stores_of(made))
     return compiled.function(frame.x, target, (frame.x,)), compiled.source
 

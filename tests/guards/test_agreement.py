@@ -18,7 +18,7 @@ from smelt import _native
 from smelt.guards.guard import Guard
 from smelt.guards.guard_evaluation import first_failing, tensor_facts
 from smelt.guards.guard_printer import format_guard
-from smelt.guards.source import Origin
+from smelt.guards.source import Source
 from smelt.guards.tree_layout import build
 
 
@@ -69,29 +69,29 @@ def make(rng: random.Random, depth: int) -> Any:
     return kind(children)
 
 
-def facts(x: Any, origin: Origin) -> Iterator[Guard]:
+def facts(x: Any, source: Source) -> Iterator[Guard]:
     """Everything about `x`."""
     if isinstance(x, torch.Tensor):
-        yield Guard("tensor", origin, tensor_facts(x))
+        yield Guard("tensor", source, tensor_facts(x))
         return
     if any(x is v for v in LEAVES):
-        yield Guard("eq", origin, x)
+        yield Guard("eq", source, x)
         return
-    yield Guard("type", origin, type(x))
+    yield Guard("type", source, type(x))
     if isinstance(x, dict):
-        yield Guard("keys", origin, tuple(x))
-        yield Guard("contains", origin, ("z", False))
-        children = [(origin.child("item", k), v) for k, v in x.items()]
+        yield Guard("keys", source, tuple(x))
+        yield Guard("contains", source, ("z", False))
+        children = [(source.child("item", k), v) for k, v in x.items()]
     elif isinstance(x, (Node, Slots)):
         kind: Any = "attr" if isinstance(x, Node) else "member"
-        children = [(origin.child(kind, n), getattr(x, n)) for n in NAMES if hasattr(x, n)]
+        children = [(source.child(kind, n), getattr(x, n)) for n in NAMES if hasattr(x, n)]
         yield from [
-            Guard("not_in_dict", origin, n) for n in NAMES if not hasattr(x, n) and isinstance(x, Node)
+            Guard("not_in_dict", source, n) for n in NAMES if not hasattr(x, n) and isinstance(x, Node)
         ]
-        yield from [Guard("slot", origin, (n, hasattr(x, n))) for n in NAMES[:2] if isinstance(x, Slots)]
+        yield from [Guard("slot", source, (n, hasattr(x, n))) for n in NAMES[:2] if isinstance(x, Slots)]
     else:
-        yield Guard("len", origin, len(x))
-        children = [(origin.child("item", i), v) for i, v in enumerate(x)]
+        yield Guard("len", source, len(x))
+        children = [(source.child("item", i), v) for i, v in enumerate(x)]
     for child, value in children:
         yield from facts(value, child)
 
@@ -157,7 +157,7 @@ def mutate(rng: random.Random, owner: Any) -> Any:
 def test_tree_and_python_agree(seed: int) -> None:
     rng = random.Random(seed)
     world = [make(rng, 3), make(rng, 3)]
-    guards = [g for i, x in enumerate(world) for g in facts(x, Origin("arg", f"x{i}", index=i))]
+    guards = [g for i, x in enumerate(world) for g in facts(x, Source("arg", f"x{i}", index=i))]
     spec = build(guards, [])
     tree = _native.GuardTree(spec.native)
     assert first_failing(guards, world) is None and tree.check(*world) is not None

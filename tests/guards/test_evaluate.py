@@ -12,7 +12,7 @@ from smelt.guards.guard import Guard
 from smelt.guards.guard_evaluation import first_failing, same_leaf
 from smelt.guards.guard_failures import explain
 from smelt.guards.guard_printer import format_guard, format_guards
-from smelt.guards.source import Origin
+from smelt.guards.source import Source
 from smelt.guards.tree_layout import TreeSpec, build
 from tests.harness.guarded import CHANGES, World
 
@@ -89,7 +89,7 @@ def test_text() -> None:
 )
 def test_leaves(a: Any, b: Any, same: bool) -> None:
     assert same_leaf(a, b) is same
-    x = Origin("arg", "x", index=0)
+    x = Source("arg", "x", index=0)
     tree = _native.GuardTree(build([Guard("eq", x, b)], []).native)
     assert (tree.check(a) is not None) is same
 
@@ -104,7 +104,7 @@ def test_guards_do_not_run_user_code() -> None:
 
         __eq__ = __hash__ = __len__ = None  # type: ignore[assignment]
 
-    x = Origin("arg", "x", index=0)
+    x = Source("arg", "x", index=0)
     guards = [Guard("type", x, Loud), Guard("eq", x.child("attr", "a"), 1), Guard("not_in_dict", x, "b")]
     assert first_failing(guards, [Loud()]) is None
     assert _native.GuardTree(build(guards, []).native).check(Loud()) is not None

@@ -24,7 +24,7 @@ from smelt.guards.global_state import snapshot
 from smelt.guards.guard import Guard
 from smelt.guards.guard_evaluation import first_failing, tensor_facts
 from smelt.guards.guard_printer import format_guard
-from smelt.guards.source import Origin
+from smelt.guards.source import Source
 from smelt.guards.tree_layout import build
 from smelt.report.inspect_entries import entries
 
@@ -89,65 +89,65 @@ class World:
     def guards(self) -> list[Guard]:
         made = [Guard("global_state", None, snapshot())]
         for i, (name, value) in enumerate(zip(self.names, self.slots)):
-            made += facts(value, Origin("arg", name, index=i))
-        namespace = Origin("const", "world.__dict__", value=GLOBALS)
+            made += facts(value, Source("arg", name, index=i))
+        namespace = Source("const", "world.__dict__", value=GLOBALS)
         for name in ("LIMIT", "TABLE", "MODEL"):
             made += facts(GLOBALS[name], namespace.child("item", name))
         made.append(Guard("contains", namespace, ("max", False)))
         for cls in (Layer, Config, nn.Linear):
-            made.append(Guard("type_version", Origin("const", cls.__name__, value=cls), type_version(cls)))
-        net = Origin("arg", "net", index=1)
+            made.append(Guard("type_version", Source("const", cls.__name__, value=cls), type_version(cls)))
+        net = Source("arg", "net", index=1)
         first, second = net.child("param", "0"), net.child("param", "1")
         made.append(Guard("distinct", first, (first, second)))
-        made.append(Guard("eq", Origin("const", "Layer", value=Layer).child("attr", "factor"), Layer.factor))
+        made.append(Guard("eq", Source("const", "Layer", value=Layer).child("attr", "factor"), Layer.factor))
         weights = tuple(m.child("param", "inner").child("param", "weight") for m in (first, second))
         made.append(Guard("no_overlap", weights[0], weights))
-        shared = Origin("arg", "net", index=1).child("attr", "_modules").child("item", "0")
+        shared = Source("arg", "net", index=1).child("attr", "_modules").child("item", "0")
         made.append(Guard("alias", shared, first))
         return made
 
 
-def facts(x: Any, origin: Origin) -> Iterator[Guard]:
+def facts(x: Any, source: Source) -> Iterator[Guard]:
     """Everything about `x`."""
     if isinstance(x, torch.Tensor):
-        yield Guard("tensor", origin, tensor_facts(x))
+        yield Guard("tensor", source, tensor_facts(x))
     elif isinstance(x, types.FunctionType):
-        yield Guard("id", origin, x)
-        yield Guard("function", origin, (x.__code__, x.__defaults__, x.__kwdefaults__))
-        yield Guard("eq", origin.child("kwdefault", "b"), 2)
-        yield from facts(x.__closure__[0].cell_contents, origin.child("cell", 0))  # type: ignore[index]
+        yield Guard("id", source, x)
+        yield Guard("function", source, (x.__code__, x.__defaults__, x.__kwdefaults__))
+        yield Guard("eq", source.child("kwdefault", "b"), 2)
+        yield from facts(x.__closure__[0].cell_contents, source.child("cell", 0))  # type: ignore[index]
     elif isinstance(x, (int, float, str, bool, type(None))):
-        yield Guard("eq", origin, x)
+        yield Guard("eq", source, x)
     elif isinstance(x, (list, tuple, collections.deque)):
-        yield Guard("type", origin, type(x))
-        yield Guard("len", origin, len(x))
+        yield Guard("type", source, type(x))
+        yield Guard("len", source, len(x))
         for i, v in enumerate(x):
-            yield from facts(v, origin.child("item", i))
+            yield from facts(v, source.child("item", i))
     elif isinstance(x, dict):
-        yield Guard("type", origin, type(x))
-        yield Guard("keys", origin, tuple(x))
-        yield Guard("contains", origin, ("z", False))
+        yield Guard("type", source, type(x))
+        yield Guard("keys", source, tuple(x))
+        yield Guard("contains", source, ("z", False))
         for key, v in x.items():
-            yield from facts(v, origin.child("item", key))
+            yield from facts(v, source.child("item", key))
     else:
-        yield from _instance(x, origin)
+        yield from _instance(x, source)
 
 
-def _instance(x: Any, origin: Origin) -> Iterator[Guard]:
-    yield Guard("type", origin, type(x))
-    yield Guard("not_in_dict", origin, "forward")
+def _instance(x: Any, source: Source) -> Iterator[Guard]:
+    yield Guard("type", source, type(x))
+    yield Guard("not_in_dict", source, "forward")
     if not isinstance(x, nn.Module):
         for name, v in sorted(vars(x).items() if not isinstance(x, Inline) else (("a", x.a), ("b", x.b))):
-            yield from facts(v, origin.child("attr", name))
+            yield from facts(v, source.child("attr", name))
         return
-    yield Guard("no_hooks", origin, None)
-    yield Guard("no_attr", origin, "gamma")
-    yield Guard("eq", origin.child("attr", "training"), x.training)
+    yield Guard("no_hooks", source, None)
+    yield Guard("no_attr", source, "gamma")
+    yield Guard("eq", source.child("attr", "training"), x.training)
     for part in (x._parameters, x._buffers, x._modules):
         for name, v in part.items():
-            yield from facts(v, origin.child("param", name))
+            yield from facts(v, source.child("param", name))
     if isinstance(x, Layer):
-        yield from facts(x.config, origin.child("attr", "config"))
+        yield from facts(x.config, source.child("attr", "config"))
 
 
 # ------------------------------------------------------------------------------------------------- changes
@@ -276,11 +276,11 @@ def test_a_tree_that_remembers_agrees_with_one_that_does_not(seed: int) -> None:
 def test_new_objects_where_old_ones_were() -> None:
     """The whole world is dropped and made again, at addresses that were used before."""
     rng, world = random.Random(0), World()
-    kept = [Guard("type", Origin("arg", "net", index=1), nn.Sequential)]
-    net = Origin("arg", "net", index=1)
+    kept = [Guard("type", Source("arg", "net", index=1), nn.Sequential)]
+    net = Source("arg", "net", index=1)
     layer = net.child("param", "0")
     kept.append(Guard("eq", layer.child("attr", "config").child("attr", "size"), 4))
-    kept.append(Guard("eq", Origin("arg", "parts", index=3).child("item", 1).child("attr", "size"), 4))
+    kept.append(Guard("eq", Source("arg", "parts", index=3).child("item", 1).child("attr", "size"), 4))
     tree = _native.GuardTree(build(kept, []).native)
     for step in range(300):
         for _ in range(3):
@@ -300,7 +300,7 @@ def test_cost_does_not_grow_with_what_is_not_read() -> None:
     """An attribute that changes in every call and is not guarded: the tree goes on accepting."""
     world = World()
     guards = world.guards
-    tree = _native.GuardTree(build(guards, [Origin("arg", "x", index=0)]).native)
+    tree = _native.GuardTree(build(guards, [Source("arg", "x", index=0)]).native)
     for i in range(50):
         world.slots[1][0].__dict__["calls"] = i
         GLOBALS["unread"] = i
@@ -349,7 +349,7 @@ IN_PLACE: dict[str, Callable[[Any], Any]] = {
 def test_a_weight_that_changes_in_place_is_noticed(change: Callable[[Any], Any]) -> None:
     """No dictionary changes with it."""
     model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(8)]).eval()
-    guards = list(facts(model, Origin("arg", "model", index=0)))
+    guards = list(facts(model, Source("arg", "model", index=0)))
     tree = _native.GuardTree(build(guards, []).native)
     for _ in range(6):
         assert tree.check(model) is not None
@@ -362,9 +362,9 @@ def test_a_weight_that_changes_in_place_is_noticed(change: Callable[[Any], Any])
 def test_weights_that_look_alike_may_be_exchanged() -> None:
     model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(8)]).eval()
     weights = [
-        Origin("arg", "model", index=0).child("param", str(i)).child("param", "weight") for i in (2, 5)
+        Source("arg", "model", index=0).child("param", str(i)).child("param", "weight") for i in (2, 5)
     ]
-    tree = _native.GuardTree(build(list(facts(model, Origin("arg", "model", index=0))), weights).native)
+    tree = _native.GuardTree(build(list(facts(model, Source("arg", "model", index=0))), weights).native)
     for _ in range(6):
         tree.check(model)
     torch.utils.swap_tensors(model[2].weight, model[5].weight)

@@ -17,10 +17,10 @@ from smelt.guards.guard import Guard
 from smelt.guards.guard_evaluation import first_failing
 from smelt.guards.guard_failures import explain
 from smelt.guards.guard_printer import format_guard
-from smelt.guards.source import Origin
+from smelt.guards.source import Source
 from smelt.shapes.number_expr import OPERATIONS, Expression, Table, evaluate, leaves, postfix, text
 
-A, B = (Origin("arg", name, index=i) for i, name in enumerate("ab"))
+A, B = (Source("arg", name, index=i) for i, name in enumerate("ab"))
 TABLE = Table()
 LEAF_A, LEAF_B = TABLE.leaf(A), TABLE.leaf(B)
 
@@ -123,13 +123,13 @@ def test_source_program_and_evaluation_agree(expression: Expression, a: Any, b: 
         found = None
     if isinstance(found, int) and found.bit_length() > 4000:
         return
-    source = text(expression, lambda origin: str(origin.key))
+    source = text(expression, lambda source: str(source.key))
     try:
         written = eval(source, {"math": math, "a": a, "b": b})
     except (ArithmeticError, ValueError, TypeError):
         written = None
     assert repr(written) == repr(found), source
-    assert len(postfix(expression, lambda origin: ("leaf", origin.index))) > 0
+    assert len(postfix(expression, lambda source: ("leaf", source.index))) > 0
     for expected in (True, False, int, float):
         guard = Guard("expression", A, (expression, expected))
         if leaves(expression):

@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 import smelt
 from smelt import _native
 from smelt.capture.environment.dynamic_sizes import with_any
-from smelt.guards.changed_numbers import size_origin
+from smelt.guards.changed_numbers import size_source
 from smelt.guards.guard import Guard
 from smelt.guards.guard_evaluation import first_failing, tensor_facts
 from smelt.guards.guard_failures import explain, explain_guard
 from smelt.guards.guard_printer import format_guard
-from smelt.guards.source import Origin
+from smelt.guards.source import Source
 from smelt.guards.tree_layout import build
 from smelt.report import inspect_entries
 from smelt.shapes.number_expr import Expression, Table
 
-X, Y, N = (Origin("arg", name, index=i) for i, name in enumerate(("x", "y", "n")))
+X, Y, N = (Source("arg", name, index=i) for i, name in enumerate(("x", "y", "n")))
 TABLE = Table()
-X0, X1, Y0, Y1 = (TABLE.leaf(size_origin(t, d)) for t in (X, Y) for d in (0, 1))
+X0, X1, Y0, Y1 = (TABLE.leaf(size_source(t, d)) for t in (X, Y) for d in (0, 1))
 LEAF_N = TABLE.leaf(N)
 HUGE = 1 << 62
 LEAST = -(1 << 63)
@@ -246,14 +246,14 @@ def _has_leaf(expression: Expression) -> bool:
 
 def test_trees_of_many_tensors_and_sizes() -> None:
     """More words than fit on the stack, in tensors of which the first is the shortest."""
-    origins = [Origin("arg", f"t{i}", index=i) for i in range(70)]
+    sources = [Source("arg", f"t{i}", index=i) for i in range(70)]
     facts = with_any(tensor_facts(torch.empty(4, 6)), {0: 0, 1: 0})
-    guards = [Guard("tensor", o, facts) for o in origins]
-    sizes = [TABLE.leaf(size_origin(o, 1)) for o in origins]
-    guards += [Guard("expression", o, (call("lt", a, b), True)) for o, a, b in zip(origins, sizes, sizes[1:])]
+    guards = [Guard("tensor", o, facts) for o in sources]
+    sizes = [TABLE.leaf(size_source(o, 1)) for o in sources]
+    guards += [Guard("expression", o, (call("lt", a, b), True)) for o, a, b in zip(sources, sizes, sizes[1:])]
     guards += [
-        Guard("expression", o, (call("eq", TABLE.leaf(size_origin(o, 0)), TABLE.leaf(size_origin(origins[69], 0))), True))
-        for o in origins[:69]
+        Guard("expression", o, (call("eq", TABLE.leaf(size_source(o, 0)), TABLE.leaf(size_source(sources[69], 0))), True))
+        for o in sources[:69]
     ]  # fmt: skip
     tree: Any = _native.GuardTree(build(guards, ()).native)
     good = [torch.empty(3, 2 + i) for i in range(70)]

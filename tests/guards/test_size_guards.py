@@ -9,15 +9,15 @@ import torch
 
 from smelt import _native
 from smelt.capture.environment.dynamic_sizes import with_any
-from smelt.guards.changed_numbers import changed_sizes, size_origin, stride_origin
+from smelt.guards.changed_numbers import changed_sizes, size_source, stride_source
 from smelt.guards.guard import ANY, Guard
 from smelt.guards.guard_evaluation import first_failing, tensor_facts
 from smelt.guards.guard_failures import explain
 from smelt.guards.guard_printer import format_guard
-from smelt.guards.source import Origin
+from smelt.guards.source import Source
 from smelt.guards.tree_layout import build
 
-X = Origin("arg", "x", None, 0)
+X = Source("arg", "x", None, 0)
 
 
 def guard(tensor: torch.Tensor, *dims: int) -> Guard:
@@ -80,12 +80,12 @@ def test_texts_show_which_sizes_may_be_any() -> None:
 
 def test_sizes_that_changed_are_found() -> None:
     before = torch.empty(4, 6, 8)
-    sizes = {(size_origin(X, 1).path, 6), (size_origin(X, 2).path, 8)}
-    strides = {(stride_origin(X, 0).path, 48), (stride_origin(X, 1).path, 8)}
+    sizes = {(size_source(X, 1).path, 6), (size_source(X, 2).path, 8)}
+    strides = {(stride_source(X, 0).path, 48), (stride_source(X, 1).path, 8)}
     assert changed_sizes([guard(before)], [torch.empty(4, 5, 9)]) == sizes | strides
     assert changed_sizes([guard(before, 1)], [torch.empty(4, 5, 8)]) == {
-        (size_origin(X, 1).path, ANY),
-        (stride_origin(X, 0).path, ANY),
+        (size_source(X, 1).path, ANY),
+        (stride_source(X, 0).path, ANY),
     }
     for other in (torch.empty(4, 48), torch.empty(9, 6, 8, dtype=torch.int64), 3):
         assert changed_sizes([guard(before)], [other]) == set()

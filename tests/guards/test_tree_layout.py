@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from smelt.guards.guard import Guard
-from smelt.guards.source import Origin
+from smelt.guards.source import Source
 from smelt.guards.tree_layout import build, unique
 
-X, Y = Origin("arg", "x", index=0), Origin("arg", "y", index=1)
-G = Origin("const", "G", value={})
+X, Y = Source("arg", "x", index=0), Source("arg", "y", index=1)
+G = Source("const", "G", value={})
 
 
 def test_prefixes_are_shared_and_parents_come_first() -> None:

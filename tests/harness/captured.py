@@ -1,7 +1,7 @@
 """Captures a call and runs what was captured: the reference that needs neither backend nor emission.
 
 `capture(fn, *args)` gives the `CapturedFrame`; `replay(frame, slots)` runs its torch-level graph node by node on the tensors
-that the origins name, and puts real tensors in place of the fakes in the result.
+that the sources name, and puts real tensors in place of the fakes in the result.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def replay(frame: CapturedFrame, slots: tuple[Any, ...], graph: Graph | None = N
     failing = first_failing(frame.guards, slots)
     assert failing is None, f"a guard fails right after capture: {format_guard(failing)}"
     read = Reader(slots)
-    inputs = [read(o) for o in frame.input_origins]
+    inputs = [read(o) for o in frame.input_sources]
     outputs = run(graph or frame.traced.torch_graph, inputs)
     env = {id(f): t for f, t in zip(frame.traced.inputs, inputs)}
     env.update({id(f): t for f, t in zip(frame.traced.outputs, outputs)})

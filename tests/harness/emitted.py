@@ -13,7 +13,7 @@ from smelt.capture.graph_breaks.frame_exits import Return
 from smelt.capture.graph_breaks.resume_functions import Resumes
 from smelt.capture.interpreter.interpreter import decoded
 from smelt.capture.reconstruction.reconstruction_order import reach
-from smelt.guards.source import Origin
+from smelt.guards.source import Source
 from smelt.tracing.fake.fake_tensor import FakeTensor, wrap
 
 CPU = torch.device("cpu")
@@ -30,21 +30,21 @@ class HandMadeFrame:
         self.x = torch.ones(2)
         self.obj: Any = collections.UserDict()
         self.fx = fake_of_two()
-        self.origins: dict[int, Origin] = {
-            id(self.fx): Origin("arg", "x", index=0),
-            id(self.obj): Origin("arg", "obj", index=1),
+        self.sources: dict[int, Source] = {
+            id(self.fx): Source("arg", "x", index=0),
+            id(self.obj): Source("arg", "obj", index=1),
         }
 
     def emit(self, result: object, *stores: Store) -> CompiledFrame:
         def f(x: Any, obj: Any) -> None: ...
 
-        found = reach([result, *(o for s in stores for o in s.operands)], lambda o: self.origins.get(id(o)))
+        found = reach([result, *(o for s in stores for o in s.operands)], lambda o: self.sources.get(id(o)))
         outputs = [t for t in found.fakes if t is not self.fx]
 
         def graph(inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
             return tuple(inputs[0] * 2 ** (i + 1) for i in range(len(outputs)))
 
-        inputs = [(self.fx, self.origins[id(self.fx)])]
+        inputs = [(self.fx, self.sources[id(self.fx)])]
         return emit(
             f.__code__,
             found,

@@ -12,7 +12,7 @@ from smelt._native import type_version
 from smelt.guards.global_state import snapshot
 from smelt.guards.guard import Guard
 from smelt.guards.guard_evaluation import tensor_facts
-from smelt.guards.source import Origin
+from smelt.guards.source import Source
 
 
 class Config:
@@ -69,7 +69,7 @@ class World:
             inner,
         ]
         names = ("x", "layer", "config", "slotted", "items", "queue", "called", "inner")
-        self.arg = {name: Origin("arg", name, index=i) for i, name in enumerate(names)}
+        self.arg = {name: Source("arg", name, index=i) for i, name in enumerate(names)}
 
     @property
     def guards(self) -> list[Guard]:
@@ -78,7 +78,7 @@ class World:
         linear = layer.child("param", "linear")
         table = config.child("attr", "table")
         first, second = items.child("item", 0), items.child("item", 1)
-        cls = Origin("const", "Config", value=Config)
+        cls = Source("const", "Config", value=Config)
         return [
             Guard("global_state", None, snapshot()),
             Guard("tensor", a["x"], tensor_facts(self.x)),

@@ -100,11 +100,11 @@ def compiled(self, x, scale):
 def frames() -> list[dict[str, Any]]:
     """A function with two entries, and what resumes it."""
     guards = [
-        {"text": "type(L['x']) is Tensor", "origin": "L['x']", "line": at(15)},
-        {"text": "L['x'].dtype is torch.float32", "origin": "L['x']", "line": at(15)},
-        {"text": "L['scale'] == 3", "origin": "L['scale']", "line": at(16)},
+        {"text": "type(L['x']) is Tensor", "source": "L['x']", "line": at(15)},
+        {"text": "L['x'].dtype is torch.float32", "source": "L['x']", "line": at(15)},
+        {"text": "L['scale'] == 3", "source": "L['scale']", "line": at(16)},
     ]
-    resumed = [{"text": "len(G['history']) == 0", "origin": "G['history']", "line": at(19)}]
+    resumed = [{"text": "len(G['history']) == 0", "source": "G['history']", "line": at(19)}]
     first = entry(0, guards, COMPILED, sizes=["s0 = L['x'].shape[0]"], graphs=[0])
     second = entry(1, guards[:2], COMPILED, graphs=[1])
     return [

@@ -1,6 +1,6 @@
 """The native guard tree: every accessor and every guard kind, holding and failing, and what the tree collects.
 
-`tree(origin, kind, value)` builds a tree through smelt.guards.tree_layout, as capture does; most tests also ask the Python
+`tree(source, kind, value)` builds a tree through smelt.guards.tree_layout, as capture does; most tests also ask the Python
 evaluation of the same guards, which must agree.
 """
 
@@ -24,19 +24,19 @@ from smelt.guards import tree_layout
 from smelt.guards.guard import Guard
 from smelt.guards.guard_evaluation import first_failing, tensor_facts
 from smelt.guards.object_lifetimes import lifetimes_of
-from smelt.guards.source import Origin
+from smelt.guards.source import Source
 
 
 def arg(slot=0):
-    return Origin("arg", f"a{slot}", index=slot)
+    return Source("arg", f"a{slot}", index=slot)
 
 
 def const(value, name="c"):
-    return Origin("const", name, value=value)
+    return Source("const", name, value=value)
 
 
 def at(base, *steps):
-    """The origin reached from `base` by (kind, key) steps."""
+    """The source reached from `base` by (kind, key) steps."""
     for kind, key in steps:
         base = base.child(kind, key)
     return base
@@ -60,8 +60,8 @@ class Guarded:
         return accepted
 
 
-def one(kind, value, origin=None):
-    return Guarded((kind, origin or arg(), value))
+def one(kind, value, source=None):
+    return Guarded((kind, source or arg(), value))
 
 
 # --------------------------------------------------------------------------------------------- accessors
@@ -91,9 +91,9 @@ class Hostile:
     __eq__ = __hash__ = __len__ = __bool__ = __getattribute__
 
 
-def reads(origin, good, *bad):
-    """The object at `origin` of the only argument equals 7 for `good`, and differs or is missing for `bad`."""
-    guard = one("eq", 7, origin)
+def reads(source, good, *bad):
+    """The object at `source` of the only argument equals 7 for `good`, and differs or is missing for `bad`."""
+    guard = one("eq", 7, source)
     for _ in range(2):  # the second time hints are in place
         assert guard(good)
         for x in bad:
@@ -243,7 +243,7 @@ def test_type_dict_and_call():
     reads(at(arg(), ("dict", None), ("item", "x")), Plain(x=7), Plain(x=8), Plain(), 3)
     reads(at(arg(), ("type", None), ("attr", "x")), type("C", (), {"x": 7})(), Plain())
     var = contextvars.ContextVar("var")
-    get = var.get  # origins do not keep it alive
+    get = var.get  # sources do not keep it alive
     guard = one("eq", 7, at(const(get), ("call", None)))
     assert not guard()  # raises LookupError: missing
     token = var.set(7)
@@ -841,13 +841,13 @@ def test_default_devices_are_told_apart():
 def test_collects_in_the_order_asked_for():
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
     self, x = arg(0), arg(1)
-    origins = [
+    sources = [
         at(self, ("param", "1"), ("param", "weight")),
         x,
         at(self, ("param", "0"), ("param", "bias")),
     ]
     guarded = Guarded(
-        ("type", self, nn.Sequential), ("tensor", x, tensor_facts(torch.ones(2))), collect=origins
+        ("type", self, nn.Sequential), ("tensor", x, tensor_facts(torch.ones(2))), collect=sources
     )
     x = torch.ones(2)
     collected = guarded.tree.check(model, x)

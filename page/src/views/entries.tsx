@@ -62,7 +62,7 @@ function One({ frame, id, entry, open }: { frame: Frame; id: string; entry: Entr
                   <Python text={guard.text} />
                 </code>
               </td>
-              <td class="mono dim">{guard.origin}</td>
+              <td class="mono dim">{guard.source}</td>
               <td>
                 <Where line={guard.line} />
               </td>

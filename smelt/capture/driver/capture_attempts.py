@@ -27,7 +27,7 @@ from smelt.tracing.symbolic.symbolic_numbers import PlainNumbersOnly
 
 log = logging.getLogger("smelt")
 
-Path = tuple[object, ...]  # `Origin.path`: the same place in every capture of a function
+Path = tuple[object, ...]  # `Source.path`: the same place in every capture of a function
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,8 @@ class Attempt:
 class FailedAttempt:
     """Why an attempt gave no entry, and what was known of symbolic numbers when it failed.
 
-    `used_symbols`: there were some, and they may have been the cause. `shown`: the origins of those that the texts of
-    the program show. `counts`: the origins of the step counts that were read. `choosing`: both branches of a condition
+    `used_symbols`: there were some, and they may have been the cause. `shown`: the sources of those that the texts of
+    the program show. `counts`: the sources of the step counts that were read. `choosing`: both branches of a condition
     were being tried. `marked`: a function was being captured that is marked with `torch.compiler.allow_in_graph`.
     `sizes`: where each symbolic size was found that is to be a number. `divisors`: by what those are divided of which it may
     be enough to know the remainder, `ranges`: or a range. `alike`: where those were found of which it is enough that they

@@ -45,7 +45,7 @@ from smelt.graph.sample_sizes import syms_of
 from smelt.guards import global_state
 from smelt.guards.guard import Guard
 from smelt.guards.object_lifetimes import Lifetimes, lifetimes_of
-from smelt.guards.source import Origin
+from smelt.guards.source import Source
 from smelt.reasons import DATA_DEPENDENT, DATA_DEPENDENT_SHAPE, UNSUPPORTED_EFFECT, Reason
 from smelt.runtime.gc_pause import collections_postponed
 from smelt.runtime.recursion_limit import deep_recursion
@@ -62,10 +62,10 @@ class CapturedFrame:
     """What a capture gives. The values in `ending` and `effects` are real objects in which tensors are fakes."""
 
     traced: Traced
-    input_origins: tuple[Origin, ...]
+    input_sources: tuple[Source, ...]
     guards: tuple[Guard, ...]
     ending: Ending
-    origin_of: Callable[[object], Origin | None]
+    source_of: Callable[[object], Source | None]
     effects: tuple[Effect, ...]
     draws: tuple[Draw, ...]
     code: types.CodeType
@@ -188,7 +188,7 @@ def _failed(vm: VM, error: Exception) -> FailedAttempt:
         used_symbols=vm.trace.numbers.symbols is not None,
         shown=frozenset(vm.disclosed.shown_numbers),
         shown_sizes=vm.outside.sizes.found_at(vm.disclosed.shown_sizes),
-        counts=frozenset(origin.path for origin in vm.outside.numbers.unguarded),
+        counts=frozenset(source.path for source in vm.outside.numbers.unguarded),
         sizes=needed_sizes(vm.outside, error),
         divisors=divided_sizes(vm.outside, error),
         ranges=narrowed_sizes(vm.outside, error),
@@ -254,7 +254,7 @@ def _capture(
     global_state.settle()
     snapshot = global_state.snapshot()
     outside.facts.guard("global_state", None, snapshot)
-    outside.origins.const(fn)
+    outside.sources.const(fn)
     outside.facts.made_function(fn)  # entries belong to its code object
     code = vm.decode(fn.__code__)
     hashed.clear()
@@ -262,7 +262,7 @@ def _capture(
     with trace:
         inside = global_state.snapshot()
         frame = Frame(code, fn, [NULL] * code.nlocals)
-        roots = [Origin("arg", code.local_names[i], None, i) for i in range(len(slots))]
+        roots = [Source("arg", code.local_names[i], None, i) for i in range(len(slots))]
         outside.sizes.begin(roots, slots)
         for i in outside.sizes.places.policy.in_order(len(slots)):
             frame.locals[i] = wrap_values.wrap(outside, slots[i], roots[i])
@@ -302,10 +302,10 @@ def _capture(
         )
     return CapturedFrame(
         traced=traced,
-        input_origins=tuple(outside.origins[id(f)] for f in traced.inputs),
+        input_sources=tuple(outside.sources[id(f)] for f in traced.inputs),
         guards=(*outside.facts.guards, *_overlap_guards(vm, traced)),
         ending=ending,
-        origin_of=outside.origins.of,
+        source_of=outside.sources.of,
         effects=effects,
         draws=tuple(outside.log.draws),
         code=fn.__code__,
@@ -362,7 +362,7 @@ def _run_to_end(vm: VM, frame: Frame) -> Return | None:
         if vm.failure is not None:
             raise vm.failure from e
         # what ends here may let go of the traceback of its cause; an exception from outside keeps its own
-        cause = None if id(e) in vm.outside.origins else e
+        cause = None if id(e) in vm.outside.sources else e
         raise UserException(e, vm.where(), vm.disclosed.was_asked) from cause
 
 
@@ -388,9 +388,9 @@ def _plan_break(vm: VM, stop: Stop) -> Break:
 
 def _check_references(vm: VM, planned: Break) -> None:
     """A weak reference that is not read any more is gone behind the break; in eager it is counted and calls its function."""
-    origins, going_on = vm.outside.origins, {id(v) for v in planned.roots}
+    sources, going_on = vm.outside.sources, {id(v) for v in planned.roots}
     for value in (v for frame in vm.stopping.frames for v in (*frame.locals, *frame.stack)):
-        if not issubclass(type(value), (weakref.ref, *weakref.ProxyTypes)) or id(value) in origins:
+        if not issubclass(type(value), (weakref.ref, *weakref.ProxyTypes)) or id(value) in sources:
             continue
         if id(value) not in going_on and _is_missed(vm, value, planned):
             raise Unsupported(
@@ -402,11 +402,11 @@ def _is_missed(vm: VM, variable: object, planned: Break) -> bool:
     """Whether what is behind the break can tell that a weak reference is gone. What a proxy leads to is not known."""
     if type(variable) in weakref.ProxyTypes:
         return True
-    reference, origins = cast("weakref.ref[object]", variable), vm.outside.origins
+    reference, sources = cast("weakref.ref[object]", variable), vm.outside.sources
     target = reference()
-    if target is None or id(target) in origins or reference.__callback__ is not None:
+    if target is None or id(target) in sources or reference.__callback__ is not None:
         return target is not None
-    return any(x is target for x in reach(planned.roots, origins.of).alive)
+    return any(x is target for x in reach(planned.roots, sources.of).alive)
 
 
 def _check_generators(vm: VM) -> None:
@@ -433,7 +433,7 @@ def _check_left(vm: VM, ending: Ending) -> None:
 
 def _fakes(vm: VM, ending: Ending, effects: Sequence[Effect]) -> list[FakeTensor]:
     """The tensors that the frame's end and stores need."""
-    return collect_fakes(_left_behind(ending, effects), vm.outside.origins.of)
+    return collect_fakes(_left_behind(ending, effects), vm.outside.sources.of)
 
 
 def _left_behind(ending: Ending, effects: Sequence[Effect]) -> list[object]:
@@ -443,10 +443,10 @@ def _left_behind(ending: Ending, effects: Sequence[Effect]) -> list[object]:
 
 def _guard_hashed(vm: VM) -> None:
     """Tensors that were put in sets or used as keys must again be different ones."""
-    origins = tuple(vm.outside.origins[id(f)] for f in hashed.values() if vm.trace.is_input(f))
+    sources = tuple(vm.outside.sources[id(f)] for f in hashed.values() if vm.trace.is_input(f))
     hashed.clear()
-    if len(origins) > 1:
-        vm.outside.facts.guard("distinct", origins[0], origins, key="hashed")
+    if len(sources) > 1:
+        vm.outside.facts.guard("distinct", sources[0], sources, key="hashed")
 
 
 def _guard_offsets(vm: VM) -> None:
@@ -456,41 +456,41 @@ def _guard_offsets(vm: VM) -> None:
         if fake.storage_key in storages:
             if syms_of(fake.spec):
                 raise NeedsFixedSize("an input's storage is addressed from its start", syms_of(fake.spec))
-            origin = vm.outside.origins[id(fake)].child("member", "storage_offset").child("call", None)
-            vm.outside.facts.guard("eq", origin, fake.elem.storage_offset())
+            source = vm.outside.sources[id(fake)].child("member", "storage_offset").child("call", None)
+            vm.outside.facts.guard("eq", source, fake.elem.storage_offset())
 
 
 def _guard_written(vm: VM) -> None:
     """Whether autograd lets an input be written is a part of the trace."""
     for fake, how in vm.trace.writes.of_history.values():
-        vm.outside.facts.guard("how_written", vm.outside.origins[id(fake)], how)
+        vm.outside.facts.guard("how_written", vm.outside.sources[id(fake)], how)
 
 
 def _guard_gone(vm: VM) -> None:
     """What was deleted was there before, or not (it was stored first): that decides what is left to do."""
     for gone in vm.outside.log.gone():
-        origin, fact = vm.outside.origins.known(gone.owner), (gone.name, gone.was_there)
+        source, fact = vm.outside.sources.known(gone.owner), (gone.name, gone.was_there)
         if gone.kind == "attribute":
-            origin = origin.child("dict", None)
-        vm.outside.facts.guard("slot" if gone.kind == "slot" else "contains", origin, fact, key=gone.name)
+            source = source.child("dict", None)
+        vm.outside.facts.guard("slot" if gone.kind == "slot" else "contains", source, fact, key=gone.name)
 
 
 def _overlap_guards(vm: VM, traced: Traced) -> list[Guard]:
     """When inputs are written, that they share no storage with each other and with the rest is part of the trace."""
     if not traced.mutated or len(traced.inputs) < 2:
         return []
-    origins = [vm.outside.origins[id(f)] for f in traced.inputs]
-    if any(origin.kind == "array" for origin in origins):
+    sources = [vm.outside.sources[id(f)] for f in traced.inputs]
+    if any(source.kind == "array" for source in sources):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a tensor is written in place beside a NumPy array"))
-    shared: dict[int, list[Origin]] = {}
-    for fake, origin in zip(traced.inputs, origins):
-        shared.setdefault(fake.storage_key, []).append(origin)
+    shared: dict[int, list[Source]] = {}
+    for fake, source in zip(traced.inputs, sources):
+        shared.setdefault(fake.storage_key, []).append(source)
     written = [shared.pop(traced.inputs[i].storage_key, []) for i in sorted(traced.mutated)]
     if any(len(on) != 1 for on in written):
         raise Unsupported(
             Reason(UNSUPPORTED_EFFECT, "a tensor is written in place while another shares its storage")
         )
     # Of those that are only read, some may share a storage: each is compared with the written ones, not with the others.
-    ones = [origin for (origin,) in written]
+    ones = [source for (source,) in written]
     apart = [[*ones, *filter(None, nth)] for nth in itertools.zip_longest(*shared.values())] or [ones]
     return [Guard("no_overlap", found[0], tuple(found)) for found in apart if len(found) > 1]

@@ -88,13 +88,13 @@ def compiled_frame(
     with stage("emit", code.co_qualname):
         stores = stores_of(captured.effects)
         operands = [operand for store in stores for operand in store.operands]
-        found = reach([*captured.ending.roots, *operands], captured.origin_of)
+        found = reach([*captured.ending.roots, *operands], captured.source_of)
         return emit(
             code,
             found,
             captured.ending,
             stores,
-            list(zip(traced.inputs, captured.input_origins, strict=True)),
+            list(zip(traced.inputs, captured.input_sources, strict=True)),
             traced.outputs,
             graph if _does_something(traced) else None,
             resumes,

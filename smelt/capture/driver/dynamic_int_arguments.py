@@ -8,18 +8,18 @@ from types import CodeType
 from typing import cast
 
 from smelt.guards.changed_numbers import Path
-from smelt.guards.source import Origin
+from smelt.guards.source import Source
 
 
 def int_arguments(code: CodeType, slots: Sequence[object]) -> set[Path]:
     """Where they are: arguments, and what `*args` and `**kwargs` hold. 0 and 1 are numbers, as sizes of 0 and 1 are."""
-    return {origin.path for origin, value in _arguments(code, slots) if type(value) is int and value > 1}
+    return {source.path for source, value in _arguments(code, slots) if type(value) is int and value > 1}
 
 
-def _arguments(code: CodeType, slots: Sequence[object]) -> Iterator[tuple[Origin, object]]:
+def _arguments(code: CodeType, slots: Sequence[object]) -> Iterator[tuple[Source, object]]:
     named = code.co_argcount + code.co_kwonlyargcount
     for i, value in enumerate(slots[:named]):
-        yield Origin("arg", "", None, i), value
+        yield Source("arg", "", None, i), value
     if code.co_flags & inspect.CO_VARARGS:
         yield from _held(named, enumerate(cast("tuple[object, ...]", slots[named])))
         named += 1
@@ -27,7 +27,7 @@ def _arguments(code: CodeType, slots: Sequence[object]) -> Iterator[tuple[Origin
         yield from _held(named, cast("dict[str, object]", slots[named]).items())
 
 
-def _held(slot: int, items: Iterable[tuple[object, object]]) -> Iterator[tuple[Origin, object]]:
-    origin = Origin("arg", "", None, slot)
+def _held(slot: int, items: Iterable[tuple[object, object]]) -> Iterator[tuple[Source, object]]:
+    source = Source("arg", "", None, slot)
     for key, value in items:
-        yield origin.child("item", key), value
+        yield source.child("item", key), value

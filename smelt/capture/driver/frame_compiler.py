@@ -67,7 +67,7 @@ from smelt.errors import (
 from smelt.guards import tree_layout
 from smelt.guards.changed_numbers import changed_numbers, changed_sizes
 from smelt.guards.guard_failures import Failure
-from smelt.guards.source import Origin
+from smelt.guards.source import Source
 from smelt.reasons import (
     ANOTHER_TRACER,
     BACKEND_FAILED,
@@ -379,9 +379,9 @@ class FrameCompiler:
             name,
             seconds=seconds,
             guards=len(spec.guards),
-            inputs=len(captured.input_origins),
+            inputs=len(captured.input_sources),
             entry=entry,
-            origins=captured.input_origins,
+            sources=captured.input_sources,
             function=fn,
         )
 
@@ -423,16 +423,16 @@ class FrameCompiler:
             events.emit("no-joint-graph", name, reason=error.reason)
             self.record.plain_gradients = error.reason
 
-    def _note_refused(self, name: str, sizes: Mapping[Origin, int]) -> None:
+    def _note_refused(self, name: str, sizes: Mapping[Source, int]) -> None:
         """Says, once, that a size is a number that the user has marked to be symbolic."""
-        for origin, size in sizes.items():
-            if origin.path not in self.record.refused:
-                self.record.refused.add(origin.path)
+        for source, size in sizes.items():
+            if source.path not in self.record.refused:
+                self.record.refused.add(source.path)
                 _tell(
                     logging.WARNING,
                     "smelt: %s of %s is marked to be dynamic, but compiled as %d: the program works for one size only, or"
                     " elements of the tensor overlap",
-                    origin.source,
+                    source.source,
                     name,
                     size,
                 )

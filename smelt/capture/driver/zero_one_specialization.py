@@ -20,7 +20,7 @@ from smelt.capture.graph_breaks.resume_functions import Resumes
 from smelt.errors import Unsupported
 from smelt.graph.ir import Node
 from smelt.graph.structural_equality import Values, alike, same_for
-from smelt.guards.changed_numbers import Path, size_origin
+from smelt.guards.changed_numbers import Path, size_source
 from smelt.guards.guard import ANY_OR_ONE, Guard, TensorFacts
 from smelt.shapes.expr import Size, Sym
 from smelt.tracing.backward.joint import Joint
@@ -66,11 +66,11 @@ def with_sizes_of_one(trial: Trial) -> None:
 
 
 def _with_any_or_one(guard: Guard, paths: Collection[Path]) -> Guard:
-    if guard.kind != "tensor" or guard.origin is None:
+    if guard.kind != "tensor" or guard.source is None:
         return guard
     facts: TensorFacts = guard.value
     shape = tuple(
-        ANY_OR_ONE if size_origin(guard.origin, dim).path in paths else n for dim, n in enumerate(facts.shape)
+        ANY_OR_ONE if size_source(guard.source, dim).path in paths else n for dim, n in enumerate(facts.shape)
     )
     return guard if shape == facts.shape else replace(guard, _value=replace(facts, shape=shape))
 
@@ -150,7 +150,7 @@ def _expressions(traced: Traced) -> list[str]:
 
 
 def _same_guard(a: Guard, b: Guard) -> bool:
-    if (a.kind, str(a.origin)) != (b.kind, str(b.origin)):
+    if (a.kind, str(a.source)) != (b.kind, str(b.source)):
         return False
     if a.kind == "tensor":  # of sizes, both know what was asked
         return bool(replace(a.value, shape=(), stride=()) == replace(b.value, shape=(), stride=()))

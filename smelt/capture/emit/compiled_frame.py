@@ -39,7 +39,7 @@ from smelt.capture.graph_breaks.resume_functions import Resumes
 from smelt.capture.reconstruction.frame_globals import NAMES
 from smelt.capture.reconstruction.generated_source import compiled_source, identifier
 from smelt.capture.reconstruction.reconstruction_order import Reach
-from smelt.guards.source import Origin
+from smelt.guards.source import Source
 from smelt.runtime.recursion_limit import deep_recursion
 from smelt.shapes.number_expr import Expression
 from smelt.torch_private import DisableTorchFunctionSubclass
@@ -56,7 +56,7 @@ class CompiledFrame:
 
     function: FunctionType
     source: str
-    collect: tuple[Origin, ...]
+    collect: tuple[Source, ...]
     only: GraphCall | None
 
 
@@ -66,7 +66,7 @@ def emit(
     found: Reach,
     ending: Ending,
     stores: Sequence[Store],
-    inputs: Sequence[tuple[FakeTensor, Origin]],
+    inputs: Sequence[tuple[FakeTensor, Source]],
     outputs: Sequence[FakeTensor],
     graph: GraphCall | None,
     resumes: Resumes,
@@ -75,7 +75,7 @@ def emit(
     repeat: Repeat | None = None,
     handles: bool = False,
     draws: Sequence[Draw] = (),
-    brought: Mapping[int, Origin] = MappingProxyType({}),
+    brought: Mapping[int, Source] = MappingProxyType({}),
 ) -> CompiledFrame:
     """Writes and compiles the function that replaces a frame of `code`.
 
@@ -92,12 +92,12 @@ def emit(
         brought: by id, the objects that are not kept alive, and where each call has them.
     """
     slots = slot_names(code)
-    origins = [origin for _, origin in inputs]
-    writer = Writer(found, slots, [_collected(o) for o in origins if not _is_drawn(o)], resumes, brought)
+    sources = [source for _, source in inputs]
+    writer = Writer(found, slots, [_collected(o) for o in sources if not _is_drawn(o)], resumes, brought)
     drawing = write_draws(writer, draws)
-    given = _input_texts(writer, origins)
-    for (fake, origin), text in zip(inputs, given):
-        writer.bind(fake, slots[origin.index] if origin.kind == "arg" else text)
+    given = _input_texts(writer, sources)
+    for (fake, source), text in zip(inputs, given):
+        writer.bind(fake, slots[source.index] if source.kind == "arg" else text)
     for i, fake in enumerate(outputs):
         writer.bind(fake, writer.fresh_name(f"t{i}"))
     targets = [writer(fake) for fake in outputs]
@@ -162,28 +162,28 @@ def _bind_instances(writer: Writer, outputs: Sequence[FakeTensor]) -> None:
         writer.bind(fake, name)
 
 
-def _collected(origin: Origin) -> Origin:
+def _collected(source: Source) -> Source:
     """What the guard tree hands over for a graph input: of a NumPy array, the array."""
-    if origin.kind == "array" and origin.base is not None:
-        return origin.base
-    return origin
+    if source.kind == "array" and source.base is not None:
+        return source.base
+    return source
 
 
-def _is_drawn(origin: Origin) -> bool:
+def _is_drawn(source: Source) -> bool:
     """Whether a graph input is an array of random numbers, which the compiled frame draws."""
-    return origin.base is not None and origin.base.kind == "drawn"
+    return source.base is not None and source.base.kind == "drawn"
 
 
-def _input_texts(writer: Writer, origins: Sequence[Origin]) -> list[str]:
+def _input_texts(writer: Writer, sources: Sequence[Source]) -> list[str]:
     """The graph's input tensors: what the guard tree hands over, in order, and what is drawn."""
     collected = (f"inputs[{i}]" for i in itertools.count())
     return [
-        writer.expression_at(origin)
-        if _is_drawn(origin)
+        writer.expression_at(source)
+        if _is_drawn(source)
         else f"from_numpy({next(collected)})"
-        if origin.kind == "array"
+        if source.kind == "array"
         else next(collected)
-        for origin in origins
+        for source in sources
     ]
 
 

@@ -28,7 +28,7 @@ from smelt.capture.reconstruction.reconstruction_kind import Kind
 from smelt.capture.reconstruction.reconstruction_order import Reach
 from smelt.capture.reconstruction.reconstruction_table import kind_of
 from smelt.capture.semantics.calls.argument_binding import parameters
-from smelt.guards.source import Origin, key_name
+from smelt.guards.source import Source, key_name
 from smelt.shapes import number_expr
 from smelt.shapes.number_expr import Expression
 from smelt.tracing.symbolic.sym_nodes import Symbol
@@ -66,9 +66,9 @@ class Writer:
         self,
         found: Reach,
         slots: Sequence[str],
-        collect: Sequence[Origin],
+        collect: Sequence[Source],
         resumes: Resumes,
-        brought: Mapping[int, Origin] = MappingProxyType({}),
+        brought: Mapping[int, Source] = MappingProxyType({}),
     ) -> None:
         self.found = found
         self._resumes = resumes
@@ -82,7 +82,7 @@ class Writer:
         self.functions: list[tuple[str, Place, list[str]]] = []
         self._names: dict[int, str] = {}  # object -> the local or global name that holds it
         self._taken = {*slots, *NAMES, *_RESERVED}
-        self._collected = {origin: f"inputs[{i}]" for i, origin in enumerate(collect)}
+        self._collected = {source: f"inputs[{i}]" for i, source in enumerate(collect)}
         self._depth = 0  # of the expression that is being written
         self._late: list[tuple[str, object, Kind]] = []  # objects on cycles, to be filled when all exist
         self._keep: list[object] = []
@@ -99,9 +99,9 @@ class Writer:
             return self._constant(x)
         if type(x) in NUMBERS and x.node.expression.op == "leaf":
             return self.number(x)
-        origin = self.found.origin_of(x)
-        if origin is not None:
-            return self.outside(x, origin)
+        source = self.found.source_of(x)
+        if source is not None:
+            return self.outside(x, source)
         return self._constant(x) if is_kept_by_typing(x) else self._fresh(x)
 
     def constant(self, x: object, hint: str) -> str:
@@ -115,7 +115,7 @@ class Writer:
 
     def unless_made(self, x: object, hint: str) -> str:
         """`constant` for an object from outside; one that the trace made is made anew."""
-        made = self.found.origin_of(x) is None or id(x) in self._brought
+        made = self.found.source_of(x) is None or id(x) in self._brought
         return self(x) if made else self.constant(x, hint)
 
     def bind(self, x: object, expression: str) -> None:
@@ -123,13 +123,13 @@ class Writer:
         self._names[id(x)] = expression
         self._keep.append(x)
 
-    def bind_origin(self, origin: Origin, expression: str) -> None:
-        """From now on what is found at `origin` is written as `expression`."""
-        self._collected[origin] = expression
+    def bind_source(self, source: Source, expression: str) -> None:
+        """From now on what is found at `source` is written as `expression`."""
+        self._collected[source] = expression
 
-    def expression_at(self, origin: Origin) -> str:
-        """The expression for what is found at `origin`, which was bound."""
-        return self._collected[origin]
+    def expression_at(self, source: Source) -> str:
+        """The expression for what is found at `source`, which was bound."""
+        return self._collected[source]
 
     def step(self, point: object) -> tuple[object, object]:
         """What goes on in a generator at a `Point`: see `Resumes.step`."""
@@ -141,11 +141,11 @@ class Writer:
 
     def before_graph(self, x: object) -> str:
         """The expression for an object from outside that is used before the graph is called."""
-        origin = self._brought.get(id(x)) or self.found.origin_of(x)
-        assert origin is not None
-        if origin.kind == "const":
-            return self.constant(x, str(origin.key))
-        return self._leaf(origin)
+        source = self._brought.get(id(x)) or self.found.source_of(x)
+        assert source is not None
+        if source.kind == "const":
+            return self.constant(x, str(source.key))
+        return self._leaf(source)
 
     def fresh_name(self, hint: str) -> str:
         """A name like `hint` that the function does not use yet."""
@@ -167,22 +167,22 @@ class Writer:
         self.functions.append((name, place, lines))
         return name
 
-    def outside(self, x: object, origin: Origin) -> str:
+    def outside(self, x: object, source: Source) -> str:
         """An object from outside: an argument, an object known by identity, or one that the guard tree collects."""
-        if origin.kind == "arg":
-            return self.slots[origin.index]
-        if origin.kind == "const":
-            return self.constant(x, str(origin.key))
-        if origin.kind == "array" and origin.base is not None:
+        if source.kind == "arg":
+            return self.slots[source.index]
+        if source.kind == "const":
+            return self.constant(x, str(source.key))
+        if source.kind == "array" and source.base is not None:
             made = self.fresh_name("tensor")
-            self.lines.append(f"{made} = from_numpy({self._leaf(origin.base)})")
+            self.lines.append(f"{made} = from_numpy({self._leaf(source.base)})")
             self.bind(x, made)
             return made
-        name = self._collected.get(origin)
+        name = self._collected.get(source)
         if name is None:
-            name = self._collected[origin] = self.fresh_name(_short_name(origin))
-            self.lines.append(f"{name} = inputs[{len(self.collect)}]  # {origin.source}")
-            self.collect.append(origin)
+            name = self._collected[source] = self.fresh_name(_short_name(source))
+            self.lines.append(f"{name} = inputs[{len(self.collect)}]  # {source.source}")
+            self.collect.append(source)
         self.bind(x, name)
         return name
 
@@ -194,16 +194,16 @@ class Writer:
         """Python that computes a number that changes from call to call."""
         return number_expr.text(expression, self._leaf)
 
-    def _leaf(self, origin: Origin | DataNumber) -> str:
-        if isinstance(origin, DataNumber):
-            return f"{self(origin.carrier)}.shape[{origin.dim}]"
-        if origin.kind == "arg":
-            return self.slots[origin.index]
-        name = self._collected.get(origin)
+    def _leaf(self, source: Source | DataNumber) -> str:
+        if isinstance(source, DataNumber):
+            return f"{self(source.carrier)}.shape[{source.dim}]"
+        if source.kind == "arg":
+            return self.slots[source.index]
+        name = self._collected.get(source)
         if name is None:
-            name = self._collected[origin] = self.fresh_name(_short_name(origin))
-            self.head.append(f"{name} = inputs[{len(self.collect)}]  # {origin.source}")
-            self.collect.append(origin)
+            name = self._collected[source] = self.fresh_name(_short_name(source))
+            self.head.append(f"{name} = inputs[{len(self.collect)}]  # {source.source}")
+            self.collect.append(source)
         return name
 
     def finish(self) -> None:
@@ -219,9 +219,9 @@ class Writer:
             # A literal gives one object: not this one, if an equal one is written so, or if no literal gives this one.
             if self._literals.setdefault((kind, x), x) is x and _is_literal(x):
                 return repr(x)
-            origin = self.found.origin_of(x)
-            if origin is not None and origin.kind != "const":
-                return self.outside(x, origin)
+            source = self.found.source_of(x)
+            if source is not None and source.kind != "const":
+                return self.outside(x, source)
             self._keep.append(x)
             return self.constant(x, _constant_name(x))
         if (
@@ -278,12 +278,12 @@ def _constant_name(x: object) -> str:
     return x[:_SHORT] if isinstance(x, str) else type(x).__name__
 
 
-def _short_name(origin: Origin) -> str:
+def _short_name(source: Source) -> str:
     return (
-        origin.key
-        if isinstance(origin.key, str)
-        else f"{_short_name(origin.base)}_{key_name(origin.key)}"
-        if origin.base
+        source.key
+        if isinstance(source.key, str)
+        else f"{_short_name(source.base)}_{key_name(source.key)}"
+        if source.base
         else "x"
     )
 

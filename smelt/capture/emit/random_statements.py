@@ -26,10 +26,10 @@ def _lines(writer: Writer, draw: Draw, generator: str) -> list[str]:
     needed = writer.lines[before:]  # what the arguments are made of: before the graph, too
     del writer.lines[before:]
     name = writer.fresh_name(f"drawn_{draw.method}")
-    writer.bind_origin(draw.origin, name)
+    writer.bind_source(draw.source, name)
     for i in range(draw.count):
-        writer.bind_origin(draw.origin.child("item", i), f"{name}[{i}]")
-    writer.bind_origin(draw.origin.child("array", None), f"from_numpy(asarray({name}))")
+        writer.bind_source(draw.source.child("item", i), f"{name}[{i}]")
+    writer.bind_source(draw.source.child("array", None), f"from_numpy(asarray({name}))")
     return [*needed, f"{name} = {generator}.{draw.method}({', '.join(arguments)})"]
 
 

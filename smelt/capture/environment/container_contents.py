@@ -56,12 +56,12 @@ def guard(outside: Outside, container: Container) -> None:
     """Guards all that was in an outside container before the trace, of a set in order."""
     if id(container) not in outside.opened.by_id:
         outside.opened.by_id[id(container)] = _guard_contents(outside, container)
-        outside.origins.keep(container)
+        outside.sources.keep(container)
 
 
 def guard_table(outside: Outside, container: set[object]) -> None:
     """Guards what the order of an outside set and of its copies will be after changes."""
-    outside.facts.guard("table", outside.origins[id(container)], _native.set_table(container))
+    outside.facts.guard("table", outside.sources[id(container)], _native.set_table(container))
 
 
 def iterated(outside: Outside, container: C) -> C:
@@ -85,7 +85,7 @@ def _copy_with_fakes(outside: Outside, container: C) -> C:
         if made is outside.overlay.now(container):
             return made
         outside.opened.copies[id(container)] = container, made
-        outside.origins.copied[id(made)] = outside.origins[id(container)]
+        outside.sources.copied[id(made)] = outside.sources[id(container)]
         return made
     _follow(found[1], _with_fakes(outside, container))
     return found[1]
@@ -102,15 +102,15 @@ def update_copies(outside: Outside) -> None:
 
 def _guard_contents(outside: Outside, container: Container) -> bool:
     """True if there is a real tensor inside."""
-    origin, before = outside.origins[id(container)], outside.log.contents(container)
+    source, before = outside.sources[id(container)], outside.log.contents(container)
     if isinstance(container, dict):
         wrapped = [plain(v) for v in _guarded_values(outside, container, before)]
         return any(w is not v for w, (_, v) in zip(wrapped, before))
     if isinstance(container, set):
-        guard_elements(outside, origin, before)
+        guard_elements(outside, source, before)
         return False
-    outside.facts.guard("len", origin, len(before))
-    wrapped = [plain(wrap_values.wrap(outside, v, origin.child("item", i))) for i, v in enumerate(before)]
+    outside.facts.guard("len", source, len(before))
+    wrapped = [plain(wrap_values.wrap(outside, v, source.child("item", i))) for i, v in enumerate(before)]
     return any(w is not v for w, v in zip(wrapped, before))
 
 
@@ -123,10 +123,10 @@ def _check_key(outside: Outside, key: object) -> None:
 
 def item(outside: Outside, container: object, key: object, value: object) -> object:
     """The value of an outside container at `key`, wrapped."""
-    origin = outside.origins[id(container)]
+    source = outside.sources[id(container)]
     if not is_lookup_key(key):
         _check_key(outside, key)
-    return wrap_values.wrap(outside, value, origin.child("item", key))
+    return wrap_values.wrap(outside, value, source.child("item", key))
 
 
 def _guarded_values(
@@ -135,17 +135,17 @@ def _guarded_values(
     """The values that an outside dictionary held before the trace, each wrapped; its keys are guarded, in order."""
     for key, _ in before:
         _check_key(outside, key)
-    outside.facts.guard("keys", outside.origins[id(container)], tuple(k for k, _ in before))
+    outside.facts.guard("keys", outside.sources[id(container)], tuple(k for k, _ in before))
     return [item(outside, container, k, v) for k, v in before]
 
 
 def changing_items(outside: Outside, value: dict[object, object]) -> dict[object, object] | None:
     """The items of an outside dictionary, each wrapped, where numbers in it changed between calls: they stay symbolic, while
     `open` makes them plain numbers for native code. None for any other dictionary."""
-    origin = outside.origins.get(id(value))
-    if type(value) is not dict or origin is None or value in outside.log:
+    source = outside.sources.get(id(value))
+    if type(value) is not dict or source is None or value in outside.log:
         return None
-    if not wrap_values.holds_changing_numbers(outside, origin):
+    if not wrap_values.holds_changing_numbers(outside, source):
         return None
     return dict(zip(value, _guarded_values(outside, value, value.items())))
 
@@ -191,7 +191,7 @@ def view(outside: Outside, value: Any, deep: bool = True) -> Any:
         return _view_container(outside, value, deep)
     if isinstance(value, torch.Tensor):
         return wrap_values.fake(outside, value)
-    if isinstance(value, types.SimpleNamespace) and id(value) in outside.origins:
+    if isinstance(value, types.SimpleNamespace) and id(value) in outside.sources:
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, "native code reads an outside SimpleNamespace"))
     if isinstance(value, BaseException):
         open_exception(outside, value)
@@ -209,7 +209,7 @@ def open_compared(outside: Outside, values: Iterable[object]) -> None:
 
 def _view_container(outside: Outside, container: Container, deep: bool) -> Container:
     key = id(container)
-    seen = open(outside, container) if key in outside.origins else container
+    seen = open(outside, container) if key in outside.sources else container
     if not deep or isinstance(container, set) or key in outside.opened.viewed:
         return seen
     outside.opened.viewed.add(key)
@@ -227,14 +227,14 @@ def _view_items(outside: Outside, value: tuple[object, ...]) -> tuple[object, ..
 
 def open_exception(outside: Outside, error: BaseException) -> None:
     """Native code is going to look at an exception: guards what an outside one says."""
-    origin = outside.origins.get(id(error))
-    if origin is None or id(error) in outside.opened.by_id:
+    source = outside.sources.get(id(error))
+    if source is None or id(error) in outside.opened.by_id:
         return
     outside.opened.by_id[id(error)] = False
     if error.__traceback__ is not None:  # parts that are split off share it
-        outside.origins.register(error.__traceback__, origin.child("member", "__traceback__"))
+        outside.sources.register(error.__traceback__, source.child("member", "__traceback__"))
     for name in exception_fields(type(error)):  # type: ignore[arg-type]
-        found = plain_parts(wrap_values.wrap(outside, getattr(error, name), origin.child("member", name)))
+        found = plain_parts(wrap_values.wrap(outside, getattr(error, name), source.child("member", name)))
         for part in found if type(found) is tuple else ():
             view(outside, part)
 

@@ -10,11 +10,11 @@ import torch
 from smelt._native import isinstance
 from smelt.capture.environment.dynamic_numbers import ChangingNumbers
 from smelt.capture.environment.symbolic_size_policy import Path, Range, meet_nothing, without_remainder
-from smelt.guards.changed_numbers import size_origin, stride_origin
+from smelt.guards.changed_numbers import size_source, stride_source
 from smelt.guards.guard import ANY, TensorFacts, stride_over
 from smelt.guards.guard_evaluation import tensor_facts
 from smelt.guards.read_source import Missing, Reader
-from smelt.guards.source import Origin, origin_at
+from smelt.guards.source import Source, source_at
 from smelt.shapes.divisibility import as_divided
 from smelt.shapes.expr import Sym, contiguous_stride
 from smelt.size_marks import Mark, marks_of
@@ -31,16 +31,16 @@ class ChangingSizes:
     def __init__(self, numbers: ChangingNumbers) -> None:
         self._numbers = numbers
         self.places = numbers.places
-        self._symbols: dict[Origin, Sym] = {}
+        self._symbols: dict[Source, Sym] = {}
         self.seen: dict[Path, int] = {}  # those that are symbolic, as they are in this call
-        self.refused: dict[Origin, int] = {}  # sizes that are numbers, though they are marked to be symbolic
+        self.refused: dict[Source, int] = {}  # sizes that are numbers, though they are marked to be symbolic
         self.may_be_one: set[Path] = set()  # those that are symbolic, and were 1 before, or are marked so
-        self._made: dict[Origin, Int | int] = {}  # before the program came to their tensors
-        self._met: set[Origin] = set()
-        self._roots: Sequence[Origin] = ()
+        self._made: dict[Source, Int | int] = {}  # before the program came to their tensors
+        self._met: set[Source] = set()
+        self._roots: Sequence[Source] = ()
         self._read = Reader(())
 
-    def begin(self, roots: Sequence[Origin], slots: Sequence[object]) -> None:
+    def begin(self, roots: Sequence[Source], slots: Sequence[object]) -> None:
         """The arguments of this capture's frame, and where they are found."""
         self._roots, self._read = roots, Reader(slots)
         self.places.meet = self._meet
@@ -50,8 +50,8 @@ class ChangingSizes:
         self._roots, self._read = (), Reader(())
         self.places.meet = meet_nothing
 
-    def of(self, tensor: torch.Tensor, origin: Origin) -> tuple[SymbolicLayout, TensorFacts] | None:
-        """Layout and facts of the tensor found at `origin`, with the sizes and strides that are symbolic, as its marks say,
+    def of(self, tensor: torch.Tensor, source: Source) -> tuple[SymbolicLayout, TensorFacts] | None:
+        """Layout and facts of the tensor found at `source`, with the sizes and strides that are symbolic, as its marks say,
         else the policy; None where none is."""
         policy = self.places.policy
         if not policy.wanted or not (policy.names_any or marks_of(tensor)):
@@ -59,7 +59,7 @@ class ChangingSizes:
         facts = tensor_facts(tensor)
         over = strides_over(facts.shape, facts.stride) if facts.layout is torch.strided else None
         places = sorted(
-            self._sizes(tensor, facts, origin, over is not None), key=lambda p: policy.is_sum(p[1][0].path)
+            self._sizes(tensor, facts, source, over is not None), key=lambda p: policy.is_sum(p[1][0].path)
         )
         made = {dim: self._symbol(facts.shape[dim], *at) for dim, at in places}
         found = {dim: size for dim, size in made.items() if not isinstance(size, int)}
@@ -68,15 +68,15 @@ class ChangingSizes:
         shape = [made.get(dim, n) for dim, n in enumerate(facts.shape)]
         if facts.stride == contiguous_stride(facts.shape):
             return (SymbolicLayout.row_major(shape), with_any(facts, found)) if made else None
-        return self._laid_out(tensor, facts, origin, shape, over)
+        return self._laid_out(tensor, facts, source, shape, over)
 
     def _sizes(
-        self, tensor: torch.Tensor, facts: TensorFacts, origin: Origin, laid_out: bool
-    ) -> Iterator[tuple[int, tuple[Origin, Mark | None]]]:
+        self, tensor: torch.Tensor, facts: TensorFacts, source: Source, laid_out: bool
+    ) -> Iterator[tuple[int, tuple[Source, Mark | None]]]:
         """The dimensions whose sizes are symbolic: where each is found, and its mark."""
         marks = marks_of(tensor)
         for dim, size in enumerate(facts.shape):
-            at, mark = size_origin(origin, dim), marks.get(dim)
+            at, mark = size_source(source, dim), marks.get(dim)
             wanted = self._includes(at, size, tensor) if mark is None else mark.dynamic
             if not wanted or size < 2:
                 continue
@@ -88,14 +88,14 @@ class ChangingSizes:
             elif mark is not None:
                 self.refused[at] = size
 
-    def _includes(self, at: Origin, size: int, tensor: torch.Tensor) -> bool:
+    def _includes(self, at: Source, size: int, tensor: torch.Tensor) -> bool:
         return self.places.policy.includes(at.path, size, isinstance(tensor, torch.nn.Parameter))
 
     def _laid_out(
         self,
         tensor: torch.Tensor,
         facts: TensorFacts,
-        origin: Origin,
+        source: Source,
         shape: list[Int | int],
         over: Sequence[Over | None],
     ) -> tuple[SymbolicLayout, TensorFacts] | None:
@@ -107,7 +107,7 @@ class ChangingSizes:
             if inner is None:
                 continue
             room = shape[inner.dim] * stride[inner.dim]
-            at = stride_origin(origin, dim)
+            at = stride_source(source, dim)
             if inner.exactly:
                 stride[dim] = room
                 codes[dim] = codes[dim] if isinstance(room, int) else stride_over(inner.dim, exactly=True)
@@ -125,7 +125,7 @@ class ChangingSizes:
         layout = SymbolicLayout(tuple(shape), tuple(stride), gaps)
         return layout, replace(facts, shape=shape_codes, stride=tuple(codes))
 
-    def _symbol(self, size: int, at: Origin, mark: Mark | None) -> Int | int:
+    def _symbol(self, size: int, at: Source, mark: Mark | None) -> Int | int:
         if at in self._made:
             return self._made[at]
         if at.path in self.places.policy.ones:
@@ -162,12 +162,12 @@ class ChangingSizes:
 
     def _meet(self, path: Path) -> None:
         """Makes the symbol of a size, or number, among the arguments, from which the size of another one follows."""
-        origin = origin_at(path, self._roots)
-        if origin is None or origin in self._met or self.places.policy.is_fixed(path):
+        source = source_at(path, self._roots)
+        if source is None or source in self._met or self.places.policy.is_fixed(path):
             return
-        self._met.add(origin)
+        self._met.add(source)
         try:
-            value, tensor = self._read(origin), _sized(origin)
+            value, tensor = self._read(source), _sized(source)
         except Missing:
             return
         if type(value) is not int or value < 2:
@@ -175,9 +175,9 @@ class ChangingSizes:
         found = None if tensor is None else self._read(tensor)
         if isinstance(found, torch.Tensor):
             if not marks_of(found):  # they may say otherwise
-                self._made[origin] = self._symbol(value, origin, None)
+                self._made[source] = self._symbol(value, source, None)
         elif path in self._numbers.dynamic:
-            size_of(self._numbers.at(origin, value))
+            size_of(self._numbers.at(source, value))
 
     def whole_at(self, sym: Sym) -> frozenset[Path]:
         """Where this symbol is all of the size, or number, that was found; nowhere where it may be a part of one."""
@@ -185,7 +185,7 @@ class ChangingSizes:
             return frozenset()
         return frozenset(self.places.paths.get(sym, ()))
 
-    def _note(self, at: Origin, number: Int) -> None:
+    def _note(self, at: Source, number: Int) -> None:
         found = as_divided(size_of(number))
         assert found is not None
         self._symbols[at] = found.sym
@@ -211,15 +211,15 @@ class ChangingSizes:
     def sources(self, symbols: Iterable[Sym]) -> tuple[str, ...]:
         """The first place at which each of these sizes was found, as Python has it."""
         paths = (min(self.places.paths[s], key=str) for s in symbols if self.places.paths.get(s))
-        found = (origin_at(without_remainder(path), self._roots) for path in paths)
-        return tuple(sorted(origin.source for origin in found if origin is not None))
+        found = (source_at(without_remainder(path), self._roots) for path in paths)
+        return tuple(sorted(source.source for source in found if source is not None))
 
     def found_at(self, symbols: Iterable[Sym]) -> frozenset[frozenset[Path]]:
         """Where the sizes were found that each of these stands for."""
         return frozenset(frozenset(self.places.paths[s]) for s in symbols if s in self.places.paths)
 
 
-def _sized(at: Origin) -> Origin | None:
+def _sized(at: Source) -> Source | None:
     """The tensor of which the size is found there, if it is one."""
     shape = at.base
     return shape.base if shape is not None and shape.kind == "member" and shape.key == "shape" else None

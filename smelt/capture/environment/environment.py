@@ -15,7 +15,7 @@ from smelt.capture.environment.dynamic_sizes import ChangingSizes
 from smelt.capture.environment.guard_facts import Facts
 from smelt.capture.environment.mutation_log import ChangeLog
 from smelt.capture.environment.overlay import Overlay
-from smelt.capture.environment.source_index import Origins
+from smelt.capture.environment.source_index import Sources
 from smelt.capture.proxies.array_proxy import Array
 from smelt.graph.ir import Line
 from smelt.tracing.record.trace import Trace
@@ -24,8 +24,8 @@ from smelt.tracing.record.trace import Trace
 class Memo:
     """What reads of outside objects gave: the same again, without another look."""
 
-    def __init__(self, origins: Origins) -> None:
-        self._origins = origins
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
         self.by_id: dict[int, dict[object, Any]] = {}  # attribute and item reads
         self.natives: set[int] = (
             set()
@@ -37,7 +37,7 @@ class Memo:
         found = self.by_id.get(id(obj))
         if found is None:
             found = self.by_id[id(obj)] = {}
-            self._origins.keep(obj)
+            self._sources.keep(obj)
         return found
 
     def found_in(self, entries: dict[str, object], obj: object, name: str, value: object) -> None:
@@ -96,13 +96,13 @@ class Outside:
 
     def __init__(self, trace: Trace, where: Callable[[], Line | None]) -> None:
         self.trace = trace
-        self.origins = Origins()
-        self.overlay = Overlay(self.origins)
+        self.sources = Sources()
+        self.overlay = Overlay(self.sources)
         self.log = ChangeLog(self.overlay)
-        self.facts = Facts(self.origins, where, trace.real)
+        self.facts = Facts(self.sources, where, trace.real)
         self.numbers = ChangingNumbers(trace, self.facts)
         self.sizes = ChangingSizes(self.numbers)
-        self.memo = Memo(self.origins)
+        self.memo = Memo(self.sources)
         self.seen = Seen()
         self.opened = Opened()
         self.changed = Changed()

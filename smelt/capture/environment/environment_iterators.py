@@ -29,7 +29,7 @@ MOST = 1024  # items of one iterator in one capture
 
 def is_advanced(outside: Outside, iterator: object) -> bool:
     """Whether `iterator` is from outside, and of a kind that `next_item` advances."""
-    return outside.looks_ahead and id(iterator) in outside.origins and _can_look_ahead(iterator)
+    return outside.looks_ahead and id(iterator) in outside.sources and _can_look_ahead(iterator)
 
 
 def _can_look_ahead(iterator: object) -> bool:
@@ -68,30 +68,30 @@ def _take(outside: Outside, iterator: object) -> object:
 
 
 def _part(outside: Outside, iterator: object, name: Part) -> object:
-    origin = outside.origins[id(iterator)].child("part", name)
-    return wrap_values.wrap(outside, PARTS[name](iterator), origin)
+    source = outside.sources[id(iterator)].child("part", name)
+    return wrap_values.wrap(outside, PARTS[name](iterator), source)
 
 
 def _next_of_walk(outside: Outside, iterator: object) -> object:
-    origin = outside.origins[id(iterator)]
+    source = outside.sources[id(iterator)]
     taken, left = outside.taken.get(id(iterator), 0), items_left(iterator)
     changed = type(iterator) in OVER_CHANGING and _part(outside, iterator, "over") in outside.log
     if changed or taken >= MOST:
         raise _refused(iterator)
     if taken == left:
-        outside.facts.guard("eq", origin.child("part", "left"), left)
+        outside.facts.guard("eq", source.child("part", "left"), left)
         raise StopIteration
     outside.taken[id(iterator)] = taken + 1
-    value, origin = item_ahead(iterator, taken), origin.child("ahead", taken)
+    value, source = item_ahead(iterator, taken), source.child("ahead", taken)
     if type(iterator) is RANGE:
-        return outside.numbers.counter(cast(int, value), origin)
-    return wrap_values.wrap(outside, value, origin)
+        return outside.numbers.counter(cast(int, value), source)
+    return wrap_values.wrap(outside, value, source)
 
 
 def _next_of_enumerate(outside: Outside, iterator: object) -> tuple[object, object]:
     inner = _part(outside, iterator, "inner")
-    origin = outside.origins[id(iterator)].child("part", "index")
-    first = cast(int, outside.numbers.counter(cast(int, PARTS["index"](iterator)), origin))
+    source = outside.sources[id(iterator)].child("part", "index")
+    first = cast(int, outside.numbers.counter(cast(int, PARTS["index"](iterator)), source))
     value = _take(outside, inner)
     taken = outside.taken.get(id(iterator), 0)
     outside.taken[id(iterator)] = taken + 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 from smelt.capture.base.value_kinds import MISSING, CellType, instance_dict, is_identity, is_lookup_key
 from smelt.capture.environment.environment import Outside
 from smelt.errors import Unsupported
-from smelt.guards.source import OriginKind
+from smelt.guards.source import SourceKind
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 
 
@@ -25,7 +25,7 @@ def touch(outside: Outside, obj: object) -> None:
     owner = outside.changed.owners.get(id(obj))
     if owner is not None:
         _touch_one(outside, owner)
-    if id(obj) in outside.origins:
+    if id(obj) in outside.sources:
         _touch_one(outside, obj)
 
 
@@ -36,12 +36,12 @@ def touched(outside: Outside, obj: object) -> None:
         outside.opened.stale.add(id(obj))
 
 
-def note_store(outside: Outside, obj: object, kind: OriginKind, key: object, value: object) -> None:
+def note_store(outside: Outside, obj: object, kind: SourceKind, key: object, value: object) -> None:
     """`value` is about to be stored in `obj`: an effect even if it is what is there now, unless that is guarded."""
-    origin = outside.origins.get(id(obj))
-    if origin is None or not is_lookup_key(key):
+    source = outside.sources.get(id(obj))
+    if source is None or not is_lookup_key(key):
         return
-    if outside.origins.get(id(value)) is not origin.child(kind, key) or is_identity(value):
+    if outside.sources.get(id(value)) is not source.child(kind, key) or is_identity(value):
         owner = outside.changed.owners.get(id(obj))  # of an instance's dictionary
         outside.log.store(obj if owner is None else owner, key, kind == "attr" or owner is not None)
 
@@ -49,9 +49,9 @@ def note_store(outside: Outside, obj: object, kind: OriginKind, key: object, val
 def _touch_one(outside: Outside, obj: object) -> None:
     if outside.log.touch(obj):
         outside.memo.forget(obj)
-        outside.origins.keep(obj)
+        outside.sources.keep(obj)
         own = instance_dict(obj)
-        if own is not None and id(own) in outside.origins:
+        if own is not None and id(own) in outside.sources:
             _touch_one(outside, own)
 
 
@@ -86,11 +86,11 @@ def guard_changed_classes(outside: Outside) -> None:
     """A store gives a class a new version: what is compared instead are its attributes, but for those stored."""
     changed = outside.changed.classes
     for key, guard in list(outside.facts.by_key.items()) if changed else ():
-        if guard.kind != "type_version" or guard.origin is None:
+        if guard.kind != "type_version" or guard.source is None:
             continue
-        if not changed.keys().isdisjoint(guard.origin.known.__mro__):
+        if not changed.keys().isdisjoint(guard.source.known.__mro__):
             del outside.facts.by_key[key]
-            for base in guard.origin.known.__mro__:
+            for base in guard.source.known.__mro__:
                 if changed.keys().isdisjoint(base.__mro__):
                     outside.facts.use_class(base)
                 else:
@@ -105,7 +105,7 @@ def _guard_class_attributes(outside: Outside, cls: type, besides: set[str]) -> N
             before |= {} if old is MISSING else {name: old}
     unchanged = ClassState(cls, before, frozenset(besides))
     outside.facts.guard(
-        "id", outside.origins.const(unchanged, f"attributes of {cls.__qualname__}").child("call", "get"), True
+        "id", outside.sources.const(unchanged, f"attributes of {cls.__qualname__}").child("call", "get"), True
     )
 
 
@@ -116,17 +116,17 @@ def guard_distinct(outside: Outside) -> None:
     }
     changed |= {CellType} if outside.log.changes_cells else set()
     for cls in changed:
-        origins = tuple(outside.origins[k] for k, obj in outside.seen.objects.items() if type(obj) is cls)
-        if len(origins) > 1:
-            outside.facts.guard("distinct", origins[0], origins, key=cls)
+        sources = tuple(outside.sources[k] for k, obj in outside.seen.objects.items() if type(obj) is cls)
+        if len(sources) > 1:
+            outside.facts.guard("distinct", sources[0], sources, key=cls)
 
 
 def own_dict(outside: Outside, obj: object, own: dict[str, object]) -> dict[str, object]:
     """`obj.__dict__` read by the user's code."""
-    if id(obj) in outside.origins:
+    if id(obj) in outside.sources:
         outside.changed.owners[id(own)] = obj
-        if id(own) not in outside.origins:
-            outside.origins.register(own, outside.origins[id(obj)].child("dict", None))
+        if id(own) not in outside.sources:
+            outside.sources.register(own, outside.sources[id(obj)].child("dict", None))
             outside.log.touch_own(obj, own)
-            outside.overlay.note_origin(own)
+            outside.overlay.note_source(own)
     return own

@@ -34,11 +34,11 @@ from smelt.capture.base.value_kinds import (
     is_nan,
     is_shared,
 )
-from smelt.capture.environment.source_index import Origins
+from smelt.capture.environment.source_index import Sources
 from smelt.errors import Unsupported
 from smelt.graph.ir import Line
 from smelt.guards.guard import Guard, GuardKind
-from smelt.guards.source import Origin
+from smelt.guards.source import Source
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.tracing.fake.fake_tensor import FakeTensor
 
@@ -72,11 +72,11 @@ class Facts:
 
     def __init__(
         self,
-        origins: Origins,
+        sources: Sources,
         where: Callable[[], Line | None],
         real: Callable[[FakeTensor], torch.Tensor | None],
     ) -> None:
-        self._origins = origins
+        self._sources = sources
         self.where = where
         self._real = real
         self.by_key: dict[tuple[object, ...], Guard] = {}
@@ -89,11 +89,11 @@ class Facts:
         """All guards, in the order in which the facts were learnt."""
         return tuple(self.by_key.values())
 
-    def guard(self, kind: GuardKind, origin: Origin | None, value: object = None, key: object = None) -> None:
-        """Adds a guard; `key` tells apart guards of one kind at one origin."""
-        k = (kind, origin, key)
+    def guard(self, kind: GuardKind, source: Source | None, value: object = None, key: object = None) -> None:
+        """Adds a guard; `key` tells apart guards of one kind at one source."""
+        k = (kind, source, key)
         if k not in self.by_key:
-            self.by_key[k] = Guard(kind, origin, value, self.where())
+            self.by_key[k] = Guard(kind, source, value, self.where())
 
     def use_class(self, cls: type) -> None:
         """The trace depends on what the class's attributes are now."""
@@ -102,11 +102,11 @@ class Facts:
         self._classes.add(cls)
         if (
             not cls.__flags__ & IMMUTABLE_TYPE_FLAG
-            and not self._origins.is_made_class(cls)
+            and not self._sources.is_made_class(cls)
             and cls is not FakeTensor
         ):
             _note_slots(cls)
-            self.guard("type_version", self._origins.const(cls), _native.type_version(cls))
+            self.guard("type_version", self._sources.const(cls), _native.type_version(cls))
 
     def use_identity(self, value: object) -> None:
         """The trace depends on which object `value` is: its hash, its address."""
@@ -114,12 +114,12 @@ class Facts:
             for part in value:
                 self.use_identity(part)
             return
-        origin = self._origins.get(id(value))
-        if origin is None or origin.kind == "const" or is_constant(value):
+        source = self._sources.get(id(value))
+        if source is None or source.kind == "const" or is_constant(value):
             return
-        if is_identity(value) and not self._origins.is_by_code(value):
+        if is_identity(value) and not self._sources.is_by_code(value):
             return
-        self.guard("id", origin, self._real(value) if type(value) is FakeTensor else value)
+        self.guard("id", source, self._real(value) if type(value) is FakeTensor else value)
 
     def use_differences(self, *values: object) -> None:
         """The trace depends on which of these, and of the objects in them, are one: sets and dictionaries look elements up,
@@ -160,7 +160,7 @@ class Facts:
     def _use_constants(self, meant: Callable[[object], bool]) -> None:
         for guard in self.guards:
             if guard.kind == "eq" and any(map(meant, _parts(guard.value))):
-                self.guard("id", guard.origin, guard.value)
+                self.guard("id", guard.source, guard.value)
 
     def use_content(self, value: object) -> None:
         """The trace depends on what an immutable object of C holds."""
@@ -171,15 +171,15 @@ class Facts:
         """The trace depends on how many digits the text of an integer may have, if one of `values` may have too many, or is
         the error of too many: native code makes integers of such texts, and texts of such integers."""
         if any(map(_has_many_digits, values)) or any(map(_is_of_too_many_digits, values)):
-            origin = self._origins.const(sys.get_int_max_str_digits).child("call", None)
-            self.guard("eq", origin, sys.get_int_max_str_digits())
+            source = self._sources.const(sys.get_int_max_str_digits).child("call", None)
+            self.guard("eq", source, sys.get_int_max_str_digits())
 
     def use_function(self, function: FunctionType) -> None:
         """The trace depends on the function's code and defaults."""
         if id(function) not in self._functions:
             self._functions.add(id(function))
             value = (function.__code__, function.__defaults__, function.__kwdefaults__)
-            self.guard("function", self._origins.const(function), value)
+            self.guard("function", self._sources.const(function), value)
 
     def knows_function(self, function: FunctionType) -> None:
         """The code and defaults of `function` are guarded part by part."""
@@ -188,12 +188,12 @@ class Facts:
     def made_function(self, function: FunctionType) -> None:
         """`function` was made by the trace: nothing about it needs a guard."""
         self._functions.add(id(function))
-        self._origins.made_function(function)
+        self._sources.made_function(function)
 
     def check_readable(self, value: object, special: str | None = None) -> None:
         """Raises Unsupported for an outside object of C that shows the contents of others, which nothing guards; also where
         the method `special` that is to be called of it is code of C that is not known."""
-        if id(value) not in self._origins:
+        if id(value) not in self._sources:
             return
         kind: object = type(value)
         if kind in UNGUARDABLE or (special is not None and not _is_known_reader(kind, special)):

@@ -25,7 +25,7 @@ from smelt.capture.base.value_kinds import (
     instance_dict,
     items_of,
 )
-from smelt.capture.environment.source_index import Origins
+from smelt.capture.environment.source_index import Sources
 
 T = TypeVar("T")
 
@@ -91,8 +91,8 @@ def is_slot(found: object) -> bool:
 class Overlay:
     """What the machine finds in place of what outside objects hold."""
 
-    def __init__(self, origins: Origins) -> None:
-        self._origins = origins
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
         self._copies: dict[int, Container] = {}  # by id of an outside container
         self._outside: dict[int, Container] = {}  # by id of a copy: the container that it stands for
         self._slots: dict[tuple[int, str], object] = {}  # by id of the instance and name
@@ -107,14 +107,14 @@ class Overlay:
         if found is None:
             found = self._copies[id(container)] = _copied(container)
             self._outside[id(found)] = container
-            self.note_origin(container)
+            self.note_source(container)
         return cast(C, found)
 
-    def note_origin(self, container: Container) -> None:
+    def note_source(self, container: Container) -> None:
         """Where `container` was found, its copy was: native code may have put that into other objects."""
-        found, origin = self._copies.get(id(container)), self._origins.get(id(container))
-        if found is not None and origin is not None:
-            self._origins.copied[id(found)] = origin
+        found, source = self._copies.get(id(container)), self._sources.get(id(container))
+        if found is not None and source is not None:
+            self._sources.copied[id(found)] = source
 
     def now(self, value: T) -> T:
         """Where the machine finds the contents of a container: its copy, or itself. Of any other value: itself."""

@@ -1,6 +1,6 @@
 """Where outside objects were found.
 
-What always holds: every outside object that the machine has met is kept alive and has exactly one origin. An object made by
+What always holds: every outside object that the machine has met is kept alive and has exactly one source. An object made by
 the trace has none.
 """
 
@@ -11,19 +11,19 @@ from collections.abc import Callable
 from smelt._native import isinstance
 from smelt.capture.base.value_kinds import FunctionType, ModuleType, is_identity, module_name
 from smelt.capture.reconstruction.constants import note_made
-from smelt.guards.source import Origin
+from smelt.guards.source import Source
 
 
-class Origins(dict[int, Origin]):
-    """The origin of each outside object, by the object's id."""
+class Sources(dict[int, Source]):
+    """The source of each outside object, by the object's id."""
 
     def __init__(self) -> None:
         super().__init__()
         self.copied: dict[
-            int, Origin
+            int, Source
         ] = {}  # by id of a container's copy with fakes, where the container was found
         self._alive: list[object] = []  # known by their ids
-        self._consts: dict[int, Origin] = {}
+        self._consts: dict[int, Source] = {}
         self._made_functions: set[int] = set()
         self._made_classes: set[int] = set()
 
@@ -31,45 +31,45 @@ class Origins(dict[int, Origin]):
         """Their ids are used as keys: they live as long as the capture."""
         self._alive += objects
 
-    def const(self, value: object, name: str | None = None) -> Origin:
-        """The root origin of an object known by identity."""
-        origin = self._consts.get(id(value))
-        if origin is None:
-            origin = self._consts[id(value)] = Origin("const", name or _const_name(value), None, value=value)
+    def const(self, value: object, name: str | None = None) -> Source:
+        """The root source of an object known by identity."""
+        source = self._consts.get(id(value))
+        if source is None:
+            source = self._consts[id(value)] = Source("const", name or _const_name(value), None, value=value)
             self.keep(value)
-            self.setdefault(id(value), origin)
-        return origin
+            self.setdefault(id(value), source)
+        return source
 
-    def by_code(self, function: FunctionType, origin: Origin) -> None:
-        """`function`, found at `origin`, is not known by identity: another with its code may be there at the next call."""
-        self._consts[id(function)] = origin
-        self.register(function, origin)
+    def by_code(self, function: FunctionType, source: Source) -> None:
+        """`function`, found at `source`, is not known by identity: another with its code may be there at the next call."""
+        self._consts[id(function)] = source
+        self.register(function, source)
 
     def is_by_code(self, value: object) -> bool:
         """Whether `value` is a function from outside that is not known by identity."""
         found = self._consts.get(id(value)) if type(value) is FunctionType else None
         return found is not None and found.kind != "const"
 
-    def known(self, value: object) -> Origin:
+    def known(self, value: object) -> Source:
         """Where `value` was found; an object that was never read from anywhere is known by identity."""
         return self.get(id(value)) or self.const(value)
 
-    def of(self, value: object) -> Origin | None:
+    def of(self, value: object) -> Source | None:
         """Where `value` was found; None for an object that the trace made."""
         found = self.get(id(value))
         if found is None and type(value) is FunctionType and id(value) not in self._made_functions:
             return self.const(value)  # of a class, never read by itself
         return self.copied.get(id(value)) if found is None else found
 
-    def register(self, value: object, origin: Origin) -> None:
-        """`value` was found at `origin`."""
+    def register(self, value: object, source: Source) -> None:
+        """`value` was found at `source`."""
         if id(value) not in self:
-            self[id(value)] = origin
+            self[id(value)] = source
             self.keep(value)
 
-    def found_at(self, origin: Origin) -> object:
-        """The outside object that was found at `origin`; None where none was."""
-        return next((x for x in self._alive if self.get(id(x)) is origin), None)
+    def found_at(self, source: Source) -> object:
+        """The outside object that was found at `source`; None where none was."""
+        return next((x for x in self._alive if self.get(id(x)) is source), None)
 
     def made_function(self, function: Callable[..., object]) -> None:
         """`function` was made by the trace."""

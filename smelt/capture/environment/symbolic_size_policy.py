@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 
 from smelt._native import isinstance
 from smelt.guards.guard import ANY, ANY_OR_ONE
-from smelt.guards.source import Origin
+from smelt.guards.source import Source
 from smelt.shapes.divisibility import as_divided
 from smelt.shapes.expr import INFINITE, Expr, Size, Sym, affine, evaluate, free_syms, subs
 from smelt.size_marks import Mark
 
-Path = tuple[object, ...]  # `Origin.path`
+Path = tuple[object, ...]  # `Source.path`
 Range = tuple[int, int]  # with both ends
 
 _MOST_REMAINDERS = 64
@@ -32,7 +32,7 @@ def without_remainder(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class SymbolicSizes:
-    """Which sizes and strides are symbolic, by the paths of their origins.
+    """Which sizes and strides are symbolic, by the paths of their sources.
 
     None are unless `wanted`; `everywhere`, those of all tensors that are neither parameters nor buffers; those that
     `changed`, each with one that it was before; of others those that are symbols where they are `handed` over, in the graph
@@ -266,7 +266,7 @@ def meet_nothing(path: Path) -> None:
 
 @dataclass(eq=False)
 class SizePlaces:
-    """Where the symbols of one capture's sizes were found, by paths of origins, and which of them are sizes of tensors.
+    """Where the symbols of one capture's sizes were found, by paths of sources, and which of them are sizes of tensors.
 
     Sizes of several tensors that are equal are one symbol, those of one tensor (the height and the width of a picture) are
     not, unless they must be: of two square pictures, the heights are one and the widths are one.
@@ -282,19 +282,19 @@ class SizePlaces:
     parts: set[Sym] = field(default_factory=set)
     divisors: dict[Sym, int] = field(default_factory=dict)  # of those that are quotients of sizes of tensors
     narrowed: dict[Sym, Range] = field(default_factory=dict)  # what another capture is to know of them
-    like: dict[tuple[object, ...], list[tuple[Origin, Size]]] = field(default_factory=dict)
+    like: dict[tuple[object, ...], list[tuple[Source, Size]]] = field(default_factory=dict)
     seen: dict[tuple[Path, tuple[object, ...]], int] = field(default_factory=dict)
     before: dict[Sym, Size] = field(default_factory=dict)
     meet: Callable[[Path], None] = meet_nothing
 
-    def note(self, at: Origin, size: Size) -> None:
+    def note(self, at: Source, size: Size) -> None:
         """`size`, of one symbol, or one and its remainder, is found at this place."""
         found = as_divided(size)
         assert found is not None
         for sym, path in zip(found.symbols, (at.path, remainder_of(at.path))):
             self.paths.setdefault(sym, set()).add(path)
 
-    def made_at(self, at: Origin, size: Size) -> None:
+    def made_at(self, at: Source, size: Size) -> None:
         """The size at this place is made of symbols of its own: what it is before a break says what those are there."""
         handed = self.policy.handed_at(at.path)
         if handed is None:
@@ -306,7 +306,7 @@ class SizePlaces:
             for then, now in zip(old.symbols, new.symbols):
                 self.before.setdefault(then, now)
 
-    def follows(self, at: Origin, value: int, hints: Mapping[Sym, int]) -> Size | None:
+    def follows(self, at: Source, value: int, hints: Mapping[Sym, int]) -> Size | None:
         """The size at this place, now `value`, if it follows from others: it did in the graph before a break."""
         handed = self._computed(at.path)
         if handed is None:
@@ -328,7 +328,7 @@ class SizePlaces:
         told = self.policy.is_alike(path) or self.policy.is_apart(path)
         return None if told else self.policy.handed_at(path)
 
-    def multiple_of(self, at: Origin, value: int, hints: Mapping[Sym, int]) -> tuple[Size, Sym] | None:
+    def multiple_of(self, at: Source, value: int, hints: Mapping[Sym, int]) -> tuple[Size, Sym] | None:
         """Of what the size at this place, now `value`, is a multiple, and what stands for how many times: as it follows from
         others but for a number that is found nowhere else. To be asked where it does not follow."""
         handed = self._computed(at.path)
@@ -345,7 +345,7 @@ class SizePlaces:
         number = evaluate(by, hints)
         return (by, times) if isinstance(by, Expr) and value % number == 0 and value >= 2 * number else None
 
-    def known_like(self, at: Origin, value: int, mark: Mark | None = None) -> tuple[Origin, Size] | None:
+    def known_like(self, at: Source, value: int, mark: Mark | None = None) -> tuple[Source, Size] | None:
         """The first place of which the size that is `value` here is to be the symbol, and its size; None where there is none
         yet. To be asked once for each place."""
         path = at.path
@@ -361,12 +361,12 @@ class SizePlaces:
             return places[nth]
         return places[0] if places and places[0][0].path[:-1] != path[:-1] else None
 
-    def first_like(self, at: Origin, value: int, size: Size, mark: Mark | None = None) -> None:
+    def first_like(self, at: Source, value: int, size: Size, mark: Mark | None = None) -> None:
         """The size that is `value` here is the symbol of those like it from now on, beside those that there are."""
         if not self.policy.is_apart(at.path):
             self.like.setdefault(self._key(at, value, mark), []).append((at, size))
 
-    def _key(self, at: Origin, value: int, mark: Mark | None) -> tuple[object, ...]:
+    def _key(self, at: Source, value: int, mark: Mark | None) -> tuple[object, ...]:
         policy, path = self.policy, at.path
         return value, policy.history(path), mark, policy.divisor(path, value), policy.range(path, value)
 

@@ -34,7 +34,7 @@ from smelt.capture.proxies import array_proxy
 from smelt.capture.reconstruction.constants import is_bound
 from smelt.errors import Unsupported
 from smelt.guards.guard_evaluation import tensor_facts
-from smelt.guards.source import Origin, key_name
+from smelt.guards.source import Source, key_name
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.torch_private import is_functorch_wrapped_tensor
 from smelt.tracing.fake.fake_tensor import FakeTensor, hides_metadata, is_odd
@@ -51,48 +51,48 @@ _TAGS = type(torch.Tag)  # the metaclass of pybind11
 _MADE_EVERYWHERE = (int, float, slice, torch.Size)  # equal ones, and `is` tells them apart
 
 
-def wrap(outside: Outside, value: Any, origin: Origin, *, decided: bool = False) -> Any:
-    """What was read at `origin`, as a value of the VM, guarded. `decided`: another guard (a class's version) already
+def wrap(outside: Outside, value: Any, source: Source, *, decided: bool = False) -> Any:
+    """What was read at `source`, as a value of the VM, guarded. `decided`: another guard (a class's version) already
     says which object is there, so only what can change about it is guarded."""
     kind = type(value)
     if kind in LEAF_TYPES:
         if decided:
             return value
         if outside.numbers.dynamic and (kind is int or kind is float):
-            return outside.numbers.read(value, origin)
-        if kind is torch.Size and holds_changing_numbers(outside, origin):
-            return _wrap_tuple(outside, value, origin, decided)
-        outside.facts.guard("eq", origin, value)
+            return outside.numbers.read(value, source)
+        if kind is torch.Size and holds_changing_numbers(outside, source):
+            return _wrap_tuple(outside, value, source, decided)
+        outside.facts.guard("eq", source, value)
         if kind in _MADE_EVERYWHERE and not is_shared(value):
-            outside.origins.register(value, origin)
+            outside.sources.register(value, source)
         return value
     if kind is FakeTensor or kind in NUMBERS:
         return value
     if isinstance(value, torch.Tensor):
-        return _wrap_tensor(outside, value, origin)
+        return _wrap_tensor(outside, value, source)
     if type(value) is np.ndarray and array_proxy.is_traceable(value):
-        return _wrap_array(outside, value, origin)
+        return _wrap_array(outside, value, source)
     if type(value) is types.MethodWrapperType or (type(value) is BuiltinType and _is_made_at_access(value)):
-        return _wrap_bound_builtin(outside, value, origin)
-    if type(value) is FunctionType and not decided and _is_made_anew(value, origin):
-        return _wrap_function(outside, value, origin)
+        return _wrap_bound_builtin(outside, value, source)
+    if type(value) is FunctionType and not decided and _is_made_anew(value, source):
+        return _wrap_function(outside, value, source)
     if is_identity(value):
         if type(value) is FunctionType and _is_made_inside(value):
             outside.seen.objects[id(value)] = value  # another one may be known by the same code
         if not decided:
-            outside.facts.guard("id", origin, value)
-        outside.origins.register(
-            value, outside.origins.const(value) if isinstance(value, (type, FunctionType)) else origin
+            outside.facts.guard("id", source, value)
+        outside.sources.register(
+            value, outside.sources.const(value) if isinstance(value, (type, FunctionType)) else source
         )
         return value
     if isinstance(value, tuple):
-        return _wrap_tuple(outside, value, origin, decided)
+        return _wrap_tuple(outside, value, source, decided)
     if kind is frozenset and is_constant(value):
-        return _wrap_constants(outside, value, origin, decided)
+        return _wrap_constants(outside, value, source, decided)
     if isinstance(value, frozenset):
-        if id(value) not in outside.origins:
-            guard_elements(outside, origin, list(frozenset.__iter__(value)))
-    return _wrap_object(outside, value, origin, decided)
+        if id(value) not in outside.sources:
+            guard_elements(outside, source, list(frozenset.__iter__(value)))
+    return _wrap_object(outside, value, source, decided)
 
 
 def reach_class(outside: Outside, cls: type) -> None:
@@ -100,21 +100,21 @@ def reach_class(outside: Outside, cls: type) -> None:
     they are from, so that what they change is a change of something from outside."""
     outside.facts.use_class(cls)
     for base in cls.__mro__:
-        if not _native.made_by_python(base) or outside.origins.is_made_class(base):
+        if not _native.made_by_python(base) or outside.sources.is_made_class(base):
             continue
         for name, value in base.__dict__.items():
             if is_special_name(name) and _native.made_by_python(type(value)) and _is_called(value):
                 if not outside.log.touches(base, name):
-                    wrap(outside, value, outside.origins.const(base).child("attr", name), decided=True)
+                    wrap(outside, value, outside.sources.const(base).child("attr", name), decided=True)
 
 
 def _is_called(value: object) -> bool:
     return callable(value) or hasattr(type(value), "__get__")
 
 
-def _is_made_anew(value: FunctionType, origin: Origin) -> bool:
+def _is_made_anew(value: FunctionType, source: Source) -> bool:
     """Whether `value` is a function inside of a function that the call brings: each call may make another one."""
-    return origin.root.kind == "arg" and _is_made_inside(value) and not value.__dict__
+    return source.root.kind == "arg" and _is_made_inside(value) and not value.__dict__
 
 
 def _is_made_inside(value: FunctionType) -> bool:
@@ -122,34 +122,34 @@ def _is_made_inside(value: FunctionType) -> bool:
     return "<locals>" in value.__qualname__
 
 
-def _wrap_function(outside: Outside, value: FunctionType, origin: Origin) -> FunctionType:
+def _wrap_function(outside: Outside, value: FunctionType, source: Source) -> FunctionType:
     """A function that is known by its code, its defaults, its globals and its closure."""
-    first = outside.origins.get(id(value))
+    first = outside.sources.get(id(value))
     if first is not None:
-        _alias(outside, origin, first)
+        _alias(outside, source, first)
         return value
     facts = outside.facts
-    facts.guard("type", origin, FunctionType)
-    outside.origins.by_code(value, origin)
+    facts.guard("type", source, FunctionType)
+    outside.sources.by_code(value, source)
     outside.seen.objects[id(value)] = value
     if value.__defaults__ is None and value.__kwdefaults__ is None:
         facts.use_function(value)
     else:
-        _guard_code_and_defaults(outside, value, origin)
-    facts.guard("id", origin.child("member", "__globals__"), value.__globals__)
-    facts.guard("len", origin.child("member", "__dict__"), 0)
+        _guard_code_and_defaults(outside, value, source)
+    facts.guard("id", source.child("member", "__globals__"), value.__globals__)
+    facts.guard("len", source.child("member", "__dict__"), 0)
     for at, cell in enumerate(value.__closure__ or ()):
-        wrap(outside, cell, origin.child("member", "__closure__").child("item", at))
+        wrap(outside, cell, source.child("member", "__closure__").child("item", at))
     return value
 
 
-def _guard_code_and_defaults(outside: Outside, value: FunctionType, origin: Origin) -> None:
+def _guard_code_and_defaults(outside: Outside, value: FunctionType, source: Source) -> None:
     """What `Facts.use_function` guards, for a function whose defaults are other objects at each call. Those of keywords are
     guarded where they are read."""
     outside.facts.knows_function(value)
-    outside.facts.guard("id", origin.child("member", "__code__"), value.__code__)
-    wrap(outside, value.__defaults__, origin.child("member", "__defaults__"))
-    named = origin.child("member", "__kwdefaults__")
+    outside.facts.guard("id", source.child("member", "__code__"), value.__code__)
+    wrap(outside, value.__defaults__, source.child("member", "__defaults__"))
+    named = source.child("member", "__kwdefaults__")
     if value.__kwdefaults__ is None:
         outside.facts.guard("eq", named, None)
     else:
@@ -157,7 +157,7 @@ def _guard_code_and_defaults(outside: Outside, value: FunctionType, origin: Orig
         outside.facts.guard("keys", named, tuple(value.__kwdefaults__))
 
 
-def guard_elements(outside: Outside, origin: Origin, elements: Sequence[object]) -> None:
+def guard_elements(outside: Outside, source: Source, elements: Sequence[object]) -> None:
     """The elements of a set and their order: two equal sets may be iterated in different orders."""
     for value in elements:
         if not is_plain_key(value):
@@ -166,8 +166,8 @@ def guard_elements(outside: Outside, origin: Origin, elements: Sequence[object])
             )
         if not is_constant(value):
             outside.facts.use_identity(value)
-            wrap(outside, value, outside.origins.const(value), decided=True)
-    outside.facts.guard("keys", origin, tuple(elements))
+            wrap(outside, value, outside.sources.const(value), decided=True)
+    outside.facts.guard("keys", source, tuple(elements))
 
 
 def _is_made_at_access(value: BuiltinType) -> bool:
@@ -176,128 +176,128 @@ def _is_made_at_access(value: BuiltinType) -> bool:
 
 
 def _wrap_bound_builtin(
-    outside: Outside, value: BuiltinType | types.MethodWrapperType, origin: Origin
+    outside: Outside, value: BuiltinType | types.MethodWrapperType, source: Source
 ) -> object:
     """`values.append`, `values.__len__`: a new object at each access, known by its name and by what it is bound to."""
-    outside.facts.guard("type", origin, type(value))
-    outside.facts.guard("eq", origin.child("member", "__name__"), value.__name__)
-    wrap(outside, value.__self__, origin.child("member", "__self__"))
-    outside.origins.register(value, origin)
+    outside.facts.guard("type", source, type(value))
+    outside.facts.guard("eq", source.child("member", "__name__"), value.__name__)
+    wrap(outside, value.__self__, source.child("member", "__self__"))
+    outside.sources.register(value, source)
     return value
 
 
-def _wrap_tensor(outside: Outside, value: torch.Tensor, origin: Origin) -> object:
+def _wrap_tensor(outside: Outside, value: torch.Tensor, source: Source) -> object:
     if is_functorch_wrapped_tensor(value):
         return value
     known = outside.trace.inputs.known(value)
     if known is None:
         if is_odd(value):
-            return _wrap_odd_tensor(outside, value, origin)
-        layout, facts = outside.sizes.of(value, origin) or (None, tensor_facts(value))
-        fake = outside.trace.fake(value, _input_name(origin), layout)
-        outside.origins[id(fake)] = outside.origins[id(value)] = origin
-        outside.origins.keep(value)
-        outside.facts.guard("tensor", origin, facts)
+            return _wrap_odd_tensor(outside, value, source)
+        layout, facts = outside.sizes.of(value, source) or (None, tensor_facts(value))
+        fake = outside.trace.fake(value, _input_name(source), layout)
+        outside.sources[id(fake)] = outside.sources[id(value)] = source
+        outside.sources.keep(value)
+        outside.facts.guard("tensor", source, facts)
         if fake.subclass is not None:
             outside.facts.use_class(fake.subclass)
-            _guard_parameter(outside, value, origin)
+            _guard_parameter(outside, value, source)
         return fake
-    _alias(outside, origin, outside.origins[id(known)])
+    _alias(outside, source, outside.sources[id(known)])
     return known
 
 
-def _wrap_odd_tensor(outside: Outside, value: torch.Tensor, origin: Origin) -> torch.Tensor:
+def _wrap_odd_tensor(outside: Outside, value: torch.Tensor, source: Source) -> torch.Tensor:
     """A tensor that no fake stands for (sparse, quantized, nested, of a subclass): itself, guarded by its metadata where a
     guard can read that, else by its type. Whatever is done with it is done at a graph break."""
-    first = outside.origins.get(id(value))
+    first = outside.sources.get(id(value))
     if first is not None:
-        _alias(outside, origin, first)
+        _alias(outside, source, first)
         return value
     if hides_metadata(value):
-        outside.facts.guard("type", origin, type(value))
-        _guard_parameter(outside, value, origin)
+        outside.facts.guard("type", source, type(value))
+        _guard_parameter(outside, value, source)
     else:
-        outside.facts.guard("tensor", origin, tensor_facts(value))
-    outside.origins.register(value, origin)
+        outside.facts.guard("tensor", source, tensor_facts(value))
+    outside.sources.register(value, source)
     return value
 
 
-def _guard_parameter(outside: Outside, value: torch.Tensor, origin: Origin) -> None:
+def _guard_parameter(outside: Outside, value: torch.Tensor, source: Source) -> None:
     """What tells whether a tensor of a subclass is an nn.Parameter, which its type does not."""
     mark = (instance_dict(value) or {}).get("_is_param")
     if mark is None:
-        outside.facts.guard("not_in_dict", origin, "_is_param", key="_is_param")
+        outside.facts.guard("not_in_dict", source, "_is_param", key="_is_param")
     else:
-        outside.facts.guard("eq", origin.child("attr", "_is_param"), mark)
+        outside.facts.guard("eq", source.child("attr", "_is_param"), mark)
 
 
-def _wrap_array(outside: Outside, value: np.ndarray[Any, Any], origin: Origin) -> object:
+def _wrap_array(outside: Outside, value: np.ndarray[Any, Any], source: Source) -> object:
     """A NumPy array: its tensor is a graph input that the compiled frame makes of it."""
     known = outside.seen.arrays.get(id(value))
     if known is not None:
-        _alias(outside, origin, outside.origins[id(known)])
+        _alias(outside, source, outside.sources[id(known)])
         return known
-    outside.facts.guard("type", origin, np.ndarray)
-    outside.facts.guard("id", origin.child("member", "dtype"), value.dtype)
+    outside.facts.guard("type", source, np.ndarray)
+    outside.facts.guard("id", source.child("member", "dtype"), value.dtype)
     for name in ("shape", "strides"):
-        outside.facts.guard("eq", origin.child("member", name), getattr(value, name))
-    outside.facts.guard("eq", origin.child("member", "flags").child("member", "writeable"), True)
+        outside.facts.guard("eq", source.child("member", name), getattr(value, name))
+    outside.facts.guard("eq", source.child("member", "flags").child("member", "writeable"), True)
     with outside.trace.paused():
         real = torch.from_numpy(value)
-    fake = outside.trace.fake(real, _input_name(origin))
+    fake = outside.trace.fake(real, _input_name(source))
     made = outside.seen.arrays[id(value)] = array_proxy.Array(fake, outside=True)
-    outside.origins[id(fake)] = origin.child("array", None)
-    outside.origins[id(made)] = outside.origins[id(value)] = origin
-    outside.origins.keep(value, made)
+    outside.sources[id(fake)] = source.child("array", None)
+    outside.sources[id(made)] = outside.sources[id(value)] = source
+    outside.sources.keep(value, made)
     return made
 
 
-def _alias(outside: Outside, origin: Origin, first: Origin) -> None:
-    if origin is not first and origin.kind != "const":
-        outside.facts.guard("alias", origin, first)
+def _alias(outside: Outside, source: Source, first: Source) -> None:
+    if source is not first and source.kind != "const":
+        outside.facts.guard("alias", source, first)
 
 
-def holds_changing_numbers(outside: Outside, origin: Origin) -> bool:
-    """Whether numbers inside what was read at `origin` changed between calls."""
+def holds_changing_numbers(outside: Outside, source: Source) -> bool:
+    """Whether numbers inside what was read at `source` changed between calls."""
     if not outside.numbers.dynamic:
         return False
-    path = origin.path
+    path = source.path
     return any(p[: len(path)] == path for p in outside.numbers.dynamic)
 
 
 def _wrap_constants(
-    outside: Outside, value: tuple[object, ...] | frozenset[object], origin: Origin, decided: bool
+    outside: Outside, value: tuple[object, ...] | frozenset[object], source: Source, decided: bool
 ) -> object:
     """A tuple or frozenset of constants: equal ones are made everywhere, and `is` tells them apart."""
     if not decided:
-        outside.facts.guard("eq", origin, value)
+        outside.facts.guard("eq", source, value)
     if value:
-        outside.origins.register(value, origin)
+        outside.sources.register(value, source)
     return value
 
 
-def _wrap_tuple(outside: Outside, value: tuple[object, ...], origin: Origin, decided: bool) -> object:
+def _wrap_tuple(outside: Outside, value: tuple[object, ...], source: Source, decided: bool) -> object:
     kind = type(value)
-    if kind is tuple and is_constant(value) and not holds_changing_numbers(outside, origin):
-        return _wrap_constants(outside, value, origin, decided)
+    if kind is tuple and is_constant(value) and not holds_changing_numbers(outside, source):
+        return _wrap_constants(outside, value, source, decided)
     known = outside.seen.tuples.get(id(value))
     if known is not None:
-        _alias(outside, origin, outside.origins[id(value)])
+        _alias(outside, source, outside.sources[id(value)])
         return known
     if not decided:
-        outside.facts.guard("type", origin, kind)
-        outside.facts.guard("len", origin, len(value))
+        outside.facts.guard("type", source, kind)
+        outside.facts.guard("len", source, len(value))
     items = [
-        wrap(outside, v, origin.child("item", i), decided=decided)
+        wrap(outside, v, source.child("item", i), decided=decided)
         for i, v in enumerate(tuple.__iter__(value))
     ]
-    outside.origins.register(value, origin)
+    outside.sources.register(value, source)
     if all(a is b for a, b in zip(items, tuple.__iter__(value))):
         outside.seen.tuples[id(value)] = value
         return value
     made = tuple_like(value, items)
     outside.seen.tuples[id(value)] = made
-    outside.origins.register(made, origin)
+    outside.sources.register(made, source)
     return made
 
 
@@ -311,40 +311,40 @@ def tuple_like(value: tuple[object, ...], items: Sequence[object]) -> tuple[obje
     return made
 
 
-def _wrap_object(outside: Outside, value: object, origin: Origin, decided: bool) -> object:
+def _wrap_object(outside: Outside, value: object, source: Source, decided: bool) -> object:
     if type(value) in weakref.ProxyTypes:
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, "an outside weak proxy"))
-    first = outside.origins.get(id(value))
+    first = outside.sources.get(id(value))
     if first is None:
-        outside.facts.guard("type", origin, type(value))
-        _guard_value(outside, value, origin)
-        outside.origins.register(value, origin)
-    elif first is not origin and first.kind != "const":
-        _alias(outside, origin, first)
-    elif first is not origin and not decided:
-        outside.facts.guard("id", origin, value)
+        outside.facts.guard("type", source, type(value))
+        _guard_value(outside, value, source)
+        outside.sources.register(value, source)
+    elif first is not source and first.kind != "const":
+        _alias(outside, source, first)
+    elif first is not source and not decided:
+        outside.facts.guard("id", source, value)
     outside.seen.objects[id(value)] = value
     return value
 
 
-def _guard_value(outside: Outside, value: object, origin: Origin) -> None:
+def _guard_value(outside: Outside, value: object, source: Source) -> None:
     """What C code alone knows of a number, a text or a date; dates and decimals are guarded by their identity."""
     if isinstance(value, _VALUE_BASES):
         kind: object = type(value)
         reader = _plain_reader(kind)
         if reader:
             outside.facts.guard(
-                "eq", origin.child("member", reader).child("call", None), getattr(value, reader)()
+                "eq", source.child("member", reader).child("call", None), getattr(value, reader)()
             )
         else:
-            outside.facts.guard("id", origin, value)
+            outside.facts.guard("id", source, value)
     elif isinstance(value, _VALUES):
-        outside.facts.guard("id", origin, value)
+        outside.facts.guard("id", source, value)
         zone = getattr(value, "tzinfo", None)
         if zone is not None:  # others in the same zone are made of it
-            outside.origins.const(zone)
+            outside.sources.const(zone)
     elif type(type(value)) is _TAGS and hasattr(type(value), "__members__"):  # an enumeration of torch's C++
-        outside.facts.guard("id", origin, value)
+        outside.facts.guard("id", source, value)
 
 
 def fake(outside: Outside, value: T) -> T:
@@ -369,10 +369,10 @@ def _plain_reader(cls: type) -> str | None:
     return None
 
 
-def _input_name(origin: Origin) -> str:
-    """How graphs call the tensor at `origin`: `x`, `layers_0_weight`."""
+def _input_name(source: Source) -> str:
+    """How graphs call the tensor at `source`: `x`, `layers_0_weight`."""
     parts: list[str] = []
-    at: Origin | None = origin
+    at: Source | None = source
     while at is not None:
         if at.kind not in ("cell", "dict") and at.key not in ("_modules", "_parameters", "_buffers"):
             parts.append(key_name(at.key))

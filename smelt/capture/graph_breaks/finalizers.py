@@ -70,10 +70,10 @@ def check_dropped(vm: VM, frame: Frame, value: object, kept: object = None) -> N
     until the function returns. `kept` is what may hold it from now on."""
     if value is NULL or frame.code.original is None or frame.pc <= frame.prologue:
         return
-    origin = vm.outside.origins.get(id(value))
+    source = vm.outside.sources.get(id(value))
     if (
-        origin is None
-        or origin.kind != "arg"
+        source is None
+        or source.kind != "arg"
         or not ends_with_effect(value)
         or any(x is value for x in _reached(kept))
     ):

@@ -15,8 +15,8 @@ import torch
 
 from smelt.capture.base.value_kinds import cell_value
 from smelt.capture.environment.symbolic_size_policy import Path
-from smelt.guards.changed_numbers import size_origin
-from smelt.guards.source import Origin
+from smelt.guards.changed_numbers import size_source
+from smelt.guards.source import Source
 from smelt.shapes.expr import Size
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.symbolic.sym_nodes import Symbol
@@ -41,32 +41,32 @@ def handed(values: Sequence[object]) -> Handed:
     """What is known of the arguments `values`, of which the tensors are fakes."""
     sizes: set[tuple[Path, Size]] = set()
     numbers: set[Path] = set()
-    for origin, value in _places(values):
+    for source, value in _places(values):
         if type(value) is FakeTensor:
-            sizes |= {(size_origin(origin, d).path, size) for d, size in enumerate(value.spec.shape)}
+            sizes |= {(size_source(source, d).path, size) for d, size in enumerate(value.spec.shape)}
         elif type(value) in NUMBERS:
-            numbers.add(origin.path)
+            numbers.add(source.path)
             size = cast(Symbol, cast(torch.SymInt, value).node).size
             if size is not None:
-                sizes.add((origin.path, size))
+                sizes.add((source.path, size))
     return Handed(frozenset(sizes), frozenset(numbers))
 
 
-def _places(values: Sequence[object]) -> Iterator[tuple[Origin, object]]:
+def _places(values: Sequence[object]) -> Iterator[tuple[Source, object]]:
     """The arguments, and what those hold that are functions, cells, lists, tuples or dictionaries."""
-    found = [(Origin("arg", "", None, i), value) for i, value in enumerate(values)]
+    found = [(Source("arg", "", None, i), value) for i, value in enumerate(values)]
     seen = set[int]()
-    for at, (origin, value) in enumerate(found):
+    for at, (source, value) in enumerate(found):
         if at == _MOST:
             return
-        yield origin, value
+        yield source, value
         if type(value) is CellType:
-            found.append((origin.child("member", "cell_contents"), cell_value(value)))
+            found.append((source.child("member", "cell_contents"), cell_value(value)))
         elif type(value) is FunctionType and value.__closure__:
-            found += [(origin.child("cell", i), cell_value(cell)) for i, cell in enumerate(value.__closure__)]
+            found += [(source.child("cell", i), cell_value(cell)) for i, cell in enumerate(value.__closure__)]
         elif id(value) not in seen:
             seen.add(id(value))
-            found += [(origin.child("item", key), item) for key, item in _items(value)]
+            found += [(source.child("item", key), item) for key, item in _items(value)]
 
 
 def _items(value: object) -> list[tuple[int | str, object]]:

@@ -210,7 +210,7 @@ class Interpreter(VM):
             raise Unsupported(
                 Reason(UNSUPPORTED_EFFECT, "an exception is raised while the caller handles another")
             )
-        self.outside.facts.guard("eq", self.outside.origins.const(sys.exception).child("call", None), None)
+        self.outside.facts.guard("eq", self.outside.sources.const(sys.exception).child("call", None), None)
         return None
 
     # ---- the loop
@@ -281,7 +281,7 @@ class Interpreter(VM):
         elif not isinstance(state.traceback, Sentinel):
             error.__traceback__ = state.before = state.traceback
             state.passed = []
-            if id(error) in self.outside.origins:
+            if id(error) in self.outside.sources:
                 state.outside.setdefault(id(error), (error, state.traceback))
         else:
             state.passed += places
@@ -291,7 +291,7 @@ class Interpreter(VM):
         """A frame handles `error`."""
         state = self.exceptions
         error.__traceback__ = interpreted_tracebacks.made_of(state.passed, state.before)
-        if state.passed and id(error) in self.outside.origins:
+        if state.passed and id(error) in self.outside.sources:
             defer(self, interpreted_tracebacks.Passage(tuple(state.passed)), error)
         state.raising = None
 
@@ -402,12 +402,12 @@ class Interpreter(VM):
     elements = iteration.elements
 
     def _unknown_tensor(self, real: torch.Tensor) -> FakeTensor:
-        origin = self.outside.origins.get(id(real))
-        if origin is None:
+        source = self.outside.sources.get(id(real))
+        if source is None:
             raise Unsupported(
                 Reason(UNSUPPORTED_OBJECT, f"a tensor of shape {list(real.shape)} that native code holds")
             )
-        return wrap_values.wrap(self.outside, real, origin)
+        return wrap_values.wrap(self.outside, real, source)
 
 
 def _runs(frame: Frame, head: int) -> bool:

@@ -106,7 +106,7 @@ def stands_for_itself(x: object) -> bool:
 
 
 def is_kept_by_typing(x: object) -> bool:
-    """Whether `x`, which has no origin, is a generic type that `typing` made once and keeps: it stands for itself too."""
+    """Whether `x`, which has no source, is a generic type that `typing` made once and keeps: it stands for itself too."""
     parts = _TYPING.get(type(x))
     return parts is not None and id(x) not in _made and all(_is_known(part) for part in parts(x))
 

@@ -102,10 +102,10 @@ def subscripted(x: object) -> Kind | None:
     keeps it for who asks next. None for another object."""
     if type(x) not in _SUBSCRIPTED:
         return None
-    how, (origin, given) = _reduced(x)
-    if how is not operator.getitem or type(origin).__module__ != "typing" or not is_plain(given):
+    how, (source, given) = _reduced(x)
+    if how is not operator.getitem or type(source).__module__ != "typing" or not is_plain(given):
         return None
-    return _SUBSCRIPTION if vars(x).keys() <= _FIELDS and origin[given] is x else None
+    return _SUBSCRIPTION if vars(x).keys() <= _FIELDS and source[given] is x else None
 
 
 _SUBSCRIPTED = frozenset(

@@ -12,7 +12,7 @@ from smelt._native import isinstance
 from smelt.capture.reconstruction.constants import is_kept_by_typing, stands_for_itself
 from smelt.capture.reconstruction.reconstruction_kind import Kind, unsupported
 from smelt.capture.reconstruction.reconstruction_table import kind_of
-from smelt.guards.source import Origin
+from smelt.guards.source import Source
 from smelt.tracing.fake.fake_tensor import FakeTensor
 
 _NATIVE_HASHES = frozenset(
@@ -26,7 +26,7 @@ _SHOWN_ADDRESS = re.compile(r"[0-9]{8,20}|[0-9a-fA-F]{7,16}")
 class Reach:
     """The objects that the result and the stores lead to. Outside objects are ends: what they hold stays theirs."""
 
-    origin_of: Callable[[object], Origin | None]
+    source_of: Callable[[object], Source | None]
     fakes: list[FakeTensor] = field(default_factory=list)
     kinds: dict[int, Kind] = field(default_factory=dict)  # fresh objects
     uses: dict[int, int] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class Reach:
         if isinstance(x, FakeTensor):
             self.fakes.append(x)
             return None
-        if self.origin_of(x) is not None or is_kept_by_typing(x):
+        if self.source_of(x) is not None or is_kept_by_typing(x):
             return None
         _check_keys(x)
         kind = self.kinds[key] = kind_of(x)
@@ -77,7 +77,7 @@ class Reach:
     def check_addresses(self) -> None:
         """An object that is made anew has another address: raises Unsupported where the program took the old one with it."""
         for x in self.alive if self.numbers else ():
-            fresh = id(x) in self.kinds or (isinstance(x, FakeTensor) and self.origin_of(x) is None)
+            fresh = id(x) in self.kinds or (isinstance(x, FakeTensor) and self.source_of(x) is None)
             if fresh and not self.numbers.isdisjoint((id(x), object.__hash__(x))):
                 raise unsupported(x, "and so does its address")
 
@@ -98,28 +98,28 @@ def _read(text: str) -> Iterable[int]:
         yield int(text)
 
 
-def reach(roots: Iterable[object], origin_of: Callable[[object], Origin | None]) -> Reach:
+def reach(roots: Iterable[object], source_of: Callable[[object], Source | None]) -> Reach:
     """Everything that a frame's end and the operands of its stores lead to.
 
     Raises Unsupported for an object that a compiled frame cannot rebuild.
     """
-    found = Reach(origin_of)
+    found = Reach(source_of)
     for root in roots:
         found.visit(root)
     found.check_addresses()
     return found
 
 
-def collect_fakes(roots: Iterable[object], origin_of: Callable[[object], Origin | None]) -> list[FakeTensor]:
+def collect_fakes(roots: Iterable[object], source_of: Callable[[object], Source | None]) -> list[FakeTensor]:
     """The fakes that the graph must return: those reachable from a frame's end and from the operands of its effects
-    that are not inputs (inputs have an origin), in order of first use. Raises Unsupported as `reach`.
+    that are not inputs (inputs have a source), in order of first use. Raises Unsupported as `reach`.
     """
-    return [fake for fake in reach(roots, origin_of).fakes if origin_of(fake) is None]
+    return [fake for fake in reach(roots, source_of).fakes if source_of(fake) is None]
 
 
-def contents_of_made(origin_of: Callable[[object], Origin | None], roots: Iterable[object]) -> list[object]:
+def contents_of_made(source_of: Callable[[object], Source | None], roots: Iterable[object]) -> list[object]:
     """The contents of each object that the program has made and `roots` lead to. Raises Unsupported as `reach`."""
-    found = reach(roots, origin_of)
+    found = reach(roots, source_of)
     made = [(x, found.kinds[id(x)]) for x in found.alive if id(x) in found.kinds]
     return [[p if stands_for_itself(p) else id(p) for p in (*k.needs(x), *k.holds(x))] for x, k in made]
 

@@ -14,8 +14,8 @@ def read_cell(vm: VM, function: FunctionType, cell: CellType, at: int) -> object
     """The contents of the cell at index `at` of the closure of an outside function, guarded."""
     value = vm.cells.values.get(id(cell), MISSING)
     if value is MISSING:
-        origin = vm.outside.origins.const(function).child("cell", at)
-        value = vm.cells.values[id(cell)] = wrap_values.wrap(vm.outside, cell.cell_contents, origin)
+        source = vm.outside.sources.const(function).child("cell", at)
+        value = vm.cells.values[id(cell)] = wrap_values.wrap(vm.outside, cell.cell_contents, source)
     return value
 
 
@@ -30,8 +30,8 @@ def read_held_cell(vm: VM, cell: CellType) -> object:
     """The contents of a cell that is itself a value from outside."""
     value = vm.cells.values.get(id(cell), MISSING)
     if value is MISSING:
-        origin = vm.outside.origins[id(cell)].child("member", "cell_contents")
-        value = vm.cells.values[id(cell)] = wrap_values.wrap(vm.outside, cell.cell_contents, origin)
+        source = vm.outside.sources[id(cell)].child("member", "cell_contents")
+        value = vm.cells.values[id(cell)] = wrap_values.wrap(vm.outside, cell.cell_contents, source)
     return value
 
 
@@ -43,7 +43,7 @@ def cell_written(vm: VM, cell: CellType) -> bool:
 def write_cell(vm: VM, frame: Frame, arg: int, value: object) -> None:
     """Stores in the cell in a slot; MISSING empties it."""
     cell, place = frame.locals[arg], cell_place(vm, frame, arg)
-    if place is None and id(cell) not in vm.outside.origins:
+    if place is None and id(cell) not in vm.outside.sources:
         if value is MISSING:
             del cell.cell_contents
         else:
@@ -55,14 +55,14 @@ def write_cell(vm: VM, frame: Frame, arg: int, value: object) -> None:
 
 
 def _register_cell(vm: VM, function: FunctionType, cell: CellType, at: int) -> None:
-    vm.outside.origins.register(
-        cell, vm.outside.origins.const(function).child("member", "__closure__").child("item", at)
+    vm.outside.sources.register(
+        cell, vm.outside.sources.const(function).child("member", "__closure__").child("item", at)
     )
 
 
 def register_cells(vm: VM, frame: Frame) -> None:
     """Registers the cells in the closure of the frame's function, if that is from outside."""
-    if id(frame.function) in vm.outside.origins:
+    if id(frame.function) in vm.outside.sources:
         for at, cell in enumerate(frame.function.__closure__ or ()):
             _register_cell(vm, frame.function, cell, at)
 
@@ -71,14 +71,14 @@ def function_made(vm: VM, made: FunctionType) -> None:
     """Notes a function that the trace made. Its globals, if the trace did not make them, stay those that they are."""
     vm.outside.facts.made_function(made)
     if id(made.__globals__) not in vm.scopes.made:
-        vm.outside.origins.const(made.__globals__)
+        vm.outside.sources.const(made.__globals__)
 
 
 def made_function(vm: VM, frame: Frame, made: FunctionType) -> None:
     """Notes a function that the trace made in `frame`: of the cells in its closure, those that are from outside stay so."""
     function_made(vm, made)
     own = {id(c) for c in made.__closure__ or ()}
-    if not own or id(frame.function) not in vm.outside.origins:
+    if not own or id(frame.function) not in vm.outside.sources:
         return
     first = frame.code.nlocals - frame.code.nfree
     for at, cell in enumerate(frame.locals[first:]):
@@ -92,7 +92,7 @@ def cell_place(vm: VM, frame: Frame, arg: int) -> tuple[FunctionType, int] | Non
     first = frame.code.nlocals - frame.code.nfree
     if arg < first:
         return None
-    if id(frame.function) in vm.outside.origins:
+    if id(frame.function) in vm.outside.sources:
         return frame.function, arg - first
     return vm.cells.places.get(id(frame.locals[arg]))
 
@@ -104,6 +104,6 @@ def cell_contents(vm: VM, frame: Frame, at: int) -> object:
         place = cell_place(vm, frame, at)
         if place is not None and holds_value(vm, cell):
             return read_cell(vm, place[0], cell, place[1])
-        if id(cell) in vm.outside.origins and holds_value(vm, cell):
+        if id(cell) in vm.outside.sources and holds_value(vm, cell):
             return read_held_cell(vm, cell)
     return vm.outside.overlay.cell(cell)

@@ -38,7 +38,7 @@ def own_scope(vm: VM, scope: dict[str, object]) -> None:
             Reason(UNSUPPORTED_OBJECT, f"a {type(scope).__qualname__} holds the globals of code")
         )
     vm.scopes.made[id(scope)] = scope
-    vm.outside.origins.const(_BUILTINS)
+    vm.outside.sources.const(_BUILTINS)
 
 
 def expose(vm: VM, namespace: dict[str, object]) -> dict[str, object]:
@@ -47,7 +47,7 @@ def expose(vm: VM, namespace: dict[str, object]) -> dict[str, object]:
         return namespace
     if vm.outside.log.touches_any(namespace):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "globals() of a module whose names were changed"))
-    vm.outside.origins.const(namespace)
+    vm.outside.sources.const(namespace)
     vm.outside.changed.fixed.add(id(namespace))
     return namespace
 
@@ -59,7 +59,7 @@ def _read_global(vm: VM, namespace: dict[str, object], name: str) -> object:
     _check_names(vm, namespace)
     if name in namespace and not outside.log.touches(namespace, name):
         return wrap_values.wrap(
-            outside, namespace[name], outside.origins.const(namespace).child("item", name)
+            outside, namespace[name], outside.sources.const(namespace).child("item", name)
         )
     found = namespace.get("__builtins__", _BUILTINS)
     found = found if isinstance(found, dict) else vars(found)
@@ -68,13 +68,13 @@ def _read_global(vm: VM, namespace: dict[str, object], name: str) -> object:
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, "a module with __builtins__ of its own"))
     # else the trace has deleted it, or made the scope
     if not made and not outside.log.touches(namespace, name):
-        outside.facts.guard("contains", outside.origins.const(namespace), (name, False), key=name)
-    if found is not _BUILTINS and id(found) not in outside.origins:  # made by the trace
+        outside.facts.guard("contains", outside.sources.const(namespace), (name, False), key=name)
+    if found is not _BUILTINS and id(found) not in outside.sources:  # made by the trace
         return _read_made(found, name)
     if name not in found:
-        outside.facts.guard("contains", outside.origins.const(found), (name, False), key=name)
+        outside.facts.guard("contains", outside.sources.const(found), (name, False), key=name)
         raise NameError(f"name {name!r} is not defined", name=name)
-    return wrap_values.wrap(outside, found[name], outside.origins.const(found).child("item", name))
+    return wrap_values.wrap(outside, found[name], outside.sources.const(found).child("item", name))
 
 
 def _check_names(vm: VM, namespace: dict[str, object]) -> None:
@@ -82,8 +82,8 @@ def _check_names(vm: VM, namespace: dict[str, object]) -> None:
     other changes. So it stays as it is, and is known by identity. Raises Unsupported if it has changed."""
     if id(namespace) in vm.scopes.made:
         return
-    known = vm.outside.origins.const(namespace)
-    if vm.outside.origins[id(namespace)] is known:
+    known = vm.outside.sources.const(namespace)
+    if vm.outside.sources[id(namespace)] is known:
         return
     if namespace in vm.outside.log:
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "the globals of code were changed as a dictionary"))

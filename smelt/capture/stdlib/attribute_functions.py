@@ -128,7 +128,7 @@ def _dir(vm: VM, args: Args, kwargs: Kwargs) -> object:
     own = python_method(vm, args[0], "__dir__")
     if own is not None:
         return sorted(cast("Sequence[str]", vm.elements(vm.call_function(own, (args[0],)))))
-    if id(args[0]) in vm.outside.origins and not isinstance(args[0], (type, types.ModuleType)):
+    if id(args[0]) in vm.outside.sources and not isinstance(args[0], (type, types.ModuleType)):
         raise unsupported("dir() of an outside object")
     if isinstance(args[0], types.ModuleType):
         raise unsupported("dir() of a module")

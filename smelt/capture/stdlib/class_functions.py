@@ -221,7 +221,7 @@ def _made_by(
             return _new_class(vm, meta, (name, bases, namespace), kwds)
     made = vm.call(meta, (name, bases, namespace), kwds)
     if isinstance(made, type):
-        vm.outside.origins.made_class(made)
+        vm.outside.sources.made_class(made)
     return made
 
 
@@ -236,7 +236,7 @@ def _new_class(vm: VM, make: Callable[..., object], args: Args, kwargs: Kwargs) 
         made = native_callbacks.in_window(vm, make, args, kwargs)
     finally:
         vm.classes.being_made.pop()
-    vm.outside.origins.made_class(cast(type, made))
+    vm.outside.sources.made_class(cast(type, made))
     return made
 
 

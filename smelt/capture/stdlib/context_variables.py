@@ -22,14 +22,14 @@ def _get(vm: VM, variable: contextvars.ContextVar[object], *default: object) -> 
     outside, memo = vm.outside, vm.outside.memo.of(variable)
     outside.facts.use_identity(variable)
     reader: _Reader = memo.setdefault("reader", functools.partial(variable.get, MISSING))
-    value, origin = reader(), outside.origins.const(reader).child("call", "get")
+    value, source = reader(), outside.sources.const(reader).child("call", "get")
     if value is not MISSING:
-        return wrap_values.wrap(outside, value, origin)
-    outside.facts.guard("id", origin, MISSING)  # it is not set
+        return wrap_values.wrap(outside, value, source)
+    outside.facts.guard("id", source, MISSING)  # it is not set
     if default:
         return default[0]
     reader = memo.setdefault("default reader", variable.get)
-    return wrap_values.wrap(outside, reader(), outside.origins.const(reader).child("call", "get"))
+    return wrap_values.wrap(outside, reader(), outside.sources.const(reader).child("call", "get"))
 
 
 @builtin(contextvars.ContextVar.get)
@@ -49,7 +49,7 @@ def _set(vm: VM, variable: contextvars.ContextVar[object], value: object) -> obj
 
 @method(contextvars.ContextVar, "reset")
 def _reset(vm: VM, variable: contextvars.ContextVar[object], token: contextvars.Token[object]) -> None:
-    if id(token) in vm.outside.origins:
+    if id(token) in vm.outside.sources:
         raise unsupported("ContextVar.reset to what was before the call", UNSUPPORTED_EFFECT)
     variable.reset(token)
     vm.contexts.tokens[:] = [(v, t) for v, t in vm.contexts.tokens if t is not token]

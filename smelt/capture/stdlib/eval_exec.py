@@ -104,13 +104,13 @@ def _scope(vm: VM, mode: str, scope: object, names: object) -> tuple[dict[str, o
         names = scopes.local_names(vm, vm.calling) if names is None else names
     elif not isinstance(scope, dict):
         raise TypeError(f"{mode}() globals must be a dict, not {vm.class_of(scope).__name__}")
-    elif id(scope) not in vm.outside.origins:
+    elif id(scope) not in vm.outside.sources:
         scopes.own_scope(vm, scope)
         scope.setdefault("__builtins__", vars(builtins))
     elif scope is not vm.calling.globals:
         raise unsupported(f"{mode}() in a scope from outside")
     names = scope if names is None else names
-    if type(names) is not dict or id(names) in vm.outside.origins:
+    if type(names) is not dict or id(names) in vm.outside.sources:
         raise unsupported(f"{mode}() with names from outside")
     return scope, names
 
@@ -130,10 +130,10 @@ def _import(vm: VM, args: Args, kwargs: Kwargs) -> object:
 def _function(vm: VM, args: Args, kwargs: Kwargs) -> object:
     made = vm.native(FunctionType, args, kwargs)
     assert type(made) is FunctionType
-    origin = vm.outside.origins.of(made.__globals__)
-    if origin is None:
+    source = vm.outside.sources.of(made.__globals__)
+    if source is None:
         scopes.own_scope(vm, made.__globals__)
-    elif origin.kind != "const":
+    elif source.kind != "const":
         raise unsupported("a function with globals from outside")
     cells.function_made(vm, made)
     return made

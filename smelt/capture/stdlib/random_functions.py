@@ -22,7 +22,7 @@ from smelt.capture.environment.python_random import Draw
 from smelt.capture.proxies.array_proxy import Array, is_traceable
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
-from smelt.guards.source import Origin
+from smelt.guards.source import Source
 from smelt.reasons import RANDOM_STATE, Reason
 from smelt.shapes.number_bounds import Bounds
 from smelt.shapes.number_expr import Number
@@ -61,7 +61,7 @@ _METHODS = _methods()
 def draw(vm: VM, generator: object, name: str, args: Args, kwargs: Kwargs) -> object:
     """`generator.name(*args, **kwargs)`. Raises Unsupported where the compiled frame cannot make that call, or what it gives
     is no number, list of numbers or array."""
-    if vm.outside.origins.of(generator) is None or generator in vm.outside.log:
+    if vm.outside.sources.of(generator) is None or generator in vm.outside.log:
         raise _refused(name, "of a generator that the function made or changed")
     if isinstance(generator, random.Random):
         vm.outside.facts.use_class(random.Random)
@@ -70,10 +70,10 @@ def draw(vm: VM, generator: object, name: str, args: Args, kwargs: Kwargs) -> ob
     given = tuple(_argument(vm, a, name) for a in args)
     named = {k: _argument(vm, v, name) for k, v in kwargs.items()}
     tried = getattr(_scratch(generator), name)(*map(hint, given), **{k: hint(v) for k, v in named.items()})
-    origin = Origin("drawn", name, None, len(vm.outside.log.draws))
+    source = Source("drawn", name, None, len(vm.outside.log.draws))
     count = len(tried) if type(tried) is list else 0
-    made = _made(vm, isinstance(generator, random.Random), name, tried, origin, given, named)
-    vm.outside.log.draw(Draw(generator, name, given, named, origin, count))
+    made = _made(vm, isinstance(generator, random.Random), name, tried, source, given, named)
+    vm.outside.log.draw(Draw(generator, name, given, named, source, count))
     return made
 
 
@@ -112,36 +112,36 @@ def _made(
     python: bool,
     name: str,
     tried: object,
-    origin: Origin,
+    source: Source,
     args: Sequence[object],
     kwargs: Mapping[str, object],
 ) -> object:
     """The value of the machine for what a trial gave."""
     if type(tried) is int or type(tried) is float:
-        return _number(vm, name, tried, origin, _bounds(python, name, tried, args, kwargs))
+        return _number(vm, name, tried, source, _bounds(python, name, tried, args, kwargs))
     if type(tried) is list:
         between = _bounds(python, name, None, args, kwargs)
-        return [_number(vm, name, v, origin.child("item", i), between) for i, v in enumerate(tried)]
+        return [_number(vm, name, v, source.child("item", i), between) for i, v in enumerate(tried)]
     if isinstance(tried, (np.ndarray, np.integer)) and is_traceable(np.asarray(tried)):
-        return _array(vm, tried, origin)
+        return _array(vm, tried, source)
     raise _refused(name, f"that gives a {type(tried).__qualname__}")
 
 
-def _number(vm: VM, name: str, tried: object, origin: Origin, between: Bounds) -> object:
+def _number(vm: VM, name: str, tried: object, source: Source, between: Bounds) -> object:
     if not vm.outside.numbers.follows_counts:
         raise _refused(name, "while numbers are part of the trace")
     if not (type(tried) is float or (type(tried) is int and between is not None)):
         raise _refused(name, f"that gives a {type(tried).__qualname__}")
-    return vm.outside.numbers.draw(origin, tried, between)
+    return vm.outside.numbers.draw(source, tried, between)
 
 
-def _array(vm: VM, tried: np.ndarray | np.generic, origin: Origin) -> Array:
+def _array(vm: VM, tried: np.ndarray | np.generic, source: Source) -> Array:
     """The array as a graph input, of which the trace has a copy that it may write."""
     with vm.trace.paused():
         real = torch.from_numpy(np.asarray(tried))
-    fake = vm.trace.fake(real, str(origin.key))
-    vm.outside.origins[id(fake)] = origin.child("array", None)
-    vm.outside.origins.keep(fake)
+    fake = vm.trace.fake(real, str(source.key))
+    vm.outside.sources[id(fake)] = source.child("array", None)
+    vm.outside.sources.keep(fake)
     return Array(fake.clone(), scalar=isinstance(tried, np.integer))
 
 

@@ -1,6 +1,6 @@
 """Weak references: how long an object lives is the program's doing, of which capture sees a part.
 
-What the program makes and drops is dropped in capture too, but for functions and what else `Origins` keeps. What comes from
+What the program makes and drops is dropped in capture too, but for functions and what else `Sources` keeps. What comes from
 outside lives to the end of the call, whatever the program does. Where either could be seen, the call runs eagerly.
 """
 
@@ -45,9 +45,9 @@ def _making(reference: Callable[..., object]) -> Handler:
         if not args:
             return reference(*args, **kwargs)
         target, *callback = args
-        if vm.outside.origins.is_made_function(cast(FunctionType, target)):
+        if vm.outside.sources.is_made_function(cast(FunctionType, target)):
             raise _eagerly("a weak reference to a function made inside")
-        if callback and callback[0] is not None and id(target) in vm.outside.origins:
+        if callback and callback[0] is not None and id(target) in vm.outside.sources:
             raise _eagerly("a function is to be called when an object from outside is gone")
         return vm.native(reference, [target, *map(vm.native_argument, callback)], kwargs)
 
@@ -75,7 +75,7 @@ def _adding(fn: FunctionType) -> Handler:
 
 
 def _may_go(vm: VM, x: object) -> bool:
-    return id(x) in vm.outside.origins and not is_constant(x) and not is_identity(x)
+    return id(x) in vm.outside.sources and not is_constant(x) and not is_identity(x)
 
 
 def _contents(x: object) -> list[object]:
@@ -101,13 +101,13 @@ def _counted(vm: VM, args: Args, kwargs: Kwargs) -> object:
 
 def _follow(vm: VM, reference: weakref.ref[object], args: Args, kwargs: Kwargs) -> object:
     """`reference()`."""
-    origins = vm.outside.origins
+    sources = vm.outside.sources
     if args or kwargs:
         return reference(*args, **kwargs)
     found = reference()
-    if id(reference) in origins:
-        return wrap_values.wrap(vm.outside, found, origins[id(reference)].child("call", None))
-    if found is not None and id(found) in origins and not _is_held(vm, found):
+    if id(reference) in sources:
+        return wrap_values.wrap(vm.outside, found, sources[id(reference)].child("call", None))
+    if found is not None and id(found) in sources and not _is_held(vm, found):
         raise _eagerly("a weak reference leads to an object from outside that may be gone")
     return found
 
@@ -121,10 +121,10 @@ def _is_held(vm: VM, x: object) -> bool:
     if any(value is x for value in _variables(vm)):
         return True
     outside = vm.outside
-    origin = lifetimes_of(outside.facts.guards).brought.get(id(x)) or outside.origins[id(x)]
-    if origin.base is None or outside.log.changes_cells:
-        return origin.kind == "const"
-    owner = outside.origins.found_at(origin.base)
+    source = lifetimes_of(outside.facts.guards).brought.get(id(x)) or outside.sources[id(x)]
+    if source.base is None or outside.log.changes_cells:
+        return source.kind == "const"
+    owner = outside.sources.found_at(source.base)
     changed = owner is None or owner in outside.log or outside.log.touches_any(owner)
     return not changed and _is_held(vm, owner)
 

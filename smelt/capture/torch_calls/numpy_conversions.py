@@ -32,7 +32,7 @@ def _numpy(vm: VM, tensor: FakeTensor, *args: object, **kwargs: bool) -> object:
 def _of_an_array(vm: VM, tensor: FakeTensor) -> bool:
     """Whether the tensor looks at the memory of an outside array."""
     own = (f for f in vm.trace.inputs if storage_of(f) == storage_of(tensor))
-    return any(vm.outside.origins[id(f)].kind == "array" for f in own)
+    return any(vm.outside.sources[id(f)].kind == "array" for f in own)
 
 
 TENSOR_METHODS["numpy"] = _numpy
@@ -55,7 +55,7 @@ def _tensor_of(function: Callable[..., object], convert: Callable[..., torch.Ten
 def _is_own(vm: VM, array: np.ndarray) -> bool:
     """Whether the program made the array, and all whose memory it looks at."""
     at: object = array
-    while type(at) is np.ndarray and id(at) not in vm.outside.origins:
+    while type(at) is np.ndarray and id(at) not in vm.outside.sources:
         at = at.base
     return at is None and array.dtype in DTYPES.values()
 

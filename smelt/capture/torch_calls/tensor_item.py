@@ -294,21 +294,21 @@ class _Reading:
             return self._given(tensor.aten_node, at)
         if tensor.subclass is not None:
             raise _Unknown
-        origin = self._vm.outside.origins[id(tensor)]
+        source = self._vm.outside.sources[id(tensor)]
         if not real.dim():
-            origin = origin.child("member", "item").child("call", None)
+            source = source.child("member", "item").child("call", None)
         elif (
             self._is_floats(tensor.spec) and tensor.device.type == "cpu" and self._vm.outside.numbers.decides
         ):
-            origin = origin.child("element", at)
+            source = source.child("element", at)
         else:
             raise _Unknown
         with DisableTorchDispatch():
             value = real.detach().flatten()[at].item()
         if type(value) not in (int, float):
             raise _Unknown
-        self._vm.outside.numbers.readings.add(origin)
-        return cast(Number, self._vm.outside.numbers.at(origin, value))
+        self._vm.outside.numbers.readings.add(source)
+        return cast(Number, self._vm.outside.numbers.at(source, value))
 
     def _given(self, node: Node | None, at: int = 0) -> Number:
         """The number in the tensor that the operator of `node` made, at a place."""

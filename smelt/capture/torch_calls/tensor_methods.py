@@ -53,7 +53,7 @@ TENSOR_METHODS.update(_METADATA)
 
 def as_subclass(vm: VM, tensor: FakeTensor, cls: type) -> object:
     """`tensor.as_subclass(cls)`, about which torch asks no handler."""
-    made_here = isinstance(cls, type) and vm.outside.origins.is_made_class(cls)
+    made_here = isinstance(cls, type) and vm.outside.sources.is_made_class(cls)
     if not isinstance(cls, type) or made_here or not is_plain_subclass(cls) or issubclass(cls, nn.Parameter):
         raise unsupported(f"a tensor becomes a {cls!r}", TENSOR_SUBCLASS)
     vm.outside.facts.use_class(cls)

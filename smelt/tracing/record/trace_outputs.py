@@ -100,7 +100,7 @@ class _Sources:
         self._inputs = inputs
         self._owners = {f.storage_key: f for f in reversed(inputs)}
         self._shared = [f.storage_key for f in (*outputs, *taken)]
-        self._origins = _Origins(tape, inputs)
+        self._roots = _ViewRoots(tape, inputs)
         self._taken = {id(f): i for i, f in enumerate(taken)}
         self.values: dict[int, FakeTensor] = {}
         self._index: dict[int, int] = {}  # of each storage's value
@@ -111,7 +111,7 @@ class _Sources:
         if base is fake and not self._inputs.holds(fake):
             return OutputSource("value", self._index[fake.storage_key], retained=fake.retains_grad)
         ends = self._taken.keys() if itself else self._taken.keys() - {id(fake)}
-        steps, start = self._origins.views(fake, ends)
+        steps, start = self._roots.views(fake, ends)
         kind, at = self._start(start, base, ends)
         if at < 0 or (fake.requires_grad and not start.requires_grad):
             raise refuse("results share memory in another way than one being a view of the other")
@@ -132,7 +132,7 @@ class _Sources:
         if key not in self.values:
             self._index[key] = len(self.values)
             alone = self._shared.count(key) == 1 and not is_no_grad_view(fake)
-            self.values[key] = fake if alone else self._origins.owner(key)
+            self.values[key] = fake if alone else self._roots.owner(key)
         return self.values[key]
 
     def _start(
@@ -201,7 +201,7 @@ def written_and_saved(tape: Tape) -> dict[int, FakeTensor]:
     return {id(f): f for entry in entries for f in fakes_in(entry.out)}
 
 
-class _Origins:
+class _ViewRoots:
     """Which recorded operator gave a fake."""
 
     def __init__(self, tape: Tape, inputs: Inputs) -> None:

@@ -81,7 +81,7 @@ def _list_to_tuple(vm: VM, frame: Frame, arg: int) -> None:
 
 def _opened(vm: VM, target: C) -> C:
     """A dictionary or set that an instruction fills. After a graph break it comes from outside."""
-    if id(target) in vm.outside.origins:
+    if id(target) in vm.outside.sources:
         container_contents.open(vm.outside, target)
         environment_mutations.touch(vm.outside, target)
     return vm.outside.overlay.now(target)
@@ -99,7 +99,7 @@ def _list_append(vm: VM, frame: Frame, arg: int) -> None:
 @opcode("SET_ADD")
 def _set_add(vm: VM, frame: Frame, arg: int) -> None:
     value, target = frame.stack[-1], frame.stack[-1 - arg]
-    if id(target) in vm.outside.origins:  # after a graph break
+    if id(target) in vm.outside.sources:  # after a graph break
         set_methods.change(vm, target, "add", [value])
     else:
         vm.keyed(set.add, target, value)

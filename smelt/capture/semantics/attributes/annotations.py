@@ -39,7 +39,7 @@ class _Deferred(Protocol):
 
 def annotations_of(vm: VM, function: FunctionType) -> dict[str, object]:
     """`function.__annotations__`. Those of a function that the program made are made by the machine."""
-    if vm.outside.origins.of(function) is not None:
+    if vm.outside.sources.of(function) is not None:
         check_annotations(vm.outside, function)
     elif _native.annotations_wait(function):
         vm.frames.tail = None

@@ -68,11 +68,11 @@ def load_plain_class_attr(vm: VM, cls: type, name: str, meta: TypeInfo, use_geta
         if name == "__annotations__":
             check_annotations(outside, cls)
         value = getattr(cls, name)
-        if outside.origins.is_made_class(cls):
+        if outside.sources.is_made_class(cls):
             return value
         named = name in ("__name__", "__qualname__")  # changes them without a new version of the class
         return wrap_values.wrap(
-            outside, value, outside.origins.const(cls).child("member", name), decided=not named
+            outside, value, outside.sources.const(cls).child("member", name), decided=not named
         )
     own = vm.type_info(cls).find(name)
     if own[0] is not ABSENT:
@@ -92,14 +92,14 @@ _OF_METACLASS = (FUNCTION, CLASS_METHOD, STATIC_METHOD, NON_DATA, VALUE)
 
 def _class_dict(vm: VM, cls: type) -> object:
     """`cls.__dict__` as it is now: the version of the class says that it stays so."""
-    if vm.outside.origins.is_made_class(cls):
+    if vm.outside.sources.is_made_class(cls):
         return cls.__dict__
-    origin = vm.outside.origins.const(cls)
+    source = vm.outside.sources.const(cls)
     return types.MappingProxyType(
         {
             k: v
             if vm.outside.log.touches(cls, k)
-            else wrap_values.wrap(vm.outside, v, origin.child("attr", k), decided=True)
+            else wrap_values.wrap(vm.outside, v, source.child("attr", k), decided=True)
             for k, v in vm.outside.overlay.names(cls).items()
         }
     )
@@ -131,10 +131,10 @@ def _bind_to_class(vm: VM, cls: type, name: str, own: Found) -> object:
 def load_super_attr(vm: VM, proxy: super, name: str) -> object:
     """`proxy.name`, of what `super()` gave."""
     cls, obj, obj_cls = _this_class(proxy), _self(proxy), _self_class(proxy)
-    origin = vm.outside.origins.get(id(proxy))
-    if origin is not None:  # stored outside
-        wrap_values.wrap(vm.outside, cls, origin.child("member", "__thisclass__"))
-        obj = wrap_values.wrap(vm.outside, obj, origin.child("member", "__self__"))
+    source = vm.outside.sources.get(id(proxy))
+    if source is not None:  # stored outside
+        wrap_values.wrap(vm.outside, cls, source.child("member", "__thisclass__"))
+        obj = wrap_values.wrap(vm.outside, obj, source.child("member", "__self__"))
     return find_super(vm, cls, obj, obj_cls, name)
 
 

@@ -88,9 +88,9 @@ def load_own(vm: VM, obj: object, name: str, use_getattr: bool = False) -> objec
     if own is not None:
         if name in own:
             return instance_value(vm, obj, name, own[name])
-        origin = vm.outside.origins.get(id(obj))
-        if how in _SHADOWED and origin is not None and vm.outside.log.was_absent(obj, name):
-            vm.outside.facts.guard("not_in_dict", origin, name, key=name)
+        source = vm.outside.sources.get(id(obj))
+        if how in _SHADOWED and source is not None and vm.outside.log.was_absent(obj, name):
+            vm.outside.facts.guard("not_in_dict", source, name, key=name)
     if how is not ABSENT:
         return CLASS_LOADERS[how](vm, obj, name, found, owner)
     if use_getattr and info.getattr is not MISSING:
@@ -129,12 +129,12 @@ def instance_value(vm: VM, obj: object, name: str, value: object) -> object:
     """`value`, which the dictionary of `obj` holds under `name`, as a value of the machine; guarded, unless the trace stored
     it."""
     outside = vm.outside
-    origin = outside.origins.get(id(obj))
-    if origin is None:
+    source = outside.sources.get(id(obj))
+    if source is None:
         return wrap_values.fake(outside, value)
     if not outside.log.is_original_attribute(obj, name, value):
         return value
-    result = wrap_values.wrap(outside, value, origin.child("attr", name))
+    result = wrap_values.wrap(outside, value, source.child("attr", name))
     if obj not in outside.log:  # once it has changed, it may change again, also through its dictionary
         outside.memo.of(obj)[name] = result
     return result
@@ -144,8 +144,8 @@ def _through_getattr(vm: VM, obj: object, name: str, info: TypeInfo, own: dict[s
     if info.getattr is nn_module_attributes.MODULE_GETATTR and own is not None:
         return module_entry(vm, obj, name, own)
     if type(info.getattr) is FunctionType:
-        if own is not None and id(obj) in vm.outside.origins and vm.outside.log.was_absent(obj, name):
-            vm.outside.facts.guard("not_in_dict", vm.outside.origins[id(obj)], name, key=name)
+        if own is not None and id(obj) in vm.outside.sources and vm.outside.log.was_absent(obj, name):
+            vm.outside.facts.guard("not_in_dict", vm.outside.sources[id(obj)], name, key=name)
         return vm.call_function(info.getattr, (obj, name))
     return vm.call(info.getattr, (obj, name), {})
 
@@ -174,7 +174,7 @@ def set_instance(vm: VM, obj: object, name: str, value: object) -> None:
     memo = outside.memo.by_id.get(id(obj))
     if memo is not None:
         memo.clear() if name == "__class__" else memo.pop(name, None)
-    if id(obj) not in outside.origins:
+    if id(obj) not in outside.sources:
         object.__delattr__(obj, name) if value is MISSING else object.__setattr__(obj, name, value)
     elif cell and name == "cell_contents":
         outside.log.set_cell(cast("types.CellType", obj), value)
@@ -191,7 +191,7 @@ def _set_outside(vm: VM, obj: object, name: str, value: object) -> None:
             raise AttributeError(name)
         overlay.set_slot(obj, name, value)
     elif (
-        name == "__dict__" and type(value) is dict and id(value) not in vm.outside.origins and own is not None
+        name == "__dict__" and type(value) is dict and id(value) not in vm.outside.sources and own is not None
     ):
         overlay.replace_own(obj, value)
     elif name == "__class__" and value is not MISSING:
@@ -211,8 +211,8 @@ def _set_outside(vm: VM, obj: object, name: str, value: object) -> None:
 
 def _guard_empty(vm: VM, obj: object, name: str) -> None:
     """The slot `name` of an outside object holds nothing, if it held nothing before the trace."""
-    if id(obj) in vm.outside.origins and read_slot(obj, name) is MISSING:
-        vm.outside.facts.guard("slot", vm.outside.origins[id(obj)], (name, False), key=name)
+    if id(obj) in vm.outside.sources and read_slot(obj, name) is MISSING:
+        vm.outside.facts.guard("slot", vm.outside.sources[id(obj)], (name, False), key=name)
 
 
 def _load_property(vm: VM, obj: object, name: str, found: property) -> object:
@@ -249,8 +249,8 @@ def _load_native_data(vm: VM, obj: object, name: str, found: Descriptor) -> obje
         )
     if name == "__class__":
         return vm.class_of(obj)
-    origin = outside.origins.get(id(obj))
-    if origin is not None:
+    source = outside.sources.get(id(obj))
+    if source is not None:
         _check_known(found, obj, name)
     if type(obj) is types.CellType and cells.cell_written(vm, obj):
         value = outside.overlay.cell(obj)
@@ -265,8 +265,8 @@ def _load_native_data(vm: VM, obj: object, name: str, found: Descriptor) -> obje
         shown = whole_name(type(obj)) if PY313 else type(obj).__name__
         raise AttributeError(f"{shown!r} object has no attribute {name!r}", name=name, obj=obj)
     computed = type(found) is not types.MemberDescriptorType
-    if origin is not None and (computed or outside.log.is_original_attribute(obj, name, value)):
-        return wrap_values.wrap(outside, value, origin.child("member", name))
+    if source is not None and (computed or outside.log.is_original_attribute(obj, name, value)):
+        return wrap_values.wrap(outside, value, source.child("member", name))
     return value
 
 
@@ -285,13 +285,13 @@ def from_class(vm: VM, found: object, owner: type, name: str, part: str | None =
     """`found`, which the class `owner` holds under `name`, or its attribute `part` (what a staticmethod holds): read as any
     object from outside is."""
     value = found if part is None else getattr(found, part)
-    if type(value) is FunctionType or owner is None or vm.outside.origins.is_made_class(owner):
+    if type(value) is FunctionType or owner is None or vm.outside.sources.is_made_class(owner):
         return value
     if vm.outside.log.touches(owner, name):
         return value
-    origin = vm.outside.origins.const(owner).child("attr", name)
+    source = vm.outside.sources.const(owner).child("attr", name)
     return wrap_values.wrap(
-        vm.outside, value, origin if part is None else origin.child("member", part), decided=True
+        vm.outside, value, source if part is None else source.child("member", part), decided=True
     )
 
 
@@ -313,10 +313,10 @@ DATA_LOADERS: dict[Sentinel, Callable[..., object]] = {
 
 def load_value(vm: VM, obj: object, name: str, found: object, owner: type) -> object:
     """A plain value `found` that the class `owner` holds under `name`."""
-    if vm.outside.origins.is_made_class(owner) or vm.outside.log.touches(owner, name):
+    if vm.outside.sources.is_made_class(owner) or vm.outside.log.touches(owner, name):
         return found
     return wrap_values.wrap(
-        vm.outside, found, vm.outside.origins.const(owner).child("attr", name), decided=True
+        vm.outside, found, vm.outside.sources.const(owner).child("attr", name), decided=True
     )
 
 
@@ -334,9 +334,9 @@ def load_non_data(vm: VM, obj: object, name: str, found: Descriptor, owner: type
 def _load_cached_property(
     vm: VM, obj: object, name: str, found: functools.cached_property[object], owner: type
 ) -> object:
-    origin = vm.outside.origins.get(id(obj))
-    if origin is not None and vm.outside.log.was_absent(obj, name):
-        vm.outside.facts.guard("not_in_dict", origin, name, key=name)
+    source = vm.outside.sources.get(id(obj))
+    if source is not None and vm.outside.log.was_absent(obj, name):
+        vm.outside.facts.guard("not_in_dict", source, name, key=name)
     attribute = found.attrname or name
     vm.frames.tail = through(vm.frames.tail, result_polyfills.cached, obj, attribute)
     value = vm.call(found.func, (obj,), {})

@@ -95,9 +95,9 @@ def in_instance(vm: VM, obj: object, name: str) -> bool:
     if own is None:
         return False
     present = name in own
-    origin = outside.origins.get(id(obj))
-    if not present and origin is not None and outside.log.was_absent(obj, name):
-        outside.facts.guard("not_in_dict", origin, name, key=name)
+    source = outside.sources.get(id(obj))
+    if not present and source is not None and outside.log.was_absent(obj, name):
+        outside.facts.guard("not_in_dict", source, name, key=name)
     return present
 
 
@@ -147,8 +147,8 @@ def load_of_tensor(vm: VM, tensor: torch.Tensor, name: str) -> object:
     """An attribute of a tensor that no fake stands for: inside a transform, or odd and from outside. Of the latter the
     metadata that is guarded, what its own class and its instance dictionary hold, and methods of C, whose calls break the
     graph; raises Unsupported for others."""
-    origin = vm.outside.origins.get(id(tensor))
-    if origin is None:
+    source = vm.outside.sources.get(id(tensor))
+    if source is None:
         return getattr(tensor, name)
     cls = type(tensor)
     hidden = hides_metadata(tensor)
@@ -161,7 +161,7 @@ def load_of_tensor(vm: VM, tensor: torch.Tensor, name: str) -> object:
     if method:
         if name in (instance_dict(tensor) or {}):
             return load_generic(vm, tensor, name)
-        vm.outside.facts.guard("not_in_dict", origin, name, key=name)
+        vm.outside.facts.guard("not_in_dict", source, name, key=name)
     with DisableTorchFunction(), DisableTorchDispatch():
         return getattr(tensor, name)
 

@@ -50,19 +50,19 @@ def load_from_module(vm: VM, module: types.ModuleType, name: str) -> object:
     value = memo.get(name, MISSING)
     if value is MISSING:
         if name in own:
-            value = wrap_values.wrap(outside, own[name], outside.origins.known(module).child("attr", name))
+            value = wrap_values.wrap(outside, own[name], outside.sources.known(module).child("attr", name))
         else:
             value = _missing_in_module(vm, module, name)
             if name in own:  # a lazily loaded submodule
-                value = wrap_values.wrap(outside, value, outside.origins.known(module).child("attr", name))
+                value = wrap_values.wrap(outside, value, outside.sources.known(module).child("attr", name))
         memo[name] = value
     return value
 
 
 def _use_module_class(vm: VM, module: types.ModuleType) -> None:
     """The trace depends on the class of a module, which may be given another one."""
-    origin = vm.outside.origins.known(module).child("type", None)
-    vm.outside.facts.guard("id", origin, type(module))
+    source = vm.outside.sources.known(module).child("type", None)
+    vm.outside.facts.guard("id", source, type(module))
 
 
 def _through_class(vm: VM, module: types.ModuleType, name: str) -> object:
@@ -96,10 +96,10 @@ def _missing_in_module(vm: VM, module: types.ModuleType, name: str) -> object:
         raise
     finally:
         if name not in own:
-            outside.facts.guard("not_in_dict", outside.origins.known(module), name, key=name)
+            outside.facts.guard("not_in_dict", outside.sources.known(module), name, key=name)
         if own_getattr is None:
             outside.facts.guard(
-                "not_in_dict", outside.origins.known(module), "__getattr__", key="__getattr__"
+                "not_in_dict", outside.sources.known(module), "__getattr__", key="__getattr__"
             )
 
 
@@ -111,14 +111,14 @@ def load_function_attr(vm: VM, function: FunctionType, name: str) -> object:
         return scopes.expose(vm, function.__globals__)
     if name == "__annotations__":
         annotations_of(vm, function)
-    if outside.origins.of(function) is None:
+    if outside.sources.of(function) is None:
         return getattr(function, name)
     own = outside.overlay.own(function) or {}
     if name in own and not outside.log.is_original_attribute(function, name, own[name]):
         return own[name]
     if name not in own and all(name not in k.__dict__ for k in FunctionType.__mro__):
         if outside.log.was_absent(function, name):
-            outside.facts.guard("not_in_dict", outside.origins.const(function), name, key=name)
+            outside.facts.guard("not_in_dict", outside.sources.const(function), name, key=name)
         raise AttributeError(f"'function' object has no attribute {name!r}", name=name, obj=function)
     value = own[name] if name in own else getattr(function, name)
     if name == "__dict__":
@@ -133,15 +133,15 @@ def load_function_attr(vm: VM, function: FunctionType, name: str) -> object:
         "__module__",
         "__doc__",
     ):
-        return wrap_values.wrap(outside, value, outside.origins.const(function).child("member", name))
+        return wrap_values.wrap(outside, value, outside.sources.const(function).child("member", name))
     if name in own:
-        return wrap_values.wrap(outside, value, outside.origins.const(function).child("attr", name))
+        return wrap_values.wrap(outside, value, outside.sources.const(function).child("attr", name))
     outside.facts.use_function(function)
     if name in _FUNCTION_PARTS:
         return wrap_values.wrap(
             outside,
             value,
-            outside.origins.const(function).child("member", name),
+            outside.sources.const(function).child("member", name),
             decided=name != "__annotations__",
         )
     return wrap_values.fake(outside, value)
@@ -152,20 +152,20 @@ _FUNCTION_PARTS = ("__kwdefaults__", "__defaults__", "__annotations__")
 
 def bound_part(vm: VM, method: MethodType, name: str) -> object:
     """`__func__` or `__self__` of a bound method."""
-    origin = vm.outside.origins.get(id(method))
+    source = vm.outside.sources.get(id(method))
     value = getattr(method, name)
-    return value if origin is None else wrap_values.wrap(vm.outside, value, origin.child("member", name))
+    return value if source is None else wrap_values.wrap(vm.outside, value, source.child("member", name))
 
 
 def partial_parts(
     vm: VM, partial: functools.partial[object]
 ) -> tuple[object, tuple[object, ...], dict[str, object]]:
     """The function, the arguments and the keyword arguments of a partial call, of one from outside guarded."""
-    origin = vm.outside.origins.get(id(partial))
-    if origin is None:
+    source = vm.outside.sources.get(id(partial))
+    if source is None:
         return partial.func, partial.args, partial.keywords
     function, args, keywords = (
-        wrap_values.wrap(vm.outside, getattr(partial, name), origin.child("member", name))
+        wrap_values.wrap(vm.outside, getattr(partial, name), source.child("member", name))
         for name in ("func", "args", "keywords")
     )
     held = container_contents.view(vm.outside, keywords, deep=False)

@@ -24,7 +24,7 @@ from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason, ReasonKi
 
 def load_by_class(vm: VM, obj: object, name: str) -> object:
     """`obj.name`. Raises AttributeError as the object would, Unsupported where that is not known."""
-    if isinstance(obj, threading.local) and id(obj) in vm.outside.origins:
+    if isinstance(obj, threading.local) and id(obj) in vm.outside.sources:
         return _load_local(vm, obj, name)
     if not _is_made(vm, obj):
         raise _unknown(obj, name, "is read", UNSUPPORTED_CALL)
@@ -33,7 +33,7 @@ def load_by_class(vm: VM, obj: object, name: str) -> object:
 
 def store_by_class(vm: VM, obj: object, name: str, value: object) -> None:
     """`obj.name = value`. Raises what the object would, Unsupported where that is not known."""
-    if isinstance(obj, threading.local) and id(obj) in vm.outside.origins:
+    if isinstance(obj, threading.local) and id(obj) in vm.outside.sources:
         return vm.store_item(_changeable(vm, obj, name), name, value)
     if not _is_made(vm, obj):
         raise _unknown(obj, name, "is set", UNSUPPORTED_EFFECT)
@@ -43,7 +43,7 @@ def store_by_class(vm: VM, obj: object, name: str, value: object) -> None:
 
 def delete_by_class(vm: VM, obj: object, name: str) -> None:
     """`del obj.name`. Raises what the object would, Unsupported where that is not known."""
-    if not isinstance(obj, threading.local) or id(obj) not in vm.outside.origins:
+    if not isinstance(obj, threading.local) or id(obj) not in vm.outside.sources:
         if not _is_made(vm, obj):
             raise _unknown(obj, name, "is deleted", UNSUPPORTED_EFFECT)
         vm.native(delattr, (obj, name))
@@ -56,7 +56,7 @@ def delete_by_class(vm: VM, obj: object, name: str) -> None:
 
 def _is_made(vm: VM, obj: object) -> bool:
     """Whether the trace made the object, and it stands for no other."""
-    return id(obj) not in vm.outside.origins and type(obj) not in _FORWARDING
+    return id(obj) not in vm.outside.sources and type(obj) not in _FORWARDING
 
 
 _FORWARDING = (weakref.ProxyType, weakref.CallableProxyType)
@@ -97,11 +97,11 @@ def _thread_dict(vm: VM, obj: threading.local) -> dict[str, object]:
         raise _unknown(obj, "__dict__", "is read", UNSUPPORTED_CALL)
     read = vm.outside.memo.of(obj).setdefault("__dict__", functools.partial(getattr, obj, "__dict__"))
     own: dict[str, object] = cast("Callable[[], dict[str, object]]", read)()
-    if id(own) not in vm.outside.origins:
+    if id(own) not in vm.outside.sources:
         vm.outside.facts.use_identity(obj)
-        origin = vm.outside.origins.const(read, f"vars({type(obj).__qualname__})").child("call", None)
-        vm.outside.facts.guard("type", origin, dict)
-        vm.outside.origins.register(own, origin)
+        source = vm.outside.sources.const(read, f"vars({type(obj).__qualname__})").child("call", None)
+        vm.outside.facts.guard("type", source, dict)
+        vm.outside.sources.register(own, source)
     return own
 
 

@@ -1,7 +1,7 @@
 """Parameters, buffers and submodules: the attributes that an `nn.Module` keeps in dictionaries of its own.
 
 `nn.Module.__getattr__` looks into three dictionaries (`MODULE_DICTS`) for what the instance's `__dict__` does not hold, and
-`nn.Module.__setattr__` chooses among them. The guard of such an attribute is made here: `load_entry` reads it at the origin
+`nn.Module.__setattr__` chooses among them. The guard of such an attribute is made here: `load_entry` reads it at the source
 `("param", name)` of its module, and `guard_absent` says that a module has no attribute of a name.
 """
 
@@ -33,12 +33,12 @@ def load_entry(vm: VM, module: object, name: str, own: dict[str, object]) -> obj
         held = {} if entries is None else outside.overlay.now(entries)
         if entries is not None and name in held:
             value = held[name]
-            origin = outside.origins.get(id(module))
-            if origin is None:
+            source = outside.sources.get(id(module))
+            if source is None:
                 return wrap_values.fake(outside, value)
             if not outside.log.is_original(entries, name, value):
                 return value
-            result = wrap_values.wrap(outside, value, origin.child("param", name))
+            result = wrap_values.wrap(outside, value, source.child("param", name))
             if module not in outside.log and entries not in outside.log:
                 outside.memo.found_in(entries, module, name, result)
             return result
@@ -47,12 +47,12 @@ def load_entry(vm: VM, module: object, name: str, own: dict[str, object]) -> obj
 
 def guard_absent(vm: VM, obj: object, name: str, own: dict[str, object]) -> None:
     """An object from outside, whose `__dict__` is `own`, has no attribute `name`, in a module's dictionaries neither."""
-    origin = vm.outside.origins.get(id(obj))
-    if origin is None or not vm.outside.log.was_absent(obj, name):
+    source = vm.outside.sources.get(id(obj))
+    if source is None or not vm.outside.log.was_absent(obj, name):
         return
     parts = [own[k] for k in MODULE_DICTS if isinstance(own.get(k), dict)]
     if all(k != name for part in parts for k, _ in vm.outside.log.contents(part)):
-        vm.outside.facts.guard("no_attr", origin, name, key=name)
+        vm.outside.facts.guard("no_attr", source, name, key=name)
 
 
 def belongs_in_dicts(vm: VM, module: nn.Module, name: str, value: object) -> bool:
@@ -77,7 +77,7 @@ def delete_entry(vm: VM, module: nn.Module, name: str) -> bool:
 def _changed(vm: VM, module: nn.Module, change: Callable[[nn.Module], None]) -> None:
     """Torch's own code changes the dictionaries of `module`. In place of an outside module it is given another one, whose
     dictionaries are those of the overlay."""
-    if id(module) not in vm.outside.origins:
+    if id(module) not in vm.outside.sources:
         return change(module)
     overlay, own = vm.outside.overlay, vm.outside.overlay.own(module)
     assert own is not None
@@ -109,6 +109,6 @@ def _is_held(vm: VM, module: nn.Module, name: str) -> bool:
 
 
 def _touch_dict(vm: VM, module: nn.Module, key: str, entries: object) -> None:
-    if id(entries) not in vm.outside.origins:
-        wrap_values.wrap(vm.outside, entries, vm.outside.origins[id(module)].child("attr", key))
+    if id(entries) not in vm.outside.sources:
+        wrap_values.wrap(vm.outside, entries, vm.outside.sources[id(module)].child("attr", key))
     environment_mutations.touch(vm.outside, entries)

@@ -47,7 +47,7 @@ def store_attr(vm: VM, obj: object, name: str, value: object) -> None:
     if type(obj) is FakeTensor:
         vm.frames.tail = None
         return store_tensor_attr(vm, obj, name, value)
-    if isinstance(obj, torch.Tensor) and id(obj) in vm.outside.origins:
+    if isinstance(obj, torch.Tensor) and id(obj) in vm.outside.sources:
         raise Unsupported(
             Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a {cls.__qualname__} that no fake stands for")
         )
@@ -82,7 +82,7 @@ def store_generic(vm: VM, obj: object, name: str, value: object) -> None:
 
 def _check_undoable(vm: VM, obj: object, name: str) -> None:
     """Raises Unsupported where a field of an outside object is about to change that the overlay does not know."""
-    if id(obj) in vm.outside.origins and name not in _UNDONE and name not in slot_names(type(obj)):
+    if id(obj) in vm.outside.sources and name not in _UNDONE and name not in slot_names(type(obj)):
         what = f"attribute {name!r} of a {type(obj).__qualname__} changes"
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, what))
 
@@ -136,7 +136,7 @@ def store_named(vm: VM, owner: object, name: str, value: object) -> None:
         )
     if isinstance(owner, types.ModuleType):
         return scopes.store_global(vm, module_dict(owner), name, value)
-    if id(owner) not in outside.origins or _is_immutable(owner):
+    if id(owner) not in outside.sources or _is_immutable(owner):
         type.__setattr__(owner, name, value) if isinstance(owner, type) else setattr(owner, name, value)
     elif isinstance(owner, type):
         _touch_class(vm, owner, name)
@@ -194,7 +194,7 @@ def delete_attr(vm: VM, obj: object, name: str) -> None:
         vm.call_function(cast(FunctionType, descriptor_method(vm, found, "__delete__")), (found, obj))
         return
     vm.frames.tail = None
-    if id(obj) not in vm.outside.origins:
+    if id(obj) not in vm.outside.sources:
         vm.native(delattr, (obj, name))
     elif not (info.is_module and nn_module_attributes.delete_entry(vm, cast(nn.Module, obj), name)):
         set_instance(vm, obj, name, MISSING)
@@ -206,7 +206,7 @@ def _delete_named(vm: VM, owner: object, name: str) -> None:
         load_from_module(vm, owner, name)
         return scopes.delete_global(vm, module_dict(owner), name)
     _check_metaclass(owner, "__delattr__")
-    if id(owner) not in vm.outside.origins or _is_immutable(owner):
+    if id(owner) not in vm.outside.sources or _is_immutable(owner):
         delattr(owner, name)
     elif isinstance(owner, type):
         load_attr(vm, owner, name)

@@ -52,10 +52,10 @@ def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
         return TENSOR_STATE[name](vm, tensor, real, name)
     if real is not None and name in real.__dict__:
         return wrap_values.wrap(
-            vm.outside, real.__dict__[name], vm.outside.origins.known(tensor).child("attr", name)
+            vm.outside, real.__dict__[name], vm.outside.sources.known(tensor).child("attr", name)
         )
     if real is not None and not hasattr(torch.Tensor, name):
-        vm.outside.facts.guard("not_in_dict", vm.outside.origins.known(tensor), name, key=name)
+        vm.outside.facts.guard("not_in_dict", vm.outside.sources.known(tensor), name, key=name)
     try:
         return getattr(tensor, name)
     except AttributeError as e:
@@ -84,10 +84,10 @@ def load_of_class(vm: VM, tensor: FakeTensor, subclass: type, name: str) -> obje
     if name in own:
         return own[name]
     if real is not None and name in real.__dict__:
-        origin = vm.outside.origins.known(tensor).child("attr", name)
-        return wrap_values.wrap(vm.outside, real.__dict__[name], origin)
+        source = vm.outside.sources.known(tensor).child("attr", name)
+        return wrap_values.wrap(vm.outside, real.__dict__[name], source)
     if real is not None:
-        vm.outside.facts.guard("not_in_dict", vm.outside.origins.known(tensor), name, key=name)
+        vm.outside.facts.guard("not_in_dict", vm.outside.sources.known(tensor), name, key=name)
     if how is CLASS_METHOD:
         return bind_class_method(vm, found, subclass, owner, name)
     return CLASS_LOADERS[how](vm, tensor, name, found, owner)
@@ -103,7 +103,7 @@ def tensor_member(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> 
         # in eager once
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
         value = getattr(real, name)
-    return wrap_values.wrap(vm.outside, value, vm.outside.origins.known(tensor).child("member", name))
+    return wrap_values.wrap(vm.outside, value, vm.outside.sources.known(tensor).child("member", name))
 
 
 def _tensor_grad(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> object:

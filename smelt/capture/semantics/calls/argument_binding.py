@@ -98,17 +98,17 @@ def _default(
     vm: VM, fn: FunctionType, kind: Literal["default", "kwdefault"], key: object, value: object
 ) -> object:
     """A default as a value of the machine."""
-    origins = vm.outside.origins
-    by_code = origins.is_by_code(fn)
+    sources = vm.outside.sources
+    by_code = sources.is_by_code(fn)
     decided = (
         kind == "default" and not by_code
     )  # by the guard on the function; those of keywords are a dictionary
-    if id(fn) not in origins or (decided and type(value) in LEAF_TYPES):
+    if id(fn) not in sources or (decided and type(value) in LEAF_TYPES):
         return value
     if by_code and kind == "default":
-        held = origins.known(fn).child("member", "__defaults__")
+        held = sources.known(fn).child("member", "__defaults__")
         return wrap_values.wrap(vm.outside, value, held.child("item", key))
-    return wrap_values.wrap(vm.outside, value, vm.outside.origins.const(fn).child(kind, key), decided=decided)
+    return wrap_values.wrap(vm.outside, value, vm.outside.sources.const(fn).child(kind, key), decided=decided)
 
 
 # ----------------------------------------------------------------------------------------------------- messages

@@ -53,7 +53,7 @@ def call(vm: VM, fn: object, args: Args, kwargs: Kwargs) -> object:
 
 def call_method(vm: VM, fn: MethodType, args: Args, kwargs: Kwargs) -> object:
     """The call of a bound method: of its function, with the object that it is bound to in front."""
-    if id(fn) in vm.outside.origins:
+    if id(fn) in vm.outside.sources:
         function, owner = (attributes.bound_part(vm, fn, n) for n in ("__func__", "__self__"))
     else:
         function, owner = fn.__func__, fn.__self__

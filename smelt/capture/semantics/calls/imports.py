@@ -26,8 +26,8 @@ def imported(
         module = __import__(name, scope, None, names or (), level)
     held = name if names else name.partition(".")[0]
     if sys.modules.get(held) is module:  # whatever is there at the next call
-        wrap_values.wrap(vm.outside, module, vm.outside.origins.const(sys.modules).child("item", held))
-    vm.outside.origins.known(module)
+        wrap_values.wrap(vm.outside, module, vm.outside.sources.const(sys.modules).child("item", held))
+    vm.outside.sources.known(module)
     return module
 
 

@@ -45,7 +45,7 @@ from smelt.capture.semantics import attributes
 from smelt.capture.semantics.attributes.annotations import check_annotations
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
-from smelt.guards.source import Origin
+from smelt.guards.source import Source
 from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_OBJECT, Reason
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.symbolic.sym_numbers import plain
@@ -90,12 +90,12 @@ def use_native(outside: Outside, fn: FunctionType) -> None:
         return
     for chain in chains_of(fn.__code__):
         if chain[0] in fn.__globals__:
-            origin = outside.origins.const(fn.__globals__).child("item", chain[0])
-            _use_chain(outside, fn, origin, fn.__globals__[chain[0]], chain[1:])
+            source = outside.sources.const(fn.__globals__).child("item", chain[0])
+            _use_chain(outside, fn, source, fn.__globals__[chain[0]], chain[1:])
     for at, cell in enumerate(fn.__closure__ or ()):
         value = getattr(cell, "cell_contents", None)
         if isinstance(value, FunctionType):
-            outside.facts.guard("id", outside.origins.const(fn).child("cell", at), value)
+            outside.facts.guard("id", outside.sources.const(fn).child("cell", at), value)
             use_native(outside, value)
 
 
@@ -106,12 +106,12 @@ def use_state(vm: VM, args: Sequence[object]) -> None:
     seen: set[int] = set()
     while pending:
         value = pending.pop()
-        if id(value) in seen or id(value) not in vm.outside.origins or not _is_library_class(type(value)):
+        if id(value) in seen or id(value) not in vm.outside.sources or not _is_library_class(type(value)):
             continue
         seen.add(id(value))
         own = vm.outside.overlay.own(value)
         if own is not None:  # what is not among them comes from the class
-            vm.outside.facts.guard("keys", vm.outside.origins[id(value)].child("dict", None), tuple(own))
+            vm.outside.facts.guard("keys", vm.outside.sources[id(value)].child("dict", None), tuple(own))
         for name in (*(own or ()), *slot_names(type(value))):
             read = plain(attributes.load_default(vm, value, name, MISSING))
             if isinstance(read, (Array, np.ndarray)):
@@ -139,15 +139,15 @@ def _makes_instances(cls: type) -> bool:
     return cls.__module__ != "typing" and any(n in vars(cls) for n in ("__new__", "__init__"))
 
 
-def _use_chain(outside: Outside, fn: FunctionType, origin: Origin, value: object, rest: Chain) -> None:
+def _use_chain(outside: Outside, fn: FunctionType, source: Source, value: object, rest: Chain) -> None:
     while True:
         if type(value) in LEAF_TYPES:
-            outside.facts.guard("eq", origin, value)
+            outside.facts.guard("eq", source, value)
         elif is_identity(value):
-            outside.facts.guard("id", origin, value)
+            outside.facts.guard("id", source, value)
         if not rest or not isinstance(value, types.ModuleType) or rest[0] not in vars(value):
             break
-        origin, value, rest = origin.child("attr", rest[0]), vars(value)[rest[0]], rest[1:]
+        source, value, rest = source.child("attr", rest[0]), vars(value)[rest[0]], rest[1:]
     if isinstance(value, FunctionType) and value.__globals__ is fn.__globals__:
         use_native(outside, value)
 
@@ -166,21 +166,21 @@ def use_signature(outside: Outside, target: object) -> None:
             if isinstance(found, FunctionType):
                 use_signature(outside, found)
         return None
-    if id(target) not in outside.origins:
+    if id(target) not in outside.sources:
         return None
     outside.facts.use_function(target)
     check_annotations(outside, target)
     if target.__annotations__:
-        origin = outside.origins.const(target).child("member", "__annotations__")
+        source = outside.sources.const(target).child("member", "__annotations__")
         container_contents.open_compared(
-            outside, (wrap_values.wrap(outside, target.__annotations__, origin),)
+            outside, (wrap_values.wrap(outside, target.__annotations__, source),)
         )
     for name in ("__signature__", "__wrapped__"):
         if name not in target.__dict__:
-            outside.facts.guard("not_in_dict", outside.origins.const(target), name, key=name)
+            outside.facts.guard("not_in_dict", outside.sources.const(target), name, key=name)
         else:
             outside.facts.guard(
-                "id", outside.origins.const(target).child("attr", name), target.__dict__[name]
+                "id", outside.sources.const(target).child("attr", name), target.__dict__[name]
             )
             use_signature(outside, target.__dict__[name]) if name == "__wrapped__" else None
     return None
@@ -195,8 +195,8 @@ def use_registrations(vm: VM, obj: object, classes: object) -> None:
         vm.outside.facts.use_class(cls)
         if not isinstance(cls, abc.ABCMeta):
             continue
-        origin = vm.outside.origins.const(abc.get_cache_token).child("call", None)
-        vm.outside.facts.guard("eq", origin, abc.get_cache_token())
+        source = vm.outside.sources.const(abc.get_cache_token).child("call", None)
+        vm.outside.facts.guard("eq", source, abc.get_cache_token())
         if cls.__dict__.get("_is_protocol") and not isinstance(obj, type):
             _use_members(vm, obj, cls)
 
@@ -298,7 +298,7 @@ def cached_call(vm: VM, fn: _Cached, args: Sequence[object], kwargs: dict[str, o
     _guard_entry(vm, fn, cache, key)
     _count(vm, fn, key, values, tuple(kwargs))
     return wrap_values.wrap(
-        vm.outside, result, vm.outside.origins.const(result, f"{_name(fn)}(...)"), decided=True
+        vm.outside, result, vm.outside.sources.const(result, f"{_name(fn)}(...)"), decided=True
     )
 
 
@@ -342,7 +342,7 @@ def _is_small(fn: _Cached, cache: dict[object, object]) -> bool:
 
 def _count(vm: VM, fn: _Cached, key: object, values: tuple[object, ...], names: tuple[str, ...]) -> None:
     target = _counter.target(fn, key)
-    vm.outside.origins.const(target)
+    vm.outside.sources.const(target)
     vm.outside.log.call(Count(target, values, names))
 
 
@@ -353,8 +353,8 @@ def _name(fn: _Cached) -> str:
 def is_key(vm: VM, value: object) -> bool:
     """Whether `value` as a key of a cache is known: a constant, or an object from outside that is found by identity."""
     if is_constant(value) or is_identity(value):
-        return not vm.outside.origins.is_by_code(value)
-    return has_identity_hash(value) and id(value) in vm.outside.origins
+        return not vm.outside.sources.is_by_code(value)
+    return has_identity_hash(value) and id(value) in vm.outside.sources
 
 
 def _guard_entry(vm: VM, fn: _Cached, cache: dict[object, object], key: object) -> None:
@@ -363,7 +363,7 @@ def _guard_entry(vm: VM, fn: _Cached, cache: dict[object, object], key: object) 
     if any(cache.get(k, MISSING) is not v for k, v in used.items()):
         raise Unsupported(Reason(UNSUPPORTED_CALL, f"the cache of {_name(fn)} is too small"))
     vm.outside.facts.guard(
-        "id", vm.outside.origins.const(cache, f"{_name(fn)}.cache").child("item", key), cache[key]
+        "id", vm.outside.sources.const(cache, f"{_name(fn)}.cache").child("item", key), cache[key]
     )
 
 

@@ -48,7 +48,7 @@ def native_argument(vm: VM, value: object) -> object:
     if kind is functools.partial or (type(value) is BuiltinType and has_effects(value)):
         return VMCallable(vm, value)
     vm.outside.facts.use_content(value)
-    if id(value) in vm.outside.origins and is_opaque(value):
+    if id(value) in vm.outside.sources and is_opaque(value):
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"native code reads an outside {kind.__qualname__}"))
     return value
 

@@ -179,7 +179,7 @@ def keyed(vm: VM, fn: Callable[..., object], obj: object, key: object, *rest: ob
     if vm.trace.call.modes and type(key) in (FakeTensor, slice) and not isinstance(container, (dict, set)):
         return native(vm, fn, (obj, key, *rest))  # asks about `__index__`
     if isinstance(container, (dict, set)):
-        outside = id(container) in vm.outside.origins
+        outside = id(container) in vm.outside.sources
         callback = functools.partial(_compared_outside, vm) if outside else vm.called_back
         return _diverted(vm, callback, fn, (obj, key, *rest))
     return fn(obj, key, *rest)
@@ -248,9 +248,9 @@ def _note_new_class(vm: VM, slots: Sequence[object]) -> None:
     """Notes a class that C code is making where it is first seen: in `__set_name__` or `__init_subclass__`, which run before
     native code gives the class to its caller."""
     for value in slots:
-        if isinstance(value, type) and id(value) not in vm.outside.origins:
+        if isinstance(value, type) and id(value) not in vm.outside.sources:
             if (value.__name__, value.__bases__) == vm.classes.being_made[-1]:
-                vm.outside.origins.made_class(value)
+                vm.outside.sources.made_class(value)
 
 
 def _arguments(vm: VM, fn: FunctionType, slots: Sequence[object]) -> tuple[list[object], dict[str, object]]:

@@ -118,7 +118,7 @@ _INTROSPECTION = frozenset(("inspect", "typing", "typing_extensions", "types", "
 
 def _introspect(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
     for value in (*args, *kwargs.values()):
-        if type(value) is FunctionType and id(value) in vm.outside.origins:
+        if type(value) is FunctionType and id(value) in vm.outside.sources:
             library_reads.use_signature(vm.outside, value)
 
     def given(value: object) -> object:
@@ -156,7 +156,7 @@ def _shown(vm: VM, value: object, copies: list[tuple[Container, list[object]]]) 
     """`value` as an argument of native code. What stands for a container from outside is noted in `copies`."""
     seen = container_contents.view(vm.outside, value)
     if isinstance(seen, CONTAINER_BASES):
-        if seen is value and id(value) in vm.outside.origins:
+        if seen is value and id(value) in vm.outside.sources:
             seen = vm.outside.overlay.copy(seen)
         if seen is not value:
             copies.append((seen, items_of(seen)))
@@ -199,9 +199,9 @@ def call_builtin(vm: VM, fn: BuiltinType, args: Args, kwargs: Kwargs) -> object:
         if fn is pow or fn is divmod:
             check_decimals(*args)
         return run_native(vm, fn, args, kwargs)
-    if id(fn) in vm.outside.origins:  # stored by itself
-        origin = vm.outside.origins[id(fn)]
-        owner = wrap_values.wrap(vm.outside, owner, origin.child("member", "__self__"))
+    if id(fn) in vm.outside.sources:  # stored by itself
+        source = vm.outside.sources[id(fn)]
+        owner = wrap_values.wrap(vm.outside, owner, source.child("member", "__self__"))
         fn = getattr(owner, fn.__name__)
         if not _is_known(owner) and (type(owner), fn.__name__) not in METHODS:
             _check_native_object(vm, fn.__name__, owner)
@@ -238,9 +238,9 @@ def call_descriptor(vm: VM, fn: Descriptor, args: Args, kwargs: Kwargs) -> objec
 
 def call_method_wrapper(vm: VM, fn: types.MethodWrapperType, args: Args, kwargs: Kwargs) -> object:
     """`x.__add__` of a C class, bound."""
-    origin = vm.outside.origins.get(id(fn))
-    if origin is not None:  # stored by itself
-        owner = wrap_values.wrap(vm.outside, fn.__self__, origin.child("member", "__self__"))
+    source = vm.outside.sources.get(id(fn))
+    if source is not None:  # stored by itself
+        owner = wrap_values.wrap(vm.outside, fn.__self__, source.child("member", "__self__"))
         return vm.call(fn.__objclass__.__dict__[fn.__name__], (owner, *args), kwargs)
     handler = BUILTINS.get(getattr(fn.__objclass__, fn.__name__, None))
     if handler not in HANDING_ON:
@@ -317,7 +317,7 @@ def _call_owned(
         return search(vm, name, owner, args)
     if isinstance(owner, CONTAINER_BASES):
         return call_container_method(vm, name, fn, owner, args, kwargs)
-    if id(owner) in vm.outside.origins and kind not in LEAF_TYPES and not isinstance(owner, (str, tuple)):
+    if id(owner) in vm.outside.sources and kind not in LEAF_TYPES and not isinstance(owner, (str, tuple)):
         _check_native_object(vm, name, owner)
     if isinstance(owner, torch.Tensor):
         return run_native(vm, fn, args, kwargs)

@@ -33,9 +33,9 @@ def call_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) -> object
         return interpret(vm, WRAPPED_CALL_IMPL, (module, *args), kwargs)
     if has_hooks(vm, module):
         return interpret(vm, CALL_IMPL, (module, *args), kwargs)
-    origin = vm.outside.origins.get(id(module))
-    if origin is not None:
-        vm.outside.facts.guard("no_hooks", origin)
+    source = vm.outside.sources.get(id(module))
+    if source is not None:
+        vm.outside.facts.guard("no_hooks", source)
     tail = vm.frames.take_tail()
     function, owner = attributes.load_method(vm, module, "forward")
     vm.frames.tail = tail
@@ -71,5 +71,5 @@ def has_hooks(vm: VM, module: nn.Module) -> bool:
     if _has_any(vm, vm.outside.overlay.own(module), _HOOKS) or _has_any(vm, _module_globals, _GLOBAL_HOOKS):
         return True
     for name in _GLOBAL_HOOKS:
-        vm.outside.facts.guard("len", vm.outside.origins.const(_module_globals).child("item", name), 0)
+        vm.outside.facts.guard("len", vm.outside.sources.const(_module_globals).child("item", name), 0)
     return False

@@ -21,7 +21,7 @@ from smelt.capture.semantics.calls.native_calls import run_native
 from smelt.capture.semantics.calls.nn_module_calls import has_hooks
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
-from smelt.guards.source import Origin
+from smelt.guards.source import Source
 from smelt.torch_private import (
     Block,
     DisableTorchDispatch,
@@ -62,14 +62,14 @@ def call_script(vm: VM, fn: object, args: Args, kwargs: Kwargs) -> object:
 def call_script_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) -> object:
     """`module(*args, **kwargs)` of a scripted or traced module, which has no hooks of its own."""
     script = cast(_Script, module)
-    origin = vm.outside.origins.get(id(module))
-    if origin is None:
+    source = vm.outside.sources.get(id(module))
+    if source is None:
         raise _unknown("made inside")
     if has_hooks(vm, module):
         raise _unknown("with hooks of all modules")
     if "_c" not in vars(module):  # it is traced, and hands on to the module that was made then
-        origin = origin.child("attr", "_actual_script_module")
-    held = _Held(script._c, origin.child("attr", "_c"))
+        source = source.child("attr", "_actual_script_module")
+    held = _Held(script._c, source.child("attr", "_c"))
     schema = script._c._get_method("forward").schema
     return _call(vm, module, script.inlined_graph, schema, (held,), args, kwargs)
 
@@ -89,7 +89,7 @@ def _call(
     kwargs: Kwargs,
 ) -> object:
     vm.frames.tail = None
-    if id(made) not in vm.outside.origins:
+    if id(made) not in vm.outside.sources:
         raise _unknown("made inside")
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         raise _unknown("under autocast")  # which TorchScript applies itself
@@ -141,8 +141,8 @@ _PLAIN = {"IntType": int, "FloatType": float, "BoolType": bool, "StringType": st
 class _Held:
     """A module inside a graph: TorchScript's own object, and where it is found."""
 
-    def __init__(self, module: _Module, origin: Origin) -> None:
-        self.module, self.origin = module, origin
+    def __init__(self, module: _Module, source: Source) -> None:
+        self.module, self.source = module, source
 
 
 class _Run:
@@ -211,15 +211,15 @@ class _Run:
             number = value.item() if _is_number(value) else None
         if number is not None:
             return number
-        return wrap_values.wrap(self.vm.outside, value, self.vm.outside.origins.const(value))
+        return wrap_values.wrap(self.vm.outside, value, self.vm.outside.sources.const(value))
 
     def read(self, held: _Held, name: str) -> object:
         """An attribute of a module."""
-        found, origin = held.module.getattr(name), held.origin.child("script", name)
+        found, source = held.module.getattr(name), held.source.child("script", name)
         if type(found) is ScriptModule:
-            return _Held(cast(_Module, found), origin)
+            return _Held(cast(_Module, found), source)
         if isinstance(found, torch.Tensor) or type(found) in _PLAIN.values():
-            return plain(wrap_values.wrap(self.vm.outside, found, origin))
+            return plain(wrap_values.wrap(self.vm.outside, found, source))
         raise _unknown(f"a module holds a {type(found).__name__}")
 
 

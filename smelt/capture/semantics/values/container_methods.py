@@ -67,11 +67,11 @@ def call_container_method(
     outside = vm.outside
     if (
         isinstance(owner, collections.defaultdict)
-        and id(owner) in outside.origins
+        and id(owner) in outside.sources
         and owner not in outside.log
     ):
-        origin = outside.origins[id(owner)].child("member", "default_factory")
-        wrap_values.wrap(outside, owner.default_factory, origin)
+        source = outside.sources[id(owner)].child("member", "default_factory")
+        wrap_values.wrap(outside, owner.default_factory, source)
     if isinstance(owner, set) and name in set_methods.CHANGES and not kwargs:
         return set_methods.change(vm, owner, name, args)
     if name == "update" and isinstance(owner, dict):
@@ -82,13 +82,13 @@ def call_container_method(
             ask_length(vm, given[0])
     run = _directly if name in _BLIND_METHODS else vm.native
     look = container_contents.walk if name in _VIEWS else container_contents.open
-    seen = look(outside, owner) if id(owner) in outside.origins else owner
+    seen = look(outside, owner) if id(owner) in outside.sources else owner
     if name == "sort" and isinstance(owner, list):
         if compares_contents(outside.overlay.now(owner), kwargs.get("key")):
             _sort(vm, owner, **kwargs)
             return None
         kwargs = comparing(vm, seen, kwargs)
-    if id(owner) not in outside.origins:
+    if id(owner) not in outside.sources:
         return wrap_values.fake(outside, run(fn, args, kwargs))
     if name in PURE_METHODS:
         return wrap_values.fake(outside, run(getattr(seen, name) if seen is not owner else fn, args, kwargs))
@@ -158,7 +158,7 @@ def _known_key(vm: VM, obj: dict[object, object], key: object) -> bool:
     """Whether a read of `obj[key]` must be guarded, that entry alone: the dictionary is from outside, and the trace has not
     written the entry. Raises Unsupported for a key that a guard could not look up."""
     outside = vm.outside
-    if id(obj) not in outside.origins:
+    if id(obj) not in outside.sources:
         return False
     outside.facts.use_identity(key)
     if not is_lookup_key(key):
@@ -175,7 +175,7 @@ def _known_key(vm: VM, obj: dict[object, object], key: object) -> bool:
 def _dict_get(vm: VM, obj: dict[object, object], key: object, default: object = None) -> object:
     if _known_key(vm, obj, key):
         present = bool(vm.keyed(dict.__contains__, obj, key))
-        vm.outside.facts.guard("contains", vm.outside.origins[id(obj)], (key, present), key=key)
+        vm.outside.facts.guard("contains", vm.outside.sources[id(obj)], (key, present), key=key)
         return (
             container_contents.item(vm.outside, obj, key, vm.keyed(dict.__getitem__, obj, key))
             if present
@@ -196,13 +196,13 @@ def contains_key(vm: VM, obj: dict[object, object], key: object) -> bool:
     """`key in obj`; of an outside dictionary the answer is guarded, and nothing else of it."""
     present = bool(vm.keyed(dict.__contains__, obj, key))
     if _known_key(vm, obj, key):
-        vm.outside.facts.guard("contains", vm.outside.origins[id(obj)], (key, present), key=key)
+        vm.outside.facts.guard("contains", vm.outside.sources[id(obj)], (key, present), key=key)
     return present
 
 
 @method(dict, "setdefault")
 def _dict_setdefault(vm: VM, obj: dict[object, object], key: object, default: object = None) -> object:
-    if id(obj) not in vm.outside.origins:  # the key is hashed once
+    if id(obj) not in vm.outside.sources:  # the key is hashed once
         return vm.keyed(dict_base(obj).setdefault, obj, key, default)
     if contains_key(vm, obj, key):
         return vm.item_value(obj, key, vm.keyed(dict.__getitem__, obj, key))
@@ -212,7 +212,7 @@ def _dict_setdefault(vm: VM, obj: dict[object, object], key: object, default: ob
 
 @method(dict, "pop")
 def _dict_pop(vm: VM, obj: dict[object, object], key: object, *default: object) -> object:
-    if id(obj) not in vm.outside.origins:
+    if id(obj) not in vm.outside.sources:
         return vm.item_value(obj, key, vm.keyed(dict_base(obj).pop, obj, key, *default))
     if not contains_key(vm, obj, key):
         if default:
@@ -238,7 +238,7 @@ def _dict_setitem(vm: VM, obj: dict[object, object], key: object, value: object)
 
 @method(list, "__getitem__")
 def _list_getitem(vm: VM, obj: list[object], key: object) -> object:
-    if isinstance(key, slice) and id(obj) in vm.outside.origins:
+    if isinstance(key, slice) and id(obj) in vm.outside.sources:
         return list.__getitem__(container_contents.open(vm.outside, obj), key)
     return vm.item_value(obj, key, vm.keyed(list.__getitem__, obj, key))
 
@@ -261,7 +261,7 @@ METHODS[dict, "__len__"] = METHODS[set, "__len__"] = _list_len
 def _count_elements(vm: VM, args: Args, kwargs: Kwargs) -> None:
     """What `Counter.update` does for elements."""
     counts, elements = args
-    if id(counts) not in vm.outside.origins:
+    if id(counts) not in vm.outside.sources:
         vm.native(collections._count_elements, (counts, vm.elements(elements)))  # type: ignore[attr-defined]
         return
     counts = cast("dict[object, object]", counts)

@@ -53,7 +53,7 @@ _REPLAYED = re.compile(
 
 def use_state(vm: VM, manager: object) -> None:
     """Native code is going to enter or leave `manager`: guards what an outside one holds."""
-    if id(manager) not in vm.outside.origins:
+    if id(manager) not in vm.outside.sources:
         return
     for name in list(instance_dict(manager) or ()):
         attributes.load_generic(vm, manager, name)
@@ -85,7 +85,7 @@ def gathers(manager: object) -> bool:
 
 def _check_profiler(vm: VM) -> None:
     if wrap_values.wrap(
-        vm.outside, is_profiler_enabled(), vm.outside.origins.const(is_profiler_enabled).child("call", None)
+        vm.outside, is_profiler_enabled(), vm.outside.sources.const(is_profiler_enabled).child("call", None)
     ):
         raise unsupported("record_function under a profiler")
 
@@ -148,10 +148,10 @@ def _held_from_outside(vm: VM, manager: object) -> dict[str, object]:
     if not isinstance(manager, _REVERSIBLE):
         what = type(manager).__qualname__
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"a {what} entered before a graph break is left"))
-    origin = vm.outside.origins.of(manager)
+    source = vm.outside.sources.of(manager)
     for name, value in vars(manager).items():
-        if origin is not None and type(value) in LEAF_TYPES:
-            wrap_values.wrap(vm.outside, value, origin.child("attr", name))
+        if source is not None and type(value) in LEAF_TYPES:
+            wrap_values.wrap(vm.outside, value, source.child("attr", name))
     return dict(vars(manager))
 
 

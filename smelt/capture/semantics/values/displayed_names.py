@@ -50,8 +50,8 @@ def use_names(vm: VM, value: object, depth: int = _DEPTH) -> None:
     elif type(value) is FunctionType:
         attributes.load_attr(vm, value, "__qualname__")
     elif isinstance(value, np.generic):
-        origin = vm.outside.origins.const(_way_of_numpy).child("call", None)
-        vm.outside.facts.guard("eq", origin, _way_of_numpy())
+        source = vm.outside.sources.const(_way_of_numpy).child("call", None)
+        vm.outside.facts.guard("eq", source, _way_of_numpy())
     elif isinstance(value, types.ModuleType):
         for name in _OF_MODULES:
             with contextlib.suppress(AttributeError):
@@ -73,6 +73,6 @@ def _way_of_numpy() -> object:
 def _use_name_of_class(vm: VM, cls: type) -> None:
     """Guards the module and the qualified name of a class; the latter changes without a new version of the class."""
     vm.outside.facts.use_class(cls)
-    if not cls.__flags__ & IMMUTABLE_TYPE_FLAG and not vm.outside.origins.is_made_class(cls):
-        origin = vm.outside.origins.const(cls).child("member", "__qualname__")
-        vm.outside.facts.guard("eq", origin, cls.__qualname__)
+    if not cls.__flags__ & IMMUTABLE_TYPE_FLAG and not vm.outside.sources.is_made_class(cls):
+        source = vm.outside.sources.const(cls).child("member", "__qualname__")
+        vm.outside.facts.guard("eq", source, cls.__qualname__)

@@ -46,7 +46,7 @@ def _show(vm: VM, fake: FakeTensor, bare: bool = False) -> Shown:
 def _number(vm: VM, value: object) -> object:
     """A symbolic number, as part of a text. It is noted, since it must not be symbolic if the program reads the text."""
     symbol = cast("Int | Float", value).node
-    vm.disclosed.shown_numbers.update(origin.path for origin in leaves(symbol.expression))
+    vm.disclosed.shown_numbers.update(source.path for source in leaves(symbol.expression))
     if symbol.size is not None:
         vm.disclosed.shown_sizes |= free_syms(symbol.size)
     return value

@@ -102,7 +102,7 @@ def iterable(vm: VM, obj: object, at_once: bool = False) -> Iterable[object]:
     if isinstance(obj, (set, frozenset)):
         vm.outside.facts.use_order(vm.outside.overlay.now(obj))
     if isinstance(obj, CONTAINER_BASES) and python_method(vm, obj, "__iter__") is None:
-        if id(obj) not in vm.outside.origins:
+        if id(obj) not in vm.outside.sources:
             return obj
         return (
             container_contents.iterated(vm.outside, obj)
@@ -119,7 +119,7 @@ def iterable(vm: VM, obj: object, at_once: bool = False) -> Iterable[object]:
             return cast("Iterable[object]", found)
     if environment_iterators.is_advanced(vm.outside, obj):
         return VMIterator(vm, obj)
-    if id(obj) in vm.outside.origins and hasattr(kind, "__next__"):
+    if id(obj) in vm.outside.sources and hasattr(kind, "__next__"):
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an outside {kind.__qualname__} is advanced"))
     vm.outside.facts.check_readable(obj, "__iter__")
     return cast("Iterable[object]", obj)
@@ -146,7 +146,7 @@ def next_item(vm: VM, iterator: object) -> object:
         found = python_method(vm, iterator, "__next__")
         if found is not None:
             return vm.call_function(found, (iterator,))
-    if id(iterator) in vm.outside.origins:
+    if id(iterator) in vm.outside.sources:
         return environment_iterators.next_item(vm.outside, iterator)
     plain = kind in PLAIN_ITERATORS
     value = next(cast("Iterator[object]", iterator)) if plain else vm.native(next, (iterator,))
@@ -160,7 +160,7 @@ def elements(vm: VM, obj: object, limit: int | None = None, hinted: bool = False
         container_contents.update_copies(vm.outside)
     if type(obj) is tuple:
         return obj
-    if type(obj) is list and id(obj) not in vm.outside.origins:
+    if type(obj) is list and id(obj) not in vm.outside.sources:
         return list(obj)
     values = iterable(vm, obj, at_once=limit is None)
     if hinted:

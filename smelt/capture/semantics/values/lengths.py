@@ -58,8 +58,8 @@ def container_len(vm: VM, obj: object) -> int:
     outside.facts.check_readable(obj, "__len__")
     if outside.opened.stale:
         container_contents.update_copies(outside)
-    if isinstance(obj, CONTAINER_BASES) and id(obj) in outside.origins:
-        outside.facts.guard("len", outside.origins[id(obj)], outside.log.length(obj))
+    if isinstance(obj, CONTAINER_BASES) and id(obj) in outside.sources:
+        outside.facts.guard("len", outside.sources[id(obj)], outside.log.length(obj))
     return len(cast(Sized, outside.overlay.now(obj)))
 
 

@@ -164,7 +164,7 @@ def _in_place(vm: VM, fn: Callable[..., object], left: Container, right: object)
         right = elements(vm, right, hinted=True)
     else:
         right = container_contents.view(vm.outside, right, deep=False)
-    if id(left) in vm.outside.origins:
+    if id(left) in vm.outside.sources:
         container_contents.open(vm.outside, left)
         environment_mutations.touch(vm.outside, left)
     try:
@@ -350,9 +350,9 @@ def same(vm: VM, left: object, right: object) -> bool:
     if type(left) in NUMBERS or type(right) in NUMBERS:
         both = number_semantics.is_number(left) and number_semantics.is_number(right)
         return both and plain(left) is plain(right)
-    a, b = vm.outside.origins.get(id(left)), vm.outside.origins.get(id(right))
+    a, b = vm.outside.sources.get(id(left)), vm.outside.sources.get(id(right))
     if a is not None and b is not None and a is not b and not (a.kind == "const" and b.kind == "const"):
-        known = all(is_identity(v) and not vm.outside.origins.is_by_code(v) for v in (left, right))
+        known = all(is_identity(v) and not vm.outside.sources.is_by_code(v) for v in (left, right))
         if type(left) is type(right) and not known and not is_constant(left):
             vm.outside.facts.guard("distinct", a, (a, b), key=b)
     return False
@@ -388,13 +388,13 @@ def contains(vm: VM, value: object, container: object) -> bool:
         is_constant(value) and NUMBERS.isdisjoint(map(type, container))
     ):
         return _among(vm, value, elements(vm, container))
-    if id(container) in vm.outside.origins and hasattr(kind, "__next__"):
+    if id(container) in vm.outside.sources and hasattr(kind, "__next__"):
         raise unsupported(f"`in` of an outside {kind.__qualname__}, which advances it", UNSUPPORTED_OBJECT)
     vm.outside.facts.check_readable(container, "__contains__")
     if isinstance(container, (set, frozenset)):
         vm.outside.facts.use_differences(value)
-    if isinstance(container, set) and id(container) in vm.outside.origins:
+    if isinstance(container, set) and id(container) in vm.outside.sources:
         container = container_contents.found_in(vm.outside, container)
-    elif isinstance(container, CONTAINER_BASES) and id(container) in vm.outside.origins:
+    elif isinstance(container, CONTAINER_BASES) and id(container) in vm.outside.sources:
         container = container_contents.open(vm.outside, container)
     return bool(vm.native(operator.contains, (container, value)))

@@ -89,7 +89,7 @@ def made(vm: VM, what: object) -> BaseException:
         return error
     if not isinstance(what, BaseException):
         raise TypeError("exceptions must derive from BaseException")
-    if id(what) in vm.outside.origins:
+    if id(what) in vm.outside.sources:
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "an exception from outside is raised"))
     return what
 

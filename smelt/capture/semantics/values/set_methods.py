@@ -24,7 +24,7 @@ CHANGES = _OF_ELEMENTS | {
 def operand(vm: VM, value: object) -> object:
     """What native code makes a set of, or changes one by: a set or dictionary itself, of which it copies the table."""
     if isinstance(value, set):
-        return container_contents.open(vm.outside, value) if id(value) in vm.outside.origins else value
+        return container_contents.open(vm.outside, value) if id(value) in vm.outside.sources else value
     if type(value) is dict:
         return container_contents.view(vm.outside, value, deep=False)
     if isinstance(value, frozenset):
@@ -42,7 +42,7 @@ def change(vm: VM, target: set[object], method: str, args: Args) -> object:
         args = [operand(vm, a) for a in args]
     if method == "pop":
         vm.outside.facts.use_order(vm.outside.overlay.now(target))
-    if id(target) not in vm.outside.origins:
+    if id(target) not in vm.outside.sources:
         return vm.native(getattr(set, method).__get__(target), args)
     outside = vm.outside
     container_contents.guard(outside, target)

@@ -84,7 +84,7 @@ def _bounded(vm: VM, key: object) -> object:
 
 def found_by(vm: VM, obj: object, key: object) -> object:
     """The key with which `obj` is to be looked up: an outside dictionary holds the tensor itself, not its fake."""
-    if type(key) is FakeTensor and isinstance(obj, dict) and id(obj) in vm.outside.origins:
+    if type(key) is FakeTensor and isinstance(obj, dict) and id(obj) in vm.outside.sources:
         real = vm.trace.real(key)
         return key if real is None else real
     return key
@@ -139,7 +139,7 @@ def _class_item(vm: VM, cls: type, key: object) -> object:
 def _container_item(vm: VM, obj: Container, key: object, tail: Tail | None) -> object:
     outside = vm.outside
     key = found_by(vm, obj, key)
-    if id(obj) in outside.origins:
+    if id(obj) in outside.sources:
         if isinstance(key, slice):
             return vm.native(operator.getitem, (container_contents.open(outside, obj), key))
         if isinstance(obj, dict) and not contains_key(vm, obj, key):
@@ -161,9 +161,9 @@ def _missing_item(vm: VM, obj: dict[object, object], key: object, tail: Tail | N
         return vm.call_function(found, (obj, key))
     if isinstance(obj, collections.defaultdict) and obj.default_factory is not None:
         factory = obj.default_factory
-        if id(obj) in vm.outside.origins:
-            origin = vm.outside.origins[id(obj)].child("member", "default_factory")
-            factory = wrap_values.wrap(vm.outside, factory, origin)
+        if id(obj) in vm.outside.sources:
+            source = vm.outside.sources[id(obj)].child("member", "default_factory")
+            factory = wrap_values.wrap(vm.outside, factory, source)
         environment_mutations.touch(vm.outside, obj)
         vm.frames.tail = through(tail, result_polyfills.kept, obj, key)
         value = vm.call(factory, (), {})
@@ -175,14 +175,14 @@ def _missing_item(vm: VM, obj: dict[object, object], key: object, tail: Tail | N
 def item_value(vm: VM, obj: object, key: object, value: object) -> object:
     """`value`, which the container `obj` has at `key`, as a value of the machine: guarded unless the trace wrote it."""
     outside = vm.outside
-    if id(obj) not in outside.origins:
+    if id(obj) not in outside.sources:
         return wrap_values.fake(outside, value)
     if type(key) is int and key < 0 and not isinstance(obj, dict):
         container_len(vm, obj)
         key += len(cast(Sized, vm.outside.overlay.now(obj)))
     if not outside.log.is_original(obj, key, value):
         return value
-    if not (is_constant(key) or is_identity(key)) or outside.origins.is_by_code(key):
+    if not (is_constant(key) or is_identity(key)) or outside.sources.is_by_code(key):
         outside.facts.use_identity(key)
         return container_contents.item(outside, obj, key, value)
     memo = outside.memo.of(obj)
@@ -216,9 +216,9 @@ def store_item(vm: VM, obj: object, key: object, value: object) -> None:
     if isinstance(obj, CONTAINER_BASES):
         key = found_by(vm, obj, key)
         if isinstance(key, slice):
-            container_contents.open(vm.outside, obj) if id(obj) in vm.outside.origins else None
+            container_contents.open(vm.outside, obj) if id(obj) in vm.outside.sources else None
             value = elements(vm, value)
-        if id(obj) in vm.outside.origins and not isinstance(obj, dict):
+        if id(obj) in vm.outside.sources and not isinstance(obj, dict):
             container_contents.open(vm.outside, obj)  # replayed as a whole
         environment_mutations.touch(vm.outside, obj)
         if isinstance(obj, dict):
@@ -226,7 +226,7 @@ def store_item(vm: VM, obj: object, key: object, value: object) -> None:
             environment_mutations.note_store(vm.outside, obj, "item", key, value)
         vm.keyed(operator.setitem, obj, key, value)
         return
-    if id(obj) in vm.outside.origins:
+    if id(obj) in vm.outside.sources:
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an item of an outside {kind.__qualname__} is set"))
     vm.native(operator.setitem, (obj, key, value))
 
@@ -234,11 +234,11 @@ def store_item(vm: VM, obj: object, key: object, value: object) -> None:
 def _guard_order(vm: VM, obj: dict[object, object], key: object) -> None:
     """Stores are replayed in the order of the dictionary's keys, which is that of the stores only if a key that had a place
     before others were stored has it at the next call, too."""
-    log, origin = vm.outside.log, vm.outside.origins.get(id(obj))
-    if origin is None or not log.has_stores(obj) or not is_lookup_key(key) or log.was_stored(obj, key):
+    log, source = vm.outside.log, vm.outside.sources.get(id(obj))
+    if source is None or not log.has_stores(obj) or not is_lookup_key(key) or log.was_stored(obj, key):
         return
     if vm.keyed(dict.__contains__, obj, key):
-        vm.outside.facts.guard("contains", origin, (key, True), key=key)
+        vm.outside.facts.guard("contains", source, (key, True), key=key)
 
 
 def delete_item(vm: VM, obj: object, key: object) -> None:
@@ -251,7 +251,7 @@ def delete_item(vm: VM, obj: object, key: object) -> None:
         vm.frames.tail = tail
         vm.call_function(found, (obj, key))
         return
-    if id(obj) in vm.outside.origins:
+    if id(obj) in vm.outside.sources:
         if not isinstance(obj, CONTAINER_BASES):
             raise Unsupported(
                 Reason(UNSUPPORTED_OBJECT, f"an item of an outside {type(obj).__qualname__} is deleted")

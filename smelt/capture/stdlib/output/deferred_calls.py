@@ -33,5 +33,5 @@ def is_known(value: object) -> bool:
 
 def defer(vm: VM, fn: Callable[..., object], *args: object, **kwargs: object) -> None:
     """`fn(*args, **kwargs)` is to be called by the compiled frame."""
-    vm.outside.origins.const(fn)
+    vm.outside.sources.const(fn)
     vm.outside.log.call(Call(fn, args + tuple(kwargs.values()), tuple(kwargs)))

@@ -76,8 +76,8 @@ def _is_logging_file(filename: str) -> bool:
 
 def _check_logger(vm: VM, logger: logging.Logger) -> None:
     """Guards which handlers a record reaches. Raises Unsupported where it reaches code of the user's."""
-    if id(logger) not in vm.outside.origins:
-        vm.outside.origins.const(logger)
+    if id(logger) not in vm.outside.sources:
+        vm.outside.sources.const(logger)
     cls = type(logger)
     if any(vm.type_info(cls).find(n)[2] not in (logging.Logger, logging.Filterer) for n in _OWN):
         raise unsupported(f"logging with a {cls.__qualname__}, which has methods of its own", OUTPUT)
@@ -156,7 +156,7 @@ def _log_to_root(level: int | None, exception: bool = False) -> Handler:
 
 def _state(vm: VM, obj: object, name: str) -> object:
     """An attribute of a logger, read and guarded."""
-    vm.outside.origins.known(obj)
+    vm.outside.sources.known(obj)
     return attributes.load_attr(vm, obj, name)
 
 

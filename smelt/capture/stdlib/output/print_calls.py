@@ -54,7 +54,7 @@ def _standard_stream(vm: VM, name: str) -> object:
 
 def _check_stream(vm: VM, stream: object) -> None:
     """Raises Unsupported for a stream that the function made, or one of a class that smelt does not know."""
-    if not is_known(stream) or id(stream) not in vm.outside.origins:
+    if not is_known(stream) or id(stream) not in vm.outside.sources:
         raise unsupported(f"writing to a {type(stream).__qualname__}", OUTPUT)
 
 

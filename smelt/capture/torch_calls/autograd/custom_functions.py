@@ -50,7 +50,7 @@ def _apply(vm: VM, args: Args, kwargs: Kwargs) -> object:
         rest, kwargs = list(bound.args), bound.kwargs
     if not torch.is_grad_enabled() or not any(_requires_grad(v) for v in rest):
         return _run_apply(vm, cls, rest, kwargs)
-    if vm.outside.origins.is_made_class(cls):
+    if vm.outside.sources.is_made_class(cls):
         raise unsupported(f"torch.autograd.Function {cls.__name__}, which was made inside the function")
     if vm.trace.autograd.custom is None:
         vm.trace.autograd.custom = CustomFunctions(lambda run: native_callbacks.in_window(vm, run, ()))
@@ -110,16 +110,16 @@ def record_backward(vm: VM, roots: Sequence[object]) -> None:
     trace, log = vm.trace, vm.outside.log
     if trace.autograd.custom is None or not trace.autograd.wants_joint:
         return
-    before, settings = contents_of_made(vm.outside.origins.of, roots), torch_settings.read()
+    before, settings = contents_of_made(vm.outside.sources.of, roots), torch_settings.read()
     log.closed = "the backward of a custom autograd.Function changes an outside object"
     vm.running = True
     try:
-        trace.record_backward(collect_fakes(roots, vm.outside.origins.of))
+        trace.record_backward(collect_fakes(roots, vm.outside.sources.of))
     finally:
         vm.running, log.closed = False, ""
     if torch_settings.read() != settings or vm.contexts.entered:
         raise refuse("the backward of a custom autograd.Function changes a setting")
-    if contents_of_made(vm.outside.origins.of, roots) != before:
+    if contents_of_made(vm.outside.sources.of, roots) != before:
         raise refuse("the backward of a custom autograd.Function changes an object that is returned")
 
 

@@ -76,7 +76,7 @@ def check_leaf(vm: VM, fake: FakeTensor) -> None:
     real = vm.trace.real(fake)
     if fake.device.type not in ("cpu", "cuda") or not _native.is_plain_leaf(real):
         raise unsupported("gradients of a tensor computed outside, or of one with hooks")
-    vm.outside.facts.guard("plain_leaf", vm.outside.origins.known(fake))
+    vm.outside.facts.guard("plain_leaf", vm.outside.sources.known(fake))
 
 
 # --------------------------------------------------------------------------------- forward-mode differentiation
@@ -103,7 +103,7 @@ _leave = cast(FunctionType, torch.inference_mode.__exit__)
 @function(_leave)
 def _leave_inference_mode(vm: VM, args: Args, kwargs: Kwargs) -> object:
     """Leaving puts back the dispatcher's state from when it was entered, which must not be a state outside of the trace."""
-    if id(args[0]) in vm.outside.origins:
+    if id(args[0]) in vm.outside.sources:
         raise unsupported("an inference mode from outside is left")
     with natively(vm, _leave):
         return native_calls.call_native_python(vm, _leave, args, kwargs)

@@ -73,7 +73,7 @@ def _is_size(value: object) -> bool:
 
 
 def _is_fresh(vm: VM, made: FunctionType | types.CellType) -> bool:
-    return id(made) not in vm.outside.origins
+    return id(made) not in vm.outside.sources
 
 
 def _hold(vm: VM, value: object, depth: int = 0) -> None:
@@ -84,10 +84,10 @@ def _hold(vm: VM, value: object, depth: int = 0) -> None:
         return
     if type(value) is FunctionType and _is_fresh(vm, value):
         _hold_function(vm, value, depth)
-    elif id(value) in vm.outside.origins and kind not in (list, tuple, dict):
+    elif id(value) in vm.outside.sources and kind not in (list, tuple, dict):
         vm.outside.facts.use_identity(value)
     elif is_identity(value):
-        if isinstance(value, type) and vm.outside.origins.is_made_class(value):
+        if isinstance(value, type) and vm.outside.sources.is_made_class(value):
             raise unsupported(f"the class {value.__qualname__} made inside the function", UNSUPPORTED_OBJECT)
     elif kind in _PARTS:
         for part in _PARTS[kind](value):
