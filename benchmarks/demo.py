@@ -20,7 +20,7 @@ from rich.table import Table
 from torch import nn
 
 import smelt
-from smelt.report.inspect_entries import entries
+from smelt.report.inspect import entries
 from smelt.report.progress import progress
 
 NAMES = ["BERT, 4 layers", "ResNet-18", "Llama, 2 layers of 256"]

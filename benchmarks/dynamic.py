@@ -29,7 +29,7 @@ import transformers
 
 import smelt
 from benchmarks import measure
-from smelt.report.inspect_entries import entries, reasons
+from smelt.report.inspect import entries, reasons
 
 Sizes = list[tuple[int, int]]
 

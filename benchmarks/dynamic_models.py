@@ -25,7 +25,7 @@ from benchmarks import errors, measure
 from benchmarks.models import build, tensors
 from benchmarks.run import NAMES
 from smelt import events
-from smelt.report.inspect_entries import reasons
+from smelt.report.inspect import reasons
 
 DYNAMIC = {"fixed": False, "dynamic": True}
 

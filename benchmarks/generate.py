@@ -28,7 +28,7 @@ import transformers
 
 import smelt
 from benchmarks import measure
-from smelt.report import inspect_entries
+from smelt.report import inspect
 
 PROMPTS = ((2, 16), (4, 33))  # batch, length
 VOCABULARY = 1000
@@ -109,9 +109,7 @@ def measured(name: str, cache: str, rival: str, options: argparse.Namespace) -> 
         "first": first,
         "rate": decoded / min(seconds),
         "cpu": min(cpu) * 1e3 / (options.tokens * len(PROMPTS)),
-        "entries": max(len(r.entries) for _, r in inspect_entries.records(forward))
-        if rival == "smelt"
-        else None,
+        "entries": max(len(r.entries) for _, r in inspect.records(forward)) if rival == "smelt" else None,
     }
 
 

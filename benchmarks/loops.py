@@ -211,7 +211,7 @@ def _rival(build: Callable[[], Program]) -> str:
 
 def _row(name: str) -> tuple[list[str], bool]:
     import smelt
-    from smelt.report import inspect_entries
+    from smelt.report import inspect
 
     smelt.reset()
     _, want = results(PROGRAMS[name], lambda f: f)
@@ -221,9 +221,9 @@ def _row(name: str) -> tuple[list[str], bool]:
         agree = True
     except AssertionError:
         agree = False
-    kinds = list(dict.fromkeys(r.kind.id for r in inspect_entries.reasons(compiled)))
+    kinds = list(dict.fromkeys(r.kind.id for r in inspect.reasons(compiled)))
     agree &= not FAILURES & set(kinds)
-    graphs = str(inspect_entries.graph_count(compiled))
+    graphs = str(inspect.graph_count(compiled))
     return [
         name.replace("_", " "),
         "yes" if agree else "NO",

@@ -18,7 +18,7 @@ import torch
 
 import smelt
 from benchmarks import measure
-from smelt.report.inspect_entries import entries
+from smelt.report.inspect import entries
 
 INPUTS = (2, 10, 20, 50)
 

@@ -305,7 +305,7 @@ def _error(got: Any, want: Any) -> float:
 
 
 def _describe(compiled: Any) -> dict[str, Any]:
-    from smelt.report import inspect_entries as report
+    from smelt.report import inspect as report
 
     records = report.records(compiled)
     return {

@@ -212,7 +212,7 @@ def run_operator(op: Any, what: Sweep) -> dict[str, Any]:
     import smelt
     from smelt import events
     from smelt.reasons import BACKEND_FAILED, INTERNAL
-    from smelt.report.inspect_entries import reasons
+    from smelt.report.inspect import reasons
 
     row = _row()
     externs: set[str] = set()

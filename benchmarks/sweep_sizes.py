@@ -45,7 +45,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import smelt
 from benchmarks import sweep_models
 from benchmarks.compare_training import no_worse, tensors
-from smelt.report import inspect_entries
+from smelt.report import inspect
 
 TOLERANCE = 1e-4  # of the largest magnitude of a tensor
 GRADIENT_TOLERANCE = 1e-3
@@ -120,7 +120,7 @@ def _taken(model: nn.Module, calls: list[Inputs]) -> list[Inputs]:
 
 def entries_of(compiled: Any) -> int:
     """How many entries the function has, or that of its resume functions which has most."""
-    return max((len(record.entries) for _, record in inspect_entries.records(compiled)), default=0)
+    return max((len(record.entries) for _, record in inspect.records(compiled)), default=0)
 
 
 def left_by(model: nn.Module, call: Any, inputs: Inputs, train: bool) -> dict[str, Any]:
@@ -253,7 +253,7 @@ def compared(model: nn.Module, calls: list[Inputs], train: bool) -> dict[str, An
         "new": [s for s, before, now in zip(shapes, [0, *counts], counts) if now > before],
         "error": max(apart),
         "float64": float64,
-        "reasons": [str(r) for r in inspect_entries.reasons(compiled)],
+        "reasons": [str(r) for r in inspect.reasons(compiled)],
         "seconds": time.perf_counter() - start,
     }
 

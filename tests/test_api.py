@@ -12,7 +12,7 @@ from torch import nn
 
 import smelt
 from smelt.errors import OptionError, Unsupported
-from smelt.report.inspect_entries import entries, reasons
+from smelt.report.inspect import entries, reasons
 from tests.harness.threads import in_threads
 
 

@@ -9,7 +9,7 @@ import torch
 import smelt
 from benchmarks.errors import distance
 from benchmarks.models import MODELS, build, tensors
-from smelt.report.inspect_entries import entries, reasons
+from smelt.report.inspect import entries, reasons
 from tests.harness import models as tiny
 
 # Relative to the largest magnitude of a tensor: a fused float32 program sums in another order than eager.

@@ -18,7 +18,7 @@ from torch import nn
 import smelt
 from benchmarks.models import tensors
 from smelt import events
-from smelt.report.inspect_entries import graph_count, reasons
+from smelt.report.inspect import graph_count, reasons
 from tests.harness.models import MODELS
 
 STEPS = 20

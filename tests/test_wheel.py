@@ -92,7 +92,7 @@ def test_the_example_of_the_readme_runs_without_a_compiler(empty: Path):
 import warnings
 warnings.simplefilter("error")
 {example}
-from smelt.report.inspect_entries import graph_count
+from smelt.report.inspect import graph_count
 torch.testing.assert_close(y, model(x).detach())
 assert graph_count(compiled) == 1
 print(smelt.__file__)

@@ -28,7 +28,7 @@ from torch import nn
 
 import smelt
 from benchmarks.gpu import device
-from smelt.report.inspect_entries import entries, reasons
+from smelt.report.inspect import entries, reasons
 
 Inputs = dict[str, torch.Tensor]
 LIMIT = 64  # entries of a function of fixed sizes

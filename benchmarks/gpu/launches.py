@@ -17,7 +17,7 @@ import torch
 import smelt
 from benchmarks.per_call import add_one
 from smelt import _native
-from smelt.report import inspect_entries
+from smelt.report import inspect
 
 PARAMETERS = 5  # as many as `x + 1` has: two addresses, the number of points, two that are not used
 _BY_BUFFER = 1, 2, 0  # CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE, CU_LAUNCH_PARAM_END
@@ -66,7 +66,7 @@ def by_smelt() -> dict[str, Callable[[], Any]]:
     x = torch.randn(8, device="cuda")
     compiled = smelt.compile(add_one, fullgraph=True)
     compiled(x)
-    [entry] = inspect_entries.entries(compiled)
+    [entry] = inspect.entries(compiled)
     [(guard, frame)] = _native.entries(compiled)
     return {
         "x + 1, the plan": partial(entry.graph, (x,)),

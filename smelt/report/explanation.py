@@ -11,7 +11,7 @@ from typing import Any
 
 from smelt import events
 from smelt.capture.driver.cache_entries import Entry
-from smelt.report import inspect_entries
+from smelt.report import inspect
 from smelt.report.break_costs import BreakCosts
 from smelt.report.eager_saved_bytes import eager_saved_bytes
 from smelt.report.event_collector import Watch
@@ -33,7 +33,7 @@ class Explanation:
     """
 
     def __init__(self, compiled: Callable[..., Any]) -> None:
-        inspect_entries.records(compiled)  # raises TypeError for what smelt.compile did not return
+        inspect.records(compiled)  # raises TypeError for what smelt.compile did not return
         self.compiled = compiled
         self.result: Any = None
         self._watch = Watch()
@@ -69,7 +69,7 @@ class Explanation:
             self._costs.attach(self._entries())
 
     def _entries(self) -> list[Entry]:
-        return [entry for _, record in inspect_entries.records(self.compiled) for entry in record.entries]
+        return [entry for _, record in inspect.records(self.compiled) for entry in record.entries]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as data that can be written as JSON; docs/explain.md lists the keys. Measures, the first time that an
@@ -77,7 +77,7 @@ class Explanation:
         name = getattr(self.compiled, "__qualname__", None) or type(_original(self.compiled)).__name__
         return rows(
             name,
-            inspect_entries.records(self.compiled),
+            inspect.records(self.compiled),
             self._watch,
             self._eager_bytes,
             self._costs.ms,

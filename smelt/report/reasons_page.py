@@ -12,7 +12,7 @@ _HEAD = """\
 Where smelt meets something that it cannot capture, the graph breaks: what comes before and after is compiled, and what
 stood in the way runs as it is, in between. Where a graph cannot break (inside a function that native code calls, for
 one) the break moves out to the nearest call that can be made as it is; where there is none, the call runs eagerly.
-Results are eager's in each case. `smelt.report.inspect_entries.reasons(compiled)` lists the reasons of one compiled
+Results are eager's in each case. `smelt.report.inspect.reasons(compiled)` lists the reasons of one compiled
 callable; with `fullgraph=True` the first of them is raised as `smelt.errors.Unsupported` (its `.reason`).
 
 A reason has a `kind` (a row below; ids are stable), a `detail` that names the function or object, the user's `line`, and

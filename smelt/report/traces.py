@@ -30,7 +30,7 @@ from smelt.graph.ir import Graph, Node
 from smelt.graph.substitute_sizes import symbols_of_arguments
 from smelt.guards.guard import Guard
 from smelt.reasons import Reason
-from smelt.report.inspect_entries import reasons, records
+from smelt.report.inspect import reasons, records
 from smelt.shapes.expr import Sym
 from smelt.tracing.backward.joint import Joint
 

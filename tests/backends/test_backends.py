@@ -11,7 +11,7 @@ from smelt import config
 from smelt.backends import backend_registry
 from smelt.errors import OptionError
 from smelt.graph.ir import TensorSpec
-from smelt.report import inspect_entries
+from smelt.report import inspect
 from smelt.torch_backend import compile_fx
 from tests.harness.traced import trace
 
@@ -109,7 +109,7 @@ def test_eager_backends_take_sizes(backend):
     for b, s in ((4, 16), (5, 9), (6, 13), (3, 8)):
         x = torch.randn(b, s)
         torch.testing.assert_close(compiled(x), f(x))
-    assert len(inspect_entries.entries(compiled)) == 2
+    assert len(inspect.entries(compiled)) == 2
 
 
 @pytest.mark.parametrize("dynamic", [None, True])

@@ -13,7 +13,7 @@ import torch
 import smelt
 from smelt.backends import smelt as backend
 from smelt.errors import BackendError
-from smelt.report.inspect_entries import entries, reasons
+from smelt.report.inspect import entries, reasons
 from tests.harness.agreement import same
 
 

@@ -8,7 +8,7 @@ import uuid
 import torch
 
 import smelt
-from smelt.report.inspect_entries import graph_count, reasons
+from smelt.report.inspect import graph_count, reasons
 from tests.harness.agreement import compare, observe
 
 SIZES = types.MappingProxyType({"factor": 3})

@@ -19,7 +19,7 @@ from smelt.capture.environment.symbolic_size_policy import SymbolicSizes
 from smelt.capture.proxies.text_proxy import Unreadable
 from smelt.errors import BackendError, NeedsFixedSize, Unsupported, VerificationError
 from smelt.reasons import TENSOR_CONDITION, Reason
-from smelt.report.inspect_entries import entries, reasons
+from smelt.report.inspect import entries, reasons
 from smelt.tracing.backward.not_differentiable import NotDifferentiable
 from smelt.tracing.functionalize.view_copies import NotCopies
 from smelt.tracing.symbolic.symbolic_numbers import PlainNumbersOnly

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import smelt
-from smelt.report.inspect_entries import entries
+from smelt.report.inspect import entries
 
 
 class Thing:

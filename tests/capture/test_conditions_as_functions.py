@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import smelt
-from smelt.report.inspect_entries import graph_count
+from smelt.report.inspect import graph_count
 from tests.harness.agreement import check_no_failure, same
 from tests.harness.catalogue import TORCH
 

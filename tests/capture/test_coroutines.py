@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.report.inspect_entries import graph_count
+from smelt.report.inspect import graph_count
 
 Program = Callable[[torch.Tensor], Coroutine[Any, Any, Any]]
 PROGRAMS: list[tuple[Program, int]] = []

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.report.inspect_entries import reasons
+from smelt.report.inspect import reasons
 
 
 class Thing:
@@ -187,7 +187,7 @@ def test_an_object_without_a_finalizer_is_not_kept():
 
     compiled = smelt.compile(fn, backend="eager")
     compiled(torch.ones(2))
-    (after,) = (e for e in smelt.report.inspect_entries.source(compiled).split("def ") if "getpid()" in e)
+    (after,) = (e for e in smelt.report.inspect.source(compiled).split("def ") if "getpid()" in e)
     assert "tail(resume_in_fn_at" in after
     assert "thing" not in after and after.count("t0") <= 3
     assert [r.kind.id for r in reasons(compiled)] == ["input-output"]

@@ -9,7 +9,7 @@ from torch import nn
 from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
 
 import smelt
-from smelt.report import inspect_entries
+from smelt.report import inspect
 from tests.harness.agreement import same
 
 LINEAR = nn.Linear(4, 4)
@@ -386,7 +386,7 @@ def check(program, breaks=False):
         results.append([fn(x.clone()) for _ in range(3)])
         results.append(list(OUTSIDE.log))
     same(results[2:], results[:2])
-    reasons = [reason.kind.id for reason in inspect_entries.reasons(compiled)]
+    reasons = [reason.kind.id for reason in inspect.reasons(compiled)]
     assert bool(reasons) == breaks and "internal-error" not in reasons
 
 

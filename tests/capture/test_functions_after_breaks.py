@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.report.inspect_entries import reasons, records
+from smelt.report.inspect import reasons, records
 
 PROGRAMS: dict[str, Callable[..., Any]] = {}
 

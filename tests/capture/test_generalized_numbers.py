@@ -18,7 +18,7 @@ from smelt.graph import verify_graph
 from smelt.graph.graph_interpreter import run
 from smelt.graph.graph_printer import code
 from smelt.graph.ir import NumberSpec
-from smelt.report import inspect_entries
+from smelt.report import inspect
 from smelt.tracing.symbolic.sym_numbers import Float, Int
 from smelt.tracing.symbolic.symbolic_numbers import Symbols
 
@@ -26,7 +26,7 @@ X = torch.linspace(-2, 3, 12).reshape(3, 4)
 
 
 def entries(compiled: Any) -> list[Any]:
-    return list(inspect_entries.entries(compiled))
+    return list(inspect.entries(compiled))
 
 
 def check(fn: Callable[..., Any], calls: list[tuple[Any, ...]], **options: Any) -> Any:
@@ -523,4 +523,4 @@ def test_steps_with_a_custom_function_and_conditions_on_a_table_are_one_graph() 
             x = torch.ones(3, requires_grad=True)
             results.append((f(x).detach(), torch.autograd.grad(f(x).pow(2).sum(), x)[0]))
         torch.testing.assert_close(*results)
-    assert inspect_entries.graph_count(compiled) == 2
+    assert inspect.graph_count(compiled) == 2

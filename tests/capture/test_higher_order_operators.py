@@ -10,7 +10,7 @@ from torch._higher_order_ops import map as map_rows
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import smelt
-from smelt.report.inspect_entries import graph_count, reasons
+from smelt.report.inspect import graph_count, reasons
 
 torch.manual_seed(0)
 Q, K, V = (torch.randn(2, 2, 16, 8) for _ in range(3))

@@ -8,7 +8,7 @@ from torch._higher_order_ops import map as map_rows
 from torch._higher_order_ops import scan, while_loop
 
 import smelt
-from smelt.report.inspect_entries import graph_count, reasons
+from smelt.report.inspect import graph_count, reasons
 from tests.harness.agreement import same
 from tests.harness.catalogue import TORCH
 

@@ -22,7 +22,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 import smelt
 from smelt import events
-from smelt.report.inspect_entries import entries, reasons
+from smelt.report.inspect import entries, reasons
 from tests.harness.agreement import check
 from tests.harness.user_kernels import (
     PROGRAMS,

@@ -14,7 +14,7 @@ import torch
 
 import smelt
 from smelt.capture.interpreter import interpreter
-from smelt.report.inspect_entries import entries, graph_count, reasons
+from smelt.report.inspect import entries, graph_count, reasons
 
 PROGRAMS: dict[str, Callable[..., Any]] = {}
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import smelt
 from smelt import events
-from smelt.report import inspect_entries
+from smelt.report import inspect
 
 STEPS = 5
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -155,8 +155,8 @@ def test_steps(name: str, rate: str, backend: str) -> None:
     want, _ = stepped(OPTIMIZERS[name], RATES[rate], lambda f: f)
     got, step = stepped(OPTIMIZERS[name], RATES[rate], lambda f: smelt.compile(f, backend=backend))
     assert_same(got, want, exact=backend == "eager")
-    assert inspect_entries.reasons(step) == ()
-    assert len(inspect_entries.entries(step)) <= 2 + (name in COUNTS_IN_PYTHON) + BRANCHES.get(name, 0)
+    assert inspect.reasons(step) == ()
+    assert len(inspect.entries(step)) <= 2 + (name in COUNTS_IN_PYTHON) + BRANCHES.get(name, 0)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_momenta_that_change(name: str) -> None:
     want, _ = stepped(OPTIMIZERS[name], cycle, lambda f: f)
     got, step = stepped(OPTIMIZERS[name], cycle, lambda f: smelt.compile(f, backend="eager"))
     assert_same(got, want, exact=True)
-    assert inspect_entries.reasons(step) == () and len(inspect_entries.entries(step)) == 2
+    assert inspect.reasons(step) == () and len(inspect.entries(step)) == 2
 
 
 RATES_IN_TENSORS: dict[str, Make] = {
@@ -193,7 +193,7 @@ def test_a_learning_rate_in_a_tensor(name: str, backend: str) -> None:
     want, _ = stepped(make, schedule, lambda f: f)
     got, step = stepped(make, schedule, lambda f: smelt.compile(f, backend=backend))
     assert_same(got, want, exact=backend == "eager")
-    assert inspect_entries.reasons(step) == () and len(inspect_entries.entries(step)) == 2
+    assert inspect.reasons(step) == () and len(inspect.entries(step)) == 2
 
 
 @pytest.mark.parametrize("name", ["SGD momentum", "Adam foreach", "Adam fused"])
@@ -219,8 +219,8 @@ def test_a_step_with_a_closure(name: str) -> None:
 
     (want, _), (got, step) = run(lambda f: f), run(lambda f: smelt.compile(f, backend="eager"))
     torch.testing.assert_close(got, want, rtol=0, atol=0)
-    assert inspect_entries.reasons(step) == ()
-    assert len(inspect_entries.entries(step)) == 2
+    assert inspect.reasons(step) == ()
+    assert len(inspect.entries(step)) == 2
 
 
 @pytest.mark.parametrize("foreach", [True, False])
@@ -246,7 +246,7 @@ def test_clipping_and_zeroing_beside_the_step(foreach: bool, to_none: bool) -> N
 
     (want, _), (got, step) = run(lambda f: f), run(lambda f: smelt.compile(f, backend="eager"))
     torch.testing.assert_close(got, want, rtol=0, atol=0)
-    assert inspect_entries.reasons(step) == () and len(inspect_entries.entries(step)) == 2
+    assert inspect.reasons(step) == () and len(inspect.entries(step)) == 2
 
 
 def test_groups_with_rates_of_their_own() -> None:
@@ -257,7 +257,7 @@ def test_groups_with_rates_of_their_own() -> None:
     want, _ = stepped(make, RATES["LambdaLR"], lambda f: f)
     got, step = stepped(make, RATES["LambdaLR"], lambda f: smelt.compile(f, backend="eager"))
     assert_same(got, want, exact=True)
-    assert inspect_entries.reasons(step) == () and len(inspect_entries.entries(step)) == 2
+    assert inspect.reasons(step) == () and len(inspect.entries(step)) == 2
 
 
 def test_after_torch_compile_was_used() -> None:
@@ -265,7 +265,7 @@ def test_after_torch_compile_was_used() -> None:
     torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
     assert optim.SGD._init_group._torchdynamo_disable
     _, step = stepped(OPTIMIZERS["SGD momentum"], None, lambda f: smelt.compile(f, backend="eager"))
-    assert inspect_entries.reasons(step) == ()
+    assert inspect.reasons(step) == ()
 
 
 @pytest.mark.parametrize("name", ["SGD momentum", "Adam", "Adam foreach", "AdamW foreach", "Lion"])
@@ -301,7 +301,7 @@ def test_training_steps(name: str, rate: str, backend: str) -> None:
     assert_same(got, want, exact=backend == "eager")
     torch.testing.assert_close(found, losses, rtol=1e-6, atol=1e-6)
     assert compiles == []
-    assert inspect_entries.reasons(compiled) == ()
+    assert inspect.reasons(compiled) == ()
 
 
 def test_a_gradient_that_comes_and_goes() -> None:

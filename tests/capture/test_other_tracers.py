@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import smelt
 from smelt import _native
-from smelt.report.inspect_entries import graph_count
+from smelt.report.inspect import graph_count
 from tests.harness.threads import in_threads
 
 X = torch.arange(6.0).reshape(2, 3) / 5 - 0.4

@@ -19,7 +19,7 @@ import torch
 
 import smelt
 from smelt.guards.iterator_state import PARTS, Part, item_ahead, items_left
-from smelt.report.inspect_entries import graph_count, reasons
+from smelt.report.inspect import graph_count, reasons
 
 Make = Callable[[], tuple[Any, ...]]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.report.inspect_entries import reasons
+from smelt.report.inspect import reasons
 from tests.harness.agreement import same
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 14), reason="syntax and library of Python 3.14")

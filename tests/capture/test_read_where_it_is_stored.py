@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.report.inspect_entries import reasons
+from smelt.report.inspect import reasons
 
 VALUE = decimal.Decimal("1.23456789")
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.report import inspect_entries
+from smelt.report import inspect
 
 X = torch.arange(4.0)
 VALUES = (1.5, -2.25, 0.1, 3.0)
@@ -76,8 +76,8 @@ def test_numbers_in_tensors(name: str, dtype: torch.dtype, backend: str) -> None
     compiled = smelt.compile(PROGRAMS[name], backend=backend)
     tolerance = {"rtol": 0, "atol": 0} if backend == "eager" else {"rtol": 1e-6, "atol": 1e-6}
     torch.testing.assert_close(_run(compiled, dtype), _run(PROGRAMS[name], dtype), **tolerance)
-    assert inspect_entries.reasons(compiled) == ()
-    assert len(inspect_entries.entries(compiled)) <= 2  # adding integers is exact, or it is not
+    assert inspect.reasons(compiled) == ()
+    assert len(inspect.entries(compiled)) <= 2  # adding integers is exact, or it is not
 
 
 def test_a_branch_is_a_guard() -> None:
@@ -86,7 +86,7 @@ def test_a_branch_is_a_guard() -> None:
 
     compiled = smelt.compile(f, backend="eager")
     torch.testing.assert_close(_run(compiled, torch.float32), _run(f, torch.float32))
-    assert inspect_entries.reasons(compiled) == () and len(inspect_entries.entries(compiled)) == 2
+    assert inspect.reasons(compiled) == () and len(inspect.entries(compiled)) == 2
 
 
 def _shaped(x: Any, s: Any) -> Any:
@@ -121,5 +121,5 @@ def test_where_the_number_is_not_known(f: Any) -> None:
     """The graph breaks; a value more is no graph more."""
     compiled = smelt.compile(f, backend="eager")
     torch.testing.assert_close(_run(compiled, torch.float32), _run(f, torch.float32))
-    assert inspect_entries.reasons(compiled) != ()
-    assert len(inspect_entries.entries(compiled)) == 1
+    assert inspect.reasons(compiled) != ()
+    assert len(inspect.entries(compiled)) == 1

@@ -10,7 +10,7 @@ import torch
 
 import smelt
 from smelt.errors import Unsupported
-from smelt.report import inspect_entries
+from smelt.report import inspect
 
 
 def toy(a: Any, b: Any) -> Any:
@@ -29,8 +29,8 @@ def test_the_example_of_every_tutorial() -> None:
             assert torch.equal(got, want)
             (one,), (two,) = torch.autograd.grad(got.sum(), a), torch.autograd.grad(want.sum(), a)
             assert torch.equal(one, two)
-    assert inspect_entries.graph_count(c) == 3
-    source = re.sub(r"#.*", "# ...", inspect_entries.source(c))
+    assert inspect.graph_count(c) == 3
+    source = re.sub(r"#.*", "# ...", inspect.source(c))
     source = re.sub(r"_at_\d+", "_at_N", source)
     assert source.startswith(
         "def compiled_toy(a, b, inputs):  # ...\n"
@@ -55,10 +55,10 @@ def test_a_break_five_calls_deep_gives_two_graphs() -> None:
     for _ in range(3):
         assert torch.equal(c(x), deep(5, x) + 1)
     # The first call has the sum as a number of its own; once it is known to change, it is an input.
-    assert inspect_entries.graph_count(c) == 2
+    assert inspect.graph_count(c) == 2
     c(x + 1)
     c(x + 2)
-    assert inspect_entries.graph_count(c) <= 3
+    assert inspect.graph_count(c) <= 3
 
 
 def test_a_loop_with_a_break_has_a_bounded_number_of_graphs() -> None:
@@ -72,9 +72,9 @@ def test_a_loop_with_a_break_has_a_bounded_number_of_graphs() -> None:
     c = smelt.compile(f, backend="eager")
     x = torch.zeros(2)
     assert torch.equal(c(x), f(x))
-    count = inspect_entries.graph_count(c)
+    count = inspect.graph_count(c)
     assert count <= 6
-    assert torch.equal(c(x), f(x)) and inspect_entries.graph_count(c) == count
+    assert torch.equal(c(x), f(x)) and inspect.graph_count(c) == count
 
 
 def test_ten_thousand_iterations_do_not_grow_the_stack() -> None:
@@ -100,15 +100,15 @@ def test_fullgraph_raises_the_reason_once_and_changes_nothing() -> None:
     for _ in range(2):
         with pytest.raises(Unsupported, match=r"data-dependent-value.*test_resume_functions.py:\d+ in "):
             c(torch.ones(2))
-    assert log == [] and inspect_entries.entries(c) == []
+    assert log == [] and inspect.entries(c) == []
 
 
 def test_reset_forgets_resume_functions() -> None:
     c = smelt.compile(toy, backend="eager")
     c(torch.ones(2), torch.ones(2))
-    assert len(inspect_entries.records(c)) > 1
+    assert len(inspect.records(c)) > 1
     smelt.reset()
-    assert len(inspect_entries.records(c)) == 1 and inspect_entries.graph_count(c) == 0
+    assert len(inspect.records(c)) == 1 and inspect.graph_count(c) == 0
     assert torch.equal(c(torch.ones(2), torch.ones(2)), toy(torch.ones(2), torch.ones(2)))
 
 
@@ -131,7 +131,7 @@ def test_code_that_needs_long_arguments_and_jumps() -> None:
     for _ in range(3):
         got, want = c(torch.ones(2)), f(torch.ones(2))
         assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
-    assert inspect_entries.graph_count(c) >= 2
+    assert inspect.graph_count(c) >= 2
 
 
 def test_the_traceback_of_a_resume_function_names_the_users_line() -> None:
@@ -187,4 +187,4 @@ def test_what_the_program_raises_behind_a_chain_is_its_own() -> None:
                 compiled(torch.ones(2), n)
         else:
             assert compiled(torch.ones(2), n).tolist() == [3, 3]
-    assert not [r for r in inspect_entries.reasons(compiled) if r.kind.id == "internal-error"]
+    assert not [r for r in inspect.reasons(compiled) if r.kind.id == "internal-error"]

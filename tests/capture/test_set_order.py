@@ -12,7 +12,7 @@ import torch
 
 import smelt
 from smelt import _native
-from smelt.report import inspect_entries
+from smelt.report import inspect
 
 Given = dict[str, Any]
 
@@ -152,7 +152,7 @@ def test_an_element_removed_and_added_each_time_compiles_once() -> None:
     compiled, given = smelt.compile(re_added, backend="eager"), world()
     for _ in range(20):
         compiled(torch.ones(2), given)
-    assert len(inspect_entries.entries(compiled)) == 1
+    assert len(inspect.entries(compiled)) == 1
 
 
 def test_another_history_of_a_set_that_is_copied() -> None:

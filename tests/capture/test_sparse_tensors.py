@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import smelt
-from smelt.report.inspect_entries import graph_count, records
+from smelt.report.inspect import graph_count, records
 from tests.harness.agreement import check_no_failure
 
 torch.manual_seed(0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.report.inspect_entries import entries, reasons
+from smelt.report.inspect import entries, reasons
 
 kept = None
 

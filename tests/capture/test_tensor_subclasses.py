@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 import smelt
-from smelt.report.inspect_entries import graph_count
+from smelt.report.inspect import graph_count
 from tests.harness.agreement import check_no_failure, tensors
 from tests.harness.subclasses import Logged, Marked, Plain
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 import smelt
-from smelt.report.inspect_entries import graph_count, reasons
+from smelt.report.inspect import graph_count, reasons
 from tests.harness.agreement import tensors
 
 torch.manual_seed(0)

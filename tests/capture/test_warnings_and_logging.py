@@ -18,7 +18,7 @@ import torch
 
 import smelt
 from smelt.capture.stdlib import eval_exec
-from smelt.report.inspect_entries import entries, reasons
+from smelt.report.inspect import entries, reasons
 
 log = logging.getLogger(__name__)
 

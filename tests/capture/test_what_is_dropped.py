@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import smelt
-from smelt.report import inspect_entries
+from smelt.report import inspect
 
 MADE: list[weakref.ref[Any]] = []  # what must be gone after the call
 
@@ -156,7 +156,7 @@ def test_what_came_over_a_break_is_gone(name: str) -> None:
     for _ in range(2):
         assert compiled(torch.ones(3)) is not None
         assert MADE and alive() == []
-    assert any(record.entries for _, record in inspect_entries.records(compiled)[1:])
+    assert any(record.entries for _, record in inspect.records(compiled)[1:])
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -166,7 +166,7 @@ def test_an_argument_is_gone_after_the_call(name: str) -> None:
     for _ in range(2):
         assert compiled(make(), torch.ones(3)) is not None
         assert MADE and alive() == []
-    assert inspect_entries.entries(compiled)
+    assert inspect.entries(compiled)
 
 
 def test_an_entry_answers_while_what_it_is_about_lives() -> None:
@@ -174,7 +174,7 @@ def test_an_entry_answers_while_what_it_is_about_lives() -> None:
     kept = a_class()
     for _ in range(3):
         assert compiled(kept, torch.ones(3)).tolist() == [6.0, 6.0, 6.0]
-    assert len(inspect_entries.entries(compiled)) == 1
+    assert len(inspect.entries(compiled)) == 1
     kept.k = 5
     assert compiled(kept, torch.ones(3)).tolist() == [15.0, 15.0, 15.0]
 
@@ -184,6 +184,6 @@ def test_an_entry_whose_class_is_gone_says_so() -> None:
     for _ in range(2):
         compiled(a_class(), torch.ones(3))
         gc.collect()
-    reason = inspect_entries.entries(compiled)[1].reason
+    reason = inspect.entries(compiled)[1].reason
     assert reason is not None and reason.expected == "an object that is gone"
-    assert "<gone>" in inspect_entries.entries(compiled)[0].guards
+    assert "<gone>" in inspect.entries(compiled)[0].guards

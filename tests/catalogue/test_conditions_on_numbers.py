@@ -6,7 +6,7 @@ import torch
 
 import smelt
 from smelt.reasons import INTERNAL
-from smelt.report.inspect_entries import reasons
+from smelt.report.inspect import reasons
 from tests.harness.catalogue import leaf, program, tensor
 
 NAN = float("nan")

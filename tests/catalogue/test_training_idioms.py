@@ -36,7 +36,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 import smelt
 from smelt import events
-from smelt.report.inspect_entries import graph_count, reasons
+from smelt.report.inspect import graph_count, reasons
 from tests.harness.agreement import same
 
 STEPS, MORE = 12, 12

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import smelt
-from smelt.report import inspect_entries
+from smelt.report import inspect
 from tests.harness import simulated
 
 if not torch.cuda.is_available() or simulated.inside():
@@ -56,7 +56,7 @@ def alike(fn, *args):
             got.append((f(*args), torch.rand(5, device="cuda"), torch.cuda.get_rng_state()))
         for a, b in zip(*got):
             torch.testing.assert_close(a, b, rtol=0, atol=0)
-    assert inspect_entries.graph_count(made) == 1
+    assert inspect.graph_count(made) == 1
     return made
 
 

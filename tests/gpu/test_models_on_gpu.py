@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.report import inspect_entries
+from smelt.report import inspect
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
@@ -29,7 +29,7 @@ def on_gpu(name):
 
 
 def whole(compiled):
-    assert not inspect_entries.reasons(compiled) and inspect_entries.graph_count(compiled) == 1
+    assert not inspect.reasons(compiled) and inspect.graph_count(compiled) == 1
 
 
 @pytest.mark.parametrize("name", MODELS)

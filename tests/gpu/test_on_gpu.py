@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import smelt
-from smelt.report import inspect_entries
+from smelt.report import inspect
 from tests.harness import simulated
 
 # Inside the process that has the simulated device, the tests simply run.
@@ -18,7 +18,7 @@ def check(fn, *args):
     compiled = smelt.compile(fn)
     for _ in range(2):
         torch.testing.assert_close(compiled(*args), fn(*args))
-    assert inspect_entries.graph_count(compiled) == 1 and not inspect_entries.reasons(compiled)
+    assert inspect.graph_count(compiled) == 1 and not inspect.reasons(compiled)
     return compiled
 
 
@@ -88,7 +88,7 @@ def test_python_numbers_that_change():
     x = torch.randn(4, device="cuda")
     for n in (1.5, 2.5, 3.5, 4.5):
         torch.testing.assert_close(compiled(x, n), x * n + n)
-    assert not inspect_entries.reasons(compiled)
+    assert not inspect.reasons(compiled)
 
 
 def test_parts_on_the_cpu_run_there():

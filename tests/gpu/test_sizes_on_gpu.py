@@ -8,7 +8,7 @@ from torch import nn
 
 import smelt
 from smelt.codegen.triton import compile as triton_compile
-from smelt.report import inspect_entries
+from smelt.report import inspect
 from tests.harness import simulated
 
 ELSEWHERE = not torch.cuda.is_available() or simulated.inside()
@@ -25,7 +25,7 @@ def check(f, inputs, sets=SETS, rtol=1e-4, atol=1e-4, entries=1):
             given = inputs(*sizes)
             for _ in range(2):
                 torch.testing.assert_close(compiled(*given), f(*given), rtol=rtol, atol=atol)
-    assert len(inspect_entries.entries(compiled)) == entries and not inspect_entries.reasons(compiled)
+    assert len(inspect.entries(compiled)) == entries and not inspect.reasons(compiled)
     return compiled
 
 
@@ -79,7 +79,7 @@ def test_nothing_is_compiled_for_other_numbers_of_rows(monkeypatch):
             x = randn(b, t, 320)
             torch.testing.assert_close(compiled(x, w), F.layer_norm(x, (320,), w) * 3, rtol=1e-4, atol=1e-4)
     assert len(made) == first == (0 if ELSEWHERE else 1)
-    assert len(inspect_entries.entries(compiled)) == 1
+    assert len(inspect.entries(compiled)) == 1
 
 
 class Block(nn.Module):
@@ -112,7 +112,7 @@ def test_a_block_in_half_precision(options):
                 x = randn(b, t, 128, dtype=bf16)
                 got = compiled(x).clone()
                 torch.testing.assert_close(got, model(x), rtol=0.05, atol=0.05)
-    assert len(inspect_entries.entries(compiled)) == 1 and not inspect_entries.reasons(compiled)
+    assert len(inspect.entries(compiled)) == 1 and not inspect.reasons(compiled)
 
 
 def test_a_block_in_training():
@@ -127,7 +127,7 @@ def test_a_block_in_training():
             y.square().mean().backward()
             found.append([y.detach(), *(p.grad.clone() for p in model.parameters())])
         torch.testing.assert_close(found[1], found[0], rtol=1e-2, atol=1e-3)
-    assert len(inspect_entries.entries(compiled)) == 1 and not inspect_entries.reasons(compiled)
+    assert len(inspect.entries(compiled)) == 1 and not inspect.reasons(compiled)
 
 
 @pytest.mark.skipif(ELSEWHERE, reason="takes 9 GB")
@@ -140,7 +140,7 @@ def test_indices_beyond_32_bits():
         torch.testing.assert_close(got[-2:], x[-2:].softmax(-1), rtol=1e-2, atol=1e-4)
         torch.testing.assert_close(got[:2], x[:2].softmax(-1), rtol=1e-2, atol=1e-4)
         del x, got
-    assert len(inspect_entries.entries(compiled)) == 1
+    assert len(inspect.entries(compiled)) == 1
 
 
 class Images(nn.Module):
@@ -180,7 +180,7 @@ def test_images(memory_format, half):
         for a, b in zip(*found, strict=True):
             assert (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
             assert (a.double() - b.double()).norm() <= (0.05 if half else 1e-3) * a.double().norm()
-    assert len(inspect_entries.entries(compiled)) == 1 and not inspect_entries.reasons(compiled)
+    assert len(inspect.entries(compiled)) == 1 and not inspect.reasons(compiled)
 
 
 def test_sizes_become_symbols_when_they_change():
@@ -191,4 +191,4 @@ def test_sizes_become_symbols_when_they_change():
         for b, t in SETS:
             x = randn(b, t, 128)
             torch.testing.assert_close(compiled(x), model(x), rtol=1e-3, atol=1e-3)
-    assert len(inspect_entries.entries(compiled)) == 2 and not inspect_entries.reasons(compiled)
+    assert len(inspect.entries(compiled)) == 2 and not inspect.reasons(compiled)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn, optim
 
 import smelt
-from smelt.report import inspect_entries
+from smelt.report import inspect
 from tests.harness import simulated
 
 ELSEWHERE = not torch.cuda.is_available() or simulated.inside()
@@ -122,7 +122,7 @@ def test_training_on_two_gpus(side):
         return compiled[0]
 
     torch.testing.assert_close(steps(compile), steps(lambda fn: fn), rtol=1e-3, atol=1e-5)
-    assert inspect_entries.graph_count(compiled[0]) == 1 and torch.cuda.current_device() == 0
+    assert inspect.graph_count(compiled[0]) == 1 and torch.cuda.current_device() == 0
 
 
 def test_a_model_on_two_gpus_on_streams_of_their_own():
@@ -149,4 +149,4 @@ def test_a_model_on_two_gpus_on_streams_of_their_own():
             for d in (0, 1):
                 torch.cuda.synchronize(d)
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
-    assert inspect_entries.graph_count(compiled) == 1 and torch.cuda.current_device() == 0
+    assert inspect.graph_count(compiled) == 1 and torch.cuda.current_device() == 0

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import smelt
-from smelt.report import inspect_entries
+from smelt.report import inspect
 from tests.harness.threads import in_threads
 
 if torch.version.cuda is None or not torch.cuda.is_available():
@@ -101,7 +101,7 @@ def test_a_compiled_function_in_a_cuda_graph():
         graph.replay()
         torch.testing.assert_close(got, fn(x, w), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(compiled(x, w), fn(x, w), rtol=1e-4, atol=1e-4)
-    assert not inspect_entries.reasons(compiled)
+    assert not inspect.reasons(compiled)
 
 
 def test_a_training_step_in_a_cuda_graph():

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import smelt
-from smelt.report import inspect_entries
+from smelt.report import inspect
 from tests.harness import simulated
 
 ELSEWHERE = not torch.cuda.is_available() or simulated.inside()
@@ -155,8 +155,8 @@ def test_steps(name: str) -> None:
     got, run = trained(case, smelt.compile)
     close = {"rtol": 3e-2, "atol": 3e-2} if case.mixed else {"rtol": 1e-3, "atol": 1e-4}
     torch.testing.assert_close(got, want, **close)
-    found = {reason.kind.id for reason in inspect_entries.reasons(run)}
+    found = {reason.kind.id for reason in inspect.reasons(run)}
     if case.eager_with_cudnn and torch.version.cuda is not None and torch.backends.cudnn.is_available():
         assert found == {case.eager_with_cudnn}
     else:
-        assert not found and inspect_entries.graph_count(run) == 1
+        assert not found and inspect.graph_count(run) == 1

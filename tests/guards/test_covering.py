@@ -10,7 +10,7 @@ import torch
 
 import smelt
 from smelt.guards.implication import covers
-from smelt.report.inspect_entries import entries
+from smelt.report.inspect import entries
 
 Shapes = tuple[tuple[int, ...], ...]
 

@@ -12,7 +12,7 @@ import smelt
 from smelt import _native
 from smelt.config import Config
 from smelt.errors import Unsupported
-from smelt.report.inspect_entries import entries, reasons
+from smelt.report.inspect import entries, reasons
 
 X = torch.ones(2)
 FACTORS = {name: float(i + 2) for i, name in enumerate("abcdefghijklmnop")}

@@ -26,7 +26,7 @@ from smelt.guards.guard_evaluation import first_failing, tensor_facts
 from smelt.guards.guard_printer import format_guard
 from smelt.guards.source import Source
 from smelt.guards.tree_layout import build
-from smelt.report.inspect_entries import entries
+from smelt.report.inspect import entries
 
 
 class Config:

@@ -21,7 +21,7 @@ from smelt.guards.guard_failures import explain, explain_guard
 from smelt.guards.guard_printer import format_guard
 from smelt.guards.source import Source
 from smelt.guards.tree_layout import build
-from smelt.report import inspect_entries
+from smelt.report import inspect
 from smelt.shapes.number_expr import Expression, Table
 
 X, Y, N = (Source("arg", name, index=i) for i, name in enumerate(("x", "y", "n")))
@@ -171,7 +171,7 @@ def test_a_recompilation_names_the_size() -> None:
     compiled = smelt.compile(f, dynamic=True)
     for size in (8, 600):
         compiled(torch.ones(4, size))
-    first, second = inspect_entries.entries(compiled)
+    first, second = inspect.entries(compiled)
     assert "L['x'].shape[1] <= 512" in str(first.guards) or "not (512 < L['x'].shape[1])" in str(first.guards)
     assert "found L['x'].shape[1] = 600" in str(second.reason)
 

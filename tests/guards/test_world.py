@@ -49,7 +49,7 @@ from torch.nn.utils import parametrize
 
 import smelt
 from smelt import events
-from smelt.report.inspect_entries import entries, reasons
+from smelt.report.inspect import entries, reasons
 from tests.harness.agreement import failure_of
 
 Undo = contextlib.ExitStack

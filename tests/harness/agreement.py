@@ -16,7 +16,7 @@ import torch
 
 import smelt
 from smelt.reasons import BACKEND_FAILED, INTERNAL, Reason
-from smelt.report.inspect_entries import entries, reasons
+from smelt.report.inspect import entries, reasons
 
 TOLERANCES = {  # relative and absolute; what is of another dtype must be equal
     torch.float32: (1e-5, 1e-5),

@@ -47,7 +47,7 @@ from torch.utils.hooks import RemovableHandle
 import smelt
 from smelt.errors import SmeltError
 from smelt.reasons import REASONS
-from smelt.report import inspect_entries
+from smelt.report import inspect
 from tests.harness.agreement import failure_of
 from tests.harness.snapshot import Fact, difference, snapshot, tensors_in
 
@@ -158,10 +158,10 @@ def _holds(version: str) -> bool:
 
 def compilation_of(compiled: Any, first: int) -> Compilation:
     """What was compiled for `compiled`, of which there were `first` graphs after its first call."""
-    found = [record for _, record in inspect_entries.records(compiled)]
+    found = [record for _, record in inspect.records(compiled)]
     breaks = sorted(reason.kind.id for record in found for reason in record.breaks)
     eager = sorted(reason.kind.id for record in found for reason in record.reasons)
-    return Compilation(first, inspect_entries.graph_count(compiled) - first, tuple(breaks), tuple(eager))
+    return Compilation(first, inspect.graph_count(compiled) - first, tuple(breaks), tuple(eager))
 
 
 def program(
@@ -213,7 +213,7 @@ def program(
                 for number, observed in enumerate(observe_world(make, compile)):
                     problem = difference(observed.facts, want[number].facts, rtol, atol)
                     assert problem is None, f"call {number}: {problem}\n{report(compiled[0])}"
-                    first = first if number else inspect_entries.graph_count(compiled[0])
+                    first = first if number else inspect.graph_count(compiled[0])
             check_compilation(compiled[0], compilation_of(compiled[0], first), said)
 
         run.__test__ = True  # type: ignore[attr-defined]
@@ -350,6 +350,6 @@ def _backward(result: Any) -> str:
 
 def report(compiled: Any) -> str:
     """What was compiled, for the reader of a failure."""
-    reasons = [f"reason: {r}" for r in inspect_entries.reasons(compiled)]
-    sources = [f"{e.source}guards:\n{e.guards}" for e in inspect_entries.entries(compiled)]
+    reasons = [f"reason: {r}" for r in inspect.reasons(compiled)]
+    sources = [f"{e.source}guards:\n{e.guards}" for e in inspect.entries(compiled)]
     return "\n".join([*reasons, *sources])

@@ -11,7 +11,7 @@ import torch
 
 import smelt
 from smelt import events
-from smelt.report.inspect_entries import entries, reasons
+from smelt.report.inspect import entries, reasons
 from tests.harness.agreement import check_no_failure, compare, observe, same, tensors
 
 # How much of what could be selected is: some, none, ...

@@ -20,7 +20,7 @@ import torch
 import smelt
 from smelt import events
 from smelt.errors import NeedsFixedSize
-from smelt.report.inspect_entries import entries, reasons
+from smelt.report.inspect import entries, reasons
 from tests.harness.agreement import Observed, failure_of, observe
 from tests.harness.generate import Choices, Replayed, Seeded, shrink
 from tests.harness.generate_sizes import Input, SizedOptions, SizedProgram, write_sized_program

@@ -22,7 +22,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.report.inspect_entries import reasons, records
+from smelt.report.inspect import reasons, records
 from tests.harness.agreement import check_no_failure, same
 
 BACKENDS = ("aot_eager", "smelt")

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import smelt
-from smelt.report.inspect_entries import entries, reasons
+from smelt.report.inspect import entries, reasons
 
 SECONDS = float(os.environ.get("SMELT_STRESS_SECONDS", "4"))
 SCALE = 2.0

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.report import inspect_entries
+from smelt.report import inspect
 
 
 class Part:
@@ -96,8 +96,8 @@ def test_asked_inside_only() -> None:
     result, parts = compiled(torch.ones(2))
     assert torch.equal(result, torch.full((2,), 4.0))
     assert [part.size for part in parts] == [0, 1, 2]
-    assert inspect_entries.graph_count(compiled) == 1
-    assert inspect_entries.reasons(compiled) == ()
+    assert inspect.graph_count(compiled) == 1
+    assert inspect.reasons(compiled) == ()
 
 
 def test_solved_between_breaks() -> None:

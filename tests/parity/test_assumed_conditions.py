@@ -10,7 +10,7 @@ import torch
 import torch.distributions as D
 
 import smelt
-from smelt.report.inspect_entries import graph_count, reasons
+from smelt.report.inspect import graph_count, reasons
 from tests.harness.agreement import compare, observe
 from tests.harness.catalogue import DEVICE, ON_GPU
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import smelt
 from smelt import events
-from smelt.report import inspect_entries
+from smelt.report import inspect
 from tests.harness.catalogue import ON_GPU, asserts_on_gpu
 
 
@@ -31,7 +31,7 @@ def check(f, cache, *calls):
             if want[0] is not None:
                 torch.testing.assert_close(got[0], want[0])
             torch.testing.assert_close(got[1:], want[1:], rtol=0, atol=0)
-    assert not inspect_entries.reasons(compiled)
+    assert not inspect.reasons(compiled)
     return [name for plan in plans for name in plan["externs"]]
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import smelt
-from smelt.report.inspect_entries import reasons
+from smelt.report.inspect import reasons
 from tests.harness.agreement import calls_agree, check, same
 from tests.harness.catalogue import ON_GPU, asserts_on_gpu
 

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.report.inspect_entries import reasons
+from smelt.report.inspect import reasons
 
 Program = tuple[Callable[[torch.Tensor], object], Callable[[], object]]
 PROGRAMS: dict[str, Callable[[], Program]] = {}

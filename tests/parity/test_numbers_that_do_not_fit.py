@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import smelt
-from smelt.report.inspect_entries import entries
+from smelt.report.inspect import entries
 from tests.harness.agreement import compare, observe
 
 FLOATS = [1.0, 2.0, 1e308, 3.0, float("inf"), float("nan"), 70000.0]

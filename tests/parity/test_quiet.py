@@ -18,7 +18,7 @@ import torch
 import smelt
 from smelt import config
 from smelt.errors import OptionError, VerificationError
-from smelt.report.inspect_entries import entries, reasons
+from smelt.report.inspect import entries, reasons
 from tests.harness.agreement import same
 
 

@@ -22,7 +22,7 @@ from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint  # noqa: F401
 
 import smelt
-from smelt.report.inspect_entries import reasons
+from smelt.report.inspect import reasons
 
 EXAMPLES = int(os.environ.get("SMELT_EXAMPLES", "0"))
 SEEDS = range(60) if not EXAMPLES else [random.randrange(1 << 40) for _ in range(EXAMPLES)]

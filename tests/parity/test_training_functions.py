@@ -387,7 +387,7 @@ def test_what_it_reads_is_guarded(backend, what, monkeypatch):
     else:
         monkeypatch.setattr(Reads, "backward", staticmethod(lambda ctx, g: (g * 11, None)))
     check()
-    assert len(smelt.report.inspect_entries.entries(f)) == 2
+    assert len(smelt.report.inspect.entries(f)) == 2
 
 
 @both()
@@ -489,7 +489,7 @@ def check_refused(program, says, backend, make=lambda: (leaf(3),)):
     with events.subscribed(lambda e: seen.append(e) if e.kind == "no-joint-graph" else None):
         same(run(compiled), want, "")
     assert [says in e.data["reason"].detail for e in seen] == [True], seen
-    assert not smelt.report.inspect_entries.reasons(compiled)
+    assert not smelt.report.inspect.reasons(compiled)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.report import inspect_entries
+from smelt.report import inspect
 
 
 def swap(x: torch.Tensor, y: torch.Tensor) -> None:
@@ -81,7 +81,7 @@ def test_written_as_in_eager(name: str, given: str) -> None:
     torch.testing.assert_close((got, *ours), (want, *theirs))
     moved = [t._version > old for t, old in zip((*ours, *theirs), before)]
     assert moved[:2] == moved[2:]
-    assert inspect_entries.reasons(compiled) == ()
+    assert inspect.reasons(compiled) == ()
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_copied_bit_for_bit(dtype: torch.dtype) -> None:
     compiled = smelt.compile(lambda x, y: x.copy_(y))
     compiled(x, y)
     assert torch.equal(x.view(torch.uint8), y.view(torch.uint8))
-    assert inspect_entries.reasons(compiled) == ()
+    assert inspect.reasons(compiled) == ()
 
 
 def test_gradients_and_errors() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.report.inspect_entries import reasons
+from smelt.report.inspect import reasons
 
 View = Callable[[torch.Tensor], torch.Tensor]
 VIEWS: dict[str, View] = {

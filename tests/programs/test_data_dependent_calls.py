@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import smelt
-from smelt.report.inspect_entries import entries, reasons
+from smelt.report.inspect import entries, reasons
 from tests.harness.agreement import check_no_failure, compare, observe
 from tests.harness.data_sizes import run
 

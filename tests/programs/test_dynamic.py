@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import smelt
-from smelt.report.inspect_entries import entries, reasons
+from smelt.report.inspect import entries, reasons
 from tests.harness.agreement import check_no_failure, compare, observe
 
 SIZES = ((4, 7), (2, 3), (5, 5), (16, 33), (3, 64), (31, 2), (8, 100), (4, 7))

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks import sizes, weights
 from smelt import compile as smelt_compile
-from smelt.report import inspect_entries
+from smelt.report import inspect
 
 MODELS = ("GPT-2", "Llama", "T5")
 KINDS: dict[str, dict[str, Any]] = {
@@ -56,7 +56,7 @@ def _generated(generate: Callable[..., Any], prompt: tuple[int, int], **options:
 
 
 def _most_entries(compiled: Any) -> int:
-    return max(len(record.entries) for _, record in inspect_entries.records(compiled))
+    return max(len(record.entries) for _, record in inspect.records(compiled))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -69,13 +69,13 @@ def test_few_entries_give_the_tokens_of_eager(name: str, kind: str) -> None:
         want = _generated(eager.generate, prompt, **KINDS[kind])
         assert torch.equal(_generated(generate, prompt, **KINDS[kind]), want), prompt
         assert _most_entries(compiled) <= FEW
-    assert not inspect_entries.reasons(compiled)
-    made = {id(entry) for _, record in inspect_entries.records(compiled) for entry in record.entries}
+    assert not inspect.reasons(compiled)
+    made = {id(entry) for _, record in inspect.records(compiled) for entry in record.entries}
     for prompt in ((3, 8), (6, 4)):  # sizes that were not seen: no entry is made for them
         assert torch.equal(
             _generated(generate, prompt, **KINDS[kind]), _generated(eager.generate, prompt, **KINDS[kind])
         )
-    assert {id(entry) for _, record in inspect_entries.records(compiled) for entry in record.entries} == made
+    assert {id(entry) for _, record in inspect.records(compiled) for entry in record.entries} == made
 
 
 @functools.cache
@@ -88,4 +88,4 @@ def test_a_compiled_model(name: str) -> None:
     compiled, generate = _whole(_model(name))
     for prompt in PROMPTS[:4]:
         assert torch.equal(_generated(generate, prompt), _tokens(name, prompt)), prompt
-    assert not inspect_entries.reasons(compiled) and _most_entries(compiled) <= FEW
+    assert not inspect.reasons(compiled) and _most_entries(compiled) <= FEW

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import smelt
 from smelt import events
-from smelt.report.inspect_entries import entries
+from smelt.report.inspect import entries
 from tests.harness.agreement import check_no_failure, same
 from tests.harness.generate import Seeded
 from tests.harness.generate_sizes import SizedOptions, write_sized_program

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.report.inspect_entries import entries, reasons
+from smelt.report.inspect import entries, reasons
 from tests.harness.agreement import check_no_failure, compare, observe, tensors
 
 SIZES = ((5, 7), (8, 4), (13, 13), (24, 11), (4, 29), (6, 10))

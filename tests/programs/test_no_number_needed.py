@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 import smelt
-from smelt.report.inspect_entries import entries
+from smelt.report.inspect import entries
 from tests.harness.agreement import check_no_failure, compare, observe, tensors
 
 SIZES = ((5, 7), (8, 4), (13, 13), (24, 11), (4, 29), (6, 10))

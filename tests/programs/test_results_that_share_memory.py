@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import smelt
-from smelt.report.inspect_entries import reasons
+from smelt.report.inspect import reasons
 
 VIEWS: list[Callable[[torch.Tensor], torch.Tensor]] = [
     lambda a: a.view(-1),

@@ -13,7 +13,7 @@ from torch import nn
 
 import smelt
 from smelt.capture.driver.cache_entries import records_of
-from smelt.report.inspect_entries import entries
+from smelt.report.inspect import entries
 from tests.harness.agreement import check_no_failure, compare, observe
 
 # The marks of torch itself, which smelt reads from the tensor.

@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree
 
 import smelt
-from smelt.report.inspect_entries import entries, reasons
+from smelt.report.inspect import entries, reasons
 
 Point = namedtuple("Point", "n x")
 

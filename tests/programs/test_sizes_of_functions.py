@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import smelt
-from smelt.report.inspect_entries import entries, reasons
+from smelt.report.inspect import entries, reasons
 
 Program = Callable[[torch.Tensor], torch.Tensor]
 WINDOW = torch.hann_window(16)

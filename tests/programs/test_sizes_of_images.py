@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import smelt
-from smelt.report.inspect_entries import entries, reasons
+from smelt.report.inspect import entries, reasons
 from tests.harness.agreement import check_no_failure
 
 # Batch, height and width; squares are among them, and odd numbers beside even ones.

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import smelt
-from smelt.report.inspect_entries import entries
+from smelt.report.inspect import entries
 from tests.harness.agreement import check_no_failure, observe, same
 
 # Of the batch, the heads, the rows, what is summed over, the columns.

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import smelt
-from smelt.report.inspect_entries import entries
+from smelt.report.inspect import entries
 from tests.harness.agreement import check_no_failure, compare, observe, same
 
 CHUNK = 8

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import smelt
 from smelt.ops.dependent_sizes import lists_of_sizes, required, with_found_out
-from smelt.report.inspect_entries import entries
+from smelt.report.inspect import entries
 from smelt.shapes.expr import Sym
 from tests.harness.agreement import check_no_failure, compare, observe
 

@@ -7,7 +7,7 @@ import json
 import unittest
 
 from benchmarks.sweep_cpython import Recorder, accepted, cases, chosen, compile_method
-from smelt.report import inspect_entries
+from smelt.report import inspect
 
 
 def sample() -> type[unittest.TestCase]:
@@ -66,7 +66,7 @@ def test_a_compiled_test_gives_what_it_gives_as_it_is() -> None:
 def test_the_method_that_runs_is_the_compiled_one() -> None:
     _, tests = outcomes(True)
     methods = [getattr(test, test._testMethodName) for test in tests]
-    assert all(inspect_entries.reasons(m.__func__) is not None for m in methods)
+    assert all(inspect.reasons(m.__func__) is not None for m in methods)
 
 
 def test_parts_are_the_whole() -> None:

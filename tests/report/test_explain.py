@@ -11,7 +11,7 @@ from torch import nn
 import smelt
 from benchmarks.models import tensors
 from smelt import events
-from smelt.report.inspect_entries import records
+from smelt.report.inspect import records
 from tests.harness.models import MODELS
 
 

@@ -3,7 +3,7 @@
 import torch
 
 import smelt
-from smelt.report.inspect_entries import kernels
+from smelt.report.inspect import kernels
 
 
 def test_every_graph_is_shown_with_its_calls_and_what_was_not_fused():

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import smelt
-import smelt.report.inspect_entries
+import smelt.report.inspect
 from smelt.errors import OptionError, SmeltError, Unsupported
-from smelt.report.inspect_entries import kernels
+from smelt.report.inspect import kernels
 from smelt.report.traces import GraphView
 
 
@@ -202,9 +202,9 @@ def test_what_is_compiled_already_is_traced_anew():
     compiled = smelt.compile(two_cosines)
     x = torch.randn(3)
     compiled(x)
-    before = smelt.report.inspect_entries.entries(compiled)
+    before = smelt.report.inspect.entries(compiled)
     assert "cos_1" in smelt.trace(compiled)(x).code
-    assert smelt.report.inspect_entries.entries(compiled) == before
+    assert smelt.report.inspect.entries(compiled) == before
     model = smelt.compile(torch.nn.Linear(3, 3))
     assert "linear" in smelt.trace(model)(x).code
 

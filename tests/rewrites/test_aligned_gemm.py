@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import smelt
 from smelt import events
 from smelt.backends import smelt as backend
-from smelt.report.inspect_entries import entries
+from smelt.report.inspect import entries
 from smelt.schedule.schedule import BufRef, ExternItem, Schedule
 from smelt.targets import cuda
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import smelt
 from smelt import events
 from smelt.backends import smelt as backend
-from smelt.report.inspect_entries import entries
+from smelt.report.inspect import entries
 from smelt.rewrites.aligned_gemm import align_products
 from smelt.rewrites.chunked_gemm import in_pieces
 from smelt.schedule.schedule import ExternItem, KernelItem, Schedule

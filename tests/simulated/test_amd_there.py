@@ -9,7 +9,7 @@ from torch import nn
 
 import smelt
 from smelt import _native
-from smelt.report import inspect_entries
+from smelt.report import inspect
 from tests.simulated import cuda
 
 pytestmark = pytest.mark.simulated_cuda
@@ -38,15 +38,15 @@ def check(fn, *args, **options):
         want = fn(*args)
         cuda.forget_launches()
         torch.testing.assert_close(function(*args), want)
-    assert inspect_entries.graph_count(function) == 1
+    assert inspect.graph_count(function) == 1
     return cuda.launches()
 
 
 def test_without_being_asked_calls_run_eagerly():
     function, x = smelt.compile(lambda x: x.sin() + 1), torch.randn(5, device="cuda")
     torch.testing.assert_close(function(x), x.sin() + 1)
-    assert inspect_entries.graph_count(function) == 0
-    [reason] = inspect_entries.reasons(function)
+    assert inspect.graph_count(function) == 0
+    [reason] = inspect.reasons(function)
     assert "never been run on GPUs of AMD" in str(reason) and "SMELT_AMD" in str(reason)
 
 
@@ -55,8 +55,8 @@ def test_so_they_do_on_other_processors(monkeypatch):
     monkeypatch.setattr(torch.cuda, "_get_device_properties", lambda device: of_another)
     function, x = smelt.compile(lambda x: x.cos() + 1, options=AMD), torch.randn(5, device="cuda")
     torch.testing.assert_close(function(x), x.cos() + 1)
-    assert inspect_entries.graph_count(function) == 0
-    assert any("compiled for gfx1030" in str(reason) for reason in inspect_entries.reasons(function))
+    assert inspect.graph_count(function) == 0
+    assert any("compiled for gfx1030" in str(reason) for reason in inspect.reasons(function))
 
 
 def test_operators_become_one_kernel_on_the_current_stream():

@@ -16,7 +16,7 @@ from smelt.codegen.autotune import autotuner
 from smelt.codegen.triton.attention_kernel import TiledAttention
 from smelt.codegen.triton.block_gemm import Tile
 from smelt.codegen.triton.triton_launcher import launch_attention
-from smelt.report import inspect_entries
+from smelt.report import inspect
 from tests.harness import attention_tiles
 from tests.harness.attention import wide
 from tests.harness.contests import Device, contested
@@ -58,7 +58,7 @@ def run(fn: Callable[..., Tensor], *args: Tensor, eager: Callable[..., Tensor] |
         for _ in range(2):
             cuda.forget_launches()
             check(compiled(*args), want, exact)
-    assert inspect_entries.graph_count(compiled) == 1 and not inspect_entries.reasons(compiled)
+    assert inspect.graph_count(compiled) == 1 and not inspect.reasons(compiled)
     return [launch.name for launch in cuda.launches()]
 
 

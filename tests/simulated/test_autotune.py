@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 import smelt
 from smelt.codegen.autotune import autotuner, device_timing
-from smelt.report import inspect_entries
+from smelt.report import inspect
 from smelt.runtime import disk_cache
 from smelt.targets.cuda import COSTS
 from tests.harness.contests import Device, contested
@@ -42,7 +42,7 @@ def run(fn, *args, tolerance: float = 4e-3, mode="max-autotune-no-cudagraphs"):
             cuda.forget_launches()
             got = compiled(*args)
             torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
-    assert inspect_entries.graph_count(compiled) == 1 and not inspect_entries.reasons(compiled)
+    assert inspect.graph_count(compiled) == 1 and not inspect.reasons(compiled)
     return [launch.name for launch in cuda.launches()]
 
 

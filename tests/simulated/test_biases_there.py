@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import smelt
 from smelt import events
 from smelt.ops import convolution_bias
-from smelt.report import inspect_entries
+from smelt.report import inspect
 from smelt.torch_private import ConvBackend
 from tests.simulated import cuda
 
@@ -42,7 +42,7 @@ def test_a_bias_is_added_where_the_result_is_read(by_cudnn, monkeypatch):
     assert [t.stride() for t in arguments[:3]] == [t.stride() for t in (x, weight, bias)]
     assert plans[0]["externs"] == ("aten.convolution.default",)
     assert len(cuda.launches()) == 1
-    [kernel] = re.findall(r"\w*hardswish\(in .*\)", inspect_entries.kernels(compiled))
+    [kernel] = re.findall(r"\w*hardswish\(in .*\)", inspect.kernels(compiled))
     assert kernel.startswith("convolution_hardswish" if by_cudnn else "hardswish")
     assert len(re.findall(r"\bin p", kernel)) == 1 + by_cudnn
     convolution_bias.adds_behind.cache_clear()

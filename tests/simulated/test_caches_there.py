@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import smelt
 from smelt import events
-from smelt.report import inspect_entries
+from smelt.report import inspect
 from tests.simulated import cuda
 
 pytestmark = pytest.mark.simulated_cuda
@@ -22,7 +22,7 @@ def compiled_plans(f, *args, **options):
     with events.subscribed(lambda e: plans.append(e.data) if e.kind == "plan" else None):
         compiled = smelt.compile(f, **options)
         compiled(*args)
-    assert not inspect_entries.reasons(compiled)
+    assert not inspect.reasons(compiled)
     return compiled, [name for plan in plans for name in plan["externs"]]
 
 
@@ -67,7 +67,7 @@ def test_a_step_of_decoding_copies_no_cache():
             torch.testing.assert_close(got, step(*caches, *token, angles))
             for own, other in zip(caches, others):
                 assert torch.equal(own, other)
-    assert [t.data_ptr() for t in others] == places and inspect_entries.graph_count(compiled) == 1
+    assert [t.data_ptr() for t in others] == places and inspect.graph_count(compiled) == 1
     assert not any("index" in name or "copy" in name or "clone" in name for name in calls)
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import smelt
-from smelt.report import inspect_entries
+from smelt.report import inspect
 from tests.simulated import cuda
 
 pytestmark = pytest.mark.simulated_cuda
@@ -19,7 +19,7 @@ def check(fn, *args, graphs=1):
         cuda.forget_launches()
         got = compiled(*args)
         torch.testing.assert_close(got, want)
-    assert inspect_entries.graph_count(compiled) == graphs and not inspect_entries.reasons(compiled)
+    assert inspect.graph_count(compiled) == graphs and not inspect.reasons(compiled)
     return cuda.launches()
 
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import smelt
-from smelt.report import inspect_entries
+from smelt.report import inspect
 
 pytestmark = pytest.mark.simulated_cuda
 
@@ -18,4 +18,4 @@ def test_the_first_attention_is_captured():
     torch.testing.assert_close(compiled(q, q, q), F.scaled_dot_product_attention(q, q, q))
     assert torch._C._get_sdp_priority_order() != before
     compiled(q, q, q)
-    assert inspect_entries.graph_count(compiled) == 1
+    assert inspect.graph_count(compiled) == 1

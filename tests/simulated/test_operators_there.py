@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import smelt
 from smelt.ops import layouts
-from smelt.report import inspect_entries
+from smelt.report import inspect
 from tests.simulated import cuda
 
 pytestmark = pytest.mark.simulated_cuda
@@ -132,7 +132,7 @@ def test_lengths_that_zeros_do_not_fit():
     torch.testing.assert_close(compiled(x, lengths), fn(x, lengths))
     with pytest.raises(RuntimeError, match="lengths"):
         compiled(x, lengths + 1)
-    assert inspect_entries.graph_count(compiled) == 1 and not inspect_entries.reasons(compiled)
+    assert inspect.graph_count(compiled) == 1 and not inspect.reasons(compiled)
 
 
 def test_pivots_are_counted_from_one_where_they_are_tried():
@@ -162,7 +162,7 @@ def test_kernels_of_the_jiterator_are_not_given_what_stands_for_tensors():
     with pytest.raises((AssertionError, AttributeError)):  # there is none here
         compiled(torch.ones(3, device="cuda"))
     found = [
-        *inspect_entries.reasons(compiled),
-        *(b for _, r in inspect_entries.records(compiled) for b in r.breaks),
+        *inspect.reasons(compiled),
+        *(b for _, r in inspect.records(compiled) for b in r.breaks),
     ]
     assert any("jiterator" in reason.detail for reason in found)

@@ -7,7 +7,7 @@ import torch
 from torch import nn, optim
 
 import smelt
-from smelt.report import inspect_entries
+from smelt.report import inspect
 from tests.simulated import cuda
 
 pytestmark = pytest.mark.simulated_cuda
@@ -109,7 +109,7 @@ def test_another_learning_rate_is_another_number():
     (_, want), (compiled, got) = make(lambda f: f), make(fullgraph)
     torch.testing.assert_close(got, want)
     assert (
-        inspect_entries.graph_count(compiled) <= 3
+        inspect.graph_count(compiled) <= 3
     )  # the state is made, the rate is a constant, the rate is a number
 
 
@@ -121,7 +121,7 @@ def test_a_number_on_the_gpu_is_read_before_the_graph():
     for value in (1.0, 1.5, 3.0, 4.0, 0.25):
         t = torch.tensor(value, device="cuda")
         torch.testing.assert_close(compiled(x, t), fn(x, t), rtol=0, atol=0)
-    assert inspect_entries.graph_count(compiled) == 2
+    assert inspect.graph_count(compiled) == 2
 
 
 def test_a_number_that_was_computed_is_the_gpus():
@@ -136,7 +136,7 @@ def test_a_number_that_was_computed_is_the_gpus():
     for _ in range(4):  # what is eager here divides, as a CPU does
         torch.testing.assert_close(compiled(x, mine), fn(x, eager), rtol=1e-6, atol=0)
         assert torch.equal(mine, eager)
-    assert len(inspect_entries.reasons(compiled)) == 1
+    assert len(inspect.reasons(compiled)) == 1
 
 
 def test_a_condition_that_only_raises_is_checked_by_the_graph():
@@ -212,4 +212,4 @@ def test_a_scaler_steps_or_not(unscaled):
     *want, _ = steps(lambda f: f)
     *got, compiled = steps(smelt.compile)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
-    assert len(inspect_entries.reasons(compiled)) == (0 if unscaled == "before" else 1)
+    assert len(inspect.reasons(compiled)) == (0 if unscaled == "before" else 1)

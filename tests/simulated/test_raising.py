@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import smelt
 from smelt.capture.emit import eager_fallback
-from smelt.report import inspect_entries
+from smelt.report import inspect
 
 pytestmark = pytest.mark.simulated_cuda
 
@@ -34,7 +34,7 @@ def test_what_was_drawn_before_a_check_fails_is_drawn_again():
             outcomes[-1] += (seen, torch.get_rng_state())
         torch.testing.assert_close(outcomes[1][0], outcomes[0][0])
         assert outcomes[1][1:3] == outcomes[0][1:3] and torch.equal(outcomes[1][3], outcomes[0][3])
-    assert inspect_entries.graph_count(compiled) == 1
+    assert inspect.graph_count(compiled) == 1
 
 
 def test_a_device_is_refused_before_a_size():

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import smelt
-from smelt.report import inspect_entries
+from smelt.report import inspect
 from tests.simulated import cuda
 
 pytestmark = pytest.mark.simulated_cuda
@@ -37,7 +37,7 @@ def check(fn, *args):
             cuda.forget_launches()
             got = compiled(*args)
             torch.testing.assert_close(got, want)
-    assert inspect_entries.graph_count(compiled) == 1
+    assert inspect.graph_count(compiled) == 1
     return cuda.launches()
 
 
@@ -139,7 +139,7 @@ def test_training_on_two_gpus_is_one_graph():
     expected = trained(want, want)
     cuda.forget_launches()
     torch.testing.assert_close(trained(got, compiled), expected)
-    assert inspect_entries.graph_count(compiled) == 1 and not inspect_entries.reasons(compiled)
+    assert inspect.graph_count(compiled) == 1 and not inspect.reasons(compiled)
     assert {launch.device for launch in cuda.launches()} == {0, 1} and torch.cuda.current_device() == 0
 
 

@@ -14,7 +14,7 @@ import smelt
 from smelt.backends import smelt as backend
 from smelt.graph.memory_format import is_last
 from smelt.ops import convolution_bias, cudnn_layouts
-from smelt.report import inspect_entries
+from smelt.report import inspect
 from smelt.rewrites.channels_last import relaid
 from smelt.torch_private import ConvBackend
 
@@ -101,7 +101,7 @@ def test_one_entry(make: Callable[[], nn.Module], memory_format: torch.memory_fo
         x = torch.randn(shape).cuda().contiguous(memory_format=memory_format)
         expected = step(module, module, x, half)
         check_same(step(compiled, module, x, half), expected, 0.05 if half else 1e-4)
-    assert len(inspect_entries.entries(compiled)) == 1 and not inspect_entries.reasons(compiled)
+    assert len(inspect.entries(compiled)) == 1 and not inspect.reasons(compiled)
 
 
 def test_sizes_become_symbols_when_they_change() -> None:
@@ -111,7 +111,7 @@ def test_sizes_become_symbols_when_they_change() -> None:
         for shape in SIZES:
             x = torch.randn(shape).cuda()
             torch.testing.assert_close(compiled(x), module(x), rtol=1e-4, atol=1e-4)
-    assert len(inspect_entries.entries(compiled)) == 2 and not inspect_entries.reasons(compiled)
+    assert len(inspect.entries(compiled)) == 2 and not inspect.reasons(compiled)
 
 
 def test_images_of_half_precision_are_channels_last_inside(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from torch import nn
 
 import smelt
 from smelt.codegen import gpu_launches
-from smelt.report import inspect_entries
+from smelt.report import inspect
 from tests.simulated import cuda
 
 pytestmark = pytest.mark.simulated_cuda
@@ -67,7 +67,7 @@ def test_inference_is_one_entry_whose_kernels_are_compiled_once(texts):
             compiled(x)
             launches.add(tuple(l.name for l in cuda.launches()))
             counts.append(len(texts))
-    assert len(inspect_entries.entries(compiled)) == 1 and not inspect_entries.reasons(compiled)
+    assert len(inspect.entries(compiled)) == 1 and not inspect.reasons(compiled)
     assert len(launches) == 1  # the same kernels in the same order
     # Later ones: vectors where lengths are multiples of 16, and elementwise kernels over one loop, which are two
     assert counts[1] - counts[0] <= 2 and counts[-1] - counts[2] <= 2 and any(texts.values())
@@ -85,7 +85,7 @@ def test_training_is_one_entry(texts):
             y.square().mean().backward()
             found.append([y.detach(), *(p.grad.clone() for p in model.parameters())])
         close(found[1], found[0])
-    assert len(inspect_entries.entries(compiled)) == 1 and not inspect_entries.reasons(compiled)
+    assert len(inspect.entries(compiled)) == 1 and not inspect.reasons(compiled)
     assert sum(texts.values()) >= 6
 
 
@@ -100,7 +100,7 @@ def test_code_is_that_of_the_first_set_of_sizes():
         [launch] = cuda.launches()
         functions.add(launch.name)
         assert launch.items == rows
-    assert len(functions) == 1 and len(inspect_entries.entries(compiled)) == 1
+    assert len(functions) == 1 and len(inspect.entries(compiled)) == 1
 
 
 def test_elementwise_kernels_over_one_loop_are_still_one_launch():
@@ -122,7 +122,7 @@ def test_what_begins_at_odd_places():
     for b, t in SETS:
         x = torch.randn(b, t, device="cuda")
         close(compiled(x), x[:, 1:].exp() + x[:, :-1])
-    assert len(inspect_entries.entries(compiled)) == 1
+    assert len(inspect.entries(compiled)) == 1
 
 
 def test_numbers_on_the_cpu_and_kernels_there():
@@ -172,7 +172,7 @@ def test_attention_by_torchs_kernels(kind, train):
                     found[-1] += [p.grad for p in project.parameters()]
                     project.zero_grad()
         torch.testing.assert_close(found[1], found[0], rtol=0.05, atol=0.05 * found[0][-1].abs().max().item())
-    assert len(inspect_entries.entries(compiled)) == 1 and not inspect_entries.reasons(compiled)
+    assert len(inspect.entries(compiled)) == 1 and not inspect.reasons(compiled)
 
 
 def test_a_cuda_graph_for_each_set_of_sizes_that_comes_back():
@@ -190,7 +190,7 @@ def test_a_cuda_graph_for_each_set_of_sizes_that_comes_back():
             close(got, f(x, w))
             del got
             replays[rows] = replays.get(rows, 0) + cuda.Graph.replays - before
-    assert len(inspect_entries.entries(compiled)) == 1 and not inspect_entries.reasons(compiled)
+    assert len(inspect.entries(compiled)) == 1 and not inspect.reasons(compiled)
     assert replays[3] > replays[16] > 0
 
 

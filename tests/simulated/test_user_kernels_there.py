@@ -18,7 +18,7 @@ from smelt import events
 from smelt.capture.torch_calls import triton_kernels
 from smelt.errors import Unsupported
 from smelt.graph.user_kernel_calls import KernelLaunch
-from smelt.report.inspect_entries import entries, reasons
+from smelt.report.inspect import entries, reasons
 from tests.harness.user_kernels import PROGRAMS, by_a_function, make
 
 pytestmark = pytest.mark.simulated_cuda

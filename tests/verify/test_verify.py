@@ -11,7 +11,7 @@ import smelt
 from smelt.backends import smelt as backend
 from smelt.backends.size_dispatch import by_operators
 from smelt.config import Config
-from smelt.report.inspect_entries import entries, reasons
+from smelt.report.inspect import entries, reasons
 from smelt.verify.shadow_execution import BesideEager, Watching
 from tests.harness.agreement import same
 from tests.harness.traced import trace
