@@ -1,6 +1,6 @@
 """One capture: a frame is run by the VM from its argument slots to its end, or up to where the graph breaks.
 
-`capture_frame` gives the graphs, the guards, how the frame ends and the effects. Whatever happens, outside objects are
+`capture_frame` gives the graphs, the guards, how the frame ends and the effects. Whatever happens, environment objects are
 afterwards as they were before.
 """
 
@@ -24,7 +24,7 @@ from smelt.capture.base.vm_frames import Frame, is_smelts
 from smelt.capture.driver.capture_attempts import Attempt, FailedAttempt, Stop
 from smelt.capture.driver.capture_errors import UserException
 from smelt.capture.environment import environment_mutations, wrap_values
-from smelt.capture.environment.environment import Outside
+from smelt.capture.environment.environment import Environment
 from smelt.capture.environment.python_random import Draw
 from smelt.capture.environment.side_effects import Effect
 from smelt.capture.environment.symbolic_size_policy import Path, Range
@@ -72,7 +72,7 @@ class CapturedFrame:
     name: str
     filename: str
     first_line: int
-    outside: Outside
+    env: Environment
     handles: bool  # the program has handlers for exceptions
     assumed: bool  # what a condition on a tensor is
     release: Callable[[], None]  # to be called when this is no longer needed: `VM.release`
@@ -116,8 +116,8 @@ def capture_frame(
             captured = _capture(vm, fn, slots, name, attempt.stop)
             return captured
         except Exception as e:
-            if vm.outside.sizes.are_in_vain:  # whatever it is, it may be due to a size that was not a number
-                return _failed(vm, _in_vain(vm.outside))
+            if vm.env.sizes.are_in_vain:  # whatever it is, it may be due to a size that was not a number
+                return _failed(vm, _in_vain(vm.env))
             if isinstance(e, NeedsFixedSize):
                 e = _of_data(vm, e)
             if isinstance(e, Unsupported):
@@ -127,12 +127,12 @@ def capture_frame(
         finally:
             context_managers.leave_contexts(vm)
             function_transforms.restore(vm.contexts.transforms)
-            vm.outside.log.roll_back()
+            vm.env.log.roll_back()
             vm.exceptions.restore()
             if vm.trace.numbers.symbols is not None:
                 vm.trace.numbers.symbols.release()
             vm.trace.numbers.for_data = None  # it keeps the machine alive, which keeps it
-            vm.outside.sizes.end()
+            vm.env.sizes.end()
             if captured is None:
                 vm.release()
 
@@ -144,13 +144,13 @@ def _prepared(attempt: Attempt) -> VM:
     vm.trace.copies.allowed = attempt.copies
     vm.frames.depth_limit -= _stack_depth()
     vm.stopping.path = attempt.stop.path if attempt.stop else ()
-    vm.outside.numbers.dynamic = attempt.symbolic
-    vm.outside.numbers.follows_counts = attempt.counts_symbolic
-    vm.outside.numbers.decides = attempt.decides
-    vm.outside.sizes.places.policy = attempt.sizes
+    vm.env.numbers.dynamic = attempt.symbolic
+    vm.env.numbers.follows_counts = attempt.counts_symbolic
+    vm.env.numbers.decides = attempt.decides
+    vm.env.sizes.places.policy = attempt.sizes
     if attempt.data_sizes and attempt.assumes:
         vm.trace.numbers.for_data = lambda: _symbols_for_data(vm, attempt.data_is)
-    vm.outside.looks_ahead = attempt.looks_ahead
+    vm.env.looks_ahead = attempt.looks_ahead
     vm.disclosed.compiling = attempt.says_compiling
     vm.disclosed.assumes = attempt.assumes
     vm.disclosed.selects = attempt.selects
@@ -162,7 +162,7 @@ def _of_data(vm: VM, error: NeedsFixedSize) -> Unsupported:
     """The error itself, unless data decide the sizes that something needs as numbers: then the graph ends before it."""
     known = vm.trace.numbers.symbols and vm.trace.numbers.symbols.known
     found = known.of(sorted(error.symbols, key=str)) if known else []
-    if not found or vm.outside.sizes.found_at(error.symbols):
+    if not found or vm.env.sizes.found_at(error.symbols):
         return error
     names = " and ".join(f"{n.sym} is {n.what}" for n in found)
     made = Unsupported(Reason(DATA_DEPENDENT_SHAPE, f"{error.reason.detail}, where {names}"))
@@ -171,7 +171,7 @@ def _of_data(vm: VM, error: NeedsFixedSize) -> Unsupported:
 
 
 def _symbols_for_data(vm: VM, number: int | None) -> Symbols:
-    symbols = vm.outside.numbers.symbols()
+    symbols = vm.env.numbers.symbols()
     symbols.known.taken_for = number
     return symbols
 
@@ -179,7 +179,7 @@ def _symbols_for_data(vm: VM, number: int | None) -> Symbols:
 def _failed(vm: VM, error: Exception) -> FailedAttempt:
     symbols = vm.trace.numbers.symbols
     if isinstance(error, NeedsFixedSize):
-        error.sources = vm.outside.sizes.sources(error.symbols)
+        error.sources = vm.env.sizes.sources(error.symbols)
     return FailedAttempt(
         error,
         used_data=symbols is not None and bool(symbols.known.numbers),
@@ -187,33 +187,33 @@ def _failed(vm: VM, error: Exception) -> FailedAttempt:
         marked=vm.disclosed.in_marked > 0,
         used_symbols=vm.trace.numbers.symbols is not None,
         shown=frozenset(vm.disclosed.shown_numbers),
-        shown_sizes=vm.outside.sizes.found_at(vm.disclosed.shown_sizes),
-        counts=frozenset(source.path for source in vm.outside.numbers.unguarded),
-        sizes=needed_sizes(vm.outside, error),
-        divisors=divided_sizes(vm.outside, error),
-        ranges=narrowed_sizes(vm.outside, error),
-        alike=alike_sizes(vm.outside, error),
+        shown_sizes=vm.env.sizes.found_at(vm.disclosed.shown_sizes),
+        counts=frozenset(source.path for source in vm.env.numbers.unguarded),
+        sizes=needed_sizes(vm.env, error),
+        divisors=divided_sizes(vm.env, error),
+        ranges=narrowed_sizes(vm.env, error),
+        alike=alike_sizes(vm.env, error),
         following=following_sizes(vm, error),
     )
 
 
-def needed_sizes(outside: Outside, error: Exception) -> frozenset[frozenset[Path]]:
+def needed_sizes(env: Environment, error: Exception) -> frozenset[frozenset[Path]]:
     """Where each symbolic size was found that must be a number, by what was asked of it or by the error."""
     named = error.symbols if isinstance(error, NeedsFixedSize) else frozenset()
-    return outside.sizes.found_at(outside.sizes.needed | named)
+    return env.sizes.found_at(env.sizes.needed | named)
 
 
-def alike_sizes(outside: Outside, error: Exception) -> frozenset[Path]:
+def alike_sizes(env: Environment, error: Exception) -> frozenset[Path]:
     """Where the sizes were found that it is enough to take for one."""
-    if not isinstance(error, NeedsFixedSize) or outside.sizes.needed:
+    if not isinstance(error, NeedsFixedSize) or env.sizes.needed:
         return frozenset()
-    return frozenset[Path]().union(*outside.sizes.found_at(error.alike))
+    return frozenset[Path]().union(*env.sizes.found_at(error.alike))
 
 
 def following_sizes(vm: VM, error: Exception) -> frozenset[tuple[Path, Size]]:
     """Where a size was found that is computed from others, and where those were; each named by one of its places. A symbol
     that this capture does not have stands for how many times one is as much as others: it has no place."""
-    sizes, symbols = vm.outside.sizes, vm.trace.numbers.symbols
+    sizes, symbols = vm.env.sizes, vm.trace.numbers.symbols
     if not isinstance(error, NeedsFixedSize) or symbols is None or sizes.needed:
         return frozenset()
     found: set[tuple[Path, Size]] = set()
@@ -228,34 +228,34 @@ def following_sizes(vm: VM, error: Exception) -> frozenset[tuple[Path, Size]]:
     return frozenset(found)
 
 
-def divided_sizes(outside: Outside, error: Exception) -> frozenset[tuple[Path, int]]:
+def divided_sizes(env: Environment, error: Exception) -> frozenset[tuple[Path, int]]:
     """Where sizes were found of which it may be enough to know the remainder, and by what they are divided."""
-    if not isinstance(error, NeedsFixedSize) or outside.sizes.needed:
+    if not isinstance(error, NeedsFixedSize) or env.sizes.needed:
         return frozenset()
     divided = ((sym, by) for sym, by in error.divisors.items() if not is_rest(sym))  # those are numbers then
-    places = ((outside.sizes.found_at((sym,)), by) for sym, by in divided)
+    places = ((env.sizes.found_at((sym,)), by) for sym, by in divided)
     return frozenset((path, by) for groups, by in places for paths in groups for path in paths)
 
 
-def narrowed_sizes(outside: Outside, error: Exception) -> frozenset[tuple[Path, Range]]:
+def narrowed_sizes(env: Environment, error: Exception) -> frozenset[tuple[Path, Range]]:
     """Where sizes were found that it may be enough to know a range of, and which."""
     named = error.ranges if isinstance(error, NeedsFixedSize) else {}
-    found = {**outside.sizes.places.narrowed, **named}
-    needed = outside.sizes.needed
-    return outside.sizes.places.in_ranges((sym, ends) for sym, ends in found.items() if sym not in needed)
+    found = {**env.sizes.places.narrowed, **named}
+    needed = env.sizes.needed
+    return env.sizes.places.in_ranges((sym, ends) for sym, ends in found.items() if sym not in needed)
 
 
 def _capture(
     vm: VM, fn: FunctionType, slots: Sequence[object], name: str, stop: Stop | None
 ) -> CapturedFrame:
-    outside, trace = vm.outside, vm.trace
+    env, trace = vm.env, vm.trace
     vm.contexts.under_modes = context_managers.is_under_modes()
     function_transforms.check_start(vm.contexts.transforms)
     global_state.settle()
     snapshot = global_state.snapshot()
-    outside.facts.guard("global_state", None, snapshot)
-    outside.sources.const(fn)
-    outside.facts.made_function(fn)  # entries belong to its code object
+    env.facts.guard("global_state", None, snapshot)
+    env.sources.const(fn)
+    env.facts.made_function(fn)  # entries belong to its code object
     code = vm.decode(fn.__code__)
     hashed.clear()
     depth = torch_settings.autocast_depth()
@@ -263,9 +263,9 @@ def _capture(
         inside = global_state.snapshot()
         frame = Frame(code, fn, [NULL] * code.nlocals)
         roots = [Source("arg", code.local_names[i], None, i) for i in range(len(slots))]
-        outside.sizes.begin(roots, slots)
-        for i in outside.sizes.places.policy.in_order(len(slots)):
-            frame.locals[i] = wrap_values.wrap(outside, slots[i], roots[i])
+        env.sizes.begin(roots, slots)
+        for i in env.sizes.places.policy.in_order(len(slots)):
+            frame.locals[i] = wrap_values.wrap(env, slots[i], roots[i])
         try:
             ending = _run_root(vm, frame, stop)
             _check_left(vm, ending)
@@ -276,56 +276,56 @@ def _capture(
             # while the modes of the trace are on, as they were when the contexts were entered
             context_managers.leave_contexts(vm)
             function_transforms.restore(vm.contexts.transforms)
-        effects = (*outside.log.effects(), *settings)
+        effects = (*env.log.effects(), *settings)
         custom_functions.record_backward(vm, _left_behind(ending, effects))
-        environment_mutations.guard_distinct(outside)
-        environment_mutations.guard_changed_classes(outside)
+        environment_mutations.guard_distinct(env)
+        environment_mutations.guard_changed_classes(env)
         _guard_hashed(vm)
         _guard_offsets(vm)
         _guard_written(vm)
         _guard_gone(vm)
         hooks.check_unwritten(vm)
         opaque_calls.check_held(vm)
-        outside.log.roll_back()
+        env.log.roll_back()
         fakes = _fakes(vm, ending, effects)
         tensor_state.check_left(vm, fakes)
         if vm.contexts.under_modes:
             custom_functions.check_history([*fakes, *trace.inputs])
         trace.copies.check((*fakes, *trace.writes.counted_from_start))
-        _check_needed(outside)
+        _check_needed(env)
         traced = trace.finish(fakes)
         # Backwards are recorded there, whose C++ code may have asked for numbers as well.
-        _check_needed(outside)
+        _check_needed(env)
     if global_state.snapshot() != snapshot or torch_settings.autocast_depth() != depth:
         raise Unsupported(
             Reason(UNSUPPORTED_EFFECT, "global state (grad mode, autocast, ...) is different at the end")
         )
     return CapturedFrame(
         traced=traced,
-        input_sources=tuple(outside.sources[id(f)] for f in traced.inputs),
-        guards=(*outside.facts.guards, *_overlap_guards(vm, traced)),
+        input_sources=tuple(env.sources[id(f)] for f in traced.inputs),
+        guards=(*env.facts.guards, *_overlap_guards(vm, traced)),
         ending=ending,
-        source_of=outside.sources.of,
+        source_of=env.sources.of,
         effects=effects,
-        draws=tuple(outside.log.draws),
+        draws=tuple(env.log.draws),
         code=fn.__code__,
         name=name,
         filename=fn.__code__.co_filename,
         first_line=fn.__code__.co_firstlineno,
-        outside=outside,
+        env=env,
         handles=vm.exceptions.some_handler,
         assumed=vm.disclosed.assumed,
         release=vm.release,
     )
 
 
-def _check_needed(outside: Outside) -> None:
-    if outside.sizes.are_in_vain:
-        raise _in_vain(outside)
+def _check_needed(env: Environment) -> None:
+    if env.sizes.are_in_vain:
+        raise _in_vain(env)
 
 
-def _in_vain(outside: Outside) -> NeedsFixedSize:
-    sizes = outside.sizes
+def _in_vain(env: Environment) -> NeedsFixedSize:
+    sizes = env.sizes
     what = "it is needed as a number" if sizes.needed else "the range is needed in which it lies"
     error = NeedsFixedSize(what, sizes.needed or frozenset(sizes.places.narrowed))
     error.reason = replace(error.reason, line=sizes.needed_at)
@@ -362,7 +362,7 @@ def _run_to_end(vm: VM, frame: Frame) -> Return | None:
         if vm.failure is not None:
             raise vm.failure from e
         # what ends here may let go of the traceback of its cause; an exception from outside keeps its own
-        cause = None if id(e) in vm.outside.sources else e
+        cause = None if id(e) in vm.env.sources else e
         raise UserException(e, vm.where(), vm.disclosed.was_asked) from cause
 
 
@@ -388,7 +388,7 @@ def _plan_break(vm: VM, stop: Stop) -> Break:
 
 def _check_references(vm: VM, planned: Break) -> None:
     """A weak reference that is not read any more is gone behind the break; in eager it is counted and calls its function."""
-    sources, going_on = vm.outside.sources, {id(v) for v in planned.roots}
+    sources, going_on = vm.env.sources, {id(v) for v in planned.roots}
     for value in (v for frame in vm.stopping.frames for v in (*frame.locals, *frame.stack)):
         if not issubclass(type(value), (weakref.ref, *weakref.ProxyTypes)) or id(value) in sources:
             continue
@@ -402,7 +402,7 @@ def _is_missed(vm: VM, variable: object, planned: Break) -> bool:
     """Whether what is behind the break can tell that a weak reference is gone. What a proxy leads to is not known."""
     if type(variable) in weakref.ProxyTypes:
         return True
-    reference, sources = cast("weakref.ref[object]", variable), vm.outside.sources
+    reference, sources = cast("weakref.ref[object]", variable), vm.env.sources
     target = reference()
     if target is None or id(target) in sources or reference.__callback__ is not None:
         return target is not None
@@ -433,7 +433,7 @@ def _check_left(vm: VM, ending: Ending) -> None:
 
 def _fakes(vm: VM, ending: Ending, effects: Sequence[Effect]) -> list[FakeTensor]:
     """The tensors that the frame's end and stores need."""
-    return collect_fakes(_left_behind(ending, effects), vm.outside.sources.of)
+    return collect_fakes(_left_behind(ending, effects), vm.env.sources.of)
 
 
 def _left_behind(ending: Ending, effects: Sequence[Effect]) -> list[object]:
@@ -443,10 +443,10 @@ def _left_behind(ending: Ending, effects: Sequence[Effect]) -> list[object]:
 
 def _guard_hashed(vm: VM) -> None:
     """Tensors that were put in sets or used as keys must again be different ones."""
-    sources = tuple(vm.outside.sources[id(f)] for f in hashed.values() if vm.trace.is_input(f))
+    sources = tuple(vm.env.sources[id(f)] for f in hashed.values() if vm.trace.is_input(f))
     hashed.clear()
     if len(sources) > 1:
-        vm.outside.facts.guard("distinct", sources[0], sources, key="hashed")
+        vm.env.facts.guard("distinct", sources[0], sources, key="hashed")
 
 
 def _guard_offsets(vm: VM) -> None:
@@ -456,30 +456,30 @@ def _guard_offsets(vm: VM) -> None:
         if fake.storage_key in storages:
             if syms_of(fake.spec):
                 raise NeedsFixedSize("an input's storage is addressed from its start", syms_of(fake.spec))
-            source = vm.outside.sources[id(fake)].child("member", "storage_offset").child("call", None)
-            vm.outside.facts.guard("eq", source, fake.elem.storage_offset())
+            source = vm.env.sources[id(fake)].child("member", "storage_offset").child("call", None)
+            vm.env.facts.guard("eq", source, fake.elem.storage_offset())
 
 
 def _guard_written(vm: VM) -> None:
     """Whether autograd lets an input be written is a part of the trace."""
     for fake, how in vm.trace.writes.of_history.values():
-        vm.outside.facts.guard("how_written", vm.outside.sources[id(fake)], how)
+        vm.env.facts.guard("how_written", vm.env.sources[id(fake)], how)
 
 
 def _guard_gone(vm: VM) -> None:
     """What was deleted was there before, or not (it was stored first): that decides what is left to do."""
-    for gone in vm.outside.log.gone():
-        source, fact = vm.outside.sources.known(gone.owner), (gone.name, gone.was_there)
+    for gone in vm.env.log.gone():
+        source, fact = vm.env.sources.known(gone.owner), (gone.name, gone.was_there)
         if gone.kind == "attribute":
             source = source.child("dict", None)
-        vm.outside.facts.guard("slot" if gone.kind == "slot" else "contains", source, fact, key=gone.name)
+        vm.env.facts.guard("slot" if gone.kind == "slot" else "contains", source, fact, key=gone.name)
 
 
 def _overlap_guards(vm: VM, traced: Traced) -> list[Guard]:
     """When inputs are written, that they share no storage with each other and with the rest is part of the trace."""
     if not traced.mutated or len(traced.inputs) < 2:
         return []
-    sources = [vm.outside.sources[id(f)] for f in traced.inputs]
+    sources = [vm.env.sources[id(f)] for f in traced.inputs]
     if any(source.kind == "array" for source in sources):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a tensor is written in place beside a NumPy array"))
     shared: dict[int, list[Source]] = {}

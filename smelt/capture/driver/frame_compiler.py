@@ -85,7 +85,7 @@ from smelt.tracing.record.traced import Traced
 from smelt.user_lines import title_of
 
 log = logging.getLogger("smelt")
-# held while capturing: outside objects may hold fakes meanwhile
+# held while capturing: environment objects may hold fakes meanwhile
 _lock = hold_at_fork(threading.RLock(), CAPTURE)
 
 
@@ -307,7 +307,7 @@ class FrameCompiler:
         if isinstance(captured, FailedAttempt):
             return captured
         events.emit("capture-end", name, seconds=time.perf_counter() - start)
-        self._note_refused(name, captured.outside.sizes.refused)
+        self._note_refused(name, captured.env.sizes.refused)
         data = captured.traced.data
         used_data = data is not None
         try:
@@ -320,7 +320,7 @@ class FrameCompiler:
         except BackendError as e:
             return FailedAttempt(e, used_symbols=bool(captured.traced.numbers), used_data=used_data)
         except NeedsFixedSize as e:
-            sizes, divisors = needed_sizes(captured.outside, e), divided_sizes(captured.outside, e)
+            sizes, divisors = needed_sizes(captured.env, e), divided_sizes(captured.env, e)
             return FailedAttempt(e, sizes=sizes, divisors=divisors, used_data=used_data)
         except Exception as e:
             return FailedAttempt(e, used_data=used_data)
@@ -369,7 +369,7 @@ class FrameCompiler:
             tree,
             answers,
             seconds,
-            captured.outside.sizes.seen,
+            captured.env.sizes.seen,
         )
         self.record.entries.append(entry)
         self._installed += 1

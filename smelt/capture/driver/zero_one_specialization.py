@@ -52,10 +52,10 @@ def with_sizes_of_one(trial: Trial) -> None:
     """Makes what was captured one for calls with a size of 1 as well, if it is right for them: a size that was 1 before, or
     is marked to be. One such size at most, as each combination of several would have to be tried."""
     captured, attempt = trial.captured, trial.attempt
-    outside, traced = captured.outside.sizes, captured.traced
+    env, traced = captured.env.sizes, captured.traced
     for sym in traced.sizes if traced.data is None else ():
-        paths = outside.places.paths.get(sym, set())
-        if outside.may_be_one.isdisjoint(paths) or not paths <= outside.seen.keys() or sym.lo != 2:
+        paths = env.places.paths.get(sym, set())
+        if env.may_be_one.isdisjoint(paths) or not paths <= env.seen.keys() or sym.lo != 2:
             continue
         ones = replace(attempt, sizes=replace(attempt.sizes, ones=frozenset(paths)))
         if _is_same(trial, ones, 1):

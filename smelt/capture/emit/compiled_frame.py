@@ -5,7 +5,7 @@
         return {'logits': t0, 'states': (t1, self)}
 
 It takes the frame's argument slots and the objects that the guard tree collected: the graph's input tensors first, then
-other outside objects that the result or a store needs. It calls the graph, makes all values, then does all stores in
+other environment objects that the result or a store needs. It calls the graph, makes all values, then does all stores in
 program order. An object that was reached twice is one object again, cycles included; an input tensor that comes out is
 the input itself.
 """

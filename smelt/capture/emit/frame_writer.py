@@ -94,14 +94,14 @@ class Writer:
         if name is not None:
             return name
         if id(x) in self._brought:
-            return self.outside(x, self._brought[id(x)])
+            return self.environment_object(x, self._brought[id(x)])
         if stands_for_itself(x):
             return self._constant(x)
         if type(x) in NUMBERS and x.node.expression.op == "leaf":
             return self.number(x)
         source = self.found.source_of(x)
         if source is not None:
-            return self.outside(x, source)
+            return self.environment_object(x, source)
         return self._constant(x) if is_kept_by_typing(x) else self._fresh(x)
 
     def constant(self, x: object, hint: str) -> str:
@@ -167,7 +167,7 @@ class Writer:
         self.functions.append((name, place, lines))
         return name
 
-    def outside(self, x: object, source: Source) -> str:
+    def environment_object(self, x: object, source: Source) -> str:
         """An object from outside: an argument, an object known by identity, or one that the guard tree collects."""
         if source.kind == "arg":
             return self.slots[source.index]
@@ -221,7 +221,7 @@ class Writer:
                 return repr(x)
             source = self.found.source_of(x)
             if source is not None and source.kind != "const":
-                return self.outside(x, source)
+                return self.environment_object(x, source)
             self._keep.append(x)
             return self.constant(x, _constant_name(x))
         if (

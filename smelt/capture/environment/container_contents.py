@@ -26,7 +26,7 @@ from smelt.capture.base.value_kinds import (
     items_of,
 )
 from smelt.capture.environment import wrap_values
-from smelt.capture.environment.environment import Outside
+from smelt.capture.environment.environment import Environment
 from smelt.capture.environment.overlay import of_same_class
 from smelt.capture.environment.wrap_values import guard_elements
 from smelt.errors import Unsupported
@@ -36,132 +36,132 @@ from smelt.tracing.symbolic.numbers_in_containers import plain_parts
 from smelt.tracing.symbolic.sym_numbers import plain
 
 
-def open(outside: Outside, container: C) -> C:
+def open(env: Environment, container: C) -> C:
     """Native code is going to look inside: guards all that was in an outside container before the trace, and gives
     what native code may see: the container itself, or a copy with fakes where it holds tensors."""
     if isinstance(container, set):
-        guard_table(outside, container)
-    return found_in(outside, container)
+        guard_table(env, container)
+    return found_in(env, container)
 
 
-def found_in(outside: Outside, container: C) -> C:
+def found_in(env: Environment, container: C) -> C:
     """As `open`, for native code that makes no set of what it sees and changes none."""
-    guard(outside, container)
-    if outside.opened.by_id[id(container)]:
-        return _copy_with_fakes(outside, container)
-    return outside.overlay.now(container)
+    guard(env, container)
+    if env.opened.by_id[id(container)]:
+        return _copy_with_fakes(env, container)
+    return env.overlay.now(container)
 
 
-def guard(outside: Outside, container: Container) -> None:
+def guard(env: Environment, container: Container) -> None:
     """Guards all that was in an outside container before the trace, of a set in order."""
-    if id(container) not in outside.opened.by_id:
-        outside.opened.by_id[id(container)] = _guard_contents(outside, container)
-        outside.sources.keep(container)
+    if id(container) not in env.opened.by_id:
+        env.opened.by_id[id(container)] = _guard_contents(env, container)
+        env.sources.keep(container)
 
 
-def guard_table(outside: Outside, container: set[object]) -> None:
+def guard_table(env: Environment, container: set[object]) -> None:
     """Guards what the order of an outside set and of its copies will be after changes."""
-    outside.facts.guard("table", outside.sources[id(container)], _native.set_table(container))
+    env.facts.guard("table", env.sources[id(container)], _native.set_table(container))
 
 
-def iterated(outside: Outside, container: C) -> C:
+def iterated(env: Environment, container: C) -> C:
     """As `open`, for native code that goes through the container once, in order."""
-    if isinstance(container, set) and container not in outside.log:
-        return found_in(outside, container)
-    return open(outside, container)
+    if isinstance(container, set) and container not in env.log:
+        return found_in(env, container)
+    return open(env, container)
 
 
-def walk(outside: Outside, container: C) -> C:
+def walk(env: Environment, container: C) -> C:
     """As `open`, for native code that goes on looking: an iterator, a view. It sees what is changed later."""
-    seen = iterated(outside, container)
-    return outside.overlay.copy(container) if seen is container else seen
+    seen = iterated(env, container)
+    return env.overlay.copy(container) if seen is container else seen
 
 
-def _copy_with_fakes(outside: Outside, container: C) -> C:
+def _copy_with_fakes(env: Environment, container: C) -> C:
     """Always the same copy, so that iterators and views of it see what is changed later."""
-    found = outside.opened.copies.get(id(container))
+    found = env.opened.copies.get(id(container))
     if found is None:
-        made = _with_fakes(outside, container)
-        if made is outside.overlay.now(container):
+        made = _with_fakes(env, container)
+        if made is env.overlay.now(container):
             return made
-        outside.opened.copies[id(container)] = container, made
-        outside.sources.copied[id(made)] = outside.sources[id(container)]
+        env.opened.copies[id(container)] = container, made
+        env.sources.copied[id(made)] = env.sources[id(container)]
         return made
-    _follow(found[1], _with_fakes(outside, container))
+    _follow(found[1], _with_fakes(env, container))
     return found[1]
 
 
-def update_copies(outside: Outside) -> None:
+def update_copies(env: Environment) -> None:
     """After changes: the copies with fakes follow."""
-    for key in outside.opened.stale:
-        if key in outside.opened.copies:
-            container, made = outside.opened.copies[key]
-            _follow(made, _with_fakes(outside, container))
-    outside.opened.stale.clear()
+    for key in env.opened.stale:
+        if key in env.opened.copies:
+            container, made = env.opened.copies[key]
+            _follow(made, _with_fakes(env, container))
+    env.opened.stale.clear()
 
 
-def _guard_contents(outside: Outside, container: Container) -> bool:
+def _guard_contents(env: Environment, container: Container) -> bool:
     """True if there is a real tensor inside."""
-    source, before = outside.sources[id(container)], outside.log.contents(container)
+    source, before = env.sources[id(container)], env.log.contents(container)
     if isinstance(container, dict):
-        wrapped = [plain(v) for v in _guarded_values(outside, container, before)]
+        wrapped = [plain(v) for v in _guarded_values(env, container, before)]
         return any(w is not v for w, (_, v) in zip(wrapped, before))
     if isinstance(container, set):
-        guard_elements(outside, source, before)
+        guard_elements(env, source, before)
         return False
-    outside.facts.guard("len", source, len(before))
-    wrapped = [plain(wrap_values.wrap(outside, v, source.child("item", i))) for i, v in enumerate(before)]
+    env.facts.guard("len", source, len(before))
+    wrapped = [plain(wrap_values.wrap(env, v, source.child("item", i))) for i, v in enumerate(before)]
     return any(w is not v for w, v in zip(wrapped, before))
 
 
-def _check_key(outside: Outside, key: object) -> None:
+def _check_key(env: Environment, key: object) -> None:
     if not is_plain_key(key):
         raise Unsupported(
             Reason(UNSUPPORTED_OBJECT, f"an outside dictionary has a {type(key).__qualname__} as a key")
         )
 
 
-def item(outside: Outside, container: object, key: object, value: object) -> object:
+def item(env: Environment, container: object, key: object, value: object) -> object:
     """The value of an outside container at `key`, wrapped."""
-    source = outside.sources[id(container)]
+    source = env.sources[id(container)]
     if not is_lookup_key(key):
-        _check_key(outside, key)
-    return wrap_values.wrap(outside, value, source.child("item", key))
+        _check_key(env, key)
+    return wrap_values.wrap(env, value, source.child("item", key))
 
 
 def _guarded_values(
-    outside: Outside, container: object, before: Collection[tuple[object, object]]
+    env: Environment, container: object, before: Collection[tuple[object, object]]
 ) -> list[object]:
     """The values that an outside dictionary held before the trace, each wrapped; its keys are guarded, in order."""
     for key, _ in before:
-        _check_key(outside, key)
-    outside.facts.guard("keys", outside.sources[id(container)], tuple(k for k, _ in before))
-    return [item(outside, container, k, v) for k, v in before]
+        _check_key(env, key)
+    env.facts.guard("keys", env.sources[id(container)], tuple(k for k, _ in before))
+    return [item(env, container, k, v) for k, v in before]
 
 
-def changing_items(outside: Outside, value: dict[object, object]) -> dict[object, object] | None:
+def changing_items(env: Environment, value: dict[object, object]) -> dict[object, object] | None:
     """The items of an outside dictionary, each wrapped, where numbers in it changed between calls: they stay symbolic, while
     `open` makes them plain numbers for native code. None for any other dictionary."""
-    source = outside.sources.get(id(value))
-    if type(value) is not dict or source is None or value in outside.log:
+    source = env.sources.get(id(value))
+    if type(value) is not dict or source is None or value in env.log:
         return None
-    if not wrap_values.holds_changing_numbers(outside, source):
+    if not wrap_values.holds_changing_numbers(env, source):
         return None
-    return dict(zip(value, _guarded_values(outside, value, value.items())))
+    return dict(zip(value, _guarded_values(env, value, value.items())))
 
 
-def _with_fakes(outside: Outside, container: C) -> C:
+def _with_fakes(env: Environment, container: C) -> C:
     """A copy that holds what the machine has in place of tensors; containers inside are themselves."""
-    return _with_items(outside.overlay.now(container), lambda v: _shown(outside, v))
+    return _with_items(env.overlay.now(container), lambda v: _shown(env, v))
 
 
-def _shown(outside: Outside, value: object) -> object:
+def _shown(env: Environment, value: object) -> object:
     """What the machine has in place of something that an outside container holds."""
     if isinstance(value, torch.Tensor):
-        return wrap_values.fake(outside, value)
+        return wrap_values.fake(env, value)
     if isinstance(value, tuple):
-        return outside.seen.tuples.get(id(value), value)
-    return outside.seen.arrays.get(id(value), value) if type(value) is np.ndarray else value
+        return env.seen.tuples.get(id(value), value)
+    return env.seen.arrays.get(id(value), value) if type(value) is np.ndarray else value
 
 
 def _with_items(container: C, replaced: Callable[[object], object]) -> C:
@@ -178,7 +178,7 @@ def _with_items(container: C, replaced: Callable[[object], object]) -> C:
     return of_same_class(container, now)
 
 
-def view(outside: Outside, value: Any, deep: bool = True) -> Any:
+def view(env: Environment, value: Any, deep: bool = True) -> Any:
     """`value` as native code may see it: real tensors replaced by fakes, and all outside contents guarded; `deep`: also
     those of the containers inside, which are copies then. What only hands elements on must have the containers themselves.
     """
@@ -186,57 +186,57 @@ def view(outside: Outside, value: Any, deep: bool = True) -> Any:
     if kind in LEAF_TYPES or kind is FakeTensor:
         return value
     if isinstance(value, tuple):
-        return _view_items(outside, value) if deep else value
+        return _view_items(env, value) if deep else value
     if isinstance(value, CONTAINER_BASES):
-        return _view_container(outside, value, deep)
+        return _view_container(env, value, deep)
     if isinstance(value, torch.Tensor):
-        return wrap_values.fake(outside, value)
-    if isinstance(value, types.SimpleNamespace) and id(value) in outside.sources:
+        return wrap_values.fake(env, value)
+    if isinstance(value, types.SimpleNamespace) and id(value) in env.sources:
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, "native code reads an outside SimpleNamespace"))
     if isinstance(value, BaseException):
-        open_exception(outside, value)
-    return outside.seen.arrays.get(id(value), value) if kind is np.ndarray else value
+        open_exception(env, value)
+    return env.seen.arrays.get(id(value), value) if kind is np.ndarray else value
 
 
-def open_compared(outside: Outside, values: Iterable[object]) -> None:
+def open_compared(env: Environment, values: Iterable[object]) -> None:
     """Native code is going to compare values, or ask for their truth: guards all that is in those that are containers from
     outside, or hold some. Raises Unsupported where it would meet real tensors."""
     for value in values:
-        if type(value) not in LEAF_TYPES and view(outside, value) is not value:
+        if type(value) not in LEAF_TYPES and view(env, value) is not value:
             detail = f"native code compares a {type(value).__qualname__} that holds tensors"
             raise Unsupported(Reason(UNSUPPORTED_OBJECT, detail))
 
 
-def _view_container(outside: Outside, container: Container, deep: bool) -> Container:
+def _view_container(env: Environment, container: Container, deep: bool) -> Container:
     key = id(container)
-    seen = open(outside, container) if key in outside.sources else container
-    if not deep or isinstance(container, set) or key in outside.opened.viewed:
+    seen = open(env, container) if key in env.sources else container
+    if not deep or isinstance(container, set) or key in env.opened.viewed:
         return seen
-    outside.opened.viewed.add(key)
+    env.opened.viewed.add(key)
     try:
-        return _with_items(seen, lambda v: view(outside, v))
+        return _with_items(seen, lambda v: view(env, v))
     finally:
-        outside.opened.viewed.discard(key)
+        env.opened.viewed.discard(key)
 
 
-def _view_items(outside: Outside, value: tuple[object, ...]) -> tuple[object, ...]:
+def _view_items(env: Environment, value: tuple[object, ...]) -> tuple[object, ...]:
     before = tuple(tuple.__iter__(value))
-    now = [view(outside, v) for v in before]
+    now = [view(env, v) for v in before]
     return value if all(map(operator.is_, now, before)) else wrap_values.tuple_like(value, now)
 
 
-def open_exception(outside: Outside, error: BaseException) -> None:
+def open_exception(env: Environment, error: BaseException) -> None:
     """Native code is going to look at an exception: guards what an outside one says."""
-    source = outside.sources.get(id(error))
-    if source is None or id(error) in outside.opened.by_id:
+    source = env.sources.get(id(error))
+    if source is None or id(error) in env.opened.by_id:
         return
-    outside.opened.by_id[id(error)] = False
+    env.opened.by_id[id(error)] = False
     if error.__traceback__ is not None:  # parts that are split off share it
-        outside.sources.register(error.__traceback__, source.child("member", "__traceback__"))
+        env.sources.register(error.__traceback__, source.child("member", "__traceback__"))
     for name in exception_fields(type(error)):  # type: ignore[arg-type]
-        found = plain_parts(wrap_values.wrap(outside, getattr(error, name), source.child("member", name)))
+        found = plain_parts(wrap_values.wrap(env, getattr(error, name), source.child("member", name)))
         for part in found if type(found) is tuple else ():
-            view(outside, part)
+            view(env, part)
 
 
 def _follow(made: C, now: C) -> None:

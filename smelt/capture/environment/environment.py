@@ -1,7 +1,7 @@
 """What a capture knows of the objects from outside of the call, in parts.
 
-`wrap_values.py` reads outside objects, `container_contents.py` looks into containers for native code,
-`environment_mutations.py` prepares changes: their functions take an `Outside`.
+`wrap_values.py` reads environment objects, `container_contents.py` looks into containers for native code,
+`environment_mutations.py` prepares changes: their functions take an `Environment`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from smelt.tracing.record.trace import Trace
 
 
 class Memo:
-    """What reads of outside objects gave: the same again, without another look."""
+    """What reads of environment objects gave: the same again, without another look."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -53,7 +53,7 @@ class Memo:
 
 @dataclass
 class Seen:
-    """The outside objects that were wrapped (`wrap_values.py`), by id."""
+    """The environment objects that were wrapped (`wrap_values.py`), by id."""
 
     arrays: dict[int, Array] = field(default_factory=dict)
     tuples: dict[int, Any] = field(default_factory=dict)  # what stands for a tuple: fakes in place of tensors
@@ -80,7 +80,7 @@ class Opened:
 
 @dataclass
 class Changed:
-    """What changes of outside objects must heed (`environment_mutations.py`)."""
+    """What changes of environment objects must heed (`environment_mutations.py`)."""
 
     fixed: set[int] = field(default_factory=set)  # ids of objects that must not be changed
     owners: dict[int, Any] = field(default_factory=dict)  # id of an instance dictionary -> its instance
@@ -89,8 +89,8 @@ class Changed:
     )  # the names that were stored before they were read
 
 
-class Outside:
-    """The outside objects of one capture."""
+class Environment:
+    """The environment objects of one capture."""
 
     looks_ahead = True  # iterators from outside are advanced in the graph
 

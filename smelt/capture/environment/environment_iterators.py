@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import cast
 
 from smelt.capture.environment import wrap_values
-from smelt.capture.environment.environment import Outside
+from smelt.capture.environment.environment import Environment
 from smelt.errors import Unsupported
 from smelt.guards.iterator_state import (
     OVER_CHANGING,
@@ -27,9 +27,9 @@ from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 MOST = 1024  # items of one iterator in one capture
 
 
-def is_advanced(outside: Outside, iterator: object) -> bool:
+def is_advanced(env: Environment, iterator: object) -> bool:
     """Whether `iterator` is from outside, and of a kind that `next_item` advances."""
-    return outside.looks_ahead and id(iterator) in outside.sources and _can_look_ahead(iterator)
+    return env.looks_ahead and id(iterator) in env.sources and _can_look_ahead(iterator)
 
 
 def _can_look_ahead(iterator: object) -> bool:
@@ -42,17 +42,17 @@ def _can_look_ahead(iterator: object) -> bool:
     return kind in WALKS and not has_changed_size(iterator)
 
 
-def next_item(outside: Outside, iterator: object) -> object:
+def next_item(env: Environment, iterator: object) -> object:
     """`next(iterator)` of an iterator from outside. Raises StopIteration, and Unsupported for one that cannot be looked
     into."""
-    if not is_advanced(outside, iterator):
+    if not is_advanced(env, iterator):
         raise _refused(iterator)
     try:
-        value = _take(outside, iterator)
+        value = _take(env, iterator)
     except StopIteration:
-        outside.log.advance(iterator)
+        env.log.advance(iterator)
         raise
-    outside.log.advance(iterator)
+    env.log.advance(iterator)
     return value
 
 
@@ -60,53 +60,53 @@ def _refused(iterator: object) -> Unsupported:
     return Unsupported(Reason(UNSUPPORTED_OBJECT, f"an outside {type(iterator).__qualname__} is advanced"))
 
 
-def _take(outside: Outside, iterator: object) -> object:
-    outside.log.note_advanced(iterator)
+def _take(env: Environment, iterator: object) -> object:
+    env.log.note_advanced(iterator)
     if type(iterator) is enumerate:
-        return _next_of_enumerate(outside, iterator)
-    return _next_of_zip(outside, iterator) if type(iterator) is zip else _next_of_walk(outside, iterator)
+        return _next_of_enumerate(env, iterator)
+    return _next_of_zip(env, iterator) if type(iterator) is zip else _next_of_walk(env, iterator)
 
 
-def _part(outside: Outside, iterator: object, name: Part) -> object:
-    source = outside.sources[id(iterator)].child("part", name)
-    return wrap_values.wrap(outside, PARTS[name](iterator), source)
+def _part(env: Environment, iterator: object, name: Part) -> object:
+    source = env.sources[id(iterator)].child("part", name)
+    return wrap_values.wrap(env, PARTS[name](iterator), source)
 
 
-def _next_of_walk(outside: Outside, iterator: object) -> object:
-    source = outside.sources[id(iterator)]
-    taken, left = outside.taken.get(id(iterator), 0), items_left(iterator)
-    changed = type(iterator) in OVER_CHANGING and _part(outside, iterator, "over") in outside.log
+def _next_of_walk(env: Environment, iterator: object) -> object:
+    source = env.sources[id(iterator)]
+    taken, left = env.taken.get(id(iterator), 0), items_left(iterator)
+    changed = type(iterator) in OVER_CHANGING and _part(env, iterator, "over") in env.log
     if changed or taken >= MOST:
         raise _refused(iterator)
     if taken == left:
-        outside.facts.guard("eq", source.child("part", "left"), left)
+        env.facts.guard("eq", source.child("part", "left"), left)
         raise StopIteration
-    outside.taken[id(iterator)] = taken + 1
+    env.taken[id(iterator)] = taken + 1
     value, source = item_ahead(iterator, taken), source.child("ahead", taken)
     if type(iterator) is RANGE:
-        return outside.numbers.counter(cast(int, value), source)
-    return wrap_values.wrap(outside, value, source)
+        return env.numbers.counter(cast(int, value), source)
+    return wrap_values.wrap(env, value, source)
 
 
-def _next_of_enumerate(outside: Outside, iterator: object) -> tuple[object, object]:
-    inner = _part(outside, iterator, "inner")
-    source = outside.sources[id(iterator)].child("part", "index")
-    first = cast(int, outside.numbers.counter(cast(int, PARTS["index"](iterator)), source))
-    value = _take(outside, inner)
-    taken = outside.taken.get(id(iterator), 0)
-    outside.taken[id(iterator)] = taken + 1
+def _next_of_enumerate(env: Environment, iterator: object) -> tuple[object, object]:
+    inner = _part(env, iterator, "inner")
+    source = env.sources[id(iterator)].child("part", "index")
+    first = cast(int, env.numbers.counter(cast(int, PARTS["index"](iterator)), source))
+    value = _take(env, inner)
+    taken = env.taken.get(id(iterator), 0)
+    env.taken[id(iterator)] = taken + 1
     return first + taken if taken else first, value
 
 
-def _next_of_zip(outside: Outside, iterator: object) -> tuple[object, ...]:
-    inner = cast("tuple[object, ...]", _part(outside, iterator, "inner"))
-    strict = _part(outside, iterator, "strict")
+def _next_of_zip(env: Environment, iterator: object) -> tuple[object, ...]:
+    inner = cast("tuple[object, ...]", _part(env, iterator, "inner"))
+    strict = _part(env, iterator, "strict")
     values: list[object] = []
     for one in inner:
         try:
-            values.append(_take(outside, one))
+            values.append(_take(env, one))
         except StopIteration:
-            if strict and (values or not all(_has_ended(outside, other) for other in inner[1:])):
+            if strict and (values or not all(_has_ended(env, other) for other in inner[1:])):
                 raise _refused(iterator) from None
             raise
     if not inner:
@@ -114,9 +114,9 @@ def _next_of_zip(outside: Outside, iterator: object) -> tuple[object, ...]:
     return tuple(values)
 
 
-def _has_ended(outside: Outside, iterator: object) -> bool:
+def _has_ended(env: Environment, iterator: object) -> bool:
     try:
-        _take(outside, iterator)
+        _take(env, iterator)
     except StopIteration:
         return True
     return False

@@ -1,6 +1,6 @@
 """The facts that a capture rests on, as guards.
 
-What always holds: every fact that was learnt from an outside object is guarded, unless the trace itself wrote it.
+What always holds: every fact that was learnt from an environment object is guarded, unless the trace itself wrote it.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class Facts:
         self._sources.made_function(function)
 
     def check_readable(self, value: object, special: str | None = None) -> None:
-        """Raises Unsupported for an outside object of C that shows the contents of others, which nothing guards; also where
+        """Raises Unsupported for an environment object of C that shows the contents of others, which nothing guards; also where
         the method `special` that is to be called of it is code of C that is not known."""
         if id(value) not in self._sources:
             return

@@ -1,4 +1,4 @@
-"""The change log: which outside objects the trace has changed, and how.
+"""The change log: which environment objects the trace has changed, and how.
 
 `ChangeLog.touch` takes a snapshot before the first change of an object. The change itself goes to the overlay
 (`overlay.py`), so that no other thread sees it. When capture ends, `effects` compares snapshots with the overlay: the
@@ -88,7 +88,7 @@ def _same_pairs(a: list[Any], b: list[Any]) -> bool:
 
 
 class ChangeLog:
-    """Snapshots of every outside object that was changed, by identity, in order of first change."""
+    """Snapshots of every environment object that was changed, by identity, in order of first change."""
 
     def __init__(self, overlay: Overlay) -> None:
         self._overlay = overlay

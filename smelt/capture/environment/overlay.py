@@ -1,9 +1,9 @@
-"""The overlay: what the trace writes to outside objects, kept beside them, so that no other thread ever sees it.
+"""The overlay: what the trace writes to environment objects, kept beside them, so that no other thread ever sees it.
 
 For each outside container that the trace may change there is a copy; the machine reads and writes the copy. An instance
 dictionary is such a container, so an attribute of an instance that the trace stored is in the copy of its dictionary. Of
 slots and cells, and of classes and modules (which are too large to copy), what was written is kept name by name. What always
-holds: the outside object itself is as the other threads left it.
+holds: the environment object itself is as the other threads left it.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def is_slot(found: object) -> bool:
 
 
 class Overlay:
-    """What the machine finds in place of what outside objects hold."""
+    """What the machine finds in place of what environment objects hold."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources

@@ -1,4 +1,4 @@
-"""Effects: what the trace did to outside objects, as data. The compiled frame replays them in program order."""
+"""Effects: what the trace did to environment objects, as data. The compiled frame replays them in program order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, eq=False)
 class Effect:
-    """One store to replay. `target` is the outside object itself (find its name with `CapturedFrame.origin_of`)."""
+    """One store to replay. `target` is the environment object itself (find its name with `CapturedFrame.origin_of`)."""
 
     target: Any
 

@@ -1,6 +1,6 @@
-"""Where outside objects were found.
+"""Where environment objects were found.
 
-What always holds: every outside object that the machine has met is kept alive and has exactly one source. An object made by
+What always holds: every environment object that the machine has met is kept alive and has exactly one source. An object made by
 the trace has none.
 """
 
@@ -15,7 +15,7 @@ from smelt.guards.source import Source
 
 
 class Sources(dict[int, Source]):
-    """The source of each outside object, by the object's id."""
+    """The source of each environment object, by the object's id."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Sources(dict[int, Source]):
             self.keep(value)
 
     def found_at(self, source: Source) -> object:
-        """The outside object that was found at `source`; None where none was."""
+        """The environment object that was found at `source`; None where none was."""
         return next((x for x in self._alive if self.get(id(x)) is source), None)
 
     def made_function(self, function: Callable[..., object]) -> None:
@@ -87,7 +87,7 @@ class Sources(dict[int, Source]):
         note_made(cls)
 
     def is_made_class(self, cls: type) -> bool:
-        """Whether `cls` was made by the trace: what it holds is no outside object."""
+        """Whether `cls` was made by the trace: what it holds is no environment object."""
         return id(cls) in self._made_classes
 
 

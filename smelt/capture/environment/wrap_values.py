@@ -1,4 +1,4 @@
-"""What is read from an outside object becomes a value of the VM, guarded: a tensor its fake, everything else itself."""
+"""What is read from an environment object becomes a value of the VM, guarded: a tensor its fake, everything else itself."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from smelt.capture.base.value_kinds import (
     is_shared,
     is_special_name,
 )
-from smelt.capture.environment.environment import Outside
+from smelt.capture.environment.environment import Environment
 from smelt.capture.proxies import array_proxy
 from smelt.capture.reconstruction.constants import is_bound
 from smelt.errors import Unsupported
@@ -51,61 +51,61 @@ _TAGS = type(torch.Tag)  # the metaclass of pybind11
 _MADE_EVERYWHERE = (int, float, slice, torch.Size)  # equal ones, and `is` tells them apart
 
 
-def wrap(outside: Outside, value: Any, source: Source, *, decided: bool = False) -> Any:
+def wrap(env: Environment, value: Any, source: Source, *, decided: bool = False) -> Any:
     """What was read at `source`, as a value of the VM, guarded. `decided`: another guard (a class's version) already
     says which object is there, so only what can change about it is guarded."""
     kind = type(value)
     if kind in LEAF_TYPES:
         if decided:
             return value
-        if outside.numbers.dynamic and (kind is int or kind is float):
-            return outside.numbers.read(value, source)
-        if kind is torch.Size and holds_changing_numbers(outside, source):
-            return _wrap_tuple(outside, value, source, decided)
-        outside.facts.guard("eq", source, value)
+        if env.numbers.dynamic and (kind is int or kind is float):
+            return env.numbers.read(value, source)
+        if kind is torch.Size and holds_changing_numbers(env, source):
+            return _wrap_tuple(env, value, source, decided)
+        env.facts.guard("eq", source, value)
         if kind in _MADE_EVERYWHERE and not is_shared(value):
-            outside.sources.register(value, source)
+            env.sources.register(value, source)
         return value
     if kind is FakeTensor or kind in NUMBERS:
         return value
     if isinstance(value, torch.Tensor):
-        return _wrap_tensor(outside, value, source)
+        return _wrap_tensor(env, value, source)
     if type(value) is np.ndarray and array_proxy.is_traceable(value):
-        return _wrap_array(outside, value, source)
+        return _wrap_array(env, value, source)
     if type(value) is types.MethodWrapperType or (type(value) is BuiltinType and _is_made_at_access(value)):
-        return _wrap_bound_builtin(outside, value, source)
+        return _wrap_bound_builtin(env, value, source)
     if type(value) is FunctionType and not decided and _is_made_anew(value, source):
-        return _wrap_function(outside, value, source)
+        return _wrap_function(env, value, source)
     if is_identity(value):
         if type(value) is FunctionType and _is_made_inside(value):
-            outside.seen.objects[id(value)] = value  # another one may be known by the same code
+            env.seen.objects[id(value)] = value  # another one may be known by the same code
         if not decided:
-            outside.facts.guard("id", source, value)
-        outside.sources.register(
-            value, outside.sources.const(value) if isinstance(value, (type, FunctionType)) else source
+            env.facts.guard("id", source, value)
+        env.sources.register(
+            value, env.sources.const(value) if isinstance(value, (type, FunctionType)) else source
         )
         return value
     if isinstance(value, tuple):
-        return _wrap_tuple(outside, value, source, decided)
+        return _wrap_tuple(env, value, source, decided)
     if kind is frozenset and is_constant(value):
-        return _wrap_constants(outside, value, source, decided)
+        return _wrap_constants(env, value, source, decided)
     if isinstance(value, frozenset):
-        if id(value) not in outside.sources:
-            guard_elements(outside, source, list(frozenset.__iter__(value)))
-    return _wrap_object(outside, value, source, decided)
+        if id(value) not in env.sources:
+            guard_elements(env, source, list(frozenset.__iter__(value)))
+    return _wrap_object(env, value, source, decided)
 
 
-def reach_class(outside: Outside, cls: type) -> None:
+def reach_class(env: Environment, cls: type) -> None:
     """Native code may call special methods of `cls`: guards it, and tells of those that are objects which class of Python's
     they are from, so that what they change is a change of something from outside."""
-    outside.facts.use_class(cls)
+    env.facts.use_class(cls)
     for base in cls.__mro__:
-        if not _native.made_by_python(base) or outside.sources.is_made_class(base):
+        if not _native.made_by_python(base) or env.sources.is_made_class(base):
             continue
         for name, value in base.__dict__.items():
             if is_special_name(name) and _native.made_by_python(type(value)) and _is_called(value):
-                if not outside.log.touches(base, name):
-                    wrap(outside, value, outside.sources.const(base).child("attr", name), decided=True)
+                if not env.log.touches(base, name):
+                    wrap(env, value, env.sources.const(base).child("attr", name), decided=True)
 
 
 def _is_called(value: object) -> bool:
@@ -122,42 +122,42 @@ def _is_made_inside(value: FunctionType) -> bool:
     return "<locals>" in value.__qualname__
 
 
-def _wrap_function(outside: Outside, value: FunctionType, source: Source) -> FunctionType:
+def _wrap_function(env: Environment, value: FunctionType, source: Source) -> FunctionType:
     """A function that is known by its code, its defaults, its globals and its closure."""
-    first = outside.sources.get(id(value))
+    first = env.sources.get(id(value))
     if first is not None:
-        _alias(outside, source, first)
+        _alias(env, source, first)
         return value
-    facts = outside.facts
+    facts = env.facts
     facts.guard("type", source, FunctionType)
-    outside.sources.by_code(value, source)
-    outside.seen.objects[id(value)] = value
+    env.sources.by_code(value, source)
+    env.seen.objects[id(value)] = value
     if value.__defaults__ is None and value.__kwdefaults__ is None:
         facts.use_function(value)
     else:
-        _guard_code_and_defaults(outside, value, source)
+        _guard_code_and_defaults(env, value, source)
     facts.guard("id", source.child("member", "__globals__"), value.__globals__)
     facts.guard("len", source.child("member", "__dict__"), 0)
     for at, cell in enumerate(value.__closure__ or ()):
-        wrap(outside, cell, source.child("member", "__closure__").child("item", at))
+        wrap(env, cell, source.child("member", "__closure__").child("item", at))
     return value
 
 
-def _guard_code_and_defaults(outside: Outside, value: FunctionType, source: Source) -> None:
+def _guard_code_and_defaults(env: Environment, value: FunctionType, source: Source) -> None:
     """What `Facts.use_function` guards, for a function whose defaults are other objects at each call. Those of keywords are
     guarded where they are read."""
-    outside.facts.knows_function(value)
-    outside.facts.guard("id", source.child("member", "__code__"), value.__code__)
-    wrap(outside, value.__defaults__, source.child("member", "__defaults__"))
+    env.facts.knows_function(value)
+    env.facts.guard("id", source.child("member", "__code__"), value.__code__)
+    wrap(env, value.__defaults__, source.child("member", "__defaults__"))
     named = source.child("member", "__kwdefaults__")
     if value.__kwdefaults__ is None:
-        outside.facts.guard("eq", named, None)
+        env.facts.guard("eq", named, None)
     else:
-        outside.facts.guard("type", named, dict)
-        outside.facts.guard("keys", named, tuple(value.__kwdefaults__))
+        env.facts.guard("type", named, dict)
+        env.facts.guard("keys", named, tuple(value.__kwdefaults__))
 
 
-def guard_elements(outside: Outside, source: Source, elements: Sequence[object]) -> None:
+def guard_elements(env: Environment, source: Source, elements: Sequence[object]) -> None:
     """The elements of a set and their order: two equal sets may be iterated in different orders."""
     for value in elements:
         if not is_plain_key(value):
@@ -165,9 +165,9 @@ def guard_elements(outside: Outside, source: Source, elements: Sequence[object])
                 Reason(UNSUPPORTED_OBJECT, f"an outside set holds a {type(value).__qualname__}")
             )
         if not is_constant(value):
-            outside.facts.use_identity(value)
-            wrap(outside, value, outside.sources.const(value), decided=True)
-    outside.facts.guard("keys", source, tuple(elements))
+            env.facts.use_identity(value)
+            wrap(env, value, env.sources.const(value), decided=True)
+    env.facts.guard("keys", source, tuple(elements))
 
 
 def _is_made_at_access(value: BuiltinType) -> bool:
@@ -176,128 +176,127 @@ def _is_made_at_access(value: BuiltinType) -> bool:
 
 
 def _wrap_bound_builtin(
-    outside: Outside, value: BuiltinType | types.MethodWrapperType, source: Source
+    env: Environment, value: BuiltinType | types.MethodWrapperType, source: Source
 ) -> object:
     """`values.append`, `values.__len__`: a new object at each access, known by its name and by what it is bound to."""
-    outside.facts.guard("type", source, type(value))
-    outside.facts.guard("eq", source.child("member", "__name__"), value.__name__)
-    wrap(outside, value.__self__, source.child("member", "__self__"))
-    outside.sources.register(value, source)
+    env.facts.guard("type", source, type(value))
+    env.facts.guard("eq", source.child("member", "__name__"), value.__name__)
+    wrap(env, value.__self__, source.child("member", "__self__"))
+    env.sources.register(value, source)
     return value
 
 
-def _wrap_tensor(outside: Outside, value: torch.Tensor, source: Source) -> object:
+def _wrap_tensor(env: Environment, value: torch.Tensor, source: Source) -> object:
     if is_functorch_wrapped_tensor(value):
         return value
-    known = outside.trace.inputs.known(value)
+    known = env.trace.inputs.known(value)
     if known is None:
         if is_odd(value):
-            return _wrap_odd_tensor(outside, value, source)
-        layout, facts = outside.sizes.of(value, source) or (None, tensor_facts(value))
-        fake = outside.trace.fake(value, _input_name(source), layout)
-        outside.sources[id(fake)] = outside.sources[id(value)] = source
-        outside.sources.keep(value)
-        outside.facts.guard("tensor", source, facts)
+            return _wrap_odd_tensor(env, value, source)
+        layout, facts = env.sizes.of(value, source) or (None, tensor_facts(value))
+        fake = env.trace.fake(value, _input_name(source), layout)
+        env.sources[id(fake)] = env.sources[id(value)] = source
+        env.sources.keep(value)
+        env.facts.guard("tensor", source, facts)
         if fake.subclass is not None:
-            outside.facts.use_class(fake.subclass)
-            _guard_parameter(outside, value, source)
+            env.facts.use_class(fake.subclass)
+            _guard_parameter(env, value, source)
         return fake
-    _alias(outside, source, outside.sources[id(known)])
+    _alias(env, source, env.sources[id(known)])
     return known
 
 
-def _wrap_odd_tensor(outside: Outside, value: torch.Tensor, source: Source) -> torch.Tensor:
+def _wrap_odd_tensor(env: Environment, value: torch.Tensor, source: Source) -> torch.Tensor:
     """A tensor that no fake stands for (sparse, quantized, nested, of a subclass): itself, guarded by its metadata where a
     guard can read that, else by its type. Whatever is done with it is done at a graph break."""
-    first = outside.sources.get(id(value))
+    first = env.sources.get(id(value))
     if first is not None:
-        _alias(outside, source, first)
+        _alias(env, source, first)
         return value
     if hides_metadata(value):
-        outside.facts.guard("type", source, type(value))
-        _guard_parameter(outside, value, source)
+        env.facts.guard("type", source, type(value))
+        _guard_parameter(env, value, source)
     else:
-        outside.facts.guard("tensor", source, tensor_facts(value))
-    outside.sources.register(value, source)
+        env.facts.guard("tensor", source, tensor_facts(value))
+    env.sources.register(value, source)
     return value
 
 
-def _guard_parameter(outside: Outside, value: torch.Tensor, source: Source) -> None:
+def _guard_parameter(env: Environment, value: torch.Tensor, source: Source) -> None:
     """What tells whether a tensor of a subclass is an nn.Parameter, which its type does not."""
     mark = (instance_dict(value) or {}).get("_is_param")
     if mark is None:
-        outside.facts.guard("not_in_dict", source, "_is_param", key="_is_param")
+        env.facts.guard("not_in_dict", source, "_is_param", key="_is_param")
     else:
-        outside.facts.guard("eq", source.child("attr", "_is_param"), mark)
+        env.facts.guard("eq", source.child("attr", "_is_param"), mark)
 
 
-def _wrap_array(outside: Outside, value: np.ndarray[Any, Any], source: Source) -> object:
+def _wrap_array(env: Environment, value: np.ndarray[Any, Any], source: Source) -> object:
     """A NumPy array: its tensor is a graph input that the compiled frame makes of it."""
-    known = outside.seen.arrays.get(id(value))
+    known = env.seen.arrays.get(id(value))
     if known is not None:
-        _alias(outside, source, outside.sources[id(known)])
+        _alias(env, source, env.sources[id(known)])
         return known
-    outside.facts.guard("type", source, np.ndarray)
-    outside.facts.guard("id", source.child("member", "dtype"), value.dtype)
+    env.facts.guard("type", source, np.ndarray)
+    env.facts.guard("id", source.child("member", "dtype"), value.dtype)
     for name in ("shape", "strides"):
-        outside.facts.guard("eq", source.child("member", name), getattr(value, name))
-    outside.facts.guard("eq", source.child("member", "flags").child("member", "writeable"), True)
-    with outside.trace.paused():
+        env.facts.guard("eq", source.child("member", name), getattr(value, name))
+    env.facts.guard("eq", source.child("member", "flags").child("member", "writeable"), True)
+    with env.trace.paused():
         real = torch.from_numpy(value)
-    fake = outside.trace.fake(real, _input_name(source))
-    made = outside.seen.arrays[id(value)] = array_proxy.Array(fake, outside=True)
-    outside.sources[id(fake)] = source.child("array", None)
-    outside.sources[id(made)] = outside.sources[id(value)] = source
-    outside.sources.keep(value, made)
+    fake = env.trace.fake(real, _input_name(source))
+    made = env.seen.arrays[id(value)] = array_proxy.Array(fake, from_environment=True)
+    env.sources[id(fake)] = source.child("array", None)
+    env.sources[id(made)] = env.sources[id(value)] = source
+    env.sources.keep(value, made)
     return made
 
 
-def _alias(outside: Outside, source: Source, first: Source) -> None:
+def _alias(env: Environment, source: Source, first: Source) -> None:
     if source is not first and source.kind != "const":
-        outside.facts.guard("alias", source, first)
+        env.facts.guard("alias", source, first)
 
 
-def holds_changing_numbers(outside: Outside, source: Source) -> bool:
+def holds_changing_numbers(env: Environment, source: Source) -> bool:
     """Whether numbers inside what was read at `source` changed between calls."""
-    if not outside.numbers.dynamic:
+    if not env.numbers.dynamic:
         return False
     path = source.path
-    return any(p[: len(path)] == path for p in outside.numbers.dynamic)
+    return any(p[: len(path)] == path for p in env.numbers.dynamic)
 
 
 def _wrap_constants(
-    outside: Outside, value: tuple[object, ...] | frozenset[object], source: Source, decided: bool
+    env: Environment, value: tuple[object, ...] | frozenset[object], source: Source, decided: bool
 ) -> object:
     """A tuple or frozenset of constants: equal ones are made everywhere, and `is` tells them apart."""
     if not decided:
-        outside.facts.guard("eq", source, value)
+        env.facts.guard("eq", source, value)
     if value:
-        outside.sources.register(value, source)
+        env.sources.register(value, source)
     return value
 
 
-def _wrap_tuple(outside: Outside, value: tuple[object, ...], source: Source, decided: bool) -> object:
+def _wrap_tuple(env: Environment, value: tuple[object, ...], source: Source, decided: bool) -> object:
     kind = type(value)
-    if kind is tuple and is_constant(value) and not holds_changing_numbers(outside, source):
-        return _wrap_constants(outside, value, source, decided)
-    known = outside.seen.tuples.get(id(value))
+    if kind is tuple and is_constant(value) and not holds_changing_numbers(env, source):
+        return _wrap_constants(env, value, source, decided)
+    known = env.seen.tuples.get(id(value))
     if known is not None:
-        _alias(outside, source, outside.sources[id(value)])
+        _alias(env, source, env.sources[id(value)])
         return known
     if not decided:
-        outside.facts.guard("type", source, kind)
-        outside.facts.guard("len", source, len(value))
+        env.facts.guard("type", source, kind)
+        env.facts.guard("len", source, len(value))
     items = [
-        wrap(outside, v, source.child("item", i), decided=decided)
-        for i, v in enumerate(tuple.__iter__(value))
+        wrap(env, v, source.child("item", i), decided=decided) for i, v in enumerate(tuple.__iter__(value))
     ]
-    outside.sources.register(value, source)
+    env.sources.register(value, source)
     if all(a is b for a, b in zip(items, tuple.__iter__(value))):
-        outside.seen.tuples[id(value)] = value
+        env.seen.tuples[id(value)] = value
         return value
     made = tuple_like(value, items)
-    outside.seen.tuples[id(value)] = made
-    outside.sources.register(made, source)
+    env.seen.tuples[id(value)] = made
+    env.sources.register(made, source)
     return made
 
 
@@ -311,52 +310,52 @@ def tuple_like(value: tuple[object, ...], items: Sequence[object]) -> tuple[obje
     return made
 
 
-def _wrap_object(outside: Outside, value: object, source: Source, decided: bool) -> object:
+def _wrap_object(env: Environment, value: object, source: Source, decided: bool) -> object:
     if type(value) in weakref.ProxyTypes:
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, "an outside weak proxy"))
-    first = outside.sources.get(id(value))
+    first = env.sources.get(id(value))
     if first is None:
-        outside.facts.guard("type", source, type(value))
-        _guard_value(outside, value, source)
-        outside.sources.register(value, source)
+        env.facts.guard("type", source, type(value))
+        _guard_value(env, value, source)
+        env.sources.register(value, source)
     elif first is not source and first.kind != "const":
-        _alias(outside, source, first)
+        _alias(env, source, first)
     elif first is not source and not decided:
-        outside.facts.guard("id", source, value)
-    outside.seen.objects[id(value)] = value
+        env.facts.guard("id", source, value)
+    env.seen.objects[id(value)] = value
     return value
 
 
-def _guard_value(outside: Outside, value: object, source: Source) -> None:
+def _guard_value(env: Environment, value: object, source: Source) -> None:
     """What C code alone knows of a number, a text or a date; dates and decimals are guarded by their identity."""
     if isinstance(value, _VALUE_BASES):
         kind: object = type(value)
         reader = _plain_reader(kind)
         if reader:
-            outside.facts.guard(
+            env.facts.guard(
                 "eq", source.child("member", reader).child("call", None), getattr(value, reader)()
             )
         else:
-            outside.facts.guard("id", source, value)
+            env.facts.guard("id", source, value)
     elif isinstance(value, _VALUES):
-        outside.facts.guard("id", source, value)
+        env.facts.guard("id", source, value)
         zone = getattr(value, "tzinfo", None)
         if zone is not None:  # others in the same zone are made of it
-            outside.sources.const(zone)
+            env.sources.const(zone)
     elif type(type(value)) is _TAGS and hasattr(type(value), "__members__"):  # an enumeration of torch's C++
-        outside.facts.guard("id", source, value)
+        env.facts.guard("id", source, value)
 
 
-def fake(outside: Outside, value: T) -> T:
+def fake(env: Environment, value: T) -> T:
     """A value that native code gave: a real tensor in it would escape the trace, and so would the copy of a container."""
     if isinstance(value, CONTAINER_BASES):
-        return cast(T, outside.overlay.original(value))
+        return cast(T, env.overlay.original(value))
     if (
         isinstance(value, torch.Tensor)
         and type(value) is not FakeTensor
         and not is_functorch_wrapped_tensor(value)
     ):
-        return cast(T, outside.trace.inputs.stand_in(value))
+        return cast(T, env.trace.inputs.stand_in(value))
     return value
 
 

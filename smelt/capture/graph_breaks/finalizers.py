@@ -70,7 +70,7 @@ def check_dropped(vm: VM, frame: Frame, value: object, kept: object = None) -> N
     until the function returns. `kept` is what may hold it from now on."""
     if value is NULL or frame.code.original is None or frame.pc <= frame.prologue:
         return
-    source = vm.outside.sources.get(id(value))
+    source = vm.env.sources.get(id(value))
     if (
         source is None
         or source.kind != "arg"

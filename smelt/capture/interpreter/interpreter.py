@@ -21,7 +21,7 @@ from smelt.capture.base.call_handlers import BUILTINS, METHODS
 from smelt.capture.base.value_kinds import MISSING, Sentinel
 from smelt.capture.base.vm_frames import CREATED, Frame, Generator
 from smelt.capture.environment import wrap_values
-from smelt.capture.environment.environment import Outside
+from smelt.capture.environment.environment import Environment
 from smelt.capture.graph_breaks import await_breaks, generator_reconstruction, iterator_reconstruction
 from smelt.capture.interpreter import interpreted_tracebacks
 from smelt.capture.interpreter.opcodes import HANDLERS, unknown
@@ -137,7 +137,7 @@ class Interpreter(VM):
         trace = Trace(self.where)
         super().__init__(
             trace,
-            Outside(trace, self.where),
+            Environment(trace, self.where),
             Exceptions(host=sys.exception(), outer=raising.outer()),
             Contexts(transforms=function_transforms.open_transforms()),
         )
@@ -210,7 +210,7 @@ class Interpreter(VM):
             raise Unsupported(
                 Reason(UNSUPPORTED_EFFECT, "an exception is raised while the caller handles another")
             )
-        self.outside.facts.guard("eq", self.outside.sources.const(sys.exception).child("call", None), None)
+        self.env.facts.guard("eq", self.env.sources.const(sys.exception).child("call", None), None)
         return None
 
     # ---- the loop
@@ -281,8 +281,8 @@ class Interpreter(VM):
         elif not isinstance(state.traceback, Sentinel):
             error.__traceback__ = state.before = state.traceback
             state.passed = []
-            if id(error) in self.outside.sources:
-                state.outside.setdefault(id(error), (error, state.traceback))
+            if id(error) in self.env.sources:
+                state.original_tracebacks.setdefault(id(error), (error, state.traceback))
         else:
             state.passed += places
         state.raising, state.traceback = error, MISSING
@@ -291,7 +291,7 @@ class Interpreter(VM):
         """A frame handles `error`."""
         state = self.exceptions
         error.__traceback__ = interpreted_tracebacks.made_of(state.passed, state.before)
-        if state.passed and id(error) in self.outside.sources:
+        if state.passed and id(error) in self.env.sources:
             defer(self, interpreted_tracebacks.Passage(tuple(state.passed)), error)
         state.raising = None
 
@@ -402,12 +402,12 @@ class Interpreter(VM):
     elements = iteration.elements
 
     def _unknown_tensor(self, real: torch.Tensor) -> FakeTensor:
-        source = self.outside.sources.get(id(real))
+        source = self.env.sources.get(id(real))
         if source is None:
             raise Unsupported(
                 Reason(UNSUPPORTED_OBJECT, f"a tensor of shape {list(real.shape)} that native code holds")
             )
-        return wrap_values.wrap(self.outside, real, source)
+        return wrap_values.wrap(self.env, real, source)
 
 
 def _runs(frame: Frame, head: int) -> bool:

@@ -44,14 +44,14 @@ def is_traceable(value: np.ndarray) -> bool:
 
 class Array:
     """An array whose elements `tensor` holds. `scalar`: it stands for a NumPy scalar (np.float32) rather than an array of no
-    dimensions. `outside`: its memory is that of an outside array."""
+    dimensions. `from_environment`: its memory is that of an outside array."""
 
-    __slots__ = ("outside", "scalar", "tensor")
+    __slots__ = ("from_environment", "scalar", "tensor")
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, tensor: torch.Tensor, scalar: bool = False, outside: bool = False) -> None:
+    def __init__(self, tensor: torch.Tensor, scalar: bool = False, from_environment: bool = False) -> None:
         check_class(tensor, "an array")
-        self.tensor, self.scalar, self.outside = tensor, scalar, outside
+        self.tensor, self.scalar, self.from_environment = tensor, scalar, from_environment
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
@@ -94,7 +94,7 @@ class Array:
 
     def check_own(self) -> None:
         """Raises Unsupported for the memory of an outside array, which the program is about to write."""
-        if self.outside:
+        if self.from_environment:
             raise refusal("a write to the memory", UNSUPPORTED_EFFECT)
 
     def __getattr__(self, name: str) -> object:

@@ -109,7 +109,7 @@ def _laid_out(
         got = torch.empty_strided(got.shape, strides, dtype=got.dtype).copy_(got)
     elif tuple(got.stride()) != strides and got.numel():  # of dimensions of size 1
         got = got.as_strided(got.shape, strides)
-    return Array(got, outside=owner is not None and owner.outside)
+    return Array(got, from_environment=owner is not None and owner.from_environment)
 
 
 def _is_view(like: np.ndarray, stood: object) -> bool:

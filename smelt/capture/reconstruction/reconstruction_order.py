@@ -24,7 +24,7 @@ _SHOWN_ADDRESS = re.compile(r"[0-9]{8,20}|[0-9a-fA-F]{7,16}")
 
 @dataclass(eq=False)
 class Reach:
-    """The objects that the result and the stores lead to. Outside objects are ends: what they hold stays theirs."""
+    """The objects that the result and the stores lead to. Environment objects are ends: what they hold stays theirs."""
 
     source_of: Callable[[object], Source | None]
     fakes: list[FakeTensor] = field(default_factory=list)

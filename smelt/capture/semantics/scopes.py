@@ -38,43 +38,41 @@ def own_scope(vm: VM, scope: dict[str, object]) -> None:
             Reason(UNSUPPORTED_OBJECT, f"a {type(scope).__qualname__} holds the globals of code")
         )
     vm.scopes.made[id(scope)] = scope
-    vm.outside.sources.const(_BUILTINS)
+    vm.env.sources.const(_BUILTINS)
 
 
 def expose(vm: VM, namespace: dict[str, object]) -> dict[str, object]:
     """`globals()`: from now on it is an object like any other, which stays as it is if it is from outside."""
     if id(namespace) in vm.scopes.made:
         return namespace
-    if vm.outside.log.touches_any(namespace):
+    if vm.env.log.touches_any(namespace):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "globals() of a module whose names were changed"))
-    vm.outside.sources.const(namespace)
-    vm.outside.changed.fixed.add(id(namespace))
+    vm.env.sources.const(namespace)
+    vm.env.changed.fixed.add(id(namespace))
     return namespace
 
 
 def _read_global(vm: VM, namespace: dict[str, object], name: str) -> object:
-    outside, made = vm.outside, id(namespace) in vm.scopes.made
+    env, made = vm.env, id(namespace) in vm.scopes.made
     if made and name in namespace:
         return namespace[name]
     _check_names(vm, namespace)
-    if name in namespace and not outside.log.touches(namespace, name):
-        return wrap_values.wrap(
-            outside, namespace[name], outside.sources.const(namespace).child("item", name)
-        )
+    if name in namespace and not env.log.touches(namespace, name):
+        return wrap_values.wrap(env, namespace[name], env.sources.const(namespace).child("item", name))
     found = namespace.get("__builtins__", _BUILTINS)
     found = found if isinstance(found, dict) else vars(found)
     if found is not _BUILTINS and not made:
         # a function keeps those that its module had when it was made
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, "a module with __builtins__ of its own"))
     # else the trace has deleted it, or made the scope
-    if not made and not outside.log.touches(namespace, name):
-        outside.facts.guard("contains", outside.sources.const(namespace), (name, False), key=name)
-    if found is not _BUILTINS and id(found) not in outside.sources:  # made by the trace
+    if not made and not env.log.touches(namespace, name):
+        env.facts.guard("contains", env.sources.const(namespace), (name, False), key=name)
+    if found is not _BUILTINS and id(found) not in env.sources:  # made by the trace
         return _read_made(found, name)
     if name not in found:
-        outside.facts.guard("contains", outside.sources.const(found), (name, False), key=name)
+        env.facts.guard("contains", env.sources.const(found), (name, False), key=name)
         raise NameError(f"name {name!r} is not defined", name=name)
-    return wrap_values.wrap(outside, found[name], outside.sources.const(found).child("item", name))
+    return wrap_values.wrap(env, found[name], env.sources.const(found).child("item", name))
 
 
 def _check_names(vm: VM, namespace: dict[str, object]) -> None:
@@ -82,12 +80,12 @@ def _check_names(vm: VM, namespace: dict[str, object]) -> None:
     other changes. So it stays as it is, and is known by identity. Raises Unsupported if it has changed."""
     if id(namespace) in vm.scopes.made:
         return
-    known = vm.outside.sources.const(namespace)
-    if vm.outside.sources[id(namespace)] is known:
+    known = vm.env.sources.const(namespace)
+    if vm.env.sources[id(namespace)] is known:
         return
-    if namespace in vm.outside.log:
+    if namespace in vm.env.log:
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "the globals of code were changed as a dictionary"))
-    vm.outside.changed.fixed.add(id(namespace))
+    vm.env.changed.fixed.add(id(namespace))
 
 
 def _read_made(namespace: dict[str, object], name: str) -> object:
@@ -102,8 +100,8 @@ def store_global(vm: VM, namespace: dict[str, object], name: str, value: object)
         namespace[name] = value
         return
     _check_names(vm, namespace)
-    environment_mutations.check_changeable(vm.outside, namespace)
-    vm.outside.log.set_name(namespace, name, value)
+    environment_mutations.check_changeable(vm.env, namespace)
+    vm.env.log.set_name(namespace, name, value)
     vm.scopes.globals[id(namespace), name] = value
 
 
@@ -111,11 +109,11 @@ def delete_global(vm: VM, namespace: dict[str, object], name: str) -> None:
     """`del name` of a global name."""
     if id(namespace) in vm.scopes.made:
         del namespace[name]
-    elif vm.outside.overlay.name(namespace, name) is MISSING:
+    elif vm.env.overlay.name(namespace, name) is MISSING:
         raise NameError(f"name {name!r} is not defined", name=name)
     else:
-        environment_mutations.check_changeable(vm.outside, namespace)
-        vm.outside.log.set_name(namespace, name, MISSING)
+        environment_mutations.check_changeable(vm.env, namespace)
+        vm.env.log.set_name(namespace, name, MISSING)
     vm.scopes.globals.pop((id(namespace), name), None)
 
 

@@ -102,7 +102,7 @@ def _object_delattr(vm: VM, args: _Name, kwargs: Kwargs) -> None:
 @function(nn.Module.__getattr__)
 def _module_getattr(vm: VM, args: _Name, kwargs: Kwargs) -> object:
     obj, name = args
-    return attributes.module_entry(vm, obj, name, vm.outside.overlay.own(obj) or {})
+    return attributes.module_entry(vm, obj, name, vm.env.overlay.own(obj) or {})
 
 
 @function(nn.Module.__setattr__)
@@ -128,10 +128,10 @@ def _dir(vm: VM, args: Args, kwargs: Kwargs) -> object:
     own = python_method(vm, args[0], "__dir__")
     if own is not None:
         return sorted(cast("Sequence[str]", vm.elements(vm.call_function(own, (args[0],)))))
-    if id(args[0]) in vm.outside.sources and not isinstance(args[0], (type, types.ModuleType)):
+    if id(args[0]) in vm.env.sources and not isinstance(args[0], (type, types.ModuleType)):
         raise unsupported("dir() of an outside object")
     if isinstance(args[0], types.ModuleType):
         raise unsupported("dir() of a module")
     if type(args[0]) is not FakeTensor:
-        vm.outside.facts.use_class(args[0] if isinstance(args[0], type) else type(args[0]))
+        vm.env.facts.use_class(args[0] if isinstance(args[0], type) else type(args[0]))
     return vm.native(dir, args)

@@ -128,7 +128,7 @@ def _super(vm: VM, args: Args, kwargs: Kwargs) -> object:
     cell = frame.locals[code.nlocals - code.nfree + code.free_names.index("__class__")]
     first = frame.locals[0]
     if type(first) is types.CellType:
-        first = vm.outside.overlay.cell(first)
+        first = vm.env.overlay.cell(first)
     if isinstance(first, FakeTensor):
         check_class(first, "super()")
     return super(cell.cell_contents, first)
@@ -137,14 +137,14 @@ def _super(vm: VM, args: Args, kwargs: Kwargs) -> object:
 @builtin(callable)
 def _callable(vm: VM, args: Args, kwargs: Kwargs) -> bool:
     if type(args[0]) is not FakeTensor:
-        vm.outside.facts.use_class(type(args[0]))
+        vm.env.facts.use_class(type(args[0]))
     return callable(args[0])
 
 
 @builtin(id)
 def _id(vm: VM, args: Args, kwargs: Kwargs) -> int:
-    vm.outside.facts.use_identity(args[0])
-    vm.outside.facts.use_constant(args[0])
+    vm.env.facts.use_identity(args[0])
+    vm.env.facts.use_constant(args[0])
     return id(
         vm.trace.real(args[0]) if type(args[0]) is FakeTensor and vm.trace.is_input(args[0]) else args[0]
     )
@@ -221,7 +221,7 @@ def _made_by(
             return _new_class(vm, meta, (name, bases, namespace), kwds)
     made = vm.call(meta, (name, bases, namespace), kwds)
     if isinstance(made, type):
-        vm.outside.sources.made_class(made)
+        vm.env.sources.made_class(made)
     return made
 
 
@@ -236,7 +236,7 @@ def _new_class(vm: VM, make: Callable[..., object], args: Args, kwargs: Kwargs) 
         made = native_callbacks.in_window(vm, make, args, kwargs)
     finally:
         vm.classes.being_made.pop()
-    vm.outside.sources.made_class(cast(type, made))
+    vm.env.sources.made_class(cast(type, made))
     return made
 
 

@@ -19,17 +19,17 @@ _Reader = Callable[[], object]
 def _get(vm: VM, variable: contextvars.ContextVar[object], *default: object) -> object:
     if id(variable) in vm.contexts.variables:
         return vm.contexts.variables[id(variable)]
-    outside, memo = vm.outside, vm.outside.memo.of(variable)
-    outside.facts.use_identity(variable)
+    env, memo = vm.env, vm.env.memo.of(variable)
+    env.facts.use_identity(variable)
     reader: _Reader = memo.setdefault("reader", functools.partial(variable.get, MISSING))
-    value, source = reader(), outside.sources.const(reader).child("call", "get")
+    value, source = reader(), env.sources.const(reader).child("call", "get")
     if value is not MISSING:
-        return wrap_values.wrap(outside, value, source)
-    outside.facts.guard("id", source, MISSING)  # it is not set
+        return wrap_values.wrap(env, value, source)
+    env.facts.guard("id", source, MISSING)  # it is not set
     if default:
         return default[0]
     reader = memo.setdefault("default reader", variable.get)
-    return wrap_values.wrap(outside, reader(), outside.sources.const(reader).child("call", "get"))
+    return wrap_values.wrap(env, reader(), env.sources.const(reader).child("call", "get"))
 
 
 @builtin(contextvars.ContextVar.get)
@@ -49,7 +49,7 @@ def _set(vm: VM, variable: contextvars.ContextVar[object], value: object) -> obj
 
 @method(contextvars.ContextVar, "reset")
 def _reset(vm: VM, variable: contextvars.ContextVar[object], token: contextvars.Token[object]) -> None:
-    if id(token) in vm.outside.sources:
+    if id(token) in vm.env.sources:
         raise unsupported("ContextVar.reset to what was before the call", UNSUPPORTED_EFFECT)
     variable.reset(token)
     vm.contexts.tokens[:] = [(v, t) for v, t in vm.contexts.tokens if t is not token]

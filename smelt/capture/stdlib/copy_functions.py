@@ -116,7 +116,7 @@ def _copied_tensor(vm: VM, tensor: FakeTensor, made: torch.Tensor) -> torch.Tens
     if {*tensor.__dict__, *own} - {"_is_param"}:
         raise unsupported("copying a tensor with attributes", UNSUPPORTED_OBJECT)
     if real is not None:
-        vm.outside.facts.guard("len", vm.outside.sources.known(tensor).child("member", "__dict__"), len(own))
+        vm.env.facts.guard("len", vm.env.sources.known(tensor).child("member", "__dict__"), len(own))
     if getattr(tensor, "_is_param", False):
         return make_parameter(vm, made, tensor.requires_grad)
     return made.requires_grad_(tensor.requires_grad) if tensor.requires_grad else made
@@ -132,8 +132,8 @@ def _copy_instance(vm: VM, obj: object, memo: dict[int, object] | None, part: _P
     kind = type(obj)
     if kind in PURE_TYPES or not (_native.made_by_python(kind) or isinstance(obj, CONTAINER_BASES)):
         return _copy_native(vm, obj, memo, part)
-    source = vm.outside.sources.const(copyreg).child("attr", "dispatch_table")
-    if vm.contains(kind, wrap_values.wrap(vm.outside, copyreg.dispatch_table, source)):
+    source = vm.env.sources.const(copyreg).child("attr", "dispatch_table")
+    if vm.contains(kind, wrap_values.wrap(vm.env, copyreg.dispatch_table, source)):
         raise unsupported(f"copying a {kind.__qualname__} by a function that was registered")
     if any(python_method(vm, obj, n) is not None for n in ("__reduce_ex__", "__reduce__", *_STATE_METHODS)):
         reduced = _reduced(vm, obj)
@@ -155,10 +155,10 @@ def _copy_native(vm: VM, obj: object, memo: dict[int, object] | None, part: _Par
             memo[id(obj)] = made
         _copy_attributes(vm, obj, made, part)
         return made
-    if hasattr(kind, "__next__") and id(obj) in vm.outside.sources:  # the copy may share iterators with it
+    if hasattr(kind, "__next__") and id(obj) in vm.env.sources:  # the copy may share iterators with it
         raise unsupported(f"copying an outside {kind.__qualname__}")
     if kind in PURE_TYPES or kind is bytearray:
-        vm.outside.facts.check_readable(obj)
+        vm.env.facts.check_readable(obj)
         return (copy.copy if memo is None else copy.deepcopy)(obj)
     raise unsupported(f"copying a {kind.__qualname__}")
 
@@ -218,18 +218,16 @@ def _copy_contents(vm: VM, obj: object, made: object, part: _Part) -> None:
 
 
 def _copy_attributes(vm: VM, obj: object, made: object, part: _Part) -> None:
-    own = vm.outside.overlay.own(obj)
+    own = vm.env.overlay.own(obj)
     for name in list(own or ()):
         object.__setattr__(made, name, part(attributes.instance_value(vm, obj, name, own[name])))  # type: ignore[index]
     for name in _slots(type(obj)):
-        if vm.outside.overlay.slot(obj, name) is not MISSING:
+        if vm.env.overlay.slot(obj, name) is not MISSING:
             object.__setattr__(made, name, part(attributes.load_generic(vm, obj, name)))
-    if own is not None and id(obj) in vm.outside.sources and obj not in vm.outside.log:
-        vm.outside.facts.guard(
+    if own is not None and id(obj) in vm.env.sources and obj not in vm.env.log:
+        vm.env.facts.guard(
             "len",
-            vm.outside.sources[
-                id(environment_mutations.own_dict(vm.outside, obj, instance_dict(obj) or own))
-            ],
+            vm.env.sources[id(environment_mutations.own_dict(vm.env, obj, instance_dict(obj) or own))],
             len(own),
         )
 

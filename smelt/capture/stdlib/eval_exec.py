@@ -41,7 +41,7 @@ _Source = tuple[str | bytes, str, str] | tuple[str | bytes, str, str, int]  # of
 
 def _compiled(vm: VM, source: str | bytes, filename: str, mode: str, flags: int = 0) -> types.CodeType:
     """`compile(source, filename, mode, flags)`, with the `__future__` statements that hold where the call stands."""
-    vm.outside.facts.use_digits(source)
+    vm.env.facts.use_digits(source)
     flags |= vm.calling.code.flags & FUTURE
     if not _compiles("error", source, mode, flags) and _compiles("ignore", source, mode, flags):
         raise unsupported("compile() of source that Python warns of", OUTPUT)
@@ -104,13 +104,13 @@ def _scope(vm: VM, mode: str, scope: object, names: object) -> tuple[dict[str, o
         names = scopes.local_names(vm, vm.calling) if names is None else names
     elif not isinstance(scope, dict):
         raise TypeError(f"{mode}() globals must be a dict, not {vm.class_of(scope).__name__}")
-    elif id(scope) not in vm.outside.sources:
+    elif id(scope) not in vm.env.sources:
         scopes.own_scope(vm, scope)
         scope.setdefault("__builtins__", vars(builtins))
     elif scope is not vm.calling.globals:
         raise unsupported(f"{mode}() in a scope from outside")
     names = scope if names is None else names
-    if type(names) is not dict or id(names) in vm.outside.sources:
+    if type(names) is not dict or id(names) in vm.env.sources:
         raise unsupported(f"{mode}() with names from outside")
     return scope, names
 
@@ -130,7 +130,7 @@ def _import(vm: VM, args: Args, kwargs: Kwargs) -> object:
 def _function(vm: VM, args: Args, kwargs: Kwargs) -> object:
     made = vm.native(FunctionType, args, kwargs)
     assert type(made) is FunctionType
-    source = vm.outside.sources.of(made.__globals__)
+    source = vm.env.sources.of(made.__globals__)
     if source is None:
         scopes.own_scope(vm, made.__globals__)
     elif source.kind != "const":

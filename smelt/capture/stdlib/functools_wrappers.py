@@ -36,14 +36,14 @@ def _partial(vm: VM, args: Args, kwargs: Kwargs) -> object:
 @builtin(functools._lru_cache_wrapper)
 def _lru_cache_wrapper(vm: VM, args: Args, kwargs: Kwargs) -> object:
     cached = _make_cached(*args, **kwargs)
-    vm.outside.sources.made_function(cached)
+    vm.env.sources.made_function(cached)
     return cached
 
 
 @function(functools.update_wrapper)
 def _update_wrapper(vm: VM, args: Args, kwargs: Kwargs) -> object:
     """Interpreted where it would change a function from outside."""
-    if id(args[0]) in vm.outside.sources:
+    if id(args[0]) in vm.env.sources:
         return python_functions.interpret(vm, cast(FunctionType, functools.update_wrapper), args, kwargs)
     return _native_update_wrapper(*args, **kwargs)
 
@@ -52,7 +52,7 @@ def _update_wrapper(vm: VM, args: Args, kwargs: Kwargs) -> object:
 def _signature(vm: VM, args: Args, kwargs: Kwargs) -> object:
     given = args[0]
     target = given.function if type(given) is VMCallable else given
-    library_reads.use_signature(vm.outside, target)
+    library_reads.use_signature(vm.env, target)
     return _native_signature(target, *args[1:], **kwargs)
 
 
@@ -70,11 +70,11 @@ def _cell(function: FunctionType, name: str) -> object:
 def _implementation(vm: VM, dispatch: FunctionType, cls: type) -> object:
     """The registered function that `dispatch(cls)` chooses; the registry is guarded."""
     registry = cast("dict[object, object]", _cell(dispatch, "registry"))
-    if id(dispatch) in vm.outside.sources:
+    if id(dispatch) in vm.env.sources:
         at = dispatch.__code__.co_freevars.index("registry")
-        wrap_values.wrap(vm.outside, registry, vm.outside.sources.const(dispatch).child("cell", at))
-        container_contents.open(vm.outside, registry)
-    vm.outside.facts.use_class(cls)
+        wrap_values.wrap(vm.env, registry, vm.env.sources.const(dispatch).child("cell", at))
+        container_contents.open(vm.env, registry)
+    vm.env.facts.use_class(cls)
     return dispatch(cls)
 
 
@@ -86,15 +86,15 @@ def _wrapper(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
     if not args:
         return fn(*args, **kwargs)  # raises
     dispatch = cast(FunctionType, _cell(fn, "dispatch"))
-    if id(fn) in vm.outside.sources:
-        vm.outside.sources.const(dispatch)
+    if id(fn) in vm.env.sources:
+        vm.env.sources.const(dispatch)
     chosen = _implementation(vm, dispatch, cast(type, attributes.load_attr(vm, args[0], "__class__")))
     return vm.call(chosen, args, kwargs)
 
 
 def _register(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
     held = map(cell_value, fn.__closure__ or ())
-    if any(id(v) in vm.outside.sources for v in held if v is not None and v is not MISSING):
+    if any(id(v) in vm.env.sources for v in held if v is not None and v is not MISSING):
         raise unsupported(f"{fn.__qualname__} of a function from outside")
     return fn(*args, **kwargs)
 

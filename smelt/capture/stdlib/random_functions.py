@@ -61,19 +61,19 @@ _METHODS = _methods()
 def draw(vm: VM, generator: object, name: str, args: Args, kwargs: Kwargs) -> object:
     """`generator.name(*args, **kwargs)`. Raises Unsupported where the compiled frame cannot make that call, or what it gives
     is no number, list of numbers or array."""
-    if vm.outside.sources.of(generator) is None or generator in vm.outside.log:
+    if vm.env.sources.of(generator) is None or generator in vm.env.log:
         raise _refused(name, "of a generator that the function made or changed")
     if isinstance(generator, random.Random):
-        vm.outside.facts.use_class(random.Random)
+        vm.env.facts.use_class(random.Random)
         if _methods() != _METHODS:
             raise _refused(name, "of a class whose methods were replaced")
     given = tuple(_argument(vm, a, name) for a in args)
     named = {k: _argument(vm, v, name) for k, v in kwargs.items()}
     tried = getattr(_scratch(generator), name)(*map(hint, given), **{k: hint(v) for k, v in named.items()})
-    source = Source("drawn", name, None, len(vm.outside.log.draws))
+    source = Source("drawn", name, None, len(vm.env.log.draws))
     count = len(tried) if type(tried) is list else 0
     made = _made(vm, isinstance(generator, random.Random), name, tried, source, given, named)
-    vm.outside.log.draw(Draw(generator, name, given, named, source, count))
+    vm.env.log.draw(Draw(generator, name, given, named, source, count))
     return made
 
 
@@ -128,11 +128,11 @@ def _made(
 
 
 def _number(vm: VM, name: str, tried: object, source: Source, between: Bounds) -> object:
-    if not vm.outside.numbers.follows_counts:
+    if not vm.env.numbers.follows_counts:
         raise _refused(name, "while numbers are part of the trace")
     if not (type(tried) is float or (type(tried) is int and between is not None)):
         raise _refused(name, f"that gives a {type(tried).__qualname__}")
-    return vm.outside.numbers.draw(source, tried, between)
+    return vm.env.numbers.draw(source, tried, between)
 
 
 def _array(vm: VM, tried: np.ndarray | np.generic, source: Source) -> Array:
@@ -140,8 +140,8 @@ def _array(vm: VM, tried: np.ndarray | np.generic, source: Source) -> Array:
     with vm.trace.paused():
         real = torch.from_numpy(np.asarray(tried))
     fake = vm.trace.fake(real, str(source.key))
-    vm.outside.sources[id(fake)] = source.child("array", None)
-    vm.outside.sources.keep(fake)
+    vm.env.sources[id(fake)] = source.child("array", None)
+    vm.env.sources.keep(fake)
     return Array(fake.clone(), scalar=isinstance(tried, np.integer))
 
 

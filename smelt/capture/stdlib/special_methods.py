@@ -42,12 +42,10 @@ def _unary_protocol(fn: Callable[..., object], name: str, fallbacks: tuple[str, 
         if args and fn in _TEXTS:
             use_names(vm, args[0])
         if args and _tells_identity(fn, args[0]):
-            vm.outside.facts.use_identity(args[0])
+            vm.env.facts.use_identity(args[0])
         if fn is hash and args and type(args[0]) is MethodType:
-            vm.outside.facts.use_identity(args[0].__self__)
-        return vm.native(
-            fn, [vm.native_argument(container_contents.view(vm.outside, a)) for a in args], kwargs
-        )
+            vm.env.facts.use_identity(args[0].__self__)
+        return vm.native(fn, [vm.native_argument(container_contents.view(vm.env, a)) for a in args], kwargs)
 
     BUILTINS[fn] = handler
 

@@ -45,9 +45,9 @@ def _making(reference: Callable[..., object]) -> Handler:
         if not args:
             return reference(*args, **kwargs)
         target, *callback = args
-        if vm.outside.sources.is_made_function(cast(FunctionType, target)):
+        if vm.env.sources.is_made_function(cast(FunctionType, target)):
             raise _eagerly("a weak reference to a function made inside")
-        if callback and callback[0] is not None and id(target) in vm.outside.sources:
+        if callback and callback[0] is not None and id(target) in vm.env.sources:
             raise _eagerly("a function is to be called when an object from outside is gone")
         return vm.native(reference, [target, *map(vm.native_argument, callback)], kwargs)
 
@@ -75,7 +75,7 @@ def _adding(fn: FunctionType) -> Handler:
 
 
 def _may_go(vm: VM, x: object) -> bool:
-    return id(x) in vm.outside.sources and not is_constant(x) and not is_identity(x)
+    return id(x) in vm.env.sources and not is_constant(x) and not is_identity(x)
 
 
 def _contents(x: object) -> list[object]:
@@ -101,12 +101,12 @@ def _counted(vm: VM, args: Args, kwargs: Kwargs) -> object:
 
 def _follow(vm: VM, reference: weakref.ref[object], args: Args, kwargs: Kwargs) -> object:
     """`reference()`."""
-    sources = vm.outside.sources
+    sources = vm.env.sources
     if args or kwargs:
         return reference(*args, **kwargs)
     found = reference()
     if id(reference) in sources:
-        return wrap_values.wrap(vm.outside, found, sources[id(reference)].child("call", None))
+        return wrap_values.wrap(vm.env, found, sources[id(reference)].child("call", None))
     if found is not None and id(found) in sources and not _is_held(vm, found):
         raise _eagerly("a weak reference leads to an object from outside that may be gone")
     return found
@@ -120,12 +120,12 @@ def _is_held(vm: VM, x: object) -> bool:
     changed."""
     if any(value is x for value in _variables(vm)):
         return True
-    outside = vm.outside
-    source = lifetimes_of(outside.facts.guards).brought.get(id(x)) or outside.sources[id(x)]
-    if source.base is None or outside.log.changes_cells:
+    env = vm.env
+    source = lifetimes_of(env.facts.guards).brought.get(id(x)) or env.sources[id(x)]
+    if source.base is None or env.log.changes_cells:
         return source.kind == "const"
-    owner = outside.sources.found_at(source.base)
-    changed = owner is None or owner in outside.log or outside.log.touches_any(owner)
+    owner = env.sources.found_at(source.base)
+    changed = owner is None or owner in env.log or env.log.touches_any(owner)
     return not changed and _is_held(vm, owner)
 
 

@@ -42,7 +42,7 @@ _CHEAP = frozenset(("view", "creation", "pointwise", "transcendental", "movement
 @dataclass
 class _Functions:
     """Two functions that are being recorded. `given`: what they are and are called with; `reached`: these, and what the
-    program has put into outside objects. `holds`: the contents of objects that the program has made, of those that are
+    program has put into environment objects. `holds`: the contents of objects that the program has made, of those that are
     reached. `closed`: why nothing outside may change, before. `marks`: before the first, and before the second."""
 
     given: tuple[object, ...]
@@ -54,10 +54,10 @@ class _Functions:
 
 def _begun(vm: VM, *given: object) -> _Functions:
     vm.disclosed.choosing += 1
-    log, variables = vm.outside.log, vm.contexts.variables
+    log, variables = vm.env.log, vm.contexts.variables
     stored = [v for e in log.effects() for v in vars(e).values() if v is not e.target and v is not MISSING]
     reached = [*given, *stored, *variables.values()]
-    holds = contents_of_made(vm.outside.sources.of, reached)
+    holds = contents_of_made(vm.env.sources.of, reached)
     closed, log.closed = log.closed, "a function of an operator of higher order changes an outside object"
     return _Functions(given, reached, holds, closed, [mark(vm.trace)])
 
@@ -72,10 +72,10 @@ def _may_record(vm: VM) -> bool:
 def _check_quiet(vm: VM, functions: _Functions) -> None:
     """Raises Unsupported where the functions did more than compute."""
     settings = {torch_settings.read(), *(m.settings for m in functions.marks)}
-    holds = contents_of_made(vm.outside.sources.of, functions.reached)
+    holds = contents_of_made(vm.env.sources.of, functions.reached)
     if len(settings) > 1 or vm.contexts.tokens or holds != functions.holds:
         raise subgraph_capture.refuse("functions of an operator of higher order that do more than compute")
-    vm.outside.log.closed = functions.closed
+    vm.env.log.closed = functions.closed
 
 
 @function(cast(FunctionType, polyfills.next_function))

@@ -26,13 +26,13 @@ def _numpy(vm: VM, tensor: FakeTensor, *args: object, **kwargs: bool) -> object:
         raise unsupported("Tensor.numpy of such a tensor", DATA_DEPENDENT)
     if tensor.requires_grad:
         raise RuntimeError(_NEEDS_DETACH)
-    return Array(tensor.detach(), outside=_of_an_array(vm, tensor))
+    return Array(tensor.detach(), env=_of_an_array(vm, tensor))
 
 
 def _of_an_array(vm: VM, tensor: FakeTensor) -> bool:
     """Whether the tensor looks at the memory of an outside array."""
     own = (f for f in vm.trace.inputs if storage_of(f) == storage_of(tensor))
-    return any(vm.outside.sources[id(f)].kind == "array" for f in own)
+    return any(vm.env.sources[id(f)].kind == "array" for f in own)
 
 
 TENSOR_METHODS["numpy"] = _numpy
@@ -55,7 +55,7 @@ def _tensor_of(function: Callable[..., object], convert: Callable[..., torch.Ten
 def _is_own(vm: VM, array: np.ndarray) -> bool:
     """Whether the program made the array, and all whose memory it looks at."""
     at: object = array
-    while type(at) is np.ndarray and id(at) not in vm.outside.sources:
+    while type(at) is np.ndarray and id(at) not in vm.env.sources:
         at = at.base
     return at is None and array.dtype in DTYPES.values()
 

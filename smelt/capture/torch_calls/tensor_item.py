@@ -98,7 +98,7 @@ class _Unknown(Exception):
 def number(vm: VM, tensor: FakeTensor) -> Number | None:
     """The number that `tensor` holds now, symbolic where it may change from call to call, or a bool that is guarded; None
     where only the graph can tell."""
-    numbers = vm.outside.numbers
+    numbers = vm.env.numbers
     if not numbers.follows_counts or (tensor.dtype is torch.bool and not numbers.decides):
         return None
     with vm.trace.paused():
@@ -126,9 +126,9 @@ class _Reading:
     def __init__(self, vm: VM) -> None:
         self._vm = vm
         self._trace: Trace = vm.trace
-        if vm.outside.numbers.writes is None:
-            vm.outside.numbers.writes = _Writes(self._trace)
-        self._writes: _Writes = vm.outside.numbers.writes
+        if vm.env.numbers.writes is None:
+            vm.env.numbers.writes = _Writes(self._trace)
+        self._writes: _Writes = vm.env.numbers.writes
         self.symbols: set[Sym] = set()
 
     def _now(self, size: Size) -> int:
@@ -294,12 +294,10 @@ class _Reading:
             return self._given(tensor.aten_node, at)
         if tensor.subclass is not None:
             raise _Unknown
-        source = self._vm.outside.sources[id(tensor)]
+        source = self._vm.env.sources[id(tensor)]
         if not real.dim():
             source = source.child("member", "item").child("call", None)
-        elif (
-            self._is_floats(tensor.spec) and tensor.device.type == "cpu" and self._vm.outside.numbers.decides
-        ):
+        elif self._is_floats(tensor.spec) and tensor.device.type == "cpu" and self._vm.env.numbers.decides:
             source = source.child("element", at)
         else:
             raise _Unknown
@@ -307,8 +305,8 @@ class _Reading:
             value = real.detach().flatten()[at].item()
         if type(value) not in (int, float):
             raise _Unknown
-        self._vm.outside.numbers.readings.add(source)
-        return cast(Number, self._vm.outside.numbers.at(source, value))
+        self._vm.env.numbers.readings.add(source)
+        return cast(Number, self._vm.env.numbers.at(source, value))
 
     def _given(self, node: Node | None, at: int = 0) -> Number:
         """The number in the tensor that the operator of `node` made, at a place."""

@@ -53,10 +53,10 @@ TENSOR_METHODS.update(_METADATA)
 
 def as_subclass(vm: VM, tensor: FakeTensor, cls: type) -> object:
     """`tensor.as_subclass(cls)`, about which torch asks no handler."""
-    made_here = isinstance(cls, type) and vm.outside.sources.is_made_class(cls)
+    made_here = isinstance(cls, type) and vm.env.sources.is_made_class(cls)
     if not isinstance(cls, type) or made_here or not is_plain_subclass(cls) or issubclass(cls, nn.Parameter):
         raise unsupported(f"a tensor becomes a {cls!r}", TENSOR_SUBCLASS)
-    vm.outside.facts.use_class(cls)
+    vm.env.facts.use_class(cls)
     with DisableTorchFunctionSubclass():
         made = cast(FakeTensor, vm.native(torch.ops.aten.alias.default, (tensor,)))
     made.subclass = None if cls is torch.Tensor else cls
@@ -77,7 +77,7 @@ def _own_only(name: str) -> Handler:
 
     def handler(vm: VM, tensor: FakeTensor, *args: object, **kwargs: object) -> object:
         _check_own(vm, tensor, name)
-        return wrap_values.fake(vm.outside, getattr(tensor, name)(*args, **kwargs))
+        return wrap_values.fake(vm.env, getattr(tensor, name)(*args, **kwargs))
 
     return handler
 

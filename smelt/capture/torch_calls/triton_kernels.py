@@ -43,9 +43,9 @@ def _run(vm: VM, args: Args, kwargs: Kwargs) -> None:
         raise unsupported("a Triton kernel that is compiled, not launched")
     if maybe_current_level() is not None:
         raise unsupported("a Triton kernel inside of a transform of torch.func")
-    if id(kernel) not in vm.outside.sources:
+    if id(kernel) not in vm.env.sources:
         raise unsupported("a Triton kernel made inside of the function", UNSUPPORTED_OBJECT)
-    vm.outside.facts.use_identity(kernel)
+    vm.env.facts.use_identity(kernel)
     function, wrappers = _unwrapped(vm, kernel)
     names, fixed = known.parameters(function), known.constant_parameters(function)
     # Constants, and what no parameter is called (`num_warps`), decide what code there is.
@@ -111,8 +111,8 @@ def _check(vm: VM, function: object, value: object) -> None:
             _check(vm, function, part)
     elif type(value) in LEAF_TYPES or type(value) in SYMBOLIC:
         return
-    elif known.is_part(value) and id(value) in vm.outside.sources:
-        vm.outside.facts.use_identity(value)
+    elif known.is_part(value) and id(value) in vm.env.sources:
+        vm.env.facts.use_identity(value)
     else:
         raise unsupported(f"a Triton kernel that is given a {type(value).__qualname__}", UNSUPPORTED_OBJECT)
 

@@ -22,7 +22,7 @@ from smelt.capture.base.type_lookup import TypeInfo
 from smelt.capture.base.value_kinds import FunctionType
 from smelt.capture.base.vm_frames import Coroutine, Frame, Generator, VMCallable
 from smelt.capture.environment import wrap_values
-from smelt.capture.environment.environment import Outside
+from smelt.capture.environment.environment import Environment
 from smelt.capture.proxies.array_proxy import Array
 from smelt.capture.proxies.text_proxy import Text
 from smelt.capture.vm.vm_state import (
@@ -49,16 +49,16 @@ class VM(ABC):
     """One capture."""
 
     trace: Trace
-    outside: Outside
+    env: Environment
     frame: Frame | None  # the innermost frame that runs
     failure: Unsupported | None  # why capture must end, whatever native code makes of the error
     # the user's code runs: what it drops is finalized (of the class: a machine that has ended holds nothing)
     running = False
     released = False
 
-    def __init__(self, trace: Trace, outside: Outside, exceptions: Exceptions, contexts: Contexts) -> None:
+    def __init__(self, trace: Trace, env: Environment, exceptions: Exceptions, contexts: Contexts) -> None:
         self.trace = trace
-        self.outside = outside
+        self.env = env
         self.frame = None
         self.failure = None
         self.frames = Frames()
@@ -69,7 +69,7 @@ class VM(ABC):
         self.cells = Cells()
         self.contexts = contexts
         self.classes = Classes(
-            partial(wrap_values.reach_class, outside), outside.overlay.name, self.work.looked_through
+            partial(wrap_values.reach_class, env), env.overlay.name, self.work.looked_through
         )
         self.disclosed = Disclosed()
         self.held = HeldByGraph()
@@ -82,7 +82,7 @@ class VM(ABC):
                 generator.frame.parent = None  # whose stack may lead back to the generator
         # Said first: when what is held is dropped, weak references to it may call functions of the program.
         self.released = True
-        vars(self.outside).clear()
+        vars(self.env).clear()
         held = vars(self)
         for name in [n for n in held if n != "released"]:
             del held[name]

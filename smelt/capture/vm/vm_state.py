@@ -90,11 +90,11 @@ class Exceptions:
     passed: list[tuple[CodeType, dict[str, object], int, int]] = field(default_factory=list)
     before: TracebackType | None = None
     # tracebacks of exceptions from outside that were raised again, as they were before, by id of the exception
-    outside: dict[int, tuple[BaseException, TracebackType | None]] = field(default_factory=dict)
+    original_tracebacks: dict[int, tuple[BaseException, TracebackType | None]] = field(default_factory=dict)
 
     def restore(self) -> None:
         """Exceptions from outside are as they were before the capture."""
-        for error, traceback in self.outside.values():
+        for error, traceback in self.original_tracebacks.values():
             error.__traceback__ = traceback
 
 

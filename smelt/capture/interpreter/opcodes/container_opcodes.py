@@ -41,7 +41,7 @@ def _build_list(vm: VM, frame: Frame, arg: int) -> None:
 @opcode("BUILD_SET")
 def _build_set(vm: VM, frame: Frame, arg: int) -> None:
     items = frame.stack[len(frame.stack) - arg :]
-    vm.outside.facts.use_differences(items)
+    vm.env.facts.use_differences(items)
     made = vm.native(set, (items,))
     frame.stack[len(frame.stack) - arg :] = (made,)
 
@@ -51,7 +51,7 @@ def _build_map(vm: VM, frame: Frame, arg: int) -> None:
     at = len(frame.stack) - 2 * arg
     flat = frame.stack[at:]
     keys = flat[::2] if vm.trace.numbers.symbols is None else [plain_parts(k) for k in flat[::2]]
-    vm.outside.facts.use_differences(keys)
+    vm.env.facts.use_differences(keys)
     pairs = list(zip(keys, flat[1::2]))
     frame.stack[at:] = (
         vm.native(dict, (pairs,)) if calls_back(vm.classes.native_reach, keys) else dict(pairs),
@@ -81,25 +81,23 @@ def _list_to_tuple(vm: VM, frame: Frame, arg: int) -> None:
 
 def _opened(vm: VM, target: C) -> C:
     """A dictionary or set that an instruction fills. After a graph break it comes from outside."""
-    if id(target) in vm.outside.sources:
-        container_contents.open(vm.outside, target)
-        environment_mutations.touch(vm.outside, target)
-    return vm.outside.overlay.now(target)
+    if id(target) in vm.env.sources:
+        container_contents.open(vm.env, target)
+        environment_mutations.touch(vm.env, target)
+    return vm.env.overlay.now(target)
 
 
 @opcode("LIST_APPEND")
 def _list_append(vm: VM, frame: Frame, arg: int) -> None:
-    environment_mutations.touch(
-        vm.outside, frame.stack[-1 - arg]
-    )  # after a graph break it comes from outside
+    environment_mutations.touch(vm.env, frame.stack[-1 - arg])  # after a graph break it comes from outside
     value = frame.stack.pop()
-    vm.outside.overlay.now(frame.stack[-arg]).append(value)
+    vm.env.overlay.now(frame.stack[-arg]).append(value)
 
 
 @opcode("SET_ADD")
 def _set_add(vm: VM, frame: Frame, arg: int) -> None:
     value, target = frame.stack[-1], frame.stack[-1 - arg]
-    if id(target) in vm.outside.sources:  # after a graph break
+    if id(target) in vm.env.sources:  # after a graph break
         set_methods.change(vm, target, "add", [value])
     else:
         vm.keyed(set.add, target, value)
@@ -118,9 +116,9 @@ def _list_extend(vm: VM, frame: Frame, arg: int) -> None:
     if not is_iterable(frame.stack[-1]):
         raise TypeError(f"Value after * must be an iterable, not {class_name(vm, frame.stack[-1])}")
     values = vm.elements(frame.stack[-1], hinted=True)
-    environment_mutations.touch(vm.outside, frame.stack[-1 - arg])
+    environment_mutations.touch(vm.env, frame.stack[-1 - arg])
     frame.stack.pop()
-    vm.outside.overlay.now(frame.stack[-arg]).extend(values)
+    vm.env.overlay.now(frame.stack[-arg]).extend(values)
 
 
 def is_iterable(value: object) -> bool:

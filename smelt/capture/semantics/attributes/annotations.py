@@ -13,7 +13,7 @@ from typing import Protocol, cast
 
 from smelt import _native
 from smelt._native import isinstance
-from smelt.capture.environment.environment import Outside
+from smelt.capture.environment.environment import Environment
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_CALL, Reason
@@ -39,8 +39,8 @@ class _Deferred(Protocol):
 
 def annotations_of(vm: VM, function: FunctionType) -> dict[str, object]:
     """`function.__annotations__`. Those of a function that the program made are made by the machine."""
-    if vm.outside.sources.of(function) is not None:
-        check_annotations(vm.outside, function)
+    if vm.env.sources.of(function) is not None:
+        check_annotations(vm.env, function)
     elif _native.annotations_wait(function):
         vm.frames.tail = None
         made = vm.call(cast(_Deferred, function).__annotate__, (1,), {})
@@ -50,22 +50,22 @@ def annotations_of(vm: VM, function: FunctionType) -> dict[str, object]:
     return function.__annotations__
 
 
-def check_annotations(outside: Outside, owner: FunctionType | type | ModuleType) -> None:
+def check_annotations(env: Environment, owner: FunctionType | type | ModuleType) -> None:
     """Raises Unsupported if annotations would have to be made by code that does more than read names, or reads names that
     the trace has written."""
     if not _native.annotations_wait(owner):
         return
     read = type.__getattribute__ if isinstance(owner, type) else object.__getattribute__
     annotate = read(owner, "__annotate__")  # type: ignore[arg-type]
-    if type(annotate) is not FunctionType or not _only_reads(outside, annotate):
+    if type(annotate) is not FunctionType or not _only_reads(env, annotate):
         raise Unsupported(Reason(UNSUPPORTED_CALL, "annotations that nobody has asked for before"))
 
 
-def _only_reads(outside: Outside, annotate: FunctionType) -> bool:
+def _only_reads(env: Environment, annotate: FunctionType) -> bool:
     instructions = list(dis.get_instructions(annotate.__code__))
     if any(i.opname not in _OF_NAMES for i in instructions):
         return False
-    if any(map(outside.log.touches_cell, annotate.__closure__ or ())):
+    if any(map(env.log.touches_cell, annotate.__closure__ or ())):
         return False
     names = (i.argval for i in instructions if i.opname in _OF_GLOBALS)
-    return not any(outside.log.touches(annotate.__globals__, name) for name in names)
+    return not any(env.log.touches(annotate.__globals__, name) for name in names)

@@ -46,8 +46,8 @@ _self_class = super.__dict__["__self_class__"].__get__
 
 def load_class_attr(vm: VM, cls: type, name: str) -> object:
     """`cls.name`, where the metaclass has the first say (`type.__getattribute__`)."""
-    vm.outside.facts.use_class(cls)
-    vm.outside.facts.use_class(type(cls))
+    vm.env.facts.use_class(cls)
+    vm.env.facts.use_class(type(cls))
     meta = vm.type_info(type(cls))
     if meta.getattribute is not None and not runs_natively(meta.getattribute):
         return load_through(vm, cls, name, meta, meta.getattribute)
@@ -56,7 +56,7 @@ def load_class_attr(vm: VM, cls: type, name: str) -> object:
 
 def load_plain_class_attr(vm: VM, cls: type, name: str, meta: TypeInfo, use_getattr: bool = True) -> object:
     """`type.__getattribute__(cls, name)`, then the metaclass's `__getattr__`."""
-    outside = vm.outside
+    env = vm.env
     how, found, owner = meta.find(name)
     if how is PROPERTY:
         return vm.call(found.fget, (cls,), {})
@@ -66,14 +66,12 @@ def load_plain_class_attr(vm: VM, cls: type, name: str, meta: TypeInfo, use_geta
         return _class_dict(vm, cls)
     if how is NATIVE_DATA:
         if name == "__annotations__":
-            check_annotations(outside, cls)
+            check_annotations(env, cls)
         value = getattr(cls, name)
-        if outside.sources.is_made_class(cls):
+        if env.sources.is_made_class(cls):
             return value
         named = name in ("__name__", "__qualname__")  # changes them without a new version of the class
-        return wrap_values.wrap(
-            outside, value, outside.sources.const(cls).child("member", name), decided=not named
-        )
+        return wrap_values.wrap(env, value, env.sources.const(cls).child("member", name), decided=not named)
     own = vm.type_info(cls).find(name)
     if own[0] is not ABSENT:
         return _bind_to_class(vm, cls, name, own)
@@ -92,15 +90,15 @@ _OF_METACLASS = (FUNCTION, CLASS_METHOD, STATIC_METHOD, NON_DATA, VALUE)
 
 def _class_dict(vm: VM, cls: type) -> object:
     """`cls.__dict__` as it is now: the version of the class says that it stays so."""
-    if vm.outside.sources.is_made_class(cls):
+    if vm.env.sources.is_made_class(cls):
         return cls.__dict__
-    source = vm.outside.sources.const(cls)
+    source = vm.env.sources.const(cls)
     return types.MappingProxyType(
         {
             k: v
-            if vm.outside.log.touches(cls, k)
-            else wrap_values.wrap(vm.outside, v, source.child("attr", k), decided=True)
-            for k, v in vm.outside.overlay.names(cls).items()
+            if vm.env.log.touches(cls, k)
+            else wrap_values.wrap(vm.env, v, source.child("attr", k), decided=True)
+            for k, v in vm.env.overlay.names(cls).items()
         }
     )
 
@@ -131,19 +129,19 @@ def _bind_to_class(vm: VM, cls: type, name: str, own: Found) -> object:
 def load_super_attr(vm: VM, proxy: super, name: str) -> object:
     """`proxy.name`, of what `super()` gave."""
     cls, obj, obj_cls = _this_class(proxy), _self(proxy), _self_class(proxy)
-    source = vm.outside.sources.get(id(proxy))
+    source = vm.env.sources.get(id(proxy))
     if source is not None:  # stored outside
-        wrap_values.wrap(vm.outside, cls, source.child("member", "__thisclass__"))
-        obj = wrap_values.wrap(vm.outside, obj, source.child("member", "__self__"))
+        wrap_values.wrap(vm.env, cls, source.child("member", "__thisclass__"))
+        obj = wrap_values.wrap(vm.env, obj, source.child("member", "__self__"))
     return find_super(vm, cls, obj, obj_cls, name)
 
 
 def find_super(vm: VM, cls: type, obj: object, obj_cls: type, name: str) -> object:
     """`super(cls, obj).name`, where `obj_cls` is the class of `obj`, or `obj` itself in a classmethod."""
     mro = obj_cls.__mro__
-    vm.outside.facts.use_class(obj_cls)
+    vm.env.facts.use_class(obj_cls)
     for base in mro[mro.index(cls) + 1 :]:
-        found = vm.outside.overlay.name(base, name)
+        found = vm.env.overlay.name(base, name)
         if found is not MISSING:
             return _bind_super(vm, found, obj, obj_cls, name, base)
     raise AttributeError(f"'super' object has no attribute {name!r}")

@@ -65,32 +65,32 @@ def load_generic(vm: VM, obj: object, name: str) -> object:
         if info.find(name)[0] is ABSENT:  # it was `__getattr__` that raised
             raise
     vm.frames.tail = tail
-    return _through_getattr(vm, obj, name, info, vm.outside.overlay.own(obj))
+    return _through_getattr(vm, obj, name, info, vm.env.overlay.own(obj))
 
 
 def load_own(vm: VM, obj: object, name: str, use_getattr: bool = False) -> object:
     """`object.__getattribute__`; with `use_getattr`, the class's `__getattr__` for what it does not find."""
-    memo = vm.outside.memo.by_id.get(id(obj))
+    memo = vm.env.memo.by_id.get(id(obj))
     if memo is not None:
         value = memo.get(name, MISSING)
         if value is not MISSING:
             return value
     cls = type(obj)
     info = vm.type_info(cls)
-    vm.outside.facts.use_class(cls)
+    vm.env.facts.use_class(cls)
     how, found, owner = info.find(name)
     if how in _RUNNING and use_getattr:
         _or_getattr(vm, obj, name, info)
     data = DATA_LOADERS.get(how)
     if data is not None:
         return data(vm, obj, name, found)
-    own = vm.outside.overlay.own(obj)
+    own = vm.env.overlay.own(obj)
     if own is not None:
         if name in own:
             return instance_value(vm, obj, name, own[name])
-        source = vm.outside.sources.get(id(obj))
-        if how in _SHADOWED and source is not None and vm.outside.log.was_absent(obj, name):
-            vm.outside.facts.guard("not_in_dict", source, name, key=name)
+        source = vm.env.sources.get(id(obj))
+        if how in _SHADOWED and source is not None and vm.env.log.was_absent(obj, name):
+            vm.env.facts.guard("not_in_dict", source, name, key=name)
     if how is not ABSENT:
         return CLASS_LOADERS[how](vm, obj, name, found, owner)
     if use_getattr and info.getattr is not MISSING:
@@ -112,7 +112,7 @@ def _or_getattr(vm: VM, obj: object, name: str, info: TypeInfo) -> None:
 
 def load_through(vm: VM, obj: object, name: str, info: TypeInfo, getattribute: FunctionType) -> object:
     """By a `__getattribute__` written in Python, then the class's `__getattr__`."""
-    vm.outside.facts.use_class(info.cls)
+    vm.env.facts.use_class(info.cls)
     tail = vm.frames.tail
     if type(info.getattr) is FunctionType:
         _or_getattr(vm, obj, name, info)
@@ -128,15 +128,15 @@ def load_through(vm: VM, obj: object, name: str, info: TypeInfo, getattribute: F
 def instance_value(vm: VM, obj: object, name: str, value: object) -> object:
     """`value`, which the dictionary of `obj` holds under `name`, as a value of the machine; guarded, unless the trace stored
     it."""
-    outside = vm.outside
-    source = outside.sources.get(id(obj))
+    env = vm.env
+    source = env.sources.get(id(obj))
     if source is None:
-        return wrap_values.fake(outside, value)
-    if not outside.log.is_original_attribute(obj, name, value):
+        return wrap_values.fake(env, value)
+    if not env.log.is_original_attribute(obj, name, value):
         return value
-    result = wrap_values.wrap(outside, value, source.child("attr", name))
-    if obj not in outside.log:  # once it has changed, it may change again, also through its dictionary
-        outside.memo.of(obj)[name] = result
+    result = wrap_values.wrap(env, value, source.child("attr", name))
+    if obj not in env.log:  # once it has changed, it may change again, also through its dictionary
+        env.memo.of(obj)[name] = result
     return result
 
 
@@ -144,8 +144,8 @@ def _through_getattr(vm: VM, obj: object, name: str, info: TypeInfo, own: dict[s
     if info.getattr is nn_module_attributes.MODULE_GETATTR and own is not None:
         return module_entry(vm, obj, name, own)
     if type(info.getattr) is FunctionType:
-        if own is not None and id(obj) in vm.outside.sources and vm.outside.log.was_absent(obj, name):
-            vm.outside.facts.guard("not_in_dict", vm.outside.sources[id(obj)], name, key=name)
+        if own is not None and id(obj) in vm.env.sources and vm.env.log.was_absent(obj, name):
+            vm.env.facts.guard("not_in_dict", vm.env.sources[id(obj)], name, key=name)
         return vm.call_function(info.getattr, (obj, name))
     return vm.call(info.getattr, (obj, name), {})
 
@@ -166,33 +166,31 @@ def _no_attribute(vm: VM, obj: object, name: str, own: dict[str, object] | None)
 
 def set_instance(vm: VM, obj: object, name: str, value: object) -> None:
     """Stores in the instance itself, of an outside one in the overlay; MISSING deletes the attribute."""
-    outside = vm.outside
+    env = vm.env
     cell = type(obj) is types.CellType
-    environment_mutations.touch(outside, obj)
+    environment_mutations.touch(env, obj)
     if value is not MISSING:
-        environment_mutations.note_store(outside, obj, "attr", name, value)
-    memo = outside.memo.by_id.get(id(obj))
+        environment_mutations.note_store(env, obj, "attr", name, value)
+    memo = env.memo.by_id.get(id(obj))
     if memo is not None:
         memo.clear() if name == "__class__" else memo.pop(name, None)
-    if id(obj) not in outside.sources:
+    if id(obj) not in env.sources:
         object.__delattr__(obj, name) if value is MISSING else object.__setattr__(obj, name, value)
     elif cell and name == "cell_contents":
-        outside.log.set_cell(cast("types.CellType", obj), value)
+        env.log.set_cell(cast("types.CellType", obj), value)
     else:
         _set_outside(vm, obj, name, value)
 
 
 def _set_outside(vm: VM, obj: object, name: str, value: object) -> None:
     how, found, _ = vm.type_info(type(obj)).find(name)
-    overlay, own = vm.outside.overlay, vm.outside.overlay.own(obj)
+    overlay, own = vm.env.overlay, vm.env.overlay.own(obj)
     if is_slot(found):
         if value is MISSING and overlay.slot(obj, name) is MISSING:
             _guard_empty(vm, obj, name)
             raise AttributeError(name)
         overlay.set_slot(obj, name, value)
-    elif (
-        name == "__dict__" and type(value) is dict and id(value) not in vm.outside.sources and own is not None
-    ):
+    elif name == "__dict__" and type(value) is dict and id(value) not in vm.env.sources and own is not None:
         overlay.replace_own(obj, value)
     elif name == "__class__" and value is not MISSING:
         object.__setattr__(obj, name, value)
@@ -210,9 +208,9 @@ def _set_outside(vm: VM, obj: object, name: str, value: object) -> None:
 
 
 def _guard_empty(vm: VM, obj: object, name: str) -> None:
-    """The slot `name` of an outside object holds nothing, if it held nothing before the trace."""
-    if id(obj) in vm.outside.sources and read_slot(obj, name) is MISSING:
-        vm.outside.facts.guard("slot", vm.outside.sources[id(obj)], (name, False), key=name)
+    """The slot `name` of an environment object holds nothing, if it held nothing before the trace."""
+    if id(obj) in vm.env.sources and read_slot(obj, name) is MISSING:
+        vm.env.facts.guard("slot", vm.env.sources[id(obj)], (name, False), key=name)
 
 
 def _load_property(vm: VM, obj: object, name: str, found: property) -> object:
@@ -242,31 +240,31 @@ def delete_property(vm: VM, obj: object, found: property) -> None:
 
 def _load_native_data(vm: VM, obj: object, name: str, found: Descriptor) -> object:
     """The value of a slot, or what a C type computes."""
-    outside = vm.outside
+    env = vm.env
     if name == "__dict__":
         return environment_mutations.own_dict(
-            outside, obj, cast(dict[str, object], found.__get__(obj, type(obj)))
+            env, obj, cast(dict[str, object], found.__get__(obj, type(obj)))
         )
     if name == "__class__":
         return vm.class_of(obj)
-    source = outside.sources.get(id(obj))
+    source = env.sources.get(id(obj))
     if source is not None:
         _check_known(found, obj, name)
     if type(obj) is types.CellType and cells.cell_written(vm, obj):
-        value = outside.overlay.cell(obj)
+        value = env.overlay.cell(obj)
         if value is MISSING:
             raise ValueError("Cell is empty")
         return value
     if found in NOTED_READS:
         NOTED_READS[found](vm, obj)
-    value = outside.overlay.slot(obj, name) if is_slot(found) else found.__get__(obj, type(obj))
+    value = env.overlay.slot(obj, name) if is_slot(found) else found.__get__(obj, type(obj))
     if value is MISSING:
         _guard_empty(vm, obj, name)
         shown = whole_name(type(obj)) if PY313 else type(obj).__name__
         raise AttributeError(f"{shown!r} object has no attribute {name!r}", name=name, obj=obj)
     computed = type(found) is not types.MemberDescriptorType
-    if source is not None and (computed or outside.log.is_original_attribute(obj, name, value)):
-        return wrap_values.wrap(outside, value, source.child("member", name))
+    if source is not None and (computed or env.log.is_original_attribute(obj, name, value)):
+        return wrap_values.wrap(env, value, source.child("member", name))
     return value
 
 
@@ -285,13 +283,13 @@ def from_class(vm: VM, found: object, owner: type, name: str, part: str | None =
     """`found`, which the class `owner` holds under `name`, or its attribute `part` (what a staticmethod holds): read as any
     object from outside is."""
     value = found if part is None else getattr(found, part)
-    if type(value) is FunctionType or owner is None or vm.outside.sources.is_made_class(owner):
+    if type(value) is FunctionType or owner is None or vm.env.sources.is_made_class(owner):
         return value
-    if vm.outside.log.touches(owner, name):
+    if vm.env.log.touches(owner, name):
         return value
-    source = vm.outside.sources.const(owner).child("attr", name)
+    source = vm.env.sources.const(owner).child("attr", name)
     return wrap_values.wrap(
-        vm.outside, value, source if part is None else source.child("member", part), decided=True
+        vm.env, value, source if part is None else source.child("member", part), decided=True
     )
 
 
@@ -313,11 +311,9 @@ DATA_LOADERS: dict[Sentinel, Callable[..., object]] = {
 
 def load_value(vm: VM, obj: object, name: str, found: object, owner: type) -> object:
     """A plain value `found` that the class `owner` holds under `name`."""
-    if vm.outside.sources.is_made_class(owner) or vm.outside.log.touches(owner, name):
+    if vm.env.sources.is_made_class(owner) or vm.env.log.touches(owner, name):
         return found
-    return wrap_values.wrap(
-        vm.outside, found, vm.outside.sources.const(owner).child("attr", name), decided=True
-    )
+    return wrap_values.wrap(vm.env, found, vm.env.sources.const(owner).child("attr", name), decided=True)
 
 
 def load_non_data(vm: VM, obj: object, name: str, found: Descriptor, owner: type) -> object:
@@ -334,9 +330,9 @@ def load_non_data(vm: VM, obj: object, name: str, found: Descriptor, owner: type
 def _load_cached_property(
     vm: VM, obj: object, name: str, found: functools.cached_property[object], owner: type
 ) -> object:
-    source = vm.outside.sources.get(id(obj))
-    if source is not None and vm.outside.log.was_absent(obj, name):
-        vm.outside.facts.guard("not_in_dict", source, name, key=name)
+    source = vm.env.sources.get(id(obj))
+    if source is not None and vm.env.log.was_absent(obj, name):
+        vm.env.facts.guard("not_in_dict", source, name, key=name)
     attribute = found.attrname or name
     vm.frames.tail = through(vm.frames.tail, result_polyfills.cached, obj, attribute)
     value = vm.call(found.func, (obj,), {})

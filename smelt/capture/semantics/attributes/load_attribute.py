@@ -89,15 +89,15 @@ def load_method(vm: VM, obj: object, name: str) -> tuple[object, object]:
 
 def in_instance(vm: VM, obj: object, name: str) -> bool:
     """Whether `name` is in the instance's dictionary, guarded."""
-    outside, cls = vm.outside, type(obj)
-    outside.facts.use_class(cls)
-    own = outside.overlay.own(obj)
+    env, cls = vm.env, type(obj)
+    env.facts.use_class(cls)
+    own = env.overlay.own(obj)
     if own is None:
         return False
     present = name in own
-    source = outside.sources.get(id(obj))
-    if not present and source is not None and outside.log.was_absent(obj, name):
-        outside.facts.guard("not_in_dict", source, name, key=name)
+    source = env.sources.get(id(obj))
+    if not present and source is not None and env.log.was_absent(obj, name):
+        env.facts.guard("not_in_dict", source, name, key=name)
     return present
 
 
@@ -106,7 +106,7 @@ def load_special(vm: VM, obj: object, name: str) -> object:
     cls = type(obj)
     if isinstance(obj, torch.Tensor) or cls in LOADERS:
         return load_default(vm, obj, name, MISSING) if hasattr(cls, name) else MISSING
-    vm.outside.facts.use_class(cls)
+    vm.env.facts.use_class(cls)
     how, found, owner = vm.type_info(cls).find(name)
     if how is ABSENT:
         return MISSING
@@ -147,7 +147,7 @@ def load_of_tensor(vm: VM, tensor: torch.Tensor, name: str) -> object:
     """An attribute of a tensor that no fake stands for: inside a transform, or odd and from outside. Of the latter the
     metadata that is guarded, what its own class and its instance dictionary hold, and methods of C, whose calls break the
     graph; raises Unsupported for others."""
-    source = vm.outside.sources.get(id(tensor))
+    source = vm.env.sources.get(id(tensor))
     if source is None:
         return getattr(tensor, name)
     cls = type(tensor)
@@ -161,7 +161,7 @@ def load_of_tensor(vm: VM, tensor: torch.Tensor, name: str) -> object:
     if method:
         if name in (instance_dict(tensor) or {}):
             return load_generic(vm, tensor, name)
-        vm.outside.facts.guard("not_in_dict", source, name, key=name)
+        vm.env.facts.guard("not_in_dict", source, name, key=name)
     with DisableTorchFunction(), DisableTorchDispatch():
         return getattr(tensor, name)
 
@@ -191,7 +191,7 @@ _GUARDED = frozenset(
 
 def load_of_random(vm: VM, generator: random.Random, name: str) -> object:
     """An attribute of a generator of random numbers. Raises Unsupported for what a draw has left in it."""
-    if name == "gauss_next" and any(draw.generator is generator for draw in vm.outside.log.draws):
+    if name == "gauss_next" and any(draw.generator is generator for draw in vm.env.log.draws):
         raise Unsupported(Reason(RANDOM_STATE, "random.gauss_next"))
     return load_generic(vm, generator, name)
 

@@ -26,43 +26,43 @@ def load_module_attr(vm: VM, module: types.ModuleType, name: str) -> object:
         _use_module_class(vm, module)
     info = vm.type_info(type(module))
     if info.getattribute is not None:
-        vm.outside.facts.use_class(type(module))
+        vm.env.facts.use_class(type(module))
         return load_through(vm, module, name, info, info.getattribute)
     return load_from_module(vm, module, name)
 
 
 def load_from_module(vm: VM, module: types.ModuleType, name: str) -> object:
     """`ModuleType.__getattribute__`, guarded by the value; the `__dict__` of a module is what `globals()` gives."""
-    outside, own = vm.outside, module_dict(module)
+    env, own = vm.env, module_dict(module)
     if name == "__dict__":
         return scopes.expose(vm, own)
     found = _through_class(vm, module, name) if type(module) is not types.ModuleType else MISSING
     if found is not MISSING:
         return found
-    if outside.log.touches(own, name):
-        value = outside.overlay.name(own, name)
+    if env.log.touches(own, name):
+        value = env.overlay.name(own, name)
         if value is MISSING:
             raise AttributeError(
                 f"module {module_name(module)!r} has no attribute {name!r}", name=name, obj=module
             )
         return value
-    memo = outside.memo.of(module)
+    memo = env.memo.of(module)
     value = memo.get(name, MISSING)
     if value is MISSING:
         if name in own:
-            value = wrap_values.wrap(outside, own[name], outside.sources.known(module).child("attr", name))
+            value = wrap_values.wrap(env, own[name], env.sources.known(module).child("attr", name))
         else:
             value = _missing_in_module(vm, module, name)
             if name in own:  # a lazily loaded submodule
-                value = wrap_values.wrap(outside, value, outside.sources.known(module).child("attr", name))
+                value = wrap_values.wrap(env, value, env.sources.known(module).child("attr", name))
         memo[name] = value
     return value
 
 
 def _use_module_class(vm: VM, module: types.ModuleType) -> None:
     """The trace depends on the class of a module, which may be given another one."""
-    source = vm.outside.sources.known(module).child("type", None)
-    vm.outside.facts.guard("id", source, type(module))
+    source = vm.env.sources.known(module).child("type", None)
+    vm.env.facts.guard("id", source, type(module))
 
 
 def _through_class(vm: VM, module: types.ModuleType, name: str) -> object:
@@ -71,7 +71,7 @@ def _through_class(vm: VM, module: types.ModuleType, name: str) -> object:
     if is_native_module(cls.__module__):
         return MISSING
     info = vm.type_info(cls)
-    vm.outside.facts.use_class(cls)
+    vm.env.facts.use_class(cls)
     how, found, owner = info.find(name)
     if how in DATA_LOADERS and how is not NATIVE_DATA:
         return DATA_LOADERS[how](vm, module, name, found)
@@ -82,13 +82,13 @@ def _through_class(vm: VM, module: types.ModuleType, name: str) -> object:
 
 def _missing_in_module(vm: VM, module: types.ModuleType, name: str) -> object:
     """`__getattr__` of a module; that the name is not simply there is guarded."""
-    outside, own = vm.outside, module_dict(module)
+    env, own = vm.env, module_dict(module)
     own_getattr = own.get("__getattr__")
     try:
         if type(own_getattr) is FunctionType and not is_native_module(module_name(module)):
             return vm.call(load_from_module(vm, module, "__getattr__"), (name,), {})
         if name == "__annotations__":
-            check_annotations(outside, module)
+            check_annotations(env, module)
         return getattr(module, name)
     except AttributeError:
         if name != "__name__" and "__name__" in own:
@@ -96,33 +96,31 @@ def _missing_in_module(vm: VM, module: types.ModuleType, name: str) -> object:
         raise
     finally:
         if name not in own:
-            outside.facts.guard("not_in_dict", outside.sources.known(module), name, key=name)
+            env.facts.guard("not_in_dict", env.sources.known(module), name, key=name)
         if own_getattr is None:
-            outside.facts.guard(
-                "not_in_dict", outside.sources.known(module), "__getattr__", key="__getattr__"
-            )
+            env.facts.guard("not_in_dict", env.sources.known(module), "__getattr__", key="__getattr__")
 
 
 def load_function_attr(vm: VM, function: FunctionType, name: str) -> object:
     """An attribute of a function written in Python; its code and defaults are guarded as one, and its `__globals__` are what
     `globals()` gives."""
-    outside = vm.outside
+    env = vm.env
     if name == "__globals__":
         return scopes.expose(vm, function.__globals__)
     if name == "__annotations__":
         annotations_of(vm, function)
-    if outside.sources.of(function) is None:
+    if env.sources.of(function) is None:
         return getattr(function, name)
-    own = outside.overlay.own(function) or {}
-    if name in own and not outside.log.is_original_attribute(function, name, own[name]):
+    own = env.overlay.own(function) or {}
+    if name in own and not env.log.is_original_attribute(function, name, own[name]):
         return own[name]
     if name not in own and all(name not in k.__dict__ for k in FunctionType.__mro__):
-        if outside.log.was_absent(function, name):
-            outside.facts.guard("not_in_dict", outside.sources.const(function), name, key=name)
+        if env.log.was_absent(function, name):
+            env.facts.guard("not_in_dict", env.sources.const(function), name, key=name)
         raise AttributeError(f"'function' object has no attribute {name!r}", name=name, obj=function)
     value = own[name] if name in own else getattr(function, name)
     if name == "__dict__":
-        return environment_mutations.own_dict(outside, function, function.__dict__)
+        return environment_mutations.own_dict(env, function, function.__dict__)
     if name in (
         "__kwdefaults__",
         "__annotations__",
@@ -133,18 +131,18 @@ def load_function_attr(vm: VM, function: FunctionType, name: str) -> object:
         "__module__",
         "__doc__",
     ):
-        return wrap_values.wrap(outside, value, outside.sources.const(function).child("member", name))
+        return wrap_values.wrap(env, value, env.sources.const(function).child("member", name))
     if name in own:
-        return wrap_values.wrap(outside, value, outside.sources.const(function).child("attr", name))
-    outside.facts.use_function(function)
+        return wrap_values.wrap(env, value, env.sources.const(function).child("attr", name))
+    env.facts.use_function(function)
     if name in _FUNCTION_PARTS:
         return wrap_values.wrap(
-            outside,
+            env,
             value,
-            outside.sources.const(function).child("member", name),
+            env.sources.const(function).child("member", name),
             decided=name != "__annotations__",
         )
-    return wrap_values.fake(outside, value)
+    return wrap_values.fake(env, value)
 
 
 _FUNCTION_PARTS = ("__kwdefaults__", "__defaults__", "__annotations__")
@@ -152,23 +150,23 @@ _FUNCTION_PARTS = ("__kwdefaults__", "__defaults__", "__annotations__")
 
 def bound_part(vm: VM, method: MethodType, name: str) -> object:
     """`__func__` or `__self__` of a bound method."""
-    source = vm.outside.sources.get(id(method))
+    source = vm.env.sources.get(id(method))
     value = getattr(method, name)
-    return value if source is None else wrap_values.wrap(vm.outside, value, source.child("member", name))
+    return value if source is None else wrap_values.wrap(vm.env, value, source.child("member", name))
 
 
 def partial_parts(
     vm: VM, partial: functools.partial[object]
 ) -> tuple[object, tuple[object, ...], dict[str, object]]:
     """The function, the arguments and the keyword arguments of a partial call, of one from outside guarded."""
-    source = vm.outside.sources.get(id(partial))
+    source = vm.env.sources.get(id(partial))
     if source is None:
         return partial.func, partial.args, partial.keywords
     function, args, keywords = (
-        wrap_values.wrap(vm.outside, getattr(partial, name), source.child("member", name))
+        wrap_values.wrap(vm.env, getattr(partial, name), source.child("member", name))
         for name in ("func", "args", "keywords")
     )
-    held = container_contents.view(vm.outside, keywords, deep=False)
+    held = container_contents.view(vm.env, keywords, deep=False)
     return function, cast("tuple[object, ...]", args), held
 
 

@@ -24,16 +24,16 @@ from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason, ReasonKi
 
 def load_by_class(vm: VM, obj: object, name: str) -> object:
     """`obj.name`. Raises AttributeError as the object would, Unsupported where that is not known."""
-    if isinstance(obj, threading.local) and id(obj) in vm.outside.sources:
+    if isinstance(obj, threading.local) and id(obj) in vm.env.sources:
         return _load_local(vm, obj, name)
     if not _is_made(vm, obj):
         raise _unknown(obj, name, "is read", UNSUPPORTED_CALL)
-    return wrap_values.fake(vm.outside, vm.native(getattr, (obj, name)))
+    return wrap_values.fake(vm.env, vm.native(getattr, (obj, name)))
 
 
 def store_by_class(vm: VM, obj: object, name: str, value: object) -> None:
     """`obj.name = value`. Raises what the object would, Unsupported where that is not known."""
-    if isinstance(obj, threading.local) and id(obj) in vm.outside.sources:
+    if isinstance(obj, threading.local) and id(obj) in vm.env.sources:
         return vm.store_item(_changeable(vm, obj, name), name, value)
     if not _is_made(vm, obj):
         raise _unknown(obj, name, "is set", UNSUPPORTED_EFFECT)
@@ -43,7 +43,7 @@ def store_by_class(vm: VM, obj: object, name: str, value: object) -> None:
 
 def delete_by_class(vm: VM, obj: object, name: str) -> None:
     """`del obj.name`. Raises what the object would, Unsupported where that is not known."""
-    if not isinstance(obj, threading.local) or id(obj) not in vm.outside.sources:
+    if not isinstance(obj, threading.local) or id(obj) not in vm.env.sources:
         if not _is_made(vm, obj):
             raise _unknown(obj, name, "is deleted", UNSUPPORTED_EFFECT)
         vm.native(delattr, (obj, name))
@@ -56,7 +56,7 @@ def delete_by_class(vm: VM, obj: object, name: str) -> None:
 
 def _is_made(vm: VM, obj: object) -> bool:
     """Whether the trace made the object, and it stands for no other."""
-    return id(obj) not in vm.outside.sources and type(obj) not in _FORWARDING
+    return id(obj) not in vm.env.sources and type(obj) not in _FORWARDING
 
 
 _FORWARDING = (weakref.ProxyType, weakref.CallableProxyType)
@@ -75,7 +75,7 @@ def _load_local(vm: VM, obj: threading.local, name: str) -> object:
     if name == "__dict__":
         return own
     cls = type(obj)
-    vm.outside.facts.use_class(cls)
+    vm.env.facts.use_class(cls)
     info = vm.type_info(cls)
     how, found, owner = info.find(name)
     if how in DATA_LOADERS:
@@ -90,18 +90,18 @@ def _load_local(vm: VM, obj: threading.local, name: str) -> object:
 
 
 def _thread_dict(vm: VM, obj: threading.local) -> dict[str, object]:
-    """The attributes that `obj` has on this thread: an outside object, which guards ask the object for."""
+    """The attributes that `obj` has on this thread: an environment object, which guards ask the object for."""
     if (
         vm.type_info(type(obj)).find("__init__")[0] is FUNCTION
     ):  # would run on a thread that is new to the object
         raise _unknown(obj, "__dict__", "is read", UNSUPPORTED_CALL)
-    read = vm.outside.memo.of(obj).setdefault("__dict__", functools.partial(getattr, obj, "__dict__"))
+    read = vm.env.memo.of(obj).setdefault("__dict__", functools.partial(getattr, obj, "__dict__"))
     own: dict[str, object] = cast("Callable[[], dict[str, object]]", read)()
-    if id(own) not in vm.outside.sources:
-        vm.outside.facts.use_identity(obj)
-        source = vm.outside.sources.const(read, f"vars({type(obj).__qualname__})").child("call", None)
-        vm.outside.facts.guard("type", source, dict)
-        vm.outside.sources.register(own, source)
+    if id(own) not in vm.env.sources:
+        vm.env.facts.use_identity(obj)
+        source = vm.env.sources.const(read, f"vars({type(obj).__qualname__})").child("call", None)
+        vm.env.facts.guard("type", source, dict)
+        vm.env.sources.register(own, source)
     return own
 
 

@@ -27,32 +27,32 @@ _Entries = dict[str, object]
 
 def load_entry(vm: VM, module: object, name: str, own: dict[str, object]) -> object:
     """The parameter, buffer or submodule `name` of a module whose `__dict__` is `own`; MISSING if it has none."""
-    outside = vm.outside
+    env = vm.env
     for key in MODULE_DICTS:
         entries = cast("_Entries | None", own.get(key))
-        held = {} if entries is None else outside.overlay.now(entries)
+        held = {} if entries is None else env.overlay.now(entries)
         if entries is not None and name in held:
             value = held[name]
-            source = outside.sources.get(id(module))
+            source = env.sources.get(id(module))
             if source is None:
-                return wrap_values.fake(outside, value)
-            if not outside.log.is_original(entries, name, value):
+                return wrap_values.fake(env, value)
+            if not env.log.is_original(entries, name, value):
                 return value
-            result = wrap_values.wrap(outside, value, source.child("param", name))
-            if module not in outside.log and entries not in outside.log:
-                outside.memo.found_in(entries, module, name, result)
+            result = wrap_values.wrap(env, value, source.child("param", name))
+            if module not in env.log and entries not in env.log:
+                env.memo.found_in(entries, module, name, result)
             return result
     return MISSING
 
 
 def guard_absent(vm: VM, obj: object, name: str, own: dict[str, object]) -> None:
     """An object from outside, whose `__dict__` is `own`, has no attribute `name`, in a module's dictionaries neither."""
-    source = vm.outside.sources.get(id(obj))
-    if source is None or not vm.outside.log.was_absent(obj, name):
+    source = vm.env.sources.get(id(obj))
+    if source is None or not vm.env.log.was_absent(obj, name):
         return
     parts = [own[k] for k in MODULE_DICTS if isinstance(own.get(k), dict)]
-    if all(k != name for part in parts for k, _ in vm.outside.log.contents(part)):
-        vm.outside.facts.guard("no_attr", source, name, key=name)
+    if all(k != name for part in parts for k, _ in vm.env.log.contents(part)):
+        vm.env.facts.guard("no_attr", source, name, key=name)
 
 
 def belongs_in_dicts(vm: VM, module: nn.Module, name: str, value: object) -> bool:
@@ -77,15 +77,15 @@ def delete_entry(vm: VM, module: nn.Module, name: str) -> bool:
 def _changed(vm: VM, module: nn.Module, change: Callable[[nn.Module], None]) -> None:
     """Torch's own code changes the dictionaries of `module`. In place of an outside module it is given another one, whose
     dictionaries are those of the overlay."""
-    if id(module) not in vm.outside.sources:
+    if id(module) not in vm.env.sources:
         return change(module)
-    overlay, own = vm.outside.overlay, vm.outside.overlay.own(module)
+    overlay, own = vm.env.overlay, vm.env.overlay.own(module)
     assert own is not None
     for key in _HELD:
         if key in own:
             _touch_dict(vm, module, key, own[key])
-    environment_mutations.touch(vm.outside, module)
-    vm.outside.memo.by_id.pop(id(module), None)
+    environment_mutations.touch(vm.env, module)
+    vm.env.memo.by_id.pop(id(module), None)
     own = overlay.own(module)
     assert own is not None
     stand_in = nn.Module.__new__(nn.Module)
@@ -100,15 +100,15 @@ _HELD = (*MODULE_DICTS, "_non_persistent_buffers_set")
 
 
 def _dicts_of(vm: VM, module: nn.Module) -> list[_Entries]:
-    own = vm.outside.overlay.own(module) or {}
+    own = vm.env.overlay.own(module) or {}
     return [cast(_Entries, own[k]) for k in MODULE_DICTS if k in own]
 
 
 def _is_held(vm: VM, module: nn.Module, name: str) -> bool:
-    return any(name in vm.outside.overlay.now(held) for held in _dicts_of(vm, module))
+    return any(name in vm.env.overlay.now(held) for held in _dicts_of(vm, module))
 
 
 def _touch_dict(vm: VM, module: nn.Module, key: str, entries: object) -> None:
-    if id(entries) not in vm.outside.sources:
-        wrap_values.wrap(vm.outside, entries, vm.outside.sources[id(module)].child("attr", key))
-    environment_mutations.touch(vm.outside, entries)
+    if id(entries) not in vm.env.sources:
+        wrap_values.wrap(vm.env, entries, vm.env.sources[id(module)].child("attr", key))
+    environment_mutations.touch(vm.env, entries)

@@ -47,14 +47,14 @@ def store_attr(vm: VM, obj: object, name: str, value: object) -> None:
     if type(obj) is FakeTensor:
         vm.frames.tail = None
         return store_tensor_attr(vm, obj, name, value)
-    if isinstance(obj, torch.Tensor) and id(obj) in vm.outside.sources:
+    if isinstance(obj, torch.Tensor) and id(obj) in vm.env.sources:
         raise Unsupported(
             Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a {cls.__qualname__} that no fake stands for")
         )
     if isinstance(obj, (type, types.ModuleType)) or cls is FunctionType:
         return _store_named(vm, obj, name, value)
     info = vm.type_info(cls)
-    vm.outside.facts.use_class(cls)
+    vm.env.facts.use_class(cls)
     if info.stores_own:
         vm.frames.tail = None
         store_by_class(vm, obj, name, value)
@@ -81,8 +81,8 @@ def store_generic(vm: VM, obj: object, name: str, value: object) -> None:
 
 
 def _check_undoable(vm: VM, obj: object, name: str) -> None:
-    """Raises Unsupported where a field of an outside object is about to change that the overlay does not know."""
-    if id(obj) in vm.outside.sources and name not in _UNDONE and name not in slot_names(type(obj)):
+    """Raises Unsupported where a field of an environment object is about to change that the overlay does not know."""
+    if id(obj) in vm.env.sources and name not in _UNDONE and name not in slot_names(type(obj)):
         what = f"attribute {name!r} of a {type(obj).__qualname__} changes"
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, what))
 
@@ -127,7 +127,7 @@ def _check_metaclass(owner: object, name: str) -> None:
 
 def store_named(vm: VM, owner: object, name: str, value: object) -> None:
     """`type.__setattr__` and its like."""
-    outside = vm.outside
+    env = vm.env
     if isinstance(owner, types.ModuleType) and (
         is_native_module(module_name(owner)) or type_find(type(owner), name) is not MISSING
     ):
@@ -136,11 +136,11 @@ def store_named(vm: VM, owner: object, name: str, value: object) -> None:
         )
     if isinstance(owner, types.ModuleType):
         return scopes.store_global(vm, module_dict(owner), name, value)
-    if id(owner) not in outside.sources or _is_immutable(owner):
+    if id(owner) not in env.sources or _is_immutable(owner):
         type.__setattr__(owner, name, value) if isinstance(owner, type) else setattr(owner, name, value)
     elif isinstance(owner, type):
         _touch_class(vm, owner, name)
-        outside.log.set_name(owner, name, value)
+        env.log.set_name(owner, name, value)
     else:
         _check_plain(owner, name)
         set_instance(vm, owner, name, value)
@@ -158,12 +158,12 @@ def _check_plain(owner: object, name: str) -> None:
 
 def _touch_class(vm: VM, owner: type, name: str) -> None:
     """Before an attribute of an outside class changes. Raises Unsupported for one that native code may read."""
-    outside = vm.outside
+    env = vm.env
     if vm.type_info(type(owner)).find(name)[0] in DATA_LOADERS or is_native_module(owner.__module__):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{name} of class {owner.__qualname__} changes"))
     _check_plain(owner, name)
-    environment_mutations.touch_class(outside, owner, name, was_read=vm.classes.has_looked_up(owner, name))
-    outside.memo.by_id.clear()
+    environment_mutations.touch_class(env, owner, name, was_read=vm.classes.has_looked_up(owner, name))
+    env.memo.by_id.clear()
 
 
 def delete_attr(vm: VM, obj: object, name: str) -> None:
@@ -194,7 +194,7 @@ def delete_attr(vm: VM, obj: object, name: str) -> None:
         vm.call_function(cast(FunctionType, descriptor_method(vm, found, "__delete__")), (found, obj))
         return
     vm.frames.tail = None
-    if id(obj) not in vm.outside.sources:
+    if id(obj) not in vm.env.sources:
         vm.native(delattr, (obj, name))
     elif not (info.is_module and nn_module_attributes.delete_entry(vm, cast(nn.Module, obj), name)):
         set_instance(vm, obj, name, MISSING)
@@ -206,14 +206,14 @@ def _delete_named(vm: VM, owner: object, name: str) -> None:
         load_from_module(vm, owner, name)
         return scopes.delete_global(vm, module_dict(owner), name)
     _check_metaclass(owner, "__delattr__")
-    if id(owner) not in vm.outside.sources or _is_immutable(owner):
+    if id(owner) not in vm.env.sources or _is_immutable(owner):
         delattr(owner, name)
     elif isinstance(owner, type):
         load_attr(vm, owner, name)
-        if vm.outside.overlay.name(owner, name) is MISSING:
+        if vm.env.overlay.name(owner, name) is MISSING:
             raise AttributeError(f"type object {owner.__name__!r} has no attribute {name!r}")
         _touch_class(vm, owner, name)
-        vm.outside.log.set_name(owner, name, MISSING)
+        vm.env.log.set_name(owner, name, MISSING)
     else:
         _check_plain(owner, name)
         load_attr(vm, owner, name)

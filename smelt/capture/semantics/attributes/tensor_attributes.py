@@ -40,7 +40,7 @@ def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
     own = tensor.__dict__
     if name in own and name != "_is_param":
         return own[name]
-    vm.outside.facts.use_class(torch.Tensor)
+    vm.env.facts.use_class(torch.Tensor)
     real = vm.trace.real(tensor)
     if real is None and vm.trace.autograd.reentrant and name in OF_HISTORY:
         raise refuse(
@@ -51,11 +51,9 @@ def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
     if real is not None and name in TENSOR_STATE:
         return TENSOR_STATE[name](vm, tensor, real, name)
     if real is not None and name in real.__dict__:
-        return wrap_values.wrap(
-            vm.outside, real.__dict__[name], vm.outside.sources.known(tensor).child("attr", name)
-        )
+        return wrap_values.wrap(vm.env, real.__dict__[name], vm.env.sources.known(tensor).child("attr", name))
     if real is not None and not hasattr(torch.Tensor, name):
-        vm.outside.facts.guard("not_in_dict", vm.outside.sources.known(tensor), name, key=name)
+        vm.env.facts.guard("not_in_dict", vm.env.sources.known(tensor), name, key=name)
     try:
         return getattr(tensor, name)
     except AttributeError as e:
@@ -74,7 +72,7 @@ def _asked_member(vm: VM, tensor: FakeTensor, name: str, method: str) -> Callabl
 
 def load_of_class(vm: VM, tensor: FakeTensor, subclass: type, name: str) -> object:
     """What the subclass that a fake is seen as of has under `name`, or the tensor itself."""
-    vm.outside.facts.use_class(subclass)
+    vm.env.facts.use_class(subclass)
     how, found, owner = vm.type_info(subclass).find(name)
     if how is PROPERTY:
         return load_property(vm, tensor, found)
@@ -84,10 +82,10 @@ def load_of_class(vm: VM, tensor: FakeTensor, subclass: type, name: str) -> obje
     if name in own:
         return own[name]
     if real is not None and name in real.__dict__:
-        source = vm.outside.sources.known(tensor).child("attr", name)
-        return wrap_values.wrap(vm.outside, real.__dict__[name], source)
+        source = vm.env.sources.known(tensor).child("attr", name)
+        return wrap_values.wrap(vm.env, real.__dict__[name], source)
     if real is not None:
-        vm.outside.facts.guard("not_in_dict", vm.outside.sources.known(tensor), name, key=name)
+        vm.env.facts.guard("not_in_dict", vm.env.sources.known(tensor), name, key=name)
     if how is CLASS_METHOD:
         return bind_class_method(vm, found, subclass, owner, name)
     return CLASS_LOADERS[how](vm, tensor, name, found, owner)
@@ -103,11 +101,11 @@ def tensor_member(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> 
         # in eager once
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
         value = getattr(real, name)
-    return wrap_values.wrap(vm.outside, value, vm.outside.sources.known(tensor).child("member", name))
+    return wrap_values.wrap(vm.env, value, vm.env.sources.known(tensor).child("member", name))
 
 
 def _tensor_grad(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> object:
-    if vm.outside.log.is_set_on_tensor(tensor, name):
+    if vm.env.log.is_set_on_tensor(tensor, name):
         return tensor.grad
     return tensor_member(vm, tensor, real, name)
 
@@ -197,7 +195,7 @@ def store_tensor_attr(vm: VM, tensor: FakeTensor, name: str, value: object) -> N
         return setter(vm, tensor, value)
     if tensor.subclass is not None:
         how, _, owner = vm.type_info(tensor.subclass).find(name)
-        vm.outside.facts.use_class(tensor.subclass)
+        vm.env.facts.use_class(tensor.subclass)
         if owner not in PLAIN_MROS and how not in _BOUND:
             check_class(tensor, name)
     if vm.trace.is_input(tensor):
@@ -205,7 +203,7 @@ def store_tensor_attr(vm: VM, tensor: FakeTensor, name: str, value: object) -> N
             raise Unsupported(
                 Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a tensor from outside is set")
             )
-        vm.outside.log.set_tensor_attribute(tensor, name, value)
+        vm.env.log.set_tensor_attribute(tensor, name, value)
     else:
-        vm.outside.log.call(Call(setattr, (tensor, name, value)))
+        vm.env.log.call(Call(setattr, (tensor, name, value)))
     setattr(tensor, name, value)

@@ -98,7 +98,7 @@ def _default(
     vm: VM, fn: FunctionType, kind: Literal["default", "kwdefault"], key: object, value: object
 ) -> object:
     """A default as a value of the machine."""
-    sources = vm.outside.sources
+    sources = vm.env.sources
     by_code = sources.is_by_code(fn)
     decided = (
         kind == "default" and not by_code
@@ -107,8 +107,8 @@ def _default(
         return value
     if by_code and kind == "default":
         held = sources.known(fn).child("member", "__defaults__")
-        return wrap_values.wrap(vm.outside, value, held.child("item", key))
-    return wrap_values.wrap(vm.outside, value, vm.outside.sources.const(fn).child(kind, key), decided=decided)
+        return wrap_values.wrap(vm.env, value, held.child("item", key))
+    return wrap_values.wrap(vm.env, value, vm.env.sources.const(fn).child(kind, key), decided=decided)
 
 
 # ----------------------------------------------------------------------------------------------------- messages

@@ -53,7 +53,7 @@ def call(vm: VM, fn: object, args: Args, kwargs: Kwargs) -> object:
 
 def call_method(vm: VM, fn: MethodType, args: Args, kwargs: Kwargs) -> object:
     """The call of a bound method: of its function, with the object that it is bound to in front."""
-    if id(fn) in vm.outside.sources:
+    if id(fn) in vm.env.sources:
         function, owner = (attributes.bound_part(vm, fn, n) for n in ("__func__", "__self__"))
     else:
         function, owner = fn.__func__, fn.__self__
@@ -77,7 +77,7 @@ def call_getter(
 ) -> object:
     """`operator.attrgetter(...)(obj)` and `operator.itemgetter(...)(obj)`."""
     vm.frames.tail = None
-    vm.outside.facts.use_content(fn)
+    vm.env.facts.use_content(fn)
     parts = fn.__reduce__()[1]
     (obj,) = args
     if isinstance(fn, operator.attrgetter):
@@ -93,7 +93,7 @@ def call_getter(
 def call_methodcaller(vm: VM, fn: operator.methodcaller, args: Args, kwargs: Kwargs) -> object:
     """`operator.methodcaller(...)(obj)`."""
     vm.frames.tail = None
-    vm.outside.facts.use_content(fn)
+    vm.env.facts.use_content(fn)
     (obj,) = args
     made, bound = cast("tuple[object, tuple[str, ...]]", fn.__reduce__())
     if isinstance(made, functools.partial):  # the method has keyword arguments
@@ -113,7 +113,7 @@ def call_alias(vm: VM, fn: types.GenericAlias, args: Args, kwargs: Kwargs) -> ob
 def call_object(vm: VM, obj: object, args: Args, kwargs: Kwargs) -> object:
     """The call of an instance: of the `__call__` of its class. Raises TypeError where it has none."""
     how, found, _ = vm.type_info(type(obj)).find("__call__")
-    vm.outside.facts.use_class(type(obj))
+    vm.env.facts.use_class(type(obj))
     if isinstance(obj, torch.jit.ScriptModule):
         return call_script_module(vm, obj, args, kwargs)
     if found is _module_call or (how is FUNCTION and found.__module__ == "smelt.callables"):

@@ -54,7 +54,7 @@ def instantiate(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
     refused = setting(cls)
     if refused is not None and not _is_interpreted(*info.find("__init__")[:2]):
         raise Unsupported(Reason(*refused))
-    vm.outside.facts.use_class(cls)
+    vm.env.facts.use_class(cls)
     if info.find("__del__")[0] is not ABSENT:
         error = unsupported(f"{cls.__qualname__}, which has a finalizer, is instantiated")
         error.breaks = False  # a resume function would keep it alive

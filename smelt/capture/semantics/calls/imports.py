@@ -20,14 +20,14 @@ def imported(
 ) -> object:
     """`__import__(name, scope, None, names, level)`, for real. Raises Unsupported where the code of a module would run after
     effects that wait."""
-    if not level and name not in sys.modules and not vm.outside.log.empty:
+    if not level and name not in sys.modules and not vm.env.log.empty:
         raise Unsupported(Reason(IMPORT, name))  # its code runs now, after what the function did before
     with vm.trace.paused():
         module = __import__(name, scope, None, names or (), level)
     held = name if names else name.partition(".")[0]
     if sys.modules.get(held) is module:  # whatever is there at the next call
-        wrap_values.wrap(vm.outside, module, vm.outside.sources.const(sys.modules).child("item", held))
-    vm.outside.sources.known(module)
+        wrap_values.wrap(vm.env, module, vm.env.sources.const(sys.modules).child("item", held))
+    vm.env.sources.known(module)
     return module
 
 

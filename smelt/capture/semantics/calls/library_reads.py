@@ -37,7 +37,7 @@ from smelt.capture.base.value_kinds import (
 )
 from smelt.capture.base.vm_frames import VMCallable
 from smelt.capture.environment import container_contents, wrap_values
-from smelt.capture.environment.environment import Outside
+from smelt.capture.environment.environment import Environment
 from smelt.capture.environment.mutation_log import slot_names
 from smelt.capture.environment.side_effects import Count
 from smelt.capture.proxies.array_proxy import Array
@@ -80,23 +80,23 @@ def _read_chains(code: types.CodeType) -> Iterator[Chain]:
             yield from _read_chains(constant)
 
 
-def use_native(outside: Outside, fn: FunctionType) -> None:
+def use_native(env: Environment, fn: FunctionType) -> None:
     """The trace depends on what the native Python function `fn` is and reads."""
-    if id(fn) in outside.memo.natives or any(type(cell_value(c)) is VMCallable for c in fn.__closure__ or ()):
+    if id(fn) in env.memo.natives or any(type(cell_value(c)) is VMCallable for c in fn.__closure__ or ()):
         return  # one that native code has made around the program's own is no function from outside
-    outside.memo.natives.add(id(fn))
-    outside.facts.use_function(fn)
+    env.memo.natives.add(id(fn))
+    env.facts.use_function(fn)
     if not (fn.__module__ or "").startswith("torch"):
         return
     for chain in chains_of(fn.__code__):
         if chain[0] in fn.__globals__:
-            source = outside.sources.const(fn.__globals__).child("item", chain[0])
-            _use_chain(outside, fn, source, fn.__globals__[chain[0]], chain[1:])
+            source = env.sources.const(fn.__globals__).child("item", chain[0])
+            _use_chain(env, fn, source, fn.__globals__[chain[0]], chain[1:])
     for at, cell in enumerate(fn.__closure__ or ()):
         value = getattr(cell, "cell_contents", None)
         if isinstance(value, FunctionType):
-            outside.facts.guard("id", outside.sources.const(fn).child("cell", at), value)
-            use_native(outside, value)
+            env.facts.guard("id", env.sources.const(fn).child("cell", at), value)
+            use_native(env, value)
 
 
 def use_state(vm: VM, args: Sequence[object]) -> None:
@@ -106,18 +106,18 @@ def use_state(vm: VM, args: Sequence[object]) -> None:
     seen: set[int] = set()
     while pending:
         value = pending.pop()
-        if id(value) in seen or id(value) not in vm.outside.sources or not _is_library_class(type(value)):
+        if id(value) in seen or id(value) not in vm.env.sources or not _is_library_class(type(value)):
             continue
         seen.add(id(value))
-        own = vm.outside.overlay.own(value)
+        own = vm.env.overlay.own(value)
         if own is not None:  # what is not among them comes from the class
-            vm.outside.facts.guard("keys", vm.outside.sources[id(value)].child("dict", None), tuple(own))
+            vm.env.facts.guard("keys", vm.env.sources[id(value)].child("dict", None), tuple(own))
         for name in (*(own or ()), *slot_names(type(value))):
             read = plain(attributes.load_default(vm, value, name, MISSING))
             if isinstance(read, (Array, np.ndarray)):
                 detail = f"native code reads an outside {type(value).__qualname__}"
                 raise Unsupported(Reason(UNSUPPORTED_OBJECT, detail))
-            container_contents.view(vm.outside, read)
+            container_contents.view(vm.env, read)
             pending.append(read)
 
 
@@ -139,50 +139,46 @@ def _makes_instances(cls: type) -> bool:
     return cls.__module__ != "typing" and any(n in vars(cls) for n in ("__new__", "__init__"))
 
 
-def _use_chain(outside: Outside, fn: FunctionType, source: Source, value: object, rest: Chain) -> None:
+def _use_chain(env: Environment, fn: FunctionType, source: Source, value: object, rest: Chain) -> None:
     while True:
         if type(value) in LEAF_TYPES:
-            outside.facts.guard("eq", source, value)
+            env.facts.guard("eq", source, value)
         elif is_identity(value):
-            outside.facts.guard("id", source, value)
+            env.facts.guard("id", source, value)
         if not rest or not isinstance(value, types.ModuleType) or rest[0] not in vars(value):
             break
         source, value, rest = source.child("attr", rest[0]), vars(value)[rest[0]], rest[1:]
     if isinstance(value, FunctionType) and value.__globals__ is fn.__globals__:
-        use_native(outside, value)
+        use_native(env, value)
 
 
-def use_signature(outside: Outside, target: object) -> None:
+def use_signature(env: Environment, target: object) -> None:
     """The trace depends on `inspect.signature(target)`."""
     if isinstance(target, types.MethodType):
-        return use_signature(outside, target.__func__)
+        return use_signature(env, target.__func__)
     if isinstance(target, functools.partial):
-        return use_signature(outside, target.func)
+        return use_signature(env, target.func)
     if not isinstance(target, FunctionType):
         owner = target if isinstance(target, type) else type(target)
-        outside.facts.use_class(owner)
+        env.facts.use_class(owner)
         for name in ("__new__", "__init__") if isinstance(target, type) else ("__call__",):
             found = getattr(owner, name, None)
             if isinstance(found, FunctionType):
-                use_signature(outside, found)
+                use_signature(env, found)
         return None
-    if id(target) not in outside.sources:
+    if id(target) not in env.sources:
         return None
-    outside.facts.use_function(target)
-    check_annotations(outside, target)
+    env.facts.use_function(target)
+    check_annotations(env, target)
     if target.__annotations__:
-        source = outside.sources.const(target).child("member", "__annotations__")
-        container_contents.open_compared(
-            outside, (wrap_values.wrap(outside, target.__annotations__, source),)
-        )
+        source = env.sources.const(target).child("member", "__annotations__")
+        container_contents.open_compared(env, (wrap_values.wrap(env, target.__annotations__, source),))
     for name in ("__signature__", "__wrapped__"):
         if name not in target.__dict__:
-            outside.facts.guard("not_in_dict", outside.sources.const(target), name, key=name)
+            env.facts.guard("not_in_dict", env.sources.const(target), name, key=name)
         else:
-            outside.facts.guard(
-                "id", outside.sources.const(target).child("attr", name), target.__dict__[name]
-            )
-            use_signature(outside, target.__dict__[name]) if name == "__wrapped__" else None
+            env.facts.guard("id", env.sources.const(target).child("attr", name), target.__dict__[name])
+            use_signature(env, target.__dict__[name]) if name == "__wrapped__" else None
     return None
 
 
@@ -192,11 +188,11 @@ def use_signature(outside: Outside, target: object) -> None:
 def use_registrations(vm: VM, obj: object, classes: object) -> None:
     """`isinstance(obj, classes)` or `issubclass(obj, classes)` is about to be asked of abstract classes or protocols."""
     for cls in _flat(classes):
-        vm.outside.facts.use_class(cls)
+        vm.env.facts.use_class(cls)
         if not isinstance(cls, abc.ABCMeta):
             continue
-        source = vm.outside.sources.const(abc.get_cache_token).child("call", None)
-        vm.outside.facts.guard("eq", source, abc.get_cache_token())
+        source = vm.env.sources.const(abc.get_cache_token).child("call", None)
+        vm.env.facts.guard("eq", source, abc.get_cache_token())
         if cls.__dict__.get("_is_protocol") and not isinstance(obj, type):
             _use_members(vm, obj, cls)
 
@@ -283,23 +279,21 @@ def cached_call(vm: VM, fn: _Cached, args: Sequence[object], kwargs: dict[str, o
     found = _kept(fn, cache, key)
     if found is not MISSING:
         result = found
-    elif key in cache or vm.outside.log.empty:
+    elif key in cache or vm.env.log.empty:
         with vm.trace.paused():
             try:
                 result = _counter.result(fn, key, lambda: fn(*args, **kwargs))
             except Exception as e:  # nothing says what it depends on, and the next call raises anew
                 raise Unsupported(Reason(UNSUPPORTED_CALL, f"{_name(fn)}, which is cached, raises")) from e
-    elif vm.outside.log.changed:  # the compiled frame stores that after its calls
+    elif vm.env.log.changed:  # the compiled frame stores that after its calls
         raise Unsupported(Reason(UNSUPPORTED_CALL, f"{_name(fn)} is cached, and called after changes"))
     else:
         return MISSING
     for value in values:
-        vm.outside.facts.use_identity(value)
+        vm.env.facts.use_identity(value)
     _guard_entry(vm, fn, cache, key)
     _count(vm, fn, key, values, tuple(kwargs))
-    return wrap_values.wrap(
-        vm.outside, result, vm.outside.sources.const(result, f"{_name(fn)}(...)"), decided=True
-    )
+    return wrap_values.wrap(vm.env, result, vm.env.sources.const(result, f"{_name(fn)}(...)"), decided=True)
 
 
 class OwnEntry:
@@ -331,7 +325,7 @@ def calls_for_real(vm: VM, fn: _Cached, args: Sequence[object], kwargs: dict[str
     if not all(is_key(vm, v) for v in (*args, *kwargs.values())):
         return False
     cache = _cache_of(fn)
-    return vm.outside.log.empty and _key(fn, tuple(args), kwargs) not in cache and not _is_small(fn, cache)
+    return vm.env.log.empty and _key(fn, tuple(args), kwargs) not in cache and not _is_small(fn, cache)
 
 
 def _is_small(fn: _Cached, cache: dict[object, object]) -> bool:
@@ -342,8 +336,8 @@ def _is_small(fn: _Cached, cache: dict[object, object]) -> bool:
 
 def _count(vm: VM, fn: _Cached, key: object, values: tuple[object, ...], names: tuple[str, ...]) -> None:
     target = _counter.target(fn, key)
-    vm.outside.sources.const(target)
-    vm.outside.log.call(Count(target, values, names))
+    vm.env.sources.const(target)
+    vm.env.log.call(Count(target, values, names))
 
 
 def _name(fn: _Cached) -> str:
@@ -353,18 +347,16 @@ def _name(fn: _Cached) -> str:
 def is_key(vm: VM, value: object) -> bool:
     """Whether `value` as a key of a cache is known: a constant, or an object from outside that is found by identity."""
     if is_constant(value) or is_identity(value):
-        return not vm.outside.sources.is_by_code(value)
-    return has_identity_hash(value) and id(value) in vm.outside.sources
+        return not vm.env.sources.is_by_code(value)
+    return has_identity_hash(value) and id(value) in vm.env.sources
 
 
 def _guard_entry(vm: VM, fn: _Cached, cache: dict[object, object], key: object) -> None:
-    used = vm.outside.memo.of(fn)
+    used = vm.env.memo.of(fn)
     used[key] = cache[key]
     if any(cache.get(k, MISSING) is not v for k, v in used.items()):
         raise Unsupported(Reason(UNSUPPORTED_CALL, f"the cache of {_name(fn)} is too small"))
-    vm.outside.facts.guard(
-        "id", vm.outside.sources.const(cache, f"{_name(fn)}.cache").child("item", key), cache[key]
-    )
+    vm.env.facts.guard("id", vm.env.sources.const(cache, f"{_name(fn)}.cache").child("item", key), cache[key])
 
 
 def _cache_of(fn: _Cached) -> dict[object, object]:

@@ -32,11 +32,11 @@ def call_lru_cached(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args
         return vm.call(fn.__wrapped__, args, kwargs)
     args = [settled(plain(a)) for a in args]
     kwargs = {k: settled(plain(v)) for k, v in kwargs.items()}
-    source = vm.outside.sources.get(id(fn))
-    if source is None and vm.outside.sources.is_made_function(fn):  # and so is what it holds
+    source = vm.env.sources.get(id(fn))
+    if source is None and vm.env.sources.is_made_function(fn):  # and so is what it holds
         return vm.native(fn, args, kwargs)
-    source = source or vm.outside.sources.const(fn)  # a method, known by its class
-    wrap_values.wrap(vm.outside, fn.__wrapped__, source.child("attr", "__wrapped__"))
+    source = source or vm.env.sources.const(fn)  # a method, known by its class
+    wrap_values.wrap(vm.env, fn.__wrapped__, source.child("attr", "__wrapped__"))
     values = (*args, *kwargs.values())
     known = all(_is_key(a) for a in values) and not _makes_tensors(fn.__wrapped__)
     if known and not library_reads.has_entry(fn, args, kwargs):
@@ -65,7 +65,7 @@ def _computes_again(module: str) -> bool:
 def _refuse_effects(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kwargs: Kwargs) -> None:
     """Raises Unsupported where the function does more than return something: then only the compiled frame calls it."""
     vm.frames.tail = None
-    log = vm.outside.log
+    log = vm.env.log
     calls, changed = len(log.calls), log.changed
     log.calls.append(Call(fn, ()))  # cached functions that it calls are interpreted too
     try:
@@ -76,7 +76,7 @@ def _refuse_effects(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args
         del log.calls[calls:]
         if log.changed == changed:  # the compiled frame has it raise again, for its counts
             tried = functools.partial(_try, fn)
-            vm.outside.sources.const(tried)
+            vm.env.sources.const(tried)
             log.call(Count(tried, (*args, *kwargs.values()), tuple(kwargs)))
         raise
     if log.changed != changed or not all(_is_cached(call.target) for call in log.calls[calls:]):
@@ -106,15 +106,15 @@ def _call_again(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kw
     makes it for real, so that its cache counts it and decides whether anything is written. The entry must be absent again,
     or the one that the compiled frame made. Raises Unsupported where the function does more."""
     vm.frames.tail = None
-    log = vm.outside.log
+    log = vm.env.log
     calls, changed = len(log.calls), log.changed
     result = vm.call(fn.__wrapped__, args, kwargs)
     if log.changed != changed or not is_constant(result):
         raise Unsupported(Reason(OUTPUT, f"{fn.__qualname__}, which is cached, does more than write"))
     del log.calls[calls:]
     own = library_reads.OwnEntry(fn, args, kwargs)
-    vm.outside.facts.guard("id", vm.outside.sources.const(own.holds).child("call", None), True)
-    vm.outside.sources.const(own)
+    vm.env.facts.guard("id", vm.env.sources.const(own.holds).child("call", None), True)
+    vm.env.sources.const(own)
     log.call(Call(own, (*args, *kwargs.values()), tuple(kwargs)))
     return result
 

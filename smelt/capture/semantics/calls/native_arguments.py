@@ -1,4 +1,4 @@
-"""What native code is given: Python callables come back to the machine, and an outside object of C whose data native code
+"""What native code is given: Python callables come back to the machine, and an environment object of C whose data native code
 could read unguarded is refused.
 """
 
@@ -47,8 +47,8 @@ def native_argument(vm: VM, value: object) -> object:
         return VMCallable(vm, value) if _is_python(vm, value) else value
     if kind is functools.partial or (type(value) is BuiltinType and has_effects(value)):
         return VMCallable(vm, value)
-    vm.outside.facts.use_content(value)
-    if id(value) in vm.outside.sources and is_opaque(value):
+    vm.env.facts.use_content(value)
+    if id(value) in vm.env.sources and is_opaque(value):
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"native code reads an outside {kind.__qualname__}"))
     return value
 
@@ -62,7 +62,7 @@ def _is_python(vm: VM, fn: object) -> bool:
         return _is_python(vm, fn.__func__)
     if kind is functools.partial:
         return True
-    vm.outside.facts.use_content(fn)
+    vm.env.facts.use_content(fn)
     if isinstance(fn, type):
         return type(fn) is type and vm.type_info(fn).find("__init__")[0] is FUNCTION and fn not in BUILTINS
     return vm.type_info(kind).find("__call__")[0] is FUNCTION

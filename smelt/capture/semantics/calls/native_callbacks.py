@@ -62,9 +62,9 @@ def native(
         if result is not NotImplemented:
             return result
         args, kwargs = number_semantics.native_arguments(fn, args, kwargs, symbols.has_standins)
-    if vm.outside.opened.stale:
-        container_contents.update_copies(vm.outside)
-    vm.outside.facts.use_digits(*args)
+    if vm.env.opened.stale:
+        container_contents.update_copies(vm.env)
+    vm.env.facts.use_digits(*args)
     traced = numpy_errors.is_traced(fn, args)
     if traced or numpy_errors.computes(fn, args):
         with numpy_errors.noted(vm, fn, traced):
@@ -89,7 +89,7 @@ def _called(
     try:
         result = fn(*args) if named is None else fn(*args, **named)
     except Exception as e:
-        vm.outside.facts.use_digits(e)
+        vm.env.facts.use_digits(e)
         refused = hidden_refusal(e)  # NumPy's C code makes other errors of a refusal
         if vm.trace.writes.frozen and "read-only" in str(e):
             refused = Unsupported(
@@ -105,7 +105,7 @@ def _called(
         call.asks = asked
     if vm.failure is not None:
         raise vm.failure
-    vm.outside.facts.use_digits(result)
+    vm.env.facts.use_digits(result)
     return own(result)
 
 
@@ -123,7 +123,7 @@ def in_window(
 ) -> R:
     """`fn(*args, **kwargs)` in a window. Raises what `native` does."""
     for value in args:
-        vm.outside.facts.use_class(value if isinstance(value, type) else type(value))
+        vm.env.facts.use_class(value if isinstance(value, type) else type(value))
         if type(value) is Text and not (isinstance(fn, type) and issubclass(fn, BaseException)):
             raise Unreadable(Reason(DATA_DEPENDENT, "native code reads the text of a tensor"))
     return _diverted(vm, vm.called_back, fn, args, kwargs)
@@ -145,14 +145,14 @@ def _diverted(
     except BaseException as e:
         if vm.failure is not None and e is not vm.failure:
             raise vm.failure from e
-        vm.outside.facts.use_digits(e)
+        vm.env.facts.use_digits(e)
         check_class_named(fn, e, (args, kwargs))
         raise
     finally:
         call.asks = asked
     if vm.failure is not None:
         raise vm.failure
-    vm.outside.facts.use_digits(result)
+    vm.env.facts.use_digits(result)
     return result
 
 
@@ -166,21 +166,21 @@ def check_class_named(fn: Callable[..., object], error: BaseException, given: ob
 
 def keyed(vm: VM, fn: Callable[..., object], obj: object, key: object, *rest: object) -> object:
     """`fn(obj, key, *rest)` of a container. Only the key is hashed, and compared with keys of the same hash."""
-    container, obj = obj, vm.outside.overlay.now(obj)
+    container, obj = obj, vm.env.overlay.now(obj)
     if vm.trace.numbers.symbols is not None:
         key = plain_parts(key)
-    vm.outside.facts.use_nan(key)
-    vm.outside.facts.use_differences(key)
+    vm.env.facts.use_nan(key)
+    vm.env.facts.use_differences(key)
     if vm.classes.native_reach.get(type(key)) is not False and calls_back(vm.classes.native_reach, key):
         try:
             return in_window(vm, fn, (obj, key, *rest))
         finally:
-            environment_mutations.touched(vm.outside, container)
+            environment_mutations.touched(vm.env, container)
     if vm.trace.call.modes and type(key) in (FakeTensor, slice) and not isinstance(container, (dict, set)):
         return native(vm, fn, (obj, key, *rest))  # asks about `__index__`
     if isinstance(container, (dict, set)):
-        outside = id(container) in vm.outside.sources
-        callback = functools.partial(_compared_outside, vm) if outside else vm.called_back
+        is_environment_object = id(container) in vm.env.sources
+        callback = functools.partial(_compared_outside, vm) if is_environment_object else vm.called_back
         return _diverted(vm, callback, fn, (obj, key, *rest))
     return fn(obj, key, *rest)
 
@@ -248,14 +248,14 @@ def _note_new_class(vm: VM, slots: Sequence[object]) -> None:
     """Notes a class that C code is making where it is first seen: in `__set_name__` or `__init_subclass__`, which run before
     native code gives the class to its caller."""
     for value in slots:
-        if isinstance(value, type) and id(value) not in vm.outside.sources:
+        if isinstance(value, type) and id(value) not in vm.env.sources:
             if (value.__name__, value.__bases__) == vm.classes.being_made[-1]:
-                vm.outside.sources.made_class(value)
+                vm.env.sources.made_class(value)
 
 
 def _arguments(vm: VM, fn: FunctionType, slots: Sequence[object]) -> tuple[list[object], dict[str, object]]:
     """The arguments of the call that gave a frame these slots. Defaults are left out: binding them again guards them."""
-    code, fake = fn.__code__, functools.partial(wrap_values.fake, vm.outside)
+    code, fake = fn.__code__, functools.partial(wrap_values.fake, vm.env)
     count, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
     names = code.co_varnames
     args = [fake(v) for v in slots[:count]]

@@ -79,11 +79,11 @@ def call_native_python(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> 
     refused = setting(fn)
     if refused is not None:
         raise Unsupported(Reason(*refused))
-    library_reads.use_native(vm.outside, fn)
+    library_reads.use_native(vm.env, fn)
     for value in args:
         if fn.__module__ == "statistics" and isinstance(value, (list, tuple)):
             check_decimals(*value)
-        if vm.outside.log.is_overlaid(value):
+        if vm.env.log.is_overlaid(value):
             what = f"{fn.__qualname__} reads a {type(value).__qualname__} that the function has changed"
             raise unsupported(what, UNSUPPORTED_EFFECT)
     library_reads.use_state(vm, args)
@@ -118,16 +118,14 @@ _INTROSPECTION = frozenset(("inspect", "typing", "typing_extensions", "types", "
 
 def _introspect(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
     for value in (*args, *kwargs.values()):
-        if type(value) is FunctionType and id(value) in vm.outside.sources:
-            library_reads.use_signature(vm.outside, value)
+        if type(value) is FunctionType and id(value) in vm.env.sources:
+            library_reads.use_signature(vm.env, value)
 
     def given(value: object) -> object:
-        return (
-            value if type(value) in _SHOWN else vm.native_argument(container_contents.view(vm.outside, value))
-        )
+        return value if type(value) in _SHOWN else vm.native_argument(container_contents.view(vm.env, value))
 
     return wrap_values.fake(
-        vm.outside, vm.native(fn, [given(v) for v in args], {k: given(v) for k, v in kwargs.items()})
+        vm.env, vm.native(fn, [given(v) for v in args], {k: given(v) for k, v in kwargs.items()})
     )
 
 
@@ -149,15 +147,15 @@ def run_native(vm: VM, fn: Callable[..., object], args: Args, kwargs: Kwargs) ->
             _check_unchanged(fn, seen, before)
     if type(result) is VMCallable:
         return result.function
-    return result if type(result) is FakeTensor else wrap_values.fake(vm.outside, result)
+    return result if type(result) is FakeTensor else wrap_values.fake(vm.env, result)
 
 
 def _shown(vm: VM, value: object, copies: list[tuple[Container, list[object]]]) -> object:
     """`value` as an argument of native code. What stands for a container from outside is noted in `copies`."""
-    seen = container_contents.view(vm.outside, value)
+    seen = container_contents.view(vm.env, value)
     if isinstance(seen, CONTAINER_BASES):
-        if seen is value and id(value) in vm.outside.sources:
-            seen = vm.outside.overlay.copy(seen)
+        if seen is value and id(value) in vm.env.sources:
+            seen = vm.env.overlay.copy(seen)
         if seen is not value:
             copies.append((seen, items_of(seen)))
     return vm.native_argument(seen)
@@ -199,9 +197,9 @@ def call_builtin(vm: VM, fn: BuiltinType, args: Args, kwargs: Kwargs) -> object:
         if fn is pow or fn is divmod:
             check_decimals(*args)
         return run_native(vm, fn, args, kwargs)
-    if id(fn) in vm.outside.sources:  # stored by itself
-        source = vm.outside.sources[id(fn)]
-        owner = wrap_values.wrap(vm.outside, owner, source.child("member", "__self__"))
+    if id(fn) in vm.env.sources:  # stored by itself
+        source = vm.env.sources[id(fn)]
+        owner = wrap_values.wrap(vm.env, owner, source.child("member", "__self__"))
         fn = getattr(owner, fn.__name__)
         if not _is_known(owner) and (type(owner), fn.__name__) not in METHODS:
             _check_native_object(vm, fn.__name__, owner)
@@ -238,9 +236,9 @@ def call_descriptor(vm: VM, fn: Descriptor, args: Args, kwargs: Kwargs) -> objec
 
 def call_method_wrapper(vm: VM, fn: types.MethodWrapperType, args: Args, kwargs: Kwargs) -> object:
     """`x.__add__` of a C class, bound."""
-    source = vm.outside.sources.get(id(fn))
+    source = vm.env.sources.get(id(fn))
     if source is not None:  # stored by itself
-        owner = wrap_values.wrap(vm.outside, fn.__self__, source.child("member", "__self__"))
+        owner = wrap_values.wrap(vm.env, fn.__self__, source.child("member", "__self__"))
         return vm.call(fn.__objclass__.__dict__[fn.__name__], (owner, *args), kwargs)
     handler = BUILTINS.get(getattr(fn.__objclass__, fn.__name__, None))
     if handler not in HANDING_ON:
@@ -279,7 +277,7 @@ def call_bound(
         return handler(vm, owner, *args, **kwargs)
     if name in _NODE_METHODS and isinstance(owner, torch.autograd.graph.Node):
         raise unsupported(f"{name} of a node of autograd")
-    vm.outside.facts.check_readable(owner)
+    vm.env.facts.check_readable(owner)
     if name in _TEXTS:
         use_names(vm, owner)
     if name not in _EXACT_OF_DECIMALS:
@@ -317,14 +315,14 @@ def _call_owned(
         return search(vm, name, owner, args)
     if isinstance(owner, CONTAINER_BASES):
         return call_container_method(vm, name, fn, owner, args, kwargs)
-    if id(owner) in vm.outside.sources and kind not in LEAF_TYPES and not isinstance(owner, (str, tuple)):
+    if id(owner) in vm.env.sources and kind not in LEAF_TYPES and not isinstance(owner, (str, tuple)):
         _check_native_object(vm, name, owner)
     if isinstance(owner, torch.Tensor):
         return run_native(vm, fn, args, kwargs)
     if isinstance(owner, tuple):
-        container_contents.open_compared(vm.outside, owner)
-    args = [vm.native_argument(container_contents.view(vm.outside, a)) for a in args]
-    return wrap_values.fake(vm.outside, vm.native(fn, args, kwargs))
+        container_contents.open_compared(vm.env, owner)
+    args = [vm.native_argument(container_contents.view(vm.env, a)) for a in args]
+    return wrap_values.fake(vm.env, vm.native(fn, args, kwargs))
 
 
 _REDUCING = frozenset(("__reduce__", "__reduce_ex__"))
@@ -375,13 +373,13 @@ IMMUTABLE = (
 
 
 def _check_native_object(vm: VM, name: str, owner: object) -> None:
-    """Raises Unsupported for a method of an outside object of C that may change it, or that reads what no guard sees."""
+    """Raises Unsupported for a method of an environment object of C that may change it, or that reads what no guard sees."""
     kind = type(owner)
-    vm.outside.facts.use_content(owner)
+    vm.env.facts.use_content(owner)
     if kind in PURE_TYPES or isinstance(owner, (enum.Enum, *IMMUTABLE)):
         return
     if isinstance(owner, BaseException):
-        container_contents.open_exception(vm.outside, owner)
+        container_contents.open_exception(vm.env, owner)
         if name in ("split", "subgroup", "derive"):
             return
     if name in PURE_METHODS and (name.startswith("__") or kind.__module__ == "datetime"):

@@ -33,9 +33,9 @@ def call_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) -> object
         return interpret(vm, WRAPPED_CALL_IMPL, (module, *args), kwargs)
     if has_hooks(vm, module):
         return interpret(vm, CALL_IMPL, (module, *args), kwargs)
-    source = vm.outside.sources.get(id(module))
+    source = vm.env.sources.get(id(module))
     if source is not None:
-        vm.outside.facts.guard("no_hooks", source)
+        vm.env.facts.guard("no_hooks", source)
     tail = vm.frames.take_tail()
     function, owner = attributes.load_method(vm, module, "forward")
     vm.frames.tail = tail
@@ -50,26 +50,26 @@ def call_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) -> object
 
 def _calls_otherwise(vm: VM, module: nn.Module) -> bool:
     """Whether something else stands for `nn.Module._call_impl`: in the class, in a base, or in the instance."""
-    vm.outside.facts.use_class(type(module))
+    vm.env.facts.use_class(type(module))
     found = vm.type_info(type(module)).find("_call_impl")[1]
     return attributes.in_instance(vm, module, "_call_impl") or found is not CALL_IMPL
 
 
 def _has_backward_hooks(vm: VM, module: nn.Module) -> bool:
-    return _has_any(
-        vm, vm.outside.overlay.own(module), ("_backward_hooks", "_backward_pre_hooks")
-    ) or _has_any(vm, _module_globals, ("_global_backward_hooks", "_global_backward_pre_hooks"))
+    return _has_any(vm, vm.env.overlay.own(module), ("_backward_hooks", "_backward_pre_hooks")) or _has_any(
+        vm, _module_globals, ("_global_backward_hooks", "_global_backward_pre_hooks")
+    )
 
 
 def _has_any(vm: VM, held: Mapping[str, object] | None, names: Sequence[str]) -> bool:
     """Whether a dictionary of hooks under one of these names has any."""
-    return any(vm.outside.overlay.now(held.get(n)) for n in names) if held else False
+    return any(vm.env.overlay.now(held.get(n)) for n in names) if held else False
 
 
 def has_hooks(vm: VM, module: nn.Module) -> bool:
     """Whether `__call__` does more than to call `forward`. That no hook is registered for all modules is guarded here."""
-    if _has_any(vm, vm.outside.overlay.own(module), _HOOKS) or _has_any(vm, _module_globals, _GLOBAL_HOOKS):
+    if _has_any(vm, vm.env.overlay.own(module), _HOOKS) or _has_any(vm, _module_globals, _GLOBAL_HOOKS):
         return True
     for name in _GLOBAL_HOOKS:
-        vm.outside.facts.guard("len", vm.outside.sources.const(_module_globals).child("item", name), 0)
+        vm.env.facts.guard("len", vm.env.sources.const(_module_globals).child("item", name), 0)
     return False

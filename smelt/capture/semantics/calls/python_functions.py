@@ -105,7 +105,7 @@ def _call_allowed(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> objec
     it is taken at its word, and runs natively on the fakes."""
     if vm.disclosed.trusts_marks and all(map(_is_plain, (*args, *kwargs.values()))):
         vm.frames.tail = None
-        vm.outside.facts.use_function(fn)
+        vm.env.facts.use_function(fn)
         return run_native(vm, fn, args, kwargs)
     try:
         vm.disclosed.in_marked += 1
@@ -128,7 +128,7 @@ def _is_plain(value: object) -> bool:
 
 def interpret(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
     """Runs a Python function in the machine, whatever the tables of native functions say of it."""
-    vm.outside.facts.use_function(fn)
+    vm.env.facts.use_function(fn)
     code = vm.decode(fn.__code__)
     if code.flags & ASYNC_GENERATOR:
         raise unsupported(f"{fn.__qualname__} is asynchronous")

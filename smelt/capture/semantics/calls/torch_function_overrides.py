@@ -86,9 +86,9 @@ def ask(vm: VM, func: object, args: tuple[object, ...], kwargs: Mapping[str, obj
 
 def _given(vm: VM, args: tuple[object, ...], kwargs: Mapping[str, object] | None) -> Args:
     """The arguments of a call as those of a handler."""
-    given = [cast(object, tuple(wrap_values.fake(vm.outside, v) for v in args))]
+    given = [cast(object, tuple(wrap_values.fake(vm.env, v) for v in args))]
     if kwargs is not None:
-        given.append({k: wrap_values.fake(vm.outside, v) for k, v in kwargs.items()})
+        given.append({k: wrap_values.fake(vm.env, v) for k, v in kwargs.items()})
     return given
 
 

@@ -62,7 +62,7 @@ def call_script(vm: VM, fn: object, args: Args, kwargs: Kwargs) -> object:
 def call_script_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) -> object:
     """`module(*args, **kwargs)` of a scripted or traced module, which has no hooks of its own."""
     script = cast(_Script, module)
-    source = vm.outside.sources.get(id(module))
+    source = vm.env.sources.get(id(module))
     if source is None:
         raise _unknown("made inside")
     if has_hooks(vm, module):
@@ -89,11 +89,11 @@ def _call(
     kwargs: Kwargs,
 ) -> object:
     vm.frames.tail = None
-    if id(made) not in vm.outside.sources:
+    if id(made) not in vm.env.sources:
         raise _unknown("made inside")
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         raise _unknown("under autocast")  # which TorchScript applies itself
-    vm.outside.facts.use_identity(made)
+    vm.env.facts.use_identity(made)
     given = _bind(schema, len(owner), args, kwargs)
     run = _Run(vm)
     try:
@@ -211,7 +211,7 @@ class _Run:
             number = value.item() if _is_number(value) else None
         if number is not None:
             return number
-        return wrap_values.wrap(self.vm.outside, value, self.vm.outside.sources.const(value))
+        return wrap_values.wrap(self.vm.env, value, self.vm.env.sources.const(value))
 
     def read(self, held: _Held, name: str) -> object:
         """An attribute of a module."""
@@ -219,7 +219,7 @@ class _Run:
         if type(found) is ScriptModule:
             return _Held(cast(_Module, found), source)
         if isinstance(found, torch.Tensor) or type(found) in _PLAIN.values():
-            return plain(wrap_values.wrap(self.vm.outside, found, source))
+            return plain(wrap_values.wrap(self.vm.env, found, source))
         raise _unknown(f"a module holds a {type(found).__name__}")
 
 

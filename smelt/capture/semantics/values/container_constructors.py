@@ -75,7 +75,7 @@ def _defaultdict(vm: VM, args: Args, kwargs: Kwargs) -> object:
 @builtin(dict.fromkeys)
 def _dict_fromkeys(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if isinstance(args[0], (set, frozenset)):
-        vm.outside.facts.use_order(vm.outside.overlay.now(args[0]))
+        vm.env.facts.use_order(vm.env.overlay.now(args[0]))
     return vm.native(dict.fromkeys, (_keys(vm, args[0]), *args[1:]))
 
 
@@ -110,9 +110,9 @@ def _no_pair(number: int) -> TypeError:
 def mapping(vm: VM, obj: object) -> dict[object, object]:
     """What `**obj` or `dict.update(obj)` reads, as a dictionary."""
     if isinstance(obj, dict) and python_method(vm, obj, "keys") is None:
-        if (items := container_contents.changing_items(vm.outside, obj)) is not None:
+        if (items := container_contents.changing_items(vm.env, obj)) is not None:
             return items
-        return cast("dict[object, object]", container_contents.view(vm.outside, obj, deep=False))
+        return cast("dict[object, object]", container_contents.view(vm.env, obj, deep=False))
     keys = vm.elements(vm.call(attributes.load_attr(vm, obj, "keys"), (), {}))
     pairs = [(k, vm.subscript(obj, k)) for k in keys]
     return cast("dict[object, object]", vm.native(dict, (pairs,)))

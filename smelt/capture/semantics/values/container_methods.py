@@ -64,14 +64,10 @@ def call_container_method(
 ) -> object:
     """`owner.name(*args, **kwargs)` of a container, for a method `fn` of C that has no handler. The elements of an outside
     container are guarded, and the container is noted as changed unless the method is known to change nothing."""
-    outside = vm.outside
-    if (
-        isinstance(owner, collections.defaultdict)
-        and id(owner) in outside.sources
-        and owner not in outside.log
-    ):
-        source = outside.sources[id(owner)].child("member", "default_factory")
-        wrap_values.wrap(outside, owner.default_factory, source)
+    env = vm.env
+    if isinstance(owner, collections.defaultdict) and id(owner) in env.sources and owner not in env.log:
+        source = env.sources[id(owner)].child("member", "default_factory")
+        wrap_values.wrap(env, owner.default_factory, source)
     if isinstance(owner, set) and name in set_methods.CHANGES and not kwargs:
         return set_methods.change(vm, owner, name, args)
     if name == "update" and isinstance(owner, dict):
@@ -82,23 +78,23 @@ def call_container_method(
             ask_length(vm, given[0])
     run = _directly if name in _BLIND_METHODS else vm.native
     look = container_contents.walk if name in _VIEWS else container_contents.open
-    seen = look(outside, owner) if id(owner) in outside.sources else owner
+    seen = look(env, owner) if id(owner) in env.sources else owner
     if name == "sort" and isinstance(owner, list):
-        if compares_contents(outside.overlay.now(owner), kwargs.get("key")):
+        if compares_contents(env.overlay.now(owner), kwargs.get("key")):
             _sort(vm, owner, **kwargs)
             return None
         kwargs = comparing(vm, seen, kwargs)
-    if id(owner) not in outside.sources:
-        return wrap_values.fake(outside, run(fn, args, kwargs))
+    if id(owner) not in env.sources:
+        return wrap_values.fake(env, run(fn, args, kwargs))
     if name in PURE_METHODS:
-        return wrap_values.fake(outside, run(getattr(seen, name) if seen is not owner else fn, args, kwargs))
-    environment_mutations.touch(outside, owner)
+        return wrap_values.fake(env, run(getattr(seen, name) if seen is not owner else fn, args, kwargs))
+    environment_mutations.touch(env, owner)
     if isinstance(owner, set):
-        outside.log.change_unknown(owner)
+        env.log.change_unknown(owner)
     try:
-        return wrap_values.fake(outside, run(_bound_to(outside.overlay.now(owner), name), args, kwargs))
+        return wrap_values.fake(env, run(_bound_to(env.overlay.now(owner), name), args, kwargs))
     finally:
-        environment_mutations.touched(outside, owner)
+        environment_mutations.touched(env, owner)
 
 
 def _bound_to(container: Container, name: str) -> Callable[..., object]:
@@ -114,10 +110,10 @@ def _bound_to(container: Container, name: str) -> Callable[..., object]:
 def search(vm: VM, name: str, owner: _Sequence, args: Args) -> object:
     """`index`, `count` or `remove`: elements are compared, with all that they hold, so that is shown with fakes."""
     base = next(b for b in (list, tuple, collections.deque) if isinstance(owner, b))
-    vm.outside.facts.use_nan(args[0] if args else None)
-    vm.outside.facts.use_differences(owner, args)
-    seen = container_contents.view(vm.outside, owner)
-    args = [_sought(vm, container_contents.view(vm.outside, a)) for a in args]
+    vm.env.facts.use_nan(args[0] if args else None)
+    vm.env.facts.use_differences(owner, args)
+    seen = container_contents.view(vm.env, owner)
+    args = [_sought(vm, container_contents.view(vm.env, a)) for a in args]
     if name != "remove":
         return vm.native(getattr(base, name), (seen, *args))
     count = len(seen)
@@ -129,11 +125,11 @@ def search(vm: VM, name: str, owner: _Sequence, args: Args) -> object:
         raise
     if at is None:
         raise ValueError(f"{base.__name__}.remove(x): x not in {base.__name__}")
-    environment_mutations.touch(vm.outside, owner)
+    environment_mutations.touch(vm.env, owner)
     if isinstance(owner, list):
-        list.__delitem__(vm.outside.overlay.now(owner), at)
+        list.__delitem__(vm.env.overlay.now(owner), at)
     elif isinstance(owner, collections.deque):
-        collections.deque.__delitem__(vm.outside.overlay.now(owner), at)
+        collections.deque.__delitem__(vm.env.overlay.now(owner), at)
     return None
 
 
@@ -149,25 +145,25 @@ def _place(values: Sequence[object], value: object) -> int | None:
 
 def _sort(vm: VM, owner: list[object], **options: object) -> None:
     order = sorted_places(vm, vm.elements(owner), **options)
-    environment_mutations.touch(vm.outside, owner)
-    now = vm.outside.overlay.now(owner)
+    environment_mutations.touch(vm.env, owner)
+    now = vm.env.overlay.now(owner)
     list.__setitem__(now, slice(None), [list.__getitem__(now, i) for i in order])
 
 
 def _known_key(vm: VM, obj: dict[object, object], key: object) -> bool:
     """Whether a read of `obj[key]` must be guarded, that entry alone: the dictionary is from outside, and the trace has not
     written the entry. Raises Unsupported for a key that a guard could not look up."""
-    outside = vm.outside
-    if id(obj) not in outside.sources:
+    env = vm.env
+    if id(obj) not in env.sources:
         return False
-    outside.facts.use_identity(key)
+    env.facts.use_identity(key)
     if not is_lookup_key(key):
         raise unsupported(
             f"a {type(key).__qualname__} is looked up in an outside dictionary", UNSUPPORTED_OBJECT
         )
-    if obj not in outside.log:
+    if obj not in env.log:
         return True
-    now, was = vm.keyed(dict.get, obj, key, MISSING), outside.log.original_entry(obj, key)
+    now, was = vm.keyed(dict.get, obj, key, MISSING), env.log.original_entry(obj, key)
     return now is was
 
 
@@ -175,9 +171,9 @@ def _known_key(vm: VM, obj: dict[object, object], key: object) -> bool:
 def _dict_get(vm: VM, obj: dict[object, object], key: object, default: object = None) -> object:
     if _known_key(vm, obj, key):
         present = bool(vm.keyed(dict.__contains__, obj, key))
-        vm.outside.facts.guard("contains", vm.outside.sources[id(obj)], (key, present), key=key)
+        vm.env.facts.guard("contains", vm.env.sources[id(obj)], (key, present), key=key)
         return (
-            container_contents.item(vm.outside, obj, key, vm.keyed(dict.__getitem__, obj, key))
+            container_contents.item(vm.env, obj, key, vm.keyed(dict.__getitem__, obj, key))
             if present
             else default
         )
@@ -196,30 +192,30 @@ def contains_key(vm: VM, obj: dict[object, object], key: object) -> bool:
     """`key in obj`; of an outside dictionary the answer is guarded, and nothing else of it."""
     present = bool(vm.keyed(dict.__contains__, obj, key))
     if _known_key(vm, obj, key):
-        vm.outside.facts.guard("contains", vm.outside.sources[id(obj)], (key, present), key=key)
+        vm.env.facts.guard("contains", vm.env.sources[id(obj)], (key, present), key=key)
     return present
 
 
 @method(dict, "setdefault")
 def _dict_setdefault(vm: VM, obj: dict[object, object], key: object, default: object = None) -> object:
-    if id(obj) not in vm.outside.sources:  # the key is hashed once
+    if id(obj) not in vm.env.sources:  # the key is hashed once
         return vm.keyed(dict_base(obj).setdefault, obj, key, default)
     if contains_key(vm, obj, key):
         return vm.item_value(obj, key, vm.keyed(dict.__getitem__, obj, key))
-    environment_mutations.touch(vm.outside, obj)
+    environment_mutations.touch(vm.env, obj)
     return vm.keyed(dict_base(obj).setdefault, obj, key, default)
 
 
 @method(dict, "pop")
 def _dict_pop(vm: VM, obj: dict[object, object], key: object, *default: object) -> object:
-    if id(obj) not in vm.outside.sources:
+    if id(obj) not in vm.env.sources:
         return vm.item_value(obj, key, vm.keyed(dict_base(obj).pop, obj, key, *default))
     if not contains_key(vm, obj, key):
         if default:
             return default[0]
         raise KeyError(key)
     value = vm.item_value(obj, key, vm.keyed(dict.__getitem__, obj, key))
-    environment_mutations.touch(vm.outside, obj)
+    environment_mutations.touch(vm.env, obj)
     vm.keyed(dict_base(obj).pop, obj, key)
     return value
 
@@ -231,22 +227,22 @@ def _dict_getitem(vm: VM, obj: dict[object, object], key: object) -> object:
 
 @method(dict, "__setitem__")
 def _dict_setitem(vm: VM, obj: dict[object, object], key: object, value: object) -> None:
-    environment_mutations.touch(vm.outside, obj)
-    environment_mutations.note_store(vm.outside, obj, "item", key, value)
+    environment_mutations.touch(vm.env, obj)
+    environment_mutations.note_store(vm.env, obj, "item", key, value)
     vm.keyed(dict_base(obj).__setitem__, obj, key, value)
 
 
 @method(list, "__getitem__")
 def _list_getitem(vm: VM, obj: list[object], key: object) -> object:
-    if isinstance(key, slice) and id(obj) in vm.outside.sources:
-        return list.__getitem__(container_contents.open(vm.outside, obj), key)
+    if isinstance(key, slice) and id(obj) in vm.env.sources:
+        return list.__getitem__(container_contents.open(vm.env, obj), key)
     return vm.item_value(obj, key, vm.keyed(list.__getitem__, obj, key))
 
 
 @method(list, "append")
 def _list_append(vm: VM, obj: list[object], value: object) -> None:
-    environment_mutations.touch(vm.outside, obj)
-    list.append(vm.outside.overlay.now(obj), value)
+    environment_mutations.touch(vm.env, obj)
+    list.append(vm.env.overlay.now(obj), value)
 
 
 @method(list, "__len__")
@@ -261,7 +257,7 @@ METHODS[dict, "__len__"] = METHODS[set, "__len__"] = _list_len
 def _count_elements(vm: VM, args: Args, kwargs: Kwargs) -> None:
     """What `Counter.update` does for elements."""
     counts, elements = args
-    if id(counts) not in vm.outside.sources:
+    if id(counts) not in vm.env.sources:
         vm.native(collections._count_elements, (counts, vm.elements(elements)))  # type: ignore[attr-defined]
         return
     counts = cast("dict[object, object]", counts)

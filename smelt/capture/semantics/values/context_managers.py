@@ -53,12 +53,12 @@ _REPLAYED = re.compile(
 
 def use_state(vm: VM, manager: object) -> None:
     """Native code is going to enter or leave `manager`: guards what an outside one holds."""
-    if id(manager) not in vm.outside.sources:
+    if id(manager) not in vm.env.sources:
         return
     for name in list(instance_dict(manager) or ()):
         attributes.load_generic(vm, manager, name)
-    vm.outside.log.touch_itself(manager)
-    vm.outside.memo.by_id.pop(id(manager), None)
+    vm.env.log.touch_itself(manager)
+    vm.env.memo.by_id.pop(id(manager), None)
 
 
 def is_idle(manager: object) -> bool:
@@ -85,7 +85,7 @@ def gathers(manager: object) -> bool:
 
 def _check_profiler(vm: VM) -> None:
     if wrap_values.wrap(
-        vm.outside, is_profiler_enabled(), vm.outside.sources.const(is_profiler_enabled).child("call", None)
+        vm.env, is_profiler_enabled(), vm.env.sources.const(is_profiler_enabled).child("call", None)
     ):
         raise unsupported("record_function under a profiler")
 
@@ -116,7 +116,7 @@ def is_under_modes() -> bool:
 
 def entering(vm: VM, manager: object, enter: Callable[[], T]) -> T:
     """`enter()`, which is the native `__enter__` of `manager`, however the program came to call it."""
-    vm.outside.facts.check_readable(manager)
+    vm.env.facts.check_readable(manager)
     attributes_then, settings = dict(instance_dict(manager) or {}), torch_settings.read()
     result = enter()
     vm.contexts.entered.append(Entered(manager, attributes_then, settings, torch_settings.read()))
@@ -148,10 +148,10 @@ def _held_from_outside(vm: VM, manager: object) -> dict[str, object]:
     if not isinstance(manager, _REVERSIBLE):
         what = type(manager).__qualname__
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"a {what} entered before a graph break is left"))
-    source = vm.outside.sources.of(manager)
+    source = vm.env.sources.of(manager)
     for name, value in vars(manager).items():
         if source is not None and type(value) in LEAF_TYPES:
-            wrap_values.wrap(vm.outside, value, source.child("attr", name))
+            wrap_values.wrap(vm.env, value, source.child("attr", name))
     return dict(vars(manager))
 
 

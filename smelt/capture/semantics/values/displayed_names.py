@@ -50,8 +50,8 @@ def use_names(vm: VM, value: object, depth: int = _DEPTH) -> None:
     elif type(value) is FunctionType:
         attributes.load_attr(vm, value, "__qualname__")
     elif isinstance(value, np.generic):
-        source = vm.outside.sources.const(_way_of_numpy).child("call", None)
-        vm.outside.facts.guard("eq", source, _way_of_numpy())
+        source = vm.env.sources.const(_way_of_numpy).child("call", None)
+        vm.env.facts.guard("eq", source, _way_of_numpy())
     elif isinstance(value, types.ModuleType):
         for name in _OF_MODULES:
             with contextlib.suppress(AttributeError):
@@ -72,7 +72,7 @@ def _way_of_numpy() -> object:
 
 def _use_name_of_class(vm: VM, cls: type) -> None:
     """Guards the module and the qualified name of a class; the latter changes without a new version of the class."""
-    vm.outside.facts.use_class(cls)
-    if not cls.__flags__ & IMMUTABLE_TYPE_FLAG and not vm.outside.sources.is_made_class(cls):
-        source = vm.outside.sources.const(cls).child("member", "__qualname__")
-        vm.outside.facts.guard("eq", source, cls.__qualname__)
+    vm.env.facts.use_class(cls)
+    if not cls.__flags__ & IMMUTABLE_TYPE_FLAG and not vm.env.sources.is_made_class(cls):
+        source = vm.env.sources.const(cls).child("member", "__qualname__")
+        vm.env.facts.guard("eq", source, cls.__qualname__)

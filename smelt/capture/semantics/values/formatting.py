@@ -92,7 +92,7 @@ class _Structure:
 
     def mapping(self, value: object, made: dict[object, object]) -> object:
         self._memo[id(value)] = made
-        for key, item in dict.items(container_contents.view(self.vm.outside, value, deep=False)):
+        for key, item in dict.items(container_contents.view(self.vm.env, value, deep=False)):
             made[key if is_constant(key) else self._key(key)] = self.copy(item)
         return made
 
@@ -185,14 +185,14 @@ def percent(vm: VM, pattern: str, values: object) -> object:
     for value in several:
         check_text(value)
     if all(type(v) in LEAF_TYPES for v in several):
-        vm.outside.facts.use_digits(*several)
+        vm.env.facts.use_digits(*several)
         return pattern % values
     conversions = [c["kind"] for c in _CONVERSION.finditer(pattern) if c["kind"] != "%"]
     if "%(" in pattern or "*" in pattern or len(conversions) != len(several):
         if _holds_text(several):
             raise unreadable("a tensor is formatted by %")
         use_names(vm, values)
-        return vm.native(operator.mod, (pattern, container_contents.view(vm.outside, values)))
+        return vm.native(operator.mod, (pattern, container_contents.view(vm.env, values)))
     made = tuple(map(functools.partial(_percent_argument, vm), conversions, several))
     if not _holds_text(made):
         return vm.native(operator.mod, (pattern, made))
@@ -214,7 +214,7 @@ def _percent_argument(vm: VM, conversion: str, value: object) -> object:
         if conversion in "dioxX" and value.numel() == 1 and not value.dtype.is_floating_point:
             return _show(vm, value, bare=True)
         raise unreadable(f"a tensor is formatted by %{conversion}")
-    return vm.native_argument(container_contents.view(vm.outside, value))
+    return vm.native_argument(container_contents.view(vm.env, value))
 
 
 def _holds_text(values: Iterable[object]) -> bool:
@@ -242,7 +242,7 @@ def _format(vm: VM, pattern: str, *args: object, **kwargs: object) -> object:
         for value in (*args, *kwargs.values()):
             check_text(value, "%" if "%" in pattern else "")
             use_names(vm, value)
-        view = functools.partial(container_contents.view, vm.outside)
+        view = functools.partial(container_contents.view, vm.env)
         args = tuple(vm.native_argument(view(a)) for a in args)
         named = {k: vm.native_argument(view(v)) for k, v in kwargs.items()}
         return vm.native(str.format, (pattern, *args), named)

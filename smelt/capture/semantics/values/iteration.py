@@ -48,10 +48,10 @@ _ASKING = (list, tuple, torch.Size) if TUPLE_ASKS else (list,)
 def get_iter(vm: VM, obj: object) -> object:
     """`iter(obj)`."""
     tail = vm.frames.take_tail()
-    if vm.outside.opened.stale:
-        container_contents.update_copies(vm.outside)
+    if vm.env.opened.stale:
+        container_contents.update_copies(vm.env)
     kind = type(obj)
-    if kind is Generator or environment_iterators.is_advanced(vm.outside, obj):
+    if kind is Generator or environment_iterators.is_advanced(vm.env, obj):
         return obj
     if type(obj) is FakeTensor:
         return iter(_rows(vm, obj))
@@ -92,23 +92,19 @@ def _python_iterator(vm: VM, obj: object, tail: Tail | None = None) -> object:
 def iterable(vm: VM, obj: object, at_once: bool = False) -> Iterable[object]:
     """Something that native code may iterate over to the same effect as over `obj`: what it is to raise for an object that
     is not iterable, it raises itself. `at_once`: nothing can change before it is done."""
-    if vm.outside.opened.stale:
-        container_contents.update_copies(vm.outside)
+    if vm.env.opened.stale:
+        container_contents.update_copies(vm.env)
     kind = type(obj)
     if kind in LEAF_TYPES or kind is tuple or kind is Generator:
         return cast("Iterable[object]", obj)
     if kind in ROWS:
         return cast("SymbolicRange | SymbolicList", obj).plain()
     if isinstance(obj, (set, frozenset)):
-        vm.outside.facts.use_order(vm.outside.overlay.now(obj))
+        vm.env.facts.use_order(vm.env.overlay.now(obj))
     if isinstance(obj, CONTAINER_BASES) and python_method(vm, obj, "__iter__") is None:
-        if id(obj) not in vm.outside.sources:
+        if id(obj) not in vm.env.sources:
             return obj
-        return (
-            container_contents.iterated(vm.outside, obj)
-            if at_once
-            else container_contents.walk(vm.outside, obj)
-        )
+        return container_contents.iterated(vm.env, obj) if at_once else container_contents.walk(vm.env, obj)
     if type(obj) is FakeTensor:
         return _rows(vm, obj)
     if may_define_operators(kind):
@@ -117,11 +113,11 @@ def iterable(vm: VM, obj: object, at_once: bool = False) -> Iterable[object]:
             if python_method(vm, found, "__next__") is not None:
                 return VMIterator(vm, found)
             return cast("Iterable[object]", found)
-    if environment_iterators.is_advanced(vm.outside, obj):
+    if environment_iterators.is_advanced(vm.env, obj):
         return VMIterator(vm, obj)
-    if id(obj) in vm.outside.sources and hasattr(kind, "__next__"):
+    if id(obj) in vm.env.sources and hasattr(kind, "__next__"):
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an outside {kind.__qualname__} is advanced"))
-    vm.outside.facts.check_readable(obj, "__iter__")
+    vm.env.facts.check_readable(obj, "__iter__")
     return cast("Iterable[object]", obj)
 
 
@@ -137,8 +133,8 @@ def _iterate(vm: VM, iterator: object) -> Iterator[object]:
 
 def next_item(vm: VM, iterator: object) -> object:
     """`next(iterator)`. Raises StopIteration."""
-    if vm.outside.opened.stale:
-        container_contents.update_copies(vm.outside)
+    if vm.env.opened.stale:
+        container_contents.update_copies(vm.env)
     kind = type(iterator)
     if type(iterator) is Generator:
         return iterator.send(None)
@@ -146,21 +142,21 @@ def next_item(vm: VM, iterator: object) -> object:
         found = python_method(vm, iterator, "__next__")
         if found is not None:
             return vm.call_function(found, (iterator,))
-    if id(iterator) in vm.outside.sources:
-        return environment_iterators.next_item(vm.outside, iterator)
+    if id(iterator) in vm.env.sources:
+        return environment_iterators.next_item(vm.env, iterator)
     plain = kind in PLAIN_ITERATORS
     value = next(cast("Iterator[object]", iterator)) if plain else vm.native(next, (iterator,))
-    return wrap_values.fake(vm.outside, value) if type(value) is not FakeTensor else value
+    return wrap_values.fake(vm.env, value) if type(value) is not FakeTensor else value
 
 
 def elements(vm: VM, obj: object, limit: int | None = None, hinted: bool = False) -> Sequence[object]:
     """All elements of an iterable as a list or tuple (at most `limit`), each a value of the VM. `hinted`: its length is
     asked first, as `list` does."""
-    if vm.outside.opened.stale:
-        container_contents.update_copies(vm.outside)
+    if vm.env.opened.stale:
+        container_contents.update_copies(vm.env)
     if type(obj) is tuple:
         return obj
-    if type(obj) is list and id(obj) not in vm.outside.sources:
+    if type(obj) is list and id(obj) not in vm.env.sources:
         return list(obj)
     values = iterable(vm, obj, at_once=limit is None)
     if hinted:
@@ -169,7 +165,7 @@ def elements(vm: VM, obj: object, limit: int | None = None, hinted: bool = False
         values = itertools.islice(values, limit)
     if not isinstance(values, (*CONTAINER_BASES, tuple)) and type(values) not in PLAIN_ITERATORS:
         values = cast("list[object]", vm.native(list, (values,)))
-    return [v if type(v) is FakeTensor else wrap_values.fake(vm.outside, v) for v in values]
+    return [v if type(v) is FakeTensor else wrap_values.fake(vm.env, v) for v in values]
 
 
 def each(vm: VM, obj: object) -> Iterator[object]:
@@ -244,7 +240,7 @@ def compares_contents(values: Iterable[object], key: object) -> bool:
 
 def sorted_places(vm: VM, values: Sequence[object], key: object = None, reverse: object = False) -> list[int]:
     """The places of `values` in their order: containers are compared with all that they hold, shown with fakes."""
-    shown = [container_contents.view(vm.outside, v) for v in values]
+    shown = [container_contents.view(vm.env, v) for v in values]
     return cast("list[int]", vm.native(_sort_places, (shown, vm.truth(reverse))))
 
 
@@ -256,17 +252,17 @@ def comparing(vm: VM, values: Iterable[object], kwargs: Kwargs) -> Kwargs:
     """The keyword arguments of a function of C that compares `values`, or what `key` makes of them: what it looks into is
     guarded."""
     if kwargs.get("key") is None:
-        container_contents.open_compared(vm.outside, values)
+        container_contents.open_compared(vm.env, values)
         return kwargs
     return {
         **kwargs,
-        "key": element_function(vm, kwargs["key"], functools.partial(container_contents.view, vm.outside)),
+        "key": element_function(vm, kwargs["key"], functools.partial(container_contents.view, vm.env)),
     }
 
 
 def opened(vm: VM, value: object) -> object:
     """`value`, which native code is going to compare."""
-    container_contents.open_compared(vm.outside, (value,))
+    container_contents.open_compared(vm.env, (value,))
     return value
 
 
@@ -275,7 +271,7 @@ def element_function(
 ) -> Callable[..., object]:
     """`fn` as native code may call it with what it takes from an iterable: all calls come back to the machine, also those of
     functions of C, which may look into elements from outside."""
-    vm.outside.facts.check_readable(fn)
+    vm.env.facts.check_readable(fn)
     if (
         not callable(fn) or type(fn) is KEY_WRAPPER
     ):  # which keeps its argument: the comparison comes back to the machine
@@ -325,7 +321,7 @@ def _extreme(choose: Callable[..., object]) -> Handler:
 
 
 def _extreme_place(vm: VM, choose: Callable[..., object], values: Sequence[object]) -> int:
-    return cast(int, vm.native(_chosen, (choose, [container_contents.view(vm.outside, v) for v in values])))
+    return cast(int, vm.native(_chosen, (choose, [container_contents.view(vm.env, v) for v in values])))
 
 
 def _chosen(choose: Callable[..., object], shown: list[object]) -> object:

@@ -54,13 +54,13 @@ def checked_len(found: object) -> int:
 
 def container_len(vm: VM, obj: object) -> int:
     """`len(obj)` where no Python code is behind it; that of an outside container is guarded."""
-    outside = vm.outside
-    outside.facts.check_readable(obj, "__len__")
-    if outside.opened.stale:
-        container_contents.update_copies(outside)
-    if isinstance(obj, CONTAINER_BASES) and id(obj) in outside.sources:
-        outside.facts.guard("len", outside.sources[id(obj)], outside.log.length(obj))
-    return len(cast(Sized, outside.overlay.now(obj)))
+    env = vm.env
+    env.facts.check_readable(obj, "__len__")
+    if env.opened.stale:
+        container_contents.update_copies(env)
+    if isinstance(obj, CONTAINER_BASES) and id(obj) in env.sources:
+        env.facts.guard("len", env.sources[id(obj)], env.log.length(obj))
+    return len(cast(Sized, env.overlay.now(obj)))
 
 
 def ask_length(vm: VM, obj: object) -> None:

@@ -65,7 +65,7 @@ def noted(vm: VM, fn: Callable[..., object], traced: bool) -> Iterator[None]:
             Reason(UNSUPPORTED_EFFECT, f"numpy.{name} tells of its errors: {', '.join(errors)}")
         )
     if outer:
-        vm.outside.facts.guard("eq", vm.outside.sources.const(error_state).child("call", None), error_state())
+        vm.env.facts.guard("eq", vm.env.sources.const(error_state).child("call", None), error_state())
 
 
 def is_traced(fn: object, args: Sequence[object]) -> bool:
@@ -83,7 +83,7 @@ def _use_state(vm: VM) -> None:
     if _raises():
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "NumPy's errors are to be raised (numpy.seterr)"))
     if not any(isinstance(e.manager, np.errstate) for e in vm.contexts.entered):
-        vm.outside.facts.guard("eq", vm.outside.sources.const(_raises).child("call", None), False)
+        vm.env.facts.guard("eq", vm.env.sources.const(_raises).child("call", None), False)
 
 
 def _raises() -> bool:

@@ -87,17 +87,17 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
     if a in SIMPLE_TYPES and b in SIMPLE_TYPES:
         if a is not tuple and b is not tuple:
             if fn in _EQUALITY:
-                vm.outside.facts.use_differences(left, right)
+                vm.env.facts.use_differences(left, right)
             elif a is bytes:  # b"%d" % number
-                vm.outside.facts.use_digits(right)
+                vm.env.facts.use_digits(right)
             try:
                 return operate(vm, fn, left, right) if FakeTensor in (a, b) else fn(left, right)
             except TypeError as error:
                 check_class_named(fn, error, (left, right))
                 raise
         if fn in _COMPARISONS:
-            vm.outside.facts.use_differences(left, right)
-            container_contents.open_compared(vm.outside, (left, right))
+            vm.env.facts.use_differences(left, right)
+            container_contents.open_compared(vm.env, (left, right))
         return vm.native(fn, (left, right))
     if a is list and b is list and fn in _EQUALITY:
         return _equal_items(vm, elements(vm, left), elements(vm, right)) is (fn is operator.eq)
@@ -107,21 +107,19 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
         found = _python_operator(vm, fn, left, right, tail)
         if found is not NotImplemented:
             return found
-    outside = vm.outside
+    env = vm.env
     if fn in _IN_PLACE and isinstance(left, CONTAINER_BASES):
         return _in_place(vm, fn, left, right)
-    outside.facts.check_readable(left)
-    outside.facts.check_readable(right)
+    env.facts.check_readable(left)
+    env.facts.check_readable(right)
     deep = fn in _COMPARISONS
     if deep:
-        outside.facts.use_differences(left, right)
+        env.facts.use_differences(left, right)
     if not deep:
         check_decimals(left, right)
     return wrap_values.fake(
-        outside,
-        vm.native(
-            fn, (container_contents.view(outside, left, deep), container_contents.view(outside, right, deep))
-        ),
+        env,
+        vm.native(fn, (container_contents.view(env, left, deep), container_contents.view(env, right, deep))),
     )
 
 
@@ -137,7 +135,7 @@ def _of_row(vm: VM, fn: Callable[..., object], left: object, right: object) -> o
 def unary(vm: VM, fn: Callable[..., object], value: object) -> object:
     """`fn(value)` for `neg`, `pos` or `invert` of the operator module, where no method written in Python does it."""
     if isinstance(value, CONTAINER_BASES):
-        return wrap_values.fake(vm.outside, vm.native(fn, (container_contents.view(vm.outside, value),)))
+        return wrap_values.fake(vm.env, vm.native(fn, (container_contents.view(vm.env, value),)))
     check_decimals(value)
     return operate(vm, fn, value)
 
@@ -147,7 +145,7 @@ def _equal_items(vm: VM, left: _Items, right: _Items) -> bool:
     if len(left) != len(right):
         return False
     for value in left:
-        vm.outside.facts.use_nan(value)
+        vm.env.facts.use_nan(value)
     symbols = vm.trace.numbers.symbols
     if symbols is not None and all(type(v) in _NUMBERS_OR_INT for v in (*left, *right)):
         found = symbols.all_equal(list(zip(left, right)))
@@ -163,14 +161,14 @@ def _in_place(vm: VM, fn: Callable[..., object], left: Container, right: object)
     if isinstance(left, list) and fn is operator.iadd:
         right = elements(vm, right, hinted=True)
     else:
-        right = container_contents.view(vm.outside, right, deep=False)
-    if id(left) in vm.outside.sources:
-        container_contents.open(vm.outside, left)
-        environment_mutations.touch(vm.outside, left)
+        right = container_contents.view(vm.env, right, deep=False)
+    if id(left) in vm.env.sources:
+        container_contents.open(vm.env, left)
+        environment_mutations.touch(vm.env, left)
     try:
-        return wrap_values.fake(vm.outside, vm.native(fn, (vm.outside.overlay.now(left), right)))
+        return wrap_values.fake(vm.env, vm.native(fn, (vm.env.overlay.now(left), right)))
     finally:
-        environment_mutations.touched(vm.outside, left)
+        environment_mutations.touched(vm.env, left)
 
 
 def _python_operator(
@@ -208,7 +206,7 @@ def _python_operator(
             return result
     if not asked:
         return NotImplemented
-    vm.outside.facts.use_differences(left, right)
+    vm.env.facts.use_differences(left, right)
     return _refused_by_both(written, left, right)
 
 
@@ -301,7 +299,7 @@ def truth(vm: VM, value: object) -> bool:
         tensor = cast(FakeTensor, value)
         if is_handled(vm.trace.call, (tensor,)):
             return bool(vm.native(bool, (tensor,)))
-        return bool(number_semantics.in_tensor(vm, tensor) if vm.outside.numbers.decides else tensor)
+        return bool(number_semantics.in_tensor(vm, tensor) if vm.env.numbers.decides else tensor)
     if kind in SIMPLE_TYPES:
         return bool(value)
     if kind in NUMBERS or kind is Undecided:
@@ -312,7 +310,7 @@ def truth(vm: VM, value: object) -> bool:
         return bool(value.number)
     if kind in (Generator, VMCallable):
         return True
-    vm.outside.facts.use_class(kind)
+    vm.env.facts.use_class(kind)
     for name in ("__bool__", "__len__"):
         how, found, _ = vm.type_info(kind).find(name)
         if how is FUNCTION:
@@ -322,7 +320,7 @@ def truth(vm: VM, value: object) -> bool:
             break
     if isinstance(value, CONTAINER_BASES):
         return container_len(vm, value) != 0
-    vm.outside.facts.check_readable(value)
+    vm.env.facts.check_readable(value)
     return bool(vm.native(bool, (value,)))
 
 
@@ -339,37 +337,37 @@ def _checked_truth(name: str, result: object) -> bool:
 
 
 def same(vm: VM, left: object, right: object) -> bool:
-    """`left is right`. That two outside objects are different is guarded."""
+    """`left is right`. That two environment objects are different is guarded."""
     if left is right:
-        vm.outside.facts.use_constant(left)
+        vm.env.facts.use_constant(left)
         return True
     if is_constant(left) and same_leaf(left, right):
-        vm.outside.facts.use_constant(left)
-        vm.outside.facts.use_constant(right)
+        vm.env.facts.use_constant(left)
+        vm.env.facts.use_constant(right)
         return False
     if type(left) in NUMBERS or type(right) in NUMBERS:
         both = number_semantics.is_number(left) and number_semantics.is_number(right)
         return both and plain(left) is plain(right)
-    a, b = vm.outside.sources.get(id(left)), vm.outside.sources.get(id(right))
+    a, b = vm.env.sources.get(id(left)), vm.env.sources.get(id(right))
     if a is not None and b is not None and a is not b and not (a.kind == "const" and b.kind == "const"):
-        known = all(is_identity(v) and not vm.outside.sources.is_by_code(v) for v in (left, right))
+        known = all(is_identity(v) and not vm.env.sources.is_by_code(v) for v in (left, right))
         if type(left) is type(right) and not known and not is_constant(left):
-            vm.outside.facts.guard("distinct", a, (a, b), key=b)
+            vm.env.facts.guard("distinct", a, (a, b), key=b)
     return False
 
 
 def _among(vm: VM, value: object, candidates: Iterable[object]) -> bool:
     """Whether one of the candidates is `value` or equals it."""
-    vm.outside.facts.use_nan(value)
+    vm.env.facts.use_nan(value)
     return any(value is v or truth(vm, binary(vm, operator.eq, v, value)) for v in candidates)
 
 
 def contains(vm: VM, value: object, container: object) -> bool:
     """`value in container`."""
     tail = vm.frames.take_tail()
-    vm.outside.facts.use_nan(value)
-    if vm.outside.opened.stale:
-        container_contents.update_copies(vm.outside)
+    vm.env.facts.use_nan(value)
+    if vm.env.opened.stale:
+        container_contents.update_copies(vm.env)
     if type(container) in ROWS:
         container = settled(container)
     kind = type(container)
@@ -388,13 +386,13 @@ def contains(vm: VM, value: object, container: object) -> bool:
         is_constant(value) and NUMBERS.isdisjoint(map(type, container))
     ):
         return _among(vm, value, elements(vm, container))
-    if id(container) in vm.outside.sources and hasattr(kind, "__next__"):
+    if id(container) in vm.env.sources and hasattr(kind, "__next__"):
         raise unsupported(f"`in` of an outside {kind.__qualname__}, which advances it", UNSUPPORTED_OBJECT)
-    vm.outside.facts.check_readable(container, "__contains__")
+    vm.env.facts.check_readable(container, "__contains__")
     if isinstance(container, (set, frozenset)):
-        vm.outside.facts.use_differences(value)
-    if isinstance(container, set) and id(container) in vm.outside.sources:
-        container = container_contents.found_in(vm.outside, container)
-    elif isinstance(container, CONTAINER_BASES) and id(container) in vm.outside.sources:
-        container = container_contents.open(vm.outside, container)
+        vm.env.facts.use_differences(value)
+    if isinstance(container, set) and id(container) in vm.env.sources:
+        container = container_contents.found_in(vm.env, container)
+    elif isinstance(container, CONTAINER_BASES) and id(container) in vm.env.sources:
+        container = container_contents.open(vm.env, container)
     return bool(vm.native(operator.contains, (container, value)))

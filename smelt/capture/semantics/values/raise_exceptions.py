@@ -89,7 +89,7 @@ def made(vm: VM, what: object) -> BaseException:
         return error
     if not isinstance(what, BaseException):
         raise TypeError("exceptions must derive from BaseException")
-    if id(what) in vm.outside.sources:
+    if id(what) in vm.env.sources:
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "an exception from outside is raised"))
     return what
 
@@ -134,7 +134,7 @@ def split(
         return whole, None
     if not isinstance(error, BaseExceptionGroup):
         return None, error
-    container_contents.open_exception(vm.outside, error)
+    container_contents.open_exception(vm.env, error)
     pair = vm.native(error.split, (classes,))
     if not isinstance(pair, tuple) or len(pair) < 2:
         raise TypeError(f"{type(error).__name__}.split must return a tuple, got {type(pair).__name__}")
@@ -165,7 +165,7 @@ def _is_part(error: BaseException, original: BaseException) -> bool:
 
 def _projection(vm: VM, original: BaseExceptionGroup, parts: list[BaseException]) -> BaseException | None:
     """`original` with only the exceptions that are in `parts`."""
-    container_contents.open_exception(vm.outside, original)
+    container_contents.open_exception(vm.env, original)
     kept = {id(leaf) for part in parts for leaf in _leaves(part)}
 
     def keep(error: BaseException) -> bool:

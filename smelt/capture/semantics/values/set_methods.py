@@ -24,12 +24,12 @@ CHANGES = _OF_ELEMENTS | {
 def operand(vm: VM, value: object) -> object:
     """What native code makes a set of, or changes one by: a set or dictionary itself, of which it copies the table."""
     if isinstance(value, set):
-        return container_contents.open(vm.outside, value) if id(value) in vm.outside.sources else value
+        return container_contents.open(vm.env, value) if id(value) in vm.env.sources else value
     if type(value) is dict:
-        return container_contents.view(vm.outside, value, deep=False)
+        return container_contents.view(vm.env, value, deep=False)
     if isinstance(value, frozenset):
         return value
-    vm.outside.facts.use_differences(value)
+    vm.env.facts.use_differences(value)
     return vm.iterable(value)
 
 
@@ -37,27 +37,27 @@ def change(vm: VM, target: set[object], method: str, args: Args) -> object:
     """`target.method(*args)` of a method of `set` that changes the set, which is noted for one from outside."""
     if method in _OF_ELEMENTS:
         args = [plain_parts(a) for a in args]
-        vm.outside.facts.use_differences(args)
+        vm.env.facts.use_differences(args)
     elif args:
         args = [operand(vm, a) for a in args]
     if method == "pop":
-        vm.outside.facts.use_order(vm.outside.overlay.now(target))
-    if id(target) not in vm.outside.sources:
+        vm.env.facts.use_order(vm.env.overlay.now(target))
+    if id(target) not in vm.env.sources:
         return vm.native(getattr(set, method).__get__(target), args)
-    outside = vm.outside
-    container_contents.guard(outside, target)
-    walked = target not in outside.log and outside.overlay.now(target) is not target
+    env = vm.env
+    container_contents.guard(env, target)
+    walked = target not in env.log and env.overlay.now(target) is not target
     if method == "pop" or walked:  # an iterator may go on after the change
-        container_contents.guard_table(outside, target)
-    environment_mutations.touch(outside, target)
+        container_contents.guard_table(env, target)
+    environment_mutations.touch(env, target)
     try:
         return _changed(vm, target, method, args)
     finally:
-        environment_mutations.touched(outside, target)
+        environment_mutations.touched(env, target)
 
 
 def _changed(vm: VM, target: set[object], method: str, args: Args) -> object:
-    now, log = vm.outside.overlay.now(target), vm.outside.log
+    now, log = vm.env.overlay.now(target), vm.env.log
     call = getattr(set, method).__get__(now)
     if method in _OF_ELEMENTS:
         result = vm.native(call, args)
@@ -72,12 +72,12 @@ def _changed(vm: VM, target: set[object], method: str, args: Args) -> object:
             _note_half(vm, target, method, [noted for _, noted in kept])
         raise
     log.change(target, method, tuple(tuple(n) if isinstance(n, list) else n for _, n in kept))
-    return wrap_values.fake(vm.outside, result)
+    return wrap_values.fake(vm.env, result)
 
 
 def _note_half(vm: VM, target: set[object], method: str, taken: list[object]) -> None:
     """Notes a change that raised halfway: it was made by the elements before the one that raised."""
-    log = vm.outside.log
+    log = vm.env.log
     *before, last = [elements for elements in taken if elements]
     if not isinstance(last, list) or is_hashed_by_code(last[-1]):
         return log.change_unknown(target)

@@ -65,10 +65,8 @@ def subscript(vm: VM, obj: object, key: object) -> object:
         return _container_item(vm, obj, key, tail)
     if isinstance(obj, tuple):
         return vm.keyed(tuple.__getitem__, obj, key)
-    vm.outside.facts.check_readable(obj, "__getitem__")
-    return wrap_values.fake(
-        vm.outside, vm.native(operator.getitem, (obj, container_contents.view(vm.outside, key)))
-    )
+    vm.env.facts.check_readable(obj, "__getitem__")
+    return wrap_values.fake(vm.env, vm.native(operator.getitem, (obj, container_contents.view(vm.env, key))))
 
 
 def _bounded(vm: VM, key: object) -> object:
@@ -84,7 +82,7 @@ def _bounded(vm: VM, key: object) -> object:
 
 def found_by(vm: VM, obj: object, key: object) -> object:
     """The key with which `obj` is to be looked up: an outside dictionary holds the tensor itself, not its fake."""
-    if type(key) is FakeTensor and isinstance(obj, dict) and id(obj) in vm.outside.sources:
+    if type(key) is FakeTensor and isinstance(obj, dict) and id(obj) in vm.env.sources:
         real = vm.trace.real(key)
         return key if real is None else real
     return key
@@ -97,9 +95,9 @@ def _index(vm: VM, key: object) -> _Index:
     """`key` as an index of a tensor: a row of a NumPy array is the tensor that torch makes of it."""
     parts = key if type(key) is tuple else (key,)
     if _INDEX_TENSORS.keys().isdisjoint(map(type, parts)):
-        return cast(_Index, settled(container_contents.view(vm.outside, key)))
+        return cast(_Index, settled(container_contents.view(vm.env, key)))
     found = tuple(
-        _INDEX_TENSORS[type(p)](p) if type(p) in _INDEX_TENSORS else container_contents.view(vm.outside, p)
+        _INDEX_TENSORS[type(p)](p) if type(p) in _INDEX_TENSORS else container_contents.view(vm.env, p)
         for p in parts
     )
     return cast(_Index, settled(found if type(key) is tuple else found[0]))
@@ -137,11 +135,11 @@ def _class_item(vm: VM, cls: type, key: object) -> object:
 
 
 def _container_item(vm: VM, obj: Container, key: object, tail: Tail | None) -> object:
-    outside = vm.outside
+    env = vm.env
     key = found_by(vm, obj, key)
-    if id(obj) in outside.sources:
+    if id(obj) in env.sources:
         if isinstance(key, slice):
-            return vm.native(operator.getitem, (container_contents.open(outside, obj), key))
+            return vm.native(operator.getitem, (container_contents.open(env, obj), key))
         if isinstance(obj, dict) and not contains_key(vm, obj, key):
             return _missing_item(vm, obj, key, tail)
     elif isinstance(obj, dict):
@@ -161,35 +159,35 @@ def _missing_item(vm: VM, obj: dict[object, object], key: object, tail: Tail | N
         return vm.call_function(found, (obj, key))
     if isinstance(obj, collections.defaultdict) and obj.default_factory is not None:
         factory = obj.default_factory
-        if id(obj) in vm.outside.sources:
-            source = vm.outside.sources[id(obj)].child("member", "default_factory")
-            factory = wrap_values.wrap(vm.outside, factory, source)
-        environment_mutations.touch(vm.outside, obj)
+        if id(obj) in vm.env.sources:
+            source = vm.env.sources[id(obj)].child("member", "default_factory")
+            factory = wrap_values.wrap(vm.env, factory, source)
+        environment_mutations.touch(vm.env, obj)
         vm.frames.tail = through(tail, result_polyfills.kept, obj, key)
         value = vm.call(factory, (), {})
-        dict.__setitem__(vm.outside.overlay.now(obj), key, value)
+        dict.__setitem__(vm.env.overlay.now(obj), key, value)
         return value
     raise KeyError(key)
 
 
 def item_value(vm: VM, obj: object, key: object, value: object) -> object:
     """`value`, which the container `obj` has at `key`, as a value of the machine: guarded unless the trace wrote it."""
-    outside = vm.outside
-    if id(obj) not in outside.sources:
-        return wrap_values.fake(outside, value)
+    env = vm.env
+    if id(obj) not in env.sources:
+        return wrap_values.fake(env, value)
     if type(key) is int and key < 0 and not isinstance(obj, dict):
         container_len(vm, obj)
-        key += len(cast(Sized, vm.outside.overlay.now(obj)))
-    if not outside.log.is_original(obj, key, value):
+        key += len(cast(Sized, vm.env.overlay.now(obj)))
+    if not env.log.is_original(obj, key, value):
         return value
-    if not (is_constant(key) or is_identity(key)) or outside.sources.is_by_code(key):
-        outside.facts.use_identity(key)
-        return container_contents.item(outside, obj, key, value)
-    memo = outside.memo.of(obj)
+    if not (is_constant(key) or is_identity(key)) or env.sources.is_by_code(key):
+        env.facts.use_identity(key)
+        return container_contents.item(env, obj, key, value)
+    memo = env.memo.of(obj)
     found = memo.get(("[]", key, type(key)), MISSING)
     if found is MISSING:
-        found = container_contents.item(outside, obj, key, value)
-        if obj not in outside.log:
+        found = container_contents.item(env, obj, key, value)
+        if obj not in env.log:
             memo["[]", key, type(key)] = found
     return found
 
@@ -205,7 +203,7 @@ def store_item(vm: VM, obj: object, key: object, value: object) -> None:
             if not value.scalar or value.tensor.dtype is not torch.float64:  # np.float64 is a float
                 raise unsupported("a NumPy array or scalar in a tensor", DATA_DEPENDENT)
             value = value.tensor
-        value = settled(container_contents.view(vm.outside, value))
+        value = settled(container_contents.view(vm.env, value))
         operate(vm, operator.setitem, obj, _index(vm, _bounded(vm, key)), value)
         return
     found = python_method(vm, obj, "__setitem__")
@@ -216,17 +214,17 @@ def store_item(vm: VM, obj: object, key: object, value: object) -> None:
     if isinstance(obj, CONTAINER_BASES):
         key = found_by(vm, obj, key)
         if isinstance(key, slice):
-            container_contents.open(vm.outside, obj) if id(obj) in vm.outside.sources else None
+            container_contents.open(vm.env, obj) if id(obj) in vm.env.sources else None
             value = elements(vm, value)
-        if id(obj) in vm.outside.sources and not isinstance(obj, dict):
-            container_contents.open(vm.outside, obj)  # replayed as a whole
-        environment_mutations.touch(vm.outside, obj)
+        if id(obj) in vm.env.sources and not isinstance(obj, dict):
+            container_contents.open(vm.env, obj)  # replayed as a whole
+        environment_mutations.touch(vm.env, obj)
         if isinstance(obj, dict):
             _guard_order(vm, obj, key)
-            environment_mutations.note_store(vm.outside, obj, "item", key, value)
+            environment_mutations.note_store(vm.env, obj, "item", key, value)
         vm.keyed(operator.setitem, obj, key, value)
         return
-    if id(obj) in vm.outside.sources:
+    if id(obj) in vm.env.sources:
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an item of an outside {kind.__qualname__} is set"))
     vm.native(operator.setitem, (obj, key, value))
 
@@ -234,11 +232,11 @@ def store_item(vm: VM, obj: object, key: object, value: object) -> None:
 def _guard_order(vm: VM, obj: dict[object, object], key: object) -> None:
     """Stores are replayed in the order of the dictionary's keys, which is that of the stores only if a key that had a place
     before others were stored has it at the next call, too."""
-    log, source = vm.outside.log, vm.outside.sources.get(id(obj))
+    log, source = vm.env.log, vm.env.sources.get(id(obj))
     if source is None or not log.has_stores(obj) or not is_lookup_key(key) or log.was_stored(obj, key):
         return
     if vm.keyed(dict.__contains__, obj, key):
-        vm.outside.facts.guard("contains", source, (key, True), key=key)
+        vm.env.facts.guard("contains", source, (key, True), key=key)
 
 
 def delete_item(vm: VM, obj: object, key: object) -> None:
@@ -251,14 +249,14 @@ def delete_item(vm: VM, obj: object, key: object) -> None:
         vm.frames.tail = tail
         vm.call_function(found, (obj, key))
         return
-    if id(obj) in vm.outside.sources:
+    if id(obj) in vm.env.sources:
         if not isinstance(obj, CONTAINER_BASES):
             raise Unsupported(
                 Reason(UNSUPPORTED_OBJECT, f"an item of an outside {type(obj).__qualname__} is deleted")
             )
         key = found_by(vm, obj, key)
-        contains_key(vm, obj, key) if isinstance(obj, dict) else container_contents.open(vm.outside, obj)
-        environment_mutations.touch(vm.outside, obj)
+        contains_key(vm, obj, key) if isinstance(obj, dict) else container_contents.open(vm.env, obj)
+        environment_mutations.touch(vm.env, obj)
     vm.keyed(operator.delitem, obj, key)
 
 

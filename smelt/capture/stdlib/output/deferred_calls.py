@@ -33,5 +33,5 @@ def is_known(value: object) -> bool:
 
 def defer(vm: VM, fn: Callable[..., object], *args: object, **kwargs: object) -> None:
     """`fn(*args, **kwargs)` is to be called by the compiled frame."""
-    vm.outside.sources.const(fn)
-    vm.outside.log.call(Call(fn, args + tuple(kwargs.values()), tuple(kwargs)))
+    vm.env.sources.const(fn)
+    vm.env.log.call(Call(fn, args + tuple(kwargs.values()), tuple(kwargs)))

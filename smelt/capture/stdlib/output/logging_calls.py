@@ -76,12 +76,12 @@ def _is_logging_file(filename: str) -> bool:
 
 def _check_logger(vm: VM, logger: logging.Logger) -> None:
     """Guards which handlers a record reaches. Raises Unsupported where it reaches code of the user's."""
-    if id(logger) not in vm.outside.sources:
-        vm.outside.sources.const(logger)
+    if id(logger) not in vm.env.sources:
+        vm.env.sources.const(logger)
     cls = type(logger)
     if any(vm.type_info(cls).find(n)[2] not in (logging.Logger, logging.Filterer) for n in _OWN):
         raise unsupported(f"logging with a {cls.__qualname__}, which has methods of its own", OUTPUT)
-    log = vm.outside.log
+    log = vm.env.log
     at: logging.Logger | None = logger
     while at is not None:
         if at in log or at.handlers in log:
@@ -116,7 +116,7 @@ def _message(vm: VM, message: object, values: tuple[object, ...]) -> tuple[objec
 def _extra(vm: VM, extra: Kwargs | None) -> Kwargs | None:
     if extra is None:
         return None
-    found = dict(cast("Kwargs", container_contents.view(vm.outside, extra, deep=False)))
+    found = dict(cast("Kwargs", container_contents.view(vm.env, extra, deep=False)))
     if not all(map(is_constant, found.values())):
         raise unsupported("logging with objects as extra", OUTPUT)
     return found
@@ -156,7 +156,7 @@ def _log_to_root(level: int | None, exception: bool = False) -> Handler:
 
 def _state(vm: VM, obj: object, name: str) -> object:
     """An attribute of a logger, read and guarded."""
-    vm.outside.sources.known(obj)
+    vm.env.sources.known(obj)
     return attributes.load_attr(vm, obj, name)
 
 

@@ -44,7 +44,7 @@ def _print(vm: VM, args: Args, kwargs: Kwargs) -> None:
 
 def _standard_stream(vm: VM, name: str) -> object:
     """`sys.stdout` or `sys.stderr`, of which guards check that it is of this class; None where there is none."""
-    if vm.outside.log.touches(vars(sys), name):
+    if vm.env.log.touches(vars(sys), name):
         raise unsupported(f"sys.{name} was replaced inside the function", OUTPUT)
     stream = attributes.load_attr(vm, sys, name)
     if stream is not None:
@@ -54,7 +54,7 @@ def _standard_stream(vm: VM, name: str) -> object:
 
 def _check_stream(vm: VM, stream: object) -> None:
     """Raises Unsupported for a stream that the function made, or one of a class that smelt does not know."""
-    if not is_known(stream) or id(stream) not in vm.outside.sources:
+    if not is_known(stream) or id(stream) not in vm.env.sources:
         raise unsupported(f"writing to a {type(stream).__qualname__}", OUTPUT)
 
 

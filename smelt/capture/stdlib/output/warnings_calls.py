@@ -48,12 +48,12 @@ def _warn(vm: VM, args: Args, kwargs: Kwargs) -> None:
         return
     if any(isinstance(entered.manager, warnings.catch_warnings) for entered in vm.contexts.entered):
         raise unsupported("a warning inside catch_warnings", OUTPUT)
-    if id(getattr(warnings._showwarnmsg_impl, "__self__", None)) in vm.outside.sources:  # type: ignore[attr-defined]
+    if id(getattr(warnings._showwarnmsg_impl, "__self__", None)) in vm.env.sources:  # type: ignore[attr-defined]
         raise unsupported("a warning that the program keeps in a list", OUTPUT)
     if isinstance(place, int):
         defer(vm, warn_caller, message, category, place)
     else:
-        vm.outside.sources.const(place.globals)
+        vm.env.sources.const(place.globals)
         defer(vm, warn, message, category, place.filename, place.line, place.globals)
 
 
@@ -71,10 +71,10 @@ def _warning_action(vm: VM, message: object, category: type, place: Place | int)
     """The action that the warning filters choose, such as "ignore"; the filters are guarded. Raises Unsupported where the
     choice depends on a text or a place that is known only at run time."""
     filters = cast("list[_Filter]", attributes.load_attr(vm, warnings, "filters"))
-    source = vm.outside.sources.known(filters)
-    vm.outside.facts.guard("len", source, len(filters))
+    source = vm.env.sources.known(filters)
+    vm.env.facts.guard("len", source, len(filters))
     for i, entry in enumerate(filters):
-        vm.outside.facts.guard("id", source.child("item", i), entry)
+        vm.env.facts.guard("id", source.child("item", i), entry)
     text = message if type(message) in (str, Text) else convert(vm, str, message)
     for action, pattern, kind, module, line in filters:
         if not issubclass(category, kind):

@@ -37,11 +37,11 @@ _get_apply = operator.attrgetter("apply")  # of the base class in C, where torch
 def _apply(vm: VM, args: Args, kwargs: Kwargs) -> object:
     """`Function.apply`: torch's own, whose calls of `forward` and `setup_context` come back to the VM."""
     cls, rest = cast(type[_Function], args[0]), args[1:]
-    vm.outside.facts.use_class(cls)
+    vm.env.facts.use_class(cls)
     if are_transforms_active():
         raise unsupported(f"torch.autograd.Function {cls.__name__} inside a transform")
     # Torch would call what was there before.
-    if any(vm.outside.log.touches_any(base) for base in cls.__mro__):
+    if any(vm.env.log.touches_any(base) for base in cls.__mro__):
         raise unsupported(f"torch.autograd.Function {cls.__name__}, which was changed", UNSUPPORTED_EFFECT)
     if is_setup_context_defined(cls.setup_context):
         forward = cast(Callable[..., object], attributes.load_attr(vm, cls, "forward"))
@@ -50,7 +50,7 @@ def _apply(vm: VM, args: Args, kwargs: Kwargs) -> object:
         rest, kwargs = list(bound.args), bound.kwargs
     if not torch.is_grad_enabled() or not any(_requires_grad(v) for v in rest):
         return _run_apply(vm, cls, rest, kwargs)
-    if vm.outside.sources.is_made_class(cls):
+    if vm.env.sources.is_made_class(cls):
         raise unsupported(f"torch.autograd.Function {cls.__name__}, which was made inside the function")
     if vm.trace.autograd.custom is None:
         vm.trace.autograd.custom = CustomFunctions(lambda run: native_callbacks.in_window(vm, run, ()))
@@ -72,11 +72,11 @@ def _requires_grad(value: object) -> bool:
 
 def _run_apply(vm: VM, cls: type[_Function], args: Args, kwargs: Kwargs) -> object:
     apply = _get_apply(super(_Function, cls))
-    args = [container_contents.view(vm.outside, a) for a in args]
+    args = [container_contents.view(vm.env, a) for a in args]
     return wrap_values.fake(
-        vm.outside,
+        vm.env,
         native_callbacks.in_window(
-            vm, apply, args, {k: container_contents.view(vm.outside, v) for k, v in kwargs.items()}
+            vm, apply, args, {k: container_contents.view(vm.env, v) for k, v in kwargs.items()}
         ),
     )
 
@@ -107,19 +107,19 @@ def record_backward(vm: VM, roots: Sequence[object]) -> None:
     """Where custom functions were applied, the backward is recorded now: what its Python code reads is as the program has
     left it, and can still be guarded. The backward may not change what the frame leaves behind, which `roots` lead to:
     that raises NotDifferentiable."""
-    trace, log = vm.trace, vm.outside.log
+    trace, log = vm.trace, vm.env.log
     if trace.autograd.custom is None or not trace.autograd.wants_joint:
         return
-    before, settings = contents_of_made(vm.outside.sources.of, roots), torch_settings.read()
+    before, settings = contents_of_made(vm.env.sources.of, roots), torch_settings.read()
     log.closed = "the backward of a custom autograd.Function changes an outside object"
     vm.running = True
     try:
-        trace.record_backward(collect_fakes(roots, vm.outside.sources.of))
+        trace.record_backward(collect_fakes(roots, vm.env.sources.of))
     finally:
         vm.running, log.closed = False, ""
     if torch_settings.read() != settings or vm.contexts.entered:
         raise refuse("the backward of a custom autograd.Function changes a setting")
-    if contents_of_made(vm.outside.sources.of, roots) != before:
+    if contents_of_made(vm.env.sources.of, roots) != before:
         raise refuse("the backward of a custom autograd.Function changes an object that is returned")
 
 

@@ -60,9 +60,9 @@ def run_engine(vm: VM, args: Args, kwargs: Kwargs, met: Sequence[Node]) -> objec
     if torch.is_anomaly_enabled():
         raise unsupported("gradients while autograd looks for anomalies")
     vm.trace.autograd.differentiated = True
-    args = [container_contents.view(vm.outside, a) for a in args]
-    kwargs = {k: container_contents.view(vm.outside, v) for k, v in kwargs.items()}
-    log = vm.outside.log
+    args = [container_contents.view(vm.env, a) for a in args]
+    kwargs = {k: container_contents.view(vm.env, v) for k, v in kwargs.items()}
+    log = vm.env.log
     before, log.closed = log.closed, "the backward of a custom autograd.Function changes an outside object"
     try:
         with natively(vm, torch.autograd.grad), replaced(met), on_this_thread():
@@ -76,7 +76,7 @@ def check_leaf(vm: VM, fake: FakeTensor) -> None:
     real = vm.trace.real(fake)
     if fake.device.type not in ("cpu", "cuda") or not _native.is_plain_leaf(real):
         raise unsupported("gradients of a tensor computed outside, or of one with hooks")
-    vm.outside.facts.guard("plain_leaf", vm.outside.sources.known(fake))
+    vm.env.facts.guard("plain_leaf", vm.env.sources.known(fake))
 
 
 # --------------------------------------------------------------------------------- forward-mode differentiation
@@ -103,7 +103,7 @@ _leave = cast(FunctionType, torch.inference_mode.__exit__)
 @function(_leave)
 def _leave_inference_mode(vm: VM, args: Args, kwargs: Kwargs) -> object:
     """Leaving puts back the dispatcher's state from when it was entered, which must not be a state outside of the trace."""
-    if id(args[0]) in vm.outside.sources:
+    if id(args[0]) in vm.env.sources:
         raise unsupported("an inference mode from outside is left")
     with natively(vm, _leave):
         return native_calls.call_native_python(vm, _leave, args, kwargs)

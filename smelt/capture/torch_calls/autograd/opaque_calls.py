@@ -44,21 +44,21 @@ def run_opaque(
 ) -> object:
     """Records `function(*args, **kwargs)` as one torch-level call and returns its results on fakes, which `run` computes.
 
-    Raises Unsupported where the call could not be repeated by the graph: it changes outside objects, or comes after a
+    Raises Unsupported where the call could not be repeated by the graph: it changes environment objects, or comes after a
     change of one, or holds an object that the program made. What comes after a change may be a call of which there will be a
     joint graph: then its operators run, and the call itself does not.
     """
     target = OpaqueCall(function, args, kwargs, lambda f: _is_fresh(vm, f))
-    if vm.contexts.tokens or any(type(e) not in (Call, Advance) for e in vm.outside.log.effects()):
+    if vm.contexts.tokens or any(type(e) not in (Call, Advance) for e in vm.env.log.effects()):
         plain = vm.trace.numbers.symbols is None  # else each number would have a graph of its own
         if not (vm.trace.autograd.wants_joint and plain):
             raise unsupported(f"{_name(function)} after a change of an outside object", UNSUPPORTED_EFFECT)
         target.repeatable = False
     for value in (*args, *kwargs.values()):
         _hold(vm, value)
-    before = vm.outside.log.changed
+    before = vm.env.log.changed
     out = vm.trace.call_recorder.run_opaque(target, run)
-    if vm.outside.log.changed != before:
+    if vm.env.log.changed != before:
         raise unsupported(f"{_name(function)} changes an outside object", UNSUPPORTED_EFFECT)
     return out
 
@@ -73,7 +73,7 @@ def _is_size(value: object) -> bool:
 
 
 def _is_fresh(vm: VM, made: FunctionType | types.CellType) -> bool:
-    return id(made) not in vm.outside.sources
+    return id(made) not in vm.env.sources
 
 
 def _hold(vm: VM, value: object, depth: int = 0) -> None:
@@ -84,10 +84,10 @@ def _hold(vm: VM, value: object, depth: int = 0) -> None:
         return
     if type(value) is FunctionType and _is_fresh(vm, value):
         _hold_function(vm, value, depth)
-    elif id(value) in vm.outside.sources and kind not in (list, tuple, dict):
-        vm.outside.facts.use_identity(value)
+    elif id(value) in vm.env.sources and kind not in (list, tuple, dict):
+        vm.env.facts.use_identity(value)
     elif is_identity(value):
-        if isinstance(value, type) and vm.outside.sources.is_made_class(value):
+        if isinstance(value, type) and vm.env.sources.is_made_class(value):
             raise unsupported(f"the class {value.__qualname__} made inside the function", UNSUPPORTED_OBJECT)
     elif kind in _PARTS:
         for part in _PARTS[kind](value):
@@ -133,7 +133,7 @@ _DEPTH = 8  # how deep functions that the trace made may refer to each other
 
 
 def _contents(vm: VM, cell: types.CellType) -> object:
-    held = vm.outside.overlay.cell(cell)
+    held = vm.env.overlay.cell(cell)
     return NULL if held is MISSING else held
 
 

@@ -55,7 +55,7 @@ def set_grad(vm: VM, tensor: FakeTensor, value: object) -> None:
     with vm.trace.paused(), DisableTorchDispatch():
         tensor.grad = value
     if vm.trace.is_input(tensor):
-        vm.outside.log.set_tensor_attribute(tensor, "grad", value)
+        vm.env.log.set_tensor_attribute(tensor, "grad", value)
     else:
         vm.held.with_grad.append(tensor)
 
