@@ -1,11 +1,10 @@
-"""`Array` stands for a NumPy array, over a fake of the tensor that shares its memory.
+"""`Array`, the proxy of a NumPy array over a fake of the tensor that shares its memory.
 
-NumPy's own functions find an `Array` among their arguments and hand the call over (`__array_ufunc__`,
-`__array_function__`). What the result looks like (type, dtype, shape, strides, whether it is a view) is found by a trial:
-the NumPy function itself on ones of the same layouts (`numpy_trial.py`). Torch then computes the values, and what it gives
-must look like the trial's result, or the call is refused. `numpy_ufuncs.py` and `numpy_functions.py` have the tables of what
-torch computes; `array_proxy_methods.py` gives `Array` its operators and methods. What is in no table is refused before
-anything runs, and so is whatever reads a value.
+NumPy's own functions dispatch to an `Array` among their arguments (`__array_ufunc__`, `__array_function__`). A trial run
+determines the result's type, dtype, shape, strides and aliasing: the NumPy function itself on ones of the same layouts
+(`numpy_trial.py`). Torch computes the values, and its result must match the trial's, or the call is refused.
+`numpy_ufuncs.py` and `numpy_functions.py` have the tables of supported functions; `array_proxy_methods.py` gives `Array` its
+operators and methods. Functions in no table, and everything that reads a value, are refused before anything runs.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ TORCH_DTYPES = {found: dtype for dtype, found in DTYPES.items()}
 
 
 def refusal(what: str, kind: ReasonKind = UNSUPPORTED_CALL) -> Unsupported:
-    """The refusal of what a program does with an `Array`: `what` it is, before the words "of a traced NumPy array"."""
+    """Refusal of an operation `what` on an `Array`; the reason appends "of a traced NumPy array"."""
     return Unsupported(Reason(kind, f"{what} of a traced NumPy array"))
 
 
 def is_traceable(value: np.ndarray) -> bool:
-    """Whether a tensor can look at an outside array."""
+    """Whether a tensor can share the memory of an environment array."""
     regular = all(s >= 0 and s % value.itemsize == 0 for s in value.strides)
     return value.dtype in TORCH_DTYPES and value.dtype.isnative and regular and value.flags.writeable
 
 
 class Array:
-    """An array whose elements `tensor` holds. `scalar`: it stands for a NumPy scalar (np.float32) rather than an array of no
-    dimensions. `from_environment`: its memory is that of an outside array."""
+    """An array with the elements of `tensor`. `scalar`: a NumPy scalar (np.float32) rather than a 0-d array. `outside`: its
+    memory is that of an environment array."""
 
     __slots__ = ("from_environment", "scalar", "tensor")
     __hash__ = None  # type: ignore[assignment]
@@ -55,32 +54,32 @@ class Array:
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """Of NumPy."""
+        """NumPy dtype."""
         return DTYPES[self.tensor.dtype]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As of the array."""
+        """Shape of the array."""
         return tuple(self.tensor.shape)
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """In bytes, as NumPy counts them."""
+        """Strides in bytes, as in NumPy."""
         return tuple(s * self.itemsize for s in self.tensor.stride())
 
     @property
     def ndim(self) -> int:
-        """The number of dimensions."""
+        """Number of dimensions."""
         return self.tensor.dim()
 
     @property
     def size(self) -> int:
-        """The number of elements."""
+        """Number of elements."""
         return self.tensor.numel()
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
+        """Bytes per element."""
         return self.dtype.itemsize
 
     @property
@@ -93,7 +92,7 @@ class Array:
         return self.dtype.type(1) if self.scalar else np.empty(0, self.dtype)
 
     def check_own(self) -> None:
-        """Raises Unsupported for the memory of an outside array, which the program is about to write."""
+        """Raise Unsupported before a write to the memory of an environment array."""
         if self.from_environment:
             raise refusal("a write to the memory", UNSUPPORTED_EFFECT)
 
@@ -104,7 +103,7 @@ class Array:
 
 
 def has_scalar(value: object, depth: int = 4) -> bool:
-    """Whether a NumPy scalar that is known at run time only is among arguments: it is no number to torch's functions."""
+    """Whether the arguments contain a runtime NumPy scalar, which torch's functions do not accept as a number."""
     if type(value) in (list, tuple, dict) and depth:
         items = value.values() if isinstance(value, dict) else value
         return any(has_scalar(item, depth - 1) for item in cast("Iterable[object]", items))
@@ -112,7 +111,7 @@ def has_scalar(value: object, depth: int = 4) -> bool:
 
 
 class BoundMethod:
-    """`array.name` before it is called: of an array, whoever calls it."""
+    """`array.name`, a method bound to an array."""
 
     __slots__ = ("array", "name")
 
@@ -131,14 +130,14 @@ def attribute(array: Array, name: str) -> object:
 
 
 def hidden_refusal(error: BaseException | None) -> Unsupported | None:
-    """The refusal that NumPy's C code met and turned into `error`."""
+    """The refusal that NumPy's C code replaced by `error`, or None."""
     while error is not None and not isinstance(error, Unsupported):
         error = error.__cause__ or error.__context__
     return error
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """What tells storages apart, of a fake or of a real tensor."""
+    """Identity of the storage of a fake or real tensor."""
     elem = tensor.elem if type(tensor) is FakeTensor else tensor
     with DisableTorchFunction():
         return elem.untyped_storage()._cdata

@@ -1,6 +1,6 @@
-"""The operators and methods of `Array`: as those of `numpy.ndarray`, or refused.
+"""Operators and methods of `Array`: as in `numpy.ndarray`, or refused.
 
-They stand apart from the class since they make new arrays by way of the trial (`numpy_trial.py`), which knows `Array`.
+They are separate from the class because they create arrays through the trial run (`numpy_trial.py`), which imports `Array`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from smelt.reasons import DATA_DEPENDENT
 _Method = Callable[..., object]  # (array, ...)
 
 
-# ------------------------------------------------------------------------------------------ what NumPy calls
+# ------------------------------------------------------------------------------------------ NumPy's protocols
 
 
 def _array_ufunc(self: Array, ufunc: np.ufunc, method: str, *args: object, **kwargs: object) -> object:
@@ -69,13 +69,13 @@ def _getitem(self: Array, key: object) -> object:
 def _setitem(self: Array, key: object, value: object) -> None:
     self.check_own()
     tried = cast("MutableMapping[object, object]", ones(self))
-    operator.setitem(tried, map_nested(ones, key), map_nested(ones, value))  # raises what NumPy raises
+    operator.setitem(tried, map_nested(ones, key), map_nested(ones, value))  # raises as NumPy
     source = value.tensor if isinstance(value, Array) else constant(value)
     self.tensor[_index(key)] = source.to(self.tensor.dtype)
 
 
 def _index(key: object) -> Any:
-    """An index for a tensor. NumPy's `None`, slices, integers, lists and integer arrays mean the same in torch."""
+    """`key` as a tensor index. NumPy's `None`, slices, integers, lists and integer arrays mean the same in torch."""
     if isinstance(key, tuple):
         return tuple(_index(k) for k in key)
     if isinstance(key, Array):
@@ -129,7 +129,7 @@ def _called(name: str) -> _Method:
 
 
 def _by_function(name: str) -> _Method:
-    """The method that is NumPy's function of the same name."""
+    """The method implemented by NumPy's function of the same name."""
     function = getattr(np, name)
     return lambda self, *args, **kwargs: apply(function, (self, *args), kwargs)
 

@@ -1,4 +1,4 @@
-"""NumPy's functions on stand-ins for arrays: those that torch's own NumPy (`torch._numpy`) computes as NumPy does."""
+"""NumPy functions on array proxies: those that `torch._numpy` computes as NumPy does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FUNCTION_NAMES = """
     shape ndim size
 """
 _FUNCTIONS = frozenset(getattr(np, name) for name in _FUNCTION_NAMES.split())
-# Torch has none of booleans.
+# Torch does not implement products of booleans.
 _PRODUCTS = frozenset((np.dot, np.inner, np.outer, np.vdot, np.tensordot, np.einsum))
 _FACTS: dict[object, Callable[[Array], object]] = {
     np.shape: lambda a: a.shape,

@@ -1,4 +1,4 @@
-"""NumPy's ufuncs on stand-ins for arrays: which function of torch computes each, and in which dtype."""
+"""NumPy ufuncs on array proxies: the torch function of each ufunc and the dtype it computes in."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _sign(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x.isnan(), x, x.sign()) if x.is_floating_point() else x.sign()
 
 
-# By the dtype in which a function computes: that of its result, that which its operands have in common, or their own.
+# By the dtype in which a function computes: the result's, the operands' common one, or each operand's own.
 BY_RESULT: dict[object, Callable[..., torch.Tensor]] = {
     np.add: torch.add, np.subtract: torch.sub, np.multiply: torch.mul, np.true_divide: torch.true_divide,
     np.floor_divide: torch.floor_divide, np.remainder: torch.remainder, np.power: torch.pow, np.negative: torch.neg,
@@ -48,9 +48,9 @@ REDUCTIONS: dict[object, Callable[..., object]] = {
     np.maximum: np.max,
     np.minimum: np.min,
 }
-# What torch refuses or leaves open for integers that NumPy defines: zero divisors, negative powers.
+# Ufuncs that NumPy defines for integers where torch raises or is undefined: zero divisors, negative powers.
 _CAREFUL = (np.floor_divide, np.remainder, np.power, np.left_shift, np.right_shift)
-_SMALL = 8  # what any integer may be shifted by
+_SMALL = 8  # bits by which any integer may be shifted
 _NOT_OF_BOOLEANS = (np.absolute, np.floor, np.ceil, np.trunc, np.matmul)
 
 
@@ -59,7 +59,7 @@ def apply_ufunc(ufunc: np.ufunc, args: Sequence[object]) -> object:
     if ufunc not in BY_RESULT and ufunc not in BY_OPERANDS and ufunc not in BY_ITSELF:
         raise refusal(f"numpy.{ufunc.__name__}")
     if ufunc in _CAREFUL and not _is_safe(ufunc, args):
-        raise refusal(f"numpy.{ufunc.__name__} of integers that are not known")
+        raise refusal(f"numpy.{ufunc.__name__} of unknown integers")
     return checked(ufunc, args, {}, lambda: _compute(ufunc, args))
 
 
@@ -79,7 +79,7 @@ def _compute(ufunc: np.ufunc, args: Sequence[object]) -> torch.Tensor:
 
 
 def _fits(value: object, dtype: _Dtype) -> bool:
-    """Whether a number can be cast to `dtype` unchanged."""
+    """Whether a number is representable in `dtype`."""
     if not isinstance(value, int) or dtype.kind not in "iu":
         return True
     limits = np.iinfo(cast("np.dtype[np.integer]", dtype))
@@ -87,7 +87,7 @@ def _fits(value: object, dtype: _Dtype) -> bool:
 
 
 def _is_safe(ufunc: np.ufunc, args: Sequence[object]) -> bool:
-    """Floating-point operands, or a second operand that is a positive constant."""
+    """Whether the operands are floating-point, or the second is a positive constant."""
     second = args[1]
     if isinstance(second, (int, np.integer)) and not isinstance(second, bool) and second > 0:
         return ufunc not in (np.left_shift, np.right_shift) or bool(second < _SMALL)
@@ -112,7 +112,8 @@ def _operand(value: object, dtype: _Dtype | None) -> torch.Tensor:
 
 
 def constant(value: object, dtype: _Dtype | None = None) -> torch.Tensor:
-    """A tensor, of `dtype` or its own, of a number, a NumPy scalar or an array that the program made, which is copied."""
+    """A tensor of `dtype` (None: its own) from a number, a NumPy scalar or an array created by the program, which is
+    copied."""
     if not isinstance(value, (int, float, bool, np.generic, np.ndarray)):
         raise refusal(f"an operand of type {type(value).__name__}")
     known = np.asarray(value)

@@ -1,9 +1,9 @@
-"""Text that is known only when the compiled frame runs: what formatting a tensor gives.
+"""Strings that exist only when the compiled frame runs: formatted tensors.
 
-A `Text` stands for such a string on the VM's stack: a native function (`str`, `format`, ...) and its arguments, in which a
-`Shown` takes the place of each tensor. It can be joined, formatted, printed, logged, stored and returned; whatever would
-look at its characters raises Unsupported. The compiled frame makes the real string after the graph has run. What always
-holds: the text is that of the moment when it was made (a tensor that is written afterwards is copied before).
+A `Text` is the proxy of such a string: a native function (`str`, `format`, ...) and its arguments, with a `Shown` for each
+tensor. It can be joined, formatted, printed, logged, stored and returned; reading its characters raises Unsupported. The
+compiled frame creates the real string after the graph has run. Invariant: the text shows the tensor as it was when the text
+was created (a tensor that is written later is copied first).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from smelt.tracing.record.trace import Trace
 
 
 class Unreadable(Unsupported):
-    """Something looks at the characters of a `Text`."""
+    """The program reads the characters of a `Text`."""
 
 
 def unreadable(what: str) -> Unsupported:
-    """The refusal of a program that looks at the characters of a `Text`: `what` it does."""
+    """Refusal of a program that reads the characters of a `Text` by `what`."""
     return Unreadable(Reason(DATA_DEPENDENT, what))
 
 
 class Text:
-    """`how(*args)`, a string, once the tensors in `args` are known."""
+    """The string `how(*args)`, created once the tensors in `args` are known."""
 
     __slots__ = ("args", "how")
 
@@ -66,10 +66,10 @@ for _name in (
 
 
 class Shown:
-    """A tensor inside a `Text`, as it was when the text was made.
+    """A tensor in a `Text`, as it was when the text was created.
 
-    `grad_fn` is the name of the node that gave it, None for one from outside, whose own is there when the frame runs. With
-    `bare`, only its numbers are asked for.
+    `grad_fn` is the name of its autograd node; None for an input, whose node exists when the frame runs. `bare`: only its
+    numbers are formatted.
     """
 
     __slots__ = ("_after", "_copy", "_trace", "bare", "fake", "grad_fn", "is_parameter")
@@ -88,24 +88,24 @@ class Shown:
 
     @property
     def tensor(self) -> torch.Tensor:
-        """The tensor itself; its copy if anything was written since."""
+        """The tensor itself, or its copy if anything was written since."""
         written = any(
             isinstance(record.node.target, OpOverload) and effects(record.node.target).writes
             for record in self._trace.tape.entries[self._after :]
         )
         if written and not self.bare and self._trace.is_input(self.fake) and not self.fake.is_leaf:
-            raise unreadable("the text of a tensor from outside, with a history, which is written afterwards")
+            raise unreadable("the text of a tensor from outside, with a history, which is written later")
         return self._copy if written else self.fake
 
     @property
     def is_plain(self) -> bool:
-        """Whether formatting `tensor` itself gives the text."""
+        """Whether formatting `tensor` directly gives the text."""
         needs = self.grad_fn is not None or (self.tensor is self._copy and self.fake.requires_grad)
         return self.bare or not (needs or (self.is_parameter and self.tensor is self._copy))
 
 
 class _Node(Protocol):
-    """A node of autograd's graph."""
+    """An autograd node."""
 
     def name(self) -> str: ...
 
@@ -116,7 +116,7 @@ def _node_name(node: _Node) -> str:
 
 
 class Verbatim:
-    """An object of which only the text matters, which is known."""
+    """An object whose text is known."""
 
     __slots__ = ("text",)
 
@@ -138,7 +138,7 @@ def join_all(parts: Sequence[object]) -> object:
 
 
 def binary(fn: Callable[..., object], left: object, right: object) -> object:
-    """An operator of which at least one side is a `Text`: strings can be added to it."""
+    """An operator with a `Text` operand: only concatenation with strings is supported."""
     if all(type(v) is Text or type(v) in LEAF_TYPES for v in (left, right)):
         return fn(left, right)
     raise unreadable("a tensor's text is compared")
@@ -158,23 +158,23 @@ def separated(separator: str, *parts: str) -> str:
 
 
 class _History:
-    """`tensor.grad_fn` as the text shows it."""
+    """`tensor.grad_fn` as displayed."""
 
 
 class tensor(torch.Tensor):
-    """A tensor whose text shows another `grad_fn` than it has; named as text names tensors."""
+    """A tensor displayed with another `grad_fn`; its class name appears in the text."""
 
     __torch_function__ = disabled_torch_function_impl  # type: ignore[assignment]
     shown_history: object
 
     @property
     def grad_fn(self) -> object:  # type: ignore[override]
-        """An object whose class has the name of the node that the text shows."""
+        """An object whose class has the name of the displayed node."""
         return self.shown_history
 
 
 class Display:
-    """Formats a tensor with the history and the type that it had."""
+    """Formatter of a tensor with its former history and type."""
 
     __slots__ = ("_is_parameter", "_tensor")
 

@@ -1,7 +1,9 @@
-"""Python's object protocols, carried out by the machine.
+"""Python's object protocols, executed by the VM.
 
-Calls: `calls` (the table by kind of callable), `python_functions`, `binding`, `native_calls`, `native_arguments`, `arity`,
-`callbacks`, `construction`, `nn_modules`, `lru_caches`. Values: `attributes/`, `operators`, `subscripts`, `iteration`,
-`lengths`, `containers`, `container_constructors`, `formatting`, `symbolic_numbers`. Statements: `scopes`, `cells`,
-`raising`, `match_statement`, `context_managers`.
+Packages: `semantics/calls/` (a table by the type of the callable, argument binding, native calls and their callbacks, class
+construction, `nn.Module`s, TorchScript, `__torch_function__`), `semantics/values/` (operators, containers, iteration,
+formatting, exceptions, `match` and `with`) and `semantics/attributes/` (loads, stores and deletions by the type of the
+object). Shared modules: `semantics/scopes.py` (globals and `locals()`), `semantics/cells.py` (closure variables),
+`semantics/number_semantics.py` (symbolic numbers), `semantics/result_polyfills.py` (the rest of an instruction after a graph
+break inside its callee).
 """

@@ -1,4 +1,4 @@
-"""Cells: variables that functions share. Those in the closure of a function from outside are environment objects."""
+"""Closure cells. The cells of an environment function's closure are environment objects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 
 
 def read_cell(vm: VM, function: FunctionType, cell: CellType, at: int) -> object:
-    """The contents of the cell at index `at` of the closure of an outside function, guarded."""
+    """Contents of the cell at index `at` of an environment function's closure, guarded."""
     value = vm.cells.values.get(id(cell), MISSING)
     if value is MISSING:
         source = vm.env.sources.const(function).child("cell", at)
@@ -20,14 +20,14 @@ def read_cell(vm: VM, function: FunctionType, cell: CellType, at: int) -> object
 
 
 def holds_value(vm: VM, cell: CellType) -> bool:
-    """True for a cell from outside that holds something. Raises Unsupported for an empty one: no guard says that it is."""
+    """True for an environment cell with contents. Raises Unsupported for an empty cell, which no guard can check."""
     if cell_value(cell) is MISSING:
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, "an empty cell from outside"))
     return True
 
 
 def read_held_cell(vm: VM, cell: CellType) -> object:
-    """The contents of a cell that is itself a value from outside."""
+    """Contents of a cell object that is itself an environment object."""
     value = vm.cells.values.get(id(cell), MISSING)
     if value is MISSING:
         source = vm.env.sources[id(cell)].child("member", "cell_contents")
@@ -41,7 +41,7 @@ def cell_written(vm: VM, cell: CellType) -> bool:
 
 
 def write_cell(vm: VM, frame: Frame, arg: int, value: object) -> None:
-    """Stores in the cell in a slot; MISSING empties it."""
+    """Store `value` in the cell in slot `arg`; MISSING empties the cell."""
     cell, place = frame.locals[arg], cell_place(vm, frame, arg)
     if place is None and id(cell) not in vm.env.sources:
         if value is MISSING:
@@ -61,21 +61,22 @@ def _register_cell(vm: VM, function: FunctionType, cell: CellType, at: int) -> N
 
 
 def register_cells(vm: VM, frame: Frame) -> None:
-    """Registers the cells in the closure of the frame's function, if that is from outside."""
+    """Register the closure cells of the frame's function if it is an environment object."""
     if id(frame.function) in vm.env.sources:
         for at, cell in enumerate(frame.function.__closure__ or ()):
             _register_cell(vm, frame.function, cell, at)
 
 
 def function_made(vm: VM, made: FunctionType) -> None:
-    """Notes a function that the trace made. Its globals, if the trace did not make them, stay those that they are."""
+    """Record a function created by the trace. Its globals are environment objects unless the trace created them."""
     vm.env.facts.made_function(made)
-    if id(made.__globals__) not in vm.scopes.made:
+    if id(made.__globals__) not in vm.scopes.created:
         vm.env.sources.const(made.__globals__)
 
 
 def made_function(vm: VM, frame: Frame, made: FunctionType) -> None:
-    """Notes a function that the trace made in `frame`: of the cells in its closure, those that are from outside stay so."""
+    """Record a function created in `frame` by the trace. Its closure may share environment cells with the frame's
+    function."""
     function_made(vm, made)
     own = {id(c) for c in made.__closure__ or ()}
     if not own or id(frame.function) not in vm.env.sources:
@@ -83,22 +84,23 @@ def made_function(vm: VM, frame: Frame, made: FunctionType) -> None:
     first = frame.code.nlocals - frame.code.nfree
     for at, cell in enumerate(frame.locals[first:]):
         if id(cell) in own:
-            vm.cells.places[id(cell)] = (frame.function, at)
+            vm.cells.owners[id(cell)] = (frame.function, at)
             _register_cell(vm, frame.function, cell, at)
 
 
 def cell_place(vm: VM, frame: Frame, arg: int) -> tuple[FunctionType, int] | None:
-    """The function from outside whose closure holds a cell, and where; None for a cell that the trace made."""
+    """The environment function whose closure has the cell in slot `arg`, and the index there; None for a cell created by the
+    trace."""
     first = frame.code.nlocals - frame.code.nfree
     if arg < first:
         return None
     if id(frame.function) in vm.env.sources:
         return frame.function, arg - first
-    return vm.cells.places.get(id(frame.locals[arg]))
+    return vm.cells.owners.get(id(frame.locals[arg]))
 
 
 def cell_contents(vm: VM, frame: Frame, at: int) -> object:
-    """What the cell in a slot holds; MISSING if it is empty."""
+    """Contents of the cell in slot `at`; MISSING if it is empty."""
     cell = frame.locals[at]
     if not cell_written(vm, cell):
         place = cell_place(vm, frame, at)

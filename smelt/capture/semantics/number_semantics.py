@@ -1,7 +1,8 @@
-"""Symbolic numbers in the VM: what an operator or a native call does that is given one.
+"""Operators and native calls on symbolic numbers.
 
-Operators of tensors take them as they are, functions on numbers give expressions (`trace.number_functions.FUNCTIONS`), and
-whatever else runs natively gets the plain number, pinned: code of C and of the standard library looks at exact types.
+Tensor operators accept symbolic numbers; functions of numbers have expressions (`tracing/symbolic/number_functions.py`).
+Everything else that runs natively receives the plain number, which specializes: C code and the standard library check exact
+types.
 """
 
 from __future__ import annotations
@@ -25,38 +26,48 @@ from smelt.torch_private import OpOverload, OpOverloadPacket, enter_vmap, leave_
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.torch_function_handlers import is_handled
 from smelt.tracing.symbolic import number_functions, numpy_ints
-from smelt.tracing.symbolic.numbers_in_containers import has_symbols, plain_parts
+from smelt.tracing.symbolic.numbers_in_containers import has_symbols, specialize_nested
 from smelt.tracing.symbolic.numpy_ints import NumpyInt
-from smelt.tracing.symbolic.sym_numbers import NUMBERS, Float, Int, plain
-from smelt.tracing.symbolic.symbolic_ranges import ROWS, SymbolicList, SymbolicRange, settled
+from smelt.tracing.symbolic.sym_numbers import NUMBERS, Float, Int, specialize
+from smelt.tracing.symbolic.symbolic_ranges import (
+    SEQUENCE_PROXIES,
+    SymbolicList,
+    SymbolicRange,
+    without_proxies,
+)
 
 _OPERANDS = NUMBERS | {int, float, bool, FakeTensor}
-_NESTED = (list, tuple, torch.Size)  # what `torch.tensor` takes for rows
+_NESTED = (list, tuple, torch.Size)  # sequences that `torch.tensor` accepts as rows
 _OPERATORS = (OpOverloadPacket, OpOverload)
 _BOUND = (types.BuiltinFunctionType, types.MethodWrapperType)
 _UNBOUND = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
 
 def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> object:
-    """`fn(left, right)` of which one is a symbolic number: with numbers and tensors an expression or an operator, with
-    anything else on the plain number."""
+    """`fn(left, right)` where one operand is symbolic: an expression or an operator for numbers and tensors, else the plain
+    number."""
     if type(left) in _OPERANDS and type(right) in _OPERANDS:
         return fn(left, right)
     if np.int64 in (type(left), type(right)):
         return of_numpy(vm, fn, left, right)
-    return vm.binary(fn, plain(left), plain(right))
+    return vm.binary(fn, specialize(left), specialize(right))
 
 
 def of_numpy(vm: VM, fn: Callable[..., object], left: object, right: object) -> object:
-    """The same where one is a `numpy.int64`: such a number too, or on the plain numbers. Tensors take it as an int."""
+    """`fn(left, right)` where one operand is a symbolic `numpy.int64`: a symbolic result if possible, else plain numbers.
+    For tensors it is an int."""
     if type(left) is FakeTensor or type(right) is FakeTensor:
-        return vm.binary(fn, numpy_ints.numbers_in(left), numpy_ints.numbers_in(right))
+        return vm.binary(fn, numpy_ints.unwrap_numpy_ints(left), numpy_ints.unwrap_numpy_ints(right))
     found = numpy_ints.operate(fn, left, right)
-    return vm.binary(fn, settled(plain(left)), settled(plain(right))) if found is NotImplemented else found
+    return (
+        vm.binary(fn, without_proxies(specialize(left)), without_proxies(specialize(right)))
+        if found is NotImplemented
+        else found
+    )
 
 
 def native_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object] | None) -> object:
-    """What a function on numbers gives for symbolic ones; NotImplemented where there is no expression for it."""
+    """Result of `fn` on symbolic numbers; NotImplemented if there is no expression for it."""
     if len(args) == 1 and _makes_tensor(fn) and _is_of_rows(args[0]):
         return _tensor_of_rows(args[0], kwargs or {})
     if len(args) == 1 and type(args[0]) in _NESTED and has_symbols(args[0]) and _makes_tensor(fn):
@@ -68,7 +79,7 @@ def native_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object]
     if len(args) == 1 and not kwargs and _is_numpys(fn):
         return numpy_ints.FUNCTIONS[fn](args[0])
     if fn is int or fn is float or _makes_tensor(fn):
-        args = [numpy_ints.numbers_in(a) for a in args]
+        args = [numpy_ints.unwrap_numpy_ints(a) for a in args]
     if not any(type(a) in NUMBERS for a in args):
         return NotImplemented
     if _makes_tensor(fn) and len(args) == 1:
@@ -80,7 +91,7 @@ def native_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object]
 
 
 def in_tensor(vm: VM, tensor: FakeTensor) -> object:
-    """The symbolic number that a tensor of one float holds, where it is known before the graph runs; else the tensor."""
+    """The symbolic number in a floating-point scalar tensor if it is known before the graph runs, else the tensor."""
     if tensor.dim() or not tensor.is_floating_point() or is_handled(vm.trace.call, (tensor,)):
         return tensor
     number = None if vm.trace.known.value(tensor) is not None else vm.trace.known.number(tensor)
@@ -88,7 +99,7 @@ def in_tensor(vm: VM, tensor: FakeTensor) -> object:
 
 
 def _tensor(number: object, options: Mapping[str, object]) -> object:
-    """`torch.tensor(number, **options)`, whose value the graph computes; NotImplemented for other options than these two."""
+    """`torch.tensor(number, **options)`, computed by the graph; NotImplemented for options other than dtype and device."""
     if options.keys() - {"dtype", "device"}:
         return NotImplemented
     own = torch.int64 if type(number) is Int else torch.get_default_dtype()
@@ -98,7 +109,7 @@ def _tensor(number: object, options: Mapping[str, object]) -> object:
 
 
 def _is_numpys(fn: object) -> bool:
-    """Whether `fn` is a function of NumPy that gives such an int."""
+    """Whether `fn` is a NumPy function that returns a `numpy.int64`."""
     return fn is np.prod or fn is np.int64
 
 
@@ -107,7 +118,7 @@ def _makes_tensor(fn: object) -> bool:
 
 
 def _tensor_of(values: object, options: Mapping[str, object]) -> object:
-    """The same for nested lists of numbers."""
+    """`torch.tensor(values, **options)` of nested lists of numbers."""
     found: list[object] = []
     shape = _shape(values, found)
     integers = all(type(v) in (int, Int) for v in found)
@@ -121,33 +132,33 @@ def _tensor_of(values: object, options: Mapping[str, object]) -> object:
 
 
 def _is_of_rows(values: object) -> bool:
-    """Whether it is a range or list of symbolic length, or several of one length."""
+    """Whether `values` is a range or list of symbolic length, or several of equal length."""
     if type(values) not in _NESTED:
-        return type(values) in ROWS
+        return type(values) in SEQUENCE_PROXIES
     rows = cast("Sequence[SymbolicRange | SymbolicList]", values)
-    if not rows or not all(type(row) in ROWS for row in rows):
+    if not rows or not all(type(row) in SEQUENCE_PROXIES for row in rows):
         return False
     first, *others = (listed(row).length for row in rows)
     return all(length == first for length in others)
 
 
 def _tensor_of_rows(values: object, options: Mapping[str, object]) -> object:
-    """`torch.tensor(values, **options)` of those; NotImplemented for other options than these two."""
+    """`torch.tensor(values, **options)` of such rows; NotImplemented for options other than dtype and device."""
     if options.keys() - {"dtype", "device"}:
         return NotImplemented
-    if type(values) in ROWS:
+    if type(values) in SEQUENCE_PROXIES:
         return listed(cast("SymbolicRange | SymbolicList", values)).tensor(**options)  # type: ignore[arg-type]
     rows = cast("Sequence[SymbolicRange | SymbolicList]", values)
     return torch.stack([listed(row).tensor(**options) for row in rows])  # type: ignore[arg-type]
 
 
 def listed(row: SymbolicRange | SymbolicList) -> SymbolicList:
-    """A list that has the elements of `row`."""
+    """`row` as a list."""
     return row.listed() if type(row) is SymbolicRange else cast(SymbolicList, row)
 
 
 def _shape(values: object, found: list[object]) -> list[int] | None:
-    """Of nested lists whose numbers are added to `found`; None of those that are no rectangle, or that hold nothing."""
+    """Shape of nested lists, whose numbers are appended to `found`; None if they are ragged or empty."""
     if type(values) not in _NESTED:
         found.append(values)
         return []
@@ -156,32 +167,34 @@ def _shape(values: object, found: list[object]) -> list[int] | None:
 
 
 def native_arguments(
-    fn: object, args: Sequence[object], kwargs: Mapping[str, object] | None, has_standins: bool = False
+    fn: object, args: Sequence[object], kwargs: Mapping[str, object] | None, has_proxies: bool = False
 ) -> tuple[Sequence[object], Mapping[str, object] | None]:
-    """`args` and `kwargs` as the native code `fn` may see them: symbolic numbers that it does not know are pinned.
-    `has_standins`: there may be lists and ranges of symbolic length among them."""
+    """`args` and `kwargs` for the native function `fn`: symbolic numbers that it does not support are specialized.
+    `has_proxies`: lists and ranges of symbolic length may be among the arguments."""
     if _joins(fn, args):
         return args, kwargs
-    if has_standins and takes_symbols(fn):
-        args = [numpy_ints.numbers_in(a) for a in args]
-        kwargs = kwargs and {k: numpy_ints.numbers_in(v) for k, v in kwargs.items()}
-    if has_standins and not _holds(fn):
-        args = [settled(a) for a in args]
-        kwargs = kwargs and {k: settled(v) for k, v in kwargs.items()}
+    if has_proxies and takes_symbols(fn):
+        args = [numpy_ints.unwrap_numpy_ints(a) for a in args]
+        kwargs = kwargs and {k: numpy_ints.unwrap_numpy_ints(v) for k, v in kwargs.items()}
+    if has_proxies and not _holds(fn):
+        args = [without_proxies(a) for a in args]
+        kwargs = kwargs and {k: without_proxies(v) for k, v in kwargs.items()}
     if takes_symbols(fn):
         return args, kwargs
-    return [plain_parts(a) for a in args], kwargs and {k: plain_parts(v) for k, v in kwargs.items()}
+    return [specialize_nested(a) for a in args], kwargs and {
+        k: specialize_nested(v) for k, v in kwargs.items()
+    }
 
 
 def _joins(fn: object, args: Sequence[object]) -> bool:
-    """Whether this is `a + b` or `a * 2` of sequences, which hold what was in them."""
+    """Whether the call is `a + b` or `a * 2` of sequences, whose elements stay as they are."""
     return (
         type(fn) is types.BuiltinFunctionType and fn in _JOINING and all(isinstance(a, _JOINED) for a in args)
     )
 
 
 def _holds(fn: object) -> bool:
-    """Whether `fn` is a method of a container that holds what it is given, and does not look at it."""
+    """Whether `fn` is a container method that stores its argument without reading it."""
     if getattr(fn, "__name__", "") not in _PUTTING:
         return False
     owner = getattr(fn, "__objclass__", None) or type(getattr(fn, "__self__", None))
@@ -189,7 +202,7 @@ def _holds(fn: object) -> bool:
 
 
 def takes_symbols(fn: object) -> bool:
-    """Whether `fn` is a function of torch written in C: those know symbolic numbers, or ask them for their value."""
+    """Whether `fn` accepts symbolic numbers: C functions of torch do, or specialize them themselves."""
     kind = type(fn)
     if kind in _OPERATORS:
         return True
@@ -210,14 +223,14 @@ def takes_symbols(fn: object) -> bool:
 
 
 def _is_method_of_torch(fn: types.BuiltinFunctionType) -> bool:
-    """Whether a bound function of C is one of `torch.*`, or a method of a tensor, a container or an object of torch."""
+    """Whether a bound C function belongs to `torch`, or to a tensor, a container or another object of torch."""
     owner: object = fn.__self__
     if owner is None:
         return getattr(variable_functions, fn.__name__, None) is fn
     return isinstance(owner, (torch.Tensor, *_HOLDERS)) or _module(owner).startswith("torch")
 
 
-# Functions in Python that hand the number on to one of C and at most compare it, or ask for its class.
+# Python functions that only compare the number, check its class or pass it to a C function.
 _FUNCTIONAL: frozenset[object] = frozenset(
     {
         F.leaky_relu, F.elu, F.celu, F.hardtanh, F.threshold, torch.is_tensor,
@@ -227,14 +240,14 @@ _FUNCTIONAL: frozenset[object] = frozenset(
 )  # fmt: skip
 
 
-# Methods of containers that look their first argument up, or hash it.
+# Container methods that search for their first argument or hash it.
 LOOKUPS = frozenset(
     (
         "get", "pop", "setdefault", "__getitem__", "__setitem__", "__delitem__", "__contains__", "insert", "index",
         "count", "remove", "add", "discard", "rotate",
     )
 )  # fmt: skip
-_HOLDERS = (list, dict, tuple, collections.deque)  # hold what they are given, and compare it at most
+_HOLDERS = (list, dict, tuple, collections.deque)  # store their arguments and at most compare them
 _COMPARING = frozenset(("count", "index"))
 _PUTTING = frozenset(("append", "appendleft", "insert", "setdefault", "__setitem__"))
 _HOLDING: frozenset[object] = frozenset(
@@ -245,7 +258,7 @@ _JOINED = (list, tuple, int)
 
 
 def is_number(value: object) -> bool:
-    """Whether `value` is an int or float, symbolic or not; bools are none."""
+    """Whether `value` is an int or float, symbolic or not. Bools are not numbers here."""
     return type(value) in NUMBERS or type(value) is int or type(value) is float
 
 
@@ -256,14 +269,15 @@ def _module(owner: object) -> str:
 
 
 def load_attr_of_standin(vm: VM, obj: SymbolicRange | SymbolicList | NumpyInt, name: str) -> object:
-    """`obj.name` of what is symbolic: but for the class, the numbers are needed."""
-    return vm.class_of(obj) if name == "__class__" else getattr(obj.plain(), name)
+    """`obj.name` of a symbolic range, list or NumPy int: everything but the class needs the plain value."""
+    return vm.class_of(obj) if name == "__class__" else getattr(obj.specialize(), name)
 
 
 def load_attr(vm: VM, number: object, name: str) -> object:
-    """`number.name` of a symbolic number: all but `real` and the class are those of the plain number, which is pinned."""
+    """`number.name` of a symbolic number: everything but `real` and the class is read from the plain number, which
+    specializes."""
     if name == "real":
         return number
     if name == "__class__":
         return vm.class_of(number)
-    return getattr(plain(number), name)
+    return getattr(specialize(number), name)

@@ -1,7 +1,7 @@
-"""What instructions make in C of what they have called, as plain Python: the chains of a graph break inside of the callee
-call these, and the machine interprets them.
+"""Python versions of what an instruction does in C with the result of its callee.
 
-Each takes the callee's result first (or the exception that it raised), then what the instruction knows besides.
+After a graph break inside the callee, the continuation stack calls these functions, and the VM interprets them. The first
+argument is the callee's result or the exception it raised; the others are the instruction's own values.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ T = TypeVar("T")
 
 
 def as_it_is(result: object, *values: object) -> object:
-    """The result itself."""
+    """The result, unchanged."""
     return result
 
 
 def raised(error: BaseException) -> NoReturn:
-    """The exception goes on as it is. The machine has a handler for this function."""
+    """Reraise the exception. The VM has a handler for this function."""
     raise error
 
 
@@ -27,38 +27,38 @@ def raised(error: BaseException) -> NoReturn:
 
 
 def missing_attribute(error: BaseException, getter: Callable[..., object], obj: object, name: str) -> object:
-    """A property, descriptor or `__getattribute__` has raised: `__getattr__` is asked, if it was an AttributeError."""
+    """Call `__getattr__` if a property, descriptor or `__getattribute__` raised AttributeError."""
     if isinstance(error, AttributeError):
         return getter(obj, name)
     return raised(error)
 
 
 def default(error: BaseException, value: object) -> object:
-    """`getattr(obj, name, value)`, where the attribute has raised."""
+    """`getattr(obj, name, value)` after the attribute load raised."""
     if isinstance(error, AttributeError):
         return value
     return raised(error)
 
 
 def found(result: object) -> bool:
-    """`hasattr`, where the attribute was read."""
+    """`hasattr` after the attribute load returned."""
     return True
 
 
 def not_found(error: BaseException) -> bool:
-    """`hasattr`, where the attribute has raised."""
+    """`hasattr` after the attribute load raised."""
     if isinstance(error, AttributeError):
         return False
     return raised(error)
 
 
 def nothing(result: object) -> None:
-    """What `setattr` and `delattr` give."""
+    """The None that `setattr` and `delattr` return."""
     return None
 
 
 def cached(result: object, obj: object, name: str) -> object:
-    """`functools.cached_property` keeps what its function gave."""
+    """Store the result of a `functools.cached_property` in the instance."""
     vars(obj)[name] = result
     return result
 
@@ -67,14 +67,14 @@ def cached(result: object, obj: object, name: str) -> object:
 
 
 def initialized(result: object, obj: object) -> object:
-    """`__init__` has returned: the instance is made."""
+    """The instance, after `__init__` returned."""
     if result is not None:
         raise TypeError(f"__init__() should return None, not '{type(result).__name__}'")
     return obj
 
 
 def created(obj: object, cls: type, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-    """`__new__` has returned: `__init__` comes next, if it gave an instance of the class."""
+    """Call `__init__` after `__new__` returned, if `obj` is an instance of the class."""
     if isinstance(obj, cls):
         name = "__init__"
         return initialized(getattr(type(obj), name)(obj, *args, **kwargs), obj)
@@ -88,7 +88,7 @@ _Method = tuple[object, str, object]  # an object, the name of its method, the o
 
 
 def _asked(result: object, methods: tuple[_Method, ...]) -> object:
-    """`result`; where that is NotImplemented, what one of the other methods gives."""
+    """`result`, or if it is NotImplemented the first other result of the remaining methods."""
     while methods and result is NotImplemented:
         obj, name, other = methods[0]
         methods = methods[1:]
@@ -99,7 +99,7 @@ def _asked(result: object, methods: tuple[_Method, ...]) -> object:
 
 
 def operated(result: object, symbol: str, left: object, right: object, *methods: _Method) -> object:
-    """An arithmetic operator, one of whose methods gave `result`; `methods` are asked next."""
+    """Result of an arithmetic operator whose last method returned `result`; `methods` are tried next."""
     found = _asked(result, methods)
     if found is NotImplemented:
         a, b = type(left).__name__, type(right).__name__
@@ -108,7 +108,7 @@ def operated(result: object, symbol: str, left: object, right: object, *methods:
 
 
 def compared(result: object, symbol: str, left: object, right: object, *methods: _Method) -> object:
-    """A comparison, one of whose methods gave `result`; `methods` are asked next."""
+    """Result of a comparison whose last method returned `result`; `methods` are tried next."""
     found = _asked(result, methods)
     if found is NotImplemented:
         a, b = type(left).__name__, type(right).__name__
@@ -117,30 +117,30 @@ def compared(result: object, symbol: str, left: object, right: object, *methods:
 
 
 def equal(result: object, left: object, right: object, *methods: _Method) -> object:
-    """`left == right`, where one of the methods gave `result`; `methods` are asked next."""
+    """`left == right` whose last method returned `result`; `methods` are tried next."""
     found = _asked(result, methods)
     return left is right if found is NotImplemented else found
 
 
 def true(result: object) -> bool:
-    """`in`."""
+    """Result of `in`."""
     return bool(result)
 
 
 def untrue(result: object) -> bool:
-    """`not`, and `not in`."""
+    """Result of `not` and `not in`."""
     return not result
 
 
 def truth(result: object) -> bool:
-    """What `__bool__` gave."""
+    """Result of `__bool__`, checked."""
     if type(result) is not bool:
         raise TypeError(f"__bool__ should return bool, returned {type(result).__name__}")
     return result
 
 
 def length(result: SupportsIndex) -> int:
-    """What `__len__` gave."""
+    """Result of `__len__`, checked."""
     found = operator.index(result)
     if found < 0:
         raise ValueError("__len__() should return >= 0")
@@ -148,18 +148,18 @@ def length(result: SupportsIndex) -> int:
 
 
 def length_truth(result: SupportsIndex) -> bool:
-    """What `__len__` gave, of an object that is asked whether it is true."""
+    """Truth value of an object whose `__len__` returned `result`."""
     return length(result) != 0
 
 
 def iterator(result: T) -> T:
-    """What `__iter__` gave."""
+    """Result of `__iter__`, checked."""
     if not hasattr(type(result), "__next__"):
         raise TypeError(f"iter() returned non-iterator of type {type(result).__name__!r}")
     return result
 
 
 def kept(result: object, obj: MutableMapping[object, object], key: object) -> object:
-    """What a `defaultdict` makes for a key that it does not have."""
+    """Store and return the value that a `defaultdict` created for a missing key."""
     obj[key] = result
     return result

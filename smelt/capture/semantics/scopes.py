@@ -1,4 +1,4 @@
-"""The names that code sees: globals of modules, scopes that the trace made (`exec`), `locals()`."""
+"""Namespaces of code: module globals, dictionaries created by the trace for `exec`, and `locals()`."""
 
 from __future__ import annotations
 
@@ -20,30 +20,31 @@ _BUILTINS = vars(builtins)
 
 
 def load_global(vm: VM, namespace: dict[str, object], name: str) -> object:
-    """The global or builtin `name`, guarded. Raises NameError where there is none."""
+    """The global or builtin `name`, guarded. Raises NameError if there is none."""
     key = (id(namespace), name)
     value = vm.scopes.globals.get(key, MISSING)
     if value is MISSING:
         value = _read_global(vm, namespace, name)
-        if id(namespace) not in vm.scopes.made:
+        if id(namespace) not in vm.scopes.created:
             vm.scopes.globals[key] = value
     return value
 
 
 def own_scope(vm: VM, scope: dict[str, object]) -> None:
-    """`scope`, made by the trace, is to hold the globals of code that runs. Raises Unsupported for a subclass of `dict`: its
-    methods may be the user's."""
+    """Use `scope`, which the trace created, as the globals of code. Raises Unsupported for a subclass of `dict`, whose
+    methods may be user code."""
     if type(scope) is not dict:
         raise Unsupported(
             Reason(UNSUPPORTED_OBJECT, f"a {type(scope).__qualname__} holds the globals of code")
         )
-    vm.scopes.made[id(scope)] = scope
+    vm.scopes.created[id(scope)] = scope
     vm.env.sources.const(_BUILTINS)
 
 
 def expose(vm: VM, namespace: dict[str, object]) -> dict[str, object]:
-    """`globals()`: from now on it is an object like any other, which stays as it is if it is from outside."""
-    if id(namespace) in vm.scopes.made:
+    """`globals()`: from now on the program may use the namespace as a dictionary, so an environment namespace must not
+    change."""
+    if id(namespace) in vm.scopes.created:
         return namespace
     if vm.env.log.touches_any(namespace):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "globals() of a module whose names were changed"))
@@ -53,7 +54,7 @@ def expose(vm: VM, namespace: dict[str, object]) -> dict[str, object]:
 
 
 def _read_global(vm: VM, namespace: dict[str, object], name: str) -> object:
-    env, made = vm.env, id(namespace) in vm.scopes.made
+    env, made = vm.env, id(namespace) in vm.scopes.created
     if made and name in namespace:
         return namespace[name]
     _check_names(vm, namespace)
@@ -62,12 +63,12 @@ def _read_global(vm: VM, namespace: dict[str, object], name: str) -> object:
     found = namespace.get("__builtins__", _BUILTINS)
     found = found if isinstance(found, dict) else vars(found)
     if found is not _BUILTINS and not made:
-        # a function keeps those that its module had when it was made
+        # a function uses the builtins that its module had when the function was created
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, "a module with __builtins__ of its own"))
-    # else the trace has deleted it, or made the scope
+    # otherwise the trace has deleted the name or created the namespace
     if not made and not env.log.touches(namespace, name):
         env.facts.guard("contains", env.sources.const(namespace), (name, False), key=name)
-    if found is not _BUILTINS and id(found) not in env.sources:  # made by the trace
+    if found is not _BUILTINS and id(found) not in env.sources:  # created by the trace
         return _read_made(found, name)
     if name not in found:
         env.facts.guard("contains", env.sources.const(found), (name, False), key=name)
@@ -76,9 +77,9 @@ def _read_global(vm: VM, namespace: dict[str, object], name: str) -> object:
 
 
 def _check_names(vm: VM, namespace: dict[str, object]) -> None:
-    """What code sees as its globals, the program may have in hand as a dictionary too: one way does not show what the
-    other changes. So it stays as it is, and is known by identity. Raises Unsupported if it has changed."""
-    if id(namespace) in vm.scopes.made:
+    """Guard that a namespace which the program also holds as a dictionary stays unchanged: neither access path sees the
+    other's changes. Raises Unsupported if it was changed as a dictionary."""
+    if id(namespace) in vm.scopes.created:
         return
     known = vm.env.sources.const(namespace)
     if vm.env.sources[id(namespace)] is known:
@@ -96,7 +97,7 @@ def _read_made(namespace: dict[str, object], name: str) -> object:
 
 def store_global(vm: VM, namespace: dict[str, object], name: str, value: object) -> None:
     """`name = value` for a global name."""
-    if id(namespace) in vm.scopes.made:
+    if id(namespace) in vm.scopes.created:
         namespace[name] = value
         return
     _check_names(vm, namespace)
@@ -107,7 +108,7 @@ def store_global(vm: VM, namespace: dict[str, object], name: str, value: object)
 
 def delete_global(vm: VM, namespace: dict[str, object], name: str) -> None:
     """`del name` of a global name."""
-    if id(namespace) in vm.scopes.made:
+    if id(namespace) in vm.scopes.created:
         del namespace[name]
     elif vm.env.overlay.name(namespace, name) is MISSING:
         raise NameError(f"name {name!r} is not defined", name=name)
@@ -118,19 +119,19 @@ def delete_global(vm: VM, namespace: dict[str, object], name: str) -> None:
 
 
 def _named_slots(vm: VM, frame: Frame) -> Iterable[tuple[str, int]]:
-    """The user's variables and where they are: a resume function has slots besides."""
+    """The user's variables and their slots. A resume function has additional slots."""
     resumed = frame.code.original is not None
-    code = vm.decode(frame.source) if resumed else frame.code
-    return zip(code.local_names, frame.places)
+    code = vm.decode(frame.user_code) if resumed else frame.code
+    return zip(code.local_names, frame.slots)
 
 
 def local_names(vm: VM, frame: Frame) -> dict[str, object]:
-    """`locals()`: for a function always the same dictionary, brought up to date; from 3.13 on a new one (PEP 667)."""
+    """`locals()`: one dictionary per function frame, updated at each call; a new one from CPython 3.13 on (PEP 667)."""
     if frame.namespace is not None:
         return frame.namespace
-    if frame.names is None or PY313:
-        frame.names = {}
-    found = frame.names
+    if frame.locals_dict is None or PY313:
+        frame.locals_dict = {}
+    found = frame.locals_dict
     for name, at in _named_slots(vm, frame):
         value = frame.locals[at]
         if type(value) is types.CellType:

@@ -1,4 +1,4 @@
-"""Functions about attributes: `getattr` and its like, `object.__setattr__` and its like, `vars`, `dir`."""
+"""Attribute functions: `getattr`, `setattr`, `object.__setattr__` and similar, `vars`, `dir`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import cast
 from torch import nn
 
 from smelt._native import isinstance
-from smelt.capture.base.call_handlers import Args, Kwargs, builtin, function, hands_on, unsupported
+from smelt.capture.base.call_handlers import Args, Kwargs, breakable, builtin, function, unsupported
 from smelt.capture.base.value_kinds import MISSING
-from smelt.capture.base.vm_frames import through
+from smelt.capture.base.vm_frames import with_result_handler
 from smelt.capture.semantics import attributes, result_polyfills, scopes
 from smelt.capture.semantics.attributes import python_method
 from smelt.capture.semantics.attributes.namespace_attributes import load_from_module
@@ -22,7 +22,7 @@ _Name = tuple[object, str]  # an object, and the name of an attribute
 
 
 @builtin(getattr)
-@hands_on
+@breakable
 def _getattr(vm: VM, args: _Name | tuple[object, str, object], kwargs: Kwargs) -> object:
     if len(args) == 2:
         return attributes.load_attr(vm, *args)
@@ -34,12 +34,12 @@ def _getattr(vm: VM, args: _Name | tuple[object, str, object], kwargs: Kwargs) -
 def _otherwise(
     vm: VM, after: Callable[..., object], otherwise: Callable[..., object], *values: object
 ) -> None:
-    """What becomes of an attribute that code of the user gives, or raises."""
-    vm.frames.tail = through(vm.frames.tail, after, *values, otherwise=otherwise)
+    """Set the continuations for an attribute load in user code: `after` it returns, `otherwise` if it raises."""
+    vm.frames.call_site = with_result_handler(vm.frames.call_site, after, *values, on_error=otherwise)
 
 
 @builtin(hasattr)
-@hands_on
+@breakable
 def _hasattr(vm: VM, args: _Name, kwargs: Kwargs) -> bool:
     obj, name = args
     _otherwise(vm, result_polyfills.found, result_polyfills.not_found)
@@ -47,21 +47,21 @@ def _hasattr(vm: VM, args: _Name, kwargs: Kwargs) -> bool:
 
 
 @builtin(setattr)
-@hands_on
+@breakable
 def _setattr(vm: VM, args: tuple[object, str, object], kwargs: Kwargs) -> None:
-    vm.frames.tail = through(vm.frames.tail, result_polyfills.nothing)
+    vm.frames.call_site = with_result_handler(vm.frames.call_site, result_polyfills.nothing)
     attributes.store_attr(vm, *args)
 
 
 @builtin(delattr)
-@hands_on
+@breakable
 def _delattr(vm: VM, args: _Name, kwargs: Kwargs) -> None:
-    vm.frames.tail = through(vm.frames.tail, result_polyfills.nothing)
+    vm.frames.call_site = with_result_handler(vm.frames.call_site, result_polyfills.nothing)
     attributes.delete_attr(vm, *args)
 
 
 @builtin(object.__getattribute__)
-@hands_on
+@breakable
 def _object_getattribute(vm: VM, args: _Name, kwargs: Kwargs) -> object:
     obj, name = args
     return attributes.load_own(vm, obj, name)
@@ -79,9 +79,9 @@ def _type_getattribute(vm: VM, args: tuple[type, str], kwargs: Kwargs) -> object
 
 
 @builtin(object.__setattr__)
-@hands_on
+@breakable
 def _object_setattr(vm: VM, args: tuple[object, str, object], kwargs: Kwargs) -> None:
-    vm.frames.tail = through(vm.frames.tail, result_polyfills.nothing)
+    vm.frames.call_site = with_result_handler(vm.frames.call_site, result_polyfills.nothing)
     store = attributes.store_attr if type(args[0]) is FakeTensor else attributes.store_generic
     store(vm, *args)
 
@@ -113,7 +113,7 @@ def _module_setattr(vm: VM, args: tuple[nn.Module, str, object], kwargs: Kwargs)
 @builtin(vars)
 def _vars(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if not args:
-        return scopes.local_names(vm, vm.calling)
+        return scopes.local_names(vm, vm.current_frame)
     try:
         return attributes.load_attr(vm, args[0], "__dict__")
     except AttributeError:
@@ -124,7 +124,7 @@ def _vars(vm: VM, args: Args, kwargs: Kwargs) -> object:
 @builtin(dir)
 def _dir(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if not args:
-        return sorted(scopes.local_names(vm, vm.calling))
+        return sorted(scopes.local_names(vm, vm.current_frame))
     own = python_method(vm, args[0], "__dir__")
     if own is not None:
         return sorted(cast("Sequence[str]", vm.elements(vm.call_function(own, (args[0],)))))
@@ -134,4 +134,4 @@ def _dir(vm: VM, args: Args, kwargs: Kwargs) -> object:
         raise unsupported("dir() of a module")
     if type(args[0]) is not FakeTensor:
         vm.env.facts.use_class(args[0] if isinstance(args[0], type) else type(args[0]))
-    return vm.native(dir, args)
+    return vm.call_native(dir, args)

@@ -1,4 +1,4 @@
-"""Functions about classes: `isinstance`, `issubclass`, `type`, `super`, `id`, `typing.cast`, and what makes a class."""
+"""Class functions: `isinstance`, `issubclass`, `type`, `super`, `id`, `typing.cast`, and class creation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from smelt import _native
 from smelt._native import isinstance
-from smelt.capture.base.call_handlers import BUILTINS, Args, Kwargs, builtin, function, hands_on, unsupported
+from smelt.capture.base.call_handlers import BUILTINS, Args, Kwargs, breakable, builtin, function, unsupported
 from smelt.capture.base.native_functions import is_native_module, runs_natively
 from smelt.capture.base.type_lookup import FUNCTION
 from smelt.capture.base.value_kinds import LEAF_TYPES, MISSING, NULL, FunctionType
@@ -25,7 +25,7 @@ from smelt.capture.semantics.calls import library_reads, native_callbacks
 from smelt.capture.vm.vm import VM
 from smelt.tracing.fake.fake_tensor import FakeTensor, check_class
 from smelt.tracing.symbolic.sym_numbers import hint
-from smelt.tracing.symbolic.symbolic_ranges import EXAMPLES
+from smelt.tracing.symbolic.symbolic_ranges import PROXY_EXAMPLES
 
 
 @builtin(builtins.isinstance)
@@ -39,8 +39,8 @@ def _isinstance(vm: VM, args: Args, kwargs: Kwargs) -> bool:
         obj = obj.function
     elif type(obj) is Text:
         obj = ""
-    elif type(obj) in EXAMPLES:
-        obj = EXAMPLES[type(obj)]
+    elif type(obj) in PROXY_EXAMPLES:
+        obj = PROXY_EXAMPLES[type(obj)]
     elif type(obj) is Array:
         obj = obj.example()
     elif type(obj) is FakeTensor and obj.subclass is not None:
@@ -50,7 +50,7 @@ def _isinstance(vm: VM, args: Args, kwargs: Kwargs) -> bool:
 
 
 def _is_instance_of_subclass(vm: VM, fake: FakeTensor, subclass: type, classes: object) -> bool:
-    """`isinstance` of a fake that is seen as of a subclass."""
+    """`isinstance` of a fake that represents a tensor subclass."""
     if isinstance(classes, tuple):
         return any(_is_instance_of_subclass(vm, fake, subclass, cls) for cls in classes)
     if classes is torch.nn.Parameter:
@@ -66,8 +66,8 @@ def _issubclass(vm: VM, args: Args, kwargs: Kwargs) -> bool:
 
 
 def _check_class(vm: VM, check: Callable[..., bool], obj: object, kind: type, classes: object) -> bool:
-    """`check(obj, classes)`, natively where no Python code runs: metaclasses, `__subclasshook__` and a property `__class__`
-    may be Python code."""
+    """`check(obj, classes)`, natively if no Python code runs: metaclasses, `__subclasshook__` and a `__class__` property may
+    be Python code."""
     plain = type(classes) is type or (type(classes) is tuple and all(type(c) is type for c in classes))
     nested = type(classes) is tuple and any(type(c) is tuple for c in classes)
     if (plain or nested) and (kind in LEAF_TYPES or _shows_its_class(vm, kind)):
@@ -78,11 +78,11 @@ def _check_class(vm: VM, check: Callable[..., bool], obj: object, kind: type, cl
     return native_callbacks.in_window(vm, check, (obj, classes))
 
 
-_NEAR = 10  # levels from the limit on recursion: there the check has those that it has in eager
+_NEAR = 10  # levels below the recursion limit at which the check gets exactly eager's remaining levels
 
 
 def _is_nested(classes: object, levels: int) -> bool:
-    """Whether `classes` is a tuple in a tuple in a tuple ... so many times, of classes that have no say in a check."""
+    """Whether `classes` is nested more than `levels` tuples deep and contains only classes without a custom check."""
     pending = [classes]
     for _ in range(max(levels, 1)):
         parts = [part for found in pending if type(found) is tuple for part in found]
@@ -93,7 +93,7 @@ def _is_nested(classes: object, levels: int) -> bool:
 
 
 def _shows_its_class(vm: VM, kind: type) -> bool:
-    """Whether reading `__class__` of an instance runs no code of its class."""
+    """Whether reading an instance's `__class__` runs no code of its class."""
     info = vm.type_info(kind)
     return info.getattribute is None and info.find("__class__")[2] in (object, torch.Tensor)
 
@@ -102,7 +102,7 @@ _REAL_GENERATOR = (_ for _ in ())
 
 
 async def _nothing() -> None:
-    """Its coroutine stands for those of the machine."""
+    """Its coroutine represents the VM's coroutines in `isinstance`."""
 
 
 _REAL_COROUTINE = _nothing()
@@ -123,7 +123,7 @@ def _type(vm: VM, args: Args, kwargs: Kwargs) -> object:
 def _super(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if args:
         return super(*args)
-    frame = vm.calling
+    frame = vm.current_frame
     code = frame.code
     cell = frame.locals[code.nlocals - code.nfree + code.free_names.index("__class__")]
     first = frame.locals[0]
@@ -155,12 +155,12 @@ def _cast(vm: VM, args: Args, kwargs: Kwargs) -> object:
     return args[1] if len(args) == 2 else kwargs["val"]
 
 
-# ------------------------------------------------------------------------------- making classes and instances
+# ------------------------------------------------------------------------------- creating classes and instances
 
 
 @builtin(builtins.__build_class__)
 def _build_class(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    """What a `class` statement calls."""
+    """`__build_class__`, which a `class` statement calls."""
     body, name, written = cast(FunctionType, args[0]), cast(str, args[1]), tuple(args[2:])
     bases = _resolved_bases(vm, written)
     kwds = dict(kwargs)
@@ -178,7 +178,7 @@ def _build_class(vm: VM, args: Args, kwargs: Kwargs) -> object:
 
 
 def _run_class_body(vm: VM, body: FunctionType, namespace: object) -> object:
-    """Runs the code between `class` and its end; gives the cell of `__class__`, if there is one."""
+    """Run the body of a `class` statement; returns the `__class__` cell, if any."""
     code = vm.decode(body.__code__)
     frame = Frame(code, body, [NULL] * code.nlocals)
     frame.namespace = namespace
@@ -186,7 +186,7 @@ def _run_class_body(vm: VM, body: FunctionType, namespace: object) -> object:
 
 
 def _resolved_bases(vm: VM, bases: tuple[object, ...]) -> tuple[object, ...]:
-    """The bases of a class, with what `__mro_entries__` gives in place of those that are no classes."""
+    """Bases of a class; other objects are replaced by the result of their `__mro_entries__`."""
     entries: list[object] = []
     for base in bases:
         found = None if isinstance(base, type) else python_method(vm, base, "__mro_entries__")
@@ -199,7 +199,7 @@ def _resolved_bases(vm: VM, bases: tuple[object, ...]) -> tuple[object, ...]:
 def _prepared(
     vm: VM, meta: object, name: str, bases: tuple[object, ...], kwds: Kwargs
 ) -> MutableMapping[str, object]:
-    """The mapping in which the body of a class stores its names."""
+    """The namespace of a class body."""
     prepare = attributes.load_default(vm, meta, "__prepare__", MISSING)
     namespace = {} if prepare is MISSING else vm.call(prepare, (name, bases), kwds)
     if python_method(vm, namespace, "__setitem__") is not None and not is_native_module(
@@ -226,16 +226,16 @@ def _made_by(
 
 
 def _new_class(vm: VM, make: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
-    """`make(*args, **kwargs)`, the constructor of a class in C: it runs `__set_name__` and `__init_subclass__`, which get
-    the class before it is returned."""
-    # C code takes the module of the frame that calls it.
+    """Call a C constructor of a class. It runs `__set_name__` and `__init_subclass__`, which receive the class before it is
+    returned."""
+    # C code would use the module of its calling frame.
     if type(args[-1]) is dict and "__module__" not in args[-1]:
-        args = (*args[:-1], {**args[-1], "__module__": vm.calling.globals.get("__name__", "builtins")})
-    vm.classes.being_made.append((cast(str, args[-3]), cast("tuple[type, ...]", args[-2])))
+        args = (*args[:-1], {**args[-1], "__module__": vm.current_frame.globals.get("__name__", "builtins")})
+    vm.classes.under_construction.append((cast(str, args[-3]), cast("tuple[type, ...]", args[-2])))
     try:
         made = native_callbacks.in_window(vm, make, args, kwargs)
     finally:
-        vm.classes.being_made.pop()
+        vm.classes.under_construction.pop()
     vm.env.sources.made_class(cast(type, made))
     return made
 
@@ -253,7 +253,7 @@ def _type_init(vm: VM, args: Args, kwargs: Kwargs) -> None:
 
 
 @builtin(type.__call__)
-@hands_on
+@breakable
 def _type_call(vm: VM, args: Args, kwargs: Kwargs) -> object:
     return vm.instantiate(cast(type, args[0]), args[1:], kwargs)
 
@@ -271,6 +271,6 @@ def _memoryview(vm: VM, args: Args, kwargs: Kwargs) -> object:
     (buffer,) = args or kwargs.values()
     if type(buffer) is not bytes:
         error = unsupported("a view of a buffer, which cannot be resized while there is one")
-        error.breaks = False  # a resume function would drop it when it is not read any more
+        error.breaks = False  # a resume function would drop the view when it is no longer read
         raise error
     return memoryview(buffer)

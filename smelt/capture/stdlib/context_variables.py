@@ -1,4 +1,4 @@
-"""`contextvars.ContextVar`: reads are guarded, a variable that the program sets is set for real until capture ends."""
+"""`contextvars.ContextVar`: reads are guarded; a variable set by the program stays set until capture ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _get(vm: VM, variable: contextvars.ContextVar[object], *default: object) -> 
     value, source = reader(), env.sources.const(reader).child("call", "get")
     if value is not MISSING:
         return wrap_values.wrap(env, value, source)
-    env.facts.guard("id", source, MISSING)  # it is not set
+    env.facts.guard("id", source, MISSING)  # unset
     if default:
         return default[0]
     reader = memo.setdefault("default reader", variable.get)

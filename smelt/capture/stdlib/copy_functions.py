@@ -1,4 +1,4 @@
-"""`copy.copy` and `copy.deepcopy`: of tensors, of containers, of instances; a method of the class for it comes first."""
+"""`copy.copy` and `copy.deepcopy` of tensors, containers and instances. A class's own copy method takes precedence."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from smelt.reasons import UNSUPPORTED_OBJECT
 from smelt.tracing.fake.fake_tensor import FakeTensor, check_class
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
 
-_Part = Callable[[object], object]  # what a part of the copied object becomes
+_Part = Callable[[object], object]  # copies a component of the object
 _REDUCTIONS = (("__reduce_ex__", (4,)), ("__reduce__", ()))
 _STATE_METHODS = ("__getstate__", "__setstate__")
 _NEW_ARGUMENTS = ("__getnewargs__", "__getnewargs_ex__")
-_NOT_COPIED = (types.ModuleType, types.MappingProxyType)  # known by identity, but `copy` raises
+_NOT_COPIED = (types.ModuleType, types.MappingProxyType)  # guarded by identity, but `copy` raises
 
 
 @function(copy.deepcopy)
@@ -70,7 +70,7 @@ def _itself(part: object) -> object:
 
 
 def _deep_copy(vm: VM, obj: object, memo: dict[int, object]) -> object:
-    """`copy.deepcopy(obj, memo)`; `memo` has the copies made so far, by id of the original."""
+    """`copy.deepcopy(obj, memo)`; `memo` maps the id of an original to its copy."""
     if _is_atomic(obj):
         return obj
     if id(obj) in memo:
@@ -85,7 +85,7 @@ def _deep_copy(vm: VM, obj: object, memo: dict[int, object]) -> object:
         return copied
     if isinstance(obj, tuple):
         items = [_deep_copy(vm, v, memo) for v in tuple.__iter__(obj)]
-        if id(obj) in memo:  # one of them holds it
+        if id(obj) in memo:  # an item contains the tuple itself
             return memo[id(obj)]
         same = type(obj) is tuple and all(a is b for a, b in zip(items, obj))
         copied = memo[id(obj)] = obj if same else _new_tuple(obj, items)
@@ -101,7 +101,7 @@ def _is_atomic(obj: object) -> bool:
 
 
 def _check_copied_deeply(vm: VM, tensor: FakeTensor) -> None:
-    """Raises Unsupported for a tensor that has a gradient, which is copied too, or that eager refuses to copy."""
+    """Raise Unsupported for a tensor with a gradient, which is copied too, or that eager refuses to copy."""
     if not attributes.load_attr(vm, tensor, "is_leaf"):
         raise unsupported("copy.deepcopy of a tensor that was computed with gradients", UNSUPPORTED_OBJECT)
     if attributes.load_attr(vm, tensor, "grad") is not None:
@@ -147,7 +147,7 @@ def _copy_instance(vm: VM, obj: object, memo: dict[int, object] | None, part: _P
 
 
 def _copy_native(vm: VM, obj: object, memo: dict[int, object] | None, part: _Part) -> object:
-    """An instance of a C class."""
+    """Copy of an instance of a C class."""
     kind = type(obj)
     if kind is types.SimpleNamespace:
         made = types.SimpleNamespace()
@@ -155,7 +155,9 @@ def _copy_native(vm: VM, obj: object, memo: dict[int, object] | None, part: _Par
             memo[id(obj)] = made
         _copy_attributes(vm, obj, made, part)
         return made
-    if hasattr(kind, "__next__") and id(obj) in vm.env.sources:  # the copy may share iterators with it
+    if (
+        hasattr(kind, "__next__") and id(obj) in vm.env.sources
+    ):  # the copy may share iterators with the original
         raise unsupported(f"copying an outside {kind.__qualname__}")
     if kind in PURE_TYPES or kind is bytearray:
         vm.env.facts.check_readable(obj)
@@ -164,7 +166,7 @@ def _copy_native(vm: VM, obj: object, memo: dict[int, object] | None, part: _Par
 
 
 def _reduced(vm: VM, obj: object) -> str | tuple[object, ...]:
-    """What `__reduce_ex__(4)` gives, or what stands for it in classes that define `__reduce__` or `__getstate__`."""
+    """Result of `__reduce_ex__(4)`, or its equivalent for classes that define `__reduce__` or `__getstate__`."""
     for name, arguments in _REDUCTIONS:
         found = python_method(vm, obj, name)
         if found is not None:
@@ -183,7 +185,7 @@ def _has_new_arguments(vm: VM, cls: type) -> bool:
 
 
 def _empty_like(vm: VM, obj: object) -> object:
-    """A new object of the class of `obj`, without its contents and attributes."""
+    """A new object of the class of `obj`, without contents and attributes."""
     cls = type(obj)
     is_container = isinstance(obj, CONTAINER_BASES)
     if _has_new_arguments(vm, cls) or not (is_container or cls.__new__ is object.__new__):
@@ -200,17 +202,17 @@ def _copy_contents(vm: VM, obj: object, made: object, part: _Part) -> None:
     if part is _itself and (
         type(obj) is dict or isinstance(obj, (collections.defaultdict, collections.Counter))
     ):
-        vm.native(dict.update, (made, mapping(vm, obj)))  # no key is hashed again
+        vm.call_native(dict.update, (made, mapping(vm, obj)))  # without hashing keys again
     elif part is _itself and type(obj) is set:
-        vm.native(set.update, (made, set_methods.operand(vm, obj)))
+        vm.call_native(set.update, (made, set_methods.operand(vm, obj)))
     elif isinstance(obj, dict):
         base = dict_base(obj)
-        items = cast("list[tuple[object, object]]", vm.native(list, (base.items(mapping(vm, obj)),)))
+        items = cast("list[tuple[object, object]]", vm.call_native(list, (base.items(mapping(vm, obj)),)))
         for key, value in items:
-            vm.keyed(base.__setitem__, made, part(key), part(value))
+            vm.native_lookup(base.__setitem__, made, part(key), part(value))
     elif isinstance(obj, set):
         for value in vm.elements(obj):
-            vm.keyed(set.add, made, part(value))
+            vm.native_lookup(set.add, made, part(value))
     elif isinstance(obj, list):
         list.extend(cast("list[object]", made), [part(v) for v in vm.elements(obj)])
     elif isinstance(obj, collections.deque):

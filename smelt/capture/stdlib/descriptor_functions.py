@@ -1,6 +1,6 @@
-"""Descriptors: their constructors, and their methods called by name.
+"""Descriptors: constructors, and methods called by name.
 
-`function.__get__`, `property.__set__` and their like are C functions that would start the user's code unseen.
+`function.__get__`, `property.__set__` and similar are C functions that would run user code unobserved.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _staticmethod_get(vm: VM, args: tuple[staticmethod, object], kwargs: Kwargs)
 
 
 def _with_accessor(name: str) -> Handler:
-    return lambda vm, found, accessor: vm.native(getattr(property, name), (found, accessor))
+    return lambda vm, found, accessor: vm.call_native(getattr(property, name), (found, accessor))
 
 
 for _name in ("getter", "setter", "deleter"):
@@ -68,6 +68,6 @@ def _made_natively(make: Callable[..., object]) -> Handler:
     return lambda vm, args, kwargs: make(*args, **kwargs)
 
 
-# Their constructors only keep what they are given.
+# Constructors that only store their arguments.
 for _make in (property, classmethod, staticmethod, functools.cached_property, types.MethodType):
     BUILTINS[_make] = _made_natively(_make)

@@ -1,4 +1,4 @@
-"""`globals`, `locals`, `eval`, `exec`, `compile`, `__import__`, `FunctionType`: code and what it sees."""
+"""`globals`, `locals`, `eval`, `exec`, `compile`, `__import__` and `FunctionType`: code objects and their namespaces."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from smelt.reasons import OUTPUT
 
 @builtin(globals)
 def _globals(vm: VM, args: Args, kwargs: Kwargs) -> dict[str, object]:
-    return scopes.expose(vm, vm.calling.globals)
+    return scopes.expose(vm, vm.current_frame.globals)
 
 
 @builtin(locals)
 def _locals(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    return scopes.local_names(vm, vm.calling)
+    return scopes.local_names(vm, vm.current_frame)
 
 
 @builtin(compile)
@@ -40,9 +40,9 @@ _Source = tuple[str | bytes, str, str] | tuple[str | bytes, str, str, int]  # of
 
 
 def _compiled(vm: VM, source: str | bytes, filename: str, mode: str, flags: int = 0) -> types.CodeType:
-    """`compile(source, filename, mode, flags)`, with the `__future__` statements that hold where the call stands."""
+    """`compile(source, filename, mode, flags)` with the `__future__` flags of the calling code."""
     vm.env.facts.use_digits(source)
-    flags |= vm.calling.code.flags & FUTURE
+    flags |= vm.current_frame.code.flags & FUTURE
     if not _compiles("error", source, mode, flags) and _compiles("ignore", source, mode, flags):
         raise unsupported("compile() of source that Python warns of", OUTPUT)
     code = compile(source, filename, mode, flags, dont_inherit=True)
@@ -51,11 +51,12 @@ def _compiled(vm: VM, source: str | bytes, filename: str, mode: str, flags: int 
     return code
 
 
-_NAME = "<source that smelt looks at>"
+_NAME = "<source inspected by smelt>"
 
 
 def _compiles(warning: Literal["error", "ignore"], source: str | bytes, mode: str, flags: int) -> bool:
-    """Whether Python compiles `source`, when it takes what it would warn of so. Warnings of other threads go their way."""
+    """Whether Python compiles `source` when its warnings are errors or are ignored. Other threads' warnings are
+    unaffected."""
     with warnings.catch_warnings():
         warnings.filterwarnings(warning, module=re.escape(_NAME))
         try:
@@ -93,21 +94,22 @@ def _evaluated(vm: VM, mode: str, args: Args, kwargs: Kwargs) -> object:
 
 
 def _stripped(source: str | bytes) -> str | bytes:
-    """Without the blanks in front, which are no indentation of an expression."""
+    """`source` without leading blanks, which do not indent an expression."""
     return source.lstrip(" \t") if isinstance(source, str) else source.lstrip(b" \t")
 
 
 def _scope(vm: VM, mode: str, scope: object, names: object) -> tuple[dict[str, object], object]:
-    """The dictionaries of global and local names. Raises Unsupported for a scope from outside that could be written to."""
+    """Dictionaries of global and local names. Raises Unsupported for an environment dictionary that the code could write
+    to."""
     if scope is None:
-        scope = vm.calling.globals
-        names = scopes.local_names(vm, vm.calling) if names is None else names
+        scope = vm.current_frame.globals
+        names = scopes.local_names(vm, vm.current_frame) if names is None else names
     elif not isinstance(scope, dict):
         raise TypeError(f"{mode}() globals must be a dict, not {vm.class_of(scope).__name__}")
     elif id(scope) not in vm.env.sources:
         scopes.own_scope(vm, scope)
         scope.setdefault("__builtins__", vars(builtins))
-    elif scope is not vm.calling.globals:
+    elif scope is not vm.current_frame.globals:
         raise unsupported(f"{mode}() in a scope from outside")
     names = scope if names is None else names
     if type(names) is not dict or id(names) in vm.env.sources:
@@ -128,7 +130,7 @@ def _import(vm: VM, args: Args, kwargs: Kwargs) -> object:
 
 @builtin(FunctionType)
 def _function(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    made = vm.native(FunctionType, args, kwargs)
+    made = vm.call_native(FunctionType, args, kwargs)
     assert type(made) is FunctionType
     source = vm.env.sources.of(made.__globals__)
     if source is None:

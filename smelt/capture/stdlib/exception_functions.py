@@ -1,4 +1,4 @@
-"""`sys.exception`, `sys.exc_info`, and the methods of exception groups that take a condition."""
+"""`sys.exception`, `sys.exc_info`, and the methods of exception groups that accept a condition."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ def _exception(vm: VM, args: Args, kwargs: Kwargs) -> object:
 
 
 def _group_method(name: str) -> Handler:
-    """C code of the group accepts only a function written in Python as the condition: it gets one that calls the machine."""
+    """Handler of a group method, whose C code accepts only a Python function as the condition: it receives one that calls
+    the VM."""
 
     def handler(vm: VM, group: object, condition: object) -> object:
         called = vm.native_callable(condition)
         condition = condition if called is condition else lambda error: called(error)
-        return vm.native(getattr(BaseExceptionGroup, name), (group, condition))
+        return vm.call_native(getattr(BaseExceptionGroup, name), (group, condition))
 
     return handler
 

@@ -1,4 +1,4 @@
-"""What `functools` makes around functions (partial calls, caches, dispatch by class), and `inspect.signature`."""
+"""Wrappers of `functools` (partials, caches, single dispatch), and `inspect.signature`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import cast
 
-from smelt.capture.base.call_handlers import CODES, Args, Kwargs, builtin, function, unsupported
+from smelt.capture.base.call_handlers import CODE_HANDLERS, Args, Kwargs, builtin, function, unsupported
 from smelt.capture.base.native_functions import nested_codes
 from smelt.capture.base.value_kinds import MISSING, FunctionType, cell_value, instance_dict
 from smelt.capture.base.vm_frames import VMCallable
@@ -26,9 +26,9 @@ _make_cached: Callable[..., Callable[..., object]] = functools._lru_cache_wrappe
 @builtin(functools.partial)
 def _partial(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if args and type(args[0]) is functools.partial and not instance_dict(args[0]):
-        # it becomes a partial call of the inner one's function: what that holds is read, so it is guarded
+        # the constructor flattens the inner partial: its contents are read, so they are guarded
         function, bound, keywords = attributes.partial_parts(vm, args[0])
-        if args[-1] is not attributes.PLACEHOLDER:  # else it raises
+        if args[-1] is not attributes.PLACEHOLDER:  # otherwise the constructor raises
             args, kwargs = (function, *attributes.filled(bound, args[1:])), {**keywords, **kwargs}
     return _make_partial(*args, **kwargs)
 
@@ -42,7 +42,7 @@ def _lru_cache_wrapper(vm: VM, args: Args, kwargs: Kwargs) -> object:
 
 @function(functools.update_wrapper)
 def _update_wrapper(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    """Interpreted where it would change a function from outside."""
+    """Interpreted if it would change an environment function."""
     if id(args[0]) in vm.env.sources:
         return python_functions.interpret(vm, cast(FunctionType, functools.update_wrapper), args, kwargs)
     return _native_update_wrapper(*args, **kwargs)
@@ -68,7 +68,7 @@ def _cell(function: FunctionType, name: str) -> object:
 
 
 def _implementation(vm: VM, dispatch: FunctionType, cls: type) -> object:
-    """The registered function that `dispatch(cls)` chooses; the registry is guarded."""
+    """The registered function that `dispatch(cls)` selects; the registry is guarded."""
     registry = cast("dict[object, object]", _cell(dispatch, "registry"))
     if id(dispatch) in vm.env.sources:
         at = dispatch.__code__.co_freevars.index("registry")
@@ -101,9 +101,9 @@ def _register(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
 
 _SOURCE = cast(FunctionType, functools.singledispatch)
 _make_dispatching: Callable[..., object] = functools.singledispatch
-CODES[_code(_SOURCE, "dispatch")] = _dispatch
-CODES[_code(_SOURCE, "wrapper")] = _wrapper
-CODES[_code(_SOURCE, "register")] = _register
+CODE_HANDLERS[_code(_SOURCE, "dispatch")] = _dispatch
+CODE_HANDLERS[_code(_SOURCE, "wrapper")] = _wrapper
+CODE_HANDLERS[_code(_SOURCE, "register")] = _register
 
 
 @function(functools.singledispatch)
@@ -116,4 +116,4 @@ def _lambdas(outer: FunctionType) -> Iterator[types.CodeType]:
 
 
 for _found in _lambdas(_SOURCE):
-    CODES[_found] = _register
+    CODE_HANDLERS[_found] = _register

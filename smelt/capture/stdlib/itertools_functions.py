@@ -1,4 +1,4 @@
-"""The iterators of `itertools`: native, over what the machine makes iterable, calling back where they call functions."""
+"""Iterators of `itertools`: native, over iterables of the VM; their function calls return to the VM."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from smelt.capture.vm.vm import VM
 
 
 def _choosing(make: Callable[..., object]) -> Handler:
-    """Iterators that ask a function for each element whether it is true."""
+    """Handler of an iterator that calls a predicate for each element."""
     return lambda vm, args, kwargs: make(predicate(vm, args[0]), vm.iterable(args[1]))
 
 
@@ -69,7 +69,7 @@ def _chain(vm: VM, args: Args, kwargs: Kwargs) -> object:
 
 
 def _over_iterables(make: Callable[..., object]) -> Handler:
-    """Iterators that call no functions."""
+    """Handler of an iterator that calls no functions."""
 
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
         return make(*[a if type(a) in LEAF_TYPES else vm.iterable(a) for a in args], **kwargs)

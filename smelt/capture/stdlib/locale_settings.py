@@ -1,5 +1,5 @@
-"""Methods of C that read a setting of the process: the local time zone, the locale, NumPy's print options, the context of
-Decimals, handlers of encoding errors."""
+"""C methods that read process settings: local time zone, locale, NumPy's print options, decimal context, error handlers of
+codecs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from smelt.tracing.symbolic.sym_numbers import Float
 
 
 def _reading_the_zone(name: str) -> Handler:
-    """The method `name` of a datetime, which reads the local time zone where it is told of no other."""
+    """Handler of the datetime method `name`, which reads the local time zone unless another one is specified."""
 
     def handle(vm: VM, owner: datetime.datetime, *args: object, **kwargs: object) -> object:
-        told = owner.tzinfo is not None and (name != "astimezone" or {*args, *kwargs.values()} - {None})
-        if not told:
+        has_zone = owner.tzinfo is not None and (name != "astimezone" or {*args, *kwargs.values()} - {None})
+        if not has_zone:
             raise unsupported(f"{name} of a {type(owner).__qualname__}", SIDE_EFFECT_IO)
-        return vm.native(getattr(datetime.datetime, name), (owner, *args), kwargs)
+        return vm.call_native(getattr(datetime.datetime, name), (owner, *args), kwargs)
 
     return handle
 
@@ -42,12 +42,12 @@ _native_decimal: Callable[..., object] = decimal.Decimal
 
 @builtin(decimal.Decimal)
 def _decimal(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    """The context says whether a float, or a text that is no number, is taken."""
+    """The context determines whether a float or an invalid text is accepted."""
     value = args[0] if args else kwargs.get("value")
-    made = vm.native(_native_decimal, args, kwargs)
+    made = vm.call_native(_native_decimal, args, kwargs)
     odd = isinstance(value, str) and made.is_nan() and "nan" not in value.lower()  # type: ignore[attr-defined]
     if type(value) in (float, Float) or odd:
-        raise unsupported("a Decimal is made of a float, or of a text that is no number", UNSUPPORTED_EFFECT)
+        raise unsupported("a Decimal is created from a float or an invalid text", UNSUPPORTED_EFFECT)
     return made
 
 
@@ -60,14 +60,14 @@ _NAMED_ERRORS = frozenset(
 
 
 def _coded(base: type, name: str) -> None:
-    """`str.encode` and its like, whose handler of errors may be one that was registered."""
+    """Register `str.encode` or `bytes.decode`, whose error handler may be a registered one."""
 
     @method(base, name)
     def handle(vm: VM, text: object, *args: object, **kwargs: object) -> object:
         errors = args[1] if len(args) > 1 else kwargs.get("errors", "strict")
         if errors not in _NAMED_ERRORS:
             raise unsupported(f"{name} with a handler of errors that was registered", UNSUPPORTED_EFFECT)
-        return vm.native(getattr(base, name), (text, *args), kwargs)
+        return vm.call_native(getattr(base, name), (text, *args), kwargs)
 
 
 _coded(str, "encode")

@@ -1,9 +1,9 @@
-"""Random numbers that Python's `random` and `numpy.random` draw.
+"""Random numbers of Python's `random` and of `numpy.random`.
 
-The compiled frame draws them for real, before the graph runs and in program order, so each call has its own, and the state
-of the generator is eager's. To the trace such a number is a symbolic number that no guard can see (`ChangingNumbers.draw`):
-where it decides what runs next, or is needed itself, the graph breaks, with the number drawn. An array is an input of the
-graph. What a method gives (its type, its shape) is found by a trial, on a generator of its own.
+The compiled frame makes the draws before the graph runs, in program order, so each call has its own numbers and the
+generator has eager's state. To the trace, a draw is a symbolic number that guards cannot check (`ChangingNumbers.draw`): if
+it decides control flow or must be concrete, the graph breaks after the draw. A drawn array is a graph input. A trial draw on
+a separate generator determines the type and shape of a method's result.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from smelt.guards.source import Source
 from smelt.reasons import RANDOM_STATE, Reason
 from smelt.shapes.number_bounds import Bounds
 from smelt.shapes.number_expr import Number
-from smelt.tracing.symbolic.sym_numbers import NUMBERS, hint, plain
+from smelt.tracing.symbolic.sym_numbers import NUMBERS, hint, specialize
 
 _LARGEST = (1 << 63) - 1
 
-# Methods of `random.Random` that give a float, and those that never raise and give a float for any numbers.
+# Methods of `random.Random` that return a float; those in `_ANY_NUMBERS` do so for any numbers, without raising.
 _FLOATS = (
     "random", "uniform", "gauss", "normalvariate", "triangular", "betavariate", "expovariate", "lognormvariate",
     "vonmisesvariate", "gammavariate", "paretovariate", "weibullvariate",
@@ -51,7 +51,7 @@ _NUMPY = frozenset(
 
 
 def _methods() -> dict[str, object]:
-    """The methods of `random.Random`, which call each other."""
+    """Methods of `random.Random`, which call each other."""
     return {name: found for name, found in vars(random.Random).items() if not name.startswith("__")}
 
 
@@ -59,8 +59,8 @@ _METHODS = _methods()
 
 
 def draw(vm: VM, generator: object, name: str, args: Args, kwargs: Kwargs) -> object:
-    """`generator.name(*args, **kwargs)`. Raises Unsupported where the compiled frame cannot make that call, or what it gives
-    is no number, list of numbers or array."""
+    """`generator.name(*args, **kwargs)`. Raises Unsupported if the compiled frame cannot make that call, or if the result is
+    not a number, a list of numbers or an array."""
     if vm.env.sources.of(generator) is None or generator in vm.env.log:
         raise _refused(name, "of a generator that the function made or changed")
     if isinstance(generator, random.Random):
@@ -82,7 +82,7 @@ def _refused(name: str, why: str) -> Unsupported:
 
 
 def _scratch(generator: object) -> object:
-    """A generator of the same kind, whose numbers nobody misses."""
+    """A separate generator of the same kind."""
     if isinstance(generator, random.Random):
         return random.Random(0)
     if isinstance(generator, np.random.Generator):
@@ -91,20 +91,20 @@ def _scratch(generator: object) -> object:
 
 
 def _argument(vm: VM, value: object, name: str) -> object:
-    """`value` as an argument of the compiled frame's call: a constant, or a number that may be another at each call."""
+    """`value` as an argument of the compiled frame's call: a constant, or a number that may change per call."""
     kind = type(value)
     if kind in NUMBERS:
-        return value if name in _ANY_NUMBERS else plain(value)
+        return value if name in _ANY_NUMBERS else specialize(value)
     if kind in LEAF_TYPES or kind is range:
         return value
     if isinstance(value, (list, tuple)):
-        return tuple(_argument(vm, plain(v), name) for v in vm.elements(value))
+        return tuple(_argument(vm, specialize(v), name) for v in vm.elements(value))
     if isinstance(value, (np.dtype, type)):
         return value
     raise _refused(name, f"with a {kind.__qualname__}")
 
 
-# ------------------------------------------------------------------------------------------------- what is drawn
+# ------------------------------------------------------------------------------------------------- results of draws
 
 
 def _made(
@@ -116,7 +116,7 @@ def _made(
     args: Sequence[object],
     kwargs: Mapping[str, object],
 ) -> object:
-    """The value of the machine for what a trial gave."""
+    """VM value for the result of a trial draw."""
     if type(tried) is int or type(tried) is float:
         return _number(vm, name, tried, source, _bounds(python, name, tried, args, kwargs))
     if type(tried) is list:
@@ -129,14 +129,14 @@ def _made(
 
 def _number(vm: VM, name: str, tried: object, source: Source, between: Bounds) -> object:
     if not vm.env.numbers.follows_counts:
-        raise _refused(name, "while numbers are part of the trace")
+        raise _refused(name, "while numbers are symbolic in the trace")
     if not (type(tried) is float or (type(tried) is int and between is not None)):
         raise _refused(name, f"that gives a {type(tried).__qualname__}")
     return vm.env.numbers.draw(source, tried, between)
 
 
 def _array(vm: VM, tried: np.ndarray | np.generic, source: Source) -> Array:
-    """The array as a graph input, of which the trace has a copy that it may write."""
+    """The array as a graph input, copied so that the trace may write it."""
     with vm.trace.paused():
         real = torch.from_numpy(np.asarray(tried))
     fake = vm.trace.fake(real, str(source.key))
@@ -148,7 +148,7 @@ def _array(vm: VM, tried: np.ndarray | np.generic, source: Source) -> Array:
 def _bounds(
     python: bool, name: str, tried: int | float | None, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> Bounds:
-    """Between which numbers the method gives one. None: any float. Raises Unsupported for ints that may not fit 64 bits."""
+    """Bounds of the method's result; None: any float. Raises Unsupported for ints that may exceed 64 bits."""
     find = _BETWEEN.get(name) if python else _NUMPY_BETWEEN.get(name)
     found = None if find is None or kwargs or any(type(a) in NUMBERS for a in args) else find(*args)
     if found is None and type(tried) is int and not python:
@@ -169,7 +169,7 @@ def _uniform(low: float, high: float) -> Bounds:
 
 
 def _of(values: int | Sequence[Number], *rest: object) -> Bounds:
-    """The bounds of the elements; None where they are no numbers of one type."""
+    """Bounds of the elements; None unless they are numbers of one type."""
     elements = range(values) if isinstance(values, int) else values
     kinds = {type(v) for v in elements}
     if kinds in ({int}, {float}) and all(v == v for v in elements):
@@ -191,11 +191,11 @@ _NUMPY_BETWEEN: dict[str, Callable[..., Bounds]] = {
 _PYTHON = frozenset((*_FLOATS, *_INTS, *_OF_SEQUENCES))
 
 
-# -------------------------------------------------------------------------------------------------- who is called
+# -------------------------------------------------------------------------------------------------- registration
 
 
 def _of_python(name: str) -> None:
-    """Registers the method `name` of `random.Random`."""
+    """Register the method `name` of `random.Random`."""
 
     def of_function(vm: VM, args: Args, kwargs: Kwargs) -> object:
         if not args or type(args[0]) is not random.Random:
@@ -218,7 +218,7 @@ for _name in _PYTHON:
 
 
 def _of_numpy(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
-    """The call of a function or unbound method of `numpy.random`, which Cython compiled."""
+    """Call of a Cython function or unbound method of `numpy.random`."""
     name = fn.__name__
     if args and type(args[0]) in (np.random.RandomState, np.random.Generator) and name in _NUMPY:
         if getattr(type(args[0]), name, None) is fn:

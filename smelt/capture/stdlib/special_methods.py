@@ -1,4 +1,4 @@
-"""Functions that call one special method of their argument (`abs`, `hash`, `str`, `int`, ...), and module `operator`."""
+"""Functions that call one special method of their argument (`abs`, `hash`, `str`, `int`, ...), and the module `operator`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import operator
 import os
 from collections.abc import Callable
 
-from smelt.capture.base.call_handlers import BUILTINS, Args, Handler, Kwargs, builtin, hands_on
+from smelt.capture.base.call_handlers import BUILTINS, Args, Handler, Kwargs, breakable, builtin
 from smelt.capture.base.native_functions import check_decimals
 from smelt.capture.base.type_lookup import ABSENT
 from smelt.capture.base.value_kinds import MethodType, has_identity_hash
@@ -20,14 +20,14 @@ _TEXTS = (repr, str, format)
 
 
 def _tells_identity(fn: Callable[..., object], value: object) -> bool:
-    """Whether the hash or the text of `value` says which object it is."""
+    """Whether the hash or text of `value` depends on its identity."""
     shown: object = type(value).__repr__
     return has_identity_hash(value) if fn is hash else shown is object.__repr__
 
 
 def _unary_protocol(fn: Callable[..., object], name: str, fallbacks: tuple[str, ...] = ()) -> None:
-    """`fn(x)` calls the special method `name` of `x`, or where its class has none (`object.__str__` is none) one of
-    `fallbacks`: it is interpreted if it is written in Python."""
+    """Register `fn(x)`, which calls the special method `name` of `x`, or one of `fallbacks` if its class has none
+    (`object.__str__` does not count). Methods in Python are interpreted."""
 
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
         for candidate in (name, *fallbacks) if args else ():
@@ -45,7 +45,9 @@ def _unary_protocol(fn: Callable[..., object], name: str, fallbacks: tuple[str, 
             vm.env.facts.use_identity(args[0])
         if fn is hash and args and type(args[0]) is MethodType:
             vm.env.facts.use_identity(args[0].__self__)
-        return vm.native(fn, [vm.native_argument(container_contents.view(vm.env, a)) for a in args], kwargs)
+        return vm.call_native(
+            fn, [vm.native_argument(container_contents.view(vm.env, a)) for a in args], kwargs
+        )
 
     BUILTINS[fn] = handler
 
@@ -68,7 +70,7 @@ formatting.install()
 
 
 @builtin(bool)
-@hands_on
+@breakable
 def _bool(vm: VM, args: Args, kwargs: Kwargs) -> bool:
     return vm.truth(args[0]) if args else False
 
@@ -111,6 +113,6 @@ for _name in [
     BUILTINS[getattr(operator, _name)] = _operator(getattr(operator, _name))
 BUILTINS[operator.getitem] = lambda vm, args, kwargs: vm.subscript(*args)
 BUILTINS[operator.contains] = lambda vm, args, kwargs: vm.contains(args[1], args[0])
-BUILTINS[operator.is_] = lambda vm, args, kwargs: vm.same(*args)
+BUILTINS[operator.is_] = lambda vm, args, kwargs: vm.is_same(*args)
 BUILTINS[operator.truth] = lambda vm, args, kwargs: vm.truth(args[0])
 BUILTINS[operator.not_] = lambda vm, args, kwargs: not vm.truth(args[0])

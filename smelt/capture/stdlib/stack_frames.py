@@ -1,8 +1,8 @@
-"""`sys._getframe`, `inspect.currentframe`: frames of the program as objects.
+"""`sys._getframe` and `inspect.currentframe`: frame objects of the program.
 
-The graph breaks before the call of the function that asks. The frames around that are those of compiled frames: they look
-as the user's do while the call lasts, but have no locals, and stay at that line when it is over. So the whole call runs
-eagerly where the function that asks reads locals of its callers, or may keep a frame.
+The graph breaks before the call of the function that requests a frame. The frames around it belong to compiled frames:
+during the call they look like the user's frames, but they have no locals, and afterwards they stay at that line. So the call
+runs eagerly if the requesting function reads locals of its callers or may retain a frame.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ _ATTRIBUTES = frozenset(("LOAD_ATTR", "LOAD_METHOD"))
 _ASKING = frozenset(("_getframe", "currentframe"))
 _NAMED = _ATTRIBUTES | {"LOAD_GLOBAL", "LOAD_NAME"}
 _NO_ARGUMENT = frozenset(("PUSH_NULL", "PRECALL"))
-# What a frame on top of the stack may meet besides: it is dropped, or compared with None.
+# Other instructions allowed on a frame: it is dropped, or compared with None.
 _HARMLESS = frozenset(("POP_TOP", "LOAD_CONST", "TO_BOOL", "NOT_TAKEN"))
 
 
 @builtin(sys._getframe)
 @function(inspect.currentframe)
 def _asked(vm: VM, args: Args, kwargs: Kwargs) -> NoReturn:
-    frame = vm.calling
+    frame = vm.current_frame
     error = unsupported("sys._getframe")
     error.breaks = not _is_kept(frame.code, frame.pc, set(), is_own=not args or args[0] == 0)
     raise error
 
 
 def keeps_frames(code: Code) -> bool:
-    """Whether a call of `sys._getframe` or `inspect.currentframe`, by these names, gives a frame that is kept, or whose
-    locals are read. It may be one that a graph break comes before."""
+    """Whether the code calls `sys._getframe` or `inspect.currentframe`, by these names, and retains the frame or reads its
+    locals. A graph break may precede the call."""
     for at, (_, argument) in enumerate(code.instructions):
         named = argument[0] if type(argument) is tuple and argument else argument
         if type(named) is str and named in _ASKING and code.names[at] in _NAMED:
@@ -47,8 +47,8 @@ def keeps_frames(code: Code) -> bool:
 
 
 def _is_kept(code: Code, at: int, variables: set[int], is_own: bool) -> bool:
-    """Whether a frame that is on top of the stack before instruction `at` may outlive this call, or its locals are read and
-    are not this call's own. `variables`: that have been looked at."""
+    """Whether a frame on top of the stack before instruction `at` may outlive this call, or another frame's locals are read.
+    `variables`: local variables already visited."""
     name, argument = code.names[at], code.instructions[at][1]
     if name in _ATTRIBUTES:
         attribute = argument if name == "LOAD_METHOD" else argument[0]
@@ -57,7 +57,7 @@ def _is_kept(code: Code, at: int, variables: set[int], is_own: bool) -> bool:
         return attribute == "f_locals" and not is_own
     if (
         name == "STORE_FAST" and not code.flags & SUSPENDABLE
-    ):  # a generator keeps its variables between its steps
+    ):  # a generator's variables survive its suspension
         if argument in variables:
             return False
         variables.add(argument)

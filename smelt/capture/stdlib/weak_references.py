@@ -1,7 +1,8 @@
-"""Weak references: how long an object lives is the program's doing, of which capture sees a part.
+"""Weak references: the lifetime of an object depends on the whole program, of which capture sees a part.
 
-What the program makes and drops is dropped in capture too, but for functions and what else `Sources` keeps. What comes from
-outside lives to the end of the call, whatever the program does. Where either could be seen, the call runs eagerly.
+Objects that the program creates and drops are dropped during capture too, except functions and others that `Sources`
+retains. Environment objects live until the end of the call. The call runs eagerly if the program could observe either
+difference.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from smelt.capture.base.value_kinds import (
     items_of,
 )
 from smelt.capture.environment import wrap_values
-from smelt.capture.graph_breaks.continuation_stack import is_chain
+from smelt.capture.graph_breaks.continuation_stack import is_continuation_stack
 from smelt.capture.semantics.calls.calls import CALLERS
 from smelt.capture.semantics.calls.python_functions import interpret
 from smelt.capture.vm.vm import VM
@@ -31,13 +32,14 @@ from smelt.guards.object_lifetimes import lifetimes_of
 
 
 def _eagerly(detail: str) -> Unsupported:
-    """The error where it is seen how long an object lives: a resume function's caller would keep it alive, too."""
+    """An error for programs that observe object lifetimes; no graph break, since the caller of a resume function would also
+    keep the object alive."""
     error = unsupported(detail)
     error.breaks = False
     return error
 
 
-# ------------------------------------------------------------------------------------------------- they are made
+# ------------------------------------------------------------------------------------------------- creation
 
 
 def _making(reference: Callable[..., object]) -> Handler:
@@ -46,17 +48,17 @@ def _making(reference: Callable[..., object]) -> Handler:
             return reference(*args, **kwargs)
         target, *callback = args
         if vm.env.sources.is_made_function(cast(FunctionType, target)):
-            raise _eagerly("a weak reference to a function made inside")
+            raise _eagerly("a weak reference to a function created in the call")
         if callback and callback[0] is not None and id(target) in vm.env.sources:
-            raise _eagerly("a function is to be called when an object from outside is gone")
-        return vm.native(reference, [target, *map(vm.native_argument, callback)], kwargs)
+            raise _eagerly("a callback for the end of an object from outside")
+        return vm.call_native(reference, [target, *map(vm.native_argument, callback)], kwargs)
 
     return handler
 
 
 @builtin(weakref.WeakMethod)
 def _weak_method(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    raise unsupported("a weak reference to a method, which holds the function weakly too")
+    raise unsupported("a weak reference to a method, which also references the function weakly")
 
 
 for _reference in (weakref.ref, weakref.proxy):
@@ -64,7 +66,7 @@ for _reference in (weakref.ref, weakref.proxy):
 
 
 def _adding(fn: FunctionType) -> Handler:
-    """The call of a method that puts what it is given in a container which forgets what is gone."""
+    """Handler of a method that adds its argument to a weak container."""
 
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
         if any(_may_go(vm, x) for value in args[1:] for x in (value, *_contents(value))):
@@ -91,12 +93,12 @@ for _container in (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValue
             FUNCTIONS[_method] = _adding(_method)
 
 
-# ---------------------------------------------------------------------------------------------- they are looked at
+# ---------------------------------------------------------------------------------------------- use
 
 
 @builtin(weakref.getweakrefcount, weakref.getweakrefs)
 def _counted(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    raise _eagerly("which weak references there are to an object")
+    raise _eagerly("the weak references to an object are counted")
 
 
 def _follow(vm: VM, reference: weakref.ref[object], args: Args, kwargs: Kwargs) -> object:
@@ -108,7 +110,7 @@ def _follow(vm: VM, reference: weakref.ref[object], args: Args, kwargs: Kwargs) 
     if id(reference) in sources:
         return wrap_values.wrap(vm.env, found, sources[id(reference)].child("call", None))
     if found is not None and id(found) in sources and not _is_held(vm, found):
-        raise _eagerly("a weak reference leads to an object from outside that may be gone")
+        raise _eagerly("a weak reference to an object from outside that may be dead")
     return found
 
 
@@ -116,8 +118,7 @@ CALLERS[weakref.ref] = _follow
 
 
 def _is_held(vm: VM, x: object) -> bool:
-    """Whether `x`, from outside, is still there in eager: a variable has it, or it is in an object that is there and has not
-    changed."""
+    """Whether eager still holds the environment object `x`: in a variable, or in an unchanged object that is itself held."""
     if any(value is x for value in _variables(vm)):
         return True
     env = vm.env
@@ -130,10 +131,10 @@ def _is_held(vm: VM, x: object) -> bool:
 
 
 def _variables(vm: VM) -> Iterator[object]:
-    """What the user's frames that run hold."""
+    """Values in the user's running frames."""
     frame = vm.frame
     while frame is not None:
-        for value in () if is_chain(frame.function) else (*frame.locals, *frame.stack):
+        for value in () if is_continuation_stack(frame.function) else (*frame.locals, *frame.stack):
             yield value
             if type(value) is CellType:
                 yield cell_value(value)

@@ -26,7 +26,7 @@ def _numpy(vm: VM, tensor: FakeTensor, *args: object, **kwargs: bool) -> object:
         raise unsupported("Tensor.numpy of such a tensor", DATA_DEPENDENT)
     if tensor.requires_grad:
         raise RuntimeError(_NEEDS_DETACH)
-    return Array(tensor.detach(), env=_of_an_array(vm, tensor))
+    return Array(tensor.detach(), from_environment=_of_an_array(vm, tensor))
 
 
 def _of_an_array(vm: VM, tensor: FakeTensor) -> bool:

@@ -1,13 +1,13 @@
-"""Attribute access as CPython's object protocol defines it, carried out by the VM.
+"""Attribute access as CPython's object protocol defines it, executed by the VM.
 
-Lookups read type and instance dictionaries directly, so that no user code runs unseen: properties, descriptors,
-`__getattr__` and `__getattribute__` written in Python are interpreted. What was found is guarded: class attributes by the
-version of the class, instance attributes by their value, a method also by not being shadowed in the instance.
+Lookups read type and instance dictionaries directly, so that no user code runs unobserved: properties, descriptors,
+`__getattr__` and `__getattribute__` written in Python are interpreted. Results are guarded: class attributes by the class
+version, instance attributes by their value, methods also by their absence from the instance dictionary.
 
-`load_attribute.py` and `store_attribute.py` choose by the type of the object: `instance_attributes.py`, with
-`nn_module_attributes.py` for parameters, buffers and submodules; `native_attributes.py` for classes of C that have a
-way of their own; `class_attributes.py`; `tensor_attributes.py`; `namespace_attributes.py` for modules, functions and
-partial calls. `method_lookup.py` says whether a special method is written in Python.
+`load_attribute.py` and `store_attribute.py` dispatch on the type of the object: `instance_attributes.py`, with
+`nn_module_attributes.py` for parameters, buffers and submodules; `native_attributes.py` for C classes with their own
+attribute access; `class_attributes.py`; `tensor_attributes.py`; `namespace_attributes.py` for modules, functions and
+partials. `method_lookup.py` decides whether a special method is written in Python.
 """
 
 from smelt.capture.semantics.attributes.class_attributes import load_plain_class_attr

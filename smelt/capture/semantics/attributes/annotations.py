@@ -1,7 +1,7 @@
-"""Annotations of functions, classes and modules, which from CPython 3.14 on are made when they are asked for (PEP 649).
+"""Annotations of functions, classes and modules, which CPython evaluates on first access from 3.14 on (PEP 649).
 
-Making them runs code of the program. Where that only reads names, it has no effect: then they are made during capture, as
-eager would make them at that moment.
+Evaluation runs program code. If that code only reads names, it has no effect and runs during capture, when eager would run
+it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_CALL, Reason
 
-# What the compiler of Python makes of annotations that are names, attributes, subscripts and constants.
+# Instructions of annotations that are names, attributes, subscripts and constants.
 _OF_NAMES = frozenset(
     (
         "RESUME", "LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_SMALL_INT", "COMPARE_OP", "POP_JUMP_IF_FALSE", "NOT_TAKEN",
@@ -38,11 +38,11 @@ class _Deferred(Protocol):
 
 
 def annotations_of(vm: VM, function: FunctionType) -> dict[str, object]:
-    """`function.__annotations__`. Those of a function that the program made are made by the machine."""
+    """`function.__annotations__`. The VM evaluates those of functions created by the program."""
     if vm.env.sources.of(function) is not None:
         check_annotations(vm.env, function)
     elif _native.annotations_wait(function):
-        vm.frames.tail = None
+        vm.frames.call_site = None
         made = vm.call(cast(_Deferred, function).__annotate__, (1,), {})
         if type(made) is not dict:
             raise TypeError(f"__annotate__ returned non-dict of type '{type(made).__name__}'")
@@ -51,14 +51,13 @@ def annotations_of(vm: VM, function: FunctionType) -> dict[str, object]:
 
 
 def check_annotations(env: Environment, owner: FunctionType | type | ModuleType) -> None:
-    """Raises Unsupported if annotations would have to be made by code that does more than read names, or reads names that
-    the trace has written."""
+    """Raise Unsupported if evaluating annotations does more than read names, or reads names that the trace has written."""
     if not _native.annotations_wait(owner):
         return
     read = type.__getattribute__ if isinstance(owner, type) else object.__getattribute__
     annotate = read(owner, "__annotate__")  # type: ignore[arg-type]
     if type(annotate) is not FunctionType or not _only_reads(env, annotate):
-        raise Unsupported(Reason(UNSUPPORTED_CALL, "annotations that nobody has asked for before"))
+        raise Unsupported(Reason(UNSUPPORTED_CALL, "annotations that are not evaluated yet"))
 
 
 def _only_reads(env: Environment, annotate: FunctionType) -> bool:

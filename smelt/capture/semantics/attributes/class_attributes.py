@@ -1,4 +1,4 @@
-"""Attributes of classes, and of `super()`."""
+"""Attributes of classes and of `super()`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _self_class = super.__dict__["__self_class__"].__get__
 
 
 def load_class_attr(vm: VM, cls: type, name: str) -> object:
-    """`cls.name`, where the metaclass has the first say (`type.__getattribute__`)."""
+    """`cls.name`: the metaclass's `__getattribute__` if it has one in Python, else `type.__getattribute__`."""
     vm.env.facts.use_class(cls)
     vm.env.facts.use_class(type(cls))
     meta = vm.type_info(type(cls))
@@ -70,7 +70,7 @@ def load_plain_class_attr(vm: VM, cls: type, name: str, meta: TypeInfo, use_geta
         value = getattr(cls, name)
         if env.sources.is_made_class(cls):
             return value
-        named = name in ("__name__", "__qualname__")  # changes them without a new version of the class
+        named = name in ("__name__", "__qualname__")  # assigning them does not change the class version
         return wrap_values.wrap(env, value, env.sources.const(cls).child("member", name), decided=not named)
     own = vm.type_info(cls).find(name)
     if own[0] is not ABSENT:
@@ -84,12 +84,12 @@ def load_plain_class_attr(vm: VM, cls: type, name: str, meta: TypeInfo, use_geta
     return type.__getattribute__(cls, name) if type(meta.getattr) is FunctionType else getattr(cls, name)
 
 
-# Kinds of what a metaclass holds, of which a class has one as an instance does.
+# Kinds of metaclass attributes that a class reads as an instance does.
 _OF_METACLASS = (FUNCTION, CLASS_METHOD, STATIC_METHOD, NON_DATA, VALUE)
 
 
 def _class_dict(vm: VM, cls: type) -> object:
-    """`cls.__dict__` as it is now: the version of the class says that it stays so."""
+    """`cls.__dict__` in its current state, which the class version guards."""
     if vm.env.sources.is_made_class(cls):
         return cls.__dict__
     source = vm.env.sources.const(cls)
@@ -127,17 +127,17 @@ def _bind_to_class(vm: VM, cls: type, name: str, own: Found) -> object:
 
 
 def load_super_attr(vm: VM, proxy: super, name: str) -> object:
-    """`proxy.name`, of what `super()` gave."""
+    """`proxy.name` of a `super()` object."""
     cls, obj, obj_cls = _this_class(proxy), _self(proxy), _self_class(proxy)
     source = vm.env.sources.get(id(proxy))
-    if source is not None:  # stored outside
+    if source is not None:  # an environment object
         wrap_values.wrap(vm.env, cls, source.child("member", "__thisclass__"))
         obj = wrap_values.wrap(vm.env, obj, source.child("member", "__self__"))
     return find_super(vm, cls, obj, obj_cls, name)
 
 
 def find_super(vm: VM, cls: type, obj: object, obj_cls: type, name: str) -> object:
-    """`super(cls, obj).name`, where `obj_cls` is the class of `obj`, or `obj` itself in a classmethod."""
+    """`super(cls, obj).name`; `obj_cls` is the class of `obj`, or `obj` itself in a classmethod."""
     mro = obj_cls.__mro__
     vm.env.facts.use_class(obj_cls)
     for base in mro[mro.index(cls) + 1 :]:

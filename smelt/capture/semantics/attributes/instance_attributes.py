@@ -1,8 +1,8 @@
-"""Attributes of instances: `object.__getattribute__`, and what each kind of descriptor gives.
+"""Attributes of instances: `object.__getattribute__` and the kinds of descriptors.
 
-`load_generic` looks a name up as the interpreter does. Two tables say what it then does: `DATA_LOADERS` for descriptors that
-come before the instance's own dictionary, `CLASS_LOADERS` for what the class holds otherwise (the kinds are those of
-`capture/base/type_lookup.py`). The dictionaries of an `nn.Module` are in `nn_module_attributes.py`.
+`load_generic` looks a name up as the interpreter does. Two tables define the result by the kind of the class attribute
+(`capture/base/type_lookup.py`): `DATA_LOADERS` for descriptors that precede the instance dictionary, `CLASS_LOADERS` for the
+others. The dictionaries of an `nn.Module` are in `nn_module_attributes.py`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from smelt.capture.base.type_lookup import (
     STATIC_METHOD,
     VALUE,
     TypeInfo,
-    whole_name,
+    fully_qualified_name,
 )
 from smelt.capture.base.value_kinds import MISSING, FunctionType, MethodType, Sentinel
-from smelt.capture.base.vm_frames import through
+from smelt.capture.base.vm_frames import with_result_handler
 from smelt.capture.environment import environment_mutations, wrap_values
 from smelt.capture.environment.overlay import is_slot, read_slot
 from smelt.capture.semantics import cells, result_polyfills
@@ -40,9 +40,9 @@ from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
 
-# Kinds of class attributes that an attribute of the instance would win over.
+# Kinds of class attributes that an instance attribute shadows.
 _SHADOWED = (FUNCTION, CLASS_METHOD, STATIC_METHOD, NON_DATA, VALUE)
-# Kinds that may run the user's code when they are read.
+# Kinds whose load may run user code.
 _RUNNING = (PROPERTY, PYTHON_DATA, CACHED_PROPERTY, CLASS_METHOD, NON_DATA)
 
 
@@ -53,23 +53,23 @@ class Descriptor(Protocol):
 
 
 def load_generic(vm: VM, obj: object, name: str) -> object:
-    """`object.__getattribute__`, then the class's `__getattr__`: also where a property or another descriptor raised
-    AttributeError."""
+    """`object.__getattribute__`, then the class's `__getattr__`, also after an AttributeError from a property or another
+    descriptor."""
     info = vm.type_info(type(obj))
     if info.getattr is MISSING:
         return load_own(vm, obj, name)
-    tail = vm.frames.tail
+    call_site = vm.frames.call_site
     try:
         return load_own(vm, obj, name, use_getattr=True)
     except AttributeError:
-        if info.find(name)[0] is ABSENT:  # it was `__getattr__` that raised
+        if info.find(name)[0] is ABSENT:  # `__getattr__` itself raised
             raise
-    vm.frames.tail = tail
+    vm.frames.call_site = call_site
     return _through_getattr(vm, obj, name, info, vm.env.overlay.own(obj))
 
 
 def load_own(vm: VM, obj: object, name: str, use_getattr: bool = False) -> object:
-    """`object.__getattribute__`; with `use_getattr`, the class's `__getattr__` for what it does not find."""
+    """`object.__getattribute__`; with `use_getattr`, the class's `__getattr__` for missing attributes."""
     memo = vm.env.memo.by_id.get(id(obj))
     if memo is not None:
         value = memo.get(name, MISSING)
@@ -99,21 +99,21 @@ def load_own(vm: VM, obj: object, name: str, use_getattr: bool = False) -> objec
 
 
 def _or_getattr(vm: VM, obj: object, name: str, info: TypeInfo) -> None:
-    """Code is going to run that may raise AttributeError; then `__getattr__` gives the result."""
-    vm.frames.tail = through(
-        vm.frames.tail,
+    """Set a result handler that calls `__getattr__` if the code about to run raises AttributeError."""
+    vm.frames.call_site = with_result_handler(
+        vm.frames.call_site,
         result_polyfills.as_it_is,
         info.getattr,
         obj,
         name,
-        otherwise=result_polyfills.missing_attribute,
+        on_error=result_polyfills.missing_attribute,
     )
 
 
 def load_through(vm: VM, obj: object, name: str, info: TypeInfo, getattribute: FunctionType) -> object:
-    """By a `__getattribute__` written in Python, then the class's `__getattr__`."""
+    """Load through a `__getattribute__` written in Python, then the class's `__getattr__`."""
     vm.env.facts.use_class(info.cls)
-    tail = vm.frames.tail
+    call_site = vm.frames.call_site
     if type(info.getattr) is FunctionType:
         _or_getattr(vm, obj, name, info)
     try:
@@ -121,13 +121,12 @@ def load_through(vm: VM, obj: object, name: str, info: TypeInfo, getattribute: F
     except AttributeError:
         if type(info.getattr) is not FunctionType:
             raise
-    vm.frames.tail = tail
+    vm.frames.call_site = call_site
     return vm.call_function(info.getattr, (obj, name))
 
 
 def instance_value(vm: VM, obj: object, name: str, value: object) -> object:
-    """`value`, which the dictionary of `obj` holds under `name`, as a value of the machine; guarded, unless the trace stored
-    it."""
+    """The entry `value` of the instance dictionary under `name` as a VM value; guarded unless the trace stored it."""
     env = vm.env
     source = env.sources.get(id(obj))
     if source is None:
@@ -135,7 +134,7 @@ def instance_value(vm: VM, obj: object, name: str, value: object) -> object:
     if not env.log.is_original_attribute(obj, name, value):
         return value
     result = wrap_values.wrap(env, value, source.child("attr", name))
-    if obj not in env.log:  # once it has changed, it may change again, also through its dictionary
+    if obj not in env.log:  # after one change it may change again, also through its dictionary
         env.memo.of(obj)[name] = result
     return result
 
@@ -160,12 +159,12 @@ def _no_attribute(vm: VM, obj: object, name: str, own: dict[str, object] | None)
     if own is not None:
         nn_module_attributes.guard_absent(vm, obj, name, own)
     if not vm.type_info(type(obj)).is_module:
-        object.__getattribute__(obj, name)  # raises, in the words of the class
+        object.__getattribute__(obj, name)  # raises the class's own message
     raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}", name=name, obj=obj)
 
 
 def set_instance(vm: VM, obj: object, name: str, value: object) -> None:
-    """Stores in the instance itself, of an outside one in the overlay; MISSING deletes the attribute."""
+    """Store in the instance itself, or in the overlay of an environment object; MISSING deletes the attribute."""
     env = vm.env
     cell = type(obj) is types.CellType
     environment_mutations.touch(env, obj)
@@ -208,7 +207,7 @@ def _set_outside(vm: VM, obj: object, name: str, value: object) -> None:
 
 
 def _guard_empty(vm: VM, obj: object, name: str) -> None:
-    """The slot `name` of an environment object holds nothing, if it held nothing before the trace."""
+    """Guard that the slot `name` of an environment object is empty, if it was empty before the trace."""
     if id(obj) in vm.env.sources and read_slot(obj, name) is MISSING:
         vm.env.facts.guard("slot", vm.env.sources[id(obj)], (name, False), key=name)
 
@@ -218,7 +217,7 @@ def _load_property(vm: VM, obj: object, name: str, found: property) -> object:
 
 
 def load_property(vm: VM, obj: object, found: property) -> object:
-    """What the getter of a property gives for `obj`. Raises AttributeError if it has none."""
+    """Call the getter of a property. Raises AttributeError if it has none."""
     if found.fget is None:
         return property.__get__(found, obj)  # raises
     return vm.call(found.fget, (obj,), {})
@@ -239,7 +238,7 @@ def delete_property(vm: VM, obj: object, found: property) -> None:
 
 
 def _load_native_data(vm: VM, obj: object, name: str, found: Descriptor) -> object:
-    """The value of a slot, or what a C type computes."""
+    """Value of a slot or of an attribute computed by a C type."""
     env = vm.env
     if name == "__dict__":
         return environment_mutations.own_dict(
@@ -260,7 +259,7 @@ def _load_native_data(vm: VM, obj: object, name: str, found: Descriptor) -> obje
     value = env.overlay.slot(obj, name) if is_slot(found) else found.__get__(obj, type(obj))
     if value is MISSING:
         _guard_empty(vm, obj, name)
-        shown = whole_name(type(obj)) if PY313 else type(obj).__name__
+        shown = fully_qualified_name(type(obj)) if PY313 else type(obj).__name__
         raise AttributeError(f"{shown!r} object has no attribute {name!r}", name=name, obj=obj)
     computed = type(found) is not types.MemberDescriptorType
     if source is not None and (computed or env.log.is_original_attribute(obj, name, value)):
@@ -268,20 +267,20 @@ def _load_native_data(vm: VM, obj: object, name: str, found: Descriptor) -> obje
     return value
 
 
-# What reading an attribute that C code computes does besides, by its descriptor.
+# Side effects of reading an attribute computed by C code, by its descriptor.
 NOTED_READS: dict[object, Callable[[VM, object], None]] = {}
 
 
 def _check_known(found: object, obj: object, name: str) -> None:
-    """Raises Unsupported for an attribute that code of C computes, where it is not known to do nothing else."""
+    """Raise Unsupported for an attribute computed by C code that may have side effects."""
     if type(found) is types.GetSetDescriptorType and not is_pure_attribute(found):
         what = f"attribute {name!r} of an outside {type(obj).__qualname__}, whose effects are not known"
         raise Unsupported(Reason(UNSUPPORTED_CALL, what))
 
 
 def from_class(vm: VM, found: object, owner: type, name: str, part: str | None = None) -> object:
-    """`found`, which the class `owner` holds under `name`, or its attribute `part` (what a staticmethod holds): read as any
-    object from outside is."""
+    """`found`, the attribute `name` of the class `owner`, or its attribute `part` (the function of a staticmethod), as an
+    environment object."""
     value = found if part is None else getattr(found, part)
     if type(value) is FunctionType or owner is None or vm.env.sources.is_made_class(owner):
         return value
@@ -294,9 +293,9 @@ def from_class(vm: VM, found: object, owner: type, name: str, part: str | None =
 
 
 def load_python_data(vm: VM, obj: object, name: str, found: object) -> object:
-    """What the `__get__` of a data descriptor written in Python gives for `obj`."""
+    """Call `__get__` of a data descriptor written in Python."""
     if type(found) is enum.property and found is vars(enum.Enum).get(name):
-        return load_generic(vm, obj, f"_{name}_")  # value, name: the library's own properties
+        return load_generic(vm, obj, f"_{name}_")  # `value` and `name` are properties of the library
     found = from_class(vm, found, vm.type_info(type(obj)).find(name)[2], name)
     get = descriptor_method(vm, found, "__get__")
     return vm.call_function(cast(FunctionType, get), (found, obj, type(obj)))
@@ -310,19 +309,19 @@ DATA_LOADERS: dict[Sentinel, Callable[..., object]] = {
 
 
 def load_value(vm: VM, obj: object, name: str, found: object, owner: type) -> object:
-    """A plain value `found` that the class `owner` holds under `name`."""
+    """A plain value `found` under `name` of the class `owner`."""
     if vm.env.sources.is_made_class(owner) or vm.env.log.touches(owner, name):
         return found
     return wrap_values.wrap(vm.env, found, vm.env.sources.const(owner).child("attr", name), decided=True)
 
 
 def load_non_data(vm: VM, obj: object, name: str, found: Descriptor, owner: type) -> object:
-    """What the `__get__` of a descriptor without `__set__` gives for `obj`."""
+    """Call `__get__` of a descriptor without `__set__`."""
     get = descriptor_method(vm, found, "__get__")
     if type(get) is FunctionType:
         return vm.call_function(get, (from_class(vm, found, owner, name), obj, type(obj)))
     bound = found.__get__(obj, type(obj))
-    if type(bound) is MethodType and bound.__func__ is found:  # as a cached function does
+    if type(bound) is MethodType and bound.__func__ is found:  # for example a cached function
         from_class(vm, found, owner, name)
     return bound
 
@@ -334,7 +333,7 @@ def _load_cached_property(
     if source is not None and vm.env.log.was_absent(obj, name):
         vm.env.facts.guard("not_in_dict", source, name, key=name)
     attribute = found.attrname or name
-    vm.frames.tail = through(vm.frames.tail, result_polyfills.cached, obj, attribute)
+    vm.frames.call_site = with_result_handler(vm.frames.call_site, result_polyfills.cached, obj, attribute)
     value = vm.call(found.func, (obj,), {})
     set_instance(vm, obj, attribute, value)
     return value
@@ -343,7 +342,7 @@ def _load_cached_property(
 def bind_class_method(
     vm: VM, found: classmethod[object, ..., object], cls: type, owner: type, name: str
 ) -> object:
-    """The classmethod `found`, which `owner` holds under `name`, bound to `cls`."""
+    """The classmethod `found`, the attribute `name` of `owner`, bound to `cls`."""
     inner: object = found.__func__
     if type(inner) is FunctionType:
         return MethodType(inner, cls)

@@ -1,4 +1,4 @@
-"""Reading an attribute: which function answers depends on the object's type alone."""
+"""Attribute loads, dispatched by the type of the object."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
 from smelt.tracing.fake.fake_tensor import FakeTensor, hides_metadata
 from smelt.tracing.fake.plain_tensor_classes import PLAIN_TYPES
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
-from smelt.tracing.symbolic.symbolic_ranges import EXAMPLES
+from smelt.tracing.symbolic.symbolic_ranges import PROXY_EXAMPLES
 
 
 def load_attr(vm: VM, obj: object, name: str) -> object:
@@ -56,12 +56,12 @@ def load_attr(vm: VM, obj: object, name: str) -> object:
     loader = LOADERS.get(cls)
     if loader is not None:
         if cls not in _GIVING_RESULTS:
-            vm.frames.tail = None
+            vm.frames.call_site = None
         return loader(vm, obj, name)
     if isinstance(obj, type):
         return load_class_attr(vm, obj, name)
     if isinstance(obj, types.ModuleType):
-        vm.frames.tail = None
+        vm.frames.call_site = None
         return load_module_attr(vm, obj, name)
     if isinstance(obj, torch.Tensor):
         return load_of_tensor(vm, obj, name)
@@ -69,13 +69,13 @@ def load_attr(vm: VM, obj: object, name: str) -> object:
     if info.getattribute is not None:
         return load_through(vm, obj, name, info, info.getattribute)
     if info.reads_own or (info.hides_dict and info.find(name)[0] not in DATA_LOADERS):
-        vm.frames.tail = None
+        vm.frames.call_site = None
         return load_by_class(vm, obj, name)
     return load_generic(vm, obj, name)
 
 
 def load_method(vm: VM, obj: object, name: str) -> tuple[object, object]:
-    """`obj.name` about to be called: (function, obj), or (NULL, what was found)."""
+    """`obj.name` for a call: (function, obj), or (NULL, attribute)."""
     cls = type(obj)
     if cls not in LOADERS and cls not in LEAF_TYPES:
         info = vm.type_info(cls)
@@ -88,7 +88,7 @@ def load_method(vm: VM, obj: object, name: str) -> tuple[object, object]:
 
 
 def in_instance(vm: VM, obj: object, name: str) -> bool:
-    """Whether `name` is in the instance's dictionary, guarded."""
+    """Whether `name` is in the instance dictionary, guarded."""
     env, cls = vm.env, type(obj)
     env.facts.use_class(cls)
     own = env.overlay.own(obj)
@@ -102,7 +102,7 @@ def in_instance(vm: VM, obj: object, name: str) -> bool:
 
 
 def load_special(vm: VM, obj: object, name: str) -> object:
-    """A special method of `obj`, as the interpreter finds it: through the class alone. MISSING if there is none."""
+    """A special method of `obj`, looked up on the class only as the interpreter does. MISSING if there is none."""
     cls = type(obj)
     if isinstance(obj, torch.Tensor) or cls in LOADERS:
         return load_default(vm, obj, name, MISSING) if hasattr(cls, name) else MISSING
@@ -124,7 +124,7 @@ def load_default(vm: VM, obj: object, name: str, default: object) -> object:
 
 
 def load_bound_attr(vm: VM, method: MethodType, name: str) -> object:
-    """An attribute of a bound method: its own, or its function's."""
+    """An attribute of a bound method or of its function."""
     if name in ("__func__", "__self__"):
         return bound_part(vm, method, name)
     function = bound_part(vm, method, "__func__")
@@ -134,19 +134,19 @@ def load_bound_attr(vm: VM, method: MethodType, name: str) -> object:
 
 
 def load_array_attr(vm: VM, array: array_proxy.Array, name: str) -> object:
-    """An attribute of an array or NumPy scalar that the trace computes."""
+    """An attribute of a traced array or NumPy scalar."""
     return array_proxy.attribute(array, name)
 
 
 def load_native(vm: VM, obj: object, name: str) -> object:
-    """An attribute of an object whose type is C code that runs nothing of the user's."""
+    """An attribute of an object whose C type runs no user code."""
     return getattr(obj, name)
 
 
 def load_of_tensor(vm: VM, tensor: torch.Tensor, name: str) -> object:
-    """An attribute of a tensor that no fake stands for: inside a transform, or odd and from outside. Of the latter the
-    metadata that is guarded, what its own class and its instance dictionary hold, and methods of C, whose calls break the
-    graph; raises Unsupported for others."""
+    """An attribute of a tensor without a fake: inside a transform, or an unsupported environment tensor. Of the latter:
+    guarded metadata, attributes of its own class and instance dictionary, and C methods, whose calls break the graph. Raises
+    Unsupported for other attributes."""
     source = vm.env.sources.get(id(tensor))
     if source is None:
         return getattr(tensor, name)
@@ -167,7 +167,7 @@ def load_of_tensor(vm: VM, tensor: torch.Tensor, name: str) -> object:
 
 
 def _load_of_subclass(vm: VM, tensor: torch.Tensor, name: str) -> object:
-    """What the subclass itself, or the instance, holds under `name`."""
+    """An attribute of the subclass itself or of the instance."""
     info = vm.type_info(type(tensor))
     if info.getattribute is not None:
         return load_through(vm, tensor, name, info, info.getattribute)
@@ -190,7 +190,7 @@ _GUARDED = frozenset(
 
 
 def load_of_random(vm: VM, generator: random.Random, name: str) -> object:
-    """An attribute of a generator of random numbers. Raises Unsupported for what a draw has left in it."""
+    """An attribute of a random number generator. Raises Unsupported for state that a draw has changed."""
     if name == "gauss_next" and any(draw.generator is generator for draw in vm.env.log.draws):
         raise Unsupported(Reason(RANDOM_STATE, "random.gauss_next"))
     return load_generic(vm, generator, name)
@@ -214,8 +214,8 @@ LOADERS: dict[type, Callable[..., object]] = {  # loader(vm, obj, name)
     tuple: load_native,
     random.Random: load_of_random,
     **dict.fromkeys(NUMBERS, number_semantics.load_attr),
-    **dict.fromkeys(EXAMPLES, number_semantics.load_attr_of_standin),
+    **dict.fromkeys(PROXY_EXAMPLES, number_semantics.load_attr_of_standin),
     **dict.fromkeys(LEAF_TYPES, load_native),
     **dict.fromkeys(CONTAINER_TYPES, load_native),
 }
-_GIVING_RESULTS = (type, super)  # the only Python function that these loaders run gives what they return
+_GIVING_RESULTS = (type, super)  # these loaders run only one Python function and return its result

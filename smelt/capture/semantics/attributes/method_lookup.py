@@ -1,28 +1,28 @@
-"""Methods looked up on classes: whether they are written in Python decides who carries them out."""
+"""Method lookup on classes: the VM executes methods written in Python, native code the others."""
 
 from __future__ import annotations
 
 from smelt.capture.base.type_lookup import FUNCTION, type_find
 from smelt.capture.base.value_kinds import CONTAINER_TYPES, LEAF_TYPES, FunctionType
-from smelt.capture.base.vm_frames import WALKED, Coroutine, Generator, VMCallable
+from smelt.capture.base.vm_frames import VM_ITERABLES, Coroutine, Generator, VMCallable
 from smelt.capture.vm.vm import VM
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
-from smelt.tracing.symbolic.symbolic_ranges import EXAMPLES
+from smelt.tracing.symbolic.symbolic_ranges import PROXY_EXAMPLES
 
 _VM_TYPES = (
-    FakeTensor, Generator, Coroutine, VMCallable, *WALKED, *NUMBERS, *EXAMPLES
+    FakeTensor, Generator, Coroutine, VMCallable, *VM_ITERABLES, *NUMBERS, *PROXY_EXAMPLES
 )  # fmt: skip
 SIMPLE_TYPES = LEAF_TYPES | {FakeTensor, tuple, FunctionType, type}
 
 
 def may_define_operators(kind: type) -> bool:
-    """Whether instances of the class may have operators that are written in Python."""
+    """Whether instances of the class may have operators written in Python."""
     return kind not in SIMPLE_TYPES and kind not in CONTAINER_TYPES
 
 
 def python_method(vm: VM, obj: object, name: str) -> FunctionType | None:
-    """The special method `name` of obj's class if it is written in Python, else None. That there is none is guarded too."""
+    """The special method `name` of the class of `obj` if it is written in Python, else None. Either result is guarded."""
     cls = type(obj)
     if cls in LEAF_TYPES or cls in _VM_TYPES or cls in CONTAINER_TYPES:
         return None
@@ -32,6 +32,6 @@ def python_method(vm: VM, obj: object, name: str) -> FunctionType | None:
 
 
 def descriptor_method(vm: VM, descriptor: object, name: str) -> object:
-    """The method `name` (`__get__`, `__set__`) of a descriptor's class, guarded; MISSING if there is none."""
+    """Method `name` (`__get__`, `__set__`) of a descriptor's class, guarded; MISSING if there is none."""
     vm.env.facts.use_class(type(descriptor))
     return type_find(type(descriptor), name)

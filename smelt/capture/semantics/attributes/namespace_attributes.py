@@ -1,4 +1,4 @@
-"""Attributes of modules, functions, partial calls and generators."""
+"""Attributes of modules, functions, partials and generators."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from smelt.reasons import UNSUPPORTED_CALL, Reason
 
 
 def load_module_attr(vm: VM, module: types.ModuleType, name: str) -> object:
-    """An attribute of a Python module, by the `__getattribute__` that its class may have."""
+    """An attribute of a Python module, through the `__getattribute__` of its class if that is written in Python."""
     if not is_native_module(module_name(module)):
         _use_module_class(vm, module)
     info = vm.type_info(type(module))
@@ -32,7 +32,7 @@ def load_module_attr(vm: VM, module: types.ModuleType, name: str) -> object:
 
 
 def load_from_module(vm: VM, module: types.ModuleType, name: str) -> object:
-    """`ModuleType.__getattribute__`, guarded by the value; the `__dict__` of a module is what `globals()` gives."""
+    """`ModuleType.__getattribute__`, guarded by the value. The `__dict__` of a module is the dictionary of `globals()`."""
     env, own = vm.env, module_dict(module)
     if name == "__dict__":
         return scopes.expose(vm, own)
@@ -60,13 +60,13 @@ def load_from_module(vm: VM, module: types.ModuleType, name: str) -> object:
 
 
 def _use_module_class(vm: VM, module: types.ModuleType) -> None:
-    """The trace depends on the class of a module, which may be given another one."""
+    """Guard the class of a module, which can be reassigned."""
     source = vm.env.sources.known(module).child("type", None)
     vm.env.facts.guard("id", source, type(module))
 
 
 def _through_class(vm: VM, module: types.ModuleType, name: str) -> object:
-    """What Python code of a module's own class gives for `name`; MISSING where it has none."""
+    """Result of Python code in a module's own class for `name`; MISSING if there is none."""
     cls = type(module)
     if is_native_module(cls.__module__):
         return MISSING
@@ -81,7 +81,7 @@ def _through_class(vm: VM, module: types.ModuleType, name: str) -> object:
 
 
 def _missing_in_module(vm: VM, module: types.ModuleType, name: str) -> object:
-    """`__getattr__` of a module; that the name is not simply there is guarded."""
+    """Result of a module's `__getattr__`; guards that the module dictionary lacks the name."""
     env, own = vm.env, module_dict(module)
     own_getattr = own.get("__getattr__")
     try:
@@ -92,7 +92,7 @@ def _missing_in_module(vm: VM, module: types.ModuleType, name: str) -> object:
         return getattr(module, name)
     except AttributeError:
         if name != "__name__" and "__name__" in own:
-            load_from_module(vm, module, "__name__")  # the error names the module
+            load_from_module(vm, module, "__name__")  # the error message contains the module's name
         raise
     finally:
         if name not in own:
@@ -102,8 +102,8 @@ def _missing_in_module(vm: VM, module: types.ModuleType, name: str) -> object:
 
 
 def load_function_attr(vm: VM, function: FunctionType, name: str) -> object:
-    """An attribute of a function written in Python; its code and defaults are guarded as one, and its `__globals__` are what
-    `globals()` gives."""
+    """An attribute of a Python function. Code and defaults share one guard; `__globals__` is the dictionary of
+    `globals()`."""
     env = vm.env
     if name == "__globals__":
         return scopes.expose(vm, function.__globals__)
@@ -158,7 +158,7 @@ def bound_part(vm: VM, method: MethodType, name: str) -> object:
 def partial_parts(
     vm: VM, partial: functools.partial[object]
 ) -> tuple[object, tuple[object, ...], dict[str, object]]:
-    """The function, the arguments and the keyword arguments of a partial call, of one from outside guarded."""
+    """Function, arguments and keyword arguments of a partial, guarded for an environment partial."""
     source = vm.env.sources.get(id(partial))
     if source is None:
         return partial.func, partial.args, partial.keywords
@@ -170,11 +170,11 @@ def partial_parts(
     return function, cast("tuple[object, ...]", args), held
 
 
-PLACEHOLDER = getattr(functools, "Placeholder", MISSING)  # what a call fills; from 3.14 on
+PLACEHOLDER = getattr(functools, "Placeholder", MISSING)  # filled by the call's arguments; from 3.14 on
 
 
 def filled(bound: Sequence[object], args: Sequence[object]) -> tuple[object, ...]:
-    """The arguments of a partial call with those that it is given: first in the places that it leaves for them."""
+    """Arguments of a partial's call: `args` fill the placeholders in `bound` first."""
     rest = iter(args)
     return (*(next(rest, a) if a is PLACEHOLDER else a for a in bound), *rest)
 

@@ -1,7 +1,7 @@
-"""Attributes of objects whose class, in C, has a way of its own to read and to store them.
+"""Attributes of objects whose C class implements its own attribute access.
 
-Neither their `__dict__` nor their class says what they have. What is known is done as they do it: `threading.local` keeps a
-dictionary for each thread. Of other objects from outside nothing is read or stored; those that the trace made are asked.
+Neither the instance dictionary nor the class determines these attributes. `threading.local`, with one dictionary per thread,
+is implemented. Other environment objects are refused; objects created by the trace are accessed natively.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason, ReasonKi
 
 
 def load_by_class(vm: VM, obj: object, name: str) -> object:
-    """`obj.name`. Raises AttributeError as the object would, Unsupported where that is not known."""
+    """`obj.name`. Raises AttributeError as the object would, Unsupported if that is unknown."""
     if isinstance(obj, threading.local) and id(obj) in vm.env.sources:
         return _load_local(vm, obj, name)
     if not _is_made(vm, obj):
         raise _unknown(obj, name, "is read", UNSUPPORTED_CALL)
-    return wrap_values.fake(vm.env, vm.native(getattr, (obj, name)))
+    return wrap_values.fake(vm.env, vm.call_native(getattr, (obj, name)))
 
 
 def store_by_class(vm: VM, obj: object, name: str, value: object) -> None:
-    """`obj.name = value`. Raises what the object would, Unsupported where that is not known."""
+    """`obj.name = value`. Raises what the object would, Unsupported if that is unknown."""
     if isinstance(obj, threading.local) and id(obj) in vm.env.sources:
         return vm.store_item(_changeable(vm, obj, name), name, value)
     if not _is_made(vm, obj):
         raise _unknown(obj, name, "is set", UNSUPPORTED_EFFECT)
-    vm.native(setattr, (obj, name, value))
+    vm.call_native(setattr, (obj, name, value))
     return None
 
 
 def delete_by_class(vm: VM, obj: object, name: str) -> None:
-    """`del obj.name`. Raises what the object would, Unsupported where that is not known."""
+    """`del obj.name`. Raises what the object would, Unsupported if that is unknown."""
     if not isinstance(obj, threading.local) or id(obj) not in vm.env.sources:
         if not _is_made(vm, obj):
             raise _unknown(obj, name, "is deleted", UNSUPPORTED_EFFECT)
-        vm.native(delattr, (obj, name))
+        vm.call_native(delattr, (obj, name))
         return
     own = _changeable(vm, obj, name)
     if not vm.contains(name, own):
@@ -55,7 +55,7 @@ def delete_by_class(vm: VM, obj: object, name: str) -> None:
 
 
 def _is_made(vm: VM, obj: object) -> bool:
-    """Whether the trace made the object, and it stands for no other."""
+    """Whether the trace created the object and it is not a proxy of another one."""
     return id(obj) not in vm.env.sources and type(obj) not in _FORWARDING
 
 
@@ -63,7 +63,7 @@ _FORWARDING = (weakref.ProxyType, weakref.CallableProxyType)
 
 
 def _unknown(obj: object, name: str, done: str, kind: ReasonKind) -> Unsupported:
-    what = f"attribute {name!r} of a {type(obj).__qualname__} {done}, which has a way of its own to do that"
+    what = f"attribute {name!r} of a {type(obj).__qualname__} {done}, whose class implements its own attribute access"
     return Unsupported(Reason(kind, what))
 
 
@@ -90,10 +90,10 @@ def _load_local(vm: VM, obj: threading.local, name: str) -> object:
 
 
 def _thread_dict(vm: VM, obj: threading.local) -> dict[str, object]:
-    """The attributes that `obj` has on this thread: an environment object, which guards ask the object for."""
+    """The attribute dictionary of `obj` for this thread: an environment object whose source is a call."""
     if (
         vm.type_info(type(obj)).find("__init__")[0] is FUNCTION
-    ):  # would run on a thread that is new to the object
+    ):  # it would run on a thread that has not used the object
         raise _unknown(obj, "__dict__", "is read", UNSUPPORTED_CALL)
     read = vm.env.memo.of(obj).setdefault("__dict__", functools.partial(getattr, obj, "__dict__"))
     own: dict[str, object] = cast("Callable[[], dict[str, object]]", read)()
@@ -106,7 +106,7 @@ def _thread_dict(vm: VM, obj: threading.local) -> dict[str, object]:
 
 
 def _changeable(vm: VM, obj: threading.local, name: str) -> dict[str, object]:
-    """The dictionary in which `obj.name` is set or deleted. Raises Unsupported where a descriptor would do it."""
+    """The dictionary in which `obj.name` is stored or deleted. Raises Unsupported if a descriptor handles the name."""
     how = vm.type_info(type(obj)).find(name)[0]
     if how in DATA_LOADERS:
         raise _unknown(obj, name, "is set", UNSUPPORTED_EFFECT)

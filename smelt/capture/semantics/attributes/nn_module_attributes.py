@@ -1,8 +1,8 @@
-"""Parameters, buffers and submodules: the attributes that an `nn.Module` keeps in dictionaries of its own.
+"""Parameters, buffers and submodules: attributes in an `nn.Module`'s own dictionaries.
 
-`nn.Module.__getattr__` looks into three dictionaries (`MODULE_DICTS`) for what the instance's `__dict__` does not hold, and
-`nn.Module.__setattr__` chooses among them. The guard of such an attribute is made here: `load_entry` reads it at the source
-`("param", name)` of its module, and `guard_absent` says that a module has no attribute of a name.
+`nn.Module.__getattr__` searches three dictionaries (`MODULE_DICTS`) for names missing from the instance dictionary, and
+`nn.Module.__setattr__` selects one of them. This module creates the guards of such attributes: `load_entry` uses the source
+`("param", name)` of the module, and `guard_absent` guards that a module has no attribute of a name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Entries = dict[str, object]
 
 
 def load_entry(vm: VM, module: object, name: str, own: dict[str, object]) -> object:
-    """The parameter, buffer or submodule `name` of a module whose `__dict__` is `own`; MISSING if it has none."""
+    """The parameter, buffer or submodule `name` of a module whose `__dict__` is `own`; MISSING if there is none."""
     env = vm.env
     for key in MODULE_DICTS:
         entries = cast("_Entries | None", own.get(key))
@@ -46,7 +46,8 @@ def load_entry(vm: VM, module: object, name: str, own: dict[str, object]) -> obj
 
 
 def guard_absent(vm: VM, obj: object, name: str, own: dict[str, object]) -> None:
-    """An object from outside, whose `__dict__` is `own`, has no attribute `name`, in a module's dictionaries neither."""
+    """Guard that an environment object, whose `__dict__` is `own`, has no attribute `name`, including a module's
+    dictionaries."""
     source = vm.env.sources.get(id(obj))
     if source is None or not vm.env.log.was_absent(obj, name):
         return
@@ -61,13 +62,13 @@ def belongs_in_dicts(vm: VM, module: nn.Module, name: str, value: object) -> boo
 
 
 def store_entry(vm: VM, module: nn.Module, name: str, value: object) -> None:
-    """What `nn.Module.__setattr__` does where `belongs_in_dicts`."""
+    """`nn.Module.__setattr__` if `belongs_in_dicts`."""
     with DisableTorchFunction():
         _changed(vm, module, lambda it: MODULE_SETATTR(it, name, cast("torch.Tensor | nn.Module", value)))
 
 
 def delete_entry(vm: VM, module: nn.Module, name: str) -> bool:
-    """What `nn.Module.__delattr__` does for a name in one of the module's dictionaries; False for any other name."""
+    """`nn.Module.__delattr__` for a name in one of the module's dictionaries; False for other names."""
     if not _is_held(vm, module, name):
         return False
     _changed(vm, module, lambda it: nn.Module.__delattr__(it, name))
@@ -75,8 +76,8 @@ def delete_entry(vm: VM, module: nn.Module, name: str) -> bool:
 
 
 def _changed(vm: VM, module: nn.Module, change: Callable[[nn.Module], None]) -> None:
-    """Torch's own code changes the dictionaries of `module`. In place of an outside module it is given another one, whose
-    dictionaries are those of the overlay."""
+    """Let torch's own code change the dictionaries of `module`. For an environment module it receives a substitute module
+    with the overlay's dictionaries."""
     if id(module) not in vm.env.sources:
         return change(module)
     overlay, own = vm.env.overlay, vm.env.overlay.own(module)
@@ -88,11 +89,13 @@ def _changed(vm: VM, module: nn.Module, change: Callable[[nn.Module], None]) -> 
     vm.env.memo.by_id.pop(id(module), None)
     own = overlay.own(module)
     assert own is not None
-    stand_in = nn.Module.__new__(nn.Module)
+    substitute = nn.Module.__new__(nn.Module)
     held = {k: overlay.now(v) if k in _HELD else v for k, v in own.items()}
-    object.__setattr__(stand_in, "__dict__", held)
-    change(stand_in)
-    for key in [k for k in own if k not in held]:  # what is a parameter now is no plain attribute any more
+    object.__setattr__(substitute, "__dict__", held)
+    change(substitute)
+    for key in [
+        k for k in own if k not in held
+    ]:  # a name that became a parameter is no longer a plain attribute
         del own[key]
 
 

@@ -1,4 +1,4 @@
-"""Setting and deleting an attribute."""
+"""Attribute stores and deletions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def store_attr(vm: VM, obj: object, name: str, value: object) -> None:
     """`obj.name = value`."""
     cls = type(obj)
     if type(obj) is FakeTensor:
-        vm.frames.tail = None
+        vm.frames.call_site = None
         return store_tensor_attr(vm, obj, name, value)
     if isinstance(obj, torch.Tensor) and id(obj) in vm.env.sources:
         raise Unsupported(
@@ -56,7 +56,7 @@ def store_attr(vm: VM, obj: object, name: str, value: object) -> None:
     info = vm.type_info(cls)
     vm.env.facts.use_class(cls)
     if info.stores_own:
-        vm.frames.tail = None
+        vm.frames.call_site = None
         store_by_class(vm, obj, name, value)
     elif info.setattr is not None and info.setattr is not nn_module_attributes.MODULE_SETATTR:
         vm.call(info.setattr, (obj, name, value), {})
@@ -81,7 +81,7 @@ def store_generic(vm: VM, obj: object, name: str, value: object) -> None:
 
 
 def _check_undoable(vm: VM, obj: object, name: str) -> None:
-    """Raises Unsupported where a field of an environment object is about to change that the overlay does not know."""
+    """Raise Unsupported before a field of an environment object changes that the overlay does not track."""
     if id(obj) in vm.env.sources and name not in _UNDONE and name not in slot_names(type(obj)):
         what = f"attribute {name!r} of a {type(obj).__qualname__} changes"
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, what))
@@ -94,7 +94,7 @@ def store_in_module(vm: VM, obj: nn.Module, name: str, value: object) -> None:
     """`nn.Module.__setattr__`."""
     how = vm.type_info(type(obj)).find(name)[0]
     if nn_module_attributes.belongs_in_dicts(vm, obj, name, value):
-        vm.frames.tail = None
+        vm.frames.call_site = None
         nn_module_attributes.store_entry(vm, obj, name, value)
     elif how is PROPERTY:
         store_generic(vm, obj, name, value)
@@ -103,7 +103,7 @@ def store_in_module(vm: VM, obj: nn.Module, name: str, value: object) -> None:
 
 
 def _store_named(vm: VM, owner: object, name: str, value: object) -> None:
-    """An attribute of a class, module or function."""
+    """Store an attribute of a class, module or function."""
     meta_setattr = vm.type_info(type(owner)).setattr
     is_class = isinstance(owner, type)
     if type(meta_setattr) is FunctionType and (
@@ -116,7 +116,7 @@ def _store_named(vm: VM, owner: object, name: str, value: object) -> None:
 
 
 def _check_metaclass(owner: object, name: str) -> None:
-    """Raises Unsupported for a class whose metaclass, of C, stores or deletes attributes in a way of its own."""
+    """Raise Unsupported for a class whose C metaclass implements its own attribute stores or deletions."""
     found = type_find(type(owner), name)
     if isinstance(owner, type) and not isinstance(found, FunctionType) and found is not getattr(type, name):
         meta = type(owner).__qualname__
@@ -126,7 +126,7 @@ def _check_metaclass(owner: object, name: str) -> None:
 
 
 def store_named(vm: VM, owner: object, name: str, value: object) -> None:
-    """`type.__setattr__` and its like."""
+    """`type.__setattr__` and its equivalents for modules and functions."""
     env = vm.env
     if isinstance(owner, types.ModuleType) and (
         is_native_module(module_name(owner)) or type_find(type(owner), name) is not MISSING
@@ -157,7 +157,8 @@ def _check_plain(owner: object, name: str) -> None:
 
 
 def _touch_class(vm: VM, owner: type, name: str) -> None:
-    """Before an attribute of an outside class changes. Raises Unsupported for one that native code may read."""
+    """Prepare a change of an environment class's attribute. Raises Unsupported for an attribute that native code may
+    read."""
     env = vm.env
     if vm.type_info(type(owner)).find(name)[0] in DATA_LOADERS or is_native_module(owner.__module__):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{name} of class {owner.__qualname__} changes"))
@@ -183,7 +184,7 @@ def delete_attr(vm: VM, obj: object, name: str) -> None:
     if isinstance(obj, (type, types.ModuleType)) or type(obj) is FunctionType:
         return _delete_named(vm, obj, name)
     if info.stores_own:
-        vm.frames.tail = None
+        vm.frames.call_site = None
         return delete_by_class(vm, obj, name)
     how, found, _ = info.find(name)
     if how is NATIVE_DATA:
@@ -193,15 +194,15 @@ def delete_attr(vm: VM, obj: object, name: str) -> None:
     if how is PYTHON_DATA:
         vm.call_function(cast(FunctionType, descriptor_method(vm, found, "__delete__")), (found, obj))
         return
-    vm.frames.tail = None
+    vm.frames.call_site = None
     if id(obj) not in vm.env.sources:
-        vm.native(delattr, (obj, name))
+        vm.call_native(delattr, (obj, name))
     elif not (info.is_module and nn_module_attributes.delete_entry(vm, cast(nn.Module, obj), name)):
         set_instance(vm, obj, name, MISSING)
 
 
 def _delete_named(vm: VM, owner: object, name: str) -> None:
-    vm.frames.tail = None
+    vm.frames.call_site = None
     if isinstance(owner, types.ModuleType):
         load_from_module(vm, owner, name)
         return scopes.delete_global(vm, module_dict(owner), name)

@@ -1,4 +1,4 @@
-"""Attributes of tensors: metadata from the fake, what a tensor from outside holds besides from the real one."""
+"""Attributes of tensors: metadata from the fake, other state of an environment tensor from the real one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from smelt.tracing.record.torch_function_handlers import is_handled, overridable
 
 
 def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
-    """`tensor.name`. Raises AttributeError in the words of the class that the user sees."""
+    """`tensor.name`. An AttributeError names the class that the user sees."""
     if tensor.subclass is not None or vm.trace.call.modes:
         asked = _asked_member(vm, tensor, name, "__get__")
         if asked is not None:
@@ -47,7 +47,7 @@ def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
             f"Tensor.{name} inside of a reentrant checkpoint, whose forward eager runs without gradients"
         )
     if name in TENSOR_STATE:
-        vm.trace.copies.note_asked(tensor)
+        vm.trace.copies.record_query(tensor)
     if real is not None and name in TENSOR_STATE:
         return TENSOR_STATE[name](vm, tensor, real, name)
     if real is not None and name in real.__dict__:
@@ -62,7 +62,7 @@ def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
 
 
 def _asked_member(vm: VM, tensor: FakeTensor, name: str, method: str) -> Callable[..., object] | None:
-    """The function, `__get__` or `__set__` of C's member `name`, about which torch asks handlers; else None."""
+    """`__get__` or `__set__` of the C member `name` if torch dispatches it to handlers, else None."""
     if not is_handled(vm.trace.call, (tensor,)):
         return None
     if vm.type_info(tensor.subclass or torch.Tensor).find(name)[2] not in PLAIN_MROS:
@@ -71,7 +71,7 @@ def _asked_member(vm: VM, tensor: FakeTensor, name: str, method: str) -> Callabl
 
 
 def load_of_class(vm: VM, tensor: FakeTensor, subclass: type, name: str) -> object:
-    """What the subclass that a fake is seen as of has under `name`, or the tensor itself."""
+    """Attribute `name` of the subclass that a fake represents, or of the tensor itself."""
     vm.env.facts.use_class(subclass)
     how, found, owner = vm.type_info(subclass).find(name)
     if how is PROPERTY:
@@ -96,9 +96,9 @@ PLAIN_MROS = (None, *dict.fromkeys(base for cls in PLAIN_TYPES for base in cls._
 
 
 def tensor_member(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> object:
-    """What a tensor from outside holds besides its metadata, guarded as an attribute of any other object."""
+    """State of an environment tensor other than its metadata, guarded as an attribute of any other object."""
     with DisableTorchFunction(), DisableTorchDispatch(), warnings.catch_warnings():
-        # in eager once
+        # eager warns once
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
         value = getattr(real, name)
     return wrap_values.wrap(vm.env, value, vm.env.sources.known(tensor).child("member", name))
@@ -116,12 +116,12 @@ def _tensor_is_leaf(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -
 
 
 def _tensor_retains(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> object:
-    read = _tensor_refused if vm.trace.autograd.restated else tensor_member
+    read = _tensor_refused if vm.trace.autograd.flag_calls else tensor_member
     return read(vm, tensor, real, name)
 
 
 def _tensor_history(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> object:
-    """None can be guarded; what is not None is of another graph."""
+    """None can be guarded; anything else belongs to another autograd graph."""
     if getattr(real, name) is None and not (vm.trace.writes.happened and tensor.requires_grad):
         return tensor_member(vm, tensor, real, name)
     return _tensor_refused(vm, tensor, real, name)
@@ -131,7 +131,7 @@ def _tensor_refused(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -
     raise Unsupported(Reason(UNSUPPORTED_CALL, f"Tensor.{name} of a tensor from outside"))
 
 
-# What says whether a tensor was computed with gradients.
+# Attributes that depend on whether a tensor was computed with gradients.
 OF_HISTORY = frozenset(
     (
         "requires_grad",
@@ -145,7 +145,7 @@ OF_HISTORY = frozenset(
     )
 )
 
-# Attributes of tensors that guards of their metadata do not cover.
+# Tensor attributes that metadata guards do not cover.
 TENSOR_STATE: dict[str, Callable[[VM, FakeTensor, torch.Tensor, str], object]] = {
     "grad": _tensor_grad,
     "is_leaf": _tensor_is_leaf,
@@ -164,7 +164,7 @@ TENSOR_STATE: dict[str, Callable[[VM, FakeTensor, torch.Tensor, str], object]] =
 
 
 def shape_of(tensor: FakeTensor) -> torch.Size:
-    """`tensor.shape`, in which sizes may be symbolic."""
+    """`tensor.shape`, with symbolic sizes."""
     return torch.Size(fake_shape(tensor))
 
 
@@ -184,7 +184,7 @@ TENSOR_FAST: dict[str, Callable[[FakeTensor], object]] = {
 
 
 def store_tensor_attr(vm: VM, tensor: FakeTensor, name: str, value: object) -> None:
-    """`tensor.name = value`. Raises Unsupported for an attribute of torch's on a tensor from outside."""
+    """`tensor.name = value`. Raises Unsupported for one of torch's attributes on an environment tensor."""
     if tensor.subclass is not None or vm.trace.call.modes:
         asked = _asked_member(vm, tensor, name, "__set__")
         if asked is not None:

@@ -1,1 +1,1 @@
-"""Calls, by the kind of the callable."""
+"""Calls, by the type of the callable."""

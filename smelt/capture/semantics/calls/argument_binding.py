@@ -1,4 +1,4 @@
-"""Arguments to slots of a frame, as CPython binds them (`initialize_locals` in Python/ceval.c), with its error messages."""
+"""Binding of arguments to frame slots as in CPython (`initialize_locals` in Python/ceval.c), with its error messages."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ VARARGS, VARKEYWORDS = 4, 8  # CO_VARARGS and CO_VARKEYWORDS of `co_flags`
 
 
 def parameters(code: CodeType) -> tuple[str, ...]:
-    """The names of the argument slots of a frame, in order: positional, keyword-only, *args, **kwargs."""
+    """Names of a frame's argument slots in order: positional, keyword-only, *args, **kwargs."""
     rest = bool(code.co_flags & VARARGS) + bool(code.co_flags & VARKEYWORDS)
     return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + rest]
 
 
 def arguments_text(code: CodeType, slots: Sequence[str]) -> list[str]:
-    """The arguments, as source, of a call with what is in the argument slots of a frame, which have these names."""
+    """Source text of the arguments of a call that passes on the argument slots of a frame; `slots` names the slots."""
     count, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
     rest = list(slots[named:])
     positional = [*slots[:count], *([f"*{rest.pop(0)}"] if code.co_flags & VARARGS else [])]
@@ -34,7 +34,7 @@ def arguments_text(code: CodeType, slots: Sequence[str]) -> list[str]:
 def bind(
     vm: VM, fn: FunctionType, code: Code, args: Sequence[object], kwargs: dict[str, object]
 ) -> list[object]:
-    """The slots of a frame of `fn` that is called with these arguments. Raises TypeError."""
+    """Slots of a new frame of `fn` for these arguments. Raises TypeError."""
     slots: list[object] = [NULL] * code.nlocals
     count, given = code.argcount, len(args)
     slots[: min(count, given)] = args[:count]
@@ -97,12 +97,12 @@ def _bind_defaults(vm: VM, fn: FunctionType, code: Code, slots: list[object]) ->
 def _default(
     vm: VM, fn: FunctionType, kind: Literal["default", "kwdefault"], key: object, value: object
 ) -> object:
-    """A default as a value of the machine."""
+    """A default argument as a VM value."""
     sources = vm.env.sources
     by_code = sources.is_by_code(fn)
     decided = (
         kind == "default" and not by_code
-    )  # by the guard on the function; those of keywords are a dictionary
+    )  # the guard on the function covers them; keyword defaults are a dictionary
     if id(fn) not in sources or (decided and type(value) in LEAF_TYPES):
         return value
     if by_code and kind == "default":
@@ -143,7 +143,7 @@ def _unexpected(fn: FunctionType, code: Code, name: str, kwargs: dict[str, objec
 
 
 def suggested(names: Sequence[str], name: str) -> str | None:
-    """The one of `names` that the interpreter takes `name` for; before 3.13 it makes no guess."""
+    """The name in `names` that CPython suggests for the unknown `name`; None before 3.13."""
     if not PY313:
         return None
     found: str | None = importlib.import_module("_suggestions")._generate_suggestions(list(names), name)
@@ -157,7 +157,7 @@ def _missing(fn: FunctionType, kind: str, names: list[str]) -> str:
 
 
 def function_text(fn: object) -> str:
-    """How messages about an expanded call name what is called (`_PyObject_FunctionStr`)."""
+    """Name of a callable in messages about calls with `*` or `**` (`_PyObject_FunctionStr`)."""
     name = getattr(fn, "__qualname__", None)
     if not isinstance(name, str):
         return str(fn)

@@ -1,6 +1,6 @@
-"""How many arguments builtins take: a handler of the VM is asked only what its builtin would accept.
+"""Arities of builtins. A VM handler runs only for arguments that the builtin accepts.
 
-With other arguments the builtin itself is called, to raise its own error.
+For other arguments the VM calls the builtin, which raises its own error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from smelt.capture.base.call_handlers import unsupported
 
 
 class Arity(NamedTuple):
-    """`most` positional arguments (None: any number), at least `least` arguments in all; None for `names`: any keyword."""
+    """At most `most` positional arguments (None: any number), at least `least` arguments in total, keywords in `names`
+    (None: any)."""
 
     least: int
     most: int | None
@@ -30,7 +31,7 @@ def _names(*names: str) -> frozenset[str]:
     return frozenset(names)
 
 
-# Of builtins that have no signature.
+# Builtins without a signature.
 _KNOWN: dict[Any, Arity] = {
     getattr: Arity(2, 3),
     next: Arity(1, 2),
@@ -81,8 +82,8 @@ _of: dict[Any, Arity] = {}
 
 
 def note(callables: Iterable[Callable[..., object]]) -> None:
-    """Notes the arity of builtins, where it can be told. Done when smelt is imported: later the user's code may have
-    replaced a builtin that `inspect` itself uses."""
+    """Record the arity of builtins that have a known signature. Runs when smelt is imported: later, user code may have
+    replaced a builtin that `inspect` uses."""
     for fn in callables:
         found = _KNOWN.get(fn) or _signature(fn)
         if found is not None:
@@ -107,7 +108,7 @@ def _signature(fn: Callable[..., object]) -> Arity | None:
 
 
 def accepts(fn: object, args: Sequence[object], kwargs: dict[str, object]) -> bool:
-    """Whether the builtin `fn` may be called with so many arguments and these keywords."""
+    """Whether the builtin `fn` accepts this number of arguments and these keywords."""
     arity = _of.get(fn)
     if arity is None:
         return True
@@ -118,6 +119,6 @@ def accepts(fn: object, args: Sequence[object], kwargs: dict[str, object]) -> bo
 
 
 def misused(fn: Callable[..., object], args: Sequence[object], kwargs: dict[str, object]) -> NoReturn:
-    """The builtin raises its own error for arguments that it does not take."""
+    """Call the builtin with arguments that it does not accept, so that it raises its own error."""
     fn(*args, **kwargs)
     raise unsupported(f"{getattr(fn, '__name__', fn)} with {len(args)} arguments")

@@ -1,8 +1,8 @@
-"""Calls: what happens for each kind of callable, as the table `CALLERS` says.
+"""Calls, dispatched by the type of the callable (`CALLERS`).
 
-Functions of Python are carried out in `python_functions.py`, what runs natively in `native_calls.py`, classes in
-`class_construction.py`, `nn.Module`s in `nn_module_calls.py`. Here is what only leads to another callable: bound
-methods, partials, objects with `__call__`.
+`python_functions.py` executes Python functions, `native_calls.py` native calls, `class_construction.py` classes and
+`nn_module_calls.py` `nn.Module`s. This module has the callables that delegate to another callable: bound methods, partials,
+objects with `__call__`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _module_call = nn.Module.__call__
 
 
 def call(vm: VM, fn: object, args: Args, kwargs: Kwargs) -> object:
-    """`fn(*args, **kwargs)`, as the table `CALLERS` says for the type of `fn`."""
+    """`fn(*args, **kwargs)`, dispatched by the type of `fn`."""
     caller = CALLERS.get(type(fn))
     if caller is not None:
         return caller(vm, fn, args, kwargs)
@@ -52,7 +52,7 @@ def call(vm: VM, fn: object, args: Args, kwargs: Kwargs) -> object:
 
 
 def call_method(vm: VM, fn: MethodType, args: Args, kwargs: Kwargs) -> object:
-    """The call of a bound method: of its function, with the object that it is bound to in front."""
+    """Call of a bound method: of its function, with the bound object prepended."""
     if id(fn) in vm.env.sources:
         function, owner = (attributes.bound_part(vm, fn, n) for n in ("__func__", "__self__"))
     else:
@@ -61,7 +61,7 @@ def call_method(vm: VM, fn: MethodType, args: Args, kwargs: Kwargs) -> object:
 
 
 def call_partial(vm: VM, fn: functools.partial[object], args: Args, kwargs: Kwargs) -> object:
-    """`functools.partial(...)(...)`; what an outside one holds is guarded."""
+    """`functools.partial(...)(...)`. The contents of an environment partial are guarded."""
     target, bound, keywords = attributes.partial_parts(vm, fn)
     places = sum(a is attributes.PLACEHOLDER for a in bound)
     if len(args) < places:
@@ -76,7 +76,7 @@ def call_getter(
     vm: VM, fn: operator.attrgetter[object] | operator.itemgetter[object], args: Args, kwargs: Kwargs
 ) -> object:
     """`operator.attrgetter(...)(obj)` and `operator.itemgetter(...)(obj)`."""
-    vm.frames.tail = None
+    vm.frames.call_site = None
     vm.env.facts.use_content(fn)
     parts = fn.__reduce__()[1]
     (obj,) = args
@@ -92,7 +92,7 @@ def call_getter(
 
 def call_methodcaller(vm: VM, fn: operator.methodcaller, args: Args, kwargs: Kwargs) -> object:
     """`operator.methodcaller(...)(obj)`."""
-    vm.frames.tail = None
+    vm.frames.call_site = None
     vm.env.facts.use_content(fn)
     (obj,) = args
     made, bound = cast("tuple[object, tuple[str, ...]]", fn.__reduce__())
@@ -102,8 +102,8 @@ def call_methodcaller(vm: VM, fn: operator.methodcaller, args: Args, kwargs: Kwa
 
 
 def call_alias(vm: VM, fn: types.GenericAlias, args: Args, kwargs: Kwargs) -> object:
-    """`C[int](...)`: an instance of the class, which is told what made it where it can hold that."""
-    vm.frames.tail = None
+    """`C[int](...)`: an instance of the class, with the alias as its `__orig_class__` if it can store it."""
+    vm.frames.call_site = None
     made = call(vm, attributes.load_attr(vm, fn, "__origin__"), args, kwargs)
     with contextlib.suppress(AttributeError, TypeError):
         attributes.store_attr(vm, made, "__orig_class__", fn)
@@ -111,7 +111,7 @@ def call_alias(vm: VM, fn: types.GenericAlias, args: Args, kwargs: Kwargs) -> ob
 
 
 def call_object(vm: VM, obj: object, args: Args, kwargs: Kwargs) -> object:
-    """The call of an instance: of the `__call__` of its class. Raises TypeError where it has none."""
+    """Call of an instance through the `__call__` of its class. Raises TypeError if there is none."""
     how, found, _ = vm.type_info(type(obj)).find("__call__")
     vm.env.facts.use_class(type(obj))
     if isinstance(obj, torch.jit.ScriptModule):
@@ -128,15 +128,15 @@ def call_object(vm: VM, obj: object, args: Args, kwargs: Kwargs) -> object:
     if how is ABSENT:
         raise TypeError(f"{vm.class_of(obj).__name__!r} object is not callable")
     if how is not NON_DATA:
-        tail = vm.frames.take_tail()
+        call_site = vm.frames.take_call_site()
         found = attributes.load_attr(vm, obj, "__call__")
-        vm.frames.tail = tail
+        vm.frames.call_site = call_site
         return call(vm, found, args, kwargs)
     kind = (type(obj).__module__, type(obj).__name__)
     if kind[0].startswith("torch") or type(obj) in PURE_TYPES or kind in _NUMPY_FUNCTIONS:
         return run_native(vm, cast("Callable[..., object]", obj), args, kwargs)
     if kind[1] == "cython_function_or_method" and obj.__module__ in CYTHON_FUNCTIONS:
-        vm.frames.tail = None
+        vm.frames.call_site = None
         return CYTHON_FUNCTIONS[obj.__module__](vm, obj, args, kwargs)
     raise unsupported(f"calling a {type(obj).__qualname__}")
 

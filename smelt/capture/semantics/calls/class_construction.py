@@ -1,4 +1,4 @@
-"""`cls(...)`: how classes are instantiated, with `__new__` and `__init__` each carried out where it is written."""
+"""`cls(...)`: class instantiation. `__new__` and `__init__` are each interpreted or run natively."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from smelt.capture.base.call_handlers import BUILTINS, Args, Kwargs, unsupported
 from smelt.capture.base.native_functions import refusal, runs_natively, setting
 from smelt.capture.base.type_lookup import ABSENT, FUNCTION
 from smelt.capture.base.value_kinds import CONTAINER_BASES, FunctionType, MethodType
-from smelt.capture.base.vm_frames import through
+from smelt.capture.base.vm_frames import with_result_handler
 from smelt.capture.semantics import result_polyfills
 from smelt.capture.semantics.calls.arity import accepts, misused
 from smelt.capture.semantics.calls.native_calls import at_home, run_native
@@ -26,8 +26,8 @@ from smelt.reasons import TENSOR_SUBCLASS, Reason
 
 
 def construct(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
-    """`cls(*args, **kwargs)`: a handler, the `__call__` of a metaclass, or what `type.__call__` does."""
-    tail = vm.frames.take_tail()
+    """`cls(*args, **kwargs)` by a handler, by the `__call__` of a metaclass, or as `type.__call__`."""
+    call_site = vm.frames.take_call_site()
     handler = BUILTINS.get(cls)
     if handler is not None:
         return handler(vm, args, kwargs) if accepts(cls, args, kwargs) else misused(cls, args, kwargs)
@@ -37,19 +37,19 @@ def construct(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
         if how is FUNCTION:
             if isinstance(cls, enum.EnumMeta) or runs_natively(found):
                 return at_home(vm, run_native(vm, cls, args, kwargs))
-            vm.frames.tail = tail
+            vm.frames.call_site = call_site
             return call_function(vm, found, (cls, *args), kwargs)
     if cls.__module__ == "typing":
         return at_home(vm, instantiate(vm, cls, args, kwargs))
-    vm.frames.tail = tail
+    vm.frames.call_site = call_site
     return instantiate(vm, cls, args, kwargs)
 
 
 def instantiate(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
-    """What `type.__call__` does: `__new__`, then `__init__`."""
-    tail = vm.frames.take_tail()
+    """`type.__call__`: `__new__`, then `__init__`."""
+    call_site = vm.frames.take_call_site()
     if not _is_users(cls):
-        tail = None
+        call_site = None
     info = vm.type_info(cls)
     refused = setting(cls)
     if refused is not None and not _is_interpreted(*info.find("__init__")[:2]):
@@ -66,7 +66,9 @@ def instantiate(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
     if type(new) is FunctionType:
         if runs_natively(new):
             return run_native(vm, _made_by(vm, cls), args, kwargs)
-        vm.frames.tail = through(tail, result_polyfills.created, cls, tuple(args), kwargs)
+        vm.frames.call_site = with_result_handler(
+            call_site, result_polyfills.created, cls, tuple(args), kwargs
+        )
         obj = call_function(vm, new, (cls, *args), kwargs)
         if not isinstance(obj, cls):
             return obj
@@ -77,25 +79,25 @@ def instantiate(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
     else:
         return _construct_native(vm, cls, args, kwargs)
     if python_init:
-        vm.frames.tail = through(tail, result_polyfills.initialized, obj)
+        vm.frames.call_site = with_result_handler(call_site, result_polyfills.initialized, obj)
         result = call_function(vm, init, (obj, *args), kwargs)
         if result is not None:
             raise TypeError(f"__init__() should return None, not {vm.class_of(result).__name__!r}")
     elif init is not object.__init__:
-        vm.native(init, (obj, *args), kwargs)
+        vm.call_native(init, (obj, *args), kwargs)
     return obj
 
 
 def _made_by(vm: VM, cls: type) -> Callable[..., object]:
-    """What makes an instance of `cls` natively. The `__call__` of its metaclass has been called."""
+    """A native callable that creates an instance of `cls`. The metaclass's `__call__` has already run."""
     if type(cls) is not type and vm.type_info(type(cls)).find("__call__")[0] is FUNCTION:
         return functools.partial(type.__call__, cls)
     return cls
 
 
 def _is_users(cls: type) -> bool:
-    """Whether a graph may break while an instance of `cls` is made: it is the user's, and what it inherits from C knows to
-    go on. There is nothing to be compiled in the constructors of the library."""
+    """Whether a graph may break while `cls` is instantiated: it is a user class whose C bases support it. Library
+    constructors contain nothing to compile."""
     root = cls.__module__.partition(".")[0]
     if root == "torch" or root in sys.stdlib_module_names:
         return False
@@ -103,12 +105,12 @@ def _is_users(cls: type) -> bool:
 
 
 def _is_interpreted(how: object, init: object) -> bool:
-    """Whether an `__init__` is code that the machine runs, which sees itself what that changes."""
+    """Whether the VM interprets this `__init__` and so observes its effects."""
     return how is FUNCTION and type(init) is FunctionType and not runs_natively(init)
 
 
 def _is_given_functions(args: Args, kwargs: Kwargs) -> bool:
-    """Whether an `__init__` that runs natively is given a function, which it may call."""
+    """Whether a native `__init__` receives a function, which it may call."""
     return any(type(a) in (FunctionType, MethodType) for a in (*args, *kwargs.values()))
 
 
@@ -117,17 +119,17 @@ def _new_object(vm: VM, cls: type, new: Callable[..., object], args: Args, kwarg
         return BUILTINS[new](vm, (cls, *args), kwargs)
     if new is object.__new__ or issubclass(cls, (dict, list, set)):
         return new(cls)
-    return vm.native(new, (cls, *args), kwargs)
+    return vm.call_native(new, (cls, *args), kwargs)
 
 
 def _construct_native(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
-    """The instance of a class whose `__new__` and `__init__` are both written in C."""
+    """An instance of a class whose `__new__` and `__init__` are both written in C."""
     if issubclass(cls, type) and cls.__new__ is type.__new__:
         return _new_object(vm, cls, type.__new__, args, kwargs)
     if issubclass(cls, CONTAINER_BASES) and args:
         args = [vm.iterable(args[0]), *args[1:]]
     if issubclass(cls, BaseException) or issubclass(cls, CONTAINER_BASES) or issubclass(cls, tuple):
-        return vm.native(_made_by(vm, cls), args, kwargs)
+        return vm.call_native(_made_by(vm, cls), args, kwargs)
     if issubclass(cls, torch.Tensor) and cls is not torch.Tensor:
         raise Unsupported(Reason(TENSOR_SUBCLASS, cls.__qualname__))
     refused = refusal(cls.__new__) if cls.__new__ is not object.__new__ else None

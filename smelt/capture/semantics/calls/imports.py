@@ -1,4 +1,4 @@
-"""Imports: the statement's and `__import__`'s. A module that is loaded is known by what `sys.modules` holds at each call."""
+"""The import statement and `__import__`. The source of a loaded module is its `sys.modules` entry."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from smelt.reasons import IMPORT, Reason
 def imported(
     vm: VM, name: str, scope: dict[str, object] | None, names: Sequence[str] | None, level: int
 ) -> object:
-    """`__import__(name, scope, None, names, level)`, for real. Raises Unsupported where the code of a module would run after
-    effects that wait."""
+    """Run `__import__(name, scope, None, names, level)`. Raises Unsupported if module code would run after deferred
+    effects."""
     if not level and name not in sys.modules and not vm.env.log.empty:
-        raise Unsupported(Reason(IMPORT, name))  # its code runs now, after what the function did before
+        raise Unsupported(Reason(IMPORT, name))  # the module's code runs now, before the deferred effects
     with vm.trace.paused():
         module = __import__(name, scope, None, names or (), level)
     held = name if names else name.partition(".")[0]
-    if sys.modules.get(held) is module:  # whatever is there at the next call
+    if sys.modules.get(held) is module:  # the entry at each call
         wrap_values.wrap(vm.env, module, vm.env.sources.const(sys.modules).child("item", held))
     vm.env.sources.known(module)
     return module
 
 
 def raise_missing(module: types.ModuleType, name: str) -> NoReturn:
-    """Raises the ImportError of `from module import name`, which says where the module lies."""
+    """Raise the ImportError of `from module import name`, whose message has the module's location."""
     shown = types.ModuleType(module.__name__)
     for attribute in ("__spec__", "__file__"):
         if attribute in vars(module):

@@ -1,8 +1,8 @@
-"""What library code that runs natively reads of globals, attributes and caches: guarded as if the VM had interpreted it.
+"""Guards for what native library code reads of globals, attributes and caches, as if the VM had interpreted it.
 
-`use_native` is for Python functions of torch: their code, their defaults, and the global names that they read (with the
-attributes of modules directly behind them), helpers of the same module included. `use_registrations` is for `isinstance` and
-`issubclass` with abstract classes and protocols, `cached_call` for what `functools.lru_cache` keeps.
+`use_native` covers Python functions of torch: code, defaults, and the global names they read (with module attributes read
+directly from them), including helpers in the same module. `use_registrations` covers `isinstance` and `issubclass` with
+abstract classes and protocols, `cached_call` the results in a `functools.lru_cache`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from smelt.errors import Unsupported
 from smelt.guards.source import Source
 from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_OBJECT, Reason
 from smelt.tracing.fake.fake_tensor import FakeTensor
-from smelt.tracing.symbolic.sym_numbers import plain
+from smelt.tracing.symbolic.sym_numbers import specialize
 
 Chain = tuple[str, ...]
 
@@ -59,7 +59,7 @@ _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 
 
 def chains_of(code: types.CodeType) -> tuple[Chain, ...]:
-    """The global names that `code` reads, each with the attributes that are read directly of it: `("torch", "relu")`."""
+    """Global names that `code` reads, each with the attributes read directly from it: `("torch", "relu")`."""
     found = _chains.get(code)
     if found is None:
         found = _chains[code] = tuple(dict.fromkeys(_read_chains(code)))
@@ -81,9 +81,9 @@ def _read_chains(code: types.CodeType) -> Iterator[Chain]:
 
 
 def use_native(env: Environment, fn: FunctionType) -> None:
-    """The trace depends on what the native Python function `fn` is and reads."""
+    """Guard what the native Python function `fn` is and reads."""
     if id(fn) in env.memo.natives or any(type(cell_value(c)) is VMCallable for c in fn.__closure__ or ()):
-        return  # one that native code has made around the program's own is no function from outside
+        return  # native code created it around a program function, so it is not an environment object
     env.memo.natives.add(id(fn))
     env.facts.use_function(fn)
     if not (fn.__module__ or "").startswith("torch"):
@@ -100,8 +100,8 @@ def use_native(env: Environment, fn: FunctionType) -> None:
 
 
 def use_state(vm: VM, args: Sequence[object]) -> None:
-    """Library code is about to read instances of its own classes (a Fraction, a string.Template) natively: guards what they
-    hold. Raises Unsupported for one that holds an array (a Polynomial): what an array holds is not guarded."""
+    """Guard the contents of library instances (a Fraction, a string.Template) that native library code is about to read.
+    Raises Unsupported for one that holds an array (a Polynomial), whose contents no guard checks."""
     pending = list(args)
     seen: set[int] = set()
     while pending:
@@ -110,10 +110,10 @@ def use_state(vm: VM, args: Sequence[object]) -> None:
             continue
         seen.add(id(value))
         own = vm.env.overlay.own(value)
-        if own is not None:  # what is not among them comes from the class
+        if own is not None:  # other names come from the class
             vm.env.facts.guard("keys", vm.env.sources[id(value)].child("dict", None), tuple(own))
         for name in (*(own or ()), *slot_names(type(value))):
-            read = plain(attributes.load_default(vm, value, name, MISSING))
+            read = specialize(attributes.load_default(vm, value, name, MISSING))
             if isinstance(read, (Array, np.ndarray)):
                 detail = f"native code reads an outside {type(value).__qualname__}"
                 raise Unsupported(Reason(UNSUPPORTED_OBJECT, detail))
@@ -123,7 +123,7 @@ def use_state(vm: VM, args: Sequence[object]) -> None:
 
 @cached_by_class
 def _is_library_class(cls: type) -> bool:
-    """Whether a class of a library, made by Python code, keeps what it knows in attributes, or a class inherits from it."""
+    """Whether `cls` is a library class in Python with its state in attributes, or inherits from one."""
     if not _native.made_by_python(cls) or issubclass(cls, (np.ndarray, logging.Filterer, logging.Manager)):
         return False
     return _is_of_library(cls) or any(_is_of_library(b) and _makes_instances(b) for b in cls.__mro__[1:])
@@ -135,7 +135,7 @@ def _is_of_library(cls: type) -> bool:
 
 
 def _makes_instances(cls: type) -> bool:
-    """Whether a class says how its instances begin: `abc.ABC` and what `typing` has to inherit from do not."""
+    """Whether a class defines how its instances are created; `abc.ABC` and the base classes in `typing` do not."""
     return cls.__module__ != "typing" and any(n in vars(cls) for n in ("__new__", "__init__"))
 
 
@@ -153,7 +153,7 @@ def _use_chain(env: Environment, fn: FunctionType, source: Source, value: object
 
 
 def use_signature(env: Environment, target: object) -> None:
-    """The trace depends on `inspect.signature(target)`."""
+    """Guard what `inspect.signature(target)` reads."""
     if isinstance(target, types.MethodType):
         return use_signature(env, target.__func__)
     if isinstance(target, functools.partial):
@@ -186,7 +186,7 @@ def use_signature(env: Environment, target: object) -> None:
 
 
 def use_registrations(vm: VM, obj: object, classes: object) -> None:
-    """`isinstance(obj, classes)` or `issubclass(obj, classes)` is about to be asked of abstract classes or protocols."""
+    """Guard `isinstance(obj, classes)` or `issubclass(obj, classes)` of abstract classes or protocols."""
     for cls in _flat(classes):
         vm.env.facts.use_class(cls)
         if not isinstance(cls, abc.ABCMeta):
@@ -208,7 +208,7 @@ def _flat(classes: object) -> Iterator[type]:
 
 
 def _use_members(vm: VM, obj: object, protocol: type) -> None:
-    """Which members of a protocol an object has."""
+    """Guard which members of a protocol the object has."""
     kind = type(obj)
     if kind in LEAF_TYPES or kind is FakeTensor:
         return
@@ -223,7 +223,7 @@ def _use_members(vm: VM, obj: object, protocol: type) -> None:
 
 
 class _Cached(Protocol):
-    """What `functools.lru_cache` makes."""
+    """Result of `functools.lru_cache`."""
 
     __wrapped__: Callable[..., object]
 
@@ -232,14 +232,16 @@ class _Cached(Protocol):
 
 
 class _Counter:
-    """Calls that captures made of cached functions, for the compiled frames, which then leave each out once."""
+    """Calls of cached functions that captures made. A compiled frame omits each of them once, so that the cache's statistics
+    match eager."""
 
     def __init__(self) -> None:
         self._made: weakref.WeakKeyDictionary[_Cached, dict[object, tuple[object, object]]]
         self._made = weakref.WeakKeyDictionary()
 
     def result(self, fn: _Cached, key: object, call: Callable[[], object]) -> object:
-        """What the entry `key` holds. `call()` calls `fn` for that, unless it was called and not left out yet."""
+        """Result in entry `key`. `call()` calls `fn` to create it, unless a capture has called `fn` and no compiled frame
+        has omitted that call yet."""
         cache = _cache_of(fn)
         entry, result = self._made.get(fn, {}).get(key, (MISSING, MISSING))
         if entry is not MISSING and cache.get(key, MISSING) is entry:
@@ -250,7 +252,7 @@ class _Counter:
         return result
 
     def target(self, fn: _Cached, key: object) -> Callable[..., object]:
-        """What a compiled frame calls, to have a call of `fn` counted."""
+        """Callable for the compiled frame that makes one counted call of `fn`."""
         return functools.partial(self._call, fn) if key in self._made.get(fn, ()) else fn
 
     def _call(self, fn: _Cached, /, *args: object, **kwargs: object) -> None:
@@ -262,11 +264,11 @@ _counter = _Counter()
 
 
 def cached_call(vm: VM, fn: _Cached, args: Sequence[object], kwargs: dict[str, object]) -> object:
-    """What the cached function `fn` returns, guarded by the entry of its cache; MISSING: it must be interpreted.
+    """Result of the cached function `fn`, guarded by its cache entry; MISSING if the VM must interpret the function.
 
-    As in eager the cache answers where it has an entry, however stale, and a call without one runs for real and makes it.
-    The compiled frame makes each call again, so that the cache counts it. Raises Unsupported where a tensor is the key, or
-    the cache may forget entries.
+    As in eager, an existing entry is used however stale, and a call without an entry runs and creates one. The compiled
+    frame repeats each call, so that the cache counts it. Raises Unsupported if an argument is a tensor or the cache may
+    evict entries.
     """
     values = (*args, *kwargs.values())
     if any(type(v) is FakeTensor for v in values):
@@ -283,9 +285,9 @@ def cached_call(vm: VM, fn: _Cached, args: Sequence[object], kwargs: dict[str, o
         with vm.trace.paused():
             try:
                 result = _counter.result(fn, key, lambda: fn(*args, **kwargs))
-            except Exception as e:  # nothing says what it depends on, and the next call raises anew
+            except Exception as e:  # its dependencies are unknown, and the next call raises again
                 raise Unsupported(Reason(UNSUPPORTED_CALL, f"{_name(fn)}, which is cached, raises")) from e
-    elif vm.env.log.changed:  # the compiled frame stores that after its calls
+    elif vm.env.log.changed:  # the compiled frame applies changes after its calls
         raise Unsupported(Reason(UNSUPPORTED_CALL, f"{_name(fn)} is cached, and called after changes"))
     else:
         return MISSING
@@ -297,7 +299,7 @@ def cached_call(vm: VM, fn: _Cached, args: Sequence[object], kwargs: dict[str, o
 
 
 class OwnEntry:
-    """The call of a cached function that makes an entry, and whether what the cache holds is that entry or none."""
+    """A call of a cached function that creates an entry, and the check that the cache has that entry or none."""
 
     def __init__(self, fn: _Cached, args: Sequence[object], kwargs: dict[str, object]) -> None:
         self._fn, self._cache, self._key = fn, _cache_of(fn), _key(fn, tuple(args), kwargs)
@@ -310,18 +312,18 @@ class OwnEntry:
             self._made = self._cache.get(self._key, MISSING)
 
     def holds(self) -> bool:
-        """Whether a call gives what it gave when the entry was made."""
+        """Whether a call returns the same result as when the entry was created."""
         found = self._cache.get(self._key, MISSING)
         return found is MISSING or found is self._made
 
 
 def has_entry(fn: _Cached, args: Sequence[object], kwargs: dict[str, object]) -> bool:
-    """Whether the cache of `fn` holds the result of this call, whose arguments no code of the user's compares."""
+    """Whether the cache of `fn` has an entry for this call. No user code compares the arguments."""
     return _key(fn, tuple(args), kwargs) in _cache_of(fn)
 
 
 def calls_for_real(vm: VM, fn: _Cached, args: Sequence[object], kwargs: dict[str, object]) -> bool:
-    """Whether `cached_call` would make a new entry."""
+    """Whether `cached_call` would create an entry."""
     if not all(is_key(vm, v) for v in (*args, *kwargs.values())):
         return False
     cache = _cache_of(fn)
@@ -329,7 +331,7 @@ def calls_for_real(vm: VM, fn: _Cached, args: Sequence[object], kwargs: dict[str
 
 
 def _is_small(fn: _Cached, cache: dict[object, object]) -> bool:
-    """Whether a new entry may soon displace another: which one, the order of all calls says."""
+    """Whether a new entry may soon evict another one. Which one depends on the order of all calls."""
     limit = fn.cache_parameters()["maxsize"]
     return isinstance(limit, int) and 2 * (len(cache) + 1) > limit
 
@@ -345,7 +347,7 @@ def _name(fn: _Cached) -> str:
 
 
 def is_key(vm: VM, value: object) -> bool:
-    """Whether `value` as a key of a cache is known: a constant, or an object from outside that is found by identity."""
+    """Whether `value` is stable as a cache key: a constant, or an environment object that is hashed by identity."""
     if is_constant(value) or is_identity(value):
         return not vm.env.sources.is_by_code(value)
     return has_identity_hash(value) and id(value) in vm.env.sources
@@ -360,14 +362,14 @@ def _guard_entry(vm: VM, fn: _Cached, cache: dict[object, object], key: object) 
 
 
 def _cache_of(fn: _Cached) -> dict[object, object]:
-    """The dictionary in which `functools.lru_cache` keeps results (or list elements that hold them)."""
-    referents = reversed(gc.get_referents(fn))  # behind the results, which may be dictionaries
+    """The dictionary in which `functools.lru_cache` stores results, or list elements that hold them."""
+    referents = reversed(gc.get_referents(fn))  # it comes after the results, which may be dictionaries
     return next(r for r in referents if type(r) is dict and r is not fn.__dict__)
 
 
 def _kept(fn: _Cached, cache: dict[object, object], key: object) -> object:
-    """The result that the cache keeps for `key`, read without a call that would count; MISSING if there is none. A cache
-    with a limit keeps list elements, of which the collector is told the key, the result and the class, one after another."""
+    """The cached result for `key`, read without a counted call; MISSING if there is none. A bounded cache stores list
+    elements, for which `gc.get_referents` reports the key, the result and the class in sequence."""
     entry = cache.get(key, MISSING)
     if entry is MISSING or fn.cache_parameters()["maxsize"] is None:
         return entry
@@ -378,7 +380,7 @@ def _kept(fn: _Cached, cache: dict[object, object], key: object) -> object:
 
 
 def _key(fn: _Cached, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-    """As Modules/_functoolsmodule.c makes it."""
+    """The cache key, as Modules/_functoolsmodule.c builds it."""
     typed = fn.cache_parameters()["typed"]
     if not typed and not kwargs:
         return args[0] if len(args) == 1 and type(args[0]) in (int, str) else args

@@ -1,4 +1,4 @@
-"""Calls of functions that `functools.lru_cache` caches."""
+"""Calls of `functools.lru_cache` functions."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
 from smelt.reasons import OUTPUT, UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
 from smelt.tracing.symbolic.numbers_in_containers import has_symbols
-from smelt.tracing.symbolic.sym_numbers import plain
-from smelt.tracing.symbolic.symbolic_ranges import settled
+from smelt.tracing.symbolic.sym_numbers import specialize
+from smelt.tracing.symbolic.symbolic_ranges import without_proxies
 
 
 def call_lru_cached(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kwargs: Kwargs) -> object:
-    """A call of a cached function. Its own cache answers and is guarded; where it cannot be, the function is interpreted."""
+    """Call of a cached function. The result in its cache is used and guarded; if that is impossible, the VM interprets the
+    function."""
     handler = FUNCTIONS.get(fn.__wrapped__)
     if handler is not None:
         return handler(vm, args, kwargs)
     if has_symbols((*args, *kwargs.values())) and _computes_again(fn.__module__ or ""):
         return vm.call(fn.__wrapped__, args, kwargs)
-    args = [settled(plain(a)) for a in args]
-    kwargs = {k: settled(plain(v)) for k, v in kwargs.items()}
+    args = [without_proxies(specialize(a)) for a in args]
+    kwargs = {k: without_proxies(specialize(v)) for k, v in kwargs.items()}
     source = vm.env.sources.get(id(fn))
-    if source is None and vm.env.sources.is_made_function(fn):  # and so is what it holds
-        return vm.native(fn, args, kwargs)
-    source = source or vm.env.sources.const(fn)  # a method, known by its class
+    if source is None and vm.env.sources.is_made_function(fn):  # and the function that it wraps
+        return vm.call_native(fn, args, kwargs)
+    source = source or vm.env.sources.const(fn)  # a method, guarded through its class
     wrap_values.wrap(vm.env, fn.__wrapped__, source.child("attr", "__wrapped__"))
     values = (*args, *kwargs.values())
     known = all(_is_key(a) for a in values) and not _makes_tensors(fn.__wrapped__)
@@ -57,24 +58,24 @@ def call_lru_cached(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args
 
 
 def _computes_again(module: str) -> bool:
-    """Whether cached functions of this module give the same again, for which nobody keeps them apart: einops computes
-    shapes from shapes."""
+    """Whether cached functions of this module return equal results whose identity does not matter; einops computes shapes
+    from shapes."""
     return is_native_module(module) or module.partition(".")[0] == "einops"
 
 
 def _refuse_effects(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kwargs: Kwargs) -> None:
-    """Raises Unsupported where the function does more than return something: then only the compiled frame calls it."""
-    vm.frames.tail = None
+    """Raise Unsupported if the function has effects: then only the compiled frame may call it."""
+    vm.frames.call_site = None
     log = vm.env.log
     calls, changed = len(log.calls), log.changed
-    log.calls.append(Call(fn, ()))  # cached functions that it calls are interpreted too
+    log.calls.append(Call(fn, ()))  # so that cached functions it calls are interpreted too
     try:
         vm.call(fn.__wrapped__, args, kwargs)
     except Unsupported:
         raise
     except Exception:
         del log.calls[calls:]
-        if log.changed == changed:  # the compiled frame has it raise again, for its counts
+        if log.changed == changed:  # the compiled frame repeats the call for the cache's statistics
             tried = functools.partial(_try, fn)
             vm.env.sources.const(tried)
             log.call(Count(tried, (*args, *kwargs.values()), tuple(kwargs)))
@@ -93,7 +94,7 @@ def _is_cached(target: object) -> bool:
     return isinstance(target, (functools._lru_cache_wrapper, functools.partial, library_reads.OwnEntry))
 
 
-# Names that say, where a cached function uses them, that it writes something.
+# Names whose use in a cached function means that it writes output.
 _OUTPUT = frozenset(
     (
         "print", "write", "warn", "warning", "warning_once", "warn_once", "debug", "info", "error", "critical", "log",
@@ -102,10 +103,10 @@ _OUTPUT = frozenset(
 
 
 def _call_again(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kwargs: Kwargs) -> object:
-    """The call of a cached function that has no entry yet, and prints or comes after something that does: the compiled frame
-    makes it for real, so that its cache counts it and decides whether anything is written. The entry must be absent again,
-    or the one that the compiled frame made. Raises Unsupported where the function does more."""
-    vm.frames.tail = None
+    """Call of a cached function without an entry that writes output or follows a call that does. The compiled frame makes
+    the call, so that its cache counts it and decides whether it writes. The entry must then be absent or be the one that the
+    compiled frame created. Raises Unsupported if the function has other effects."""
+    vm.frames.call_site = None
     log = vm.env.log
     calls, changed = len(log.calls), log.changed
     result = vm.call(fn.__wrapped__, args, kwargs)
@@ -120,7 +121,7 @@ def _call_again(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kw
 
 
 def _is_key(value: object) -> bool:
-    """Whether the compiled frame may hold `value` for good, to call the function with it."""
+    """Whether the compiled frame may hold `value` permanently as an argument of the call."""
     return (
         is_constant(value)
         or isinstance(value, (type, enum.Enum, FunctionType, types.ModuleType))

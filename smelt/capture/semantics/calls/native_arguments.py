@@ -1,5 +1,7 @@
-"""What native code is given: Python callables come back to the machine, and an environment object of C whose data native code
-could read unguarded is refused.
+"""Arguments of native code.
+
+Python callables are wrapped so that their calls return to the VM. Environment objects of C classes whose data native code
+could read without a guard are refused.
 """
 
 from __future__ import annotations
@@ -33,15 +35,15 @@ from smelt.tracing.fake.fake_tensor import FakeTensor
 
 
 def native_callable(vm: VM, fn: object) -> Callable[..., object]:
-    """`fn` as native code may call it: wrapped, so that the call comes back to the machine, where that has to make it."""
+    """`fn` as native code may call it, wrapped if the VM must execute the call."""
     if type(fn) is BuiltinType:
         return VMCallable(vm, fn) if has_effects(fn) else fn
     return VMCallable(vm, fn) if _is_python(vm, fn) else cast("Callable[..., object]", fn)
 
 
 def native_argument(vm: VM, value: object) -> object:
-    """`value` as an argument of native code: Python callables come back to the machine. Raises Unsupported for an outside
-    object of C that holds data (an array, a buffer): what native code reads from it could not be guarded."""
+    """`value` as an argument of native code; Python callables are wrapped. Raises Unsupported for an environment object of a
+    C class with data (an array, a buffer), whose reads cannot be guarded."""
     kind = type(value)
     if kind in (FunctionType, MethodType):
         return VMCallable(vm, value) if _is_python(vm, value) else value
@@ -54,7 +56,7 @@ def native_argument(vm: VM, value: object) -> object:
 
 
 def _is_python(vm: VM, fn: object) -> bool:
-    """Whether a call of `fn` is for the machine: it runs Python code of the user's, or has a handler."""
+    """Whether the VM must execute calls of `fn`: it runs user Python code or has a handler."""
     kind = type(fn)
     if type(fn) is FunctionType:
         return fn in FUNCTIONS or fn in REFUSED or not is_native_scope(fn.__globals__)
@@ -69,8 +71,8 @@ def _is_python(vm: VM, fn: object) -> bool:
 
 
 def has_effects(fn: BuiltinType) -> bool:
-    """Whether the machine must make the call of a C function that native code holds: the function has a handler, is refused,
-    or may change the object that it is bound to."""
+    """Whether the VM must execute a C function that native code holds: it has a handler, is refused, or may change the
+    object it is bound to."""
     if fn.__hash__ is None:
         return True
     owner = fn.__self__
@@ -84,7 +86,7 @@ def _is_constant_owner(owner: object) -> bool:
 
 
 def is_opaque(value: object) -> bool:
-    """Whether a value is an instance of a C class whose contents the VM cannot guard."""
+    """Whether `value` is an instance of a C class whose contents the VM cannot guard."""
     kind = type(value)
     if kind in LEAF_TYPES or kind in PURE_TYPES or kind in CALLERS or is_identity(value):
         return False
@@ -94,7 +96,7 @@ def is_opaque(value: object) -> bool:
 
 
 def _holds_data(cls: type) -> bool:
-    """Whether `cls`, a base of a class made by Python code, is a class of C with data of its own."""
+    """Whether `cls`, a base of a Python class, is a C class with data of its own."""
     return (
         cls is not object
         and not _native.made_by_python(cls)

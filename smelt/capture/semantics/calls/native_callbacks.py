@@ -1,9 +1,9 @@
-"""Windows: native calls during which Python functions that C code starts come back to the VM.
+"""Windows: native calls whose Python callbacks return to the VM.
 
-Containers, `repr`, `sorted` or `isinstance` call special methods of the user's classes. `native` finds out whether a call
-may do so, from the types of what it is given, and then makes it inside a window of the frame hook: `called_back` gets every
-Python function that native code starts, and has the VM interpret it. Calls on tensors, numbers and strings alone, which is
-nearly all, are made directly.
+Containers, `repr`, `sorted` and `isinstance` call special methods of user classes. `call_native` decides from the argument
+types whether a call may do so, and then runs it in a window of the frame hook: `call_from_native` receives every Python
+function that native code starts, and the VM interprets it. Calls on tensors, numbers and strings only, which are nearly
+all, run directly.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from smelt.capture.proxies.text_proxy import Text, Unreadable
 from smelt.capture.semantics import number_semantics
 from smelt.capture.semantics.calls.argument_binding import VARARGS, VARKEYWORDS
 from smelt.capture.semantics.values import numpy_errors
-from smelt.capture.vm.native_reachability import calls_back
+from smelt.capture.vm.native_reachability import may_call_python
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
 from smelt.graph.pytree import leaves
@@ -39,8 +39,8 @@ from smelt.reasons import (
 )
 from smelt.torch_private import pop_function_mode, pop_function_mode_temporarily, push_function_mode
 from smelt.tracing.fake.fake_tensor import FakeTensor, class_of_fake
-from smelt.tracing.symbolic.numbers_in_containers import plain_parts
-from smelt.tracing.symbolic.sym_numbers import NUMBERS, own, plain
+from smelt.tracing.symbolic.numbers_in_containers import specialize_nested
+from smelt.tracing.symbolic.sym_numbers import NUMBERS, specialize, wrap_symbolic
 
 R = TypeVar("R")
 
@@ -50,10 +50,11 @@ R = TypeVar("R")
 def native(
     vm: VM, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object] | None = None
 ) -> object:
-    """`fn(*args, **kwargs)` for a function of C, or a Python function that runs natively.
+    """`fn(*args, **kwargs)` for a C function, or a Python function that runs natively.
 
-    Raises what it raises, and Unsupported where Python code that it called could not be captured, whatever the
-    native code made of that error."""
+    Raises what `fn` raises, and Unsupported if capture failed in Python code that `fn` called, whatever native code did with
+    that error.
+    """
     if (fn is float or fn is int) and len(args) == 1 and not kwargs and type(args[0]) is FakeTensor:
         args = (number_semantics.in_tensor(vm, args[0]),)
     symbols = vm.trace.numbers.symbols
@@ -61,7 +62,7 @@ def native(
         result = number_semantics.native_call(fn, args, kwargs)
         if result is not NotImplemented:
             return result
-        args, kwargs = number_semantics.native_arguments(fn, args, kwargs, symbols.has_standins)
+        args, kwargs = number_semantics.native_arguments(fn, args, kwargs, symbols.has_proxies)
     if vm.env.opened.stale:
         container_contents.update_copies(vm.env)
     vm.env.facts.use_digits(*args)
@@ -75,28 +76,28 @@ def native(
 def _called(
     vm: VM, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object] | None
 ) -> object:
-    kinds = vm.classes.native_reach
+    kinds = vm.classes.native_reachability
     for value in args:
-        if kinds.get(type(value)) is not False and calls_back(kinds, value):
+        if kinds.get(type(value)) is not False and may_call_python(kinds, value):
             return in_window(vm, fn, args, kwargs)
-    if kwargs and any(calls_back(kinds, value) for value in kwargs.values()):
+    if kwargs and any(may_call_python(kinds, value) for value in kwargs.values()):
         return in_window(vm, fn, args, kwargs)
-    if type(fn) not in _UNBOUND and calls_back(kinds, fn):
+    if type(fn) not in _UNBOUND and may_call_python(kinds, fn):
         return in_window(vm, fn, args, kwargs)
     call = vm.trace.call
     asked, call.asks = call.asks, True
-    named = kwargs or call.take_no_keywords()
+    named = kwargs or call.consume_empty_kwargs()
     try:
         result = fn(*args) if named is None else fn(*args, **named)
     except Exception as e:
         vm.env.facts.use_digits(e)
-        refused = hidden_refusal(e)  # NumPy's C code makes other errors of a refusal
+        refused = hidden_refusal(e)  # NumPy's C code replaces a refusal by another error
         if vm.trace.writes.frozen and "read-only" in str(e):
             refused = Unsupported(
-                Reason(UNSUPPORTED_EFFECT, "a NumPy array is written that a tensor looks at")
+                Reason(UNSUPPORTED_EFFECT, "a NumPy array that shares memory with a tensor is written")
             )
         if refused is None and isinstance(e, TypeError) and has_scalar((args, kwargs)):
-            refused = Unsupported(Reason(DATA_DEPENDENT, "torch is given a NumPy scalar"))
+            refused = Unsupported(Reason(DATA_DEPENDENT, "a NumPy scalar is passed to torch"))
         if refused is not None:
             raise refused from e
         check_class_named(fn, e, (args, kwargs))
@@ -106,11 +107,11 @@ def _called(
     if vm.failure is not None:
         raise vm.failure
     vm.env.facts.use_digits(result)
-    return own(result)
+    return wrap_symbolic(result)
 
 
 _UNBOUND = (FunctionType, type)
-# Torch leaves a mode while it asks the mode's `__torch_function__`.
+# Torch pops a mode while it calls the mode's `__torch_function__`.
 _PROTOCOL: set[object] = {
     pop_function_mode_temporarily,
     pop_function_mode,
@@ -121,12 +122,12 @@ _PROTOCOL: set[object] = {
 def in_window(
     vm: VM, fn: Callable[..., R], args: Sequence[object], kwargs: Mapping[str, object] | None = None
 ) -> R:
-    """`fn(*args, **kwargs)` in a window. Raises what `native` does."""
+    """`fn(*args, **kwargs)` in a window. Raises as `call_native`."""
     for value in args:
         vm.env.facts.use_class(value if isinstance(value, type) else type(value))
         if type(value) is Text and not (isinstance(fn, type) and issubclass(fn, BaseException)):
             raise Unreadable(Reason(DATA_DEPENDENT, "native code reads the text of a tensor"))
-    return _diverted(vm, vm.called_back, fn, args, kwargs)
+    return _diverted(vm, vm.call_from_native, fn, args, kwargs)
 
 
 def _diverted(
@@ -136,10 +137,10 @@ def _diverted(
     args: Sequence[object],
     kwargs: Mapping[str, object] | None = None,
 ) -> R:
-    """`fn(*args, **kwargs)` in a window in which `callback` gets every Python function that native code starts."""
+    """`fn(*args, **kwargs)` in a window whose `callback` receives every Python function that native code starts."""
     call = vm.trace.call
     asked, call.asks = call.asks, True
-    named = kwargs or call.take_no_keywords()
+    named = kwargs or call.consume_empty_kwargs()
     try:
         result = _native.call_window(fn, tuple(args), None if named is None else dict(named), callback)
     except BaseException as e:
@@ -157,37 +158,39 @@ def _diverted(
 
 
 def check_class_named(fn: Callable[..., object], error: BaseException, given: object) -> None:
-    """Raises Unsupported where the text of an error may name the class of a fake, which is not that of the tensor."""
+    """Raise Unsupported if an error message may contain the class name of a fake whose tensor has another class."""
     if isinstance(error, (TypeError, AttributeError)) and FakeTensor.__name__ in str(error):
         if any(class_of_fake(fake) is not torch.Tensor for fake in leaves(given, FakeTensor)):
             name = getattr(fn, "__name__", type(fn).__name__)
             raise Unsupported(Reason(TENSOR_SUBCLASS, f"an error of {name}() that names a class")) from error
 
 
-def keyed(vm: VM, fn: Callable[..., object], obj: object, key: object, *rest: object) -> object:
-    """`fn(obj, key, *rest)` of a container. Only the key is hashed, and compared with keys of the same hash."""
+def native_lookup(vm: VM, fn: Callable[..., object], obj: object, key: object, *rest: object) -> object:
+    """`fn(obj, key, *rest)` of a container method that hashes only the key and compares it with keys of the same hash."""
     container, obj = obj, vm.env.overlay.now(obj)
     if vm.trace.numbers.symbols is not None:
-        key = plain_parts(key)
+        key = specialize_nested(key)
     vm.env.facts.use_nan(key)
     vm.env.facts.use_differences(key)
-    if vm.classes.native_reach.get(type(key)) is not False and calls_back(vm.classes.native_reach, key):
+    if vm.classes.native_reachability.get(type(key)) is not False and may_call_python(
+        vm.classes.native_reachability, key
+    ):
         try:
             return in_window(vm, fn, (obj, key, *rest))
         finally:
             environment_mutations.touched(vm.env, container)
     if vm.trace.call.modes and type(key) in (FakeTensor, slice) and not isinstance(container, (dict, set)):
-        return native(vm, fn, (obj, key, *rest))  # asks about `__index__`
+        return native(vm, fn, (obj, key, *rest))  # dispatches `__index__`
     if isinstance(container, (dict, set)):
         is_environment_object = id(container) in vm.env.sources
-        callback = functools.partial(_compared_outside, vm) if is_environment_object else vm.called_back
+        callback = functools.partial(_compared_outside, vm) if is_environment_object else vm.call_from_native
         return _diverted(vm, callback, fn, (obj, key, *rest))
     return fn(obj, key, *rest)
 
 
 def _compared_outside(vm: VM, fn: FunctionType, *slots: object) -> object:
-    """What the frame hook asks while a key is looked for in a container from outside: guards look for it again, and run no
-    code of the user's."""
+    """Frame hook callback during a lookup in an environment container. Guards repeat the lookup and must not run user
+    code."""
     if runs_natively(fn):
         return _native.NATIVELY
     error = Unsupported(Reason(UNSUPPORTED_OBJECT, f"keys are compared by {fn.__qualname__}"))
@@ -196,8 +199,8 @@ def _compared_outside(vm: VM, fn: FunctionType, *slots: object) -> object:
 
 
 def check_mode(vm: VM, manager: object) -> None:
-    """Raises Unsupported where `manager` is a mode of torch with a handler of the user's: torch would run that inside every
-    operator, where no window is."""
+    """Raise Unsupported if `manager` is a torch mode with a user handler: torch would run the handler inside every operator,
+    outside of any window."""
     for name in ("__torch_function__", "__torch_dispatch__"):
         found = vm.type_info(type(manager)).find(name)[1]
         found = getattr(found, "__func__", found)
@@ -208,9 +211,9 @@ def check_mode(vm: VM, manager: object) -> None:
             vm.contexts.under_modes = True
 
 
-def called_back(vm: VM, fn: FunctionType, *slots: object) -> object:
-    """What the frame hook asks in a window: native code starts `fn`, whose frame has these argument slots. Gives the result
-    of the call, or NATIVELY where the function is to run as it is."""
+def call_from_native(vm: VM, fn: FunctionType, *slots: object) -> object:
+    """Frame hook callback of a window: native code starts `fn`, whose frame has these argument slots. Returns the call's
+    result, or NATIVELY to run the function as it is."""
     name = fn.__globals__.get("__name__") or ""
     if name.startswith("smelt.") and name not in POLYFILLS:
         _native.skip(fn)
@@ -219,11 +222,11 @@ def called_back(vm: VM, fn: FunctionType, *slots: object) -> object:
         raise vm.failure
     if (
         fn in _PROTOCOL
-        or fn is vm.frames.natively
+        or fn is vm.frames.running_natively
         or (handler_of(fn) is None and fn not in REFUSED and runs_natively(fn))
     ):
         return _native.NATIVELY
-    if vm.classes.being_made:
+    if vm.classes.under_construction:
         _note_new_class(vm, slots)
     call = vm.trace.call
     asked, call.asks = call.asks, False
@@ -235,26 +238,26 @@ def called_back(vm: VM, fn: FunctionType, *slots: object) -> object:
         raise
     finally:
         call.asks = asked
-    return plain(result) if type(result) in NUMBERS and fn.__name__ in _EXACT else result
+    return specialize(result) if type(result) in NUMBERS and fn.__name__ in _EXACT else result
 
 
-# Special methods of which C code takes no stand-in for a number.
+# Special methods whose result C code requires to be a plain number.
 _EXACT = frozenset(
     ("__hash__", "__len__", "__length_hint__", "__index__", "__int__", "__float__", "__bool__")
 )
 
 
 def _note_new_class(vm: VM, slots: Sequence[object]) -> None:
-    """Notes a class that C code is making where it is first seen: in `__set_name__` or `__init_subclass__`, which run before
-    native code gives the class to its caller."""
+    """Record a class that C code is creating when it first appears: in `__set_name__` or `__init_subclass__`, which run
+    before native code returns the class."""
     for value in slots:
         if isinstance(value, type) and id(value) not in vm.env.sources:
-            if (value.__name__, value.__bases__) == vm.classes.being_made[-1]:
+            if (value.__name__, value.__bases__) == vm.classes.under_construction[-1]:
                 vm.env.sources.made_class(value)
 
 
 def _arguments(vm: VM, fn: FunctionType, slots: Sequence[object]) -> tuple[list[object], dict[str, object]]:
-    """The arguments of the call that gave a frame these slots. Defaults are left out: binding them again guards them."""
+    """Arguments of the call that filled these frame slots. Defaults are omitted: binding them again guards them."""
     code, fake = fn.__code__, functools.partial(wrap_values.fake, vm.env)
     count, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
     names = code.co_varnames

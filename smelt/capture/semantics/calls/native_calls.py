@@ -1,5 +1,7 @@
-"""Calls that run for real: functions and methods of C, and the Python functions of torch and the standard library that the
-machine takes as leaves. Handlers answer in their place where there is one; what has unknown effects is refused.
+"""Native calls: C functions and methods, and Python functions of torch and the standard library that the VM treats as
+leaves.
+
+A handler replaces the call if there is one. Calls with unknown effects are refused.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ import torch
 
 from smelt._native import isinstance
 from smelt.capture.base.call_handlers import (
+    BREAKABLE_HANDLERS,
     BUILTINS,
-    CODES,
-    HANDING_ON,
+    CODE_HANDLERS,
     METHODS,
     TENSOR_METHODS,
     Args,
@@ -51,7 +53,7 @@ from smelt.capture.base.value_kinds import (
 )
 from smelt.capture.base.vm_frames import VMCallable
 from smelt.capture.environment import container_contents, wrap_values
-from smelt.capture.reconstruction.constants import noted_variable
+from smelt.capture.reconstruction.constants import note_type_variable
 from smelt.capture.semantics import attributes, number_semantics
 from smelt.capture.semantics.calls import library_reads, native_callbacks
 from smelt.capture.semantics.calls.arity import accepts, misused
@@ -64,16 +66,16 @@ from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
 from smelt.reasons import OUTPUT, RANDOM_STATE, UNSUPPORTED_EFFECT, Reason
 from smelt.tracing.fake.fake_tensor import FakeTensor
-from smelt.tracing.symbolic.numbers_in_containers import plain_parts
+from smelt.tracing.symbolic.numbers_in_containers import specialize_nested
 
 T = TypeVar("T")
 Descriptor = types.MethodDescriptorType | types.WrapperDescriptorType | types.ClassMethodDescriptorType
 
 
 def call_native_python(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
-    """A Python function of torch or the standard library, run for real."""
-    vm.frames.tail = None
-    handler = CODES.get(fn.__code__)
+    """Call of a Python function of torch or the standard library that runs natively."""
+    vm.frames.call_site = None
+    handler = CODE_HANDLERS.get(fn.__code__)
     if handler is not None and not is_asked(vm, fn, args, kwargs):
         return handler(vm, fn, args, kwargs)
     refused = setting(fn)
@@ -91,8 +93,8 @@ def call_native_python(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> 
         return context_managers.leaving(vm, args[0], lambda: run_native(vm, fn, args, kwargs))
     if fn.__name__ == "__enter__" and args:
         if isinstance(args[0], warnings.catch_warnings) and args[0]._record:  # type: ignore[attr-defined]
-            # in a list of its own at each call
-            raise unsupported("catch_warnings that keeps the warnings", OUTPUT)
+            # in a new list at each call
+            raise unsupported("catch_warnings(record=True)", OUTPUT)
         native_callbacks.check_mode(vm, args[0])
         context_managers.use_state(vm, args[0])
         return context_managers.entering(vm, args[0], lambda: run_native(vm, fn, args, kwargs))
@@ -103,16 +105,16 @@ def call_native_python(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> 
 
 
 def at_home(vm: VM, made: T) -> T:
-    """What a function of the library made that asks which module it was called from (`namedtuple`, `Enum`, `TypeVar`): the
-    user's, not the one that made the call for him."""
+    """Set `__module__` of a library object that records its caller's module (`namedtuple`, `Enum`, `TypeVar`) to the user's
+    module."""
     if str(getattr(made, "__module__", "")).startswith("smelt.capture."):
-        name = vm.calling.globals.get("__name__", "__main__")
+        name = vm.current_frame.globals.get("__name__", "__main__")
         with contextlib.suppress(AttributeError, TypeError):
             setattr(made, "__module__", name)  # noqa: B010
-    return noted_variable(made)
+    return note_type_variable(made)
 
 
-# Modules whose functions look at functions and classes, or keep them: they are given the user's own.
+# Modules whose functions inspect or store functions and classes, and so receive the user's own objects.
 _INTROSPECTION = frozenset(("inspect", "typing", "typing_extensions", "types", "enum", "abc", "dataclasses"))
 
 
@@ -125,7 +127,7 @@ def _introspect(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
         return value if type(value) in _SHOWN else vm.native_argument(container_contents.view(vm.env, value))
 
     return wrap_values.fake(
-        vm.env, vm.native(fn, [given(v) for v in args], {k: given(v) for k, v in kwargs.items()})
+        vm.env, vm.call_native(fn, [given(v) for v in args], {k: given(v) for k, v in kwargs.items()})
     )
 
 
@@ -133,15 +135,14 @@ _SHOWN = (FunctionType, MethodType, BuiltinType)
 
 
 def run_native(vm: VM, fn: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
-    """The call of `fn` with what native code may see of the arguments; its result as a value of the machine. Raises
-    Unsupported where it changes a container from outside: it is given a copy, and only some methods of containers are known
-    to change them."""
+    """Call `fn` with the arguments that native code may see; returns a VM value. Raises Unsupported if it changes an
+    environment container: it receives a copy, and only some container methods are known to be mutators."""
     copies: list[tuple[Container, list[object]]] = []
     args = [a if type(a) in LEAF_TYPES or type(a) is FakeTensor else _shown(vm, a, copies) for a in args]
     if kwargs:
         kwargs = {k: _shown(vm, v, copies) for k, v in kwargs.items()}
     try:
-        result = vm.native(fn, args, kwargs)
+        result = vm.call_native(fn, args, kwargs)
     finally:
         for seen, before in copies:
             _check_unchanged(fn, seen, before)
@@ -151,7 +152,7 @@ def run_native(vm: VM, fn: Callable[..., object], args: Args, kwargs: Kwargs) ->
 
 
 def _shown(vm: VM, value: object, copies: list[tuple[Container, list[object]]]) -> object:
-    """`value` as an argument of native code. What stands for a container from outside is noted in `copies`."""
+    """`value` as an argument of native code. Copies of environment containers are added to `copies`."""
     seen = container_contents.view(vm.env, value)
     if isinstance(seen, CONTAINER_BASES):
         if seen is value and id(value) in vm.env.sources:
@@ -174,17 +175,17 @@ def _check_unchanged(fn: object, seen: Container, before: list[object]) -> None:
 
 
 def _is_same_item(now: object, before: object) -> bool:
-    """Whether a container still holds an element, or a pair of a key and a value."""
+    """Whether two container items are the same element or the same key and value."""
     if type(now) is tuple and type(before) is tuple and len(now) == len(before) == 2:
         return all(map(operator.is_, now, before))
     return now is before
 
 
 def call_builtin(vm: VM, fn: BuiltinType, args: Args, kwargs: Kwargs) -> object:
-    """A function or bound method written in C."""
+    """Call of a function or bound method written in C."""
     handler = BUILTINS.get(fn) if fn.__hash__ is not None else None
-    if handler not in HANDING_ON:
-        vm.frames.tail = None
+    if handler not in BREAKABLE_HANDLERS:
+        vm.frames.call_site = None
     if handler is not None and not is_asked(vm, fn, args, kwargs):
         return handler(vm, args, kwargs) if accepts(fn, args, kwargs) else misused(fn, args, kwargs)
     owner = fn.__self__
@@ -197,7 +198,7 @@ def call_builtin(vm: VM, fn: BuiltinType, args: Args, kwargs: Kwargs) -> object:
         if fn is pow or fn is divmod:
             check_decimals(*args)
         return run_native(vm, fn, args, kwargs)
-    if id(fn) in vm.env.sources:  # stored by itself
+    if id(fn) in vm.env.sources:  # stored as a bound method
         source = vm.env.sources[id(fn)]
         owner = wrap_values.wrap(vm.env, owner, source.child("member", "__self__"))
         fn = getattr(owner, fn.__name__)
@@ -207,18 +208,18 @@ def call_builtin(vm: VM, fn: BuiltinType, args: Args, kwargs: Kwargs) -> object:
 
 
 def is_free(owner: object) -> bool:
-    """Whether a builtin with this `__self__` is a function: the `__self__` of a method is the object that it is bound to,
-    that of a function its module or class, of one of pybind11 a record."""
+    """Whether a builtin with this `__self__` is a free function. `__self__` is the bound object of a method, the module or
+    class of a function, and a record for pybind11 functions."""
     if owner is None or isinstance(owner, (types.ModuleType, type)):
         return True
     return type(owner).__name__.startswith("pybind11_detail_function_record")
 
 
 def call_descriptor(vm: VM, fn: Descriptor, args: Args, kwargs: Kwargs) -> object:
-    """`dict.get(d, k)`, `object.__init__(x)`, ...: an unbound method of a C class."""
+    """Call of an unbound method of a C class: `dict.get(d, k)`, `object.__init__(x)`."""
     handler = BUILTINS.get(fn)
-    if handler not in HANDING_ON:
-        vm.frames.tail = None
+    if handler not in BREAKABLE_HANDLERS:
+        vm.frames.call_site = None
     if handler is not None and not is_asked(vm, fn, args, kwargs):
         return handler(vm, args, kwargs)
     if not args:
@@ -235,17 +236,17 @@ def call_descriptor(vm: VM, fn: Descriptor, args: Args, kwargs: Kwargs) -> objec
 
 
 def call_method_wrapper(vm: VM, fn: types.MethodWrapperType, args: Args, kwargs: Kwargs) -> object:
-    """`x.__add__` of a C class, bound."""
+    """Call of a bound slot wrapper of a C class: `x.__add__`."""
     source = vm.env.sources.get(id(fn))
-    if source is not None:  # stored by itself
+    if source is not None:  # stored as a bound method
         owner = wrap_values.wrap(vm.env, fn.__self__, source.child("member", "__self__"))
         return vm.call(fn.__objclass__.__dict__[fn.__name__], (owner, *args), kwargs)
     handler = BUILTINS.get(getattr(fn.__objclass__, fn.__name__, None))
-    if handler not in HANDING_ON:
-        vm.frames.tail = None
+    if handler not in BREAKABLE_HANDLERS:
+        vm.frames.call_site = None
     if handler is not None:
         return handler(vm, (fn.__self__, *args), kwargs)
-    if fn.__name__ == "__await__":  # what it gives runs a coroutine from outside
+    if fn.__name__ == "__await__":  # its result runs an environment coroutine
         raise unsupported(f"__await__ of a {type(fn.__self__).__qualname__}")
     if fn.__name__ in _MEMBERS and args and type(args[0]) is FakeTensor:
         member = cast("types.GetSetDescriptorType", fn.__self__)
@@ -263,7 +264,7 @@ _MEMBERS: dict[str, Callable[..., object]] = {
 def call_bound(
     vm: VM, name: str, fn: Callable[..., object], owner: object, args: Args, kwargs: Kwargs
 ) -> object:
-    """The call of `fn`, which is the C method `name` of `owner`, bound."""
+    """Call of the C method `name` of `owner`, as the bound callable `fn`."""
     if type(owner) is FakeTensor:
         return _call_tensor_method(vm, name, fn, owner, args, kwargs)
     kind = type(owner)
@@ -289,7 +290,7 @@ def call_bound(
 
 
 _TEXTS = ("__repr__", "__str__", "__format__")
-# Methods of a Decimal that neither round nor tell the context anything.
+# Decimal methods that neither round nor signal to the context.
 _EXACT_OF_DECIMALS = frozenset(
     (
         "__bool__", "__copy__", "__deepcopy__", "__eq__", "__float__", "__ge__", "__getattribute__", "__gt__", "__hash__",
@@ -303,14 +304,14 @@ _MANAGED = {"__enter__": context_managers.entering, "__exit__": context_managers
 def _call_owned(
     vm: VM, name: str, fn: Callable[..., object], owner: object, args: Args, kwargs: Kwargs
 ) -> object:
-    """A method without a handler of its own, of what is no tensor of the trace."""
+    """Call of a method without a handler, of an object other than a traced tensor."""
     kind = type(owner)
     if isinstance(owner, io.IOBase):
         handler = METHODS.get((io.IOBase, name))
         if handler is not None:
             return handler(vm, owner, *args, **kwargs)
     if name in _REDUCING and hasattr(kind, "__next__"):
-        raise unsupported(f"{name} of a {kind.__qualname__}, which shows what the machine made it of")
+        raise unsupported(f"{name} of a {kind.__qualname__}, which exposes values of the VM")
     if name in SEARCHES and isinstance(owner, (list, tuple, collections.deque)) and not kwargs:
         return search(vm, name, owner, args)
     if isinstance(owner, CONTAINER_BASES):
@@ -322,7 +323,7 @@ def _call_owned(
     if isinstance(owner, tuple):
         container_contents.open_compared(vm.env, owner)
     args = [vm.native_argument(container_contents.view(vm.env, a)) for a in args]
-    return wrap_values.fake(vm.env, vm.native(fn, args, kwargs))
+    return wrap_values.fake(vm.env, vm.call_native(fn, args, kwargs))
 
 
 _REDUCING = frozenset(("__reduce__", "__reduce_ex__"))
@@ -346,9 +347,9 @@ def _call_tensor_method(
 
 
 def _lookup_key(vm: VM, owner: object, key: object) -> object:
-    """The first argument of a method that looks it up in `owner`."""
+    """The first argument of a method that searches `owner` for it."""
     if vm.trace.numbers.symbols is not None:
-        key = plain_parts(key)
+        key = specialize_nested(key)
     return found_by(vm, owner, key)
 
 
@@ -356,24 +357,24 @@ _NODE_METHODS = frozenset(("register_hook", "register_prehook", "_register_hook_
 
 
 def _is_known(owner: object) -> bool:
-    """Whether the methods of `owner` are known: it is a constant, a container, a text, a tuple or a tensor."""
+    """Whether the methods of `owner` are known: it is a constant, container, string, tuple or tensor."""
     return type(owner) in LEAF_TYPES or isinstance(owner, (*CONTAINER_BASES, str, tuple, torch.Tensor))
 
 
 def _base_type(kind: type, name: str) -> type:
-    """The class under which `METHODS` has the method `name` of C of `kind`: what Python code overrides is no such method."""
+    """The class under which `METHODS` has the C method `name` of `kind`."""
     bases = [b for b in CONTAINER_BASES if issubclass(kind, b)] or kind.__mro__
     return next((b for b in bases if (b, name) in METHODS), kind)
 
 
-# Numbers, texts and dates of C, whose value is guarded.
+# C types of numbers, strings and dates, whose values are guarded.
 IMMUTABLE = (
     int, float, complex, str, bytes, decimal.Decimal, datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo
 )  # fmt: skip
 
 
 def _check_native_object(vm: VM, name: str, owner: object) -> None:
-    """Raises Unsupported for a method of an environment object of C that may change it, or that reads what no guard sees."""
+    """Raise Unsupported for a method of an environment C object that may change it or reads unguarded state."""
     kind = type(owner)
     vm.env.facts.use_content(owner)
     if kind in PURE_TYPES or isinstance(owner, (enum.Enum, *IMMUTABLE)):
@@ -383,7 +384,7 @@ def _check_native_object(vm: VM, name: str, owner: object) -> None:
         if name in ("split", "subgroup", "derive"):
             return
     if name in PURE_METHODS and (name.startswith("__") or kind.__module__ == "datetime"):
-        return  # `get` of a queue takes something out
+        return  # a queue's `get` removes an item
     if isinstance(owner, random.Random):
         raise Unsupported(Reason(RANDOM_STATE, f"random.{name}"))
     raise unsupported(f"method {name} of an outside {kind.__qualname__}, whose effects are not known")

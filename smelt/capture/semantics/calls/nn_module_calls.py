@@ -1,4 +1,5 @@
-"""`nn.Module.__call__`: straight to `forward` where no hook is registered, guarded; else through torch's own code."""
+"""`nn.Module.__call__`: `forward` directly if no hook is registered, which is guarded; else torch's own code,
+interpreted."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ _GLOBAL_HOOKS = (
 
 
 def call_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) -> object:
-    """`module(*args, **kwargs)`. Raises Unsupported for hooks on backwards while gradients are recorded."""
+    """`module(*args, **kwargs)`. Raises Unsupported for backward hooks while gradients are recorded."""
     if torch.is_grad_enabled() and _has_backward_hooks(vm, module):
         raise unsupported("a module with backward hooks")
     if _calls_otherwise(vm, module):
@@ -36,9 +37,9 @@ def call_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) -> object
     source = vm.env.sources.get(id(module))
     if source is not None:
         vm.env.facts.guard("no_hooks", source)
-    tail = vm.frames.take_tail()
+    call_site = vm.frames.take_call_site()
     function, owner = attributes.load_method(vm, module, "forward")
-    vm.frames.tail = tail
+    vm.frames.call_site = call_site
     vm.frames.module_callers.append(vm.frame)
     try:
         if function is NULL:
@@ -49,7 +50,7 @@ def call_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) -> object
 
 
 def _calls_otherwise(vm: VM, module: nn.Module) -> bool:
-    """Whether something else stands for `nn.Module._call_impl`: in the class, in a base, or in the instance."""
+    """Whether the class, a base or the instance overrides `nn.Module._call_impl`."""
     vm.env.facts.use_class(type(module))
     found = vm.type_info(type(module)).find("_call_impl")[1]
     return attributes.in_instance(vm, module, "_call_impl") or found is not CALL_IMPL
@@ -62,12 +63,12 @@ def _has_backward_hooks(vm: VM, module: nn.Module) -> bool:
 
 
 def _has_any(vm: VM, held: Mapping[str, object] | None, names: Sequence[str]) -> bool:
-    """Whether a dictionary of hooks under one of these names has any."""
+    """Whether one of these hook dictionaries is not empty."""
     return any(vm.env.overlay.now(held.get(n)) for n in names) if held else False
 
 
 def has_hooks(vm: VM, module: nn.Module) -> bool:
-    """Whether `__call__` does more than to call `forward`. That no hook is registered for all modules is guarded here."""
+    """Whether `__call__` does more than call `forward`. Guards that no global module hook is registered."""
     if _has_any(vm, vm.env.overlay.own(module), _HOOKS) or _has_any(vm, _module_globals, _GLOBAL_HOOKS):
         return True
     for name in _GLOBAL_HOOKS:

@@ -1,4 +1,4 @@
-"""Plain Python versions of native functions that call Python back; the VM interprets them."""
+"""Python versions of native functions that call Python code back; the VM interprets them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class _Orderable(Protocol):
 O = TypeVar("O", bound=_Orderable)
 
 
-# As Lib/heapq.py and Lib/bisect.py have them.
+# From Lib/heapq.py and Lib/bisect.py.
 
 
 def heappush(heap: list[O], item: O) -> None:

@@ -1,4 +1,4 @@
-"""Calls of functions written in Python: answered by a handler, refused, run natively, or interpreted."""
+"""Calls of Python functions: handled, refused, run natively or interpreted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import weakref
 from typing import cast
 
 from smelt._native import isinstance
-from smelt.capture.base.call_handlers import SUBSTITUTES, Args, Kwargs, handler_of, unsupported, where_written
+from smelt.capture.base.call_handlers import (
+    SUBSTITUTES,
+    Args,
+    Kwargs,
+    definition_name,
+    handler_of,
+    unsupported,
+)
 from smelt.capture.base.native_functions import REFUSED, is_never_entered, runs_natively
 from smelt.capture.base.value_kinds import FunctionType, is_constant
 from smelt.capture.base.vm_frames import Frame
@@ -25,14 +32,14 @@ COROUTINE, ITERABLE_COROUTINE, ASYNC_GENERATOR = 0x80, 0x100, 0x200
 
 
 def call_function(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs | None = None) -> object:
-    """`fn(*args, **kwargs)`. Raises Unsupported where the function is refused, or marked as one to leave alone."""
+    """`fn(*args, **kwargs)`. Raises Unsupported if the function is refused or marked as disabled."""
     kwargs = kwargs if kwargs is not None else {}
     handler = handler_of(fn)
     if handler is not None and not is_asked(vm, fn, args, kwargs):
         check_modes(vm, fn)
-        vm.frames.tail = None
+        vm.frames.call_site = None
         return handler(vm, args, kwargs)
-    written = where_written(fn)
+    written = definition_name(fn)
     if written in SUBSTITUTES:
         check_modes(vm, fn)
         fn = SUBSTITUTES[written]
@@ -59,8 +66,8 @@ def call_function(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs | None = 
 
 
 def _compiled_by_torch(fn: FunctionType) -> object:
-    """What torch's compiler was given, where `fn` is what it made of it: one compiler is enough."""
-    written = where_written(fn)
+    """The callable that torch.compile wrapped in `fn`, or None: smelt compiles the original."""
+    written = definition_name(fn)
     if written == ("torch._dynamo.external_utils", "wrap_dunder_call_ctx_manager.<locals>.inner"):
         held = dict(zip(fn.__code__.co_freevars, (cell.cell_contents for cell in fn.__closure__ or ())))
         only_set = type(held["self"]).__name__ == "DynamoConfigPatchProxy"  # options of torch's compiler
@@ -70,7 +77,7 @@ def _compiled_by_torch(fn: FunctionType) -> object:
 
 
 def _kept_from_torch_compile(fn: FunctionType) -> FunctionType | None:
-    """What a function of `torch.optim` was before torch disabled it for its own compiler, as it does when it is used."""
+    """The original of a `torch.optim` function that torch disabled for its own compiler, which it does on first use."""
     if "_torchdynamo_disable" not in fn.__dict__:
         return None
     original = fn.__dict__.get("_torchdynamo_orig_callable")
@@ -81,7 +88,7 @@ def _kept_from_torch_compile(fn: FunctionType) -> FunctionType | None:
 
 
 def _check_marks(fn: FunctionType) -> None:
-    """Raises Unsupported for a function that was disabled for compilers, or that asks for a graph break."""
+    """Raise Unsupported for a function that is disabled for compilers or requests a graph break."""
     marks = fn.__dict__
     if marks.get("_torchdynamo_disable") or marks.get("__smelt_disable__"):
         raise Unsupported(Reason(DISABLED, fn.__qualname__))
@@ -90,51 +97,50 @@ def _check_marks(fn: FunctionType) -> None:
 
 
 def _is_allowed_in_graph(fn: FunctionType) -> bool:
-    """Whether `fn` is marked with `torch.compiler.allow_in_graph`: that leaves on it only what is to be done
-    when it is gone."""
+    """Whether `fn` is marked with `torch.compiler.allow_in_graph`, which leaves only a finalizer on the function."""
     for kept in (r.__callback__ for r in weakref.getweakrefs(fn)):
         at_end = kept.peek() if isinstance(kept, weakref.finalize) else None
-        registered = None if at_end is None else at_end[1]  # may be a partial call, which has no name
+        registered = None if at_end is None else at_end[1]  # may be a partial, which has no name
         if getattr(registered, "__qualname__", None) == "allow_in_graph.<locals>.deregister":
             return True
     return False
 
 
 def _call_allowed(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
-    """A function that its author says is one of its arguments alone. It is captured like any other; only where it cannot be,
-    it is taken at its word, and runs natively on the fakes."""
-    if vm.disclosed.trusts_marks and all(map(_is_plain, (*args, *kwargs.values()))):
-        vm.frames.tail = None
+    """Call of a function marked as pure by `allow_in_graph`. It is captured as usual; if capture fails, the mark is trusted
+    and the function runs natively on fakes."""
+    if vm.assumptions.trusts_marks and all(map(_is_plain, (*args, *kwargs.values()))):
+        vm.frames.call_site = None
         vm.env.facts.use_function(fn)
         return run_native(vm, fn, args, kwargs)
     try:
-        vm.disclosed.in_marked += 1
+        vm.assumptions.marked_depth += 1
         result = interpret(vm, fn, args, kwargs)
     except Unsupported:
         raise
     except Exception:
-        vm.disclosed.in_marked -= 1
+        vm.assumptions.marked_depth -= 1
         raise
-    vm.disclosed.in_marked -= 1
+    vm.assumptions.marked_depth -= 1
     return result
 
 
 def _is_plain(value: object) -> bool:
-    """Whether `value` is what such a function may be given: tensors, constants, and lists and tuples of them."""
+    """Whether `value` may be passed to such a function: tensors, constants, and lists and tuples of them."""
     if type(value) in (list, tuple):
         return all(map(_is_plain, cast("list[object]", value)))
     return type(value) is FakeTensor or type(value) in NUMBERS or is_constant(value)
 
 
 def interpret(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
-    """Runs a Python function in the machine, whatever the tables of native functions say of it."""
+    """Interpret a Python function, even if it is registered as native."""
     vm.env.facts.use_function(fn)
     code = vm.decode(fn.__code__)
     if code.flags & ASYNC_GENERATOR:
         raise unsupported(f"{fn.__qualname__} is asynchronous")
     try:
         slots = bind(vm, fn, code, args, kwargs)
-    except TypeError:  # which names the function
+    except TypeError:  # its message has the function's name
         use_names(vm, fn)
         raise
-    return vm.run(vm.direct(Frame(code, fn, slots)))
+    return vm.run(vm.attach_call_site(Frame(code, fn, slots)))

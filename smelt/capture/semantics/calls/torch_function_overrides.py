@@ -1,8 +1,8 @@
-"""`__torch_function__`: handlers of tensor subclasses and of other objects, carried out by the machine.
+"""`__torch_function__`: handlers of tensor subclasses and other objects, executed by the VM.
 
-Torch itself finds out that a call is to be handled, before anything else happens: the function mode of the trace sees each
-call first, and hands it to `ask`. What the handlers call comes back to the machine, and to the mode, as in eager: with the
-innermost mode out of the way, or under `DisableTorchFunctionSubclass`.
+Torch decides that a call has a handler before anything else happens: the trace's function mode sees each call first and
+passes it to `ask`. Calls made by a handler return to the VM and to the mode as in eager: with the innermost mode popped, or
+under `DisableTorchFunctionSubclass`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from smelt.tracing.record.torch_function_handlers import (
     may_be_overridable,
 )
 
-# Functions of torch that call nothing which modes see, and modules of such functions.
+# Torch functions, and modules of such functions, whose inner calls no mode observes.
 _SILENT: frozenset[object] = frozenset(
     (
         handle_torch_function, torch.Tensor.__torch_function__.__func__, TorchFunctionMode.__enter__,  # type: ignore[attr-defined]
@@ -41,40 +41,41 @@ _SILENT: frozenset[object] = frozenset(
     )
 )  # fmt: skip
 _SILENT_MODULES = ("torch.compiler", "torch.jit.", "torch._jit_internal", "torch._dynamo.")
-# Makers of tensors that modes see, though no class is asked about them.
+# Tensor constructors, which modes observe but classes do not override.
 _MAKERS = frozenset((torch.tensor, torch.as_tensor, torch.asarray, torch.full))
 
 
 def is_asked(vm: VM, fn: object, args: Sequence[object], kwargs: Kwargs) -> bool:
-    """Whether torch is to be asked for a call of its function `fn`, whatever the tables of the machine say of that."""
+    """Whether a call of the torch function `fn` must go to torch's override dispatch, even if the VM has a handler for
+    `fn`."""
     if not may_be_overridable(fn) or not is_handled(vm.trace.call, tuple(args), kwargs):
         return False
     return is_overridable(fn) or (fn in _MAKERS and is_under_modes(vm.trace.call))
 
 
 def check_modes(vm: VM, fn: Callable[..., object]) -> None:
-    """Raises Unsupported for a function of torch that the machine carries out in its own way, under modes of the program,
-    which are to see what torch's own code calls."""
+    """Raise Unsupported for a torch function that the VM replaces, under user modes: they must observe the calls inside
+    torch's own code."""
     module = str(fn.__module__)
     if module.startswith("torch.") and not module.startswith(_SILENT_MODULES) and fn not in _SILENT:
         check_unasked(vm, fn.__qualname__)
 
 
 def check_unasked(vm: VM, what: str) -> None:
-    """Raises Unsupported under modes of the program, for what the machine does without asking them."""
+    """Raise Unsupported under user modes, for an operation that the VM does not pass to them."""
     if is_under_modes(vm.trace.call):
         raise unsupported(f"{what} under a mode with a __torch_function__")
 
 
 def operate(vm: VM, fn: Callable[..., object], *args: object) -> object:
-    """`fn(*args)` of a tensor, for a function of C that runs no Python code but handlers."""
-    return vm.native(fn, args) if is_handled(vm.trace.call, args) else fn(*args)
+    """`fn(*args)` of a tensor, for a C function that runs no Python code except handlers."""
+    return vm.call_native(fn, args) if is_handled(vm.trace.call, args) else fn(*args)
 
 
 def ask(vm: VM, func: object, args: tuple[object, ...], kwargs: Mapping[str, object] | None) -> object:
-    """What the handlers give for a call; NotImplemented where torch asks none of them. Raises Unsupported where those that
-    are asked give no answer."""
-    vm.frames.tail = None
+    """Result of a call's handlers; NotImplemented if torch calls none. Raises Unsupported if every handler returns
+    NotImplemented."""
+    vm.frames.call_site = None
     if vm.trace.call.modes:
         return ask_mode(vm, func, kinds_for_mode(vm.trace.call, func, args, kwargs or {}), args, kwargs)
     kinds = asked_about(vm.trace.call, func, args, kwargs or {})
@@ -85,7 +86,7 @@ def ask(vm: VM, func: object, args: tuple[object, ...], kwargs: Mapping[str, obj
 
 
 def _given(vm: VM, args: tuple[object, ...], kwargs: Mapping[str, object] | None) -> Args:
-    """The arguments of a call as those of a handler."""
+    """Arguments of a call as arguments of its handler."""
     given = [cast(object, tuple(wrap_values.fake(vm.env, v) for v in args))]
     if kwargs is not None:
         given.append({k: wrap_values.fake(vm.env, v) for k, v in kwargs.items()})
@@ -99,7 +100,7 @@ def ask_mode(
     args: tuple[object, ...],
     kwargs: Mapping[str, object] | None,
 ) -> object:
-    """What the innermost mode of the program gives for a call. The mode is out of the way while its handler runs."""
+    """Result of the innermost user mode for a call. The mode is popped while its handler runs."""
     modes = vm.trace.call.modes
     mode, depth = modes.pop(), len(modes)
     try:
@@ -116,7 +117,7 @@ def ask_mode(
 def ask_classes(
     vm: VM, func: object, kinds: tuple[type, ...], given: Args, values: Sequence[object]
 ) -> object:
-    """What the handlers of the classes `kinds`, of which instances are among `values`, give for a call."""
+    """Result of the handlers of the classes `kinds`, whose instances are in `values`, for a call."""
     for cls in kinds if is_torch_function_enabled() else ():
         if cls not in (torch.Tensor, FakeTensor):
             instance = _instance(cls, values)
@@ -134,7 +135,7 @@ def _call_handler(vm: VM, owner: object, func: object, kinds: tuple[type, ...], 
 
 
 def _instance(cls: type, values: Sequence[object]) -> object:
-    """The instance of which torch takes the handler. Raises Unsupported for a tensor that no fake stands for."""
+    """The instance whose handler torch calls. Raises Unsupported for a tensor without a fake."""
     for value in values:
         if handling_class(value) is cls:
             if isinstance(value, torch.Tensor) and type(value) is not FakeTensor:

@@ -1,8 +1,8 @@
-"""Plain Python in place of what torch hands to its own compiler, or asks that about; the VM interprets it.
+"""Python versions of torch functions that call torch's own compiler; the VM interprets them.
 
-Torch's control flow (`cond`, `while_loop`, `scan`, `associative_scan`, `map`) and flex attention are operators of higher
-order: their functions, which users call, compile themselves when they are run eagerly. Here each operator is the mathematics
-that torch gives it on a CPU.
+Torch's control flow (`cond`, `while_loop`, `scan`, `associative_scan`, `map`) and flex attention are higher-order operators,
+and the user functions around them compile themselves when they run eagerly. Each operator here computes what torch computes
+on a CPU.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Values = tuple[object, ...]
 def call_operator(
     fn: Callable[..., object], args: Sequence[object], kwargs: dict[str, object] | None = None
 ) -> object:
-    """`_hop_compile_and_call`: a function around an operator of higher order."""
+    """`_hop_compile_and_call`, the function around a higher-order operator."""
     return fn(*args, **(kwargs or {}))
 
 
 def call_module(module: nn.Module, *args: object, **kwargs: object) -> object:
-    """The call of what torch.compile made of a module: with its hooks, and `forward`, which is the module's call."""
+    """Call of a module compiled by torch.compile: the module's own call, with its hooks."""
     return nn.Module.__call__(module, *args, **kwargs)
 
 
@@ -36,7 +36,7 @@ def cond(
     false_fn: Callable[..., object],
     operands: Sequence[object],
 ) -> object:
-    """`cond_op`: one of the branches runs; or both are looked at, and the graph chooses."""
+    """`cond_op`: one branch runs, or both are captured and the graph selects."""
     functions = begin_choice(pred, true_fn, false_fn, operands)
     if functions is not None:
         if_true = true_fn(*operands)
@@ -48,15 +48,15 @@ def cond(
 
 
 def begin_choice(pred: object, true_fn: object, false_fn: object, operands: object) -> object:
-    """What `choose` needs if both branches may run; None if not. The machine answers in its place."""
+    """State for `choose` if both branches may run, else None. Replaced by a VM handler."""
 
 
 def next_function(functions: object) -> None:
-    """Of two functions, the first has run. The machine does it."""
+    """Switch to the second of two functions. Replaced by a VM handler."""
 
 
 def choose(functions: object, pred: object, if_true: object, if_false: object) -> object:
-    """The results of one branch or the other. The machine answers in its place."""
+    """Select the results of one branch. Replaced by a VM handler."""
 
 
 def while_loop(
@@ -66,7 +66,7 @@ def while_loop(
     carried_inputs: Values,
     additional_inputs: Values,
 ) -> Values:
-    """`while_loop_op`. The results share no memory with what went in, also where the body never runs."""
+    """`while_loop_op`. The results share no memory with the inputs, even if the body never runs."""
     functions = begin_loop(cond_fn, body_fn, carried_inputs, additional_inputs)
     if functions is not None:
         values = loop_values(functions)
@@ -78,16 +78,16 @@ def while_loop(
 
 
 def begin_loop(cond_fn: object, body_fn: object, carried: object, additional: object) -> object:
-    """What `end_loop` needs if the loop may be a part of the graph; None if not. The machine answers in its place."""
+    """State for `end_loop` if the loop can be a node of the graph, else None. Replaced by a VM handler."""
 
 
 def loop_values(functions: object) -> Values:
-    """What stands for the values that change. The machine answers in its place."""
+    """Proxies of the carried values. Replaced by a VM handler."""
     return ()
 
 
 def end_loop(functions: object, values: object, goes_on: object, results: object) -> Values:
-    """The values at the end of the loop. The machine answers in its place."""
+    """Values after the loop. Replaced by a VM handler."""
     return ()
 
 
@@ -100,14 +100,14 @@ def scan(
     *,
     mutated_arg_indices: str = "",
 ) -> object:
-    """`scan_op`: one step after the other along the first dimension. `mutated_arg_indices` describes the step."""
+    """`scan_op`: sequential steps along the first dimension. `mutated_arg_indices` describes the step."""
     return _operators("scan").generic_scan(combine_fn, init, xs, additional_inputs=additional_inputs)
 
 
 def associative_scan(
     op: object, combine_fn: Callable[..., object], xs: object, additional_inputs: Values = ()
 ) -> object:
-    """`associative_scan_op`: pairs are combined, then pairs of pairs."""
+    """`associative_scan_op`: combines pairs, then pairs of pairs."""
     run = _operators("associative_scan").generic_associative_scan
     return run(combine_fn, xs, additional_inputs=additional_inputs)
 
@@ -129,8 +129,8 @@ def flex_attention(
     score_mod_other_buffers: Values = (),
     mask_mod_other_buffers: Values = (),
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`flex_attention_hop`: all scores, changed and masked, as torch computes them on a CPU. Returns (output, logsumexp,
-    largest scores), the last two of base 2."""
+    """`flex_attention_hop`: all scores, modified and masked, as torch computes them on a CPU. Returns (output, logsumexp,
+    maximum scores), the last two in base 2."""
     if torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
@@ -150,8 +150,7 @@ def flex_attention(
 
 
 def broadcast_shapes(*shapes: int | Sequence[int]) -> torch.Size | None:
-    """`torch.broadcast_shapes`, which asks torch's own compiler how to compare sizes; None of shapes that do not go
-    together."""
+    """`torch.broadcast_shapes`, which uses torch's own compiler to compare sizes; None for shapes that do not broadcast."""
     given = [(s,) if isinstance(s, int) else s for s in shapes]
     made = [1] * max([len(shape) for shape in given])
     for shape in given:
@@ -166,5 +165,5 @@ def broadcast_shapes(*shapes: int | Sequence[int]) -> torch.Size | None:
 
 
 def _operators(name: str) -> ModuleType:
-    """The module of torch that has an operator of higher order: whoever calls the operator has imported it."""
+    """Torch's module of a higher-order operator, which the caller has imported."""
     return sys.modules["torch._higher_order_ops." + name]

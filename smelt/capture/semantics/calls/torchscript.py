@@ -1,8 +1,8 @@
-"""Calls of what TorchScript has made: the graph that its interpreter runs is run here, node by node, on fakes.
+"""Calls of TorchScript functions and modules: their graph is interpreted node by node on fakes.
 
-That graph says what the call computes, not the Python code it was made from: `2 ** n` is a float there, numbers have 64
-bits, names mean what they meant when it was made. What is not known here (conditions on values of tensors, exceptions,
-containers that are handed in or kept in a module, classes) leaves the call to TorchScript, at a break.
+The graph, not the Python source, defines the result: `2 ** n` is a float, ints have 64 bits, names have their values at
+compile time. Anything unsupported (conditions on tensor values, exceptions, containers that are passed in or held by a
+module, classes) breaks the graph, and TorchScript runs the call.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from smelt.torch_private import (
     parse_schema,
 )
 from smelt.tracing.fake.fake_tensor import FakeTensor
-from smelt.tracing.symbolic.sym_numbers import plain
+from smelt.tracing.symbolic.sym_numbers import specialize
 
 
 class _Module(Protocol):
-    """TorchScript's own object of a module, `ScriptModule`."""
+    """TorchScript's own module object, a `ScriptModule`."""
 
     def getattr(self, name: str, /) -> object: ...
     def _get_method(self, name: str, /) -> _Script: ...
 
 
 class _Script(Protocol):
-    """What is called: a `torch.jit.ScriptFunction`, a method, a module (which has no schema)."""
+    """A callable: a `torch.jit.ScriptFunction`, a method, or a module (which has no schema)."""
 
     inlined_graph: Graph
     schema: FunctionSchema
@@ -54,20 +54,20 @@ class _Script(Protocol):
 
 
 def call_script(vm: VM, fn: object, args: Args, kwargs: Kwargs) -> object:
-    """`fn(*args, **kwargs)` of a `torch.jit.ScriptFunction`."""
+    """Call of a `torch.jit.ScriptFunction`."""
     script = cast(_Script, fn)
     return _call(vm, fn, script.inlined_graph, script.schema, (), args, kwargs)
 
 
 def call_script_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) -> object:
-    """`module(*args, **kwargs)` of a scripted or traced module, which has no hooks of its own."""
+    """Call of a scripted or traced module without hooks of its own."""
     script = cast(_Script, module)
     source = vm.env.sources.get(id(module))
     if source is None:
         raise _unknown("made inside")
     if has_hooks(vm, module):
         raise _unknown("with hooks of all modules")
-    if "_c" not in vars(module):  # it is traced, and hands on to the module that was made then
+    if "_c" not in vars(module):  # a traced module, which delegates to the module created by tracing
         source = source.child("attr", "_actual_script_module")
     held = _Held(script._c, source.child("attr", "_c"))
     schema = script._c._get_method("forward").schema
@@ -75,7 +75,7 @@ def call_script_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) ->
 
 
 def refuse_script_method(vm: VM, fn: object, args: Args, kwargs: Kwargs) -> object:
-    """The call of a method of a scripted module, taken from the module: nothing says from where."""
+    """Refuse a method taken from a scripted module: its source is unknown."""
     raise _unknown("a method")
 
 
@@ -88,11 +88,11 @@ def _call(
     args: Args,
     kwargs: Kwargs,
 ) -> object:
-    vm.frames.tail = None
+    vm.frames.call_site = None
     if id(made) not in vm.env.sources:
         raise _unknown("made inside")
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-        raise _unknown("under autocast")  # which TorchScript applies itself
+        raise _unknown("under autocast")  # TorchScript applies autocast itself
     vm.env.facts.use_identity(made)
     given = _bind(schema, len(owner), args, kwargs)
     run = _Run(vm)
@@ -100,7 +100,7 @@ def _call(
         return run.block(graph, (*owner, *given))[0]
     except Unsupported:
         raise
-    except Exception as error:  # TorchScript raises errors of its own
+    except Exception as error:  # TorchScript raises its own error types
         raise _unknown(f"it raises {type(error).__name__}") from None
 
 
@@ -109,7 +109,7 @@ def _unknown(what: str) -> Unsupported:
 
 
 def _bind(schema: FunctionSchema, owners: int, args: Args, kwargs: Kwargs) -> list[object]:
-    """The values of the parameters after the first `owners`."""
+    """Values of the parameters after the first `owners`."""
     parameters = schema.arguments[owners:]
     names = [p.name for p in parameters]
     if len(args) > len(names) or not set(kwargs) <= set(names[len(args) :]):
@@ -122,8 +122,8 @@ def _bind(schema: FunctionSchema, owners: int, args: Args, kwargs: Kwargs) -> li
 
 
 def _given(kind: JitType, value: object) -> object:
-    """`value` as an argument of that type of TorchScript."""
-    value, name = plain(value), kind.kind()
+    """`value` converted to a TorchScript type."""
+    value, name = specialize(value), kind.kind()
     if name == "OptionalType":
         return None if value is None else _given(kind.getElementType(), value)
     if name == "TensorType" and type(value) is FakeTensor and value.subclass in (None, nn.Parameter):
@@ -139,22 +139,22 @@ _PLAIN = {"IntType": int, "FloatType": float, "BoolType": bool, "StringType": st
 
 
 class _Held:
-    """A module inside a graph: TorchScript's own object, and where it is found."""
+    """A module inside a graph: TorchScript's own object and its source."""
 
     def __init__(self, module: _Module, source: Source) -> None:
         self.module, self.source = module, source
 
 
 class _Run:
-    """One run of a graph. Values are what they are in Python; tensors from outside are fakes; those that are known (numbers
-    that a trace has turned into tensors, constants) are themselves until they meet a fake."""
+    """Interpreter of one TorchScript graph. Values are Python values; environment tensors are fakes. Known tensors
+    (constants, and numbers converted to tensors) stay real until they are combined with a fake."""
 
     def __init__(self, vm: VM) -> None:
         self.vm = vm
         self.values: dict[int, object] = {}
 
     def block(self, block: Block | Graph, given: Sequence[object]) -> list[object]:
-        """The results of a block (or graph) that is entered with these values."""
+        """Results of a block or graph with these inputs."""
         self.values.update(zip((v.unique() for v in block.inputs()), given, strict=True))
         for node in block.nodes():
             results = self.node(node)
@@ -162,7 +162,7 @@ class _Run:
         return [self.values[v.unique()] for v in block.outputs()]
 
     def node(self, node: Node) -> Sequence[object]:
-        """The results of one node."""
+        """Results of one node."""
         kind = node.kind()
         structure = _STRUCTURES.get(kind)
         if structure is not None:
@@ -176,7 +176,7 @@ class _Run:
         return self.operator(node, args)
 
     def operator(self, node: Node, args: list[object]) -> Sequence[object]:
-        """An operator of torch."""
+        """Results of a torch operator."""
         schema = parse_schema(node.schema())
         namespace, name = schema.name.split("::")
         tensors = any(_names_tensors(r.type) for r in schema.returns)
@@ -190,7 +190,7 @@ class _Run:
         positional = [a for p, a in zip(schema.arguments, args, strict=True) if not p.kwarg_only]
         known = not _has(FakeTensor, args)
         if known and (_has(torch.Tensor, args) or not tensors) and _is_pure(function, schema, tensors):
-            with _for_real():  # of numbers
+            with _for_real():  # on numbers
                 found = function(*positional, **keywords)
         elif tensors:
             keywords = {k: self.shown(v) for k, v in keywords.items()}
@@ -202,7 +202,7 @@ class _Run:
         return found
 
     def shown(self, value: object) -> object:
-        """An argument that goes into the graph of the trace."""
+        """`value` as an argument in the captured graph."""
         if type(value) is list:
             return [self.shown(v) for v in cast("list[object]", value)]
         if type(value) is not torch.Tensor or not isinstance(value, torch.Tensor):
@@ -219,19 +219,19 @@ class _Run:
         if type(found) is ScriptModule:
             return _Held(cast(_Module, found), source)
         if isinstance(found, torch.Tensor) or type(found) in _PLAIN.values():
-            return plain(wrap_values.wrap(self.vm.env, found, source))
+            return specialize(wrap_values.wrap(self.vm.env, found, source))
         raise _unknown(f"a module holds a {type(found).__name__}")
 
 
 @contextmanager
 def _for_real() -> Iterator[None]:
-    """Inside, operators run and are not recorded."""
+    """Context in which operators run without being recorded."""
     with DisableTorchDispatch(), DisableTorchFunction():
         yield
 
 
 def _has(kind: type, value: object) -> bool:
-    """Whether `value` is of that type, or contains such."""
+    """Whether `value` has this type or contains a value that does."""
     if isinstance(value, (list, tuple)):
         return any(_has(kind, v) for v in value)
     return isinstance(value, kind)
@@ -245,20 +245,20 @@ def _names_tensors(kind: JitType) -> bool:
 
 
 def _is_number(value: torch.Tensor) -> bool:
-    """Whether a tensor stands for a number of Python: its dtype then yields to those of other tensors."""
+    """Whether a tensor is a wrapped Python number, whose dtype does not promote other tensors."""
     lower = torch.half if value.is_floating_point() else torch.int8
     return value.ndim == 0 and torch.result_type(torch.empty((), dtype=lower), value) is lower
 
 
 def _is_pure(function: OpOverload, schema: FunctionSchema, tensors: bool) -> bool:
-    """Whether an operator may be called now, of what is known, in place of at each call."""
+    """Whether an operator on known values can be evaluated once during capture."""
     if tensors or schema.name == "aten::item":
         drawn = torch.Tag.nondeterministic_seeded in function.tags
         return not drawn and not any(p.alias_info is not None for p in schema.arguments)
     return schema.name in _PURE
 
 
-# ---- nodes that are no operators
+# ---- nodes other than operators
 
 
 def _constant(run: _Run, node: Node, args: Args) -> list[object]:
@@ -370,7 +370,7 @@ def _about_dtype(x: torch.Tensor) -> object:
         return torch.ops.prim.dtype.default(torch.empty((), dtype=x.dtype))
 
 
-# What is known of a fake, as TorchScript has it
+# Metadata of a fake, as TorchScript represents it
 _ABOUT: dict[str, Callable[..., object]] = {
     "aten::size": _about_size,
     "aten::dim": lambda x: x.dim(),
@@ -383,7 +383,7 @@ _ABOUT: dict[str, Callable[..., object]] = {
     "prim::is_cuda": lambda x: x.device.type == "cuda",
 }
 
-# Of containers and texts, which torch's operators would be given copies of
+# Operators on containers and strings, of which torch's operators would receive copies
 _CONTAINERS: dict[str, Callable[..., object]] = {
     "aten::__getitem__": lambda values, at: values[at],
     "aten::__contains__": lambda values, value: value in values,
@@ -394,7 +394,7 @@ _CONTAINERS: dict[str, Callable[..., object]] = {
     "aten::slice": lambda values, start, stop, step: values[start:stop:step],
 }
 
-# Operators of numbers and texts without an effect
+# Pure operators on numbers and strings
 _PURE = frozenset(
     (
         "aten::Bool", "aten::Float", "aten::FloatImplicit", "aten::Int", "aten::IntImplicit", "aten::ScalarImplicit",

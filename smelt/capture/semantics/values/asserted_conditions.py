@@ -1,9 +1,8 @@
 """Conditions on tensors where one branch only raises: `if not valid.all(): raise ValueError(...)`.
 
-The other branch is captured, and the graph checks the condition, as an operator that may raise. Where the check fails the
-call is made again by the original function (`capture/emit/eager_fallback.py`), which goes the other way. That needs a
-graph that leaves nothing behind when it raises: where it would not, the frame is captured again without such
-assumptions.
+The other branch is captured, and the graph checks the condition with an operator that may raise. If the check fails, the
+original function repeats the call eagerly (`capture/emit/eager_fallback.py`). That requires a graph without side effects
+before the check; otherwise the frame is captured again without such assumptions.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from smelt.capture.vm.vm import VM
 from smelt.torch_private import assert_async, maybe_current_level
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.torch_function_handlers import is_handled
-from smelt.tracing.symbolic.sym_nodes import Undecided
+from smelt.tracing.symbolic.sym_nodes import UnbackedComparison
 
 _cpu = torch.Tensor.cpu
-_MOST = 400  # instructions of a branch that only raises
+_MOST = 400  # instructions in a branch that only raises
 _LEAVES = frozenset({"RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE", "RETURN_GENERATOR", "SEND"})
 _RAISES = frozenset({"RAISE_VARARGS", "RERAISE"})
 
 
 def assumed(vm: VM, frame: Frame, value: object, if_true: int, if_false: int) -> bool | None:
-    """What a condition is assumed to be, when the program goes on at one of two instructions; None where neither only
-    raises or the exception is handled here, and where the graph could not check it. Records the check."""
-    if type(value) is Undecided:
+    """Assumed value of a condition that selects one of two instructions; None if neither or both branches only raise, if the
+    exception is handled in the captured code, or if the graph cannot check the condition. Records the check."""
+    if type(value) is UnbackedComparison:
         return _assumed_of_sizes(frame, value, if_true, if_false)
     if (
         type(value) is not FakeTensor
@@ -42,12 +41,12 @@ def assumed(vm: VM, frame: Frame, value: object, if_true: int, if_false: int) ->
     if raises[0] == raises[1]:
         return None
     holds = raises[1]
-    _check(vm, value if holds else vm.native(torch.logical_not, (value,)))
+    _check(vm, value if holds else vm.call_native(torch.logical_not, (value,)))
     return holds
 
 
-def _assumed_of_sizes(frame: Frame, value: Undecided, if_true: int, if_false: int) -> bool | None:
-    """The same of a comparison of sizes that data decide."""
+def _assumed_of_sizes(frame: Frame, value: UnbackedComparison, if_true: int, if_false: int) -> bool | None:
+    """The same for a comparison of unbacked sizes."""
     raises = _only_raises(frame, if_true), _only_raises(frame, if_false)
     if raises[0] == raises[1] or any(_handles(f) for f in _frames(frame)):
         return None
@@ -56,7 +55,7 @@ def _assumed_of_sizes(frame: Frame, value: Undecided, if_true: int, if_false: in
 
 
 def assume(vm: VM, frame: Frame, condition: FakeTensor) -> bool:
-    """Records the check that `condition` holds; False where the graph could not check it."""
+    """Record the check that `condition` holds; False if the graph cannot check it."""
     may = _may_assume(vm, frame, condition)
     if may:
         _check(vm, condition)
@@ -64,16 +63,17 @@ def assume(vm: VM, frame: Frame, condition: FakeTensor) -> bool:
 
 
 def _may_assume(vm: VM, frame: Frame, condition: FakeTensor) -> bool:
-    """Whether the graph can check the condition, and an exception of the program is not handled here."""
-    if not vm.disclosed.assumes or not _is_checkable(vm, condition):
+    """Whether the graph can check the condition and no captured code handles the program's exception."""
+    if not vm.assumptions.assumes or not _is_checkable(vm, condition):
         return False
     return not any(_handles(f) for f in _frames(frame))
 
 
 def _check(vm: VM, condition: object) -> None:
-    """On a GPU, a check that fails ends the process: the condition is waited for, as in eager, and checked on the CPU."""
-    vm.native(assert_async, (vm.native(_cpu, (condition,)),))
-    vm.disclosed.assumed = True
+    """Record a check on the CPU, which waits for the condition as eager does: a failed check on a GPU would end the
+    process."""
+    vm.call_native(assert_async, (vm.call_native(_cpu, (condition,)),))
+    vm.assumptions.assumed = True
 
 
 def _frames(frame: Frame | None) -> Iterator[Frame]:
@@ -83,8 +83,8 @@ def _frames(frame: Frame | None) -> Iterator[Frame]:
 
 
 def _handles(frame: Frame) -> bool:
-    """Whether an exception at the instruction of a frame comes to a handler after which the program goes on: one that raises
-    in its turn, or the end of a `with`, is none."""
+    """Whether an exception at the frame's current instruction reaches a handler that continues the program. A handler that
+    raises, or the end of a `with`, does not."""
     handler = _handler(frame.code, frame.pc - 1)
     return handler is not None and not _only_raises(frame, handler)
 
@@ -94,14 +94,14 @@ def _handler(code: Code, at: int) -> int | None:
 
 
 def _is_checkable(vm: VM, value: FakeTensor) -> bool:
-    """Whether it is one bool that is not known."""
+    """Whether `value` is a bool scalar whose value is unknown."""
     if value.dtype is not torch.bool or value.device.type not in ("cpu", "cuda") or value.dim() != 0:
         return False
     return maybe_current_level() is None and vm.trace.known.value(value) is None
 
 
 def _only_raises(frame: Frame, start: int) -> bool:
-    """Whether all ways from an instruction leave the frame by an exception."""
+    """Whether every path from an instruction leaves the frame by an exception."""
     seen: set[int] = set()
     todo, raises = [start], False
     while todo:
@@ -117,7 +117,7 @@ def _only_raises(frame: Frame, start: int) -> bool:
 
 
 def _ways(frame: Frame, at: int) -> Iterator[int]:
-    """The instructions that may come after one."""
+    """Possible successors of an instruction."""
     names = frame.code.names
     handler = _handler(frame.code, at)
     if handler is not None:
@@ -125,7 +125,7 @@ def _ways(frame: Frame, at: int) -> Iterator[int]:
     if names[at] in _RAISES:
         return
     before = names[at - 2 if at and names[at - 1] == "TO_BOOL" else at - 1]
-    suppresses = at > 0 and before == "WITH_EXCEPT_START"  # hardly any `with` ends an exception
+    suppresses = at > 0 and before == "WITH_EXCEPT_START"  # few context managers suppress exceptions
     if ("JUMP" in names[at] or names[at] == "FOR_ITER") and not suppresses:
         yield cast(int, frame.instructions[at][1])
     if names[at] not in ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"):

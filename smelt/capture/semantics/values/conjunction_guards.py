@@ -1,8 +1,8 @@
-"""`a == b and c == d` of symbolic numbers, or `a != b or c != d`: where not all are equal, a program that goes on at one
-place does not depend on which differ first.
+"""Conjunctions of comparisons of symbolic numbers, `a == b and c == d` or `a != b or c != d`.
 
-Later calls are required to differ in any of them: a model that resizes its positions unless the number of them and both
-sides of the picture fit has one entry for all pictures that do not, also for those that fit in number alone.
+If not all pairs are equal and the program continues at the same instruction whichever pair differs first, one guard requires
+that any pair differs. For example, a model that resizes its position embeddings unless their number and both image sizes
+match has one entry for all images that need resizing, including those that match in number only.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ _NOTHING = frozenset({"NOT_TAKEN", "NOP", "CACHE"})
 _CONSTANTS = frozenset({"LOAD_CONST", "LOAD_SMALL_INT"})
 _COMPARED = frozenset({int, Int})
 Pair = tuple[object, object]
-Comparison = tuple[Pair, Callable[..., object], int]  # of EQUALITY; the instruction behind it
+Comparison = tuple[
+    Pair, Callable[..., object], int
+]  # a pair, a function in EQUALITY, the instruction after it
 
 
 def differ(vm: VM, frame: Frame, compare: Callable[..., object]) -> bool:
-    """Whether the numbers differ that are to be compared now, or some that the program compares if they do not, to go to the
-    same place. Then the frame is where the first that differ have been compared."""
+    """Whether the numbers about to be compared differ, or a later pair of the conjunction that leads to the same
+    instruction. If so, advances the frame past the comparison of the first pair that differs."""
     symbols, goal = vm.trace.numbers.symbols, _goal(frame, frame.pc, compare)
     first = frame.stack[-2], frame.stack[-1]
     if symbols is None or goal is None or not _are_numbers(first):
@@ -39,7 +41,7 @@ def differ(vm: VM, frame: Frame, compare: Callable[..., object]) -> bool:
         found.append(made)
     stops = (
         frame.ticks < frame.stop <= frame.ticks + found[-1][2] - frame.pc
-    )  # capture, at one of these instructions
+    )  # capture stops at one of these instructions
     if len(found) < 2 or stops or symbols.all_equal([pair for pair, _, _ in found]) is not False:
         return False
     compare, at = next(
@@ -56,13 +58,12 @@ def _are_numbers(pair: Pair) -> bool:
 
 
 def _jump(frame: Frame, at: int) -> int:
-    """The instruction that looks at a comparison behind which this one stands."""
+    """The instruction that consumes the comparison before instruction `at`."""
     return at + (frame.code.names[at] == "TO_BOOL")
 
 
 def _leaves(frame: Frame, at: int, compare: Callable[..., object]) -> bool | None:
-    """Whether the program jumps if the numbers differ that were compared before this instruction; None where it does
-    something else."""
+    """Whether the program jumps if the compared numbers differ; None if no jump follows the comparison."""
     name = frame.code.names[_jump(frame, at)]
     if name not in _TRUE and name not in _FALSE:
         return None
@@ -70,13 +71,13 @@ def _leaves(frame: Frame, at: int, compare: Callable[..., object]) -> bool | Non
 
 
 def _goal(frame: Frame, at: int, compare: Callable[..., object]) -> int | None:
-    """Where it goes on then."""
+    """The instruction that follows if the numbers differ."""
     leaves, at = _leaves(frame, at, compare), _jump(frame, at)
     return None if leaves is None else _led_to(frame, frame.instructions[at][1] if leaves else at + 1)
 
 
 def _led_to(frame: Frame, at: int) -> int:
-    """The instruction that is carried out behind this one's questions whether a local variable is None."""
+    """The first instruction from `at` on that is not a jump, or a test of a local variable for None."""
     names, instructions = frame.code.names, frame.instructions
     while True:
         if names[at] in _NOTHING:
@@ -94,8 +95,8 @@ def _led_to(frame: Frame, at: int) -> int:
 
 
 def _next(frame: Frame, last: Comparison, goal: int) -> Comparison | None:
-    """What is compared next, where the numbers of the last comparison are equal; None where the program does more than look
-    up local variables for it, or goes elsewhere than to `goal` if they differ."""
+    """The next comparison if the last pair is equal; None if the program does more than read local variables before it, or
+    continues elsewhere than at `goal` if the pair differs."""
     _, compare, at = last
     if not _leaves(frame, at, compare):
         return None

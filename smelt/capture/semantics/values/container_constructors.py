@@ -1,4 +1,4 @@
-"""How builtin containers are made: `list(...)`, `dict(...)`, `Counter(...)`, `{**mapping}`."""
+"""Constructors of builtin containers: `list(...)`, `dict(...)`, `Counter(...)`, `{**mapping}`."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ BUILTINS.update((make, from_iterable(make)) for make in _FROM_ITERABLES)
 
 
 def _keys(vm: VM, obj: object) -> object:
-    """What native code takes keys from. Those of a set or dictionary are not hashed again."""
+    """Keys for native code. Keys of a set or dictionary are not hashed again."""
     return set_methods.operand(vm, obj if isinstance(obj, (set, frozenset, dict)) else vm.elements(obj))
 
 
 def _set_maker(make: Callable[..., object]) -> Handler:
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
-        return vm.native(make, [*(_keys(vm, a) for a in args[:1]), *args[1:]], kwargs)
+        return vm.call_native(make, [*(_keys(vm, a) for a in args[:1]), *args[1:]], kwargs)
 
     return handler
 
@@ -42,7 +42,7 @@ BUILTINS[set], BUILTINS[frozenset] = _set_maker(set), _set_maker(frozenset)
 
 def _dict_maker(make: Callable[..., object]) -> Handler:
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
-        return vm.native(make, [mapping_or_pairs(vm, a) for a in args], kwargs)
+        return vm.call_native(make, [mapping_or_pairs(vm, a) for a in args], kwargs)
 
     return handler
 
@@ -53,11 +53,11 @@ BUILTINS[collections.OrderedDict] = _dict_maker(collections.OrderedDict)
 
 @builtin(collections.Counter)
 def _counter(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    return vm.native(collections.Counter, [_counted(vm, a) for a in args], kwargs)
+    return vm.call_native(collections.Counter, [_counted(vm, a) for a in args], kwargs)
 
 
 def _counted(vm: VM, obj: object) -> object:
-    """The counts of a mapping, what else a counter is to count."""
+    """Argument of a `Counter`: the counts of a mapping, or elements."""
     if obj is None:
         return None
     is_mapping = isinstance(obj, dict) or vm.call(builtins.isinstance, (obj, collections.abc.Mapping), {})
@@ -69,18 +69,20 @@ def _defaultdict(vm: VM, args: Args, kwargs: Kwargs) -> object:
     factory, *rest = args if args else (None,)
     if factory is not None and factory not in (list, dict, set, int, float, tuple, str, bool):
         factory = vm.native_callable(factory)
-    return vm.native(collections.defaultdict, [factory, *[mapping_or_pairs(vm, a) for a in rest]], kwargs)
+    return vm.call_native(
+        collections.defaultdict, [factory, *[mapping_or_pairs(vm, a) for a in rest]], kwargs
+    )
 
 
 @builtin(dict.fromkeys)
 def _dict_fromkeys(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if isinstance(args[0], (set, frozenset)):
         vm.env.facts.use_order(vm.env.overlay.now(args[0]))
-    return vm.native(dict.fromkeys, (_keys(vm, args[0]), *args[1:]))
+    return vm.call_native(dict.fromkeys, (_keys(vm, args[0]), *args[1:]))
 
 
 def mapping_or_pairs(vm: VM, obj: object) -> dict[object, object] | list[tuple[object, ...]]:
-    """What `dict(obj)` reads: the dictionary of a mapping, the pairs of any other iterable. Raises what `dict` raises."""
+    """Argument of `dict(obj)`: the dictionary of a mapping, or the pairs of another iterable. Raises as `dict`."""
     if isinstance(obj, (dict, types.MappingProxyType)) or python_method(vm, obj, "keys") is not None:
         return mapping(vm, obj)
     return [_pair(vm, i, pair) for i, pair in enumerate(each(vm, obj))]
@@ -108,11 +110,11 @@ def _no_pair(number: int) -> TypeError:
 
 
 def mapping(vm: VM, obj: object) -> dict[object, object]:
-    """What `**obj` or `dict.update(obj)` reads, as a dictionary."""
+    """`obj` of `**obj` or `dict.update(obj)` as a dictionary."""
     if isinstance(obj, dict) and python_method(vm, obj, "keys") is None:
         if (items := container_contents.changing_items(vm.env, obj)) is not None:
             return items
         return cast("dict[object, object]", container_contents.view(vm.env, obj, deep=False))
     keys = vm.elements(vm.call(attributes.load_attr(vm, obj, "keys"), (), {}))
     pairs = [(k, vm.subscript(obj, k)) for k in keys]
-    return cast("dict[object, object]", vm.native(dict, (pairs,)))
+    return cast("dict[object, object]", vm.call_native(dict, (pairs,)))

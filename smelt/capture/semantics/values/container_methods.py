@@ -1,5 +1,7 @@
-"""Methods of builtin containers, outside ones included: `list.append` notes the change, `dict.get` guards the one entry that
-it reads. Methods without a handler go through `call_container_method`.
+"""Methods of builtin containers, including environment containers.
+
+`list.append` records the mutation; `dict.get` guards the one entry that it reads. Methods without a handler go through
+`call_container_method`.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from smelt.capture.semantics.values.lengths import ask_length, container_len
 from smelt.capture.vm.vm import VM
 from smelt.reasons import UNSUPPORTED_OBJECT
 
-# Methods of containers that do not look into the elements.
+# Container methods that do not compare or hash elements.
 _BLIND_METHODS = frozenset(
     (
         "append", "appendleft", "clear", "copy", "extend", "insert", "items", "keys", "pop", "popleft", "reverse",
@@ -49,7 +51,9 @@ _BLIND_METHODS = frozenset(
     )
 )  # fmt: skip
 
-_VIEWS = frozenset(("keys", "values", "items", "__iter__", "__reversed__"))  # go on looking
+_VIEWS = frozenset(
+    ("keys", "values", "items", "__iter__", "__reversed__")
+)  # results read the container later
 SEARCHES = ("index", "count", "remove")
 _METHODS_OF_C = (types.MethodDescriptorType, types.WrapperDescriptorType)
 _Sequence = list[object] | collections.deque[object] | tuple[object, ...]
@@ -62,8 +66,8 @@ def _directly(fn: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
 def call_container_method(
     vm: VM, name: str, fn: Callable[..., object], owner: Container, args: Args, kwargs: Kwargs
 ) -> object:
-    """`owner.name(*args, **kwargs)` of a container, for a method `fn` of C that has no handler. The elements of an outside
-    container are guarded, and the container is noted as changed unless the method is known to change nothing."""
+    """`owner.name(*args, **kwargs)` for a C method `fn` of a container that has no handler. Guards the elements of an
+    environment container and records a mutation unless the method is known to be pure."""
     env = vm.env
     if isinstance(owner, collections.defaultdict) and id(owner) in env.sources and owner not in env.log:
         source = env.sources[id(owner)].child("member", "default_factory")
@@ -76,7 +80,7 @@ def call_container_method(
         given, args = args, [set_methods.operand(vm, a) for a in args]
         if name == "extend" and isinstance(owner, list) and len(given) == 1:
             ask_length(vm, given[0])
-    run = _directly if name in _BLIND_METHODS else vm.native
+    run = _directly if name in _BLIND_METHODS else vm.call_native
     look = container_contents.walk if name in _VIEWS else container_contents.open
     seen = look(env, owner) if id(owner) in env.sources else owner
     if name == "sort" and isinstance(owner, list):
@@ -98,8 +102,8 @@ def call_container_method(
 
 
 def _bound_to(container: Container, name: str) -> Callable[..., object]:
-    """The method `name` of a container that its builtin base has. (Whether a class is one of Python's or of C no flag of the
-    class says: CPython 3.12's deque is made on the heap.)"""
+    """The method `name` of a container's builtin base, bound. (Class flags do not distinguish C classes from Python classes:
+    CPython 3.12's deque is a heap type.)"""
     method = next(
         k.__dict__[name] for k in type(container).__mro__ if isinstance(k.__dict__.get(name), _METHODS_OF_C)
     )
@@ -108,17 +112,17 @@ def _bound_to(container: Container, name: str) -> Callable[..., object]:
 
 
 def search(vm: VM, name: str, owner: _Sequence, args: Args) -> object:
-    """`index`, `count` or `remove`: elements are compared, with all that they hold, so that is shown with fakes."""
+    """`index`, `count` or `remove`. Comparisons read all nested contents, so native code receives a view with fakes."""
     base = next(b for b in (list, tuple, collections.deque) if isinstance(owner, b))
     vm.env.facts.use_nan(args[0] if args else None)
     vm.env.facts.use_differences(owner, args)
     seen = container_contents.view(vm.env, owner)
     args = [_sought(vm, container_contents.view(vm.env, a)) for a in args]
     if name != "remove":
-        return vm.native(getattr(base, name), (seen, *args))
+        return vm.call_native(getattr(base, name), (seen, *args))
     count = len(seen)
     try:
-        at = cast("int | None", vm.native(_place, (seen, *args)))
+        at = cast("int | None", vm.call_native(_place, (seen, *args)))
     except RuntimeError:
         if isinstance(owner, collections.deque) and len(seen) != count:
             raise IndexError("deque mutated during remove().") from None
@@ -134,12 +138,12 @@ def search(vm: VM, name: str, owner: _Sequence, args: Args) -> object:
 
 
 def _sought(vm: VM, value: object) -> object:
-    """What is compared with elements. A function is not called, so it is itself."""
+    """The value to search for. A function stays unwrapped: it is compared, not called."""
     return value if type(value) in (FunctionType, MethodType) else vm.native_argument(value)
 
 
 def _place(values: Sequence[object], value: object) -> int | None:
-    """Where a sequence holds `value`: `index`, whose error would tell the value's text."""
+    """Index of `value` in a sequence, or None. The error of `list.index` would format the value."""
     return next((i for i, v in enumerate(values) if v is value or v == value), None)
 
 
@@ -151,8 +155,8 @@ def _sort(vm: VM, owner: list[object], **options: object) -> None:
 
 
 def _known_key(vm: VM, obj: dict[object, object], key: object) -> bool:
-    """Whether a read of `obj[key]` must be guarded, that entry alone: the dictionary is from outside, and the trace has not
-    written the entry. Raises Unsupported for a key that a guard could not look up."""
+    """Whether a read of `obj[key]` needs a guard on that entry: the dictionary is an environment object, and the trace has
+    not written the entry. Raises Unsupported for a key that guards cannot look up."""
     env = vm.env
     if id(obj) not in env.sources:
         return False
@@ -163,24 +167,24 @@ def _known_key(vm: VM, obj: dict[object, object], key: object) -> bool:
         )
     if obj not in env.log:
         return True
-    now, was = vm.keyed(dict.get, obj, key, MISSING), env.log.original_entry(obj, key)
+    now, was = vm.native_lookup(dict.get, obj, key, MISSING), env.log.original_entry(obj, key)
     return now is was
 
 
 @method(dict, "get")
 def _dict_get(vm: VM, obj: dict[object, object], key: object, default: object = None) -> object:
     if _known_key(vm, obj, key):
-        present = bool(vm.keyed(dict.__contains__, obj, key))
+        present = bool(vm.native_lookup(dict.__contains__, obj, key))
         vm.env.facts.guard("contains", vm.env.sources[id(obj)], (key, present), key=key)
         return (
-            container_contents.item(vm.env, obj, key, vm.keyed(dict.__getitem__, obj, key))
+            container_contents.item(vm.env, obj, key, vm.native_lookup(dict.__getitem__, obj, key))
             if present
             else default
         )
-    found = vm.keyed(dict.get, obj, key, MISSING)
+    found = vm.native_lookup(dict.get, obj, key, MISSING)
     if found is MISSING:
         return default
-    return vm.item_value(obj, key, found)
+    return vm.wrap_item(obj, key, found)
 
 
 @method(dict, "__contains__")
@@ -189,8 +193,8 @@ def _dict_contains(vm: VM, obj: dict[object, object], key: object) -> bool:
 
 
 def contains_key(vm: VM, obj: dict[object, object], key: object) -> bool:
-    """`key in obj`; of an outside dictionary the answer is guarded, and nothing else of it."""
-    present = bool(vm.keyed(dict.__contains__, obj, key))
+    """`key in obj`; for an environment dictionary only the result is guarded."""
+    present = bool(vm.native_lookup(dict.__contains__, obj, key))
     if _known_key(vm, obj, key):
         vm.env.facts.guard("contains", vm.env.sources[id(obj)], (key, present), key=key)
     return present
@@ -198,45 +202,45 @@ def contains_key(vm: VM, obj: dict[object, object], key: object) -> bool:
 
 @method(dict, "setdefault")
 def _dict_setdefault(vm: VM, obj: dict[object, object], key: object, default: object = None) -> object:
-    if id(obj) not in vm.env.sources:  # the key is hashed once
-        return vm.keyed(dict_base(obj).setdefault, obj, key, default)
+    if id(obj) not in vm.env.sources:  # hash the key once
+        return vm.native_lookup(dict_base(obj).setdefault, obj, key, default)
     if contains_key(vm, obj, key):
-        return vm.item_value(obj, key, vm.keyed(dict.__getitem__, obj, key))
+        return vm.wrap_item(obj, key, vm.native_lookup(dict.__getitem__, obj, key))
     environment_mutations.touch(vm.env, obj)
-    return vm.keyed(dict_base(obj).setdefault, obj, key, default)
+    return vm.native_lookup(dict_base(obj).setdefault, obj, key, default)
 
 
 @method(dict, "pop")
 def _dict_pop(vm: VM, obj: dict[object, object], key: object, *default: object) -> object:
     if id(obj) not in vm.env.sources:
-        return vm.item_value(obj, key, vm.keyed(dict_base(obj).pop, obj, key, *default))
+        return vm.wrap_item(obj, key, vm.native_lookup(dict_base(obj).pop, obj, key, *default))
     if not contains_key(vm, obj, key):
         if default:
             return default[0]
         raise KeyError(key)
-    value = vm.item_value(obj, key, vm.keyed(dict.__getitem__, obj, key))
+    value = vm.wrap_item(obj, key, vm.native_lookup(dict.__getitem__, obj, key))
     environment_mutations.touch(vm.env, obj)
-    vm.keyed(dict_base(obj).pop, obj, key)
+    vm.native_lookup(dict_base(obj).pop, obj, key)
     return value
 
 
 @method(dict, "__getitem__")
 def _dict_getitem(vm: VM, obj: dict[object, object], key: object) -> object:
-    return vm.item_value(obj, key, vm.keyed(dict.__getitem__, obj, key))
+    return vm.wrap_item(obj, key, vm.native_lookup(dict.__getitem__, obj, key))
 
 
 @method(dict, "__setitem__")
 def _dict_setitem(vm: VM, obj: dict[object, object], key: object, value: object) -> None:
     environment_mutations.touch(vm.env, obj)
     environment_mutations.note_store(vm.env, obj, "item", key, value)
-    vm.keyed(dict_base(obj).__setitem__, obj, key, value)
+    vm.native_lookup(dict_base(obj).__setitem__, obj, key, value)
 
 
 @method(list, "__getitem__")
 def _list_getitem(vm: VM, obj: list[object], key: object) -> object:
     if isinstance(key, slice) and id(obj) in vm.env.sources:
         return list.__getitem__(container_contents.open(vm.env, obj), key)
-    return vm.item_value(obj, key, vm.keyed(list.__getitem__, obj, key))
+    return vm.wrap_item(obj, key, vm.native_lookup(list.__getitem__, obj, key))
 
 
 @method(list, "append")
@@ -255,10 +259,10 @@ METHODS[dict, "__len__"] = METHODS[set, "__len__"] = _list_len
 
 @builtin(collections._count_elements)  # type: ignore[attr-defined]
 def _count_elements(vm: VM, args: Args, kwargs: Kwargs) -> None:
-    """What `Counter.update` does for elements."""
+    """`Counter.update` of elements."""
     counts, elements = args
     if id(counts) not in vm.env.sources:
-        vm.native(collections._count_elements, (counts, vm.elements(elements)))  # type: ignore[attr-defined]
+        vm.call_native(collections._count_elements, (counts, vm.elements(elements)))  # type: ignore[attr-defined]
         return
     counts = cast("dict[object, object]", counts)
     for element in vm.elements(elements):
@@ -266,15 +270,15 @@ def _count_elements(vm: VM, args: Args, kwargs: Kwargs) -> None:
 
 
 def _interpreted(polyfill: Callable[..., object]) -> Handler:
-    """The handler of a function of C that changes its argument and compares elements: the machine runs it in Python."""
+    """Handler that interprets a Python version of a C function which changes its argument and compares elements."""
     return lambda vm, args, kwargs: vm.call(polyfill, tuple(args), kwargs)
 
 
 def _of_heaps(fn: Callable[..., object], polyfill: Callable[..., object]) -> Handler:
-    """The same, of a function that refuses what is no list."""
+    """The same for a function that requires a list."""
     interpreted = _interpreted(polyfill)
     return lambda vm, args, kwargs: (
-        interpreted(vm, args, kwargs) if isinstance(args[0], list) else vm.native(fn, args, kwargs)
+        interpreted(vm, args, kwargs) if isinstance(args[0], list) else vm.call_native(fn, args, kwargs)
     )
 
 

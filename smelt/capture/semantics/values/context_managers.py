@@ -1,10 +1,9 @@
-"""Context managers that are open: entered by the trace, or entered before a graph break and left by the trace.
+"""Open context managers: entered by the trace, or entered before a graph break and left by the trace.
 
-Managers of torch act for real while the VM runs. What always holds: when a capture ends, all of them are as they were when
-it began. What is open at a graph break the compiled frame enters and leaves for real (`settings`). A manager of torch from
-outside holds its settings in attributes, which its native `__enter__` reads: they are guarded (`use_state`), and what it
-stores in them is an effect as any other. `record_function` marks a stretch of the program for the profiler; while no
-profiler runs it does nothing, which is guarded.
+Torch's managers take effect while the VM runs. Invariant: when a capture ends, all of them are in their initial state. The
+compiled frame enters and leaves the managers that are open at a graph break (`settings`). An environment manager of torch
+holds its settings in attributes, which its native `__enter__` reads: they are guarded (`use_state`), and stores to them are
+effects. `record_function` marks a range for the profiler; it does nothing without a profiler, which is guarded.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from smelt.capture.environment import wrap_values
 from smelt.capture.environment.side_effects import Call, Effect, Enter, Leave
 from smelt.capture.semantics import attributes
 from smelt.capture.vm.vm import VM
-from smelt.capture.vm.vm_state import Entered, Left, Manager
+from smelt.capture.vm.vm_state import EnteredManager, ExitedManager, Manager
 from smelt.errors import Unsupported
 from smelt.graph import backend_flags, torch_settings
 from smelt.guards import global_state
@@ -35,24 +34,23 @@ from smelt.torch_private import current_dispatch_modes, current_function_modes, 
 
 T = TypeVar("T")
 _record_function = torch.autograd.profiler.record_function
-# Capture neither enters nor leaves these. Around a graph break the compiled frames do, for real.
+# Capture does not enter or leave these; compiled frames do around a graph break.
 IDLE = (_record_function,)
-# Managers of torch that are a setting and nothing else: leaving and entering them again changes nothing, and they may be
-# left in any order.
+# Managers of torch that only change settings: they can be left and entered again, in any order.
 _REVERSIBLE = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.autocast, *IDLE)
 _GRAD_MODES = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
-# The indices in `TorchSettings` of what autocast on a device sets.
+# Indices in `TorchSettings` of the settings of autocast on a device.
 _AUTOCAST_OF = {"cpu": (2, 3), "cuda": (4, 5)}
 
 
-# The fields of the global state that are set anew at a graph break where a context manager is open.
+# Fields of the global state that are restored at a graph break inside a context manager.
 _REPLAYED = re.compile(
     r"(grad|inference)_mode|autocast_|(included|excluded)_|torch_function_mode|sdp_|forward_ad"
 )
 
 
 def use_state(vm: VM, manager: object) -> None:
-    """Native code is going to enter or leave `manager`: guards what an outside one holds."""
+    """Guard the attributes of an environment manager that native code is about to enter or leave."""
     if id(manager) not in vm.env.sources:
         return
     for name in list(instance_dict(manager) or ()):
@@ -62,12 +60,12 @@ def use_state(vm: VM, manager: object) -> None:
 
 
 def is_idle(manager: object) -> bool:
-    """Whether capture neither enters nor leaves `manager`."""
+    """Whether capture skips entering and leaving `manager`."""
     return isinstance(manager, IDLE) or gathers(manager) or is_users_mode(manager)
 
 
 def is_users_mode(manager: object) -> TypeGuard[TorchFunctionMode]:
-    """Whether `manager` is a mode whose `__torch_function__` is the user's: the trace asks it itself."""
+    """Whether `manager` is a mode with a user `__torch_function__`, which the trace calls itself."""
     if not isinstance(manager, TorchFunctionMode) or gathers(manager):
         return False
     kinds = type(manager).__mro__
@@ -77,8 +75,8 @@ def is_users_mode(manager: object) -> TypeGuard[TorchFunctionMode]:
 
 
 def gathers(manager: object) -> bool:
-    """Whether `manager` is the mode under which flex attention calls the user's functions (`CurrentCall.gathers`). Its
-    handler applies a custom function that torch's compiler knows."""
+    """Whether `manager` is the mode under which flex attention calls user functions (`CurrentCall.gathers`). Its handler
+    applies a custom function of torch's compiler."""
     kind = type(manager)
     return kind.__name__ == "TransformGetItemToIndex" and kind.__module__.startswith("torch._dynamo.")
 
@@ -103,31 +101,31 @@ def _exit_record(vm: VM, args: Args, kwargs: Kwargs) -> None:
 
 
 def foreign_mode() -> str | None:
-    """The class of a torch-function mode of the user's that the call is under: its handler must see the program's own
-    calls, and would run inside every operator of a capture."""
+    """Class name of an active user torch-function mode: its handler must observe the program's calls, and would run inside
+    every operator of a capture."""
     kinds = (type(mode) for mode in current_function_modes())
     return next((f"a {kind.__qualname__}" for kind in kinds if not is_native_module(kind.__module__)), None)
 
 
 def is_under_modes() -> bool:
-    """Whether the call is under modes, which are torch's own."""
+    """Whether any torch mode is active."""
     return bool(current_function_modes() or current_dispatch_modes())
 
 
 def entering(vm: VM, manager: object, enter: Callable[[], T]) -> T:
-    """`enter()`, which is the native `__enter__` of `manager`, however the program came to call it."""
+    """Run `enter()`, the native `__enter__` of `manager`, and record that the manager is open."""
     vm.env.facts.check_readable(manager)
     attributes_then, settings = dict(instance_dict(manager) or {}), torch_settings.read()
     result = enter()
-    vm.contexts.entered.append(Entered(manager, attributes_then, settings, torch_settings.read()))
+    vm.contexts.entered.append(EnteredManager(manager, attributes_then, settings, torch_settings.read()))
     return result
 
 
 def leaving(vm: VM, manager: object, leave: Callable[[], T]) -> T:
-    """`leave()`, which is the native `__exit__` of `manager`. Raises Unsupported for a manager that was entered
-    before a graph break, unless that can be taken back."""
+    """Run `leave()`, the native `__exit__` of `manager`. Raises Unsupported for a manager that was entered before a graph
+    break, unless that can be reverted."""
     if isinstance(manager, torch.autocast):
-        vm.trace.call_recorder.leave_autocast()
+        vm.trace.torch_recorder.leave_autocast()
     entered = vm.contexts.entered
     at = next((i for i in reversed(range(len(entered))) if entered[i].manager is manager), None)
     crossed = [e.manager for e in entered[0 if at is None else at + 1 :]]
@@ -136,15 +134,15 @@ def leaving(vm: VM, manager: object, leave: Callable[[], T]) -> T:
     held = _held_from_outside(vm, manager) if at is None else {}
     result = leave()
     if at is None:
-        vm.contexts.left.append(Left(manager, held, torch_settings.read()))
+        vm.contexts.exited.append(ExitedManager(manager, held, torch_settings.read()))
     else:
         del entered[at]
     return result
 
 
 def _held_from_outside(vm: VM, manager: object) -> dict[str, object]:
-    """The attributes of a manager that was entered before a graph break, which are guarded. Raises Unsupported unless
-    leaving it can be taken back."""
+    """Guarded attributes of a manager that was entered before a graph break. Raises Unsupported unless leaving it can be
+    reverted."""
     if not isinstance(manager, _REVERSIBLE):
         what = type(manager).__qualname__
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"a {what} entered before a graph break is left"))
@@ -156,7 +154,7 @@ def _held_from_outside(vm: VM, manager: object) -> dict[str, object]:
 
 
 def leave_contexts(vm: VM) -> None:
-    """Undoes what is still entered when capture ends early."""
+    """Revert everything still entered when capture ends early."""
     for variable, token in reversed(vm.contexts.tokens):
         variable.reset(token)
     vm.contexts.tokens.clear()
@@ -166,8 +164,8 @@ def leave_contexts(vm: VM) -> None:
         if not is_idle(entered.manager):
             native_class(entered.manager, "__exit__").__exit__(entered.manager, None, None, None)
         _restore_attributes(entered.manager, entered.attributes)
-    while vm.contexts.left:
-        left = vm.contexts.left.pop()
+    while vm.contexts.exited:
+        left = vm.contexts.exited.pop()
         if is_idle(left.manager):
             continue
         native_class(left.manager, "__enter__").__enter__(left.manager)
@@ -175,47 +173,46 @@ def leave_contexts(vm: VM) -> None:
     for setter, values in vm.contexts.process.items():
         backend_flags.SETTINGS[setter].write(*values)
     with vm.trace.paused():
-        torch_settings.put(vm.trace.call_recorder.first_state)
+        torch_settings.put(vm.trace.torch_recorder.first_state)
 
 
 def native_class(manager: Manager, name: str) -> type[AbstractContextManager[object]]:
-    """The class of which `manager` has its native method `name`: a class of the user's may wrap that in one of its own."""
+    """The class with the native method `name` of `manager`; a user class may wrap that method in its own."""
     kinds = (kind for kind in type(manager).__mro__ if name in vars(kind))
     return next(k for k in kinds if type(vars(k)[name]) is not FunctionType or runs_natively(vars(k)[name]))
 
 
 def settings(vm: VM) -> list[Effect]:
-    """The context managers that are entered or left for good, and the settings that are different now."""
+    """Effects for context managers that stay entered or left, and for changed settings."""
     found: list[Effect] = []
-    replayed = vm.trace.call_recorder.first_state  # the settings after what is found so far
-    for left in vm.contexts.left:
+    replayed = vm.trace.torch_recorder.first_state  # the settings after the effects so far
+    for left in vm.contexts.exited:
         found.append(Leave(left.manager, native_class(left.manager, "__exit__")))
         replayed = _after_leaving(left, replayed)
     for entered in vm.contexts.entered:
-        # what the manager is going to put back when it is left
+        # the settings that the manager restores when it is left
         found += _calls(replayed, entered.settings)
         found.append(Enter(entered.manager, native_class(entered.manager, "__enter__")))
-        replayed = entered.inside
+        replayed = entered.settings_inside
     found += _process_calls(vm)
     return found + _calls(replayed, torch_settings.read())
 
 
 def keep(vm: VM, setter: FunctionType) -> None:
-    """The program is about to change settings of the process by `setter`: those of now are put back at the end."""
+    """Save the process settings that the program is about to change by `setter`; they are restored when capture ends."""
     if setter not in vm.contexts.process:
         vm.contexts.process[setter] = backend_flags.SETTINGS[setter].read()
 
 
 def _process_calls(vm: VM) -> list[Effect]:
-    """The calls that lead from the settings of the process when the capture began to those of now."""
+    """Calls that change the process settings from their state when the capture began to the current state."""
     now = {setter: backend_flags.SETTINGS[setter].read() for setter in vm.contexts.process}
     changed = [setter for setter, before in vm.contexts.process.items() if before != now[setter]]
     return [Call(backend_flags.SETTINGS[setter].write, now[setter]) for setter in changed]
 
 
 def check_replayed(start: Snapshot) -> None:
-    """At a graph break: raises Unsupported for a setting that is not as when the capture began, and that `settings` has no
-    call for."""
+    """At a graph break: raise Unsupported for a changed setting that `settings` cannot replay."""
     then, now = (global_state.decode(state) for state in (start, global_state.snapshot()))
     changed = [name for name in then if then[name] != now[name] and not _REPLAYED.match(name)]
     if changed:
@@ -226,14 +223,16 @@ def _calls(then: torch_settings.TorchSettings, now: torch_settings.TorchSettings
     return [Call(function, args) for function, args in torch_settings.difference(then, now)]
 
 
-def _after_leaving(left: Left, settings: torch_settings.TorchSettings) -> torch_settings.TorchSettings:
-    """The settings after the manager is left under `settings`: it puts back those that it has changed."""
+def _after_leaving(
+    left: ExitedManager, settings: torch_settings.TorchSettings
+) -> torch_settings.TorchSettings:
+    """The settings after the manager is left under `settings`: it restores those it changed."""
     changed: tuple[int, ...] = ()
     if isinstance(left.manager, _GRAD_MODES):
         changed = (0,)
     elif isinstance(left.manager, torch.autocast):
         changed = _AUTOCAST_OF.get(cast(str, left.attributes["device"]), ())
-    found = [left.after[i] if i in changed else setting for i, setting in enumerate(settings)]
+    found = [left.settings[i] if i in changed else setting for i, setting in enumerate(settings)]
     return cast(torch_settings.TorchSettings, tuple(found))
 
 

@@ -1,7 +1,7 @@
-"""Names that texts show: those of functions, classes and modules, which may be given others while they stay what they are.
+"""Names in texts: functions, classes and modules can be renamed without changing identity.
 
-`repr(f)`, `f"{cls}"` and `str(partial)` are made by native code. What they say beyond the identity of an object is guarded
-here, before the text is made.
+Native code formats `repr(f)`, `f"{cls}"` and `str(partial)`. This module guards what such a text shows beyond an object's
+identity, before it is formatted.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from smelt._native import isinstance
 from smelt.capture.base.value_kinds import IMMUTABLE_TYPE_FLAG, LEAF_TYPES, FunctionType, MethodType
 from smelt.capture.semantics import attributes
 from smelt.capture.vm.vm import VM
-from smelt.tracing.symbolic.numbers_in_containers import plain_parts
+from smelt.tracing.symbolic.numbers_in_containers import specialize_nested
 
-_DEPTH = 4  # how many objects deep names are looked for
+_DEPTH = 4  # maximum nesting depth of the search for names
 _OF_MODULES = ("__spec__", "__loader__", "__name__", "__file__")
 
-# What the texts of objects of C show of others.
+# Components that the texts of C objects show.
 _PARTS: tuple[tuple[Any, Callable[[Any], Iterable[object]]], ...] = (
     (tuple, tuple.__iter__),
     (list, list.__iter__),
@@ -42,7 +42,7 @@ _PARTS: tuple[tuple[Any, Callable[[Any], Iterable[object]]], ...] = (
 
 
 def use_names(vm: VM, value: object, depth: int = _DEPTH) -> None:
-    """The trace depends on the names that the text of `value` shows."""
+    """Guard the names in the text of `value`."""
     if type(value) in LEAF_TYPES or not depth:
         return
     if isinstance(value, type):
@@ -59,19 +59,19 @@ def use_names(vm: VM, value: object, depth: int = _DEPTH) -> None:
     elif isinstance(value, functools.partial):
         function, given, keywords = attributes.partial_parts(vm, value)
         for part in (function, *given, *keywords.values()):
-            use_names(vm, plain_parts(part), depth - 1)
+            use_names(vm, specialize_nested(part), depth - 1)
     else:
         for part in next((parts(value) for base, parts in _PARTS if isinstance(value, base)), ()):
             use_names(vm, part, depth - 1)
 
 
 def _way_of_numpy() -> object:
-    """The version of NumPy as which it writes scalars; False for its own."""
+    """NumPy's legacy print mode; False for the current one."""
     return np.get_printoptions()["legacy"]
 
 
 def _use_name_of_class(vm: VM, cls: type) -> None:
-    """Guards the module and the qualified name of a class; the latter changes without a new version of the class."""
+    """Guard the module and qualified name of a class. Assigning `__qualname__` does not change the class version."""
     vm.env.facts.use_class(cls)
     if not cls.__flags__ & IMMUTABLE_TYPE_FLAG and not vm.env.sources.is_made_class(cls):
         source = vm.env.sources.const(cls).child("member", "__qualname__")

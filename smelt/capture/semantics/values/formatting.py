@@ -1,6 +1,6 @@
-"""Formatting: `str`, `repr`, `format`, `%` and `str.join` of tensors, and of what holds tensors, give a `Text`.
+"""Formatting: `str`, `repr`, `format`, `%` and `str.join` of tensors, and of containers of tensors, return a `Text`.
 
-Everything else is formatted as the builtins' own handlers do (`_NATIVE`).
+The builtins' own handlers format everything else (`_NATIVE`).
 """
 
 from __future__ import annotations
@@ -44,21 +44,22 @@ def _show(vm: VM, fake: FakeTensor, bare: bool = False) -> Shown:
 
 
 def _number(vm: VM, value: object) -> object:
-    """A symbolic number, as part of a text. It is noted, since it must not be symbolic if the program reads the text."""
+    """A symbolic number as part of a text. It is recorded, since it must be specialized if the program reads the text."""
     symbol = cast("Int | Float", value).node
-    vm.disclosed.shown_numbers.update(source.path for source in leaves(symbol.expression))
+    vm.assumptions.formatted_numbers.update(source.path for source in leaves(symbol.expression))
     if symbol.size is not None:
-        vm.disclosed.shown_sizes |= free_syms(symbol.size)
+        vm.assumptions.formatted_sizes |= free_syms(symbol.size)
     return value
 
 
 def _is_known(value: object) -> bool:
-    """Whether it is a constant, and no sizes in it are symbolic."""
+    """Whether `value` is a constant without symbolic sizes."""
     return is_constant(value) and not has_symbols(value)
 
 
 class _Structure:
-    """A copy of nested builtin containers whose text is that of the original; `unknown` if it holds tensors."""
+    """Copier of nested builtin containers into containers with the same text. `unknown`: the text depends on tensors or
+    symbolic numbers."""
 
     def __init__(self, vm: VM) -> None:
         self.vm = vm
@@ -66,7 +67,7 @@ class _Structure:
         self._memo: dict[int, object] = {}
 
     def copy(self, value: object) -> object:
-        """What takes the place of `value`: a `Shown` for a tensor, a copy of a container, a `Verbatim` for most objects."""
+        """Replacement of `value`: a `Shown` for a tensor, a copy of a container, a `Verbatim` for most objects."""
         kind = type(value)
         if type(value) is FakeTensor:
             self.unknown = True
@@ -130,18 +131,18 @@ def convert(vm: VM, fn: _Conversion, value: object) -> str | Text:
         made = structure.copy(value)
         if structure.unknown:
             return Text(fn, made)
-        return cast(str, vm.native(fn, (made,)))
+        return cast(str, vm.call_native(fn, (made,)))
     return cast(str, _NATIVE[fn](vm, (value,), {}))
 
 
-_NATIVE: dict[object, Handler] = {}  # what the builtins do with other objects
+_NATIVE: dict[object, Handler] = {}  # handlers of the builtins for other objects
 
 
 def formatted(vm: VM, value: object, spec: object) -> str | Text:
     """`format(value, spec)`."""
     if type(spec) is Text:
         raise unreadable("a tensor's text is used as a format")
-    spec = cast(str, spec)  # whatever else it is, `format` raises
+    spec = cast(str, spec)  # `format` raises for other types
     if type(value) is FakeTensor:
         return _format_tensor(vm, value, spec)
     if type(value) in NUMBERS:
@@ -157,7 +158,7 @@ def formatted(vm: VM, value: object, spec: object) -> str | Text:
 
 
 def _format_tensor(vm: VM, value: FakeTensor, spec: str) -> str | Text:
-    """As `Tensor.__format__`, which formats a tensor without dimensions as its number."""
+    """`Tensor.__format__`, which formats a scalar tensor as its number."""
     check_class(value, "the text")
     check_unasked(vm, "the text of a tensor")
     if value.dim() != 0:
@@ -170,7 +171,7 @@ def _format_tensor(vm: VM, value: FakeTensor, spec: str) -> str | Text:
 
 
 def _sample(dtype: torch.dtype) -> complex:
-    """A number of the kind that `Tensor.item()` gives."""
+    """A number of the type that `Tensor.item()` returns."""
     if dtype is torch.bool:
         return True
     return 1.5j if dtype.is_complex else 1.5 if dtype.is_floating_point else 1
@@ -192,10 +193,10 @@ def percent(vm: VM, pattern: str, values: object) -> object:
         if _holds_text(several):
             raise unreadable("a tensor is formatted by %")
         use_names(vm, values)
-        return vm.native(operator.mod, (pattern, container_contents.view(vm.env, values)))
+        return vm.call_native(operator.mod, (pattern, container_contents.view(vm.env, values)))
     made = tuple(map(functools.partial(_percent_argument, vm), conversions, several))
     if not _holds_text(made):
-        return vm.native(operator.mod, (pattern, made))
+        return vm.call_native(operator.mod, (pattern, made))
     return Text(operator.mod, pattern, made)
 
 
@@ -230,7 +231,7 @@ def _holds_text(values: Iterable[object]) -> bool:
 def _join(vm: VM, separator: object, values: object) -> object:
     parts = vm.elements(values)
     if not any(type(p) is Text for p in parts):
-        return vm.native(str.join, (separator, parts))
+        return vm.call_native(str.join, (separator, parts))
     if not all(type(p) is Text or isinstance(p, str) for p in parts):
         return "".join([0])  # type: ignore[list-item]  # its TypeError
     return Text(separated, separator, *parts)
@@ -245,7 +246,7 @@ def _format(vm: VM, pattern: str, *args: object, **kwargs: object) -> object:
         view = functools.partial(container_contents.view, vm.env)
         args = tuple(vm.native_argument(view(a)) for a in args)
         named = {k: vm.native_argument(view(v)) for k, v in kwargs.items()}
-        return vm.native(str.format, (pattern, *args), named)
+        return vm.call_native(str.format, (pattern, *args), named)
     parts: list[str | Text] = []
     automatic = itertools.count()
     for text, field, spec, conversion in string.Formatter().parse(pattern):
@@ -294,7 +295,7 @@ def _native_ascii(vm: VM, args: Args, kwargs: Kwargs) -> object:
 
 
 def install() -> None:
-    """Puts the handlers of this module before those that the builtins have (`_NATIVE`): for tensors, and what holds them."""
+    """Install this module's handlers in front of the builtins' handlers (`_NATIVE`)."""
     for fn in (str, repr, ascii):
         _NATIVE[fn] = BUILTINS.get(fn, _native_ascii)
         BUILTINS[fn] = _converting(fn)

@@ -1,7 +1,7 @@
-"""What the instructions CALL_INTRINSIC_1 and CALL_INTRINSIC_2 of CPython 3.12 do, by number.
+"""Handlers of CPython 3.12's CALL_INTRINSIC_1 and CALL_INTRINSIC_2, by number.
 
-Type parameters and `type` statements are made by the interpreter itself: their bounds and values are evaluated lazily, in
-the scope they were written in, which no public constructor can do.
+The interpreter itself creates type parameters and `type` aliases: their bounds and values are evaluated lazily in the scope
+where they are written, which no public constructor supports.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _operands(a: object, b: object) -> object:
 
 
 def _native(number: int, arity: int) -> Callable[..., object]:
-    """(globals of the frame, operands) -> what the interpreter's own intrinsic makes of them."""
+    """A function (globals of the frame, operands) that runs the interpreter's intrinsic."""
     instructions = [("RESUME", 0), *(("LOAD_FAST", i) for i in range(arity))]
     instructions += [(f"CALL_INTRINSIC_{arity}", number), ("RETURN_VALUE", 0)]
     raw = bytes(part for name, arg in instructions for part in (dis.opmap[name], arg))
@@ -48,7 +48,7 @@ UNARY: dict[int, Callable[..., object]] = {
     3: lambda scope, error: _stop_iteration_error(error),
     **_table(1, range(7, 12)),  # a TypeVar, ParamSpec, TypeVarTuple; Generic[...]; a type alias
 }
-PREP_RERAISE_STAR = 1  # of CALL_INTRINSIC_2: 3.11 has an instruction for it
+PREP_RERAISE_STAR = 1  # in CALL_INTRINSIC_2; an instruction of its own in 3.11
 BINARY: dict[int, Callable[..., object]] = _table(
     2, range(2, 6 if PY313 else 5)
 )  # a bound and a constrained TypeVar; __type_params__; the default of a type parameter

@@ -1,4 +1,4 @@
-"""Iteration: `for`, `iter` and `next`, and the builtins that walk over an iterable (`zip`, `map`, `sorted`, `sum`, ...)."""
+"""Iteration: `for`, `iter` and `next`, and builtins over iterables (`zip`, `map`, `sorted`, `sum`, ...)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from smelt.capture.base.call_handlers import BUILTINS, Args, Handler, Kwargs, bu
 from smelt.capture.base.type_lookup import ABSENT
 from smelt.capture.base.value_kinds import CONTAINER_BASES, LEAF_TYPES
 from smelt.capture.base.vm_frames import (
+    CallSite,
     Generator,
-    Tail,
     VMCallable,
     VMIterator,
     VMSequence,
     VMSizedSequence,
-    through,
+    with_result_handler,
 )
 from smelt.capture.environment import container_contents, environment_iterators, wrap_values
 from smelt.capture.environment.guard_facts import KEY_WRAPPER
@@ -37,17 +37,17 @@ from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.torch_function_handlers import is_handled
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
-from smelt.tracing.symbolic.symbolic_ranges import ROWS, SymbolicList, SymbolicRange
+from smelt.tracing.symbolic.symbolic_ranges import SEQUENCE_PROXIES, SymbolicList, SymbolicRange
 
 TUPLE_ASKS = (
     not PY314
-)  # whether `tuple(x)` and `f(*x)` ask how long x is before they iterate over it, as `list(x)` does
+)  # whether `tuple(x)` and `f(*x)` call the length hint of x before iterating, as `list(x)` does
 _ASKING = (list, tuple, torch.Size) if TUPLE_ASKS else (list,)
 
 
 def get_iter(vm: VM, obj: object) -> object:
     """`iter(obj)`."""
-    tail = vm.frames.take_tail()
+    call_site = vm.frames.take_call_site()
     if vm.env.opened.stale:
         container_contents.update_copies(vm.env)
     kind = type(obj)
@@ -56,26 +56,26 @@ def get_iter(vm: VM, obj: object) -> object:
     if type(obj) is FakeTensor:
         return iter(_rows(vm, obj))
     if may_define_operators(kind):
-        found = _python_iterator(vm, obj, tail)
+        found = _python_iterator(vm, obj, call_site)
         if found is not None:
             return found
     return iter(iterable(vm, obj))
 
 
 def _rows(vm: VM, tensor: FakeTensor) -> tuple[FakeTensor, ...]:
-    """What iteration over a tensor gives. Raises what iteration over a real one would."""
+    """Elements of iteration over a tensor. Raises as a real tensor does."""
     if is_handled(vm.trace.call, (tensor,)):
-        return tuple(vm.native(torch.Tensor.__iter__, (tensor,)))  # type: ignore[arg-type]  # asks about `dim` and `unbind`
+        return tuple(vm.call_native(torch.Tensor.__iter__, (tensor,)))  # type: ignore[arg-type]  # dispatches `dim` and `unbind`
     if not tensor.spec.shape:
         raise TypeError("iteration over a 0-d tensor")
     return cast("tuple[FakeTensor, ...]", tensor.unbind(0))
 
 
-def _python_iterator(vm: VM, obj: object, tail: Tail | None = None) -> object:
-    """`iter(obj)` where that is Python code; None where it is not."""
+def _python_iterator(vm: VM, obj: object, call_site: CallSite | None = None) -> object:
+    """`iter(obj)` if Python code implements it, else None."""
     found = python_method(vm, obj, "__iter__")
     if found is not None:
-        vm.frames.tail = through(tail, result_polyfills.iterator)
+        vm.frames.call_site = with_result_handler(call_site, result_polyfills.iterator)
         made = vm.call_function(found, (obj,))
         if not hasattr(type(made), "__next__"):
             raise TypeError(f"iter() returned non-iterator of type {vm.class_of(made).__name__!r}")
@@ -90,15 +90,15 @@ def _python_iterator(vm: VM, obj: object, tail: Tail | None = None) -> object:
 
 
 def iterable(vm: VM, obj: object, at_once: bool = False) -> Iterable[object]:
-    """Something that native code may iterate over to the same effect as over `obj`: what it is to raise for an object that
-    is not iterable, it raises itself. `at_once`: nothing can change before it is done."""
+    """An iterable for native code with the effects of iterating over `obj`; it raises itself if `obj` is not iterable.
+    `at_once`: nothing can change before the iteration ends."""
     if vm.env.opened.stale:
         container_contents.update_copies(vm.env)
     kind = type(obj)
     if kind in LEAF_TYPES or kind is tuple or kind is Generator:
         return cast("Iterable[object]", obj)
-    if kind in ROWS:
-        return cast("SymbolicRange | SymbolicList", obj).plain()
+    if kind in SEQUENCE_PROXIES:
+        return cast("SymbolicRange | SymbolicList", obj).specialize()
     if isinstance(obj, (set, frozenset)):
         vm.env.facts.use_order(vm.env.overlay.now(obj))
     if isinstance(obj, CONTAINER_BASES) and python_method(vm, obj, "__iter__") is None:
@@ -122,7 +122,7 @@ def iterable(vm: VM, obj: object, at_once: bool = False) -> Iterable[object]:
 
 
 def _iterate(vm: VM, iterator: object) -> Iterator[object]:
-    """What is left of `iterator`, whose `__next__` the machine carries out."""
+    """Remaining elements of `iterator`, advanced by the VM."""
     while True:
         try:
             value = next_item(vm, iterator)
@@ -145,13 +145,13 @@ def next_item(vm: VM, iterator: object) -> object:
     if id(iterator) in vm.env.sources:
         return environment_iterators.next_item(vm.env, iterator)
     plain = kind in PLAIN_ITERATORS
-    value = next(cast("Iterator[object]", iterator)) if plain else vm.native(next, (iterator,))
+    value = next(cast("Iterator[object]", iterator)) if plain else vm.call_native(next, (iterator,))
     return wrap_values.fake(vm.env, value) if type(value) is not FakeTensor else value
 
 
 def elements(vm: VM, obj: object, limit: int | None = None, hinted: bool = False) -> Sequence[object]:
-    """All elements of an iterable as a list or tuple (at most `limit`), each a value of the VM. `hinted`: its length is
-    asked first, as `list` does."""
+    """All elements of an iterable (at most `limit`) as a list or tuple of VM values. `hinted`: first call its length hint,
+    as `list` does."""
     if vm.env.opened.stale:
         container_contents.update_copies(vm.env)
     if type(obj) is tuple:
@@ -164,12 +164,12 @@ def elements(vm: VM, obj: object, limit: int | None = None, hinted: bool = False
     if limit is not None and not isinstance(values, (list, tuple, dict, set)):
         values = itertools.islice(values, limit)
     if not isinstance(values, (*CONTAINER_BASES, tuple)) and type(values) not in PLAIN_ITERATORS:
-        values = cast("list[object]", vm.native(list, (values,)))
+        values = cast("list[object]", vm.call_native(list, (values,)))
     return [v if type(v) is FakeTensor else wrap_values.fake(vm.env, v) for v in values]
 
 
 def each(vm: VM, obj: object) -> Iterator[object]:
-    """The elements of `obj` one after the other: the machine advances to an element only when it is asked for."""
+    """Elements of `obj` on demand: the VM advances only when the next element is needed."""
     return _iterate(vm, get_iter(vm, obj))
 
 
@@ -177,7 +177,7 @@ def each(vm: VM, obj: object) -> Iterator[object]:
 def _iter(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if len(args) == 2:
         if not callable(args[0]):
-            iter(cast(Callable[[], object], None), None)  # raises, in the words of this Python
+            iter(cast(Callable[[], object], None), None)  # raises the message of this Python version
         return iter(VMCallable(vm, args[0]), args[1])
     return vm.get_iter(args[0])
 
@@ -230,18 +230,18 @@ def _sorted(vm: VM, args: Args, kwargs: Kwargs) -> object:
     values = vm.elements(args[0], hinted=True)
     if compares_contents(values, kwargs.get("key")):
         return [values[i] for i in sorted_places(vm, values, **kwargs)]
-    return vm.native(sorted, (values,), comparing(vm, values, kwargs))
+    return vm.call_native(sorted, (values,), comparing(vm, values, kwargs))
 
 
 def compares_contents(values: Iterable[object], key: object) -> bool:
-    """Whether containers are compared, in which there may be more from outside."""
+    """Whether the comparison reads nested containers, which may hold environment objects."""
     return key is None and any(isinstance(v, CONTAINER_BASES) for v in values)
 
 
 def sorted_places(vm: VM, values: Sequence[object], key: object = None, reverse: object = False) -> list[int]:
-    """The places of `values` in their order: containers are compared with all that they hold, shown with fakes."""
+    """Indices of `values` in sorted order. Comparisons of containers read a view with fakes."""
     shown = [container_contents.view(vm.env, v) for v in values]
-    return cast("list[int]", vm.native(_sort_places, (shown, vm.truth(reverse))))
+    return cast("list[int]", vm.call_native(_sort_places, (shown, vm.truth(reverse))))
 
 
 def _sort_places(shown: list[object], reverse: bool) -> list[int]:
@@ -249,8 +249,8 @@ def _sort_places(shown: list[object], reverse: bool) -> list[int]:
 
 
 def comparing(vm: VM, values: Iterable[object], kwargs: Kwargs) -> Kwargs:
-    """The keyword arguments of a function of C that compares `values`, or what `key` makes of them: what it looks into is
-    guarded."""
+    """Keyword arguments of a C function that compares `values`, or their keys: guards everything that the comparison
+    reads."""
     if kwargs.get("key") is None:
         container_contents.open_compared(vm.env, values)
         return kwargs
@@ -261,7 +261,7 @@ def comparing(vm: VM, values: Iterable[object], kwargs: Kwargs) -> Kwargs:
 
 
 def opened(vm: VM, value: object) -> object:
-    """`value`, which native code is going to compare."""
+    """Guard the contents of `value`, which native code is about to compare."""
     container_contents.open_compared(vm.env, (value,))
     return value
 
@@ -269,23 +269,23 @@ def opened(vm: VM, value: object) -> object:
 def element_function(
     vm: VM, fn: object, finish: Callable[[object], object] | None = None
 ) -> Callable[..., object]:
-    """`fn` as native code may call it with what it takes from an iterable: all calls come back to the machine, also those of
-    functions of C, which may look into elements from outside."""
+    """`fn` as native code may call it with elements of an iterable: every call returns to the VM, including C functions,
+    which may read environment elements."""
     vm.env.facts.check_readable(fn)
     if (
         not callable(fn) or type(fn) is KEY_WRAPPER
-    ):  # which keeps its argument: the comparison comes back to the machine
+    ):  # it stores its argument, and comparisons return to the VM
         return cast("Callable[..., object]", fn)
     return VMCallable(vm, fn, finish)
 
 
 def predicate(vm: VM, fn: object) -> Callable[..., object]:
-    """`fn` (None: `bool`) as native code may call it that asks only whether the result is true."""
+    """`fn` (None: `bool`) as native code may call it for a truth value."""
     return element_function(vm, bool if fn is None else fn, vm.truth)
 
 
 def _quantifier(stop: bool) -> Handler:
-    """`any` (which stops at True) and `all` (at False): elements behind the one that decides are not asked for."""
+    """`any` (stops at True) and `all` (stops at False): later elements are not evaluated."""
 
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> bool:
         for value in each(vm, args[0]):
@@ -314,14 +314,14 @@ def _extreme(choose: Callable[..., object]) -> Handler:
         if compares_contents(values, kwargs.get("key")):
             return values[_extreme_place(vm, choose, values)]
         if "key" not in kwargs and any(type(v) in NUMBERS for v in values):
-            return functools.reduce(lambda best, value: vm.native(choose, (best, value)), values)
-        return vm.native(choose, (values,) if len(args) == 1 else values, comparing(vm, values, kwargs))
+            return functools.reduce(lambda best, value: vm.call_native(choose, (best, value)), values)
+        return vm.call_native(choose, (values,) if len(args) == 1 else values, comparing(vm, values, kwargs))
 
     return handler
 
 
 def _extreme_place(vm: VM, choose: Callable[..., object], values: Sequence[object]) -> int:
-    return cast(int, vm.native(_chosen, (choose, [container_contents.view(vm.env, v) for v in values])))
+    return cast(int, vm.call_native(_chosen, (choose, [container_contents.view(vm.env, v) for v in values])))
 
 
 def _chosen(choose: Callable[..., object], shown: list[object]) -> object:
@@ -339,14 +339,14 @@ def _reduce(vm: VM, args: Args, kwargs: Kwargs) -> object:
 
 
 def from_iterable(make: Callable[..., object]) -> Handler:
-    """The handler of a builtin whose first argument is an iterable that it walks through to the end."""
+    """Handler of a builtin that exhausts the iterable in its first argument."""
 
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
         if not args:
             return make(**kwargs)
-        if make is list and type(args[0]) in ROWS:
+        if make is list and type(args[0]) in SEQUENCE_PROXIES:
             return number_semantics.listed(cast("SymbolicRange | SymbolicList", args[0])).part(slice(None))
-        return vm.native(make, (vm.elements(args[0], hinted=make in _ASKING), *args[1:]), kwargs)
+        return vm.call_native(make, (vm.elements(args[0], hinted=make in _ASKING), *args[1:]), kwargs)
 
     return handler
 

@@ -1,4 +1,4 @@
-"""`len`, as the machine asks it of tensors, containers and the user's classes."""
+"""`len` of tensors, containers and user classes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import SupportsIndex, cast
 import torch
 
 from smelt._native import isinstance
-from smelt.capture.base.call_handlers import Args, Kwargs, builtin, hands_on
+from smelt.capture.base.call_handlers import Args, Kwargs, breakable, builtin
 from smelt.capture.base.value_kinds import CONTAINER_BASES
-from smelt.capture.base.vm_frames import through
+from smelt.capture.base.vm_frames import with_result_handler
 from smelt.capture.environment import container_contents
 from smelt.capture.semantics import attributes, number_semantics, result_polyfills
 from smelt.capture.semantics.attributes import python_method
@@ -20,32 +20,32 @@ from smelt.capture.semantics.attributes.method_lookup import may_define_operator
 from smelt.capture.vm.vm import VM
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.torch_function_handlers import is_handled
-from smelt.tracing.symbolic.symbolic_ranges import ROWS, SymbolicList, SymbolicRange
+from smelt.tracing.symbolic.symbolic_ranges import SEQUENCE_PROXIES, SymbolicList, SymbolicRange
 
 
 @builtin(len)
-@hands_on
+@breakable
 def _len(vm: VM, args: Args, kwargs: Kwargs) -> int:
     (obj,) = args
-    tail = vm.frames.take_tail()
+    call_site = vm.frames.take_call_site()
     if type(obj) is FakeTensor and is_handled(vm.trace.call, (obj,)):
-        return checked_len(vm.native(torch.Tensor.__len__, (obj,)))
+        return checked_len(vm.call_native(torch.Tensor.__len__, (obj,)))
     if type(obj) is FakeTensor:
         if not obj.spec.shape:
             raise TypeError("len() of a 0-d tensor")
         return attributes.shape_of(obj)[0]
-    if type(obj) in ROWS:
+    if type(obj) in SEQUENCE_PROXIES:
         length: int = number_semantics.listed(cast("SymbolicRange | SymbolicList", obj)).length
         return length
     found = python_method(vm, obj, "__len__")
     if found is not None:
-        vm.frames.tail = through(tail, result_polyfills.length)
+        vm.frames.call_site = with_result_handler(call_site, result_polyfills.length)
         return checked_len(vm.call_function(found, (obj,)))
     return container_len(vm, obj)
 
 
 def checked_len(found: object) -> int:
-    """What `__len__` returned, as a length. Raises TypeError or ValueError as the interpreter would."""
+    """Result of `__len__` as a length. Raises TypeError or ValueError as the interpreter would."""
     length = operator.index(cast(SupportsIndex, found))
     if length < 0:
         raise ValueError("__len__() should return >= 0")
@@ -53,7 +53,7 @@ def checked_len(found: object) -> int:
 
 
 def container_len(vm: VM, obj: object) -> int:
-    """`len(obj)` where no Python code is behind it; that of an outside container is guarded."""
+    """`len(obj)` without Python code; guarded for an environment container."""
     env = vm.env
     env.facts.check_readable(obj, "__len__")
     if env.opened.stale:
@@ -64,10 +64,10 @@ def container_len(vm: VM, obj: object) -> int:
 
 
 def ask_length(vm: VM, obj: object) -> None:
-    """What `operator.length_hint(obj)` runs of the user's code."""
+    """Run the user code of `operator.length_hint(obj)`."""
     if type(obj) is FakeTensor:
         if is_handled(vm.trace.call, (obj,)):
-            vm.native(torch.Tensor.__len__, (obj,))
+            vm.call_native(torch.Tensor.__len__, (obj,))
         return
     if not may_define_operators(type(obj)):
         return

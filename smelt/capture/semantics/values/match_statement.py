@@ -1,4 +1,4 @@
-"""`match`: what MATCH_SEQUENCE, MATCH_MAPPING, MATCH_KEYS and MATCH_CLASS decide (Python/ceval.c)."""
+"""`match`: the instructions MATCH_SEQUENCE, MATCH_MAPPING, MATCH_KEYS and MATCH_CLASS (Python/ceval.c)."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from smelt.capture.base.value_kinds import MISSING
 from smelt.capture.semantics import attributes
 from smelt.capture.vm.vm import VM
 
-# Flags of classes (Include/object.h); collections.abc sets the first two on what is registered or inherits.
+# Class flags (Include/object.h); collections.abc sets the first two on registered and inheriting classes.
 _SEQUENCE, _MAPPING, _MATCH_SELF = 1 << 5, 1 << 6, 1 << 22
 
 
 def is_sequence(value: object) -> bool:
-    """What MATCH_SEQUENCE decides: a flag of the class says so, no `__len__` or `__getitem__` is asked."""
+    """MATCH_SEQUENCE: tests a class flag; `__len__` and `__getitem__` are not called."""
     return bool(type(value).__flags__ & _SEQUENCE)
 
 
 def is_mapping(value: object) -> bool:
-    """What MATCH_MAPPING decides, by a flag of the class as well."""
+    """MATCH_MAPPING: tests a class flag."""
     return bool(type(value).__flags__ & _MAPPING)
 
 
 def keys(vm: VM, subject: object, names: tuple[object, ...]) -> tuple[object, ...] | None:
-    """The values of `subject` at `names`; None if one is missing."""
+    """MATCH_KEYS: the values of `subject` at `names`; None if one is missing."""
     for i, name in enumerate(names):
         if any(name == other for other in names[:i]):
             raise ValueError(f"mapping pattern checks duplicate key ({name!r})")
@@ -42,7 +42,8 @@ def keys(vm: VM, subject: object, names: tuple[object, ...]) -> tuple[object, ..
 def class_parts(
     vm: VM, subject: object, cls: object, count: int, names: tuple[str, ...]
 ) -> tuple[object, ...] | None:
-    """What the sub-patterns of `cls(...)` look at, `count` positional ones first; None if `subject` does not match."""
+    """MATCH_CLASS: the subjects of the sub-patterns of `cls(...)`, `count` positional ones first; None if `subject` does not
+    match."""
     if not isinstance(cls, type):
         raise TypeError(f"called match pattern must be a {'class' if PY312 else 'type'}")
     if not vm.call(builtins.isinstance, (subject, cls), {}):
@@ -62,7 +63,7 @@ def class_parts(
 
 
 def _positional(vm: VM, cls: type, count: int) -> tuple[bool, tuple[str, ...]]:
-    """Whether the one positional pattern is for the subject itself, else the names of attributes."""
+    """Whether the single positional pattern matches the subject itself, else the attribute names."""
     args = attributes.load_default(vm, cls, "__match_args__", MISSING)
     itself = args is MISSING and bool(cls.__flags__ & _MATCH_SELF)
     if args is MISSING:

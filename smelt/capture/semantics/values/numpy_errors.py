@@ -1,8 +1,7 @@
-"""What NumPy says of what it cannot compute (`numpy.seterr`): a division by zero, an overflow, an invalid value.
+"""NumPy's floating-point errors (`numpy.seterr`): division by zero, overflow, invalid values.
 
-Where native code computes with NumPy in capture, it notes such errors in place of warning or raising. In eager each call
-tells of them, as the state of then says: the graph breaks at such a computation, unless the state, which is guarded, is to
-ignore them.
+During capture, native NumPy calls record such errors instead of warning or raising. Eager reports them at each call
+according to NumPy's error state, so the graph breaks at such a computation unless the state, which is guarded, ignores them.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _KINDS = {"divide by zero": "divide", "overflow": "over", "underflow": "under", 
 
 
 def error_state() -> tuple[str, ...]:
-    """How NumPy treats each kind of error now."""
+    """NumPy's current treatment of each kind of error."""
     return tuple(_state().values())
 
 
@@ -32,8 +31,11 @@ def _state() -> dict[str, str]:
 
 
 def computes(fn: object, args: Sequence[object]) -> bool:
-    """Whether a call of native code is one of NumPy's."""
-    if getattr(fn, "__name__", "") in ("__enter__", "__exit__"):  # of `errstate`, which changes the state
+    """Whether a native call is a NumPy call."""
+    if getattr(fn, "__name__", "") in (
+        "__enter__",
+        "__exit__",
+    ):  # of `errstate`, which changes the error state
         return False
     if any(isinstance(a, (np.ndarray, np.generic)) for a in args):
         return True
@@ -46,8 +48,8 @@ def computes(fn: object, args: Sequence[object]) -> bool:
 
 @contextmanager
 def noted(vm: VM, fn: Callable[..., object], traced: bool) -> Iterator[None]:
-    """A call of NumPy's `fn`. Raises Unsupported where it has errors that it would tell of. `traced`: the graph computes in
-    its place."""
+    """Context of a call of NumPy's `fn`. Raises Unsupported if it has errors that NumPy would report. `traced`: the graph
+    computes the call."""
     errors: dict[str, int] = {}
     if traced:
         _use_state(vm)
@@ -55,21 +57,17 @@ def noted(vm: VM, fn: Callable[..., object], traced: bool) -> Iterator[None]:
         yield
     state, own = _state(), [e.manager for e in vm.contexts.entered if isinstance(e.manager, np.errstate)]
     kinds = {_KINDS[error] for error in errors}
-    told = {kind for kind in kinds if state[kind] != "ignore"}
-    outer = {kind for kind in kinds - told if not any(_ignores(manager, kind) for manager in own)}
-    if told or (
-        outer and own
-    ):  # within its own `errstate` the program's state is not what a guard would read
+    reported = {kind for kind in kinds if state[kind] != "ignore"}
+    outer = {kind for kind in kinds - reported if not any(_ignores(manager, kind) for manager in own)}
+    if reported or (outer and own):  # within `errstate` a guard would read another state than the program's
         name = getattr(fn, "__name__", type(fn).__name__)
-        raise Unsupported(
-            Reason(UNSUPPORTED_EFFECT, f"numpy.{name} tells of its errors: {', '.join(errors)}")
-        )
+        raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"numpy.{name} reports errors: {', '.join(errors)}"))
     if outer:
         vm.env.facts.guard("eq", vm.env.sources.const(error_state).child("call", None), error_state())
 
 
 def is_traced(fn: object, args: Sequence[object]) -> bool:
-    """Whether a call of NumPy's is one that the graph computes."""
+    """Whether the graph computes this NumPy call."""
     if type(fn) is BoundMethod or any(type(a) is Array for a in args):
         return True
     of_numpy = str(getattr(fn, "__module__", "")).startswith("numpy")
@@ -79,7 +77,7 @@ def is_traced(fn: object, args: Sequence[object]) -> bool:
 
 
 def _use_state(vm: VM) -> None:
-    """The graph computes what NumPy would: it raises no errors of NumPy's, so none may be raised or handed to a function."""
+    """Guard that no NumPy error raises or calls a function: the graph computes without NumPy's error checks."""
     if _raises():
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "NumPy's errors are to be raised (numpy.seterr)"))
     if not any(isinstance(e.manager, np.errstate) for e in vm.contexts.entered):
@@ -91,5 +89,5 @@ def _raises() -> bool:
 
 
 def _ignores(manager: object, kind: str) -> bool:
-    """Whether it is what an `errstate` says that errors of a kind are ignored."""
+    """Whether an `errstate` ignores errors of this kind."""
     return "ignore" in (getattr(manager, "_" + kind, None), getattr(manager, "_all", None))

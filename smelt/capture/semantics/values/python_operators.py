@@ -1,7 +1,7 @@
-"""Operators: arithmetic and comparisons, truth, `is` and `in`.
+"""Operators: arithmetic, comparisons, truth, `is` and `in`.
 
-Each follows CPython's protocol: special methods that are written in Python are interpreted, everything else runs natively on
-what `contents.view` lets native code see.
+Each follows CPython's protocol: special methods written in Python are interpreted; everything else runs natively on the
+operands' views (`container_contents.view`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from smelt.capture.base.call_handlers import unsupported
 from smelt.capture.base.native_functions import check_decimals
 from smelt.capture.base.type_lookup import ABSENT, FUNCTION
 from smelt.capture.base.value_kinds import CONTAINER_BASES, Container, is_constant, is_identity
-from smelt.capture.base.vm_frames import Generator, Tail, VMCallable, through
+from smelt.capture.base.vm_frames import CallSite, Generator, VMCallable, with_result_handler
 from smelt.capture.environment import container_contents, environment_mutations, wrap_values
 from smelt.capture.proxies import text_proxy
 from smelt.capture.proxies.array_proxy import Array
@@ -39,12 +39,12 @@ from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT
 from smelt.tracing.fake.fake_tensor import FakeTensor, class_of_fake
 from smelt.tracing.record.torch_function_handlers import is_handled
 from smelt.tracing.symbolic.numpy_ints import NumpyInt
-from smelt.tracing.symbolic.sym_nodes import Undecided
-from smelt.tracing.symbolic.sym_numbers import NUMBERS, Int, plain
-from smelt.tracing.symbolic.symbolic_ranges import ROWS, SymbolicList, settled
+from smelt.tracing.symbolic.sym_nodes import UnbackedComparison
+from smelt.tracing.symbolic.sym_numbers import NUMBERS, Int, specialize
+from smelt.tracing.symbolic.symbolic_ranges import SEQUENCE_PROXIES, SymbolicList, without_proxies
 
 _Items = Sequence[object]
-_Try = tuple[object, str, object]  # an object, the name of its method, the other operand
+_Try = tuple[object, str, object]  # an object, its method's name, the other operand
 _NAMES = {
     operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.truediv: "truediv",
     operator.floordiv: "floordiv", operator.mod: "mod",
@@ -72,13 +72,13 @@ _COMPARISONS = (*_EQUALITY, operator.lt, operator.le, operator.gt, operator.ge)
 
 def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> object:
     """`fn(left, right)` for a function of the operator module."""
-    tail = vm.frames.take_tail()
+    call_site = vm.frames.take_call_site()
     a, b = type(left), type(right)
     if a is str and fn is operator.mod:
         return formatting.percent(vm, cast(str, left), right)
     if a is text_proxy.Text or b is text_proxy.Text:
         return text_proxy.binary(fn, left, right)
-    if a in ROWS or b in ROWS:
+    if a in SEQUENCE_PROXIES or b in SEQUENCE_PROXIES:
         return _of_row(vm, fn, left, right)
     if a is NumpyInt or b is NumpyInt:
         return number_semantics.of_numpy(vm, fn, left, right)
@@ -98,13 +98,13 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
         if fn in _COMPARISONS:
             vm.env.facts.use_differences(left, right)
             container_contents.open_compared(vm.env, (left, right))
-        return vm.native(fn, (left, right))
+        return vm.call_native(fn, (left, right))
     if a is list and b is list and fn in _EQUALITY:
         return _equal_items(vm, elements(vm, left), elements(vm, right)) is (fn is operator.eq)
     if a in NUMBERS or b in NUMBERS:
         return number_semantics.binary(vm, fn, left, right)
     if may_define_operators(a) or may_define_operators(b):
-        found = _python_operator(vm, fn, left, right, tail)
+        found = _python_operator(vm, fn, left, right, call_site)
         if found is not NotImplemented:
             return found
     env = vm.env
@@ -119,29 +119,31 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
         check_decimals(left, right)
     return wrap_values.fake(
         env,
-        vm.native(fn, (container_contents.view(env, left, deep), container_contents.view(env, right, deep))),
+        vm.call_native(
+            fn, (container_contents.view(env, left, deep), container_contents.view(env, right, deep))
+        ),
     )
 
 
 def _of_row(vm: VM, fn: Callable[..., object], left: object, right: object) -> object:
-    """`fn(left, right)` of which one is a list or range of symbolic length: it may be put behind others."""
+    """`fn(left, right)` where one operand is a list or range of symbolic length, which can be appended to a list."""
     if fn is operator.add and type(left) is list and type(right) is SymbolicList:
         values = elements(vm, left)
         if all(type(v) in _NUMBERS_OR_INT for v in values):
             return right.behind(values)
-    return binary(vm, fn, settled(left), settled(right))
+    return binary(vm, fn, without_proxies(left), without_proxies(right))
 
 
 def unary(vm: VM, fn: Callable[..., object], value: object) -> object:
-    """`fn(value)` for `neg`, `pos` or `invert` of the operator module, where no method written in Python does it."""
+    """`fn(value)` for `neg`, `pos` or `invert` of the operator module without a Python method."""
     if isinstance(value, CONTAINER_BASES):
-        return wrap_values.fake(vm.env, vm.native(fn, (container_contents.view(vm.env, value),)))
+        return wrap_values.fake(vm.env, vm.call_native(fn, (container_contents.view(vm.env, value),)))
     check_decimals(value)
     return operate(vm, fn, value)
 
 
 def _equal_items(vm: VM, left: _Items, right: _Items) -> bool:
-    """Equality of sequences, element by element: an element may be from outside, or have an `__eq__` written in Python."""
+    """Elementwise equality of sequences: elements may be environment objects or have an `__eq__` in Python."""
     if len(left) != len(right):
         return False
     for value in left:
@@ -155,7 +157,7 @@ def _equal_items(vm: VM, left: _Items, right: _Items) -> bool:
 
 
 def _in_place(vm: VM, fn: Callable[..., object], left: Container, right: object) -> object:
-    """`left += right` and its like of a container: noted as a change."""
+    """An in-place operator such as `left += right` on a container, recorded as a mutation."""
     if isinstance(left, set) and isinstance(right, (set, frozenset)):
         return set_methods.change(vm, left, f"__{fn.__name__}__", [right])
     if isinstance(left, list) and fn is operator.iadd:
@@ -166,30 +168,30 @@ def _in_place(vm: VM, fn: Callable[..., object], left: Container, right: object)
         container_contents.open(vm.env, left)
         environment_mutations.touch(vm.env, left)
     try:
-        return wrap_values.fake(vm.env, vm.native(fn, (vm.env.overlay.now(left), right)))
+        return wrap_values.fake(vm.env, vm.call_native(fn, (vm.env.overlay.now(left), right)))
     finally:
         environment_mutations.touched(vm.env, left)
 
 
 def _python_operator(
-    vm: VM, fn: Callable[..., object], left: object, right: object, tail: Tail | None
+    vm: VM, fn: Callable[..., object], left: object, right: object, call_site: CallSite | None
 ) -> object:
-    """The operator by methods that are written in Python; NotImplemented where native code is to be asked."""
+    """Result of the operator's Python methods; NotImplemented if native code must compute it."""
     asked, written = False, fn
-    tail = tail if _is_told_by_classes(left) and _is_told_by_classes(right) else None
+    call_site = call_site if _is_told_by_classes(left) and _is_told_by_classes(right) else None
     if fn in _IN_PLACE:
-        plain = _IN_PLACE[fn]
-        found = python_method(vm, left, "__i" + _NAMES[plain] + "__")
+        binary_fn = _IN_PLACE[fn]
+        found = python_method(vm, left, "__i" + _NAMES[binary_fn] + "__")
         if found is not None:
-            rest = _tries(vm, plain, _METHODS[plain], left, right)
-            vm.frames.tail = _operated(tail, written, left, right, rest)
+            rest = _tries(vm, binary_fn, _METHODS[binary_fn], left, right)
+            vm.frames.call_site = _operated(call_site, written, left, right, rest)
             result = vm.call_function(found, (left, right))
             if result is not NotImplemented:
                 return result
             asked = True
-        elif vm.type_info(type(left)).find("__i" + _NAMES[plain] + "__")[0] is not ABSENT:
+        elif vm.type_info(type(left)).find("__i" + _NAMES[binary_fn] + "__")[0] is not ABSENT:
             return NotImplemented
-        fn = plain
+        fn = binary_fn
     names = _METHODS.get(fn)
     if names is None:
         return NotImplemented
@@ -199,7 +201,7 @@ def _python_operator(
         if found is None and fn is operator.ne and may_define_operators(type(obj)):
             result = _inverted_equality(vm, obj, other)
         else:
-            vm.frames.tail = _operated(tail, written, left, right, tries[number:])
+            vm.frames.call_site = _operated(call_site, written, left, right, tries[number:])
             result = NotImplemented if found is None else vm.call_function(found, (obj, other))
         asked = asked or found is not None
         if result is not NotImplemented:
@@ -211,7 +213,7 @@ def _python_operator(
 
 
 def _is_told_by_classes(value: object) -> bool:
-    """Whether the operators of `value` are what its class has under their names: containers and texts of C have more."""
+    """Whether the class attributes define all operators of `value`; C containers and strings have more."""
     if type(value) in _NUMERIC:
         return True
     return all(_native.made_by_python(base) or base is object for base in type(value).__mro__)
@@ -221,22 +223,22 @@ _NUMERIC = (int, float, complex, bool, type(None), FakeTensor)
 
 
 def _operated(
-    tail: Tail | None, fn: Callable[..., object], left: object, right: object, rest: Sequence[_Try]
-) -> Tail | None:
-    """`tail`, where one of the operator's methods is called."""
-    if tail is None or fn is operator.ne:  # of which `object.__ne__` is one
+    call_site: CallSite | None, fn: Callable[..., object], left: object, right: object, rest: Sequence[_Try]
+) -> CallSite | None:
+    """`call_site` for a call of one of the operator's methods."""
+    if call_site is None or fn is operator.ne:  # `object.__ne__` may be among the methods
         return None
     if fn is operator.eq:
-        return through(tail, result_polyfills.equal, left, right, *rest)
+        return with_result_handler(call_site, result_polyfills.equal, left, right, *rest)
     made = result_polyfills.compared if fn in _COMPARISONS else result_polyfills.operated
-    return through(tail, made, _SYMBOLS[fn], left, right, *rest)
+    return with_result_handler(call_site, made, _SYMBOLS[fn], left, right, *rest)
 
 
 def _tries(
     vm: VM, fn: Callable[..., object], names: tuple[str, str], left: object, right: object
 ) -> list[_Try]:
-    """Which methods are asked, in order, each as (object, name, other operand). A subclass on the right comes first, for
-    arithmetic only if it has a method of its own."""
+    """Methods to call in order, each as (object, name, other operand). A subclass on the right comes first, for arithmetic
+    only if it overrides the method."""
     forward, reflected = (left, names[0], right), (right, names[1], left)
     a, b = type(left), type(right)
     if a is b:
@@ -262,21 +264,21 @@ def _inverted_equality(vm: VM, obj: object, other: object) -> object:
 
 
 def _refused_by_both(fn: Callable[..., object], left: object, right: object) -> object:
-    """What the operator gives where methods in Python have returned NotImplemented, without calling them once more. Raises
-    Unsupported for a NumPy scalar that is known at run time only: tensors take those as numbers."""
+    """Result of the operator after its Python methods returned NotImplemented, without calling them again. Raises
+    Unsupported for a runtime NumPy scalar, which tensors accept as a number."""
     if any(type(v) is Array and v.scalar for v in (left, right)):
-        raise unsupported("a NumPy scalar with an object that is none", DATA_DEPENDENT)
+        raise unsupported("a NumPy scalar with an object of another type", DATA_DEPENDENT)
     bare = [_without_operators(v) for v in (left, right)]
     if any(v is None for v in bare):
         return NotImplemented
     if fn in _EQUALITY:
         return (left is right) is (fn is operator.eq)
-    return fn(*bare)  # raises, with the names of their classes
+    return fn(*bare)  # raises with the class names
 
 
 def _without_operators(value: object) -> object:
-    """An object without operators whose class is called as that of `value`, so that the message of a TypeError is the same;
-    None where the class of `value` inherits from one of C, which may have operators."""
+    """An object without operators whose class has the name of the class of `value`, for the message of a TypeError; None if
+    that class has a C base, which may have operators."""
     kind = type(value)
     if kind is FakeTensor:
         return _empty_class(class_of_fake(cast(FakeTensor, value)).__name__)()
@@ -293,18 +295,18 @@ def _empty_class(name: str) -> type:
 
 def truth(vm: VM, value: object) -> bool:
     """`bool(value)`."""
-    tail = vm.frames.take_tail()
+    call_site = vm.frames.take_call_site()
     kind = type(value)
     if kind is FakeTensor:
         tensor = cast(FakeTensor, value)
         if is_handled(vm.trace.call, (tensor,)):
-            return bool(vm.native(bool, (tensor,)))
+            return bool(vm.call_native(bool, (tensor,)))
         return bool(number_semantics.in_tensor(vm, tensor) if vm.env.numbers.decides else tensor)
     if kind in SIMPLE_TYPES:
         return bool(value)
-    if kind in NUMBERS or kind is Undecided:
+    if kind in NUMBERS or kind is UnbackedComparison:
         return bool(value)
-    if kind in ROWS:
+    if kind in SEQUENCE_PROXIES:
         return True
     if type(value) is NumpyInt:
         return bool(value.number)
@@ -314,21 +316,21 @@ def truth(vm: VM, value: object) -> bool:
     for name in ("__bool__", "__len__"):
         how, found, _ = vm.type_info(kind).find(name)
         if how is FUNCTION:
-            vm.frames.tail = through(tail, _CHECKS[name])
+            vm.frames.call_site = with_result_handler(call_site, _CHECKS[name])
             return _checked_truth(name, vm.call_function(found, (value,)))
         if how is not ABSENT:
             break
     if isinstance(value, CONTAINER_BASES):
         return container_len(vm, value) != 0
     vm.env.facts.check_readable(value)
-    return bool(vm.native(bool, (value,)))
+    return bool(vm.call_native(bool, (value,)))
 
 
 _CHECKS = {"__bool__": result_polyfills.truth, "__len__": result_polyfills.length_truth}
 
 
 def _checked_truth(name: str, result: object) -> bool:
-    """What `__bool__` or `__len__` gave. Raises as the interpreter would."""
+    """Truth value from the result of `__bool__` or `__len__`. Raises as the interpreter would."""
     if name == "__len__":
         return checked_len(result) != 0
     if type(result) is not bool:
@@ -337,7 +339,7 @@ def _checked_truth(name: str, result: object) -> bool:
 
 
 def same(vm: VM, left: object, right: object) -> bool:
-    """`left is right`. That two environment objects are different is guarded."""
+    """`left is right`. Guards that two environment objects are distinct."""
     if left is right:
         vm.env.facts.use_constant(left)
         return True
@@ -347,7 +349,7 @@ def same(vm: VM, left: object, right: object) -> bool:
         return False
     if type(left) in NUMBERS or type(right) in NUMBERS:
         both = number_semantics.is_number(left) and number_semantics.is_number(right)
-        return both and plain(left) is plain(right)
+        return both and specialize(left) is specialize(right)
     a, b = vm.env.sources.get(id(left)), vm.env.sources.get(id(right))
     if a is not None and b is not None and a is not b and not (a.kind == "const" and b.kind == "const"):
         known = all(is_identity(v) and not vm.env.sources.is_by_code(v) for v in (left, right))
@@ -357,29 +359,29 @@ def same(vm: VM, left: object, right: object) -> bool:
 
 
 def _among(vm: VM, value: object, candidates: Iterable[object]) -> bool:
-    """Whether one of the candidates is `value` or equals it."""
+    """Whether one of the candidates is or equals `value`."""
     vm.env.facts.use_nan(value)
     return any(value is v or truth(vm, binary(vm, operator.eq, v, value)) for v in candidates)
 
 
 def contains(vm: VM, value: object, container: object) -> bool:
     """`value in container`."""
-    tail = vm.frames.take_tail()
+    call_site = vm.frames.take_call_site()
     vm.env.facts.use_nan(value)
     if vm.env.opened.stale:
         container_contents.update_copies(vm.env)
-    if type(container) in ROWS:
-        container = settled(container)
+    if type(container) in SEQUENCE_PROXIES:
+        container = without_proxies(container)
     kind = type(container)
     if may_define_operators(kind):
         found = python_method(vm, container, "__contains__")
         if found is not None:
-            vm.frames.tail = tail
+            vm.frames.call_site = call_site
             return truth(vm, vm.call_function(found, (container, value)))
         if python_method(vm, container, "__iter__") is not None or kind is Generator:
             return _among(vm, value, each(vm, container))
     if isinstance(container, (dict, set, frozenset)):
-        value = plain(value)
+        value = specialize(value)
     if isinstance(container, dict):
         return contains_key(vm, container, found_by(vm, container, value))
     if isinstance(container, (list, tuple, collections.deque)) and not (
@@ -395,4 +397,4 @@ def contains(vm: VM, value: object, container: object) -> bool:
         container = container_contents.found_in(vm.env, container)
     elif isinstance(container, CONTAINER_BASES) and id(container) in vm.env.sources:
         container = container_contents.open(vm.env, container)
-    return bool(vm.native(operator.contains, (container, value)))
+    return bool(vm.call_native(operator.contains, (container, value)))

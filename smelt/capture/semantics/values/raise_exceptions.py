@@ -1,7 +1,7 @@
-"""How exceptions are raised, chained and matched, as CPython does it (Python/errors.c, Objects/exceptions.c).
+"""Raising, chaining and matching of exceptions as in CPython (Python/errors.c, Objects/exceptions.c).
 
-The interpreter that runs the VM handles none of the user's exceptions, so it sets no `__context__`: `chain` does, once for
-each raise, when the frame that raised sees the exception.
+The interpreter that runs the VM does not handle the user's exceptions and so sets no `__context__`; `chain` sets it once per
+raise, when the raising frame sees the exception.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _thread = _Thread()
 
 @contextmanager
 def called_while_handling(error: BaseException | None) -> Iterator[None]:
-    """A compiled function is called by someone who is handling `error`."""
+    """Context of a compiled function's call by a caller that is handling `error`."""
     _thread.outer = error
     try:
         yield
@@ -41,19 +41,19 @@ def called_while_handling(error: BaseException | None) -> Iterator[None]:
 
 
 def outer() -> BaseException | None:
-    """What the caller of the function that is captured is handling."""
+    """The exception that the caller of the captured function is handling."""
     return _thread.outer
 
 
 def without(error: BaseException, host: BaseException | None) -> None:
-    """Cuts off `host`, which the interpreter that runs the VM is handling, from the contexts of `error`."""
+    """Remove `host`, which the interpreter that runs the VM is handling, from the context chain of `error`."""
     for at in contexts(error) if host is not None else ():
         if at.__context__ is host:
             at.__context__ = None
 
 
 def contexts(error: BaseException) -> Iterator[BaseException]:
-    """`error`, its context, and so on, each once: the program may have made a circle of them."""
+    """`error` and its chain of contexts, each once; the program may have created a cycle."""
     at: BaseException | None = error
     seen: set[int] = set()
     while at is not None and id(at) not in seen:
@@ -64,11 +64,11 @@ def contexts(error: BaseException) -> Iterator[BaseException]:
 
 @function(result_polyfills.raised)
 def _raised(vm: VM, args: Args, kwargs: Kwargs) -> None:
-    vm.raise_again(cast(BaseException, args[0]))
+    vm.reraise(cast(BaseException, args[0]))
 
 
 def chain(error: BaseException, handled: BaseException | None) -> None:
-    """`error` is raised while `handled` is handled: that is its context, and no cycle comes of it."""
+    """Set the context of `error`, raised while `handled` is handled, without creating a cycle."""
     if handled is None or handled is error:
         return
     for at in contexts(handled):
@@ -79,7 +79,7 @@ def chain(error: BaseException, handled: BaseException | None) -> None:
 
 
 def made(vm: VM, what: object) -> BaseException:
-    """The exception that `raise what` raises."""
+    """The exception raised by `raise what`."""
     if isinstance(what, type) and issubclass(what, BaseException):
         error = vm.call(what, (), {})
         if not isinstance(error, BaseException):
@@ -108,7 +108,7 @@ def _is_exception_class(cls: object) -> bool:
 
 
 def check_classes(classes: object, grouped: bool = False) -> tuple[type, ...]:
-    """What an `except` (`except*`: grouped) clause names, as a tuple. Raises TypeError where it is no exception class."""
+    """The classes of an `except` clause (`except*`: grouped) as a tuple. Raises TypeError for other objects."""
     named = classes if isinstance(classes, tuple) else (classes,)
     if not all(map(_is_exception_class, named)):
         raise TypeError(_NOT_EXCEPTIONS)
@@ -118,14 +118,14 @@ def check_classes(classes: object, grouped: bool = False) -> tuple[type, ...]:
 
 
 def matches(error: BaseException, classes: tuple[type, ...]) -> bool:
-    """Whether an `except` clause with these classes takes `error`: an exception class's `__subclasscheck__` is not asked."""
+    """Whether an `except` clause with these classes catches `error`; `__subclasscheck__` is not called."""
     return any(cls in type(error).__mro__ for cls in classes)
 
 
 def split(
     vm: VM, error: BaseException | None, classes: object
 ) -> tuple[BaseException | None, BaseException | None]:
-    """What `except* classes` takes of `error`, and the rest of it; None where that is nothing."""
+    """The part of `error` that `except* classes` catches, and the remainder; None for an empty part."""
     named = check_classes(classes, grouped=True)
     if error is None:
         return None, None
@@ -135,7 +135,7 @@ def split(
     if not isinstance(error, BaseExceptionGroup):
         return None, error
     container_contents.open_exception(vm.env, error)
-    pair = vm.native(error.split, (classes,))
+    pair = vm.call_native(error.split, (classes,))
     if not isinstance(pair, tuple) or len(pair) < 2:
         raise TypeError(f"{type(error).__name__}.split must return a tuple, got {type(pair).__name__}")
     return pair[0], pair[1]
@@ -144,8 +144,8 @@ def split(
 def after_clauses(
     vm: VM, original: BaseException, raised: Sequence[BaseException | None]
 ) -> BaseException | None:
-    """What is raised after the clauses of a `try` with `except*`; `raised` is what each of them raised or left over."""
-    # After a graph break the list comes from outside.
+    """The exception raised after the clauses of `try ... except*`; `raised` has what each clause raised or did not catch."""
+    # After a graph break the list is an environment object.
     errors = cast("list[BaseException]", [e for e in vm.elements(raised) if e is not None])
     if not errors or not isinstance(original, BaseExceptionGroup):
         return errors[0] if errors else None
@@ -158,13 +158,13 @@ def after_clauses(
 
 
 def _is_part(error: BaseException, original: BaseException) -> bool:
-    """Whether `error` was split off `original` and raised again as it was."""
+    """Whether `error` was split off `original` and reraised unchanged."""
     names = ("__traceback__", "__cause__", "__context__")
     return all(getattr(error, n) is getattr(original, n) for n in names)
 
 
 def _projection(vm: VM, original: BaseExceptionGroup, parts: list[BaseException]) -> BaseException | None:
-    """`original` with only the exceptions that are in `parts`."""
+    """`original` restricted to the exceptions in `parts`."""
     container_contents.open_exception(vm.env, original)
     kept = {id(leaf) for part in parts for leaf in _leaves(part)}
 
@@ -173,7 +173,7 @@ def _projection(vm: VM, original: BaseExceptionGroup, parts: list[BaseException]
 
     if not kept:
         return None
-    return cast("BaseException | None", vm.native(original.subgroup, (keep,)))
+    return cast("BaseException | None", vm.call_native(original.subgroup, (keep,)))
 
 
 def _leaves(error: BaseException) -> list[BaseException]:

@@ -1,5 +1,8 @@
-"""How sets are made and changed. The order of a set depends on all that it held, so native code is given the sets that it
-copies from, and each change of an outside set is noted, to be made again."""
+"""Creation and mutation of sets.
+
+The iteration order of a set depends on its full history, so native code receives the original sets that it copies from, and
+each mutation of an environment set is recorded for replay.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ from typing import cast
 from smelt import _native
 from smelt._native import isinstance
 from smelt.capture.base.call_handlers import Args
-from smelt.capture.base.value_kinds import is_hashed_by_code
+from smelt.capture.base.value_kinds import has_python_hash
 from smelt.capture.environment import container_contents, environment_mutations, wrap_values
 from smelt.capture.vm.vm import VM
-from smelt.tracing.symbolic.numbers_in_containers import plain_parts
+from smelt.tracing.symbolic.numbers_in_containers import specialize_nested
 
 _OF_ELEMENTS = frozenset(("add", "discard", "remove"))
 CHANGES = _OF_ELEMENTS | {
@@ -22,7 +25,7 @@ CHANGES = _OF_ELEMENTS | {
 
 
 def operand(vm: VM, value: object) -> object:
-    """What native code makes a set of, or changes one by: a set or dictionary itself, of which it copies the table."""
+    """Operand of a set constructor or mutator: a set or dictionary itself, whose hash table native code copies."""
     if isinstance(value, set):
         return container_contents.open(vm.env, value) if id(value) in vm.env.sources else value
     if type(value) is dict:
@@ -34,20 +37,20 @@ def operand(vm: VM, value: object) -> object:
 
 
 def change(vm: VM, target: set[object], method: str, args: Args) -> object:
-    """`target.method(*args)` of a method of `set` that changes the set, which is noted for one from outside."""
+    """`target.method(*args)` of a set mutator, recorded for an environment set."""
     if method in _OF_ELEMENTS:
-        args = [plain_parts(a) for a in args]
+        args = [specialize_nested(a) for a in args]
         vm.env.facts.use_differences(args)
     elif args:
         args = [operand(vm, a) for a in args]
     if method == "pop":
         vm.env.facts.use_order(vm.env.overlay.now(target))
     if id(target) not in vm.env.sources:
-        return vm.native(getattr(set, method).__get__(target), args)
+        return vm.call_native(getattr(set, method).__get__(target), args)
     env = vm.env
     container_contents.guard(env, target)
     walked = target not in env.log and env.overlay.now(target) is not target
-    if method == "pop" or walked:  # an iterator may go on after the change
+    if method == "pop" or walked:  # an iterator may continue after the mutation
         container_contents.guard_table(env, target)
     environment_mutations.touch(env, target)
     try:
@@ -60,13 +63,13 @@ def _changed(vm: VM, target: set[object], method: str, args: Args) -> object:
     now, log = vm.env.overlay.now(target), vm.env.log
     call = getattr(set, method).__get__(now)
     if method in _OF_ELEMENTS:
-        result = vm.native(call, args)
+        result = vm.call_native(call, args)
         log.change(target, method, tuple(args))
         return result
     kept = [(a, target) if a is now else _kept(a) for a in args]
     before = _native.set_table(now)
     try:
-        result = vm.native(call, [given for given, _ in kept])
+        result = vm.call_native(call, [given for given, _ in kept])
     except Exception:
         if _native.set_table(now) != before:
             _note_half(vm, target, method, [noted for _, noted in kept])
@@ -76,14 +79,14 @@ def _changed(vm: VM, target: set[object], method: str, args: Args) -> object:
 
 
 def _note_half(vm: VM, target: set[object], method: str, taken: list[object]) -> None:
-    """Notes a change that raised halfway: it was made by the elements before the one that raised."""
+    """Record a mutation that raised halfway as one by the elements before the one that raised."""
     log = vm.env.log
     *before, last = [elements for elements in taken if elements]
-    if not isinstance(last, list) or is_hashed_by_code(last[-1]):
+    if not isinstance(last, list) or has_python_hash(last[-1]):
         return log.change_unknown(target)
     if type(last[-1]).__hash__ is None:
         last.pop()
-    if method == "difference_update" and not before:  # which packs the set when it ends
+    if method == "difference_update" and not before:  # it repacks the set when it returns
         for element in last:
             log.change(target, "discard", (element,))
         return None
@@ -91,7 +94,7 @@ def _note_half(vm: VM, target: set[object], method: str, taken: list[object]) ->
 
 
 def _kept(value: object) -> tuple[object, object]:
-    """An operand, and what holds the same when it has been used."""
+    """An operand for the call, and a copy that keeps its contents."""
     if isinstance(value, set):
         kept: set[object] = set()
         _native.copy_set(kept, value)

@@ -21,7 +21,7 @@ from smelt.capture.base.value_kinds import (
     is_identity,
     is_lookup_key,
 )
-from smelt.capture.base.vm_frames import Tail, through
+from smelt.capture.base.vm_frames import CallSite, with_result_handler
 from smelt.capture.environment import container_contents, environment_mutations, wrap_values
 from smelt.capture.proxies.array_proxy import Array
 from smelt.capture.semantics import result_polyfills
@@ -35,14 +35,14 @@ from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT, Reason
 from smelt.tracing.fake.fake_tensor import FakeTensor
-from smelt.tracing.symbolic.numbers_in_containers import plain_parts, sizes_only
-from smelt.tracing.symbolic.numpy_ints import numbers_in
-from smelt.tracing.symbolic.symbolic_ranges import SymbolicList, SymbolicRange, settled
+from smelt.tracing.symbolic.numbers_in_containers import has_only_sizes, specialize_nested
+from smelt.tracing.symbolic.numpy_ints import unwrap_numpy_ints
+from smelt.tracing.symbolic.symbolic_ranges import SymbolicList, SymbolicRange, without_proxies
 
 
 def subscript(vm: VM, obj: object, key: object) -> object:
     """`obj[key]`."""
-    tail = vm.frames.take_tail()
+    call_site = vm.frames.take_call_site()
     kind = type(obj)
     if kind is SymbolicList:
         row = cast(SymbolicList, obj)
@@ -52,25 +52,27 @@ def subscript(vm: VM, obj: object, key: object) -> object:
     if type(obj) is FakeTensor:
         return operate(vm, operator.getitem, obj, _index(vm, _bounded(vm, key)))
     if kind in SIMPLE_TYPES and kind is not type:
-        return vm.keyed(operator.getitem, obj, key)
+        return vm.native_lookup(operator.getitem, obj, key)
     if kind in CONTAINER_TYPES:
-        return _container_item(vm, cast(Container, obj), key, tail)
+        return _container_item(vm, cast(Container, obj), key, call_site)
     if isinstance(obj, type):
         return _class_item(vm, obj, key)
     found = python_method(vm, obj, "__getitem__")
     if found is not None:
-        vm.frames.tail = tail
+        vm.frames.call_site = call_site
         return vm.call_function(found, (obj, key))
     if isinstance(obj, CONTAINER_BASES):
-        return _container_item(vm, obj, key, tail)
+        return _container_item(vm, obj, key, call_site)
     if isinstance(obj, tuple):
-        return vm.keyed(tuple.__getitem__, obj, key)
+        return vm.native_lookup(tuple.__getitem__, obj, key)
     vm.env.facts.check_readable(obj, "__getitem__")
-    return wrap_values.fake(vm.env, vm.native(operator.getitem, (obj, container_contents.view(vm.env, key))))
+    return wrap_values.fake(
+        vm.env, vm.call_native(operator.getitem, (obj, container_contents.view(vm.env, key)))
+    )
 
 
 def _bounded(vm: VM, key: object) -> object:
-    """`key` with numbers in the place of tensors that are bounds of slices."""
+    """`key` with tensors in slice bounds replaced by numbers."""
     if type(key) is tuple:
         return tuple(_bounded(vm, part) for part in key) if slice in map(type, key) else key
     if type(key) is not slice or FakeTensor not in map(type, (key.start, key.stop, key.step)):
@@ -81,7 +83,7 @@ def _bounded(vm: VM, key: object) -> object:
 
 
 def found_by(vm: VM, obj: object, key: object) -> object:
-    """The key with which `obj` is to be looked up: an outside dictionary holds the tensor itself, not its fake."""
+    """The key for a lookup in `obj`: an environment dictionary holds the real tensor, not its fake."""
     if type(key) is FakeTensor and isinstance(obj, dict) and id(obj) in vm.env.sources:
         real = vm.trace.real(key)
         return key if real is None else real
@@ -92,15 +94,15 @@ _Index = slice | tuple[int, ...]  # for the type checker
 
 
 def _index(vm: VM, key: object) -> _Index:
-    """`key` as an index of a tensor: a row of a NumPy array is the tensor that torch makes of it."""
+    """`key` as a tensor index. A NumPy row becomes the tensor that torch creates from it."""
     parts = key if type(key) is tuple else (key,)
     if _INDEX_TENSORS.keys().isdisjoint(map(type, parts)):
-        return cast(_Index, settled(container_contents.view(vm.env, key)))
+        return cast(_Index, without_proxies(container_contents.view(vm.env, key)))
     found = tuple(
         _INDEX_TENSORS[type(p)](p) if type(p) in _INDEX_TENSORS else container_contents.view(vm.env, p)
         for p in parts
     )
-    return cast(_Index, settled(found if type(key) is tuple else found[0]))
+    return cast(_Index, without_proxies(found if type(key) is tuple else found[0]))
 
 
 def _index_tensor(array: Array) -> torch.Tensor:
@@ -110,7 +112,7 @@ def _index_tensor(array: Array) -> torch.Tensor:
     return tensor.to(torch.bool if tensor.dtype is torch.bool else torch.int64, copy=True)
 
 
-# The tensor that torch makes of an index, by its class.
+# Conversions of indices to tensors, by class.
 _INDEX_TENSORS: dict[type, Callable[[Any], torch.Tensor]] = {
     Array: _index_tensor,
     SymbolicList: lambda row: row.tensor(),
@@ -119,43 +121,45 @@ _INDEX_TENSORS: dict[type, Callable[[Any], torch.Tensor]] = {
 
 
 def _plain_key(obj: object, key: object) -> object:
-    """`key`; without symbolic numbers in it where native code looks it up. Tensors take symbolic sizes."""
+    """`key` with symbolic numbers specialized if native code looks it up. Tensors accept symbolic sizes."""
     if type(obj) is FakeTensor:
-        key = numbers_in(key)
-        return key if sizes_only(key) else plain_parts(key)
+        key = unwrap_numpy_ints(key)
+        return key if has_only_sizes(key) else specialize_nested(key)
     native = not may_define_operators(type(obj)) or isinstance(obj, (*CONTAINER_BASES, tuple))
-    return plain_parts(key) if native else key
+    return specialize_nested(key) if native else key
 
 
 def _class_item(vm: VM, cls: type, key: object) -> object:
     found = python_method(vm, cls, "__getitem__")
     if found is None or isinstance(cls, enum.EnumMeta):
-        return vm.native(operator.getitem, (cls, key))
+        return vm.call_native(operator.getitem, (cls, key))
     return vm.call_function(found, (cls, key))
 
 
-def _container_item(vm: VM, obj: Container, key: object, tail: Tail | None) -> object:
+def _container_item(vm: VM, obj: Container, key: object, call_site: CallSite | None) -> object:
     env = vm.env
     key = found_by(vm, obj, key)
     if id(obj) in env.sources:
         if isinstance(key, slice):
-            return vm.native(operator.getitem, (container_contents.open(env, obj), key))
+            return vm.call_native(operator.getitem, (container_contents.open(env, obj), key))
         if isinstance(obj, dict) and not contains_key(vm, obj, key):
-            return _missing_item(vm, obj, key, tail)
+            return _missing_item(vm, obj, key, call_site)
     elif isinstance(obj, dict):
-        value = vm.keyed(dict.get, obj, key, MISSING)  # one look-up: the key's `__hash__` may be code
-        return _missing_item(vm, obj, key, tail) if value is MISSING else item_value(vm, obj, key, value)
+        value = vm.native_lookup(
+            dict.get, obj, key, MISSING
+        )  # one lookup: the key's `__hash__` may be user code
+        return _missing_item(vm, obj, key, call_site) if value is MISSING else wrap_item(vm, obj, key, value)
     base = cast("type[list[object]]", next(b for b in CONTAINER_BASES if isinstance(obj, b)))
-    return item_value(vm, obj, key, vm.keyed(base.__getitem__, obj, key))
+    return wrap_item(vm, obj, key, vm.native_lookup(base.__getitem__, obj, key))
 
 
-def _missing_item(vm: VM, obj: dict[object, object], key: object, tail: Tail | None) -> object:
-    """What `obj[key]` is for a key that the dictionary does not have, as is guarded. Raises KeyError."""
+def _missing_item(vm: VM, obj: dict[object, object], key: object, call_site: CallSite | None) -> object:
+    """`obj[key]` for a missing key, whose absence is guarded. Raises KeyError."""
     if isinstance(obj, collections.Counter):
         return 0
     found = python_method(vm, obj, "__missing__")
     if found is not None:
-        vm.frames.tail = tail
+        vm.frames.call_site = call_site
         return vm.call_function(found, (obj, key))
     if isinstance(obj, collections.defaultdict) and obj.default_factory is not None:
         factory = obj.default_factory
@@ -163,15 +167,15 @@ def _missing_item(vm: VM, obj: dict[object, object], key: object, tail: Tail | N
             source = vm.env.sources[id(obj)].child("member", "default_factory")
             factory = wrap_values.wrap(vm.env, factory, source)
         environment_mutations.touch(vm.env, obj)
-        vm.frames.tail = through(tail, result_polyfills.kept, obj, key)
+        vm.frames.call_site = with_result_handler(call_site, result_polyfills.kept, obj, key)
         value = vm.call(factory, (), {})
         dict.__setitem__(vm.env.overlay.now(obj), key, value)
         return value
     raise KeyError(key)
 
 
-def item_value(vm: VM, obj: object, key: object, value: object) -> object:
-    """`value`, which the container `obj` has at `key`, as a value of the machine: guarded unless the trace wrote it."""
+def wrap_item(vm: VM, obj: object, key: object, value: object) -> object:
+    """The item `value` of the container `obj` at `key` as a VM value, guarded unless the trace wrote it."""
     env = vm.env
     if id(obj) not in env.sources:
         return wrap_values.fake(env, value)
@@ -194,7 +198,7 @@ def item_value(vm: VM, obj: object, key: object, value: object) -> object:
 
 def store_item(vm: VM, obj: object, key: object, value: object) -> None:
     """`obj[key] = value`."""
-    tail = vm.frames.take_tail()
+    call_site = vm.frames.take_call_site()
     kind = type(obj)
     if vm.trace.numbers.symbols is not None:
         key = _plain_key(obj, key)
@@ -203,12 +207,12 @@ def store_item(vm: VM, obj: object, key: object, value: object) -> None:
             if not value.scalar or value.tensor.dtype is not torch.float64:  # np.float64 is a float
                 raise unsupported("a NumPy array or scalar in a tensor", DATA_DEPENDENT)
             value = value.tensor
-        value = settled(container_contents.view(vm.env, value))
+        value = without_proxies(container_contents.view(vm.env, value))
         operate(vm, operator.setitem, obj, _index(vm, _bounded(vm, key)), value)
         return
     found = python_method(vm, obj, "__setitem__")
     if found is not None:
-        vm.frames.tail = tail
+        vm.frames.call_site = call_site
         vm.call_function(found, (obj, key, value))
         return
     if isinstance(obj, CONTAINER_BASES):
@@ -217,36 +221,36 @@ def store_item(vm: VM, obj: object, key: object, value: object) -> None:
             container_contents.open(vm.env, obj) if id(obj) in vm.env.sources else None
             value = elements(vm, value)
         if id(obj) in vm.env.sources and not isinstance(obj, dict):
-            container_contents.open(vm.env, obj)  # replayed as a whole
+            container_contents.open(vm.env, obj)  # replayed as one assignment
         environment_mutations.touch(vm.env, obj)
         if isinstance(obj, dict):
             _guard_order(vm, obj, key)
             environment_mutations.note_store(vm.env, obj, "item", key, value)
-        vm.keyed(operator.setitem, obj, key, value)
+        vm.native_lookup(operator.setitem, obj, key, value)
         return
     if id(obj) in vm.env.sources:
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an item of an outside {kind.__qualname__} is set"))
-    vm.native(operator.setitem, (obj, key, value))
+    vm.call_native(operator.setitem, (obj, key, value))
 
 
 def _guard_order(vm: VM, obj: dict[object, object], key: object) -> None:
-    """Stores are replayed in the order of the dictionary's keys, which is that of the stores only if a key that had a place
-    before others were stored has it at the next call, too."""
+    """Guard that a key which precedes new keys exists: stores are replayed in key order, which equals store order only
+    then."""
     log, source = vm.env.log, vm.env.sources.get(id(obj))
     if source is None or not log.has_stores(obj) or not is_lookup_key(key) or log.was_stored(obj, key):
         return
-    if vm.keyed(dict.__contains__, obj, key):
+    if vm.native_lookup(dict.__contains__, obj, key):
         vm.env.facts.guard("contains", source, (key, True), key=key)
 
 
 def delete_item(vm: VM, obj: object, key: object) -> None:
     """`del obj[key]`."""
-    tail = vm.frames.take_tail()
+    call_site = vm.frames.take_call_site()
     if vm.trace.numbers.symbols is not None:
         key = _plain_key(obj, key)
     found = python_method(vm, obj, "__delitem__")
     if found is not None:
-        vm.frames.tail = tail
+        vm.frames.call_site = call_site
         vm.call_function(found, (obj, key))
         return
     if id(obj) in vm.env.sources:
@@ -257,7 +261,7 @@ def delete_item(vm: VM, obj: object, key: object) -> None:
         key = found_by(vm, obj, key)
         contains_key(vm, obj, key) if isinstance(obj, dict) else container_contents.open(vm.env, obj)
         environment_mutations.touch(vm.env, obj)
-    vm.keyed(operator.delitem, obj, key)
+    vm.native_lookup(operator.delitem, obj, key)
 
 
 BUILTINS[operator.setitem] = lambda vm, args, kwargs: vm.store_item(*args)

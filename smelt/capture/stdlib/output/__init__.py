@@ -1,7 +1,7 @@
-"""What the captured function prints, logs and warns of: the compiled frame writes it, in program order.
+"""Output of the captured function: prints, logs and warnings, which the compiled frame writes in program order.
 
-Capture itself writes nothing. A handler works out what eager would write (the text of known objects is made at once, the
-text of tensors by the compiled frame, see `capture/proxies/text_proxy.py`) and adds a `Call` to the effects. The
-decision that something is written, and where to, is guarded. Streams and log handlers of classes that smelt does not
-know are refused, since they could change what the function sees later on.
+Capture writes nothing. A handler determines what eager would write (text of known objects is formatted at once, text of
+tensors by the compiled frame, see `capture/proxies/text_proxy.py`) and adds a `Call` to the effects. The decision to write,
+and the destination, are guarded. Streams and log handlers of unknown classes are refused: they could change what the
+function observes later.
 """

@@ -1,4 +1,4 @@
-"""The lines of the user's code that warnings and log records name as their place."""
+"""Source lines of the user's code that warnings and log records refer to."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Any
 from torch import nn
 
 from smelt.capture.base.native_functions import POLYFILLS
-from smelt.capture.base.vm_frames import Frame, is_smelts
+from smelt.capture.base.vm_frames import Frame, is_smelt_scope
 from smelt.capture.graph_breaks import continuation_stack
-from smelt.capture.graph_breaks.continuation_stack import CHAIN_MODULE
+from smelt.capture.graph_breaks.continuation_stack import CONTINUATION_STACK_MODULE
 from smelt.capture.vm.vm import VM
 
 _UNSEEN = (
     "smelt.callables",
     *POLYFILLS,
-)  # modules whose frames stand for what eager does in C, or not at all
+)  # modules whose frames replace C code or do not exist in eager
 
 
 @dataclass(frozen=True)
 class Place:
-    """A line of the user's, as warnings and logs name it."""
+    """A source line of the user, as warnings and logs report it."""
 
     filename: str
     line: int
@@ -35,7 +35,7 @@ class Place:
 
 @functools.cache
 def _module_frames() -> tuple[Place, Place]:
-    """The two frames of torch between the caller of a module and its `forward`, which the VM leaves out."""
+    """Torch's two frames between the caller of a module and its `forward`, which the VM omits."""
 
     class Probe(nn.Module):
         def forward(self) -> tuple[Place, Place]:
@@ -53,8 +53,8 @@ def _place_of(frame: FrameType) -> Place:
 
 
 def place_at(vm: VM, level: int, skip: Callable[[str], bool] = lambda filename: False) -> Place | int:
-    """The place `level - 1` callers up, as `stacklevel` counts; a number where that is above the captured frame: how many
-    callers of the compiled frame up."""
+    """The line `level - 1` callers up, as `stacklevel` counts. An int if that is above the captured frame: the number of
+    callers above the compiled frame."""
     frame = vm.frame
     while frame is not None:
         for place in _places(vm, frame):
@@ -67,24 +67,27 @@ def place_at(vm: VM, level: int, skip: Callable[[str], bool] = lambda filename: 
 
 
 def _places(vm: VM, frame: Frame) -> Iterator[Place]:
-    """The frames that eager has in place of a frame of the machine: several for a chain, none for a frame of smelt's own."""
+    """Eager's frames for a frame of the VM: several for a continuation stack, none for a frame of smelt."""
     name = frame.globals.get("__name__")
-    if name == CHAIN_MODULE:
-        for point in continuation_stack.callers(frame):
+    if name == CONTINUATION_STACK_MODULE:
+        for point in continuation_stack.caller_points(frame):
             line = vm.decode(point.source).line(point.at - 1)
             yield Place(line.filename, line.line, point.source.co_name, point.scope)
     elif name not in _UNSEEN:
-        yield Place(frame.line.filename, frame.line.line, frame.source.co_name, frame.globals)
+        yield Place(frame.line.filename, frame.line.line, frame.user_code.co_name, frame.globals)
         if any(f is frame.parent for f in vm.frames.module_callers):
             yield from _module_frames()
 
 
 def caller(level: int) -> Place:
-    """The place `level` callers above the compiled frame, not counting frames of smelt; the outermost if there are fewer."""
+    """The line `level` callers above the compiled frame, not counting frames of smelt; the outermost if there are fewer."""
     frame: FrameType | None = sys._getframe(1)
     found = _place_of(sys._getframe(1))
     while frame is not None and level > 0:
-        if not is_smelts(frame.f_globals) and frame.f_globals.get("__name__") != CHAIN_MODULE:
+        if (
+            not is_smelt_scope(frame.f_globals)
+            and frame.f_globals.get("__name__") != CONTINUATION_STACK_MODULE
+        ):
             level -= 1
             found = _place_of(frame)
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""Calls that the compiled frame makes in place of capture, and the streams and handlers for which that is safe."""
+"""Calls deferred to the compiled frame, and the streams and handlers for which that is safe."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from smelt.capture.environment.side_effects import Call
 from smelt.capture.vm.vm import VM
 
-# Packages whose streams and log handlers keep what is written to themselves.
+# Packages whose streams and log handlers do not expose what is written.
 _KNOWN_PACKAGES = frozenset(
     {
         "_io",
@@ -27,11 +27,11 @@ _KNOWN_PACKAGES = frozenset(
 
 
 def is_known(value: object) -> bool:
-    """Whether a stream or log handler is of a class whose writing nothing in the captured function can notice."""
+    """Whether the captured function cannot observe writes to this stream or log handler."""
     return type(value).__module__.partition(".")[0] in _KNOWN_PACKAGES
 
 
 def defer(vm: VM, fn: Callable[..., object], *args: object, **kwargs: object) -> None:
-    """`fn(*args, **kwargs)` is to be called by the compiled frame."""
+    """Defer `fn(*args, **kwargs)` to the compiled frame."""
     vm.env.sources.const(fn)
     vm.env.log.call(Call(fn, args + tuple(kwargs.values()), tuple(kwargs)))

@@ -1,4 +1,4 @@
-"""`logging`: methods of loggers and adapters, and the functions of the module, which log to the root logger."""
+"""`logging`: methods of loggers and adapters, and module functions, which log to the root logger."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from smelt.capture.stdlib.output.deferred_calls import defer, is_known
 from smelt.capture.vm.vm import VM
 from smelt.reasons import OUTPUT
 
-# Methods by which a logger's own class could change what is logged.
+# Methods whose override in a logger class could change what is logged.
 _OWN = ("_log", "handle", "makeRecord", "findCaller", "callHandlers", "filter")
-# file, line and function that logged, or how many callers above the compiled frame
+# file, line and function, or the number of callers above the compiled frame
 _Where = tuple[str, int, str] | int
 
 
 def _log(level: int | None, exception: bool = False) -> Handler:
-    """Methods of loggers: a record of a level that is not enabled is not made. `level` None: it is the first argument."""
+    """Handler of a logger method; a record of a disabled level is not created. `level` None: the level is the first
+    argument."""
 
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> None:
         logger, *rest = args
@@ -33,7 +34,7 @@ def _log(level: int | None, exception: bool = False) -> Handler:
             if kwargs.get("exc_info", exception):
                 error = unsupported("logging an exception with its traceback", OUTPUT)
                 error.breaks = (
-                    False  # the traceback of an exception that was raised in capture is not eager's
+                    False  # the traceback of an exception raised during capture differs from eager's
                 )
                 raise error
             if isinstance(logger, logging.LoggerAdapter):
@@ -56,7 +57,7 @@ def _log_adapted(vm: VM, adapter: object, level: int, args: Args, kwargs: Kwargs
 
 
 def _record(vm: VM, logger: logging.Logger, level: int, args: Args, kwargs: Kwargs) -> None:
-    """Defers the making and handling of a log record."""
+    """Defer the creation and handling of a log record."""
     message, *values = args
     kwargs = dict(kwargs)
     extra = cast("Kwargs | None", kwargs.pop("extra", None))
@@ -75,7 +76,7 @@ def _is_logging_file(filename: str) -> bool:
 
 
 def _check_logger(vm: VM, logger: logging.Logger) -> None:
-    """Guards which handlers a record reaches. Raises Unsupported where it reaches code of the user's."""
+    """Guard the handlers that a record reaches. Raises Unsupported if it reaches user code."""
     if id(logger) not in vm.env.sources:
         vm.env.sources.const(logger)
     cls = type(logger)
@@ -97,13 +98,13 @@ def _check_logger(vm: VM, logger: logging.Logger) -> None:
 
 
 def _message(vm: VM, message: object, values: tuple[object, ...]) -> tuple[object, tuple[object, ...]]:
-    """Message and arguments of a record that shows the arguments as they are now."""
+    """Message and arguments of a record; the arguments are formatted in their current state."""
     if not values:
         return (message if is_constant(message) else convert(vm, str, message)), ()
     if all(type(v) in LEAF_TYPES for v in values) and type(message) is str:
         try:
             message % (values[0] if len(values) == 1 and isinstance(values[0], dict) else values)
-        except Exception as e:  # logging reports that, and where it came from
+        except Exception as e:  # logging reports the error with its origin
             raise unsupported(f"a log message that does not fit its arguments: {e}", OUTPUT) from None
         return message, values
     named = len(values) == 1 and isinstance(values[0], dict) and values[0]  # as LogRecord does
@@ -130,7 +131,7 @@ def log(
     where: _Where,
     extra: Kwargs | None,
 ) -> None:
-    """`logger.log(level, message, *args)`, as if called at `where`."""
+    """`logger.log(level, message, *args)` as if called at `where`."""
     if isinstance(where, int):
         place = caller(where)
         where = (place.filename, place.line, place.function)
@@ -142,7 +143,7 @@ def log(
 
 
 def _log_to_root(level: int | None, exception: bool = False) -> Handler:
-    """The functions of module logging; eager makes a handler where there is none, which is refused here."""
+    """Handler of a module function of `logging`. Eager installs a handler if there is none, which is refused here."""
     log_to = _log(level, exception)
 
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> None:
@@ -155,14 +156,14 @@ def _log_to_root(level: int | None, exception: bool = False) -> Handler:
 
 
 def _state(vm: VM, obj: object, name: str) -> object:
-    """An attribute of a logger, read and guarded."""
+    """An attribute of a logger, guarded."""
     vm.env.sources.known(obj)
     return attributes.load_attr(vm, obj, name)
 
 
 @function(logging.Logger.isEnabledFor)
 def _is_enabled(vm: VM, args: tuple[logging.Logger, int], kwargs: Kwargs) -> bool:
-    """Reads, and so guards, what the answer follows from; not the logger's own cache, which is cleared at any time."""
+    """Reads and so guards the inputs of the decision, not the logger's cache, which may be cleared at any time."""
     logger, level = args
     if _state(vm, logger, "disabled"):
         return False

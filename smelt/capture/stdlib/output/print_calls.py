@@ -43,7 +43,7 @@ def _print(vm: VM, args: Args, kwargs: Kwargs) -> None:
 
 
 def _standard_stream(vm: VM, name: str) -> object:
-    """`sys.stdout` or `sys.stderr`, of which guards check that it is of this class; None where there is none."""
+    """`sys.stdout` or `sys.stderr`, whose class is guarded; None if there is none."""
     if vm.env.log.touches(vars(sys), name):
         raise unsupported(f"sys.{name} was replaced inside the function", OUTPUT)
     stream = attributes.load_attr(vm, sys, name)
@@ -53,7 +53,7 @@ def _standard_stream(vm: VM, name: str) -> object:
 
 
 def _check_stream(vm: VM, stream: object) -> None:
-    """Raises Unsupported for a stream that the function made, or one of a class that smelt does not know."""
+    """Raise Unsupported for a stream created by the function or of an unknown class."""
     if not is_known(stream) or id(stream) not in vm.env.sources:
         raise unsupported(f"writing to a {type(stream).__qualname__}", OUTPUT)
 
@@ -62,7 +62,7 @@ def _check_stream(vm: VM, stream: object) -> None:
 def _write(vm: VM, stream: object, text: str | Text) -> int:
     _check_text_stream(vm, stream, [text])
     if isinstance(text, Text):
-        raise unsupported("how much of a tensor's text was written is asked", OUTPUT)
+        raise unsupported("the return value of writing a tensor's text is read", OUTPUT)
     defer(vm, call_method, stream, "write", text)
     return len(text)
 
@@ -87,5 +87,5 @@ def _check_text_stream(vm: VM, stream: object, lines: Sequence[object]) -> None:
 
 
 def call_method(owner: object, name: str, *args: object) -> None:
-    """`owner.name(*args)`, as a function that a compiled frame can call."""
+    """`owner.name(*args)`, as a function for compiled frames."""
     getattr(owner, name)(*args)

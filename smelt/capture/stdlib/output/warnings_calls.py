@@ -1,4 +1,4 @@
-"""`warnings.warn`: whether the filters let a warning pass is decided during capture and guarded."""
+"""`warnings.warn`: capture decides by the filters whether a warning is shown, and guards them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from smelt.capture.stdlib.output.deferred_calls import defer
 from smelt.capture.vm.vm import VM
 from smelt.reasons import OUTPUT
 
-# action, what the message looks like, category, what the module's name looks like, line
+# action, pattern of the message, category, pattern of the module's name, line
 _Filter = tuple[str, re.Pattern[str] | None, type[Warning], re.Pattern[str] | None, int]
 _Registry = dict[str | tuple[str, type[Warning], int], int]
 
@@ -49,7 +49,7 @@ def _warn(vm: VM, args: Args, kwargs: Kwargs) -> None:
     if any(isinstance(entered.manager, warnings.catch_warnings) for entered in vm.contexts.entered):
         raise unsupported("a warning inside catch_warnings", OUTPUT)
     if id(getattr(warnings._showwarnmsg_impl, "__self__", None)) in vm.env.sources:  # type: ignore[attr-defined]
-        raise unsupported("a warning that the program keeps in a list", OUTPUT)
+        raise unsupported("a warning recorded in a list", OUTPUT)
     if isinstance(place, int):
         defer(vm, warn_caller, message, category, place)
     else:
@@ -68,8 +68,8 @@ def _warn_signature(
 
 
 def _warning_action(vm: VM, message: object, category: type, place: Place | int) -> str:
-    """The action that the warning filters choose, such as "ignore"; the filters are guarded. Raises Unsupported where the
-    choice depends on a text or a place that is known only at run time."""
+    """The action that the warning filters select, such as "ignore"; the filters are guarded. Raises Unsupported if the
+    selection depends on a text or line known only at run time."""
     filters = cast("list[_Filter]", attributes.load_attr(vm, warnings, "filters"))
     source = vm.env.sources.known(filters)
     vm.env.facts.guard("len", source, len(filters))
@@ -80,7 +80,7 @@ def _warning_action(vm: VM, message: object, category: type, place: Place | int)
         if not issubclass(category, kind):
             continue
         if (pattern is not None and type(text) is Text) or ((module or line) and isinstance(place, int)):
-            raise unsupported("a warning whose filter is not known", OUTPUT)
+            raise unsupported("a warning whose filter is unknown", OUTPUT)
         if pattern is not None and not pattern.match(cast(str, text)):
             continue
         if isinstance(place, int) or _matches(place, module, line):
@@ -96,13 +96,13 @@ def _matches(place: Place, module: re.Pattern[str] | None, line: int) -> bool:
 def warn(
     message: str | Warning, category: type[Warning], filename: str, line: int, namespace: dict[str, object]
 ) -> None:
-    """`warnings.warn(message, category)`, as if called from this line of the module with this namespace."""
+    """`warnings.warn(message, category)` as if called from this line of the module with this namespace."""
     registry = cast("_Registry", namespace.setdefault("__warningregistry__", {}))
     name = cast(str, namespace.get("__name__") or "<string>")
     warnings.warn_explicit(message, category, filename, line, module=name, registry=registry)
 
 
 def warn_caller(message: str | Warning, category: type[Warning], level: int) -> None:
-    """`warnings.warn`, as if called `level` callers above the compiled frame."""
+    """`warnings.warn` as if called `level` callers above the compiled frame."""
     place = caller(level)
     warn(message, category, place.filename, place.line, place.globals)
