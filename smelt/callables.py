@@ -133,7 +133,7 @@ def _compiled_function(
     `traced` runs in its place where another tracer looks; None: `fn` itself."""
     compiler = settings.frame_compiler()
     if fn.__code__.co_flags & SUSPENDABLE and not settings.fullgraph:
-        own = compiler.beginning(fn)
+        own = compiler.generator_factory(fn)
     else:
         own = types.FunctionType(
             fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__

@@ -57,7 +57,7 @@ def _run_on_fakes(
     """(trace, what `gm` returns on fakes, the fakes of its inputs). Parameters and buffers of `gm` become inputs of the
     trace, too."""
     trace = Trace()
-    trace.inputs.on_unknown = trace.fake
+    trace.inputs.on_unknown_tensor = trace.fake
     fakes = [trace.fake(_plain(x)) for x in example_inputs]
     with trace:
         out = gm.forward(*fakes)

@@ -18,13 +18,13 @@ import torch
 
 from smelt import _native, events
 from smelt.autograd.double_backward import DoubleBackward, double_backward
-from smelt.autograd.freed_graph_outputs import spend_outputs
+from smelt.autograd.freed_graph_outputs import mark_freed
 from smelt.autograd.joint_overrides import edited_joint
-from smelt.autograd.mutation_view_epilogue import TakenStep, steps, take_outputs
+from smelt.autograd.mutation_view_epilogue import EpilogueStep, steps, apply_epilogue
 from smelt.autograd.partition import Partition, partition
 from smelt.autograd.save_costs import NO_HINTS, Hints
 from smelt.autograd.undefined_tangents import without_tangents
-from smelt.autograd.unsegmented_backward import joined
+from smelt.autograd.unsegmented_backward import unsegmented
 from smelt.config import Config
 from smelt.errors import NeedsFixedSize
 from smelt.graph.graph_callable import Compiled
@@ -51,7 +51,7 @@ def compile_joint(
     joint: Joint,
     config: Config,
     compile_graph: CompileGraph,
-    by_operators: CompileGraph,
+    eager_fallback: CompileGraph,
     lay_out: Callable[[Partition], Partition] = lambda parts: parts,
     devices: Iterable[torch.device] = (),
 ) -> Compiled:
@@ -61,7 +61,7 @@ def compile_joint(
         joint: that of `traced`.
         compile_graph: makes an aten graph (of the forward, later of the backward) callable on a tuple of its inputs; those
             at the positions named are left to it.
-        by_operators: the same of what cannot be compiled when a backward needs it.
+        eager_fallback: the same of what cannot be compiled when a backward needs it.
         lay_out: how a device wants what is saved to lie in memory.
         devices: where the graph's tensors are.
     """
@@ -71,7 +71,7 @@ def compile_joint(
 
     def compile_backward(undefined: frozenset[int], whole: bool) -> Compiled:
         backward = _backward(joint, parts, undefined, whole)
-        return traced.later(lambda: compile_graph(*backward), lambda: by_operators(*backward))
+        return traced.compile_deferred(lambda: compile_graph(*backward), lambda: eager_fallback(*backward))
 
     return _put_together(traced, node, forward, compile_backward, {})
 
@@ -81,7 +81,7 @@ def joint_by_sizes(
     joint: Joint,
     config: Config,
     prepare: Callable[[Graph, frozenset[int]], T],
-    by_operators: CompileGraph,
+    eager_fallback: CompileGraph,
     devices: Iterable[torch.device] = (),
 ) -> Callable[..., Compiled]:
     """The same for a trace whose sizes have symbols: it is cut once, for the sizes that the trace saw, and its parts are
@@ -89,7 +89,7 @@ def joint_by_sizes(
 
     Args:
         prepare: what is made of a part for all sizes; the inputs at the positions named are left to it.
-        by_operators: what runs a backward that fails to be compiled.
+        eager_fallback: what runs a backward that fails to be compiled.
 
     Returns what makes an instance, of numbers, of what makes a prepared part callable for them, and of what compiles a part
     of fixed sizes, for backwards that cannot be prepared; and whether those that can are.
@@ -123,8 +123,8 @@ def joint_by_sizes(
             return compile_graph(*backward_at(undefined, whole)) if made is None else load(made)
 
         def compile_backward(undefined: frozenset[int], whole: bool) -> Compiled:
-            return traced.later(
-                lambda: compiled(undefined, whole), lambda: by_operators(*backward_at(undefined, whole))
+            return traced.compile_deferred(
+                lambda: compiled(undefined, whole), lambda: eager_fallback(*backward_at(undefined, whole))
             )
 
         return _put_together(traced, node, load(forward), compile_backward, values)
@@ -158,9 +158,9 @@ def _backward(
     joint: Joint, parts: Partition, undefined: frozenset[int], whole: bool
 ) -> tuple[Graph, frozenset[int]]:
     """The graph where these tangents are undefined, and the inputs that are left to it."""
-    graph = joined(parts.backward, joint) if whole else parts.backward
+    graph = unsegmented(parts.backward, joint) if whole else parts.backward
     graph = without_tangents(graph, undefined)
-    return graph, parts.given(graph)
+    return graph, parts.donated(graph)
 
 
 def _put_together(
@@ -173,10 +173,10 @@ def _put_together(
     """`values`: the sizes that it is for, where the trace's have symbols."""
     joint = sources_at(node.joint, values)
     # before the node saves what the forward wrote, with the version that it has then
-    forward = traced.counters.kept_by_inputs(forward)
+    forward = traced.counters.preserve_input_counters(forward)
     if joint.tangents:
         forward = node.around(forward, compile_backward, steps(joint), values)
-    return take_outputs(spend_outputs(forward, joint.spent), joint, torch.is_grad_enabled())
+    return apply_epilogue(mark_freed(forward, joint.freed), joint, torch.is_grad_enabled())
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class _Node:
         self,
         forward: Compiled,
         compile_backward: Callable[[frozenset[int], bool], Compiled],
-        taken: Sequence[TakenStep],
+        taken: Sequence[EpilogueStep],
         values: Values,
     ) -> Compiled:
         """The node for these sizes. `taken`: how what is taken outside of it is made."""
@@ -269,7 +269,7 @@ def _groups(joint: Joint) -> list[tuple[list[int], bool]]:
     (True): where nobody looks at what flows into the cuts, the backward is one graph. What is taken has nodes of autograd's.
     """
     cuts = _cut_tangents(joint)
-    rest = [k for k in joint.computed if k not in cuts]
+    rest = [k for k in joint.tangent_order if k not in cuts]
     own = [k for k in cuts if joint.tangents[k] < joint.n_outputs]
     return [*(([k], False) for k in own), *([(rest, bool(cuts))] if rest else [])]
 

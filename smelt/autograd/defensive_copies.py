@@ -11,7 +11,7 @@ from collections.abc import Container
 
 import torch
 
-from smelt.autograd.recompute_formulas import NodeMaker
+from smelt.autograd.recompute_formulas import NodeBuilder
 from smelt.autograd.save_costs import Memory
 from smelt.graph.ir import Node, NumberSpec, TensorSpec, map_nodes
 from smelt.tracing.backward.joint import Joint
@@ -19,11 +19,11 @@ from smelt.tracing.backward.joint import Joint
 aten = torch.ops.aten
 
 
-class OwnCopies:
+class DefensiveCopies:
     """`copy_of`: what looks at the memory of a value in `shared` -> what all but eager's own reads read instead; of the
     value itself, a copy that the forward makes.  `copies`: those copies -> what they are copies of."""
 
-    def __init__(self, joint: Joint, memory: Memory, shared: Container[Node], maker: NodeMaker) -> None:
+    def __init__(self, joint: Joint, memory: Memory, shared: Container[Node], maker: NodeBuilder) -> None:
         self.copy_of: dict[Node, Node] = {}
         self.copies: dict[Node, Node] = {}
         self.views: set[Node] = set()

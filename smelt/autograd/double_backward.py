@@ -31,8 +31,8 @@ from smelt.graph.torch_settings import TorchSettings
 from smelt.shapes.expr import Size, Values, evaluate
 from smelt.torch_private import OpOverload
 from smelt.tracing.backward.joint import Joint
-from smelt.tracing.backward.torch_level_index import TorchPlace, place_at
-from smelt.tracing.fake.memory_aliases import with_bits
+from smelt.tracing.backward.torch_level_index import TorchLevelTensor, in_copied_graph
+from smelt.tracing.fake.memory_aliases import with_conj_neg_bits
 from smelt.tracing.functionalize.recorded_writes import base_of
 from smelt.tracing.record.opaque_call_recorder import OpaqueCall
 from smelt.tracing.record.traced import Traced
@@ -60,8 +60,8 @@ def double_backward(traced: Traced, joint: Joint) -> DoubleBackward | None:
         and all(call.repeatable for call in opaque)
         and joint.flags.repeatable
     )
-    places = {i: place for i in joint.tangents if (place := joint.torch_places[i]) is not None}
-    nodes = {node for place in places.values() for node in (place.node, place.settled)}
+    places = {i: place for i in joint.tangents if (place := joint.torch_level_tensors[i]) is not None}
+    nodes = {node for place in places.values() for node in (place.node, place.history_node)}
     if not repeatable or len(places) < len(joint.tangents) or not nodes <= {*traced.torch_graph}:
         return None
     return DoubleBackward(
@@ -129,8 +129,8 @@ class DoubleBackward:
     """
 
     graph: Graph
-    results: tuple[TorchPlace, ...]  # per tangent
-    cuts: tuple[TorchPlace, ...]
+    results: tuple[TorchLevelTensor, ...]  # per tangent
+    cuts: tuple[TorchLevelTensor, ...]
     sources: tuple[int, ...]
     rewritten: tuple[int, ...]
     copied: tuple[int, ...]
@@ -186,7 +186,7 @@ class DoubleBackward:
             return GraphFunction(_gated(self.graph, self.results, self.cuts))
         graph, copy_of = copied_at(self.graph, self.values)
         results, cuts = (
-            [place_at(place, copy_of) for place in places] for places in (self.results, self.cuts)
+            [in_copied_graph(place, copy_of) for place in places] for places in (self.results, self.cuts)
         )
         return GraphFunction(_gated(graph, results, cuts))
 
@@ -247,10 +247,10 @@ def _seen_in(passed: torch.Tensor, tensor: torch.Tensor, view: Any) -> Any:
     if view.dtype != tensor.dtype:
         return view  # its gradients go past the gate
     offset = view.storage_offset() - tensor.storage_offset() + passed.storage_offset()
-    return with_bits(passed.as_strided(view.size(), view.stride(), offset), view)
+    return with_conj_neg_bits(passed.as_strided(view.size(), view.stride(), offset), view)
 
 
-def _gated(graph: Graph, results: Sequence[TorchPlace], cuts: Sequence[TorchPlace]) -> Graph:
+def _gated(graph: Graph, results: Sequence[TorchLevelTensor], cuts: Sequence[TorchLevelTensor]) -> Graph:
     """`graph` with another input before the others, the `_Gates`, and `results` as its outputs."""
     copy, copy_of = graph_passes.copied(graph.nodes[:-1], graph.constants)
     gates = Node("placeholder", "gates", (), {}, "gates")
@@ -259,14 +259,14 @@ def _gated(graph: Graph, results: Sequence[TorchPlace], cuts: Sequence[TorchPlac
     tensor_of: dict[Node, Node] = {}  # what the nodes in `hidden` look at
     passed: dict[Node, Node] = {}
     at_place: dict[
-        TorchPlace, list[int]
+        TorchLevelTensor, list[int]
     ] = {}  # an input that is written is a cut, and so is what is copied into it
     for i, place in enumerate(cuts):
         at_place.setdefault(place, []).append(i)
     cut = {copy_of[place.node] for place in cuts}
     last_read = {n: at for at, node in enumerate(copy) for n in argument_nodes(node)}
 
-    def place_of(place: TorchPlace) -> Node:
+    def place_of(place: TorchLevelTensor) -> Node:
         node = copy_of[place.node]
         return tensor_of[node] if place.by_view else node
 
@@ -277,7 +277,7 @@ def _gated(graph: Graph, results: Sequence[TorchPlace], cuts: Sequence[TorchPlac
             tensor_of[node] = Node("call_function", base_of, (node,), {}, f"{node.name}_base", node.spec)
             nodes.append(tensor_of[node])
         for place, indices in at_place.items():
-            if copy_of[place.settled] is not node:
+            if copy_of[place.history_node] is not node:
                 continue
             read = [n for n in copy.nodes[: at + 1] if last_read.get(n, -1) > at or n in cut]
             through = [place_of(place), *(n for n in read if n is not place_of(place))]

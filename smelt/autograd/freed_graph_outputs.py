@@ -7,7 +7,7 @@ from typing import Any
 
 from smelt.graph.graph_callable import Compiled
 from smelt.torch_private import DelayedError
-from smelt.tracing.backward.freed_graphs import Spent
+from smelt.tracing.backward.freed_graphs import FreedValue
 
 _SECOND_TIME = (
     b"Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
@@ -17,12 +17,12 @@ _SECOND_TIME = (
 )
 
 
-def spend_outputs(values: Compiled, spent: Sequence[Spent]) -> Compiled:
+def mark_freed(values: Compiled, freed: Sequence[FreedValue]) -> Compiled:
     """`values`, with a history of those in `spent` that says so when it is differentiated. Its edges lead to all that the
     value was computed from, so that whoever asks for a gradient by that is told."""
-    if not spent:
+    if not freed:
         return values
-    histories = [(s, DelayedError(_SECOND_TIME, 1 + len(s.inputs) + len(s.values))) for s in spent]
+    histories = [(s, DelayedError(_SECOND_TIME, 1 + len(s.inputs) + len(s.values))) for s in freed]
 
     def call(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         made = list(values(inputs))

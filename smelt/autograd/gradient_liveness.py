@@ -8,7 +8,7 @@ from collections.abc import Container, Mapping, Sequence
 from smelt.graph.ir import Node, argument_nodes
 
 
-def served(nodes: Sequence[Node], tangents: Sequence[Node], backward: Container[Node]) -> Mapping[Node, int]:
+def live_for(nodes: Sequence[Node], tangents: Sequence[Node], backward: Container[Node]) -> Mapping[Node, int]:
     """For each node that nodes of `backward` read, the tangents (as bits) for whose gradients they do; `nodes` in order."""
     depends = defaultdict(int, {tangent: 1 << k for k, tangent in enumerate(tangents)})
     for node in nodes:

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from smelt.autograd.max_flow import INFINITE, Network
 from smelt.autograd.min_cut_problem import CutProblem
 from smelt.autograd.recompute_classes import class_of, work_of
-from smelt.autograd.save_costs import Hints, Keep
+from smelt.autograd.save_costs import Hints, SaveOption
 from smelt.errors import VerificationError
 from smelt.graph.ir import Node, TensorSpec
 from smelt.shapes.expr import evaluate, numel
@@ -40,21 +40,21 @@ class Cut:
     """`kept` in the order of the joint graph; `recomputed`: forward nodes that the backward runs again; `early`: nodes that
     the backward recorded and the forward runs."""
 
-    kept: dict[Node, Keep]
+    kept: dict[Node, SaveOption]
     recomputed: frozenset[Node]
     early: frozenset[Node]
 
     @property
     def nbytes(self) -> int:
         """Bytes that live from forward to backward because of the cut."""
-        return sum(keep.nbytes for keep in self.kept.values())
+        return sum(keep.nbytes for keep in self.saved.values())
 
 
 def minimum(problem: CutProblem, bans: dict[Node, str]) -> Cut:
     """The cut that keeps the fewest bytes. Raises VerificationError if the backward reads what cannot be kept."""
     cone = [n for n in problem.cone(bans) if n.op != "get_attr"]
     number = {node: i for i, node in enumerate(cone)}
-    keeps = [problem.keep(node) for node in cone]
+    keeps = [problem.save_option(node) for node in cone]
     work = [0 if n in bans or n in problem.backward else work_of(n, problem.memory.hints) for n in cone]
     total = sum(work) or 1
     byte = 2 * (_TOKENS + 2 * len(cone))
@@ -84,7 +84,7 @@ def minimum(problem: CutProblem, bans: dict[Node, str]) -> Cut:
     return _read_off(problem, cone, keeps, side)
 
 
-def _read_off(problem: CutProblem, cone: list[Node], keeps: list[Keep | None], side: list[bool]) -> Cut:
+def _read_off(problem: CutProblem, cone: list[Node], keeps: list[SaveOption | None], side: list[bool]) -> Cut:
     """Only what the backward really needs of a cut."""
     number = {node: i for i, node in enumerate(cone)}
     kept: set[Node] = set()

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Container, Iterator
 
-from smelt.autograd.defensive_copies import OwnCopies
+from smelt.autograd.defensive_copies import DefensiveCopies
 from smelt.autograd.recompute_classes import class_of
-from smelt.autograd.recompute_formulas import Formula, NodeMaker, Provision, formula, items_of, replacement
-from smelt.autograd.rng_replay import redraw
-from smelt.autograd.save_costs import NO_HINTS, Hints, Keep, Memory
+from smelt.autograd.recompute_formulas import Formula, NodeBuilder, Provision, formula, items_of, replacement
+from smelt.autograd.rng_replay import replay_draw
+from smelt.autograd.save_costs import NO_HINTS, Hints, SaveOption, Memory
 from smelt.autograd.softmax_statistics import statistics
 from smelt.config import DEFAULT, Config
 from smelt.graph.graph_passes import has_effect
@@ -48,7 +48,7 @@ class CutProblem:
         gradients = [n for n in graph.output.args[0][joint.n_outputs :] if n is not None]
         late = self._late(gradients)
         self.names = {n.name for n in graph}
-        maker = NodeMaker(self.names)
+        maker = NodeBuilder(self.names)
         calls = [n for n in graph if n in late and n.op == "call_function"]
         self.replacements = {n: f for n in calls if (f := replacement(n, maker, late)) is not None}
         made = self.replacements.values()
@@ -56,11 +56,11 @@ class CutProblem:
         self.by_replacement = {n for f in made for n in (f.node, *f.extras)}
         self.provisions = self._find_provisions(maker, config)
         self.formulas = self._find_formulas(maker)
-        self.own = OwnCopies(joint, self.memory, shared, maker)
-        self.virtual = self.own.views.union(*(f.nodes for f in self.formulas.values()))
+        self.copies = DefensiveCopies(joint, self.memory, shared, maker)
+        self.virtual = self.copies.views.union(*(f.nodes for f in self.formulas.values()))
         self.position = self._order()
-        self.late = [n for n in graph if n in late and n.op != "placeholder"]
-        self.read = {a for n in self.late for a in self.arguments(n) if a not in late}
+        self.backward_only = [n for n in graph if n in late and n.op != "placeholder"]
+        self.read = {a for n in self.backward_only for a in self.arguments(n) if a not in late}
         self.read.update(n for n in gradients if n not in late)
 
     def _late(self, gradients: list[Node]) -> set[Node]:
@@ -79,20 +79,20 @@ class CutProblem:
                 alive.update(argument_nodes(node))
         return (late & alive) | tangents
 
-    def _find_provisions(self, maker: NodeMaker, config: Config) -> dict[Node, Provision]:
+    def _find_provisions(self, maker: NodeBuilder, config: Config) -> dict[Node, Provision]:
         nodes = [n for n in self.joint.graph if n not in self.joint.backward]
         items = items_of(nodes)
         found: dict[Node, Provision] = {}
         for node in nodes:
             if class_of(node) is Class.RANDOM:
-                made = redraw(node, items.get(node, {}), maker, config)
+                made = replay_draw(node, items.get(node, {}), maker, config)
             else:
                 made = statistics(node, maker, config)
             if made is not None:
                 found[node] = made
         return found
 
-    def _find_formulas(self, maker: NodeMaker) -> dict[Node, Formula]:
+    def _find_formulas(self, maker: NodeBuilder) -> dict[Node, Formula]:
         found = {value: f for made in self.provisions.values() for value, f in made.formulas.items()}
         for items in items_of(n for n in self.joint.graph if n not in self.joint.backward).values():
             value = items.get(0)
@@ -116,8 +116,8 @@ class CutProblem:
             if node in self.provisions:
                 order += self.provisions[node].state
             order += (node, *after[node])
-            if node in self.own.copy_of:
-                order.append(self.own.copy_of[node])
+            if node in self.copies.copy_of:
+                order.append(self.copies.copy_of[node])
         return {n: i for i, n in enumerate(order)}
 
     def _last_items(self) -> Iterator[tuple[Node, dict[int, Node]]]:
@@ -144,13 +144,13 @@ class CutProblem:
         now = argument if write is None or self.position[write] >= self.position[user] else write
         if user in self.backward or user in self.by_replacement:
             return now
-        return self.own.read(now, user)
+        return self.copies.read(now, user)
 
-    def keep(self, node: Node) -> Keep | None:
+    def keep(self, node: Node) -> SaveOption | None:
         """The cheapest way to keep a value, or None where it cannot be kept."""
-        if node in self.virtual or (node in self.own.copies and not self.own.can_be_made(node)):
+        if node in self.virtual or (node in self.copies.copies and not self.copies.can_be_made(node)):
             return None
-        return self.memory.keep(node)
+        return self.memory.save_option(node)
 
     def cone(self, banned: Container[Node]) -> list[Node]:
         """All values that the backward could be computed from, back to what cannot be computed again; in order."""
@@ -174,7 +174,7 @@ class CutProblem:
                     found[node] = f"{kind.name}: {kind.reason}"
         for made in self.provisions.values():
             found |= dict.fromkeys(made.state, made.why)
-        return {**found, **dict.fromkeys(self.own.copies, "a copy: the caller may overwrite the value")}
+        return {**found, **dict.fromkeys(self.copies.copies, "a copy: the caller may overwrite the value")}
 
     def chain_bans(self, bans: dict[Node, str]) -> dict[Node, str]:
         """Where chains of values that would be computed again, and held, become too long."""
@@ -190,7 +190,7 @@ class CutProblem:
             length[node] = max(
                 (length[a] + (a in held) for a in self.arguments(node) if a in length), default=0
             )
-            if length[node] >= LONGEST_CHAIN and node not in self.backward and self.keep(node) is not None:
+            if length[node] >= LONGEST_CHAIN and node not in self.backward and self.save_option(node) is not None:
                 found[node] = _CHAIN
                 del length[node]
         return found

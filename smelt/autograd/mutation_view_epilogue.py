@@ -18,13 +18,13 @@ from smelt.tracing.backward.joint import Joint
 from smelt.tracing.record.trace_outputs import OutputSource
 
 
-def take_outputs(values: Compiled, joint: Joint, grad: bool) -> Compiled:
+def apply_epilogue(values: Compiled, joint: Joint, grad: bool) -> Compiled:
     """`values` gives the joint graph's; the callable returned writes inputs and gives the outputs of the trace.
 
     `grad`: whether the caller's grad mode is on (it is guarded); a function may turn it on inside.
     """
     results, flags = joint.results, joint.flags
-    taken = {t.written for t in joint.taken}
+    taken = {t.written for t in joint.epilogue}
     writes = [(primal, value) for primal, value in joint.writes if value not in taken]
     plain = all(not r.steps and r.kind == "value" and not r.retained for r in results)
     plain = plain and not joint.writes and not flags
@@ -33,25 +33,25 @@ def take_outputs(values: Compiled, joint: Joint, grad: bool) -> Compiled:
 
     def call(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         with torch.enable_grad():
-            flags.begin(inputs)
+            flags.enable(inputs)
             made = values(inputs)
             for primal, value in writes:
                 inputs[primal].copy_(made[value])
-            flags.finish(inputs)
+            flags.apply(inputs)
             return tuple(_take(r, _looked_at(r, inputs, made, joint.n_outputs)) for r in results)
 
     return call
 
 
-TakenStep = tuple[int, list[tuple[str, int]], Callable[..., Any], int]
+EpilogueStep = tuple[int, list[tuple[str, int]], Callable[..., Any], int]
 
 
-def steps(joint: Joint) -> list[TakenStep]:
-    """For `_native.Differentiable`: how `joint.taken` are made, one after the other, views that one operator gives at once.
+def steps(joint: Joint) -> list[EpilogueStep]:
+    """For `_native.Differentiable`: how `joint.epilogue` are made, one after the other, views that one operator gives at once.
     After how many nodes; of what: ("input", place), or ("output", place), where what was taken before follows the outputs;
     the function of that; how many tensors it gives."""
     found = []
-    numbered = enumerate(joint.taken, joint.n_outputs)
+    numbered = enumerate(joint.epilogue, joint.n_outputs)
     for _, views in itertools.groupby(numbered, lambda pair: (pair[1].node, pair[1].source.call or pair[0])):
         (i, taken), *others = views
         nodes = sum(cut < joint.n_outputs for cut in joint.cuts[: joint.cuts.index(i)])

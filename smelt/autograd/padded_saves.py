@@ -13,7 +13,7 @@ from smelt.rewrites.aligned_gemm import align_products
 from smelt.shapes.expr import numel, static
 
 
-def with_wider_saves(parts: Partition, costs: Costs) -> Partition:
+def save_padded_results(parts: Partition, costs: Costs) -> Partition:
     """`parts` with the forward's products aligned where that pays; temporaries that are results of such are saved whole."""
     temporaries = [i for i, s in enumerate(parts.saved) if s.kind == "temporary"]
     n_outputs = len(parts.forward.output.args[0]) - len(temporaries)

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import torch
 
-from smelt.autograd.gradient_liveness import served
+from smelt.autograd.gradient_liveness import live_for
 from smelt.autograd.min_cut import Cut, within_budget
 from smelt.autograd.min_cut_problem import CutProblem
-from smelt.autograd.recompute_formulas import NodeMaker
-from smelt.autograd.save_costs import NO_HINTS, Hints, Keep, Kind
+from smelt.autograd.recompute_formulas import NodeBuilder
+from smelt.autograd.save_costs import NO_HINTS, Hints, SaveOption, Kind
 from smelt.config import Config
 from smelt.graph.graph_passes import has_effect
 from smelt.graph.graph_printer import spec_text
@@ -98,9 +98,9 @@ def _read_beyond_eager(problem: CutProblem, cut: Cut, made: Partition) -> set[No
     """Values that are kept in the user's hands, and read for the gradients of more results than in eager."""
     backward, memory = made.backward, problem.memory
     given = backward.placeholders
-    reads = served(backward.nodes[:-1], given[len(made.saved) :], set(backward.nodes))
+    reads = live_for(backward.nodes[:-1], given[len(made.saved) :], set(backward.nodes))
     found = set()
-    for (node, keep), value in zip(cut.kept.items(), given):
+    for (node, keep), value in zip(cut.saved.items(), given):
         base = memory.bases.get(node, node)
         in_hand = keep.kind != "temporary" and isinstance(node.spec, TensorSpec)
         if in_hand and reads[value] & ~memory.eager.get(base, 0):
@@ -124,11 +124,11 @@ class _Builder:
         self.restored: set[Node] = set()  # of those, what is made of a given value alone
 
     def build(self) -> Partition:
-        saved = tuple(self._saved(node, keep) for node, keep in self.cut.kept.items())
+        saved = tuple(self._saved(node, keep) for node, keep in self.cut.saved.items())
         self._choose()
         return Partition(self._forward(), self._backward(), saved)
 
-    def _saved(self, node: Node, keep: Keep) -> Saved:
+    def _saved(self, node: Node, keep: SaveOption) -> Saved:
         index, given = keep.index, node
         if keep.kind == "temporary":
             index = len(self.temporaries)
@@ -145,9 +145,9 @@ class _Builder:
         self.given.append(given)
         return Saved(keep.kind, index, given.spec, given.name, keep.nbytes, node.line, self._why(node, keep))
 
-    def _copy(self, node: Node, keep: Keep) -> Node:
+    def _copy(self, node: Node, keep: SaveOption) -> Node:
         """A copy that the forward makes as soon as there is the value."""
-        make = NodeMaker(self.problem.names).begin(node)
+        make = NodeBuilder(self.problem.names).begin(node)
         if keep.dtype is None:
             kept = make(aten.clone.default, node)
         else:
@@ -160,7 +160,7 @@ class _Builder:
     def _seen_through(self, node: Node, view: Node) -> None:
         """The backward is given a view of all of `node` and sees `node` through it."""
         spec = node.spec
-        make = NodeMaker(self.problem.names).begin(node)
+        make = NodeBuilder(self.problem.names).begin(node)
         layout = list(spec.shape), list(spec.stride), spec.offset
         self._comes_back(node, make(aten.as_strided.default, view, *layout))
 
@@ -173,7 +173,7 @@ class _Builder:
 
     def _choose(self) -> None:
         """Formulas and replacements where the cut counts on them."""
-        kept, recomputed = self.cut.kept, self.cut.recomputed
+        kept, recomputed = self.cut.saved, self.cut.recomputed
         for value, formula in self.problem.formulas.items():
             if value in recomputed:
                 self.instead[value] = formula.nodes[-1]
@@ -182,7 +182,7 @@ class _Builder:
             if made.masks[-1] in kept if made.masks else made.always or not there:
                 self.instead[node] = made.node
 
-    def _why(self, node: Node, keep: Keep) -> str:
+    def _why(self, node: Node, keep: SaveOption) -> str:
         if keep.kind != "temporary":
             return f"held by the caller ({keep.kind})"
         if node in self.problem.memory.primals:
@@ -224,14 +224,14 @@ class _Builder:
         order: list[Node] = []
         for node in nodes[:-1]:
             provided = self.problem.provisions.get(node)
-            if provided is not None and not self.cut.kept.keys().isdisjoint(provided.kept):
+            if provided is not None and not self.cut.saved.keys().isdisjoint(provided.saved):
                 order += provided.state
             if node not in self.problem.backward and node not in self.tangents:
                 for done in (node, *followers.get(node, ())):
                     order.append(done)
                     order += self.copies.get(done, ())
-                own = self.problem.own.copy_of.get(node)
-                order += [own] if own in self.cut.kept else []
+                own = self.problem.copies.copy_of.get(node)
+                order += [own] if own in self.cut.saved else []
         return [n for n in order if n.op != "placeholder"]
 
     def _followers(self) -> dict[Node, list[Node]]:
@@ -256,7 +256,7 @@ class _Builder:
         ]
         made = {*self.given, *self.tangents}
         order: list[Node] = []
-        for node in self.problem.late:
+        for node in self.problem.backward_only:
             order += self._missing([self.instead.get(node, node)], made)
         order += self._missing((n for n in gradients if n is not None), made)
         return _graph(graph, [*self.given, *self.tangents], order, gradients, self._read)

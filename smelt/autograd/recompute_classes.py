@@ -50,13 +50,13 @@ def _class_of(op: Any) -> OperatorClass | Callable[[Node], OperatorClass]:
     return row(op).recompute or (Class.POINTWISE if torch.Tag.pointwise in op.tags else Class.OTHER)
 
 
-def viewed(node: Node) -> Node | None:
+def view_source(node: Node) -> Node | None:
     """What a node looks at: the argument whose memory its result shares. None for fresh results."""
     if node.op != "call_function" or class_of(node) is not Class.VIEW:
         return None
     source: Any = node.args[0]
     if node.target is operator.getitem:
-        return viewed(source)
+        return view_source(source)
     does = effects(node.target)
     if does.view:  # `_unsafe_view` does not say so
         name = next(r.arg for r in does.results if r.kind == "view")
@@ -64,12 +64,12 @@ def viewed(node: Node) -> Node | None:
     return source if isinstance(source, Node) else None
 
 
-def is_lazy(node: Node) -> bool:
+def has_conj_neg_bit(node: Node) -> bool:
     """Whether the signs of what it shows are others than those in memory: it is a conjugate or negative that nobody has
     computed, or a view of one."""
     seen: Node | None = node
     while seen is not None and seen.target not in LAZY:
-        seen = viewed(seen)
+        seen = view_source(seen)
     return seen is not None
 
 

@@ -60,7 +60,7 @@ class Replacement:
     always: bool = False
 
 
-class NodeMaker:
+class NodeBuilder:
     """Makes nodes one after the other; `names` are those that are taken."""
 
     def __init__(self, names: set[str]) -> None:
@@ -68,7 +68,7 @@ class NodeMaker:
         self.nodes: list[Node] = []
         self.like: Node | None = None
 
-    def begin(self, like: Node) -> NodeMaker:
+    def begin(self, like: Node) -> NodeBuilder:
         """From now on, nodes belong to the line of `like`."""
         self.nodes, self.like = [], like
         return self
@@ -92,7 +92,7 @@ class NodeMaker:
 _Items = dict[int, Node]  # which result of the operator -> the node that takes it
 
 
-def formula(value: Node, items: _Items, make: NodeMaker) -> Formula | None:
+def formula(value: Node, items: _Items, make: NodeBuilder) -> Formula | None:
     """How `value`, the first of the results `items` of an operator, follows from the others. None if no way is known, or
     if it would not have the same layout and precision."""
     call: Node = value.args[0]
@@ -132,7 +132,7 @@ def _precise(spec: TensorSpec, items: _Items) -> bool:
 # ---- replacements
 
 
-def replacement(node: Node, make: NodeMaker, late: Late) -> Replacement | None:
+def replacement(node: Node, make: NodeBuilder, late: Late) -> Replacement | None:
     """The other way to write an operator of the backward, or None. `late`: what depends on tangents."""
     make.begin(node)
     if node.target is aten.native_batch_norm_backward.default and node.args[7]:
@@ -151,7 +151,7 @@ def _without_running_statistics(node: Node) -> Replacement:
     return Replacement(_twin(node, (*node.args[:3], None, None, *node.args[5:])), spared, always=True)
 
 
-def _filled(node: Node, number: Any, make: NodeMaker, late: Late) -> Replacement | None:
+def _filled(node: Node, number: Any, make: NodeBuilder, late: Late) -> Replacement | None:
     """What is one number everywhere (`zeros_like`) reads no other tensor; but zeros in place of what depends on a tangent
     are made of that tangent, as they are no gradient where it is undefined."""
     spared = tuple(a for a in node.args if isinstance(a, Node) and isinstance(a.spec, TensorSpec))
@@ -191,7 +191,7 @@ def _only_tangent(values: Iterable[Node], late: Late) -> Node | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _without_values(node: Node, index: int, make: NodeMaker) -> Replacement | None:
+def _without_values(node: Node, index: int, make: NodeBuilder) -> Replacement | None:
     argument = node.args[index]
     if node.args.count(argument) != 1 or not isinstance(argument, Node):
         return None
@@ -202,7 +202,7 @@ def _without_values(node: Node, index: int, make: NodeMaker) -> Replacement | No
     return Replacement(_twin(node, args), (argument,), extras=(empty,))
 
 
-def _masked(node: Node, rule: Callable[..., Node], make: NodeMaker) -> Replacement | None:
+def _masked(node: Node, rule: Callable[..., Node], make: NodeBuilder) -> Replacement | None:
     gradient, value, *rest = node.args
     if not isinstance(value, Node) or value is gradient:
         return None

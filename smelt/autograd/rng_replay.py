@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from smelt.autograd.recompute_formulas import Formula, NodeMaker, Provision
+from smelt.autograd.recompute_formulas import Formula, NodeBuilder, Provision
 from smelt.config import Config
 from smelt.graph.ir import Node
 from smelt.graph.tensor_specs import make_spec
@@ -36,7 +36,7 @@ WHY = "random: its numbers are drawn again"
 STATE: OpOverload = torch.ops.smelt.generator_state.default
 
 
-def redraw(node: Node, items: dict[int, Node], make: NodeMaker, config: Config) -> Provision | None:
+def replay_draw(node: Node, items: dict[int, Node], make: NodeBuilder, config: Config) -> Provision | None:
     """How what `node` draws, with torch's generator, is drawn again. None for operators that this is not known of, and where
     it is cheaper to keep. `items`: the nodes that take its results, of an operator that has several."""
     if node.target is aten.native_dropout.default:
@@ -44,7 +44,7 @@ def redraw(node: Node, items: dict[int, Node], make: NodeMaker, config: Config) 
     return _redraw_on_cpu(node, make) if config.activation_memory_budget < 1 else None
 
 
-def _redraw_dropout(node: Node, items: dict[int, Node], make: NodeMaker, config: Config) -> Provision | None:
+def _redraw_dropout(node: Node, items: dict[int, Node], make: NodeBuilder, config: Config) -> Provision | None:
     x, p, train = node.args
     result, mask = items.get(0), items.get(1)
     if mask is None or train is not True or not 0 < p < 1 or not x.spec.dtype.is_floating_point:
@@ -81,7 +81,7 @@ def _node(like: Node, target: Any, args: tuple[Any, ...], name: str, spec: Any) 
     return Node("call_function", target, args, {}, name, spec, like.line, like.source)
 
 
-def _redraw_on_cpu(node: Node, make: NodeMaker) -> Provision | None:
+def _redraw_on_cpu(node: Node, make: NodeBuilder) -> Provision | None:
     op = node.target
     redrawn = row(op).redrawn
     if redrawn is None or node.spec.device.type != "cpu":

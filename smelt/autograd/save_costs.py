@@ -21,9 +21,9 @@ from typing import Any, Literal
 
 import torch
 
-from smelt.autograd.gradient_liveness import served
+from smelt.autograd.gradient_liveness import live_for
 from smelt.autograd.packed_saves import packed_dtype
-from smelt.autograd.recompute_classes import is_lazy, viewed
+from smelt.autograd.recompute_classes import has_conj_neg_bit, view_source
 from smelt.graph.ir import Node, NumberSpec, TensorSpec
 from smelt.shapes.expr import Size, Sym, evaluate, numel
 from smelt.tracing.backward.joint import Joint
@@ -36,7 +36,7 @@ NO_HINTS: Hints = {}
 
 
 @dataclass(frozen=True)
-class Keep:
+class SaveOption:
     """A way to keep a value. `index`: of the primal or forward output. `copies`: a copy is kept, made when the forward
     starts (a primal) or when the value exists; `dtype`: of the copy, if it is another. `through`: the output that is kept is
     this view of the value."""
@@ -68,7 +68,7 @@ class Memory:
         graph = joint.graph
         outputs: tuple[Node | None, ...] = graph.output.args[0][: joint.n_outputs]
         for node in graph:
-            source = viewed(node)
+            source = view_source(node)
             self.bases[node] = node if source is None else self.bases[source]
         self.primals = {p: i for i, p in enumerate(graph.placeholders[: joint.n_primals])}
         self.outputs: dict[Node, int] = {}
@@ -87,11 +87,11 @@ class Memory:
         tangents = graph.placeholders[joint.n_primals :]
         # base of what eager's backward reads -> for which tangents, as bits
         self.eager: defaultdict[Node, int] = defaultdict(int)
-        for node, readers in served(graph.nodes[:-1], tangents, joint.backward).items():
+        for node, readers in live_for(graph.nodes[:-1], tangents, joint.backward).items():
             if node not in joint.backward:
                 self.eager[self.bases[node]] |= readers
 
-    def keep(self, node: Node) -> Keep | None:
+    def keep(self, node: Node) -> SaveOption | None:
         """The cheapest way to keep a node's value, or None: it is to be taken from its base, or is no tensor."""
         if node in self.primals:
             return self._primal(node)
@@ -99,27 +99,27 @@ class Memory:
             return None
         size = self.nbytes(node.spec)
         if node in self.in_primal and node in self.eager:
-            return Keep("primal", self.in_primal[node], 0)
+            return SaveOption("primal", self.in_primal[node], 0)
         if node in self.escaping:
             if node not in self.eager:
                 return None
             if node in self.outputs:
-                return Keep("output", self.outputs[node], 0)
-            views = (v for v in self.outputs if self.bases[v] is node and not is_lazy(v))
+                return SaveOption("output", self.outputs[node], 0)
+            views = (v for v in self.outputs if self.bases[v] is node and not has_conj_neg_bit(v))
             view = next((v for v in views if _covers(v.spec, node.spec)), None)
             if view is not None:
-                return Keep("output", self.outputs[view], 0, through=view)
-            return Keep("temporary", -1, size, copies=True)
+                return SaveOption("output", self.outputs[view], 0, through=view)
+            return SaveOption("temporary", -1, size, copies=True)
         dtype = packed_dtype(node)
         if dtype is not None:
-            return Keep("temporary", -1, size // node.spec.dtype.itemsize * dtype.itemsize, True, dtype)
-        return Keep("temporary", -1, size)
+            return SaveOption("temporary", -1, size // node.spec.dtype.itemsize * dtype.itemsize, True, dtype)
+        return SaveOption("temporary", -1, size)
 
-    def _primal(self, node: Node) -> Keep | None:
+    def _primal(self, node: Node) -> SaveOption | None:
         index = self.primals[node]
         if isinstance(node.spec, NumberSpec) or (node in self.eager and node not in self.written):
-            return Keep("primal", index, 0)
-        return Keep("temporary", -1, self.nbytes(node.spec), copies=True)
+            return SaveOption("primal", index, 0)
+        return SaveOption("temporary", -1, self.nbytes(node.spec), copies=True)
 
     def nbytes(self, spec: Any) -> int:
         """Bytes of memory that a fresh tensor of this layout takes."""
@@ -128,7 +128,7 @@ class Memory:
 
     def eager_bytes(self) -> int:
         """What eager keeps, less primals and what we keep by keeping an output."""
-        kept = ((b, self.keep(b)) for b in self.eager if b.op == "call_function")
+        kept = ((b, self.save_option(b)) for b in self.eager if b.op == "call_function")
         return sum(self.nbytes(b.spec) for b, keep in kept if keep is not None and keep.nbytes)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from smelt.autograd.recompute_formulas import Formula, NodeMaker, Provision
+from smelt.autograd.recompute_formulas import Formula, NodeBuilder, Provision
 from smelt.config import Config
 from smelt.graph.ir import Node
 
@@ -19,7 +19,7 @@ LONG = 1024  # elements: of shorter rows, two numbers are not little, and a pass
 WHY = "statistics: two numbers a row that the forward has; its logarithms come back from them"
 
 
-def statistics(node: Node, make: NodeMaker, config: Config) -> Provision | None:
+def statistics(node: Node, make: NodeBuilder, config: Config) -> Provision | None:
     """How the result of `_log_softmax` follows from its input, the maximum and the logarithm of the sum of each row. None
     for others, and where memory counts for more than work."""
     if node.target is not aten._log_softmax.default or config.activation_memory_budget < 1:

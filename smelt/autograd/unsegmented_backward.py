@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-from smelt.autograd.recompute_classes import is_lazy
+from smelt.autograd.recompute_classes import has_conj_neg_bit
 from smelt.graph.graph_passes import eliminate_dead
 from smelt.graph.ir import Graph, Node, argument_nodes, map_nodes
 from smelt.ops.result_specs import result_spec
@@ -22,7 +22,7 @@ from smelt.tracing.backward.joint import Joint
 aten = torch.ops.aten
 
 
-def joined(backward: Graph, joint: Joint) -> Graph:
+def unsegmented(backward: Graph, joint: Joint) -> Graph:
     """`backward` (of a partition of `joint`) where what flows into the cuts flows on. It takes the same values; a tangent of
     a cut is what comes from elsewhere. It gives the gradients of primals; those of cuts are None."""
     gradients = backward.output.args[0]
@@ -50,7 +50,7 @@ def joined(backward: Graph, joint: Joint) -> Graph:
 def _computed(gradient: Node) -> Node:
     """Kernels read memory, in which there are other signs where a gradient is lazy. In pieces autograd hands it on, and it
     is computed where it arrives."""
-    if not is_lazy(gradient):
+    if not has_conj_neg_bit(gradient):
         return gradient
     spec = result_spec(aten.clone.default, (gradient,), {})
     name = f"{gradient.name}_computed"

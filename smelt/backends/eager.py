@@ -13,7 +13,7 @@ from smelt.config import Config
 from smelt.graph.graph_callable import Compiled, GraphFunction
 from smelt.graph.ir import Graph
 from smelt.graph.substitute_sizes import at_sizes, symbols_of_arguments
-from smelt.tracing.fake.returned_views import freely_written
+from smelt.tracing.fake.returned_views import allow_inplace_writes
 from smelt.tracing.record.trace_at_sizes import traced_at
 from smelt.tracing.record.traced import Traced
 
@@ -54,7 +54,7 @@ def _by_operators(graph: Graph) -> Compiled:
 
     def call(tensors: tuple[Any, ...]) -> Sequence[Any]:
         results = function(*tensors)
-        return freely_written(results, tensors) if torch.is_grad_enabled() else results
+        return allow_inplace_writes(results, tensors) if torch.is_grad_enabled() else results
 
     return call
 

@@ -20,11 +20,11 @@ from smelt.graph.graph_callable import Compiled
 from smelt.graph.graph_interpreter import run
 from smelt.graph.ir import Graph
 from smelt.graph.operator_effects import effects
-from smelt.graph.unbacked_sizes import is_of_data
+from smelt.graph.unbacked_sizes import is_unbacked
 from smelt.runtime.fork_locks import SIZES, hold_at_fork
 from smelt.shapes.expr import Sym, Values, bounds
 from smelt.torch_private import OpOverload
-from smelt.tracing.fake.returned_views import freely_written
+from smelt.tracing.fake.returned_views import allow_inplace_writes
 from smelt.tracing.record.traced import SizeInput, Traced
 
 log = logging.getLogger("smelt")
@@ -49,7 +49,7 @@ def by_sizes(
         values = dict(zip(sizes, numbers, strict=True))
         for sym, number in values.items():
             low, high = bounds(sym)
-            if not low <= number <= high and not is_of_data(sym):  # which was checked
+            if not low <= number <= high and not is_unbacked(sym):  # which was checked
                 raise ValueError(
                     f"smelt: a graph for sizes {sym} from {low} to {high} was called with {number}"
                 )
@@ -112,21 +112,21 @@ class OrByOperators:
     ) -> None:
         self._traced, self._make, self._first = traced, make, first
         self._failed = False
-        self.by_operators = _kept(run_at)
+        self.eager_fallback = _kept(run_at)
 
     def __call__(self, values: Values) -> Instance | Compiled:
         if self._failed:
-            return self.by_operators(values)
+            return self.eager_fallback(values)
         if values == self._first:  # as the entry is made: there is none where this fails
             return self._make(values)
-        return self._traced.later(lambda: self._make(values), lambda: self._given_up(values))
+        return self._traced.compile_deferred(lambda: self._make(values), lambda: self._given_up(values))
 
     def _given_up(self, values: Values) -> Compiled:
         self._failed = True
-        return self.by_operators(values)
+        return self.eager_fallback(values)
 
 
-def by_operators(graph: Graph) -> Compiled:
+def eager_fallback(graph: Graph) -> Compiled:
     """Runs `graph`, which needs no gradients, operator by operator. Writes of inputs count in their versions, as they do
     where a plan runs."""
     targets = {
@@ -143,6 +143,6 @@ def by_operators(graph: Graph) -> Compiled:
         results = run(graph, tensors)
         uncounted = [t for t, version in zip(counted, versions) if t._version == version]
         torch.autograd.graph.increment_version(uncounted)
-        return freely_written(results, tensors) if torch.is_grad_enabled() else results
+        return allow_inplace_writes(results, tensors) if torch.is_grad_enabled() else results
 
     return call

@@ -16,7 +16,7 @@ import torch
 
 from smelt import _native, events, targets
 from smelt.autograd.compile_joint import CompileGraph, compile_joint, joint_by_sizes
-from smelt.autograd.padded_saves import with_wider_saves
+from smelt.autograd.padded_saves import save_padded_results
 from smelt.autograd.partition import Partition, level_of, partition
 from smelt.backends.eager import beneath_a_node, eager
 from smelt.backends.size_dispatch import (
@@ -25,7 +25,7 @@ from smelt.backends.size_dispatch import (
     EachCompiled,
     Instance,
     OrByOperators,
-    by_operators,
+    eager_fallback,
     by_sizes,
 )
 from smelt.backends.unbacked_subgraphs import CompilePart, Parts, Run
@@ -35,7 +35,7 @@ from smelt.graph import subgraphs
 from smelt.graph.graph_callable import Compiled
 from smelt.graph.ir import Graph, NumberSpec, TensorSpec
 from smelt.graph.substitute_sizes import at_sizes, depends_inside
-from smelt.graph.unbacked_sizes import is_of_data
+from smelt.graph.unbacked_sizes import is_unbacked
 from smelt.graph.verify_graph import verify as verify_graph
 from smelt.ops.lowering import lower
 from smelt.plan.build_plan import build_plan
@@ -52,7 +52,7 @@ from smelt.schedule.schedule_program import fuse
 from smelt.schedule.verify_schedule import verify as verify_schedule
 from smelt.shapes.expr import Sym, Values
 from smelt.tracing.backward.joint import Joint
-from smelt.tracing.fake.returned_views import freely_written
+from smelt.tracing.fake.returned_views import allow_inplace_writes
 from smelt.tracing.record.trace_at_sizes import traced_at, within_bounds
 from smelt.tracing.record.traced import SizeInput, Traced
 from smelt.tracing.symbolic.symbolic_layouts import ITSELF, SizeSource
@@ -67,12 +67,12 @@ def compile_graph(traced: Traced, config: Config) -> Compiled:
     Raises Unsupported for graphs on a device without a target, NeedsFixedSize for those that cannot be for any sizes,
     BackendError (chained) for a failure of the compiler itself.
     """
-    if traced.data is not None and traced.needs_grad and traced.joint is None:
+    if traced.unbacked is not None and traced.needs_grad and traced.joint is None:
         raise NeedsFixedSize("autograd follows a graph call by call, which checks no sizes", frozenset())
     if traced.needs_grad and traced.joint is None:  # autograd records the torch-level graph as it runs
         return eager(traced, config)
     try:
-        if traced.data is not None:
+        if traced.unbacked is not None:
             return _in_parts(traced, config)
         if traced.sizes:
             return _for_any_sizes(traced, config)
@@ -103,7 +103,7 @@ def _for_fixed_sizes(traced: Traced, config: Config, plans: list[_native.Plan] |
     watch = _watching(traced, config)
     if traced.joint is None:
         plan = compile_part(_prepared(traced.aten_graph, target), frozenset(), target)
-        return watch.beside(plan, traced.aten_graph, by_operators)
+        return watch.beside(plan, traced.aten_graph, eager_fallback)
     joint = _prepared_joint(traced.joint, target)
     if target.warm_up is not None:
         target.warm_up(joint.graph, joint.backward)
@@ -113,7 +113,7 @@ def _for_fixed_sizes(traced: Traced, config: Config, plans: list[_native.Plan] |
         plan = compile_part(graph, given, maker(config))
         return watch.beside(plan, graph, partial(beneath_a_node, given=given), given)
 
-    lay_out = partial(with_wider_saves, costs=target.costs)
+    lay_out = partial(save_padded_results, costs=target.costs)
     return compile_joint(traced, joint, config, compile_graph, beneath_a_node, lay_out, devices)
 
 
@@ -125,7 +125,7 @@ def _watching(traced: Traced, config: Config) -> Watching:
         target = targets.maker(devices)(config)
         return _compile(_prepared(graph, target) if traced.joint is None else graph, config, target)
 
-    return Watching(config, recompile, traced.differs)
+    return Watching(config, recompile, traced.on_mismatch)
 
 
 def _title(traced: Traced, graph: Graph) -> str:
@@ -199,7 +199,7 @@ def _for_any_sizes(traced: Traced, config: Config) -> Compiled:
     def run_at(values: Values) -> Compiled:
         given = traced_at(traced, values)
         if given.joint is None:
-            return by_operators(given.aten_graph)
+            return eager_fallback(given.aten_graph)
         return compile_joint(given, given.joint, config, beneath_a_node, beneath_a_node)
 
     try:
@@ -225,7 +225,7 @@ def _in_parts(traced: Traced, config: Config) -> Compiled:
 
         def call(tensors: tuple[Any, ...]) -> Sequence[Any]:
             results = parts.finish(parts.start(tensors))
-            return freely_written(results, tensors) if torch.is_grad_enabled() else results
+            return allow_inplace_writes(results, tensors) if torch.is_grad_enabled() else results
 
         return call
     return _joint_in_parts(traced, traced.joint, config, compile_part)
@@ -234,12 +234,12 @@ def _in_parts(traced: Traced, config: Config) -> Compiled:
 def _joint_in_parts(traced: Traced, joint: Joint, config: Config, compile_part: CompilePart) -> Compiled:
     """The same where gradients are needed: a node of autograd's is made when all sizes are known, for these. Then its
     forward is what is left to run."""
-    assert traced.data is not None
+    assert traced.unbacked is not None
     devices = _devices(traced)
     target = _target_for_sizes(config, devices)
     watch = _watching(traced, config)
     found: list[Parts] = []
-    symbols = (*traced.sizes, *traced.data.hints)
+    symbols = (*traced.sizes, *traced.unbacked.hints)
 
     def prepare(graph: Graph, given: frozenset[int]) -> Callable[[Values], Compiled]:
         if found:
@@ -252,7 +252,7 @@ def _joint_in_parts(traced: Traced, joint: Joint, config: Config, compile_part: 
         run: Run = _running.run
         return found[0].finish(run)
 
-    hints = traced.data.hints
+    hints = traced.unbacked.hints
     of_data = {sym: SizeInput(ITSELF, SizeSource(ITSELF), hint) for sym, hint in hints.items()}
     sized = replace(traced, sizes={**traced.sizes, **of_data})
     joint_at = joint_by_sizes(sized, joint, config, prepare, beneath_a_node, devices)
@@ -264,7 +264,7 @@ def _joint_in_parts(traced: Traced, joint: Joint, config: Config, compile_part: 
         values = {**hints, **dict(zip(parts.symbols, numbers, strict=True))}
         if any(_is_small(sym, n) for sym, n in values.items()):
             return joint_at(values, lambda loaded: loaded(values), beneath_a_node, False)
-        return traced.later(
+        return traced.compile_deferred(
             lambda: joint_at(values, lambda loaded: loaded(values), compile_graph),
             lambda: joint_at(values, lambda loaded: loaded(values), beneath_a_node, False),
         )
@@ -298,7 +298,7 @@ def _part(
     title = _title(traced, graph)
     if not sizes:
         plan = _compile(graph, config, targets.maker(devices)(config), title=title)
-        return watch.beside(plan, graph, by_operators)
+        return watch.beside(plan, graph, eager_fallback)
     try:
         make: Callable[[Values], Instance | Compiled] = _plans(graph, config, devices, sizes, watch, title)
     except NeedsFixedSize as why:
@@ -306,22 +306,22 @@ def _part(
         def compile_at(values: Values) -> Instance:
             at = at_sizes(graph, values)
             plan = _compile(at, config, targets.maker(devices)(config), title=title)
-            return watch.beside(plan, at, by_operators), [plan]
+            return watch.beside(plan, at, eager_fallback), [plan]
 
-        make = EachCompiled(compile_at, lambda values: by_operators(at_sizes(graph, values)), why)
+        make = EachCompiled(compile_at, lambda values: eager_fallback(at_sizes(graph, values)), why)
 
-    made = OrByOperators(traced, make, lambda values: by_operators(at_sizes(graph, values)))
+    made = OrByOperators(traced, make, lambda values: eager_fallback(at_sizes(graph, values)))
 
     def instance(values: Values) -> Instance | Compiled:
         small = any(_is_small(sym, n) for sym, n in values.items())
-        return made.by_operators(values) if small else made(values)
+        return made.eager_fallback(values) if small else made(values)
 
     return by_sizes(sizes, instance, prepare=False)
 
 
 def _is_small(sym: Sym, number: int) -> bool:
     """Whether data have decided a size that code for any sizes is not made for."""
-    return number < 2 and is_of_data(sym)
+    return number < 2 and is_unbacked(sym)
 
 
 def _instances(traced: Traced, config: Config) -> Callable[[Values], Instance]:
@@ -369,7 +369,7 @@ def _plans(
 ) -> Callable[[Values], Instance]:
     """What makes plans of a graph without a backward for given `sizes`."""
     template = _template(graph, frozenset(), config, _target_for_sizes(config, devices), sizes, title)
-    loaded = watch.loaded(template, graph, lambda at, given: by_operators(at))
+    loaded = watch.loaded(template, graph, lambda at, given: eager_fallback(at))
 
     def instance(values: Values) -> Instance:
         made = loaded(values)
@@ -448,11 +448,11 @@ def inference_schedules(traced: Traced, config: Config) -> list[Schedule]:
     Unsupported for graphs on a device without a target."""
     target = targets.maker(_devices(traced))(config)
     graphs = [traced.forward_graph]
-    if traced.data is not None:
+    if traced.unbacked is not None:
 
         def note(graph: Graph, sizes: Mapping[Sym, SizeInput]) -> Compiled:
             graphs.append(graph)
-            return by_operators(graph)
+            return eager_fallback(graph)
 
         Parts(traced, graphs.pop(), note)
     return [_scheduled(_prepared(graph, target), config, target) for graph in graphs]
@@ -464,12 +464,12 @@ def cut_for_training(traced: Traced, config: Config) -> tuple[Joint, Partition]:
     joint = traced.joint
     assert joint is not None
     target = targets.maker(_devices(traced))(config)
-    if traced.sizes or traced.data is not None:
+    if traced.sizes or traced.unbacked is not None:
         joint = _joint_laid_out(joint, target)
         hints: dict[Sym, int] = {sym: place.hint for sym, place in traced.sizes.items()}
-        return joint, partition(joint, config, hints | dict(traced.data.hints if traced.data else {}))
+        return joint, partition(joint, config, hints | dict(traced.unbacked.hints if traced.unbacked else {}))
     joint = _prepared_joint(joint, target)
-    return joint, with_wider_saves(partition(joint, config), target.costs)
+    return joint, save_padded_results(partition(joint, config), target.costs)
 
 
 def _devices(traced: Traced) -> set[torch.device]:

@@ -127,19 +127,19 @@ class Parts:
     """A graph in parts. `start` runs it until all sizes are known, `finish` the rest."""
 
     def __init__(self, traced: Traced, graph: Graph, compile_part: CompilePart) -> None:
-        assert traced.data is not None
+        assert traced.unbacked is not None
         self._graph = graph
         self._sizes = traced.sizes
-        self._small = traced.data.small
+        self._small = traced.unbacked.small
         self._first: list[AnyCondition] = []
         self._failed = self._skipped = 0  # calls, one after the other
         placeholders = graph.placeholders
-        of_data = len(traced.data.numbers)
+        of_data = len(traced.unbacked.numbers)
         self.inputs = placeholders[: len(placeholders) - of_data]
         self.numbers = placeholders[len(self.inputs) :]
-        self._expressions = dict(zip(self.numbers, traced.data.numbers, strict=True))
+        self._expressions = dict(zip(self.numbers, traced.unbacked.numbers, strict=True))
         self._outputs: tuple[Node | None, ...] = graph.output.args[0]
-        steps = self._cut(traced.data.conditions, compile_part)
+        steps = self._cut(traced.unbacked.conditions, compile_part)
         last = max((i for i, s in enumerate(steps) if not isinstance(s, _Part)), default=-1)
         _free_early(steps, last, {*self._outputs, *self.numbers})
         self._start, self._finish = steps[: last + 1], steps[last + 1 :]

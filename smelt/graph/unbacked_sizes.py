@@ -22,12 +22,12 @@ from smelt.torch_private import OpOverload
 _NONE: frozenset[Sym] = frozenset()
 
 
-def data_symbol(index: int, number: int | None = None) -> Sym:
+def unbacked_symbol(index: int, number: int | None = None) -> Sym:
     """The symbol of the `index`-th number that data decide: of at least 2, or `number`."""
     return Sym(f"u{index}", 2) if number is None else Sym(f"u{index}", number, number)
 
 
-def is_of_data(sym: Sym) -> bool:
+def is_unbacked(sym: Sym) -> bool:
     """Whether a symbol is one of these."""
     return sym.name[0] == "u"
 
@@ -36,7 +36,7 @@ def given_sizes(node: Node) -> frozenset[Sym]:
     """The sizes that data decide and a node gives."""
     if not isinstance(node.target, OpOverload) or not effects(node.target).dynamic_shape:
         return _NONE
-    found = frozenset(filter(is_of_data, _symbols(node)))
+    found = frozenset(filter(is_unbacked, _symbols(node)))
     return found.difference(*map(_symbols, argument_nodes(node))) if found else found
 
 

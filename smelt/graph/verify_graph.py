@@ -10,7 +10,7 @@ from smelt.errors import VerificationError
 from smelt.graph.free_symbols import dimensions, symbols_in
 from smelt.graph.ir import Graph, Node, argument_nodes
 from smelt.graph.operator_effects import effects
-from smelt.graph.unbacked_sizes import is_of_data
+from smelt.graph.unbacked_sizes import is_unbacked
 from smelt.shapes.expr import Sym
 from smelt.torch_private import OpOverload
 
@@ -67,7 +67,7 @@ def _verify_target(graph: Graph, node: Node) -> None:
 
 def _verify_symbols(graph: Graph, sizes: Iterable[Sym]) -> None:
     unbound = set(symbols_in(graph.nodes)) - dimensions(graph.placeholders).keys() - set(sizes)
-    unbound = {sym for sym in unbound if not is_of_data(sym)}  # the forward may have known it
+    unbound = {sym for sym in unbound if not is_unbacked(sym)}  # the forward may have known it
     if unbound:
         raise VerificationError(f"{min(s.name for s in unbound)} is the size of no placeholder's dimension")
 

@@ -75,7 +75,7 @@ def resume_text(function: FunctionType) -> str | None:
         return None
     line = next((n for _, _, n in function.__code__.co_lines() if n is not None), None)
     try:
-        lines, first = inspect.getsourcelines(original.source)
+        lines, first = inspect.getsourcelines(original.code)
     except (OSError, TypeError):
         return None
     code = function.__code__
@@ -85,8 +85,8 @@ def resume_text(function: FunctionType) -> str | None:
     if here is not None and 0 <= here < len(text) and not text[here].endswith("\\"):
         text[here] += "  # <-- goes on here, with what this line has not done yet"
     head = comment(
-        f"{function.__name__}: the rest of {original.source.co_qualname} behind {behind}, as a function.\n"
-        f"{original.source.co_filename}:{line}\n\nIt is given the variables that are read later, then what the line had "
+        f"{function.__name__}: the rest of {original.code.co_qualname} behind {behind}, as a function.\n"
+        f"{original.code.co_filename}:{line}\n\nIt is given the variables that are read later, then what the line had "
         f"computed so far:\n{given}"
     )
     return head + "\n" + "\n".join(text) + "\n"
@@ -155,7 +155,7 @@ def hints_of(entry: Entry) -> dict[str, int]:
     """What the symbols of sizes, by name, were in the call that was captured."""
     traced = entry.traced
     hints = {sym.name: place.hint for sym, place in traced.sizes.items()}
-    data = traced.data.hints if traced.data is not None else {}
+    data = traced.unbacked.hints if traced.unbacked is not None else {}
     return hints | {sym.name: hint for sym, hint in data.items()}
 
 

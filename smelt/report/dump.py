@@ -98,7 +98,7 @@ class Dump:
 
     def _begin_backend(self, event: events.Event) -> None:
         traced = event.data["traced"]
-        self._now().any_sizes = bool(traced.sizes or traced.numbers or traced.data is not None)
+        self._now().any_sizes = bool(traced.sizes or traced.numbers or traced.unbacked is not None)
 
     def _begin_backward(self, event: events.Event) -> None:
         self._under_way[threading.get_ident()] = _Compilation()

@@ -28,7 +28,7 @@ def eager_saved_bytes(entry: Entry) -> int | None:
     for nothing (0 for ints, so that they are indices), and random numbers are drawn from a state that is put back.
     """
     traced = entry.traced
-    if traced.joint is None or traced.data is not None or any(fake.subclass for fake in traced.inputs):
+    if traced.joint is None or traced.unbacked is not None or any(fake.subclass for fake in traced.inputs):
         return None
     try:
         if traced.sizes:

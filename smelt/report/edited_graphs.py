@@ -32,12 +32,12 @@ from smelt.tracing.record.trace import Trace
 from smelt.tracing.record.traced import Traced
 
 
-def graph_of(path: Path, captured: Graph, gradients: int | None = None, joins: bool = True) -> Graph:
+def graph_of(path: Path, captured: Graph, gradients: int | None = None, cse: bool = True) -> Graph:
     """The graph of the file's `forward`, to be compiled in place of `captured`.
 
     Args:
         gradients: from which result on they are gradients: autograd takes them with any strides, and in memory of their own.
-        joins: equal nodes become one.
+        cse: equal nodes become one.
 
     Raises ArtifactError where it cannot stand in for that, with the file and what is expected.
     """
@@ -50,7 +50,7 @@ def graph_of(path: Path, captured: Graph, gradients: int | None = None, joins: b
             f"{path} is edited, and the graph takes numbers that change from call to call: compile with dynamic=False"
         )
     forward = forward_of(path, captured)
-    recorder, fakes, traced, places = _recorded(path, forward, captured, gradients, joins)
+    recorder, fakes, traced, places = _recorded(path, forward, captured, gradients, cse)
     made = _with_inputs(captured, recorder, fakes, traced, places)
     _check_outputs(path, made, captured, gradients)
     _check_aliases(path, made, captured, gradients)
@@ -95,7 +95,7 @@ def forward_of(
 
 
 def _recorded(
-    path: Path, forward: Callable[..., Any], captured: Graph, gradients: int | None, joins: bool
+    path: Path, forward: Callable[..., Any], captured: Graph, gradients: int | None, cse: bool
 ) -> tuple[Trace, list[FakeTensor], Traced, list[bool]]:
     """What the program does, recorded on fakes of its inputs; and which of its results are tensors."""
 
@@ -109,7 +109,7 @@ def _recorded(
     with torch.no_grad():
         given = [empty_like_spec(p.spec, p.spec.device) for p in captured.placeholders]
         recorder = Trace(where)
-        recorder.inputs.on_unknown = recorder.fake
+        recorder.inputs.on_unknown_tensor = recorder.fake
         try:
             with recorder:
                 fakes = [recorder.fake(t, p.name) for t, p in zip(given, captured.placeholders)]
@@ -125,7 +125,7 @@ def _recorded(
                     )
                 tensors = _apart(recorder, captured, fakes, results, gradients)
             are_tensors = [isinstance(r, torch.Tensor) for r in results]
-            return recorder, fakes, recorder.finish(tensors, joins), are_tensors
+            return recorder, fakes, recorder.finish(tensors, cse), are_tensors
         except ArtifactError:
             raise
         except Exception as error:

@@ -27,7 +27,7 @@ def joint_of(path: Path, joint: Joint) -> Joint:
 
     Raises ArtifactError where it cannot stand in for that, with the file and what is expected.
     """
-    graph = graph_of(path, joint.graph, gradients=joint.n_outputs, joins=False)
+    graph = graph_of(path, joint.graph, gradients=joint.n_outputs, cse=False)
     tangents = _from_tangents(graph, joint)
     _check_forward(path, graph, joint, tangents)
     late = _late(path, graph, joint, tangents)

@@ -20,7 +20,7 @@ def program_of(path: Path, traced: Traced) -> FunctionType:
 
     Raises ArtifactError where it cannot be: with the file, the line where there is one, and what is expected.
     """
-    if traced.data is not None:
+    if traced.unbacked is not None:
         raise ArtifactError(
             f"{path} is edited, and data decide sizes of the graph that it stands in for: edit the frame, or the program"
         )

@@ -44,7 +44,7 @@ def source_line(line: Line) -> str:
 def hints_of(entry: Entry) -> Mapping[str, int]:
     """What the symbols of an entry's graphs were when it was traced."""
     traced = entry.traced
-    of_data = traced.data.hints if traced.data is not None else {}
+    of_data = traced.unbacked.hints if traced.unbacked is not None else {}
     sizes = {sym: source.hint for sym, source in traced.sizes.items()}
     return {str(sym): hint for sym, hint in {**sizes, **of_data}.items()}
 

@@ -338,7 +338,7 @@ ROWS: dict[str, tuple[list[FailedAttempt], list[Attempt], Attempt | None]] = {
         [replace(FIRST, symbolic=frozenset({("arg", 0)}))],
         FIRST,
     ),
-    "sizes shown": ([FailedAttempt(Unreadable(REASON), shown_sizes=SHOWN)], [WITHOUT_SHOWN], WITHOUT_SHOWN),
+    "sizes shown": ([FailedAttempt(Unreadable(REASON), formatted_sizes=SHOWN)], [WITHOUT_SHOWN], WITHOUT_SHOWN),
     "a step count shown": (
         [FailedAttempt(Unreadable(REASON), True, frozenset({("count",)}), frozenset({("count",)}))],
         [replace(FIRST, counts_symbolic=False)],

@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 
-from smelt.capture.graph_breaks.itertools_state import advanced_over, made_again
+from smelt.capture.graph_breaks.itertools_state import advanced_past, iterator_recipe
 
 pytestmark = pytest.mark.skipif(
     sys.version_info < (3, 14), reason="iterators of itertools are pickled before Python 3.14"
@@ -55,9 +55,9 @@ MAKERS = {
 def test_goes_on_where_it_stood(name, taken):
     iterator, other = MAKERS[name](), MAKERS[name]()
     assert list(islice(iterator, taken)) == list(islice(other, taken))
-    made = made_again(iterator)
+    made = iterator_recipe(iterator)
     assert made is not None
-    again = advanced_over(made.make(*made.arguments), made.taken)
+    again = advanced_past(made.make(*made.arguments), made.consumed)
     assert type(again) is type(other)
     assert list(islice(again, 12)) == list(islice(other, 12))
 
@@ -66,5 +66,5 @@ def test_a_class_of_the_program_is_not_read():
     class Chain(itertools.chain):
         pass
 
-    assert made_again(Chain([1])) is None
-    assert made_again(iter([1])) is None
+    assert iterator_recipe(Chain([1])) is None
+    assert iterator_recipe(iter([1])) is None

@@ -62,11 +62,11 @@ class Forced:
         frame.stop = self.at + frame.prologue  # which is no instruction of the program
 
     def check_stop(self, original: Callable[..., None], machine: Any, frame: Any) -> None:
-        if machine.stopping.path:
-            depth = len(machine.stopping.frames)
+        if machine.stop_point.path:
+            depth = len(machine.stop_point.frames)
             if (
-                depth < len(machine.stopping.path)
-                and frame.moment(frame.ticks) == machine.stopping.path[depth]
+                depth < len(machine.stop_point.path)
+                and frame.moment(frame.ticks) == machine.stop_point.path[depth]
                 and self._follows(machine, frame)
             ):
                 original(machine, frame)
@@ -76,9 +76,9 @@ class Forced:
 
     @staticmethod
     def _follows(machine: Any, frame: Any) -> bool:
-        if not machine.stopping.frames:
+        if not machine.stop_point.frames:
             return frame is machine.frames.root
-        return frame.deliveries is not None and frame.parent is machine.stopping.frames[-1]
+        return frame.result_handlers is not None and frame.parent is machine.stop_point.frames[-1]
 
 
 @pytest.mark.parametrize("factory", _programs())

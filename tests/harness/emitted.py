@@ -10,7 +10,7 @@ import torch
 from smelt.capture.emit.compiled_frame import CompiledFrame, emit
 from smelt.capture.emit.effect_replay import Store
 from smelt.capture.graph_breaks.frame_exits import Return
-from smelt.capture.graph_breaks.resume_functions import Resumes
+from smelt.capture.graph_breaks.resume_functions import ResumeFunctions
 from smelt.capture.interpreter.interpreter import decoded
 from smelt.capture.reconstruction.reconstruction_order import reach
 from smelt.guards.source import Source
@@ -53,7 +53,7 @@ class HandMadeFrame:
             inputs,
             outputs,
             graph if outputs else None,
-            Resumes(id, decoded),
+            ResumeFunctions(id, decoded),
         )
 
     def run(self, result: object, *stores: Store, extra: tuple[object, ...] = ()) -> Any:

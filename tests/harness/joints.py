@@ -6,13 +6,13 @@ import operator
 import torch
 
 from smelt.autograd import rng_replay
-from smelt.autograd.gradient_liveness import served
-from smelt.autograd.mutation_view_epilogue import steps, take_outputs
+from smelt.autograd.gradient_liveness import live_for
+from smelt.autograd.mutation_view_epilogue import steps, apply_epilogue
 from smelt.autograd.partition import partition
 from smelt.autograd.recompute_classes import class_of
 from smelt.autograd.save_costs import Memory
 from smelt.autograd.undefined_tangents import without_tangents
-from smelt.autograd.unsegmented_backward import joined
+from smelt.autograd.unsegmented_backward import unsegmented
 from smelt.config import DEFAULT
 from smelt.graph.graph_callable import GraphFunction
 from smelt.graph.graph_printer import code
@@ -27,7 +27,7 @@ def joint_of(function, *inputs):
     """(the joint graph, the real tensors of its primals). Gradients are those of inputs that require them."""
     trace = Trace()
     trace.autograd.wants_joint = True
-    trace.inputs.on_unknown = trace.fake
+    trace.inputs.on_unknown_tensor = trace.fake
     with torch.enable_grad(), trace:
         traced = trace.finish(flatten(function(*[trace.fake(t) for t in inputs])))
     assert traced.joint is not None
@@ -61,7 +61,7 @@ def check_readers(joint, parts):
     memory, graph = Memory(joint), parts.backward
     outputs = joint.graph.output.args[0]
     places = {"primal": joint.graph.placeholders, "output": outputs}
-    reads = served(graph.nodes[:-1], graph.placeholders[len(parts.saved) :], set(graph))
+    reads = live_for(graph.nodes[:-1], graph.placeholders[len(parts.saved) :], set(graph))
     for saved, given in zip(parts.saved, graph.placeholders):
         if saved.kind != "temporary" and isinstance(saved.spec, TensorSpec):
             held = places[saved.kind][saved.index]
@@ -93,7 +93,7 @@ def _sum(a, b):
 def node_of(joint, parts, in_one_piece=False):
     """The two graphs as a node of autograd: a callable on a tuple of primals that gives the joint graph's outputs, and what
     is taken of them, as if the graph gave that too."""
-    whole = joined(parts.backward, joint)
+    whole = unsegmented(parts.backward, joint)
     differentiable = set(joint.tangents)
     forward = GraphFunction(parts.forward)
 
@@ -154,7 +154,7 @@ def check(function, *inputs, config=DEFAULT, through=None, **tolerance):
     wanted = _everything(lambda given: flatten(function(*given)), inputs, through, None)
     order = [next(i for i, t in enumerate(inputs) if t is p) for p in primals]
     for in_one_piece in (False, True):
-        compiled = take_outputs(node_of(joint, parts, in_one_piece), joint, True)
+        compiled = apply_epilogue(node_of(joint, parts, in_one_piece), joint, True)
         torch.set_rng_state(seed)
         got = _everything(lambda given: compiled(tuple(given[i] for i in order)), inputs, through, wanted[-1])
         _compare(got, wanted, joint, parts, through, tolerance)

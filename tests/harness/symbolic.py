@@ -35,7 +35,7 @@ def symbolic_trace(
     joint graph."""
     recorder = Trace()
     recorder.autograd.wants_joint = joint
-    recorder.inputs.on_unknown = recorder.fake
+    recorder.inputs.on_unknown_tensor = recorder.fake
     with torch.set_grad_enabled(joint), recorder:
         record = recorder.finish(flatten(f(*[recorder.fake(t) for t in inputs])))
     sizes: dict[Sym, SizeInput] = {}
@@ -61,10 +61,10 @@ def _symbolic_joint(joint: Joint, torch_nodes: Mapping[Node, Node]) -> Joint:
         graph=graph,
         backward=frozenset(copy_of[n] for n in joint.backward if n in copy_of),
         results=tuple(map(_symbolic_source, joint.results)),
-        taken=tuple(replace(t, source=_symbolic_source(t.source)) for t in joint.taken),
-        torch_places=tuple(
-            p and replace(p, node=torch_nodes[p.node], settled=torch_nodes[p.settled])
-            for p in joint.torch_places
+        taken=tuple(replace(t, source=_symbolic_source(t.source)) for t in joint.epilogue),
+        torch_level_tensors=tuple(
+            p and replace(p, node=torch_nodes[p.node], history_node=torch_nodes[p.history_node])
+            for p in joint.torch_level_tensors
         ),
     )
 

@@ -39,7 +39,7 @@ def trace(
     by_number: dict[int, Any] = {}
     with torch.set_grad_enabled(grad):
         recorder = Trace()
-        recorder.inputs.on_unknown = recorder.fake
+        recorder.inputs.on_unknown_tensor = recorder.fake
         recorder.autograd.wants_joint = joint
         with recorder:
             fakes = []

@@ -9,7 +9,7 @@ from torch import nn
 
 import smelt
 from smelt.backends import smelt as backend
-from smelt.backends.size_dispatch import by_operators
+from smelt.backends.size_dispatch import eager_fallback
 from smelt.config import Config
 from smelt.report.inspect import entries, reasons
 from smelt.verify.shadow_execution import BesideEager, Watching
@@ -309,7 +309,7 @@ def beside(compiled, graph, count=1):
     """What runs `compiled` beside `graph`, and the differences that it tells."""
     told = []
     watching = Watching(Config(verify=count), lambda part, config: compiled, told.append)
-    return watching.beside(compiled, graph, by_operators), told
+    return watching.beside(compiled, graph, eager_fallback), told
 
 
 def raising(tensors):

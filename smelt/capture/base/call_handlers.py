@@ -25,20 +25,20 @@ METHODS: dict[tuple[type, str], Handler] = {}
 CLASS_METHODS: dict[tuple[type, str], Handler] = {}
 FUNCTIONS: dict[Any, Handler] = {}
 # by module and qualified name: functions written in Python of modules that are imported late, if at all
-LATE_FUNCTIONS: dict[tuple[str, str], Handler] = {}
+LAZY_FUNCTIONS: dict[tuple[str, str], Handler] = {}
 SUBSTITUTES: dict[tuple[str, str], FunctionType] = {}  # what is interpreted in place of such a function
 # `(vm, function, args, kwargs)`, by code: functions that library functions make
-CODES: dict[Any, Handler] = {}
+CODE_HANDLERS: dict[Any, Handler] = {}
 # `(vm, function, args, kwargs)`, by module: functions and unbound methods that Cython compiled
 CYTHON_FUNCTIONS: dict[str, Handler] = {}
 # Handlers of `BUILTINS` that say themselves what becomes of the result of the Python function that they call: it may be left
 # in the middle by a graph break. What others call gives no result of the call.
-HANDING_ON: set[Handler] = set()
+BREAKABLE_HANDLERS: set[Handler] = set()
 TENSOR_METHODS: dict[str, Handler] = {}  # `(vm, tensor, ...)`, by name
 TENSOR_SETTERS: dict[str, Handler] = {}  # `(vm, tensor, value)`, by name of the attribute
 
 
-def where_written(fn: FunctionType) -> tuple[str, str]:
+def definition_name(fn: FunctionType) -> tuple[str, str]:
     """The module and qualified name under which a function was written; `functools.wraps` does not change them."""
     return str(fn.__globals__.get("__name__")), fn.__code__.co_qualname
 
@@ -46,7 +46,7 @@ def where_written(fn: FunctionType) -> tuple[str, str]:
 def handler_of(fn: FunctionType) -> Handler | None:
     """What the VM does in place of a call of a function written in Python."""
     found = FUNCTIONS.get(fn)
-    return found if found is not None else LATE_FUNCTIONS.get(where_written(fn))
+    return found if found is not None else LAZY_FUNCTIONS.get(definition_name(fn))
 
 
 def _in(table: dict[K, Handler], *keys: K) -> Callable[[Handler], Handler]:
@@ -68,9 +68,9 @@ def function(*functions: object) -> Callable[[Handler], Handler]:
     return _in(FUNCTIONS, *functions)
 
 
-def hands_on(handler: Handler) -> Handler:
-    """Adds the decorated handler to `HANDING_ON`."""
-    HANDING_ON.add(handler)
+def breakable(handler: Handler) -> Handler:
+    """Adds the decorated handler to `BREAKABLE_HANDLERS`."""
+    BREAKABLE_HANDLERS.add(handler)
     return handler
 
 

@@ -134,7 +134,7 @@ def type_find(cls: type, name: str) -> object:
     return MISSING
 
 
-def whole_name(cls: type) -> str:
+def fully_qualified_name(cls: type) -> str:
     """Module and name of a class, as `PyType_GetFullyQualifiedName` gives it."""
     module = cls.__module__
     return cls.__qualname__ if module in ("builtins", "__main__") else f"{module}.{cls.__qualname__}"

@@ -34,13 +34,13 @@ NULL = Sentinel("NULL")  # an empty local, or in place of the object that a call
 MISSING = Sentinel("MISSING")
 
 
-def to_be_called(function: object) -> tuple[object, object]:
+def unbound_callable(function: object) -> tuple[object, object]:
     """What stands on the stack for a callable without an object that it is bound to, below its arguments."""
     return (function, NULL) if PY313 else (NULL, function)
 
 
 def called(stack: list[object], at: int) -> tuple[object, list[object]]:
-    """The callable at `at` of the stack, where it stands as `to_be_called` says or below its object, and its arguments with
+    """The callable at `at` of the stack, where it stands as `unbound_callable` says or below its object, and its arguments with
     that object."""
     first, second = stack[at : at + 2]
     if first is NULL:
@@ -153,10 +153,10 @@ def is_special_name(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
 
 
-def is_hashed_by_code(key: object) -> bool:
+def has_python_hash(key: object) -> bool:
     """Whether `hash(key)` runs code of the user's."""
     if type(key) is tuple or type(key) is frozenset:
-        return any(map(is_hashed_by_code, key))
+        return any(map(has_python_hash, key))
     hashed = type(key).__hash__
     return type(hashed) is FunctionType and not runs_natively(hashed)
 
@@ -186,7 +186,7 @@ _SHARED_TYPES = frozenset(
 )
 
 
-def is_shared(constant: object) -> bool:
+def is_interned(constant: object) -> bool:
     """Whether the interpreter has one object for all constants that equal this one."""
     if type(constant) is int:
         return -5 <= constant <= 256
@@ -217,7 +217,7 @@ def items_of(container: object) -> list[Any]:
     """Contents of a container without running user code: pairs of a dictionary, elements of the others. Raises Unsupported
     for an OrderedDict whose keys have a hash in Python, which its iterators ask for."""
     if isinstance(container, collections.OrderedDict):
-        if any(map(is_hashed_by_code, dict.keys(container))):
+        if any(map(has_python_hash, dict.keys(container))):
             raise unsupported("keys of an OrderedDict with a __hash__ in Python", UNSUPPORTED_OBJECT)
         return list(collections.OrderedDict.items(container))
     if isinstance(container, dict):

@@ -1,7 +1,7 @@
-"""Frames and generators of the VM, as data.
+"""Frames and generators of the VM.
 
-A frame's state is complete between any two instructions, and stays so when an instruction fails: an instruction pops its
-operands only after it has succeeded. The result of a call is delivered by the caller's own instruction.
+Invariant: a frame's state is complete between any two instructions, also when an instruction fails: an instruction pops its
+operands only after it succeeds. The caller's own instruction pushes the result of a call.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from smelt.capture.base.value_kinds import FunctionType, Sentinel
 from smelt.graph.ir import Line
 
 
-class Handled:
-    """On the stack of a frame that handles an exception: the exception that was handled before."""
+class PreviousException:
+    """Stack entry of a frame that handles an exception: the exception that it handled before."""
 
     __slots__ = ("error",)
 
@@ -28,40 +28,42 @@ class Handled:
 
 
 class LastInstruction:
-    """On the stack of a frame that handles an exception: the index of the instruction that raised it."""
+    """Stack entry of a frame that handles an exception: the index of the instruction that raised it."""
 
-    __slots__ = ("at",)
+    __slots__ = ("index",)
 
-    def __init__(self, at: int) -> None:
-        self.at = at
+    def __init__(self, index: int) -> None:
+        self.index = index
 
 
-_CALLEE = 1 << 40  # more instructions than a frame can begin
+_CALLEE = 1 << 40  # more than the instructions that a frame can execute
 
 
 @dataclass(frozen=True, eq=False)
-class Delivery:
-    """What the waiting instruction of a caller makes of its callee's result: `after(result, *values)`; and, unless it is
-    None, `otherwise(error, *values)` of what the callee raises. Functions of `capture/semantics/result_polyfills.py`."""
+class ResultHandler:
+    """How a caller's suspended instruction converts the outcome of its callee: `on_result(result, *values)`, and
+    `on_error(error, *values)` for what it raises (None: the error propagates). Functions of
+    `capture/semantics/result_polyfills.py`."""
 
-    after: Callable[..., object]
+    on_result: Callable[..., object]
     values: tuple[object, ...] = ()
-    otherwise: Callable[..., object] | None = None
+    on_error: Callable[..., object] | None = None
 
 
 class Frame:
-    """One call of a Python function. What `stack`, `locals` and the namespaces hold is the user's."""
+    """One call of a Python function. `stack`, `locals` and the namespaces hold the user's objects."""
 
     __slots__ = (
-        "callees", "code", "deliveries", "function", "globals", "handled", "instructions", "kwnames", "locals", "loops",
-        "names", "namespace", "nodes", "order", "parent", "pc", "prepared", "result", "stack", "stop", "ticks", "yielded",
+        "call_index", "calls", "code", "function", "globals", "handled", "instructions", "kwnames", "locals", "locals_dict",
+        "loops", "namespace", "nodes", "parent", "pc", "pending_exit", "result", "result_handlers", "stack", "stop", "ticks",
+        "yielded",
     )  # fmt: skip
 
     stack: list[Any]
     locals: list[Any]
     result: Any
     namespace: Any  # the mapping of names of a class body
-    names: dict[str, Any] | None  # what locals() gave
+    locals_dict: dict[str, Any] | None  # the result of locals()
 
     def __init__(self, code: Code, function: FunctionType, slots: list[object]) -> None:
         self.code = code
@@ -73,64 +75,63 @@ class Frame:
         self.locals = slots
         self.kwnames: tuple[str, ...] = ()
         self.parent: Frame | None = None
-        self.handled: BaseException | None = None  # what a bare `raise` raises again
+        self.handled: BaseException | None = None  # what a bare `raise` reraises
         self.result = None
         self.yielded = False
         self.namespace = None
-        self.names = None
-        # what makes the result of the instruction at which the caller waits of this frame's, one after the other; None: the
-        # caller cannot be left there
-        self.deliveries: tuple[Delivery, ...] | None = None
-        self.ticks = 0  # instructions begun
-        # the tick of the instruction that called last, and how many times it did before
-        self.callees = (0, 0)
-        # what BEFORE_WITH has found before it calls `__enter__`: `__exit__`
-        self.prepared: tuple[object, ...] = ()
-        self.order = 0  # how many times the caller's instruction had called before it called this frame
-        self.stop = 0  # at which of them capture is to stop: 0 is at none
-        self.nodes = 0  # how many nodes the graph had when it began
-        # of each loop that runs, by its first instruction: the tick of its first jump back, and the nodes that there were
+        self.locals_dict = None
+        # convert this frame's outcome to the result of the caller's instruction, in order; None: the graph cannot break
+        # in the middle of that instruction
+        self.result_handlers: tuple[ResultHandler, ...] | None = None
+        self.ticks = 0  # the number of instructions begun
+        # the tick of the last instruction that called, and how many calls it made before the last one
+        self.calls = (0, 0)
+        self.pending_exit: tuple[object, ...] = ()  # `__exit__`, while BEFORE_WITH calls `__enter__`
+        self.call_index = 0  # how many calls the caller's instruction made before this one
+        self.stop = 0  # the tick at which capture stops; 0: it does not
+        self.nodes = 0  # the number of graph nodes when the frame began
+        # by first instruction of each running loop: the tick of its first jump back, and the number of nodes then
         self.loops: dict[int, tuple[int, int]] = {}
 
-    def moment(self, ticks: int) -> int:
-        """The moment at which the frame has begun so many instructions, different from each of the other frames that its
-        caller's instruction calls."""
-        return self.order * _CALLEE + ticks
+    def position(self, ticks: int) -> int:
+        """Encode a tick of this frame, so that it differs from those of all other frames that the caller's instruction
+        calls."""
+        return self.call_index * _CALLEE + ticks
 
-    def stop_at(self, moment: int) -> None:
-        """Capture is to stop at a moment of this frame, or of another that the caller's instruction calls."""
-        order, ticks = divmod(moment, _CALLEE)
-        self.stop = ticks if order == self.order else 0
+    def stop_at(self, position: int) -> None:
+        """Stop capture at `position`, which may be that of another frame that the caller's instruction calls."""
+        call_index, ticks = divmod(position, _CALLEE)
+        self.stop = ticks if call_index == self.call_index else 0
 
     @property
-    def source(self) -> CodeType:
-        """The code object that the frame stems from: of a resume function's frame, that of the user's function."""
+    def user_code(self) -> CodeType:
+        """The code object of the user's function; a resume function's frame continues that function."""
         original = self.code.original
-        return self.function.__code__ if original is None else original.source
+        return self.function.__code__ if original is None else original.code
 
     @property
     def prologue(self) -> int:
-        """How many instructions come before those of `source`."""
+        """The number of instructions before those of `user_code`."""
         return self.code.original.prologue if self.code.original else 0
 
     @property
-    def places(self) -> Sequence[int]:
-        """By slot of `source`: which slot of `locals` it is."""
-        return self.code.original.places if self.code.original else range(self.code.nlocals)
+    def slots(self) -> Sequence[int]:
+        """The index in `locals` of each local variable slot of `user_code`."""
+        return self.code.original.slots if self.code.original else range(self.code.nlocals)
 
     @property
     def line(self) -> Line:
-        """Source line of the instruction that runs (or failed)."""
+        """The source line of the running (or failed) instruction."""
         return self.code.line(self.pc - 1 if self.pc else 0)
 
     def unwind(self, error: BaseException) -> bool:
-        """Moves to the handler of `error` in this frame, as the exception table says; False if there is none."""
-        at = self.pc - 1
-        for start, end, target, depth, push_at in self.code.handlers:
-            if start <= at < end:
+        """Jump to the handler of `error` in this frame's exception table; False if there is none."""
+        index = self.pc - 1
+        for start, end, target, depth, pushes_index in self.code.handlers:
+            if start <= index < end:
                 del self.stack[depth:]
-                if push_at:
-                    self.stack.append(LastInstruction(at))
+                if pushes_index:
+                    self.stack.append(LastInstruction(index))
                 self.stack.append(error)
                 self.kwnames = ()
                 self.pc = target
@@ -138,80 +139,80 @@ class Frame:
         return False
 
     def clear(self) -> None:
-        """Drops what the frame holds, its locals in order and then its stack: it has ended."""
+        """Drop the locals, in order, and then the stack of a frame that has ended."""
         slots = self.locals
-        for at in range(len(slots)):
-            slots[at] = None
+        for index in range(len(slots)):
+            slots[index] = None
         self.stack.clear()
 
 
-def is_smelts(scope: Mapping[str, object]) -> bool:
-    """Whether these are the globals of a module of smelt, or of a compiled frame."""
+def is_smelt_scope(scope: Mapping[str, object]) -> bool:
+    """Whether `scope` is the globals of a smelt module or of a compiled frame."""
     return COMPILED_SCOPE in scope or str(scope.get("__name__", "")).startswith("smelt.")
 
 
 COMPILED_SCOPE = (
-    "__smelt_compiled__"  # a name in the globals of compiled frames, whose module may be the user's
+    "__smelt_compiled__"  # a global of compiled frames, whose `__name__` may be that of the user's module
 )
 
 
-# A frame, the tick of its instruction whose result is what is called next gives, and what becomes of that.
-Tail = tuple[Frame, int, tuple[Delivery, ...]]
+# A frame, the tick of its current instruction, and how the outcome of the next call becomes that instruction's result.
+CallSite = tuple[Frame, int, tuple[ResultHandler, ...]]
 
 
-def through(
-    tail: Tail | None,
-    after: Callable[..., object],
+def with_result_handler(
+    call_site: CallSite | None,
+    on_result: Callable[..., object],
     *values: object,
-    otherwise: Callable[..., object] | None = None,
-) -> Tail | None:
-    """`tail`, where the instruction gives `after(result, *values)`, or `otherwise(error, *values)`."""
-    if tail is None:
+    on_error: Callable[..., object] | None = None,
+) -> CallSite | None:
+    """`call_site` with a result handler that runs before its others."""
+    if call_site is None:
         return None
-    frame, tick, deliveries = tail
-    return frame, tick, (Delivery(after, values, otherwise), *deliveries)
+    frame, tick, result_handlers = call_site
+    return frame, tick, (ResultHandler(on_result, values, on_error), *result_handlers)
 
 
 CREATED, SUSPENDED, RUNNING, FINISHED = (Sentinel(n) for n in ("created", "suspended", "running", "finished"))
 
 
 class Generators(Protocol):
-    """Where a machine keeps the generators that it has made."""
+    """The generators that a machine created."""
 
     generators: list[weakref.ref[Generator]]
-    stubborn: list[Generator]
+    unclosed: list[Generator]
 
 
 class Machine(Protocol):
-    """What generators and callables need of the machine that runs their frames: the VM (`capture/vm/vm.py`)."""
+    """The operations of the VM (`capture/vm/vm.py`) that generators and callables use."""
 
-    running: bool  # the user's code runs
+    running: bool  # user code is running
     released: bool  # the capture is over
 
     @property
     def frames(self) -> Generators:
-        """The generators that run in this capture are noted there."""
+        """The generators of this capture."""
 
     def run(self, frame: Frame, error: BaseException | None = None) -> object:
-        """Runs `frame` until it returns or yields; with `error`, raises that where the frame stands."""
+        """Run `frame` until it returns or yields; with `error`, raise that at its current instruction."""
 
     def call(self, fn: object, args: Sequence[object], kwargs: dict[str, object]) -> object:
-        """The call, carried out by the machine."""
+        """`fn(*args, **kwargs)`."""
 
     def next(self, iterator: object) -> object:
-        """`next(iterator)`, carried out by the machine."""
+        """`next(iterator)`."""
 
     def iterable(self, obj: object) -> Iterable[object]:
-        """`obj` as native code may iterate over it."""
+        """Wrap `obj` so that native code may iterate over it."""
 
     def elements(self, obj: object) -> Sequence[object]:
         """All elements of `obj`."""
 
     def subscript(self, obj: object, key: object) -> object:
-        """`obj[key]`, carried out by the machine."""
+        """`obj[key]`."""
 
-    def drop(self, generator: Generator) -> None:
-        """Closes a suspended generator that nobody holds any more."""
+    def drop_generator(self, generator: Generator) -> None:
+        """Close a suspended generator whose last reference is gone."""
 
 
 class Generator:
@@ -233,7 +234,7 @@ class Generator:
         return self.send(None)
 
     def send(self, value: object) -> object:
-        """As `generator.send`: runs the frame to its next `yield`. Raises StopIteration where it returns."""
+        """`generator.send`: run the frame to its next `yield`. Raises StopIteration when it returns."""
         if self.state is FINISHED:
             raise StopIteration
         if self.state is CREATED and value is not None:
@@ -244,7 +245,7 @@ class Generator:
     def throw(
         self, kind: type[BaseException] | BaseException, value: object = None, traceback: object = None
     ) -> object:
-        """As `generator.throw`: raises the exception where the frame is suspended, first in what it delegates to."""
+        """`generator.throw`: raise the exception in the iterator that it delegates to, else at its `yield`."""
         error = (
             kind if isinstance(kind, BaseException) else value if isinstance(value, BaseException) else kind()
         )
@@ -275,17 +276,17 @@ class Generator:
         return self.state is SUSPENDED
 
     @property
-    def protected(self) -> bool:
-        """Whether it may have something to do when it is dropped: it has a `try` or a `with`."""
+    def has_cleanup(self) -> bool:
+        """Whether dropping it may run code of the user: it has a `try` or a `with`."""
         code = self.frame.code
-        # 3.12 protects every generator as a whole, to make a RuntimeError of StopIteration, and each `yield from`
-        own = ("CALL_INTRINSIC_1", "CLEANUP_THROW")
+        # CPython 3.12 wraps each generator, to turn StopIteration into RuntimeError, and each `yield from`.
+        implicit = ("CALL_INTRINSIC_1", "CLEANUP_THROW")
         targets = (code.names[target] for _, _, target, _, _ in code.handlers)
-        return self.state is not FINISHED and any(name not in own for name in targets)
+        return self.state is not FINISHED and any(name not in implicit for name in targets)
 
     @property
     def yieldfrom(self) -> object:
-        """What it delegates to, or None."""
+        """The iterator of its current `yield from`, or None."""
         return self._delegate()
 
     def _delegate(self) -> object:
@@ -297,15 +298,15 @@ class Generator:
         return frame.stack[-1] if self.state is SUSPENDED and resumes_delegation else None
 
     def _throw_into(self, inner: object, error: BaseException) -> object:
-        """Throws `error` into the iterator `inner` and gives what that yields. Raises what it raises, and `error` itself if
-        `inner` has no `throw` or was closed."""
+        """Throw `error` into the iterator `inner` and return what it yields. Raises what `inner` raises, and `error` itself
+        if `inner` has no `throw` or was closed."""
         closing = isinstance(error, GeneratorExit)
         method = getattr(inner, "close" if closing else "throw", None)
         arguments = () if closing else (error,)
         if method is not None:
             self.state = RUNNING
             try:
-                answer = (
+                result = (
                     method(*arguments)
                     if isinstance(inner, Generator)
                     else self.vm.call(method, arguments, {})
@@ -313,11 +314,11 @@ class Generator:
             finally:
                 self.state = SUSPENDED
             if not closing:
-                return answer
+                return result
         raise error
 
     def _end_delegation(self, value: object) -> object:
-        """Continues the frame after its `yield from`, whose value is `value`."""
+        """Continue the frame after its `yield from`, which evaluates to `value`."""
         frame = self.frame
         target = frame.instructions[frame.pc - 2][1]  # SEND, YIELD_VALUE, RESUME
         if frame.code.names[target] == "END_SEND":
@@ -328,12 +329,12 @@ class Generator:
         return self._resume(None)
 
     def __del__(self) -> None:
-        """Dropped by the user's code: its `finally` blocks run now."""
+        """Run the `finally` blocks when the user's code drops the generator."""
         if self.state is SUSPENDED and self.vm.running:
-            self.vm.drop(self)
+            self.vm.drop_generator(self)
 
     def close(self) -> object:
-        """As `generator.close`; from 3.13 on it gives what the frame returns. Raises RuntimeError if that yields again."""
+        """`generator.close`: since 3.13 it returns the frame's return value. Raises RuntimeError if the frame yields."""
         if self.state is SUSPENDED:
             try:
                 self.throw(GeneratorExit())
@@ -341,8 +342,8 @@ class Generator:
                 return None
             except StopIteration as stop:
                 return stop.value if PY313 else None
-            # dropped, it would be closed again; what that raises no one sees
-            self.vm.frames.stubborn.append(self)
+            # Keep it alive: dropping it would close it again.
+            self.vm.frames.unclosed.append(self)
             raise RuntimeError(f"{self.kind} ignored GeneratorExit")
         self.state = FINISHED
         return None
@@ -369,7 +370,7 @@ class Generator:
 
 
 class Coroutine(Generator):
-    """A coroutine whose frame the VM runs. The program can await it, or hand it on."""
+    """A coroutine whose frame the VM runs."""
 
     __slots__ = ()
     kind = "coroutine"
@@ -378,35 +379,34 @@ class Coroutine(Generator):
         raise TypeError("'coroutine' object is not iterable")
 
     def send(self, value: object) -> object:
-        """As `coroutine.send`."""
+        """`coroutine.send`."""
         if self.state is FINISHED:
             raise RuntimeError("cannot reuse already awaited coroutine")
         return super().send(value)
 
     def __del__(self) -> None:
-        """Dropped by the user's code: one that never ran is warned of."""
+        """Close it, or warn that it never ran, when the user's code drops it."""
         if self.state in (CREATED, SUSPENDED) and self.vm.running:
-            self.vm.drop(self)
+            self.vm.drop_generator(self)
 
 
 class VMCallable:
-    """A callable handed to native code: calling it comes back to the VM. `finish` makes of its result what native code may
-    look at."""
+    """A callable for native code that the VM interprets. `convert` turns its result into what native code may read."""
 
-    __slots__ = ("finish", "function", "vm")
+    __slots__ = ("convert", "function", "vm")
 
     function: Any
 
-    def __init__(self, vm: Machine, fn: object, finish: Callable[[object], object] | None = None) -> None:
+    def __init__(self, vm: Machine, fn: object, convert: Callable[[object], object] | None = None) -> None:
         self.vm = vm
         self.function = fn
-        self.finish = finish
+        self.convert = convert
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        if self.vm.released:  # native code kept it for longer than the capture
+        if self.vm.released:  # native code outlives the capture
             return self.function(*args, **kwargs)
         result = self.vm.call(self.function, args, kwargs)
-        return result if self.finish is None else self.finish(result)
+        return result if self.convert is None else self.convert(result)
 
     def __repr__(self) -> str:
         return repr(self.function)
@@ -419,8 +419,7 @@ class VMCallable:
 
 
 class VMIterator:
-    """An iterator of the user's, handed to native code: asking it for an element comes back to the VM. It may be asked while
-    it is being asked, which a generator could not."""
+    """A user's iterator for native code, advanced by the VM. Unlike a generator, it is reentrant."""
 
     __slots__ = ("iterator", "vm")
 
@@ -432,35 +431,35 @@ class VMIterator:
         return self
 
     def __next__(self) -> object:
-        if self.vm.released:  # native code kept it for longer than the capture
+        if self.vm.released:  # native code outlives the capture
             return next(cast("Iterator[object]", self.iterator))
-        return self._given(self.vm.next(self.iterator))
+        return self._convert(self.vm.next(self.iterator))
 
-    def _given(self, element: object) -> object:
-        """What native code gets for an element."""
+    def _convert(self, element: object) -> object:
+        """Convert an element for native code."""
         return element
 
 
 class VMIterables(VMIterator):
-    """An iterator of iterables, handed to native code that walks over each of them."""
+    """An iterator of iterables for native code that iterates over each of them."""
 
     __slots__ = ()
 
-    def _given(self, element: object) -> object:
+    def _convert(self, element: object) -> object:
         return self.vm.iterable(element)
 
 
 class VMTuples(VMIterator):
-    """An iterator of iterables, handed to native code that makes a tuple of each."""
+    """An iterator of iterables for native code that converts each to a tuple."""
 
     __slots__ = ()
 
-    def _given(self, element: object) -> object:
+    def _convert(self, element: object) -> object:
         return tuple(self.vm.elements(element))
 
 
 class VMSequence:
-    """An object with `__getitem__` in Python alone, over which native code iterates by index."""
+    """An object whose only iteration protocol is a Python `__getitem__`, for native code that iterates by index."""
 
     __slots__ = ("sequence", "vm")
 
@@ -475,7 +474,7 @@ class VMSequence:
 
 
 class VMSizedSequence(VMSequence):
-    """One that also has `__len__`, which tells how much is left of an iterator."""
+    """A sequence that also has `__len__`, the length hint of its iterator."""
 
     __slots__ = ()
 
@@ -485,5 +484,5 @@ class VMSizedSequence(VMSequence):
         return cast(int, self.vm.call(len, (self.sequence,), {}))
 
 
-WALKED = (VMIterator, VMIterables, VMTuples, VMSequence, VMSizedSequence)  # what native code may walk over
+VM_ITERABLES = (VMIterator, VMIterables, VMTuples, VMSequence, VMSizedSequence)
 SEQUENCE_ITERATOR: type = type(iter(cast("Sequence[object]", VMSequence.__new__(VMSequence))))

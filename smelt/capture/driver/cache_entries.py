@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from smelt import _native
 from smelt.capture.driver.capture_attempts import Attempt
 from smelt.capture.environment.symbolic_size_policy import Path
-from smelt.capture.graph_breaks.resume_functions import Resumes
+from smelt.capture.graph_breaks.resume_functions import ResumeFunctions
 from smelt.config import Config
 from smelt.guards.guard import Guard
 from smelt.guards.guard_failures import Failure
@@ -88,7 +88,7 @@ class Compiler(Protocol):
 
     name: str
     record: Record
-    resumes: Resumes
+    resume_functions: ResumeFunctions
     target: Callable[[], _native.Wrapped | None]
 
     def __call__(self, fn: FunctionType, slots: tuple[object, ...]) -> Answer: ...
@@ -143,7 +143,7 @@ def all_records() -> list[tuple[str, str | None, Record]]:
     """Name and record of every function that was compiled in this process and is not gone; behind each, its resume
     functions, with the name of the function that they resume."""
     compilers = dict(_compilers)
-    resume = {id(c.__wrapped__.__code__) for some in compilers.values() for c in some.resumes.callables}
+    resume = {id(c.__wrapped__.__code__) for some in compilers.values() for c in some.resume_functions.callables}
     return [
         (name, compiler.name if number else None, record)
         for code, compiler in compilers.items()
@@ -153,8 +153,8 @@ def all_records() -> list[tuple[str, str | None, Record]]:
 
 
 def _records(compiler: Compiler) -> list[tuple[str, Record]]:
-    resumes = [(c.__wrapped__.__qualname__, c.__wrapped__.__code__) for c in compiler.resumes.callables]
-    found = [(name, _compilers.get(id(c))) for name, c in resumes]
+    resume_functions = [(c.__wrapped__.__qualname__, c.__wrapped__.__code__) for c in compiler.resume_functions.callables]
+    found = [(name, _compilers.get(id(c))) for name, c in resume_functions]
     return [(compiler.name, compiler.record), *((n, c.record) for n, c in found if c is not None)]
 
 

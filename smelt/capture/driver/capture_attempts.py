@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from smelt._native import isinstance
 from smelt.capture.driver.capture_errors import NotRepeatable, UserException, WorldChanged
 from smelt.capture.environment.symbolic_size_policy import FIXED_SIZES, Range, SymbolicSizes
-from smelt.capture.graph_breaks.resume_argument_facts import Handed
+from smelt.capture.graph_breaks.resume_argument_facts import ResumeFacts
 from smelt.capture.proxies.text_proxy import Unreadable
 from smelt.errors import BackendError, NeedsFixedSize, Unsupported
 from smelt.reasons import BACKEND_FAILED, INTERNAL, USER_EXCEPTION, Reason
@@ -94,7 +94,7 @@ class Attempt:
         made = replace(self, symbolic=self.symbolic | numbers) if self.counts_symbolic else self
         return replace(made, sizes=self.sizes.with_changed(sizes))
 
-    def handed(self, known: Handed) -> Attempt:
+    def with_resume_facts(self, known: ResumeFacts) -> Attempt:
         """With what is known of what a resume function is handed, unless no number is to be symbolic."""
         made = replace(self, symbolic=self.symbolic | known.numbers) if self.counts_symbolic else self
         return replace(made, sizes=replace(self.sizes, handed=known.sizes)) if self.sizes.wanted else made
@@ -114,7 +114,7 @@ class FailedAttempt:
     `sizes`: where each symbolic size was found that is to be a number. `divisors`: by what those are divided of which it may
     be enough to know the remainder, `ranges`: or a range. `alike`: where those were found of which it is enough that they
     are one, `following`: or that those at these places are computed from symbols that stand for those at others.
-    `used_data`: there were sizes that data decide. `shown_sizes`: where the symbolic sizes were found that the
+    `used_data`: there were sizes that data decide. `formatted_sizes`: where the symbolic sizes were found that the
     texts of the program show.
     """
 
@@ -130,7 +130,7 @@ class FailedAttempt:
     alike: frozenset[Path] = frozenset()
     following: frozenset[tuple[Path, Size]] = frozenset()
     used_data: bool = False
-    shown_sizes: frozenset[frozenset[Path]] = frozenset()
+    formatted_sizes: frozenset[frozenset[Path]] = frozenset()
 
 
 # ---------------------------------------------------------------------------------------------------- the table
@@ -174,7 +174,7 @@ def _fixed_sizes(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Att
 
 
 def _fixed_shown_sizes(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
-    sizes = attempt.sizes.without(failed.shown_sizes, False)
+    sizes = attempt.sizes.without(failed.formatted_sizes, False)
     return replace(start, sizes=sizes) if sizes != attempt.sizes else None
 
 

@@ -20,7 +20,7 @@ import torch
 
 from smelt._native import isinstance
 from smelt.capture.base.value_kinds import MISSING, NULL, FunctionType
-from smelt.capture.base.vm_frames import Frame, is_smelts
+from smelt.capture.base.vm_frames import Frame, is_smelt_scope
 from smelt.capture.driver.capture_attempts import Attempt, FailedAttempt, Stop
 from smelt.capture.driver.capture_errors import UserException
 from smelt.capture.environment import environment_mutations, wrap_values
@@ -29,11 +29,11 @@ from smelt.capture.environment.python_random import Draw
 from smelt.capture.environment.side_effects import Effect
 from smelt.capture.environment.symbolic_size_policy import Path, Range
 from smelt.capture.graph_breaks import graph_break
-from smelt.capture.graph_breaks.frame_exits import Ending, Return
+from smelt.capture.graph_breaks.frame_exits import FrameExit, Return
 from smelt.capture.graph_breaks.graph_break import Break
-from smelt.capture.graph_breaks.resume_functions import Originals
+from smelt.capture.graph_breaks.resume_functions import OriginalCode
 from smelt.capture.interpreter.interpreter import Interpreter, Stopped
-from smelt.capture.reconstruction.reconstruction_order import collect_fakes, reach
+from smelt.capture.reconstruction.reconstruction_order import collect_fakes, find_reachable
 from smelt.capture.semantics import cells
 from smelt.capture.semantics.values import context_managers
 from smelt.capture.torch_calls import function_transforms
@@ -52,7 +52,7 @@ from smelt.runtime.recursion_limit import deep_recursion
 from smelt.shapes.divisibility import is_rest
 from smelt.shapes.expr import Size, Sym, free_syms, subs
 from smelt.torch_private import set_grad_enabled
-from smelt.tracing.fake.fake_tensor import FakeTensor, hashed
+from smelt.tracing.fake.fake_tensor import FakeTensor, hashed_fakes
 from smelt.tracing.record.traced import Traced
 from smelt.tracing.symbolic.symbolic_numbers import Symbols
 
@@ -64,7 +64,7 @@ class CapturedFrame:
     traced: Traced
     input_sources: tuple[Source, ...]
     guards: tuple[Guard, ...]
-    ending: Ending
+    ending: FrameExit
     source_of: Callable[[object], Source | None]
     effects: tuple[Effect, ...]
     draws: tuple[Draw, ...]
@@ -131,7 +131,7 @@ def capture_frame(
             vm.exceptions.restore()
             if vm.trace.numbers.symbols is not None:
                 vm.trace.numbers.symbols.release()
-            vm.trace.numbers.for_data = None  # it keeps the machine alive, which keeps it
+            vm.trace.numbers.symbols_for_unbacked = None  # it keeps the machine alive, which keeps it
             vm.env.sizes.end()
             if captured is None:
                 vm.release()
@@ -143,24 +143,24 @@ def _prepared(attempt: Attempt) -> VM:
     vm.trace.autograd.wants_joint = attempt.joint_graph
     vm.trace.copies.allowed = attempt.copies
     vm.frames.depth_limit -= _stack_depth()
-    vm.stopping.path = attempt.stop.path if attempt.stop else ()
+    vm.stop_point.path = attempt.stop.path if attempt.stop else ()
     vm.env.numbers.dynamic = attempt.symbolic
     vm.env.numbers.follows_counts = attempt.counts_symbolic
     vm.env.numbers.decides = attempt.decides
     vm.env.sizes.places.policy = attempt.sizes
     if attempt.data_sizes and attempt.assumes:
-        vm.trace.numbers.for_data = lambda: _symbols_for_data(vm, attempt.data_is)
+        vm.trace.numbers.symbols_for_unbacked = lambda: _symbols_for_data(vm, attempt.data_is)
     vm.env.looks_ahead = attempt.looks_ahead
-    vm.disclosed.compiling = attempt.says_compiling
-    vm.disclosed.assumes = attempt.assumes
-    vm.disclosed.selects = attempt.selects
-    vm.disclosed.trusts_marks = attempt.trusts_marks
+    vm.assumptions.compiling = attempt.says_compiling
+    vm.assumptions.assumes = attempt.assumes
+    vm.assumptions.selects = attempt.selects
+    vm.assumptions.trusts_marks = attempt.trusts_marks
     return vm
 
 
 def _of_data(vm: VM, error: NeedsFixedSize) -> Unsupported:
     """The error itself, unless data decide the sizes that something needs as numbers: then the graph ends before it."""
-    known = vm.trace.numbers.symbols and vm.trace.numbers.symbols.known
+    known = vm.trace.numbers.symbols and vm.trace.numbers.symbols.unbacked
     found = known.of(sorted(error.symbols, key=str)) if known else []
     if not found or vm.env.sizes.found_at(error.symbols):
         return error
@@ -172,7 +172,7 @@ def _of_data(vm: VM, error: NeedsFixedSize) -> Unsupported:
 
 def _symbols_for_data(vm: VM, number: int | None) -> Symbols:
     symbols = vm.env.numbers.symbols()
-    symbols.known.taken_for = number
+    symbols.unbacked.specialized_value = number
     return symbols
 
 
@@ -182,12 +182,12 @@ def _failed(vm: VM, error: Exception) -> FailedAttempt:
         error.sources = vm.env.sizes.sources(error.symbols)
     return FailedAttempt(
         error,
-        used_data=symbols is not None and bool(symbols.known.numbers),
-        choosing=vm.disclosed.choosing > 0,
-        marked=vm.disclosed.in_marked > 0,
+        used_data=symbols is not None and bool(symbols.unbacked.numbers),
+        choosing=vm.assumptions.choosing > 0,
+        marked=vm.assumptions.marked_depth > 0,
         used_symbols=vm.trace.numbers.symbols is not None,
-        shown=frozenset(vm.disclosed.shown_numbers),
-        shown_sizes=vm.env.sizes.found_at(vm.disclosed.shown_sizes),
+        shown=frozenset(vm.assumptions.formatted_numbers),
+        formatted_sizes=vm.env.sizes.found_at(vm.assumptions.formatted_sizes),
         counts=frozenset(source.path for source in vm.env.numbers.unguarded),
         sizes=needed_sizes(vm.env, error),
         divisors=divided_sizes(vm.env, error),
@@ -257,7 +257,7 @@ def _capture(
     env.sources.const(fn)
     env.facts.made_function(fn)  # entries belong to its code object
     code = vm.decode(fn.__code__)
-    hashed.clear()
+    hashed_fakes.clear()
     depth = torch_settings.autocast_depth()
     with trace:
         inside = global_state.snapshot()
@@ -291,7 +291,7 @@ def _capture(
         tensor_state.check_left(vm, fakes)
         if vm.contexts.under_modes:
             custom_functions.check_history([*fakes, *trace.inputs])
-        trace.copies.check((*fakes, *trace.writes.counted_from_start))
+        trace.copies.check((*fakes, *trace.writes.addressed_from_start))
         _check_needed(env)
         traced = trace.finish(fakes)
         # Backwards are recorded there, whose C++ code may have asked for numbers as well.
@@ -313,8 +313,8 @@ def _capture(
         filename=fn.__code__.co_filename,
         first_line=fn.__code__.co_firstlineno,
         env=env,
-        handles=vm.exceptions.some_handler,
-        assumed=vm.disclosed.assumed,
+        handles=vm.exceptions.has_handlers,
+        assumed=vm.assumptions.assumed,
         release=vm.release,
     )
 
@@ -332,9 +332,9 @@ def _in_vain(env: Environment) -> NeedsFixedSize:
     return error
 
 
-def _run_root(vm: VM, frame: Frame, stop: Stop | None) -> Ending:
+def _run_root(vm: VM, frame: Frame, stop: Stop | None) -> FrameExit:
     vm.frames.root = frame
-    frame.stop = vm.stopping.path[0] if vm.stopping.path else 0
+    frame.stop = vm.stop_point.path[0] if vm.stop_point.path else 0
     vm.running = True
     try:
         ending = _run_to_end(vm, frame)
@@ -357,31 +357,31 @@ def _run_to_end(vm: VM, frame: Frame) -> Return | None:
     except Unsupported:
         raise
     except BaseException as e:
-        if isinstance(e, KeyboardInterrupt) and e is not vm.exceptions.own_interrupt:
+        if isinstance(e, KeyboardInterrupt) and e is not vm.exceptions.program_interrupt:
             raise
         if vm.failure is not None:
             raise vm.failure from e
         # what ends here may let go of the traceback of its cause; an exception from outside keeps its own
         cause = None if id(e) in vm.env.sources else e
-        raise UserException(e, vm.where(), vm.disclosed.was_asked) from cause
+        raise UserException(e, vm.current_line(), vm.assumptions.was_queried) from cause
 
 
 def _stack_depth() -> int:
     """How many frames there are below the captured one, without those of smelt."""
     depth, frame = 0, sys._getframe().f_back
     while frame is not None:
-        depth, frame = depth + (not is_smelts(frame.f_globals)), frame.f_back
+        depth, frame = depth + (not is_smelt_scope(frame.f_globals)), frame.f_back
     return depth
 
 
 def _plan_break(vm: VM, stop: Stop) -> Break:
-    frames = vm.stopping.frames
+    frames = vm.stop_point.frames
     _check_generators(vm)
     function_transforms.check_break(vm.contexts.transforms)
     for frame in frames:
         frame.pc -= 1
         cells.register_cells(vm, frame)
-    planned = graph_break.plan(Originals(vm.decode), vm.decode, frames, stop.reason)
+    planned = graph_break.plan(OriginalCode(vm.decode), vm.decode, frames, stop.reason)
     _check_references(vm, planned)
     return planned
 
@@ -389,7 +389,7 @@ def _plan_break(vm: VM, stop: Stop) -> Break:
 def _check_references(vm: VM, planned: Break) -> None:
     """A weak reference that is not read any more is gone behind the break; in eager it is counted and calls its function."""
     sources, going_on = vm.env.sources, {id(v) for v in planned.roots}
-    for value in (v for frame in vm.stopping.frames for v in (*frame.locals, *frame.stack)):
+    for value in (v for frame in vm.stop_point.frames for v in (*frame.locals, *frame.stack)):
         if not issubclass(type(value), (weakref.ref, *weakref.ProxyTypes)) or id(value) in sources:
             continue
         if id(value) not in going_on and _is_missed(vm, value, planned):
@@ -406,52 +406,52 @@ def _is_missed(vm: VM, variable: object, planned: Break) -> bool:
     target = reference()
     if target is None or id(target) in sources or reference.__callback__ is not None:
         return target is not None
-    return any(x is target for x in reach(planned.roots, sources.of).alive)
+    return any(x is target for x in find_reachable(planned.roots, sources.of).alive)
 
 
 def _check_generators(vm: VM) -> None:
     """A generator with a `finally` to run must be dropped when the user's code drops it: a resume function's caller would
     keep it alive longer."""
-    held = {id(v) for frame in vm.stopping.frames for v in (*frame.stack, *frame.locals)}
+    held = {id(v) for frame in vm.stop_point.frames for v in (*frame.stack, *frame.locals)}
     for generator in filter(None, (ref() for ref in vm.frames.generators)):
-        if id(generator) in held and generator.protected:
+        if id(generator) in held and generator.has_cleanup:
             raise Unsupported(
                 Reason(UNSUPPORTED_EFFECT, "a graph break while a generator is inside of `try` or `with`")
             )
 
 
-def _check_left(vm: VM, ending: Ending) -> None:
+def _check_left(vm: VM, ending: FrameExit) -> None:
     if vm.failure is not None:  # swallowed by native code
         raise vm.failure
     if vm.contexts.entered and isinstance(ending, Return):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a context manager is entered and not left"))
     if vm.contexts.tokens:
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a ContextVar is set"))
-    if vm.disclosed.choosing:
+    if vm.assumptions.choosing:
         raise Unsupported(Reason(DATA_DEPENDENT, "a branch was left by an exception"))
 
 
-def _fakes(vm: VM, ending: Ending, effects: Sequence[Effect]) -> list[FakeTensor]:
+def _fakes(vm: VM, ending: FrameExit, effects: Sequence[Effect]) -> list[FakeTensor]:
     """The tensors that the frame's end and stores need."""
     return collect_fakes(_left_behind(ending, effects), vm.env.sources.of)
 
 
-def _left_behind(ending: Ending, effects: Sequence[Effect]) -> list[object]:
+def _left_behind(ending: FrameExit, effects: Sequence[Effect]) -> list[object]:
     operands = [v for e in effects for v in vars(e).values() if v is not e.target and v is not MISSING]
     return [*ending.roots, *operands]
 
 
 def _guard_hashed(vm: VM) -> None:
     """Tensors that were put in sets or used as keys must again be different ones."""
-    sources = tuple(vm.env.sources[id(f)] for f in hashed.values() if vm.trace.is_input(f))
-    hashed.clear()
+    sources = tuple(vm.env.sources[id(f)] for f in hashed_fakes.values() if vm.trace.is_input(f))
+    hashed_fakes.clear()
     if len(sources) > 1:
         vm.env.facts.guard("distinct", sources[0], sources, key="hashed")
 
 
 def _guard_offsets(vm: VM) -> None:
     """Where in its storage an input starts matters only to what counts from the storage's start."""
-    storages = {f.storage_key for f in vm.trace.writes.counted_from_start}
+    storages = {f.storage_key for f in vm.trace.writes.addressed_from_start}
     for fake in vm.trace.inputs if storages else ():
         if fake.storage_key in storages:
             if syms_of(fake.spec):
@@ -462,7 +462,7 @@ def _guard_offsets(vm: VM) -> None:
 
 def _guard_written(vm: VM) -> None:
     """Whether autograd lets an input be written is a part of the trace."""
-    for fake, how in vm.trace.writes.of_history.values():
+    for fake, how in vm.trace.writes.autograd_writes.values():
         vm.env.facts.guard("how_written", vm.env.sources[id(fake)], how)
 
 

@@ -17,8 +17,8 @@ from smelt.capture.emit.compiled_frame import CompiledFrame, emit
 from smelt.capture.emit.eager_fallback import repeat_of
 from smelt.capture.emit.effect_replay import stores_of
 from smelt.capture.emit.torch_graph_overrides import EditedProgram
-from smelt.capture.graph_breaks.resume_functions import Resumes
-from smelt.capture.reconstruction.reconstruction_order import reach
+from smelt.capture.graph_breaks.resume_functions import ResumeFunctions
+from smelt.capture.reconstruction.reconstruction_order import find_reachable
 from smelt.config import Config
 from smelt.errors import ArtifactError, BackendError, Unsupported
 from smelt.graph.graph_overrides import edited
@@ -51,7 +51,7 @@ def compiled_graph(
     except Exception as e:
         raise BackendError(f"the backend failed on {captured.name}: {summary(e)}") from e
     finally:
-        captured.traced.forget_examples()
+        captured.traced.release_examples()
         events.emit("backend-end", captured.name, seconds=time.perf_counter() - start)
 
 
@@ -74,12 +74,12 @@ def _counting(graph: Graph, traced: Traced) -> Graph:
     if traced.joint is None:
         if traced.needs_grad:
             return graph
-        graph = traced.counters.kept_by_inputs(graph)
-    return traced.views.kept(traced.counters.kept_by_outputs(graph))
+        graph = traced.counters.preserve_input_counters(graph)
+    return traced.views.restore(traced.counters.separate_output_counters(graph))
 
 
 def compiled_frame(
-    fn: FunctionType, captured: CapturedFrame, graph: Graph, resumes: Resumes, functional: bool
+    fn: FunctionType, captured: CapturedFrame, graph: Graph, resume_functions: ResumeFunctions, functional: bool
 ) -> CompiledFrame:
     """The function that replaces the frame; `functional`: the graph was compiled from the aten level. Raises Unsupported
     where it would have to make an object that it cannot make."""
@@ -88,7 +88,7 @@ def compiled_frame(
     with stage("emit", code.co_qualname):
         stores = stores_of(captured.effects)
         operands = [operand for store in stores for operand in store.operands]
-        found = reach([*captured.ending.roots, *operands], captured.source_of)
+        found = find_reachable([*captured.ending.roots, *operands], captured.source_of)
         return emit(
             code,
             found,
@@ -97,7 +97,7 @@ def compiled_frame(
             list(zip(traced.inputs, captured.input_sources, strict=True)),
             traced.outputs,
             graph if _does_something(traced) else None,
-            resumes,
+            resume_functions,
             [n.symbol.expression for n in traced.numbers],
             fn,
             repeat_of(traced, functional),

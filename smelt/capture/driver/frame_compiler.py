@@ -50,9 +50,9 @@ from smelt.capture.emit.eager_fallback import repeat_of
 from smelt.capture.emit.frame_overrides import edited_frame
 from smelt.capture.emit.torch_graph_overrides import EditedProgram, edited_program
 from smelt.capture.environment.symbolic_size_policy import SymbolicSizes
-from smelt.capture.graph_breaks.generator_entry import beginning
+from smelt.capture.graph_breaks.generator_entry import generator_factory
 from smelt.capture.graph_breaks.generator_steps import is_step
-from smelt.capture.graph_breaks.resume_functions import Resumes
+from smelt.capture.graph_breaks.resume_functions import ResumeFunctions
 from smelt.capture.interpreter.interpreter import decoded
 from smelt.capture.semantics.values import context_managers, raise_exceptions
 from smelt.config import Config
@@ -146,11 +146,11 @@ class FrameCompiler:
         config: Config,
         fullgraph: bool = False,
         dynamic: bool | None = None,
-        resumes: Resumes | None = None,
+        resume_functions: ResumeFunctions | None = None,
     ) -> None:
         self.name = ""
         self.begins = False  # the function only makes a generator or coroutine, whose frame others compile
-        self.resumes = Resumes(self._wrap_resume, decoded) if resumes is None else resumes
+        self.resume_functions = ResumeFunctions(self._wrap_resume, decoded) if resume_functions is None else resume_functions
         self.backend = backend
         self.config = config
         self.fullgraph = fullgraph
@@ -165,11 +165,11 @@ class FrameCompiler:
         except RecursionError:  # too near the limit to look: the function itself may need less
             return False
 
-    def beginning(self, fn: FunctionType) -> FunctionType:
+    def generator_factory(self, fn: FunctionType) -> FunctionType:
         """What a call of `fn`, which makes a generator or coroutine, is from now on: the frame of what it makes is compiled,
         from one `yield` or `await` to the next."""
         self.begins = True
-        return beginning(fn, self.resumes, decoded)
+        return generator_factory(fn, self.resume_functions, decoded)
 
     def _answer(self, fn: FunctionType, slots: tuple[object, ...]) -> Answer:
         if self.begins or _thread.capturing or _thread.disabled or self._is_traced():
@@ -201,7 +201,7 @@ class FrameCompiler:
         if target is not None:
             _native.clear(target)
         self.record = Record(self._first_attempt())
-        self.resumes.clear()
+        self.resume_functions.clear()
 
     def _first_attempt(self) -> Attempt:
         """The attempt that gains most, with this backend and these options."""
@@ -230,7 +230,7 @@ class FrameCompiler:
 
     def _wrap_resume(self, fn: FunctionType) -> Any:
         """The callable of a resume function, which shares all resume functions with this one."""
-        compiler = FrameCompiler(self.backend, self.config, False, self.dynamic, self.resumes)
+        compiler = FrameCompiler(self.backend, self.config, False, self.dynamic, self.resume_functions)
         wrapped = wrap(fn, compiler)
         wrapped._smelt_original = fn
         return wrapped
@@ -272,9 +272,9 @@ class FrameCompiler:
             # Each way from a break to the next has a graph; from now on those to the loop's head and from it have.
             record.start = replace(record.start, looks_ahead=False, decides=False)
         if not record.entries:  # of a resume function: what changed in the function changes here
-            sizes = replace(record.start.sizes, values=self.resumes.sizes)
+            sizes = replace(record.start.sizes, values=self.resume_functions.sizes)
             record.start = replace(record.start, sizes=sizes)
-        start = record.start.handed(self.resumes.handed(self.target()))
+        start = record.start.with_resume_facts(self.resume_functions.facts_for(self.target()))
         if self.dynamic is True:
             start = start.generalizing(int_arguments(fn.__code__, slots), set())
         begin = time.perf_counter()
@@ -308,13 +308,13 @@ class FrameCompiler:
             return captured
         events.emit("capture-end", name, seconds=time.perf_counter() - start)
         self._note_refused(name, captured.env.sizes.refused)
-        data = captured.traced.data
+        data = captured.traced.unbacked
         used_data = data is not None
         try:
-            trial = Trial(fn, slots, attempt, captured, self.resumes, self._functional)
+            trial = Trial(fn, slots, attempt, captured, self.resume_functions, self._functional)
             if data is not None:
                 small = small_sizes(trial)
-                captured.traced = replace(captured.traced, data=replace(data, small=small))
+                captured.traced = replace(captured.traced, unbacked=replace(data, small=small))
             with_sizes_of_one(trial)
             self._install(fn, slots, captured, why, begin)
         except BackendError as e:
@@ -340,20 +340,20 @@ class FrameCompiler:
         name = fn.__qualname__
         program = self._edited_program(captured.traced)
         functional = self._functional and program is None
-        assumed = captured.assumed or captured.traced.data is not None
+        assumed = captured.assumed or captured.traced.unbacked is not None
         if assumed and repeat_of(captured.traced, functional) is None:
             raise NotRepeatable
-        captured.traced = replace(captured.traced, title=self._title(fn), failed=self._failed(fn))
+        captured.traced = replace(captured.traced, title=self._title(fn), on_failure=self._failed(fn))
         if self.config.verify:
-            captured.traced = replace(captured.traced, differs=self._differs(fn))
+            captured.traced = replace(captured.traced, on_mismatch=self._differs(fn))
         graph = compiled_graph(self.backend, self.config, captured, program)
-        frame = edited_frame(compiled_frame(fn, captured, graph, self.resumes, functional))
+        frame = edited_frame(compiled_frame(fn, captured, graph, self.resume_functions, functional))
         with stage("guards", name):
             spec = tree_layout.build(captured.guards, frame.collect, captured.lifetimes.kept)
             tree = _native.GuardTree(spec.native)
             verify_accepts(tree, spec.guards, slots)
         if captured.traced.sizes:
-            self.resumes.sizes = frozenset(place.hint for place in captured.traced.sizes.values())
+            self.resume_functions.sizes = frozenset(place.hint for place in captured.traced.sizes.values())
         seconds = time.perf_counter() - begin
         answers: Answers = frame.function, without_frame(frame)
         if self.config.verify_stages:

@@ -16,7 +16,7 @@ from smelt.capture.driver.capture_attempts import Attempt, FailedAttempt
 from smelt.capture.driver.capture_frame import CapturedFrame, capture_frame
 from smelt.capture.driver.compile_frame import compiled_frame
 from smelt.capture.graph_breaks.frame_exits import Return
-from smelt.capture.graph_breaks.resume_functions import Resumes
+from smelt.capture.graph_breaks.resume_functions import ResumeFunctions
 from smelt.errors import Unsupported
 from smelt.graph.ir import Node
 from smelt.graph.structural_equality import Values, alike, same_for
@@ -26,7 +26,7 @@ from smelt.shapes.expr import Size, Sym
 from smelt.tracing.backward.joint import Joint
 from smelt.tracing.record.traced import Traced
 
-_LEFT_OUT = frozenset({"graph", "backward", "torch_places", "n_primals"})
+_LEFT_OUT = frozenset({"graph", "backward", "torch_level_tensors", "n_primals"})
 _OWN = frozenset({"random_state", "set_random_state", "__builtins__"})
 
 
@@ -39,7 +39,7 @@ class Trial:
     slots: Sequence[object]
     attempt: Attempt
     captured: CapturedFrame
-    resumes: Resumes
+    resume_functions: ResumeFunctions
     functional: bool
 
 
@@ -53,7 +53,7 @@ def with_sizes_of_one(trial: Trial) -> None:
     is marked to be. One such size at most, as each combination of several would have to be tried."""
     captured, attempt = trial.captured, trial.attempt
     env, traced = captured.env.sizes, captured.traced
-    for sym in traced.sizes if traced.data is None else ():
+    for sym in traced.sizes if traced.unbacked is None else ():
         paths = env.places.paths.get(sym, set())
         if env.may_be_one.isdisjoint(paths) or not paths <= env.seen.keys() or sym.lo != 2:
             continue
@@ -176,7 +176,7 @@ def _same_frame(trial: Trial, other: CapturedFrame) -> bool:
     """Whether the compiled frames are the same, but for the numbers that the graph is given."""
     plain = (replace(c, traced=replace(c.traced, numbers=())) for c in (trial.captured, other))
     try:
-        one, two = (compiled_frame(trial.fn, c, _no_graph, trial.resumes, trial.functional) for c in plain)
+        one, two = (compiled_frame(trial.fn, c, _no_graph, trial.resume_functions, trial.functional) for c in plain)
     except Unsupported:
         return False
     a, b = one.function.__globals__, two.function.__globals__

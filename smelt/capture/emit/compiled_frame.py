@@ -34,11 +34,11 @@ from smelt.capture.emit.frame_writer import Writer, slot_names
 from smelt.capture.emit.random_statements import kept_states, write_draws
 from smelt.capture.emit.torch_graph_overrides import EditedProgram
 from smelt.capture.environment.python_random import Draw
-from smelt.capture.graph_breaks.frame_exits import Ending
-from smelt.capture.graph_breaks.resume_functions import Resumes
-from smelt.capture.reconstruction.frame_globals import NAMES
-from smelt.capture.reconstruction.generated_source import compiled_source, identifier
-from smelt.capture.reconstruction.reconstruction_order import Reach
+from smelt.capture.graph_breaks.frame_exits import FrameExit
+from smelt.capture.graph_breaks.resume_functions import ResumeFunctions
+from smelt.capture.reconstruction.frame_globals import FRAME_NAMES
+from smelt.capture.reconstruction.generated_source import compile_source, identifier
+from smelt.capture.reconstruction.reconstruction_order import ReachableObjects
 from smelt.guards.source import Source
 from smelt.runtime.recursion_limit import deep_recursion
 from smelt.shapes.number_expr import Expression
@@ -63,13 +63,13 @@ class CompiledFrame:
 @deep_recursion()  # objects may be nested deeper than the user's limit allows to write them
 def emit(
     code: CodeType,
-    found: Reach,
-    ending: Ending,
+    found: ReachableObjects,
+    ending: FrameExit,
     stores: Sequence[Store],
     inputs: Sequence[tuple[FakeTensor, Source]],
     outputs: Sequence[FakeTensor],
     graph: GraphCall | None,
-    resumes: Resumes,
+    resume_functions: ResumeFunctions,
     symbols: Sequence[Expression] = (),
     original: FunctionType | None = None,
     repeat: Repeat | None = None,
@@ -93,7 +93,7 @@ def emit(
     """
     slots = slot_names(code)
     sources = [source for _, source in inputs]
-    writer = Writer(found, slots, [_collected(o) for o in sources if not _is_drawn(o)], resumes, brought)
+    writer = Writer(found, slots, [_collected(o) for o in sources if not _is_drawn(o)], resume_functions, brought)
     drawing = write_draws(writer, draws)
     given = _input_texts(writer, sources)
     for (fake, source), text in zip(inputs, given):
@@ -104,7 +104,7 @@ def emit(
     _bind_parameters(writer, outputs)
     if any(fake.subclass for fake in (*outputs, *(fake for fake, _ in inputs))):
         _bind_instances(writer, outputs)
-    last = ending.write(writer, resumes)
+    last = ending.write(writer, resume_functions)
     statements = [store.text.format(*map(writer, store.operands)) for store in stores]
     writer.finish()
     call = _graph_call(writer, targets, given, symbols) if graph is not None else []
@@ -124,12 +124,12 @@ def emit(
     scope = {**writer.scope, "graph": graph, "rerun": again}
     if repeat is not None and repeat.draws:
         scope |= random_state(repeat.draws)
-    if ending.places:
-        scope.update(ending.places[0].warned())
+    if ending.positions:
+        scope.update(ending.positions[0].warning_globals())
     is_all = len(targets) == 1 and body == [f"{targets[0]}, = graph(inputs)", f"return {targets[0]}"]
     made = _compiled(code, slots, body, scope, writer, graph if is_all else None)
-    if ending.places:
-        ending.places[0].stands_for(made.function)
+    if ending.positions:
+        ending.positions[0].disguise(made.function)
     return made
 
 
@@ -220,16 +220,16 @@ def _compiled(
         "__builtins__": __builtins__,
         "__name__": "smelt.compiled",
         COMPILED_SCOPE: True,
-        **NAMES,
+        **FRAME_NAMES,
         **scope,
     }
-    function = compiled_source(source, name, code.co_qualname, scope)
+    function = compile_source(source, name, code.co_qualname, scope)
     own = function.__code__
     function.__code__ = own.replace(co_flags=own.co_flags | code.co_flags & FUTURE)
-    for inner, place, _ in writer.functions:  # innermost first: each is called by the next
+    for inner, position, _ in writer.functions:  # innermost first: each is called by the next
         made = cast(FunctionType, function.__globals__[inner])
-        if place.scope.get("__name__") != function.__globals__["__name__"]:
-            made = FunctionType(made.__code__, {**function.__globals__, **place.warned()}, inner)
+        if position.scope.get("__name__") != function.__globals__["__name__"]:
+            made = FunctionType(made.__code__, {**function.__globals__, **position.warning_globals()}, inner)
             function.__globals__[inner] = made
-        place.stands_for(made)
+        position.disguise(made)
     return CompiledFrame(function, source, tuple(writer.collect), only)

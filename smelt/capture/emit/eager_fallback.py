@@ -50,7 +50,7 @@ def repeat_of(traced: Traced, functional: bool) -> Repeat | None:
     if not all(last and _writes_input(node) for node in writes) or not all(map(_draws_from_default, draws)):
         return None
     devices = dict.fromkeys(spec.device for node in draws for spec in _specs(node))
-    expected = traced.data is not None or any(map(may_raise, graph))
+    expected = traced.unbacked is not None or any(map(may_raise, graph))
     return Repeat(tuple(devices) or ((CPU,) if draws else ()), expected)
 
 

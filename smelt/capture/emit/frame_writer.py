@@ -18,22 +18,22 @@ from typing import Any, cast
 import torch
 
 from smelt._native import isinstance
-from smelt.capture.base.value_kinds import is_shared
-from smelt.capture.graph_breaks.code_positions import Place
-from smelt.capture.graph_breaks.resume_functions import Resumes
-from smelt.capture.graph_breaks.resume_points import Point
-from smelt.capture.reconstruction.constants import CONSTANTS, LITERALS, is_kept_by_typing, stands_for_itself
-from smelt.capture.reconstruction.frame_globals import NAMES
-from smelt.capture.reconstruction.reconstruction_kind import Kind
-from smelt.capture.reconstruction.reconstruction_order import Reach
-from smelt.capture.reconstruction.reconstruction_table import kind_of
+from smelt.capture.base.value_kinds import is_interned
+from smelt.capture.graph_breaks.code_positions import CodePosition
+from smelt.capture.graph_breaks.resume_functions import ResumeFunctions
+from smelt.capture.graph_breaks.resume_points import ResumePoint
+from smelt.capture.reconstruction.constants import CONSTANTS, LITERALS, is_cached_by_typing, is_embeddable
+from smelt.capture.reconstruction.frame_globals import FRAME_NAMES
+from smelt.capture.reconstruction.reconstruction_kind import ReconstructionKind
+from smelt.capture.reconstruction.reconstruction_order import ReachableObjects
+from smelt.capture.reconstruction.reconstruction_table import reconstruction_kind_of
 from smelt.capture.semantics.calls.argument_binding import parameters
 from smelt.guards.source import Source, key_name
 from smelt.shapes import number_expr
 from smelt.shapes.number_expr import Expression
 from smelt.tracing.symbolic.sym_nodes import Symbol
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
-from smelt.tracing.symbolic.unbacked_numbers import DataNumber
+from smelt.tracing.symbolic.unbacked_numbers import UnbackedNumber
 
 _BUILTINS = vars(builtins)
 # besides NAMES, what statements may use
@@ -64,27 +64,29 @@ class Writer:
 
     def __init__(
         self,
-        found: Reach,
+        found: ReachableObjects,
         slots: Sequence[str],
         collect: Sequence[Source],
-        resumes: Resumes,
+        resume_functions: ResumeFunctions,
         brought: Mapping[int, Source] = MappingProxyType({}),
     ) -> None:
         self.found = found
-        self._resumes = resumes
-        self._given = resumes.given
+        self._resume_functions = resume_functions
+        self._compiled_callback = resume_functions.compiled_callback
         self._brought = brought  # objects that are not kept alive: where the call has them
         self.slots = slots
         self.collect = list(collect)
         self.head: list[str] = []
         self.lines: list[str] = []
         self.scope: dict[str, object] = {}
-        self.functions: list[tuple[str, Place, list[str]]] = []
+        self.functions: list[tuple[str, CodePosition, list[str]]] = []
         self._names: dict[int, str] = {}  # object -> the local or global name that holds it
-        self._taken = {*slots, *NAMES, *_RESERVED}
+        self._taken = {*slots, *FRAME_NAMES, *_RESERVED}
         self._collected = {source: f"inputs[{i}]" for i, source in enumerate(collect)}
         self._depth = 0  # of the expression that is being written
-        self._late: list[tuple[str, object, Kind]] = []  # objects on cycles, to be filled when all exist
+        self._late: list[
+            tuple[str, object, ReconstructionKind]
+        ] = []  # objects on cycles, to be filled when all exist
         self._keep: list[object] = []
         # what stands in the source, by class and value
         self._literals: dict[tuple[type, object], object] = {}
@@ -95,14 +97,14 @@ class Writer:
             return name
         if id(x) in self._brought:
             return self.environment_object(x, self._brought[id(x)])
-        if stands_for_itself(x):
+        if is_embeddable(x):
             return self._constant(x)
         if type(x) in NUMBERS and x.node.expression.op == "leaf":
             return self.number(x)
         source = self.found.source_of(x)
         if source is not None:
             return self.environment_object(x, source)
-        return self._constant(x) if is_kept_by_typing(x) else self._fresh(x)
+        return self._constant(x) if is_cached_by_typing(x) else self._fresh(x)
 
     def constant(self, x: object, hint: str) -> str:
         """The name of a global that holds `x` itself: `hint`, or one like it that is free."""
@@ -113,7 +115,7 @@ class Writer:
             self.scope[name] = x
         return name
 
-    def unless_made(self, x: object, hint: str) -> str:
+    def unless_created(self, x: object, hint: str) -> str:
         """`constant` for an object from outside; one that the trace made is made anew."""
         made = self.found.source_of(x) is None or id(x) in self._brought
         return self(x) if made else self.constant(x, hint)
@@ -132,12 +134,12 @@ class Writer:
         return self._collected[source]
 
     def step(self, point: object) -> tuple[object, object]:
-        """What goes on in a generator at a `Point`: see `Resumes.step`."""
-        return self._resumes.step(cast(Point, point))
+        """The step of a generator at a `ResumePoint`: see `ResumeFunctions.step`."""
+        return self._resume_functions.step(cast(ResumePoint, point))
 
-    def given_function(self) -> str:
-        """The name of a function: see `Resumes.given`."""
-        return self.constant(self._given, "compiled_function")
+    def callback_compiler(self) -> str:
+        """The name of `ResumeFunctions.compiled_callback` in the compiled frame."""
+        return self.constant(self._compiled_callback, "compiled_callback")
 
     def before_graph(self, x: object) -> str:
         """The expression for an object from outside that is used before the graph is called."""
@@ -160,11 +162,11 @@ class Writer:
         self._taken.add(name)
         return name
 
-    def function(self, parameters: Sequence[str], body: Sequence[str], place: Place) -> str:
-        """The name of a function whose frames look like the user's at `place`."""
-        name = self.fresh_name(f"in_{place.source.co_name}")
+    def function(self, parameters: Sequence[str], body: Sequence[str], position: CodePosition) -> str:
+        """The name of a function whose frames look like the user's at `position`."""
+        name = self.fresh_name(f"in_{position.user_code.co_name}")
         lines = [f"def {name}({', '.join(parameters)}):", *(f"    {line}" for line in body or ("pass",))]
-        self.functions.append((name, place, lines))
+        self.functions.append((name, position, lines))
         return name
 
     def environment_object(self, x: object, source: Source) -> str:
@@ -194,8 +196,8 @@ class Writer:
         """Python that computes a number that changes from call to call."""
         return number_expr.text(expression, self._leaf)
 
-    def _leaf(self, source: Source | DataNumber) -> str:
-        if isinstance(source, DataNumber):
+    def _leaf(self, source: Source | UnbackedNumber) -> str:
+        if isinstance(source, UnbackedNumber):
             return f"{self(source.carrier)}.shape[{source.dim}]"
         if source.kind == "arg":
             return self.slots[source.index]
@@ -236,7 +238,7 @@ class Writer:
 
     def _fresh(self, x: object) -> str:
         key = id(x)
-        kind = self.found.kinds.get(key) or kind_of(x)
+        kind = self.found.kinds.get(key) or reconstruction_kind_of(x)
         late = key in self.found.cyclic and kind.empty is not None
         if late or kind.named:
             return self._named(x, kind, late)
@@ -246,7 +248,7 @@ class Writer:
         once = self.found.uses.get(key, 1) == 1 and self._depth % _NESTING != _NESTING - 1
         return expression if once else self._assign(x, expression)
 
-    def _named(self, x: object, kind: Kind, late: bool) -> str:
+    def _named(self, x: object, kind: ReconstructionKind, late: bool) -> str:
         assert kind.empty is not None and kind.fill is not None
         name = self._assign(x, kind.empty(x, self))
         if late:
@@ -266,7 +268,7 @@ def _is_literal(x: object) -> bool:
     """Whether the literal of a constant gives this very object. The interpreter keeps one object for each text that reads
     like a name, where it was not made by an operation."""
     if not isinstance(x, str):
-        return is_shared(x)
+        return is_interned(x)
     like_a_name = x.isascii() and x.replace("_", "a").isalnum()
     return len(x) < 2 or (like_a_name and eval(repr(x)) is x)
 
@@ -294,7 +296,7 @@ def slot_names(code: CodeType) -> tuple[str, ...]:
 
 
 def _parameter(name: str, index: int) -> str:
-    usable = name.isidentifier() and name not in NAMES and name not in _RESERVED
+    usable = name.isidentifier() and name not in FRAME_NAMES and name not in _RESERVED
     return (
         name if usable else f"{name.strip('.')}_{index}" if name.strip(".").isidentifier() else f"arg_{index}"
     )

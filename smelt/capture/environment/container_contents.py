@@ -32,8 +32,8 @@ from smelt.capture.environment.wrap_values import guard_elements
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.tracing.fake.fake_tensor import FakeTensor
-from smelt.tracing.symbolic.numbers_in_containers import plain_parts
-from smelt.tracing.symbolic.sym_numbers import plain
+from smelt.tracing.symbolic.numbers_in_containers import specialize_nested
+from smelt.tracing.symbolic.sym_numbers import specialize
 
 
 def open(env: Environment, container: C) -> C:
@@ -104,13 +104,13 @@ def _guard_contents(env: Environment, container: Container) -> bool:
     """True if there is a real tensor inside."""
     source, before = env.sources[id(container)], env.log.contents(container)
     if isinstance(container, dict):
-        wrapped = [plain(v) for v in _guarded_values(env, container, before)]
+        wrapped = [specialize(v) for v in _guarded_values(env, container, before)]
         return any(w is not v for w, (_, v) in zip(wrapped, before))
     if isinstance(container, set):
         guard_elements(env, source, before)
         return False
     env.facts.guard("len", source, len(before))
-    wrapped = [plain(wrap_values.wrap(env, v, source.child("item", i))) for i, v in enumerate(before)]
+    wrapped = [specialize(wrap_values.wrap(env, v, source.child("item", i))) for i, v in enumerate(before)]
     return any(w is not v for w, v in zip(wrapped, before))
 
 
@@ -234,7 +234,7 @@ def open_exception(env: Environment, error: BaseException) -> None:
     if error.__traceback__ is not None:  # parts that are split off share it
         env.sources.register(error.__traceback__, source.child("member", "__traceback__"))
     for name in exception_fields(type(error)):  # type: ignore[arg-type]
-        found = plain_parts(wrap_values.wrap(env, getattr(error, name), source.child("member", name)))
+        found = specialize_nested(wrap_values.wrap(env, getattr(error, name), source.child("member", name)))
         for part in found if type(found) is tuple else ():
             view(env, part)
 

@@ -79,11 +79,11 @@ class ChangingNumbers:
             found = self._at[source] = self.symbols().leaf(source, value)
         return found
 
-    def size(self, source: Source, value: int, least: int, most: int, divisor: int, any_rest: bool) -> Int:
+    def size(self, source: Source, value: int, least: int, most: int, divisor: int, any_remainder: bool) -> Int:
         """The symbolic size found at `source`, now `value`; it is guarded to be from `least` to `most`, and to leave the
-        same remainder when divided, or `any_rest` if it leaves one."""
+        same remainder when divided, or `any_remainder` if it leaves one."""
         self.sizes.add(source)
-        return self.symbols().size_leaf(source, value, least, most, divisor, any_rest)
+        return self.symbols().size_leaf(source, value, least, most, divisor, any_remainder)
 
     def multiple(self, source: Source, value: int, by: Size) -> tuple[Int, Sym]:
         """The symbolic size found at `source`, now `value`, which is a multiple of `by`; and how many times that it is."""

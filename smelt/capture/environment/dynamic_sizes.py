@@ -153,8 +153,8 @@ class ChangingSizes:
             return self._numbers.symbols().number(found)
         policy = self.places.policy
         bounds = _range(size, mark, *policy.range(at.path, size))
-        divisor, any_rest = policy.divisor(at.path, size), policy.any_remainder(at.path)
-        made = self._numbers.size(at, size, *bounds, divisor, any_rest)
+        divisor, any_remainder = policy.divisor(at.path, size), policy.any_remainder(at.path)
+        made = self._numbers.size(at, size, *bounds, divisor, any_remainder)
         self.places.first_like(at, size, size_of(made), mark)
         self.places.made_at(at, size_of(made))
         self._note(at, made)

@@ -32,7 +32,7 @@ from smelt.capture.base.value_kinds import (
     is_constant,
     is_identity,
     is_nan,
-    is_shared,
+    is_interned,
 )
 from smelt.capture.environment.source_index import Sources
 from smelt.errors import Unsupported
@@ -149,7 +149,7 @@ class Facts:
 
     def use_constant(self, value: object) -> None:
         """The trace depends on which of several equal constants `value` is."""
-        if not is_shared(value):
+        if not is_interned(value):
             self._use_constants(lambda part: part is value)
 
     def use_nan(self, value: object) -> None:

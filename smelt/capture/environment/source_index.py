@@ -1,7 +1,8 @@
-"""Where environment objects were found.
+"""The sources of environment objects.
 
-What always holds: every environment object that the machine has met is kept alive and has exactly one source. An object made by
-the trace has none.
+Invariant: every environment object that the VM has encountered is kept alive and has exactly one source. An object that the
+trace created has none.
+
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable
 
 from smelt._native import isinstance
 from smelt.capture.base.value_kinds import FunctionType, ModuleType, is_identity, module_name
-from smelt.capture.reconstruction.constants import note_made
+from smelt.capture.reconstruction.constants import note_created
 from smelt.guards.source import Source
 
 
@@ -84,7 +85,7 @@ class Sources(dict[int, Source]):
         """`cls` was made by the trace."""
         self._made_classes.add(id(cls))
         self.keep(cls)
-        note_made(cls)
+        note_created(cls)
 
     def is_made_class(self, cls: type) -> bool:
         """Whether `cls` was made by the trace: what it holds is no environment object."""

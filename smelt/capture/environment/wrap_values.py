@@ -26,7 +26,7 @@ from smelt.capture.base.value_kinds import (
     is_constant,
     is_identity,
     is_plain_key,
-    is_shared,
+    is_interned,
     is_special_name,
 )
 from smelt.capture.environment.environment import Environment
@@ -37,7 +37,7 @@ from smelt.guards.guard_evaluation import tensor_facts
 from smelt.guards.source import Source, key_name
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.torch_private import is_functorch_wrapped_tensor
-from smelt.tracing.fake.fake_tensor import FakeTensor, hides_metadata, is_odd
+from smelt.tracing.fake.fake_tensor import FakeTensor, hides_metadata, is_unfakeable
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
 
 T = TypeVar("T")
@@ -63,7 +63,7 @@ def wrap(env: Environment, value: Any, source: Source, *, decided: bool = False)
         if kind is torch.Size and holds_changing_numbers(env, source):
             return _wrap_tuple(env, value, source, decided)
         env.facts.guard("eq", source, value)
-        if kind in _MADE_EVERYWHERE and not is_shared(value):
+        if kind in _MADE_EVERYWHERE and not is_interned(value):
             env.sources.register(value, source)
         return value
     if kind is FakeTensor or kind in NUMBERS:
@@ -95,7 +95,7 @@ def wrap(env: Environment, value: Any, source: Source, *, decided: bool = False)
     return _wrap_object(env, value, source, decided)
 
 
-def reach_class(env: Environment, cls: type) -> None:
+def guard_native_access(env: Environment, cls: type) -> None:
     """Native code may call special methods of `cls`: guards it, and tells of those that are objects which class of Python's
     they are from, so that what they change is a change of something from outside."""
     env.facts.use_class(cls)
@@ -189,9 +189,9 @@ def _wrap_bound_builtin(
 def _wrap_tensor(env: Environment, value: torch.Tensor, source: Source) -> object:
     if is_functorch_wrapped_tensor(value):
         return value
-    known = env.trace.inputs.known(value)
+    known = env.trace.inputs.find(value)
     if known is None:
-        if is_odd(value):
+        if is_unfakeable(value):
             return _wrap_odd_tensor(env, value, source)
         layout, facts = env.sizes.of(value, source) or (None, tensor_facts(value))
         fake = env.trace.fake(value, _input_name(source), layout)
@@ -355,7 +355,7 @@ def fake(env: Environment, value: T) -> T:
         and type(value) is not FakeTensor
         and not is_functorch_wrapped_tensor(value)
     ):
-        return cast(T, env.trace.inputs.stand_in(value))
+        return cast(T, env.trace.inputs.fake_for_native(value))
     return value
 
 

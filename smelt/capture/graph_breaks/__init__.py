@@ -1,10 +1,15 @@
-"""Graph breaks: where a frame can be left, the instruction that runs for real, and the resume function that goes on.
+"""Graph breaks: the compiled frame runs one instruction eagerly and tail-calls a resume function for the rest.
 
-`graph_break.py` makes a break of the frames of the VM; `break_instructions.py` has the instructions as source;
-`resume_points.py` says where frames go on, `live_locals.py` and `finalizers.py` what they need there,
-`resume_functions.py` and `resume_bytecode.py` make functions of that; `continuation_stack.py` is for frames that wait
-for others, `iterator_reconstruction.py` for iterators, `generator_reconstruction.py` and `generator_steps.py` for
-generators, `generator_entry.py` and `await_breaks.py` for coroutines, `callback_functions.py` for what code of C
-calls; `profitability.py` says what is compiled there, `reachable_objects.py` what is near an object, `frame_exits.py`
-what else can end a frame.
+`graph_break.py` plans a break from the frames of the VM; `frame_exits.py` has the other exit, a return.
+`break_instructions.py` and `await_breaks.py` have the Python source of each instruction that can run eagerly,
+`uncaptured_loops.py` that of a loop, `callback_functions.py` that of C calls with Python callbacks.
+
+`resume_points.py` describes where a frame resumes: `live_locals.py` and `finalizers.py` select the locals that it needs,
+`suspended_frames.py` the stack of a frame that waits for a callee. `resume_bytecode.py` and `resume_functions.py` build a
+function from a resume point, `continuation_stack.py` one function from the frames of nested calls;
+`resume_argument_facts.py` has the sizes and numbers that are known of its arguments, `code_positions.py` the lines that
+its frames show. `profitability.py` decides what is worth compiling, on the objects of `reachable_objects.py`.
+
+Iterators and generators that leave the compiled frame: `iterator_reconstruction.py`, `itertools_state.py`,
+`generator_reconstruction.py`, `generator_steps.py`; compiled generator functions and coroutines: `generator_entry.py`.
 """

@@ -1,4 +1,4 @@
-"""`await` at a graph break."""
+"""Asynchronous instructions at a graph break: `await`, `async with`, `async for`."""
 
 from __future__ import annotations
 
@@ -11,44 +11,46 @@ from typing import cast
 from smelt._native import isinstance
 from smelt.capture.base.bytecode import PY314
 from smelt.capture.base.vm_frames import Frame
-from smelt.capture.graph_breaks.break_instructions import Step, Successor, row
+from smelt.capture.graph_breaks.break_instructions import BreakInstruction, Successor, break_instruction
 from smelt.capture.graph_breaks.resume_points import Placeholder
 from smelt.capture.reconstruction.frame_globals import provide
 
 
-@row("GET_AWAITABLE")
-def _get_awaitable(frame: Frame, arg: int) -> Step:
+@break_instruction("GET_AWAITABLE")
+def _get_awaitable(frame: Frame, arg: int) -> BreakInstruction:
     *below, obj = frame.stack
     result = Placeholder("awaited")
-    return Step(
-        (result, obj), (Successor(frame.pc + 1, [*below, result]),), f"{{}} = iterator_of_await({{}}, {arg})"
+    return BreakInstruction(
+        (result, obj), (Successor(frame.pc + 1, [*below, result]),), f"{{}} = awaitable_iterator({{}}, {arg})"
     )
 
 
-@row("BEFORE_ASYNC_WITH")
-def _before_async_with(frame: Frame, arg: int) -> Step:
+@break_instruction("BEFORE_ASYNC_WITH")
+def _before_async_with(frame: Frame, arg: int) -> BreakInstruction:
     *below, manager = frame.stack
     leave, entered = Placeholder("leave"), Placeholder("entered")
     after = Successor(frame.pc + 1, [*below, leave, entered])
-    return Step((leave, entered, manager), (after,), "{}, {} = enter_async_context({})")
+    return BreakInstruction((leave, entered, manager), (after,), "{}, {} = enter_async_context({})")
 
 
-@row("GET_AITER")
-def _get_aiter(frame: Frame, arg: int) -> Step:
+@break_instruction("GET_AITER")
+def _get_aiter(frame: Frame, arg: int) -> BreakInstruction:
     *below, obj = frame.stack
     result = Placeholder("iterator")
-    return Step((result, obj), (Successor(frame.pc + 1, [*below, result]),), "{} = iterator_of_async_for({})")
+    return BreakInstruction(
+        (result, obj), (Successor(frame.pc + 1, [*below, result]),), "{} = async_iterator({})"
+    )
 
 
-@row("GET_ANEXT")
-def _get_anext(frame: Frame, arg: int) -> Step:
+@break_instruction("GET_ANEXT")
+def _get_anext(frame: Frame, arg: int) -> BreakInstruction:
     result = Placeholder("awaited")
     after = Successor(frame.pc + 1, [*frame.stack, result])
-    return Step((result, frame.stack[-1]), (after,), "{} = next_of_async({})")
+    return BreakInstruction((result, frame.stack[-1]), (after,), "{} = next_awaitable({})")
 
 
 def enter_async_context(manager: AbstractAsyncContextManager[object]) -> tuple[object, object]:
-    """The two values that BEFORE_ASYNC_WITH pushes: `__aexit__`, bound, and what `__aenter__` returned."""
+    """The two values that BEFORE_ASYNC_WITH pushes: the bound `__aexit__` and the result of `__aenter__`."""
     cls = type(manager)
     if not hasattr(cls, "__aenter__") or not hasattr(cls, "__aexit__"):
         missed = " (missed __aexit__ method)" if hasattr(cls, "__aenter__") else ""
@@ -59,20 +61,20 @@ def enter_async_context(manager: AbstractAsyncContextManager[object]) -> tuple[o
     return leave, cls.__aenter__.__get__(manager, cls)()
 
 
-def next_of_async(iterator: AsyncIterator[object]) -> object:
-    """What `async for` awaits next. Raises what it does for what cannot be awaited."""
+def next_awaitable(iterator: AsyncIterator[object]) -> object:
+    """The awaitable of the next element of an `async for`. Raises the TypeError of `async for`."""
     awaitable = type(iterator).__anext__(iterator)
     if isinstance(iterator, types.AsyncGeneratorType):
         return awaitable
     try:
-        return iterator_of_await(awaitable)
+        return awaitable_iterator(awaitable)
     except TypeError as error:
         name = type(awaitable).__name__
         raise TypeError(f"'async for' received an invalid object from __anext__: {name}") from error
 
 
-def iterator_of_async_for(x: AsyncIterable[object]) -> object:
-    """What `async for` iterates over `x` with."""
+def async_iterator(x: AsyncIterable[object]) -> object:
+    """The iterator of `async for` over `x`. Raises the TypeError of `async for`."""
     if not hasattr(type(x), "__aiter__"):
         raise TypeError(f"'async for' requires an object with __aiter__ method, got {type(x).__name__}")
     made = type(x).__aiter__(x)
@@ -84,17 +86,17 @@ def iterator_of_async_for(x: AsyncIterable[object]) -> object:
     return made
 
 
-NO_AWAITABLE = "'{}' object can't be awaited" if PY314 else "object {} can't be used in 'await' expression"
-_CANNOT_BE_AWAITED = (
-    NO_AWAITABLE,
+NOT_AWAITABLE = "'{}' object can't be awaited" if PY314 else "object {} can't be used in 'await' expression"
+_NOT_AWAITABLE_TEXTS = (
+    NOT_AWAITABLE,
     "'async with' received an object from __aenter__ that does not implement __await__: {}",
     "'async with' received an object from __aexit__ that does not implement __await__: {}",
 )
 
 
-def iterator_of_await(x: object, place: int = 0) -> Iterator[object]:
-    """What `await x` iterates over; in `place` 1 and 2 `x` is what `async with` was given. Raises TypeError and RuntimeError
-    as that does."""
+def awaitable_iterator(x: object, context: int = 0) -> Iterator[object]:
+    """The iterator of `await x`; `context` 1 and 2: `x` is the result of `__aenter__` and `__aexit__` in `async with`. Raises
+    the TypeError and RuntimeError of `await`."""
     cls = type(x)
     if isinstance(x, types.CoroutineType):
         if x.cr_await is not None:
@@ -104,7 +106,7 @@ def iterator_of_await(x: object, place: int = 0) -> Iterator[object]:
         return x
     method = getattr(cls, "__await__", None)
     if method is None:
-        raise TypeError(_CANNOT_BE_AWAITED[place].format(cls.__name__))
+        raise TypeError(_NOT_AWAITABLE_TEXTS[context].format(cls.__name__))
     found = method(x)
     if isinstance(found, types.CoroutineType):
         raise TypeError("__await__() returned a coroutine")
@@ -115,7 +117,7 @@ def iterator_of_await(x: object, place: int = 0) -> Iterator[object]:
 
 provide(
     enter_async_context=enter_async_context,
-    iterator_of_async_for=iterator_of_async_for,
-    iterator_of_await=iterator_of_await,
-    next_of_async=next_of_async,
+    async_iterator=async_iterator,
+    awaitable_iterator=awaitable_iterator,
+    next_awaitable=next_awaitable,
 )

@@ -1,7 +1,7 @@
-"""Functions of Python that code of C calls at a graph break: they are compiled, each on its own.
+"""Python callbacks of C functions at a graph break: each callback is compiled on its own.
 
-A function of C whose callback cannot be captured is called for real, with the callback as a callable that has its frames
-compiled. `CALLING` says which of its arguments a function of C only calls, and never gives to anyone.
+A C function whose callback cannot be captured runs eagerly, with a compiled callback. `CALLBACK_ARGUMENTS` has the argument
+that a C function only calls and never passes on or stores.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from typing import cast
 
 from smelt.capture.base.value_kinds import FunctionType, MethodType
 from smelt.capture.base.vm_frames import Frame
-from smelt.capture.graph_breaks.break_instructions import ROWS, Constant, Step
+from smelt.capture.graph_breaks.break_instructions import BREAK_INSTRUCTIONS, BreakInstruction, Constant
 from smelt.capture.graph_breaks.resume_points import Placeholder
 
-COMPILED = Constant(None, "compiled_function")  # stands for `Resumes.given`
+COMPILED_CALLBACK = Constant(
+    None, "compiled_callback"
+)  # the placeholder of `ResumeFunctions.compiled_callback`
 
-# the place among the positional arguments, or -1, and the name of the keyword, or ""
-CALLING: dict[object, tuple[int, str]] = {
+# function -> (index of the positional argument or -1, name of the keyword or "")
+CALLBACK_ARGUMENTS: dict[object, tuple[int, str]] = {
     sorted: (-1, "key"),
     min: (-1, "key"),
     max: (-1, "key"),
@@ -42,56 +44,57 @@ _METHODS: dict[tuple[type, str], tuple[int, str]] = {
 }
 
 
-def step_with_compiled(frame: Frame) -> Step | None:
-    """The step of the instruction at which `frame` stands, with what it calls compiled; None where it calls nothing that can
-    be."""
+def instruction_with_compiled_callbacks(frame: Frame) -> BreakInstruction | None:
+    """The instruction at which `frame` stands, with compiled callbacks; None where it calls no Python function."""
     name, arg = frame.code.names[frame.pc], frame.instructions[frame.pc][1]
     if name == "CALL":
-        return _call(ROWS[name](frame, arg), frame.kwnames)
+        return _call(BREAK_INSTRUCTIONS[name](frame, arg), frame.kwnames)
     if name == "CALL_KW":
-        return _call(ROWS[name](frame, arg), cast("tuple[str, ...]", frame.stack[-1]))
+        return _call(BREAK_INSTRUCTIONS[name](frame, arg), cast("tuple[str, ...]", frame.stack[-1]))
     return _for_iter(frame, arg) if name == "FOR_ITER" else None
 
 
-def _call(step: Step, names: tuple[str, ...]) -> Step | None:
+def _call(step: BreakInstruction, names: tuple[str, ...]) -> BreakInstruction | None:
     _, fn, *arguments = step.operands
-    given = _calls(fn)
-    if given is None:
+    argument = _callback_argument(fn)
+    if argument is None:
         return None
-    place, keyword = given
+    index, keyword = argument
     first, count = 2, len(arguments) - len(names)
-    chosen = [i for i in range(len(arguments)) if (i == place if i < count else names[i - count] == keyword)]
+    chosen = [i for i in range(len(arguments)) if (i == index if i < count else names[i - count] == keyword)]
     chosen = [i for i in chosen if type(arguments[i]) in (FunctionType, MethodType)]
     if not chosen:
         return None
     operands, text = list(step.operands), step.text
     for i in reversed(chosen):
-        operands[first + i : first + i + 1] = [COMPILED, operands[first + i]]
-        text = _replaced(text, first + i)
-    return Step(tuple(operands), step.successors, text)
+        operands[first + i : first + i + 1] = [COMPILED_CALLBACK, operands[first + i]]
+        text = _with_call_at(text, first + i)
+    return BreakInstruction(tuple(operands), step.successors, text)
 
 
-def _calls(fn: object) -> tuple[int, str] | None:
+def _callback_argument(fn: object) -> tuple[int, str] | None:
     try:
-        found = CALLING.get(fn)
+        found = CALLBACK_ARGUMENTS.get(fn)
     except TypeError:  # unhashable
         return None
     owner = getattr(fn, "__self__", None)
     return found or _METHODS.get((type(owner), str(getattr(fn, "__name__", ""))))
 
 
-def _replaced(text: str, number: int) -> str:
-    """`text`, with a call in place of the field of this number."""
+def _with_call_at(text: str, number: int) -> str:
+    """`text` with the call `{}({})` instead of field `number`."""
     parts = text.split("{}")
     return "{}".join(parts[: number + 1]) + "{}({})" + "{}".join(parts[number + 1 :])
 
 
-def _for_iter(frame: Frame, arg: int) -> Step | None:
-    """An iterator with a `__next__` in Python."""
+def _for_iter(frame: Frame, arg: int) -> BreakInstruction | None:
+    """FOR_ITER over an iterator with a `__next__` in Python."""
     iterator = frame.stack[-1]
     if type(getattr(type(iterator), "__next__", None)) is not FunctionType:
         return None
-    step = ROWS["FOR_ITER"](frame, arg)
+    step = BREAK_INSTRUCTIONS["FOR_ITER"](frame, arg)
     value = cast(Placeholder, step.operands[0])
     text = "try:\n    {} = {}(type({}).__next__)({})\nexcept StopIteration:\n    {} = exhausted"
-    return Step((value, COMPILED, iterator, iterator, value, value), step.successors, text, step.conditions)
+    return BreakInstruction(
+        (value, COMPILED_CALLBACK, iterator, iterator, value, value), step.successors, text, step.conditions
+    )

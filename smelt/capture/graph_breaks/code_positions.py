@@ -1,6 +1,6 @@
-"""Where the instructions of a code object stand in the user's file: lines and columns, in CPython's format.
+"""Positions of the instructions of a code object in the user's file, and CPython's location table.
 
-The format: CPython's Objects/locations.md (InternalDocs).
+The format: Objects/locations.md (InternalDocs) of CPython.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _LONG, _NO_COLUMNS, _NONE = 14, 13, 15
 
 
 def positions(code: types.CodeType, offsets: Sequence[int]) -> list[Position]:
-    """The positions of the instructions of `code`, which stand at these offsets in bytes."""
+    """The positions of the instructions at these byte offsets of `code`."""
     by_unit = list(code.co_positions())
     return [by_unit[offset // 2] for offset in offsets]
 
 
 def location_table(runs: Iterable[tuple[int, Position]], first_line: int) -> bytes:
-    """The table for instructions with these lengths (in units of two bytes) and positions."""
+    """The location table of runs of (length in units of two bytes, position)."""
     table, line = bytearray(), first_line
     for units, position in runs:
         while units:
@@ -37,13 +37,13 @@ def location_table(runs: Iterable[tuple[int, Position]], first_line: int) -> byt
 
 
 def _add(table: bytearray, position: Position, before: int, length: int) -> int:
-    """Appends an entry; gives the line that the next counts from."""
+    """Append an entry; return the line to which the next entry is relative."""
     line, end_line, column, end_column = position
     if line is None:
         table.append(0x80 | _NONE << 3 | length - 1)
         return before
-    whole = end_line is not None and column is not None and end_column is not None
-    table.append(0x80 | (_LONG if whole else _NO_COLUMNS) << 3 | length - 1)
+    has_columns = end_line is not None and column is not None and end_column is not None
+    table.append(0x80 | (_LONG if has_columns else _NO_COLUMNS) << 3 | length - 1)
     delta = line - before
     _add_varint(table, (-delta << 1 | 1) if delta < 0 else delta << 1)
     if end_line is not None and column is not None and end_column is not None:
@@ -60,29 +60,29 @@ def _add_varint(table: bytearray, value: int) -> None:
 
 
 @dataclass(frozen=True)
-class Place:
-    """An instruction of the user's code, at byte `offset` of `source`, in a function with `scope` as its globals."""
+class CodePosition:
+    """An instruction of the user's code, at byte `offset` of `user_code`, in a function with `scope` as its globals."""
 
-    source: types.CodeType
+    user_code: types.CodeType
     offset: int
     scope: dict[str, object] = field(default_factory=dict, compare=False)
 
-    def stands_for(self, function: types.FunctionType) -> None:
-        """From now on the frames of `function` look like one of the user's code that stands here."""
-        source, code = self.source, function.__code__
-        position = list(source.co_positions())[self.offset // 2]
+    def disguise(self, function: types.FunctionType) -> None:
+        """Make the frames of `function` look like frames of the user's code at this position."""
+        user_code, code = self.user_code, function.__code__
+        position = list(user_code.co_positions())[self.offset // 2]
         function.__code__ = code.replace(
-            co_flags=code.co_flags | source.co_flags & FUTURE,
-            co_filename=source.co_filename,
-            co_name=source.co_name,
-            co_qualname=source.co_qualname,
-            co_firstlineno=source.co_firstlineno,
-            co_linetable=location_table([(len(code.co_code) // 2, position)], source.co_firstlineno),
+            co_flags=code.co_flags | user_code.co_flags & FUTURE,
+            co_filename=user_code.co_filename,
+            co_name=user_code.co_name,
+            co_qualname=user_code.co_qualname,
+            co_firstlineno=user_code.co_firstlineno,
+            co_linetable=location_table([(len(code.co_code) // 2, position)], user_code.co_firstlineno),
         )
 
-    def warned(self) -> dict[str, object]:
-        """What `warnings.warn` asks the globals for, of a frame that stands here: the name of the module, and, of a module
-        that was imported, what it has warned of."""
+    def warning_globals(self) -> dict[str, object]:
+        """The globals that `warnings.warn` reads of a frame: the module's name and, for an imported module, its registry of
+        shown warnings."""
         name = self.scope.get("__name__")
         found: dict[str, object] = {} if name is None else {"__name__": name}
         module = sys.modules.get(name) if type(name) is str else None

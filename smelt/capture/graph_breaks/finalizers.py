@@ -1,8 +1,7 @@
-"""What happens when an object is dropped: a temporary directory is removed, a file is closed, a weak reference calls back.
+"""Objects whose deletion has an effect: finalizers, temporary directories, open files, callbacks of weak references.
 
-Eager drops what a variable holds when the variable is deleted, gets another value, or its function ends. So a resume
-function is also given such an object that it does not read any more, and where it drops one that its caller holds it runs
-eagerly.
+Eager deletes what a variable holds when the variable is deleted, rebound, or its function ends. So a resume function also
+takes such objects that it does not read, and runs eagerly where it drops one that its caller still holds.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from smelt.capture.base.call_handlers import unsupported
 from smelt.capture.base.type_lookup import type_find
 from smelt.capture.base.value_kinds import LEAF_TYPES, MISSING, NULL, instance_dict
 from smelt.capture.base.vm_frames import Coroutine, Frame, Generator
-from smelt.capture.graph_breaks.reachable_objects import nearby
+from smelt.capture.graph_breaks.reachable_objects import reachable
 from smelt.capture.vm.vm import VM
 from smelt.reasons import UNSUPPORTED_EFFECT
 
-_LIMIT = 500  # parts of one object that are looked at
-# Others hold them, or nothing is seen of their end.
-_NEVER = (
+_MAX_CHILDREN = 500  # of one object
+# Objects that something else holds, or whose deletion has no visible effect.
+_NOT_FOLLOWED = (
     torch.Tensor, torch.nn.Module, types.FunctionType, types.ModuleType, types.CodeType, type, Generator,
     types.GeneratorType, types.AsyncGeneratorType,
 )  # fmt: skip
 _FILES = (io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
-_Parts = Callable[[Any], Iterable[Any]]
-_HOLDERS: tuple[tuple[type, _Parts], ...] = (
+_Children = Callable[[Any], Iterable[Any]]
+_HOLDERS: tuple[tuple[type, _Children], ...] = (
     (dict, dict.values),
     (list, list.__iter__),
     (tuple, tuple.__iter__),
@@ -44,55 +43,55 @@ _HOLDERS: tuple[tuple[type, _Parts], ...] = (
 )
 
 
-def ends_with_effect(value: object) -> bool:
-    """Whether something may happen when `value` is dropped, with what it holds."""
-    return any(map(_ends_with_effect, _reached(value)))
+def has_finalizer(value: object) -> bool:
+    """Whether deleting `value`, with what it holds, may have an effect."""
+    return any(map(_has_own_finalizer, _reachable(value)))
 
 
-def _ends_with_effect(value: object) -> bool:
+def _has_own_finalizer(value: object) -> bool:
     kind = type(value)
     if kind is Coroutine:
         return True
-    if kind in LEAF_TYPES or isinstance(value, _NEVER):
+    if kind in LEAF_TYPES or isinstance(value, _NOT_FOLLOWED):
         return False
     if kind in _FILES:
         return not value.closed  # type: ignore[attr-defined]
     return type_find(kind, "__del__") is not MISSING or _calls_back(value)
 
 
-def _reached(value: object) -> Iterator[object]:
-    """`value` and what it holds, the nearest first."""
-    return nearby((value,), _parts)
+def _reachable(value: object) -> Iterator[object]:
+    """`value` and what it holds, nearest first."""
+    return reachable((value,), _children)
 
 
-def check_dropped(vm: VM, frame: Frame, value: object, kept: object = None) -> None:
-    """Raises Unsupported where a resume function drops an argument that something happens to then: its caller holds that
-    until the function returns. `kept` is what may hold it from now on."""
+def check_dropped_argument(vm: VM, frame: Frame, value: object, holder: object = None) -> None:
+    """Raise Unsupported where a resume function drops an argument with a finalizer: its caller holds the argument until the
+    function returns. `holder`: what may hold it from now on."""
     if value is NULL or frame.code.original is None or frame.pc <= frame.prologue:
         return
     source = vm.env.sources.get(id(value))
     if (
         source is None
         or source.kind != "arg"
-        or not ends_with_effect(value)
-        or any(x is value for x in _reached(kept))
+        or not has_finalizer(value)
+        or any(x is value for x in _reachable(holder))
     ):
         return
     error = unsupported(f"a {type(value).__qualname__} is dropped", UNSUPPORTED_EFFECT)
-    error.breaks = False  # a resume function that runs eagerly lets go of its caller's arguments
+    error.breaks = False  # a resume function that runs eagerly releases its caller's arguments
     raise error
 
 
 def _calls_back(value: object) -> bool:
-    """Whether a weak reference to `value` calls a function when it is gone; a proxy may: it shows what `value` has."""
+    """Whether a weak reference to `value` may have a callback. A proxy may: its attributes are those of `value`."""
     return weakref.getweakrefcount(value) > 0 and any(
         type(reference) in weakref.ProxyTypes or reference.__callback__ is not None
         for reference in weakref.getweakrefs(value)
     )
 
 
-def _parts(value: object) -> Iterable[object]:
-    if type(value) in LEAF_TYPES or isinstance(value, _NEVER):
+def _children(value: object) -> Iterable[object]:
+    if type(value) in LEAF_TYPES or isinstance(value, _NOT_FOLLOWED):
         return ()
-    held = next((parts(value) for kind, parts in _HOLDERS if isinstance(value, kind)), ())
-    return itertools.islice(itertools.chain(held, (instance_dict(value) or {}).values()), _LIMIT)
+    held = next((children(value) for kind, children in _HOLDERS if isinstance(value, kind)), ())
+    return itertools.islice(itertools.chain(held, (instance_dict(value) or {}).values()), _MAX_CHILDREN)

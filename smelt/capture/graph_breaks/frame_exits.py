@@ -1,27 +1,27 @@
-"""How a captured frame ends: it returns a value, or it stops before an instruction (`graph_break.Break`)."""
+"""Exits of a captured frame: it returns a value, or it breaks before an instruction (`graph_break.Break`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
 
-from smelt.capture.graph_breaks.code_positions import Place
+from smelt.capture.graph_breaks.code_positions import CodePosition
 from smelt.capture.graph_breaks.graph_break import Writer
-from smelt.capture.graph_breaks.resume_functions import Resumes
+from smelt.capture.graph_breaks.resume_functions import ResumeFunctions
 
 
-class Ending(Protocol):
-    """`roots`: the objects that the compiled frame needs for it; `write`: its last statements."""
+class FrameExit(Protocol):
+    """The exit of a captured frame: the last statements of the compiled frame, and the objects that they need."""
 
     @property
     def roots(self) -> tuple[object, ...]:
         """The objects that the last statements refer to."""
 
     @property
-    def places(self) -> tuple[Place, ...]:
-        """Where the user's frames stand at the end, outermost first; none where none of his code runs there."""
+    def positions(self) -> tuple[CodePosition, ...]:
+        """The positions of the user's frames at the exit, outermost first; empty where no code of the user runs there."""
 
-    def write(self, writer: Writer, resumes: Resumes) -> list[str]:
+    def write(self, writer: Writer, resume_functions: ResumeFunctions) -> list[str]:
         """The statements that end the compiled frame."""
 
 
@@ -30,13 +30,13 @@ class Return:
     """The frame returns `result`."""
 
     result: object
-    places: tuple[Place, ...] = ()
+    positions: tuple[CodePosition, ...] = ()
 
     @property
     def roots(self) -> tuple[object, ...]:
-        """What is returned."""
+        """The result."""
         return (self.result,)
 
-    def write(self, writer: Writer, resumes: Resumes) -> list[str]:
+    def write(self, writer: Writer, resume_functions: ResumeFunctions) -> list[str]:
         """One `return` statement."""
         return [f"return {writer(self.result)}"]

@@ -1,7 +1,7 @@
-"""Iterators that leave capture half consumed: rows for `rebuilding.kinds.KINDS` (generators: `generator_reconstruction.py`).
+"""Partly consumed iterators that leave the compiled frame: rows for `RECONSTRUCTION_KINDS`.
 
-An iterator of C is made again from what its `__reduce__` says, or from its parts (`itertools_state.py`); one over a
-dictionary or a set from that itself, so that what changes there shows in the loop.
+An iterator in C is reconstructed from its `__reduce__`, or from its fields (`itertools_state.py`); one over a dictionary or a
+set from the container itself, so that the loop observes later changes. Generators: `generator_reconstruction.py`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from smelt.capture.base.vm_frames import (
     VMSizedSequence,
     VMTuples,
 )
-from smelt.capture.graph_breaks.itertools_state import advanced_over, made_again
+from smelt.capture.graph_breaks.itertools_state import advanced_past, iterator_recipe
 from smelt.capture.graph_breaks.profitability import has_tensors
 from smelt.capture.reconstruction.builtin_containers import list_text
 from smelt.capture.reconstruction.frame_globals import provide
-from smelt.capture.reconstruction.reconstruction_kind import Expressions, Kind, unsupported
-from smelt.capture.reconstruction.reconstruction_table import KINDS
+from smelt.capture.reconstruction.reconstruction_kind import Expressions, ReconstructionKind, unsupported
+from smelt.capture.reconstruction.reconstruction_table import RECONSTRUCTION_KINDS
 from smelt.guards.iterator_state import advance
 
-_BACKWARDS: type = type(reversed([]))
-_KEEPING: tuple[type, ...] = (
+_LIST_REVERSED: type = type(reversed([]))
+_REDUCIBLE: tuple[type, ...] = (
     *map(type, map(iter, ([], (), "", "\u0100", b"", range(0), range(1 << 70)))),
-    _BACKWARDS,
+    _LIST_REVERSED,
     type(iter(int, 1)), SEQUENCE_ITERATOR,
     enumerate, zip, map, filter, reversed, itertools.count, itertools.cycle, itertools.repeat, itertools.chain,
     itertools.islice, itertools.accumulate, itertools.starmap, itertools.takewhile, itertools.dropwhile,
@@ -44,62 +44,64 @@ _KEEPING: tuple[type, ...] = (
     itertools.combinations, itertools.combinations_with_replacement,
 )  # fmt: skip
 
-_Walked = dict[object, object] | set[object] | frozenset[object]
-_Reduced = tuple[Callable[..., object], tuple[object, ...], object]  # the last may be left out
+_Container = dict[object, object] | set[object] | frozenset[object]
+_Reduced = tuple[Callable[..., object], tuple[object, ...], object]  # the state may be missing
 
 
 def _reduced(x: object) -> _Reduced:
-    made = made_again(x)
-    if made is not None:
-        return made.make, made.arguments, None
+    recipe = iterator_recipe(x)
+    if recipe is not None:
+        return recipe.make, recipe.arguments, None
     if type(x).__module__ == "itertools" and PY314:
-        raise unsupported(x, "and does not tell how far it is")
+        raise unsupported(x, "and its position is unknown")
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Pickle, copy, and deepcopy support")  # of itertools, from 3.12 on
+        warnings.filterwarnings(
+            "ignore", "Pickle, copy, and deepcopy support"
+        )  # itertools warns from 3.12 on
         reduced = cast(_Reduced, x.__reduce__())
     return reduced[0], reduced[1], reduced[2] if len(reduced) > 2 else None
 
 
-def _reduced_parts(x: object) -> list[object]:
+def _reduced_needs(x: object) -> list[object]:
     _, arguments, state = _reduced(x)
     return [*arguments, *(state if type(state) is tuple else (state,))]
 
 
 def _reduced_text(x: object, text: Expressions) -> str:
-    made, arguments, state = _reduced(x)
-    again = made_again(x)
-    if made is iter and type(x) is _BACKWARDS:  # at its end
+    make, arguments, state = _reduced(x)
+    recipe = iterator_recipe(x)
+    if make is iter and type(x) is _LIST_REVERSED:  # at its end
         return "reversed([])"
     compiles = has_tensors(arguments)
-    given = ", ".join(_argument_text(a, text, compiles) for a in arguments)
-    call = f"{text.constant(made, made.__name__)}({given})"
-    if again is not None and again.taken:
-        return f"advanced_over({call}, {again.taken})"
+    listed = ", ".join(_argument_text(a, text, compiles) for a in arguments)
+    call = f"{text.constant(make, make.__name__)}({listed})"
+    if recipe is not None and recipe.consumed:
+        return f"advanced_past({call}, {recipe.consumed})"
     if state is None:
         return call
     shown = f"({', '.join(map(text, state))},)" if type(state) is tuple else text(state)
-    return f"iterator_at({call}, {shown})"
+    return f"iterator_with_state({call}, {shown})"
 
 
 def _argument_text(x: object, text: Expressions, compiles: bool) -> str:
-    """What an iterator is made of; a function that it only calls is compiled if that `compiles` anything."""
+    """An argument of an iterator's constructor; `compiles`: a function that the iterator only calls is compiled."""
     if type(x) is VMCallable and compiles:
-        return f"{text.given_function()}({text(x.function)})"
+        return f"{text.callback_compiler()}({text(x.function)})"
     return text(x)
 
 
-_KEPT = Kind(_reduced_parts, _reduced_text)
+_REDUCED = ReconstructionKind(_reduced_needs, _reduced_text)
 
 
 def _reversed_text(x: reversed[object], text: Expressions) -> str:
     _, (over,), index = _reduced(x)
     if isinstance(over, VMSequence):
-        return f"downwards({text(over)}, {index})"
+        return f"reversed_from({text(over)}, {index})"
     return _reduced_text(x, text)
 
 
-def downwards(over: Sequence[object], index: int) -> Iterator[object]:
-    """What is left of `reversed(over)` from `index` on: `reversed` itself would ask for the length again."""
+def reversed_from(over: Sequence[object], index: int) -> Iterator[object]:
+    """The items of `reversed(over)` from `index` on; `reversed` itself would call `__len__` again."""
     while index >= 0:
         try:
             element = over[index]
@@ -109,39 +111,41 @@ def downwards(over: Sequence[object], index: int) -> Iterator[object]:
         index -= 1
 
 
-def _ways() -> Iterator[tuple[type, tuple[str, bool]]]:
+def _entry_iterators() -> Iterator[tuple[type, tuple[str, bool]]]:
     for view in ("keys", "values", "items"):
-        walk: Collection[object] = getattr({}, view)()
-        yield type(iter(walk)), (view, False)
-        yield type(reversed(walk)), (view, True)  # type: ignore[call-overload]
+        entries: Collection[object] = getattr({}, view)()
+        yield type(iter(entries)), (view, False)
+        yield type(reversed(entries)), (view, True)  # type: ignore[call-overload]
 
 
-_ENTRIES: dict[type, tuple[str, bool]] = dict(_ways())  # the view, and whether it is walked backwards
+_ENTRIES: dict[type, tuple[str, bool]] = dict(_entry_iterators())  # type -> (view, whether reversed)
 
 
-def _walk(x: object) -> tuple[_Walked | None, list[object]]:
-    """The container that an iterator walks over (None at its end), and what is left of that."""
+def _iteration(x: object) -> tuple[_Container | None, list[object]]:
+    """The container that an iterator iterates over (None at its end), and its remaining items."""
     over = next((o for o in gc.get_referents(x) if isinstance(o, (dict, set, frozenset))), None)
     try:
         return over, list(cast(Iterable[object], _reduced(x)[1][0]))
     except RuntimeError:
-        raise unsupported(x, "what it walks over has changed") from None
+        raise unsupported(x, "what it iterates over has changed") from None
 
 
-def _entries_parts(x: object) -> list[object]:
-    over, left = _walk(x)
+def _entries_needs(x: object) -> list[object]:
+    over, left = _iteration(x)
     if over is None:
         return []
     view, backwards = _ENTRIES[type(x)]
-    again = entries_from(cast("dict[object, object]", over), view, len(over) - len(left), backwards=backwards)
-    if not _is_same(again, left, pairs=view == "items"):
-        raise unsupported(x, "what it walks over has changed")
+    copied = entries_from(
+        cast("dict[object, object]", over), view, len(over) - len(left), backwards=backwards
+    )
+    if not _is_same(copied, left, pairs=view == "items"):
+        raise unsupported(x, "what it iterates over has changed")
     return [over]
 
 
-def _is_same(walk: Iterable[object], left: Sequence[object], *, pairs: bool = False) -> bool:
-    """Whether `walk` gives the objects in `left`; of pairs, which are made anew, what is in them."""
-    found = list(walk)
+def _is_same(iterator: Iterable[object], left: Sequence[object], *, pairs: bool = False) -> bool:
+    """Whether `iterator` produces the objects in `left`. Pairs are new objects: their items are compared."""
+    found = list(iterator)
     if pairs:
         found, left = (
             [part for pair in cast("list[tuple[object, object]]", x) for part in pair] for x in (found, left)
@@ -150,46 +154,46 @@ def _is_same(walk: Iterable[object], left: Sequence[object], *, pairs: bool = Fa
 
 
 def _entries_text(x: object, text: Expressions) -> str:
-    over, left = _walk(x)
+    over, left = _iteration(x)
     view, backwards = _ENTRIES[type(x)]
-    way = ", backwards=True" if backwards else ""
+    option = ", backwards=True" if backwards else ""
     if over is None:
-        return f"entries_from({{}}, {view!r}, 0{way})"
-    return f"entries_from({text(over)}, {view!r}, {len(over) - len(left)}{way})"
+        return f"entries_from({{}}, {view!r}, 0{option})"
+    return f"entries_from({text(over)}, {view!r}, {len(over) - len(left)}{option})"
 
 
 def entries_from(
-    over: dict[object, object], view: str, taken: int, *, backwards: bool = False
+    over: dict[object, object], view: str, consumed: int, *, backwards: bool = False
 ) -> Iterator[object]:
-    """An iterator over a view of a dictionary, behind so many entries."""
+    """An iterator over a view of a dictionary, past its first `consumed` entries."""
     entries = getattr(dict, view)(over)
     iterator: Iterator[object] = reversed(entries) if backwards else iter(entries)
-    advance(iterator, taken)
+    advance(iterator, consumed)
     return iterator
 
 
-def _elements_parts(x: object) -> list[object]:
-    over, left = _walk(x)
+def _elements_needs(x: object) -> list[object]:
+    over, left = _iteration(x)
     return [] if over is None else [over, *left]
 
 
 def _elements_text(x: object, text: Expressions) -> str:
-    over, left = _walk(x)
+    over, left = _iteration(x)
     return "iter(set())" if over is None else f"elements_from({text(over)}, {list_text(left, text)})"
 
 
 def elements_from(over: Set[object], left: list[object]) -> Iterator[object]:
-    """An iterator over a set that has `left` still to give, in this order, which the set may have lost."""
+    """An iterator over a set with the elements `left` remaining, in this order, which the set may have lost."""
     iterator = iter(over)
     advance(iterator, len(over) - len(left))
     found = list(copy.copy(iterator))
-    if len(found) == len(left) and all(map(_is_one, found, left)):
+    if len(found) == len(left) and all(map(_is_same_element, found, left)):
         return iterator
     return iter(left) if isinstance(over, frozenset) else _in_order(over, left)
 
 
-def _is_one(a: object, b: object) -> bool:
-    """Whether they are one object, or constants that are alike, which the source writes anew."""
+def _is_same_element(a: object, b: object) -> bool:
+    """Whether they are one object or equal constants, which the source creates again."""
     return a is b or (type(a) is type(b) and is_constant(a) and a == b)
 
 
@@ -210,25 +214,27 @@ class _Settable(Protocol):
 _I = TypeVar("_I", bound=_Settable)
 
 
-def iterator_at(iterator: _I, state: object) -> _I:
-    """Sets `iterator` to where it was, and gives it."""
+def iterator_with_state(iterator: _I, state: object) -> _I:
+    """Set the state of `iterator`; return it."""
     iterator.__setstate__(state)
     return iterator
 
 
-KINDS.update(dict.fromkeys(_KEEPING, _KEPT))
-KINDS.update(dict.fromkeys(_ENTRIES, Kind(_entries_parts, _entries_text)))
-KINDS[reversed] = Kind(_reduced_parts, _reversed_text)
-KINDS[type(iter(set()))] = Kind(_elements_parts, _elements_text)
-KINDS[VMCallable] = Kind(lambda x: (x.function,), lambda x, text: text(x.function))
-_ITERATOR = Kind(lambda x: (x.iterator,), lambda x, text: text(x.iterator))
-_SEQUENCE = Kind(lambda x: (x.sequence,), lambda x, text: text(x.sequence))
-KINDS.update(dict.fromkeys((VMIterator, VMIterables, VMTuples), _ITERATOR))
-KINDS.update(dict.fromkeys((VMSequence, VMSizedSequence), _SEQUENCE))
+RECONSTRUCTION_KINDS.update(dict.fromkeys(_REDUCIBLE, _REDUCED))
+RECONSTRUCTION_KINDS.update(dict.fromkeys(_ENTRIES, ReconstructionKind(_entries_needs, _entries_text)))
+RECONSTRUCTION_KINDS[reversed] = ReconstructionKind(_reduced_needs, _reversed_text)
+RECONSTRUCTION_KINDS[type(iter(set()))] = ReconstructionKind(_elements_needs, _elements_text)
+RECONSTRUCTION_KINDS[VMCallable] = ReconstructionKind(
+    lambda x: (x.function,), lambda x, text: text(x.function)
+)
+_ITERATOR = ReconstructionKind(lambda x: (x.iterator,), lambda x, text: text(x.iterator))
+_SEQUENCE = ReconstructionKind(lambda x: (x.sequence,), lambda x, text: text(x.sequence))
+RECONSTRUCTION_KINDS.update(dict.fromkeys((VMIterator, VMIterables, VMTuples), _ITERATOR))
+RECONSTRUCTION_KINDS.update(dict.fromkeys((VMSequence, VMSizedSequence), _SEQUENCE))
 provide(
-    advanced_over=advanced_over,
-    downwards=downwards,
+    advanced_past=advanced_past,
+    reversed_from=reversed_from,
     elements_from=elements_from,
     entries_from=entries_from,
-    iterator_at=iterator_at,
+    iterator_with_state=iterator_with_state,
 )

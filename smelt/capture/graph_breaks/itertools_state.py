@@ -1,7 +1,8 @@
-"""How an iterator of `itertools` is made again where it does not tell that itself: from CPython 3.14 on.
+"""Reconstruction of `itertools` iterators without `__reduce__`: from CPython 3.14 on.
 
-What is inside of it is read by its layout (`native/cpython_itertools.cpp`). It is made of iterators that go on where its own
-stand, and then advanced over what it has given before, as far as that is its own and no code of the program runs.
+The fields of an iterator are read by their layout (`native/cpython_itertools.cpp`). The new iterator is created from its inner
+iterators at their current position, then advanced past the items that it has already produced, where that runs no code of the
+program.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from smelt import _native
 from smelt.guards.iterator_state import advance
 
 
-class Made(NamedTuple):
-    """`make(*arguments)`, advanced_over over its first `taken` items."""
+class IteratorRecipe(NamedTuple):
+    """`make(*arguments)`, advanced past its first `consumed` items."""
 
     make: Callable[..., Iterator[object]]
     arguments: tuple[object, ...]
-    taken: int = 0
+    consumed: int = 0
 
 
-_MOST = 10_000  # of the items of a combination that are counted
+_MAX_CONSUMED = 10_000  # items of a product, permutation or combination
 
 
-def made_again(x: object) -> Made | None:
-    """What makes an iterator as `x` is now; None where that is not known."""
+def iterator_recipe(x: object) -> IteratorRecipe | None:
+    """The recipe of an iterator in the state of `x`; None where the state is unknown."""
     rule = _RULES.get(type(x))
     parts = None if rule is None else _native.parts_of_itertools(x)
     return None if rule is None or parts is None else rule(*parts)
@@ -40,53 +41,55 @@ _Objects = Iterable[object]
 _Make = Callable[..., Iterator[object]]
 
 
-def _count(short: int, number: _Maybe, step: _Maybe) -> Made:
+def _count(short: int, number: _Maybe, step: _Maybe) -> IteratorRecipe:
     now = short if short != sys.maxsize or not number else number[0]
-    return Made(itertools.count, (now, *step))
+    return IteratorRecipe(itertools.count, (now, *step))
 
 
-def _cycle(first: _Maybe, seen: _Maybe, place: int) -> Made:
-    given = tuple(cast("tuple[list[object]]", seen)[0])
+def _cycle(first: _Maybe, seen: _Maybe, index: int) -> IteratorRecipe:
+    saved = tuple(cast("tuple[list[object]]", seen)[0])
     if not first:
-        return Made(cycle_of, ((), *given), place)
-    return Made(cycle_of, (*first, *given), len(given))
+        return IteratorRecipe(cycle_of, ((), *saved), index)
+    return IteratorRecipe(cycle_of, (*first, *saved), len(saved))
 
 
-def cycle_of(rest: _Objects, *given: object) -> Iterator[object]:
-    """`cycle` over what was given already, and then the rest."""
-    return itertools.cycle(itertools.chain(given, rest) if given else rest)
+def cycle_of(remaining: _Objects, *saved: object) -> Iterator[object]:
+    """`cycle` over the items that it has saved, then the remaining ones."""
+    return itertools.cycle(itertools.chain(saved, remaining) if saved else remaining)
 
 
-def _repeat(element: _Maybe, left: int) -> Made:
-    return Made(itertools.repeat, element if left < 0 else (*element, left))
+def _repeat(element: _Maybe, left: int) -> IteratorRecipe:
+    return IteratorRecipe(itertools.repeat, element if left < 0 else (*element, left))
 
 
-def _chain(source: _Maybe, active: _Maybe) -> Made:
+def _chain(source: _Maybe, active: _Maybe) -> IteratorRecipe:
     if not source:
-        return Made(itertools.chain, ())
-    return Made(chain_of, (*source, *active))
+        return IteratorRecipe(itertools.chain, ())
+    return IteratorRecipe(chain_of, (*source, *active))
 
 
 def chain_of(source: Iterable[_Objects], *active: _Objects) -> Iterator[object]:
-    """`chain` over an iterator that it has begun, and those that `source` gives then."""
+    """`chain` over an iterator that it has begun, then those of `source`."""
     return itertools.chain.from_iterable(itertools.chain(active, source))
 
 
-def _islice(over: _Maybe, place: int, end: int, step: int, now: int) -> Made:
+def _islice(over: _Maybe, start: int, end: int, step: int, now: int) -> IteratorRecipe:
     if not over:
-        return Made(itertools.islice, ((), 0))
-    return Made(itertools.islice, (*over, place - now, None if end < 0 else max(end - now, 0), step))
+        return IteratorRecipe(itertools.islice, ((), 0))
+    return IteratorRecipe(
+        itertools.islice, (*over, start - now, None if end < 0 else max(end - now, 0), step)
+    )
 
 
-def _accumulate(total: _Maybe, over: _Maybe, function: _Maybe, initial: _Maybe) -> Made:
+def _accumulate(total: _Maybe, over: _Maybe, function: _Maybe, initial: _Maybe) -> IteratorRecipe:
     make = accumulated
     if total:
-        return Made(make, (*over, *(function or (None,)), *total), 1)
-    return Made(make, (*over, *(function or (None,)), *initial))
+        return IteratorRecipe(make, (*over, *(function or (None,)), *total), 1)
+    return IteratorRecipe(make, (*over, *(function or (None,)), *initial))
 
 
 def accumulated(over: _Objects, function: Callable[..., object], *initial: object) -> Iterator[object]:
-    """`accumulate`, by position."""
+    """`accumulate` with positional arguments."""
     return (
         itertools.accumulate(over, function, initial=initial[0])
         if initial
@@ -94,68 +97,78 @@ def accumulated(over: _Objects, function: Callable[..., object], *initial: objec
     )
 
 
-def _of_two(make: _Make) -> Callable[[_Maybe, _Maybe], Made]:
-    return lambda first, second: Made(make, (*first, *second))
+def _of_two(make: _Make) -> Callable[[_Maybe, _Maybe], IteratorRecipe]:
+    return lambda first, second: IteratorRecipe(make, (*first, *second))
 
 
-def _takewhile(function: _Maybe, over: _Maybe, ended: bool) -> Made:
-    return Made(itertools.takewhile, (*function, () if ended else over[0]))
+def _takewhile(function: _Maybe, over: _Maybe, ended: bool) -> IteratorRecipe:
+    return IteratorRecipe(itertools.takewhile, (*function, () if ended else over[0]))
 
 
-def _dropwhile(function: _Maybe, over: _Maybe, begun: bool) -> Made:
-    return Made(dropping_nothing, over) if begun else Made(itertools.dropwhile, (*function, *over))
+def _dropwhile(function: _Maybe, over: _Maybe, begun: bool) -> IteratorRecipe:
+    return (
+        IteratorRecipe(dropping_nothing, over)
+        if begun
+        else IteratorRecipe(itertools.dropwhile, (*function, *over))
+    )
 
 
 def dropping_nothing(over: _Objects) -> Iterator[object]:
-    """`dropwhile` that has dropped what it drops."""
+    """`dropwhile` that has finished dropping."""
     return itertools.dropwhile(_never, over)
 
 
-_never = functools.partial(operator.is_, object())  # False of everything
+_never = functools.partial(operator.is_, object())  # False for every object
 
 
-def _zip_longest(size: int, active: int, over: tuple[_Maybe, ...], given: bool, fill: _Maybe) -> Made:
-    return Made(zipped, (*(fill or (None,)), *(x[0] if x else () for x in over)))
+def _zip_longest(
+    size: int, active: int, over: tuple[_Maybe, ...], begun: bool, fill: _Maybe
+) -> IteratorRecipe:
+    return IteratorRecipe(zipped, (*(fill or (None,)), *(x[0] if x else () for x in over)))
 
 
 def zipped(fill: object, *over: _Objects) -> Iterator[object]:
-    """`zip_longest`, by position."""
+    """`zip_longest` with positional arguments."""
     return itertools.zip_longest(*over, fillvalue=fill)
 
 
-def _product(pools: _Maybe, places: Sequence[int], given: bool, ended: bool) -> Made | None:
+def _product(pools: _Maybe, indices: Sequence[int], begun: bool, ended: bool) -> IteratorRecipe | None:
     (all_pools,) = cast("tuple[tuple[tuple[object, ...], ...]]", pools)
     if ended:
-        return Made(itertools.product, ((),))
+        return IteratorRecipe(itertools.product, ((),))
     rank = 0
-    for pool, place in zip(all_pools, places):
-        rank = rank * len(pool) + place
-    return Made(itertools.product, all_pools, rank + 1 if given else 0) if rank < _MOST else None
+    for pool, index in zip(all_pools, indices):
+        rank = rank * len(pool) + index
+    return (
+        IteratorRecipe(itertools.product, all_pools, rank + 1 if begun else 0)
+        if rank < _MAX_CONSUMED
+        else None
+    )
 
 
 def _chosen(
-    make: _Make, pool: object, places: Sequence[int], count: int, given: bool, ended: bool
-) -> Made | None:
+    make: _Make, pool: object, indices: Sequence[int], count: int, begun: bool, ended: bool
+) -> IteratorRecipe | None:
     if ended:
-        return Made(make, ((), 1))
-    if not given:
-        return Made(make, (pool, count))
-    ways = itertools.islice(make(range(len(cast("Sequence[object]", pool))), count), _MOST)
-    rank = next((i for i, way in enumerate(ways) if way == tuple(places[:count])), None)
-    return None if rank is None else Made(make, (pool, count), rank + 1)
+        return IteratorRecipe(make, ((), 1))
+    if not begun:
+        return IteratorRecipe(make, (pool, count))
+    ways = itertools.islice(make(range(len(cast("Sequence[object]", pool))), count), _MAX_CONSUMED)
+    rank = next((i for i, way in enumerate(ways) if way == tuple(indices[:count])), None)
+    return None if rank is None else IteratorRecipe(make, (pool, count), rank + 1)
 
 
 def _permutations(
-    pool: _Maybe, places: Sequence[int], cycles: object, given: bool, count: int, ended: bool
-) -> Made | None:
-    return _chosen(itertools.permutations, pool[0], places, count, given, ended)
+    pool: _Maybe, indices: Sequence[int], cycles: object, begun: bool, count: int, ended: bool
+) -> IteratorRecipe | None:
+    return _chosen(itertools.permutations, pool[0], indices, count, begun, ended)
 
 
-def _combinations(make: _Make) -> Callable[..., Made | None]:
-    return lambda pool, places, given, count, ended: _chosen(make, pool[0], places, count, given, ended)
+def _combinations(make: _Make) -> Callable[..., IteratorRecipe | None]:
+    return lambda pool, indices, begun, count, ended: _chosen(make, pool[0], indices, count, begun, ended)
 
 
-_RULES: dict[type, Callable[..., Made | None]] = {
+_RULES: dict[type, Callable[..., IteratorRecipe | None]] = {
     itertools.count: _count,
     itertools.cycle: _cycle,
     itertools.repeat: _repeat,
@@ -177,7 +190,7 @@ _RULES: dict[type, Callable[..., Made | None]] = {
 _I = TypeVar("_I", bound=Iterator[object])
 
 
-def advanced_over(iterator: _I, taken: int) -> _I:
-    """`iterator`, behind its first items."""
-    advance(iterator, taken)
+def advanced_past(iterator: _I, count: int) -> _I:
+    """`iterator`, advanced past its next `count` items."""
+    advance(iterator, count)
     return iterator

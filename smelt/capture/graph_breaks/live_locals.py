@@ -1,8 +1,7 @@
-"""Which locals of a function are still needed at an instruction: what a resume function must be given.
+"""Liveness of locals at each instruction: the locals that a resume function takes.
 
-Backward dataflow over the decoded code: an instruction that reads a slot makes it live before it, one that stores into it
-ends its life. Cells count as read by whatever touches them. An exception may leave any instruction of a protected range
-for its handler.
+Backward dataflow over the decoded code: an instruction that reads a slot makes it live before, one that stores into it
+kills it. Any access reads a cell. Each instruction of a protected range may jump to its handler.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ _READS = frozenset(
 )  # fmt: skip
 _ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RERAISE", "RAISE_VARARGS"})
 _JUMPS_ALWAYS = frozenset({"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"})
-_SEES_ALL = frozenset({"locals", "vars", "eval", "exec", "dir"})  # names whose call may read any local
+_READS_ALL = frozenset({"locals", "vars", "eval", "exec", "dir"})  # names whose call may read any local
 
 
 def successors(code: Code, at: int) -> list[int]:
-    """The instructions that may run next, exceptions left out."""
+    """The instructions that may run next, without exception handlers."""
     name, arg = code.names[at], code.instructions[at][1]
     if name in _ENDS:
         return []
@@ -42,12 +41,12 @@ def handler_at(code: Code, at: int) -> tuple[int, int, bool] | None:
     return None
 
 
-def live_slots(code: Code, source: types.CodeType) -> list[frozenset[int]]:
+def live_slots(code: Code, user_code: types.CodeType) -> list[frozenset[int]]:
     """For each instruction, the slots (locals, cells and free variables) that are live before it."""
     count = len(code.names)
-    if _SEES_ALL.intersection(source.co_names):
+    if _READS_ALL.intersection(user_code.co_names):
         return [frozenset(range(code.nlocals))] * count
-    always = frozenset(_implicit(code, source))
+    always = frozenset(_implicit(code, user_code))
     live: list[frozenset[int]] = [always] * count
     following = [_following(code, at) for at in range(count)]
     changed = True
@@ -72,8 +71,8 @@ def _before(code: Code, at: int, after: frozenset[int]) -> frozenset[int]:
     return after | {arg} if name in _READS else after
 
 
-def _implicit(code: Code, source: types.CodeType) -> list[int]:
-    """`super()` reads the first argument and the class cell without naming them."""
-    if "super" not in source.co_names:
+def _implicit(code: Code, user_code: types.CodeType) -> list[int]:
+    """The slots that `super()` reads implicitly: the first argument and the class cell."""
+    if "super" not in user_code.co_names:
         return []
     return [0, *(i for i, name in enumerate(code.local_names) if name == "__class__")]

@@ -1,4 +1,4 @@
-"""Whether there is something to compile in what goes on behind a graph break: it has tensors."""
+"""Profitability of compiling the code after a graph break: it has tensors."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 
 from smelt._native import isinstance
 from smelt.capture.base.vm_frames import SEQUENCE_ITERATOR, Generator, VMCallable, VMIterator, VMSequence
-from smelt.capture.graph_breaks.reachable_objects import nearby
+from smelt.capture.graph_breaks.reachable_objects import reachable
 
-_HOLDING: tuple[type, ...] = (
+_CONTAINERS: tuple[type, ...] = (
     list, tuple, dict, set, frozenset, deque, types.CellType, SEQUENCE_ITERATOR, enumerate, zip, map, filter, reversed,
     *map(type, map(iter, ((), [], {}, {}.values(), {}.items(), set()))),
     itertools.chain, itertools.islice, itertools.accumulate, itertools.starmap, itertools.takewhile, itertools.dropwhile,
@@ -23,12 +23,12 @@ _HOLDING: tuple[type, ...] = (
 
 
 def has_tensors(values: Iterable[object]) -> bool:
-    """Whether a tensor or a module is near: among `values`, in what they contain, in closures and attributes."""
-    return any(isinstance(x, (torch.Tensor, torch.nn.Module)) for x in nearby(values, _held))
+    """Whether a tensor or a module is reachable from `values` through containers, closures and attributes."""
+    return any(isinstance(x, (torch.Tensor, torch.nn.Module)) for x in reachable(values, _children))
 
 
-def _held(x: object) -> Iterable[object]:
-    if type(x) in _HOLDING:
+def _children(x: object) -> Iterable[object]:
+    if type(x) in _CONTAINERS:
         return gc.get_referents(x)
     if isinstance(x, VMCallable):
         return (x.function,)

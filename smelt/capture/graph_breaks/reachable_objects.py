@@ -1,20 +1,20 @@
-"""What is near an object: what it holds, what that holds, the nearest first."""
+"""Breadth-first search of the objects that are reachable from others."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-_MOST = 500  # objects that are looked at
+_MAX_OBJECTS = 500
 
 
-def nearby(values: Iterable[object], held: Callable[[object], Iterable[object]]) -> Iterator[object]:
-    """`values`, what they hold as `held` says, and so on, each object once, as far as `_MOST` objects."""
+def reachable(values: Iterable[object], children: Callable[[object], Iterable[object]]) -> Iterator[object]:
+    """`values`, their `children` and so on, nearest first: each object once, at most `_MAX_OBJECTS` of them."""
     pending = deque(values)
-    seen: set[int] = set()
-    while pending and len(seen) < _MOST:
+    visited: set[int] = set()
+    while pending and len(visited) < _MAX_OBJECTS:
         x = pending.popleft()
-        if id(x) not in seen:
-            seen.add(id(x))
+        if id(x) not in visited:
+            visited.add(id(x))
             yield x
-            pending += held(x)
+            pending += children(x)

@@ -1,10 +1,9 @@
-"""Code objects that start in the middle of another: the bytecode of resume functions.
+"""The bytecode of resume functions: code objects that start in the middle of another.
 
-`resumed` puts a prologue before the original's instructions: it lays out locals and stack as they were at an instruction and
-jumps there. All that was a local, cell or free variable becomes a plain local (a cell is a local that holds the cell object,
-which is all that the interpreter's instructions ask for), so that one function serves every call. Instruction `i` of
-the original is instruction `prologue + i` of the result. Formats: CPython's Objects/locations.md and
-Objects/exception_handling_notes.txt (InternalDocs).
+`resume_code` puts a prologue before the original's instructions, which restores the stack and jumps to an instruction. Each
+local, cell and free variable becomes a plain local (that of a cell holds the cell object, which is all that the interpreter's
+instructions need), so that one function serves all calls. Instruction `i` of the original is instruction `prologue + i` of the
+result. Formats: Objects/locations.md and Objects/exception_handling_notes.txt (InternalDocs) of CPython.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from smelt.capture.base.bytecode import (
     PY313,
     SUSPENDABLE,
     Code,
-    leads_to,
+    jump_target,
     raw_instructions,
 )
 from smelt.capture.graph_breaks.code_positions import Position, location_table, positions
@@ -32,12 +31,12 @@ _OP = dis.opmap
 _SLOT_OPERATIONS = frozenset((*dis.haslocal, *dis.hasfree))
 _AWAITABLE = 0x100  # a generator that may be awaited
 _OPTIMIZED_NEWLOCALS = 0x3
-_ENTRY_ONLY = ("MAKE_CELL", "COPY_FREE_VARS", "RETURN_GENERATOR")  # set up a frame; the prologue has done it
+_ENTRY_ONLY = ("MAKE_CELL", "COPY_FREE_VARS", "RETURN_GENERATOR")  # frame setup, which the prologue does
 
 
 @dataclass(slots=True)
 class Instruction:
-    """`target`: index of the instruction that a jump leads to, else -1."""
+    """An instruction; `target`: the index of the instruction to which it jumps, else -1."""
 
     op: int
     arg: int
@@ -45,22 +44,22 @@ class Instruction:
     target: int = -1
 
 
-# What the prologue pushes, from the bottom of the stack up.
+# The values that the prologue pushes, bottom of the stack first.
 @dataclass(frozen=True)
 class Value:
-    """The parameter of this number."""
+    """The value of a parameter, by its index."""
 
     parameter: int
 
 
 @dataclass(frozen=True)
 class Null:
-    """An empty place."""
+    """A NULL."""
 
 
 @dataclass(frozen=True)
 class Handling:
-    """The interpreter is handling the exception in this parameter from here on; the one before it is on the stack."""
+    """Start handling the exception in this parameter; the exception handled before is pushed."""
 
     parameter: int
 
@@ -77,49 +76,49 @@ Push = Value | Null | Handling | Offset
 
 @dataclass(frozen=True)
 class Exit:
-    """At `instruction` of the original the function returns `made(number, locals())`."""
+    """An early exit: at `instruction` of the original the function returns `make_exit(number, locals())`."""
 
     instruction: int
     number: int
 
 
-def resumed(
-    source: types.CodeType,
+def resume_code(
+    user_code: types.CodeType,
     code: Code,
     target: int,
     slots: Sequence[int],
     pushes: Sequence[Push],
     extra: Sequence[str],
     exits: Sequence[Exit] = (),
-    made_at_exit: Callable[[int, dict[str, object]], object] | None = None,
+    make_exit: Callable[[int, dict[str, object]], object] | None = None,
 ) -> tuple[types.CodeType, int]:
-    """A code object that goes on at instruction `target` of `source`, and the length of its prologue.
+    """A code object that resumes at instruction `target` of `user_code`, and the length of its prologue.
 
     Args:
-        slots: the original's slots that its first parameters fill, in order.
-        pushes: what is on the stack at `target`.
-        extra: names of the parameters after those (values for the stack).
-        exits: where it ends before the original does; `made_at_exit` makes what it returns there.
+        slots: the original's slots that the first parameters fill, in order.
+        pushes: the stack at `target`.
+        extra: the names of the parameters after those, for the stack.
+        exits: early exits; `make_exit` computes the result there.
     """
-    places, names, free = _places(code, slots, extra)
-    consts = list(source.co_consts)
-    body = _body(source, code, places)
+    new_slots, names, free = _new_slots(code, slots, extra)
+    consts = list(user_code.co_consts)
+    body = _body(user_code, code, new_slots)
     for exit in exits:
-        trampoline = _exit_instructions(exit, body[exit.instruction].position, consts, made_at_exit)
+        trampoline = _exit_instructions(exit, body[exit.instruction].position, consts, make_exit)
         body[exit.instruction] = Instruction(_OP["JUMP_FORWARD"], 0, trampoline[0].position, len(body))
         body += trampoline
     position = (
-        body[target].position if target < len(code.lines) else (source.co_firstlineno, None, None, None)
+        body[target].position if target < len(code.lines) else (user_code.co_firstlineno, None, None, None)
     )
-    prologue, indices = _prologue(source, pushes, target, position, consts, bool(free))
+    prologue, indices = _prologue(user_code, pushes, target, position, consts, bool(free))
     start = len(prologue)
     for instruction in (*prologue, *body):
         if instruction.target >= 0:
             instruction.target += start
-    raw, offsets, lines = _encode([*prologue, *body], source.co_firstlineno)
+    raw, offsets, lines = _encode([*prologue, *body], user_code.co_firstlineno)
     for constant, at in indices:
         consts[constant] = offsets[start + at] // 2
-    made = source.replace(
+    new_code = user_code.replace(
         co_code=raw,
         co_consts=tuple(consts),
         co_varnames=tuple(names),
@@ -129,29 +128,29 @@ def resumed(
         co_argcount=len(slots) + len(extra),
         co_posonlyargcount=0,
         co_kwonlyargcount=0,
-        co_flags=source.co_flags & (SUSPENDABLE | _AWAITABLE | FUTURE) | _OPTIMIZED_NEWLOCALS,
-        co_stacksize=source.co_stacksize + (3 if not exits else 8),
+        co_flags=user_code.co_flags & (SUSPENDABLE | _AWAITABLE | FUTURE) | _OPTIMIZED_NEWLOCALS,
+        co_stacksize=user_code.co_stacksize + (3 if not exits else 8),
         co_linetable=lines,
         co_exceptiontable=_exception_table(code, offsets, start),
     )
-    return made, start
+    return new_code, start
 
 
-def _places(
+def _new_slots(
     code: Code, slots: Sequence[int], extra: Sequence[str]
 ) -> tuple[list[int], list[str], tuple[str, ...]]:
-    """Where each of the original's slots is now, the names of the locals, the free variables (`__class__`, for `super`)."""
+    """The new slot of each of the original's slots, the names of the locals, the free variables (`__class__`, for `super`)."""
     free = tuple(n for n in code.free_names if n == "__class__")
     fixed = {i for i, n in enumerate(code.local_names) if free and n == "__class__"}
     order = [*slots, *(i for i in range(code.nlocals) if i not in slots and i not in fixed)]
     count = len(slots)
-    places = [0] * code.nlocals
+    new_slots = [0] * code.nlocals
     for new, old in enumerate(order):
-        places[old] = new if new < count else new + len(extra)
+        new_slots[old] = new if new < count else new + len(extra)
     for old in fixed:
-        places[old] = len(order) + len(extra)
+        new_slots[old] = len(order) + len(extra)
     names = [code.local_names[i] for i in order]
-    return places, _distinct([*names[:count], *extra, *names[count:]]), free
+    return new_slots, _distinct([*names[:count], *extra, *names[count:]]), free
 
 
 def _distinct(names: list[str]) -> list[str]:
@@ -163,9 +162,9 @@ def _distinct(names: list[str]) -> list[str]:
     return out
 
 
-def _body(source: types.CodeType, code: Code, places: Sequence[int]) -> list[Instruction]:
-    raw, index = raw_instructions(source)
-    where = positions(source, code.offsets)
+def _body(user_code: types.CodeType, code: Code, new_slots: Sequence[int]) -> list[Instruction]:
+    raw, index = raw_instructions(user_code)
+    where = positions(user_code, code.offsets)
     entry = code.names.index("RESUME")
     body = []
     for at, (op, arg, _, after) in enumerate(raw):
@@ -173,28 +172,28 @@ def _body(source: types.CodeType, code: Code, places: Sequence[int]) -> list[Ins
         if at < entry and name in _ENTRY_ONLY:  # not the MAKE_CELL of a comprehension, which 3.12 has inlined
             op, arg = _OP["NOP"], 0
         elif op in _SLOT_OPERATIONS:
-            arg = places[arg]
+            arg = new_slots[arg]
         else:
-            offset = leads_to(op, arg, after)
+            offset = jump_target(op, arg, after)
             target = -1 if offset is None else index[offset]
         body.append(Instruction(op, arg, where[at], target))
     return body
 
 
 def _prologue(
-    source: types.CodeType,
+    user_code: types.CodeType,
     pushes: Sequence[Push],
     target: int,
     position: Position,
     consts: list[object],
     free: bool,
 ) -> tuple[list[Instruction], list[tuple[int, int]]]:
-    """The instructions, and which constants are to become the offset of which instruction."""
+    """The prologue's instructions, and (index of a constant, instruction whose offset it becomes)."""
     out: list[tuple[str, int]] = [("COPY_FREE_VARS", 1)] if free else []
-    if source.co_flags & SUSPENDABLE:
+    if user_code.co_flags & SUSPENDABLE:
         out += [("RETURN_GENERATOR", 0), ("POP_TOP", 0)]
     out.append(("RESUME", 0))
-    if not source.co_flags & SUSPENDABLE:
+    if not user_code.co_flags & SUSPENDABLE:
         out += [*_function(len(consts)), *_call(0), ("POP_TOP", 0)]
         consts.append(_native.release_arguments)
     indices = []
@@ -210,23 +209,23 @@ def _prologue(
             indices.append((len(consts), push.instruction))
             out.append(("LOAD_CONST", len(consts)))
             consts.append(None)
-    made = [Instruction(_OP[name], arg, position) for name, arg in out]
-    made.append(Instruction(_OP["JUMP_FORWARD"], 0, position, target))
-    return made, indices
+    prologue = [Instruction(_OP[name], arg, position) for name, arg in out]
+    prologue.append(Instruction(_OP["JUMP_FORWARD"], 0, position, target))
+    return prologue, indices
 
 
 def _exit_instructions(
-    exit: Exit, position: Position, consts: list[object], made: object
+    exit: Exit, position: Position, consts: list[object], make_exit: object
 ) -> list[Instruction]:
-    """`return made(exit.number, locals())`; what is on the stack is left there."""
+    """`return make_exit(exit.number, locals())`, whatever is on the stack."""
     first = len(consts)
-    consts += (made, exit.number, locals)
+    consts += (make_exit, exit.number, locals)
     out = [*_function(first), ("LOAD_CONST", first + 1), *_function(first + 2), *_call(0), *_call(2)]
     return [Instruction(_OP[name], arg, position) for name, arg in (*out, ("RETURN_VALUE", 0))]
 
 
 def _function(constant: int) -> list[tuple[str, int]]:
-    """A constant that is going to be called (`values.to_be_called`)."""
+    """A constant that is going to be called (`values.unbound_callable`)."""
     load, null = ("LOAD_CONST", constant), ("PUSH_NULL", 0)
     return [load, null] if PY313 else [null, load]
 
@@ -239,7 +238,7 @@ def _call(count: int) -> list[tuple[str, int]]:
 
 
 def _encode(instructions: Sequence[Instruction], first_line: int) -> tuple[bytes, list[int], bytes]:
-    """Bytes, the offset of each instruction (its prefixes included; one more at the end), and the line table."""
+    """The bytes, the offset of each instruction's first prefix and of the end, and the line table."""
     sizes = [_size(i.op, i.arg) for i in instructions]
     while True:
         offsets = [0]

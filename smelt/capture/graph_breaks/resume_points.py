@@ -1,4 +1,4 @@
-"""Where frames go on after a graph break, as data."""
+"""Resume points and continuations: where frames resume after a graph break, as data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from smelt.capture.graph_breaks.resume_bytecode import Push
 
 
 class Placeholder:
-    """A value that exists only when the compiled frame runs: what the breaking instruction gives, or a callee returns."""
+    """A value that exists only when the compiled frame runs: the breaking instruction or a callee produces it."""
 
     __slots__ = ("name",)
 
@@ -18,14 +18,14 @@ class Placeholder:
 
 
 @dataclass(frozen=True)
-class Point:
-    """A place in a function where a frame goes on: before instruction `at` of the code object `source`.
+class ResumePoint:
+    """The point at which a frame resumes: before instruction `at` of the code object `user_code`.
 
-    `slots`: the live locals of that code; `layout`: what is on the stack. `scope` are the function's globals, `cell` is the
-    cell of `__class__`, if the function has one.
+    `slots`: the live locals of that code; `layout`: what the prologue pushes on the stack; `scope`: the function's globals;
+    `cell`: the cell of `__class__`, if the function has one.
     """
 
-    source: types.CodeType
+    user_code: types.CodeType
     at: int
     slots: tuple[int, ...]
     layout: tuple[Push, ...]
@@ -34,56 +34,59 @@ class Point:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal for points that can share a resume function."""
-        return id(self.source), self.at, self.slots, self.layout, id(self.scope), id(self.cell)
+        """The key by which points share a resume function."""
+        return id(self.user_code), self.at, self.slots, self.layout, id(self.scope), id(self.cell)
 
 
 @dataclass(frozen=True)
 class Polyfill:
-    """In place of a point: the rest of what an instruction does in C, as a function
-    (`capture/semantics/result_polyfills.py`)."""
+    """A function that finishes what an instruction does in C (`capture/semantics/result_polyfills.py`), used as a point."""
 
     function: types.FunctionType
 
     @property
-    def source(self) -> types.CodeType:
+    def user_code(self) -> types.CodeType:
         """The function's code."""
         return self.function.__code__
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal for equal functions."""
+        """The key by which polyfills are compared."""
         return (self.function,)
 
 
 @dataclass(frozen=True)
-class Continuation:
-    """The rest of a frame: a point, and the values that its resume function takes. `returns`: all that the frame still does
-    is to return the last of them."""
+class FrameContinuation:
+    """The continuation of a frame: a resume point and the arguments of its resume function.
 
-    point: Point
+    `returns`: the frame only returns the last of these arguments."""
+
+    point: ResumePoint
     values: tuple[object, ...]
     returns: bool
 
 
 @dataclass(frozen=True)
-class AfterCall:
-    """The rest of an instruction that called: a function, and the values that it takes."""
+class PolyfillContinuation:
+    """The continuation of an instruction in C: a polyfill and its arguments."""
 
     point: Polyfill
     values: tuple[object, ...]
     returns: bool = False
 
 
-Rest = Continuation | AfterCall
+Continuation = FrameContinuation | PolyfillContinuation
 
 
 @dataclass(frozen=True)
-class WaitingFrame:
-    """A frame, or an instruction of C, that waits for a callee: how it goes on when the callee has returned `result`
-    (`normal`), and when the callee has raised `error`, if it handles exceptions there (`handler`)."""
+class SuspendedFrame:
+    """A frame, or an instruction in C, that waits for a callee.
 
-    normal: Rest
-    result: Placeholder | None  # None: the innermost frame, which waits for nobody
-    handler: Rest | None = None
+    `normal`: its continuation when the callee returns `result`. `handler`: its continuation when the callee raises `error`;
+    None where it handles no exceptions.
+    """
+
+    normal: Continuation
+    result: Placeholder | None  # None: the innermost frame, which has no callee
+    handler: Continuation | None = None
     error: Placeholder | None = None

@@ -1,4 +1,4 @@
-"""Where a frame goes on whose instruction waits for a callee: `WAITING` has a row for each instruction that can."""
+"""The stack of a suspended frame after its callee returns: `STACK_EFFECTS` has a row for each instruction that calls."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from smelt._native import isinstance
-from smelt.capture.base.value_kinds import to_be_called
+from smelt.capture.base.value_kinds import unbound_callable
 from smelt.capture.base.vm_frames import Frame
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """A row: how many values the instruction takes from the stack, and what it puts there, given its argument, the result
-    and the frame. `again`: with these on the stack it is carried out once more."""
+class StackEffect:
+    """The stack effect of an instruction whose callee has returned.
 
-    takes: Callable[[int], int]
-    gives: Callable[[object, object, Frame], tuple[object, ...]]
-    again: bool = False
+    `pops(arg)`: the number of values that it pops. `pushes(arg, result, frame)`: the values that it pushes. `reexecutes`:
+    the instruction runs again with these values on the stack.
+    """
+
+    pops: Callable[[int], int]
+    pushes: Callable[[object, object, Frame], tuple[object, ...]]
+    reexecutes: bool = False
 
 
-def _takes(count: int) -> Callable[[int], int]:
+def _pops(count: int) -> Callable[[int], int]:
     return lambda arg: count
 
 
@@ -28,31 +31,31 @@ def _result(arg: object, result: object, frame: Frame) -> tuple[object, ...]:
     return (result,)
 
 
-def _nothing(arg: object, result: object, frame: Frame) -> tuple[object, ...]:
+def _no_values(arg: object, result: object, frame: Frame) -> tuple[object, ...]:
     return ()
 
 
 def _attribute(arg: object, result: object, frame: Frame) -> tuple[object, ...]:
-    """An attribute; the second part of `arg` says whether it is about to be called."""
-    return to_be_called(result) if isinstance(arg, tuple) and arg[1] else (result,)
+    """The value of an attribute; `arg[1]`: it is the method of a call that follows."""
+    return unbound_callable(result) if isinstance(arg, tuple) and arg[1] else (result,)
 
 
-def _entered(arg: object, result: object, frame: Frame) -> tuple[object, ...]:
-    return (*frame.prepared, result)
+def _entered_context(arg: object, result: object, frame: Frame) -> tuple[object, ...]:
+    return (*frame.pending_exit, result)
 
 
-_ATTRIBUTE = Waiting(_takes(1), _attribute)
-_UNARY, _BINARY, _TERNARY = (Waiting(_takes(count), _result) for count in (1, 2, 3))
-_STORES = {count: Waiting(_takes(count), _nothing) for count in (1, 2, 3, 4)}
-_JUMP = Waiting(_takes(1), _result, again=True)  # its condition is True or False then
+_ATTRIBUTE = StackEffect(_pops(1), _attribute)
+_UNARY, _BINARY, _TERNARY = (StackEffect(_pops(count), _result) for count in (1, 2, 3))
+_STORES = {count: StackEffect(_pops(count), _no_values) for count in (1, 2, 3, 4)}
+_JUMP = StackEffect(_pops(1), _result, reexecutes=True)  # the condition is a bool then
 
-WAITING: dict[str, Waiting] = {
-    "CALL": Waiting(lambda arg: arg + 2, _result),
-    "CALL_KW": Waiting(lambda arg: arg + 3, _result),
-    "CALL_FUNCTION_EX": Waiting(lambda arg: 3 + arg, _result),
+STACK_EFFECTS: dict[str, StackEffect] = {
+    "CALL": StackEffect(lambda arg: arg + 2, _result),
+    "CALL_KW": StackEffect(lambda arg: arg + 3, _result),
+    "CALL_FUNCTION_EX": StackEffect(lambda arg: 3 + arg, _result),
     "LOAD_ATTR": _ATTRIBUTE,
-    "LOAD_METHOD": Waiting(_takes(1), lambda arg, result, frame: to_be_called(result)),
-    "LOAD_SUPER_ATTR": Waiting(_takes(3), _attribute),
+    "LOAD_METHOD": StackEffect(_pops(1), lambda arg, result, frame: unbound_callable(result)),
+    "LOAD_SUPER_ATTR": StackEffect(_pops(3), _attribute),
     "STORE_ATTR": _STORES[2],
     "DELETE_ATTR": _STORES[1],
     "BINARY_OP": _BINARY,
@@ -70,18 +73,18 @@ WAITING: dict[str, Waiting] = {
     "DELETE_SUBSCR": _STORES[2],
     "GET_ITER": _UNARY,
     "GET_YIELD_FROM_ITER": _UNARY,
-    "BEFORE_WITH": Waiting(_takes(1), _entered),
+    "BEFORE_WITH": StackEffect(_pops(1), _entered_context),
 }
-WAITING.update(
+STACK_EFFECTS.update(
     (f"POP_JUMP_{direction}IF_{condition}", _JUMP)
     for direction in ("", "FORWARD_", "BACKWARD_")
     for condition in ("TRUE", "FALSE")
 )
 
 
-def after(frame: Frame, result: object) -> tuple[int, list[object]]:
-    """The next instruction of `frame`, which waits at one of these, and the stack there, once its callee gave `result`."""
+def state_after_call(frame: Frame, result: object) -> tuple[int, list[object]]:
+    """The instruction at which the suspended `frame` resumes when its callee returns `result`, and the stack there."""
     arg = frame.instructions[frame.pc][1]
-    row = WAITING[frame.code.names[frame.pc]]
-    stack = [*frame.stack[: len(frame.stack) - row.takes(arg)], *row.gives(arg, result, frame)]
-    return (frame.pc if row.again else frame.pc + 1), stack
+    effect = STACK_EFFECTS[frame.code.names[frame.pc]]
+    stack = [*frame.stack[: len(frame.stack) - effect.pops(arg)], *effect.pushes(arg, result, frame)]
+    return (frame.pc if effect.reexecutes else frame.pc + 1), stack

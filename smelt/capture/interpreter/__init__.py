@@ -1,1 +1,1 @@
-"""The virtual machine: its loop over a frame's instructions, and what each opcode does."""
+"""The bytecode interpreter: the loop over a frame's instructions, and one handler per opcode."""

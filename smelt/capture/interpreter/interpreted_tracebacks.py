@@ -1,4 +1,4 @@
-"""The tracebacks of exceptions that the interpreted program raises and handles: they show its frames, as eager's do."""
+"""Tracebacks of exceptions that the interpreted program raises and handles: they show the program's frames, as in eager."""
 
 from __future__ import annotations
 
@@ -6,40 +6,43 @@ import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from smelt.capture.base.vm_frames import Frame, is_smelts
+from smelt.capture.base.vm_frames import Frame, is_smelt_scope
 from smelt.capture.graph_breaks import continuation_stack
 from smelt.capture.reconstruction.traceback_reconstruction import entry
 from smelt.capture.vm.vm import VM
 
-Place = tuple[types.CodeType, dict[str, object], int, int]  # code, globals, offset of the instruction, line
+TracebackEntry = tuple[types.CodeType, dict[str, object], int, int]  # code, globals, instruction offset, line
 
 
-def places(vm: VM, frame: Frame) -> Iterator[Place]:
-    """Where an exception passes `frame`, innermost first: several places for a chain, none for a frame of smelt's own."""
-    if continuation_stack.is_chain(frame.function):
-        for point in continuation_stack.passed(frame):
-            yield _place(vm, point.source, point.scope, point.at - 1)
-    elif not is_smelts(frame.globals):
-        yield _place(vm, frame.source, frame.globals, frame.pc - 1 - frame.prologue)
+def traceback_entries(vm: VM, frame: Frame) -> Iterator[TracebackEntry]:
+    """The traceback entries for an exception that leaves `frame`, innermost first: several for a continuation stack, none
+    for a frame of smelt."""
+    if continuation_stack.is_continuation_stack(frame.function):
+        for point in continuation_stack.unwound_points(frame):
+            yield _entry(vm, point.user_code, point.scope, point.at - 1)
+    elif not is_smelt_scope(frame.globals):
+        yield _entry(vm, frame.user_code, frame.globals, frame.pc - 1 - frame.prologue)
 
 
-def _place(vm: VM, source: types.CodeType, scope: dict[str, object], at: int) -> Place:
+def _entry(vm: VM, source: types.CodeType, scope: dict[str, object], index: int) -> TracebackEntry:
     code = vm.decode(source)
-    return source, scope, code.offsets[at], code.lines[at]
+    return source, scope, code.offsets[index], code.lines[index]
 
 
 @dataclass(frozen=True)
-class Passage:
-    """Called with an exception: it has passed `places`, innermost first, besides the frames that its traceback shows."""
+class ExtendTraceback:
+    """A callable that adds `entries`, innermost first, to the traceback of an exception."""
 
-    places: tuple[Place, ...]
+    entries: tuple[TracebackEntry, ...]
 
     def __call__(self, error: BaseException) -> None:
-        error.__traceback__ = made_of(self.places, error.__traceback__)
+        error.__traceback__ = extended(error.__traceback__, self.entries)
 
 
-def made_of(passed: Sequence[Place], rest: types.TracebackType | None) -> types.TracebackType | None:
-    """The traceback of an exception that passed these places, innermost first; `rest` is what it had before."""
-    for place in passed:
-        rest = entry(rest, *place)
-    return rest
+def extended(
+    traceback: types.TracebackType | None, entries: Sequence[TracebackEntry]
+) -> types.TracebackType | None:
+    """`traceback` with `entries`, innermost first, around it."""
+    for code_position in entries:
+        traceback = entry(traceback, *code_position)
+    return traceback

@@ -1,7 +1,7 @@
-"""The virtual machine: it runs a frame's bytecode over real objects, with fakes in place of tensors.
+"""The interpreter: it runs a frame's bytecode over real objects, with fakes in place of tensors.
 
-A `VM` is one capture (`capture/driver/capture_frame.py`). Most of what it does is written as functions of a VM in the
-modules around this one, a concept each; the class lists them.
+One `Interpreter` serves one capture (`capture/driver/capture_frame.py`). Its class body binds the operations that the
+semantics packages implement as functions of a VM.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from smelt.capture.environment.environment import Environment
 from smelt.capture.graph_breaks import await_breaks, generator_reconstruction, iterator_reconstruction
 from smelt.capture.interpreter import interpreted_tracebacks
 from smelt.capture.interpreter.opcodes import HANDLERS, unknown
-from smelt.capture.reconstruction.traceback_reconstruction import users_part
+from smelt.capture.reconstruction.traceback_reconstruction import without_smelt_frames
 from smelt.capture.semantics.calls import (
     arity,
     calls,
@@ -97,10 +97,10 @@ from smelt.graph.ir import Line
 from smelt.reasons import LONG_COMPUTATION, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT, Reason
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.trace import Trace
-from smelt.tracing.symbolic.symbolic_ranges import of_unknown_row
+from smelt.tracing.symbolic.symbolic_ranges import needs_fixed_length
 
-# Importing these modules fills the tables of `capture/base/call_handlers.py` and `rebuilding.kinds.KINDS`.
-FILLING = (
+# Importing these modules fills the tables of `capture/base/call_handlers.py` and `capture/reconstruction/`.
+REGISTERED = (
     asserted_values, attribute_functions, await_breaks, backward_calls, value_checks, checkpoints, class_functions,
     compiler_queries, container_constructors, container_methods, context_variables, control_flow, copy_functions,
     custom_functions, unbacked_reads, descriptor_functions, eval_exec, exception_functions, function_modes,
@@ -113,11 +113,11 @@ FILLING = (
 arity.note((*BUILTINS, *(getattr(base, name) for base, name in METHODS if hasattr(base, name))))
 _decoded: dict[int, tuple[Any, Code]] = {}  # id of a code object -> (weak reference, decoded)
 
-_MUCH = 400_000  # instructions without a call of torch: about a second
+_LONG = 400_000  # instructions without a torch call: about a second
 
 
 def decoded(code: types.CodeType) -> Code:
-    """The instructions of `code`; decoded once for as long as the code object lives."""
+    """Decode `code`; the result is cached as long as the code object lives."""
     entry = _decoded.get(id(code))
     if entry is None:
         key = id(code)
@@ -127,28 +127,28 @@ def decoded(code: types.CodeType) -> Code:
 
 
 class Stopped(BaseException):
-    """Raised where capture is to stop; the frames stay as they are."""
+    """Raised at the instruction at which capture stops; the frames keep their state."""
 
 
 class Interpreter(VM):
-    """The machine itself: the loop over instructions, and where it stands."""
+    """The loop over instructions, and the current position in the program."""
 
     def __init__(self) -> None:
-        trace = Trace(self.where)
+        trace = Trace(self.current_line)
         super().__init__(
             trace,
-            Environment(trace, self.where),
+            Environment(trace, self.current_line),
             Exceptions(host=sys.exception(), outer=raising.outer()),
             Contexts(transforms=function_transforms.open_transforms()),
         )
-        trace.inputs.on_unknown = self._unknown_tensor
-        trace.call.ask = functools.partial(torch_function_overrides.ask, self)
-        trace.known.on_read = functools.partial(tensor_item.number, self)
+        trace.inputs.on_unknown_tensor = self._unknown_tensor
+        trace.call.call_handlers = functools.partial(torch_function_overrides.ask, self)
+        trace.constants.on_read = functools.partial(tensor_item.number, self)
 
-    # ---- where
+    # ---- position
 
-    def where(self) -> Line | None:
-        """The user's line that runs: the innermost frame outside of torch and the standard library."""
+    def current_line(self) -> Line | None:
+        """The user's current line: that of the innermost frame outside of torch and the standard library."""
         frame = self.frame or self.frames.root
         while frame is not None:
             if not is_library(frame.code.filename) or frame.parent is None:
@@ -157,7 +157,7 @@ class Interpreter(VM):
         return None
 
     def stack(self) -> tuple[Line, ...]:
-        """The lines at which the frames stand, outermost first."""
+        """The current lines of the frames, outermost first."""
         lines = []
         frame = self.frame or self.frames.root
         while frame is not None:
@@ -166,23 +166,24 @@ class Interpreter(VM):
         return tuple(reversed(lines))
 
     def is_compiling(self) -> bool:
-        """The answer to `torch.compiler.is_compiling()`."""
-        self.disclosed.was_asked |= self.disclosed.compiling
-        return self.disclosed.compiling
+        """The value of `torch.compiler.is_compiling()` in the program."""
+        self.assumptions.was_queried |= self.assumptions.compiling
+        return self.assumptions.compiling
 
     def ended(self, frame: Frame) -> object:
-        """The result of a frame that has returned or yielded; what it held and nobody else does is dropped."""
+        """The result of a frame that has returned or yielded; a frame that has returned drops its locals and its stack."""
         result, frame.result = frame.result, None
         if not frame.yielded and not isinstance(result, Generator):
             frame.clear()
         return result
 
-    def drop(self, generator: Generator) -> None:
-        """A suspended generator that nobody holds any more, or a coroutine that was never awaited."""
+    def drop_generator(self, generator: Generator) -> None:
+        """Close a suspended generator whose last reference is gone. Raises Unsupported for a coroutine that never ran."""
         if generator.state is CREATED:
             self.locate(Unsupported(Reason(UNSUPPORTED_EFFECT, "a coroutine that is never awaited")))
             return
-        raising, traceback = self.exceptions.raising, self.exceptions.traceback
+        state = self.exceptions
+        in_flight, traceback = state.in_flight, state.reraised_traceback
         try:
             generator.close()
         except Unsupported as e:
@@ -190,17 +191,17 @@ class Interpreter(VM):
         except BaseException as e:
             self.locate(Unsupported(Reason(UNSUPPORTED_EFFECT, f"a generator that is dropped raises {e!r}")))
         finally:
-            self.exceptions.raising, self.exceptions.traceback = raising, traceback
+            state.in_flight, state.reraised_traceback = in_flight, traceback
 
-    def raise_again(self, error: BaseException) -> NoReturn:
-        """Raises `error` as it was: with its context and, in this frame, its traceback."""
-        self.exceptions.raising, self.exceptions.traceback = error, error.__traceback__
+    def reraise(self, error: BaseException) -> NoReturn:
+        """Raise `error` with its context and, in this frame, its traceback unchanged."""
+        self.exceptions.in_flight, self.exceptions.reraised_traceback = error, error.__traceback__
         raise error
 
     def handled_exception(self) -> BaseException | None:
-        """What `sys.exception()` is for the program.
+        """The value of `sys.exception()` in the program.
 
-        Raises Unsupported where the caller of the captured function handles one, which no guard can tell."""
+        Raises Unsupported if the caller of the captured function handles an exception, which no guard can check."""
         frame = self.frame
         while frame is not None:
             if frame.handled is not None:
@@ -216,7 +217,7 @@ class Interpreter(VM):
     # ---- the loop
 
     def run(self, frame: Frame, error: BaseException | None = None) -> object:
-        """Runs `frame` until it returns or yields. With `error`, it is raised where the frame stands."""
+        """Run `frame` until it returns or yields. With `error`, raise that at the frame's current instruction."""
         self.frames.depth += 1
         if self.frames.depth > self.frames.depth_limit:
             self.frames.depth -= 1
@@ -225,17 +226,17 @@ class Interpreter(VM):
         instructions, stop = frame.instructions, frame.stop
         started, frame.nodes = frame.ticks, len(self.trace.tape.torch.graph.nodes)
         if self.work.ticks > self.work.limit:
-            self.check_work()
+            self.check_long_computation()
         if frame.code.handlers:
-            self.exceptions.some_handler = True
+            self.exceptions.has_handlers = True
         try:
             while True:
                 try:
                     if error is not None:
                         raised, error = error, None
                         if isinstance(raised, KeyboardInterrupt):
-                            self.exceptions.own_interrupt = raised
-                        if raised is self.exceptions.raising:  # by what a generator delegates to
+                            self.exceptions.program_interrupt = raised
+                        if raised is self.exceptions.in_flight:  # raised by the iterator of a `yield from`
                             raising.chain(raised, self.handled_exception())
                         raise raised
                     while True:
@@ -253,60 +254,65 @@ class Interpreter(VM):
                 except Stopped:
                     raise
                 except BaseException as e:
-                    unknown = of_unknown_row(e)
+                    unknown = needs_fixed_length(e)
                     if unknown is not None:
                         self.locate(unknown)
                         raise unknown from e
-                    if isinstance(e, KeyboardInterrupt) and e is not self.exceptions.own_interrupt:
-                        raise  # the user's, of smelt: no handler of the program may see it
+                    if isinstance(e, KeyboardInterrupt) and e is not self.exceptions.program_interrupt:
+                        raise  # a signal for smelt's user: no handler of the program may catch it
                     if self.failure is not None:
                         raise self.failure from e
-                    self._note_passage(frame, e)
+                    self._record_propagation(frame, e)
                     if not frame.unwind(e):
                         raise
-                    self._note_caught(e)
+                    self._record_catch(e)
         finally:
             self.frame = frame.parent
             self.frames.depth -= 1
             self.work.ticks += frame.ticks - started
 
-    def _note_passage(self, frame: Frame, error: BaseException) -> None:
-        """`error` is raised in `frame`, comes from what it called, or is raised there again."""
+    def _record_propagation(self, frame: Frame, error: BaseException) -> None:
+        """Set the context and the traceback entries of `error`, which is raised in `frame`, reraised there, or propagates
+        from its callee."""
         state = self.exceptions
-        places = interpreted_tracebacks.places(self, frame)
-        if error is not state.raising:
+        entries = interpreted_tracebacks.traceback_entries(self, frame)
+        if error is not state.in_flight:
             raising.without(error, state.host)
             raising.chain(error, self.handled_exception())
-            state.before, state.passed = users_part(error.__traceback__), list(places)
-        elif not isinstance(state.traceback, Sentinel):
-            error.__traceback__ = state.before = state.traceback
-            state.passed = []
+            state.prior_traceback, state.traceback_entries = (
+                without_smelt_frames(error.__traceback__),
+                list(entries),
+            )
+        elif not isinstance(state.reraised_traceback, Sentinel):
+            error.__traceback__ = state.prior_traceback = state.reraised_traceback
+            state.traceback_entries = []
             if id(error) in self.env.sources:
-                state.original_tracebacks.setdefault(id(error), (error, state.traceback))
+                state.original_tracebacks.setdefault(id(error), (error, state.reraised_traceback))
         else:
-            state.passed += places
-        state.raising, state.traceback = error, MISSING
+            state.traceback_entries += entries
+        state.in_flight, state.reraised_traceback = error, MISSING
 
-    def _note_caught(self, error: BaseException) -> None:
-        """A frame handles `error`."""
+    def _record_catch(self, error: BaseException) -> None:
+        """Set the traceback of `error`, which a frame handles; replay that for an exception of the environment."""
         state = self.exceptions
-        error.__traceback__ = interpreted_tracebacks.made_of(state.passed, state.before)
-        if state.passed and id(error) in self.env.sources:
-            defer(self, interpreted_tracebacks.Passage(tuple(state.passed)), error)
-        state.raising = None
+        entries = tuple(state.traceback_entries)
+        error.__traceback__ = interpreted_tracebacks.extended(state.prior_traceback, entries)
+        if entries and id(error) in self.env.sources:
+            defer(self, interpreted_tracebacks.ExtendTraceback(entries), error)
+        state.in_flight = None
 
     def locate(self, error: Unsupported) -> None:
-        """Adds the user's line and stack to a reason, where it was raised first."""
+        """Add the user's line and stack to the reason of `error` where it is first raised."""
         if self.failure is None:
             reason = error.reason
-            error.reason = replace(reason, line=self.where() or reason.line, stack=self.stack())
+            error.reason = replace(reason, line=self.current_line() or reason.line, stack=self.stack())
             error.args = (str(error.reason),)
             self.failure = error
-            error.breaks = error.breaks and not self._asks_for_frames()
+            error.breaks = error.breaks and not self._inspects_frames()
             error.path = self._path(error) if error.breaks else ()
 
-    def _asks_for_frames(self) -> bool:
-        """Whether a function that the captured one has called asks for frames that a graph break would not show right."""
+    def _inspects_frames(self) -> bool:
+        """Whether a callee of the captured function inspects stack frames, which a graph break would not reproduce."""
         frame = self.frame
         while frame is not None and frame.parent is not None:
             if stack_frames.keeps_frames(frame.code):
@@ -314,35 +320,35 @@ class Interpreter(VM):
             frame = frame.parent
         return False
 
-    def check_work(self) -> None:
-        """Raises Unsupported where the program did much since the graph grew last: Python does that faster."""
+    def check_long_computation(self) -> None:
+        """Raise Unsupported after many instructions without a new graph node: CPython runs those faster."""
         nodes = len(self.trace.tape.torch.graph.nodes)
         work = self.work
         if work.limit and nodes == work.nodes:
-            raise Unsupported(Reason(LONG_COMPUTATION, f"{_MUCH} instructions"))
-        work.nodes, work.limit = nodes, work.ticks + _MUCH
+            raise Unsupported(Reason(LONG_COMPUTATION, f"{_LONG} instructions"))
+        work.nodes, work.limit = nodes, work.ticks + _LONG
 
     # ---- stops
 
     def _path(self, error: Unsupported) -> tuple[int, ...]:
-        """Where the graph may break for `error`: the moment of each frame, outermost first.
+        """Where the graph may break for `error`: the position of each frame, outermost first.
 
-        What takes long is left as a whole: the outermost loop or call that began after the graph grew last."""
+        A long computation breaks before the outermost loop or call that began after the graph last grew."""
         frames = self._resumable_frames()
-        ticks = tuple(f.moment(f.ticks) for f in frames)
+        ticks = tuple(f.position(f.ticks) for f in frames)
         nodes = len(self.trace.tape.torch.graph.nodes)
         for i, frame in enumerate(frames if error.reason.kind is LONG_COMPUTATION else ()):
             outermost = min(
                 (h for h, (_, n) in frame.loops.items() if n == nodes and _runs(frame, h)), default=-1
             )
             if outermost >= 0:
-                return (*ticks[:i], frame.moment(frame.loops[outermost][0]))
+                return (*ticks[:i], frame.position(frame.loops[outermost][0]))
             if i + 1 < len(frames) and frames[i + 1].nodes == nodes:
                 return ticks[: i + 1]
         return ticks
 
     def _resumable_frames(self) -> list[Frame]:
-        """The frames, from the root on, that can be left in the middle: each waits for the next one's result."""
+        """The frames at which the graph can break, from the root on: each is suspended at the call of the next."""
         frames: list[Frame] = []
         frame = self.frame
         while frame is not None:
@@ -351,26 +357,26 @@ class Interpreter(VM):
         frames.reverse()
         if not frames or frames[0] is not self.frames.root:
             return []
-        count = next((i for i, f in enumerate(frames) if i and f.deliveries is None), len(frames))
+        count = next((i for i, f in enumerate(frames) if i and f.result_handlers is None), len(frames))
         return frames[:count]
 
-    def direct(self, frame: Frame) -> Frame:
-        """`frame`, made for the instruction that is being carried out."""
-        tail = self.frames.take_tail()
-        if tail is not None and tail[0] is self.frame and tail[0].ticks == tail[1]:
-            caller, tick, frame.deliveries = tail
-            at, count = caller.callees
-            frame.order = count + 1 if at == tick else 0
-            caller.callees = tick, frame.order
-            depth = len(self.stopping.frames)
-            if caller.ticks == caller.stop and depth and self.stopping.frames[-1] is caller:
-                frame.stop_at(self.stopping.path[depth])
+    def attach_call_site(self, frame: Frame) -> Frame:
+        """Link the new `frame` to the instruction being executed, which receives its result; return `frame`."""
+        call_site = self.frames.take_call_site()
+        if call_site is not None and call_site[0] is self.frame and call_site[0].ticks == call_site[1]:
+            caller, tick, frame.result_handlers = call_site
+            last_tick, count = caller.calls
+            frame.call_index = count + 1 if last_tick == tick else 0
+            caller.calls = tick, frame.call_index
+            depth = len(self.stop_point.frames)
+            if caller.ticks == caller.stop and depth and self.stop_point.frames[-1] is caller:
+                frame.stop_at(self.stop_point.path[depth])
         return frame
 
     def check_stop(self, frame: Frame) -> None:
-        """`frame` is about to begin the instruction at which capture is to stop in it, or in what it calls."""
-        self.stopping.frames.append(frame)
-        if len(self.stopping.frames) == len(self.stopping.path):
+        """Raise Stopped if `frame` is the innermost frame of the stop point; it is about to begin its stop instruction."""
+        self.stop_point.frames.append(frame)
+        if len(self.stop_point.frames) == len(self.stop_point.path):
             raise Stopped
 
     decode = staticmethod(decoded)
@@ -380,9 +386,9 @@ class Interpreter(VM):
     call = calls.call
     call_function = python_functions.call_function
     instantiate = class_construction.instantiate
-    native = native_callbacks.native
-    keyed = native_callbacks.keyed
-    called_back = native_callbacks.called_back
+    call_native = native_callbacks.native
+    native_lookup = native_callbacks.native_lookup
+    call_from_native = native_callbacks.call_from_native
     native_callable = native_arguments.native_callable
     native_argument = native_arguments.native_argument
 
@@ -390,10 +396,10 @@ class Interpreter(VM):
 
     binary = python_operators.binary
     truth = python_operators.truth
-    same = python_operators.same
+    is_same = python_operators.same
     contains = python_operators.contains
     subscript = subscripts.subscript
-    item_value = subscripts.item_value
+    wrap_item = subscripts.wrap_item
     store_item = subscripts.store_item
     delete_item = subscripts.delete_item
     get_iter = iteration.get_iter
@@ -411,7 +417,7 @@ class Interpreter(VM):
 
 
 def _runs(frame: Frame, head: int) -> bool:
-    """Whether `frame` is in the loop that begins at `head`."""
+    """Whether `frame` is inside the loop that begins at `head`."""
     code = frame.code
     ends = (i for i, (_, arg) in enumerate(code.instructions) if arg == head and "BACKWARD" in code.names[i])
     return head < frame.pc <= max(ends) + 1
@@ -422,7 +428,7 @@ _TORCH = torch.__file__.rsplit("/", 1)[0] + "/"
 
 
 def is_library(filename: str) -> bool:
-    """Files of the standard library and of torch: not the user's."""
+    """Whether a file belongs to the standard library, to torch or to smelt's polyfills."""
     if filename.startswith(_STDLIB) and "site-packages" not in filename:
         return True
     return filename.startswith((_TORCH, "<frozen", "<string>", "<smelt")) or (

@@ -15,7 +15,7 @@ from smelt import _native
 from smelt._native import isinstance
 from smelt.capture.base.value_kinds import is_constant, is_identity
 from smelt.capture.reconstruction.frame_globals import provide
-from smelt.capture.reconstruction.reconstruction_kind import Expressions, Kind
+from smelt.capture.reconstruction.reconstruction_kind import Expressions, ReconstructionKind
 
 K = TypeVar("K")
 _Table = tuple[int, int, tuple[int, ...]]
@@ -56,7 +56,7 @@ def _laid_out(
 
 def _set_kind(
     kind: type[set[object]] | type[frozenset[object]], usual: Callable[[Collection[object], Expressions], str]
-) -> Kind:
+) -> ReconstructionKind:
     """A set is iterated, and goes on, by all that it held; where that is more than its elements it is laid out."""
 
     def made(x: set[object] | frozenset[object], text: Expressions) -> str:
@@ -68,7 +68,7 @@ def _set_kind(
             return usual(x, text)
         return f"laid_out({kind.__name__}, {tuple_text(items, text)}, {table})"
 
-    return Kind(lambda x: x, made)
+    return ReconstructionKind(lambda x: x, made)
 
 
 def _items(x: Mapping[K, object]) -> Iterable[tuple[K, object]]:
@@ -104,43 +104,43 @@ def _fill_namespace(x: types.SimpleNamespace, text: Expressions, name: str) -> l
     return [f"{name}.__dict__.update({dict_text(vars(x), text)})"] if vars(x) else []
 
 
-def _view_kind(how: str) -> Kind:
+def _view_kind(how: str) -> ReconstructionKind:
     """`keys()`, `values()`, `items()` of a dictionary, which only the collector can tell."""
-    return Kind(gc.get_referents, lambda x, text: f"{text(gc.get_referents(x)[0])}.{how}()")
+    return ReconstructionKind(gc.get_referents, lambda x, text: f"{text(gc.get_referents(x)[0])}.{how}()")
 
 
 provide(laid_out=_laid_out)
 _VIEWS = ("keys", "values", "items")
 
-CONTAINERS: dict[type, Kind] = {
-    tuple: Kind(lambda x: x, tuple_text),
-    list: Kind(lambda x: x, list_text, lambda x, text: "[]", _extend, lambda x: x),
-    dict: Kind(pairs, dict_text, lambda x, text: "{}", _update, pairs),
+CONTAINERS: dict[type, ReconstructionKind] = {
+    tuple: ReconstructionKind(lambda x: x, tuple_text),
+    list: ReconstructionKind(lambda x: x, list_text, lambda x, text: "[]", _extend, lambda x: x),
+    dict: ReconstructionKind(pairs, dict_text, lambda x, text: "{}", _update, pairs),
     set: _set_kind(set, set_text),
     frozenset: _set_kind(frozenset, lambda x, text: f"frozenset({tuple_text(tuple(x), text)})"),
-    collections.deque: Kind(lambda x: x, _deque_text, _empty_deque, _extend, lambda x: x),
-    collections.OrderedDict: Kind(
+    collections.deque: ReconstructionKind(lambda x: x, _deque_text, _empty_deque, _extend, lambda x: x),
+    collections.OrderedDict: ReconstructionKind(
         pairs,
         lambda x, text: f"OrderedDict({dict_text(x, text)})",
         lambda x, text: "OrderedDict()",
         _update,
         pairs,
     ),
-    collections.defaultdict: Kind(
+    collections.defaultdict: ReconstructionKind(
         lambda x: [x.default_factory, *pairs(x)],
         lambda x, text: f"defaultdict({text(x.default_factory)}, {dict_text(x, text)})",
         lambda x, text: f"defaultdict({text(x.default_factory)})",
         _update,
         pairs,
     ),
-    slice: Kind(
+    slice: ReconstructionKind(
         lambda x: (x.start, x.stop, x.step),
         lambda x, text: f"slice({text(x.start)}, {text(x.stop)}, {text(x.step)})",
     ),
-    types.MappingProxyType: Kind(
+    types.MappingProxyType: ReconstructionKind(
         gc.get_referents, lambda x, text: f"MappingProxyType({text(gc.get_referents(x)[0])})"
     ),
-    types.SimpleNamespace: Kind(
+    types.SimpleNamespace: ReconstructionKind(
         lambda x: pairs(vars(x)),
         lambda x, text: f"SimpleNamespace(**{dict_text(vars(x), text)})",
         lambda x, text: "SimpleNamespace()",
@@ -152,11 +152,11 @@ CONTAINERS: dict[type, Kind] = {
         for kind in (dict, collections.OrderedDict)
         for how in _VIEWS
     },
-    torch.Size: Kind(tuple, lambda x, text: f"torch.Size({list_text(x, text)})"),
-    bytearray: Kind(lambda x: (), lambda x, text: f"bytearray({bytes(x)!r})"),
+    torch.Size: ReconstructionKind(tuple, lambda x, text: f"torch.Size({list_text(x, text)})"),
+    bytearray: ReconstructionKind(lambda x: (), lambda x, text: f"bytearray({bytes(x)!r})"),
 }
 
 
-def result_tuple(cls: type) -> Kind:
+def result_tuple(cls: type) -> ReconstructionKind:
     """The row of a C structure sequence (torch.return_types.max, time.struct_time): called with a tuple of its items."""
-    return Kind(lambda x: tuple(x), lambda x, text: f"{text(cls)}({tuple_text(tuple(x), text)})")
+    return ReconstructionKind(lambda x: tuple(x), lambda x, text: f"{text(cls)}({tuple_text(tuple(x), text)})")

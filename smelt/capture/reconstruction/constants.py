@@ -84,20 +84,20 @@ _LEADING: dict[type, Callable[[Any], tuple[object, ...]]] = {
 }
 
 
-def stands_for_itself(x: object) -> bool:
+def is_embeddable(x: object) -> bool:
     """Whether the compiled frame may hold `x` itself, whoever made it. A class that capture made is made anew."""
     kind = type(x)
     if kind in LITERALS:
         return True
     if kind in _LEADING:
-        return all(map(stands_for_itself, _LEADING[kind](x)))
+        return all(map(is_embeddable, _LEADING[kind](x)))
     if kind is types.BuiltinFunctionType:
         owner = cast(types.BuiltinFunctionType, x).__self__
         return not is_bound(cast(types.BuiltinFunctionType, x)) and (
-            owner is None or stands_for_itself(owner)
+            owner is None or is_embeddable(owner)
         )
     if isinstance(x, enum.Enum):
-        return stands_for_itself(kind)
+        return is_embeddable(kind)
     if kind in CONSTANTS:
         return True
     if kind.__name__ == "cython_function_or_method":  # each library has such a class of its own
@@ -105,29 +105,29 @@ def stands_for_itself(x: object) -> bool:
     return isinstance(x, type) and "<locals>" not in x.__qualname__ and id(x) not in _made
 
 
-def is_kept_by_typing(x: object) -> bool:
+def is_cached_by_typing(x: object) -> bool:
     """Whether `x`, which has no source, is a generic type that `typing` made once and keeps: it stands for itself too."""
     parts = _TYPING.get(type(x))
     return parts is not None and id(x) not in _made and all(_is_known(part) for part in parts(x))
 
 
 def _is_known(part: object) -> bool:
-    return stands_for_itself(part) or is_kept_by_typing(part)
+    return is_embeddable(part) or is_cached_by_typing(part)
 
 
 _made: dict[int, weakref.ref[object]] = {}  # made during a capture: each call makes its own
 
 
-def note_made(x: object) -> None:
+def note_created(x: object) -> None:
     """Notes that the code that is captured made `x`, a class or a type variable."""
     key = id(x)
     _made[key] = weakref.ref(x, lambda _: _made.pop(key, None))
 
 
-def noted_variable(made: T) -> T:
+def note_type_variable(made: T) -> T:
     """`made`, which the code that is captured made: noted if it is a type variable."""
     if isinstance(made, TYPE_VARIABLES):
-        note_made(made)
+        note_created(made)
     return made
 
 

@@ -6,7 +6,7 @@ import types
 
 from smelt import _native
 from smelt.capture.reconstruction.reconstruction_kind import Expressions
-from smelt.capture.reconstruction.traceback_reconstruction import users_part
+from smelt.capture.reconstruction.traceback_reconstruction import without_smelt_frames
 
 _FIELDS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _EVERY_EXCEPTION = frozenset(vars(BaseException)) | frozenset(vars(BaseExceptionGroup))
@@ -23,7 +23,7 @@ def _native_bases(x: BaseException) -> list[type]:
     return [k for k in type(x).__mro__ if not _native.made_by_python(k)]
 
 
-def new_exception(x: BaseException, cls: str, text: Expressions) -> str:
+def new_exception_text(x: BaseException, cls: str, text: Expressions) -> str:
     """Makes one by the `__new__` of its nearest class of C, from its `args`."""
     made = text(_native_bases(x)[0])
     return f"{made}.__new__({', '.join((cls, *map(text, exception_args(x))))})"
@@ -40,7 +40,7 @@ def exception_fields(x: BaseException) -> dict[str, object]:
                 except (AttributeError, TypeError):  # not set
                     continue
     found["__cause__"], found["__context__"] = x.__cause__, x.__context__
-    found["__traceback__"] = users_part(x.__traceback__)
+    found["__traceback__"] = without_smelt_frames(x.__traceback__)
     found = {name: value for name, value in found.items() if value is not None}
     if x.__suppress_context__ is not (x.__cause__ is not None):
         found["__suppress_context__"] = x.__suppress_context__

@@ -24,7 +24,7 @@ def _as_parameter(given: torch.Tensor, requires_grad: bool) -> torch.nn.Paramete
 
 
 # Packages above add names of their own: `provide`.
-NAMES: dict[str, object] = {
+FRAME_NAMES: dict[str, object] = {
     "OrderedDict": collections.OrderedDict,
     "defaultdict": collections.defaultdict,
     "deque": collections.deque,
@@ -54,5 +54,5 @@ NAMES: dict[str, object] = {
 def provide(**names: object) -> None:
     """Adds names. One that is there already would be taken for the other by the source that was written with it."""
     for name, what in names.items():
-        if NAMES.setdefault(name, what) is not what:
+        if FRAME_NAMES.setdefault(name, what) is not what:
             raise ValueError(f"two objects are called {name} in compiled frames")

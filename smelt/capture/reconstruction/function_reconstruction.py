@@ -12,7 +12,7 @@ from smelt.capture.base.value_kinds import MISSING, cell_value
 from smelt.capture.base.vm_frames import Generator
 from smelt.capture.reconstruction.builtin_containers import dict_text, pairs
 from smelt.capture.reconstruction.frame_globals import provide
-from smelt.capture.reconstruction.reconstruction_kind import Expressions, Kind, unsupported
+from smelt.capture.reconstruction.reconstruction_kind import Expressions, ReconstructionKind, unsupported
 
 
 def _cell_contents(x: types.CellType) -> list[object]:
@@ -57,7 +57,7 @@ def _function_needs(f: types.FunctionType) -> list[object]:
 
 def _function_text(f: types.FunctionType, text: Expressions) -> str:
     parts = ", ".join((repr(f.__name__), text(f.__defaults__), text(f.__closure__)))
-    scope = text.unless_made(f.__globals__, "globals")
+    scope = text.unless_created(f.__globals__, "globals")
     return f"FunctionType({text.constant(f.__code__, f'code_of_{f.__name__}')}, {scope}, {parts})"
 
 
@@ -104,15 +104,15 @@ def _bound_text(x: types.BuiltinMethodType | types.MethodWrapperType, text: Expr
 
 provide(keep_annotations=_native.keep_annotations)
 _DESCRIPTORS = (types.MethodDescriptorType, types.WrapperDescriptorType)
-FUNCTIONS: dict[type, Kind] = {
-    types.FunctionType: Kind(
+FUNCTIONS: dict[type, ReconstructionKind] = {
+    types.FunctionType: ReconstructionKind(
         _function_needs, _function_text, _function_text, _function_fill, _function_holds, named=True
     ),
-    types.MethodType: Kind(_method_parts, _method_text),
-    types.BuiltinFunctionType: Kind(lambda x: (x.__self__,), _bound_text),
-    types.MethodWrapperType: Kind(lambda x: (x.__self__,), _bound_text),
-    functools.partial: Kind(lambda x: (x.func, *x.args, *pairs(x.keywords)), _partial_text),
-    types.CellType: Kind(
+    types.MethodType: ReconstructionKind(_method_parts, _method_text),
+    types.BuiltinFunctionType: ReconstructionKind(lambda x: (x.__self__,), _bound_text),
+    types.MethodWrapperType: ReconstructionKind(lambda x: (x.__self__,), _bound_text),
+    functools.partial: ReconstructionKind(lambda x: (x.func, *x.args, *pairs(x.keywords)), _partial_text),
+    types.CellType: ReconstructionKind(
         _cell_contents,
         lambda x, text: f"CellType({', '.join(map(text, _cell_contents(x)))})",
         lambda x, text: "CellType()",

@@ -17,7 +17,7 @@ def identifier(name: str) -> str:
     return re.sub(r"\W+", "_", name).strip("_")
 
 
-def compiled_source(source: str, name: str, shown: str, scope: dict[str, object]) -> types.FunctionType:
+def compile_source(source: str, name: str, shown: str, scope: dict[str, object]) -> types.FunctionType:
     """The function `name` that `source` defines, with `scope` as its globals. Its file is called `<smelt shown #N>`."""
     filename = f"<smelt {shown} #{next(_serial)}>"
     exec(compile(source, filename, "exec", dont_inherit=True), scope)

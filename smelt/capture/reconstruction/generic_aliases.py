@@ -13,8 +13,8 @@ from smelt._native import isinstance
 from smelt.capture.base.bytecode import PY314
 from smelt.capture.base.value_kinds import INTERPOLATION, TEMPLATE
 from smelt.capture.reconstruction.builtin_containers import tuple_text
-from smelt.capture.reconstruction.constants import TYPE_VARIABLES, stands_for_itself
-from smelt.capture.reconstruction.reconstruction_kind import Expressions, Kind, unsupported
+from smelt.capture.reconstruction.constants import TYPE_VARIABLES, is_embeddable
+from smelt.capture.reconstruction.reconstruction_kind import Expressions, ReconstructionKind, unsupported
 
 
 def _generic_text(x: types.GenericAlias, text: Expressions) -> str:
@@ -74,20 +74,20 @@ def _interpolation_text(x: _Interpolation, text: Expressions) -> str:
     return f"{made}({', '.join(map(text, _interpolation_parts(x)))})"
 
 
-_TEMPLATES: dict[type, Kind] = {}
+_TEMPLATES: dict[type, ReconstructionKind] = {}
 if TEMPLATE is not None and INTERPOLATION is not None:
-    _TEMPLATES[TEMPLATE] = Kind(_template_parts, _template_text)
-    _TEMPLATES[INTERPOLATION] = Kind(_interpolation_parts, _interpolation_text)
+    _TEMPLATES[TEMPLATE] = ReconstructionKind(_template_parts, _template_text)
+    _TEMPLATES[INTERPOLATION] = ReconstructionKind(_interpolation_parts, _interpolation_text)
 
 # What a class has: where the class is known, so is this. A class that the program made is refused.
-_OF_CLASS = Kind(lambda x: (x.__objclass__,), lambda x, text: text.constant(x, x.__name__))
-MEMBER = Kind(lambda x: (type(x),), lambda x, text: text.constant(x, type(x).__name__))  # of an enumeration
+_OF_CLASS = ReconstructionKind(lambda x: (x.__objclass__,), lambda x, text: text.constant(x, x.__name__))
+MEMBER = ReconstructionKind(lambda x: (type(x),), lambda x, text: text.constant(x, type(x).__name__))  # of an enumeration
 
-ALIASES: dict[type, Kind] = {
-    types.GenericAlias: Kind(lambda x: (x.__origin__, *x.__args__), _generic_text),
-    types.UnionType: Kind(_union_parts, _union_text),
-    datetime.time: Kind(lambda x: (x.tzinfo,), _in_zone),
-    datetime.datetime: Kind(lambda x: (x.tzinfo,), _in_zone),
+ALIASES: dict[type, ReconstructionKind] = {
+    types.GenericAlias: ReconstructionKind(lambda x: (x.__origin__, *x.__args__), _generic_text),
+    types.UnionType: ReconstructionKind(_union_parts, _union_text),
+    datetime.time: ReconstructionKind(lambda x: (x.tzinfo,), _in_zone),
+    datetime.datetime: ReconstructionKind(lambda x: (x.tzinfo,), _in_zone),
     **_TEMPLATES,
     types.MethodDescriptorType: _OF_CLASS,
     types.WrapperDescriptorType: _OF_CLASS,
@@ -97,7 +97,7 @@ ALIASES: dict[type, Kind] = {
 }
 
 
-def subscripted(x: object) -> Kind | None:
+def typing_alias_kind(x: object) -> ReconstructionKind | None:
     """The row of a generic type of `typing` that the program made of type variables: it is asked of `typing` again, which
     keeps it for who asks next. None for another object."""
     if type(x) not in _SUBSCRIPTED:
@@ -128,11 +128,11 @@ def is_plain(part: object) -> bool:
         return all(map(is_plain, (part.__origin__, *part.__args__)))  # type: ignore[attr-defined]
     if isinstance(part, type):
         return type(part) is type
-    return isinstance(part, TYPE_VARIABLES) or stands_for_itself(part) or type(part).__module__ == "typing"
+    return isinstance(part, TYPE_VARIABLES) or is_embeddable(part) or type(part).__module__ == "typing"
 
 
 def _reduced(x: object) -> tuple[object, tuple[typing.Any, object]]:
     return typing.cast("tuple[object, tuple[typing.Any, object]]", x.__reduce__())
 
 
-_SUBSCRIPTION = Kind(lambda x: _reduced(x)[1], lambda x, text: "{}[{}]".format(*map(text, _reduced(x)[1])))
+_SUBSCRIPTION = ReconstructionKind(lambda x: _reduced(x)[1], lambda x, text: "{}[{}]".format(*map(text, _reduced(x)[1])))

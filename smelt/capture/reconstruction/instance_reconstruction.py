@@ -18,10 +18,10 @@ from smelt.capture.reconstruction.exception_state import (
     exception_args,
     exception_fields,
     fill_exception,
-    new_exception,
+    new_exception_text,
 )
 from smelt.capture.reconstruction.frame_globals import provide
-from smelt.capture.reconstruction.reconstruction_kind import Expressions, Kind
+from smelt.capture.reconstruction.reconstruction_kind import Expressions, ReconstructionKind
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ BASES: tuple[_Base, ...] = (
         "BaseException",
         BaseException,
         exception_args,
-        new_exception,
+        new_exception_text,
         fill_exception,
         immutable=True,
         parts=lambda x: exception_fields(x).values(),
@@ -213,7 +213,7 @@ def _refusal(cls: type, base: _Base) -> str | None:
 
 
 @cached_by_class
-def instance_kind(cls: type) -> Kind | str:
+def instance_kind(cls: type) -> ReconstructionKind | str:
     """How instances of a Python class are made anew, or why they cannot be."""
     base = next(b for b in BASES if b.base in cls.__mro__)
     refusal = _refusal(cls, base)
@@ -235,4 +235,4 @@ def instance_kind(cls: type) -> Kind | str:
     def needs(x: object) -> list[object]:
         return list(base.holds(x)) if base.immutable else []
 
-    return Kind(needs, create, create, fill, holds, named=True)
+    return ReconstructionKind(needs, create, create, fill, holds, named=True)

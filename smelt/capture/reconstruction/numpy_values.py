@@ -6,21 +6,21 @@ import numpy as np
 
 from smelt._native import isinstance
 from smelt.capture.proxies.array_proxy import DTYPES
-from smelt.capture.reconstruction.reconstruction_kind import Kind
+from smelt.capture.reconstruction.reconstruction_kind import ReconstructionKind
 
 _SMALL_ARRAY = 4096  # bytes: the source holds each of them as up to four characters
 
 _VALUES = frozenset("?biufcSU")  # kinds of dtypes whose scalars Python's literals can say
 _TIMES = frozenset("Mm")
 
-_DTYPE = Kind(lambda x: (), lambda x, text: f"numpy_dtype({x.name!r})")
-_SCALAR = Kind(lambda x: (), lambda x, text: f"numpy_dtype({x.dtype.str!r}).type({text(x.item())})")
-_ARRAY = Kind(
+_DTYPE = ReconstructionKind(lambda x: (), lambda x, text: f"numpy_dtype({x.name!r})")
+_SCALAR = ReconstructionKind(lambda x: (), lambda x, text: f"numpy_dtype({x.dtype.str!r}).type({text(x.item())})")
+_ARRAY = ReconstructionKind(
     lambda x: (), lambda x, text: f"from_bytes({x.tobytes()!r}, {x.dtype.str!r}).reshape({x.shape!r}).copy()"
 )
 
 
-def numpy_kind(x: object) -> Kind | None:
+def numpy_kind(x: object) -> ReconstructionKind | None:
     """The row of an object of NumPy; None for other objects, and where the source cannot hold the values."""
     if isinstance(x, np.dtype) and x in DTYPES.values():
         return _DTYPE

@@ -7,13 +7,13 @@ import numpy as np
 from smelt._native import isinstance
 from smelt.capture.proxies.array_proxy import Array, BoundMethod
 from smelt.capture.proxies.text_proxy import Display, Shown, Text, Verbatim
-from smelt.capture.reconstruction.reconstruction_kind import Expressions, Kind
+from smelt.capture.reconstruction.reconstruction_kind import Expressions, ReconstructionKind
 from smelt.shapes.number_expr import Expression, leaves
 from smelt.tracing.symbolic.numpy_ints import NumpyInt
-from smelt.tracing.symbolic.sym_nodes import Undecided
+from smelt.tracing.symbolic.sym_nodes import UnbackedComparison
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
 from smelt.tracing.symbolic.symbolic_ranges import SymbolicList, SymbolicRange
-from smelt.tracing.symbolic.unbacked_numbers import DataNumber
+from smelt.tracing.symbolic.unbacked_numbers import UnbackedNumber
 
 
 def _array_text(x: Array, text: Expressions) -> str:
@@ -35,7 +35,7 @@ def _shown_text(x: Shown, text: Expressions) -> str:
 
 def _carriers(expression: Expression) -> list[object]:
     """The tensors whose sizes a number is computed from."""
-    return [key.carrier for key in leaves(expression) if isinstance(key, DataNumber)]
+    return [key.carrier for key in leaves(expression) if isinstance(key, UnbackedNumber)]
 
 
 def _list_text(x: SymbolicList, text: Expressions) -> str:
@@ -43,19 +43,19 @@ def _list_text(x: SymbolicList, text: Expressions) -> str:
     return f"[{''.join(f'{text(n)}, ' for n in x.head)}*{behind}]"
 
 
-STANDINS: dict[type, Kind] = {
-    **dict.fromkeys(NUMBERS, Kind(lambda x: _carriers(x.node.expression), lambda x, text: text.number(x))),
-    Undecided: Kind(lambda x: _carriers(x.expression), lambda x, text: text.expression(x.expression)),
-    NumpyInt: Kind(
+PROXIES: dict[type, ReconstructionKind] = {
+    **dict.fromkeys(NUMBERS, ReconstructionKind(lambda x: _carriers(x.node.expression), lambda x, text: text.number(x))),
+    UnbackedComparison: ReconstructionKind(lambda x: _carriers(x.expression), lambda x, text: text.expression(x.expression)),
+    NumpyInt: ReconstructionKind(
         lambda x: (x.number,), lambda x, text: f"{text.constant(np.int64, 'int64')}({text(x.number)})"
     ),
-    SymbolicRange: Kind(lambda x: x.parts, lambda x, text: f"range({', '.join(map(text, x.parts))})"),
-    SymbolicList: Kind(lambda x: (*x.head, x.start, x.stop), _list_text),
-    Array: Kind(lambda x: (x.tensor,), _array_text),
-    BoundMethod: Kind(lambda x: (x.array,), lambda x, text: f"{text(x.array)}.{x.name}"),
-    Text: Kind(lambda x: x.args, _text_text),
-    Shown: Kind(lambda x: (x.tensor,), _shown_text),
-    Verbatim: Kind(
+    SymbolicRange: ReconstructionKind(lambda x: x.parts, lambda x, text: f"range({', '.join(map(text, x.parts))})"),
+    SymbolicList: ReconstructionKind(lambda x: (*x.head, x.start, x.stop), _list_text),
+    Array: ReconstructionKind(lambda x: (x.tensor,), _array_text),
+    BoundMethod: ReconstructionKind(lambda x: (x.array,), lambda x, text: f"{text(x.array)}.{x.name}"),
+    Text: ReconstructionKind(lambda x: x.args, _text_text),
+    Shown: ReconstructionKind(lambda x: (x.tensor,), _shown_text),
+    Verbatim: ReconstructionKind(
         lambda x: (x.text,), lambda x, text: f"{text.constant(Verbatim, 'Verbatim')}({text(x.text)})"
     ),
 }

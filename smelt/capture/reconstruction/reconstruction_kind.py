@@ -22,7 +22,7 @@ class Expressions(Protocol):
         """The expression for an object that is known by identity."""
         ...
 
-    def unless_made(self, x: object, hint: str) -> str:
+    def unless_created(self, x: object, hint: str) -> str:
         """The expression for an object that is known by identity unless the trace made it."""
         ...
 
@@ -35,16 +35,16 @@ class Expressions(Protocol):
         ...
 
     def step(self, point: object) -> tuple[object, object]:
-        """What goes on in a generator at a `Point`: see `Resumes.step`."""
+        """What goes on in a generator at a `ResumePoint`: see `ResumeFunctions.step`."""
         ...
 
-    def given_function(self) -> str:
-        """The name of a function: see `Resumes.given`."""
+    def callback_compiler(self) -> str:
+        """The name of a function: see `ResumeFunctions.given`."""
         ...
 
 
 @dataclass(frozen=True)
-class Kind:
+class ReconstructionKind:
     """`needs`: objects that must exist before creation. `create`: the expression that makes the object out of them.
 
     Kinds that can be created empty also have `empty` (the expression), `fill` (statements; `name` is the object's) and

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import torch
 
 from smelt._native import isinstance
-from smelt.capture.reconstruction.constants import is_kept_by_typing, stands_for_itself
-from smelt.capture.reconstruction.reconstruction_kind import Kind, unsupported
-from smelt.capture.reconstruction.reconstruction_table import kind_of
+from smelt.capture.reconstruction.constants import is_cached_by_typing, is_embeddable
+from smelt.capture.reconstruction.reconstruction_kind import ReconstructionKind, unsupported
+from smelt.capture.reconstruction.reconstruction_table import reconstruction_kind_of
 from smelt.guards.source import Source
 from smelt.tracing.fake.fake_tensor import FakeTensor
 
@@ -23,12 +23,12 @@ _SHOWN_ADDRESS = re.compile(r"[0-9]{8,20}|[0-9a-fA-F]{7,16}")
 
 
 @dataclass(eq=False)
-class Reach:
+class ReachableObjects:
     """The objects that the result and the stores lead to. Environment objects are ends: what they hold stays theirs."""
 
     source_of: Callable[[object], Source | None]
     fakes: list[FakeTensor] = field(default_factory=list)
-    kinds: dict[int, Kind] = field(default_factory=dict)  # fresh objects
+    kinds: dict[int, ReconstructionKind] = field(default_factory=dict)  # fresh objects
     uses: dict[int, int] = field(default_factory=dict)
     cyclic: set[int] = field(default_factory=set)  # fresh objects on a cycle
     alive: list[object] = field(default_factory=list)  # ids stay theirs as long as this lives
@@ -50,7 +50,7 @@ class Reach:
                     path.pop()
 
     def _parts(self, x: object, path: list[int]) -> list[object] | None:
-        if stands_for_itself(x):
+        if is_embeddable(x):
             self.numbers.update(_addresses(x))
             return None
         return self._enter(x, path)
@@ -67,10 +67,10 @@ class Reach:
         if isinstance(x, FakeTensor):
             self.fakes.append(x)
             return None
-        if self.source_of(x) is not None or is_kept_by_typing(x):
+        if self.source_of(x) is not None or is_cached_by_typing(x):
             return None
         _check_keys(x)
-        kind = self.kinds[key] = kind_of(x)
+        kind = self.kinds[key] = reconstruction_kind_of(x)
         path.append(key)
         return [*kind.needs(x), *kind.holds(x)] if kind.named else list(kind.needs(x))
 
@@ -98,12 +98,12 @@ def _read(text: str) -> Iterable[int]:
         yield int(text)
 
 
-def reach(roots: Iterable[object], source_of: Callable[[object], Source | None]) -> Reach:
+def find_reachable(roots: Iterable[object], source_of: Callable[[object], Source | None]) -> ReachableObjects:
     """Everything that a frame's end and the operands of its stores lead to.
 
     Raises Unsupported for an object that a compiled frame cannot rebuild.
     """
-    found = Reach(source_of)
+    found = ReachableObjects(source_of)
     for root in roots:
         found.visit(root)
     found.check_addresses()
@@ -114,14 +114,14 @@ def collect_fakes(roots: Iterable[object], source_of: Callable[[object], Source 
     """The fakes that the graph must return: those reachable from a frame's end and from the operands of its effects
     that are not inputs (inputs have a source), in order of first use. Raises Unsupported as `reach`.
     """
-    return [fake for fake in reach(roots, source_of).fakes if source_of(fake) is None]
+    return [fake for fake in find_reachable(roots, source_of).fakes if source_of(fake) is None]
 
 
-def contents_of_made(source_of: Callable[[object], Source | None], roots: Iterable[object]) -> list[object]:
+def contents_of_created(source_of: Callable[[object], Source | None], roots: Iterable[object]) -> list[object]:
     """The contents of each object that the program has made and `roots` lead to. Raises Unsupported as `reach`."""
-    found = reach(roots, source_of)
+    found = find_reachable(roots, source_of)
     made = [(x, found.kinds[id(x)]) for x in found.alive if id(x) in found.kinds]
-    return [[p if stands_for_itself(p) else id(p) for p in (*k.needs(x), *k.holds(x))] for x, k in made]
+    return [[p if is_embeddable(p) else id(p) for p in (*k.needs(x), *k.holds(x))] for x, k in made]
 
 
 def _check_keys(x: object) -> None:
@@ -133,7 +133,7 @@ def _check_keys(x: object) -> None:
 
 
 def _is_hashed_natively(key: object) -> bool:
-    if stands_for_itself(key):
+    if is_embeddable(key):
         return True
     if isinstance(key, (tuple, frozenset)) and not all(map(_is_hashed_natively, key)):
         return False

@@ -15,30 +15,30 @@ from smelt import _native
 from smelt._native import isinstance
 from smelt.capture.reconstruction.builtin_containers import CONTAINERS, dict_text, pairs, result_tuple
 from smelt.capture.reconstruction.function_reconstruction import FUNCTIONS
-from smelt.capture.reconstruction.generic_aliases import ALIASES, MEMBER, subscripted
+from smelt.capture.reconstruction.generic_aliases import ALIASES, MEMBER, typing_alias_kind
 from smelt.capture.reconstruction.instance_reconstruction import instance_kind
 from smelt.capture.reconstruction.numpy_values import numpy_kind
-from smelt.capture.reconstruction.proxy_reconstruction import STANDINS
-from smelt.capture.reconstruction.reconstruction_kind import Expressions, Kind, unsupported
+from smelt.capture.reconstruction.proxy_reconstruction import PROXIES
+from smelt.capture.reconstruction.reconstruction_kind import Expressions, ReconstructionKind, unsupported
 from smelt.capture.reconstruction.traceback_reconstruction import TRACEBACKS
 from smelt.capture.reconstruction.type_variables import VARIABLES
 
 # By exact type. Packages above add rows of their own: iterators and generators, handles of hooks.
-KINDS: dict[type, Kind] = {**CONTAINERS, **FUNCTIONS, **STANDINS, **TRACEBACKS, **ALIASES, **VARIABLES}
+RECONSTRUCTION_KINDS: dict[type, ReconstructionKind] = {**CONTAINERS, **FUNCTIONS, **PROXIES, **TRACEBACKS, **ALIASES, **VARIABLES}
 
 
 # Classes of C whose rows above do not speak of the `__dict__` that their instances have.
 _WITH_ATTRIBUTES = frozenset((collections.OrderedDict, functools.partial))
 
 
-def _with_attributes(kind: Kind) -> Kind:
+def _with_attributes(kind: ReconstructionKind) -> ReconstructionKind:
     """The row for an object that `kind` makes, and that has attributes of its own."""
 
     def fill(x: object, text: Expressions, name: str) -> list[str]:
         contents = kind.fill(x, text, name) if kind.empty is not None and kind.fill is not None else []
         return [*contents, f"{name}.__dict__.update({dict_text(vars(x), text)})"]
 
-    return Kind(
+    return ReconstructionKind(
         kind.needs if kind.empty is None else lambda x: (),
         kind.create,
         kind.empty or kind.create,
@@ -48,10 +48,10 @@ def _with_attributes(kind: Kind) -> Kind:
     )
 
 
-def kind_of(x: object) -> Kind:
+def reconstruction_kind_of(x: object) -> ReconstructionKind:
     """How `x`, made during capture, is made anew. Raises Unsupported."""
     cls = type(x)
-    found = KINDS.get(cls) or numpy_kind(x) or subscripted(x)
+    found = RECONSTRUCTION_KINDS.get(cls) or numpy_kind(x) or typing_alias_kind(x)
     if found is not None:
         return _with_attributes(found) if cls in _WITH_ATTRIBUTES and vars(x) else found
     if isinstance(x, enum.Enum):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import types
 
 from smelt import _native
-from smelt.capture.base.vm_frames import is_smelts
+from smelt.capture.base.vm_frames import is_smelt_scope
 from smelt.capture.reconstruction.frame_globals import provide
-from smelt.capture.reconstruction.reconstruction_kind import Expressions, Kind
+from smelt.capture.reconstruction.reconstruction_kind import Expressions, ReconstructionKind
 
 
 def entry(
@@ -23,15 +23,15 @@ def entry(
     return types.TracebackType(rest, _native.frame_of(code, scope), offset, line or code.co_firstlineno)
 
 
-def users_part(found: types.TracebackType | None) -> types.TracebackType | None:
+def without_smelt_frames(found: types.TracebackType | None) -> types.TracebackType | None:
     """`found` without the frames of smelt that it begins with."""
-    while found is not None and is_smelts(found.tb_frame.f_globals):
+    while found is not None and is_smelt_scope(found.tb_frame.f_globals):
         found = found.tb_next
     return found
 
 
 def _next(at: types.TracebackType) -> types.TracebackType | None:
-    return users_part(at.tb_next)
+    return without_smelt_frames(at.tb_next)
 
 
 def _text(at: types.TracebackType, text: Expressions) -> str:
@@ -41,5 +41,5 @@ def _text(at: types.TracebackType, text: Expressions) -> str:
     return f"traceback_entry({text(_next(at))}, {code}, {scope}, {at.tb_lasti}, {at.tb_lineno})"
 
 
-TRACEBACKS: dict[type, Kind] = {types.TracebackType: Kind(lambda at: (_next(at),), _text)}
+TRACEBACKS: dict[type, ReconstructionKind] = {types.TracebackType: ReconstructionKind(lambda at: (_next(at),), _text)}
 provide(traceback_entry=entry)

@@ -16,7 +16,7 @@ from smelt._native import isinstance
 from smelt.capture.base.bytecode import PY312
 from smelt.capture.base.value_kinds import FunctionType
 from smelt.capture.reconstruction.generic_aliases import is_plain
-from smelt.capture.reconstruction.reconstruction_kind import Expressions, Kind, unsupported
+from smelt.capture.reconstruction.reconstruction_kind import Expressions, ReconstructionKind, unsupported
 
 _Variable = typing.TypeVar | typing.TypeVarTuple | typing.ParamSpec
 
@@ -68,11 +68,11 @@ def _fill(x: _Variable, text: Expressions, name: str) -> list[str]:
     return [f"set_attribute({name}, {key!r}, {text(value)})" for key, value in _attributes(x).items()]
 
 
-def _row(cls: type) -> Kind:
+def _row(cls: type) -> ReconstructionKind:
     create = _made_by(cls)
-    return Kind(_needs, create, create, _fill, lambda x: [*_needs(x), *_attributes(x).values()], named=True)
+    return ReconstructionKind(_needs, create, create, _fill, lambda x: [*_needs(x), *_attributes(x).values()], named=True)
 
 
-VARIABLES: dict[type, Kind] = (
+VARIABLES: dict[type, ReconstructionKind] = (
     {cls: _row(cls) for cls in (typing.TypeVar, typing.TypeVarTuple, typing.ParamSpec)} if PY312 else {}
 )

@@ -94,7 +94,7 @@ def in_tensor(vm: VM, tensor: FakeTensor) -> object:
     """The symbolic number in a floating-point scalar tensor if it is known before the graph runs, else the tensor."""
     if tensor.dim() or not tensor.is_floating_point() or is_handled(vm.trace.call, (tensor,)):
         return tensor
-    number = None if vm.trace.known.value(tensor) is not None else vm.trace.known.number(tensor)
+    number = None if vm.trace.constants.value(tensor) is not None else vm.trace.constants.number(tensor)
     return tensor if number is None else number
 
 

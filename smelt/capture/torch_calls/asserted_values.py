@@ -55,11 +55,11 @@ def _comparison(
     function: Callable[..., object] = getattr(torch, name)
 
     def decided(vm: VM, args: Args, kwargs: Kwargs) -> object:
-        frame = vm.calling
+        frame = vm.current_frame
         ways = _jump(frame, function) if is_comparable(args, kwargs) else None
         if ways is None:
             return NotImplemented
-        condition = vm.native(torch.all, (vm.native(elementwise, args, kwargs),))
+        condition = vm.call_native(torch.all, (vm.call_native(elementwise, args, kwargs),))
         holds = assumed(vm, frame, condition, *ways)
         return NotImplemented if holds is None else holds
 
@@ -92,9 +92,9 @@ if all_true_or_assert is not None:
     @function(all_true_or_assert)
     def _all_true(vm: VM, args: Args, kwargs: Kwargs) -> object:
         """Whether the arguments of a distribution are valid."""
-        ways, holds = _jump(vm.calling, all_true_or_assert), None
+        ways, holds = _jump(vm.current_frame, all_true_or_assert), None
         if ways is not None and args and type(args[0]) is FakeTensor:
-            holds = assumed(vm, vm.calling, vm.native(torch.all, args[:1]), *ways)
+            holds = assumed(vm, vm.current_frame, vm.call_native(torch.all, args[:1]), *ways)
         return interpret(vm, all_true_or_assert, args, kwargs) if holds is None else holds
 
 
@@ -105,9 +105,9 @@ def _count(vm: VM, given: object, weights: object = None, minlength: object = 0)
     if given.dim() != 1 or given.is_floating_point() or given.dtype is torch.bool or not given.numel():
         return NotImplemented
     low, high = given.aminmax()
-    if not assume(vm, vm.calling, cast(FakeTensor, (low >= 0) & (high < minlength))):
+    if not assume(vm, vm.current_frame, cast(FakeTensor, (low >= 0) & (high < minlength))):
         return NotImplemented
-    vm.exceptions.some_handler = True  # the original function does not raise where the check fails
+    vm.exceptions.has_handlers = True  # the original function does not raise where the check fails
     counts = torch.zeros(minlength, dtype=torch.int64, device=given.device)
     return counts.index_add_(0, given, torch.ones_like(given, dtype=torch.int64))
 

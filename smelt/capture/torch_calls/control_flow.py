@@ -22,10 +22,10 @@ from smelt._native import isinstance
 from smelt.autograd.recompute_classes import class_of
 from smelt.capture.base.call_handlers import Args, Kwargs, function
 from smelt.capture.base.value_kinds import LEAF_TYPES, MISSING
-from smelt.capture.reconstruction.reconstruction_order import contents_of_made
+from smelt.capture.reconstruction.reconstruction_order import contents_of_created
 from smelt.capture.semantics.calls import torch_polyfills as polyfills
 from smelt.capture.torch_calls import subgraph_capture
-from smelt.capture.torch_calls.subgraph_capture import Mark, Part, mark, take_out
+from smelt.capture.torch_calls.subgraph_capture import TapePosition, Part, mark, cut_out
 from smelt.capture.torch_calls.subgraph_nodes import record
 from smelt.capture.vm.vm import VM
 from smelt.graph import torch_settings
@@ -49,15 +49,15 @@ class _Functions:
     reached: list[object]
     holds: list[object]
     closed: str
-    marks: list[Mark]
+    marks: list[TapePosition]
 
 
 def _begun(vm: VM, *given: object) -> _Functions:
-    vm.disclosed.choosing += 1
+    vm.assumptions.choosing += 1
     log, variables = vm.env.log, vm.contexts.variables
     stored = [v for e in log.effects() for v in vars(e).values() if v is not e.target and v is not MISSING]
     reached = [*given, *stored, *variables.values()]
-    holds = contents_of_made(vm.env.sources.of, reached)
+    holds = contents_of_created(vm.env.sources.of, reached)
     closed, log.closed = log.closed, "a function of an operator of higher order changes an outside object"
     return _Functions(given, reached, holds, closed, [mark(vm.trace)])
 
@@ -66,13 +66,13 @@ def _may_record(vm: VM) -> bool:
     """Whether functions may be recorded that might not run."""
     if maybe_current_level() is not None:
         raise subgraph_capture.refuse("an operator of higher order inside of a transform of torch.func")
-    return vm.disclosed.selects and not vm.trace.call.is_opaque
+    return vm.assumptions.selects and not vm.trace.call.is_opaque
 
 
 def _check_quiet(vm: VM, functions: _Functions) -> None:
     """Raises Unsupported where the functions did more than compute."""
     settings = {torch_settings.read(), *(m.settings for m in functions.marks)}
-    holds = contents_of_made(vm.env.sources.of, functions.reached)
+    holds = contents_of_created(vm.env.sources.of, functions.reached)
     if len(settings) > 1 or vm.contexts.tokens or holds != functions.holds:
         raise subgraph_capture.refuse("functions of an operator of higher order that do more than compute")
     vm.env.log.closed = functions.closed
@@ -92,7 +92,7 @@ def _next(vm: VM, args: Args, kwargs: Kwargs) -> None:
 def _is_condition(vm: VM, pred: object) -> bool:
     if type(pred) is not FakeTensor or pred.dtype is not torch.bool or pred.device.type != "cpu":
         return False
-    return pred.numel() == 1 and vm.trace.known.value(pred) is None
+    return pred.numel() == 1 and vm.trace.constants.value(pred) is None
 
 
 @function(cast(FunctionType, polyfills.begin_choice))
@@ -122,10 +122,10 @@ def _choose(vm: VM, args: Args, kwargs: Kwargs) -> object:
         chosen = [_selected(vm, cast(FakeTensor, pred), a, b) for a, b in pairs]
     else:
         end = mark(vm.trace)
-        after = Part(take_out(vm.trace, second, end), [b for _, b in pairs])
-        parts = Part(take_out(vm.trace, first), [a for a, _ in pairs]), after
+        after = Part(cut_out(vm.trace, second, end), [b for _, b in pairs])
+        parts = Part(cut_out(vm.trace, first), [a for a, _ in pairs]), after
         chosen = _as_node(vm, Choice(), parts, [cast(FakeTensor, pred)])
-    vm.disclosed.choosing -= 1
+    vm.assumptions.choosing -= 1
     return _rebuilt(results[0], iter(chosen))
 
 
@@ -138,7 +138,7 @@ def _is_alike(a: FakeTensor, b: FakeTensor) -> bool:
 
 
 def _selected(vm: VM, pred: FakeTensor, a: FakeTensor, b: FakeTensor) -> FakeTensor:
-    made = vm.native(torch.where, (vm.native(torch.Tensor.reshape, (pred, ())), a, b))
+    made = vm.call_native(torch.where, (vm.call_native(torch.Tensor.reshape, (pred, ())), a, b))
     if not isinstance(made, FakeTensor) or made.spec != a.spec:
         raise subgraph_capture.refuse("branches with tensors of such layouts")
     return made
@@ -209,11 +209,11 @@ def _end_loop(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if [subgraph_capture.alone(f.spec) for f in carried] != [subgraph_capture.alone(f.spec) for f in given]:
         raise subgraph_capture.refuse("a loop whose values change their type or layout")
     end = mark(vm.trace)
-    step = Part(take_out(vm.trace, functions.marks[1], end), given)
-    test = Part(take_out(vm.trace, functions.marks[0]), [cast(FakeTensor, goes_on)])
+    step = Part(cut_out(vm.trace, functions.marks[1], end), given)
+    test = Part(cut_out(vm.trace, functions.marks[0]), [cast(FakeTensor, goes_on)])
     stand_ins = cast("Sequence[FakeTensor]", values)
     made = _as_node(vm, Loop(len(carried)), (test, step), carried, stand_ins)
-    vm.disclosed.choosing -= 1
+    vm.assumptions.choosing -= 1
     return _rebuilt(results, iter(made))
 
 

@@ -27,7 +27,7 @@ def _enter_mode(vm: VM, args: Args, kwargs: Kwargs) -> object:
     (mode,) = args
     call = vm.trace.call
     if context_managers.gathers(mode):
-        call.gathers += 1
+        call.gather_depth += 1
     elif context_managers.is_users_mode(mode):
         if type(current_function_mode()) is not FunctionMode:
             raise unsupported("a mode of the user's inside of one of torch's")
@@ -41,7 +41,7 @@ def _enter_mode(vm: VM, args: Args, kwargs: Kwargs) -> object:
 def _exit_mode(vm: VM, args: Args, kwargs: Kwargs) -> object:
     mode, call = args[0], vm.trace.call
     if context_managers.gathers(mode):
-        call.gathers -= 1
+        call.gather_depth -= 1
     elif context_managers.is_users_mode(mode):
         if not call.modes or call.modes[-1] is not mode:
             raise unsupported("modes of torch are left in another order than entered", UNSUPPORTED_EFFECT)

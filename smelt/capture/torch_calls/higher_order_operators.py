@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import FunctionType
 from typing import cast
 
-from smelt.capture.base.call_handlers import LATE_FUNCTIONS, SUBSTITUTES, Args, Kwargs, unsupported
+from smelt.capture.base.call_handlers import LAZY_FUNCTIONS, SUBSTITUTES, Args, Kwargs, unsupported
 from smelt.capture.semantics.calls import torch_polyfills as polyfills
 from smelt.capture.vm.vm import VM
 
@@ -37,5 +37,5 @@ def _is_supported(vm: VM, args: Args, kwargs: Kwargs) -> bool:
     return True
 
 
-LATE_FUNCTIONS["torch._dynamo.decorators", "mark_static"] = _mark_static
-LATE_FUNCTIONS["torch._dynamo.eval_frame", "is_dynamo_supported"] = _is_supported
+LAZY_FUNCTIONS["torch._dynamo.decorators", "mark_static"] = _mark_static
+LAZY_FUNCTIONS["torch._dynamo.eval_frame", "is_dynamo_supported"] = _is_supported

@@ -19,7 +19,7 @@ _NEEDS_DETACH = "Can't call numpy() on Tensor that requires grad. Use tensor.det
 
 def _numpy(vm: VM, tensor: FakeTensor, *args: object, **kwargs: bool) -> object:
     """`tensor.numpy()`: the array itself where the values are known, or else a stand-in for it."""
-    known = vm.trace.known.value(tensor)
+    known = vm.trace.constants.value(tensor)
     if known is not None:
         return known.numpy(*args, **kwargs).copy()
     if args or kwargs or tensor.device.type != "cpu" or tensor.dtype not in DTYPES:

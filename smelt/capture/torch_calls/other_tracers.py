@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from smelt.capture.base.call_handlers import LATE_FUNCTIONS, Args, Kwargs, unsupported
+from smelt.capture.base.call_handlers import LAZY_FUNCTIONS, Args, Kwargs, unsupported
 from smelt.capture.vm.vm import VM
 
 _TRACERS = (
@@ -24,4 +24,4 @@ def _refuse(vm: VM, args: Args, kwargs: Kwargs) -> NoReturn:
     raise unsupported("another tracer of torch")
 
 
-LATE_FUNCTIONS.update(dict.fromkeys(_TRACERS, _refuse))
+LAZY_FUNCTIONS.update(dict.fromkeys(_TRACERS, _refuse))

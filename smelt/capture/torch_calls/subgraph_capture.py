@@ -15,7 +15,7 @@ from typing import cast
 import torch
 
 from smelt._native import isinstance
-from smelt.autograd.unsegmented_backward import joined
+from smelt.autograd.unsegmented_backward import unsegmented
 from smelt.errors import Unsupported
 from smelt.graph import graph_passes, torch_settings
 from smelt.graph.ir import Graph, Node, NumberSpec, TensorSpec, argument_nodes, map_nodes
@@ -57,7 +57,7 @@ def refuse(what: str) -> Unsupported:
 
 
 @dataclass(frozen=True)
-class Mark:
+class TapePosition:
     """How much was recorded before a function ran, and under which settings."""
 
     entries: int
@@ -66,17 +66,17 @@ class Mark:
     settings: torch_settings.TorchSettings
 
 
-def mark(parts: TraceParts) -> Mark:
+def mark(parts: TraceParts) -> TapePosition:
     """What is recorded from here on can be taken out."""
     with parts.call.paused():
         torch.clear_autocast_cache()  # a cast that is cached is part of one graph only
     settings = torch_settings.read()
-    parts.call_recorder.record_settings(settings)
+    parts.torch_recorder.record_settings(settings)
     tape = parts.tape
-    return Mark(len(tape.entries), len(tape.aten.graph.nodes), len(tape.torch.graph.nodes), settings)
+    return TapePosition(len(tape.entries), len(tape.aten.graph.nodes), len(tape.torch.graph.nodes), settings)
 
 
-def take_out(parts: TraceParts, start: Mark, end: Mark | None = None) -> list[Node]:
+def cut_out(parts: TraceParts, start: TapePosition, end: TapePosition | None = None) -> list[Node]:
     """The torch-level nodes recorded since `start` (up to `end`), which are in no graph any more. Constants stay."""
     tape = parts.tape
     entries, n_aten, n_torch = (None, None, None) if end is None else (end.entries, end.aten, end.torch)
@@ -172,7 +172,7 @@ Record = Callable[[TraceParts, Program, Sequence[FakeTensor]], Sequence[FakeTens
 
 
 @dataclass(frozen=True)
-class Inside:
+class TracedSubgraph:
     """A graph traced by itself. `fakes` are its operands."""
 
     traced: Traced
@@ -181,7 +181,7 @@ class Inside:
 
 def trace(
     parts: TraceParts, graph: Graph, specs: Sequence[TensorSpec], sources: frozenset[int], record: Record
-) -> Inside:
+) -> TracedSubgraph:
     """`graph`, of the torch level, on tensors with these specs. `sources`: those that require gradients. `record` records a
     program among its nodes. Raises Unsupported where it does what a graph inside cannot."""
     with parts.call.paused(), _without_modes():
@@ -200,14 +200,14 @@ def trace(
         except NotDifferentiable as error:
             raise Unsupported(error.reason) from error
         finally:
-            inner.forget_inputs()
+            inner.release_inputs()
     storages = [f.storage_key for f in results]
     if traced.mutated or len(set(storages)) < len(storages) or before & {*storages}:
         raise refuse("a function of an operator of higher order that gives, or writes, what it was given")
     if any(isinstance(n.target, OpOverload) and effects(n.target).random for n in traced.aten_graph):
         raise refuse("a function of an operator of higher order that draws random numbers")
-    traced.forget_examples()
-    return Inside(traced, fakes)
+    traced.release_examples()
+    return TracedSubgraph(traced, fakes)
 
 
 def _replayed(inner: Trace, graph: Graph, fakes: Sequence[FakeTensor], record: Record) -> list[FakeTensor]:
@@ -243,7 +243,7 @@ def _without_modes() -> Iterator[None]:
 # ----------------------------------------------------------------------------------------------- aten graphs
 
 
-def forward_graph(inside: Inside) -> Graph:
+def forward_graph(inside: TracedSubgraph) -> Graph:
     """The aten graph, which takes all operands."""
     graph, traced = inside.traced.aten_graph, inside.traced
     _take_all(graph, dict(zip(map(id, traced.inputs), graph.placeholders)), inside.fakes)
@@ -258,7 +258,7 @@ def _take_all(
     graph.nodes[:] = [*inputs, *more, *(n for n in graph.nodes if n.op != "placeholder")]
 
 
-def backward_graph(inside: Inside, results: Sequence[TensorSpec], sources: frozenset[int]) -> Graph:
+def backward_graph(inside: TracedSubgraph, results: Sequence[TensorSpec], sources: frozenset[int]) -> Graph:
     """The aten graph of the gradients of `sources`, which takes all operands, then the tangents of the results that can have
     one, laid out as these. The gradients are row-major. It computes again what it needs of the forward, as torch's own
     operators do."""
@@ -290,7 +290,7 @@ def backward_graph(inside: Inside, results: Sequence[TensorSpec], sources: froze
 
 def _check_joint(joint: Joint) -> None:
     plain = all(r.kind == "value" and not r.steps and not r.detached for r in joint.results)
-    if not plain or joint.writes or joint.spent or joint.flags.on:
+    if not plain or joint.writes or joint.freed or joint.flags.enabled:
         raise refuse("a function of an operator of higher order that changes what autograd knows")
 
 
@@ -301,7 +301,7 @@ def _only_gradients(joint: Joint) -> Graph:
     graph.nodes[-1] = Node("output", "output", (returned,), {}, "output", specs)
     graph_passes.eliminate_dead(graph)
     with _without_modes():
-        return joined(graph, joint) if joint.cuts else graph
+        return unsegmented(graph, joint) if joint.cuts else graph
 
 
 def _gradient(graph: Graph, i: int, fake: FakeTensor, found: Node | None) -> Node:

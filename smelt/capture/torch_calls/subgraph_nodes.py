@@ -10,7 +10,7 @@ from torch.autograd.function import FunctionCtx
 
 from smelt._native import isinstance
 from smelt.capture.torch_calls import subgraph_capture
-from smelt.capture.torch_calls.subgraph_capture import Inside, alone, refuse, row_major
+from smelt.capture.torch_calls.subgraph_capture import TracedSubgraph, alone, refuse, row_major
 from smelt.graph.ir import Node, TensorSpec
 from smelt.graph.object_handles import Handle
 from smelt.graph.subgraphs import RUN_GRAPHS, Choice, Inner, Program, has_gradients
@@ -40,11 +40,11 @@ def record(parts: TraceParts, program: Program, tensors: Sequence[FakeTensor]) -
         backward = _Backward(parts, Handle.of(Inner(program.rule, graphs)), program, own, sources)
         with DisableTorchFunction(), DisableTorchDispatch():
             made = list(_History.apply(backward, made, *tensors))  # type: ignore[no-untyped-call]
-    parts.call_recorder.record(node, program, made)
+    parts.torch_recorder.record(node, program, made)
     return made
 
 
-def _result_specs(program: Program, inside: Sequence[Inside]) -> list[TensorSpec]:
+def _result_specs(program: Program, inside: Sequence[TracedSubgraph]) -> list[TensorSpec]:
     """Of the results, which all graphs that give any must agree on."""
     given = inside if isinstance(program.rule, Choice) else inside[1:]
     found = [[alone(f.spec) for f in i.traced.outputs] for i in given]

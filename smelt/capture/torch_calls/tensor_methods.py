@@ -58,7 +58,7 @@ def as_subclass(vm: VM, tensor: FakeTensor, cls: type) -> object:
         raise unsupported(f"a tensor becomes a {cls!r}", TENSOR_SUBCLASS)
     vm.env.facts.use_class(cls)
     with DisableTorchFunctionSubclass():
-        made = cast(FakeTensor, vm.native(torch.ops.aten.alias.default, (tensor,)))
+        made = cast(FakeTensor, vm.call_native(torch.ops.aten.alias.default, (tensor,)))
     made.subclass = None if cls is torch.Tensor else cls
     vm.trace.call.has_subclasses = True
     return made
@@ -144,7 +144,7 @@ def _one_hot(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if type(classes) is not FakeTensor or count < -1 or classes.device.type != "cpu" or classes.numel() == 0:
         return one_hot(*args, **kwargs)
     if count == -1:
-        count = cast("int", vm.binary(operator.add, vm.native(torch.Tensor.item, (classes.max(),), {}), 1))
+        count = cast("int", vm.binary(operator.add, vm.call_native(torch.Tensor.item, (classes.max(),), {}), 1))
     made = torch.zeros((*classes.shape, count), dtype=torch.int64)
     return made.scatter_(-1, classes.unsqueeze(-1), 1)
 
@@ -195,13 +195,13 @@ def _full(vm: VM, args: Args, kwargs: Kwargs) -> object:
         return run_native(vm, torch.full, args, kwargs)
     options["dtype"] = dtype or _filled_by(cast(FakeTensor, value))
     options.pop("out", None)
-    return vm.native(_fill, (vm.native(torch.zeros, (size,), options), value))
+    return vm.call_native(_fill, (vm.call_native(torch.zeros, (size,), options), value))
 
 
 def _new_full(vm: VM, tensor: FakeTensor, size: object, fill_value: object, **options: object) -> object:
     if not _fits(fill_value, cast("torch.dtype | None", options.get("dtype")) or tensor.dtype):
         return run_native(vm, torch.Tensor.new_full, (tensor, size, fill_value), options)
-    return vm.native(_fill, (vm.native(torch.Tensor.new_zeros, (tensor, size), options), fill_value))
+    return vm.call_native(_fill, (vm.call_native(torch.Tensor.new_zeros, (tensor, size), options), fill_value))
 
 
 TENSOR_METHODS["new_full"] = _new_full

@@ -13,7 +13,7 @@ import types
 from collections.abc import Collection, Sequence
 
 from smelt._native import isinstance
-from smelt.capture.base.call_handlers import LATE_FUNCTIONS, Args, Kwargs, unsupported
+from smelt.capture.base.call_handlers import LAZY_FUNCTIONS, Args, Kwargs, unsupported
 from smelt.capture.base.value_kinds import LEAF_TYPES, MISSING
 from smelt.capture.semantics import attributes
 from smelt.capture.vm.vm import VM
@@ -25,7 +25,7 @@ from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
 from smelt.torch_private import maybe_current_level
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.user_kernel_recorder import record
-from smelt.tracing.symbolic.numbers_in_containers import plain_parts
+from smelt.tracing.symbolic.numbers_in_containers import specialize_nested
 from smelt.tracing.symbolic.sym_numbers import SYMBOLIC, hint
 
 _MOST = 64  # choices of constants
@@ -49,8 +49,8 @@ def _run(vm: VM, args: Args, kwargs: Kwargs) -> None:
     function, wrappers = _unwrapped(vm, kernel)
     names, fixed = known.parameters(function), known.constant_parameters(function)
     # Constants, and what no parameter is called (`num_warps`), decide what code there is.
-    given = [plain_parts(v) if name in fixed else v for v, name in zip(rest, names)]
-    options = {k: v if k in names and k not in fixed else plain_parts(v) for k, v in options.items()}
+    given = [specialize_nested(v) if name in fixed else v for v, name in zip(rest, names)]
+    options = {k: v if k in names and k not in fixed else specialize_nested(v) for k, v in options.items()}
     if len(given) < len(rest) or any(name in options for name in names[: len(given)]):
         raise unsupported("a Triton kernel with arguments that it does not take")
     for value in (*given, *options.values()):
@@ -76,7 +76,7 @@ def _wrap(vm: VM, args: Args, kwargs: Kwargs) -> object:
     return kernel
 
 
-LATE_FUNCTIONS.update(
+LAZY_FUNCTIONS.update(
     {
         (known.JIT, "KernelInterface.__getitem__"): _with_grid,
         (known.JIT, "JITFunction.run"): _run,
@@ -124,7 +124,7 @@ def _choices(vm: VM, wrappers: Sequence[object], named: Values) -> list[Values]:
         if known.is_heuristics(wrapper):
             for choice in found:
                 for name, rule in known.rules(wrapper).items():
-                    choice[name] = plain_parts(vm.call(rule, ({**named, **choice},), {}))
+                    choice[name] = specialize_nested(vm.call(rule, ({**named, **choice},), {}))
             continue
         configurations = known.configurations(wrapper)
         if configurations is None:

@@ -17,9 +17,9 @@ from smelt.graph.unbacked_sizes import AS_SIZES
 from smelt.torch_private import ASSERTIONS
 from smelt.tracing.fake.fake_tensor import FakeTensor, fake_shape
 from smelt.tracing.record.torch_function_handlers import is_handled
-from smelt.tracing.symbolic.sym_nodes import Symbol, Undecided
+from smelt.tracing.symbolic.sym_nodes import Symbol, UnbackedComparison
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
-from smelt.tracing.symbolic.unbacked_numbers import data_leaf_of
+from smelt.tracing.symbolic.unbacked_numbers import unbacked_leaf_of
 
 assert special_methods  # is there before this
 _MOST = 16  # numbers of a list
@@ -28,20 +28,20 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 def numbers(vm: VM, tensor: object) -> list[object] | None:
     """The numbers in a tensor of few integers; None where they cannot be symbolic, or are the same at each call."""
-    if type(tensor) is not FakeTensor or vm.trace.numbers.for_data is None or tensor.dtype not in _INTEGERS:
+    if type(tensor) is not FakeTensor or vm.trace.numbers.symbols_for_unbacked is None or tensor.dtype not in _INTEGERS:
         return None
     shape = tensor.spec.shape
     if len(shape) > 1 or any(type(n) is not int or n > _MOST for n in shape):
         return None
-    if is_handled(vm.trace.call, (tensor,)) or vm.trace.known.value(tensor) is not None:
+    if is_handled(vm.trace.call, (tensor,)) or vm.trace.constants.value(tensor) is not None:
         return None
-    known = [vm.trace.known.integer(tensor, vm.trace.numbers, i) for i in range(int(tensor.numel()))]
+    known = [vm.trace.constants.integer(tensor, vm.trace.numbers, i) for i in range(int(tensor.numel()))]
     if None not in known:
         return known
-    parts = list(vm.native(torch.Tensor.unbind, (tensor,))) if shape else [tensor]  # type: ignore[call-overload]
+    parts = list(vm.call_native(torch.Tensor.unbind, (tensor,))) if shape else [tensor]  # type: ignore[call-overload]
     if not parts:
         return None
-    carrier = cast(FakeTensor, vm.native(AS_SIZES, (parts,)))
+    carrier = cast(FakeTensor, vm.call_native(AS_SIZES, (parts,)))
     return list(fake_shape(carrier)[1:])
 
 
@@ -68,7 +68,7 @@ TENSOR_METHODS["tolist"] = _tolist
 def _check(fn: FunctionType) -> None:
     @function(fn)
     def check(vm: VM, args: Args, kwargs: Kwargs) -> object:
-        if args and type(args[0]) is Undecided:
+        if args and type(args[0]) is UnbackedComparison:
             args[0].assume(True)
             return None
         return interpret(vm, fn, args, kwargs)
@@ -87,12 +87,12 @@ def _extreme(fn: Callable[..., object]) -> None:
         found = before(vm, args, kwargs)
         if type(found) not in NUMBERS or not _is_new_size(cast(Symbol, cast(torch.SymInt, found).node)):
             return found
-        holds = vm.native(torch.full, ((), found), {"dtype": torch.int64})
-        return fake_shape(cast(FakeTensor, vm.native(AS_SIZES, ([holds],))))[1]
+        holds = vm.call_native(torch.full, ((), found), {"dtype": torch.int64})
+        return fake_shape(cast(FakeTensor, vm.call_native(AS_SIZES, ([holds],))))[1]
 
 
 def _is_new_size(symbol: Symbol) -> bool:
-    return symbol.size is None and type(symbol.value) is int and data_leaf_of(symbol.expression) is not None
+    return symbol.size is None and type(symbol.value) is int and unbacked_leaf_of(symbol.expression) is not None
 
 
 for _extreme_of in (min, max):

@@ -19,7 +19,7 @@ def _check_quantiles(vm: VM, q: object) -> None:
     """`q` of `quantile(x, q)` is between 0 and 1."""
     if type(q) is FakeTensor:
         inside = run_native(vm, torch.logical_and, (q >= 0, q <= 1), {})
-        vm.native(assert_async, (run_native(vm, torch.all, (inside,), {}),))
+        vm.call_native(assert_async, (run_native(vm, torch.all, (inside,), {}),))
 
 
 def _row(name: str) -> None:

@@ -1,1 +1,1 @@
-"""The virtual machine as the packages above see it: its state in parts, and the operations they may ask of it."""
+"""The VM's state and its abstract operations, which the packages above implement and call."""

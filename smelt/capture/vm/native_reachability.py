@@ -17,11 +17,11 @@ from smelt import _native
 from smelt._native import isinstance
 from smelt.capture.base.native_functions import is_native_module, runs_natively
 from smelt.capture.base.value_kinds import LEAF_TYPES, FunctionType, MethodType
-from smelt.capture.base.vm_frames import WALKED, Coroutine, Generator, VMCallable
+from smelt.capture.base.vm_frames import VM_ITERABLES, Coroutine, Generator, VMCallable
 from smelt.capture.proxies.text_proxy import Text
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
-from smelt.tracing.symbolic.symbolic_ranges import EXAMPLES
+from smelt.tracing.symbolic.symbolic_ranges import PROXY_EXAMPLES
 
 _DEPTH = 4  # how many containers deep the user's objects are looked for
 _Parts = Callable[[Any], Iterable[Any]]
@@ -76,8 +76,8 @@ _PLAIN = {
     Generator: False,
     Coroutine: False,
     VMCallable: False,
-    **dict.fromkeys(WALKED, True),
-    **dict.fromkeys(NUMBERS | EXAMPLES.keys(), False),
+    **dict.fromkeys(VM_ITERABLES, True),
+    **dict.fromkeys(NUMBERS | PROXY_EXAMPLES.keys(), False),
 }
 # Iterators that only hand out what they walk over.
 _PLAIN_ITERABLES: tuple[Any, ...] = (
@@ -101,23 +101,25 @@ def _function_calls_back(function: FunctionType) -> bool:
     return not runs_natively(function)
 
 
-class NativeReach(dict[type, Any]):
+class NativeReachability(dict[type, Any]):
     """By class: False (never runs Python code), True (does), or what to look at in an instance. A fresh table for one
-    capture: classes may change between captures. That a class is what it is found to be is guarded. `looked_through` is told
+    capture: classes may change between captures. That a class is what it is found to be is guarded. `count_items` is told
     how many parts of an instance were looked at."""
 
-    def __init__(self, reach_class: Callable[[type], None], looked_through: Callable[[int], None]) -> None:
+    def __init__(
+        self, guard_native_access: Callable[[type], None], count_items: Callable[[int], None]
+    ) -> None:
         super().__init__(_PLAIN)
-        self.reach_class = reach_class
-        self.looked_through = looked_through
+        self.guard_native_access = guard_native_access
+        self.count_items = count_items
 
     def __missing__(self, kind: type) -> object:
-        self.reach_class(kind)
+        self.guard_native_access(kind)
         how = self[kind] = _classify(kind)
         return how
 
 
-def calls_back(reach: NativeReach, value: object, depth: int = _DEPTH) -> bool:
+def may_call_python(reach: NativeReachability, value: object, depth: int = _DEPTH) -> bool:
     """Whether native code that is given `value` may start Python code of the user through it."""
     kind = type(value)
     how = reach[kind]
@@ -128,12 +130,12 @@ def calls_back(reach: NativeReach, value: object, depth: int = _DEPTH) -> bool:
     if not depth:
         return False
     parts = list(how(value))
-    reach.looked_through(len(parts))
+    reach.count_items(len(parts))
     hows = [reach[k] for k in set(map(type, parts))]  # each class is guarded
     if all(h is False or h is True for h in hows):
         return any(hows)
     # A list: each class is guarded.
-    return any([calls_back(reach, part, depth - 1) for part in parts])  # noqa: C419
+    return any([may_call_python(reach, part, depth - 1) for part in parts])  # noqa: C419
 
 
 def _classify(kind: type) -> object:

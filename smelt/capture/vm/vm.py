@@ -1,9 +1,10 @@
-"""`VM`: one capture, as the packages that carry out the program see it.
+"""`VM`: the state and the abstract operations of one capture.
 
-The state stands here, in parts (`vm_state.py`); the operations are declared here and defined above, by the modules that know
-them (`protocol/`, `interpreter/`), since each of them may come back to any other: a call may run code, which adds, whose
-`__add__` is called. What always holds: an object on the machine's stack is the user's own object, except that tensors are
-fakes and what is known at run time only has a stand-in.
+The state is grouped by concept (`vm_state.py`). The operations are declared here and implemented by the modules of
+`semantics/` and `interpreter/`, because any of them may call any other: a call runs code, which adds, which calls `__add__`.
+
+Invariant: an object on the VM's stack is the user's own object, except that tensors are fakes and values known only at run
+time are proxies.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from smelt.capture.environment.environment import Environment
 from smelt.capture.proxies.array_proxy import Array
 from smelt.capture.proxies.text_proxy import Text
 from smelt.capture.vm.vm_state import (
+    Assumptions,
     Cells,
     Classes,
     Contexts,
-    Disclosed,
     Exceptions,
     Frames,
     HeldByGraph,
     Scopes,
-    Stopping,
+    StopPoint,
     Work,
 )
 from smelt.errors import Unsupported
@@ -42,17 +43,17 @@ from smelt.graph.ir import Line
 from smelt.tracing.fake.fake_tensor import FakeTensor, class_of_fake
 from smelt.tracing.record.trace import Trace
 from smelt.tracing.symbolic.sym_numbers import PLAIN_TYPE
-from smelt.tracing.symbolic.symbolic_ranges import SHOWN_AS
+from smelt.tracing.symbolic.symbolic_ranges import PROXIED_TYPES
 
 
 class VM(ABC):
-    """One capture."""
+    """The state of one capture and the operations that the semantics packages implement."""
 
     trace: Trace
     env: Environment
-    frame: Frame | None  # the innermost frame that runs
-    failure: Unsupported | None  # why capture must end, whatever native code makes of the error
-    # the user's code runs: what it drops is finalized (of the class: a machine that has ended holds nothing)
+    frame: Frame | None  # the innermost running frame
+    failure: Unsupported | None  # ends the capture even if native code swallows the error
+    # User code is running, so objects that it drops are finalized. A class attribute: `release` empties the instance.
     running = False
     released = False
 
@@ -62,25 +63,25 @@ class VM(ABC):
         self.frame = None
         self.failure = None
         self.frames = Frames()
-        self.stopping = Stopping()
+        self.stop_point = StopPoint()
         self.work = Work()
         self.exceptions = exceptions
         self.scopes = Scopes()
         self.cells = Cells()
         self.contexts = contexts
         self.classes = Classes(
-            partial(wrap_values.reach_class, env), env.overlay.name, self.work.looked_through
+            partial(wrap_values.guard_native_access, env), env.overlay.name, self.work.count_items
         )
-        self.disclosed = Disclosed()
+        self.assumptions = Assumptions()
         self.held = HeldByGraph()
 
     def release(self) -> None:
-        """Lets go of the user's objects: in the cycles of a capture they would live until the next collection."""
-        self.trace.forget_inputs()
+        """Drop the references to the user's objects, which reference cycles would keep alive until the next collection."""
+        self.trace.release_inputs()
         for generator in filter(None, (reference() for reference in self.frames.generators)):
             if generator.frame is not None:
-                generator.frame.parent = None  # whose stack may lead back to the generator
-        # Said first: when what is held is dropped, weak references to it may call functions of the program.
+                generator.frame.parent = None  # its stack may lead back to the generator
+        # Set first: dropping the objects may run callbacks of the program's weak references.
         self.released = True
         vars(self.env).clear()
         held = vars(self)
@@ -88,15 +89,15 @@ class VM(ABC):
             del held[name]
 
     @property
-    def calling(self) -> Frame:
-        """The innermost frame, for what only a frame can call."""
+    def current_frame(self) -> Frame:
+        """The innermost frame, which must exist."""
         assert self.frame is not None
         return self.frame
 
     # ---- classes
 
     def type_info(self, cls: type) -> TypeInfo:
-        """What is known of `cls`."""
+        """The lookup facts of `cls`."""
         return self.classes.info(cls)
 
     def class_of(self, obj: object) -> type:
@@ -114,43 +115,43 @@ class VM(ABC):
 
     @abstractmethod
     def run(self, frame: Frame, error: BaseException | None = None) -> object:
-        """Runs `frame` until it returns or yields. With `error`, it is raised where the frame stands."""
+        """Run `frame` until it returns or yields. With `error`, raise that at the frame's current instruction."""
 
     @abstractmethod
-    def direct(self, frame: Frame) -> Frame:
-        """`frame`, made for the instruction that is being carried out: its result is that of the instruction."""
+    def attach_call_site(self, frame: Frame) -> Frame:
+        """Link the new `frame` to the instruction being executed, which receives its result; return `frame`."""
 
     @abstractmethod
-    def check_work(self) -> None:
-        """Raises Unsupported where the program did much since the graph grew last: Python does that faster."""
+    def check_long_computation(self) -> None:
+        """Raise Unsupported after many instructions without a new graph node: CPython runs those faster."""
 
     @abstractmethod
     def decode(self, code: types.CodeType) -> Code:
-        """The instructions of `code`, each with its handler."""
+        """Decode the instructions of `code`, each with its handler."""
 
     @abstractmethod
-    def drop(self, generator: Generator) -> None:
-        """A suspended generator that nobody holds any more is closed."""
+    def drop_generator(self, generator: Generator) -> None:
+        """Close a suspended generator whose last reference is gone."""
 
     @abstractmethod
-    def where(self) -> Line | None:
-        """The user's line that runs: the innermost frame outside of torch and the standard library."""
+    def current_line(self) -> Line | None:
+        """The user's current line: that of the innermost frame outside of torch and the standard library."""
 
     @abstractmethod
     def locate(self, error: Unsupported) -> None:
-        """Adds the user's line and stack to a reason, where it was raised first."""
+        """Add the user's line and stack to the reason of `error` where it is first raised."""
 
     @abstractmethod
-    def raise_again(self, error: BaseException) -> NoReturn:
-        """Raises `error` as it was: with its context and, in this frame, its traceback."""
+    def reraise(self, error: BaseException) -> NoReturn:
+        """Raise `error` with its context and, in this frame, its traceback unchanged."""
 
     @abstractmethod
     def handled_exception(self) -> BaseException | None:
-        """What `sys.exception()` is for the program."""
+        """The value of `sys.exception()` in the program."""
 
     @abstractmethod
     def is_compiling(self) -> bool:
-        """The answer to `torch.compiler.is_compiling()`."""
+        """The value of `torch.compiler.is_compiling()` in the program."""
 
     # ---- calls
 
@@ -162,46 +163,46 @@ class VM(ABC):
     def call_function(
         self, fn: FunctionType, args: Sequence[object], kwargs: dict[str, object] | None = None
     ) -> object:
-        """The call of a function written in Python."""
+        """Call a function written in Python."""
 
     @abstractmethod
     def instantiate(self, cls: type, args: Sequence[object], kwargs: dict[str, object]) -> object:
         """`type.__call__(cls, *args, **kwargs)`."""
 
     @abstractmethod
-    def native(
+    def call_native(
         self, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object] | None = None
     ) -> object:
-        """The call of native code; Python functions that it starts come back to the machine."""
+        """Call native code; the VM interprets the Python functions that it calls."""
 
     @abstractmethod
-    def keyed(self, fn: Callable[..., object], obj: object, key: object, *rest: object) -> object:
-        """`fn(obj, key, *rest)` of a container, of whose contents only what equals `key` is looked at."""
+    def native_lookup(self, fn: Callable[..., object], obj: object, key: object, *rest: object) -> object:
+        """`fn(obj, key, *rest)` on a container, where `fn` reads only the entry that equals `key`."""
 
     @abstractmethod
-    def called_back(self, fn: FunctionType, *slots: object) -> object:
-        """Native code starts `fn`, whose frame has these argument slots."""
+    def call_from_native(self, fn: FunctionType, *slots: object) -> object:
+        """Interpret `fn`, which native code calls; its frame has these argument slots."""
 
     @abstractmethod
     def native_callable(self, fn: object) -> Callable[..., object]:
-        """`fn` as native code may call it."""
+        """Wrap `fn` so that native code may call it."""
 
     @abstractmethod
     def native_argument(self, value: object) -> object:
-        """An argument of a native function."""
+        """Convert `value` to an argument of a native function."""
 
     # ---- operators
 
     @abstractmethod
     def binary(self, fn: Callable[..., object], left: object, right: object) -> object:
-        """`fn(left, right)` of the module operator."""
+        """`fn(left, right)`, where `fn` is a function of the module operator."""
 
     @abstractmethod
     def truth(self, value: object) -> bool:
         """`bool(value)`."""
 
     @abstractmethod
-    def same(self, left: object, right: object) -> bool:
+    def is_same(self, left: object, right: object) -> bool:
         """`left is right`."""
 
     @abstractmethod
@@ -213,8 +214,8 @@ class VM(ABC):
         """`obj[key]`."""
 
     @abstractmethod
-    def item_value(self, obj: object, key: object, value: object) -> object:
-        """`value`, which the container `obj` has at `key`, as a value of the machine."""
+    def wrap_item(self, obj: object, key: object, value: object) -> object:
+        """Wrap `value`, which the container `obj` holds at `key`, as a value of the VM."""
 
     @abstractmethod
     def store_item(self, obj: object, key: object, value: object) -> None:
@@ -236,13 +237,13 @@ class VM(ABC):
 
     @abstractmethod
     def iterable(self, obj: object) -> Iterable[object]:
-        """`obj` as native code may iterate over it."""
+        """Wrap `obj` so that native code may iterate over it."""
 
     @abstractmethod
     def elements(self, obj: object, limit: int | None = None, hinted: bool = False) -> Sequence[object]:
-        """All elements of `obj`, or `limit` of them."""
+        """All elements of `obj`, or at most `limit` of them."""
 
 
 _SHOWN_AS: dict[type, type] = {
-    Generator: types.GeneratorType, Coroutine: types.CoroutineType, Text: str, **SHOWN_AS
+    Generator: types.GeneratorType, Coroutine: types.CoroutineType, Text: str, **PROXIED_TYPES
 }  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 Edge = tuple[Any, int]  # a node of autograd, and which of its results
 
 
-def read_by(nodes: Iterable[Any], ends: Collection[Any] = ()) -> KeysView[Edge]:
+def reachable_edges(nodes: Iterable[Any], ends: Collection[Any] = ()) -> KeysView[Edge]:
     """What `nodes` and all nodes behind them are computed from, in the order in which it is met; not what `ends` are."""
     pending = list(nodes)
     seen = set(pending)
@@ -24,7 +24,7 @@ def read_by(nodes: Iterable[Any], ends: Collection[Any] = ()) -> KeysView[Edge]:
     return found.keys()
 
 
-def in_order(results: Sequence[Any], outside: frozenset[Any]) -> list[Any]:
+def topological_order(results: Sequence[Any], outside: frozenset[Any]) -> list[Any]:
     """The nodes, those that gradients reach first before those behind them."""
     done: dict[Any, None] = {}
     for result in results:
@@ -44,11 +44,11 @@ def in_order(results: Sequence[Any], outside: frozenset[Any]) -> list[Any]:
     return [*reversed(done)]
 
 
-def computed_after(results: Iterable[Any], outside: Iterable[Any]) -> Mapping[Any, tuple[int, int]]:
+def computation_order(results: Iterable[Any], outside: Iterable[Any]) -> Mapping[Any, tuple[int, int]]:
     """Keys that sort `results`, and the nodes behind them, by the order of their computation. Autograd numbers its nodes as
     they are made, but a view of memory that was written since is given a new one only when an operator looks for it."""
     keys: dict[Any, tuple[int, int]] = {}
-    for i, node in enumerate(reversed(in_order(tuple(results), frozenset(outside)))):
+    for i, node in enumerate(reversed(topological_order(tuple(results), frozenset(outside)))):
         behind = (keys[following][0] for following, _ in node.next_functions if following in keys)
         keys[node] = max([node._sequence_nr(), *behind]), i
     return keys

@@ -13,11 +13,11 @@ from smelt.torch_private import DisableAutocast, EnableTorchFunction
 from smelt.tracing.backward.custom_function_backward import UserBackward, check_entries
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.autograd_calls import AutogradCalls
-from smelt.tracing.record.current_call import CurrentCall, backward_of
+from smelt.tracing.record.current_call import CurrentCall, backward_node
 from smelt.tracing.record.tape import Tape
 
 
-class Backward:
+class BackwardState:
     """Records what autograd's engine runs: at the aten level only, with the user's lines of the forward.
 
     `tangents` are the fakes that the backward starts from. What always holds: `CurrentCall.node` is a node of no graph
@@ -39,9 +39,9 @@ class Backward:
     @contextmanager
     def recording(self, backwards: Mapping[Any, Node]) -> Iterator[None]:
         """Operators that autograd's engine runs are recorded at the aten level alone. `backwards`: by node of autograd, what
-        stands for it (`backward_of`)."""
+        stands for it (`backward_node`)."""
         call = self._call
-        call.node, call.backwards = backward_of(None), backwards
+        call.node, call.backwards = backward_node(None), backwards
         try:
             # as where eager's backward runs
             autocast_off: AbstractContextManager[object] = (
@@ -56,7 +56,7 @@ class Backward:
         """`run()`, which has autograd's engine compute gradients; the user's code that the engine calls is interpreted."""
         custom = self._autograd.custom
         with on_this_thread():
-            return run() if custom is None else custom.window(run)
+            return run() if custom is None else custom.run_interpreted(run)
 
     @property
     def is_recorded(self) -> bool:

@@ -34,7 +34,7 @@ class CustomFunctions:
 
     window: Callable[[Callable[[], Any]], Any]
     called: list[UserBackward] = field(default_factory=list)
-    takes_none: set[int] = field(default_factory=set)  # ids of contexts whose backward is given None for zero
+    accepts_none: set[int] = field(default_factory=set)  # ids of contexts whose backward is given None for zero
     # contexts whose saved tensors were read; a backward that reads none can run again, whatever was freed
     reads_saved: set[object] = field(default_factory=set)
 
@@ -42,12 +42,12 @@ class CustomFunctions:
 @dataclass
 class UserBackward:
     """One call of a backward. The nodes that it recorded have `source` as theirs. `gives`: the gradients it returned that
-    are used; `takes_none`: it may find None in place of some of several gradients."""
+    are used; `accepts_none`: it may find None in place of some of several gradients."""
 
     name: str
     source: Node
     gives: tuple[FakeTensor, ...] = ()
-    takes_none: bool = False
+    accepts_none: bool = False
 
 
 def check_entries(call: UserBackward, entries: Sequence[TapeEntry]) -> None:
@@ -89,13 +89,13 @@ def check_linear(
                 what = f"the backward of {names[node.source]} need not be linear ({node.name})"
                 raise refuse(f"{what}, and several outputs have gradients")
     for call in calls:
-        if call.takes_none:
+        if call.accepts_none:
             raise refuse(
                 f"the backward of {call.name} takes None for zero, and several outputs have gradients"
             )
     found = iter(gives)
     for call in calls:
-        for _ in call.gives:
+        for _ in call.gradients:
             if next(found) not in depends:
                 what = f"a gradient that the backward of {call.name} gives depends on none"
                 raise refuse(f"{what}, and several outputs have gradients")

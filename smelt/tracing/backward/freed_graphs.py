@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smelt.torch_private import DisableTorchDispatch, DisableTorchFunction
-from smelt.tracing.backward.autograd_graph import read_by
+from smelt.tracing.backward.autograd_graph import reachable_edges
 from smelt.tracing.backward.not_differentiable import refuse
 from smelt.tracing.fake.fake_tensor import FakeTensor
 
@@ -20,7 +20,7 @@ _FREED = "Trying to backward through the graph a second time"  # as torch's mess
 
 
 @dataclass(frozen=True)
-class Spent:
+class FreedValue:
     """Value `value` of a joint graph is spent. It was computed from these inputs, and from these other values."""
 
     value: int
@@ -28,26 +28,26 @@ class Spent:
     values: tuple[int, ...]
 
 
-def spent_values(
+def freed_values(
     values: Sequence[FakeTensor], inputs: Sequence[FakeTensor], first_history: dict[int, Any]
-) -> tuple[Spent, ...]:
+) -> tuple[FreedValue, ...]:
     """Those of `values` that cannot be differentiated any more, in the order of their computation. Raises NotDifferentiable
     for one that can be by a part of what it was computed from."""
     places = {(v.grad_fn, v.output_nr): i for i, v in enumerate(values) if v.grad_fn is not None}
     outside = {node for node in first_history.values() if node is not None}
     found = []
     for (start, _), i in places.items():
-        edges = read_by((start,), outside)
+        edges = reachable_edges((start,), outside)
         freed = {node for node in (start, *(n for n, _ in edges)) if node not in outside and _is_freed(node)}
         if not freed:
             continue
-        still = read_by((start,), outside | freed)
+        still = reachable_edges((start,), outside | freed)
         if places.keys() & still or any(n in outside or hasattr(n, "variable") for n, _ in still):
             raise refuse("a part of the graph of a result was freed")
         nodes = {n for n, _ in edges}
         leaves = {id(n.variable) for n in nodes if hasattr(n, "variable")}
         sources = (k for k, f in enumerate(inputs) if id(f) in leaves or first_history.get(id(f)) in nodes)
-        found.append(Spent(i, tuple(sources), tuple(places[p] for p in edges & places.keys())))
+        found.append(FreedValue(i, tuple(sources), tuple(places[p] for p in edges & places.keys())))
     # autograd numbers its nodes as they are made
     return tuple(sorted(found, key=lambda s: values[s.value].grad_fn._sequence_nr()))  # type: ignore[union-attr]
 

@@ -39,7 +39,7 @@ class GradFlags:
     @classmethod
     def of(cls, autograd: AutogradCalls, inputs: Inputs) -> GradFlags:
         """Those that a trace has recorded; they count its inputs. Raises NotDifferentiable."""
-        called = {name: {id(f) for f in fakes} for name, fakes in autograd.restated.items()}
+        called = {name: {id(f) for f in fakes} for name, fakes in autograd.flag_calls.items()}
         places = list(enumerate(inputs))
         switched = [(i, f) for i, f in places if id(f) in called.get("requires_grad_", ())]
         if any(not f.is_leaf for _, f in switched):
@@ -50,7 +50,7 @@ class GradFlags:
             retained=tuple(i for i, f in places if id(f) in called.get("retain_grad", ()) and f.retains_grad),
         )
 
-    def placed(self, place: Callable[[int], int]) -> GradFlags:
+    def renumbered(self, place: Callable[[int], int]) -> GradFlags:
         """The same flags, of inputs that are counted in another way: input `i` as `place(i)`."""
         return GradFlags(
             on=tuple(map(place, self.on)),

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from smelt.graph.ir import Graph, Node
 from smelt.tracing.backward.custom_function_backward import UserBackward
-from smelt.tracing.backward.freed_graphs import Spent
+from smelt.tracing.backward.freed_graphs import FreedValue
 from smelt.tracing.backward.grad_flags import NO_FLAGS, GradFlags
-from smelt.tracing.backward.torch_level_index import TorchPlace
+from smelt.tracing.backward.torch_level_index import TorchLevelTensor
 from smelt.tracing.fake.fake_tensor import FakeTensor
-from smelt.tracing.record.trace_outputs import OutputSource, Taken
+from smelt.tracing.record.trace_outputs import OutputSource, EpilogueTensor
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class Joint:
     flags: GradFlags = NO_FLAGS  # what the program set of primals
     # per tangent: those whose gradients pass the same saved value in eager's graph, where the first one frees it
     conflicts: tuple[tuple[int, ...], ...] = ()
-    torch_places: tuple[TorchPlace | None, ...] = ()  # of the forward's outputs, then of what is taken
-    spent: tuple[Spent, ...] = ()  # outputs that require a gradient, which can no longer be had
-    taken: tuple[Taken, ...] = ()  # in the order in which it is
+    torch_level_tensors: tuple[TorchLevelTensor | None, ...] = ()  # of the forward's outputs, then of what is taken
+    freed: tuple[FreedValue, ...] = ()  # outputs that require a gradient, which can no longer be had
+    taken: tuple[EpilogueTensor, ...] = ()  # in the order in which it is
     computed: tuple[int, ...] = ()  # the tangents, in the order in which their outputs were computed
 
 
@@ -67,13 +67,13 @@ class RecordedBackward:
     flags: GradFlags  # counts the inputs of the trace
     calls: tuple[UserBackward, ...] = ()
     conflicts: tuple[tuple[int, ...], ...] = ()
-    spent: tuple[Spent, ...] = ()  # counts the inputs of the trace
-    taken: tuple[Taken, ...] = ()  # counts them, too
-    taken_fakes: tuple[FakeTensor, ...] = ()
+    freed: tuple[FreedValue, ...] = ()  # counts the inputs of the trace
+    taken: tuple[EpilogueTensor, ...] = ()  # counts them, too
+    epilogue_fakes: tuple[FakeTensor, ...] = ()
     computed: tuple[int, ...] = ()  # the tangents, in the order in which their values were computed
 
     @property
     def fakes(self) -> list[FakeTensor]:
         """All that the joint graph returns, then what the calls of the user's give."""
-        given = (g for call in self.calls for g in call.gives)
+        given = (g for call in self.calls for g in call.gradients)
         return [*self.values, *(g for g in self.gradients if g is not None), *given]

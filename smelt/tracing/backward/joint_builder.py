@@ -9,10 +9,10 @@ from smelt.graph import graph_passes
 from smelt.graph.ir import Graph, Node, argument_nodes
 from smelt.ops.may_raise import must_run
 from smelt.tracing.backward.custom_function_backward import check_linear
-from smelt.tracing.backward.freed_graphs import Spent
+from smelt.tracing.backward.freed_graphs import FreedValue
 from smelt.tracing.backward.joint import Joint, RecordedBackward
 from smelt.tracing.backward.not_differentiable import refuse
-from smelt.tracing.backward.torch_level_index import TorchPlace, torch_places
+from smelt.tracing.backward.torch_level_index import TorchLevelTensor, torch_level_tensors
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.trace_parts import TraceParts
 
@@ -28,7 +28,7 @@ class JointBuilder:
     late: frozenset[Node]
     ends: list[Node | None]
     input_ids: tuple[int, ...]  # ids of the fakes that are the inputs of the trace
-    places: tuple[TorchPlace | None, ...]
+    places: tuple[TorchLevelTensor | None, ...]
 
     @classmethod
     def of(
@@ -47,8 +47,8 @@ class JointBuilder:
         whole.nodes = [copy_of[n] for n in rest]
         returned = [None if n is None else copy_of[n] for n in ends]
         input_ids = tuple(map(id, parts.inputs))
-        given_or_taken = (*recorded.values, *recorded.taken_fakes)
-        places = torch_places(parts, given_or_taken)
+        given_or_taken = (*recorded.values, *recorded.epilogue_fakes)
+        places = torch_level_tensors(parts, given_or_taken)
         late = frozenset(copy_of[n] for n in late)
         return cls(recorded, whole, copy_of, late, returned, input_ids, places)
 
@@ -110,22 +110,22 @@ class JointBuilder:
             leaves=sum(f.is_leaf for f in recorded.sources if id(f) in position),
             cuts=recorded.cuts,
             backward=late,
-            results=tuple(r.placed(place) for r in recorded.results),
+            results=tuple(r.renumbered(place) for r in recorded.results),
             writes=tuple(
                 (position[id(f)], n_values - len(recorded.written) + i)
                 for i, f in enumerate(recorded.written)
             ),
-            flags=recorded.flags.placed(place),
+            flags=recorded.flags.renumbered(place),
             conflicts=recorded.conflicts,
-            torch_places=self.places,
-            spent=tuple(self._placed(s, position) for s in recorded.spent),
-            computed=recorded.computed,
-            taken=tuple(replace(t, source=t.source.placed(place)) for t in recorded.taken),
+            torch_level_tensors=self.places,
+            freed=tuple(self._placed(s, position) for s in recorded.freed),
+            computed=recorded.tangent_order,
+            taken=tuple(replace(t, source=t.source.renumbered(place)) for t in recorded.epilogue),
         )
 
-    def _placed(self, spent: Spent, position: Mapping[int, int]) -> Spent:
+    def _placed(self, freed: FreedValue, position: Mapping[int, int]) -> FreedValue:
         """`spent`, counting the inputs of the finished trace: those that no node reads are left out."""
-        used = [position[self.input_ids[i]] for i in spent.inputs if self.input_ids[i] in position]
+        used = [position[self.input_ids[i]] for i in freed.inputs if self.input_ids[i] in position]
         if not used:
             raise refuse("a result requires gradients, which no input does")
-        return replace(spent, inputs=tuple(used))
+        return replace(freed, inputs=tuple(used))

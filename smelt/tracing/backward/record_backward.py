@@ -20,18 +20,18 @@ from smelt.graph.tensor_specs import empty_like_spec
 from smelt.ops.symbolic_results import results
 from smelt.ops.symbolic_rules import EMPTY_LIKE
 from smelt.torch_private import DisableTorchDispatch, run_engine
-from smelt.tracing.backward.autograd_graph import computed_after, read_by
+from smelt.tracing.backward.autograd_graph import computation_order, reachable_edges
 from smelt.tracing.backward.backward_rules import replaced
-from smelt.tracing.backward.freed_graphs import spent_values
+from smelt.tracing.backward.freed_graphs import freed_values
 from smelt.tracing.backward.grad_flags import GradFlags, switched_on
 from smelt.tracing.backward.joint import RecordedBackward
 from smelt.tracing.backward.not_differentiable import NotDifferentiable, refuse
 from smelt.tracing.backward.shared_saves import shared_saves
 from smelt.tracing.fake.fake_tensor import FakeTensor, fakes_in, wrap
-from smelt.tracing.record.current_call import backward_of
+from smelt.tracing.record.current_call import backward_node
 from smelt.tracing.record.recorded_results import fresh
 from smelt.tracing.record.trace_inputs import Inputs
-from smelt.tracing.record.trace_outputs import OutputSource, Taken, is_no_grad_view, output_sources, passed_by
+from smelt.tracing.record.trace_outputs import OutputSource, EpilogueTensor, is_no_grad_view, output_sources, epilogue_tensors
 from smelt.tracing.record.trace_parts import TraceParts
 from smelt.tracing.symbolic.symbolic_fake_results import spec_of_fake
 
@@ -64,14 +64,14 @@ def _record(parts: TraceParts, outputs: Sequence[FakeTensor]) -> RecordedBackwar
     flags = GradFlags.of(autograd, inputs)
     written = tuple(f for f in inputs if f.grad_fn is not inputs.first_history.get(id(f)))
     values, found, taken, places = _placed(parts, outputs, written)
-    spent = spent_values(values, inputs, inputs.first_history) if autograd.differentiated else ()
-    if any(s.value >= len(values) - len(written) for s in spent):
+    freed = freed_values(values, inputs, inputs.first_history) if autograd.differentiated else ()
+    if any(s.value >= len(values) - len(written) for s in freed):
         raise refuse("an input is written with a gradient whose graph is freed")
-    if spent and taken:
+    if freed and taken:
         raise refuse("a view of results whose graph is freed, which others are computed from")
-    gone = {s.value for s in spent}
+    gone = {s.value for s in freed}
     with_tangent = tuple(i for i, v in enumerate(places) if v.requires_grad and i not in gone)
-    sources = tuple(f for i, f in enumerate(inputs) if id(f) in inputs.first_history or i in flags.on)
+    sources = tuple(f for i, f in enumerate(inputs) if id(f) in inputs.first_history or i in flags.enabled)
     tangents = tuple(_tangent(inputs, places[i]) for i in with_tangent)
     for k, tangent in enumerate(tangents):
         parts.backward.add_tangent(tangent, f"tangents_{k + 1}")
@@ -105,7 +105,7 @@ def _record(parts: TraceParts, outputs: Sequence[FakeTensor]) -> RecordedBackwar
         flags,
         calls,
         conflicts,
-        spent,
+        freed,
         taken,
         places[len(values) :],
         tuple(with_tangent.index(i) for i in computed),
@@ -114,12 +114,12 @@ def _record(parts: TraceParts, outputs: Sequence[FakeTensor]) -> RecordedBackwar
 
 def _placed(
     parts: TraceParts, outputs: Sequence[FakeTensor], written: Sequence[FakeTensor]
-) -> tuple[tuple[FakeTensor, ...], tuple[OutputSource, ...], tuple[Taken, ...], tuple[FakeTensor, ...]]:
+) -> tuple[tuple[FakeTensor, ...], tuple[OutputSource, ...], tuple[EpilogueTensor, ...], tuple[FakeTensor, ...]]:
     """The values of the joint graph, what of `written` is to be written among them last; how the outputs are had; what is
     taken; all that has a tangent: the values, and then what is taken. Raises NotDifferentiable."""
     inputs, tape = parts.inputs, parts.tape
     values, found, _ = output_sources(tape, inputs, outputs)
-    passed = passed_by(parts.autograd, tape, inputs, outputs, values, written)
+    passed = epilogue_tensors(parts.autograd, tape, inputs, outputs, values, written)
     views: tuple[OutputSource, ...] = ()
     if passed:
         values, found, views = output_sources(tape, inputs, outputs, passed)
@@ -127,7 +127,7 @@ def _placed(
     place = {id(f): first + i for i, f in enumerate(written)}
     values = (*values, *written)
     nodes = [f.grad_fn for f in passed]
-    taken = tuple(Taken(s, nodes.index(f.grad_fn), place.get(id(f))) for f, s in zip(passed, views))
+    taken = tuple(EpilogueTensor(s, nodes.index(f.grad_fn), place.get(id(f))) for f, s in zip(passed, views))
     return values, found, taken, (*values, *passed)
 
 
@@ -221,7 +221,7 @@ def _cuts(
     their computation. And those of all that have a tangent that nothing with a tangent is computed from."""
     at = {i: (places[i].grad_fn, places[i].output_nr) for i in with_tangent}
     nodes = [node for node, _ in at.values()]
-    read = read_by(nodes)
+    read = reachable_edges(nodes)
     taken = {at[i] for i in with_tangent if i >= n}
     found = [i for i in with_tangent if at[i] in taken or at[i] in read]
     ends = frozenset(i for i in with_tangent if at[i] not in read and (i >= n or at[i] not in taken))
@@ -232,7 +232,7 @@ def _in_order(inputs: Inputs, places: Sequence[FakeTensor], members: Sequence[in
     """These of `places` in the order of their computation."""
     if len(members) < 2:
         return tuple(members)
-    order = computed_after([places[i].grad_fn for i in members], inputs.first_history.values())
+    order = computation_order([places[i].grad_fn for i in members], inputs.first_history.values())
     return tuple(sorted(members, key=lambda i: order.get(places[i].grad_fn, (-1, 0))))
 
 
@@ -261,7 +261,7 @@ def _check(parts: TraceParts, outputs: Sequence[FakeTensor]) -> None:
         raise refuse("a tensor that is neither on a CPU nor on CUDA")
     if any(node.target is forward_ad.enter_dual_level for node in parts.tape.torch.graph):
         raise refuse("forward-mode differentiation")
-    inference = parts.call_recorder.first_state[1]
+    inference = parts.torch_recorder.first_state[1]
     for fake in inputs:
         changed = fake.grad_fn is not first_history.get(id(fake))
         if changed and fake.storage_key not in parts.writes.storages:
@@ -300,5 +300,5 @@ def _backwards(parts: TraceParts) -> dict[Any, Node]:
             if fake._is_view() and fake.storage_key in parts.writes.storages:
                 continue  # autograd may have given it up, or take the view again, through tensors that nobody names
             if fake.grad_fn is not None and fake.grad_fn not in found:
-                found[fake.grad_fn] = backward_of(made.node)
+                found[fake.grad_fn] = backward_node(made.node)
     return found

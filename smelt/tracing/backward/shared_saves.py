@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from smelt.torch_private import NODES_IN_C, OpOverload
-from smelt.tracing.backward.autograd_graph import in_order
+from smelt.tracing.backward.autograd_graph import topological_order
 
 _MOST_OVERLOADS = 10
 
@@ -22,7 +22,7 @@ def shared_saves(
     """For each of `results` (nodes of autograd): those whose gradients pass the same node that saves something, in ascending
     order; itself, if it passes any. What lies behind `outside` does not count. Nodes of the user's functions are in
     `reads_saved` where their backward reads what they saved: others do not mind that it is freed."""
-    order = in_order(results, frozenset(outside))
+    order = topological_order(results, frozenset(outside))
     behind = dict.fromkeys(order, 0)  # the results that each node is behind, as bits
     for k, node in enumerate(results):
         if node in behind:

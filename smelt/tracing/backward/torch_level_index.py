@@ -12,27 +12,27 @@ from smelt.tracing.record.trace_parts import TraceParts
 
 
 @dataclass(frozen=True)
-class TorchPlace:
+class TorchLevelTensor:
     """`node` gives the tensor; or, `by_view`, a view of it: it is a tensor that no torch-level call gives.
 
-    `settled`: once this node has run, the tensor has the history that it has in the end. `written_later`: its memory is
+    `history_node`: once this node has run, the tensor has the history that it has in the end. `written_later`: its memory is
     written after that.
     """
 
     node: Node
-    settled: Node
+    history_node: Node
     by_view: bool = False
     written_later: bool = False
 
 
-def place_at(place: TorchPlace, copy_of: Mapping[Node, Node]) -> TorchPlace:
+def in_copied_graph(place: TorchLevelTensor, copy_of: Mapping[Node, Node]) -> TorchLevelTensor:
     """The same in a copy of the graph."""
     return replace(
-        place, node=copy_of.get(place.node, place.node), settled=copy_of.get(place.settled, place.settled)
+        place, node=copy_of.get(place.node, place.node), history_node=copy_of.get(place.history_node, place.history_node)
     )
 
 
-def torch_places(parts: TraceParts, fakes: Sequence[FakeTensor]) -> tuple[TorchPlace | None, ...]:
+def torch_level_tensors(parts: TraceParts, fakes: Sequence[FakeTensor]) -> tuple[TorchLevelTensor | None, ...]:
     """Those of `fakes`; None for what that graph does not have. Call it with the recording modes out of the way."""
     recorded = [f for entry in parts.tape.entries for f in fakes_in(entry.out) if f.torch_node is not None]
     views = {id(base_of(f)): f.torch_node for f in reversed(recorded) if f._is_view()}
@@ -40,7 +40,7 @@ def torch_places(parts: TraceParts, fakes: Sequence[FakeTensor]) -> tuple[TorchP
     calls: dict[int, list[WriteCall]] = {}
     for call in parts.writes.calls:
         calls.setdefault(call.base.storage_key, []).append(call)
-    found: list[TorchPlace | None] = []
+    found: list[TorchLevelTensor | None] = []
     for fake in fakes:
         node = fake.torch_node or views.get(id(fake))
         if node is None:
@@ -48,8 +48,8 @@ def torch_places(parts: TraceParts, fakes: Sequence[FakeTensor]) -> tuple[TorchP
             continue
         written = calls.get(fake.storage_key, [])
         rebasing = written[: _rebasing(fake, written)]
-        settled = max([node, *(c.node for c in rebasing[-1:])], key=lambda n: order.get(n, -1))
-        found.append(TorchPlace(node, settled, fake.torch_node is None, len(rebasing) < len(written)))
+        history_node = max([node, *(c.node for c in rebasing[-1:])], key=lambda n: order.get(n, -1))
+        found.append(TorchLevelTensor(node, history_node, fake.torch_node is None, len(rebasing) < len(written)))
     return tuple(found)
 
 

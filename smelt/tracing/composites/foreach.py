@@ -77,4 +77,4 @@ def _made_bodies() -> dict[Any, _Body]:
     return found
 
 
-BODIES = _made_bodies()
+COMPOSITES = _made_bodies()

@@ -81,7 +81,7 @@ def _body(compute: Callable[..., None]) -> Callable[[Args, Kwargs], None]:
     return lambda args, kwargs: compute(*args, **kwargs)
 
 
-BODIES: dict[Any, Callable[[Args, Kwargs], None]] = {
+COMPOSITES: dict[Any, Callable[[Args, Kwargs], None]] = {
     getattr(torch, name): _body(compute)
     for name, compute in (
         ("_fused_adam_", _adam(False)),

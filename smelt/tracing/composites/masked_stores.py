@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from smelt.tracing.fake.fake_tensor import FakeTensor
-from smelt.tracing.record.aten_call_recorder import Body, OperatorRecorder
+from smelt.tracing.record.aten_call_recorder import Composite, AtenCallRecorder
 from smelt.tracing.record.call_arguments import Args
 
 
-def _store(recorder: OperatorRecorder, func: Any, args: Args) -> Any:
+def _store(recorder: AtenCallRecorder, func: Any, args: Args) -> Any:
     x, mask, value = args
     if not (_is_mask(x, mask) and _is_written_alike(x, mask, value)):
         return func(*args)
@@ -38,4 +38,4 @@ def _is_written_alike(x: FakeTensor, mask: FakeTensor, value: Any) -> bool:
     return (value.dtype, value.device) == (x.dtype, x.device) and value.dim() <= rest
 
 
-BODIES: dict[Any, Body] = {torch.Tensor.__setitem__: _store}
+COMPOSITES: dict[Any, Composite] = {torch.Tensor.__setitem__: _store}

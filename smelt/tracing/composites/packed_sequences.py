@@ -13,13 +13,13 @@ import torch
 
 from smelt.torch_private import pack_padded_sequence, pad_packed_sequence
 from smelt.tracing.composites import symbolic_rnn
-from smelt.tracing.record.aten_call_recorder import Body, OperatorRecorder
+from smelt.tracing.record.aten_call_recorder import Composite, AtenCallRecorder
 from smelt.tracing.record.call_arguments import Args
 
 aten = torch.ops.aten
 
 
-def _places(recorder: OperatorRecorder, batch_sizes: torch.Tensor, batch_first: bool) -> list[Any]:
+def _places(recorder: AtenCallRecorder, batch_sizes: torch.Tensor, batch_first: bool) -> list[Any]:
     """Where each row of packed data is in padded data: constants for indexing."""
     sizes = batch_sizes.tolist()
     times = [t for t, size in enumerate(sizes) for _ in range(size)]
@@ -29,14 +29,14 @@ def _places(recorder: OperatorRecorder, batch_sizes: torch.Tensor, batch_first: 
     return [recorder.tape.add_constant(index) for index in (reversed(both) if batch_first else both)]
 
 
-def _known(recorder: OperatorRecorder, sizes: torch.Tensor, what: str) -> torch.Tensor:
-    value = recorder.known.value(sizes)
+def _known(recorder: AtenCallRecorder, sizes: torch.Tensor, what: str) -> torch.Tensor:
+    value = recorder.constants.value(sizes)
     if value is None:
-        raise recorder.refuse_value(f"{what} whose lengths are not known")
+        raise recorder.data_dependent_error(f"{what} whose lengths are not known")
     return value
 
 
-def _pack(recorder: OperatorRecorder, func: Any, args: Args) -> Any:
+def _pack(recorder: AtenCallRecorder, func: Any, args: Args) -> Any:
     data, lengths, batch_first = args
     value = _known(recorder, lengths, "packing sequences")
     with recorder.call.paused():
@@ -45,7 +45,7 @@ def _pack(recorder: OperatorRecorder, func: Any, args: Args) -> Any:
     return packed, recorder.tape.add_constant(batch_sizes)
 
 
-def _pad(recorder: OperatorRecorder, func: Any, args: Args) -> Any:
+def _pad(recorder: AtenCallRecorder, func: Any, args: Args) -> Any:
     data, batch_sizes, batch_first, value, total = args
     sizes = _known(recorder, batch_sizes, "padding sequences")
     with recorder.call.paused():
@@ -55,7 +55,7 @@ def _pad(recorder: OperatorRecorder, func: Any, args: Args) -> Any:
     return padded, recorder.tape.add_constant(lengths)
 
 
-def _network(recorder: OperatorRecorder, func: Any, args: Args) -> Any:
+def _network(recorder: AtenCallRecorder, func: Any, args: Args) -> Any:
     data, sizes, *rest = args
     if not isinstance(sizes, torch.Tensor) or sizes.is_floating_point():  # not packed
         made = symbolic_rnn.network(func, *args)
@@ -63,7 +63,7 @@ def _network(recorder: OperatorRecorder, func: Any, args: Args) -> Any:
     return func(data, _known(recorder, sizes, "a recurrent network over sequences"), *rest)
 
 
-BODIES: dict[Any, Body] = {
+COMPOSITES: dict[Any, Composite] = {
     pack_padded_sequence: _pack,
     pad_packed_sequence: _pad,
     **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), _network),

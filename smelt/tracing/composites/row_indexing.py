@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from smelt.tracing.fake.fake_tensor import FakeTensor, symbols_of
-from smelt.tracing.record.aten_call_recorder import Body, OperatorRecorder
+from smelt.tracing.record.aten_call_recorder import Composite, AtenCallRecorder
 from smelt.tracing.record.call_arguments import Args
 from smelt.tracing.symbolic.numbers_in_containers import has_symbols
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
@@ -22,7 +22,7 @@ from smelt.tracing.symbolic.sym_numbers import NUMBERS
 _INTEGERS = (torch.int64, torch.int32)
 
 
-def _item(recorder: OperatorRecorder, func: Any, args: Args) -> Any:
+def _item(recorder: AtenCallRecorder, func: Any, args: Args) -> Any:
     table, index = args
     if type(table) is FakeTensor and has_symbols(index):
         table, index = _selected(table, index)
@@ -30,7 +30,7 @@ def _item(recorder: OperatorRecorder, func: Any, args: Args) -> Any:
             return table
     if not (recorder.copies.allowed and type(index) is FakeTensor and _is_place(table, index)):
         return func(table, index)
-    if recorder.known.value(index) is not None:
+    if recorder.constants.value(index) is not None:
         return func(table, index)
     made = torch.ops.aten.index.Tensor(table, [index])
     recorder.copies.add(made, table)
@@ -71,7 +71,7 @@ def _is_place(table: object, index: FakeTensor) -> bool:
     return True
 
 
-BODIES: dict[Any, Body] = {torch.Tensor.__getitem__: _item}
+COMPOSITES: dict[Any, Composite] = {torch.Tensor.__getitem__: _item}
 
 
 def gather(func: Any, args: Args) -> tuple[Any, Args]:

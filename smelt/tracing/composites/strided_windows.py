@@ -16,8 +16,8 @@ from smelt.graph.ir import TensorSpec
 from smelt.graph.sample_sizes import syms_of
 from smelt.shapes.expr import Size
 from smelt.tracing.fake.fake_tensor import FakeTensor
-from smelt.tracing.record.call_arguments import body_of
-from smelt.tracing.symbolic.sym_numbers import own, size_of
+from smelt.tracing.record.call_arguments import composite_of
+from smelt.tracing.symbolic.sym_numbers import wrap_symbolic, size_of
 
 
 class _Windows(NamedTuple):
@@ -43,7 +43,7 @@ def _as_strided(x: Any, size: Any, stride: Any, storage_offset: Any = None) -> A
 
 def _numbers(values: Any) -> list[Any]:
     """Sizes, of which some may be tensors, as C++ takes them."""
-    return [own(v.item()) if isinstance(v, torch.Tensor) else v for v in values]
+    return [wrap_symbolic(v.item()) if isinstance(v, torch.Tensor) else v for v in values]
 
 
 def _windows(spec: TensorSpec, sizes: Sequence[Size], strides: Sequence[Size]) -> _Windows | None:
@@ -74,4 +74,4 @@ def _windows(spec: TensorSpec, sizes: Sequence[Size], strides: Sequence[Size]) -
 
 
 # `body(args, kwargs)` gives NotImplemented where torch's own code is to run.
-BODIES = dict.fromkeys((torch.Tensor.as_strided, torch.as_strided), body_of(_as_strided))
+COMPOSITES = dict.fromkeys((torch.Tensor.as_strided, torch.as_strided), composite_of(_as_strided))

@@ -14,15 +14,15 @@ import torch
 from smelt.ops.symbolic_rules import COUNTS
 from smelt.torch_private import DisableTorchDispatch, OpOverload
 from smelt.tracing.fake.meta_results import canonical_device
-from smelt.tracing.record.aten_call_recorder import OperatorRecorder
+from smelt.tracing.record.aten_call_recorder import AtenCallRecorder
 from smelt.tracing.record.call_arguments import Args, Kwargs
-from smelt.tracing.symbolic.numbers_in_containers import has_symbols, plain_parts
+from smelt.tracing.symbolic.numbers_in_containers import has_symbols, specialize_nested
 from smelt.tracing.symbolic.sym_numbers import SYMBOLIC
 
 _OPTIONS = ("dtype", "device")
 
 
-def _made(recorder: OperatorRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
+def _made(recorder: AtenCallRecorder, func: Any, args: Args, kwargs: Kwargs) -> Any:
     if not has_symbols((*args, *kwargs.values())):
         return NotImplemented
     operator = _OPERATORS[func]
@@ -30,7 +30,7 @@ def _made(recorder: OperatorRecorder, func: Any, args: Args, kwargs: Kwargs) -> 
     if given is None or any(not _is_size(given[name]) for name in COUNTS[operator] if name in given):
         return NotImplemented
     given = {
-        name: value if name in _may_vary(operator) else plain_parts(value) for name, value in given.items()
+        name: value if name in _may_vary(operator) else specialize_nested(value) for name, value in given.items()
     }
     defaults = {a.name: a.default_value for a in operator._schema.arguments}
     options = {name: given.pop(name, None) or defaults[name] for name in _OPTIONS}
@@ -67,4 +67,4 @@ _OPERATORS: dict[Any, OpOverload] = {
     getattr(torch, operator._schema.name.partition("::")[2]): operator for operator in COUNTS
 }
 # What is run in place of these functions: `body(recorder, function, positional arguments, keyword arguments)`.
-BODIES = dict.fromkeys(_OPERATORS, _made)
+COMPOSITES = dict.fromkeys(_OPERATORS, _made)

@@ -17,7 +17,7 @@ from smelt.tracing.symbolic.symbolic_numbers import Symbols
 Run = Callable[[OpOverload, Args, Kwargs], Any]
 
 
-def in_square(run: Run, symbols: Symbols, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def square_diagonal(run: Run, symbols: Symbols, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """What the operator gives, by operators on a square that `run` runs; None where that is no diagonal, or the square is
     not a part of something larger."""
     if func in (DIAGONAL, DIAGONAL_COPY):

@@ -186,9 +186,9 @@ _MATMUL = (
     torch.matmul, torch.linalg.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, aten.matmul, aten.matmul.default,
 )  # fmt: skip
 # What is run in place of these functions: `body(args, kwargs)` gives NotImplemented where torch's own code is to run.
-BODIES: dict[Any, Any] = {}
+COMPOSITES: dict[Any, Any] = {}
 if ASKS_NUMBERS:
-    BODIES = {
+    COMPOSITES = {
         **dict.fromkeys(_MATMUL, _matmul),
         torch.Tensor.__rmatmul__: _matmul_from_right,
         **dict.fromkeys((F.linear, aten.linear, aten.linear.default), _linear),

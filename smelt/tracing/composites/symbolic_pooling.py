@@ -54,7 +54,7 @@ def _with_indices(args: Args, kwargs: Kwargs) -> Any:
 
 
 # `body(args, kwargs)` gives NotImplemented where torch's own code is to run.
-BODIES = {
+COMPOSITES = {
     F.max_pool1d: _largest,
     torch.max_pool1d: _largest,
     F.max_pool1d_with_indices: _with_indices,

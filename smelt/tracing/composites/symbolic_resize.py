@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from smelt.graph.sample_sizes import syms_of
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.call_arguments import Args, Kwargs
-from smelt.tracing.symbolic.numbers_in_containers import own_parts
+from smelt.tracing.symbolic.numbers_in_containers import wrap_nested
 
 aten = torch.ops.aten
 
@@ -48,7 +48,7 @@ def _interpolate(
         return NotImplemented
     if not syms_of(x.spec) and not _is_symbolic(size):
         return NotImplemented
-    pixels = own_parts(x.shape)[2:]
+    pixels = wrap_nested(x.shape)[2:]
     key = mode, len(pixels)
     linear = key in _LINEAR
     operators = _SMOOTHED if antialias else _LINEAR if linear else _NEAREST
@@ -91,4 +91,4 @@ def _resized(args: Args, kwargs: Kwargs) -> Any:
 
 
 # `body(args, kwargs)` gives NotImplemented where torch's own code is to run.
-BODIES = {F.interpolate: _resized}
+COMPOSITES = {F.interpolate: _resized}

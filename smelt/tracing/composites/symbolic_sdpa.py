@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from smelt.torch_private import DisableAutocast
 from smelt.tracing.composites import symbolic_matmul
 from smelt.tracing.composites.symbolic_matmul import cast, product, shape_of, symbols_in
-from smelt.tracing.record.call_arguments import Args, Kwargs, body_of
-from smelt.tracing.symbolic.sym_numbers import SYMBOLIC, own, plain
+from smelt.tracing.record.call_arguments import Args, Kwargs, composite_of
+from smelt.tracing.symbolic.sym_numbers import SYMBOLIC, wrap_symbolic, specialize
 from smelt.tracing.symbolic.symbolic_numbers import Symbols
 
 aten = torch.ops.aten
@@ -92,7 +92,7 @@ def _for_each_head(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) 
     no whole numbers."""
     if shape_of(query)[-3] == shape_of(key)[-3] == shape_of(value)[-3]:
         return key, value
-    heads, of_key, of_value = (plain(own(x.shape[-3])) for x in (query, key, value))
+    heads, of_key, of_value = (specialize(wrap_symbolic(x.shape[-3])) for x in (query, key, value))
     if heads % of_key or heads % of_value:
         return None
     return key.repeat_interleave(heads // of_key, -3), value.repeat_interleave(heads // of_value, -3)
@@ -106,7 +106,7 @@ def _precise(x: Any) -> Any:
 
 def _scores(symbols: Symbols, query: Any, key: Any, scale: float | None) -> Any:
     """Products of queries and keys, both of which are scaled, as numbers are then smaller."""
-    factor = _root(1.0 / _root(own(query.shape[-1])) if scale is None else abs(scale))
+    factor = _root(1.0 / _root(wrap_symbolic(query.shape[-1])) if scale is None else abs(scale))
     query = aten.mul.Scalar(query, -factor if scale is not None and scale < 0.0 else factor)
     return product(symbols, query, aten.mul.Scalar(key.transpose(-2, -1), factor))
 
@@ -131,7 +131,7 @@ def _own_functions() -> dict[str, Any]:
 
 
 def _or_torchs(function: Any) -> Any:
-    body = {**symbolic_matmul.BODIES, **_OF_ATTENTION}[function]
+    body = {**symbolic_matmul.COMPOSITES, **_OF_ATTENTION}[function]
 
     def called(*args: Any, **kwargs: Any) -> Any:
         out = body(args, kwargs)
@@ -154,7 +154,7 @@ _attentions = (
     aten.scaled_dot_product_attention,
     aten.scaled_dot_product_attention.default,
 )
-_OF_ATTENTION = dict.fromkeys(_attentions, body_of(_attention))
-BODIES: dict[Any, Any] = {}
+_OF_ATTENTION = dict.fromkeys(_attentions, composite_of(_attention))
+COMPOSITES: dict[Any, Any] = {}
 if symbolic_matmul.ASKS_NUMBERS:
-    BODIES = {**_OF_ATTENTION, F.multi_head_attention_forward: _multi_head_attention}
+    COMPOSITES = {**_OF_ATTENTION, F.multi_head_attention_forward: _multi_head_attention}

@@ -14,7 +14,7 @@ import torch
 from smelt.errors import NeedsFixedSize
 from smelt.graph.ir import TensorSpec
 from smelt.graph.tensor_specs import make_spec
-from smelt.graph.unbacked_sizes import is_of_data
+from smelt.graph.unbacked_sizes import is_unbacked
 from smelt.ops.symbolic_rules import (
     DIAGONAL,
     PLACES,
@@ -37,8 +37,8 @@ from smelt.tracing.symbolic.symbolic_numbers import Symbols
 _MOST_PIECES = 64
 
 
-def in_range(
-    symbols: Symbols, func: OpOverload, args: Args, kwargs: Kwargs, new_size: Callable[[Size], Size]
+def clamp_to_range(
+    symbols: Symbols, func: OpOverload, args: Args, kwargs: Kwargs, symbol_for_size: Callable[[Size], Size]
 ) -> tuple[Args, Kwargs]:
     """The arguments of a slice or a selection with what lies outside of the tensor clamped, as eager does. `new_size`
     gives a symbol for a size. Raises NeedsFixedSize."""
@@ -53,8 +53,8 @@ def in_range(
         if symbols.expect("lt", last, first, False):
             last = first
         many = last - first
-        if bounds(many)[0] < 0 and symbols.known.concerns(many):
-            last = first + new_size(many)
+        if bounds(many)[0] < 0 and symbols.unbacked.occurs_in(many):
+            last = first + symbol_for_size(many)
         given["start"] = start if _is_kept(start, first, n) else first
         given["end"] = end if _is_kept(end, last, n) else last
         return tuple(given.values()), {}
@@ -76,9 +76,9 @@ def in_range(
 def _check_counts(symbols: Symbols, func: OpOverload, given: Kwargs) -> None:
     """What is required of how many places are taken, where data decide that."""
     n = _size(given)
-    if func is TOPK and symbols.known.concerns(given["k"]):
+    if func is TOPK and symbols.unbacked.occurs_in(given["k"]):
         symbols.expect("lt", n, given["k"], False)
-    if func is SPLIT and symbols.known.concerns(*given["split_sizes"]):
+    if func is SPLIT and symbols.unbacked.occurs_in(*given["split_sizes"]):
         total: Size = 0
         for size in given["split_sizes"]:
             total = total + size
@@ -201,7 +201,7 @@ def _pieces(given: Kwargs) -> list[TensorSpec] | None:
     sizes = given.get("split_sizes") or _equal(n, given["split_size"])
     if not sizes or any(isinstance(size, int) and size < 0 for size in sizes):
         return None
-    if sum(sizes) != n and not any(is_of_data(sym) for size in sizes for sym in free_syms(size)):
+    if sum(sizes) != n and not any(is_unbacked(sym) for size in sizes for sym in free_syms(size)):
         return None  # of those that data decide, the sum was checked
     for size in sizes:
         shape = list(source.shape)
@@ -260,7 +260,7 @@ _VIEWS: dict[OpOverload, Callable[[Kwargs], Any]] = {
 }
 
 
-def in_pieces(
+def split_into_sizes(
     symbols: Symbols, func: OpOverload, args: Args, kwargs: Kwargs
 ) -> tuple[OpOverload, Args, Kwargs]:
     """A split into pieces of one size, of which there are as many as the sizes of this call make, as one into pieces whose
@@ -272,7 +272,7 @@ def in_pieces(
     n, size = _size(given), given["split_size"]
     if not isinstance(n, Expr) and not isinstance(size, Expr):
         return func, args, kwargs
-    seen_n, seen_size = (symbols.of_size(v).value for v in (n, size))
+    seen_n, seen_size = (symbols.symbol_of_size(v).value for v in (n, size))
     count = int(-(-seen_n // seen_size)) if seen_size > 0 else 0
     if count < 1 or count > _MOST_PIECES:
         raise NeedsFixedSize(f"{n} in pieces of {size}", free_syms(n) | free_syms(size))

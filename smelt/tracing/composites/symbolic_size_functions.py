@@ -15,7 +15,7 @@ from smelt.shapes.expr import evaluate
 from smelt.torch_private import VF
 from smelt.tracing.composites.symbolic_matmul import shape_of, symbols_in
 from smelt.tracing.composites.symbolic_rnn import gru_step, lstm_step
-from smelt.tracing.record.call_arguments import body_of
+from smelt.tracing.record.call_arguments import composite_of
 from smelt.tracing.symbolic.sym_numbers import SYMBOLIC
 
 aten = torch.ops.aten
@@ -189,4 +189,4 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.fill_diagonal_: _fill_diagonal,
 }
 # What is run in place of these functions: `body(args, kwargs)` gives NotImplemented where torch's own code is to run.
-BODIES = {function: body_of(ours) for function, ours in _FUNCTIONS.items()}
+COMPOSITES = {function: composite_of(ours) for function, ours in _FUNCTIONS.items()}

@@ -31,7 +31,7 @@ class _Unknown:
 UNKNOWN: Any = _Unknown()
 
 
-class KnownValues:
+class ConstantFolding:
     """Finds values by walking back from a fake through the recorded aten nodes.
 
     If that meets nothing but constants and deterministic operators on memory that no recorded operator wrote, the (small)

@@ -32,14 +32,14 @@ from smelt.torch_private import (
 )
 from smelt.tracing.fake.plain_tensor_classes import PLAIN_TYPES, is_plain_subclass
 from smelt.tracing.record.call_arguments import Args
-from smelt.tracing.symbolic.sym_numbers import own, size_of
+from smelt.tracing.symbolic.sym_numbers import wrap_symbolic, size_of
 from smelt.tracing.symbolic.symbolic_layouts import SymbolicLayout
 
 _TRACERS = "torch._subclasses."  # has torch's fake and functional tensors
 
 
 entered = threading.local()  # `trace`: whether this thread records
-hashed: dict[int, FakeTensor] = {}  # since the capture began: keys of dictionaries, members of sets
+hashed_fakes: dict[int, FakeTensor] = {}  # since the capture began: keys of dictionaries, members of sets
 
 
 class FakeTensor(torch.Tensor):
@@ -81,7 +81,7 @@ class FakeTensor(torch.Tensor):
             return getattr(storage, _SAME, storage)._cdata
 
     def __hash__(self) -> int:
-        hashed[id(self)] = self
+        hashed_fakes[id(self)] = self
         return id(self)
 
     @classmethod
@@ -130,19 +130,19 @@ def _spec_of(elem: torch.Tensor, device: torch.device) -> TensorSpec:
 def fake_shape(fake: FakeTensor) -> tuple[Any, ...]:
     """Its sizes as the program sees them: an int or a symbolic `Int` each."""
     with DisableTorchFunction():
-        return tuple(map(own, fake.elem.size()))
+        return tuple(map(wrap_symbolic, fake.elem.size()))
 
 
 def fake_stride(fake: FakeTensor) -> tuple[Any, ...]:
     """Its strides, likewise."""
     with DisableTorchFunction():
-        return tuple(map(own, fake.elem.stride()))
+        return tuple(map(wrap_symbolic, fake.elem.stride()))
 
 
 def fake_numel(fake: FakeTensor) -> Any:
     """How many elements it has, likewise."""
     with DisableTorchFunction():
-        return own(fake.elem.numel())
+        return wrap_symbolic(fake.elem.numel())
 
 
 def symbols_of(value: Any) -> frozenset[Sym]:
@@ -162,14 +162,14 @@ def fakes_in(value: Any) -> list[FakeTensor]:
     return leaves(value, FakeTensor)
 
 
-def has_new(out: Any) -> bool:
+def has_unrecorded(out: Any) -> bool:
     """Whether `out`, what a call returned, holds a fake that no torch-level node gave yet."""
     if type(out) is FakeTensor:
         return out.torch_node is None
     if isinstance(out, (tuple, list)):
-        return any(has_new(v) for v in out)
+        return any(has_unrecorded(v) for v in out)
     if isinstance(out, dict):
-        return any(has_new(v) for v in out.values())
+        return any(has_unrecorded(v) for v in out.values())
     return False
 
 
@@ -206,7 +206,7 @@ class _Computed(torch.autograd.Function):
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, "a gradient that leads out of the function"))
 
 
-def computed(fake: FakeTensor) -> FakeTensor:
+def with_history(fake: FakeTensor) -> FakeTensor:
     """The fake, requiring grad as the result of a computation. Call it with the recording modes out of the way."""
     with torch.inference_mode(False), torch.enable_grad():
         source = torch.empty(0, device="meta", requires_grad=True)
@@ -226,7 +226,7 @@ class Storages:
         self._meta: dict[int, torch.UntypedStorage] = {}
         self._first: dict[int, torch.UntypedStorage] = {}
 
-    def elem_like(self, real: torch.Tensor) -> torch.Tensor:
+    def meta_like(self, real: torch.Tensor) -> torch.Tensor:
         """A meta tensor laid out as `real`, on the meta storage that stands for `real`'s storage."""
         storage = real.untyped_storage()
         meta = self._meta.get(storage._cdata)
@@ -236,7 +236,7 @@ class Storages:
         elem = torch.empty(0, dtype=real.dtype, device="meta")
         return elem.set_(meta, real.storage_offset(), real.size(), real.stride()).data  # not written yet
 
-    def elem_of(self, real: torch.Tensor, layout: SymbolicLayout) -> torch.Tensor:
+    def meta_with_layout(self, real: torch.Tensor, layout: SymbolicLayout) -> torch.Tensor:
         """A meta tensor like `real` of this layout."""
         elem = torch.empty_strided(layout.shape, layout.stride, dtype=real.dtype, device="meta")
         self._note(real, elem.untyped_storage())
@@ -254,7 +254,7 @@ def is_dual(x: torch.Tensor) -> bool:
     return forward_mode_level() >= 0 and forward_ad.unpack_dual(x).tangent is not None
 
 
-def is_odd(real: torch.Tensor) -> bool:
+def is_unfakeable(real: torch.Tensor) -> bool:
     """Whether no fake stands for `real`, but the program may go on around it: it is sparse, quantized, nested or of a
     subclass that overrides something."""
     if not is_plain_subclass(type(real)):

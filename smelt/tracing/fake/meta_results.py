@@ -32,12 +32,12 @@ from smelt.torch_private import OpOverload
 from smelt.tracing.fake.fake_tensor import FakeTensor, wrap
 from smelt.tracing.record.call_arguments import Args, Kwargs
 from smelt.tracing.record.recorded_results import (
-    SIGNS,
-    Answer,
-    Part,
+    CONJ_NEG_VIEWS,
+    RecordedResult,
+    ResultLeaf,
     fresh,
     number,
-    part_spec,
+    leaf_spec,
     require_sizes,
     signed,
     view,
@@ -50,7 +50,7 @@ _CPU = torch.device("cpu")
 _MAX_ANSWERS = 50_000
 
 
-_ANSWERS: dict[Any, Answer] = {}
+_ANSWERS: dict[Any, RecordedResult] = {}
 
 
 def trim() -> None:
@@ -84,18 +84,18 @@ def infer(
     return _repeat(inputs, answer, info, args, kwargs), answer.spec
 
 
-def _repeat(inputs: Inputs, answer: Answer, info: Effects, args: Args, kwargs: Kwargs) -> Any:
+def _repeat(inputs: Inputs, answer: RecordedResult, info: Effects, args: Args, kwargs: Kwargs) -> Any:
     if answer.container is None:
-        return _make(inputs, answer.parts[0], info, args, kwargs)
+        return _make(inputs, answer.leaves[0], info, args, kwargs)
     return answer.container(
         [_make(inputs, q, info, args, kwargs) for q in p]
         if type(p) is list
         else _make(inputs, p, info, args, kwargs)
-        for p in answer.parts
+        for p in answer.leaves
     )
 
 
-def _make(inputs: Inputs, part: Part, info: Effects, args: Args, kwargs: Kwargs) -> Any:
+def _make(inputs: Inputs, part: ResultLeaf, info: Effects, args: Args, kwargs: Kwargs) -> Any:
     kind, spec = part.kind, part.spec
     if kind == "fresh":
         assert spec is not None
@@ -108,10 +108,10 @@ def _make(inputs: Inputs, part: Part, info: Effects, args: Args, kwargs: Kwargs)
     if part.index >= 0:
         source = source[part.index]
     if type(source) is not FakeTensor:  # native code holds the real one
-        source = inputs.stand_in(source)
+        source = inputs.fake_for_native(source)
     if kind == "same":
         return source
-    if kind in SIGNS:
+    if kind in CONJ_NEG_VIEWS:
         return signed(kind, source)
     assert spec is not None
     return view(inputs, source, spec)
@@ -134,7 +134,7 @@ class _FirstCall:
         self.kwargs = kwargs
         self.device = self._device()
 
-    def infer(self) -> tuple[Any, Answer | None]:
+    def infer(self) -> tuple[Any, RecordedResult | None]:
         """(what the call returns, how to make it again; None when that cannot be kept)."""
         if self.info.changes_metadata:
             raise self._unsupported(UNSUPPORTED_EFFECT, f"{self.func} changes a tensor's shape in place")
@@ -177,7 +177,7 @@ class _FirstCall:
         if isinstance(value, (list, tuple)):
             return [self._meta(v) for v in value]
         if isinstance(value, torch.Tensor):
-            return value if value.dim() == 0 and value.device == _CPU else self.inputs.stand_in(value).elem
+            return value if value.dim() == 0 and value.device == _CPU else self.inputs.fake_for_native(value).elem
         return value
 
     def _run(self, args: list[Any], kwargs: Kwargs) -> Any:
@@ -201,7 +201,7 @@ class _FirstCall:
         tensors = leaves((*self.args, *self.kwargs.values()), torch.Tensor)
         return len({t.device for t in tensors if t.dim() or t.device != _CPU}) > 1
 
-    def _wrap_results(self, out: Any) -> tuple[Any, Answer | None]:
+    def _wrap_results(self, out: Any) -> tuple[Any, RecordedResult | None]:
         results = self.info.results
         if not results:
             return None, None
@@ -223,14 +223,14 @@ class _FirstCall:
         if any(p is None for p in flat):
             return value, None
         if single and isinstance(parts[0], list):
-            return value, Answer(list, parts[0], tuple(p.spec for p in parts[0]))
-        spec = parts[0].spec if single else tuple(part_spec(p) for p in parts)
-        return value, Answer(None if single else tuple, parts, spec)
+            return value, RecordedResult(list, parts[0], tuple(p.spec for p in parts[0]))
+        spec = parts[0].spec if single else tuple(leaf_spec(p) for p in parts)
+        return value, RecordedResult(None if single else tuple, parts, spec)
 
-    def _wrap(self, result: DeclaredResult, item: Any, index: int) -> tuple[Any, Part | None]:
+    def _wrap(self, result: DeclaredResult, item: Any, index: int) -> tuple[Any, ResultLeaf | None]:
         """(the fake of a result, or of element `index` of one; how to make it again, None when that cannot be kept)."""
         if item is None:
-            return None, Part("none")
+            return None, ResultLeaf("none")
         if not isinstance(item, torch.Tensor):
             return item, None
         if result.kind == "same":
@@ -246,16 +246,16 @@ class _FirstCall:
             if type(source) is FakeTensor and source.elem is item:
                 return source, None
         spec = spec_of(item, self.device)
-        return wrap(item, self.device, spec), Part("fresh", spec)
+        return wrap(item, self.device, spec), ResultLeaf("fresh", spec)
 
-    def _given_back(self, result: DeclaredResult, index: int) -> tuple[FakeTensor, Part]:
+    def _given_back(self, result: DeclaredResult, index: int) -> tuple[FakeTensor, ResultLeaf]:
         source = self.info.argument(result.arg, self.args, self.kwargs)
         position = -1
         if isinstance(source, (list, tuple)):
             source, position = source[index], index
-        return source, Part("same", source.spec, result.arg, position)
+        return source, ResultLeaf("same", source.spec, result.arg, position)
 
-    def _view(self, result: DeclaredResult, item: torch.Tensor) -> tuple[FakeTensor, Part | None]:
+    def _view(self, result: DeclaredResult, item: torch.Tensor) -> tuple[FakeTensor, ResultLeaf | None]:
         source = self.info.argument(result.arg, self.args, self.kwargs)
         device = source.device if isinstance(source, torch.Tensor) else self.device
         spec = spec_of(item, device)
@@ -265,7 +265,7 @@ class _FirstCall:
             and not (item.is_conj() or item.is_neg())
             and not (source.elem.is_conj() or source.elem.is_neg())  # the key does not tell such an argument
         )
-        return wrap(item, device, spec), Part("view", spec, result.arg) if keep else None
+        return wrap(item, device, spec), ResultLeaf("view", spec, result.arg) if keep else None
 
 
 def canonical_device(device: torch.device | str | int) -> torch.device:

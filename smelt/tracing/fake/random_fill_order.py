@@ -20,7 +20,7 @@ _CPU = torch.device("cpu")
 _ORDERS: dict[Any, tuple[int, ...] | None] = {}
 
 
-def order_of_draws(
+def draw_order(
     writes: OpOverload, pure: OpOverload, spec: TensorSpec, rest: tuple[Any, ...], keywords: dict[str, Any]
 ) -> tuple[int, ...] | None:
     """The permutation of dimensions under which `pure`, on a contiguous tensor, draws what `writes` draws on a tensor of

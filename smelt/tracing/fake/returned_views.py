@@ -16,7 +16,7 @@ import torch
 from smelt.graph.graph_callable import Compiled
 from smelt.torch_private import CreationMeta, get_creation_meta, set_creation_meta
 from smelt.tracing.fake.fake_tensor import FakeTensor
-from smelt.tracing.fake.memory_aliases import seen_in, whole
+from smelt.tracing.fake.memory_aliases import alias_like, whole
 from smelt.tracing.record.trace_inputs import Inputs
 from smelt.tracing.record.trace_parts import TraceParts
 
@@ -26,7 +26,7 @@ _At = Literal["input", "alone"] | int
 
 
 @dataclass(frozen=True)
-class Look:
+class OutputView:
     """How one output is had from what the graph gives.
 
     `at`: the output that it is a view of; a negative number: a view of memory that no output is, with the others that have
@@ -43,34 +43,34 @@ class Look:
 class Views:
     """`looks`: of outputs that a graph may give otherwise; what others are views of comes first."""
 
-    looks: tuple[Look, ...] = ()
+    views: tuple[OutputView, ...] = ()
 
     @classmethod
     def of(cls, parts: TraceParts, outputs: Sequence[FakeTensor], joint: bool) -> Views:
         """Those of a trace. `joint`: it has a joint graph, whose caller takes each result by itself, under gradients
         (`smelt.autograd.mutation_view_epilogue`). Call it with the recording modes out of the way."""
-        with_gradients = joint or parts.call_recorder.first_state[0]
+        with_gradients = joint or parts.torch_recorder.first_state[0]
         usual = CreationMeta.DEFAULT if with_gradients else CreationMeta.NO_GRAD_MODE
         by_storage: dict[int, list[int]] = {}
         for i, fake in enumerate(outputs):
             if not parts.inputs.holds(fake) and not fake.is_inference() and not fake.requires_grad:
                 by_storage.setdefault(fake.storage_key, []).append(i)
-        found: list[Look] = []
+        found: list[OutputView] = []
         for key, positions in by_storage.items():
-            differ = len(positions) > 1 if joint else bool(parts.inputs.on(key))
+            differ = len(positions) > 1 if joint else bool(parts.inputs.in_storage(key))
             found += _looks(parts.inputs, outputs, positions, differ, usual)
         return cls(tuple(sorted(found, key=lambda look: type(look.at) is int)))
 
     def kept(self, graph: Compiled) -> Compiled:
         """`graph`, whose outputs are to autograd what eager's are."""
-        looks = self.looks
-        if not looks:
+        views = self.views
+        if not views:
             return graph
 
         def call(tensors: tuple[Any, ...]) -> Sequence[Any]:
             results = list(graph(tensors))
             bases: dict[int, torch.Tensor] = {}
-            for look in looks:
+            for look in views:
                 given = results[look.output]
                 made = _seen(look.at, given, results, bases)
                 if look.creation is not None:
@@ -93,7 +93,7 @@ def _root(fake: FakeTensor) -> torch.Tensor:
 
 def _looks(
     inputs: Inputs, outputs: Sequence[FakeTensor], positions: Sequence[int], differ: bool, usual: Any
-) -> Iterator[Look]:
+) -> Iterator[OutputView]:
     """Of the outputs at `positions`, which share memory; none where any graph gives them so, unless they `differ` in any
     case: they share it with an input, or each is taken by itself."""
     roots = {i: _root(outputs[i]) for i in positions}
@@ -112,7 +112,7 @@ def _looks(
         if type(root) is FakeTensor and inputs.holds(root):
             at = _INPUT
         if at is not _INPUT or i in told:
-            yield Look(i, at, told.get(i))
+            yield OutputView(i, at, told.get(i))
 
 
 def _seen(
@@ -127,10 +127,10 @@ def _seen(
         base = results[at]
     elif (base := bases.get(at)) is None:
         base = bases[at] = whole(given)
-    return seen_in(base, given)
+    return alias_like(base, given)
 
 
-def freely_written(results: Sequence[Any], inputs: Sequence[object]) -> Sequence[Any]:
+def allow_inplace_writes(results: Sequence[Any], inputs: Sequence[object]) -> Sequence[Any]:
     """Results of a graph that ran beneath autograd, as if it had run with gradients on: views may be written."""
     for tensor in results:
         if isinstance(tensor, torch.Tensor) and tensor._is_view() and not any(tensor is t for t in inputs):

@@ -2,7 +2,7 @@
 
 `Tensor.__torch_function__` runs a function and then makes the tensors that it gave instances of the arguments' subclass. A
 trace does the same: a fake that such a call made is marked with the class, and the compiled frame makes the instances. What
-has a `__torch_function__` of its own is asked instead (`CurrentCall.ask`).
+has a `__torch_function__` of its own is asked instead (`CurrentCall.call_handlers`).
 """
 
 from __future__ import annotations

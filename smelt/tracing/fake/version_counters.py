@@ -16,7 +16,7 @@ import torch
 from smelt.graph.graph_callable import Compiled
 from smelt.torch_private import set_version_counter
 from smelt.tracing.fake.fake_tensor import FakeTensor, fakes_in
-from smelt.tracing.fake.memory_aliases import seen_in
+from smelt.tracing.fake.memory_aliases import alias_like
 from smelt.tracing.record.trace_parts import TraceParts
 
 
@@ -36,7 +36,7 @@ class Counters:
         uncounted = tuple(i for i, f in written if not f.is_inference() and f._version == 0)
         return cls(tuple(_own(parts, outputs)), uncounted)
 
-    def kept_by_inputs(self, graph: Compiled) -> Compiled:
+    def preserve_input_counters(self, graph: Compiled) -> Compiled:
         """`graph`, which writes the inputs without counting where eager does not count."""
         uncounted = self.uncounted
         if not uncounted:
@@ -51,7 +51,7 @@ class Counters:
 
         return call
 
-    def kept_by_outputs(self, graph: Compiled) -> Compiled:
+    def separate_output_counters(self, graph: Compiled) -> Compiled:
         """`graph`, whose outputs have the counters of eager's."""
         own = self.own
         if not own:
@@ -61,7 +61,7 @@ class Counters:
             given = graph(tensors)
             results = list(given)
             for i, first in own:
-                results[i] = given[i].data if i == first else seen_in(results[first], given[i])
+                results[i] = given[i].data if i == first else alias_like(results[first], given[i])
             return results
 
         return call

@@ -28,7 +28,7 @@ from smelt.torch_private import OpOverload
 from smelt.tracing.backward.not_differentiable import refuse
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.fake.memory_overlap import is_dense_row_major, overlaps_itself, partly_overlap
-from smelt.tracing.fake.random_fill_order import inverse, order_of_draws
+from smelt.tracing.fake.random_fill_order import inverse, draw_order
 from smelt.tracing.functionalize.view_scatter import View, scatter_back
 from smelt.tracing.record.call_arguments import Args, Kwargs
 from smelt.tracing.record.opaque_call_recorder import OpaqueCall
@@ -298,7 +298,7 @@ class _Functionalizer(Emitter):
         """Random numbers into a tensor that is not contiguous."""
         order = None
         if not any(isinstance(a, Node) for a in (*rest, *keywords.values())):
-            order = order_of_draws(node.target, pure, fake.spec, rest, keywords)
+            order = draw_order(node.target, pure, fake.spec, rest, keywords)
         if order is None:
             raise self.refuse("random numbers are drawn into a tensor that is not contiguous")
         given = self.emit(aten.permute.default, (self.current(fake), list(order)))

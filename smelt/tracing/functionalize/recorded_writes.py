@@ -50,9 +50,9 @@ class Writes:
         storages: those that operators wrote. Only grows.
         frozen: those that must not be written, because a NumPy array shares their memory. No trace goes on in which
             `storages` and `frozen` meet.
-        of_history: inputs that autograd was asked to write, by id, each with what it said (`_native.how_written`).
+        autograd_writes: inputs that autograd was asked to write, by id, each with what it said (`_native.how_written`).
         calls: the torch-level calls that wrote, in order; one that wrote several tensors is there for each.
-        counted_from_start: tensors whose storage is addressed from its start, so that the offsets of the inputs which
+        addressed_from_start: tensors whose storage is addressed from its start, so that the offsets of the inputs which
             share it matter.
     """
 
@@ -60,9 +60,9 @@ class Writes:
         self.happened = False
         self.storages: set[int] = set()
         self.frozen: set[int] = set()
-        self.of_history: dict[int, tuple[FakeTensor, int]] = {}
+        self.autograd_writes: dict[int, tuple[FakeTensor, int]] = {}
         self.calls: list[WriteCall] = []
-        self.counted_from_start: list[FakeTensor] = []
+        self.addressed_from_start: list[FakeTensor] = []
         self._by_call: list[FakeTensor] = []  # written by the call that is running
         self._call = call
         self._copies = copies
@@ -72,9 +72,9 @@ class Writes:
         """`fake` is about to be written, by an operator that autograd differentiates or by another. Of an input what
         autograd says to that is guarded; other fakes say it themselves. Raises Unsupported where eager raises an
         error about views that no fake knows: at the write, or where the view is used next."""
-        for root in self._inputs.on(fake.storage_key):
+        for root in self._inputs.in_storage(fake.storage_key):
             if differentiated or (root.requires_grad and _counts_for(fake, root)):
-                _, how = self.of_history.setdefault(
+                _, how = self.autograd_writes.setdefault(
                     id(root), (root, _native.how_written(self._inputs.real(root)))
                 )
                 if how == _RESTRICTED or (differentiated and how == _OF_LEAF):
@@ -82,17 +82,17 @@ class Writes:
 
     def note(self, fakes: Iterable[FakeTensor]) -> None:
         """The operator that is running writes these. Raises Unsupported if one of them must not be written."""
-        self.happened = self._call.wrote = True
+        self.happened = self._call.mutated = True
         self._by_call += fakes
         written = {f.storage_key for f in fakes}
         self.storages |= written
-        self._copies.note_written(written)
+        self._copies.record_writes(written)
         if not self.frozen.isdisjoint(self.storages):
             raise self._call.unsupported(
                 UNSUPPORTED_EFFECT, "a tensor is written that shares memory with a NumPy array"
             )
 
-    def note_call(self, node: Node) -> None:
+    def record_call(self, node: Node) -> None:
         """The torch-level call that has just ended is `node`: autograd knows by now what it wrote."""
         if not self._by_call:
             return

@@ -36,12 +36,12 @@ class Copies:
         self.made.add(copy.storage_key)
         self.sources.add(source.storage_key)
 
-    def note_written(self, storages: set[int]) -> None:
+    def record_writes(self, storages: set[int]) -> None:
         """An operator wrote these storages."""
         if self.made and not (storages.isdisjoint(self.made) and storages.isdisjoint(self.sources)):
             self.distinguished = True
 
-    def note_asked(self, fake: FakeTensor) -> None:
+    def record_query(self, fake: FakeTensor) -> None:
         """The program asks `fake` for more than its metadata and values."""
         self.distinguished |= bool(self.made) and fake.storage_key in self.made
 

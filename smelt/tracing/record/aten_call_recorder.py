@@ -14,10 +14,10 @@ from smelt.ops.symbolic_rules import OFFSETS, PLACES, RANGES, SLICE
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT
 from smelt.shapes.expr import Expr, Size, bounds
 from smelt.torch_private import OpOverload
-from smelt.tracing.composites.symbolic_diagonals import in_square
-from smelt.tracing.composites.symbolic_selects import in_pieces, in_range
+from smelt.tracing.composites.symbolic_diagonals import square_diagonal
+from smelt.tracing.composites.symbolic_selects import split_into_sizes, clamp_to_range
 from smelt.tracing.fake import meta_results
-from smelt.tracing.fake.constant_folding import KnownValues
+from smelt.tracing.fake.constant_folding import ConstantFolding
 from smelt.tracing.fake.fake_tensor import FakeTensor, fakes_in
 from smelt.tracing.functionalize.recorded_writes import Writes
 from smelt.tracing.functionalize.view_copies import Copies
@@ -31,12 +31,11 @@ from smelt.tracing.symbolic.sym_numbers import PLAIN_TYPE, SYMBOLIC, hint
 from smelt.tracing.symbolic.symbolic_numbers import Symbols
 
 
-class OperatorRecorder:
+class AtenCallRecorder:
     """Records ATen operators.
 
-    The parts of the trace that it works with are public: rules for single operators
-    (`smelt.tracing.record.recording_rules`) and bodies of torch-level functions (`Body`) are handed the recorder and
-    use them.
+    Its attributes are public for the rules of single operators (`recording_rules.py`) and for composites
+    (`Composite`), which receive the recorder.
     """
 
     def __init__(
@@ -54,24 +53,24 @@ class OperatorRecorder:
         self.writes = writes
         self.copies = copies
         self.numbers = numbers
-        self.known = KnownValues(call, tape, writes)
-        self.new_size: Callable[[Size], Size] = _no_new_size
-        self.places: dict[Any, tuple[FakeTensor, FakeTensor]] = {}
-        # Masks and numbers, by their value, and where they are true, what has them as its sizes.
-        self.shown: set[int] = set()  # storages of such places that the program was given
+        self.constants = ConstantFolding(call, tape, writes)
+        self.symbol_for_size: Callable[[Size], Size] = _no_symbol
+        self.mask_indices: dict[Any, tuple[FakeTensor, FakeTensor]] = {}
+        # By value key of a mask or integer tensor: the tensor, and its `nonzero()` or the carrier of its numbers.
+        self.exposed_masks: set[int] = set()  # storages of `nonzero()` results that the program received
 
     def run(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-        """Runs an operator on metadata and records its aten node. Raises what the operator raises for such metadata."""
+        """Run an operator on metadata and record its aten node. Raises what the operator raises for such metadata."""
         symbols = self.numbers.symbols
         if symbols is not None and symbols.hints:
             args, kwargs = with_sizes(func, args, kwargs)
-            func, args, kwargs = in_pieces(symbols, func, args, kwargs)
-            args, kwargs = in_range(symbols, func, args, kwargs, self.new_size)
-            diagonal = in_square(self.run, symbols, func, args, kwargs)
+            func, args, kwargs = split_into_sizes(symbols, func, args, kwargs)
+            args, kwargs = clamp_to_range(symbols, func, args, kwargs, self.symbol_for_size)
+            diagonal = square_diagonal(self.run, symbols, func, args, kwargs)
             if diagonal is not None:
                 return diagonal
-            if symbols.known.numbers and func not in RANGES and func not in PLACES:
-                args, kwargs = self._with_new_sizes(symbols, func, args, kwargs)
+            if symbols.unbacked.numbers and func not in RANGES and func not in PLACES:
+                args, kwargs = self._with_nonnegative_sizes(symbols, func, args, kwargs)
         key: list[Any] = [func]
         nodes: list[Any] = []
         for a in args:
@@ -96,51 +95,51 @@ class OperatorRecorder:
         out, spec = meta_results.infer(self.inputs, func, info, tuple(key), args, kwargs)
         node = self.tape.add_operator(func, tuple(nodes), node_kwargs, meta_results.stem(func), spec)
         if info.writes:
-            self.writes.note(list(_written(info, args, kwargs)))
-        elif not info.results:  # an assertion: the torch-level call has an effect, too
-            self.call.wrote = True
+            self.writes.record(list(_mutated_arguments(info, args, kwargs)))
+        elif not info.results:  # an assertion: the torch-level call has an effect as well
+            self.call.mutated = True
         self.tape.finish_operator(node, out)
-        if symbols is not None and symbols.known.equalities and not info.writes:
-            return self._settled(symbols, out)
+        if symbols is not None and symbols.unbacked.equalities and not info.writes:
+            return self._with_simplified_sizes(symbols, out)
         return out
 
-    def _settled(self, symbols: Symbols, out: Any) -> Any:
-        """A result with sizes that are known to be equal to simpler ones: a part of it, which is all of it."""
+    def _with_simplified_sizes(self, symbols: Symbols, out: Any) -> Any:
+        """Narrow a result whose sizes equal simpler ones (by an assumed equality) to a slice of the full length with
+        those sizes."""
         if isinstance(out, (tuple, list)):
-            return type(out)(self._settled(symbols, value) for value in out)
+            return type(out)(self._with_simplified_sizes(symbols, value) for value in out)
         if type(out) is not FakeTensor:
             return out
-        sizes = tuple(map(symbols.known.settled, out.spec.shape))
+        sizes = tuple(map(symbols.unbacked.simplified, out.spec.shape))
         if sizes == out.spec.shape:
             return out
-        found = out
+        view = out
         for dim, size in enumerate(sizes):
             if size != out.spec.shape[dim]:
-                found = self.run(SLICE, (found, dim, 0, size), {})
+                view = self.run(SLICE, (view, dim, 0, size), {})
         node = out.aten_node
-        return found if node is not None and effects(node.target).view else self.run(_CLONE, (found,), {})
+        return view if node is not None and effects(node.target).view else self.run(_CLONE, (view,), {})
 
-    def _with_new_sizes(
+    def _with_nonnegative_sizes(
         self, symbols: Symbols, func: OpOverload, args: Args, kwargs: Kwargs
     ) -> tuple[Args, Kwargs]:
-        """The arguments with symbols of their own for sizes that are negative for some of the numbers that are tried."""
+        """Replace unbacked sizes that are negative for some sample values by symbols of their own."""
 
-        def settled(value: Any) -> Any:
-            if isinstance(value, Expr) and bounds(value)[0] < 0 and symbols.known.concerns(value):
-                return self.new_size(value)
-            return [settled(v) for v in value] if type(value) is list else value
+        def replaced(value: Any) -> Any:
+            if isinstance(value, Expr) and bounds(value)[0] < 0 and symbols.unbacked.occurs_in(value):
+                return self.symbol_for_size(value)
+            return [replaced(v) for v in value] if type(value) is list else value
 
         names = size_arguments(func) - OFFSETS
-        given = zip(args, func._schema.arguments)
         return (
-            tuple(settled(v) if a.name in names else v for v, a in given),
-            {k: settled(v) if k in names else v for k, v in kwargs.items()},
+            tuple(replaced(v) if a.name in names else v for v, a in zip(args, func._schema.arguments)),
+            {k: replaced(v) if k in names else v for k, v in kwargs.items()},
         )
 
-    def run_as(
+    def record_with_specs(
         self, func: OpOverload, args: Args, kwargs: Kwargs, spec: TensorSpec | tuple[TensorSpec, ...]
     ) -> Any:
-        """Records an operator that gives fresh tensors of these specs, which no shape function knows."""
+        """Record an operator that returns fresh tensors of these specs, which no shape function computes."""
         nodes = tuple(self._argument(a, []) for a in args)
         named = {k: self._argument(v, []) for k, v in kwargs.items()}
         out = (
@@ -153,7 +152,7 @@ class OperatorRecorder:
         return out
 
     def _argument(self, value: Any, key: list[Any]) -> Any:
-        """`value` as a node argument; appends what a shape function may see of it to `key`."""
+        """`value` as a node argument. Appends what a shape function may depend on to `key`."""
         kind = type(value)
         if kind is FakeTensor:
             key.append(id(value.spec))
@@ -176,45 +175,46 @@ class OperatorRecorder:
             key.append((PLAIN_TYPE[kind], "symbolic"))
             return self.numbers.node(value, self.tape.aten)
         if isinstance(value, torch.Tensor):
-            return self._argument(self.inputs.stand_in(value), key)
+            return self._argument(self.inputs.fake_for_native(value), key)
         try:
             return other_argument(value)
         except Unnameable as error:
             raise self.call.unsupported(UNSUPPORTED_OBJECT, str(error)) from error
 
     def _check_writable(self, info: Effects, args: Args, kwargs: Kwargs) -> None:
-        """What eager checks where it counts a tensor's version, in its own words; and what autograd checks, of inputs."""
+        """Raise eager's error for an in-place update of an inference tensor, and Unsupported for writes that autograd
+        refuses."""
         target = args[0] if args else None
         if type(target) is FakeTensor and target.is_inference() and not torch.is_inference_mode_enabled():
             raise RuntimeError("Inplace update to inference tensor outside InferenceMode is not allowed.")
         arguments = fakes_in([*args, *kwargs.values()])
         differentiated = torch.is_grad_enabled() and any(f.requires_grad for f in arguments)
-        for written in _written(info, args, kwargs):
+        for written in _mutated_arguments(info, args, kwargs):
             self.writes.check_history(written, differentiated)
 
-    def refuse_value(self, what: str) -> Unsupported:
-        """The error for `what` reads a value that is not known."""
+    def data_dependent_error(self, what: str) -> Unsupported:
+        """The error to raise where `what` reads a value that is not a constant."""
         return self.call.unsupported(DATA_DEPENDENT, what)
 
 
 _CLONE = torch.ops.aten.clone.default
 
 
-def _no_new_size(size: Size) -> Size:
+def _no_symbol(size: Size) -> Size:
     return size
 
 
 _LEAST, _GREATEST = (
     -(1 << 63),
     (1 << 63) - 1,
-)  # what operators take for an int; torch makes other dtypes of larger ones
+)  # the range of int arguments; torch converts larger ints to other dtypes
 
-# What is run in place of a torch-level function's own code: `body(recorder, function, positional arguments)`.
-Body = Callable[[OperatorRecorder, Any, Args], Any]
+# Replacement for a torch-level function's own code: `composite(recorder, function, positional arguments)`.
+Composite = Callable[[AtenCallRecorder, Any, Args], Any]
 
 
-def _written(info: Effects, args: Args, kwargs: Kwargs) -> Iterator[FakeTensor]:
-    """What an operator writes."""
+def _mutated_arguments(info: Effects, args: Args, kwargs: Kwargs) -> Iterator[FakeTensor]:
+    """The fakes that an operator writes."""
     for name in info.writes:
         value = info.argument(name, args, kwargs)
         for fake in value if isinstance(value, (list, tuple)) else (value,):

@@ -1,4 +1,4 @@
-"""The calls by which the traced program configures autograd, and whether a joint graph is wanted."""
+"""State of autograd that the traced program sets, beyond what autograd keeps on the fakes."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from smelt.tracing.fake.fake_tensor import FakeTensor
 
 
 class AutogradCalls:
-    """What a trace notes of autograd, besides the state that autograd keeps on the fakes.
+    """What a trace records of autograd, besides the state on the fakes.
 
     Attributes:
         wants_joint: a backend wants the joint graph of forward and backward.
-        restated: the inputs that a method of `torch_functions.STATEFUL` was called on, by the method's name.
-        hooked: tensors that a hook was registered on.
-        reentrant: inside a reentrant checkpoint of which there will be a joint graph: eager runs it without gradients first.
+        flag_calls: the inputs that a method of `torch_functions.STATEFUL` was called on, by method name.
+        hooked: tensors with a registered hook.
+        reentrant: inside a reentrant checkpoint that will have a joint graph; eager first runs it without
+            gradients.
         differentiated: the program had autograd compute gradients.
-        custom: the custom functions that were applied where gradients are wanted; None while there are none.
+        custom: the custom functions applied where gradients are wanted; None while there are none.
     """
 
     def __init__(self) -> None:
         self.wants_joint = False
-        self.restated: dict[str, list[FakeTensor]] = {}
+        self.flag_calls: dict[str, list[FakeTensor]] = {}
         self.hooked: list[FakeTensor] = []
         self.reentrant = False
         self.differentiated = False

@@ -1,4 +1,4 @@
-"""The arguments of a call, and which of them a graph can hold besides tensors, numbers and containers of them."""
+"""Arguments of a call, and the argument types that graphs can hold besides tensors, numbers and containers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 
 from smelt.torch_private import OpOverload
 
-# The arguments of a call: the user's objects, with fakes (in nodes, nodes) in place of tensors.
+# Arguments of a call: the user's objects, with fakes (in graph nodes: nodes) in place of tensors.
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 
-# Types of arguments that nodes hold as they are.
+# Types of arguments that nodes hold unchanged.
 LEAF_TYPES: frozenset[type] = frozenset(
     {
         int, float, bool, complex, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.layout,
@@ -23,25 +23,25 @@ LEAF_TYPES: frozenset[type] = frozenset(
 )  # fmt: skip
 
 
-def body_of(function: Callable[..., Any]) -> Callable[[Args, Kwargs], Any]:
-    """What runs `function` in place of torch's of the same signature: NotImplemented for arguments that it does not take,
-    for which torch has words."""
+def composite_of(function: Callable[..., Any]) -> Callable[[Args, Kwargs], Any]:
+    """`function` as a composite for torch's function of the same signature. It returns NotImplemented for arguments
+    that do not fit, so that torch raises its own error."""
 
-    def body(args: Args, kwargs: Kwargs) -> Any:
+    def composite(args: Args, kwargs: Kwargs) -> Any:
         try:
             return function(*args, **kwargs)
         except TypeError:
             return NotImplemented
 
-    return body
+    return composite
 
 
 class Unnameable(Exception):
-    """An argument that a graph cannot hold; the text says what it is."""
+    """An argument that a graph cannot hold; the message describes it."""
 
 
 def other_argument(value: object) -> object:
-    """Argument kinds that are rare: numpy scalars become numbers. Raises Unnameable for what graphs cannot hold."""
+    """Rare argument types: numpy scalars become Python numbers. Raises Unnameable for what graphs cannot hold."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, type) and value.__module__ in ("torch", "builtins"):
@@ -50,7 +50,7 @@ def other_argument(value: object) -> object:
 
 
 def by_name(func: OpOverload, args: Args, kwargs: Kwargs) -> Kwargs:
-    """The arguments of an operator by name, with defaults, in the order of the schema."""
+    """An operator's arguments by name, with defaults, in schema order."""
     names = [a.name for a in func._schema.arguments]
-    given = {**dict(zip(names, args)), **kwargs}
-    return {a.name: given.get(a.name, a.default_value) for a in func._schema.arguments}
+    passed = {**dict(zip(names, args)), **kwargs}
+    return {a.name: passed.get(a.name, a.default_value) for a in func._schema.arguments}

@@ -1,4 +1,4 @@
-"""The mode beneath autograd and autocast: it sees the ATen operators that a call came down to."""
+"""The dispatch mode, beneath autograd and autocast: it sees the ATen operators that a call dispatches to."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from smelt.ops.registry import row
 from smelt.ops.trace_rules import TraceRule
 from smelt.reasons import UNSUPPORTED_OBJECT
 from smelt.torch_private import DisableTorchFunction, OpOverload, TorchDispatchMode
-from smelt.tracing.fake.fake_tensor import has_new
+from smelt.tracing.fake.fake_tensor import has_unrecorded
 from smelt.tracing.record import recording_rules
 from smelt.tracing.record.call_arguments import Args, Kwargs, Unnameable
-from smelt.tracing.record.number_inputs import pinned_arguments
+from smelt.tracing.record.number_inputs import specialize_arguments
 from smelt.tracing.record.trace_parts import TraceParts
 
 
 class DispatchMode(TorchDispatchMode):
-    """Has each operator recorded at the aten level; one that C code runs outside of every torch-level call is recorded at
-    both levels."""
+    """Records each operator at the aten level. An operator that C code runs outside of every torch-level call is
+    recorded at both levels."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # otherwise torch imports its own compiler to shield the mode from it
+        return False  # True would make torch import its own compiler to skip the mode
 
     def __init__(self, parts: TraceParts) -> None:
         super().__init__()
         self._call = parts.call
-        self._call_recorder = parts.call_recorder
-        self._operator_recorder = parts.operator_recorder
+        self._call_recorder = parts.torch_recorder
+        self._operator_recorder = parts.aten_recorder
         self._numbers = parts.numbers
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._call.pauses:
+        if self._call.pause_depth:
             return func(*args, **kwargs)
         if self._call.node is not None:
             return self._run(func, args, kwargs)
@@ -43,32 +43,32 @@ class DispatchMode(TorchDispatchMode):
             return self._run_alone(func, args, kwargs)
 
     def _run_alone(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-        """An operator outside of every torch-level call: its own torch-level node."""
-        if row(func).trace_rule is TraceRule.LIFT:  # gives a constant
+        """Run an operator outside of every torch-level call, with a torch-level node of its own."""
+        if row(func).trace_rule is TraceRule.LIFT:  # returns a constant
             return self._run(func, args, kwargs)
         call = self._call
         try:
             node = self._call_recorder.node(func, args, kwargs)
         except Unnameable as error:
             raise call.unsupported(UNSUPPORTED_OBJECT, str(error)) from error
-        call.node, call.wrote = node, False
+        call.node, call.mutated = node, False
         try:
             out = self._run(func, args, kwargs)
         finally:
             call.node = None
-        if call.wrote or has_new(out):
+        if call.mutated or has_unrecorded(out):
             self._call_recorder.record(node, func, out)
         return out
 
     def _run(self, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
         if self._numbers.symbols is not None:
-            args, kwargs = pinned_arguments(func, args, kwargs, only_sizes=self._call.is_opaque)
+            args, kwargs = specialize_arguments(func, args, kwargs, only_sizes=self._call.is_opaque)
         rule = recording_rules.RULES.get(row(func).trace_rule)
         if rule is not None:
             out = rule(self._operator_recorder, func, args, kwargs)
             if out is not NotImplemented:
                 return out
         if torch.is_inference_mode_enabled() and is_composite(func):
-            with self:  # what autograd does in other modes
+            with self:  # as autograd does outside of inference mode
                 return func.decompose(*args, **kwargs)
         return self._operator_recorder.run(func, args, kwargs)

@@ -1,4 +1,4 @@
-"""The mode above autograd: it sees each torch-level call (`torch.relu`, `Tensor.view`) before anything happens."""
+"""The function mode, above autograd: it sees each torch-level call (`torch.relu`, `Tensor.view`) before it runs."""
 
 from __future__ import annotations
 
@@ -33,105 +33,105 @@ from smelt.tracing.composites import (
 )
 from smelt.tracing.composites.row_indexing import gather
 from smelt.tracing.fake.constant_folding import UNKNOWN
-from smelt.tracing.fake.fake_tensor import FakeTensor, check_fixed, has_new, hides_metadata
+from smelt.tracing.fake.fake_tensor import FakeTensor, check_fixed, has_unrecorded, hides_metadata
 from smelt.tracing.fake.tensor_subclasses import class_of_results, mark
-from smelt.tracing.record.aten_call_recorder import Body
+from smelt.tracing.record.aten_torch_recorder import Composite
 from smelt.tracing.record.call_arguments import Args, Kwargs, Unnameable
 from smelt.tracing.record.torch_function_handlers import is_handled
 from smelt.tracing.record.torch_functions import PASSED, REFUSED, STATEFUL, name_of, read_of
 from smelt.tracing.record.trace_parts import TraceParts
-from smelt.tracing.symbolic.numbers_in_containers import has_symbols, own_parts, plain_parts, settled
+from smelt.tracing.symbolic.numbers_in_containers import has_symbols, wrap_nested, specialize_nested, as_operator_arguments
 
-_READS_MEMORY = "its data is not allocated"  # from torch's message when C++ asks a fake for its memory
+_READS_MEMORY = "its data is not allocated"  # part of torch's error when C++ reads a fake's memory
 _OPERATOR_ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
 _LARGE = 10_000_000  # elements
 
-# Of functions whose C++ code does not run on fakes, or leaves a backward that cannot be recorded.
-_BODIES: dict[Any, Body] = {**packed_sequences.BODIES, **row_indexing.BODIES, **masked_stores.BODIES}
-# Of functions that are one operator for each of several tensors, or another one where sizes are symbolic.
-_BODIES_OF_LISTS = {
-    **foreach.BODIES, **fused_optimizers.BODIES, **symbolic_resize.BODIES, **symbolic_pooling.BODIES,
-    **strided_windows.BODIES
+# For functions whose C++ code does not run on fakes, or whose backward cannot be recorded.
+_COMPOSITES: dict[Any, Composite] = {**packed_sequences.COMPOSITES, **row_indexing.COMPOSITES, **masked_stores.COMPOSITES}
+# For functions of tensor lists, as one operator per tensor, and functions that use other operators for symbolic sizes.
+_KEYWORD_COMPOSITES = {
+    **foreach.COMPOSITES, **fused_optimizers.COMPOSITES, **symbolic_resize.COMPOSITES, **symbolic_pooling.COMPOSITES,
+    **strided_windows.COMPOSITES
 }  # fmt: skip
-# Of functions that take sizes for numbers.
-_BODIES_OF_SIZES = {**symbolic_matmul.BODIES, **symbolic_sdpa.BODIES, **symbolic_size_functions.BODIES}
+# For functions whose own code would specialize sizes.
+_SIZE_COMPOSITES = {**symbolic_matmul.COMPOSITES, **symbolic_sdpa.COMPOSITES, **symbolic_size_functions.COMPOSITES}
 
 
-def _takes_the_default_device(func: Any, given: Any, out: Any) -> bool:
-    """Whether a call made its result, from no tensor, on the default device, which is not the CPU."""
+def _uses_default_device(func: Any, arguments: Any, out: Any) -> bool:
+    """Whether a factory call without tensor arguments created its result on a default device other than the CPU."""
     return (
         isinstance(out, torch.Tensor)
         and out.device.type != "cpu"
         and getattr(torch, getattr(func, "__name__", ""), None) is func
-        and not leaves(given, torch.Tensor)
+        and not leaves(arguments, torch.Tensor)
     )
 
 
 class FunctionMode(TorchFunctionMode):
-    """Runs each call with itself out of the way, so that only the outermost call is recorded, and only if it gave or changed
-    tensors."""
+    """Runs each call with the mode itself disabled, so that only the outermost call is recorded, and only if it
+    returns or changes tensors."""
 
     def __init__(self, parts: TraceParts) -> None:
         super().__init__()
         self._call = parts.call
-        self._call_recorder = parts.call_recorder
-        self._operator_recorder = parts.operator_recorder
+        self._torch_recorder = parts.torch_recorder
+        self._aten_recorder = parts.aten_recorder
         self._numbers = parts.numbers
         self._inputs = parts.inputs
-        self._known = parts.known
+        self._constants = parts.constants
         self._autograd = parts.autograd
         self._backward = parts.backward
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = self._call
-        if call.asks and is_handled(call, args, kwargs or {}):
-            answer = self._asked(func, args, kwargs)
-            if answer is not NotImplemented:
-                return answer
+        if call.dispatches_handlers and is_handled(call, args, kwargs or {}):
+            out = self._call_handlers(func, args, kwargs)
+            if out is not NotImplemented:
+                return out
         kwargs = kwargs or {}
         if func in PASSED:
             if args and type(args[0]) is not FakeTensor:
                 self._check_metadata(args)
             out = func(*args, **kwargs)
-            return out if self._numbers.symbols is None else own_parts(out)
+            return out if self._numbers.symbols is None else wrap_nested(out)
         return self._run(func, args, kwargs)
 
-    def _asked(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What the user's handlers give, with this mode in the way again: what they call is recorded."""
+    def _call_handlers(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result of the user's handlers. This mode is active while they run, so their calls are recorded."""
         call = self._call
         if call.is_opaque or maybe_current_level() is not None:
             raise call.unsupported(TENSOR_SUBCLASS, f"{name_of(func)} that a __torch_function__ handles")
-        call.asks = False
+        call.dispatches_handlers = False
         try:
             with self:
-                return call.ask(func, args, kwargs)
+                return call.call_handlers(func, args, kwargs)
         finally:
-            call.asks = True
+            call.dispatches_handlers = True
 
     def _run(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
         call = self._call
-        if call.pauses:
+        if call.pause_depth:
             return func(*args, **kwargs)
         cls = class_of_results(func, args, kwargs) if call.has_subclasses else None
         if cls is not None and (call.is_opaque or maybe_current_level() is not None):
             raise call.unsupported(TENSOR_SUBCLASS, f"{name_of(func)} of a {cls.__qualname__}")
         if func in REFUSED:
-            known = self._known.read(func, args, kwargs)
-            if known is not UNKNOWN:
-                return known
+            value = self._constants.read(func, args, kwargs)
+            if value is not UNKNOWN:
+                return value
             raise call.unsupported(*REFUSED[func])
         if call.is_opaque:
             return self._run_inside(func, args, kwargs)
-        if call.gathers and func is torch.Tensor.__getitem__:
+        if call.gather_depth and func is torch.Tensor.__getitem__:
             func, args = gather(func, args)
         if maybe_current_level() is not None:
             return self._run_sized(func, args, kwargs)
         if self._numbers.symbols is not None:
-            args, kwargs = settled(args), settled(kwargs)
+            args, kwargs = as_operator_arguments(args), as_operator_arguments(kwargs)
         return self._run_recorded(func, args, kwargs, cls)
 
     def _check_metadata(self, args: Args) -> None:
-        """Raises Unsupported where metadata is read that no guard covers, or that the user's code gives."""
+        """Raise Unsupported where the call reads metadata that no guard covers or that the user's code computes."""
         for value in args:
             if isinstance(value, torch.Tensor) and type(value) is not FakeTensor and hides_metadata(value):
                 raise self._call.unsupported(
@@ -148,31 +148,31 @@ class FunctionMode(TorchFunctionMode):
             raise
 
     def _run_recorded(self, func: Any, args: Args, kwargs: Kwargs, cls: type | None) -> Any:
-        """`cls`: the subclass that the results are of."""
+        """Run and record a call. `cls`: the subclass of the results."""
         call = self._call
         try:
-            node = self._call_recorder.node(func, args, kwargs)
+            node = self._torch_recorder.node(func, args, kwargs)
         except Unnameable:  # its operators are recorded one by one
             if cls is not None:
                 raise call.unsupported(TENSOR_SUBCLASS, f"{name_of(func)} of a {cls.__qualname__}") from None
             return func(*args, **kwargs)
-        call.node, call.wrote = node, False
+        call.node, call.mutated = node, False
         if self._numbers.symbols is not None:
-            self._numbers.symbols.refusal = None
+            self._numbers.symbols.pending_error = None
         failure: Exception | None = None
         try:
-            out = self._run_body(func, args, kwargs)
+            out = self._run_call(func, args, kwargs)
         except NeedsFixedSize as error:
-            raise self._of_data(error) from None
+            raise self._unbacked_error(error) from None
         except BaseException as error:
             if isinstance(error, _OPERATOR_ERRORS) and not isinstance(error, Unsupported):
-                self._check_refused()
+                self._raise_pending()
                 self._check_fixed(
                     (args, kwargs), f"{name_of(func)} raises {str(error).partition(chr(10))[0]}"
                 )
             if self._only_symbols_failed(error, args, kwargs):
                 call.node = None
-                return self._run(func, *plain_parts((args, kwargs)))
+                return self._run(func, *specialize_nested((args, kwargs)))
             failure = self._failure(error, func, args, kwargs)
             if failure is None:
                 raise
@@ -182,69 +182,70 @@ class FunctionMode(TorchFunctionMode):
             raise failure
         if cls is not None:
             mark(out, cls)
-        if kwargs.get("device") is None and _takes_the_default_device(func, (args, kwargs), out):
-            # A default device is a mode of torch, which is not there where the graph runs again for a second derivative.
+        if kwargs.get("device") is None and _uses_default_device(func, (args, kwargs), out):
+            # A default device is a torch mode, which is not active when the graph is replayed for a second derivative.
             node.kwargs = {**node.kwargs, "device": out.device}
-        if call.wrote or func in STATEFUL or has_new(out):
-            self._call_recorder.record(node, func, out)
+        if call.mutated or func in STATEFUL or has_unrecorded(out):
+            self._torch_recorder.record(node, func, out)
             if func in STATEFUL and self._inputs.holds(args[0]):
-                self._autograd.restated.setdefault(func.__name__, []).append(args[0])
+                self._autograd.flag_calls.setdefault(func.__name__, []).append(args[0])
         return out
 
-    def _run_body(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
-        """The call, or what takes its place."""
-        body = _BODIES.get(func)
-        if body is not None and not kwargs:
-            return body(self._operator_recorder, func, args)
-        named = symbolic_counts.BODIES.get(func)
-        out = NotImplemented if named is None else named(self._operator_recorder, func, args, kwargs)
+    def _run_call(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
+        """Run the call, or its composite."""
+        composite = _COMPOSITES.get(func)
+        if composite is not None and not kwargs:
+            return composite(self._aten_recorder, func, args)
+        factory = symbolic_counts.COMPOSITES.get(func)
+        out = NotImplemented if factory is None else factory(self._aten_recorder, func, args, kwargs)
         if out is not NotImplemented:
             return out
         if func is torch.autograd.grad:
             return self._backward.run(functools.partial(func, *args, **kwargs))
-        of_lists = _BODIES_OF_LISTS.get(func)
-        out = NotImplemented if of_lists is None else of_lists(args, kwargs)
+        by_keyword = _KEYWORD_COMPOSITES.get(func)
+        out = NotImplemented if by_keyword is None else by_keyword(args, kwargs)
         return self._run_sized(func, args, kwargs) if out is NotImplemented else out
 
     def _run_sized(self, func: Any, args: Args, kwargs: Kwargs) -> Any:
-        """The call, symbolic sizes of which stay symbolic."""
-        body = _BODIES_OF_SIZES.get(func)
-        if body is None or self._numbers.symbols is None:
+        """Run the call with its symbolic sizes kept symbolic."""
+        composite = _SIZE_COMPOSITES.get(func)
+        if composite is None or self._numbers.symbols is None:
             return func(*args, **kwargs)
-        out = body(args, kwargs)
+        out = composite(args, kwargs)
         return func(*args, **kwargs) if out is NotImplemented else out
 
     # ---- calls that raise
 
-    def _check_fixed(self, given: Any, what: str) -> None:
+    def _check_fixed(self, arguments: Any, what: str) -> None:
         try:
-            check_fixed(given, what)
+            check_fixed(arguments, what)
         except NeedsFixedSize as error:
-            raise self._of_data(error) from None
+            raise self._unbacked_error(error) from None
 
-    def _check_refused(self) -> None:
-        """C++ code may have made an error of its own of what a comparison raised (`unflatten` does)."""
+    def _raise_pending(self) -> None:
+        """Raise the error of a comparison that C++ code replaced by an error of its own (`unflatten` does)."""
         symbols = self._numbers.symbols
-        if symbols is not None and symbols.refusal is not None:
-            raise symbols.refusal
+        if symbols is not None and symbols.pending_error is not None:
+            raise symbols.pending_error
 
-    def _of_data(self, error: NeedsFixedSize) -> Unsupported:
-        """The error itself, unless data alone decide the sizes that the call needs as numbers: the graph ends before it."""
+    def _unbacked_error(self, error: NeedsFixedSize) -> Unsupported:
+        """`error` itself, or a graph break before the call if all sizes that it needs fixed are unbacked."""
         symbols = self._numbers.symbols
-        found = [] if symbols is None else symbols.known.of(sorted(error.symbols, key=str))
+        found = [] if symbols is None else symbols.unbacked.among(sorted(error.symbols, key=str))
         if not found or len(found) < len(error.symbols):
             return error
         names = " and ".join(f"{n.sym} is {n.what}" for n in found)
         return self._call.unsupported(DATA_DEPENDENT_SHAPE, f"{error.reason.detail}, where {names}")
 
     def _only_symbols_failed(self, error: BaseException, args: Args, kwargs: Kwargs) -> bool:
-        """Whether the call is to be made again with plain numbers: for what does not take others, and for its text."""
-        if self._numbers.symbols is None or self._call.wrote or isinstance(error, Unsupported):
+        """Whether to repeat the call with specialized numbers: for functions that accept no symbolic ones, and for
+        their error messages."""
+        if self._numbers.symbols is None or self._call.mutated or isinstance(error, Unsupported):
             return False
         return has_symbols((args, kwargs))
 
     def _failure(self, error: BaseException, func: Any, args: Args, kwargs: Kwargs) -> Exception | None:
-        """The user's error that takes the place of `error`; None where `error` itself goes on. Raises Unsupported for calls
+        """The user's error that replaces `error`; None where `error` itself propagates. Raises Unsupported for calls
         that cannot be recorded."""
         call = self._call
         if isinstance(error, RuntimeError) and _READS_MEMORY in str(error):
@@ -255,17 +256,17 @@ class FunctionMode(TorchFunctionMode):
             return None
         if not isinstance(error, _OPERATOR_ERRORS):
             return None
-        if isinstance(error, RuntimeError) and torch.is_grad_enabled():  # a write may have been refused
+        if isinstance(error, RuntimeError) and torch.is_grad_enabled():  # autograd may have refused a write
             for fake in leaves((args, kwargs), FakeTensor):
-                self._operator_recorder.writes.check_history(fake, differentiated=True)
-        failure = None if call.wrote else _error_of_real_tensors(func, args, kwargs)
+                self._aten_recorder.writes.check_history(fake, differentiated=True)
+        failure = None if call.mutated else _error_of_real_tensors(func, args, kwargs)
         if failure is None:
             call.fail(name_of(func), error)
         return failure
 
 
 def _error_of_real_tensors(func: Any, args: Args, kwargs: Kwargs) -> Exception | None:
-    """What `func` raises in eager, whose text may be another than that of its shape function."""
+    """The error that `func` raises in eager, whose text may differ from that of its shape function."""
     try:
         real_args, real_kwargs = _zeros_like((args, kwargs))
         with DisableTorchDispatch(), DisableTorchFunction(), DisableFuncTorch():
@@ -273,14 +274,14 @@ def _error_of_real_tensors(func: Any, args: Args, kwargs: Kwargs) -> Exception |
     except Unnameable:
         return None
     except _OPERATOR_ERRORS as error:
-        error.__context__ = None  # the shape function's error, which is being handled here
+        error.__context__ = None  # the shape function's error
         return error.with_traceback(None)
     return None
 
 
 def _zeros_like(value: Any) -> Any:
-    """`value` with real tensors, of zeros, in place of fakes, on their devices: that there are several is refused before
-    sizes are looked at. Raises Unnameable for large ones."""
+    """`value` with real zero tensors in place of fakes, on the same devices: operators check devices before sizes.
+    Raises Unnameable for large tensors."""
     if type(value) is FakeTensor:
         if value.elem.numel() > _LARGE:
             raise Unnameable("a large tensor")

@@ -1,4 +1,4 @@
-"""Appending nodes to a graph that is being recorded: names, kinds and lines."""
+"""Appending nodes with unique names to a graph under construction."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from smelt.graph.ir import Graph, Line, Node, OpKind
 from smelt.tracing.record.call_arguments import Args, Kwargs
 
 _RESERVED = set(keyword.kwlist) | {"torch", "getattr", "operator", "inf", "nan", "device", "output"}
-_RESERVED |= {f"s{i}" for i in range(24)}  # symbols of sizes
-_RESERVED |= {"complex", "float", "slice", "constants"}  # what printed graphs call
+_RESERVED |= {f"s{i}" for i in range(24)}  # size symbols
+_RESERVED |= {"complex", "float", "slice", "constants"}  # names used by printed graphs
 
 
 class Builder:
-    """Wraps a `Graph` and hands out unique names (`add`, `add_1`, ...)."""
+    """Wraps a `Graph` and assigns unique names (`add`, `add_1`, ...)."""
 
     def __init__(self, level: Literal["torch", "aten"]) -> None:
         self.graph = Graph(level)
         self._used: dict[str, int] = dict.fromkeys(_RESERVED, 0)
 
     def name(self, stem: str) -> str:
-        """A name that no node of this graph has, starting with `stem` (which must be an identifier)."""
+        """A name unused in this graph that starts with `stem` (which must be an identifier)."""
         used = self._used
         count = used.get(stem)
         if count is None:
@@ -47,7 +47,7 @@ class Builder:
         line: Line | None = None,
         source: Node | None = None,
     ) -> Node:
-        """Appends and returns a node."""
+        """Append and return a node."""
         node = Node(op, target, args, kwargs, self.name(stem), spec, line, source)
         self.graph.nodes.append(node)
         return node

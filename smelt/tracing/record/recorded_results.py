@@ -1,4 +1,5 @@
-"""What is kept of the results of a call, and how fakes are made of that again, whose sizes may be symbolic."""
+"""The recorded form of an operator's results, cached per call signature, and its replay as fakes, also with symbolic
+sizes."""
 
 from __future__ import annotations
 
@@ -20,9 +21,9 @@ _META = torch.device("meta")
 
 
 @dataclass(slots=True)
-class Part:
-    """One tensor of a result: fresh memory, a view with `spec`, a view of other signs (`SIGNS`), or the argument itself, of
-    which `arg` is the name. Or a number: `size`."""
+class ResultLeaf:
+    """One tensor of a result: fresh memory, a view with `spec`, a conjugate or negative view (`CONJ_NEG_VIEWS`), or
+    the argument named `arg` itself. Or a number: `size`."""
 
     kind: str  # fresh, view, conjugate, negative, same, number, none
     spec: TensorSpec | None = None
@@ -32,8 +33,8 @@ class Part:
 
 
 @dataclass(slots=True)
-class Answer:
-    """`container` is None for a single tensor, else tuple or list."""
+class RecordedResult:
+    """The results of one call. `container` is None for a single tensor, else tuple or list."""
 
     container: type | None
     parts: list[Any]  # Part | list[Part]
@@ -41,7 +42,7 @@ class Answer:
     required: Sequence[tuple[Size, int, int]] = ()  # sizes, and between which numbers each must be
 
 
-def part_spec(part: Part | list[Part]) -> Any:
+def leaf_spec(part: ResultLeaf | list[ResultLeaf]) -> Any:
     """The spec of a result, or those of a list of them."""
     return tuple(p.spec for p in part) if isinstance(part, list) else part.spec
 
@@ -78,12 +79,12 @@ def view(inputs: Inputs, source: FakeTensor, spec: TensorSpec) -> FakeTensor:
     return wrap(_native.view_like(like, elem), spec.device, spec)
 
 
-SIGNS = {"conjugate": CONJUGATE, "negative": NEGATIVE}  # by the kind of a part
+CONJ_NEG_VIEWS = {"conjugate": CONJUGATE, "negative": NEGATIVE}  # by the kind of a part
 
 
 def signed(kind: str, source: FakeTensor) -> FakeTensor:
     """A fake that looks at the memory of `source` with other signs."""
-    return wrap(SIGNS[kind](source.elem), source.device, source.spec)
+    return wrap(CONJ_NEG_VIEWS[kind](source.elem), source.device, source.spec)
 
 
 def _seen_as(elem: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

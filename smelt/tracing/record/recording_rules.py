@@ -31,55 +31,55 @@ from smelt.tracing.fake.fake_tensor import (
     symbols_of,
     wrap,
 )
-from smelt.tracing.record.aten_call_recorder import OperatorRecorder
+from smelt.tracing.record.aten_call_recorder import AtenCallRecorder
 from smelt.tracing.record.call_arguments import Args, Kwargs
 from smelt.tracing.record.number_inputs import with_sizes
 from smelt.tracing.symbolic import unbacked_operators
 from smelt.tracing.symbolic.numbers_in_containers import has_symbols
-from smelt.tracing.symbolic.sym_numbers import SYMBOLIC, plain
+from smelt.tracing.symbolic.sym_numbers import SYMBOLIC, specialize
 
 aten = torch.ops.aten
-Rule = Callable[[OperatorRecorder, OpOverload, Args, Kwargs], Any]
+Rule = Callable[[AtenCallRecorder, OpOverload, Args, Kwargs], Any]
 
 
-def _device(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _device(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     return args[0].device
 
 
-def _plain_sizes(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _plain_sizes(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """C++ code that takes no symbolic sizes asks for those of a tensor that has some: they are pinned, and no operator."""
     of = fake_shape if func._schema.name == "aten::size" else fake_stride
-    return [plain(n) for n in of(args[0])]
+    return [specialize(n) for n in of(args[0])]
 
 
-def _read_value(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _read_value(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     if type(args[0]) in SYMBOLIC:
-        return plain(args[0])
-    value = recorder.known.value(args[0])
+        return specialize(args[0])
+    value = recorder.constants.value(args[0])
     if value is None:
-        number = recorder.known.number(args[0])
+        number = recorder.constants.number(args[0])
         if number is not None:
             return number
-        number = recorder.known.integer(args[0], recorder.numbers)
+        number = recorder.constants.integer(args[0], recorder.numbers)
         if number is not None:
             return number
         number = unbacked_operators.number(recorder, args[0])
         if number is not None:
             return number
-        raise recorder.refuse_value("item(), bool(), int() or float() of a tensor")
+        raise recorder.data_dependent_error("item(), bool(), int() or float() of a tensor")
     return value.item()
 
 
-def _lift(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _lift(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """`torch.tensor(data)` hands the finished tensor to `lift_fresh`: a constant of the program."""
     if type(args[0]) is FakeTensor:
         return args[0]
     return recorder.tape.add_constant(args[0].clone())
 
 
-def _dynamic(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _dynamic(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Operators whose answer needs values: computed at once if the values are known."""
-    out = recorder.known.run(func, args, kwargs)
+    out = recorder.constants.run(func, args, kwargs)
     if out is None:
         return unbacked_operators.sized(recorder, func, args, kwargs)
     if isinstance(out, torch.Tensor):
@@ -89,11 +89,11 @@ def _dynamic(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: K
     return out
 
 
-def _index(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _index(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """A mask whose value is known selects at constant places."""
     fake, indices, *_ = args
     masks = [i for i in indices if isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8)]
-    values = {id(mask): recorder.known.value(mask) for mask in masks}
+    values = {id(mask): recorder.constants.value(mask) for mask in masks}
     if not masks:
         return NotImplemented
     if func is not aten.index.Tensor or any(value is None for value in values.values()):
@@ -109,14 +109,14 @@ def _index(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwa
     return recorder.run(func, (fake, places), {})
 
 
-def _as_view(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _as_view(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """`unsafe_split` gives views that autograd does not know of: beneath autograd they are views."""
     view = row(func).view
     assert view is not None
     return recorder.run(view, args, kwargs)
 
 
-def _batch_norm(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _batch_norm(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """`native_batch_norm` writes its running statistics without saying so in its schema; it is recorded as the newer
     operator whose schema says it."""
     *tensors, mean, var, training, momentum, eps = args
@@ -132,7 +132,7 @@ def _batch_norm(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs
 _BATCH_NORMS = (aten.native_batch_norm.default, aten._native_batch_norm_legit.default)
 
 
-def _attention_choice(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _attention_choice(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Which kernel `scaled_dot_product_attention` takes is asked of the real device: on uninitialized tensors laid out
     as the arguments, since only layouts decide."""
     device = args[0].device
@@ -154,7 +154,7 @@ def _laid_out(fake: FakeTensor, spec: TensorSpec) -> torch.Tensor:
     return like.requires_grad_(fake.requires_grad) if fake.requires_grad else like
 
 
-def _change_metadata(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _change_metadata(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """`squeeze_`, `t_`, ...: the tensor becomes a view of what it was, recorded as the view operator."""
     fake = args[0]
     if recorder.inputs.holds(fake):
@@ -169,11 +169,11 @@ def _change_metadata(recorder: OperatorRecorder, func: OpOverload, args: Args, k
     made = recorder.run(view, args, kwargs)
     with DisableTorchDispatch():  # not `func`, whose C++ code would take symbolic sizes for numbers
         fake.as_strided_(made.size(), made.stride(), made.storage_offset())
-    recorder.tape.become(fake, made)
+    recorder.tape.rebind(fake, made)
     return fake
 
 
-def _as_strided(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _as_strided(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Shape functions do not check bounds."""
     (fake, *rest), named = with_sizes(func, args, kwargs)
     if has_symbols((rest, named)):
@@ -186,7 +186,7 @@ def _as_strided(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs
 
 
 def _check_bounds(
-    recorder: OperatorRecorder,
+    recorder: AtenCallRecorder,
     fake: FakeTensor,
     size: Sequence[Size],
     stride: Sequence[Size],
@@ -196,7 +196,7 @@ def _check_bounds(
     An offset counts from the start of the storage."""
     first: Size = fake.spec.offset if storage_offset is None else storage_offset
     if storage_offset is not None:
-        recorder.writes.counted_from_start.append(fake)
+        recorder.writes.addressed_from_start.append(fake)
     symbols = symbols_of(fake) | frozenset().union(*map(free_syms, (*size, *stride, first)))
     if symbols:
         _check_symbolic_bounds(recorder, fake, storage_offset, _span(size, stride), symbols)
@@ -210,13 +210,13 @@ def _check_bounds(
 
 
 def _check_symbolic_bounds(
-    recorder: OperatorRecorder, fake: FakeTensor, first: Size | None, span: Size, symbols: frozenset[Sym]
+    recorder: AtenCallRecorder, fake: FakeTensor, first: Size | None, span: Size, symbols: frozenset[Sym]
 ) -> None:
     """The same where sizes are symbolic, for what lies in memory without gaps; places that are counted from the start of
     the storage (`first`) only of what is not an input's."""
     spec, numbers = fake.spec, recorder.numbers.symbols
     dense = 1 + _span(spec.shape, spec.stride) == numel(spec.shape)
-    if first is not None and (spec.offset != 0 or recorder.inputs.on(fake.storage_key)):
+    if first is not None and (spec.offset != 0 or recorder.inputs.in_storage(fake.storage_key)):
         dense = False
     if not dense or numbers is None:
         raise NeedsFixedSize("as_strided of a tensor with symbolic sizes", symbols)
@@ -230,20 +230,20 @@ def _span(size: Iterable[Size], stride: Iterable[Size]) -> Any:
     return sum((n - 1) * step for n, step in zip(size, stride))
 
 
-def _covered(recorder: OperatorRecorder, fake: FakeTensor) -> tuple[int, int]:
+def _covered(recorder: AtenCallRecorder, fake: FakeTensor) -> tuple[int, int]:
     """The half-open range of elements of `fake`'s storage that are known to exist at every call."""
-    inputs = [i for i in recorder.inputs.placed(fake.storage_key) if i.numel()]
+    inputs = [i for i in recorder.inputs.in_storage_with_offsets(fake.storage_key) if i.numel()]
     if not inputs:
         return 0, fake.elem.untyped_storage().nbytes() // fake.elem.itemsize
     first = min(int(i.storage_offset()) for i in inputs)
     return first, max(int(i.storage_offset()) + _span(i.size(), i.stride()) for i in inputs) + 1
 
 
-def _refuse_effect(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _refuse_effect(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     raise recorder.call.unsupported(UNSUPPORTED_EFFECT, str(func))
 
 
-def _zero_tensor(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _zero_tensor(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """A zero without memory, which forward-mode differentiation makes: its fake is one as well, so that torch leaves out
     the products and sums that eager leaves out."""
     device = meta_results.canonical_device(kwargs.get("device") or "cpu")
@@ -254,7 +254,7 @@ def _zero_tensor(recorder: OperatorRecorder, func: OpOverload, args: Args, kwarg
     return fake
 
 
-def _converted(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _converted(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """`Tensor.to` called by native code beneath autograd: the copy that it comes down to, or the tensor itself."""
     fake, *rest = args
     names = [a.name for a in func._schema.arguments[1:]]
@@ -268,7 +268,7 @@ def _converted(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs:
     return recorder.run(aten._to_copy.default, (fake,), {"dtype": dtype, "device": device, **kept})
 
 
-def _number_copied(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def _number_copied(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """A transform casts the number in `x * 2`, which reaches Python as a number again."""
     if isinstance(args[0], torch.Tensor):
         return NotImplemented

@@ -1,4 +1,4 @@
-"""What a trace has written down: the nodes of both levels, and the fakes that the aten nodes gave."""
+"""The tape of a trace: the nodes of both levels, and the fakes that aten nodes return."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from smelt.tracing.record.graph_builder import Builder
 
 @dataclass(slots=True)
 class TapeEntry:
-    """An aten node and what it gave: a fake, or a tuple or list of fakes (and other values)."""
+    """An aten node and its result: a fake, or a tuple or list of fakes (and other values)."""
 
     node: Node
     out: Any
 
     def replace(self, old: FakeTensor, new: FakeTensor) -> None:
-        """`new` takes the place of `old` in the result."""
+        """Replace `old` by `new` in the result."""
         self.out = _replaced(self.out, old, new)
 
 
@@ -37,28 +37,28 @@ def _replaced(value: Any, old: FakeTensor, new: FakeTensor) -> Any:
 class Tape:
     """The recorded nodes of one trace.
 
-    `torch` and `aten` build the graphs of the two levels. `entries` has one entry for each recorded aten node but the
-    `getitem` nodes that read one of several results, in the order of execution. `kept` are torch-level nodes that stay
-    in the graph though nobody reads their result: they change a tensor without an operator that writes memory.
-    What always holds: a fake that an entry gives names the aten node that gave it first.
+    `torch` and `aten` build the graphs of the two levels. `entries` has one entry for each recorded aten node, in
+    execution order, except the `getitem` nodes that read one of several results. `effectful` holds torch-level nodes
+    that stay in the graph although nothing reads their result: they change a tensor without an operator that writes
+    memory. Invariant: a fake in an entry names the aten node that first returned it.
     """
 
     def __init__(self, call: CurrentCall) -> None:
         self.torch = Builder("torch")
         self.aten = Builder("aten")
         self.entries: list[TapeEntry] = []
-        self.kept: set[Node] = set()
+        self.effectful: set[Node] = set()
         self._call = call
 
     def add_operator(self, func: Any, args: Args, kwargs: Kwargs, stem: str, spec: Any) -> Node:
-        """An aten node of the call that is running. `finish_operator` must follow."""
+        """Append an aten node of the running call. `finish_operator` must follow."""
         call, aten = self._call, self.aten
         node = Node("call_function", func, args, kwargs, aten.name(stem), spec, call.line(), call.source())
         aten.graph.nodes.append(node)
         return node
 
     def finish_operator(self, node: Node, out: Any) -> None:
-        """Lets every new fake in `out`, the result of `node`, know its aten node; adds the entry."""
+        """Set the aten node of every new fake in `out`, the result of `node`; add the entry."""
         if type(out) is FakeTensor:
             if out.aten_node is None:
                 out.aten_node = node
@@ -82,20 +82,20 @@ class Tape:
         self.aten.graph.nodes.append(node)
         self.entries.append(TapeEntry(node, fake))
         fake.aten_node = node
-        if call.node is None:  # otherwise the torch-level call that made it names it
+        if call.node is None:  # otherwise the torch-level call that created it names it
             self.torch.graph.constants[name] = value
             fake.torch_node = self.torch.make("get_attr", name, (), {}, name, fake.spec, node.line)
         return fake
 
-    def become(self, fake: FakeTensor, made: FakeTensor) -> None:
-        """`fake` is now what a node has made of it: `made`, a view. What it was lives on as another fake, so that earlier
-        nodes keep theirs."""
+    def rebind(self, fake: FakeTensor, view: FakeTensor) -> None:
+        """Turn `fake` into `view`, a view of it. Its former value becomes another fake, so that earlier nodes keep their
+        results."""
         before = wrap(fake.elem, fake.device, fake.spec)
         before.aten_node, before.torch_node = fake.aten_node, fake.torch_node
         for entry in self.entries:
             entry.replace(fake, before)
-            entry.replace(made, fake)
-        fake.elem, fake.cached_spec, fake.aten_node = made.elem, made.spec, made.aten_node
-        self._call.wrote = True
+            entry.replace(view, fake)
+        fake.elem, fake.cached_spec, fake.aten_node = view.elem, view.spec, view.aten_node
+        self._call.mutated = True
         if self._call.node is not None:
-            self.kept.add(self._call.node)
+            self.effectful.add(self._call.node)

@@ -29,7 +29,7 @@ from smelt.tracing.symbolic.sym_numbers import SYMBOLIC
 from smelt.tracing.symbolic.symbolic_numbers import PlainNumbersOnly
 
 
-class CallRecorder:
+class TorchCallRecorder:
     """Records torch-level calls.
 
     What always holds: the torch-level graph so far, run from the settings (grad mode, inference mode, autocast) in
@@ -68,7 +68,7 @@ class CallRecorder:
         if isinstance(value, torch.Tensor):
             if is_functorch_wrapped_tensor(value):  # by a transform that is over
                 raise Unnameable("a tensor of a transform")
-            return self._argument(self._inputs.stand_in(value))
+            return self._argument(self._inputs.fake_for_native(value))
         if isinstance(value, (list, tuple)):
             items = [self._argument(v) for v in value]
             return items if kind is list else tuple(items)
@@ -88,7 +88,7 @@ class CallRecorder:
             node.line = self._call.where()
         self._tape.torch.graph.nodes.append(node)
         self._name_results(node, out)
-        self._writes.note_call(node)
+        self._writes.record_call(node)
 
     def _name_results(self, node: Node, out: Any) -> Any:
         """Sets the torch-level node of every new fake in `out` to `node`, and fills in `node.spec`."""
@@ -114,21 +114,21 @@ class CallRecorder:
     def run_opaque(self, target: OpaqueCall, run: Callable[[], Any]) -> Any:
         """`run()`, which does on fakes what `target` does: at the torch level one call, whatever functions it calls."""
         call = self._call
-        if call.node is not None or call.pauses:
+        if call.node is not None or call.pause_depth:
             return run()
         if call.has_subclasses:
             raise call.unsupported(TENSOR_SUBCLASS, f"{name_of(target)} beside tensors of a subclass")
         if call.modes:
             raise call.unsupported(UNSUPPORTED_CALL, f"{name_of(target)} under a mode of the user's")
         symbols = self._numbers.symbols
-        of_data = symbols is not None and bool(symbols.known.numbers)
+        of_data = symbols is not None and bool(symbols.unbacked.numbers)
         if self._numbers.sizes and of_data:
             raise NeedsFixedSize(f"{name_of(target)} beside symbolic sizes", self._numbers.sizes)
         refusal = PlainNumbersOnly(Reason(UNSUPPORTED_OBJECT, "a number that changes from call to call"))
-        nodes = tuple(self._argument(t) for t in target.given)
-        target.given = []  # the graph outlives the trace
+        nodes = tuple(self._argument(t) for t in target.operands)
+        target.operands = []  # the graph outlives the trace
         node = Node("call_function", target, nodes, {}, "")
-        call.node, call.wrote, call.is_opaque = node, False, True
+        call.node, call.mutated, call.is_opaque = node, False, True
         try:
             with nullcontext() if symbols is None else symbols.refused(refusal):
                 out = run()
@@ -137,7 +137,7 @@ class CallRecorder:
             raise
         finally:
             call.node, call.is_opaque = None, False
-        self._tape.kept.add(node)
+        self._tape.effectful.add(node)
         call.had_opaque = True
         self.record(node, target, out)
         return out
@@ -167,7 +167,7 @@ class CallRecorder:
 
     def switch_level(self, function: Callable[[], object]) -> None:
         """A level of forward-mode differentiation is entered or left by `function`."""
-        self._tape.kept.add(self._add_call(function, (), name_of(function)))
+        self._tape.effectful.add(self._add_call(function, (), name_of(function)))
         self._open_levels += 1 if function is enter_dual_level else -1
 
     def finish(self) -> None:

@@ -36,7 +36,7 @@ from smelt.tracing.backward.not_differentiable import NotDifferentiable, refuse
 from smelt.tracing.backward.record_backward import record_backward
 from smelt.tracing.fake import meta_results
 from smelt.tracing.fake.fake_tensor import FakeTensor, entered
-from smelt.tracing.record.current_call import ask_none
+from smelt.tracing.record.current_call import no_handlers
 from smelt.tracing.record.dispatch_mode import DispatchMode
 from smelt.tracing.record.finish_trace import build
 from smelt.tracing.record.function_mode import FunctionMode
@@ -60,7 +60,7 @@ class Trace(TraceParts):
 
     def __enter__(self) -> Trace:
         meta_results.trim()
-        self.call_recorder.begin()
+        self.torch_recorder.begin()
         self._saved_tensor_hooks = list(_pop_saved_tensor_hooks())
         self._outer_modes = current_dispatch_modes(), current_function_modes()
         for mode in self._modes:
@@ -114,10 +114,10 @@ class Trace(TraceParts):
         """Real torch computation by smelt itself, not recorded."""
         return self.call.paused()
 
-    def forget_inputs(self) -> None:
+    def release_inputs(self) -> None:
         """Drops the references to the real tensors and to the callback for unknown ones."""
-        self.known.on_read = None
-        self.call.ask = ask_none
+        self.constants.on_read = None
+        self.call.call_handlers = no_handlers
         self.inputs.forget()
 
     def record_backward(self, outputs: Sequence[torch.Tensor]) -> None:
@@ -127,7 +127,7 @@ class Trace(TraceParts):
         """
         if self.call.failure is not None:
             raise Unsupported(self.call.failure)
-        self.call_recorder.finish()
+        self.torch_recorder.finish()
         with DisableTorchFunction(), DisableTorchDispatch():
             fakes = [self.fake(t) for t in outputs]
             for fake in fakes:
@@ -142,8 +142,8 @@ class Trace(TraceParts):
                 raise NotDifferentiable(self.call.failure)
         self._recorded = fakes, recorded
 
-    def finish(self, outputs: Sequence[torch.Tensor], joins: bool = True) -> Traced:
-        """The graphs that compute `outputs` (fakes of this trace). Call it after the user's code has ended. `joins`: equal
+    def finish(self, outputs: Sequence[torch.Tensor], cse: bool = True) -> Traced:
+        """The graphs that compute `outputs` (fakes of this trace). Call it after the user's code has ended. `cse`: equal
         nodes of the aten graph become one.
 
         Raises what `record_backward` raises.
@@ -156,7 +156,7 @@ class Trace(TraceParts):
             raise refuse("the backward was recorded of other results")
         with DisableTorchFunction(), DisableTorchDispatch():
             try:
-                return build(self, fakes, recorded, joins)
+                return build(self, fakes, recorded, cse)
             except Unsupported as error:
                 if recorded is None or isinstance(error, NeedsFixedSize):
                     raise

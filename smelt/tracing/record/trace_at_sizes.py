@@ -10,7 +10,7 @@ from smelt.graph.substitute_sizes import at_sizes, copied_at
 from smelt.graph.tensor_specs import tree_at
 from smelt.shapes.expr import Size, Sym
 from smelt.tracing.backward.joint import Joint
-from smelt.tracing.backward.torch_level_index import place_at
+from smelt.tracing.backward.torch_level_index import in_copied_graph
 from smelt.tracing.record.trace_outputs import OutputSource, ViewStep
 from smelt.tracing.record.traced import Traced
 
@@ -43,18 +43,18 @@ def _joint_at(joint: Joint, values: Mapping[Sym, Size], torch_nodes: Mapping[Nod
         sources_at(joint, values),
         graph=graph,
         backward=frozenset(copy_of[node] for node in joint.backward if node in copy_of),
-        torch_places=tuple(place and place_at(place, torch_nodes) for place in joint.torch_places),
+        torch_level_tensors=tuple(place and in_copied_graph(place, torch_nodes) for place in joint.torch_level_tensors),
     )
 
 
 def sources_at(joint: Joint, values: Mapping[Sym, Size]) -> Joint:
     """The joint graph, with what is had from its values, and what is taken outside of it, for these sizes."""
-    if not any(source.steps for source in (*joint.results, *(taken.source for taken in joint.taken))):
+    if not any(source.steps for source in (*joint.results, *(taken.source for taken in joint.epilogue))):
         return joint
     return replace(
         joint,
         results=tuple(source_at(source, values) for source in joint.results),
-        taken=tuple(replace(taken, source=source_at(taken.source, values)) for taken in joint.taken),
+        taken=tuple(replace(taken, source=source_at(taken.source, values)) for taken in joint.epilogue),
     )
 
 

@@ -26,7 +26,7 @@ from smelt.tracing.fake.fake_tensor import (
     FakeTensor,
     Storages,
     check_supported,
-    computed,
+    with_history,
     symbols_of,
     wrap,
 )
@@ -68,7 +68,7 @@ class Inputs(Sequence[FakeTensor]):
     grad, its `grad_fn` to begin with (by id of the fake). `sized` says which inputs have a symbol as the size of which
     dimension.
 
-    `on_unknown(real)` is asked for the fake of a real tensor that turns up inside native code; without it such a tensor
+    `on_unknown_tensor(real)` is asked for the fake of a real tensor that turns up inside native code; without it such a tensor
     is Unsupported.
     """
 
@@ -76,7 +76,7 @@ class Inputs(Sequence[FakeTensor]):
         self.call = call
         self.numbers = numbers
         self.sized: dict[Sym, list[tuple[FakeTensor, SizeSource]]] = {}
-        self.on_unknown: Callable[[torch.Tensor], FakeTensor] | None = None
+        self.on_unknown_tensor: Callable[[torch.Tensor], FakeTensor] | None = None
         self.first_history: dict[int, Any] = {}
         self._tape = tape
         self._fakes: list[FakeTensor] = []
@@ -107,7 +107,7 @@ class Inputs(Sequence[FakeTensor]):
 
         Raises Unsupported for subclasses and for layouts other than strided.
         """
-        known = self.known(real)
+        known = self.find(real)
         if known is not None:
             return known
         if type(real) is FakeTensor:
@@ -115,12 +115,12 @@ class Inputs(Sequence[FakeTensor]):
         with DisableTorchDispatch(), DisableTorchFunction(), DisableFuncTorch():
             check_supported(real)
             with torch.inference_mode(real.is_inference()):
-                elem = self._storages.elem_of(real, layout) if layout else self._storages.elem_like(real)
+                elem = self._storages.meta_with_layout(real, layout) if layout else self._storages.meta_like(real)
                 fake = wrap(elem, real.device)
             if layout:
                 self._note_sizes(fake, layout)
             if real.requires_grad:
-                _require_grad(fake) if _is_leaf(real) else computed(fake)
+                _require_grad(fake) if _is_leaf(real) else with_history(fake)
                 self.first_history[id(fake)] = fake.grad_fn
             if type(real) not in PLAIN_TYPES:
                 fake.subclass, self.call.has_subclasses = type(real), True
@@ -161,7 +161,7 @@ class Inputs(Sequence[FakeTensor]):
 
     def placed(self, storage: int) -> Sequence[FakeTensor]:
         """The same, where it is known at which place in the memory each is. Raises NeedsFixedSize elsewhere."""
-        found = self.on(storage)
+        found = self.in_storage(storage)
         syms = symbols_of(found)
         if syms and len(found) > 1:
             raise NeedsFixedSize("inputs share memory", syms)
@@ -189,15 +189,15 @@ class Inputs(Sequence[FakeTensor]):
             check_supported(real)
         if type(real) in PLAIN_TYPES and _is_internal_scalar(real):
             return self._tape.add_constant(real)
-        if self.on_unknown is not None:
-            return self.on_unknown(real)
+        if self.on_unknown_tensor is not None:
+            return self.on_unknown_tensor(real)
         raise self.call.unsupported(
             UNSUPPORTED_OBJECT, f"a tensor of shape {list(real.shape)} that native code holds"
         )
 
     def forget(self) -> None:
-        """Drops the references to the real tensors and to the callback `on_unknown`."""
-        self.on_unknown = None
+        """Drops the references to the real tensors and to the callback `on_unknown_tensor`."""
+        self.on_unknown_tensor = None
         self._by_real.clear()
         self._reals.clear()
 

@@ -17,7 +17,7 @@ import torch
 from smelt.graph.ir import Node, TensorSpec, argument_nodes, map_nodes
 from smelt.graph.operator_effects import effects
 from smelt.torch_private import OpOverload
-from smelt.tracing.backward.autograd_graph import computed_after, read_by
+from smelt.tracing.backward.autograd_graph import computation_order, reachable_edges
 from smelt.tracing.backward.not_differentiable import refuse
 from smelt.tracing.backward.shared_saves import saves_its_result
 from smelt.tracing.fake.fake_tensor import FakeTensor, check_fixed, fakes_in
@@ -58,7 +58,7 @@ class OutputSource:
     no_grad: bool = False
     retained: bool = False
 
-    def placed(self, place: Callable[[int], int]) -> OutputSource:
+    def renumbered(self, place: Callable[[int], int]) -> OutputSource:
         """The same, where inputs are counted in another way: input `i` as `place(i)`."""
         return replace(self, index=place(self.index)) if self.kind == "input" else self
 
@@ -71,7 +71,7 @@ class OutputSource:
 
 
 @dataclass(frozen=True)
-class Taken:
+class EpilogueTensor:
     """A tensor that is made outside of the graph's nodes and that other results are computed from: a view, or an input that
     value `written` of the joint graph is copied into. `node`: which node of autograd's, of which one
     operator's views are."""
@@ -164,7 +164,7 @@ def _check_history(view: FakeTensor, start: FakeTensor) -> None:
         raise refuse("a result is a view of a leaf made inside")
 
 
-def passed_by(
+def epilogue_tensors(
     autograd: AutogradCalls,
     tape: Tape,
     inputs: Inputs,
@@ -186,10 +186,10 @@ def passed_by(
     if not places:
         return []
     ends = [f.grad_fn for f in (*outputs, *written) if f.grad_fn is not None]
-    nodes = {node for node, _ in places.keys() & read_by(ends)}
+    nodes = {node for node, _ in places.keys() & reachable_edges(ends)}
     held = {id(f) for f in (*outputs, *written)} & saved.keys()
     nodes |= {node for (node, _), f in places.items() if id(f) in held}
-    order = computed_after(ends, inputs.first_history.values())
+    order = computation_order(ends, inputs.first_history.values())
     return sorted(
         (f for f in places.values() if f.grad_fn in nodes), key=lambda f: (order[f.grad_fn], f.output_nr)
     )

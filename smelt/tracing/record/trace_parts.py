@@ -6,15 +6,15 @@ import functools
 from collections.abc import Callable
 
 from smelt.graph.ir import Line
-from smelt.tracing.backward.backward_state import Backward
+from smelt.tracing.backward.backward_state import BackwardState
 from smelt.tracing.functionalize.recorded_writes import Writes
 from smelt.tracing.functionalize.view_copies import Copies
-from smelt.tracing.record.aten_call_recorder import OperatorRecorder
+from smelt.tracing.record.aten_call_recorder import AtenCallRecorder
 from smelt.tracing.record.autograd_calls import AutogradCalls
 from smelt.tracing.record.current_call import CurrentCall
 from smelt.tracing.record.number_inputs import NumberInputs
 from smelt.tracing.record.tape import Tape
-from smelt.tracing.record.torch_call_recorder import CallRecorder
+from smelt.tracing.record.torch_call_recorder import TorchCallRecorder
 from smelt.tracing.record.trace_inputs import Inputs
 from smelt.tracing.symbolic import unbacked_operators
 
@@ -31,8 +31,8 @@ class TraceParts:
         copies: the copies made in place of views.
         autograd: the calls by which the program configures autograd.
         backward: what is recorded of autograd's engine.
-        call_recorder: records torch-level calls.
-        operator_recorder: records ATen operators.
+        torch_recorder: records torch-level calls.
+        aten_recorder: records ATen operators.
         known: finds the values of tensors that depend on constants only.
     """
 
@@ -44,12 +44,12 @@ class TraceParts:
         self.copies = Copies()
         self.writes = Writes(self.call, self.copies, self.inputs)
         self.autograd = AutogradCalls()
-        self.backward = Backward(self.call, self.tape, self.autograd)
-        self.call_recorder = CallRecorder(self.call, self.tape, self.inputs, self.writes, self.numbers)
-        self.operator_recorder = OperatorRecorder(
+        self.backward = BackwardState(self.call, self.tape, self.autograd)
+        self.torch_recorder = TorchCallRecorder(self.call, self.tape, self.inputs, self.writes, self.numbers)
+        self.aten_recorder = AtenCallRecorder(
             self.call, self.tape, self.inputs, self.writes, self.copies, self.numbers
         )
-        self.known = self.operator_recorder.known
-        self.operator_recorder.new_size = functools.partial(
-            unbacked_operators.size_of, self.operator_recorder
+        self.constants = self.aten_recorder.constants
+        self.aten_recorder.symbol_for_size = functools.partial(
+            unbacked_operators.size_of, self.aten_recorder
         )

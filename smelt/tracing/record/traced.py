@@ -46,7 +46,7 @@ class SizeInput:
 
 
 @dataclass(frozen=True)
-class SizesOfData:
+class UnbackedSizes:
     """What a graph has of numbers that data decide.
 
     `hints`: what their symbols are taken for. `conditions`: what it is made for, besides that they are at least 2, or among
@@ -81,7 +81,7 @@ class Traced:
     counters: Counters = NO_COUNTERS
     views: Views = NO_VIEWS  # of results without gradients
     sizes: Mapping[Sym, SizeInput] = field(default_factory=dict)  # of the symbols in specs and arguments
-    data: SizesOfData | None = None  # where there are symbols that data decide
+    data: UnbackedSizes | None = None  # where there are symbols that data decide
     joint: Joint | None = None  # where gradients are needed, were asked for, and can be had ahead of time
     differs: Callable[[Reason], None] | None = None
     failed: Callable[[Exception], None] | None = None
@@ -106,19 +106,19 @@ class Traced:
         graph_passes.eliminate_dead(graph, keep=must_run)
         return graph
 
-    def later(self, compiled: Callable[[], T], by_operators: Callable[[], T]) -> T:
+    def later(self, compiled: Callable[[], T], eager_fallback: Callable[[], T]) -> T:
         """What `compiled` gives, of a part that is not compiled before a later call, or a backward, needs it. Where that
-        fails, what `by_operators` gives, operator by operator."""
+        fails, what `eager_fallback` gives, operator by operator."""
         try:
             return compiled()
         except Exception as error:
-            if self.failed is None:
+            if self.on_failure is None:
                 log.warning("smelt: a part of %s could not be compiled: %r", self.title or "a graph", error)
             else:
-                self.failed(error)
-            return by_operators()
+                self.on_failure(error)
+            return eager_fallback()
 
-    def forget_examples(self) -> None:
+    def release_examples(self) -> None:
         """Lets go of the tensors that the trace saw: `torch.utils.swap_tensors` refuses those with weak references."""
         self._examples.clear()
 
@@ -131,9 +131,9 @@ def needs_grad(parts: TraceParts, outputs: Sequence[FakeTensor]) -> bool:
     """Whether running the aten graph beneath autograd would lose something that autograd knows of `outputs`, or of an input:
     a history, a flag, being an inference tensor or not."""
     computed = [f for f in outputs if not parts.inputs.holds(f)]
-    inference = parts.call_recorder.first_state[1]
+    inference = parts.torch_recorder.first_state[1]
     return (
-        bool(parts.autograd.restated)
+        bool(parts.autograd.flag_calls)
         or any(f.requires_grad or f.is_inference() is not inference for f in computed)
         or any(_has_other_history(parts, f) for f in parts.inputs)
         or _detaches(parts, computed)

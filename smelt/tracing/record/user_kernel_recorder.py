@@ -52,13 +52,13 @@ def record(
     if call.node is not None:  # inside of an opaque call, or of a backward
         _record_aten(parts, launch, values, written)
         return
-    node = parts.call_recorder.node(launch, tuple(values), {})
-    call.node, call.wrote = node, False
+    node = parts.torch_recorder.node(launch, tuple(values), {})
+    call.node, call.mutated = node, False
     try:
         _record_aten(parts, launch, values, written)
     finally:
         call.node = None
-    parts.call_recorder.record(node, launch, None)
+    parts.torch_recorder.record(node, launch, None)
 
 
 def _record_aten(
@@ -68,7 +68,7 @@ def _record_aten(
     ids = {id(w) for w in written}
     targets = {id(o): o for v, o in zip(values, owners) if id(v) in ids and o is not None}
     for target in targets.values():
-        if overlaps_itself(target.spec) or len(parts.inputs.on(target.storage_key)) > 1:
+        if overlaps_itself(target.spec) or len(parts.inputs.in_storage(target.storage_key)) > 1:
             raise parts.call.unsupported(
                 UNSUPPORTED_EFFECT, f"{launch.__name__} writes a tensor whose memory others share"
             )
@@ -89,7 +89,7 @@ def _record_aten(
         handle = Handle.of(KernelCall(launch, seen, layouts))
         first = nodes[: len(targets)], nodes[len(targets) :]
         node = parts.tape.add_operator(RUN_KERNEL, (handle, *first), {}, launch.__name__, None)
-        parts.writes.note(list(targets.values()))
+        parts.writes.record(list(targets.values()))
         parts.tape.finish_operator(node, None)
 
 
@@ -97,7 +97,7 @@ def _number(parts: TraceParts, value: Any) -> FakeTensor:
     """A number that changes from call to call, as a tensor that holds it."""
     kind = torch.int64 if isinstance(value, torch.SymInt) else torch.float64
     options = {"dtype": kind, "device": torch.device("cpu")}
-    made: FakeTensor = parts.operator_recorder.run(aten.scalar_tensor.default, (value,), options)
+    made: FakeTensor = parts.aten_recorder.run(aten.scalar_tensor.default, (value,), options)
     return made
 
 
@@ -105,7 +105,7 @@ def _owner(parts: TraceParts, fake: FakeTensor) -> FakeTensor:
     """The tensor that all others in the memory of `fake` look at."""
     if parts.inputs.holds(fake):
         return fake
-    for source in (*parts.inputs.placed(fake.storage_key), *parts.backward.tangents):
+    for source in (*parts.inputs.in_storage_with_offsets(fake.storage_key), *parts.backward.tangents):
         if source.storage_key == fake.storage_key:
             return source
     for entry in parts.tape.entries:

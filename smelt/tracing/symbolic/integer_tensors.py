@@ -42,7 +42,7 @@ class Integers:
         self._given = {
             g.nodes[level]: g.symbol
             for g in numbers.by_expression.values()
-            if level in g.nodes and not g.is_of_data
+            if level in g.nodes and not g.is_unbacked
         }
         self._steps = 0
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from smelt.shapes.number_expr import OPERATIONS
-from smelt.tracing.symbolic.sym_numbers import NUMBERS, plain, rounded
+from smelt.tracing.symbolic.sym_numbers import NUMBERS, specialize, rounded
 from smelt.tracing.symbolic.symbolic_numbers import Symbols
 
 
@@ -26,7 +26,7 @@ def _function(op: str) -> Callable[..., Any]:
 
 
 def _power(*args: Any) -> Any:
-    return operator.pow(*args) if len(args) == 2 else pow(*map(plain, args))
+    return operator.pow(*args) if len(args) == 2 else pow(*map(specialize, args))
 
 
 def _divmod(a: Any, b: Any) -> Any:
@@ -57,9 +57,9 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
         "tanh", "asinh", "acosh", "atanh", "floor", "ceil", "trunc", "erf", "erfc", "fabs", "isnan", "isinf", "isfinite",
         "degrees", "radians", "fmod", "atan2", "copysign",
     )},
-    math.hypot: lambda *a: _function("hypot")(*a) if len(a) == 2 else math.hypot(*map(plain, a)),
+    math.hypot: lambda *a: _function("hypot")(*a) if len(a) == 2 else math.hypot(*map(specialize, a)),
     math.log: lambda *a: _function("log" if len(a) == 1 else "log_base")(*a),
-    math.isclose: lambda *a: math.isclose(*map(plain, a)),
+    math.isclose: lambda *a: math.isclose(*map(specialize, a)),
 }  # fmt: skip
 _OPERANDS = frozenset({int, float, bool})
 

@@ -8,22 +8,22 @@ from typing import Any
 
 import torch
 
-from smelt.tracing.symbolic.sym_numbers import SYMBOLIC, own, plain
+from smelt.tracing.symbolic.sym_numbers import SYMBOLIC, wrap_symbolic, specialize
 
 
-def own_parts(value: Any) -> Any:
+def wrap_nested(value: Any) -> Any:
     """The same of sizes that C++ gave, one or several."""
     if type(value) is torch.Size or type(value) is tuple:
-        return value if all(type(v) is int for v in value) else type(value)(map(own, value))
-    return own(value)
+        return value if all(type(v) is int for v in value) else type(value)(map(wrap_symbolic, value))
+    return wrap_symbolic(value)
 
 
-def plain_parts(value: Any, depth: int = 4) -> Any:
+def specialize_nested(value: Any, depth: int = 4) -> Any:
     """`value` with plain numbers in it, pinned. Lists and dictionaries stay the same objects: to the program nothing
     changes."""
     kind = type(value)
     if kind in SYMBOLIC:
-        return plain(value)
+        return specialize(value)
     found = _PARTS.get(kind)
     if found is None and isinstance(value, _CONTAINERS):
         found = next(_PARTS[base] for base in _CONTAINERS if isinstance(value, base))
@@ -35,7 +35,7 @@ def plain_parts(value: Any, depth: int = 4) -> Any:
 
 def _plain_tuple(value: tuple[Any, ...], depth: int) -> tuple[Any, ...]:
     before = list(tuple.__iter__(value))
-    items = [plain_parts(v, depth) for v in before]
+    items = [specialize_nested(v, depth) for v in before]
     if all(a is b for a, b in zip(items, before)):
         return value
     made = tuple.__new__(type(value), items)
@@ -49,7 +49,7 @@ def _in_place(cls: Any, pairs: Callable[[Any], Iterable[tuple[Any, Any]]]) -> Ca
 
     def plain_items(value: Any, depth: int) -> Any:
         for key, item in tuple(pairs(value)):
-            found = plain_parts(item, depth)
+            found = specialize_nested(item, depth)
             if found is not item:
                 cls.__setitem__(value, key, found)
         return value
@@ -59,7 +59,7 @@ def _in_place(cls: Any, pairs: Callable[[Any], Iterable[tuple[Any, Any]]]) -> Ca
 
 def _plain_slice(value: slice, depth: int) -> slice:
     parts = (value.start, value.stop, value.step)
-    return slice(*map(plain, parts)) if any(type(p) in SYMBOLIC for p in parts) else value
+    return slice(*map(specialize, parts)) if any(type(p) in SYMBOLIC for p in parts) else value
 
 
 _PARTS: dict[type, Callable[[Any, int], Any]] = {
@@ -72,16 +72,16 @@ _PARTS: dict[type, Callable[[Any, int], Any]] = {
 _CONTAINERS = tuple(_PARTS)
 
 
-def settled(value: Any) -> Any:
+def as_operator_arguments(value: Any) -> Any:
     """`value` as an operator is given it: numbers that may not change, or fit no tensor, are plain ones."""
     kind = type(value)
     if kind in SYMBOLIC:
         if not value.node.fits_a_tensor() or value.node.is_constant():
-            return plain(value)
+            return specialize(value)
         return value
     if kind is list or kind is tuple:
-        return kind(map(settled, value))
-    return {k: settled(v) for k, v in value.items()} if kind is dict else value
+        return kind(map(as_operator_arguments, value))
+    return {k: as_operator_arguments(v) for k, v in value.items()} if kind is dict else value
 
 
 def has_symbols(value: Any) -> bool:
@@ -95,10 +95,10 @@ def has_symbols(value: Any) -> bool:
     return isinstance(value, dict) and any(map(has_symbols, value.values()))
 
 
-def sizes_only(value: Any) -> bool:
+def has_only_sizes(value: Any) -> bool:
     """Whether all symbolic numbers in `value`, an index of a tensor, are sizes, or may be."""
     if type(value) in SYMBOLIC:
         return value.node.as_size() is not None
     if isinstance(value, (list, tuple)):
-        return all(map(sizes_only, value))
-    return not isinstance(value, slice) or sizes_only((value.start, value.stop, value.step))
+        return all(map(has_only_sizes, value))
+    return not isinstance(value, slice) or has_only_sizes((value.start, value.stop, value.step))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from smelt.tracing.symbolic.sym_numbers import Int, is_size, plain
+from smelt.tracing.symbolic.sym_numbers import Int, is_size, specialize
 
 
 class NumpyInt:
@@ -20,20 +20,20 @@ class NumpyInt:
     __slots__ = ("number",)
 
     def __init__(self, number: Any) -> None:
-        number.node.symbols.has_standins = True
+        number.node.symbols.has_proxies = True
         self.number = number
 
-    def plain(self) -> np.int64:
+    def specialize(self) -> np.int64:
         """The number of this call, pinned."""
-        return np.int64(plain(self.number))
+        return np.int64(specialize(self.number))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.plain(), name)
+        return getattr(self.specialize(), name)
 
 
 def _looks(name: str) -> Callable[..., Any]:
     def method(self: NumpyInt, *others: Any) -> Any:
-        return getattr(self.plain(), name)(*others)
+        return getattr(self.specialize(), name)(*others)
 
     return method
 
@@ -109,15 +109,15 @@ def _is_int(value: Any) -> bool:
 FUNCTIONS: dict[Any, Callable[[Any], Any]] = {np.int64: numpy_int, np.prod: _product}
 
 
-def numbers_in(value: Any, depth: int = 4) -> Any:
+def unwrap_numpy_ints(value: Any, depth: int = 4) -> Any:
     """`value` with symbolic ints in the place of such numbers, as torch takes them."""
     kind = type(value)
     if kind is NumpyInt:
         return value.number
     if kind is slice:
         parts = (value.start, value.stop, value.step)
-        return slice(*map(numbers_in, parts)) if NumpyInt in map(type, parts) else value
+        return slice(*map(unwrap_numpy_ints, parts)) if NumpyInt in map(type, parts) else value
     if not depth or kind not in (list, tuple):
         return value
-    found = [numbers_in(part, depth - 1) for part in value]
+    found = [unwrap_numpy_ints(part, depth - 1) for part in value]
     return value if all(a is b for a, b in zip(found, value)) else kind(found)

@@ -23,7 +23,7 @@ def is_positive(size: Size) -> bool:
     return bounds(size)[0] >= 1
 
 
-def computed(
+def size_result(
     op: str, sizes: Sequence[Size], is_positive: Callable[[Size], bool] = is_positive
 ) -> Size | None:
     """The size that an operation on sizes gives; None where it is no size, or may be none. Divisors are to be positive."""
@@ -88,18 +88,18 @@ class Comparisons:
         """The range of a symbol, by what was asked of it alone."""
         return self._range(sym)
 
-    def note(self, op: str, a: Size, b: Size, answer: bool) -> None:
+    def note(self, op: str, a: Size, b: Size, outcome: bool) -> None:
         """From now on, this is the answer."""
         difference = a - b
         if not isinstance(difference, Expr):
             return
-        if op == "eq" and not answer:
+        if op == "eq" and not outcome:
             self._unequal |= {difference, -difference}  # type: ignore[arg-type]
             return
         low, high = self._range(difference)
         if op == "eq":
             low = high = 0
-        elif answer:
+        elif outcome:
             high = min(high, -1)
         else:
             low = max(low, 0)
@@ -141,7 +141,7 @@ def _bounds(size: Size) -> tuple[int, int]:
     return max(low, more), min(high, less)
 
 
-def of_dividend(difference: Size) -> tuple[bool, Size, int] | None:
+def compare_dividend(difference: Size) -> tuple[bool, Size, int] | None:
     """How `difference < 0` is said of what is divided, or multiplied, in it: (True, x, n) for x < n, (False, x, n) for
     x >= n. None where nothing is."""
     if not isinstance(difference, Expr) or len(difference.terms) != 1:
@@ -163,7 +163,7 @@ def of_dividend(difference: Size) -> tuple[bool, Size, int] | None:
     return False, atom.left, (const + 1) * atom.right  # x // n > const
 
 
-def reduced(a: Size, b: Size) -> tuple[Size, Size]:
+def simplify_comparison(a: Size, b: Size) -> tuple[Size, Size]:
     """Two sizes that compare as these do, without what both have and are multiples of."""
     difference = a - b
     if isinstance(difference, Expr):

@@ -12,10 +12,10 @@ from smelt.shapes.expr import Size
 from smelt.shapes.number_expr import Expression, Number
 from smelt.tracing.symbolic.size_arithmetic import COMPARED, ROUNDED
 from smelt.tracing.symbolic.sym_numbers import NUMBERS, wrapped
-from smelt.tracing.symbolic.unbacked_numbers import data_leaf_of
+from smelt.tracing.symbolic.unbacked_numbers import unbacked_leaf_of
 
 
-class Undecided:
+class UnbackedComparison:
     """What a comparison of the program's gives that data decide: `op` (`lt`, `eq`) of the two sizes is `holds`."""
 
     def __init__(self, symbols: Any, op: str, a: Size, b: Size, holds: bool) -> None:
@@ -27,12 +27,12 @@ class Undecided:
         op = self._op if self._holds else {"lt": "ge", "eq": "ne"}[self._op]
         return self._symbols.comparison(op, self._a, self._b)
 
-    def assume(self, answer: bool) -> None:
+    def assume(self, outcome: bool) -> None:
         """From now on it is that, which the graph checks."""
-        self._symbols.assume(self._op, self._a, self._b, answer is self._holds)
+        self._symbols.assume(self._op, self._a, self._b, outcome is self._holds)
 
     def __bool__(self) -> bool:
-        raise self._symbols.known.refusal(self._op, self._a, self._b)
+        raise self._symbols.unbacked.comparison_error(self._op, self._a, self._b)
 
 
 class Symbol:
@@ -46,17 +46,17 @@ class Symbol:
         self.value = value
         self.size = size  # of what is made of sizes and ints alone
 
-    def plain(self) -> Any:
+    def specialize(self) -> Any:
         """The number, pinned, unless another capture will know it."""
         size = self.as_size() if self.expression.op in ROUNDED else self.size
-        if type(size) is not int and not self.symbols.is_narrowed(size):
-            self.symbols.pin(self.expression)
+        if type(size) is not int and not self.symbols.request_constant_range(size):
+            self.symbols.specialize(self.expression)
         return self.value
 
     def as_size(self) -> Size | None:
         """The size that it is, or is taken for from now on; None where it is none."""
         if self.size is None and type(self.value) is int:
-            self.size = self.symbols.taken_for_size(self.expression)
+            self.size = self.symbols.size_of_expression(self.expression)
         return self.size
 
     def number(self) -> Any:
@@ -71,7 +71,7 @@ class Symbol:
         """Whether it is a float or an int of 64 bits, which is required of later calls too."""
         if type(self.value) is float or self.expression.op == "leaf" or self.size is not None:
             return True
-        if data_leaf_of(self.expression) is not None:  # it raises when the graph runs
+        if unbacked_leaf_of(self.expression) is not None:  # it raises when the graph runs
             return True
         size = self.call("abs")
         return bool(size < 1 << 63)
@@ -91,7 +91,7 @@ class Symbol:
         return False
 
     def is_constant(self) -> bool:
-        return self.symbols.is_pinned(self.expression)
+        return self.symbols.is_specialized(self.expression)
 
     def is_symbolic(self) -> bool:
         return True
@@ -105,24 +105,24 @@ class Symbol:
     nested_int = constant_int = constant_bool = maybe_as_int = maybe_as_float = maybe_as_bool = _no_constant
 
     def guard_int(self, file: str, line: int) -> int:
-        return int(self.plain())
+        return int(self.specialize())
 
     def guard_float(self, file: str, line: int) -> float:
-        return float(self.plain())
+        return float(self.specialize())
 
     def guard_bool(self, file: str, line: int) -> bool:
-        return bool(self.plain())
+        return bool(self.specialize())
 
     guard_size_oblivious = guard_or_false = guard_or_true = expect_true = expect_size = guard_bool
 
     def statically_known_true(self, file: str, line: int) -> bool:
-        return self.symbols.is_pinned(self.expression) and bool(self.value)
+        return self.symbols.is_specialized(self.expression) and bool(self.value)
 
     def int_(self) -> int:
-        return int(self.plain())
+        return int(self.specialize())
 
     def bool_(self) -> bool:
-        return bool(self.plain())
+        return bool(self.specialize())
 
     def wrap_int(self, number: int) -> Symbol:
         return self.symbols.symbol(number)
@@ -136,13 +136,13 @@ class Symbol:
         return self.symbols.symbol(total)
 
     def sym_not(self) -> Symbol:
-        return self.wrap_bool(not self.plain())
+        return self.wrap_bool(not self.specialize())
 
     def sym_and(self, other: Symbol) -> Symbol:
-        return self.wrap_bool(self.plain() and other.plain())
+        return self.wrap_bool(self.specialize() and other.specialize())
 
     def sym_or(self, other: Symbol) -> Symbol:
-        return self.wrap_bool(self.plain() or other.plain())
+        return self.wrap_bool(self.specialize() or other.specialize())
 
     and_, or_ = sym_and, sym_or
 
@@ -155,7 +155,7 @@ class Symbol:
     _graph_repr = __repr__ = str
 
 
-class Deferred(Symbol):
+class DeferredComparison(Symbol):
     """The bool of a comparison that data decide."""
 
     __slots__ = ("_a", "_b", "_op")
@@ -164,7 +164,7 @@ class Deferred(Symbol):
         super().__init__(symbols, expression, False)
         self._op, self._a, self._b = op, a, b
 
-    def plain(self) -> Any:
+    def specialize(self) -> Any:
         """What it is assumed to be."""
         return self.symbols.compare(self._op, self._a, self._b)
 
@@ -192,7 +192,7 @@ def _node_method(op: str) -> Callable[..., Symbol]:
         known = symbols.of_sizes.get(key)
         if known is not None:
             return known
-        deferred = symbols.deferred(op, self, *others) if op in COMPARED else None
+        deferred = symbols.torch_comparison(op, self, *others) if op in COMPARED else None
         if deferred is not None:
             return deferred
         made = self.call(op, *others)

@@ -15,7 +15,7 @@ from smelt.shapes.expr import Expr, Size
 from smelt.tracing.symbolic.size_arithmetic import COMPARED
 
 
-def _binary(op: str, plain: Callable[[Any, Any], Any], reflected: bool = False) -> Callable[[Any, Any], Any]:
+def _binary(op: str, specialize: Callable[[Any, Any], Any], reflected: bool = False) -> Callable[[Any, Any], Any]:
     """An operator: symbolic with numbers, on the pinned number with what else may be there."""
 
     def method(self: Any, other: Any) -> Any:
@@ -24,11 +24,11 @@ def _binary(op: str, plain: Callable[[Any, Any], Any], reflected: bool = False) 
         if kind in NUMBERS or kind is int or kind is float or kind is bool:
             a, b = self.node, symbols.symbol(other)
             if op in COMPARED:
-                return symbols.asked(op, a, b)
+                return symbols.program_comparison(op, a, b)
             return symbols.call(op, b, a) if reflected else symbols.call(op, a, b)
         if isinstance(other, torch.Tensor) or other is None or kind is str:
             return NotImplemented
-        return plain(other, self.node.plain()) if reflected else plain(self.node.plain(), other)
+        return specialize(other, self.node.specialize()) if reflected else specialize(self.node.specialize(), other)
 
     return method
 
@@ -39,15 +39,15 @@ def _pinned(function: Callable[..., Any], reflected: bool = False) -> Callable[.
     def method(self: Any, *others: Any) -> Any:
         if others and isinstance(others[0], torch.Tensor):
             return NotImplemented
-        value = self.node.plain()
-        return function(plain(others[0]), value) if reflected else function(value, *map(plain, others))
+        value = self.node.specialize()
+        return function(specialize(others[0]), value) if reflected else function(value, *map(specialize, others))
 
     return method
 
 
 def _truth(number: Any) -> bool:
     symbols = number.node.symbols
-    return bool(symbols.asked("ne", number.node, symbols.symbol(0)))
+    return bool(symbols.program_comparison("ne", number.node, symbols.symbol(0)))
 
 
 def _methods() -> dict[str, Any]:
@@ -74,7 +74,7 @@ def _methods() -> dict[str, Any]:
     made["__pos__"] = lambda self: self
     made["__bool__"] = _truth
     made["__round__"] = lambda self, digits=None: rounded(self, digits)
-    made["__reduce_ex__"] = lambda self, protocol: (type(self.node.value), (self.node.plain(),))
+    made["__reduce_ex__"] = lambda self, protocol: (type(self.node.value), (self.node.specialize(),))
     made["__copy__"] = lambda self: self
     made["__deepcopy__"] = lambda self, memo: self
     return made
@@ -96,7 +96,7 @@ def wrapped(symbol: Any) -> Any:
     return Int(symbol) if type(symbol.value) is int else Float(symbol)
 
 
-def own(value: Any) -> Any:
+def wrap_symbolic(value: Any) -> Any:
     """What C++ or C code gave, as a number of ours."""
     return wrapped(value.node) if type(value) in SYMBOLIC and type(value) not in NUMBERS else value
 
@@ -107,19 +107,19 @@ def size_of(value: Any) -> Size:
         number: int = value
         return number
     size = value.node.as_size()
-    return plain(value) if size is None else size  # type: ignore[no-any-return]
+    return specialize(value) if size is None else size  # type: ignore[no-any-return]
 
 
 def is_size(value: Any) -> bool:
     """Whether it is a symbolic size, which data do not decide."""
     if type(value) is not Int or not isinstance(value.node.size, Expr):
         return False
-    return not value.node.symbols.known.concerns(value.node.size)
+    return not value.node.symbols.unbacked.occurs_in(value.node.size)
 
 
-def plain(value: Any) -> Any:
+def specialize(value: Any) -> Any:
     """The number, pinned; anything else as it is."""
-    return value.node.plain() if type(value) in SYMBOLIC else value
+    return value.node.specialize() if type(value) in SYMBOLIC else value
 
 
 def hint(value: Any) -> Any:
@@ -132,4 +132,4 @@ def rounded(value: Any, digits: int | None = None) -> Any:
     symbols = value.node.symbols
     if digits is None:
         return symbols.call("round", value.node)
-    return symbols.call("round_to", value.node, symbols.symbol(plain(digits)))
+    return symbols.call("round_to", value.node, symbols.symbol(specialize(digits)))

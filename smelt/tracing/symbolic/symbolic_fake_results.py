@@ -29,7 +29,7 @@ from smelt.torch_private import OpOverload
 from smelt.tracing.composites.symbolic_selects import view_of
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.call_arguments import Args, Kwargs
-from smelt.tracing.record.recorded_results import SIGNS, Answer, Part, part_spec
+from smelt.tracing.record.recorded_results import CONJ_NEG_VIEWS, RecordedResult, ResultLeaf, leaf_spec
 from smelt.tracing.record.trace_inputs import Inputs
 
 _META = torch.device("meta")
@@ -55,14 +55,14 @@ class SymbolicCall:
     device: torch.device
     symbols: frozenset[Sym]
 
-    def answer(self) -> Answer:
+    def outcome(self) -> RecordedResult:
         """What it gives. Raises NeedsFixedSize, and Unsupported for what no sizes allow."""
         if self.info.data_dependent:
             raise self._unsupported(DATA_DEPENDENT, str(self.func))
-        for kind, func in SIGNS.items():
+        for kind, func in CONJ_NEG_VIEWS.items():
             if self.func is func:
                 spec = self.args[0].spec
-                return Answer(None, [Part(kind, spec, self.info.names[0])], spec)
+                return RecordedResult(None, [ResultLeaf(kind, spec, self.info.names[0])], spec)
         tensors = leaves((*self.args, *self.kwargs.values()), torch.Tensor)
         if len({t.device for t in tensors if t.dim() or t.device != _CPU}) > 1:
             raise self._refuse("is given tensors on several devices")
@@ -70,13 +70,13 @@ class SymbolicCall:
             found, required = self._results(tensors)
         declared = self.info.results
         if not declared:
-            return Answer(None, [Part("none")], None, required)
+            return RecordedResult(None, [ResultLeaf("none")], None, required)
         single = len(declared) == 1 and not isinstance(found, tuple)
         parts = [self._part(r, v, -1) for r, v in zip(declared, [found] if single else found)]
         if single and isinstance(parts[0], list):
-            return Answer(list, parts[0], tuple(p.spec for p in parts[0]), required)
-        spec = parts[0].spec if single else tuple(map(part_spec, parts))
-        return Answer(None if single else tuple, parts, spec, required)
+            return RecordedResult(list, parts[0], tuple(p.spec for p in parts[0]), required)
+        spec = parts[0].spec if single else tuple(map(leaf_spec, parts))
+        return RecordedResult(None if single else tuple, parts, spec, required)
 
     def _results(self, tensors: list[torch.Tensor]) -> tuple[Any, list[tuple[Size, int, int]]]:
         """(specs, and fakes that are given back; sizes, and between which numbers each must be)."""
@@ -166,34 +166,34 @@ class SymbolicCall:
         if isinstance(value, dict):
             return {k: self._stands(v) for k, v in value.items()}
         if isinstance(value, torch.Tensor) and type(value) is not FakeTensor:
-            return value if value.dim() == 0 and value.device == _CPU else self.inputs.stand_in(value)
+            return value if value.dim() == 0 and value.device == _CPU else self.inputs.fake_for_native(value)
         return value
 
     def _part(self, result: DeclaredResult, item: Any, index: int) -> Any:
         """How to make what fits a result, or element `index` of one: a spec, or a fake that is given back."""
         if item is None:
-            return Part("none")
+            return ResultLeaf("none")
         source = self.info.argument(result.arg, self.args, self.kwargs) if result.arg else None
         if result.kind == "same":
             if index < 0 and isinstance(source, (list, tuple)):
                 return [self._part(result, v, i) for i, v in enumerate(source)]
             fake: Any = source[index] if isinstance(source, (list, tuple)) else source
-            return Part("same", fake.spec, result.arg, index)
+            return ResultLeaf("same", fake.spec, result.arg, index)
         if isinstance(item, (list, tuple)):
             return [self._part(result, v, i) for i, v in enumerate(item)]
         if type(item) is FakeTensor:
-            return Part("same", item.spec, *self._place(item))
+            return ResultLeaf("same", item.spec, *self._place(item))
         if isinstance(item, (int, Expr)) and not isinstance(item, bool):
-            return Part("number", size=item)
+            return ResultLeaf("number", size=item)
         if not isinstance(item, TensorSpec):
             raise self._refuse("gives a number")
         if result.kind != "view":
-            return Part("fresh", item)
+            return ResultLeaf("fresh", item)
         if type(source) is not FakeTensor or not (
             source.dtype == item.dtype or source.dtype.is_complex != item.dtype.is_complex
         ):
             raise self._refuse("looks at memory in another way")
-        return Part("view", item, result.arg)
+        return ResultLeaf("view", item, result.arg)
 
     def _place(self, given: FakeTensor) -> tuple[str, int]:
         """Where among the arguments one is: the name, and which element of a list."""

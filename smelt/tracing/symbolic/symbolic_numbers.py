@@ -9,7 +9,7 @@ symbolic number is safe in the hands of any code; at worst it is not symbolic an
 The sizes of tensors are such numbers too, where they change. Their symbols hold a `Size` besides, which sums, products and
 quotients of sizes keep: what is the same for all sizes is then decided without a guard.
 
-A number that only the graph gives (`DataNumber`: how many elements a mask selects) has no value yet. What torch decides by
+A number that only the graph gives (`UnbackedNumber`: how many elements a mask selects) has no value yet. What torch decides by
 it is assumed; what the program decides by it ends the graph, unless it holds for all numbers from two on.
 """
 
@@ -33,14 +33,14 @@ from smelt.tracing.symbolic.size_arithmetic import (
     MOST_ROUNDED,
     ROUNDED,
     Comparisons,
-    computed,
+    size_result,
     factor_of,
-    of_dividend,
-    reduced,
+    compare_dividend,
+    simplify_comparison,
 )
-from smelt.tracing.symbolic.sym_nodes import Deferred, Symbol, Undecided
+from smelt.tracing.symbolic.sym_nodes import DeferredComparison, Symbol, UnbackedComparison
 from smelt.tracing.symbolic.sym_numbers import NUMBERS, Float, Int, wrapped
-from smelt.tracing.symbolic.unbacked_numbers import DataNumber, Known, NumberCondition, data_leaf_of
+from smelt.tracing.symbolic.unbacked_numbers import UnbackedNumber, UnbackedFacts, NumberCondition, unbacked_leaf_of
 
 MAX_SIZE = 100  # operations of an expression; a larger one is pinned
 
@@ -73,7 +73,7 @@ class Symbols:
         narrow: Callable[[Sym, int, int], bool] = lambda sym, low, high: False,
         has_changed: Callable[[Sym], bool] = lambda sym: False,
     ) -> None:
-        self._pin = pin
+        self._specialize = pin
         self._require = require
         self._take = take
         self._divide = divide
@@ -92,11 +92,11 @@ class Symbols:
         # Tensors of such sizes, to make others like them: by their spec's id, and whether they are of inference mode.
         self.metas: dict[tuple[int, tuple[bool, ...]], tuple[TensorSpec, torch.Tensor]] = {}
         self._constants: dict[int, Symbol] = {}
-        self.has_standins = False  # whether the program has ranges, lists or NumPy's ints that are symbolic
+        self.has_proxies = False  # whether the program has ranges, lists or NumPy's ints that are symbolic
         self.hints: dict[Sym, int] = {}  # what the symbols of sizes are in this call
-        self.known = Known()  # what is known, and assumed, of numbers that only the graph gives
+        self.unbacked = UnbackedFacts()  # what is known, and assumed, of numbers that only the graph gives
         self._refused: PlainNumbersOnly | None = None
-        self.refusal: NeedsFixedSize | None = None  # raised in a comparison, by the call that runs
+        self.pending_error: NeedsFixedSize | None = None  # raised in a comparison, by the call that runs
 
     @contextmanager
     def refused(self, error: PlainNumbersOnly) -> Iterator[None]:
@@ -115,8 +115,8 @@ class Symbols:
 
     def release(self) -> None:
         """Capture is over: graphs that name symbols must not keep alive what it looked at."""
-        self._pin = self._require = self._take = self._divide = self._narrow = self.has_changed = _over
-        self.refusal = None  # whose traceback holds frames
+        self._specialize = self._require = self._take = self._divide = self._narrow = self.has_changed = _over
+        self.pending_error = None  # whose traceback holds frames
 
     def leaf(self, key: Any, value: Number) -> Int | Float:
         """The symbolic number found at `key` (hashable by identity), now `value`."""
@@ -131,11 +131,11 @@ class Symbols:
         least: int = 2,
         most: int = INFINITE,
         divisor: int = 1,
-        any_rest: bool = False,
+        any_remainder: bool = False,
     ) -> Int:
         """The symbolic size found at `key`, now `value`: a symbol of its own, required to be in [least, most]; least >= 2.
         With a `divisor` of at most `value`, divisor times a symbol and the remainder, which is required to stay the same;
-        or, if it is not 0, to be `any_rest` but that, a symbol too."""
+        or, if it is not 0, to be `any_remainder` but that, a symbol too."""
         if not 2 <= least <= value <= most or value < divisor:
             raise ValueError(f"a size of {value} is not symbolic in [{least}, {most}], by {divisor}")
         self._values[key] = value
@@ -153,13 +153,13 @@ class Symbols:
         if divisor > 1:
             by = self._table.const(divisor)
             remainder = self._table.call("mod", leaf, by)
-            varies = any_rest and rest > 0 and divisor > 2
+            varies = any_remainder and rest > 0 and divisor > 2
             self._require(
                 self._table.call("eq", remainder, self._table.const(0 if varies else rest)), not varies
             )
             self._sizes[sym] = Symbol(self, self._table.call("floordiv", leaf, by), times, sym)
             if varies:
-                left = rest_symbol(len(self.hints) - len(self.known.numbers), divisor)
+                left = rest_symbol(len(self.hints) - len(self.unbacked.numbers), divisor)
                 self.hints[left] = rest
                 self._sizes[left] = Symbol(self, remainder, rest, left)
         size = sym * divisor + left
@@ -171,7 +171,7 @@ class Symbols:
         """The stride found at `key`, now `value`, which is larger than `room`; and the gap that is left, a symbol."""
         self._values[key] = value
         self._of_tensors.add(key)
-        leaf, least = self._table.leaf(key), self.of_size(room)
+        leaf, least = self._table.leaf(key), self.symbol_of_size(room)
         sym = Sym(self._next_name(), 1)
         self.hints[sym] = value - int(least.value)
         size = sym + room
@@ -186,7 +186,7 @@ class Symbols:
         times, a symbol."""
         self._values[key] = value
         self._of_tensors.add(key)
-        leaf, divisor = self._table.leaf(key), self.of_size(by)
+        leaf, divisor = self._table.leaf(key), self.symbol_of_size(by)
         times, rest = divmod(value, int(divisor.value))
         if rest or times < 2:
             raise ValueError(f"a size of {value} is no multiple of {divisor.value}")
@@ -202,7 +202,7 @@ class Symbols:
         self._taken[leaf], self._taken[quotient] = size, sym
         return wrapped(self._sizes[size]), sym
 
-    def taken_for_size(self, expression: Expression) -> Size | None:
+    def size_of_expression(self, expression: Expression) -> Size | None:
         """The size that a number is where it is used as one; None where it may be none, as it is negative or is not computed
         by sums, products and quotients."""
         if expression not in self._taken:
@@ -216,13 +216,13 @@ class Symbols:
         if expression.op in ROUNDED:
             return self._rounded(expression.args[0], up=expression.op == "ceil")
         if expression.op != "leaf":
-            sizes = [self.taken_for_size(e) for e in expression.args]
+            sizes = [self.size_of_expression(e) for e in expression.args]
             known = [s for s in sizes if s is not None]
             if len(known) < len(sizes):
                 return None
             if expression.op in ("min", "max"):
                 return self._extreme(expression.op, *known)
-            return computed(expression.op, known, self._comparisons.is_positive)
+            return size_result(expression.op, known, self._comparisons.is_positive)
         (key,) = expression.args
         value = self._values[key]
         sym = Sym(self._next_name(), 2)
@@ -240,40 +240,40 @@ class Symbols:
     def _rounded(self, expression: Expression, up: bool) -> Size | None:
         """The size that rounding `n / 2`, or `n * 0.75`, gives, which are floats; or a size."""
         found = factor_of(expression)
-        size = self.taken_for_size(expression if found is None else found[0])
+        size = self.size_of_expression(expression if found is None else found[0])
         if found is None:
             return size
-        if size is None or bounds(size)[0] < 0 or self.known.concerns(size):
+        if size is None or bounds(size)[0] < 0 or self.unbacked.occurs_in(size):
             return None
         _, above, below = found
         self.at_most(size, MOST_ROUNDED)
         return (size * above + (below - 1 if up else 0)) // below
 
     def _next_name(self) -> str:
-        return f"s{len(self.hints) - len(self.known.numbers)}"
+        return f"s{len(self.hints) - len(self.unbacked.numbers)}"
 
-    def data_leaf(self, number: DataNumber) -> Int:
+    def unbacked_leaf(self, number: UnbackedNumber) -> Int:
         """A size that only the graph gives, taken for its hint."""
         self.check()
         sym, leaf = number.sym, self._table.leaf(number)
-        self.known.numbers[sym] = number
+        self.unbacked.numbers[sym] = number
         self.hints[sym] = number.hint
         self._sizes[sym] = Symbol(self, leaf, number.hint, sym)
         self._taken[leaf] = sym
         return wrapped(self._sizes[sym])
 
     def asked(self, op: str, a: Symbol, b: Symbol) -> Any:
-        """A comparison of the program's: Undecided where data decide."""
-        if a.size is None or b.size is None or not self.known.concerns(a.size, b.size):
-            found = data_leaf_of(a.expression) or data_leaf_of(b.expression)
+        """A comparison of the program's: UnbackedComparison where data decide."""
+        if a.size is None or b.size is None or not self.unbacked.occurs_in(a.size, b.size):
+            found = unbacked_leaf_of(a.expression) or unbacked_leaf_of(b.expression)
             if found is None:
                 return self.call(op, a, b)
             what = self._table.call(op, a.expression, b.expression)
             raise Unsupported(Reason(DATA_DEPENDENT, f"{what} decides, where {found.sym} is {found.what}"))
         self.check()
-        plain, left, right = _plain_comparison(op, a.size, b.size)
-        answer, holds = self._comparisons.decided(plain, left, right), op in ("lt", "gt", "eq")
-        return Undecided(self, plain, left, right, holds) if answer is None else answer is holds
+        specialize, left, right = _plain_comparison(op, a.size, b.size)
+        outcome, holds = self._comparisons.known_outcome(specialize, left, right), op in ("lt", "gt", "eq")
+        return UnbackedComparison(self, specialize, left, right, holds) if outcome is None else outcome is holds
 
     def require_equal(self, key: Any, other: Any) -> None:
         """The numbers found at both places are equal at each call."""
@@ -281,7 +281,7 @@ class Symbols:
 
     def require_size(self, key: Any, size: Expr) -> None:
         """The number found there is this size at each call."""
-        self._require(self._table.call("eq", self._table.leaf(key), self.of_size(size).expression), True)
+        self._require(self._table.call("eq", self._table.leaf(key), self.symbol_of_size(size).expression), True)
 
     def symbol(self, value: Any) -> Symbol:
         """`value` (symbolic or not) as an operand."""
@@ -295,7 +295,7 @@ class Symbols:
             constant = self._constants[value] = Symbol(self, self._table.const(value), value, value)
         return constant
 
-    def of_size(self, size: Size) -> Symbol:
+    def symbol_of_size(self, size: Size) -> Symbol:
         """The symbol of a size: equal sizes have one."""
         found = self._sizes.get(size)
         if found is None:
@@ -306,14 +306,14 @@ class Symbols:
     def _made_of_size(self, size: Expr) -> Symbol:
         if isinstance(size, Quotient):
             total = self._plainly(
-                "floordiv" if size.op == "//" else "mod", *map(self.of_size, (size.left, size.right))
+                "floordiv" if size.op == "//" else "mod", *map(self.symbol_of_size, (size.left, size.right))
             )
             return Symbol(self, total.expression, total.value, size)
         total = self.symbol(size.const)
         for i, (monomial, coefficient) in enumerate(size.terms):
-            term = self.of_size(monomial[0])
+            term = self.symbol_of_size(monomial[0])
             for atom in monomial[1:]:
-                term = self._plainly("mul", term, self.of_size(atom))
+                term = self._plainly("mul", term, self.symbol_of_size(atom))
             if coefficient != 1:
                 term = self._plainly("mul", self.symbol(coefficient), term)
             total = term if i == 0 and not size.const else self._plainly("add", total, term)
@@ -323,7 +323,7 @@ class Symbols:
         expression = self._table.call(op, *(o.expression for o in operands))
         return Symbol(self, expression, OPERATIONS[op].function(*(o.value for o in operands)))
 
-    def over_sizes(self, expression: Expression) -> Expression | None:
+    def in_size_symbols(self, expression: Expression) -> Expression | None:
         """The expression with the symbols of sizes as its leaves; None where a leaf is no size."""
         found = {symbol.expression: sym for sym, symbol in self._sizes.items() if isinstance(sym, Sym)}
 
@@ -339,7 +339,7 @@ class Symbols:
 
     def number(self, size: Size) -> Any:
         """A size as a number that C++ takes: an int or an Int."""
-        return wrapped(self.of_size(size)) if isinstance(size, Expr) else size
+        return wrapped(self.symbol_of_size(size)) if isinstance(size, Expr) else size
 
     def layout(self, spec: TensorSpec) -> tuple[list[Any], list[Any], Any]:
         """(shape, stride, offset) of a spec as numbers that C++ takes."""
@@ -351,21 +351,21 @@ class Symbols:
             return not self.compare(_OPPOSITE[op], a, b)
         if op == "gt":
             return self.compare("lt", b, a)
-        answer = self._comparisons.decided(op, a, b)
-        if answer is None and self.known.concerns(a, b):
+        outcome = self._comparisons.known_outcome(op, a, b)
+        if outcome is None and self.unbacked.occurs_in(a, b):
             return self._assumed(op, a, b, None)
-        if answer is None:
-            simpler = of_dividend(a - b) if op == "lt" else None
+        if outcome is None:
+            simpler = compare_dividend(a - b) if op == "lt" else None
             if simpler is not None:
                 smaller, size, than = simpler
                 return self.compare("lt" if smaller else "ge", size, than)
-            left, right = map(self.of_size, reduced(a, b))
+            left, right = map(self.symbol_of_size, simplify_comparison(a, b))
             value: bool = OPERATIONS[op].function(left.value, right.value)
             if op == "eq" and value:
                 self._check_divisible(a, b)
-            answer = self.decide(self._table.call(op, left.expression, right.expression), value)
-            self._comparisons.note(op, a, b, answer)
-        return answer
+            outcome = self.guard_outcome(self._table.call(op, left.expression, right.expression), value)
+            self._comparisons.record(op, a, b, outcome)
+        return outcome
 
     def all_equal(self, pairs: Sequence[tuple[int | Int, int | Int]]) -> bool | None:
         """Whether the numbers of each pair are equal, if that is the same for all sizes, or is required of later calls at
@@ -373,21 +373,21 @@ class Symbols:
         compared one by one."""
         left_open = []
         for a, b in ((self.symbol(a), self.symbol(b)) for a, b in pairs):
-            if a.size is None or b.size is None or self.known.concerns(a.size, b.size):
+            if a.size is None or b.size is None or self.unbacked.occurs_in(a.size, b.size):
                 return None
-            answer = self._comparisons.decided("eq", a.size, b.size)
-            if answer is False:
+            outcome = self._comparisons.known_outcome("eq", a.size, b.size)
+            if outcome is False:
                 return False
-            if answer is None:
-                left_open.append((reduced(a.size, b.size), a.value == b.value))
+            if outcome is None:
+                left_open.append((simplify_comparison(a.size, b.size), a.value == b.value))
         if len(left_open) < 2 or all(equal for _, equal in left_open):
             return None
         self.check()
         total = self.symbol(0)
         for i, ((a_size, b_size), _) in enumerate(left_open):
-            distance = self._plainly("abs", self._plainly("sub", self.of_size(a_size), self.of_size(b_size)))
+            distance = self._plainly("abs", self._plainly("sub", self.symbol_of_size(a_size), self.symbol_of_size(b_size)))
             total = self._plainly("add", total, distance) if i else distance
-        return self.decide(self._table.call("eq", total.expression, self._table.const(0)), False)
+        return self.guard_outcome(self._table.call("eq", total.expression, self._table.const(0)), False)
 
     def bounds(self, sym: Sym) -> tuple[int, int]:
         """The range that later calls are required to have this symbol of a size in."""
@@ -398,42 +398,42 @@ class Symbols:
         quotients if this is known."""
         divisors = divisors_in((without_common_factors(a - b),))
         if divisors and all(self._divide(sym, by) for sym, by in divisors.items()):
-            self.refusal = NeedsFixedSize(f"{a} is {b}", frozenset(divisors), divisors=divisors)
-            raise self.refusal
+            self.pending_error = NeedsFixedSize(f"{a} is {b}", frozenset(divisors), divisors=divisors)
+            raise self.pending_error
 
     def deferred(self, op: str, a: Symbol, b: Symbol) -> Symbol | None:
         """A comparison of torch's that data decide, which is assumed only where torch cannot do without; else None."""
-        if a.size is None or b.size is None or not self.known.concerns(a.size, b.size):
+        if a.size is None or b.size is None or not self.unbacked.occurs_in(a.size, b.size):
             return None
-        if self._comparisons.decided(*_plain_comparison(op, a.size, b.size)) is not None:
+        if self._comparisons.known_outcome(*_plain_comparison(op, a.size, b.size)) is not None:
             return None
-        return Deferred(self, self._table.call(op, a.expression, b.expression), op, a.size, b.size)
+        return DeferredComparison(self, self._table.call(op, a.expression, b.expression), op, a.size, b.size)
 
     def comparison(self, op: str, a: Size, b: Size) -> Expression:
         """The expression of a comparison of sizes."""
-        return self._table.call(op, self.of_size(a).expression, self.of_size(b).expression)
+        return self._table.call(op, self.symbol_of_size(a).expression, self.symbol_of_size(b).expression)
 
-    def expect(self, op: str, a: Size, b: Size, answer: bool) -> bool:
+    def expect(self, op: str, a: Size, b: Size, outcome: bool) -> bool:
         """The same where data decide, and mostly so: it is assumed."""
-        if op in ("lt", "eq") and self.known.concerns(a, b):
-            found = self._comparisons.decided(op, a, b)
-            return self._assumed(op, a, b, answer) if found is None else found
+        if op in ("lt", "eq") and self.unbacked.occurs_in(a, b):
+            found = self._comparisons.known_outcome(op, a, b)
+            return self._assumed(op, a, b, outcome) if found is None else found
         return self.compare(op, a, b)
 
-    def assume(self, op: str, a: Size, b: Size, answer: bool = True) -> None:
+    def assume(self, op: str, a: Size, b: Size, outcome: bool = True) -> None:
         """From now on this is the answer of `lt` or `eq`, which the graph checks."""
-        if self._comparisons.decided(op, a, b) is not answer:
-            self._assumed(op, a, b, answer)
+        if self._comparisons.known_outcome(op, a, b) is not outcome:
+            self._assumed(op, a, b, outcome)
 
-    def _assumed(self, op: str, a: Size, b: Size, answer: bool | None) -> bool:
+    def _assumed(self, op: str, a: Size, b: Size, outcome: bool | None) -> bool:
         """What a comparison is assumed to be that data decide: `answer`, or what it is for the hints."""
-        if answer is None:
-            answer = bool(OPERATIONS[op].function(self.of_size(a).value, self.of_size(b).value))
-        self.known.assume(op, a, b, answer)
-        if op == "eq" and answer:
-            self.known.equal(a, b)
-        self._comparisons.note(op, a, b, answer)
-        return answer
+        if outcome is None:
+            outcome = bool(OPERATIONS[op].function(self.symbol_of_size(a).value, self.symbol_of_size(b).value))
+        self.unbacked.assume(op, a, b, outcome)
+        if op == "eq" and outcome:
+            self.unbacked.add_equality(a, b)
+        self._comparisons.record(op, a, b, outcome)
+        return outcome
 
     def at_least(self, size: Size, least: int) -> None:
         """Requires that `size` is `least` or more. Raises NeedsFixedSize where it is not."""
@@ -444,25 +444,25 @@ class Symbols:
                 f"{size} is less than {least}", free_syms(size), now=True, divisors=divisors, ranges=ranges
             )
 
-    def is_pinned(self, expression: Expression) -> bool:
+    def is_specialized(self, expression: Expression) -> bool:
         """Whether the trace depends on the value of every leaf already."""
         return all(key in self._pinned for key in leaves(expression))
 
     def pin(self, expression: Expression) -> None:
         """The trace depends on the value that the expression has now: its leaves must be the same at later calls."""
         for key in leaves(expression):
-            if isinstance(key, DataNumber):
+            if isinstance(key, UnbackedNumber):
                 raise Unsupported(Reason(DATA_DEPENDENT, f"{key.what} is needed as a number"))
             if key not in self._pinned:
                 if key not in self._of_tensors:
                     self.check()
                 self._pinned.add(key)
-                self._pin(key, self._values[key])
+                self._specialize(key, self._values[key])
 
-    def is_narrowed(self, size: Size | None) -> bool:
+    def request_constant_range(self, size: Size | None) -> bool:
         """Whether a size that is needed as a number is the same for other sizes than those of this call as well, which
         another capture will know."""
-        if not isinstance(size, Expr) or self.known.concerns(size):
+        if not isinstance(size, Expr) or self.unbacked.occurs_in(size):
             return False
         found = self._narrowed.get(size)
         if found is None:
@@ -484,14 +484,14 @@ class Symbols:
         try:
             value = OPERATIONS[op].function(*(o.value for o in operands))
         except Exception:
-            self.pin(expression)  # whoever handles it depends on these numbers
+            self.specialize(expression)  # whoever handles it depends on these numbers
             raise
         if type(value) is bool:
-            return self.decide(expression, value)
-        if self.is_pinned(expression):
+            return self.guard_outcome(expression, value)
+        if self.is_specialized(expression):
             return value
         if expression.size > MAX_SIZE or type(value) not in (int, float):
-            self.pin(expression)
+            self.specialize(expression)
             return value
         if OPERATIONS[op].partial:
             self._require_type(expression, type(value))
@@ -499,7 +499,7 @@ class Symbols:
 
     def _extreme(self, op: str, a: Size, b: Size) -> Size | None:
         """The smaller, or larger, of two sizes; None where data decide."""
-        if self.known.concerns(a, b) and self._comparisons.decided("lt", a, b) is None:
+        if self.unbacked.occurs_in(a, b) and self._comparisons.known_outcome("lt", a, b) is None:
             return None
         return a if self.compare("le" if op == "min" else "ge", a, b) else b
 
@@ -518,27 +518,27 @@ class Symbols:
         if op in ("min", "max"):
             found = self._extreme(op, *sizes)
             return NotImplemented if found is None else self.number(found)
-        made = computed(op, sizes, self._comparisons.is_positive)
+        made = size_result(op, sizes, self._comparisons.is_positive)
         return NotImplemented if made is None else self.number(made)
 
     def decide(self, expression: Expression, value: bool) -> bool:
         """The answer to a comparison, which is required of later calls."""
-        if not self.is_pinned(expression):
-            found = data_leaf_of(expression)
+        if not self.is_specialized(expression):
+            found = unbacked_leaf_of(expression)
             if found is None:
                 self._require(expression, value)
             else:
                 self._assume_number(expression, value, found)
         return value
 
-    def _assume_number(self, expression: Expression, value: bool, number: DataNumber) -> None:
-        made = self.over_sizes(expression)
+    def _assume_number(self, expression: Expression, value: bool, number: UnbackedNumber) -> None:
+        made = self.in_size_symbols(expression)
         if made is None:
             raise Unsupported(Reason(DATA_DEPENDENT, f"{expression}, where {number.what} decides"))
-        self.known.conditions.append(NumberCondition(made, value))
+        self.unbacked.conditions.append(NumberCondition(made, value))
 
     def _require_type(self, expression: Expression, kind: type) -> None:
-        found = data_leaf_of(expression)
+        found = unbacked_leaf_of(expression)
         if found is not None:
             if expression.op in ("pow", "round_to"):
                 raise Unsupported(Reason(DATA_DEPENDENT, f"{expression}, whose type {found.what} decides"))

@@ -18,7 +18,7 @@ from smelt.errors import NeedsFixedSize
 from smelt.shapes.constant_ranges import plateau
 from smelt.shapes.expr import free_syms
 from smelt.tracing.symbolic.numpy_ints import NumpyInt
-from smelt.tracing.symbolic.sym_numbers import NUMBERS, Int, is_size, plain
+from smelt.tracing.symbolic.sym_numbers import NUMBERS, Int, is_size, specialize
 
 
 class SymbolicRange:
@@ -29,9 +29,9 @@ class SymbolicRange:
     def __init__(self, start: Any, stop: Any, step: int) -> None:
         self.parts = start, stop, step
 
-    def plain(self) -> range:
+    def specialize(self) -> range:
         """The range of this call, its numbers pinned."""
-        return range(*map(plain, self.parts))
+        return range(*map(specialize, self.parts))
 
     def listed(self) -> SymbolicList:
         """A list of the same."""
@@ -39,7 +39,7 @@ class SymbolicRange:
         return SymbolicList((), start, step, _count(*self.parts))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.plain(), name)
+        return getattr(self.specialize(), name)
 
 
 class SymbolicList:
@@ -56,7 +56,7 @@ class SymbolicList:
         """How many elements there are, a symbolic number."""
         return len(self.head) + self.count
 
-    def plain(self) -> NoReturn:
+    def specialize(self) -> NoReturn:
         """Raises NeedsFixedSize: the elements are needed."""
         size = self.count.node.size
         ranges = plateau(size, self.count.node.symbols.hints)
@@ -65,25 +65,25 @@ class SymbolicList:
     def at(self, place: Any) -> Any:
         """The element at a place that is known to be in the list."""
         if type(place) is not int:
-            return self.plain()
+            return self.specialize()
         at = place + self.count if place < 0 else place - len(self.head)
         if type(at) is int and at < 0:
             return self.head[place]
         if not (at >= 0 and at < self.count):
-            return self.plain()
+            return self.specialize()
         return self.start + at * self.step
 
     def part(self, key: slice) -> Any:
         """The list of the elements in a slice."""
         step = 1 if key.step is None else key.step
         if type(step) is not int or step == 0 or (step < 0 and self.head):
-            return self.plain()
+            return self.specialize()
         first, last = _ends(key, step, self.length)
         before = len(self.head)
         if not before:
             return _listed((), self.start + first * self.step, self.step * step, _count(first, last, step))
         if type(first) is not int or not last > before:
-            return self.plain()
+            return self.specialize()
         kept = self.head[first::step]
         first += len(kept) * step - before
         return _listed(
@@ -103,12 +103,12 @@ class SymbolicList:
         return made if dtype is None else made.to(dtype)
 
     def __getattr__(self, name: str) -> Any:
-        return self.plain()
+        return self.specialize()
 
 
 def _looks(name: str) -> Callable[..., Any]:
     def method(self: Any, *others: Any) -> Any:
-        return getattr(self.plain(), f"__{name}__")(*others)
+        return getattr(self.specialize(), f"__{name}__")(*others)
 
     return method
 
@@ -122,10 +122,10 @@ for _name in (
 for _row in (SymbolicRange, SymbolicList):
     collections.abc.Sequence.register(_row)  # so that patterns of `match` take it for one
 
-ROWS: frozenset[type] = frozenset({SymbolicRange, SymbolicList})
+SEQUENCE_PROXIES: frozenset[type] = frozenset({SymbolicRange, SymbolicList})
 # What stands for an object of another class, with one of those.
-EXAMPLES: dict[type, Any] = {SymbolicRange: range(0), SymbolicList: [], NumpyInt: np.int64()}
-SHOWN_AS: dict[type, type] = {kind: type(example) for kind, example in EXAMPLES.items()}
+PROXY_EXAMPLES: dict[type, Any] = {SymbolicRange: range(0), SymbolicList: [], NumpyInt: np.int64()}
+PROXIED_TYPES: dict[type, type] = {kind: type(example) for kind, example in PROXY_EXAMPLES.items()}
 
 
 def symbolic_range(args: Sequence[Any]) -> SymbolicRange | None:
@@ -136,7 +136,7 @@ def symbolic_range(args: Sequence[Any]) -> SymbolicRange | None:
     count = _count(start, stop, step)
     if type(count) is not Int:
         return None
-    count.node.symbols.has_standins = True
+    count.node.symbols.has_proxies = True
     return SymbolicRange(start, stop, step)
 
 
@@ -170,16 +170,16 @@ def _listed(head: Sequence[Any], start: Any, step: int, count: Any) -> Any:
     return [*head, *(start + i * step for i in range(count))]
 
 
-def settled(value: Any, depth: int = 4) -> Any:
+def without_proxies(value: Any, depth: int = 4) -> Any:
     """`value` as native code may see it: ranges and NumPy's ints in it are plain ones. Lists and dictionaries stay the same
     objects. Raises NeedsFixedSize for a list of symbolic length."""
     kind = type(value)
-    if kind in EXAMPLES:
-        return value.plain()
+    if kind in PROXY_EXAMPLES:
+        return value.specialize()
     if not depth or kind not in _PARTS:
         return value
     items = value.items() if kind is dict else enumerate(value)
-    found = {key: settled(item, depth - 1) for key, item in items if type(item) in _LOOKED_AT}
+    found = {key: without_proxies(item, depth - 1) for key, item in items if type(item) in _LOOKED_AT}
     if kind is tuple:
         return tuple(found.get(i, item) for i, item in enumerate(value)) if found else value
     for key, item in found.items():
@@ -188,12 +188,12 @@ def settled(value: Any, depth: int = 4) -> Any:
 
 
 _PARTS = frozenset({list, tuple, dict})
-_LOOKED_AT = EXAMPLES.keys() | _PARTS
+_LOOKED_AT = PROXY_EXAMPLES.keys() | _PARTS
 
 
-def of_unknown_row(error: BaseException) -> NeedsFixedSize | None:
+def needs_fixed_length(error: BaseException) -> NeedsFixedSize | None:
     """What is to be raised in place of an error that C code raised as it knows no `SymbolicList`; None for other errors."""
     if not isinstance(error, (TypeError, AttributeError)):
         return None
-    named = any(row.__name__ in str(error) for row in ROWS)
+    named = any(row.__name__ in str(error) for row in SEQUENCE_PROXIES)
     return NeedsFixedSize("a list is needed that has a number of elements", frozenset()) if named else None

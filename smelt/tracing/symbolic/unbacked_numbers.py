@@ -20,7 +20,7 @@ from smelt.shapes.number_expr import Expression, leaves
 
 
 @dataclass(eq=False)
-class DataNumber:
+class UnbackedNumber:
     """The size of dimension `dim` of `carrier`, a fake. `what`: it, for people."""
 
     sym: Sym
@@ -40,7 +40,7 @@ class Condition:
     op: str
     a: Size
     b: Size
-    answer: bool
+    outcome: bool
 
     @property
     def symbols(self) -> frozenset[Sym]:
@@ -50,11 +50,11 @@ class Condition:
     def holds(self, values: Mapping[Sym, int]) -> bool:
         """Whether it does, for these sizes."""
         a, b = evaluate(self.a, values), evaluate(self.b, values)
-        return ((a < b) if self.op == "lt" else (a == b)) is self.answer
+        return ((a < b) if self.op == "lt" else (a == b)) is self.outcome
 
     def __str__(self) -> str:
         sign = {("lt", True): "<", ("lt", False): ">=", ("eq", True): "==", ("eq", False): "!="}
-        return f"{self.a} {sign[self.op, self.answer]} {self.b}"
+        return f"{self.a} {sign[self.op, self.outcome]} {self.b}"
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class NumberCondition:
     """What a graph was made for: a comparison of numbers, whose leaves are symbols of sizes, gives `answer`."""
 
     expression: Expression
-    answer: bool
+    outcome: bool
 
     @property
     def symbols(self) -> frozenset[Sym]:
@@ -71,10 +71,10 @@ class NumberCondition:
 
     def holds(self, values: Mapping[Sym, int]) -> bool:
         """Whether it does, for these sizes."""
-        return bool(numbers.evaluate(self.expression, values.__getitem__)) is self.answer
+        return bool(numbers.evaluate(self.expression, values.__getitem__)) is self.outcome
 
     def __str__(self) -> str:
-        return f"{self.expression} is {self.answer}"
+        return f"{self.expression} is {self.outcome}"
 
 
 def _terms(size: Size) -> int:
@@ -82,11 +82,11 @@ def _terms(size: Size) -> int:
 
 
 @dataclass
-class Known:
+class UnbackedFacts:
     """What is known of such numbers in one trace, and assumed."""
 
-    numbers: dict[Sym, DataNumber] = field(default_factory=dict)
-    taken_for: int | None = None  # each of them is this, in this trace
+    numbers: dict[Sym, UnbackedNumber] = field(default_factory=dict)
+    specialized_value: int | None = None  # each of them is this, in this trace
     conditions: list[Condition | NumberCondition] = field(default_factory=list)
     equalities: list[Expr] = field(default_factory=list)  # of which each is 0
     made: dict[Size, Size] = field(default_factory=dict)  # symbols, by the sizes that they stand for
@@ -109,13 +109,13 @@ class Known:
                     size = made
         return size
 
-    def of(self, symbols: Iterable[Sym]) -> list[DataNumber]:
+    def of(self, symbols: Iterable[Sym]) -> list[UnbackedNumber]:
         """Those among `symbols`."""
         return [self.numbers[s] for s in symbols if s in self.numbers]
 
-    def assume(self, op: str, a: Size, b: Size, answer: bool) -> None:
+    def assume(self, op: str, a: Size, b: Size, outcome: bool) -> None:
         """One more condition."""
-        self.conditions.append(Condition(op, a, b, answer))
+        self.conditions.append(Condition(op, a, b, outcome))
 
     def refusal(self, op: str, a: Size, b: Size) -> Unsupported:
         """The error for a comparison of the program's that data decide."""
@@ -125,6 +125,6 @@ class Known:
         return Unsupported(Reason(DATA_DEPENDENT, f"{a} {sign} {b} decides, where {names}"))
 
 
-def data_leaf_of(expression: Expression) -> DataNumber | None:
+def unbacked_leaf_of(expression: Expression) -> UnbackedNumber | None:
     """A number in it that only the graph gives."""
-    return next((key for key in leaves(expression) if isinstance(key, DataNumber)), None)
+    return next((key for key in leaves(expression) if isinstance(key, UnbackedNumber)), None)

@@ -16,15 +16,15 @@ from smelt.graph.ir import Node, TensorSpec
 from smelt.graph.operator_effects import effects
 from smelt.graph.sample_sizes import at
 from smelt.graph.tensor_specs import make_spec
-from smelt.graph.unbacked_sizes import AS_SIZES, data_symbol, given_sizes
+from smelt.graph.unbacked_sizes import AS_SIZES, unbacked_symbol, given_sizes
 from smelt.ops.symbolic_results import symbols_in
 from smelt.shapes.expr import Size, Sym, contiguous_stride, numel
 from smelt.torch_private import OpOverload, maybe_current_level
 from smelt.tracing.fake.fake_tensor import FakeTensor, fake_shape, fakes_in
-from smelt.tracing.record.aten_call_recorder import OperatorRecorder
+from smelt.tracing.record.aten_call_recorder import AtenCallRecorder
 from smelt.tracing.record.call_arguments import Args, Kwargs
 from smelt.tracing.symbolic.symbolic_numbers import Symbols
-from smelt.tracing.symbolic.unbacked_numbers import DataNumber
+from smelt.tracing.symbolic.unbacked_numbers import UnbackedNumber
 
 aten = torch.ops.aten
 _CPU = torch.device("cpu")
@@ -33,15 +33,15 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _MOST = 24  # numbers, as many as `graph/sample_sizes.py` knows values for
 
 
-def _symbols(recorder: OperatorRecorder, *given: Any) -> Symbols | None:
+def _symbols(recorder: AtenCallRecorder, *given: Any) -> Symbols | None:
     """What makes symbols, where a number may be one."""
     numbers, call = recorder.numbers, recorder.call
-    if numbers.for_data is None or call.is_opaque or maybe_current_level() is not None:
+    if numbers.symbols_for_unbacked is None or call.is_opaque or maybe_current_level() is not None:
         return None
     if any(type(t) is not FakeTensor or t.device != _CPU or t.subclass is not None for t in given):
         return None
-    symbols = numbers.for_data()
-    return None if len(symbols.known.numbers) >= _MOST or call.backwards is not None else symbols
+    symbols = numbers.symbols_for_unbacked()
+    return None if len(symbols.unbacked.numbers) >= _MOST or call.backwards is not None else symbols
 
 
 class _New:
@@ -49,14 +49,14 @@ class _New:
 
     def __init__(self, symbols: Symbols, what: str) -> None:
         self._symbols, self._what = symbols, what
-        self.made: list[DataNumber] = []
+        self.made: list[UnbackedNumber] = []
 
     def size(self) -> Sym:
-        known = self._symbols.known
-        number = DataNumber(data_symbol(len(known.numbers), known.taken_for), self._what, 0)
+        known = self._symbols.unbacked
+        number = UnbackedNumber(unbacked_symbol(len(known.numbers), known.specialized_value), self._what, 0)
         number.hint = at(number.sym, 0)
         self.made.append(number)
-        self._symbols.data_leaf(number)
+        self._symbols.unbacked_leaf(number)
         return number.sym
 
     def carried_by(self, out: Any) -> None:
@@ -71,7 +71,7 @@ class _New:
 # ---- numbers
 
 
-def number(recorder: OperatorRecorder, tensor: Any) -> Any:
+def number(recorder: AtenCallRecorder, tensor: Any) -> Any:
     """The number that a tensor of one integer holds. None where it cannot be symbolic, or where native code made the tensor
     inside of a call: the torch-level graph has no node for it."""
     if _symbols(recorder, tensor) is None or not (tensor.torch_node or recorder.inputs.holds(tensor)):
@@ -84,25 +84,25 @@ def number(recorder: OperatorRecorder, tensor: Any) -> Any:
     if found is NotImplemented:
         return None
     _name(recorder, AS_SIZES, ([tensor],), found)
-    recorder.places |= dict.fromkeys(keys, (tensor, found))
+    recorder.mask_indices |= dict.fromkeys(keys, (tensor, found))
     return fake_shape(found)[1]
 
 
-def _as_sizes(recorder: OperatorRecorder, tensors: Sequence[Any]) -> Any:
+def _as_sizes(recorder: AtenCallRecorder, tensors: Sequence[Any]) -> Any:
     symbols = _symbols(recorder, *tensors)
-    if symbols is None or len(symbols.known.numbers) + len(tensors) > _MOST:
+    if symbols is None or len(symbols.unbacked.numbers) + len(tensors) > _MOST:
         return NotImplemented
     if any(t.dtype not in _INTEGERS or any(n != 1 for n in t.spec.shape) for t in tensors):
         return NotImplemented
     new = _New(symbols, "a number that a tensor holds")
     shape: list[Size] = [0, *(new.size() for _ in tensors)]
     spec = make_spec(tuple(shape), (0,) * len(shape), torch.float32, _CPU)
-    carrier = recorder.run_as(AS_SIZES, (list(tensors),), {}, spec)
+    carrier = recorder.record_with_specs(AS_SIZES, (list(tensors),), {}, spec)
     new.carried_by(carrier)
     return carrier
 
 
-def _name(recorder: OperatorRecorder, func: OpOverload, args: Args, out: FakeTensor) -> None:
+def _name(recorder: AtenCallRecorder, func: OpOverload, args: Args, out: FakeTensor) -> None:
     """Gives a fake that no torch-level call gives a torch-level node: the number may leave the graph through it."""
 
     def node(value: Any) -> Any:
@@ -117,17 +117,17 @@ def _name(recorder: OperatorRecorder, func: OpOverload, args: Args, out: FakeTen
     )
 
 
-def size_of(recorder: OperatorRecorder, size: Size) -> Size:
+def size_of(recorder: AtenCallRecorder, size: Size) -> Size:
     """A symbol for a size that data decide and that is no symbol: for numbers that are tried it might be negative."""
     symbols = recorder.numbers.symbols
     assert symbols is not None
-    found = symbols.known.made.get(size)
+    found = symbols.unbacked.size_symbols.get(size)
     if found is None:
         holds = recorder.run(aten.scalar_tensor.default, (symbols.number(size),), {"dtype": torch.int64})
         carrier = _as_sizes(recorder, [holds])
         if carrier is NotImplemented:
             return size
-        found = symbols.known.made[size] = carrier.spec.shape[1]
+        found = symbols.unbacked.size_symbols[size] = carrier.spec.shape[1]
         symbols.assume("eq", found, size)
     return found
 
@@ -135,23 +135,23 @@ def size_of(recorder: OperatorRecorder, size: Size) -> Size:
 # ---- places of masks
 
 
-def places(recorder: OperatorRecorder, mask: FakeTensor, shown: bool = False) -> FakeTensor | None:
+def places(recorder: AtenCallRecorder, mask: FakeTensor, shown: bool = False) -> FakeTensor | None:
     """`mask.nonzero()`; None where its size cannot be symbolic. `shown`: the program is given it."""
     keys = _values(recorder, mask)
     known = _known(recorder, mask, keys)
-    if known is not None and not shown and known.storage_key not in recorder.shown:
+    if known is not None and not shown and known.storage_key not in recorder.exposed_masks:
         return known
     found = _recorded(recorder, mask) if known is None else _copied(recorder, known)
     if found is None:
         return None
     if shown:
-        recorder.shown.add(found.storage_key)
+        recorder.exposed_masks.add(found.storage_key)
     if known is None or not shown:
-        recorder.places |= dict.fromkeys(keys, (mask, found))
+        recorder.mask_indices |= dict.fromkeys(keys, (mask, found))
     return found
 
 
-def _copied(recorder: OperatorRecorder, found: FakeTensor) -> FakeTensor:
+def _copied(recorder: AtenCallRecorder, found: FakeTensor) -> FakeTensor:
     """The same in memory of its own. Where it has no rows, copies have other strides."""
     copied = recorder.run(aten.clone.default, (found,), {})
     layout = (list(found.spec.shape), list(found.spec.stride))
@@ -159,7 +159,7 @@ def _copied(recorder: OperatorRecorder, found: FakeTensor) -> FakeTensor:
     return laid_out
 
 
-def _recorded(recorder: OperatorRecorder, mask: FakeTensor) -> FakeTensor | None:
+def _recorded(recorder: AtenCallRecorder, mask: FakeTensor) -> FakeTensor | None:
     symbols = _symbols(recorder, mask)
     if symbols is None or not mask.spec.shape:
         return None
@@ -171,22 +171,22 @@ def _recorded(recorder: OperatorRecorder, mask: FakeTensor) -> FakeTensor | None
     new = _New(symbols, "how many elements a mask selects")
     rows, dims = new.size(), len(mask.spec.shape)
     spec = make_spec((rows, dims), (1, rows), torch.int64, _CPU)
-    found: FakeTensor = recorder.run_as(aten.nonzero.default, (mask,), {}, spec)
+    found: FakeTensor = recorder.record_with_specs(aten.nonzero.default, (mask,), {}, spec)
     new.carried_by(found)
     if named:
         _name(recorder, aten.nonzero.default, (mask,), found)
     return found
 
 
-def _known(recorder: OperatorRecorder, tensor: FakeTensor, keys: Sequence[Any]) -> FakeTensor | None:
+def _known(recorder: AtenCallRecorder, tensor: FakeTensor, keys: Sequence[Any]) -> FakeTensor | None:
     """What was recorded for an equal tensor, unless this one or that was written."""
-    found = next((recorder.places[key][1] for key in keys if key in recorder.places), None)
+    found = next((recorder.mask_indices[key][1] for key in keys if key in recorder.mask_indices), None)
     if found is None or not recorder.writes.storages.isdisjoint((tensor.storage_key, found.storage_key)):
         return None
     return found
 
 
-def _values(recorder: OperatorRecorder, tensor: FakeTensor) -> list[Any]:
+def _values(recorder: AtenCallRecorder, tensor: FakeTensor) -> list[Any]:
     """Tensors that have one of these in common are equal, as long as they are not written: the same, or computed alike from
     the same, of which nothing was written."""
     node = tensor.aten_node or recorder.inputs.aten_node(tensor)
@@ -195,7 +195,7 @@ def _values(recorder: OperatorRecorder, tensor: FakeTensor) -> list[Any]:
     return keys if not recorder.writes.happened or _written(recorder).isdisjoint(met) else keys[:1]
 
 
-def _written(recorder: OperatorRecorder) -> set[Node | None]:
+def _written(recorder: AtenCallRecorder) -> set[Node | None]:
     """Those that gave a tensor, or stand for one, whose memory some operator wrote."""
     storages = recorder.writes.storages
     fakes = [fake for entry in recorder.tape.entries for fake in fakes_in(entry.out)]
@@ -225,7 +225,7 @@ _SAME = (aten.detach.default, aten.alias.default)
 _DEPTH = 6  # operators that two masks may be apart from what they are computed from
 
 
-def indexed(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def indexed(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """An index by masks as one by places."""
     fake, indices, *rest = args
     if func is not aten.index.Tensor and not symbols_in(rest, _spec):
@@ -252,7 +252,7 @@ def _spec(value: Any) -> TensorSpec | None:
 Sizes = Callable[[_New, FakeTensor, Kwargs], Any]
 
 
-def sized(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+def sized(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """An operator whose results have a size that data decide; NotImplemented where it cannot be symbolic."""
     given = {a.name: a.default_value for a in func._schema.arguments}
     given.update(zip(given, args))
@@ -273,12 +273,12 @@ def sized(recorder: OperatorRecorder, func: OpOverload, args: Args, kwargs: Kwar
     spec = layout(new, **given)
     if spec is NotImplemented:
         return NotImplemented
-    out = recorder.run_as(func, args, kwargs, spec)
+    out = recorder.record_with_specs(func, args, kwargs, spec)
     new.carried_by(out)
     return out
 
 
-def _selected(recorder: OperatorRecorder, x: Any, mask: Any) -> Any:
+def _selected(recorder: AtenCallRecorder, x: Any, mask: Any) -> Any:
     if type(x) is not FakeTensor or type(mask) is not FakeTensor or x.spec.shape != mask.spec.shape:
         return NotImplemented
     return indexed(recorder, aten.index.Tensor, (x, [mask]), {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from smelt._native import isinstance
 from smelt.capture.base.value_kinds import MISSING
 from smelt.capture.base.vm_frames import SUSPENDED, Coroutine, Frame, Generator
-from smelt.capture.graph_breaks.await_breaks import NO_AWAITABLE
+from smelt.capture.graph_breaks.await_breaks import NOT_AWAITABLE
 from smelt.capture.interpreter.opcodes.opcode_table import opcode
 from smelt.capture.semantics import attributes
 from smelt.capture.semantics.calls.python_functions import ITERABLE_COROUTINE
@@ -26,7 +26,7 @@ def _awaited(vm: VM, obj: object) -> Generator:
             raise RuntimeError("coroutine is being awaited already")
         if type(obj) is Coroutine or obj.frame.code.flags & ITERABLE_COROUTINE:
             return obj
-        raise TypeError(NO_AWAITABLE.format("generator"))
+        raise TypeError(NOT_AWAITABLE.format("generator"))
     found = attributes.python_method(vm, obj, "__await__")
     made = None if found is None else vm.call_function(found, (obj,))
     if type(made) is not Generator:
@@ -73,5 +73,5 @@ def _end_async_for(vm: VM, frame: Frame, arg: int) -> None:
     error = frame.stack[-1]
     if not isinstance(error, StopAsyncIteration):
         del frame.stack[-1]
-        vm.raise_again(error)
+        vm.reraise(error)
     del frame.stack[-2:]

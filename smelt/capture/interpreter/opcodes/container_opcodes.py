@@ -15,9 +15,9 @@ from smelt.capture.semantics import attributes
 from smelt.capture.semantics.calls.argument_binding import function_text
 from smelt.capture.semantics.values import formatting, set_methods
 from smelt.capture.semantics.values.container_constructors import mapping
-from smelt.capture.vm.native_reachability import calls_back
+from smelt.capture.vm.native_reachability import may_call_python
 from smelt.capture.vm.vm import VM
-from smelt.tracing.symbolic.numbers_in_containers import plain_parts
+from smelt.tracing.symbolic.numbers_in_containers import specialize_nested
 
 
 def _take(stack: list[object], count: int) -> list[object]:
@@ -42,7 +42,7 @@ def _build_list(vm: VM, frame: Frame, arg: int) -> None:
 def _build_set(vm: VM, frame: Frame, arg: int) -> None:
     items = frame.stack[len(frame.stack) - arg :]
     vm.env.facts.use_differences(items)
-    made = vm.native(set, (items,))
+    made = vm.call_native(set, (items,))
     frame.stack[len(frame.stack) - arg :] = (made,)
 
 
@@ -50,11 +50,13 @@ def _build_set(vm: VM, frame: Frame, arg: int) -> None:
 def _build_map(vm: VM, frame: Frame, arg: int) -> None:
     at = len(frame.stack) - 2 * arg
     flat = frame.stack[at:]
-    keys = flat[::2] if vm.trace.numbers.symbols is None else [plain_parts(k) for k in flat[::2]]
+    keys = flat[::2] if vm.trace.numbers.symbols is None else [specialize_nested(k) for k in flat[::2]]
     vm.env.facts.use_differences(keys)
     pairs = list(zip(keys, flat[1::2]))
     frame.stack[at:] = (
-        vm.native(dict, (pairs,)) if calls_back(vm.classes.native_reach, keys) else dict(pairs),
+        vm.call_native(dict, (pairs,))
+        if may_call_python(vm.classes.native_reachability, keys)
+        else dict(pairs),
     )
 
 
@@ -100,7 +102,7 @@ def _set_add(vm: VM, frame: Frame, arg: int) -> None:
     if id(target) in vm.env.sources:  # after a graph break
         set_methods.change(vm, target, "add", [value])
     else:
-        vm.keyed(set.add, target, value)
+        vm.native_lookup(set.add, target, value)
     frame.stack.pop()
 
 
@@ -153,8 +155,8 @@ NO_MAPPING = "{called} argument after ** must be a mapping, not {}"
 def _dict_update(vm: VM, frame: Frame, arg: int) -> None:
     values = mapping_of(vm, frame.stack[-1], "{!r} object is not a mapping")
     target = _opened(vm, frame.stack[-1 - arg])
-    if calls_back(vm.classes.native_reach, values.keys()):
-        vm.native(dict.update, (target, values))
+    if may_call_python(vm.classes.native_reachability, values.keys()):
+        vm.call_native(dict.update, (target, values))
     else:
         target.update(values)
     frame.stack.pop()

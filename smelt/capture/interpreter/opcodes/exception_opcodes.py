@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from smelt._native import isinstance
 from smelt.capture.base.bytecode import EXIT_DEPTH
-from smelt.capture.base.value_kinds import MISSING, to_be_called
-from smelt.capture.base.vm_frames import Frame, Handled
-from smelt.capture.graph_breaks.break_instructions import no_manager
+from smelt.capture.base.value_kinds import MISSING, unbound_callable
+from smelt.capture.base.vm_frames import Frame, PreviousException
+from smelt.capture.graph_breaks.break_instructions import not_a_manager_text
 from smelt.capture.interpreter.opcodes.opcode_table import opcode
 from smelt.capture.semantics import attributes
 from smelt.capture.semantics.values import raise_exceptions
@@ -16,7 +16,7 @@ from smelt.capture.vm.vm import VM
 @opcode("PUSH_EXC_INFO")
 def _push_exc_info(vm: VM, frame: Frame, arg: int) -> None:
     error = frame.stack.pop()
-    frame.stack += (Handled(frame.handled), error)
+    frame.stack += (PreviousException(frame.handled), error)
     frame.handled = error
 
 
@@ -47,22 +47,22 @@ def prep_reraise_star(vm: VM, frame: Frame, arg: int) -> None:
 
 @opcode("RERAISE")
 def _reraise(vm: VM, frame: Frame, arg: int) -> None:
-    vm.raise_again(frame.stack[-1])
+    vm.reraise(frame.stack[-1])
 
 
 @opcode("RAISE_VARARGS")
 def _raise_varargs(vm: VM, frame: Frame, arg: int) -> None:
     handled = vm.handled_exception()
     if arg == 0 and handled is not None:
-        vm.raise_again(handled)
+        vm.reraise(handled)
     if arg == 0:
         raise RuntimeError("No active exception to reraise")
     error = raise_exceptions.made(vm, frame.stack[-arg])
     if arg == 2:
         raise_exceptions.set_cause(vm, error, frame.stack[-1])
     if isinstance(error, KeyboardInterrupt):
-        vm.exceptions.own_interrupt = error
-    vm.exceptions.raising = None  # also one that was raised before gets its context anew
+        vm.exceptions.program_interrupt = error
+    vm.exceptions.in_flight = None  # also one that was raised before gets its context anew
     raise error
 
 
@@ -80,10 +80,10 @@ def _before_with(vm: VM, frame: Frame, arg: int) -> None:
         missed = "" if enter is MISSING else " (missed __exit__ method)"
         name = vm.class_of(manager).__name__
         raise TypeError(f"{name!r} object does not support the context manager protocol{missed}")
-    frame.prepared = (leave,)
-    vm.frames.wait_in(frame)
+    frame.pending_exit = (leave,)
+    vm.frames.set_call_site(frame)
     entered = vm.call(enter, (), {})
-    frame.prepared = ()
+    frame.pending_exit = ()
     frame.stack[-1:] = (leave, entered)
 
 
@@ -99,5 +99,5 @@ def _load_special(vm: VM, frame: Frame, arg: str) -> None:
     owner = frame.stack[-1]
     found = attributes.load_special(vm, owner, arg)
     if found is MISSING:
-        raise TypeError(no_manager(vm.class_of(owner), arg))
-    frame.stack[-1:] = to_be_called(found)
+        raise TypeError(not_a_manager_text(vm.class_of(owner), arg))
+    frame.stack[-1:] = unbound_callable(found)

@@ -11,7 +11,7 @@ from smelt._native import isinstance
 from smelt.capture.base.bytecode import PY312
 from smelt.capture.base.value_kinds import NULL, CellType, FunctionType, called
 from smelt.capture.base.vm_frames import Coroutine, Frame, Generator
-from smelt.capture.graph_breaks.finalizers import check_dropped
+from smelt.capture.graph_breaks.finalizers import check_dropped_argument
 from smelt.capture.interpreter.opcodes.container_opcodes import (
     NO_MAPPING,
     class_name,
@@ -90,7 +90,7 @@ def _call(vm: VM, frame: Frame, arg: int) -> None:
     if frame.kwnames:
         kwargs = _keywords(args, frame.kwnames)
         frame.kwnames = ()
-    vm.frames.wait_in(frame)
+    vm.frames.set_call_site(frame)
     result = call(vm, fn, args, kwargs)
     stack[at:] = (result,)
 
@@ -101,7 +101,7 @@ def _call_kw(vm: VM, frame: Frame, arg: int) -> None:
     at = len(stack) - arg - 3
     fn, args = called(stack, at)
     kwargs = _keywords(args, cast("tuple[str, ...]", args.pop()))
-    vm.frames.wait_in(frame)
+    vm.frames.set_call_site(frame)
     result = call(vm, fn, args, kwargs)
     stack[at:] = (result,)
 
@@ -125,16 +125,16 @@ def _call_function_ex(vm: VM, frame: Frame, arg: bool) -> None:
     keywords = stack[-1] if arg else NULL
     kwargs = {} if keywords is NULL else dict(mapping_of(vm, keywords, NO_MAPPING, fn))
     args = positional if type(positional) is tuple else tuple(vm.elements(positional, hinted=TUPLE_ASKS))
-    vm.frames.wait_in(frame)
+    vm.frames.set_call_site(frame)
     trace_call = vm.trace.call
     if (
         keywords is not NULL and not kwargs and type(fn) is BuiltinFunctionType
     ):  # other kinds drop an empty dictionary
-        trace_call.has_no_keywords = is_handled(trace_call, (fn.__self__, *args))
+        trace_call.has_empty_kwargs = is_handled(trace_call, (fn.__self__, *args))
     try:
         stack[at:] = (call(vm, fn, args, kwargs),)
     finally:
-        trace_call.has_no_keywords = False
+        trace_call.has_empty_kwargs = False
 
 
 @opcode("RETURN_VALUE")
@@ -155,7 +155,7 @@ def _check_variables(vm: VM, frame: Frame, result: object) -> None:
     """The frame ends, and drops what its variables hold."""
     if frame.code.original is not None and frame.parent is not None:
         for value in frame.locals:
-            check_dropped(vm, frame, value, result)
+            check_dropped_argument(vm, frame, value, result)
 
 
 @opcode("RETURN_GENERATOR")
@@ -165,7 +165,7 @@ def _return_generator(vm: VM, frame: Frame, arg: int) -> bool:
     if frame.code.flags & COROUTINE and sys.get_coroutine_origin_tracking_depth():
         raise Unsupported(Reason(UNSUPPORTED_OPCODE, "coroutines that know where they were made"))
     frame.result = (Coroutine if frame.code.flags & COROUTINE else Generator)(vm, frame)
-    frame.deliveries = None
+    frame.result_handlers = None
     return True
 
 
@@ -205,5 +205,5 @@ def _end_send(vm: VM, frame: Frame, arg: int) -> None:
 def _cleanup_throw(vm: VM, frame: Frame, arg: int) -> None:
     error = frame.stack[-1]
     if not isinstance(error, StopIteration):
-        vm.raise_again(error)
+        vm.reraise(error)
     frame.stack[-3:] = (None, error.value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from smelt.capture.base.vm_frames import Frame
 from smelt.capture.interpreter.opcodes.exception_opcodes import prep_reraise_star
 from smelt.capture.interpreter.opcodes.opcode_table import HANDLERS, opcode
-from smelt.capture.reconstruction.constants import noted_variable
+from smelt.capture.reconstruction.constants import note_type_variable
 from smelt.capture.semantics.values import intrinsics
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
@@ -21,7 +21,7 @@ def _call_intrinsic_1(vm: VM, frame: Frame, arg: int) -> object:
     handler = intrinsics.UNARY.get(arg)
     if handler is None:
         raise Unsupported(Reason(UNSUPPORTED_OPCODE, f"CALL_INTRINSIC_1 {arg}"))
-    frame.stack[-1] = noted_variable(handler(frame.globals, frame.stack[-1]))
+    frame.stack[-1] = note_type_variable(handler(frame.globals, frame.stack[-1]))
     return None
 
 
@@ -32,4 +32,4 @@ def _call_intrinsic_2(vm: VM, frame: Frame, arg: int) -> None:
     handler = intrinsics.BINARY.get(arg)
     if handler is None:
         raise Unsupported(Reason(UNSUPPORTED_OPCODE, f"CALL_INTRINSIC_2 {arg}"))
-    frame.stack[-2:] = (noted_variable(handler(frame.globals, *frame.stack[-2:])),)
+    frame.stack[-2:] = (note_type_variable(handler(frame.globals, *frame.stack[-2:])),)

@@ -26,7 +26,7 @@ def _note_loop(vm: VM, frame: Frame, head: int) -> None:
     if head not in frame.loops:
         frame.loops[head] = frame.ticks, len(vm.trace.tape.torch.graph.nodes)
     if vm.work.ticks + frame.ticks > vm.work.limit:
-        vm.check_work()
+        vm.check_long_computation()
 
 
 @opcode("POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_IF_FALSE")
@@ -50,7 +50,7 @@ def _jump_if_true(vm: VM, frame: Frame, arg: int) -> None:
 def _truth(vm: VM, frame: Frame, value: object, if_true: int, if_false: int) -> bool:
     """`bool(value)`, or what it is assumed to be."""
     holds = assumed(vm, frame, value, if_true, if_false)
-    vm.frames.wait_in(frame)
+    vm.frames.set_call_site(frame)
     return vm.truth(value) if holds is None else holds
 
 
@@ -67,7 +67,7 @@ def _to_bool(vm: VM, frame: Frame, arg: int) -> None:
         holds = assumed(vm, frame, value, target, at + 1)
     elif name == "POP_JUMP_IF_FALSE":
         holds = assumed(vm, frame, value, at + 1, target)
-    vm.frames.wait_in(frame, TRUE)
+    vm.frames.set_call_site(frame, TRUE)
     frame.stack[-1] = vm.truth(value) if holds is None else holds
 
 
@@ -116,7 +116,7 @@ def _jump_if_true_or_pop(vm: VM, frame: Frame, arg: int) -> None:
 
 @opcode("GET_ITER", "GET_YIELD_FROM_ITER")
 def _get_iter(vm: VM, frame: Frame, arg: int) -> None:
-    vm.frames.wait_in(frame)
+    vm.frames.set_call_site(frame)
     frame.stack[-1] = vm.get_iter(frame.stack[-1])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from smelt.capture.base.value_kinds import MISSING, to_be_called
+from smelt.capture.base.value_kinds import MISSING, unbound_callable
 from smelt.capture.base.vm_frames import Frame
 from smelt.capture.interpreter.opcodes.opcode_table import opcode
 from smelt.capture.semantics import attributes, scopes
@@ -16,7 +16,7 @@ from smelt.capture.vm.vm import VM
 def _load_global(vm: VM, frame: Frame, arg: tuple[str, bool]) -> None:
     name, push_null = arg
     value = scopes.load_global(vm, frame.globals, name)
-    frame.stack += to_be_called(value) if push_null else (value,)
+    frame.stack += unbound_callable(value) if push_null else (value,)
 
 
 @opcode("LOAD_NAME")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 
-from smelt.capture.base.value_kinds import NULL, to_be_called
-from smelt.capture.base.vm_frames import Delivery, Frame
+from smelt.capture.base.value_kinds import NULL, unbound_callable
+from smelt.capture.base.vm_frames import Frame, ResultHandler
 from smelt.capture.interpreter.opcodes.opcode_table import HANDLERS, opcode
 from smelt.capture.semantics import attributes, result_polyfills
 from smelt.capture.semantics.attributes import python_method
@@ -19,7 +19,7 @@ from smelt.capture.vm.vm import VM
 def _load_attr(vm: VM, frame: Frame, arg: tuple[str, bool]) -> None:
     name, is_method = arg
     stack = frame.stack
-    vm.frames.wait_in(frame)
+    vm.frames.set_call_site(frame)
     if not is_method:
         stack[-1] = attributes.load_attr(vm, stack[-1], name)
     else:
@@ -28,14 +28,14 @@ def _load_attr(vm: VM, frame: Frame, arg: tuple[str, bool]) -> None:
 
 @opcode("LOAD_METHOD")
 def _load_method(vm: VM, frame: Frame, arg: str) -> None:
-    vm.frames.wait_in(frame)
+    vm.frames.set_call_site(frame)
     frame.stack[-1:] = _method(vm, frame.stack[-1], arg)
 
 
 def _method(vm: VM, obj: object, name: str) -> tuple[object, object]:
     """What stands on the stack for `obj.name` about to be called."""
     function, owner = attributes.load_method(vm, obj, name)
-    return to_be_called(owner) if function is NULL else (function, owner)
+    return unbound_callable(owner) if function is NULL else (function, owner)
 
 
 @opcode("LOAD_SUPER_ATTR")
@@ -44,22 +44,22 @@ def _load_super_attr(vm: VM, frame: Frame, arg: tuple[str, bool, bool]) -> None:
     stack = frame.stack
     proxy, cls, obj = stack[-3:]
     made = super(cls, obj) if proxy is super else vm.call(proxy, (cls, obj), {})
-    vm.frames.wait_in(frame)
+    vm.frames.set_call_site(frame)
     found = attributes.load_attr(vm, made, name)
-    stack[-3:] = to_be_called(found) if is_method else (found,)
+    stack[-3:] = unbound_callable(found) if is_method else (found,)
 
 
 @opcode("STORE_ATTR")
 def _store_attr(vm: VM, frame: Frame, arg: str) -> None:
     value, obj = frame.stack[-2:]
-    vm.frames.wait_in(frame)
+    vm.frames.set_call_site(frame)
     attributes.store_attr(vm, obj, arg, value)
     del frame.stack[-2:]
 
 
 @opcode("DELETE_ATTR")
 def _delete_attr(vm: VM, frame: Frame, arg: str) -> None:
-    vm.frames.wait_in(frame)
+    vm.frames.set_call_site(frame)
     attributes.delete_attr(vm, frame.stack[-1], arg)
     frame.stack.pop()
 
@@ -67,7 +67,7 @@ def _delete_attr(vm: VM, frame: Frame, arg: str) -> None:
 @opcode("BINARY_OP")
 def _binary(vm: VM, frame: Frame, arg: Callable[..., object]) -> None:
     stack = frame.stack
-    vm.frames.wait_in(frame)
+    vm.frames.set_call_site(frame)
     result = vm.binary(arg, stack[-2], stack[-1])
     stack.pop()
     stack[-1] = result
@@ -82,13 +82,13 @@ def _compare(vm: VM, frame: Frame, arg: Callable[..., object]) -> None:
 @opcode("IS_OP")
 def _is(vm: VM, frame: Frame, arg: int) -> None:
     right = frame.stack.pop()
-    frame.stack[-1] = vm.same(frame.stack[-1], right) != bool(arg)
+    frame.stack[-1] = vm.is_same(frame.stack[-1], right) != bool(arg)
 
 
 @opcode("CONTAINS_OP")
 def _contains(vm: VM, frame: Frame, arg: int) -> None:
     stack = frame.stack
-    vm.frames.wait_in(frame, _UNTRUE if arg else TRUE)
+    vm.frames.set_call_site(frame, _UNTRUE if arg else TRUE)
     result = vm.contains(stack[-2], stack[-1])
     stack.pop()
     stack[-1] = result != bool(arg)
@@ -96,19 +96,19 @@ def _contains(vm: VM, frame: Frame, arg: int) -> None:
 
 @opcode("UNARY_NOT")
 def _unary_not(vm: VM, frame: Frame, arg: int) -> None:
-    vm.frames.wait_in(frame, _UNTRUE)
+    vm.frames.set_call_site(frame, _UNTRUE)
     frame.stack[-1] = not vm.truth(frame.stack[-1])
 
 
-TRUE = Delivery(result_polyfills.true)
-_UNTRUE = Delivery(result_polyfills.untrue)
+TRUE = ResultHandler(result_polyfills.true)
+_UNTRUE = ResultHandler(result_polyfills.untrue)
 
 
 def _unary(name: str, method: str, operation: Callable[..., object]) -> None:
     def handler(vm: VM, frame: Frame, arg: int) -> None:
         value = frame.stack[-1]
         found = python_method(vm, value, method)
-        vm.frames.wait_in(frame)
+        vm.frames.set_call_site(frame)
         frame.stack[-1] = (
             python_operators.unary(vm, operation, value)
             if found is None
@@ -126,7 +126,7 @@ _unary("UNARY_INVERT", "__invert__", operator.invert)
 @opcode("BINARY_SUBSCR")
 def _binary_subscr(vm: VM, frame: Frame, arg: int) -> None:
     stack = frame.stack
-    vm.frames.wait_in(frame)
+    vm.frames.set_call_site(frame)
     result = vm.subscript(stack[-2], stack[-1])
     stack.pop()
     stack[-1] = result
@@ -135,14 +135,14 @@ def _binary_subscr(vm: VM, frame: Frame, arg: int) -> None:
 @opcode("BINARY_SLICE")
 def _binary_slice(vm: VM, frame: Frame, arg: int) -> None:
     obj, start, stop = frame.stack[-3:]
-    vm.frames.wait_in(frame)
+    vm.frames.set_call_site(frame)
     frame.stack[-3:] = (vm.subscript(obj, slice(start, stop)),)
 
 
 @opcode("STORE_SUBSCR")
 def _store_subscr(vm: VM, frame: Frame, arg: int) -> None:
     value, obj, key = frame.stack[-3:]
-    vm.frames.wait_in(frame)
+    vm.frames.set_call_site(frame)
     vm.store_item(obj, key, value)
     del frame.stack[-3:]
 
@@ -150,7 +150,7 @@ def _store_subscr(vm: VM, frame: Frame, arg: int) -> None:
 @opcode("STORE_SLICE")
 def _store_slice(vm: VM, frame: Frame, arg: int) -> None:
     value, obj, start, stop = frame.stack[-4:]
-    vm.frames.wait_in(frame)
+    vm.frames.set_call_site(frame)
     vm.store_item(obj, slice(start, stop), value)
     del frame.stack[-4:]
 
@@ -158,6 +158,6 @@ def _store_slice(vm: VM, frame: Frame, arg: int) -> None:
 @opcode("DELETE_SUBSCR")
 def _delete_subscr(vm: VM, frame: Frame, arg: int) -> None:
     obj, key = frame.stack[-2:]
-    vm.frames.wait_in(frame)
+    vm.frames.set_call_site(frame)
     vm.delete_item(obj, key)
     del frame.stack[-2:]

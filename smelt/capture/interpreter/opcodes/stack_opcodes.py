@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from smelt.capture.base.value_kinds import MISSING, NULL, CellType
 from smelt.capture.base.vm_frames import Frame
-from smelt.capture.graph_breaks.finalizers import check_dropped
+from smelt.capture.graph_breaks.finalizers import check_dropped_argument
 from smelt.capture.interpreter.opcodes.opcode_table import opcode
 from smelt.capture.semantics import cells
 from smelt.capture.vm.vm import VM
@@ -18,7 +18,7 @@ def _nop(vm: VM, frame: Frame, arg: int) -> None:
 @opcode("POP_TOP", "POP_ITER")
 def _pop_top(vm: VM, frame: Frame, arg: int) -> None:
     if frame.code.original is not None:
-        check_dropped(vm, frame, frame.stack[-1], frame.locals)
+        check_dropped_argument(vm, frame, frame.stack[-1], frame.locals)
     frame.stack.pop()
 
 
@@ -63,7 +63,7 @@ def _load_fast_and_clear(vm: VM, frame: Frame, arg: int) -> None:
 @opcode("STORE_FAST")
 def _store_fast(vm: VM, frame: Frame, arg: int) -> None:
     if frame.code.original is not None:
-        check_dropped(vm, frame, frame.locals[arg], frame.stack)
+        check_dropped_argument(vm, frame, frame.locals[arg], frame.stack)
     frame.locals[arg] = frame.stack.pop()
 
 
@@ -71,7 +71,7 @@ def _store_fast(vm: VM, frame: Frame, arg: int) -> None:
 def _delete_fast(vm: VM, frame: Frame, arg: int) -> None:
     _load_fast(vm, frame, arg)
     frame.stack.pop()
-    check_dropped(vm, frame, frame.locals[arg])
+    check_dropped_argument(vm, frame, frame.locals[arg])
     frame.locals[arg] = NULL
 
 

@@ -31,7 +31,7 @@ def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
     if tensor.subclass is not None or vm.trace.call.modes:
         asked = _asked_member(vm, tensor, name, "__get__")
         if asked is not None:
-            return vm.trace.call.ask(asked, (tensor,), None)
+            return vm.trace.call.call_handlers(asked, (tensor,), None)
     fast = TENSOR_FAST.get(name)
     if fast is not None:
         return fast(tensor)
@@ -188,7 +188,7 @@ def store_tensor_attr(vm: VM, tensor: FakeTensor, name: str, value: object) -> N
     if tensor.subclass is not None or vm.trace.call.modes:
         asked = _asked_member(vm, tensor, name, "__set__")
         if asked is not None:
-            vm.trace.call.ask(asked, (tensor, value), None)
+            vm.trace.call.call_handlers(asked, (tensor, value), None)
             return None
     setter = TENSOR_SETTERS.get(name)
     if setter is not None:

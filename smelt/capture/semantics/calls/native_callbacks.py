@@ -85,7 +85,7 @@ def _called(
     if type(fn) not in _UNBOUND and may_call_python(kinds, fn):
         return in_window(vm, fn, args, kwargs)
     call = vm.trace.call
-    asked, call.asks = call.asks, True
+    asked, call.dispatches_handlers = call.dispatches_handlers, True
     named = kwargs or call.consume_empty_kwargs()
     try:
         result = fn(*args) if named is None else fn(*args, **named)
@@ -103,7 +103,7 @@ def _called(
         check_class_named(fn, e, (args, kwargs))
         raise
     finally:
-        call.asks = asked
+        call.dispatches_handlers = asked
     if vm.failure is not None:
         raise vm.failure
     vm.env.facts.use_digits(result)
@@ -139,7 +139,7 @@ def _diverted(
 ) -> R:
     """`fn(*args, **kwargs)` in a window whose `callback` receives every Python function that native code starts."""
     call = vm.trace.call
-    asked, call.asks = call.asks, True
+    asked, call.dispatches_handlers = call.dispatches_handlers, True
     named = kwargs or call.consume_empty_kwargs()
     try:
         result = _native.call_window(fn, tuple(args), None if named is None else dict(named), callback)
@@ -150,7 +150,7 @@ def _diverted(
         check_class_named(fn, e, (args, kwargs))
         raise
     finally:
-        call.asks = asked
+        call.dispatches_handlers = asked
     if vm.failure is not None:
         raise vm.failure
     vm.env.facts.use_digits(result)
@@ -229,7 +229,7 @@ def call_from_native(vm: VM, fn: FunctionType, *slots: object) -> object:
     if vm.classes.under_construction:
         _note_new_class(vm, slots)
     call = vm.trace.call
-    asked, call.asks = call.asks, False
+    asked, call.dispatches_handlers = call.dispatches_handlers, False
     try:
         args, kwargs = _arguments(vm, fn, slots)
         result = vm.call_function(fn, args, kwargs)
@@ -237,7 +237,7 @@ def call_from_native(vm: VM, fn: FunctionType, *slots: object) -> object:
         vm.locate(e)
         raise
     finally:
-        call.asks = asked
+        call.dispatches_handlers = asked
     return specialize(result) if type(result) in NUMBERS and fn.__name__ in _EXACT else result
 
 

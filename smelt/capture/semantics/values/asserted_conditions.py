@@ -97,7 +97,7 @@ def _is_checkable(vm: VM, value: FakeTensor) -> bool:
     """Whether `value` is a bool scalar whose value is unknown."""
     if value.dtype is not torch.bool or value.device.type not in ("cpu", "cuda") or value.dim() != 0:
         return False
-    return maybe_current_level() is None and vm.trace.known.value(value) is None
+    return maybe_current_level() is None and vm.trace.constants.value(value) is None
 
 
 def _only_raises(frame: Frame, start: int) -> bool:

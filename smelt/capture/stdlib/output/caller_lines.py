@@ -71,8 +71,8 @@ def _places(vm: VM, frame: Frame) -> Iterator[Place]:
     name = frame.globals.get("__name__")
     if name == CONTINUATION_STACK_MODULE:
         for point in continuation_stack.caller_points(frame):
-            line = vm.decode(point.source).line(point.at - 1)
-            yield Place(line.filename, line.line, point.source.co_name, point.scope)
+            line = vm.decode(point.user_code).line(point.at - 1)
+            yield Place(line.filename, line.line, point.user_code.co_name, point.scope)
     elif name not in _UNSEEN:
         yield Place(frame.line.filename, frame.line.line, frame.user_code.co_name, frame.globals)
         if any(f is frame.parent for f in vm.frames.module_callers):

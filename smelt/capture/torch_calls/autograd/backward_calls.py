@@ -19,7 +19,7 @@ from smelt.capture.base.call_handlers import Args, Kwargs, function, unsupported
 from smelt.capture.environment import container_contents
 from smelt.capture.semantics import attributes
 from smelt.capture.torch_calls.autograd.gradients import check_leaf, history, run_engine
-from smelt.capture.torch_calls.autograd.hooks import hook_registered, meets_hooks
+from smelt.capture.torch_calls.autograd.hooks import hook_registered, reaches_hooks
 from smelt.capture.torch_calls.autograd.tensor_state import set_grad
 from smelt.capture.vm.vm import VM
 from smelt.torch_private import DisableTorchFunction, are_transforms_active, set_grad_enabled
@@ -93,7 +93,7 @@ def _check(vm: VM, ends: Sequence[FakeTensor], leaves: Sequence[FakeTensor]) -> 
     wants computed again."""
     for fake in (*ends, *leaves):
         check_class(fake, "the gradient")
-    if hook_registered(vm) and meets_hooks(vm, ends):
+    if hook_registered(vm) and reaches_hooks(vm, ends):
         raise unsupported("backward() through a tensor with a hook")
     made = (f for entry in vm.trace.tape.entries for f in fakes_in(entry.out))
     if any(f.retains_grad for f in made):

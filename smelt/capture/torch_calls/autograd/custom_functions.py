@@ -17,7 +17,7 @@ from smelt._native import isinstance
 from smelt.capture.base.call_handlers import CLASS_METHODS, FUNCTIONS, Args, Kwargs, function, unsupported
 from smelt.capture.base.value_kinds import CONTAINER_BASES, instance_dict, items_of
 from smelt.capture.environment import container_contents, wrap_values
-from smelt.capture.reconstruction.reconstruction_order import collect_fakes, contents_of_made
+from smelt.capture.reconstruction.reconstruction_order import collect_fakes, contents_of_created
 from smelt.capture.semantics import attributes
 from smelt.capture.semantics.attributes import instance_attributes
 from smelt.capture.semantics.calls import native_callbacks
@@ -87,7 +87,7 @@ _set_materialize: Callable[..., None] = FunctionCtx.set_materialize_grads
 @function(_set_materialize)
 def _materialize(vm: VM, args: Args, kwargs: Kwargs) -> None:
     if vm.trace.autograd.custom is not None and not vm.truth([*args, *kwargs.values()][1]):
-        vm.trace.autograd.custom.takes_none.add(id(args[0]))
+        vm.trace.autograd.custom.accepts_none.add(id(args[0]))
     _set_materialize(*args, **kwargs)
 
 
@@ -110,7 +110,7 @@ def record_backward(vm: VM, roots: Sequence[object]) -> None:
     trace, log = vm.trace, vm.env.log
     if trace.autograd.custom is None or not trace.autograd.wants_joint:
         return
-    before, settings = contents_of_made(vm.env.sources.of, roots), torch_settings.read()
+    before, settings = contents_of_created(vm.env.sources.of, roots), torch_settings.read()
     log.closed = "the backward of a custom autograd.Function changes an outside object"
     vm.running = True
     try:
@@ -119,7 +119,7 @@ def record_backward(vm: VM, roots: Sequence[object]) -> None:
         vm.running, log.closed = False, ""
     if torch_settings.read() != settings or vm.contexts.entered:
         raise refuse("the backward of a custom autograd.Function changes a setting")
-    if contents_of_made(vm.env.sources.of, roots) != before:
+    if contents_of_created(vm.env.sources.of, roots) != before:
         raise refuse("the backward of a custom autograd.Function changes an object that is returned")
 
 
@@ -140,9 +140,9 @@ def _call_backward(vm: VM, args: Args, kwargs: Kwargs) -> object:
             raise unsupported(f"the backward of {call.name} changes its ctx", UNSUPPORTED_EFFECT)
         results = given if type(given) is tuple else (given,)
         wanted = zip(results, ctx.needs_input_grad)
-        call.gives = tuple(g for g, needs in wanted if needs and type(g) is FakeTensor)
+        call.gradients = tuple(g for g, needs in wanted if needs and type(g) is FakeTensor)
         assert trace.autograd.custom is not None
-        call.takes_none = len(tangents) > 1 and id(ctx) in trace.autograd.custom.takes_none
+        call.accepts_none = len(tangents) > 1 and id(ctx) in trace.autograd.custom.accepts_none
     return given
 
 

@@ -16,11 +16,11 @@ from smelt.capture.base.call_handlers import Args, Kwargs, function, unsupported
 from smelt.capture.base.value_kinds import FunctionType
 from smelt.capture.environment import container_contents
 from smelt.capture.semantics.calls import native_calls
-from smelt.capture.torch_calls.autograd.hooks import hook_registered, meets_hooks
+from smelt.capture.torch_calls.autograd.hooks import hook_registered, reaches_hooks
 from smelt.capture.torch_calls.autograd.opaque_calls import natively
 from smelt.capture.vm.vm import VM
 from smelt.torch_private import are_transforms_active
-from smelt.tracing.backward.autograd_graph import read_by
+from smelt.tracing.backward.autograd_graph import reachable_edges
 from smelt.tracing.backward.backward_rules import replaced
 from smelt.tracing.backward.backward_state import on_this_thread
 from smelt.tracing.backward.not_differentiable import refuse
@@ -32,7 +32,7 @@ def _grad(vm: VM, args: Args, kwargs: Kwargs) -> object:
     """Gradients of what the trace computed, whose operators are recorded."""
     if kwargs.get("is_grads_batched") or are_transforms_active():
         raise unsupported("torch.autograd.grad with is_grads_batched or inside a transform")
-    if hook_registered(vm) and meets_hooks(vm, args[0] if args else kwargs.get("outputs")):
+    if hook_registered(vm) and reaches_hooks(vm, args[0] if args else kwargs.get("outputs")):
         if vm.trace.autograd.wants_joint and kwargs.get("create_graph"):
             raise refuse("torch.autograd.grad(create_graph=True) goes through what the graph before it gives")
         raise unsupported("torch.autograd.grad after a hook was registered")
@@ -51,7 +51,7 @@ _engine: Callable[..., object] = torch.autograd.grad
 def history(ends: Sequence[FakeTensor]) -> list[Node]:
     """The nodes of autograd's graph that gradients of `ends` come to, each once."""
     starts: list[Node] = [end.grad_fn for end in ends if end.grad_fn is not None]
-    return list(dict.fromkeys((*starts, *(node for node, _ in read_by(starts)))))
+    return list(dict.fromkeys((*starts, *(node for node, _ in reachable_edges(starts)))))
 
 
 def run_engine(vm: VM, args: Args, kwargs: Kwargs, met: Sequence[Node]) -> object:
@@ -89,7 +89,7 @@ def _switch_level(method: FunctionType, switch: Callable[[], object]) -> None:
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
         with natively(vm, method):
             result = native_calls.call_native_python(vm, method, args, kwargs)
-        vm.trace.call_recorder.switch_level(switch)
+        vm.trace.torch_recorder.switch_level(switch)
         return result
 
 

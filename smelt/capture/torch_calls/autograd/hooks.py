@@ -12,12 +12,12 @@ import torch.utils.checkpoint
 from smelt._native import isinstance
 from smelt.capture.base.call_handlers import Args, Handler, Kwargs, function, unsupported
 from smelt.capture.environment.side_effects import Call
-from smelt.capture.reconstruction.reconstruction_kind import Kind
+from smelt.capture.reconstruction.reconstruction_kind import ReconstructionKind
 from smelt.capture.reconstruction.reconstruction_kind import unsupported as cannot_rebuild
-from smelt.capture.reconstruction.reconstruction_table import KINDS
+from smelt.capture.reconstruction.reconstruction_table import RECONSTRUCTION_KINDS
 from smelt.capture.vm.vm import VM
 from smelt.reasons import UNSUPPORTED_EFFECT
-from smelt.tracing.backward.autograd_graph import read_by
+from smelt.tracing.backward.autograd_graph import reachable_edges
 from smelt.tracing.fake.fake_tensor import FakeTensor
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ def _cannot_leave(x: object, *expressions: object) -> NoReturn:
     raise cannot_rebuild(x, "the handle of a hook")
 
 
-KINDS[HookHandle] = Kind(_cannot_leave, _cannot_leave)
+RECONSTRUCTION_KINDS[HookHandle] = ReconstructionKind(_cannot_leave, _cannot_leave)
 _REGISTER: dict[str, Callable[..., object]] = {
     "register_hook": torch.Tensor.register_hook,
     "register_post_accumulate_grad_hook": torch.Tensor.register_post_accumulate_grad_hook,
@@ -100,12 +100,12 @@ def hook_registered(vm: VM) -> bool:
     return any(call.target in _REGISTER.values() for call in vm.env.log.calls)
 
 
-def meets_hooks(vm: VM, outputs: object) -> bool:
+def reaches_hooks(vm: VM, outputs: object) -> bool:
     """Whether gradients of `outputs` flow through a tensor that a hook was registered on."""
     ends = [outputs] if type(outputs) is FakeTensor else outputs
     if not isinstance(ends, (list, tuple)) or any(type(end) is not FakeTensor for end in ends):
         return True
-    met = read_by({end.grad_fn for end in ends if end.grad_fn is not None}) | {
+    met = reachable_edges({end.grad_fn for end in ends if end.grad_fn is not None}) | {
         (end.grad_fn, end.output_nr) for end in ends
     }
     leaves = [*ends, *(getattr(node, "variable", None) for node, _ in met)]

@@ -32,11 +32,11 @@ from smelt.tracing.symbolic.sym_numbers import NUMBERS
 @contextmanager
 def natively(vm: VM, function: object) -> Iterator[None]:
     """Inside, native code that calls `function` has it run for real instead of interpreted by the machine."""
-    before, vm.frames.natively = vm.frames.natively, function
+    before, vm.frames.running_natively = vm.frames.running_natively, function
     try:
         yield
     finally:
-        vm.frames.natively = before
+        vm.frames.running_natively = before
 
 
 def run_opaque(
@@ -57,7 +57,7 @@ def run_opaque(
     for value in (*args, *kwargs.values()):
         _hold(vm, value)
     before = vm.env.log.changed
-    out = vm.trace.call_recorder.run_opaque(target, run)
+    out = vm.trace.torch_recorder.run_opaque(target, run)
     if vm.env.log.changed != before:
         raise unsupported(f"{_name(function)} changes an outside object", UNSUPPORTED_EFFECT)
     return out

@@ -27,7 +27,7 @@ def make_parameter(vm: VM, data: torch.Tensor, requires_grad: bool) -> torch.Ten
 
     if vm.trace.numbers.symbols is not None:
         return run()
-    given: FakeTensor = vm.trace.call_recorder.run_opaque(
+    given: FakeTensor = vm.trace.torch_recorder.run_opaque(
         OpaqueCall(nn.Parameter, (data, requires_grad), {}, lambda f: False), run
     )
     return given
