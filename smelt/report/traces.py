@@ -236,7 +236,7 @@ def trace_call(
     with events.subscribed(noted):
         result = compiled(*args, **kwargs)
     found = records(compiled)
-    no_joint = {id(e): record.plain_gradients for _, record in found for e in record.entries}
+    no_joint = {id(e): record.no_joint_graph_reason for _, record in found for e in record.entries}
     captured = [e for e in noted.entries if id(e) in no_joint]
     why = reasons(compiled)
     name = found[0][0] if found else getattr(compiled, "__qualname__", type(compiled).__name__)

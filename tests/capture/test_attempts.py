@@ -52,9 +52,9 @@ def described(attempt: Attempt) -> str:
     """An attempt in a few words."""
     words = [
         (bool(attempt.symbolic), "symbolic"),
-        (not attempt.counts_symbolic, "plain"),
+        (not attempt.symbolic_counts, "plain"),
         (not attempt.copies, "views"),
-        (not attempt.says_compiling, "as eager"),
+        (not attempt.reports_compiling, "as eager"),
         (attempt.stop is not None, f"stop {len(attempt.stop.path) if attempt.stop else 0} deep"),
     ]
     return ", ".join(word for holds, word in words if holds) or "first"
@@ -314,8 +314,8 @@ def test_a_capture_that_raises_where_eager_does_not(
 
 # --------------------------------------------------------------------------------------------------- the table
 
-FIRST = Attempt(frozenset({("arg", 0), ("arg", 1)}), counts_symbolic=True, joint_graph=True)
-PLAIN = FIRST.with_plain_numbers()
+FIRST = Attempt(frozenset({("arg", 0), ("arg", 1)}), symbolic_counts=True, joint_graph=True)
+PLAIN = FIRST.specialized()
 REASON = Reason(TENSOR_CONDITION, "a tensor")
 
 
@@ -329,7 +329,7 @@ HERE = refused(3, 2)
 INNER, OUTER = Stop((3, 2), HERE), Stop((3,), HERE)
 NUMBERS: dict[str, Any] = {"used_symbols": True}
 SHOWN = frozenset({frozenset({("arg", 0, "shape", 1)})})
-WITHOUT_SHOWN = replace(FIRST, sizes=FIRST.sizes.without(SHOWN, False))
+WITHOUT_SHOWN = replace(FIRST, sizes=FIRST.sizes.specializing(SHOWN, False))
 # What fails in turn, and the attempts that follow each time; last, where the next capture starts (None: an error is final).
 ROWS: dict[str, tuple[list[FailedAttempt], list[Attempt], Attempt | None]] = {
     "nothing": ([], [], FIRST),
@@ -341,7 +341,7 @@ ROWS: dict[str, tuple[list[FailedAttempt], list[Attempt], Attempt | None]] = {
     "sizes shown": ([FailedAttempt(Unreadable(REASON), formatted_sizes=SHOWN)], [WITHOUT_SHOWN], WITHOUT_SHOWN),
     "a step count shown": (
         [FailedAttempt(Unreadable(REASON), True, frozenset({("count",)}), frozenset({("count",)}))],
-        [replace(FIRST, counts_symbolic=False)],
+        [replace(FIRST, symbolic_counts=False)],
         FIRST,
     ),
     "plain numbers only": ([FailedAttempt(PlainNumbersOnly(REASON), True)], [PLAIN], FIRST),
@@ -357,8 +357,8 @@ ROWS: dict[str, tuple[list[FailedAttempt], list[Attempt], Attempt | None]] = {
     ),
     "told": (
         [FailedAttempt(UserException(ValueError(), asked_compiling=True))],
-        [replace(FIRST, says_compiling=False)],
-        replace(FIRST, says_compiling=False),
+        [replace(FIRST, reports_compiling=False)],
+        replace(FIRST, reports_compiling=False),
     ),
     "not told": ([FailedAttempt(UserException(ValueError()))], [], None),
     "copies": ([FailedAttempt(NotCopies())], [replace(FIRST, copies=False)], replace(FIRST, copies=False)),
@@ -421,14 +421,14 @@ def test_what_the_backend_said_is_told_where_plain_numbers_cannot_be_captured() 
 
 def test_numbers_that_change() -> None:
     changed = {("arg", 2)}
-    assert FIRST.generalizing(changed, set()).symbolic == FIRST.symbolic | changed
-    assert PLAIN.generalizing(changed, changed) == PLAIN
+    assert FIRST.generalized(changed, set()).symbolic == FIRST.symbolic | changed
+    assert PLAIN.generalized(changed, changed) == PLAIN
 
 
 def test_sizes_that_change() -> None:
     first, second = ("arg", 0, "x"), ("arg", 1, "y")
-    wanted = replace(PLAIN, sizes=SymbolicSizes(wanted=True))
-    changed = wanted.generalizing(set(), {(first, 4)})
+    wanted = replace(PLAIN, sizes=SymbolicSizes(enabled=True))
+    changed = wanted.generalized(set(), {(first, 4)})
     assert changed.sizes.changed == {(first, 4)} and not changed.symbolic
     failed = FailedAttempt(NeedsFixedSize("", frozenset()), sizes=frozenset((frozenset((first,)),)))
     row, weaker = _next(changed, changed, failed, set()) or (None, None)
@@ -437,26 +437,26 @@ def test_sizes_that_change() -> None:
     row, weaker = _next(changed, changed, together, set()) or (None, None)
     assert weaker and not weaker.sizes.fixed and weaker.sizes.apart == {first, second}
     row, weaker = _next(changed, changed, replace(failed, sizes=frozenset()), set()) or (None, None)
-    assert weaker and not weaker.sizes.wanted
+    assert weaker and not weaker.sizes.enabled
 
 
 def test_a_fixed_size_that_changes_is_tried_once_more() -> None:
     place = ("arg", 0, "x")
-    fixed = SymbolicSizes(wanted=True).without([frozenset((place,))], now=False)
-    again = fixed.with_changed({(place, 4)})
-    assert not again.is_fixed(place) and again.includes(place, 5, False)
-    stays = again.without([frozenset((place,))], now=False).of_all_calls()
-    assert stays.with_changed({(place, 5)}).is_fixed(place)
-    worked = again.of_all_calls().without(
+    fixed = SymbolicSizes(enabled=True).specializing([frozenset((place,))], now=False)
+    again = fixed.with_observed({(place, 4)})
+    assert not again.is_specialized(place) and again.includes(place, 5, False)
+    stays = again.specializing([frozenset((place,))], now=False).without_call_facts()
+    assert stays.with_observed({(place, 5)}).is_specialized(place)
+    worked = again.without_call_facts().specializing(
         [frozenset((place,))], now=False
     )  # it has had an entry with a symbol since
-    assert not worked.with_changed({(place, 6)}).is_fixed(place)
+    assert not worked.with_observed({(place, 6)}).is_specialized(place)
 
 
 def test_sizes_that_must_be_one() -> None:
     first, second, third = ("arg", 0, "x"), ("arg", 1, "y"), ("arg", 2, "z")
     start = replace(
-        PLAIN, sizes=SymbolicSizes(wanted=True).with_changed({(first, 3), (second, 4), (third, 5)})
+        PLAIN, sizes=SymbolicSizes(enabled=True).with_observed({(first, 3), (second, 4), (third, 5)})
     )
     blamed = frozenset((frozenset((second,)),))
     failed = FailedAttempt(NeedsFixedSize("", frozenset()), sizes=blamed, alike=frozenset((first, second)))
@@ -464,7 +464,7 @@ def test_sizes_that_must_be_one() -> None:
     assert row and row.kept and weaker and not weaker.sizes.fixed
     assert weaker.sizes.history(first) == weaker.sizes.history(second) == {first, second}
     assert weaker.sizes.history(third) == {5}
-    more = weaker.sizes.with_alike(frozenset((second, third)))
+    more = weaker.sizes.with_equal(frozenset((second, third)))
     assert more.alike == {frozenset((first, second, third))}
     together = replace(failed, sizes=frozenset((frozenset((first, second)),)))  # that did not help
     row, last = _next(weaker, weaker, together, set()) or (None, None)

@@ -15,7 +15,7 @@ import torch
 
 import smelt
 from benchmarks import server
-from smelt.capture.environment.mutation_log import ChangeLog
+from smelt.capture.environment.mutation_log import MutationLog
 
 SECONDS = float(os.environ.get("SMELT_STRESS_SECONDS", "2"))
 
@@ -32,20 +32,20 @@ def test_another_thread_during_capture(kind: type[server.Model], monkeypatch: py
     model = kind().eval()
     model(torch.zeros(1, server.SIZE))
     before, limit, found = model.kept(), sys.getrecursionlimit(), []
-    effects = ChangeLog.effects
+    effects = MutationLog.effects
 
     def look() -> None:
         found.append(server.strangers(model))
         found.append([] if torch.equal(model.kept(), before) else ["another tensor"])
         found.append([] if gc.isenabled() and sys.getrecursionlimit() == limit else ["a setting"])
 
-    def effects_and_look(log: ChangeLog) -> object:
+    def effects_and_look(log: MutationLog) -> object:
         looking = threading.Thread(target=look)
         looking.start()
         looking.join()
         return effects(log)
 
-    monkeypatch.setattr(ChangeLog, "effects", effects_and_look)
+    monkeypatch.setattr(MutationLog, "effects", effects_and_look)
     with torch.no_grad():
         smelt.compile(model)(torch.ones(1, server.SIZE))
     assert found

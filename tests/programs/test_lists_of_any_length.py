@@ -71,7 +71,7 @@ def given_back(x: torch.Tensor) -> Any:
     return {"a": places, "b": [places, others, again], "same": places is again}, places, x + 1
 
 
-def asked_about(x: torch.Tensor) -> Any:
+def handler_types(x: torch.Tensor) -> Any:
     places, others = list(range(x.shape[0])), range(x.shape[1])
     kinds = isinstance(places, list), type(others) is range, isinstance(others, list | tuple), bool(places)
     return kinds, len(places) + len(others), others[:2] if x.dim() > 2 else None
@@ -107,7 +107,7 @@ SERVED: dict[str, tuple[Function, int]] = {
     "ends of slices": (ends_of_slices, 3),
     "batches": (batches, 1),
     "given back": (given_back, 1),
-    "asked about": (asked_about, 1),
+    "asked about": (handler_types, 1),
     "behind a break": (behind_a_break, 1),
     "stored": (stored, 1),
 }

@@ -56,7 +56,7 @@ class Entry:
         return any(node.op.startswith("call") for node in self.traced.aten_graph)
 
     @property
-    def is_one_off(self) -> bool:
+    def was_never_reused(self) -> bool:
         """Whether it has answered no call besides the one that it was made for, as far as is known: a tree makes notes when
         it accepts a second one."""
         return self.tree.notes() is None
@@ -76,11 +76,11 @@ class Record:
     reasons: list[Reason] = field(default_factory=list)
     breaks: list[Reason] = field(default_factory=list)  # why entries end in a resume function
     failures: int = 0  # captures that ended in an exception of the user's code
-    outrun: int = 0  # captures during which another thread changed what was guarded
+    races: int = 0  # captures during which another thread changed what was guarded
     refused: set[tuple[object, ...]] = field(
         default_factory=set
     )  # paths of sizes that are numbers, against their marks
-    plain_gradients: Reason | None = None  # why autograd follows the graph operator by operator
+    no_joint_graph_reason: Reason | None = None  # why autograd follows the graph operator by operator
 
 
 class Compiler(Protocol):

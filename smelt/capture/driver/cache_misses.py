@@ -11,7 +11,7 @@ from smelt.guards.guard_failures import Failure, explain, explain_guard
 from smelt.reasons import RECOMPILE_LIMIT, Reason
 
 
-def explain_miss(entry: Entry, slots: Sequence[object]) -> Failure | None:
+def explain_cache_miss(entry: Entry, slots: Sequence[object]) -> Failure | None:
     """What the native tree of `entry` found wrong with a call, with the two values."""
     index = entry.tree.explain(*slots)
     if index is not None and index >= 0:
@@ -19,7 +19,7 @@ def explain_miss(entry: Entry, slots: Sequence[object]) -> Failure | None:
     return explain(entry.facts, slots)
 
 
-def limit_reason(record: Record, latest: Failure | None, code: CodeType) -> Reason:
+def recompile_limit_reason(record: Record, latest: Failure | None, code: CodeType) -> Reason:
     """The reason of a function with too many entries: it names what keeps changing, with the values it had."""
     values: dict[str, list[str]] = {}
     for failure in [*(e.reason for e in record.entries), latest]:

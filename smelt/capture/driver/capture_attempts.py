@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from smelt._native import isinstance
 from smelt.capture.driver.capture_errors import NotRepeatable, UserException, WorldChanged
-from smelt.capture.environment.symbolic_size_policy import FIXED_SIZES, Range, SymbolicSizes
+from smelt.capture.environment.symbolic_size_policy import NO_SYMBOLIC_SIZES, Range, SymbolicSizes
 from smelt.capture.graph_breaks.resume_argument_facts import ResumeFacts
 from smelt.capture.proxies.text_proxy import Unreadable
 from smelt.errors import BackendError, NeedsFixedSize, Unsupported
@@ -51,14 +51,14 @@ class Attempt:
     """What one capture of a frame may assume and record; without arguments, the least.
 
     `symbolic`: where numbers were found that differed between calls: they are symbolic.
-    `counts_symbolic`: so are the step counts that optimizers keep in tensors, and the numbers that outside iterators count
+    `symbolic_counts`: so are the step counts that optimizers keep in tensors, and the numbers that outside iterators count
     up, from the first call on.
     `sizes`: which sizes of tensors are symbolic.
     `data_sizes`: so are sizes that data decide, if `assumes`: the graph checks what was assumed of them.
-    `data_is`: each of these is this number, where a capture is to show what becomes of it (`zero_one_specialization.py`).
+    `unbacked_value`: each of these is this number, where a capture is to show what becomes of it (`zero_one_specialization.py`).
     `joint_graph`: where gradients are needed, the graph of forward and backward is recorded.
     `copies`: an index in a tensor gives a copy of the row, where eager gives a view.
-    `says_compiling`: what the program is told when it asks whether it is being compiled.
+    `reports_compiling`: what the program is told when it asks whether it is being compiled.
     `assumes`: a condition on a tensor is what goes on, where one branch only raises; the graph checks it.
     `looks_ahead`: what iterators from outside will give is guarded, and the compiled frame advances them afterwards.
     `decides`: conditions on numbers in tensors from outside are guarded.
@@ -69,13 +69,13 @@ class Attempt:
     """
 
     symbolic: frozenset[Path] = frozenset()
-    counts_symbolic: bool = False
-    sizes: SymbolicSizes = FIXED_SIZES
-    data_sizes: bool = False
-    data_is: int | None = None
+    symbolic_counts: bool = False
+    sizes: SymbolicSizes = NO_SYMBOLIC_SIZES
+    unbacked_sizes: bool = False
+    unbacked_value: int | None = None
     joint_graph: bool = False
     copies: bool = True
-    says_compiling: bool = True
+    reports_compiling: bool = True
     assumes: bool = False
     looks_ahead: bool = True
     decides: bool = True
@@ -87,21 +87,21 @@ class Attempt:
     @property
     def has_symbolic_numbers(self) -> bool:
         """Whether any number, or size, may be symbolic."""
-        return bool(self.symbolic) or self.counts_symbolic or self.sizes.wanted or self.data_sizes
+        return bool(self.symbolic) or self.symbolic_counts or self.sizes.enabled or self.unbacked_sizes
 
-    def generalizing(self, numbers: set[Path], sizes: set[tuple[Path, int]]) -> Attempt:
+    def generalized(self, numbers: set[Path], sizes: set[tuple[Path, int]]) -> Attempt:
         """With the numbers and sizes at these symbolic too, unless none is to be; sizes come with what they were before."""
-        made = replace(self, symbolic=self.symbolic | numbers) if self.counts_symbolic else self
-        return replace(made, sizes=self.sizes.with_changed(sizes))
+        made = replace(self, symbolic=self.symbolic | numbers) if self.symbolic_counts else self
+        return replace(made, sizes=self.sizes.with_observed(sizes))
 
     def with_resume_facts(self, known: ResumeFacts) -> Attempt:
         """With what is known of what a resume function is handed, unless no number is to be symbolic."""
-        made = replace(self, symbolic=self.symbolic | known.numbers) if self.counts_symbolic else self
-        return replace(made, sizes=replace(self.sizes, handed=known.sizes)) if self.sizes.wanted else made
+        made = replace(self, symbolic=self.symbolic | known.numbers) if self.symbolic_counts else self
+        return replace(made, sizes=replace(self.sizes, handed=known.sizes)) if self.sizes.enabled else made
 
-    def with_plain_numbers(self) -> Attempt:
+    def specialized(self) -> Attempt:
         """With each number and size as a part of the trace."""
-        return replace(self, symbolic=frozenset(), counts_symbolic=False, sizes=FIXED_SIZES, data_sizes=False)
+        return replace(self, symbolic=frozenset(), symbolic_counts=False, sizes=NO_SYMBOLIC_SIZES, unbacked_sizes=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +114,7 @@ class FailedAttempt:
     `sizes`: where each symbolic size was found that is to be a number. `divisors`: by what those are divided of which it may
     be enough to know the remainder, `ranges`: or a range. `alike`: where those were found of which it is enough that they
     are one, `following`: or that those at these places are computed from symbols that stand for those at others.
-    `used_data`: there were sizes that data decide. `formatted_sizes`: where the symbolic sizes were found that the
+    `used_unbacked`: there were sizes that data decide. `formatted_sizes`: where the symbolic sizes were found that the
     texts of the program show.
     """
 
@@ -129,7 +129,7 @@ class FailedAttempt:
     ranges: frozenset[tuple[Path, Range]] = frozenset()
     alike: frozenset[Path] = frozenset()
     following: frozenset[tuple[Path, Size]] = frozenset()
-    used_data: bool = False
+    used_unbacked: bool = False
     formatted_sizes: frozenset[frozenset[Path]] = frozenset()
 
 
@@ -159,33 +159,33 @@ def _fixed_sizes(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Att
     assert isinstance(failed.error, NeedsFixedSize)
     sizes = attempt.sizes
     for known in (
-        sizes.with_alike(failed.alike).with_following(failed.following),
+        sizes.with_equal(failed.equal).with_derived(failed.derived),
         sizes.with_divisors(failed.divisors),
         sizes.with_ranges(failed.ranges),
     ):
         if known != sizes:
             return replace(start, sizes=known)
     # What one follows from may have changed in more than one way, of which the next call shows more.
-    now = failed.error.now or bool(failed.following)
-    fixed = sizes.without(failed.sizes, now) if failed.sizes else FIXED_SIZES
+    now = failed.error.now or bool(failed.derived)
+    fixed = sizes.specializing(failed.sizes, now) if failed.sizes else NO_SYMBOLIC_SIZES
     if fixed == sizes:  # it did not help
-        fixed = FIXED_SIZES
+        fixed = NO_SYMBOLIC_SIZES
     return replace(start, sizes=fixed) if fixed != sizes else None
 
 
 def _fixed_shown_sizes(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
-    sizes = attempt.sizes.without(failed.formatted_sizes, False)
+    sizes = attempt.sizes.specializing(failed.formatted_sizes, False)
     return replace(start, sizes=sizes) if sizes != attempt.sizes else None
 
 
 def _plain_shown_numbers(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
-    counts = attempt.counts_symbolic and failed.counts.isdisjoint(failed.shown)
-    weaker = replace(attempt, symbolic=attempt.symbolic - failed.shown, counts_symbolic=counts)
+    counts = attempt.symbolic_counts and failed.counts.isdisjoint(failed.formatted_numbers)
+    weaker = replace(attempt, symbolic=attempt.symbolic - failed.formatted_numbers, symbolic_counts=counts)
     return weaker if failed.used_symbols and weaker != attempt else None
 
 
 def _plain_numbers(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
-    return attempt.with_plain_numbers() if failed.used_symbols and attempt.has_symbolic_numbers else None
+    return attempt.specialized() if failed.used_symbols and attempt.has_symbolic_numbers else None
 
 
 def _plain_numbers_if_raised(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
@@ -196,7 +196,7 @@ def _plain_numbers_if_raised(start: Attempt, attempt: Attempt, failed: FailedAtt
 def _plain_numbers_from_now_on(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
     if not (failed.used_symbols and attempt.has_symbolic_numbers):
         return None
-    return replace(start.with_plain_numbers(), stop=attempt.stop)
+    return replace(start.specialized(), stop=attempt.stop)
 
 
 def _only_views(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
@@ -205,8 +205,8 @@ def _only_views(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Atte
 
 def _says_not_compiling(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
     assert isinstance(failed.error, UserException)
-    asked = attempt.says_compiling and failed.error.asked_compiling
-    return replace(start, says_compiling=False, stop=attempt.stop) if asked else None
+    asked = attempt.reports_compiling and failed.error.asked_compiling
+    return replace(start, reports_compiling=False, stop=attempt.stop) if asked else None
 
 
 def _no_joint_graph(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
@@ -218,7 +218,7 @@ def _assumes_nothing(start: Attempt, attempt: Attempt, failed: FailedAttempt) ->
 
 
 def _selects_nothing(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
-    return replace(start, selects=False) if failed.choosing and attempt.selects else None
+    return replace(start, selects=False) if failed.selecting and attempt.selects else None
 
 
 def _trusts_marks(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
@@ -246,7 +246,7 @@ def _without_data_sizes(start: Attempt, attempt: Attempt, failed: FailedAttempt)
     allows no break, and one would be needed, the error is final."""
     assert isinstance(failed.error, Unsupported)
     final = not attempt.may_break and bool(failed.error.path)
-    return replace(start, data_sizes=False) if failed.used_data and attempt.data_sizes and not final else None
+    return replace(start, unbacked_sizes=False) if failed.used_unbacked and attempt.unbacked_sizes and not final else None
 
 
 # The first row that applies decides.

@@ -116,7 +116,7 @@ def capture_frame(
             captured = _capture(vm, fn, slots, name, attempt.stop)
             return captured
         except Exception as e:
-            if vm.env.sizes.are_in_vain:  # whatever it is, it may be due to a size that was not a number
+            if vm.env.sizes.need_recapture:  # whatever it is, it may be due to a size that was not a number
                 return _failed(vm, _in_vain(vm.env))
             if isinstance(e, NeedsFixedSize):
                 e = _of_data(vm, e)
@@ -145,13 +145,13 @@ def _prepared(attempt: Attempt) -> VM:
     vm.frames.depth_limit -= _stack_depth()
     vm.stop_point.path = attempt.stop.path if attempt.stop else ()
     vm.env.numbers.dynamic = attempt.symbolic
-    vm.env.numbers.follows_counts = attempt.counts_symbolic
-    vm.env.numbers.decides = attempt.decides
-    vm.env.sizes.places.policy = attempt.sizes
-    if attempt.data_sizes and attempt.assumes:
-        vm.trace.numbers.symbols_for_unbacked = lambda: _symbols_for_data(vm, attempt.data_is)
+    vm.env.numbers.symbolic_counts = attempt.symbolic_counts
+    vm.env.numbers.guards_conditions = attempt.decides
+    vm.env.sizes.symbol_sources.policy = attempt.sizes
+    if attempt.unbacked_sizes and attempt.assumes:
+        vm.trace.numbers.symbols_for_unbacked = lambda: _symbols_for_data(vm, attempt.unbacked_value)
     vm.env.looks_ahead = attempt.looks_ahead
-    vm.assumptions.compiling = attempt.says_compiling
+    vm.assumptions.compiling = attempt.reports_compiling
     vm.assumptions.assumes = attempt.assumes
     vm.assumptions.selects = attempt.selects
     vm.assumptions.trusts_marks = attempt.trusts_marks
@@ -162,7 +162,7 @@ def _of_data(vm: VM, error: NeedsFixedSize) -> Unsupported:
     """The error itself, unless data decide the sizes that something needs as numbers: then the graph ends before it."""
     known = vm.trace.numbers.symbols and vm.trace.numbers.symbols.unbacked
     found = known.of(sorted(error.symbols, key=str)) if known else []
-    if not found or vm.env.sizes.found_at(error.symbols):
+    if not found or vm.env.sizes.paths_of(error.symbols):
         return error
     names = " and ".join(f"{n.sym} is {n.what}" for n in found)
     made = Unsupported(Reason(DATA_DEPENDENT_SHAPE, f"{error.reason.detail}, where {names}"))
@@ -182,35 +182,35 @@ def _failed(vm: VM, error: Exception) -> FailedAttempt:
         error.sources = vm.env.sizes.sources(error.symbols)
     return FailedAttempt(
         error,
-        used_data=symbols is not None and bool(symbols.unbacked.numbers),
+        used_unbacked=symbols is not None and bool(symbols.unbacked.numbers),
         choosing=vm.assumptions.choosing > 0,
         marked=vm.assumptions.marked_depth > 0,
         used_symbols=vm.trace.numbers.symbols is not None,
         shown=frozenset(vm.assumptions.formatted_numbers),
-        formatted_sizes=vm.env.sizes.found_at(vm.assumptions.formatted_sizes),
+        formatted_sizes=vm.env.sizes.paths_of(vm.assumptions.formatted_sizes),
         counts=frozenset(source.path for source in vm.env.numbers.unguarded),
         sizes=needed_sizes(vm.env, error),
         divisors=divided_sizes(vm.env, error),
         ranges=narrowed_sizes(vm.env, error),
-        alike=alike_sizes(vm.env, error),
-        following=following_sizes(vm, error),
+        alike=equal_sizes(vm.env, error),
+        following=derived_sizes(vm, error),
     )
 
 
 def needed_sizes(env: Environment, error: Exception) -> frozenset[frozenset[Path]]:
     """Where each symbolic size was found that must be a number, by what was asked of it or by the error."""
     named = error.symbols if isinstance(error, NeedsFixedSize) else frozenset()
-    return env.sizes.found_at(env.sizes.needed | named)
+    return env.sizes.paths_of(env.sizes.needed | named)
 
 
-def alike_sizes(env: Environment, error: Exception) -> frozenset[Path]:
+def equal_sizes(env: Environment, error: Exception) -> frozenset[Path]:
     """Where the sizes were found that it is enough to take for one."""
     if not isinstance(error, NeedsFixedSize) or env.sizes.needed:
         return frozenset()
-    return frozenset[Path]().union(*env.sizes.found_at(error.alike))
+    return frozenset[Path]().union(*env.sizes.paths_of(error.alike))
 
 
-def following_sizes(vm: VM, error: Exception) -> frozenset[tuple[Path, Size]]:
+def derived_sizes(vm: VM, error: Exception) -> frozenset[tuple[Path, Size]]:
     """Where a size was found that is computed from others, and where those were; each named by one of its places. A symbol
     that this capture does not have stands for how many times one is as much as others: it has no place."""
     sizes, symbols = vm.env.sizes, vm.trace.numbers.symbols
@@ -218,7 +218,7 @@ def following_sizes(vm: VM, error: Exception) -> frozenset[tuple[Path, Size]]:
         return frozenset()
     found: set[tuple[Path, Size]] = set()
     for sym, size in error.follows.items():
-        places = {s: sizes.whole_at(s) for s in (sym, *free_syms(size)) if s in symbols.hints}
+        places = {s: sizes.paths_of_full_size(s) for s in (sym, *free_syms(size)) if s in symbols.hints}
         if not all(places.values()):
             continue  # data decide it, or it is but a part of a size
         named = {s: Sym(str(min(at, key=str)), 2) for s, at in places.items()}
@@ -233,16 +233,16 @@ def divided_sizes(env: Environment, error: Exception) -> frozenset[tuple[Path, i
     if not isinstance(error, NeedsFixedSize) or env.sizes.needed:
         return frozenset()
     divided = ((sym, by) for sym, by in error.divisors.items() if not is_rest(sym))  # those are numbers then
-    places = ((env.sizes.found_at((sym,)), by) for sym, by in divided)
+    places = ((env.sizes.paths_of((sym,)), by) for sym, by in divided)
     return frozenset((path, by) for groups, by in places for paths in groups for path in paths)
 
 
 def narrowed_sizes(env: Environment, error: Exception) -> frozenset[tuple[Path, Range]]:
     """Where sizes were found that it may be enough to know a range of, and which."""
     named = error.ranges if isinstance(error, NeedsFixedSize) else {}
-    found = {**env.sizes.places.narrowed, **named}
+    found = {**env.sizes.symbol_sources.narrowed, **named}
     needed = env.sizes.needed
-    return env.sizes.places.in_ranges((sym, ends) for sym, ends in found.items() if sym not in needed)
+    return env.sizes.symbol_sources.source_ranges((sym, ends) for sym, ends in found.items() if sym not in needed)
 
 
 def _capture(
@@ -255,7 +255,7 @@ def _capture(
     snapshot = global_state.snapshot()
     env.facts.guard("global_state", None, snapshot)
     env.sources.const(fn)
-    env.facts.made_function(fn)  # entries belong to its code object
+    env.facts.register_created_function(fn)  # entries belong to its code object
     code = vm.decode(fn.__code__)
     hashed_fakes.clear()
     depth = torch_settings.autocast_depth()
@@ -264,7 +264,7 @@ def _capture(
         frame = Frame(code, fn, [NULL] * code.nlocals)
         roots = [Source("arg", code.local_names[i], None, i) for i in range(len(slots))]
         env.sizes.begin(roots, slots)
-        for i in env.sizes.places.policy.in_order(len(slots)):
+        for i in env.sizes.symbol_sources.policy.argument_order(len(slots)):
             frame.locals[i] = wrap_values.wrap(env, slots[i], roots[i])
         try:
             ending = _run_root(vm, frame, stop)
@@ -279,7 +279,7 @@ def _capture(
         effects = (*env.log.effects(), *settings)
         custom_functions.record_backward(vm, _left_behind(ending, effects))
         environment_mutations.guard_distinct(env)
-        environment_mutations.guard_changed_classes(env)
+        environment_mutations.guard_mutated_classes(env)
         _guard_hashed(vm)
         _guard_offsets(vm)
         _guard_written(vm)
@@ -320,14 +320,14 @@ def _capture(
 
 
 def _check_needed(env: Environment) -> None:
-    if env.sizes.are_in_vain:
+    if env.sizes.need_recapture:
         raise _in_vain(env)
 
 
 def _in_vain(env: Environment) -> NeedsFixedSize:
     sizes = env.sizes
     what = "it is needed as a number" if sizes.needed else "the range is needed in which it lies"
-    error = NeedsFixedSize(what, sizes.needed or frozenset(sizes.places.narrowed))
+    error = NeedsFixedSize(what, sizes.needed or frozenset(sizes.symbol_sources.narrowed))
     error.reason = replace(error.reason, line=sizes.needed_at)
     return error
 

@@ -15,7 +15,7 @@ from smelt.guards.implication import covers
 MOST_KEPT = 3
 
 
-def superseded(entries: Sequence[Entry]) -> list[Entry]:
+def superseded_entries(entries: Sequence[Entry]) -> list[Entry]:
     """Of `entries`, oldest first, those that are to go: a later one with symbols for sizes accepts all calls that they
     accept, and they have such symbols as well, or have answered one call."""
     if len(entries) <= MOST_KEPT:
@@ -23,6 +23,6 @@ def superseded(entries: Sequence[Entry]) -> list[Entry]:
     return [
         entry
         for i, entry in enumerate(entries)
-        if (entry.traced.sizes or entry.is_one_off)
+        if (entry.traced.sizes or entry.was_never_reused)
         and any(later.traced.sizes and covers(later.facts, entry.facts) for later in entries[i + 1 :])
     ]

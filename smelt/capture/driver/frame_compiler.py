@@ -23,7 +23,7 @@ from typing import Any
 from smelt import _native, events
 from smelt._native import isinstance
 from smelt.capture.driver.cache_entries import Answer, Answers, Backend, Entry, Record, wrap
-from smelt.capture.driver.cache_misses import explain_miss, limit_reason
+from smelt.capture.driver.cache_misses import explain_cache_miss, recompile_limit_reason
 from smelt.capture.driver.capture_attempts import (
     Attempt,
     FailedAttempt,
@@ -43,7 +43,7 @@ from smelt.capture.driver.compile_frame import (
     without_frame,
 )
 from smelt.capture.driver.dynamic_int_arguments import int_arguments
-from smelt.capture.driver.entry_eviction import superseded
+from smelt.capture.driver.entry_eviction import superseded_entries
 from smelt.capture.driver.guard_tree_checks import is_only_thread, verified, verify_accepts, verify_refuses
 from smelt.capture.driver.zero_one_specialization import Trial, small_sizes, with_sizes_of_one
 from smelt.capture.emit.eager_fallback import repeat_of
@@ -206,12 +206,12 @@ class FrameCompiler:
     def _first_attempt(self) -> Attempt:
         """The attempt that gains most, with this backend and these options."""
         return Attempt(
-            counts_symbolic=self.dynamic is not False,
+            symbolic_counts=self.dynamic is not False,
             sizes=SymbolicSizes(
-                wanted=self.dynamic is not False and self._takes_sizes(),
-                everywhere=self.dynamic is True,
+                enabled=self.dynamic is not False and self._takes_sizes(),
+                all_dynamic=self.dynamic is True,
             ),
-            data_sizes=getattr(self.backend, "takes_data_sizes", False),
+            unbacked_sizes=getattr(self.backend, "takes_data_sizes", False),
             joint_graph=self._functional,
             assumes=True,
             selects=True,
@@ -267,7 +267,7 @@ class FrameCompiler:
         record = self.record
         why = self._explain_misses(slots)
         if len(record.entries) >= self.config.recompile_limit:
-            return Unsupported(limit_reason(record, why, fn.__code__))
+            return Unsupported(recompile_limit_reason(record, why, fn.__code__))
         if not self.fullgraph and 2 * len(record.entries) >= self.config.recompile_limit:
             # Each way from a break to the next has a graph; from now on those to the loop's head and from it have.
             record.start = replace(record.start, looks_ahead=False, decides=False)
@@ -276,7 +276,7 @@ class FrameCompiler:
             record.start = replace(record.start, sizes=sizes)
         start = record.start.with_resume_facts(self.resume_functions.facts_for(self.target()))
         if self.dynamic is True:
-            start = start.generalizing(int_arguments(fn.__code__, slots), set())
+            start = start.generalized(int_arguments(fn.__code__, slots), set())
         begin = time.perf_counter()
         with collections_postponed():
             done = first_success(
@@ -286,7 +286,7 @@ class FrameCompiler:
             )
         if not isinstance(done, Success):
             return done
-        record.start = replace(done.start, sizes=done.start.sizes.of_all_calls())
+        record.start = replace(done.start, sizes=done.start.sizes.without_call_facts())
         if done.attempt.stop is not None:
             self._note_break(fn.__qualname__, done.attempt.stop.reason)
         return None
@@ -309,7 +309,7 @@ class FrameCompiler:
         events.emit("capture-end", name, seconds=time.perf_counter() - start)
         self._note_refused(name, captured.env.sizes.refused)
         data = captured.traced.unbacked
-        used_data = data is not None
+        used_unbacked = data is not None
         try:
             trial = Trial(fn, slots, attempt, captured, self.resume_functions, self._functional)
             if data is not None:
@@ -318,12 +318,12 @@ class FrameCompiler:
             with_sizes_of_one(trial)
             self._install(fn, slots, captured, why, begin)
         except BackendError as e:
-            return FailedAttempt(e, used_symbols=bool(captured.traced.numbers), used_data=used_data)
+            return FailedAttempt(e, used_symbols=bool(captured.traced.numbers), used_unbacked=used_unbacked)
         except NeedsFixedSize as e:
             sizes, divisors = needed_sizes(captured.env, e), divided_sizes(captured.env, e)
-            return FailedAttempt(e, sizes=sizes, divisors=divisors, used_data=used_data)
+            return FailedAttempt(e, sizes=sizes, divisors=divisors, used_unbacked=used_unbacked)
         except Exception as e:
-            return FailedAttempt(e, used_data=used_data)
+            return FailedAttempt(e, used_unbacked=used_unbacked)
         finally:
             captured.release()
         return None
@@ -369,7 +369,7 @@ class FrameCompiler:
             tree,
             answers,
             seconds,
-            captured.env.sizes.seen,
+            captured.env.sizes.observed,
         )
         self.record.entries.append(entry)
         self._installed += 1
@@ -392,7 +392,7 @@ class FrameCompiler:
         """Drops the entries that others have made needless. A call of another thread may find none meanwhile; it then waits
         for the lock, and looks again."""
         record = self.record
-        gone = superseded(record.entries)
+        gone = superseded_entries(record.entries)
         if gone:
             record.entries[:] = [entry for entry in record.entries if entry not in gone]
             _native.clear(self._table(fn))
@@ -408,10 +408,10 @@ class FrameCompiler:
         for number, entry in enumerate(record.entries):
             if self.config.verify_stages:
                 verify_refuses(number, entry, slots)
-            failure = explain_miss(entry, slots)
+            failure = explain_cache_miss(entry, slots)
             numbers = changed_numbers(entry.facts, slots)
             sizes = changed_sizes(entry.facts, slots, entry.sizes)
-            record.start = record.start.generalizing(numbers, sizes)
+            record.start = record.start.generalized(numbers, sizes)
             events.emit("recompile", entry.name, entry=number, failure=failure)
         return failure
 
@@ -419,9 +419,9 @@ class FrameCompiler:
         """Says why there is no joint graph, or why a size may not be any, which users wonder about."""
         if isinstance(error, NeedsFixedSize):
             events.emit("size-restricted", name, reason=error.reason, sizes=error.sources)
-        if isinstance(error, NotDifferentiable) and self.record.plain_gradients is None:
+        if isinstance(error, NotDifferentiable) and self.record.no_joint_graph_reason is None:
             events.emit("no-joint-graph", name, reason=error.reason)
-            self.record.plain_gradients = error.reason
+            self.record.no_joint_graph_reason = error.reason
 
     def _note_refused(self, name: str, sizes: Mapping[Source, int]) -> None:
         """Says, once, that a size is a number that the user has marked to be symbolic."""
@@ -513,8 +513,8 @@ class FrameCompiler:
     def _outrun(self, fn: FunctionType, error: BaseException) -> None:
         """Other threads may have changed the world during capture: this call runs eagerly, the next is captured again, up to
         a limit."""
-        self.record.outrun += 1
-        if self.record.outrun > self.config.recompile_limit:
+        self.record.races += 1
+        if self.record.races > self.config.recompile_limit:
             reason = Reason(OUTRUN, summary(error))
             self._give_up(fn, reason, Unsupported(reason))
             _native.close(self._table(fn))

@@ -22,7 +22,7 @@ def is_only_thread() -> bool:
 def verify_accepts(tree: GuardTree, guards: Sequence[Guard], slots: Sequence[object]) -> None:
     """A fresh guard tree must accept the call that it was made from. Raises VerificationError naming the guard: WorldChanged
     where the evaluation in Python refuses the call too, or other threads may have changed the world and changed it back. It
-    is no call that the tree answers (`Entry.is_one_off`)."""
+    is no call that the tree answers (`Entry.was_never_reused`)."""
     index = tree.explain(*slots)
     if index is None:
         return

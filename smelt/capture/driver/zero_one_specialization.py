@@ -45,7 +45,7 @@ class Trial:
 
 def small_sizes(trial: Trial) -> frozenset[int]:
     """Which of 0 and 1 the sizes that data decide may be."""
-    return frozenset(n for n in (0, 1) if _is_same(trial, replace(trial.attempt, data_is=n), n))
+    return frozenset(n for n in (0, 1) if _is_same(trial, replace(trial.attempt, unbacked_value=n), n))
 
 
 def with_sizes_of_one(trial: Trial) -> None:
@@ -54,7 +54,7 @@ def with_sizes_of_one(trial: Trial) -> None:
     captured, attempt = trial.captured, trial.attempt
     env, traced = captured.env.sizes, captured.traced
     for sym in traced.sizes if traced.unbacked is None else ():
-        paths = env.places.paths.get(sym, set())
+        paths = env.symbol_sources.paths.get(sym, set())
         if env.may_be_one.isdisjoint(paths) or not paths <= env.seen.keys() or sym.lo != 2:
             continue
         ones = replace(attempt, sizes=replace(attempt.sizes, ones=frozenset(paths)))

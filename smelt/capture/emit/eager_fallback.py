@@ -17,7 +17,7 @@ import torch
 
 from smelt import events
 from smelt._native import isinstance
-from smelt.capture.semantics.calls.argument_binding import arguments_text
+from smelt.capture.semantics.calls.argument_binding import arguments_source
 from smelt.errors import ArtifactError, OtherSizes
 from smelt.graph.graph_passes import has_effect
 from smelt.graph.ir import Node, TensorSpec

@@ -40,7 +40,7 @@ def open(env: Environment, container: C) -> C:
     """Native code is going to look inside: guards all that was in an outside container before the trace, and gives
     what native code may see: the container itself, or a copy with fakes where it holds tensors."""
     if isinstance(container, set):
-        guard_table(env, container)
+        guard_set_table(env, container)
     return found_in(env, container)
 
 
@@ -59,7 +59,7 @@ def guard(env: Environment, container: Container) -> None:
         env.sources.keep(container)
 
 
-def guard_table(env: Environment, container: set[object]) -> None:
+def guard_set_table(env: Environment, container: set[object]) -> None:
     """Guards what the order of an outside set and of its copies will be after changes."""
     env.facts.guard("table", env.sources[id(container)], _native.set_table(container))
 
@@ -139,13 +139,13 @@ def _guarded_values(
     return [item(env, container, k, v) for k, v in before]
 
 
-def changing_items(env: Environment, value: dict[object, object]) -> dict[object, object] | None:
+def symbolic_items(env: Environment, value: dict[object, object]) -> dict[object, object] | None:
     """The items of an outside dictionary, each wrapped, where numbers in it changed between calls: they stay symbolic, while
     `open` makes them plain numbers for native code. None for any other dictionary."""
     source = env.sources.get(id(value))
     if type(value) is not dict or source is None or value in env.log:
         return None
-    if not wrap_values.holds_changing_numbers(env, source):
+    if not wrap_values.has_dynamic_numbers(env, source):
         return None
     return dict(zip(value, _guarded_values(env, value, value.items())))
 
@@ -198,7 +198,7 @@ def view(env: Environment, value: Any, deep: bool = True) -> Any:
     return env.seen.arrays.get(id(value), value) if kind is np.ndarray else value
 
 
-def open_compared(env: Environment, values: Iterable[object]) -> None:
+def guard_compared(env: Environment, values: Iterable[object]) -> None:
     """Native code is going to compare values, or ask for their truth: guards all that is in those that are containers from
     outside, or hold some. Raises Unsupported where it would meet real tensors."""
     for value in values:

@@ -1,4 +1,4 @@
-"""Numbers from outside that change from call to call: they are symbolic, all others are part of the trace."""
+"""Dynamic ints and floats of the environment: those that differ between calls are symbolic, all others are specialized."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from smelt._native import isinstance
-from smelt.capture.environment.guard_facts import Facts
-from smelt.capture.environment.symbolic_size_policy import SizePlaces
+from smelt.capture.environment.guard_facts import GuardFacts
+from smelt.capture.environment.symbolic_size_policy import SymbolSources
 from smelt.errors import Unsupported
 from smelt.guards.source import Source
 from smelt.reasons import DATA_DEPENDENT, RANDOM_STATE, Reason
@@ -21,45 +21,43 @@ from smelt.tracing.symbolic.symbolic_numbers import PlainNumbersOnly, Symbols
 from smelt.user_lines import Line
 
 
-class ChangingNumbers:
-    """Which numbers are symbolic, and what stands for them."""
+class DynamicNumbers:
+    """Which numbers are symbolic, and their symbolic values."""
 
-    writes: Any  # what `tensor_item.py` knows of the memory that operators wrote
+    writes: Any  # the state of `tensor_item.py` about the memory that operators wrote
 
-    def __init__(self, trace: Trace, facts: Facts) -> None:
+    def __init__(self, trace: Trace, facts: GuardFacts) -> None:
         self._trace = trace
         self._facts = facts
-        self.dynamic: frozenset[tuple[object, ...]] = (
-            frozenset()
-        )  # paths of sources whose numbers change between calls
-        self.follows_counts = False  # numbers in tensors of one element are symbolic from the first call on
-        self.decides = True  # conditions on such numbers are guarded
-        self.readings: set[Source] = set()  # where tensors of one element were read
+        self.dynamic: frozenset[tuple[object, ...]] = frozenset()  # paths of the numbers that change between calls
+        self.symbolic_counts = False  # numbers in tensors of one element are symbolic from the first call on
+        self.guards_conditions = True  # conditions on such numbers are guarded
+        self.readings: set[Source] = set()  # reads of tensors of one element
         self.counted: set[Source] = set()  # numbers that iterators count up
         self.writes = None
-        self._at: dict[Source, object] = {}  # the symbolic number at each of them
-        self.drawn: dict[Source, Bounds] = {}  # random numbers, and between which they are
+        self._at: dict[Source, object] = {}  # the symbolic number at each source
+        self.drawn: dict[Source, Bounds] = {}  # random numbers, and their bounds
         self.sizes: set[Source] = set()  # sizes of tensors
-        self.places = SizePlaces()
-        # Of these, those that must be numbers, and the line that needs it: the capture is in vain.
+        self.symbol_sources = SymbolSources()
+        # the sizes that must be specialized, and the line that needs it: the capture is discarded
         self.needed: dict[Source, Line | None] = {}
 
     def read(self, value: int | float, source: Source) -> object:
-        """The number read at `source`: one that changed between calls is symbolic, any other is part of the trace."""
-        found = self._at.get(source)
-        if found is None:
+        """The number at `source`: symbolic if it changed between calls, else specialized."""
+        number = self._at.get(source)
+        if number is None:
             fits = type(value) is float or (type(value) is int and value.bit_length() <= 63)
-            if source.path not in self.dynamic or not fits:  # a bool among numbers is itself
+            if source.path not in self.dynamic or not fits:  # a bool is specialized
                 self._facts.guard("eq", source, value)
                 return value
-            found = self._following(value, source)
-        return self.at(source, value) if found is None else found
+            number = self._derived(value, source)
+        return self.at(source, value) if number is None else number
 
-    def _following(self, value: int | float, source: Source) -> object:
-        """The number read at `source`, as a size that others follow from, or that follows from others, as before a break."""
-        if type(value) is not int or self.places.policy.handed_at(source.path) is None:
+    def _derived(self, value: int | float, source: Source) -> object:
+        """The number at `source`, if it derives from other sizes, or others from it, as before a break; else None."""
+        if type(value) is not int or self.symbol_sources.policy.size_before_break(source.path) is None:
             return None
-        size = self.places.follows(source, value, self.symbols().hints)
+        size = self.symbol_sources.derive(source, value, self.symbols().hints)
         if isinstance(size, int):
             self._facts.guard("eq", source, value)
             return value
@@ -67,92 +65,94 @@ class ChangingNumbers:
             self._facts.guard("number", source, int)
             self.symbols().require_size(source, size)
             self._at[source] = self.symbols().number(size)
-        elif value >= 2 and self.places.policy.is_followed(source.path):
+        elif value >= 2 and self.symbol_sources.policy.has_derived(source.path):
             size_of(self.at(source, value))
         return self._at.get(source)
 
     def at(self, source: Source, value: int | float) -> object:
         """The symbolic number at `source`, now `value`."""
-        found = self._at.get(source)
-        if found is None:
+        number = self._at.get(source)
+        if number is None:
             self._facts.guard("number", source, type(value))
-            found = self._at[source] = self.symbols().leaf(source, value)
-        return found
+            number = self._at[source] = self.symbols().leaf(source, value)
+        return number
 
-    def size(self, source: Source, value: int, least: int, most: int, divisor: int, any_remainder: bool) -> Int:
-        """The symbolic size found at `source`, now `value`; it is guarded to be from `least` to `most`, and to leave the
-        same remainder when divided, or `any_remainder` if it leaves one."""
+    def size(
+        self, source: Source, value: int, least: int, most: int, divisor: int, any_remainder: bool
+    ) -> Int:
+        """The symbolic size at `source`, now `value`, guarded to be from `least` to `most` and to keep its remainder by
+        `divisor`; with `any_remainder`, a nonzero remainder is symbolic."""
         self.sizes.add(source)
         return self.symbols().size_leaf(source, value, least, most, divisor, any_remainder)
 
     def multiple(self, source: Source, value: int, by: Size) -> tuple[Int, Sym]:
-        """The symbolic size found at `source`, now `value`, which is a multiple of `by`; and how many times that it is."""
+        """The symbolic size at `source`, now `value`, guarded to be a multiple of `by`; and the symbol of the factor."""
         self.sizes.add(source)
         return self.symbols().quotient_leaf(source, value, by)
 
     def guard_equal(self, first: Source, second: Source) -> None:
-        """The sizes at these are equal at each call."""
+        """Guard that the sizes at two sources are equal."""
         self.symbols().require_equal(first, second)
 
     def guard_size(self, source: Source, size: Expr) -> None:
-        """The size found there is this one at each call."""
+        """Guard that the size at `source` equals an expression."""
         self.symbols().require_size(source, size)
         self.symbols().at_least(size, 2)
 
-    def stride(self, source: Source, value: int, room: Int | int) -> tuple[Int, Int]:
-        """The symbolic stride found at `source`, now `value`, and how much larger it is than `room`."""
+    def stride(self, source: Source, value: int, extent: Int | int) -> tuple[Int, Int]:
+        """The symbolic stride at `source`, now `value`, and how much it exceeds `extent`."""
         self.sizes.add(source)
-        return self.symbols().stride_leaf(source, value, size_of(room))
+        return self.symbols().stride_leaf(source, value, size_of(extent))
 
     def require_at_least(self, number: Int | int, least: Int | int) -> None:
-        """The size, or number, is so much at each call."""
+        """Guard that a size or number is at least `least`."""
         self.symbols().compare("ge", size_of(number), size_of(least))
 
     @property
     def unguarded(self) -> Iterator[Source]:
-        """Where symbolic numbers were found without a change between calls: what tensors hold, what is drawn or counted."""
+        """The sources of numbers that are symbolic from the first call on: tensor elements, random numbers and counts."""
         return itertools.chain(self.readings, self.drawn, self.counted)
 
     def draw(self, source: Source, value: int | float, bounds: Bounds) -> object:
-        """The symbolic number that the compiled frame draws; `value` is one that might have been drawn."""
+        """The symbolic random number that the compiled frame draws; `value` is an example."""
         self.drawn[source] = bounds
         return self.symbols().leaf(source, value)
 
     def counter(self, value: int, source: Source) -> object:
-        """The number that an iterator has come to: symbolic from the first call on, if step counts are."""
-        if not self.follows_counts or value.bit_length() > 63:
+        """The current number of a counting iterator: symbolic from the first call on, if step counts are."""
+        if not self.symbolic_counts or value.bit_length() > 63:
             return self.read(value, source)
         self.counted.add(source)
         return self.at(source, value)
 
     def symbols(self) -> Symbols:
-        """The symbolic numbers of this capture, made when the first is met."""
+        """The symbolic numbers of this capture, created on first use."""
         numbers = self._trace.numbers
         if numbers.symbols is None:
             numbers.symbols = Symbols(
                 self._pin,
                 self._require,
                 self._take,
-                self.places.may_divide,
-                self.places.narrow,
-                self.places.has_changed,
+                self.symbol_sources.may_learn_divisor,
+                self.symbol_sources.narrow_range,
+                self.symbol_sources.has_changed,
             )
         return numbers.symbols
 
     def _take(self, source: Source, value: int, sym: Sym) -> Size | None:
         changed = source.path in self.dynamic and source not in self.sizes
-        if not changed or source in set(self.unguarded) or self.places.policy.is_fixed(source.path):
+        if not changed or source in set(self.unguarded) or self.symbol_sources.policy.is_specialized(source.path):
             return None
-        if not self.places.policy.is_alike(source.path):
-            self.places.made_at(source, sym)
-            self.places.note(source, sym)
+        if not self.symbol_sources.policy.must_be_equal(source.path):
+            self.symbol_sources.register_symbols(source, sym)
+            self.symbol_sources.record(source, sym)
             return sym
-        first, size = self.places.known_like(source, value) or (source, sym)
+        first, size = self.symbol_sources.find_equal(source, value) or (source, sym)
         if first is source:
-            self.places.first_like(source, value, sym)
+            self.symbol_sources.register_equal(source, value, sym)
         else:
             self.guard_equal(first, source)
-        self.places.note(source, size)
+        self.symbol_sources.record(source, size)
         return size
 
     def _pin(self, source: Source, value: object) -> None:

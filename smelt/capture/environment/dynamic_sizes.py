@@ -1,4 +1,4 @@
-"""Sizes of tensors from outside that differ from call to call: they are symbolic, all others are part of the trace."""
+"""Dynamic sizes of the environment's tensors: sizes that differ between calls are symbolic, all others are specialized."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 
 from smelt._native import isinstance
-from smelt.capture.environment.dynamic_numbers import ChangingNumbers
-from smelt.capture.environment.symbolic_size_policy import Path, Range, meet_nothing, without_remainder
+from smelt.capture.environment.dynamic_numbers import DynamicNumbers
+from smelt.capture.environment.symbolic_size_policy import Path, Range, resolve_nothing, without_remainder
 from smelt.guards.changed_numbers import size_source, stride_source
 from smelt.guards.guard import ANY, TensorFacts, stride_over
 from smelt.guards.guard_evaluation import tensor_facts
@@ -23,75 +23,76 @@ from smelt.tracing.symbolic.symbolic_layouts import Over, SymbolicLayout, stride
 from smelt.user_lines import Line
 
 
-class ChangingSizes:
-    """The symbolic sizes of one capture. Sizes of several tensors that are equal in this call, and were in the calls before,
-    are one symbol, and guarded to be equal: what a program adds or multiplies mostly has them in common, and if not, another
-    capture tells them apart."""
+class DynamicSizes:
+    """The symbolic sizes of one capture. Sizes of several tensors that are equal in this call, and were equal in earlier
+    calls, share a symbol and are guarded to be equal, since operators mostly require that. If they are not, another capture
+    gives them distinct symbols."""
 
-    def __init__(self, numbers: ChangingNumbers) -> None:
+    def __init__(self, numbers: DynamicNumbers) -> None:
         self._numbers = numbers
-        self.places = numbers.places
+        self.symbol_sources = numbers.symbol_sources
         self._symbols: dict[Source, Sym] = {}
-        self.seen: dict[Path, int] = {}  # those that are symbolic, as they are in this call
-        self.refused: dict[Source, int] = {}  # sizes that are numbers, though they are marked to be symbolic
-        self.may_be_one: set[Path] = set()  # those that are symbolic, and were 1 before, or are marked so
-        self._made: dict[Source, Int | int] = {}  # before the program came to their tensors
-        self._met: set[Source] = set()
+        self.observed: dict[Path, int] = {}  # the symbolic sizes, with their values in this call
+        self.refused: dict[Source, int] = {}  # sizes that are specialized although they are marked as dynamic
+        self.may_be_one: set[Path] = set()  # symbolic sizes that were 1 in an earlier call, or whose mark allows 1
+        self._resolved: dict[Source, Int | int] = {}  # sizes resolved before the program read their tensors
+        self._visited: set[Source] = set()
         self._roots: Sequence[Source] = ()
         self._read = Reader(())
 
     def begin(self, roots: Sequence[Source], slots: Sequence[object]) -> None:
-        """The arguments of this capture's frame, and where they are found."""
+        """Start a capture of a frame with these argument slots, whose sources are `roots`."""
         self._roots, self._read = roots, Reader(slots)
-        self.places.meet = self._meet
+        self.symbol_sources.resolve_ahead = self._resolve_ahead
 
     def end(self) -> None:
-        """Drops the arguments, and what refers to this object, so that all goes when nobody needs it."""
+        """Drop the arguments and the reference cycle through this object."""
         self._roots, self._read = (), Reader(())
-        self.places.meet = meet_nothing
+        self.symbol_sources.resolve_ahead = resolve_nothing
 
     def of(self, tensor: torch.Tensor, source: Source) -> tuple[SymbolicLayout, TensorFacts] | None:
-        """Layout and facts of the tensor found at `source`, with the sizes and strides that are symbolic, as its marks say,
-        else the policy; None where none is."""
-        policy = self.places.policy
-        if not policy.wanted or not (policy.names_any or marks_of(tensor)):
+        """The symbolic layout and the guard facts of the tensor at `source`, as its marks and the policy decide; None if all
+        its sizes and strides are specialized."""
+        policy = self.symbol_sources.policy
+        if not policy.enabled or not (policy.selects_any or marks_of(tensor)):
             return None
         facts = tensor_facts(tensor)
         over = strides_over(facts.shape, facts.stride) if facts.layout is torch.strided else None
-        places = sorted(
-            self._sizes(tensor, facts, source, over is not None), key=lambda p: policy.is_sum(p[1][0].path)
+        dynamic = sorted(
+            self._dynamic_dims(tensor, facts, source, over is not None),
+            key=lambda item: policy.is_derived(item[1].path),
         )
-        made = {dim: self._symbol(facts.shape[dim], *at) for dim, at in places}
-        found = {dim: size for dim, size in made.items() if not isinstance(size, int)}
+        sizes = {dim: self._symbol(facts.shape[dim], at, mark) for dim, at, mark in dynamic}
+        symbolic = {dim: size for dim, size in sizes.items() if not isinstance(size, int)}
         if over is None:
             return None
-        shape = [made.get(dim, n) for dim, n in enumerate(facts.shape)]
+        shape = [sizes.get(dim, n) for dim, n in enumerate(facts.shape)]
         if facts.stride == contiguous_stride(facts.shape):
-            return (SymbolicLayout.row_major(shape), with_any(facts, found)) if made else None
-        return self._laid_out(tensor, facts, source, shape, over)
+            return (SymbolicLayout.row_major(shape), with_any(facts, symbolic)) if sizes else None
+        return self._strided(tensor, facts, source, shape, over)
 
-    def _sizes(
-        self, tensor: torch.Tensor, facts: TensorFacts, source: Source, laid_out: bool
-    ) -> Iterator[tuple[int, tuple[Source, Mark | None]]]:
-        """The dimensions whose sizes are symbolic: where each is found, and its mark."""
-        marks = marks_of(tensor)
+    def _dynamic_dims(
+        self, tensor: torch.Tensor, facts: TensorFacts, source: Source, has_layout: bool
+    ) -> Iterator[tuple[int, Source, Mark | None]]:
+        """The dimensions with symbolic sizes, each with the source of its size and its mark."""
+        marks, policy = marks_of(tensor), self.symbol_sources.policy
         for dim, size in enumerate(facts.shape):
             at, mark = size_source(source, dim), marks.get(dim)
-            wanted = self._includes(at, size, tensor) if mark is None else mark.dynamic
-            if not wanted or size < 2:
+            is_dynamic = self._includes(at, size, tensor) if mark is None else mark.dynamic
+            if not is_dynamic or size < 2:
                 continue
-            low, high = self.places.policy.range(at.path, size)
-            if laid_out and not self.places.policy.is_fixed(at.path) and low < high:
-                if self.places.policy.was_one(at.path) or (mark is not None and mark.min == 1):
+            low, high = policy.range(at.path, size)
+            if has_layout and not policy.is_specialized(at.path) and low < high:
+                if policy.was_one(at.path) or (mark is not None and mark.min == 1):
                     self.may_be_one.add(at.path)
-                yield dim, (at, mark)
+                yield dim, at, mark
             elif mark is not None:
                 self.refused[at] = size
 
     def _includes(self, at: Source, size: int, tensor: torch.Tensor) -> bool:
-        return self.places.policy.includes(at.path, size, isinstance(tensor, torch.nn.Parameter))
+        return self.symbol_sources.policy.includes(at.path, size, isinstance(tensor, torch.nn.Parameter))
 
-    def _laid_out(
+    def _strided(
         self,
         tensor: torch.Tensor,
         facts: TensorFacts,
@@ -99,7 +100,8 @@ class ChangingSizes:
         shape: list[Int | int],
         over: Sequence[Over | None],
     ) -> tuple[SymbolicLayout, TensorFacts] | None:
-        """Strides that are as large as the dimension next to them follow from it; others are symbolic if they changed."""
+        """Layout and facts of a tensor that is not row-major. A stride that equals the extent of the next inner dimension is
+        derived from it; another one is symbolic if it changed."""
         stride: list[Int | int] = list(facts.stride)
         codes, gaps = list(facts.stride), {}
         for dim in sorted(range(len(shape)), key=lambda d: (facts.stride[d], -d)):
@@ -114,7 +116,7 @@ class ChangingSizes:
             elif not inner.exactly and self._includes(at, facts.stride[dim], tensor):
                 stride[dim], gap = self._numbers.stride(at, facts.stride[dim], room)
                 codes[dim] = stride_over(inner.dim, exactly=False)
-                self._note(at, gap)
+                self._record(at, gap)
                 gaps[dim] = gap, inner.dim
             elif not isinstance(room, int):
                 self._numbers.require_at_least(stride[dim], room)
@@ -126,76 +128,77 @@ class ChangingSizes:
         return layout, replace(facts, shape=shape_codes, stride=tuple(codes))
 
     def _symbol(self, size: int, at: Source, mark: Mark | None) -> Int | int:
-        if at in self._made:
-            return self._made[at]
-        if at.path in self.places.policy.ones:
+        symbol_sources, symbols = self.symbol_sources, self._numbers.symbols()
+        policy = symbol_sources.policy
+        if at in self._resolved:
+            return self._resolved[at]
+        if at.path in policy.ones:
             return 1
-        self.seen[at.path] = size
-        follows = self.places.follows(at, size, self._numbers.symbols().hints) if mark is None else None
-        if isinstance(follows, int):
-            return follows
-        if follows is not None:
-            self._numbers.guard_size(at, follows)
-            return self._numbers.symbols().number(follows)
-        several = self.places.multiple_of(at, size, self._numbers.symbols().hints) if mark is None else None
-        if several is not None:
-            by, times = several
-            multiple, sym = self._numbers.multiple(at, size, by)
-            self._symbols[at] = self.places.before[times] = sym
-            self.places.paths.setdefault(sym, set()).add(at.path)
-            self.places.parts.add(sym)
-            return multiple
-        known = self.places.known_like(at, size, mark)
+        self.observed[at.path] = size
+        derived = symbol_sources.derive(at, size, symbols.hints) if mark is None else None
+        if isinstance(derived, int):
+            return derived
+        if derived is not None:
+            self._numbers.guard_size(at, derived)
+            return symbols.number(derived)
+        multiple = symbol_sources.derive_multiple(at, size, symbols.hints) if mark is None else None
+        if multiple is not None:
+            by, factor = multiple
+            number, sym = self._numbers.multiple(at, size, by)
+            self._symbols[at] = symbol_sources.symbols_before_break[factor] = sym
+            symbol_sources.paths.setdefault(sym, set()).add(at.path)
+            symbol_sources.partial.add(sym)
+            return number
+        known = symbol_sources.find_equal(at, size, mark)
         if known is not None:
-            first, found = known
+            first, shared = known
             self._numbers.guard_equal(first, at)
-            self.places.note(at, found)
-            return self._numbers.symbols().number(found)
-        policy = self.places.policy
+            symbol_sources.record(at, shared)
+            return symbols.number(shared)
         bounds = _range(size, mark, *policy.range(at.path, size))
         divisor, any_remainder = policy.divisor(at.path, size), policy.any_remainder(at.path)
-        made = self._numbers.size(at, size, *bounds, divisor, any_remainder)
-        self.places.first_like(at, size, size_of(made), mark)
-        self.places.made_at(at, size_of(made))
-        self._note(at, made)
-        return made
+        number = self._numbers.size(at, size, *bounds, divisor, any_remainder)
+        symbol_sources.register_equal(at, size, size_of(number), mark)
+        symbol_sources.register_symbols(at, size_of(number))
+        self._record(at, number)
+        return number
 
-    def _meet(self, path: Path) -> None:
-        """Makes the symbol of a size, or number, among the arguments, from which the size of another one follows."""
+    def _resolve_ahead(self, path: Path) -> None:
+        """Create the symbol of a size or number among the arguments, from which another size is derived."""
         source = source_at(path, self._roots)
-        if source is None or source in self._met or self.places.policy.is_fixed(path):
+        if source is None or source in self._visited or self.symbol_sources.policy.is_specialized(path):
             return
-        self._met.add(source)
+        self._visited.add(source)
         try:
-            value, tensor = self._read(source), _sized(source)
+            value, tensor_source = self._read(source), _tensor_source(source)
         except Missing:
             return
         if type(value) is not int or value < 2:
             return
-        found = None if tensor is None else self._read(tensor)
-        if isinstance(found, torch.Tensor):
-            if not marks_of(found):  # they may say otherwise
-                self._made[source] = self._symbol(value, source, None)
+        tensor = None if tensor_source is None else self._read(tensor_source)
+        if isinstance(tensor, torch.Tensor):
+            if not marks_of(tensor):  # marks override the policy
+                self._resolved[source] = self._symbol(value, source, None)
         elif path in self._numbers.dynamic:
             size_of(self._numbers.at(source, value))
 
-    def whole_at(self, sym: Sym) -> frozenset[Path]:
-        """Where this symbol is all of the size, or number, that was found; nowhere where it may be a part of one."""
-        if self.places.divisors.get(sym, 1) > 1 or sym in self.places.parts:
+    def paths_of_full_size(self, sym: Sym) -> frozenset[Path]:
+        """The paths of the sizes or numbers that this symbol equals; empty if it may be a quotient or factor of them."""
+        if self.symbol_sources.divisors.get(sym, 1) > 1 or sym in self.symbol_sources.partial:
             return frozenset()
-        return frozenset(self.places.paths.get(sym, ()))
+        return frozenset(self.symbol_sources.paths.get(sym, ()))
 
-    def _note(self, at: Source, number: Int) -> None:
-        found = as_divided(size_of(number))
-        assert found is not None
-        self._symbols[at] = found.sym
-        self.places.divisors[found.sym] = found.divisor
-        self.places.note(at, size_of(number))
-        self.places.of_tensors |= set(found.symbols)
+    def _record(self, at: Source, number: Int) -> None:
+        divided = as_divided(size_of(number))
+        assert divided is not None
+        self._symbols[at] = divided.sym
+        self.symbol_sources.divisors[divided.sym] = divided.divisor
+        self.symbol_sources.record(at, size_of(number))
+        self.symbol_sources.of_tensors |= set(divided.symbols)
 
     @property
     def needed(self) -> frozenset[Sym]:
-        """Those that the program, or torch, needs as numbers."""
+        """The symbols that the program, or torch, needs specialized."""
         return frozenset(sym for at, sym in self._symbols.items() if at in self._numbers.needed)
 
     @property
@@ -204,37 +207,39 @@ class ChangingSizes:
         return next(iter(self._numbers.needed.values()), None)
 
     @property
-    def are_in_vain(self) -> bool:
-        """Whether some were needed as numbers, or are to be in narrower ranges: the capture begins again."""
-        return bool(self.needed or self.places.narrowed)
+    def need_recapture(self) -> bool:
+        """Whether some symbols must be specialized, or their ranges narrowed, so that this capture is discarded."""
+        return bool(self.needed or self.symbol_sources.narrowed)
 
     def sources(self, symbols: Iterable[Sym]) -> tuple[str, ...]:
-        """The first place at which each of these sizes was found, as Python has it."""
-        paths = (min(self.places.paths[s], key=str) for s in symbols if self.places.paths.get(s))
-        found = (source_at(without_remainder(path), self._roots) for path in paths)
-        return tuple(sorted(source.source for source in found if source is not None))
+        """The first source of each of these symbols, as Python text."""
+        all_paths = self.symbol_sources.paths
+        paths = (min(all_paths[s], key=str) for s in symbols if all_paths.get(s))
+        sources = (source_at(without_remainder(path), self._roots) for path in paths)
+        return tuple(sorted(source.source for source in sources if source is not None))
 
-    def found_at(self, symbols: Iterable[Sym]) -> frozenset[frozenset[Path]]:
-        """Where the sizes were found that each of these stands for."""
-        return frozenset(frozenset(self.places.paths[s]) for s in symbols if s in self.places.paths)
+    def paths_of(self, symbols: Iterable[Sym]) -> frozenset[frozenset[Path]]:
+        """The paths of the sizes of each of these symbols."""
+        all_paths = self.symbol_sources.paths
+        return frozenset(frozenset(all_paths[s]) for s in symbols if s in all_paths)
 
 
-def _sized(at: Source) -> Source | None:
-    """The tensor of which the size is found there, if it is one."""
+def _tensor_source(at: Source) -> Source | None:
+    """The source of the tensor whose size is at `at`; None if `at` is no size of a tensor."""
     shape = at.base
     return shape.base if shape is not None and shape.kind == "member" and shape.key == "shape" else None
 
 
 def _range(size: int, mark: Mark | None, low: int, high: int) -> Range:
-    """The least and the largest value of a symbol that is now `size`: from `low` to `high`, and as marked; without marks
-    that do not hold now."""
+    """The range of a symbol whose value is now `size`: from `low` to `high`, intersected with that of the mark if it contains
+    `size`."""
     least = low if mark is None or mark.min is None else max(low, mark.min)
     most = high if mark is None or mark.max is None else min(high, mark.max)
     return (least, most) if least <= size <= most else (low, high)
 
 
 def with_any(facts: TensorFacts, dims: Mapping[int, object]) -> TensorFacts:
-    """The facts, where the sizes of these dimensions may be any."""
+    """`facts` with the sizes of these dimensions, and the strides over them, as `ANY`."""
     if not dims:
         return facts
     last = max(dims)

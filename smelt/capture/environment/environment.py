@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from smelt.capture.environment.dynamic_numbers import ChangingNumbers
-from smelt.capture.environment.dynamic_sizes import ChangingSizes
-from smelt.capture.environment.guard_facts import Facts
-from smelt.capture.environment.mutation_log import ChangeLog
+from smelt.capture.environment.dynamic_numbers import DynamicNumbers
+from smelt.capture.environment.dynamic_sizes import DynamicSizes
+from smelt.capture.environment.guard_facts import GuardFacts
+from smelt.capture.environment.mutation_log import MutationLog
 from smelt.capture.environment.overlay import Overlay
 from smelt.capture.environment.source_index import Sources
 from smelt.capture.proxies.array_proxy import Array
@@ -29,7 +29,7 @@ class Memo:
         self.by_id: dict[int, dict[object, Any]] = {}  # attribute and item reads
         self.natives: set[int] = (
             set()
-        )  # functions that run natively, with what they read (`library_reads.use_native`)
+        )  # functions that run natively, with what they read (`library_reads.use_native_function`)
         self._readers: dict[int, set[int]] = {}  # by id of a dictionary: whose attributes were read in it
 
     def of(self, obj: object) -> dict[object, Any]:
@@ -98,10 +98,10 @@ class Environment:
         self.trace = trace
         self.sources = Sources()
         self.overlay = Overlay(self.sources)
-        self.log = ChangeLog(self.overlay)
-        self.facts = Facts(self.sources, where, trace.real)
-        self.numbers = ChangingNumbers(trace, self.facts)
-        self.sizes = ChangingSizes(self.numbers)
+        self.log = MutationLog(self.overlay)
+        self.facts = GuardFacts(self.sources, where, trace.real)
+        self.numbers = DynamicNumbers(trace, self.facts)
+        self.sizes = DynamicSizes(self.numbers)
         self.memo = Memo(self.sources)
         self.seen = Seen()
         self.opened = Opened()

@@ -12,7 +12,7 @@ from smelt.guards.source import SourceKind
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 
 
-def check_changeable(env: Environment, obj: object) -> None:
+def check_mutable(env: Environment, obj: object) -> None:
     """Raises Unsupported for an object that must stay as it is: a namespace that `globals()` has given out."""
     if id(obj) in env.changed.fixed:
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a module's globals() are changed"))
@@ -20,7 +20,7 @@ def check_changeable(env: Environment, obj: object) -> None:
 
 def touch(env: Environment, obj: object) -> None:
     """Before an environment object changes."""
-    check_changeable(env, obj)
+    check_mutable(env, obj)
     touched(env, obj)
     owner = env.changed.owners.get(id(obj))
     if owner is not None:
@@ -36,7 +36,7 @@ def touched(env: Environment, obj: object) -> None:
         env.opened.stale.add(id(obj))
 
 
-def note_store(env: Environment, obj: object, kind: SourceKind, key: object, value: object) -> None:
+def record_store(env: Environment, obj: object, kind: SourceKind, key: object, value: object) -> None:
     """`value` is about to be stored in `obj`: an effect even if it is what is there now, unless that is guarded."""
     source = env.sources.get(id(obj))
     if source is None or not is_lookup_key(key):
@@ -74,7 +74,7 @@ class ClassState:
         )
 
 
-def touch_class(env: Environment, cls: type, name: str, *, was_read: bool) -> None:
+def record_class_mutation(env: Environment, cls: type, name: str, *, was_read: bool) -> None:
     """Before an attribute of an outside class changes."""
     env.facts.use_class(cls)
     names = env.changed.classes.setdefault(cls, set())
@@ -82,7 +82,7 @@ def touch_class(env: Environment, cls: type, name: str, *, was_read: bool) -> No
         names.add(name)
 
 
-def guard_changed_classes(env: Environment) -> None:
+def guard_mutated_classes(env: Environment) -> None:
     """A store gives a class a new version: what is compared instead are its attributes, but for those stored."""
     changed = env.changed.classes
     for key, guard in list(env.facts.by_key.items()) if changed else ():
@@ -119,12 +119,12 @@ def guard_distinct(env: Environment) -> None:
             env.facts.guard("distinct", sources[0], sources, key=cls)
 
 
-def own_dict(env: Environment, obj: object, own: dict[str, object]) -> dict[str, object]:
+def read_instance_dict(env: Environment, obj: object, own: dict[str, object]) -> dict[str, object]:
     """`obj.__dict__` read by the user's code."""
     if id(obj) in env.sources:
         env.changed.owners[id(own)] = obj
         if id(own) not in env.sources:
             env.sources.register(own, env.sources[id(obj)].child("dict", None))
-            env.log.touch_own(obj, own)
+            env.log.touch_instance_dict(obj, own)
             env.overlay.note_source(own)
     return own

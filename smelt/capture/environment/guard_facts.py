@@ -66,7 +66,7 @@ def _note_slots(cls: type) -> None:
             copyreg._slotnames(base)  # type: ignore[attr-defined]
 
 
-class Facts:
+class GuardFacts:
     """The guards of one capture. `real` gives the tensor from outside that a fake stands for, `where` the user's line
     that is run."""
 
@@ -102,7 +102,7 @@ class Facts:
         self._classes.add(cls)
         if (
             not cls.__flags__ & IMMUTABLE_TYPE_FLAG
-            and not self._sources.is_made_class(cls)
+            and not self._sources.is_created_class(cls)
             and cls is not FakeTensor
         ):
             _note_slots(cls)
@@ -117,7 +117,7 @@ class Facts:
         source = self._sources.get(id(value))
         if source is None or source.kind == "const" or is_constant(value):
             return
-        if is_identity(value) and not self._sources.is_by_code(value):
+        if is_identity(value) and not self._sources.is_guarded_by_code(value):
             return
         self.guard("id", source, self._real(value) if type(value) is FakeTensor else value)
 
@@ -181,14 +181,14 @@ class Facts:
             value = (function.__code__, function.__defaults__, function.__kwdefaults__)
             self.guard("function", self._sources.const(function), value)
 
-    def knows_function(self, function: FunctionType) -> None:
+    def mark_function_guarded(self, function: FunctionType) -> None:
         """The code and defaults of `function` are guarded part by part."""
         self._functions.add(id(function))
 
-    def made_function(self, function: FunctionType) -> None:
+    def register_created_function(self, function: FunctionType) -> None:
         """`function` was made by the trace: nothing about it needs a guard."""
         self._functions.add(id(function))
-        self._sources.made_function(function)
+        self._sources.register_created_function(function)
 
     def check_readable(self, value: object, special: str | None = None) -> None:
         """Raises Unsupported for an environment object of C that shows the contents of others, which nothing guards; also where

@@ -1,6 +1,6 @@
 """The change log: which environment objects the trace has changed, and how.
 
-`ChangeLog.touch` takes a snapshot before the first change of an object. The change itself goes to the overlay
+`MutationLog.touch` takes a snapshot before the first change of an object. The change itself goes to the overlay
 (`overlay.py`), so that no other thread sees it. When capture ends, `effects` compares snapshots with the overlay: the
 differences are what the compiled frame replays.
 
@@ -87,7 +87,7 @@ def _same_pairs(a: list[Any], b: list[Any]) -> bool:
     return len(a) == len(b) and all(k is l and v is w for (k, v), (l, w) in zip(a, b))
 
 
-class ChangeLog:
+class MutationLog:
     """Snapshots of every environment object that was changed, by identity, in order of first change."""
 
     def __init__(self, overlay: Overlay) -> None:
@@ -153,11 +153,11 @@ class ChangeLog:
         if made is not None:
             made.append(Change(obj, method, args))
 
-    def change_unknown(self, obj: set[object]) -> None:
+    def record_unknown_change(self, obj: set[object]) -> None:
         """An outside set was changed in another way."""
         self._changes[id(obj)] = None
 
-    def touch_itself(self, obj: object) -> None:
+    def touch_native(self, obj: object) -> None:
         """Native code is about to change the attributes of `obj` for real. Raises Unsupported if it would not see what the
         trace has stored there."""
         self._check_open()
@@ -196,7 +196,7 @@ class ChangeLog:
         stored = self._stored.get(id(obj))
         return stored is not None and is_lookup_key(key) and key in stored
 
-    def touch_own(self, obj: object, own: dict[str, object]) -> None:
+    def touch_instance_dict(self, obj: object, own: dict[str, object]) -> None:
         """`own` is the instance dictionary of `obj`, met only now: if `obj` has changed, so has `own`."""
         snapshot = self._snapshots.get(id(obj))
         if snapshot is not None and snapshot.attributes is not None:

@@ -46,7 +46,7 @@ class Sources(dict[int, Source]):
         self._consts[id(function)] = source
         self.register(function, source)
 
-    def is_by_code(self, value: object) -> bool:
+    def is_guarded_by_code(self, value: object) -> bool:
         """Whether `value` is a function from outside that is not known by identity."""
         found = self._consts.get(id(value)) if type(value) is FunctionType else None
         return found is not None and found.kind != "const"
@@ -72,22 +72,22 @@ class Sources(dict[int, Source]):
         """The environment object that was found at `source`; None where none was."""
         return next((x for x in self._alive if self.get(id(x)) is source), None)
 
-    def made_function(self, function: Callable[..., object]) -> None:
+    def register_created_function(self, function: Callable[..., object]) -> None:
         """`function` was made by the trace."""
         self._made_functions.add(id(function))
         self.keep(function)
 
-    def is_made_function(self, function: Callable[..., object]) -> bool:
+    def is_created_function(self, function: Callable[..., object]) -> bool:
         """Whether `function` was made by the trace."""
         return id(function) in self._made_functions
 
-    def made_class(self, cls: type) -> None:
+    def register_created_class(self, cls: type) -> None:
         """`cls` was made by the trace."""
         self._made_classes.add(id(cls))
         self.keep(cls)
         note_created(cls)
 
-    def is_made_class(self, cls: type) -> bool:
+    def is_created_class(self, cls: type) -> bool:
         """Whether `cls` was made by the trace: what it holds is no environment object."""
         return id(cls) in self._made_classes
 

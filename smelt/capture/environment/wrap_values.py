@@ -60,7 +60,7 @@ def wrap(env: Environment, value: Any, source: Source, *, decided: bool = False)
             return value
         if env.numbers.dynamic and (kind is int or kind is float):
             return env.numbers.read(value, source)
-        if kind is torch.Size and holds_changing_numbers(env, source):
+        if kind is torch.Size and has_dynamic_numbers(env, source):
             return _wrap_tuple(env, value, source, decided)
         env.facts.guard("eq", source, value)
         if kind in _MADE_EVERYWHERE and not is_interned(value):
@@ -100,7 +100,7 @@ def guard_native_access(env: Environment, cls: type) -> None:
     they are from, so that what they change is a change of something from outside."""
     env.facts.use_class(cls)
     for base in cls.__mro__:
-        if not _native.made_by_python(base) or env.sources.is_made_class(base):
+        if not _native.made_by_python(base) or env.sources.is_created_class(base):
             continue
         for name, value in base.__dict__.items():
             if is_special_name(name) and _native.made_by_python(type(value)) and _is_called(value):
@@ -146,7 +146,7 @@ def _wrap_function(env: Environment, value: FunctionType, source: Source) -> Fun
 def _guard_code_and_defaults(env: Environment, value: FunctionType, source: Source) -> None:
     """What `Facts.use_function` guards, for a function whose defaults are other objects at each call. Those of keywords are
     guarded where they are read."""
-    env.facts.knows_function(value)
+    env.facts.mark_function_guarded(value)
     env.facts.guard("id", source.child("member", "__code__"), value.__code__)
     wrap(env, value.__defaults__, source.child("member", "__defaults__"))
     named = source.child("member", "__kwdefaults__")
@@ -257,7 +257,7 @@ def _alias(env: Environment, source: Source, first: Source) -> None:
         env.facts.guard("alias", source, first)
 
 
-def holds_changing_numbers(env: Environment, source: Source) -> bool:
+def has_dynamic_numbers(env: Environment, source: Source) -> bool:
     """Whether numbers inside what was read at `source` changed between calls."""
     if not env.numbers.dynamic:
         return False
@@ -278,7 +278,7 @@ def _wrap_constants(
 
 def _wrap_tuple(env: Environment, value: tuple[object, ...], source: Source, decided: bool) -> object:
     kind = type(value)
-    if kind is tuple and is_constant(value) and not holds_changing_numbers(env, source):
+    if kind is tuple and is_constant(value) and not has_dynamic_numbers(env, source):
         return _wrap_constants(env, value, source, decided)
     known = env.seen.tuples.get(id(value))
     if known is not None:

@@ -95,8 +95,8 @@ _NOT_AWAITABLE_TEXTS = (
 
 
 def awaitable_iterator(x: object, context: int = 0) -> Iterator[object]:
-    """The iterator of `await x`; `context` 1 and 2: `x` is the result of `__aenter__` and `__aexit__` in `async with`. Raises
-    the TypeError and RuntimeError of `await`."""
+    """The iterator of `await x`; `context` 1 and 2: `x` is the result of `__aenter__` and `__aexit__` in `async with`.
+    Raises the TypeError and RuntimeError of `await`."""
     cls = type(x)
     if isinstance(x, types.CoroutineType):
         if x.cr_await is not None:

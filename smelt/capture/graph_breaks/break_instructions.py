@@ -39,8 +39,8 @@ from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_OPCODE, Reason
 
 @dataclass(frozen=True)
 class Successor:
-    """A successor of the instruction: the frame continues at instruction `at`, with `stack`. `frame` has the locals after the
-    instruction; None: they are unchanged."""
+    """A successor of the instruction: the frame continues at instruction `at`, with `stack`. `frame` has the locals after
+    the instruction; None: they are unchanged."""
 
     at: int
     stack: list[object]

@@ -12,13 +12,14 @@ from smelt.capture.graph_breaks.profitability import has_tensors
 from smelt.capture.graph_breaks.resume_functions import ResumeFunctions
 from smelt.capture.graph_breaks.resume_points import ResumePoint
 from smelt.capture.reconstruction.generated_source import compile_source
-from smelt.capture.semantics.calls.argument_binding import VARARGS, VARKEYWORDS, arguments_text, parameters
+from smelt.capture.semantics.calls.argument_binding import VARARGS, VARKEYWORDS, arguments_source, parameters
 
 
 def generator_factory(
     fn: types.FunctionType, resume_functions: ResumeFunctions, decode: Callable[[types.CodeType], Code]
 ) -> types.FunctionType:
-    """A function with the parameters of `fn` that returns a generator or coroutine: in steps if it has tensors, else `fn`'s."""
+    """A function with the parameters of `fn` that returns a generator or coroutine: in steps if it has tensors, else
+    `fn`'s."""
     code = fn.__code__
 
     def begin(values: Sequence[object]) -> object:
@@ -54,7 +55,7 @@ def _binder(fn: types.FunctionType, begin: Callable[[Sequence[object]], object])
     code = fn.__code__
     names, count = parameters(code), code.co_argcount
     named = count + code.co_kwonlyargcount
-    arguments = arguments_text(code, names)
+    arguments = arguments_source(code, names)
     signature = list(names[:count])
     if code.co_posonlyargcount:
         signature.insert(code.co_posonlyargcount, "/")

@@ -1,8 +1,8 @@
 """Generators in steps: each segment from one `yield` to the next is compiled as a frame of its own.
 
-A generator that leaves the compiled frame is a real one, whose frame calls *steps*. A step takes the values that are alive at
-a point of the user's generator and runs the generator to its next `yield`, where it returns a `Suspension`, or to its end,
-where it returns the result.
+A generator that leaves the compiled frame is a real one, whose frame calls *steps*. A step takes the values that are alive
+at a point of the user's generator and runs the generator to its next `yield`, where it returns a `Suspension`, or to its
+end, where it returns the result.
 
     state = state.call(*state.values)       # compiled: returns a Suspension with the next step and its values
     sent = yield state.value
@@ -73,8 +73,8 @@ class GeneratorStep:
 
 
 class Suspension:
-    """The state of a generator that has yielded `value`. It resumes with `call(*values, sent)`: a compiled step or, without a
-    `step`, the `send` of a generator that the interpreter runs."""
+    """The state of a generator that has yielded `value`. It resumes with `call(*values, sent)`: a compiled step or, without
+    a `step`, the `send` of a generator that the interpreter runs."""
 
     __slots__ = ("call", "step", "value", "values")
 
@@ -137,8 +137,8 @@ def _advancing(state: Suspension, begins: bool) -> _Real:
 
 
 def _code_for(user_code: types.CodeType) -> types.CodeType:
-    """The code of a generator that advances one of the user's code `user_code`. NOPs with the positions of the instructions of
-    `user_code` follow its own instructions: `raise_at` moves the generator's frame to one of them."""
+    """The code of a generator that advances one of the user's code `user_code`. NOPs with the positions of the instructions
+    of `user_code` follow its own instructions: `raise_at` moves the generator's frame to one of them."""
     own = _advancing.__code__
     kind = inspect.CO_COROUTINE if user_code.co_flags & inspect.CO_COROUTINE else inspect.CO_GENERATOR
     padding = bytes((dis.opmap["NOP"], 0)) * (len(user_code.co_code) // 2)

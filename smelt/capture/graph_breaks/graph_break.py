@@ -1,8 +1,8 @@
 """Graph breaks: the exit of a compiled frame at an instruction that cannot be captured.
 
-When capture stops before an instruction, the compiled frame runs the graph so far, replays the effects, runs the instruction as
-Python source (`break_instructions.py`), and tail-calls a resume function for each successor of the instruction. `plan` creates
-a `Break` from the frames of the VM; `Break.write` writes the statements.
+When capture stops before an instruction, the compiled frame runs the graph so far, replays the effects, runs the
+instruction as Python source (`break_instructions.py`), and tail-calls a resume function for each successor of the
+instruction. `plan` creates a `Break` from the frames of the VM; `Break.write` writes the statements.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ class Break:
     """The exit at a graph break: the compiled frame runs `instruction` and tail-calls a resume function.
 
     `successors`: for each successor of the instruction, the frames that resume, innermost first. `handling`: the frames that
-    resume if the instruction raises and one of them handles exceptions; `error`: the placeholder of the exception. `handled`:
-    the exception that the innermost frame is handling, which is the context of new ones. `positions`: the positions of the
-    frames, outermost first; `skipped`: the number of frames outside of the one that handles exceptions.
+    resume if the instruction raises and one of them handles exceptions; `error`: the placeholder of the exception.
+    `handled`: the exception that the innermost frame is handling, which is the context of new ones. `positions`: the
+    positions of the frames, outermost first; `skipped`: the number of frames outside of the one that handles exceptions.
     """
 
     reason: Reason
@@ -247,8 +247,8 @@ def plan(
 def _user_frames(
     originals: OriginalCode, frames: Sequence[Frame]
 ) -> Iterator[tuple[CodePosition | None, bool]]:
-    """The positions of the user's frames, innermost first, and whether they handle exceptions there. The position is None for
-    code in C."""
+    """The positions of the user's frames, innermost first, and whether they handle exceptions there. The position is None
+    for code in C."""
     for frame in reversed(frames):
         if is_continuation_stack(frame.function):
             for point, handles in suspended_points(frame.function, frame.pc):
@@ -292,7 +292,8 @@ def _polyfill(function: Callable[..., object]) -> Polyfill:
 
 
 def _to_handler(originals: OriginalCode, frame: Frame, error: Placeholder) -> FrameContinuation | None:
-    """The continuation of `frame` in the handler of `error`, which its current instruction raises; None without a handler."""
+    """The continuation of `frame` in the handler of `error`, which its current instruction raises; None without a
+    handler."""
     handler = handler_at(frame.code, frame.pc)
     if handler is None:
         return None
@@ -302,8 +303,8 @@ def _to_handler(originals: OriginalCode, frame: Frame, error: Placeholder) -> Fr
 
 
 def _handling(frames: Sequence[SuspendedFrame]) -> tuple[tuple[SuspendedFrame, ...] | None, Placeholder]:
-    """The frames that resume after an exception of the innermost instruction (None if no frame handles it), and the placeholder
-    of the exception."""
+    """The frames that resume after an exception of the innermost instruction (None if no frame handles it), and the
+    placeholder of the exception."""
     for i, frame in enumerate(frames):
         if frame.handler is not None:
             assert frame.error is not None

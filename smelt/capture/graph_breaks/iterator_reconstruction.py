@@ -1,7 +1,7 @@
 """Partly consumed iterators that leave the compiled frame: rows for `RECONSTRUCTION_KINDS`.
 
-An iterator in C is reconstructed from its `__reduce__`, or from its fields (`itertools_state.py`); one over a dictionary or a
-set from the container itself, so that the loop observes later changes. Generators: `generator_reconstruction.py`.
+An iterator in C is reconstructed from its `__reduce__`, or from its fields (`itertools_state.py`); one over a dictionary or
+a set from the container itself, so that the loop observes later changes. Generators: `generator_reconstruction.py`.
 """
 
 from __future__ import annotations

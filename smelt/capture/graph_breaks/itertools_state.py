@@ -1,8 +1,8 @@
 """Reconstruction of `itertools` iterators without `__reduce__`: from CPython 3.14 on.
 
-The fields of an iterator are read by their layout (`native/cpython_itertools.cpp`). The new iterator is created from its inner
-iterators at their current position, then advanced past the items that it has already produced, where that runs no code of the
-program.
+The fields of an iterator are read by their layout (`native/cpython_itertools.cpp`). The new iterator is created from its
+inner iterators at their current position, then advanced past the items that it has already produced, where that runs no
+code of the program.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Facts about the arguments of a resume function: their sizes and numbers in the graph before the break.
 
-That graph knows which of them are symbolic and which are equal. The next capture of the resume function assumes the same, and
-guards it, since other compiled frames may call the resume function too.
+That graph knows which of them are symbolic and which are equal. The next capture of the resume function assumes the same,
+and guards it, since other compiled frames may call the resume function too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The bytecode of resume functions: code objects that start in the middle of another.
 
 `resume_code` puts a prologue before the original's instructions, which restores the stack and jumps to an instruction. Each
-local, cell and free variable becomes a plain local (that of a cell holds the cell object, which is all that the interpreter's
-instructions need), so that one function serves all calls. Instruction `i` of the original is instruction `prologue + i` of the
-result. Formats: Objects/locations.md and Objects/exception_handling_notes.txt (InternalDocs) of CPython.
+local, cell and free variable becomes a plain local (that of a cell holds the cell object, which is all that the
+interpreter's instructions need), so that one function serves all calls. Instruction `i` of the original is instruction
+`prologue + i` of the result. Formats: Objects/locations.md and Objects/exception_handling_notes.txt (InternalDocs) of
+CPython.
 """
 
 from __future__ import annotations
@@ -139,7 +140,8 @@ def resume_code(
 def _new_slots(
     code: Code, slots: Sequence[int], extra: Sequence[str]
 ) -> tuple[list[int], list[str], tuple[str, ...]]:
-    """The new slot of each of the original's slots, the names of the locals, the free variables (`__class__`, for `super`)."""
+    """The new slot of each of the original's slots, the names of the locals, the free variables (`__class__`, for
+    `super`)."""
     free = tuple(n for n in code.free_names if n == "__class__")
     fixed = {i for i, n in enumerate(code.local_names) if free and n == "__class__"}
     order = [*slots, *(i for i in range(code.nlocals) if i not in slots and i not in fixed)]

@@ -127,8 +127,8 @@ def make_resume_function(
     exits: Sequence[Exit] = (),
     make_exit: Callable[[int, dict[str, object]], object] | None = None,
 ) -> types.FunctionType:
-    """The function that resumes at `point`, of its live locals and stack values, up to its end or one of `exits`. For the point
-    of a generator, it is a generator function."""
+    """The function that resumes at `point`, of its live locals and stack values, up to its end or one of `exits`. For the
+    point of a generator, it is a generator function."""
     if point.scope.get("__builtins__", builtins) not in (builtins, vars(builtins)):
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, "a module with __builtins__ of its own"))
     user_code, code = point.user_code, decode(point.user_code)
@@ -157,7 +157,8 @@ class ResumeCallable(Protocol):
 
 
 class ResumeFunctions:
-    """The resume functions and continuation stacks of one compiled function. `wrap(function)` returns its compiling callable."""
+    """The resume functions and continuation stacks of one compiled function. `wrap(function)` returns its compiling
+    callable."""
 
     def __init__(
         self, wrap: Callable[[types.FunctionType], ResumeCallable], decode: Callable[[types.CodeType], Code]
@@ -203,7 +204,8 @@ class ResumeFunctions:
         return found[0]
 
     def step(self, point: ResumePoint) -> tuple[ResumeCallable, GeneratorStep]:
-        """The step of a generator from `point` to its next `yield`: the compiling callable, and the `GeneratorStep` that it runs."""
+        """The step of a generator from `point` to its next `yield`: the compiling callable, and the `GeneratorStep` that it
+        runs."""
         found = self._created.get(point.key)
         if found is None:
             yields = replace(point, at=point.at - 1)
@@ -217,7 +219,8 @@ class ResumeFunctions:
         return found[0], self._steps[point.key]
 
     def compiled_callback(self, function: Callable[..., object]) -> Callable[..., object]:
-        """A compiled `function` for C code that calls it with positional arguments; `function` itself where `_is_plain` fails."""
+        """A compiled `function` for C code that calls it with positional arguments; `function` itself where `_is_plain`
+        fails."""
         bound = (function.__self__,) if isinstance(function, types.MethodType) else ()
         plain = function.__func__ if isinstance(function, types.MethodType) else function
         if not isinstance(plain, types.FunctionType) or not _is_plain(plain):

@@ -1,8 +1,8 @@
 """Loops that run eagerly at a graph break: the original bytecode from the loop's head on, as a function.
 
 `uncaptured_loop` is the break instruction at a jump back to a loop's head. Where the loop's code jumps out of it, the
-function returns a `LoopExit` with the exit's number and the variables; where the program returns from inside of the loop, the
-function returns that value.
+function returns a `LoopExit` with the exit's number and the variables; where the program returns from inside of the loop,
+the function returns that value.
 """
 
 from __future__ import annotations

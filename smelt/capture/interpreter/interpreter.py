@@ -110,7 +110,7 @@ REGISTERED = (
     stack_frames, subscripts, iterator_reconstruction, tensor_methods, tensor_state, torch_function_calls,
     triton_kernels, warnings_calls, weak_references,
 )  # fmt: skip
-arity.note((*BUILTINS, *(getattr(base, name) for base, name in METHODS if hasattr(base, name))))
+arity.record_arities((*BUILTINS, *(getattr(base, name) for base, name in METHODS if hasattr(base, name))))
 _decoded: dict[int, tuple[Any, Code]] = {}  # id of a code object -> (weak reference, decoded)
 
 _LONG = 400_000  # instructions without a torch call: about a second
@@ -142,7 +142,7 @@ class Interpreter(VM):
             Contexts(transforms=function_transforms.open_transforms()),
         )
         trace.inputs.on_unknown_tensor = self._unknown_tensor
-        trace.call.call_handlers = functools.partial(torch_function_overrides.ask, self)
+        trace.call.call_handlers = functools.partial(torch_function_overrides.dispatch_handlers, self)
         trace.constants.on_read = functools.partial(tensor_item.number, self)
 
     # ---- position
@@ -386,7 +386,7 @@ class Interpreter(VM):
     call = calls.call
     call_function = python_functions.call_function
     instantiate = class_construction.instantiate
-    call_native = native_callbacks.native
+    call_native = native_callbacks.call_native
     native_lookup = native_callbacks.native_lookup
     call_from_native = native_callbacks.call_from_native
     native_callable = native_arguments.native_callable

@@ -10,7 +10,7 @@ from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 
 
-def read_cell(vm: VM, function: FunctionType, cell: CellType, at: int) -> object:
+def read_closure_cell(vm: VM, function: FunctionType, cell: CellType, at: int) -> object:
     """Contents of the cell at index `at` of an environment function's closure, guarded."""
     value = vm.cells.values.get(id(cell), MISSING)
     if value is MISSING:
@@ -19,14 +19,14 @@ def read_cell(vm: VM, function: FunctionType, cell: CellType, at: int) -> object
     return value
 
 
-def holds_value(vm: VM, cell: CellType) -> bool:
+def has_contents(vm: VM, cell: CellType) -> bool:
     """True for an environment cell with contents. Raises Unsupported for an empty cell, which no guard can check."""
     if cell_value(cell) is MISSING:
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, "an empty cell from outside"))
     return True
 
 
-def read_held_cell(vm: VM, cell: CellType) -> object:
+def read_cell_object(vm: VM, cell: CellType) -> object:
     """Contents of a cell object that is itself an environment object."""
     value = vm.cells.values.get(id(cell), MISSING)
     if value is MISSING:
@@ -35,14 +35,14 @@ def read_held_cell(vm: VM, cell: CellType) -> object:
     return value
 
 
-def cell_written(vm: VM, cell: CellType) -> bool:
+def is_cell_written(vm: VM, cell: CellType) -> bool:
     """Whether the trace has changed the cell."""
     return vm.env.log.touches_cell(cell)
 
 
 def write_cell(vm: VM, frame: Frame, arg: int, value: object) -> None:
     """Store `value` in the cell in slot `arg`; MISSING empties the cell."""
-    cell, place = frame.locals[arg], cell_place(vm, frame, arg)
+    cell, place = frame.locals[arg], closure_position(vm, frame, arg)
     if place is None and id(cell) not in vm.env.sources:
         if value is MISSING:
             del cell.cell_contents
@@ -67,17 +67,17 @@ def register_cells(vm: VM, frame: Frame) -> None:
             _register_cell(vm, frame.function, cell, at)
 
 
-def function_made(vm: VM, made: FunctionType) -> None:
+def record_function(vm: VM, made: FunctionType) -> None:
     """Record a function created by the trace. Its globals are environment objects unless the trace created them."""
-    vm.env.facts.made_function(made)
+    vm.env.facts.register_created_function(made)
     if id(made.__globals__) not in vm.scopes.created:
         vm.env.sources.const(made.__globals__)
 
 
-def made_function(vm: VM, frame: Frame, made: FunctionType) -> None:
+def register_created_function(vm: VM, frame: Frame, made: FunctionType) -> None:
     """Record a function created in `frame` by the trace. Its closure may share environment cells with the frame's
     function."""
-    function_made(vm, made)
+    record_function(vm, made)
     own = {id(c) for c in made.__closure__ or ()}
     if not own or id(frame.function) not in vm.env.sources:
         return
@@ -88,7 +88,7 @@ def made_function(vm: VM, frame: Frame, made: FunctionType) -> None:
             _register_cell(vm, frame.function, cell, at)
 
 
-def cell_place(vm: VM, frame: Frame, arg: int) -> tuple[FunctionType, int] | None:
+def closure_position(vm: VM, frame: Frame, arg: int) -> tuple[FunctionType, int] | None:
     """The environment function whose closure has the cell in slot `arg`, and the index there; None for a cell created by the
     trace."""
     first = frame.code.nlocals - frame.code.nfree
@@ -102,10 +102,10 @@ def cell_place(vm: VM, frame: Frame, arg: int) -> tuple[FunctionType, int] | Non
 def cell_contents(vm: VM, frame: Frame, at: int) -> object:
     """Contents of the cell in slot `at`; MISSING if it is empty."""
     cell = frame.locals[at]
-    if not cell_written(vm, cell):
-        place = cell_place(vm, frame, at)
-        if place is not None and holds_value(vm, cell):
-            return read_cell(vm, place[0], cell, place[1])
-        if id(cell) in vm.env.sources and holds_value(vm, cell):
-            return read_held_cell(vm, cell)
+    if not is_cell_written(vm, cell):
+        place = closure_position(vm, frame, at)
+        if place is not None and has_contents(vm, cell):
+            return read_closure_cell(vm, place[0], cell, place[1])
+        if id(cell) in vm.env.sources and has_contents(vm, cell):
+            return read_cell_object(vm, cell)
     return vm.env.overlay.cell(cell)

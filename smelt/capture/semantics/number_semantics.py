@@ -49,11 +49,11 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
     if type(left) in _OPERANDS and type(right) in _OPERANDS:
         return fn(left, right)
     if np.int64 in (type(left), type(right)):
-        return of_numpy(vm, fn, left, right)
+        return numpy_binary(vm, fn, left, right)
     return vm.binary(fn, specialize(left), specialize(right))
 
 
-def of_numpy(vm: VM, fn: Callable[..., object], left: object, right: object) -> object:
+def numpy_binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> object:
     """`fn(left, right)` where one operand is a symbolic `numpy.int64`: a symbolic result if possible, else plain numbers.
     For tensors it is an int."""
     if type(left) is FakeTensor or type(right) is FakeTensor:
@@ -90,7 +90,7 @@ def native_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object]
         return NotImplemented
 
 
-def in_tensor(vm: VM, tensor: FakeTensor) -> object:
+def symbolic_item(vm: VM, tensor: FakeTensor) -> object:
     """The symbolic number in a floating-point scalar tensor if it is known before the graph runs, else the tensor."""
     if tensor.dim() or not tensor.is_floating_point() or is_handled(vm.trace.call, (tensor,)):
         return tensor
@@ -138,7 +138,7 @@ def _is_of_rows(values: object) -> bool:
     rows = cast("Sequence[SymbolicRange | SymbolicList]", values)
     if not rows or not all(type(row) in SEQUENCE_PROXIES for row in rows):
         return False
-    first, *others = (listed(row).length for row in rows)
+    first, *others = (as_symbolic_list(row).length for row in rows)
     return all(length == first for length in others)
 
 
@@ -147,12 +147,12 @@ def _tensor_of_rows(values: object, options: Mapping[str, object]) -> object:
     if options.keys() - {"dtype", "device"}:
         return NotImplemented
     if type(values) in SEQUENCE_PROXIES:
-        return listed(cast("SymbolicRange | SymbolicList", values)).tensor(**options)  # type: ignore[arg-type]
+        return as_symbolic_list(cast("SymbolicRange | SymbolicList", values)).tensor(**options)  # type: ignore[arg-type]
     rows = cast("Sequence[SymbolicRange | SymbolicList]", values)
-    return torch.stack([listed(row).tensor(**options) for row in rows])  # type: ignore[arg-type]
+    return torch.stack([as_symbolic_list(row).tensor(**options) for row in rows])  # type: ignore[arg-type]
 
 
-def listed(row: SymbolicRange | SymbolicList) -> SymbolicList:
+def as_symbolic_list(row: SymbolicRange | SymbolicList) -> SymbolicList:
     """`row` as a list."""
     return row.listed() if type(row) is SymbolicRange else cast(SymbolicList, row)
 
@@ -268,7 +268,7 @@ def _module(owner: object) -> str:
     return str(getattr(owner, "__module__", None) or type(owner).__module__)
 
 
-def load_attr_of_standin(vm: VM, obj: SymbolicRange | SymbolicList | NumpyInt, name: str) -> object:
+def load_proxy_attr(vm: VM, obj: SymbolicRange | SymbolicList | NumpyInt, name: str) -> object:
     """`obj.name` of a symbolic range, list or NumPy int: everything but the class needs the plain value."""
     return vm.class_of(obj) if name == "__class__" else getattr(obj.specialize(), name)
 

@@ -13,12 +13,12 @@ from typing import NoReturn, SupportsIndex, TypeVar
 T = TypeVar("T")
 
 
-def as_it_is(result: object, *values: object) -> object:
+def identity(result: object, *values: object) -> object:
     """The result, unchanged."""
     return result
 
 
-def raised(error: BaseException) -> NoReturn:
+def reraise_error(error: BaseException) -> NoReturn:
     """Reraise the exception. The VM has a handler for this function."""
     raise error
 
@@ -26,38 +26,38 @@ def raised(error: BaseException) -> NoReturn:
 # --------------------------------------------------------------------------------------------------- attributes
 
 
-def missing_attribute(error: BaseException, getter: Callable[..., object], obj: object, name: str) -> object:
+def getattr_fallback(error: BaseException, getter: Callable[..., object], obj: object, name: str) -> object:
     """Call `__getattr__` if a property, descriptor or `__getattribute__` raised AttributeError."""
     if isinstance(error, AttributeError):
         return getter(obj, name)
-    return raised(error)
+    return reraise_error(error)
 
 
-def default(error: BaseException, value: object) -> object:
+def getattr_default(error: BaseException, value: object) -> object:
     """`getattr(obj, name, value)` after the attribute load raised."""
     if isinstance(error, AttributeError):
         return value
-    return raised(error)
+    return reraise_error(error)
 
 
-def found(result: object) -> bool:
+def attribute_found(result: object) -> bool:
     """`hasattr` after the attribute load returned."""
     return True
 
 
-def not_found(error: BaseException) -> bool:
+def attribute_missing(error: BaseException) -> bool:
     """`hasattr` after the attribute load raised."""
     if isinstance(error, AttributeError):
         return False
-    return raised(error)
+    return reraise_error(error)
 
 
-def nothing(result: object) -> None:
+def return_none(result: object) -> None:
     """The None that `setattr` and `delattr` return."""
     return None
 
 
-def cached(result: object, obj: object, name: str) -> object:
+def store_cached_property(result: object, obj: object, name: str) -> object:
     """Store the result of a `functools.cached_property` in the instance."""
     vars(obj)[name] = result
     return result
@@ -66,18 +66,18 @@ def cached(result: object, obj: object, name: str) -> object:
 # ---------------------------------------------------------------------------------------------------- instances
 
 
-def initialized(result: object, obj: object) -> object:
+def check_init(result: object, obj: object) -> object:
     """The instance, after `__init__` returned."""
     if result is not None:
         raise TypeError(f"__init__() should return None, not '{type(result).__name__}'")
     return obj
 
 
-def created(obj: object, cls: type, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+def init_created(obj: object, cls: type, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """Call `__init__` after `__new__` returned, if `obj` is an instance of the class."""
     if isinstance(obj, cls):
         name = "__init__"
-        return initialized(getattr(type(obj), name)(obj, *args, **kwargs), obj)
+        return check_init(getattr(type(obj), name)(obj, *args, **kwargs), obj)
     return obj
 
 
@@ -98,68 +98,68 @@ def _asked(result: object, methods: tuple[_Method, ...]) -> object:
     return result
 
 
-def operated(result: object, symbol: str, left: object, right: object, *methods: _Method) -> object:
+def finish_arithmetic(result: object, symbol: str, left: object, right: object, *methods: _Method) -> object:
     """Result of an arithmetic operator whose last method returned `result`; `methods` are tried next."""
-    found = _asked(result, methods)
-    if found is NotImplemented:
+    attribute_found = _asked(result, methods)
+    if attribute_found is NotImplemented:
         a, b = type(left).__name__, type(right).__name__
         raise TypeError(f"unsupported operand type(s) for {symbol}: {a!r} and {b!r}")
-    return found
+    return attribute_found
 
 
-def compared(result: object, symbol: str, left: object, right: object, *methods: _Method) -> object:
+def finish_comparison(result: object, symbol: str, left: object, right: object, *methods: _Method) -> object:
     """Result of a comparison whose last method returned `result`; `methods` are tried next."""
-    found = _asked(result, methods)
-    if found is NotImplemented:
+    attribute_found = _asked(result, methods)
+    if attribute_found is NotImplemented:
         a, b = type(left).__name__, type(right).__name__
         raise TypeError(f"{symbol!r} not supported between instances of {a!r} and {b!r}")
-    return found
+    return attribute_found
 
 
-def equal(result: object, left: object, right: object, *methods: _Method) -> object:
+def finish_equality(result: object, left: object, right: object, *methods: _Method) -> object:
     """`left == right` whose last method returned `result`; `methods` are tried next."""
-    found = _asked(result, methods)
-    return left is right if found is NotImplemented else found
+    attribute_found = _asked(result, methods)
+    return left is right if attribute_found is NotImplemented else attribute_found
 
 
-def true(result: object) -> bool:
+def as_bool(result: object) -> bool:
     """Result of `in`."""
     return bool(result)
 
 
-def untrue(result: object) -> bool:
+def negated(result: object) -> bool:
     """Result of `not` and `not in`."""
     return not result
 
 
-def truth(result: object) -> bool:
+def checked_bool(result: object) -> bool:
     """Result of `__bool__`, checked."""
     if type(result) is not bool:
         raise TypeError(f"__bool__ should return bool, returned {type(result).__name__}")
     return result
 
 
-def length(result: SupportsIndex) -> int:
+def checked_length(result: SupportsIndex) -> int:
     """Result of `__len__`, checked."""
-    found = operator.index(result)
-    if found < 0:
+    attribute_found = operator.index(result)
+    if attribute_found < 0:
         raise ValueError("__len__() should return >= 0")
-    return found
+    return attribute_found
 
 
-def length_truth(result: SupportsIndex) -> bool:
+def length_as_bool(result: SupportsIndex) -> bool:
     """Truth value of an object whose `__len__` returned `result`."""
-    return length(result) != 0
+    return checked_length(result) != 0
 
 
-def iterator(result: T) -> T:
+def checked_iterator(result: T) -> T:
     """Result of `__iter__`, checked."""
     if not hasattr(type(result), "__next__"):
         raise TypeError(f"iter() returned non-iterator of type {type(result).__name__!r}")
     return result
 
 
-def kept(result: object, obj: MutableMapping[object, object], key: object) -> object:
+def store_default(result: object, obj: MutableMapping[object, object], key: object) -> object:
     """Store and return the value that a `defaultdict` created for a missing key."""
     obj[key] = result
     return result

@@ -30,7 +30,7 @@ def load_global(vm: VM, namespace: dict[str, object], name: str) -> object:
     return value
 
 
-def own_scope(vm: VM, scope: dict[str, object]) -> None:
+def use_as_globals(vm: VM, scope: dict[str, object]) -> None:
     """Use `scope`, which the trace created, as the globals of code. Raises Unsupported for a subclass of `dict`, whose
     methods may be user code."""
     if type(scope) is not dict:
@@ -41,7 +41,7 @@ def own_scope(vm: VM, scope: dict[str, object]) -> None:
     vm.env.sources.const(_BUILTINS)
 
 
-def expose(vm: VM, namespace: dict[str, object]) -> dict[str, object]:
+def expose_globals(vm: VM, namespace: dict[str, object]) -> dict[str, object]:
     """`globals()`: from now on the program may use the namespace as a dictionary, so an environment namespace must not
     change."""
     if id(namespace) in vm.scopes.created:
@@ -101,7 +101,7 @@ def store_global(vm: VM, namespace: dict[str, object], name: str, value: object)
         namespace[name] = value
         return
     _check_names(vm, namespace)
-    environment_mutations.check_changeable(vm.env, namespace)
+    environment_mutations.check_mutable(vm.env, namespace)
     vm.env.log.set_name(namespace, name, value)
     vm.scopes.globals[id(namespace), name] = value
 
@@ -113,7 +113,7 @@ def delete_global(vm: VM, namespace: dict[str, object], name: str) -> None:
     elif vm.env.overlay.name(namespace, name) is MISSING:
         raise NameError(f"name {name!r} is not defined", name=name)
     else:
-        environment_mutations.check_changeable(vm.env, namespace)
+        environment_mutations.check_mutable(vm.env, namespace)
         vm.env.log.set_name(namespace, name, MISSING)
     vm.scopes.globals.pop((id(namespace), name), None)
 

@@ -27,7 +27,7 @@ def _getattr(vm: VM, args: _Name | tuple[object, str, object], kwargs: Kwargs) -
     if len(args) == 2:
         return attributes.load_attr(vm, *args)
     obj, name, default = args
-    _otherwise(vm, result_polyfills.as_it_is, result_polyfills.default, default)
+    _otherwise(vm, result_polyfills.identity, result_polyfills.getattr_default, default)
     return attributes.load_default(vm, obj, name, default)
 
 
@@ -42,21 +42,21 @@ def _otherwise(
 @breakable
 def _hasattr(vm: VM, args: _Name, kwargs: Kwargs) -> bool:
     obj, name = args
-    _otherwise(vm, result_polyfills.found, result_polyfills.not_found)
+    _otherwise(vm, result_polyfills.attribute_found, result_polyfills.attribute_missing)
     return attributes.load_default(vm, obj, name, MISSING) is not MISSING
 
 
 @builtin(setattr)
 @breakable
 def _setattr(vm: VM, args: tuple[object, str, object], kwargs: Kwargs) -> None:
-    vm.frames.call_site = with_result_handler(vm.frames.call_site, result_polyfills.nothing)
+    vm.frames.call_site = with_result_handler(vm.frames.call_site, result_polyfills.return_none)
     attributes.store_attr(vm, *args)
 
 
 @builtin(delattr)
 @breakable
 def _delattr(vm: VM, args: _Name, kwargs: Kwargs) -> None:
-    vm.frames.call_site = with_result_handler(vm.frames.call_site, result_polyfills.nothing)
+    vm.frames.call_site = with_result_handler(vm.frames.call_site, result_polyfills.return_none)
     attributes.delete_attr(vm, *args)
 
 
@@ -81,7 +81,7 @@ def _type_getattribute(vm: VM, args: tuple[type, str], kwargs: Kwargs) -> object
 @builtin(object.__setattr__)
 @breakable
 def _object_setattr(vm: VM, args: tuple[object, str, object], kwargs: Kwargs) -> None:
-    vm.frames.call_site = with_result_handler(vm.frames.call_site, result_polyfills.nothing)
+    vm.frames.call_site = with_result_handler(vm.frames.call_site, result_polyfills.return_none)
     store = attributes.store_attr if type(args[0]) is FakeTensor else attributes.store_generic
     store(vm, *args)
 

@@ -75,7 +75,7 @@ def _check_class(vm: VM, check: Callable[..., bool], obj: object, kind: type, cl
         if plain or _is_nested(classes, levels - _NEAR):
             return _native.call_within(levels, check, obj, classes) if nested else check(obj, classes)
     library_reads.use_registrations(vm, obj, classes)
-    return native_callbacks.in_window(vm, check, (obj, classes))
+    return native_callbacks.call_in_window(vm, check, (obj, classes))
 
 
 _NEAR = 10  # levels below the recursion limit at which the check gets exactly eager's remaining levels
@@ -221,7 +221,7 @@ def _made_by(
             return _new_class(vm, meta, (name, bases, namespace), kwds)
     made = vm.call(meta, (name, bases, namespace), kwds)
     if isinstance(made, type):
-        vm.env.sources.made_class(made)
+        vm.env.sources.register_created_class(made)
     return made
 
 
@@ -233,10 +233,10 @@ def _new_class(vm: VM, make: Callable[..., object], args: Args, kwargs: Kwargs) 
         args = (*args[:-1], {**args[-1], "__module__": vm.current_frame.globals.get("__name__", "builtins")})
     vm.classes.under_construction.append((cast(str, args[-3]), cast("tuple[type, ...]", args[-2])))
     try:
-        made = native_callbacks.in_window(vm, make, args, kwargs)
+        made = native_callbacks.call_in_window(vm, make, args, kwargs)
     finally:
         vm.classes.under_construction.pop()
-    vm.env.sources.made_class(cast(type, made))
+    vm.env.sources.register_created_class(cast(type, made))
     return made
 
 

@@ -28,7 +28,7 @@ from smelt.capture.environment import environment_mutations, wrap_values
 from smelt.capture.reconstruction.constants import CONSTANTS
 from smelt.capture.semantics import attributes
 from smelt.capture.semantics.attributes import python_method
-from smelt.capture.semantics.calls.torch_function_overrides import check_unasked
+from smelt.capture.semantics.calls.torch_function_overrides import check_no_user_modes
 from smelt.capture.semantics.values import set_methods
 from smelt.capture.semantics.values.container_constructors import mapping
 from smelt.capture.torch_calls.autograd.tensor_state import make_parameter
@@ -110,7 +110,7 @@ def _check_copied_deeply(vm: VM, tensor: FakeTensor) -> None:
 
 def _copied_tensor(vm: VM, tensor: FakeTensor, made: torch.Tensor) -> torch.Tensor:
     check_class(tensor, "a copy")
-    check_unasked(vm, "a copy")
+    check_no_user_modes(vm, "a copy")
     real = vm.trace.real(tensor)
     own = {} if real is None else real.__dict__
     if {*tensor.__dict__, *own} - {"_is_param"}:
@@ -229,7 +229,7 @@ def _copy_attributes(vm: VM, obj: object, made: object, part: _Part) -> None:
     if own is not None and id(obj) in vm.env.sources and obj not in vm.env.log:
         vm.env.facts.guard(
             "len",
-            vm.env.sources[id(environment_mutations.own_dict(vm.env, obj, instance_dict(obj) or own))],
+            vm.env.sources[id(environment_mutations.read_instance_dict(vm.env, obj, instance_dict(obj) or own))],
             len(own),
         )
 

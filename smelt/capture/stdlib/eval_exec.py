@@ -21,7 +21,7 @@ from smelt.reasons import OUTPUT
 
 @builtin(globals)
 def _globals(vm: VM, args: Args, kwargs: Kwargs) -> dict[str, object]:
-    return scopes.expose(vm, vm.current_frame.globals)
+    return scopes.expose_globals(vm, vm.current_frame.globals)
 
 
 @builtin(locals)
@@ -86,7 +86,7 @@ def _evaluated(vm: VM, mode: str, args: Args, kwargs: Kwargs) -> object:
     if type(source) is not types.CodeType or source.co_freevars:
         raise unsupported(f"{mode}() of a {type(source).__qualname__}")
     made = FunctionType(source, scope)
-    cells.function_made(vm, made)
+    cells.record_function(vm, made)
     code = vm.decode(source)
     frame = Frame(code, made, [NULL] * code.nlocals)
     frame.namespace = names
@@ -107,7 +107,7 @@ def _scope(vm: VM, mode: str, scope: object, names: object) -> tuple[dict[str, o
     elif not isinstance(scope, dict):
         raise TypeError(f"{mode}() globals must be a dict, not {vm.class_of(scope).__name__}")
     elif id(scope) not in vm.env.sources:
-        scopes.own_scope(vm, scope)
+        scopes.use_as_globals(vm, scope)
         scope.setdefault("__builtins__", vars(builtins))
     elif scope is not vm.current_frame.globals:
         raise unsupported(f"{mode}() in a scope from outside")
@@ -125,7 +125,7 @@ def _import(vm: VM, args: Args, kwargs: Kwargs) -> object:
     )
     if kwargs or type(name) is not str or not plain or level != 0:
         raise unsupported("__import__() of a relative name, or with keywords")
-    return imports.imported(vm, name, None, cast("tuple[str, ...]", names), 0)
+    return imports.run_import(vm, name, None, cast("tuple[str, ...]", names), 0)
 
 
 @builtin(FunctionType)
@@ -134,8 +134,8 @@ def _function(vm: VM, args: Args, kwargs: Kwargs) -> object:
     assert type(made) is FunctionType
     source = vm.env.sources.of(made.__globals__)
     if source is None:
-        scopes.own_scope(vm, made.__globals__)
+        scopes.use_as_globals(vm, made.__globals__)
     elif source.kind != "const":
         raise unsupported("a function with globals from outside")
-    cells.function_made(vm, made)
+    cells.record_function(vm, made)
     return made

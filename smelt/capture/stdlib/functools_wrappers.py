@@ -36,7 +36,7 @@ def _partial(vm: VM, args: Args, kwargs: Kwargs) -> object:
 @builtin(functools._lru_cache_wrapper)
 def _lru_cache_wrapper(vm: VM, args: Args, kwargs: Kwargs) -> object:
     cached = _make_cached(*args, **kwargs)
-    vm.env.sources.made_function(cached)
+    vm.env.sources.register_created_function(cached)
     return cached
 
 

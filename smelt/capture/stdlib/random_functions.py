@@ -1,7 +1,7 @@
 """Random numbers of Python's `random` and of `numpy.random`.
 
 The compiled frame makes the draws before the graph runs, in program order, so each call has its own numbers and the
-generator has eager's state. To the trace, a draw is a symbolic number that guards cannot check (`ChangingNumbers.draw`): if
+generator has eager's state. To the trace, a draw is a symbolic number that guards cannot check (`DynamicNumbers.draw`): if
 it decides control flow or must be concrete, the graph breaks after the draw. A drawn array is a graph input. A trial draw on
 a separate generator determines the type and shape of a method's result.
 """
@@ -128,7 +128,7 @@ def _made(
 
 
 def _number(vm: VM, name: str, tried: object, source: Source, between: Bounds) -> object:
-    if not vm.env.numbers.follows_counts:
+    if not vm.env.numbers.symbolic_counts:
         raise _refused(name, "while numbers are symbolic in the trace")
     if not (type(tried) is float or (type(tried) is int and between is not None)):
         raise _refused(name, f"that gives a {type(tried).__qualname__}")

@@ -47,7 +47,7 @@ def _making(reference: Callable[..., object]) -> Handler:
         if not args:
             return reference(*args, **kwargs)
         target, *callback = args
-        if vm.env.sources.is_made_function(cast(FunctionType, target)):
+        if vm.env.sources.is_created_function(cast(FunctionType, target)):
             raise _eagerly("a weak reference to a function created in the call")
         if callback and callback[0] is not None and id(target) in vm.env.sources:
             raise _eagerly("a callback for the end of an object from outside")

@@ -16,7 +16,7 @@ def _row(setter: FunctionType) -> None:
     @function(setter)
     def call(vm: VM, args: Args, kwargs: Kwargs) -> object:
         context_managers.keep(vm, setter)
-        library_reads.use_native(vm.env, setter)
+        library_reads.use_native_function(vm.env, setter)
         return native_calls.run_native(vm, setter, args, kwargs)
 
 

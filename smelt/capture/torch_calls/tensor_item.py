@@ -99,7 +99,7 @@ def number(vm: VM, tensor: FakeTensor) -> Number | None:
     """The number that `tensor` holds now, symbolic where it may change from call to call, or a bool that is guarded; None
     where only the graph can tell."""
     numbers = vm.env.numbers
-    if not numbers.follows_counts or (tensor.dtype is torch.bool and not numbers.decides):
+    if not numbers.symbolic_counts or (tensor.dtype is torch.bool and not numbers.guards_conditions):
         return None
     with vm.trace.paused():
         try:
@@ -297,7 +297,7 @@ class _Reading:
         source = self._vm.env.sources[id(tensor)]
         if not real.dim():
             source = source.child("member", "item").child("call", None)
-        elif self._is_floats(tensor.spec) and tensor.device.type == "cpu" and self._vm.env.numbers.decides:
+        elif self._is_floats(tensor.spec) and tensor.device.type == "cpu" and self._vm.env.numbers.guards_conditions:
             source = source.child("element", at)
         else:
             raise _Unknown

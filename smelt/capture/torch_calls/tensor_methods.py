@@ -23,7 +23,7 @@ from smelt.capture.base.call_handlers import (
 from smelt.capture.environment import wrap_values
 from smelt.capture.semantics import attributes
 from smelt.capture.semantics.calls.native_calls import run_native
-from smelt.capture.semantics.calls.torch_function_overrides import check_modes
+from smelt.capture.semantics.calls.torch_function_overrides import check_replaced_under_modes
 from smelt.capture.torch_calls.autograd.tensor_state import make_parameter
 from smelt.capture.vm.vm import VM
 from smelt.reasons import TENSOR_SUBCLASS, UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
@@ -53,7 +53,7 @@ TENSOR_METHODS.update(_METADATA)
 
 def as_subclass(vm: VM, tensor: FakeTensor, cls: type) -> object:
     """`tensor.as_subclass(cls)`, about which torch asks no handler."""
-    made_here = isinstance(cls, type) and vm.env.sources.is_made_class(cls)
+    made_here = isinstance(cls, type) and vm.env.sources.is_created_class(cls)
     if not isinstance(cls, type) or made_here or not is_plain_subclass(cls) or issubclass(cls, nn.Parameter):
         raise unsupported(f"a tensor becomes a {cls!r}", TENSOR_SUBCLASS)
     vm.env.facts.use_class(cls)
@@ -102,7 +102,7 @@ def _tensor_iter(vm: VM, args: tuple[FakeTensor], kwargs: Kwargs) -> object:
 
 @builtin(nn.Parameter)
 def _parameter(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    check_modes(vm, nn.Parameter)
+    check_replaced_under_modes(vm, nn.Parameter)
     data = kwargs.get("data", args[0] if args else None)
     requires_grad = cast(bool, kwargs.get("requires_grad", args[1] if len(args) > 1 else True))
     if type(data) is not FakeTensor:
@@ -119,7 +119,7 @@ class _BufferMarks(Protocol):
 
 @builtin(nn.parameter.Buffer)
 def _buffer(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    check_modes(vm, nn.parameter.Buffer)
+    check_replaced_under_modes(vm, nn.parameter.Buffer)
     call = inspect.signature(_buffer_signature).bind(*args, **kwargs)
     call.apply_defaults()
     data, persistent = call.arguments["data"], call.arguments["persistent"]

@@ -13,7 +13,7 @@ from smelt._native import isinstance
 from smelt.capture.base.call_handlers import Args, Kwargs, builtin, function, unsupported
 from smelt.capture.base.native_functions import runs_natively
 from smelt.capture.base.value_kinds import FunctionType
-from smelt.capture.semantics.calls.torch_function_overrides import ask_classes, ask_mode
+from smelt.capture.semantics.calls.torch_function_overrides import call_class_handlers, call_mode_handler
 from smelt.capture.torch_calls.tensor_methods import as_subclass
 from smelt.capture.vm.vm import VM
 from smelt.reasons import TENSOR_SUBCLASS
@@ -89,5 +89,5 @@ def _handle(vm: VM, args: Args, kwargs: Kwargs) -> object:
         cls for cls in map(vm.class_of, values) if hasattr(cls, "__torch_function__") and handler_in(cls)
     )
     if is_under_modes(vm.trace.call):
-        return ask_mode(vm, func, kinds, tuple(args[2:]), kwargs)
-    return ask_classes(vm, func, kinds, (tuple(args[2:]), kwargs), values)
+        return call_mode_handler(vm, func, kinds, tuple(args[2:]), kwargs)
+    return call_class_handlers(vm, func, kinds, (tuple(args[2:]), kwargs), values)

@@ -1,37 +1,37 @@
-"""Walks through autograd's graph, from results to what they were computed from."""
+"""Traversals of autograd's graph, from results to what they were computed from."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, KeysView, Mapping, Sequence
 from typing import Any
 
-Edge = tuple[Any, int]  # a node of autograd, and which of its results
+Edge = tuple[Any, int]  # an autograd node and the index of its result
 
 
 def reachable_edges(nodes: Iterable[Any], ends: Collection[Any] = ()) -> KeysView[Edge]:
-    """What `nodes` and all nodes behind them are computed from, in the order in which it is met; not what `ends` are."""
+    """The edges reachable from `nodes`, in traversal order, without those beyond `ends`."""
     pending = list(nodes)
     seen = set(pending)
-    found: dict[Edge, None] = {}
+    edges: dict[Edge, None] = {}
     while pending:
         node = pending.pop()
         for following, output in () if node in ends else node.next_functions:
             if following is not None:
-                found[following, output] = None
+                edges[following, output] = None
                 if following not in seen:
                     seen.add(following)
                     pending.append(following)
-    return found.keys()
+    return edges.keys()
 
 
 def topological_order(results: Sequence[Any], outside: frozenset[Any]) -> list[Any]:
-    """The nodes, those that gradients reach first before those behind them."""
+    """The nodes reachable from `results` without `outside`, each before those that its gradients flow to."""
     done: dict[Any, None] = {}
     for result in results:
         stack = [(result, False)]
         while stack:
-            node, is_left = stack.pop()
-            if is_left:
+            node, is_finished = stack.pop()
+            if is_finished:
                 done[node] = None
             elif (
                 node is not None
@@ -45,10 +45,10 @@ def topological_order(results: Sequence[Any], outside: frozenset[Any]) -> list[A
 
 
 def computation_order(results: Iterable[Any], outside: Iterable[Any]) -> Mapping[Any, tuple[int, int]]:
-    """Keys that sort `results`, and the nodes behind them, by the order of their computation. Autograd numbers its nodes as
-    they are made, but a view of memory that was written since is given a new one only when an operator looks for it."""
+    """Sort keys that order `results`, and the nodes they reach, by their computation. Autograd numbers nodes on
+    creation, but a view of memory that was written since gets a new node only on its next use."""
     keys: dict[Any, tuple[int, int]] = {}
     for i, node in enumerate(reversed(topological_order(tuple(results), frozenset(outside)))):
-        behind = (keys[following][0] for following, _ in node.next_functions if following in keys)
-        keys[node] = max([node._sequence_nr(), *behind]), i
+        inputs = (keys[following][0] for following, _ in node.next_functions if following in keys)
+        keys[node] = max([node._sequence_nr(), *inputs]), i
     return keys

@@ -1,4 +1,4 @@
-"""The state of a trace while it records a backward, and the inputs that only the backward has."""
+"""The state of a trace while it records a backward, and the inputs of the backward."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from smelt.tracing.record.tape import Tape
 class BackwardState:
     """Records what autograd's engine runs: at the aten level only, with the user's lines of the forward.
 
-    `tangents` are the fakes that the backward starts from. What always holds: `CurrentCall.node` is a node of no graph
-    while the engine runs, one for torch's own backwards and one for each call of a backward of the user's.
+    `tangents` are the fakes that the backward starts from. Invariant: while the engine runs, `CurrentCall.node` is a
+    node of no graph, one for torch's own backwards and one for each call of a user's backward.
     """
 
     def __init__(self, call: CurrentCall, tape: Tape, autograd: AutogradCalls) -> None:
@@ -32,18 +32,18 @@ class BackwardState:
         self._in_user_backward = False
 
     def add_tangent(self, fake: FakeTensor, name: str) -> None:
-        """`fake` is an input of the backward alone."""
+        """Add `fake` as an input of the backward."""
         fake.aten_node = Node("placeholder", name, (), {}, self._tape.aten.name(name), fake.spec)
         self.tangents.append(fake)
 
     @contextmanager
     def recording(self, backwards: Mapping[Any, Node]) -> Iterator[None]:
-        """Operators that autograd's engine runs are recorded at the aten level alone. `backwards`: by node of autograd, what
-        stands for it (`backward_node`)."""
+        """Context in which operators of autograd's engine are recorded at the aten level. `backwards`: the stand-in
+        node of each autograd node (`backward_node`)."""
         call = self._call
         call.node, call.backwards = backward_node(None), backwards
         try:
-            # as where eager's backward runs
+            # as in eager's backward
             autocast_off: AbstractContextManager[object] = (
                 DisableAutocast() if self._autograd.custom is None else _autocast_off()
             )
@@ -53,7 +53,8 @@ class BackwardState:
             call.node, call.backwards = None, None
 
     def run(self, run: Callable[[], Any]) -> Any:
-        """`run()`, which has autograd's engine compute gradients; the user's code that the engine calls is interpreted."""
+        """`run()`, which has autograd's engine compute gradients; the user's code that the engine calls is
+        interpreted."""
         custom = self._autograd.custom
         with on_this_thread():
             return run() if custom is None else custom.run_interpreted(run)
@@ -66,8 +67,8 @@ class BackwardState:
 
     @contextmanager
     def user_backward(self, name: str) -> Iterator[UserBackward]:
-        """While autograd's engine runs: a backward of the user's is called, and recorded as such. Raises NotDifferentiable
-        for one that does what a graph's backward cannot."""
+        """Context for a call of a user's backward by autograd's engine, which is recorded as such. Raises
+        NotDifferentiable for a backward that a joint graph cannot express."""
         assert self._autograd.custom is not None
         call = self._call
         node = Node("call_function", "backward", (), {}, self._tape.torch.name(name))
@@ -85,13 +86,13 @@ class BackwardState:
 
 
 def on_this_thread() -> AbstractContextManager[object]:
-    """Autograd's engine runs nodes of every device on the thread that called it, which is the one that records."""
+    """Context in which autograd's engine runs nodes of every device on the calling thread, which records."""
     return torch.autograd.set_multithreading_enabled(False)  # type: ignore[attr-defined, no-any-return]
 
 
 @contextmanager
 def _autocast_off() -> Iterator[None]:
-    """Autocast is off, as a setting, which the user's code may read and change."""
+    """Context with autocast off as a setting, which the user's code may read and change."""
     on = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
     for device in on:
         torch.set_autocast_enabled(device, False)

@@ -1,13 +1,14 @@
-"""Backwards of custom `autograd.Function`s in a joint graph: Python code of the user's that autograd's engine calls.
+"""Backwards of custom `autograd.Function`s in a joint graph: the user's Python code, called by autograd's engine.
 
-What torch's own operators record in a backward is linear in the tangents, reads nothing but what the forward gave, and
-writes nothing that others hold. Whether this holds for a backward that a user wrote has to be checked:
+What torch's own operators record in a backward is linear in the tangents, reads only results of the forward, and
+writes nothing that others hold. A user's backward is checked for this:
 
-* It may write only memory of its own. Which tensors share memory with a gradient depends on what the engine did before.
-* It may not draw random numbers: the graph's backward runs as a whole, the engine calls only what it needs.
-* With several tangents it must be linear in them, and give nothing where it gets nothing: a joint graph's backward is cut
-  into pieces whose gradients are added, and compiled for tangents that are undefined (eager then does not call it). Not
-  so with one tangent: then it runs exactly where eager runs it, on the same gradients.
+* It may write only memory that it allocated. Which tensors share memory with a gradient depends on the engine's
+  history.
+* It may not draw random numbers: the graph's backward runs completely, the engine runs only the needed part.
+* With several tangents it must be linear in them and return no gradient where it gets none: a joint graph's backward
+  is split into segments whose gradients are added, and is compiled for undefined tangents, for which eager does not
+  call it. With one tangent it runs exactly where eager runs it, on the same gradients.
 """
 
 from __future__ import annotations
@@ -27,32 +28,32 @@ from smelt.tracing.record.tape import TapeEntry
 
 @dataclass
 class CustomFunctions:
-    """Those that a trace has applied where gradients are wanted.
+    """The custom functions that a trace has applied where gradients are wanted.
 
-    `window(run)` is `run()`, with the Python code of the user's that it calls interpreted.
+    `run_interpreted(run)` is `run()` with the user's Python code that it calls interpreted.
     """
 
-    window: Callable[[Callable[[], Any]], Any]
+    run_interpreted: Callable[[Callable[[], Any]], Any]
     called: list[UserBackward] = field(default_factory=list)
-    accepts_none: set[int] = field(default_factory=set)  # ids of contexts whose backward is given None for zero
-    # contexts whose saved tensors were read; a backward that reads none can run again, whatever was freed
+    accepts_none: set[int] = field(default_factory=set)  # ids of contexts whose backward gets None for zero
+    # contexts whose saved tensors were read; a backward that reads none can be repeated after they are freed
     reads_saved: set[object] = field(default_factory=set)
 
 
 @dataclass
 class UserBackward:
-    """One call of a backward. The nodes that it recorded have `source` as theirs. `gives`: the gradients it returned that
-    are used; `accepts_none`: it may find None in place of some of several gradients."""
+    """One call of a user's backward. Nodes that it recorded have `source` as their source. `gradients`: the returned
+    gradients that are used. `accepts_none`: it may get None for some of several gradients."""
 
     name: str
     source: Node
-    gives: tuple[FakeTensor, ...] = ()
+    gradients: tuple[FakeTensor, ...] = ()
     accepts_none: bool = False
 
 
 def check_entries(call: UserBackward, entries: Sequence[TapeEntry]) -> None:
-    """Checks what a backward of the user's recorded: `entries`. Raises NotDifferentiable."""
-    own: set[int] = set()  # storages
+    """Check the entries that a user's backward recorded. Raises NotDifferentiable."""
+    allocated: set[int] = set()  # storages
     storage: dict[Node, int] = {}
     for entry in entries:
         node = entry.node
@@ -62,10 +63,10 @@ def check_entries(call: UserBackward, entries: Sequence[TapeEntry]) -> None:
                 raise refuse(f"the backward of {call.name} draws random numbers")
             for name in info.writes:
                 written = _nodes(info.argument(name, node.args, node.kwargs))
-                if any(storage.get(n) not in own for n in written):
+                if any(storage.get(n) not in allocated for n in written):
                     raise refuse(f"the backward of {call.name} writes a tensor that it has not made")
             if not info.writes and not info.view:
-                own.update(f.storage_key for f in fakes_in(entry.out))
+                allocated.update(f.storage_key for f in fakes_in(entry.out))
         storage.update((f.aten_node, f.storage_key) for f in fakes_in(entry.out) if f.aten_node is not None)
 
 
@@ -76,10 +77,10 @@ def _nodes(argument: Any) -> Iterator[Node]:
 
 
 def check_linear(
-    graph: Graph, tangents: Sequence[Node], calls: Sequence[UserBackward], gives: Sequence[Node | None]
+    graph: Graph, tangents: Sequence[Node], calls: Sequence[UserBackward], gradients: Sequence[Node | None]
 ) -> None:
-    """`graph` is a functional joint graph of several `tangents`; `gives` are the nodes of what the calls give, in order.
-    Raises NotDifferentiable."""
+    """Check that user backwards in the functional joint graph of several `tangents` are linear. `gradients`: the nodes
+    of the gradients of `calls`, in order. Raises NotDifferentiable."""
     names = {call.source: call.name for call in calls}
     depends = set(tangents)
     for node in graph.nodes[:-1]:
@@ -93,9 +94,9 @@ def check_linear(
             raise refuse(
                 f"the backward of {call.name} takes None for zero, and several outputs have gradients"
             )
-    found = iter(gives)
+    nodes = iter(gradients)
     for call in calls:
         for _ in call.gradients:
-            if next(found) not in depends:
+            if next(nodes) not in depends:
                 what = f"a gradient that the backward of {call.name} gives depends on none"
                 raise refuse(f"{what}, and several outputs have gradients")

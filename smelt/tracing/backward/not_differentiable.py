@@ -1,4 +1,4 @@
-"""Why a trace has no joint graph."""
+"""The error for traces without a joint graph."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ class NotDifferentiable(Unsupported):
 
 
 def refuse(detail: str) -> NotDifferentiable:
-    """The error for gradients that cannot be had ahead of time, because of `detail`."""
+    """The error for gradients that cannot be computed ahead of time, with `detail` as the reason."""
     return NotDifferentiable(Reason(UNSUPPORTED_OBJECT, f"no ahead-of-time gradients: {detail}"))

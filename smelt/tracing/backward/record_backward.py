@@ -21,15 +21,15 @@ from smelt.ops.symbolic_results import results
 from smelt.ops.symbolic_rules import EMPTY_LIKE
 from smelt.torch_private import DisableTorchDispatch, run_engine
 from smelt.tracing.backward.autograd_graph import computation_order, reachable_edges
-from smelt.tracing.backward.backward_rules import replaced
+from smelt.tracing.backward.backward_rules import replace_backwards
 from smelt.tracing.backward.freed_graphs import freed_values
-from smelt.tracing.backward.grad_flags import GradFlags, switched_on
+from smelt.tracing.backward.grad_flags import GradFlags, all_requiring_grad
 from smelt.tracing.backward.joint import RecordedBackward
 from smelt.tracing.backward.not_differentiable import NotDifferentiable, refuse
 from smelt.tracing.backward.shared_saves import shared_saves
 from smelt.tracing.fake.fake_tensor import FakeTensor, fakes_in, wrap
 from smelt.tracing.record.current_call import backward_node
-from smelt.tracing.record.recorded_results import fresh
+from smelt.tracing.record.recorded_results import fresh_fake
 from smelt.tracing.record.trace_inputs import Inputs
 from smelt.tracing.record.trace_outputs import OutputSource, EpilogueTensor, is_no_grad_view, output_sources, epilogue_tensors
 from smelt.tracing.record.trace_parts import TraceParts
@@ -147,9 +147,9 @@ def _run_engine(
     backwards = _backwards(parts)
     with (
         parts.backward.recording(backwards),
-        replaced(backwards),
+        replace_backwards(backwards),
         _cut_at(places, {i: t for i, t in tangents.items() if i not in ends}, through),
-        switched_on(sources),
+        all_requiring_grad(sources),
     ):
         try:
             # `torch.autograd.grad` calls this; calling that would import sympy, for symbolic sizes.
@@ -285,7 +285,7 @@ def _tangent(inputs: Inputs, value: FakeTensor) -> FakeTensor:
     """A fake laid out as the value it belongs to, densely."""
     with DisableTorchDispatch():
         if syms_of(value.spec):
-            return fresh(inputs, results(EMPTY_LIKE, (value,), {}, value.device, spec_of_fake))
+            return fresh_fake(inputs, results(EMPTY_LIKE, (value,), {}, value.device, spec_of_fake))
         # An uninitialized CPU tensor answers this: for meta tensors slow Python code of torch does.
         dense = torch.empty_like(empty_like_spec(value.spec, torch.device("cpu")))
         elem = torch.empty_strided(dense.size(), dense.stride(), dtype=dense.dtype, device="meta")

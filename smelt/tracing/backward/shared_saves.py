@@ -1,7 +1,7 @@
-"""What eager's graph saves: which results of a trace share a saved value, and which operators save what they write.
+"""What eager's autograd graph saves: which results share a saved value, and which operators save what they write.
 
-Eager's nodes free what they saved when they have run, so that of two results that are computed from the same node only one
-can be differentiated, unless the graph is kept. Results that share no such node can be differentiated one after the other.
+Eager's nodes free their saved tensors when they have run. Of two results computed from the same node, only one can be
+differentiated unless the graph is retained; results that share no such node can be differentiated one after the other.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ _MOST_OVERLOADS = 10
 def shared_saves(
     results: Sequence[Any], outside: Iterable[Any], reads_saved: Collection[Any]
 ) -> tuple[tuple[int, ...], ...]:
-    """For each of `results` (nodes of autograd): those whose gradients pass the same node that saves something, in ascending
-    order; itself, if it passes any. What lies behind `outside` does not count. Nodes of the user's functions are in
-    `reads_saved` where their backward reads what they saved: others do not mind that it is freed."""
+    """For each of `results` (autograd nodes): those whose gradients pass the same node that saves something, in
+    ascending order, including itself if it passes any. Nodes beyond `outside` do not count. A node of a user's
+    function counts if it is in `reads_saved`: if its backward reads what it saved."""
     order = topological_order(results, frozenset(outside))
-    behind = dict.fromkeys(order, 0)  # the results that each node is behind, as bits
+    reached_from = dict.fromkeys(order, 0)  # bit k: reachable from result k
     for k, node in enumerate(results):
-        if node in behind:
-            behind[node] |= 1 << k
+        if node in reached_from:
+            reached_from[node] |= 1 << k
     shared = [0] * len(results)
     groups = set()
     for node in order:
         for following, _ in node.next_functions:
-            if following in behind:
-                behind[following] |= behind[node]
+            if following in reached_from:
+                reached_from[following] |= reached_from[node]
         kind: Any = type(node)
         if node in reads_saved if hasattr(kind, "_forward_cls") else _kind_saves(kind):
-            groups.add(behind[node])
+            groups.add(reached_from[node])
     for group in groups:
         for k in _bits(group):
             shared[k] |= group
@@ -48,14 +48,14 @@ def _bits(group: int) -> list[int]:
 
 @functools.cache
 def _kind_saves(kind: Any) -> bool:
-    """Whether nodes of this kind save tensors."""
+    """Whether nodes of this type save tensors."""
     return any(name.startswith("_raw_saved_") for name in dir(kind))
 
 
 @functools.cache
 def saves_its_result(target: Any) -> bool:
-    """Whether an operator writes a tensor that its node of autograd then saves, as `tanh_` does. The node of a view is
-    hidden in another (`CopySlices`), so the name tells the kind; the kinds of its overloads count as one."""
+    """Whether an operator writes a tensor that its autograd node then saves, as `tanh_` does. The node of a view is
+    hidden in `CopySlices`, so the operator's name determines the node type; the types of its overloads count as one."""
     if type(target) is not OpOverload or not target._schema.is_mutable:
         return False
     stem = "".join(word.capitalize() for word in target._schema.name.split("::")[-1].split("_"))

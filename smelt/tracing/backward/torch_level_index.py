@@ -1,4 +1,4 @@
-"""Where the torch-level graph has the tensors of a joint graph, for those who run it again."""
+"""The nodes of the torch-level graph that return the tensors of a joint graph, for replays of that graph."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from smelt.tracing.record.trace_parts import TraceParts
 
 @dataclass(frozen=True)
 class TorchLevelTensor:
-    """`node` gives the tensor; or, `by_view`, a view of it: it is a tensor that no torch-level call gives.
+    """`node` returns the tensor or, if `by_view`, a view of it: no torch-level call returns the tensor itself.
 
-    `history_node`: once this node has run, the tensor has the history that it has in the end. `written_later`: its memory is
+    `history_node`: once this node has run, the tensor has its final autograd history. `written_later`: its memory is
     written after that.
     """
 
@@ -25,15 +25,17 @@ class TorchLevelTensor:
     written_later: bool = False
 
 
-def in_copied_graph(place: TorchLevelTensor, copy_of: Mapping[Node, Node]) -> TorchLevelTensor:
-    """The same in a copy of the graph."""
+def in_copied_graph(tensor: TorchLevelTensor, copy_of: Mapping[Node, Node]) -> TorchLevelTensor:
+    """The entry for a copy of the graph."""
+    node, history_node = tensor.node, tensor.history_node
     return replace(
-        place, node=copy_of.get(place.node, place.node), history_node=copy_of.get(place.history_node, place.history_node)
+        tensor, node=copy_of.get(node, node), history_node=copy_of.get(history_node, history_node)
     )
 
 
 def torch_level_tensors(parts: TraceParts, fakes: Sequence[FakeTensor]) -> tuple[TorchLevelTensor | None, ...]:
-    """Those of `fakes`; None for what that graph does not have. Call it with the recording modes out of the way."""
+    """Entries for `fakes`; None for those that the torch-level graph does not have. Call it with the recording modes
+    disabled."""
     recorded = [f for entry in parts.tape.entries for f in fakes_in(entry.out) if f.torch_node is not None]
     views = {id(base_of(f)): f.torch_node for f in reversed(recorded) if f._is_view()}
     order = {node: i for i, node in enumerate(parts.tape.torch.graph.nodes)}
@@ -54,7 +56,7 @@ def torch_level_tensors(parts: TraceParts, fakes: Sequence[FakeTensor]) -> tuple
 
 
 def _rebasing(fake: FakeTensor, calls: Sequence[WriteCall]) -> int:
-    """After how many of these calls, which write its memory, `fake` has its last history."""
+    """The number of `calls`, which write the memory of `fake`, after which it has its final history."""
     if base_of(fake) is not fake:
-        return len(calls)  # a view asks for its history anew after each
+        return len(calls)  # a view updates its history after each write
     return next((i for i, c in enumerate(calls, 1) if c.base is fake and c.history is fake.grad_fn), 0)

@@ -24,7 +24,7 @@ from smelt.tracing.functionalize.view_copies import Copies
 from smelt.tracing.record.call_arguments import LEAF_TYPES, Args, Kwargs, Unnameable, other_argument
 from smelt.tracing.record.current_call import CurrentCall
 from smelt.tracing.record.number_inputs import NumberInputs, size_arguments, with_sizes
-from smelt.tracing.record.recorded_results import fresh
+from smelt.tracing.record.recorded_results import fresh_fake
 from smelt.tracing.record.tape import Tape
 from smelt.tracing.record.trace_inputs import Inputs
 from smelt.tracing.symbolic.sym_numbers import PLAIN_TYPE, SYMBOLIC, hint
@@ -143,9 +143,9 @@ class AtenCallRecorder:
         nodes = tuple(self._argument(a, []) for a in args)
         named = {k: self._argument(v, []) for k, v in kwargs.items()}
         out = (
-            tuple(fresh(self.inputs, s) for s in spec)
+            tuple(fresh_fake(self.inputs, s) for s in spec)
             if isinstance(spec, tuple)
-            else fresh(self.inputs, spec)
+            else fresh_fake(self.inputs, spec)
         )
         node = self.tape.add_operator(func, nodes, named, meta_results.stem(func), spec)
         self.tape.finish_operator(node, out)

@@ -37,79 +37,79 @@ class RecordedResult:
     """The results of one call. `container` is None for a single tensor, else tuple or list."""
 
     container: type | None
-    parts: list[Any]  # Part | list[Part]
+    leaves: list[Any]  # ResultLeaf | list[ResultLeaf]
     spec: Any  # of the node
-    required: Sequence[tuple[Size, int, int]] = ()  # sizes, and between which numbers each must be
+    size_bounds: Sequence[tuple[Size, int, int]] = ()  # (size, least, most), required of later calls
 
 
-def leaf_spec(part: ResultLeaf | list[ResultLeaf]) -> Any:
-    """The spec of a result, or those of a list of them."""
-    return tuple(p.spec for p in part) if isinstance(part, list) else part.spec
+def leaf_spec(leaf: ResultLeaf | list[ResultLeaf]) -> Any:
+    """The spec of a result, or the specs of a list of results."""
+    return tuple(item.spec for item in leaf) if isinstance(leaf, list) else leaf.spec
 
 
-def fresh(inputs: Inputs, spec: TensorSpec) -> FakeTensor:
-    """A fake of new memory."""
+def fresh_fake(inputs: Inputs, spec: TensorSpec) -> FakeTensor:
+    """A fake with memory of its own."""
 
-    def made() -> torch.Tensor:
+    def create() -> torch.Tensor:
         shape, stride, _ = _layout(inputs, spec)
         return torch.empty_strided(shape, stride, dtype=spec.dtype, device=_META)
 
     if not syms_of(spec):
-        return wrap(made(), spec.device, spec)
-    like = _like(inputs, spec, (torch.is_inference_mode_enabled(),), made)
+        return wrap(create(), spec.device, spec)
+    like = _cached_meta(inputs, spec, (torch.is_inference_mode_enabled(),), create)
     return wrap(_native.fresh_like(like), spec.device, spec)
 
 
-def number(inputs: Inputs, size: Size) -> Any:
-    """It, as the program sees it."""
+def number_of_size(inputs: Inputs, size: Size) -> Any:
+    """A size as the program sees it: an int or a symbolic `Int`."""
     symbols = inputs.numbers.symbols
     return size if isinstance(size, int) or symbols is None else symbols.number(size)
 
 
-def view(inputs: Inputs, source: FakeTensor, spec: TensorSpec) -> FakeTensor:
-    """A fake that looks at the memory of `source`."""
+def view_fake(inputs: Inputs, source: FakeTensor, spec: TensorSpec) -> FakeTensor:
+    """A fake that is a view of `source`."""
 
-    def made() -> torch.Tensor:
-        return _seen_as(source.elem, spec.dtype).as_strided(*_layout(inputs, spec))
+    def create() -> torch.Tensor:
+        return _reinterpreted(source.elem, spec.dtype).as_strided(*_layout(inputs, spec))
 
     if not syms_of(spec):
-        return wrap(made(), spec.device, spec)
+        return wrap(create(), spec.device, spec)
     elem = source.elem
-    like = _like(inputs, spec, (elem.is_inference(), elem.is_conj(), elem.is_neg()), made)
+    like = _cached_meta(inputs, spec, (elem.is_inference(), elem.is_conj(), elem.is_neg()), create)
     return wrap(_native.view_like(like, elem), spec.device, spec)
 
 
-CONJ_NEG_VIEWS = {"conjugate": CONJUGATE, "negative": NEGATIVE}  # by the kind of a part
+CONJ_NEG_VIEWS = {"conjugate": CONJUGATE, "negative": NEGATIVE}  # by `ResultLeaf.kind`
 
 
-def signed(kind: str, source: FakeTensor) -> FakeTensor:
-    """A fake that looks at the memory of `source` with other signs."""
+def conj_neg_fake(kind: str, source: FakeTensor) -> FakeTensor:
+    """A fake that is a view of `source` with its conjugate or negative bit flipped."""
     return wrap(CONJ_NEG_VIEWS[kind](source.elem), source.device, source.spec)
 
 
-def _seen_as(elem: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The memory of complex numbers as one of real numbers, or the other way round."""
+def _reinterpreted(elem: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Complex memory viewed as real, or real memory viewed as complex."""
     if elem.dtype == dtype:
         return elem
     return torch.view_as_real(elem) if elem.is_complex() else torch.view_as_complex(elem)
 
 
-def _like(
-    inputs: Inputs, spec: TensorSpec, bits: tuple[bool, ...], make: Callable[[], torch.Tensor]
+def _cached_meta(
+    inputs: Inputs, spec: TensorSpec, bits: tuple[bool, ...], create: Callable[[], torch.Tensor]
 ) -> torch.Tensor:
-    """A meta tensor of these symbolic sizes, in whatever memory, which `make` makes the first time. `bits`: what else tells
-    such tensors apart."""
+    """A meta tensor with these symbolic sizes in any memory, cached by its spec and `bits` (inference mode, conjugate,
+    negative)."""
     symbols = inputs.numbers.symbols
     assert symbols is not None
-    found = symbols.metas.get((id(spec), bits))
-    if found is None:
-        found = symbols.metas[id(spec), bits] = spec, make()
-    return found[1]
+    entry = symbols.metas.get((id(spec), bits))
+    if entry is None:
+        entry = symbols.metas[id(spec), bits] = spec, create()
+    return entry[1]
 
 
 def _layout(inputs: Inputs, spec: TensorSpec) -> tuple[Any, Any, Any]:
-    """Shape, stride and offset as numbers for C++. A symbolic size is required to be neither 0 nor 1: of those, operators
-    make exceptions."""
+    """Shape, stride and offset as numbers for C++. Requires each symbolic size to be at least 2: operators treat 0 and
+    1 as special cases."""
     if not syms_of(spec):
         return spec.shape, spec.stride, spec.offset
     symbols = inputs.numbers.symbols
@@ -120,10 +120,10 @@ def _layout(inputs: Inputs, spec: TensorSpec) -> tuple[Any, Any, Any]:
     return symbols.layout(spec)
 
 
-def require_sizes(inputs: Inputs, required: Sequence[tuple[Size, int, int]]) -> None:
-    """Requires that each size is between these numbers."""
+def require_bounds(inputs: Inputs, size_bounds: Sequence[tuple[Size, int, int]]) -> None:
+    """Require each size to be in its range: [least, most]."""
     symbols = inputs.numbers.symbols
-    assert symbols is not None or not required
-    for size, least, most in required:
+    assert symbols is not None or not size_bounds
+    for size, least, most in size_bounds:
         symbols.at_least(size, least)  # type: ignore[union-attr]
         symbols.at_most(size, most)  # type: ignore[union-attr]

@@ -1,7 +1,7 @@
-"""Operators that recording treats by a rule of their own: `RULES` has one for each way that their rows name.
+"""Per-operator recording rules: `RULES` has one for each `TraceRule` that rows of the operator registry name.
 
-A rule is called as `rule(recorder, func, args, kwargs)` and returns the result, or NotImplemented to have the operator
-recorded as any other.
+A rule is called as `rule(recorder, func, args, kwargs)`. It returns the result, or NotImplemented to have the operator
+recorded in the ordinary way.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from smelt.tracing.fake.fake_tensor import (
 )
 from smelt.tracing.record.aten_call_recorder import AtenCallRecorder
 from smelt.tracing.record.call_arguments import Args, Kwargs
-from smelt.tracing.record.number_inputs import with_sizes
+from smelt.tracing.record.number_inputs import numbers_to_sizes
 from smelt.tracing.symbolic import unbacked_operators
 from smelt.tracing.symbolic.numbers_in_containers import has_symbols
 from smelt.tracing.symbolic.sym_numbers import SYMBOLIC, specialize
@@ -47,9 +47,9 @@ def _device(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kw
 
 
 def _plain_sizes(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """C++ code that takes no symbolic sizes asks for those of a tensor that has some: they are pinned, and no operator."""
-    of = fake_shape if func._schema.name == "aten::size" else fake_stride
-    return [specialize(n) for n in of(args[0])]
+    """Sizes that C++ code reads from a tensor as plain ints: they are specialized, and nothing is recorded."""
+    read = fake_shape if func._schema.name == "aten::size" else fake_stride
+    return [specialize(n) for n in read(args[0])]
 
 
 def _read_value(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
@@ -71,14 +71,14 @@ def _read_value(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs
 
 
 def _lift(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """`torch.tensor(data)` hands the finished tensor to `lift_fresh`: a constant of the program."""
+    """`torch.tensor(data)` passes the finished tensor to `lift_fresh`: it is a constant of the program."""
     if type(args[0]) is FakeTensor:
         return args[0]
     return recorder.tape.add_constant(args[0].clone())
 
 
 def _dynamic(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Operators whose answer needs values: computed at once if the values are known."""
+    """Operators whose result depends on values: computed at once if the values are constants."""
     out = recorder.constants.run(func, args, kwargs)
     if out is None:
         return unbacked_operators.sized(recorder, func, args, kwargs)
@@ -90,7 +90,7 @@ def _dynamic(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: K
 
 
 def _index(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """A mask whose value is known selects at constant places."""
+    """Indexing by a mask: by constant indices if the mask is a constant."""
     fake, indices, *_ = args
     masks = [i for i in indices if isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8)]
     values = {id(mask): recorder.constants.value(mask) for mask in masks}
@@ -98,27 +98,27 @@ def _index(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwa
         return NotImplemented
     if func is not aten.index.Tensor or any(value is None for value in values.values()):
         return unbacked_operators.indexed(recorder, func, args, kwargs)
-    places: list[Any] = []
+    constant_indices: list[Any] = []
     for index in indices:
         value = values.get(id(index))
         with recorder.call.paused():
             selected = [index] if value is None else value.nonzero().unbind(1)
-        places += (
+        constant_indices += (
             selected if value is None else [recorder.tape.add_constant(s.contiguous()) for s in selected]
         )
-    return recorder.run(func, (fake, places), {})
+    return recorder.run(func, (fake, constant_indices), {})
 
 
 def _as_view(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """`unsafe_split` gives views that autograd does not know of: beneath autograd they are views."""
+    """`unsafe_split` returns views that autograd does not track: beneath autograd they are ordinary views."""
     view = row(func).view
     assert view is not None
     return recorder.run(view, args, kwargs)
 
 
 def _batch_norm(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """`native_batch_norm` writes its running statistics without saying so in its schema; it is recorded as the newer
-    operator whose schema says it."""
+    """`native_batch_norm` writes its running statistics, which its schema does not declare. It is recorded as the
+    newer operator whose schema does."""
     *tensors, mean, var, training, momentum, eps = args
     if mean is None:
         return recorder.run(aten._native_batch_norm_legit.no_stats, (*tensors, training, momentum, eps), {})
@@ -133,55 +133,55 @@ _BATCH_NORMS = (aten.native_batch_norm.default, aten._native_batch_norm_legit.de
 
 
 def _attention_choice(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Which kernel `scaled_dot_product_attention` takes is asked of the real device: on uninitialized tensors laid out
-    as the arguments, since only layouts decide."""
+    """The kernel that `scaled_dot_product_attention` selects, queried from the real device with uninitialized tensors
+    of the arguments' layouts: only layouts decide."""
     device = args[0].device
     if device.type != "cpu" and not (device.type == "cuda" and torch.cuda.is_available()):
         return NotImplemented
     fakes = leaves((args, kwargs), FakeTensor)
 
     def chosen(*specs: TensorSpec) -> Any:
-        like = dict(zip(fakes, map(_laid_out, fakes, specs)))
-        given, named = map_leaves((args, kwargs), FakeTensor, like.__getitem__)
-        return func(*given, **named)
+        like = dict(zip(fakes, map(_empty_with_layout, fakes, specs)))
+        real_args, real_kwargs = map_leaves((args, kwargs), FakeTensor, like.__getitem__)
+        return func(*real_args, **real_kwargs)
 
     return agreed([f.spec for f in fakes], chosen, "sizes decide which kernel of attention is taken")
 
 
-def _laid_out(fake: FakeTensor, spec: TensorSpec) -> torch.Tensor:
+def _empty_with_layout(fake: FakeTensor, spec: TensorSpec) -> torch.Tensor:
     shape, stride = static_sizes(spec.shape), static_sizes(spec.stride)
     like = torch.empty_strided(shape, stride, dtype=spec.dtype, device=spec.device)
     return like.requires_grad_(fake.requires_grad) if fake.requires_grad else like
 
 
 def _change_metadata(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """`squeeze_`, `t_`, ...: the tensor becomes a view of what it was, recorded as the view operator."""
+    """`squeeze_`, `t_`, ...: the tensor becomes a view of its former value, recorded as the view operator."""
     fake = args[0]
     if recorder.inputs.holds(fake):
-        raise recorder.call.unsupported(UNSUPPORTED_EFFECT, f"{func} changes the shape of an outside tensor")
+        raise recorder.call.unsupported(UNSUPPORTED_EFFECT, f"{func} changes the shape of an input tensor")
     view = row(func).view
     assert view is not None
-    (_, *sizes), named = with_sizes(view, args, kwargs)
+    (_, *sizes), named = numbers_to_sizes(view, args, kwargs)
     if has_symbols((sizes, named)):
         raise NeedsFixedSize(f"{func} of symbolic numbers", recorder.numbers.sizes)
     if view is STRIDED:
         _check_bounds(recorder, fake, *sizes, **named)
-    made = recorder.run(view, args, kwargs)
-    with DisableTorchDispatch():  # not `func`, whose C++ code would take symbolic sizes for numbers
-        fake.as_strided_(made.size(), made.stride(), made.storage_offset())
-    recorder.tape.rebind(fake, made)
+    result = recorder.run(view, args, kwargs)
+    with DisableTorchDispatch():  # not `func`, whose C++ code would specialize symbolic sizes
+        fake.as_strided_(result.size(), result.stride(), result.storage_offset())
+    recorder.tape.rebind(fake, result)
     return fake
 
 
 def _as_strided(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """Shape functions do not check bounds."""
-    (fake, *rest), named = with_sizes(func, args, kwargs)
-    if has_symbols((rest, named)):
+    """Check the bounds of `as_strided`: shape functions do not."""
+    (fake, *layout), named = numbers_to_sizes(func, args, kwargs)
+    if has_symbols((layout, named)):
         raise NeedsFixedSize(f"{func} of symbolic numbers", recorder.numbers.sizes)
     if row(func).trace_rule is TraceRule.STRIDED_SCATTER:
         check_fixed(args, str(func))
-        rest = rest[1:]
-    _check_bounds(recorder, fake, *rest, **named)
+        layout = layout[1:]
+    _check_bounds(recorder, fake, *layout, **named)
     return NotImplemented
 
 
@@ -192,8 +192,8 @@ def _check_bounds(
     stride: Sequence[Size],
     storage_offset: Size | None = None,
 ) -> None:
-    """What lies in an input's storage beyond the inputs themselves is not guarded, so only what they cover may be reached.
-    An offset counts from the start of the storage."""
+    """Raise Unsupported where the view exceeds the elements that the inputs cover: guards do not cover the rest of an
+    input's storage. `storage_offset` counts from the start of the storage."""
     first: Size = fake.spec.offset if storage_offset is None else storage_offset
     if storage_offset is not None:
         recorder.writes.addressed_from_start.append(fake)
@@ -212,8 +212,8 @@ def _check_bounds(
 def _check_symbolic_bounds(
     recorder: AtenCallRecorder, fake: FakeTensor, first: Size | None, span: Size, symbols: frozenset[Sym]
 ) -> None:
-    """The same where sizes are symbolic, for what lies in memory without gaps; places that are counted from the start of
-    the storage (`first`) only of what is not an input's."""
+    """`_check_bounds` for symbolic sizes: only for dense tensors, and an offset from the start of the storage
+    (`first`) only for tensors that are not inputs."""
     spec, numbers = fake.spec, recorder.numbers.symbols
     dense = 1 + _span(spec.shape, spec.stride) == numel(spec.shape)
     if first is not None and (spec.offset != 0 or recorder.inputs.in_storage(fake.storage_key)):
@@ -226,12 +226,12 @@ def _check_symbolic_bounds(
 
 
 def _span(size: Iterable[Size], stride: Iterable[Size]) -> Any:
-    """How far the last element lies behind the first."""
+    """Distance from the first element to the last, in elements."""
     return sum((n - 1) * step for n, step in zip(size, stride))
 
 
 def _covered(recorder: AtenCallRecorder, fake: FakeTensor) -> tuple[int, int]:
-    """The half-open range of elements of `fake`'s storage that are known to exist at every call."""
+    """The half-open range of elements of `fake`'s storage that exist at every call."""
     inputs = [i for i in recorder.inputs.in_storage_with_offsets(fake.storage_key) if i.numel()]
     if not inputs:
         return 0, fake.elem.untyped_storage().nbytes() // fake.elem.itemsize
@@ -244,8 +244,8 @@ def _refuse_effect(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwa
 
 
 def _zero_tensor(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """A zero without memory, which forward-mode differentiation makes: its fake is one as well, so that torch leaves out
-    the products and sums that eager leaves out."""
+    """A zero tensor without memory, which forward-mode differentiation creates. Its fake is one as well, so that torch
+    skips the products and sums that eager skips."""
     device = meta_results.canonical_device(kwargs.get("device") or "cpu")
     elem = func(*args, **{**kwargs, "device": "meta"})
     fake = wrap(elem, device)
@@ -255,21 +255,22 @@ def _zero_tensor(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwarg
 
 
 def _converted(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """`Tensor.to` called by native code beneath autograd: the copy that it comes down to, or the tensor itself."""
-    fake, *rest = args
+    """`Tensor.to` called by native code beneath autograd: the `_to_copy` that it dispatches to, or the tensor
+    itself."""
+    fake, *positional = args
     names = [a.name for a in func._schema.arguments[1:]]
-    given = {**dict(zip(names, rest)), **kwargs}
-    other = given.pop("other", None)
-    dtype = given.get("dtype") or (fake if other is None else other).dtype
-    device = meta_results.canonical_device(given.get("device") or (fake if other is None else other).device)
-    if (dtype, device) == (fake.dtype, fake.device) and not given.get("copy"):
+    options = {**dict(zip(names, positional)), **kwargs}
+    other = options.pop("other", None)
+    dtype = options.get("dtype") or (fake if other is None else other).dtype
+    device = meta_results.canonical_device(options.get("device") or (fake if other is None else other).device)
+    if (dtype, device) == (fake.dtype, fake.device) and not options.get("copy"):
         return fake
-    kept = {k: given[k] for k in ("non_blocking", "memory_format") if given.get(k)}
-    return recorder.run(aten._to_copy.default, (fake,), {"dtype": dtype, "device": device, **kept})
+    passed = {k: options[k] for k in ("non_blocking", "memory_format") if options.get(k)}
+    return recorder.run(aten._to_copy.default, (fake,), {"dtype": dtype, "device": device, **passed})
 
 
 def _number_copied(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """A transform casts the number in `x * 2`, which reaches Python as a number again."""
+    """A cast of a Python number by a transform: `x * 2` reaches Python with a number."""
     if isinstance(args[0], torch.Tensor):
         return NotImplemented
     options = {k: kwargs[k] for k in ("dtype", "device") if kwargs.get(k) is not None}

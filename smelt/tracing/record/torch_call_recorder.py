@@ -1,4 +1,4 @@
-"""Recording at the torch level: a call of the user's becomes a node, with the settings that it ran under."""
+"""Recording at the torch level: a call of the user's code becomes a node, with the settings that it ran under."""
 
 from __future__ import annotations
 
@@ -30,11 +30,8 @@ from smelt.tracing.symbolic.symbolic_numbers import PlainNumbersOnly
 
 
 class TorchCallRecorder:
-    """Records torch-level calls.
-
-    What always holds: the torch-level graph so far, run from the settings (grad mode, inference mode, autocast) in
-    `first_state`, ends under those of its latest call.
-    """
+    """Records torch-level calls. Invariant: the torch-level graph so far, run from the settings (grad mode, inference
+    mode, autocast) in `first_state`, ends under the settings of its latest call."""
 
     def __init__(
         self, call: CurrentCall, tape: Tape, inputs: Inputs, writes: Writes, numbers: NumberInputs
@@ -51,7 +48,8 @@ class TorchCallRecorder:
     # ---- calls
 
     def node(self, func: Any, args: Args, kwargs: Kwargs) -> Node:
-        """The torch-level node of a call, not in the graph yet. Raises Unnameable for arguments that no graph can hold."""
+        """The torch-level node of a call, not in the graph yet. Raises Unnameable for arguments that graphs cannot
+        hold."""
         node_args = tuple(self._argument(a) for a in args)
         return Node("call_function", func, node_args, {k: self._argument(v) for k, v in kwargs.items()}, "")
 
@@ -66,7 +64,7 @@ class TorchCallRecorder:
         if kind in SYMBOLIC:
             return self._numbers.node(value, self._tape.torch)
         if isinstance(value, torch.Tensor):
-            if is_functorch_wrapped_tensor(value):  # by a transform that is over
+            if is_functorch_wrapped_tensor(value):  # by a transform that has ended
                 raise Unnameable("a tensor of a transform")
             return self._argument(self._inputs.fake_for_native(value))
         if isinstance(value, (list, tuple)):
@@ -79,7 +77,7 @@ class TorchCallRecorder:
         return other_argument(value)
 
     def record(self, node: Node, func: Any, out: Any) -> None:
-        """Appends `node`, which `self.node` made: the call of `func` that gave `out`."""
+        """Append `node` (from `self.node`): the call of `func` that returned `out`."""
         self.record_settings(torch_settings.read())
         node.op, node.target, extra = target_of(func)
         node.args += extra
@@ -91,7 +89,7 @@ class TorchCallRecorder:
         self._writes.record_call(node)
 
     def _name_results(self, node: Node, out: Any) -> Any:
-        """Sets the torch-level node of every new fake in `out` to `node`, and fills in `node.spec`."""
+        """Set the torch-level node of every new fake in `out` to `node`, and fill in `node.spec`."""
         if type(out) is FakeTensor:
             node.spec = out.spec
             if out.torch_node is None:
@@ -112,18 +110,19 @@ class TorchCallRecorder:
         return self._name_results(item, value)
 
     def run_opaque(self, target: OpaqueCall, run: Callable[[], Any]) -> Any:
-        """`run()`, which does on fakes what `target` does: at the torch level one call, whatever functions it calls."""
+        """The result of `run()`, which does on fakes what `target` does: one torch-level call, whatever functions it
+        calls."""
         call = self._call
         if call.node is not None or call.pause_depth:
             return run()
         if call.has_subclasses:
-            raise call.unsupported(TENSOR_SUBCLASS, f"{name_of(target)} beside tensors of a subclass")
+            raise call.unsupported(TENSOR_SUBCLASS, f"{name_of(target)} with tensors of a subclass")
         if call.modes:
             raise call.unsupported(UNSUPPORTED_CALL, f"{name_of(target)} under a mode of the user's")
         symbols = self._numbers.symbols
-        of_data = symbols is not None and bool(symbols.unbacked.numbers)
-        if self._numbers.sizes and of_data:
-            raise NeedsFixedSize(f"{name_of(target)} beside symbolic sizes", self._numbers.sizes)
+        has_unbacked = symbols is not None and bool(symbols.unbacked.numbers)
+        if self._numbers.sizes and has_unbacked:
+            raise NeedsFixedSize(f"{name_of(target)} with symbolic sizes", self._numbers.sizes)
         refusal = PlainNumbersOnly(Reason(UNSUPPORTED_OBJECT, "a number that changes from call to call"))
         nodes = tuple(self._argument(t) for t in target.operands)
         target.operands = []  # the graph outlives the trace
@@ -132,7 +131,7 @@ class TorchCallRecorder:
         try:
             with nullcontext() if symbols is None else symbols.refused(refusal):
                 out = run()
-        except Exception as error:  # what it did before it raised is not recorded
+        except Exception as error:  # the effects before the error are not recorded
             call.fail(name_of(target), error)
             raise
         finally:
@@ -145,11 +144,11 @@ class TorchCallRecorder:
     # ---- settings
 
     def begin(self) -> None:
-        """The trace is entered: the graph starts under the settings of now."""
+        """Start the graph under the current settings."""
         self._state = self.first_state = torch_settings.read()
 
     def record_settings(self, now: torch_settings.TorchSettings) -> None:
-        """Records grad mode and autocast where they differ from what the graph so far implies."""
+        """Record grad mode and autocast where they differ from the settings that the graph so far ends under."""
         if self._left_autocast:
             self._left_autocast = False
             self._add_call(torch.clear_autocast_cache, (), "clear_cache")
@@ -162,17 +161,17 @@ class TorchCallRecorder:
         return self._tape.torch.make("call_function", function, args, {}, stem, None, self._call.where())
 
     def leave_autocast(self) -> None:
-        """The user's code is about to leave an autocast context. With the outermost one eager drops its casts."""
+        """The user's code is about to exit an autocast context. Eager clears its cast cache with the outermost one."""
         self._left_autocast |= torch_settings.autocast_depth() == 1
 
     def switch_level(self, function: Callable[[], object]) -> None:
-        """A level of forward-mode differentiation is entered or left by `function`."""
+        """Record that `function` enters or exits a level of forward-mode differentiation."""
         self._tape.effectful.add(self._add_call(function, (), name_of(function)))
         self._open_levels += 1 if function is enter_dual_level else -1
 
     def finish(self) -> None:
-        """The user's code has ended: the graph ends under the settings that it began under. Raises Unsupported where a level
-        of forward-mode differentiation stays open."""
+        """Restore the settings that the graph began under. Raises Unsupported where a level of forward-mode
+        differentiation stays open."""
         if self._open_levels:
             raise self._call.unsupported(
                 UNSUPPORTED_EFFECT, "a level of forward-mode differentiation stays open"

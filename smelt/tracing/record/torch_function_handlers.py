@@ -1,4 +1,5 @@
-"""Whose `__torch_function__` torch asks about a call: of tensors of subclasses, of other objects."""
+"""Dispatch of `__torch_function__`: which handlers (of tensor subclasses, other objects and modes) torch calls for a
+call."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ DEFAULT_HANDLER = vars(torch.Tensor)["__torch_function__"]
 
 
 def handling_class(value: object) -> type | None:
-    """The class of `value`, as the program sees it, where torch asks its `__torch_function__`, which may be torch's own."""
+    """The class of `value`, as the program sees it, if torch calls its `__torch_function__` (which may be torch's
+    default); else None."""
     cls = value.subclass if type(value) is FakeTensor else type(value)
     if cls is None or cls in PLAIN_TYPES or cls in LEAF_TYPES or handler_in(cls) is None:
         return None
@@ -37,70 +39,70 @@ def handling_class(value: object) -> type | None:
 
 
 def has_handler(value: object) -> bool:
-    """Whether `value` has a `__torch_function__` that is not torch's."""
+    """Whether `value` has a `__torch_function__` other than torch's default."""
     cls = handling_class(value)
     return cls is not None and handler_in(cls) is not DEFAULT_HANDLER
 
 
 def is_under_modes(call: CurrentCall) -> bool:
-    """Whether torch asks a mode of the user's about what is called next."""
+    """Whether torch calls a mode of the user for the next call."""
     return bool(call.modes) and not is_torch_function_all_disabled()
 
 
 def is_handled(call: CurrentCall, args: Args, kwargs: Mapping[str, Any] = types.MappingProxyType({})) -> bool:
-    """Whether torch may ask the user's code about a call with these arguments."""
+    """Whether torch may call the user's handlers for a call with these arguments."""
     if is_under_modes(call):
         return True
-    found = any(map(has_handler, _parts((*args, *kwargs.values()))))
-    return found and is_torch_function_enabled()
+    has_handlers = any(map(has_handler, _flattened((*args, *kwargs.values()))))
+    return has_handlers and is_torch_function_enabled()
 
 
-def _parts(values: Iterable[object]) -> Iterator[object]:
-    """What stands in `values` and in builtin containers among them, which may contain themselves."""
-    left, seen = list(values), set[int]()
-    while left:
-        value = left.pop()
+def _flattened(values: Iterable[object]) -> Iterator[object]:
+    """The items of `values` and of nested builtin containers, which may contain themselves."""
+    pending, seen = list(values), set[int]()
+    while pending:
+        value = pending.pop()
         kind = type(value)
         if kind is list or kind is tuple or kind is dict:
             if id(value) not in seen:
                 seen.add(id(value))
-                left.extend(value.values() if isinstance(value, dict) else cast("Iterable[object]", value))
+                pending.extend(value.values() if isinstance(value, dict) else cast("Iterable[object]", value))
         elif kind not in LEAF_TYPES:
             yield value
 
 
-# ---- which are asked, and in which order
+# ---- which handlers torch calls, and in which order
 
 
-class _Asked(Exception):
-    """A probe was asked about a call."""
+class _ProbeCalled(Exception):
+    """A probe's handler was called."""
 
     def __init__(self, func: object, kinds: tuple[type, ...]) -> None:
         self.func = func
         self.kinds = kinds
 
 
-def _asked(cls: type, func: object, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-    raise _Asked(func, tuple(types))
+def _probe_handler(cls: type, func: object, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    raise _ProbeCalled(func, tuple(types))
 
 
 class _ProbeMode(TorchFunctionMode):
-    """Is asked before any class."""
+    """A mode that torch calls before any class."""
 
     def __torch_function__(self, func: object, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise _Asked(func, tuple(types))
+        raise _ProbeCalled(func, tuple(types))
 
 
-def asked_about(
+def handler_types(
     call: CurrentCall, func: Any, args: Args, kwargs: Mapping[str, Any]
 ) -> tuple[type, ...] | None:
-    """The `types` that torch gives the handlers of a call, a class before what it inherits from; None where it asks none of
-    them. Torch itself says so: it is given probes, without the innermost mode, which is that of the trace. Raises
-    Unsupported where it asks further inside only."""
-    found = {cls for cls in map(handling_class, _parts((*args, *kwargs.values()))) if cls is not None}
+    """The `types` that torch passes to the handlers of a call, each class before its bases; None where torch calls
+    none of them. Determined by calling torch with probes, without the innermost mode, which is the trace's. Raises
+    Unsupported where torch calls handlers only for functions inside."""
+    found = {cls for cls in map(handling_class, _flattened((*args, *kwargs.values()))) if cls is not None}
     if len(found) == 1 and type(func) in _OF_SELF and handling_class(args[0]) is not None:
         return tuple(found)
-    kinds = _kinds_asked(func, args, kwargs, found, contextlib.nullcontext())
+    kinds = _probed_types(func, args, kwargs, found, contextlib.nullcontext())
     if kinds is not None:
         return in_order(kinds)
     if func in _INDEXING and handling_class(args[0]) is None:
@@ -109,32 +111,33 @@ def asked_about(
     raise call.unsupported(TENSOR_SUBCLASS, f"{name} of a {next(iter(found), torch.Tensor).__qualname__}")
 
 
-def kinds_for_mode(call: CurrentCall, func: Any, args: Args, kwargs: Mapping[str, Any]) -> tuple[type, ...]:
-    """The `types` that torch gives a mode with a call. Raises Unsupported where it asks the mode further inside only."""
-    found = {cls for cls in map(handling_class, _parts((*args, *kwargs.values()))) if cls is not None}
-    kinds = _kinds_asked(func, args, kwargs, found, _ProbeMode())
+def mode_types(call: CurrentCall, func: Any, args: Args, kwargs: Mapping[str, Any]) -> tuple[type, ...]:
+    """The `types` that torch passes to a mode for a call. Raises Unsupported where it calls the mode only for
+    functions inside."""
+    found = {cls for cls in map(handling_class, _flattened((*args, *kwargs.values()))) if cls is not None}
+    kinds = _probed_types(func, args, kwargs, found, _ProbeMode())
     if kinds is None:
         raise call.unsupported(UNSUPPORTED_CALL, f"{getattr(func, '__name__', func)} under a mode of torch")
     return kinds
 
 
-def _kinds_asked(
+def _probed_types(
     func: Any, args: Args, kwargs: Mapping[str, Any], found: set[type], mode: AbstractContextManager[object]
 ) -> tuple[type, ...] | None:
-    """The `types` that the first probe is given which torch asks about a call: of the classes `found`, or `mode`. None where
-    it asks none about this very function."""
+    """The `types` that torch passes to the first probe it calls, of the classes `found` or `mode`. None where it calls
+    none for this very function."""
     probes = {cls: _probe(cls) for cls in found}
     with DisableTorchDispatch(), pop_function_mode_temporarily():
         try:
             with DisableTorchFunction():
-                given, named = _like(args, probes), _like(dict(kwargs), probes)
+                probe_args, probe_kwargs = _with_probes(args, probes), _with_probes(dict(kwargs), probes)
             with mode:
-                func(*given, **named)
-        except _Asked as asked:
-            if asked.func == func:
-                classes = {made: cls for cls, made in probes.items()}
-                return tuple(classes.get(kind, kind) for kind in asked.kinds)
-        except Exception:  # of the probes, or of a list that contains itself
+                func(*probe_args, **probe_kwargs)
+        except _ProbeCalled as called:
+            if called.func == func:
+                classes = {probe: cls for cls, probe in probes.items()}
+                return tuple(classes.get(kind, kind) for kind in called.kinds)
+        except Exception:  # from the probes, or from a list that contains itself
             pass
     return None
 
@@ -144,18 +147,18 @@ _INDEXING = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
 
 
 def _probe(cls: type) -> type:
-    """A class that is related to no other."""
+    """A probe class, unrelated to other probes."""
     base = torch.Tensor if issubclass(cls, torch.Tensor) else object
-    return type(cls.__name__, (base,), {"__torch_function__": classmethod(_asked)})
+    return type(cls.__name__, (base,), {"__torch_function__": classmethod(_probe_handler)})
 
 
-def _like(value: Any, probes: Mapping[type, type]) -> Any:
-    """`value` with probes in place of what has handlers, and tensors in place of other fakes."""
+def _with_probes(value: Any, probes: Mapping[type, type]) -> Any:
+    """`value` with probes in place of objects with handlers, and real tensors in place of other fakes."""
     kind = type(value)
     if kind is list or kind is tuple:
-        return kind(_like(part, probes) for part in value)
+        return kind(_with_probes(item, probes) for item in value)
     if kind is dict:
-        return {key: _like(part, probes) for key, part in value.items()}
+        return {key: _with_probes(item, probes) for key, item in value.items()}
     if kind in LEAF_TYPES:
         return value
     cls = handling_class(value)
@@ -170,7 +173,7 @@ def _like(value: Any, probes: Mapping[type, type]) -> Any:
 
 
 def in_order(kinds: Iterable[type]) -> tuple[type, ...]:
-    """Classes, each once, in the order of the arguments, each before those that it inherits from."""
+    """Classes in argument order, without duplicates, each before its bases."""
     ordered: list[type] = []
     for cls in dict.fromkeys(kinds):
         at = next((i for i, other in enumerate(ordered) if issubclass(cls, other)), len(ordered))
@@ -179,7 +182,7 @@ def in_order(kinds: Iterable[type]) -> tuple[type, ...]:
 
 
 def may_be_overridable(func: Any) -> bool:
-    """False for functions that are not torch's, told at once: nobody need look through what they are given."""
+    """A cheap test that is False for functions that are not torch's, so that their arguments need no inspection."""
     if type(func) is types.FunctionType:
         return "handle_torch_function" in func.__code__.co_names
     module = getattr(getattr(func, "__objclass__", func), "__module__", None)
@@ -187,27 +190,27 @@ def may_be_overridable(func: Any) -> bool:
 
 
 def is_overridable(func: Any) -> bool:
-    """Whether torch asks handlers about calls of `func`."""
+    """Whether torch calls handlers for calls of `func`."""
     if type(func) is types.FunctionType:
         return may_be_overridable(func)
     if torch.overrides.resolve_name(func) is None:
         return False
     if func not in torch.overrides.get_ignored_functions():
         return True
-    # the set also has methods that torch does ask about
-    return type(func) is types.MethodDescriptorType and _asks_about(func)
+    # the set also contains methods that torch does dispatch
+    return type(func) is types.MethodDescriptorType and _dispatches_method(func)
 
 
 @functools.cache
-def _asks_about(method: types.MethodDescriptorType) -> bool:
-    """Whether torch asks handlers about a method of tensors, as a call without arguments shows."""
+def _dispatches_method(method: types.MethodDescriptorType) -> bool:
+    """Whether torch calls handlers for a tensor method, found by a call without arguments."""
     with DisableTorchDispatch():
         with DisableTorchFunction():
             probe: torch.Tensor = torch.empty(0).as_subclass(_probe(torch.Tensor))
         try:
             with pop_function_mode_temporarily():
                 method(probe)
-        except _Asked:
+        except _ProbeCalled:
             return True
         except Exception:
             pass
@@ -215,8 +218,8 @@ def _asks_about(method: types.MethodDescriptorType) -> bool:
 
 
 def overridable_member(name: str, method: str) -> Any:
-    """The method, `__get__` or `__set__`, of what C code has as the attribute `name` of tensors; None where torch asks no
-    handlers about it."""
-    found = next((vars(base)[name] for base in torch.Tensor.__mro__ if name in vars(base)), None)
-    member = getattr(found, method, None) if type(found) is types.GetSetDescriptorType else None
+    """`__get__` or `__set__` (`method`) of the C attribute `name` of tensors; None where torch calls no handlers for
+    it."""
+    descriptor = next((vars(base)[name] for base in torch.Tensor.__mro__ if name in vars(base)), None)
+    member = getattr(descriptor, method, None) if type(descriptor) is types.GetSetDescriptorType else None
     return member if member is not None and is_overridable(member) else None

@@ -1,7 +1,8 @@
-"""Which torch-level functions are recorded, refused or let through, and how a recorded one is written in the graph.
+"""Which torch-level functions are recorded, refused or passed through, and how a recorded call is written as a node.
 
-torch hands a function mode the function object that the user called: `torch.relu`, `Tensor.view` (a method descriptor),
-`Tensor.T.__get__` (a getter). `target_of` turns it into the node form: call_function, call_method, or `getattr`.
+torch passes a function mode the function object that the user called: `torch.relu`, `Tensor.view` (a method
+descriptor), `Tensor.T.__get__` (a getter). `target_of` converts it to the node form: call_function, call_method, or
+`getattr`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def _methods(names: str) -> list[Any]:
     return [getattr(T, n) for n in names.split() if hasattr(T, n)]
 
 
-# Read metadata only: neither recorded nor looked at.
+# Functions that only read metadata: neither recorded nor inspected.
 PASSED: frozenset[Any] = frozenset(
     _getters(
         "shape dtype device layout ndim requires_grad is_leaf is_cuda is_cpu is_meta is_mps is_xpu is_sparse is_quantized "
@@ -50,7 +51,7 @@ PASSED: frozenset[Any] = frozenset(
     ]
 ) - {T.type_as}  # fmt: skip
 
-# Change something without running an operator, so a change of tensors is not what tells that they must be recorded.
+# Functions that change a tensor without running an operator; they are always recorded.
 STATEFUL: frozenset[Any] = frozenset(_methods("requires_grad_ retain_grad detach_"))
 
 REFUSED: dict[Any, tuple[ReasonKind, str]] = {}
@@ -76,7 +77,7 @@ _refuse(UNSUPPORTED_EFFECT, _setters("requires_grad"), "requires_grad was assign
 _refuse(UNSUPPORTED_EFFECT, [torch.autograd.backward], "torch.autograd.backward")
 _refuse(UNSUPPORTED_OBJECT, _methods("__deepcopy__ __reduce_ex__"), "copying or pickling a traced tensor")
 
-# How a read of a value is called, where torch runs the same operator for several.
+# The reason for a read of a value, where torch runs the same operator for several functions.
 _READS: dict[Any, tuple[ReasonKind, str]] = {
     T.__bool__: (TENSOR_CONDITION, "bool() of a tensor"),
     T.__contains__: (TENSOR_CONDITION, "in a tensor"),
@@ -91,7 +92,7 @@ _READS: dict[Any, tuple[ReasonKind, str]] = {
 
 
 def read_of(function: Any) -> tuple[ReasonKind, str]:
-    """The reason that a torch function gives when it reads the value of a tensor."""
+    """The reason for a graph break where a torch function reads the value of a tensor."""
     found = _READS.get(function)
     if found is not None:
         return found
@@ -99,7 +100,7 @@ def read_of(function: Any) -> tuple[ReasonKind, str]:
     return DATA_DEPENDENT, f"{owner}.{name_of(function)}"
 
 
-# Special methods that have a function in `operator`, which reads better than a dunder call.
+# Special methods with a function in `operator`, which prints better than a dunder call.
 _OPERATOR_NAMES = (
     "getitem setitem add sub mul truediv floordiv mod pow matmul and or xor lshift rshift eq ne lt le gt ge neg invert "
     "abs iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift"
@@ -132,7 +133,7 @@ _TARGETS = _tensor_methods()
 
 
 def target_of(function: Any) -> Target:
-    """How a call of `function` is written as a node."""
+    """The node form of a call of `function`."""
     found = _TARGETS.get(function)
     return found if found is not None else ("call_function", function, ())
 

@@ -1,8 +1,8 @@
-"""Recording: one run of the user's code on fakes, written down at the torch level and at the aten level at once.
+"""`Trace`: one run of the user's code on fakes, recorded at the torch level and at the aten level at once.
 
-A `Trace` pushes two modes of torch. The function mode (`function_mode.py`) sees each call of the user before anything
-happens; the dispatch mode (`dispatch_mode.py`), beneath autograd and autocast, the ATen operators that the call came down
-to. Each aten node names the torch-level node that caused it.
+A `Trace` pushes two torch modes. The function mode (`function_mode.py`) sees each call of the user before it runs; the
+dispatch mode (`dispatch_mode.py`), beneath autograd and autocast, sees the ATen operators that the call dispatches to.
+Each aten node names the torch-level node that caused it.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ M = TypeVar("M")
 
 
 class Trace(TraceParts):
-    """Records what happens to fake tensors while it is entered; `finish` gives the graphs. For one use, on one thread.
+    """Records what happens to fake tensors while it is entered; `finish` returns the graphs. For one use, on one
+    thread.
 
-    `where()` says which user line is running. What is recorded is in the parts (`TraceParts`).
+    `where()` returns the user line that is running. The recorded state is in the components (`TraceParts`).
     """
 
     def __init__(self, where: Callable[[], Line | None] | None = None) -> None:
@@ -79,9 +80,9 @@ class Trace(TraceParts):
             raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a mode of torch that was on before is off"))
 
     def _restore_modes(self) -> bool:
-        """Makes the modes those that there were, and the two of the trace the innermost ones; says whether one that was on
-        before had been left. Native code that was to leave others, or to enter these again, may have been given up with the
-        capture."""
+        """Restore the modes that were active on entry, with the trace's two modes innermost; return whether one of the
+        outer modes had been left. Native code that was to leave or re-enter modes may have been abandoned together
+        with the capture."""
         dispatch, function = self._modes
         dispatch_modes, function_modes = self._outer_modes
         left_dispatch = _restore(
@@ -99,29 +100,29 @@ class Trace(TraceParts):
         return left_dispatch or left_function
 
     def fake(self, real: torch.Tensor, name: str = "", layout: SymbolicLayout | None = None) -> FakeTensor:
-        """The fake that stands for `real`, of a `layout` that may have symbolic sizes (`Inputs.fake`)."""
+        """The fake for `real`, whose `layout` may have symbolic sizes (`Inputs.fake`)."""
         return self.inputs.fake(real, name, layout)
 
     def real(self, fake: torch.Tensor) -> torch.Tensor | None:
-        """The tensor that an input stands for; None for what was computed."""
+        """The real tensor of an input; None for a computed fake."""
         return self.inputs.real(fake)
 
     def is_input(self, fake: torch.Tensor) -> bool:
-        """Whether `fake` stands for a tensor from outside."""
+        """Whether `fake` is an input of the trace."""
         return self.inputs.holds(fake)
 
     def paused(self) -> AbstractContextManager[None]:
-        """Real torch computation by smelt itself, not recorded."""
+        """Context for real torch computation by smelt itself, which is not recorded."""
         return self.call.paused()
 
     def release_inputs(self) -> None:
-        """Drops the references to the real tensors and to the callback for unknown ones."""
+        """Drop the references to the real tensors and the callbacks."""
         self.constants.on_read = None
         self.call.call_handlers = no_handlers
-        self.inputs.forget()
+        self.inputs.release()
 
     def record_backward(self, outputs: Sequence[torch.Tensor]) -> None:
-        """Records the backward of `outputs`, where it is wanted. Nothing may be recorded afterwards.
+        """Record the backward of `outputs`, if it is wanted. Nothing may be recorded afterwards.
 
         Raises Unsupported, or NotDifferentiable where there is no joint graph.
         """
@@ -143,8 +144,8 @@ class Trace(TraceParts):
         self._recorded = fakes, recorded
 
     def finish(self, outputs: Sequence[torch.Tensor], cse: bool = True) -> Traced:
-        """The graphs that compute `outputs` (fakes of this trace). Call it after the user's code has ended. `cse`: equal
-        nodes of the aten graph become one.
+        """The graphs that compute `outputs` (fakes of this trace). Call it after the user's code has ended. `cse`:
+        eliminate common subexpressions of the aten graph.
 
         Raises what `record_backward` raises.
         """
@@ -164,14 +165,14 @@ class Trace(TraceParts):
 
 
 def _pop_saved_tensor_hooks() -> Iterator[tuple[Any, Any]]:
-    """The caller's hooks, innermost first, which are the user's code and must not see fakes."""
+    """Pop the caller's saved-tensor hooks, innermost first: they are the user's code and must not see fakes."""
     while (hooks := top_saved_tensors_hooks(True)) is not None:
         pop_saved_tensors_hooks()
         yield hooks
 
 
 def _restore(now: list[M], before: list[M], pop: Callable[[], object], push: Callable[[M], object]) -> bool:
-    """Makes a stack of modes what it was; says whether one below the innermost of `before` had been left."""
+    """Restore a stack of modes to `before`; return whether one below its innermost had been left."""
     same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] is pair[1], zip(now, before)))
     for _ in now[same:]:
         pop()

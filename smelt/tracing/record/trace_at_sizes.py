@@ -1,4 +1,5 @@
-"""Traces whose sizes have symbols, at numbers: what the trace would be if it had seen these sizes."""
+"""Substitution of concrete or other sizes for the symbols of a trace: the trace that these sizes would have
+produced."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from smelt.tracing.record.traced import Traced
 
 
 def traced_at(traced: Traced, values: Mapping[Sym, Size]) -> Traced:
-    """The trace for these sizes, numbers or other symbols. What nobody compiles stays as it is: fakes, the aten graph
-    where there is a joint one, and the torch-level graph where there is none."""
+    """The trace with `values` (sizes or other symbols) in place of symbols. Parts that are not compiled stay: fakes,
+    the aten graph if there is a joint graph, the torch-level graph if there is none."""
     if traced.joint is None:
         return replace(traced, aten_graph=at_sizes(traced.aten_graph, values), sizes={})
     torch_graph, torch_nodes = copied_at(traced.torch_graph, values)
@@ -26,14 +27,14 @@ def traced_at(traced: Traced, values: Mapping[Sym, Size]) -> Traced:
 
 
 def within_bounds(traced: Traced) -> Traced:
-    """The trace with symbols that know the range that sizes are in, and what this call's are."""
+    """The trace with symbols that carry the range required of their sizes, and this call's value as the likely one."""
     symbols = {}
-    for sym, place in traced.sizes.items():
-        low, high = place.bounds
+    for sym, source in traced.sizes.items():
+        low, high = source.bounds
         least = max(sym.lo, low)
-        least = 1 if place.may_be_one and least == 2 else least
-        symbols[sym] = Sym(sym.name, least, min(sym.hi, high), likely=place.hint)
-    sizes = {symbols[sym]: place for sym, place in traced.sizes.items()}
+        least = 1 if source.may_be_one and least == 2 else least
+        symbols[sym] = Sym(sym.name, least, min(sym.hi, high), likely=source.hint)
+    sizes = {symbols[sym]: source for sym, source in traced.sizes.items()}
     return replace(traced_at(traced, symbols), sizes=sizes)
 
 
@@ -43,23 +44,23 @@ def _joint_at(joint: Joint, values: Mapping[Sym, Size], torch_nodes: Mapping[Nod
         sources_at(joint, values),
         graph=graph,
         backward=frozenset(copy_of[node] for node in joint.backward if node in copy_of),
-        torch_level_tensors=tuple(place and in_copied_graph(place, torch_nodes) for place in joint.torch_level_tensors),
+        torch_level_tensors=tuple(t and in_copied_graph(t, torch_nodes) for t in joint.torch_level_tensors),
     )
 
 
 def sources_at(joint: Joint, values: Mapping[Sym, Size]) -> Joint:
-    """The joint graph, with what is had from its values, and what is taken outside of it, for these sizes."""
-    if not any(source.steps for source in (*joint.results, *(taken.source for taken in joint.epilogue))):
+    """The joint graph with the output sources and epilogue for these sizes."""
+    if not any(source.steps for source in (*joint.results, *(tensor.source for tensor in joint.epilogue))):
         return joint
     return replace(
         joint,
         results=tuple(source_at(source, values) for source in joint.results),
-        taken=tuple(replace(taken, source=source_at(taken.source, values)) for taken in joint.epilogue),
+        epilogue=tuple(replace(t, source=source_at(t.source, values)) for t in joint.epilogue),
     )
 
 
 def source_at(source: OutputSource, values: Mapping[Sym, Size]) -> OutputSource:
-    """How an output is had where sizes are these."""
+    """An output source with `values` in place of symbols."""
     return replace(source, steps=tuple(_step_at(step, values) for step in source.steps))
 
 

@@ -1,4 +1,4 @@
-"""The fakes that stand for tensors from outside of the trace."""
+"""The inputs of a trace: fakes for tensors that exist outside of it."""
 
 from __future__ import annotations
 
@@ -40,18 +40,19 @@ from smelt.tracing.symbolic.symbolic_layouts import SizeSource, SymbolicLayout
 
 
 def _local_references() -> int:
-    """References that exist while an operator's scalar operand, made by C++ a moment ago, reaches `_is_internal_scalar`.
+    """Reference count of a scalar operand that C++ just created, as `_is_internal_scalar` sees it.
 
-    That is the one of the tuple of arguments, and those of our functions on the way: CPython 3.14 borrows most of them."""
+    It counts the tuple of arguments and our functions on the call path: CPython 3.14 borrows most of those.
+    """
 
     def referred(real: object) -> int:
         return sys.getrefcount(real)
 
-    def stand_in(real: object) -> int:
+    def fake_for_native(real: object) -> int:
         return referred(real)
 
     def argument(value: object) -> int:
-        return stand_in(value)
+        return fake_for_native(value)
 
     (found,) = [argument(a) for a in (object(),)]
     return found
@@ -61,27 +62,26 @@ _LOCAL_REFERENCES = _local_references()
 
 
 class Inputs(Sequence[FakeTensor]):
-    """The fakes of outside tensors, in the order in which the trace met them.
+    """The fakes of input tensors, in the order of their first use.
 
-    What always holds: one tensor has one fake; two fakes have one `storage_key` exactly when their tensors share memory;
-    an input is a leaf of autograd's graph if and only if its tensor is. `first_history` has, for an input that requires
-    grad, its `grad_fn` to begin with (by id of the fake). `sized` says which inputs have a symbol as the size of which
-    dimension.
+    Invariants: one tensor has one fake; two fakes have one `storage_key` exactly when their tensors share memory; an
+    input is a leaf of autograd's graph if and only if its tensor is. `first_history` has, by id of the fake, the
+    initial `grad_fn` of an input that requires grad. `size_sources` has the inputs and dimensions that carry a symbol.
 
-    `on_unknown_tensor(real)` is asked for the fake of a real tensor that turns up inside native code; without it such a tensor
-    is Unsupported.
+    `on_unknown_tensor(real)` returns the fake of a real tensor found inside native code; without it such a tensor is
+    Unsupported.
     """
 
     def __init__(self, call: CurrentCall, tape: Tape, numbers: NumberInputs) -> None:
         self.call = call
         self.numbers = numbers
-        self.sized: dict[Sym, list[tuple[FakeTensor, SizeSource]]] = {}
+        self.size_sources: dict[Sym, list[tuple[FakeTensor, SizeSource]]] = {}
         self.on_unknown_tensor: Callable[[torch.Tensor], FakeTensor] | None = None
         self.first_history: dict[int, Any] = {}
         self._tape = tape
         self._fakes: list[FakeTensor] = []
         self._names: dict[int, str] = {}  # by id of the fake
-        self._on: dict[int, list[FakeTensor]] = {}  # by storage
+        self._by_storage: dict[int, list[FakeTensor]] = {}  # by storage
         self._storages = Storages()
         self._by_real: dict[int, tuple[torch.Tensor, FakeTensor]] = {}
         self._reals: dict[int, torch.Tensor] = {}  # by id of the fake
@@ -102,8 +102,8 @@ class Inputs(Sequence[FakeTensor]):
     # ---- tensors and their fakes
 
     def fake(self, real: torch.Tensor, name: str = "", layout: SymbolicLayout | None = None) -> FakeTensor:
-        """The fake that stands for `real` (always the same one). `name` is how graphs call it; `layout` are its sizes and
-        strides where some are symbolic.
+        """The fake for `real` (always the same one). `name` names it in graphs; `layout` has its sizes and strides
+        where some are symbolic.
 
         Raises Unsupported for subclasses and for layouts other than strided.
         """
@@ -118,7 +118,7 @@ class Inputs(Sequence[FakeTensor]):
                 elem = self._storages.meta_with_layout(real, layout) if layout else self._storages.meta_like(real)
                 fake = wrap(elem, real.device)
             if layout:
-                self._note_sizes(fake, layout)
+                self._add_size_sources(fake, layout)
             if real.requires_grad:
                 _require_grad(fake) if _is_leaf(real) else with_history(fake)
                 self.first_history[id(fake)] = fake.grad_fn
@@ -130,58 +130,58 @@ class Inputs(Sequence[FakeTensor]):
         self._reals[id(fake)] = real
         self._names[id(fake)] = identifier(name) if name else ""
         self._fakes.append(fake)
-        self._on.setdefault(fake.storage_key, []).append(fake)
+        self._by_storage.setdefault(fake.storage_key, []).append(fake)
         return fake
 
-    def _note_sizes(self, fake: FakeTensor, layout: SymbolicLayout) -> None:
+    def _add_size_sources(self, fake: FakeTensor, layout: SymbolicLayout) -> None:
         sources = [(SizeSource(dim), number) for dim, number in enumerate(layout.shape)]
         sources += [(SizeSource(dim, over=inner), gap) for dim, (gap, inner) in layout.gaps.items()]
         for source, number in sources:
-            found = as_divided(size_of(number))
-            if found is None:
+            division = as_divided(size_of(number))
+            if division is None:
                 continue
-            for sym in found.symbols:
+            for sym in division.symbols:
                 self.numbers.symbols = number.node.symbols
-                place = replace(source, divisor=found.divisor, rest=sym is found.rest)
-                self.sized.setdefault(sym, []).append((fake, place))
+                sym_source = replace(source, divisor=division.divisor, rest=sym is division.rest)
+                self.size_sources.setdefault(sym, []).append((fake, sym_source))
 
     def hint(self, sym: Sym) -> int:
-        """What the symbol of a size is in this call."""
+        """The value of a size symbol in this call."""
         assert self.numbers.symbols is not None
         return self.numbers.symbols.hints[sym]
 
     def bounds(self, sym: Sym) -> tuple[int, int]:
-        """The range in which the symbol of a size is in every call."""
+        """The range of a size symbol in every call."""
         assert self.numbers.symbols is not None
         return self.numbers.symbols.bounds(sym)
 
-    def on(self, storage: int) -> Sequence[FakeTensor]:
-        """Those that share this memory."""
-        return self._on.get(storage, ())
+    def in_storage(self, storage: int) -> Sequence[FakeTensor]:
+        """The inputs in this storage."""
+        return self._by_storage.get(storage, ())
 
-    def placed(self, storage: int) -> Sequence[FakeTensor]:
-        """The same, where it is known at which place in the memory each is. Raises NeedsFixedSize elsewhere."""
-        found = self.in_storage(storage)
-        syms = symbols_of(found)
-        if syms and len(found) > 1:
+    def in_storage_with_offsets(self, storage: int) -> Sequence[FakeTensor]:
+        """The inputs in this storage, whose offsets in it are known. Raises NeedsFixedSize where they are not."""
+        inputs = self.in_storage(storage)
+        syms = symbols_of(inputs)
+        if syms and len(inputs) > 1:
             raise NeedsFixedSize("inputs share memory", syms)
-        return found
+        return inputs
 
-    def known(self, real: torch.Tensor) -> FakeTensor | None:
-        """The fake of `real`, if there is one already."""
+    def find(self, real: torch.Tensor) -> FakeTensor | None:
+        """The fake of `real`, if it is an input already."""
         entry = self._by_real.get(id(real))
         return None if entry is None else entry[1]
 
     def real(self, fake: torch.Tensor) -> torch.Tensor | None:
-        """The tensor that an input stands for; None for what was computed."""
+        """The real tensor of an input; None for a computed fake."""
         return self._reals.get(id(fake))
 
     def holds(self, fake: torch.Tensor) -> bool:
         """Whether `fake` is an input."""
         return id(fake) in self._reals
 
-    def stand_in(self, real: torch.Tensor) -> FakeTensor:
-        """The fake of a real tensor found inside native code: the input that it is, or a constant. Raises Unsupported."""
+    def fake_for_native(self, real: torch.Tensor) -> FakeTensor:
+        """The fake of a real tensor found inside native code: its input, or a constant. Raises Unsupported."""
         entry = self._by_real.get(id(real))
         if entry is not None:
             return entry[1]
@@ -195,23 +195,23 @@ class Inputs(Sequence[FakeTensor]):
             UNSUPPORTED_OBJECT, f"a tensor of shape {list(real.shape)} that native code holds"
         )
 
-    def forget(self) -> None:
-        """Drops the references to the real tensors and to the callback `on_unknown_tensor`."""
+    def release(self) -> None:
+        """Drop the references to the real tensors and the callback `on_unknown_tensor`."""
         self.on_unknown_tensor = None
         self._by_real.clear()
         self._reals.clear()
 
-    # ---- their nodes
+    # ---- nodes
 
     def aten_node(self, fake: FakeTensor) -> Node:
-        """The node that gave a fake at the aten level: an input's placeholder is made when first asked for."""
+        """The aten node of a fake; creates an input's placeholder on first use."""
         node = fake.aten_node
         if node is None:
             node = fake.aten_node = self._placeholder(fake, self._tape.aten)
         return node
 
     def torch_node(self, fake: FakeTensor) -> Node:
-        """The same, at the torch level."""
+        """The torch-level node of a fake; creates an input's placeholder on first use."""
         node = fake.torch_node
         if node is None:
             node = fake.torch_node = self._placeholder(fake, self._tape.torch)
@@ -221,22 +221,23 @@ class Inputs(Sequence[FakeTensor]):
         if id(fake) not in self._reals:
             if self.call.had_opaque:
                 raise self.call.unsupported(
-                    UNSUPPORTED_OBJECT, "a tensor made inside a custom function or checkpoint is kept"
+                    UNSUPPORTED_OBJECT, "a tensor created inside a custom function or checkpoint outlives it"
                 )
             raise self.call.unsupported(
-                INTERNAL, "a tensor of this trace was made by a call that was not recorded"
+                INTERNAL, "a tensor of this trace was created by a call that was not recorded"
             )
         name = builder.name(self._names[id(fake)] or "input")
         return Node("placeholder", name, (), {}, name, fake.spec)
 
 
 def _is_internal_scalar(real: torch.Tensor) -> bool:
-    """Whether `real` is a scalar that C++ made for this very call (`x.masked_fill(m, 0)`), and nobody else can see."""
+    """Whether C++ created the scalar `real` for this very call (`x.masked_fill(m, 0)`), so that nothing else refers to
+    it."""
     return real.dim() == 0 and real.device.type == "cpu" and sys.getrefcount(real) <= _LOCAL_REFERENCES
 
 
 def _require_grad(fake: FakeTensor) -> None:
-    """`fake.requires_grad_()`, which a transform would forbid."""
+    """`fake.requires_grad_()`, also inside transforms, which forbid it."""
     inside = maybe_current_level() is not None
     allowed = get_inplace_requires_grad_allowed() if inside else None
     if allowed is False:
@@ -247,7 +248,8 @@ def _require_grad(fake: FakeTensor) -> None:
 
 
 def _is_leaf(real: torch.Tensor) -> bool:
-    """Raises Unsupported for a view that autograd has given up on, because what it is a view of was written."""
+    """Whether `real` is a leaf. Raises Unsupported for a view that autograd invalidated because its base was
+    written."""
     try:
         return real.is_leaf
     except RuntimeError as error:

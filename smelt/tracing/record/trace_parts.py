@@ -1,4 +1,4 @@
-"""The parts of a trace, each with one task, and how they are put together."""
+"""The components of a trace and how they are connected."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from smelt.tracing.symbolic import unbacked_operators
 
 
 class TraceParts:
-    """What a trace has recorded, and what records it.
+    """The recorded state of a trace, and the recorders.
 
     Attributes:
         call: the torch-level call that is running.
-        tape: the nodes of both levels, and the fakes that the aten nodes gave.
-        inputs: the fakes of tensors from outside.
-        numbers: the symbolic numbers that operators were given.
+        tape: the nodes of both levels, and the fakes that the aten nodes returned.
+        inputs: the fakes of input tensors.
+        numbers: the symbolic numbers that operators received.
         writes: the memory that was written, or must not be.
-        copies: the copies made in place of views.
-        autograd: the calls by which the program configures autograd.
-        backward: what is recorded of autograd's engine.
+        copies: copies recorded in place of views.
+        autograd: state of autograd that the program sets.
+        backward: records autograd's engine.
         torch_recorder: records torch-level calls.
         aten_recorder: records ATen operators.
-        known: finds the values of tensors that depend on constants only.
+        constants: constant folding: the values of tensors that depend on constants only.
     """
 
     def __init__(self, where: Callable[[], Line | None]) -> None:

@@ -1,4 +1,4 @@
-"""A finished trace."""
+"""The result of a trace: two graphs, or three with the joint graph, and their interface."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SizeInput:
-    """Where the value of a size's symbol is found: in input number `input`. `hint`: what it was when traced. `bounds`: the
-    program, or torch, has decided something by it that later calls are required to decide alike, so it is in that range.
-    `may_be_one`: the trace is the same where it is 1, which its symbol is not."""
+    """Where a size symbol's value is found: in input number `input`. `hint`: its value when traced. `bounds`: the
+    range that decisions of the program or of torch require of later calls. `may_be_one`: the trace also holds for 1,
+    which is outside of the symbol's range."""
 
     input: int
     source: SizeSource
@@ -47,10 +47,11 @@ class SizeInput:
 
 @dataclass(frozen=True)
 class UnbackedSizes:
-    """What a graph has of numbers that data decide.
+    """A graph's unbacked sizes and numbers.
 
-    `hints`: what their symbols are taken for. `conditions`: what it is made for, besides that they are at least 2, or among
-    `small`. `numbers`: those that operators were given, whose leaves are symbols; both graphs take them last.
+    `hints`: sample values of their symbols. `conditions`: the assumptions of the graph, besides that each is at least
+    2 or one of `small`. `numbers`: those that operators receive, as expressions over symbols; both graphs take them
+    last.
     """
 
     hints: Mapping[Sym, int]
@@ -61,13 +62,14 @@ class UnbackedSizes:
 
 @dataclass(frozen=True)
 class Traced:
-    """A finished trace. `inputs[i]` is the fake of placeholder i of both graphs; only inputs that a graph uses are there.
+    """A finished trace. `inputs[i]` is the fake of placeholder i of both graphs; inputs that neither graph uses are
+    omitted.
 
-    The aten graph is functional but for `copy_` nodes at its end that write inputs (`mutated`: their positions).
-    `needs_grad`: running the aten graph would lose gradients (or that an output is an inference tensor): the joint graph is
-    what runs, or autograd has to see the torch-level graph run, operator by operator.
-    `differs` is told that compiled code is wrong (the option `verify`); `failed` that a part could not be compiled when a
-    later call, or a backward, needed it: it may raise.
+    The aten graph is functional except for `copy_` nodes at its end that write inputs (`mutated`: their positions).
+    `needs_grad`: running the aten graph alone would lose gradients, or an output is an inference tensor: the joint
+    graph runs, or autograd must see the torch-level graph run eagerly. `on_mismatch` is called when compiled code
+    gives wrong results (the option `verify`). `on_failure` is called when deferred compilation of a subgraph fails; it
+    may raise.
     """
 
     torch_graph: Graph
@@ -81,22 +83,23 @@ class Traced:
     counters: Counters = NO_COUNTERS
     views: Views = NO_VIEWS  # of results without gradients
     sizes: Mapping[Sym, SizeInput] = field(default_factory=dict)  # of the symbols in specs and arguments
-    data: UnbackedSizes | None = None  # where there are symbols that data decide
-    joint: Joint | None = None  # where gradients are needed, were asked for, and can be had ahead of time
-    differs: Callable[[Reason], None] | None = None
-    failed: Callable[[Exception], None] | None = None
-    title: str = ""  # the function that was traced, for people
+    unbacked: UnbackedSizes | None = None  # where there are unbacked sizes
+    joint: Joint | None = None  # where gradients are needed and can be computed ahead of time
+    on_mismatch: Callable[[Reason], None] | None = None
+    on_failure: Callable[[Exception], None] | None = None
+    title: str = ""  # the traced function, for messages
 
     def example_inputs(self) -> tuple[Any, ...]:
-        """The tensors that the trace saw, where they still exist, else empty ones like them; then the numbers."""
-        found = itertools.zip_longest((ref() for ref in self._examples), self.inputs)
-        hints = {sym: place.hint for sym, place in self.sizes.items()}
-        tensors = [_empty_like(fake, hints) if real is None else real for real, fake in found]
+        """The traced tensors that still exist, else empty ones like them; then the numbers."""
+        pairs = itertools.zip_longest((ref() for ref in self._examples), self.inputs)
+        hints = {sym: source.hint for sym, source in self.sizes.items()}
+        tensors = [_empty_like(fake, hints) if real is None else real for real, fake in pairs]
         return (*tensors, *(n.symbol.value for n in self.numbers))
 
     @property
     def forward_graph(self) -> Graph:
-        """A copy of the aten graph, without what a backward recorded that could raise, which is there beside a joint one."""
+        """A copy of the aten graph without nodes of the backward that may raise, which it contains next to a joint
+        graph."""
         known: set[Node] = set()
         for node in self.aten_graph:
             if known.issuperset(argument_nodes(node)):
@@ -106,11 +109,11 @@ class Traced:
         graph_passes.eliminate_dead(graph, keep=must_run)
         return graph
 
-    def later(self, compiled: Callable[[], T], eager_fallback: Callable[[], T]) -> T:
-        """What `compiled` gives, of a part that is not compiled before a later call, or a backward, needs it. Where that
-        fails, what `eager_fallback` gives, operator by operator."""
+    def compile_deferred(self, compile_graph: Callable[[], T], eager_fallback: Callable[[], T]) -> T:
+        """`compile_graph()`, for a subgraph that is compiled when a later call or a backward needs it. If that fails,
+        `eager_fallback()`."""
         try:
-            return compiled()
+            return compile_graph()
         except Exception as error:
             if self.on_failure is None:
                 log.warning("smelt: a part of %s could not be compiled: %r", self.title or "a graph", error)
@@ -119,7 +122,8 @@ class Traced:
             return eager_fallback()
 
     def release_examples(self) -> None:
-        """Lets go of the tensors that the trace saw: `torch.utils.swap_tensors` refuses those with weak references."""
+        """Drop the weak references to the traced tensors: `torch.utils.swap_tensors` refuses tensors with weak
+        references."""
         self._examples.clear()
 
 
@@ -128,8 +132,8 @@ def _empty_like(fake: FakeTensor, hints: Mapping[Sym, int]) -> torch.Tensor:
 
 
 def needs_grad(parts: TraceParts, outputs: Sequence[FakeTensor]) -> bool:
-    """Whether running the aten graph beneath autograd would lose something that autograd knows of `outputs`, or of an input:
-    a history, a flag, being an inference tensor or not."""
+    """Whether running the aten graph beneath autograd would lose autograd state of `outputs` or of an input: its
+    history, a flag, whether it is an inference tensor."""
     computed = [f for f in outputs if not parts.inputs.holds(f)]
     inference = parts.torch_recorder.first_state[1]
     return (
@@ -141,13 +145,13 @@ def needs_grad(parts: TraceParts, outputs: Sequence[FakeTensor]) -> bool:
 
 
 def _detaches(parts: TraceParts, computed: Sequence[FakeTensor]) -> bool:
-    """Whether a result is a view of an input that requires grad, and does not: autograd knows how it was taken."""
+    """Whether a result that requires no grad is a view of an input that does: autograd tracks the view."""
     sources = {f.storage_key for f in parts.inputs if f.requires_grad}
     return any(f.storage_key in sources for f in computed)
 
 
 def _has_other_history(parts: TraceParts, fake: FakeTensor) -> bool:
-    """Whether autograd sees an input differently at the end: it was written with gradients, or its flag was set."""
+    """Whether autograd's state of an input differs at the end: it was written with gradients, or its flag was set."""
     real = parts.inputs.real(fake)
     if real is not None and fake.requires_grad != real.requires_grad:
         return True

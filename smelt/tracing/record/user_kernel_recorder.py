@@ -1,4 +1,4 @@
-"""Recording a launch of a kernel of the user's: a node at each level, and the memory that it writes."""
+"""Recording of a launch of a user's kernel: a node at each level, and the memory that it writes."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def record(
     kwargs: dict[str, Any],
     written: Collection[FakeTensor],
 ) -> None:
-    """Records `kernel[grid](*args, **kwargs)`, which may write what is `written`. Raises Unsupported."""
+    """Record `kernel[grid](*args, **kwargs)`, which may write the tensors `written`. Raises Unsupported."""
     if parts.numbers.sizes:
-        raise NeedsFixedSize("a kernel of the user's beside symbolic sizes", parts.numbers.sizes)
+        raise NeedsFixedSize("a user's kernel with symbolic sizes", parts.numbers.sizes)
     values: list[Any] = []
     slots: dict[int, Slot] = {}
 
@@ -44,12 +44,12 @@ def record(
         return slots[id(value)]
 
     rows = grid.rows if isinstance(grid, Grids) else grid
-    rows, given, keywords = (map_leaves(tree, _VARYING, slot) for tree in (rows, args, kwargs))
+    rows, slot_args, slot_kwargs = (map_leaves(tree, _VARYING, slot) for tree in (rows, args, kwargs))
     launch = KernelLaunch(
-        kernel, Grids(grid.names, rows) if isinstance(grid, Grids) else rows, given, keywords, name
+        kernel, Grids(grid.names, rows) if isinstance(grid, Grids) else rows, slot_args, slot_kwargs, name
     )
     call = parts.call
-    if call.node is not None:  # inside of an opaque call, or of a backward
+    if call.node is not None:  # inside an opaque call or a backward
         _record_aten(parts, launch, values, written)
         return
     node = parts.torch_recorder.node(launch, tuple(values), {})
@@ -74,19 +74,19 @@ def _record_aten(
             )
     others = {id(o): o for o in owners if o is not None and id(o) not in targets}
     operands = [*targets.values(), *others.values()]
-    seen = []
+    members = []
     with DisableTorchFunction(), DisableTorchDispatch():
         for value, owner in zip(values, owners):
             if owner is None:
                 operands.append(_number(parts, value))
-                seen.append(Part(len(operands) - 1))
+                members.append(Part(len(operands) - 1))
             else:
-                place = next(i for i, o in enumerate(operands) if o is owner)
-                seen.append(Part(place, _offset(parts, launch, value, owner), value.spec))
+                index = next(i for i, o in enumerate(operands) if o is owner)
+                members.append(Part(index, _offset(parts, launch, value, owner), value.spec))
         nodes = [o.aten_node or parts.inputs.aten_node(o) for o in operands]
         n = len(targets) + len(others)
         layouts: list[TensorSpec | None] = [o.spec if i < n else None for i, o in enumerate(operands)]
-        handle = Handle.of(KernelCall(launch, seen, layouts))
+        handle = Handle.of(KernelCall(launch, members, layouts))
         first = nodes[: len(targets)], nodes[len(targets) :]
         node = parts.tape.add_operator(RUN_KERNEL, (handle, *first), {}, launch.__name__, None)
         parts.writes.record(list(targets.values()))
@@ -94,40 +94,40 @@ def _record_aten(
 
 
 def _number(parts: TraceParts, value: Any) -> FakeTensor:
-    """A number that changes from call to call, as a tensor that holds it."""
+    """A symbolic number as a tensor that holds it."""
     kind = torch.int64 if isinstance(value, torch.SymInt) else torch.float64
     options = {"dtype": kind, "device": torch.device("cpu")}
-    made: FakeTensor = parts.aten_recorder.run(aten.scalar_tensor.default, (value,), options)
-    return made
+    scalar: FakeTensor = parts.aten_recorder.run(aten.scalar_tensor.default, (value,), options)
+    return scalar
 
 
 def _owner(parts: TraceParts, fake: FakeTensor) -> FakeTensor:
-    """The tensor that all others in the memory of `fake` look at."""
+    """The base tensor of the memory of `fake`."""
     if parts.inputs.holds(fake):
         return fake
     for source in (*parts.inputs.in_storage_with_offsets(fake.storage_key), *parts.backward.tangents):
         if source.storage_key == fake.storage_key:
             return source
     for entry in parts.tape.entries:
-        for made in fakes_in(entry.out):
-            if made.storage_key == fake.storage_key:
-                return made
+        for base in fakes_in(entry.out):
+            if base.storage_key == fake.storage_key:
+                return base
     return fake
 
 
 def _offset(parts: TraceParts, launch: KernelLaunch, fake: FakeTensor, owner: FakeTensor) -> int:
-    """How many bytes behind where `owner` begins `fake` does. Raises Unsupported where some of it is not in `owner`."""
+    """Byte offset of `fake` from the start of `owner`. Raises Unsupported where `fake` exceeds it."""
     begin, end = _bytes(fake)
     first, last = _bytes(owner)
     if begin < first or end > last:
         raise parts.call.unsupported(
-            UNSUPPORTED_EFFECT, f"{launch.__name__} is given memory beyond that of a tensor"
+            UNSUPPORTED_EFFECT, f"{launch.__name__} receives memory beyond that of a tensor"
         )
     return begin - first
 
 
 def _bytes(fake: FakeTensor) -> tuple[int, int]:
-    """The half-open range of bytes of its storage."""
+    """The half-open byte range of `fake` in its storage."""
     first = int(fake.storage_offset()) * fake.elem.itemsize
     if not fake.elem.numel():
         return first, first

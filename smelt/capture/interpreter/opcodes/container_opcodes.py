@@ -12,7 +12,7 @@ from smelt.capture.environment import container_contents, environment_mutations
 from smelt.capture.interpreter.opcodes.opcode_table import opcode
 from smelt.capture.proxies import text_proxy
 from smelt.capture.semantics import attributes
-from smelt.capture.semantics.calls.argument_binding import function_text
+from smelt.capture.semantics.calls.argument_binding import callable_name
 from smelt.capture.semantics.values import formatting, set_methods
 from smelt.capture.semantics.values.container_constructors import mapping
 from smelt.capture.vm.native_reachability import may_call_python
@@ -143,7 +143,7 @@ def _set_update(vm: VM, frame: Frame, arg: int) -> None:
 def mapping_of(vm: VM, value: object, message: str, called: object = MISSING) -> Mapping[str, object]:
     """`value`, which must be a mapping. `called` is described only where it is not: that may run code of its class."""
     if attributes.load_default(vm, value, "keys", MISSING) is MISSING:
-        text = "" if called is MISSING else function_text(called)
+        text = "" if called is MISSING else callable_name(called)
         raise TypeError(message.format(class_name(vm, value), called=text))
     return cast(Mapping[str, object], mapping(vm, value))
 

@@ -20,7 +20,7 @@ from smelt.capture.interpreter.opcodes.container_opcodes import (
 )
 from smelt.capture.interpreter.opcodes.opcode_table import opcode
 from smelt.capture.semantics import attributes, cells
-from smelt.capture.semantics.calls.argument_binding import function_text
+from smelt.capture.semantics.calls.argument_binding import callable_name
 from smelt.capture.semantics.calls.calls import call
 from smelt.capture.semantics.calls.python_functions import ASYNC_GENERATOR, COROUTINE
 from smelt.capture.semantics.values.iteration import TUPLE_ASKS
@@ -50,7 +50,7 @@ def _make_function(vm: VM, frame: Frame, arg: int) -> None:
 def _note_function(vm: VM, frame: Frame) -> None:
     """The function on top of the stack is made, unless 3.13 goes on with it."""
     if frame.code.names[frame.pc] != "SET_FUNCTION_ATTRIBUTE":
-        cells.made_function(vm, frame, cast(FunctionType, frame.stack[-1]))
+        cells.register_created_function(vm, frame, cast(FunctionType, frame.stack[-1]))
 
 
 @opcode("SET_FUNCTION_ATTRIBUTE")

@@ -61,7 +61,7 @@ def _delete_global(vm: VM, frame: Frame, arg: str) -> None:
 def _import_name(vm: VM, frame: Frame, arg: str) -> None:
     stack = frame.stack
     level, names = stack[-2], stack[-1]
-    module = imports.imported(vm, arg, frame.globals, names, level)
+    module = imports.run_import(vm, arg, frame.globals, names, level)
     del stack[-2:]
     stack.append(module)
 
@@ -73,7 +73,7 @@ def _import_from(vm: VM, frame: Frame, arg: str) -> None:
     if found is MISSING:
         found = sys.modules.get(f"{module.__name__}.{arg}", MISSING)
         if found is MISSING:
-            imports.raise_missing(module, arg)
+            imports.raise_import_error(module, arg)
         vm.env.sources.known(found)
     frame.stack.append(found)
 

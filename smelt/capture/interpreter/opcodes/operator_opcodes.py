@@ -100,8 +100,8 @@ def _unary_not(vm: VM, frame: Frame, arg: int) -> None:
     frame.stack[-1] = not vm.truth(frame.stack[-1])
 
 
-TRUE = ResultHandler(result_polyfills.true)
-_UNTRUE = ResultHandler(result_polyfills.untrue)
+TRUE = ResultHandler(result_polyfills.as_bool)
+_UNTRUE = ResultHandler(result_polyfills.negated)
 
 
 def _unary(name: str, method: str, operation: Callable[..., object]) -> None:

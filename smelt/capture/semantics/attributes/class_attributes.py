@@ -68,7 +68,7 @@ def load_plain_class_attr(vm: VM, cls: type, name: str, meta: TypeInfo, use_geta
         if name == "__annotations__":
             check_annotations(env, cls)
         value = getattr(cls, name)
-        if env.sources.is_made_class(cls):
+        if env.sources.is_created_class(cls):
             return value
         named = name in ("__name__", "__qualname__")  # assigning them does not change the class version
         return wrap_values.wrap(env, value, env.sources.const(cls).child("member", name), decided=not named)
@@ -90,7 +90,7 @@ _OF_METACLASS = (FUNCTION, CLASS_METHOD, STATIC_METHOD, NON_DATA, VALUE)
 
 def _class_dict(vm: VM, cls: type) -> object:
     """`cls.__dict__` in its current state, which the class version guards."""
-    if vm.env.sources.is_made_class(cls):
+    if vm.env.sources.is_created_class(cls):
         return cls.__dict__
     source = vm.env.sources.const(cls)
     return types.MappingProxyType(

@@ -102,11 +102,11 @@ def _or_getattr(vm: VM, obj: object, name: str, info: TypeInfo) -> None:
     """Set a result handler that calls `__getattr__` if the code about to run raises AttributeError."""
     vm.frames.call_site = with_result_handler(
         vm.frames.call_site,
-        result_polyfills.as_it_is,
+        result_polyfills.identity,
         info.getattr,
         obj,
         name,
-        on_error=result_polyfills.missing_attribute,
+        on_error=result_polyfills.getattr_fallback,
     )
 
 
@@ -169,7 +169,7 @@ def set_instance(vm: VM, obj: object, name: str, value: object) -> None:
     cell = type(obj) is types.CellType
     environment_mutations.touch(env, obj)
     if value is not MISSING:
-        environment_mutations.note_store(env, obj, "attr", name, value)
+        environment_mutations.record_store(env, obj, "attr", name, value)
     memo = env.memo.by_id.get(id(obj))
     if memo is not None:
         memo.clear() if name == "__class__" else memo.pop(name, None)
@@ -241,7 +241,7 @@ def _load_native_data(vm: VM, obj: object, name: str, found: Descriptor) -> obje
     """Value of a slot or of an attribute computed by a C type."""
     env = vm.env
     if name == "__dict__":
-        return environment_mutations.own_dict(
+        return environment_mutations.read_instance_dict(
             env, obj, cast(dict[str, object], found.__get__(obj, type(obj)))
         )
     if name == "__class__":
@@ -249,7 +249,7 @@ def _load_native_data(vm: VM, obj: object, name: str, found: Descriptor) -> obje
     source = env.sources.get(id(obj))
     if source is not None:
         _check_known(found, obj, name)
-    if type(obj) is types.CellType and cells.cell_written(vm, obj):
+    if type(obj) is types.CellType and cells.is_cell_written(vm, obj):
         value = env.overlay.cell(obj)
         if value is MISSING:
             raise ValueError("Cell is empty")
@@ -282,7 +282,7 @@ def from_class(vm: VM, found: object, owner: type, name: str, part: str | None =
     """`found`, the attribute `name` of the class `owner`, or its attribute `part` (the function of a staticmethod), as an
     environment object."""
     value = found if part is None else getattr(found, part)
-    if type(value) is FunctionType or owner is None or vm.env.sources.is_made_class(owner):
+    if type(value) is FunctionType or owner is None or vm.env.sources.is_created_class(owner):
         return value
     if vm.env.log.touches(owner, name):
         return value
@@ -310,7 +310,7 @@ DATA_LOADERS: dict[Sentinel, Callable[..., object]] = {
 
 def load_value(vm: VM, obj: object, name: str, found: object, owner: type) -> object:
     """A plain value `found` under `name` of the class `owner`."""
-    if vm.env.sources.is_made_class(owner) or vm.env.log.touches(owner, name):
+    if vm.env.sources.is_created_class(owner) or vm.env.log.touches(owner, name):
         return found
     return wrap_values.wrap(vm.env, found, vm.env.sources.const(owner).child("attr", name), decided=True)
 
@@ -333,7 +333,7 @@ def _load_cached_property(
     if source is not None and vm.env.log.was_absent(obj, name):
         vm.env.facts.guard("not_in_dict", source, name, key=name)
     attribute = found.attrname or name
-    vm.frames.call_site = with_result_handler(vm.frames.call_site, result_polyfills.cached, obj, attribute)
+    vm.frames.call_site = with_result_handler(vm.frames.call_site, result_polyfills.store_cached_property, obj, attribute)
     value = vm.call(found.func, (obj,), {})
     set_instance(vm, obj, attribute, value)
     return value

@@ -214,7 +214,7 @@ LOADERS: dict[type, Callable[..., object]] = {  # loader(vm, obj, name)
     tuple: load_native,
     random.Random: load_of_random,
     **dict.fromkeys(NUMBERS, number_semantics.load_attr),
-    **dict.fromkeys(PROXY_EXAMPLES, number_semantics.load_attr_of_standin),
+    **dict.fromkeys(PROXY_EXAMPLES, number_semantics.load_proxy_attr),
     **dict.fromkeys(LEAF_TYPES, load_native),
     **dict.fromkeys(CONTAINER_TYPES, load_native),
 }

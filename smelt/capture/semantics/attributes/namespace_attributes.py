@@ -35,7 +35,7 @@ def load_from_module(vm: VM, module: types.ModuleType, name: str) -> object:
     """`ModuleType.__getattribute__`, guarded by the value. The `__dict__` of a module is the dictionary of `globals()`."""
     env, own = vm.env, module_dict(module)
     if name == "__dict__":
-        return scopes.expose(vm, own)
+        return scopes.expose_globals(vm, own)
     found = _through_class(vm, module, name) if type(module) is not types.ModuleType else MISSING
     if found is not MISSING:
         return found
@@ -106,7 +106,7 @@ def load_function_attr(vm: VM, function: FunctionType, name: str) -> object:
     `globals()`."""
     env = vm.env
     if name == "__globals__":
-        return scopes.expose(vm, function.__globals__)
+        return scopes.expose_globals(vm, function.__globals__)
     if name == "__annotations__":
         annotations_of(vm, function)
     if env.sources.of(function) is None:
@@ -120,7 +120,7 @@ def load_function_attr(vm: VM, function: FunctionType, name: str) -> object:
         raise AttributeError(f"'function' object has no attribute {name!r}", name=name, obj=function)
     value = own[name] if name in own else getattr(function, name)
     if name == "__dict__":
-        return environment_mutations.own_dict(env, function, function.__dict__)
+        return environment_mutations.read_instance_dict(env, function, function.__dict__)
     if name in (
         "__kwdefaults__",
         "__annotations__",

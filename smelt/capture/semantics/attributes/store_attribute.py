@@ -163,7 +163,7 @@ def _touch_class(vm: VM, owner: type, name: str) -> None:
     if vm.type_info(type(owner)).find(name)[0] in DATA_LOADERS or is_native_module(owner.__module__):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{name} of class {owner.__qualname__} changes"))
     _check_plain(owner, name)
-    environment_mutations.touch_class(env, owner, name, was_read=vm.classes.has_looked_up(owner, name))
+    environment_mutations.record_class_mutation(env, owner, name, was_read=vm.classes.has_looked_up(owner, name))
     env.memo.by_id.clear()
 
 

@@ -22,7 +22,7 @@ def parameters(code: CodeType) -> tuple[str, ...]:
     return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + rest]
 
 
-def arguments_text(code: CodeType, slots: Sequence[str]) -> list[str]:
+def arguments_source(code: CodeType, slots: Sequence[str]) -> list[str]:
     """Source text of the arguments of a call that passes on the argument slots of a frame; `slots` names the slots."""
     count, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
     rest = list(slots[named:])
@@ -99,7 +99,7 @@ def _default(
 ) -> object:
     """A default argument as a VM value."""
     sources = vm.env.sources
-    by_code = sources.is_by_code(fn)
+    by_code = sources.is_guarded_by_code(fn)
     decided = (
         kind == "default" and not by_code
     )  # the guard on the function covers them; keyword defaults are a dictionary
@@ -138,11 +138,11 @@ def _unexpected(fn: FunctionType, code: Code, name: str, kwargs: dict[str, objec
             f"{fn.__qualname__}() got some positional-only arguments passed as keyword arguments: '{names}'"
         )
     text = f"{fn.__qualname__}() got an unexpected keyword argument '{name}'"
-    near = suggested(code.local_names[code.posonly : code.argcount + code.kwonly], name)
+    near = suggest_name(code.local_names[code.posonly : code.argcount + code.kwonly], name)
     return text if near is None else f"{text}. Did you mean '{near}'?"
 
 
-def suggested(names: Sequence[str], name: str) -> str | None:
+def suggest_name(names: Sequence[str], name: str) -> str | None:
     """The name in `names` that CPython suggests for the unknown `name`; None before 3.13."""
     if not PY313:
         return None
@@ -156,7 +156,7 @@ def _missing(fn: FunctionType, kind: str, names: list[str]) -> str:
     return f"{fn.__qualname__}() missing {len(names)} required {kind} argument{_s(len(names))}: {listed}"
 
 
-def function_text(fn: object) -> str:
+def callable_name(fn: object) -> str:
     """Name of a callable in messages about calls with `*` or `**` (`_PyObject_FunctionStr`)."""
     name = getattr(fn, "__qualname__", None)
     if not isinstance(name, str):

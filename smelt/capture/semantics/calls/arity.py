@@ -81,7 +81,7 @@ _KNOWN: dict[Any, Arity] = {
 _of: dict[Any, Arity] = {}
 
 
-def note(callables: Iterable[Callable[..., object]]) -> None:
+def record_arities(callables: Iterable[Callable[..., object]]) -> None:
     """Record the arity of builtins that have a known signature. Runs when smelt is imported: later, user code may have
     replaced a builtin that `inspect` uses."""
     for fn in callables:
@@ -118,7 +118,7 @@ def accepts(fn: object, args: Sequence[object], kwargs: dict[str, object]) -> bo
     return not kwargs or names is None or names.issuperset(kwargs)
 
 
-def misused(fn: Callable[..., object], args: Sequence[object], kwargs: dict[str, object]) -> NoReturn:
+def raise_misuse(fn: Callable[..., object], args: Sequence[object], kwargs: dict[str, object]) -> NoReturn:
     """Call the builtin with arguments that it does not accept, so that it raises its own error."""
     fn(*args, **kwargs)
     raise unsupported(f"{getattr(fn, '__name__', fn)} with {len(args)} arguments")

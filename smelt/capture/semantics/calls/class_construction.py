@@ -17,8 +17,8 @@ from smelt.capture.base.type_lookup import ABSENT, FUNCTION
 from smelt.capture.base.value_kinds import CONTAINER_BASES, FunctionType, MethodType
 from smelt.capture.base.vm_frames import with_result_handler
 from smelt.capture.semantics import result_polyfills
-from smelt.capture.semantics.calls.arity import accepts, misused
-from smelt.capture.semantics.calls.native_calls import at_home, run_native
+from smelt.capture.semantics.calls.arity import accepts, raise_misuse
+from smelt.capture.semantics.calls.native_calls import set_user_module, run_native
 from smelt.capture.semantics.calls.python_functions import call_function
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
@@ -30,17 +30,17 @@ def construct(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
     call_site = vm.frames.take_call_site()
     handler = BUILTINS.get(cls)
     if handler is not None:
-        return handler(vm, args, kwargs) if accepts(cls, args, kwargs) else misused(cls, args, kwargs)
+        return handler(vm, args, kwargs) if accepts(cls, args, kwargs) else raise_misuse(cls, args, kwargs)
     meta = type(cls)
     if meta is not type:
         how, found, _ = vm.type_info(meta).find("__call__")
         if how is FUNCTION:
             if isinstance(cls, enum.EnumMeta) or runs_natively(found):
-                return at_home(vm, run_native(vm, cls, args, kwargs))
+                return set_user_module(vm, run_native(vm, cls, args, kwargs))
             vm.frames.call_site = call_site
             return call_function(vm, found, (cls, *args), kwargs)
     if cls.__module__ == "typing":
-        return at_home(vm, instantiate(vm, cls, args, kwargs))
+        return set_user_module(vm, instantiate(vm, cls, args, kwargs))
     vm.frames.call_site = call_site
     return instantiate(vm, cls, args, kwargs)
 
@@ -67,7 +67,7 @@ def instantiate(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
         if runs_natively(new):
             return run_native(vm, _made_by(vm, cls), args, kwargs)
         vm.frames.call_site = with_result_handler(
-            call_site, result_polyfills.created, cls, tuple(args), kwargs
+            call_site, result_polyfills.init_created, cls, tuple(args), kwargs
         )
         obj = call_function(vm, new, (cls, *args), kwargs)
         if not isinstance(obj, cls):
@@ -79,7 +79,7 @@ def instantiate(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
     else:
         return _construct_native(vm, cls, args, kwargs)
     if python_init:
-        vm.frames.call_site = with_result_handler(call_site, result_polyfills.initialized, obj)
+        vm.frames.call_site = with_result_handler(call_site, result_polyfills.check_init, obj)
         result = call_function(vm, init, (obj, *args), kwargs)
         if result is not None:
             raise TypeError(f"__init__() should return None, not {vm.class_of(result).__name__!r}")

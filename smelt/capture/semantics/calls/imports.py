@@ -15,7 +15,7 @@ from smelt.errors import Unsupported
 from smelt.reasons import IMPORT, Reason
 
 
-def imported(
+def run_import(
     vm: VM, name: str, scope: dict[str, object] | None, names: Sequence[str] | None, level: int
 ) -> object:
     """Run `__import__(name, scope, None, names, level)`. Raises Unsupported if module code would run after deferred
@@ -31,7 +31,7 @@ def imported(
     return module
 
 
-def raise_missing(module: types.ModuleType, name: str) -> NoReturn:
+def raise_import_error(module: types.ModuleType, name: str) -> NoReturn:
     """Raise the ImportError of `from module import name`, whose message has the module's location."""
     shown = types.ModuleType(module.__name__)
     for attribute in ("__spec__", "__file__"):
@@ -47,4 +47,4 @@ def _import_module(vm: VM, args: Args, kwargs: Kwargs) -> object:
     name = args[0] if args else kwargs.get("name")
     if type(name) is not str or name.startswith("."):
         raise unsupported("importlib.import_module of a relative name")
-    return imported(vm, name, None, ("__name__",), 0)
+    return run_import(vm, name, None, ("__name__",), 0)

@@ -50,15 +50,15 @@ from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_OBJECT, Reason
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.symbolic.sym_numbers import specialize
 
-Chain = tuple[str, ...]
+AttributeChain = tuple[str, ...]
 
 # ---------------------------------------------------------------------------------- native Python functions
 
-_chains: dict[types.CodeType, tuple[Chain, ...]] = {}
+_chains: dict[types.CodeType, tuple[AttributeChain, ...]] = {}
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 
 
-def chains_of(code: types.CodeType) -> tuple[Chain, ...]:
+def attribute_chains(code: types.CodeType) -> tuple[AttributeChain, ...]:
     """Global names that `code` reads, each with the attributes read directly from it: `("torch", "relu")`."""
     found = _chains.get(code)
     if found is None:
@@ -66,7 +66,7 @@ def chains_of(code: types.CodeType) -> tuple[Chain, ...]:
     return found
 
 
-def _read_chains(code: types.CodeType) -> Iterator[Chain]:
+def _read_chains(code: types.CodeType) -> Iterator[AttributeChain]:
     chain: list[str] = []
     for instruction in dis.get_instructions(code):
         if chain and instruction.opname in _ATTRIBUTES:
@@ -80,7 +80,7 @@ def _read_chains(code: types.CodeType) -> Iterator[Chain]:
             yield from _read_chains(constant)
 
 
-def use_native(env: Environment, fn: FunctionType) -> None:
+def use_native_function(env: Environment, fn: FunctionType) -> None:
     """Guard what the native Python function `fn` is and reads."""
     if id(fn) in env.memo.natives or any(type(cell_value(c)) is VMCallable for c in fn.__closure__ or ()):
         return  # native code created it around a program function, so it is not an environment object
@@ -88,7 +88,7 @@ def use_native(env: Environment, fn: FunctionType) -> None:
     env.facts.use_function(fn)
     if not (fn.__module__ or "").startswith("torch"):
         return
-    for chain in chains_of(fn.__code__):
+    for chain in attribute_chains(fn.__code__):
         if chain[0] in fn.__globals__:
             source = env.sources.const(fn.__globals__).child("item", chain[0])
             _use_chain(env, fn, source, fn.__globals__[chain[0]], chain[1:])
@@ -96,10 +96,10 @@ def use_native(env: Environment, fn: FunctionType) -> None:
         value = getattr(cell, "cell_contents", None)
         if isinstance(value, FunctionType):
             env.facts.guard("id", env.sources.const(fn).child("cell", at), value)
-            use_native(env, value)
+            use_native_function(env, value)
 
 
-def use_state(vm: VM, args: Sequence[object]) -> None:
+def use_instance_state(vm: VM, args: Sequence[object]) -> None:
     """Guard the contents of library instances (a Fraction, a string.Template) that native library code is about to read.
     Raises Unsupported for one that holds an array (a Polynomial), whose contents no guard checks."""
     pending = list(args)
@@ -139,7 +139,7 @@ def _makes_instances(cls: type) -> bool:
     return cls.__module__ != "typing" and any(n in vars(cls) for n in ("__new__", "__init__"))
 
 
-def _use_chain(env: Environment, fn: FunctionType, source: Source, value: object, rest: Chain) -> None:
+def _use_chain(env: Environment, fn: FunctionType, source: Source, value: object, rest: AttributeChain) -> None:
     while True:
         if type(value) in LEAF_TYPES:
             env.facts.guard("eq", source, value)
@@ -149,7 +149,7 @@ def _use_chain(env: Environment, fn: FunctionType, source: Source, value: object
             break
         source, value, rest = source.child("attr", rest[0]), vars(value)[rest[0]], rest[1:]
     if isinstance(value, FunctionType) and value.__globals__ is fn.__globals__:
-        use_native(env, value)
+        use_native_function(env, value)
 
 
 def use_signature(env: Environment, target: object) -> None:
@@ -172,7 +172,7 @@ def use_signature(env: Environment, target: object) -> None:
     check_annotations(env, target)
     if target.__annotations__:
         source = env.sources.const(target).child("member", "__annotations__")
-        container_contents.open_compared(env, (wrap_values.wrap(env, target.__annotations__, source),))
+        container_contents.guard_compared(env, (wrap_values.wrap(env, target.__annotations__, source),))
     for name in ("__signature__", "__wrapped__"):
         if name not in target.__dict__:
             env.facts.guard("not_in_dict", env.sources.const(target), name, key=name)
@@ -263,7 +263,7 @@ class _Counter:
 _counter = _Counter()
 
 
-def cached_call(vm: VM, fn: _Cached, args: Sequence[object], kwargs: dict[str, object]) -> object:
+def call_cached(vm: VM, fn: _Cached, args: Sequence[object], kwargs: dict[str, object]) -> object:
     """Result of the cached function `fn`, guarded by its cache entry; MISSING if the VM must interpret the function.
 
     As in eager, an existing entry is used however stale, and a call without an entry runs and creates one. The compiled
@@ -298,7 +298,7 @@ def cached_call(vm: VM, fn: _Cached, args: Sequence[object], kwargs: dict[str, o
     return wrap_values.wrap(vm.env, result, vm.env.sources.const(result, f"{_name(fn)}(...)"), decided=True)
 
 
-class OwnEntry:
+class CreatedEntry:
     """A call of a cached function that creates an entry, and the check that the cache has that entry or none."""
 
     def __init__(self, fn: _Cached, args: Sequence[object], kwargs: dict[str, object]) -> None:
@@ -322,7 +322,7 @@ def has_entry(fn: _Cached, args: Sequence[object], kwargs: dict[str, object]) ->
     return _key(fn, tuple(args), kwargs) in _cache_of(fn)
 
 
-def calls_for_real(vm: VM, fn: _Cached, args: Sequence[object], kwargs: dict[str, object]) -> bool:
+def creates_entry(vm: VM, fn: _Cached, args: Sequence[object], kwargs: dict[str, object]) -> bool:
     """Whether `cached_call` would create an entry."""
     if not all(is_key(vm, v) for v in (*args, *kwargs.values())):
         return False
@@ -349,7 +349,7 @@ def _name(fn: _Cached) -> str:
 def is_key(vm: VM, value: object) -> bool:
     """Whether `value` is stable as a cache key: a constant, or an environment object that is hashed by identity."""
     if is_constant(value) or is_identity(value):
-        return not vm.env.sources.is_by_code(value)
+        return not vm.env.sources.is_guarded_by_code(value)
     return has_identity_hash(value) and id(value) in vm.env.sources
 
 

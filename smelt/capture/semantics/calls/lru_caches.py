@@ -34,7 +34,7 @@ def call_lru_cached(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args
     args = [without_proxies(specialize(a)) for a in args]
     kwargs = {k: without_proxies(specialize(v)) for k, v in kwargs.items()}
     source = vm.env.sources.get(id(fn))
-    if source is None and vm.env.sources.is_made_function(fn):  # and the function that it wraps
+    if source is None and vm.env.sources.is_created_function(fn):  # and the function that it wraps
         return vm.call_native(fn, args, kwargs)
     source = source or vm.env.sources.const(fn)  # a method, guarded through its class
     wrap_values.wrap(vm.env, fn.__wrapped__, source.child("attr", "__wrapped__"))
@@ -43,9 +43,9 @@ def call_lru_cached(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args
     if known and not library_reads.has_entry(fn, args, kwargs):
         if not _OUTPUT.isdisjoint(getattr(getattr(fn.__wrapped__, "__code__", None), "co_names", ())):
             return _call_again(vm, fn, args, kwargs)
-    if library_reads.calls_for_real(vm, fn, args, kwargs) and not _makes_tensors(fn.__wrapped__):
+    if library_reads.creates_entry(vm, fn, args, kwargs) and not _makes_tensors(fn.__wrapped__):
         _refuse_effects(vm, fn, args, kwargs)
-    found = library_reads.cached_call(vm, fn, args, kwargs)
+    found = library_reads.call_cached(vm, fn, args, kwargs)
     if found is not MISSING:
         return found
     if all(library_reads.is_key(vm, v) for v in values):
@@ -91,7 +91,7 @@ def _try(fn: Callable[..., object], /, *args: object, **kwargs: object) -> None:
 
 
 def _is_cached(target: object) -> bool:
-    return isinstance(target, (functools._lru_cache_wrapper, functools.partial, library_reads.OwnEntry))
+    return isinstance(target, (functools._lru_cache_wrapper, functools.partial, library_reads.CreatedEntry))
 
 
 # Names whose use in a cached function means that it writes output.
@@ -113,7 +113,7 @@ def _call_again(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kw
     if log.changed != changed or not is_constant(result):
         raise Unsupported(Reason(OUTPUT, f"{fn.__qualname__}, which is cached, does more than write"))
     del log.calls[calls:]
-    own = library_reads.OwnEntry(fn, args, kwargs)
+    own = library_reads.CreatedEntry(fn, args, kwargs)
     vm.env.facts.guard("id", vm.env.sources.const(own.holds).child("call", None), True)
     vm.env.sources.const(own)
     log.call(Call(own, (*args, *kwargs.values()), tuple(kwargs)))

@@ -27,7 +27,7 @@ from smelt.capture.base.value_kinds import (
 )
 from smelt.capture.base.vm_frames import VMCallable
 from smelt.capture.semantics.calls.calls import CALLERS
-from smelt.capture.semantics.calls.native_calls import IMMUTABLE, is_free
+from smelt.capture.semantics.calls.native_calls import IMMUTABLE, is_free_function
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
@@ -37,7 +37,7 @@ from smelt.tracing.fake.fake_tensor import FakeTensor
 def native_callable(vm: VM, fn: object) -> Callable[..., object]:
     """`fn` as native code may call it, wrapped if the VM must execute the call."""
     if type(fn) is BuiltinType:
-        return VMCallable(vm, fn) if has_effects(fn) else fn
+        return VMCallable(vm, fn) if runs_in_vm(fn) else fn
     return VMCallable(vm, fn) if _is_python(vm, fn) else cast("Callable[..., object]", fn)
 
 
@@ -47,7 +47,7 @@ def native_argument(vm: VM, value: object) -> object:
     kind = type(value)
     if kind in (FunctionType, MethodType):
         return VMCallable(vm, value) if _is_python(vm, value) else value
-    if kind is functools.partial or (type(value) is BuiltinType and has_effects(value)):
+    if kind is functools.partial or (type(value) is BuiltinType and runs_in_vm(value)):
         return VMCallable(vm, value)
     vm.env.facts.use_content(value)
     if id(value) in vm.env.sources and is_opaque(value):
@@ -70,13 +70,13 @@ def _is_python(vm: VM, fn: object) -> bool:
     return vm.type_info(kind).find("__call__")[0] is FUNCTION
 
 
-def has_effects(fn: BuiltinType) -> bool:
+def runs_in_vm(fn: BuiltinType) -> bool:
     """Whether the VM must execute a C function that native code holds: it has a handler, is refused, or may change the
     object it is bound to."""
     if fn.__hash__ is None:
         return True
     owner = fn.__self__
-    if is_free(owner):
+    if is_free_function(owner):
         return fn in BUILTINS or fn in REFUSED or refusal(fn) is not None
     return not _is_constant_owner(owner)
 

@@ -47,7 +47,7 @@ R = TypeVar("R")
 # ------------------------------------------------------------------------------------------------------ calls
 
 
-def native(
+def call_native(
     vm: VM, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object] | None = None
 ) -> object:
     """`fn(*args, **kwargs)` for a C function, or a Python function that runs natively.
@@ -56,7 +56,7 @@ def native(
     that error.
     """
     if (fn is float or fn is int) and len(args) == 1 and not kwargs and type(args[0]) is FakeTensor:
-        args = (number_semantics.in_tensor(vm, args[0]),)
+        args = (number_semantics.symbolic_item(vm, args[0]),)
     symbols = vm.trace.numbers.symbols
     if symbols is not None:
         result = number_semantics.native_call(fn, args, kwargs)
@@ -79,11 +79,11 @@ def _called(
     kinds = vm.classes.native_reachability
     for value in args:
         if kinds.get(type(value)) is not False and may_call_python(kinds, value):
-            return in_window(vm, fn, args, kwargs)
+            return call_in_window(vm, fn, args, kwargs)
     if kwargs and any(may_call_python(kinds, value) for value in kwargs.values()):
-        return in_window(vm, fn, args, kwargs)
+        return call_in_window(vm, fn, args, kwargs)
     if type(fn) not in _UNBOUND and may_call_python(kinds, fn):
-        return in_window(vm, fn, args, kwargs)
+        return call_in_window(vm, fn, args, kwargs)
     call = vm.trace.call
     asked, call.dispatches_handlers = call.dispatches_handlers, True
     named = kwargs or call.consume_empty_kwargs()
@@ -100,7 +100,7 @@ def _called(
             refused = Unsupported(Reason(DATA_DEPENDENT, "a NumPy scalar is passed to torch"))
         if refused is not None:
             raise refused from e
-        check_class_named(fn, e, (args, kwargs))
+        check_error_class_name(fn, e, (args, kwargs))
         raise
     finally:
         call.dispatches_handlers = asked
@@ -119,7 +119,7 @@ _PROTOCOL: set[object] = {
 }
 
 
-def in_window(
+def call_in_window(
     vm: VM, fn: Callable[..., R], args: Sequence[object], kwargs: Mapping[str, object] | None = None
 ) -> R:
     """`fn(*args, **kwargs)` in a window. Raises as `call_native`."""
@@ -147,7 +147,7 @@ def _diverted(
         if vm.failure is not None and e is not vm.failure:
             raise vm.failure from e
         vm.env.facts.use_digits(e)
-        check_class_named(fn, e, (args, kwargs))
+        check_error_class_name(fn, e, (args, kwargs))
         raise
     finally:
         call.dispatches_handlers = asked
@@ -157,7 +157,7 @@ def _diverted(
     return result
 
 
-def check_class_named(fn: Callable[..., object], error: BaseException, given: object) -> None:
+def check_error_class_name(fn: Callable[..., object], error: BaseException, given: object) -> None:
     """Raise Unsupported if an error message may contain the class name of a fake whose tensor has another class."""
     if isinstance(error, (TypeError, AttributeError)) and FakeTensor.__name__ in str(error):
         if any(class_of_fake(fake) is not torch.Tensor for fake in leaves(given, FakeTensor)):
@@ -176,11 +176,11 @@ def native_lookup(vm: VM, fn: Callable[..., object], obj: object, key: object, *
         vm.classes.native_reachability, key
     ):
         try:
-            return in_window(vm, fn, (obj, key, *rest))
+            return call_in_window(vm, fn, (obj, key, *rest))
         finally:
             environment_mutations.touched(vm.env, container)
     if vm.trace.call.modes and type(key) in (FakeTensor, slice) and not isinstance(container, (dict, set)):
-        return native(vm, fn, (obj, key, *rest))  # dispatches `__index__`
+        return call_native(vm, fn, (obj, key, *rest))  # dispatches `__index__`
     if isinstance(container, (dict, set)):
         is_environment_object = id(container) in vm.env.sources
         callback = functools.partial(_compared_outside, vm) if is_environment_object else vm.call_from_native
@@ -198,7 +198,7 @@ def _compared_outside(vm: VM, fn: FunctionType, *slots: object) -> object:
     raise error
 
 
-def check_mode(vm: VM, manager: object) -> None:
+def check_enterable_mode(vm: VM, manager: object) -> None:
     """Raise Unsupported if `manager` is a torch mode with a user handler: torch would run the handler inside every operator,
     outside of any window."""
     for name in ("__torch_function__", "__torch_dispatch__"):
@@ -253,7 +253,7 @@ def _note_new_class(vm: VM, slots: Sequence[object]) -> None:
     for value in slots:
         if isinstance(value, type) and id(value) not in vm.env.sources:
             if (value.__name__, value.__bases__) == vm.classes.under_construction[-1]:
-                vm.env.sources.made_class(value)
+                vm.env.sources.register_created_class(value)
 
 
 def _arguments(vm: VM, fn: FunctionType, slots: Sequence[object]) -> tuple[list[object], dict[str, object]]:

@@ -56,8 +56,8 @@ from smelt.capture.environment import container_contents, wrap_values
 from smelt.capture.reconstruction.constants import note_type_variable
 from smelt.capture.semantics import attributes, number_semantics
 from smelt.capture.semantics.calls import library_reads, native_callbacks
-from smelt.capture.semantics.calls.arity import accepts, misused
-from smelt.capture.semantics.calls.torch_function_overrides import is_asked
+from smelt.capture.semantics.calls.arity import accepts, raise_misuse
+from smelt.capture.semantics.calls.torch_function_overrides import needs_override_dispatch
 from smelt.capture.semantics.values import context_managers
 from smelt.capture.semantics.values.container_methods import SEARCHES, call_container_method, search
 from smelt.capture.semantics.values.displayed_names import use_names
@@ -76,35 +76,35 @@ def call_native_python(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> 
     """Call of a Python function of torch or the standard library that runs natively."""
     vm.frames.call_site = None
     handler = CODE_HANDLERS.get(fn.__code__)
-    if handler is not None and not is_asked(vm, fn, args, kwargs):
+    if handler is not None and not needs_override_dispatch(vm, fn, args, kwargs):
         return handler(vm, fn, args, kwargs)
     refused = setting(fn)
     if refused is not None:
         raise Unsupported(Reason(*refused))
-    library_reads.use_native(vm.env, fn)
+    library_reads.use_native_function(vm.env, fn)
     for value in args:
         if fn.__module__ == "statistics" and isinstance(value, (list, tuple)):
             check_decimals(*value)
         if vm.env.log.is_overlaid(value):
             what = f"{fn.__qualname__} reads a {type(value).__qualname__} that the function has changed"
             raise unsupported(what, UNSUPPORTED_EFFECT)
-    library_reads.use_state(vm, args)
+    library_reads.use_instance_state(vm, args)
     if fn.__name__ == "__exit__" and args:
         return context_managers.leaving(vm, args[0], lambda: run_native(vm, fn, args, kwargs))
     if fn.__name__ == "__enter__" and args:
         if isinstance(args[0], warnings.catch_warnings) and args[0]._record:  # type: ignore[attr-defined]
             # in a new list at each call
             raise unsupported("catch_warnings(record=True)", OUTPUT)
-        native_callbacks.check_mode(vm, args[0])
+        native_callbacks.check_enterable_mode(vm, args[0])
         context_managers.use_state(vm, args[0])
         return context_managers.entering(vm, args[0], lambda: run_native(vm, fn, args, kwargs))
     if fn.__globals__.get("__name__") in _INTROSPECTION:
-        return at_home(vm, _introspect(vm, fn, args, kwargs))
+        return set_user_module(vm, _introspect(vm, fn, args, kwargs))
     made = run_native(vm, fn, args, kwargs)
-    return at_home(vm, made) if fn.__globals__.get("__name__") == "collections" else made
+    return set_user_module(vm, made) if fn.__globals__.get("__name__") == "collections" else made
 
 
-def at_home(vm: VM, made: T) -> T:
+def set_user_module(vm: VM, made: T) -> T:
     """Set `__module__` of a library object that records its caller's module (`namedtuple`, `Enum`, `TypeVar`) to the user's
     module."""
     if str(getattr(made, "__module__", "")).startswith("smelt.capture."):
@@ -186,12 +186,12 @@ def call_builtin(vm: VM, fn: BuiltinType, args: Args, kwargs: Kwargs) -> object:
     handler = BUILTINS.get(fn) if fn.__hash__ is not None else None
     if handler not in BREAKABLE_HANDLERS:
         vm.frames.call_site = None
-    if handler is not None and not is_asked(vm, fn, args, kwargs):
-        return handler(vm, args, kwargs) if accepts(fn, args, kwargs) else misused(fn, args, kwargs)
+    if handler is not None and not needs_override_dispatch(vm, fn, args, kwargs):
+        return handler(vm, args, kwargs) if accepts(fn, args, kwargs) else raise_misuse(fn, args, kwargs)
     owner = fn.__self__
     if isinstance(owner, type) and (handler := class_method_of(fn)):
         return handler(vm, [owner, *args], kwargs)
-    if is_free(owner):
+    if is_free_function(owner):
         refused = REFUSED.get(fn) or refusal(fn)
         if refused is not None:
             raise Unsupported(Reason(*refused))
@@ -207,7 +207,7 @@ def call_builtin(vm: VM, fn: BuiltinType, args: Args, kwargs: Kwargs) -> object:
     return call_bound(vm, fn.__name__, fn, owner, args, kwargs)
 
 
-def is_free(owner: object) -> bool:
+def is_free_function(owner: object) -> bool:
     """Whether a builtin with this `__self__` is a free function. `__self__` is the bound object of a method, the module or
     class of a function, and a record for pybind11 functions."""
     if owner is None or isinstance(owner, (types.ModuleType, type)):
@@ -220,7 +220,7 @@ def call_descriptor(vm: VM, fn: Descriptor, args: Args, kwargs: Kwargs) -> objec
     handler = BUILTINS.get(fn)
     if handler not in BREAKABLE_HANDLERS:
         vm.frames.call_site = None
-    if handler is not None and not is_asked(vm, fn, args, kwargs):
+    if handler is not None and not needs_override_dispatch(vm, fn, args, kwargs):
         return handler(vm, args, kwargs)
     if not args:
         return fn(*args, **kwargs)
@@ -274,7 +274,7 @@ def call_bound(
     handler = METHODS.get((base, name))
     if handler is not None:
         if not accepts(getattr(base, name, None), (owner, *args), kwargs):
-            return misused(fn, args, kwargs)
+            return raise_misuse(fn, args, kwargs)
         return handler(vm, owner, *args, **kwargs)
     if name in _NODE_METHODS and isinstance(owner, torch.autograd.graph.Node):
         raise unsupported(f"{name} of a node of autograd")
@@ -321,7 +321,7 @@ def _call_owned(
     if isinstance(owner, torch.Tensor):
         return run_native(vm, fn, args, kwargs)
     if isinstance(owner, tuple):
-        container_contents.open_compared(vm.env, owner)
+        container_contents.guard_compared(vm.env, owner)
     args = [vm.native_argument(container_contents.view(vm.env, a)) for a in args]
     return wrap_values.fake(vm.env, vm.call_native(fn, args, kwargs))
 
@@ -333,7 +333,7 @@ def _call_tensor_method(
     vm: VM, name: str, fn: Callable[..., object], owner: FakeTensor, args: Args, kwargs: Kwargs
 ) -> object:
     """`x.name(...)` of a tensor: bound earlier, or called as `Tensor.name(x, ...)`."""
-    if is_asked(vm, getattr(torch.Tensor, name, None), (owner, *args), kwargs):
+    if needs_override_dispatch(vm, getattr(torch.Tensor, name, None), (owner, *args), kwargs):
         return run_native(vm, fn, args, kwargs)
     handler = TENSOR_METHODS.get(name)
     if handler is not None:

@@ -19,7 +19,7 @@ from smelt.capture.base.value_kinds import FunctionType, is_constant
 from smelt.capture.base.vm_frames import Frame
 from smelt.capture.semantics.calls.argument_binding import bind
 from smelt.capture.semantics.calls.native_calls import call_native_python, run_native
-from smelt.capture.semantics.calls.torch_function_overrides import check_modes, is_asked
+from smelt.capture.semantics.calls.torch_function_overrides import check_replaced_under_modes, needs_override_dispatch
 from smelt.capture.semantics.values.displayed_names import use_names
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
@@ -35,13 +35,13 @@ def call_function(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs | None = 
     """`fn(*args, **kwargs)`. Raises Unsupported if the function is refused or marked as disabled."""
     kwargs = kwargs if kwargs is not None else {}
     handler = handler_of(fn)
-    if handler is not None and not is_asked(vm, fn, args, kwargs):
-        check_modes(vm, fn)
+    if handler is not None and not needs_override_dispatch(vm, fn, args, kwargs):
+        check_replaced_under_modes(vm, fn)
         vm.frames.call_site = None
         return handler(vm, args, kwargs)
     written = definition_name(fn)
     if written in SUBSTITUTES:
-        check_modes(vm, fn)
+        check_replaced_under_modes(vm, fn)
         fn = SUBSTITUTES[written]
     inlined = _compiled_by_torch(fn) if written[0].startswith("torch._dynamo.") else None
     if inlined is not None:

@@ -23,12 +23,12 @@ from smelt.reasons import TENSOR_SUBCLASS
 from smelt.torch_private import is_torch_function_enabled
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.record.torch_function_handlers import (
-    asked_about,
+    handler_types,
     handling_class,
     is_handled,
     is_overridable,
     is_under_modes,
-    kinds_for_mode,
+    mode_types,
     may_be_overridable,
 )
 
@@ -45,7 +45,7 @@ _SILENT_MODULES = ("torch.compiler", "torch.jit.", "torch._jit_internal", "torch
 _MAKERS = frozenset((torch.tensor, torch.as_tensor, torch.asarray, torch.full))
 
 
-def is_asked(vm: VM, fn: object, args: Sequence[object], kwargs: Kwargs) -> bool:
+def needs_override_dispatch(vm: VM, fn: object, args: Sequence[object], kwargs: Kwargs) -> bool:
     """Whether a call of the torch function `fn` must go to torch's override dispatch, even if the VM has a handler for
     `fn`."""
     if not may_be_overridable(fn) or not is_handled(vm.trace.call, tuple(args), kwargs):
@@ -53,36 +53,36 @@ def is_asked(vm: VM, fn: object, args: Sequence[object], kwargs: Kwargs) -> bool
     return is_overridable(fn) or (fn in _MAKERS and is_under_modes(vm.trace.call))
 
 
-def check_modes(vm: VM, fn: Callable[..., object]) -> None:
+def check_replaced_under_modes(vm: VM, fn: Callable[..., object]) -> None:
     """Raise Unsupported for a torch function that the VM replaces, under user modes: they must observe the calls inside
     torch's own code."""
     module = str(fn.__module__)
     if module.startswith("torch.") and not module.startswith(_SILENT_MODULES) and fn not in _SILENT:
-        check_unasked(vm, fn.__qualname__)
+        check_no_user_modes(vm, fn.__qualname__)
 
 
-def check_unasked(vm: VM, what: str) -> None:
+def check_no_user_modes(vm: VM, what: str) -> None:
     """Raise Unsupported under user modes, for an operation that the VM does not pass to them."""
     if is_under_modes(vm.trace.call):
         raise unsupported(f"{what} under a mode with a __torch_function__")
 
 
-def operate(vm: VM, fn: Callable[..., object], *args: object) -> object:
+def call_operator(vm: VM, fn: Callable[..., object], *args: object) -> object:
     """`fn(*args)` of a tensor, for a C function that runs no Python code except handlers."""
     return vm.call_native(fn, args) if is_handled(vm.trace.call, args) else fn(*args)
 
 
-def ask(vm: VM, func: object, args: tuple[object, ...], kwargs: Mapping[str, object] | None) -> object:
+def dispatch_handlers(vm: VM, func: object, args: tuple[object, ...], kwargs: Mapping[str, object] | None) -> object:
     """Result of a call's handlers; NotImplemented if torch calls none. Raises Unsupported if every handler returns
     NotImplemented."""
     vm.frames.call_site = None
     if vm.trace.call.modes:
-        return ask_mode(vm, func, kinds_for_mode(vm.trace.call, func, args, kwargs or {}), args, kwargs)
-    kinds = asked_about(vm.trace.call, func, args, kwargs or {})
+        return call_mode_handler(vm, func, mode_types(vm.trace.call, func, args, kwargs or {}), args, kwargs)
+    kinds = handler_types(vm.trace.call, func, args, kwargs or {})
     if kinds is None:
         return NotImplemented
     given = _given(vm, args, kwargs)
-    return ask_classes(vm, func, kinds, given, (*args, *(kwargs or {}).values()))
+    return call_class_handlers(vm, func, kinds, given, (*args, *(kwargs or {}).values()))
 
 
 def _given(vm: VM, args: tuple[object, ...], kwargs: Mapping[str, object] | None) -> Args:
@@ -93,7 +93,7 @@ def _given(vm: VM, args: tuple[object, ...], kwargs: Mapping[str, object] | None
     return given
 
 
-def ask_mode(
+def call_mode_handler(
     vm: VM,
     func: object,
     kinds: tuple[type, ...],
@@ -114,7 +114,7 @@ def ask_mode(
     return result
 
 
-def ask_classes(
+def call_class_handlers(
     vm: VM, func: object, kinds: tuple[type, ...], given: Args, values: Sequence[object]
 ) -> object:
     """Result of the handlers of the classes `kinds`, whose instances are in `values`, for a call."""

@@ -112,7 +112,7 @@ def _no_pair(number: int) -> TypeError:
 def mapping(vm: VM, obj: object) -> dict[object, object]:
     """`obj` of `**obj` or `dict.update(obj)` as a dictionary."""
     if isinstance(obj, dict) and python_method(vm, obj, "keys") is None:
-        if (items := container_contents.changing_items(vm.env, obj)) is not None:
+        if (items := container_contents.symbolic_items(vm.env, obj)) is not None:
             return items
         return cast("dict[object, object]", container_contents.view(vm.env, obj, deep=False))
     keys = vm.elements(vm.call(attributes.load_attr(vm, obj, "keys"), (), {}))

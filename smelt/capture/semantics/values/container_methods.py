@@ -94,7 +94,7 @@ def call_container_method(
         return wrap_values.fake(env, run(getattr(seen, name) if seen is not owner else fn, args, kwargs))
     environment_mutations.touch(env, owner)
     if isinstance(owner, set):
-        env.log.change_unknown(owner)
+        env.log.record_unknown_change(owner)
     try:
         return wrap_values.fake(env, run(_bound_to(env.overlay.now(owner), name), args, kwargs))
     finally:
@@ -232,7 +232,7 @@ def _dict_getitem(vm: VM, obj: dict[object, object], key: object) -> object:
 @method(dict, "__setitem__")
 def _dict_setitem(vm: VM, obj: dict[object, object], key: object, value: object) -> None:
     environment_mutations.touch(vm.env, obj)
-    environment_mutations.note_store(vm.env, obj, "item", key, value)
+    environment_mutations.record_store(vm.env, obj, "item", key, value)
     vm.native_lookup(dict_base(obj).__setitem__, obj, key, value)
 
 

@@ -55,7 +55,7 @@ def use_state(vm: VM, manager: object) -> None:
         return
     for name in list(instance_dict(manager) or ()):
         attributes.load_generic(vm, manager, name)
-    vm.env.log.touch_itself(manager)
+    vm.env.log.touch_native(manager)
     vm.env.memo.by_id.pop(id(manager), None)
 
 

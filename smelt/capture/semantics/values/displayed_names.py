@@ -73,6 +73,6 @@ def _way_of_numpy() -> object:
 def _use_name_of_class(vm: VM, cls: type) -> None:
     """Guard the module and qualified name of a class. Assigning `__qualname__` does not change the class version."""
     vm.env.facts.use_class(cls)
-    if not cls.__flags__ & IMMUTABLE_TYPE_FLAG and not vm.env.sources.is_made_class(cls):
+    if not cls.__flags__ & IMMUTABLE_TYPE_FLAG and not vm.env.sources.is_created_class(cls):
         source = vm.env.sources.const(cls).child("member", "__qualname__")
         vm.env.facts.guard("eq", source, cls.__qualname__)

@@ -22,7 +22,7 @@ from smelt.capture.base.native_functions import check_text
 from smelt.capture.base.value_kinds import LEAF_TYPES, is_constant
 from smelt.capture.environment import container_contents
 from smelt.capture.proxies.text_proxy import Shown, Text, Verbatim, join_all, separated, unreadable
-from smelt.capture.semantics.calls.torch_function_overrides import check_unasked
+from smelt.capture.semantics.calls.torch_function_overrides import check_no_user_modes
 from smelt.capture.semantics.values.displayed_names import use_names
 from smelt.capture.vm.vm import VM
 from smelt.shapes.expr import free_syms
@@ -37,7 +37,7 @@ _CONVERSIONS: dict[str, _Conversion] = {"s": str, "r": repr, "a": ascii}
 
 
 def _show(vm: VM, fake: FakeTensor, bare: bool = False) -> Shown:
-    check_unasked(vm, "the text of a tensor")
+    check_no_user_modes(vm, "the text of a tensor")
     if fake.is_meta or maybe_current_level() is not None:
         raise unreadable("a tensor is formatted as text")
     return Shown(vm.trace, fake, bare)
@@ -160,7 +160,7 @@ def formatted(vm: VM, value: object, spec: object) -> str | Text:
 def _format_tensor(vm: VM, value: FakeTensor, spec: str) -> str | Text:
     """`Tensor.__format__`, which formats a scalar tensor as its number."""
     check_class(value, "the text")
-    check_unasked(vm, "the text of a tensor")
+    check_no_user_modes(vm, "the text of a tensor")
     if value.dim() != 0:
         if spec:
             kind = "Parameter" if getattr(value, "_is_param", False) else "Tensor"

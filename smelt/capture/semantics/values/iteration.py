@@ -75,7 +75,7 @@ def _python_iterator(vm: VM, obj: object, call_site: CallSite | None = None) -> 
     """`iter(obj)` if Python code implements it, else None."""
     found = python_method(vm, obj, "__iter__")
     if found is not None:
-        vm.frames.call_site = with_result_handler(call_site, result_polyfills.iterator)
+        vm.frames.call_site = with_result_handler(call_site, result_polyfills.checked_iterator)
         made = vm.call_function(found, (obj,))
         if not hasattr(type(made), "__next__"):
             raise TypeError(f"iter() returned non-iterator of type {vm.class_of(made).__name__!r}")
@@ -252,7 +252,7 @@ def comparing(vm: VM, values: Iterable[object], kwargs: Kwargs) -> Kwargs:
     """Keyword arguments of a C function that compares `values`, or their keys: guards everything that the comparison
     reads."""
     if kwargs.get("key") is None:
-        container_contents.open_compared(vm.env, values)
+        container_contents.guard_compared(vm.env, values)
         return kwargs
     return {
         **kwargs,
@@ -262,7 +262,7 @@ def comparing(vm: VM, values: Iterable[object], kwargs: Kwargs) -> Kwargs:
 
 def opened(vm: VM, value: object) -> object:
     """Guard the contents of `value`, which native code is about to compare."""
-    container_contents.open_compared(vm.env, (value,))
+    container_contents.guard_compared(vm.env, (value,))
     return value
 
 
@@ -345,7 +345,7 @@ def from_iterable(make: Callable[..., object]) -> Handler:
         if not args:
             return make(**kwargs)
         if make is list and type(args[0]) in SEQUENCE_PROXIES:
-            return number_semantics.listed(cast("SymbolicRange | SymbolicList", args[0])).part(slice(None))
+            return number_semantics.as_symbolic_list(cast("SymbolicRange | SymbolicList", args[0])).part(slice(None))
         return vm.call_native(make, (vm.elements(args[0], hinted=make in _ASKING), *args[1:]), kwargs)
 
     return handler

@@ -35,11 +35,11 @@ def _len(vm: VM, args: Args, kwargs: Kwargs) -> int:
             raise TypeError("len() of a 0-d tensor")
         return attributes.shape_of(obj)[0]
     if type(obj) in SEQUENCE_PROXIES:
-        length: int = number_semantics.listed(cast("SymbolicRange | SymbolicList", obj)).length
+        length: int = number_semantics.as_symbolic_list(cast("SymbolicRange | SymbolicList", obj)).length
         return length
     found = python_method(vm, obj, "__len__")
     if found is not None:
-        vm.frames.call_site = with_result_handler(call_site, result_polyfills.length)
+        vm.frames.call_site = with_result_handler(call_site, result_polyfills.checked_length)
         return checked_len(vm.call_function(found, (obj,)))
     return container_len(vm, obj)
 

@@ -26,8 +26,8 @@ from smelt.capture.proxies.array_proxy import Array
 from smelt.capture.semantics import number_semantics, result_polyfills
 from smelt.capture.semantics.attributes import python_method
 from smelt.capture.semantics.attributes.method_lookup import SIMPLE_TYPES, may_define_operators
-from smelt.capture.semantics.calls.native_callbacks import check_class_named
-from smelt.capture.semantics.calls.torch_function_overrides import operate
+from smelt.capture.semantics.calls.native_callbacks import check_error_class_name
+from smelt.capture.semantics.calls.torch_function_overrides import call_operator
 from smelt.capture.semantics.values import formatting, set_methods
 from smelt.capture.semantics.values.container_methods import contains_key
 from smelt.capture.semantics.values.iteration import each, elements
@@ -81,7 +81,7 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
     if a in SEQUENCE_PROXIES or b in SEQUENCE_PROXIES:
         return _of_row(vm, fn, left, right)
     if a is NumpyInt or b is NumpyInt:
-        return number_semantics.of_numpy(vm, fn, left, right)
+        return number_semantics.numpy_binary(vm, fn, left, right)
     if fn in _EQUALITY and a in _TUPLES and b in _TUPLES:
         return _equal_items(vm, cast(_Items, left), cast(_Items, right)) is (fn is operator.eq)
     if a in SIMPLE_TYPES and b in SIMPLE_TYPES:
@@ -91,13 +91,13 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
             elif a is bytes:  # b"%d" % number
                 vm.env.facts.use_digits(right)
             try:
-                return operate(vm, fn, left, right) if FakeTensor in (a, b) else fn(left, right)
+                return call_operator(vm, fn, left, right) if FakeTensor in (a, b) else fn(left, right)
             except TypeError as error:
-                check_class_named(fn, error, (left, right))
+                check_error_class_name(fn, error, (left, right))
                 raise
         if fn in _COMPARISONS:
             vm.env.facts.use_differences(left, right)
-            container_contents.open_compared(vm.env, (left, right))
+            container_contents.guard_compared(vm.env, (left, right))
         return vm.call_native(fn, (left, right))
     if a is list and b is list and fn in _EQUALITY:
         return _equal_items(vm, elements(vm, left), elements(vm, right)) is (fn is operator.eq)
@@ -139,7 +139,7 @@ def unary(vm: VM, fn: Callable[..., object], value: object) -> object:
     if isinstance(value, CONTAINER_BASES):
         return wrap_values.fake(vm.env, vm.call_native(fn, (container_contents.view(vm.env, value),)))
     check_decimals(value)
-    return operate(vm, fn, value)
+    return call_operator(vm, fn, value)
 
 
 def _equal_items(vm: VM, left: _Items, right: _Items) -> bool:
@@ -229,8 +229,8 @@ def _operated(
     if call_site is None or fn is operator.ne:  # `object.__ne__` may be among the methods
         return None
     if fn is operator.eq:
-        return with_result_handler(call_site, result_polyfills.equal, left, right, *rest)
-    made = result_polyfills.compared if fn in _COMPARISONS else result_polyfills.operated
+        return with_result_handler(call_site, result_polyfills.finish_equality, left, right, *rest)
+    made = result_polyfills.finish_comparison if fn in _COMPARISONS else result_polyfills.finish_arithmetic
     return with_result_handler(call_site, made, _SYMBOLS[fn], left, right, *rest)
 
 
@@ -301,7 +301,7 @@ def truth(vm: VM, value: object) -> bool:
         tensor = cast(FakeTensor, value)
         if is_handled(vm.trace.call, (tensor,)):
             return bool(vm.call_native(bool, (tensor,)))
-        return bool(number_semantics.in_tensor(vm, tensor) if vm.env.numbers.decides else tensor)
+        return bool(number_semantics.symbolic_item(vm, tensor) if vm.env.numbers.guards_conditions else tensor)
     if kind in SIMPLE_TYPES:
         return bool(value)
     if kind in NUMBERS or kind is UnbackedComparison:
@@ -326,7 +326,7 @@ def truth(vm: VM, value: object) -> bool:
     return bool(vm.call_native(bool, (value,)))
 
 
-_CHECKS = {"__bool__": result_polyfills.truth, "__len__": result_polyfills.length_truth}
+_CHECKS = {"__bool__": result_polyfills.checked_bool, "__len__": result_polyfills.length_as_bool}
 
 
 def _checked_truth(name: str, result: object) -> bool:
@@ -352,7 +352,7 @@ def same(vm: VM, left: object, right: object) -> bool:
         return both and specialize(left) is specialize(right)
     a, b = vm.env.sources.get(id(left)), vm.env.sources.get(id(right))
     if a is not None and b is not None and a is not b and not (a.kind == "const" and b.kind == "const"):
-        known = all(is_identity(v) and not vm.env.sources.is_by_code(v) for v in (left, right))
+        known = all(is_identity(v) and not vm.env.sources.is_guarded_by_code(v) for v in (left, right))
         if type(left) is type(right) and not known and not is_constant(left):
             vm.env.facts.guard("distinct", a, (a, b), key=b)
     return False

@@ -62,7 +62,7 @@ def contexts(error: BaseException) -> Iterator[BaseException]:
         at = at.__context__
 
 
-@function(result_polyfills.raised)
+@function(result_polyfills.reraise_error)
 def _raised(vm: VM, args: Args, kwargs: Kwargs) -> None:
     vm.reraise(cast(BaseException, args[0]))
 

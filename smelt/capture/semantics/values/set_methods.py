@@ -51,7 +51,7 @@ def change(vm: VM, target: set[object], method: str, args: Args) -> object:
     container_contents.guard(env, target)
     walked = target not in env.log and env.overlay.now(target) is not target
     if method == "pop" or walked:  # an iterator may continue after the mutation
-        container_contents.guard_table(env, target)
+        container_contents.guard_set_table(env, target)
     environment_mutations.touch(env, target)
     try:
         return _changed(vm, target, method, args)
@@ -83,7 +83,7 @@ def _note_half(vm: VM, target: set[object], method: str, taken: list[object]) ->
     log = vm.env.log
     *before, last = [elements for elements in taken if elements]
     if not isinstance(last, list) or has_python_hash(last[-1]):
-        return log.change_unknown(target)
+        return log.record_unknown_change(target)
     if type(last[-1]).__hash__ is None:
         last.pop()
     if method == "difference_update" and not before:  # it repacks the set when it returns

@@ -27,7 +27,7 @@ from smelt.capture.proxies.array_proxy import Array
 from smelt.capture.semantics import result_polyfills
 from smelt.capture.semantics.attributes import python_method
 from smelt.capture.semantics.attributes.method_lookup import SIMPLE_TYPES, may_define_operators
-from smelt.capture.semantics.calls.torch_function_overrides import operate
+from smelt.capture.semantics.calls.torch_function_overrides import call_operator
 from smelt.capture.semantics.values.container_methods import contains_key
 from smelt.capture.semantics.values.iteration import elements
 from smelt.capture.semantics.values.lengths import container_len
@@ -50,7 +50,7 @@ def subscript(vm: VM, obj: object, key: object) -> object:
     if vm.trace.numbers.symbols is not None:
         key = _plain_key(obj, key)
     if type(obj) is FakeTensor:
-        return operate(vm, operator.getitem, obj, _index(vm, _bounded(vm, key)))
+        return call_operator(vm, operator.getitem, obj, _index(vm, _bounded(vm, key)))
     if kind in SIMPLE_TYPES and kind is not type:
         return vm.native_lookup(operator.getitem, obj, key)
     if kind in CONTAINER_TYPES:
@@ -167,7 +167,7 @@ def _missing_item(vm: VM, obj: dict[object, object], key: object, call_site: Cal
             source = vm.env.sources[id(obj)].child("member", "default_factory")
             factory = wrap_values.wrap(vm.env, factory, source)
         environment_mutations.touch(vm.env, obj)
-        vm.frames.call_site = with_result_handler(call_site, result_polyfills.kept, obj, key)
+        vm.frames.call_site = with_result_handler(call_site, result_polyfills.store_default, obj, key)
         value = vm.call(factory, (), {})
         dict.__setitem__(vm.env.overlay.now(obj), key, value)
         return value
@@ -184,7 +184,7 @@ def wrap_item(vm: VM, obj: object, key: object, value: object) -> object:
         key += len(cast(Sized, vm.env.overlay.now(obj)))
     if not env.log.is_original(obj, key, value):
         return value
-    if not (is_constant(key) or is_identity(key)) or env.sources.is_by_code(key):
+    if not (is_constant(key) or is_identity(key)) or env.sources.is_guarded_by_code(key):
         env.facts.use_identity(key)
         return container_contents.item(env, obj, key, value)
     memo = env.memo.of(obj)
@@ -208,7 +208,7 @@ def store_item(vm: VM, obj: object, key: object, value: object) -> None:
                 raise unsupported("a NumPy array or scalar in a tensor", DATA_DEPENDENT)
             value = value.tensor
         value = without_proxies(container_contents.view(vm.env, value))
-        operate(vm, operator.setitem, obj, _index(vm, _bounded(vm, key)), value)
+        call_operator(vm, operator.setitem, obj, _index(vm, _bounded(vm, key)), value)
         return
     found = python_method(vm, obj, "__setitem__")
     if found is not None:
@@ -225,7 +225,7 @@ def store_item(vm: VM, obj: object, key: object, value: object) -> None:
         environment_mutations.touch(vm.env, obj)
         if isinstance(obj, dict):
             _guard_order(vm, obj, key)
-            environment_mutations.note_store(vm.env, obj, "item", key, value)
+            environment_mutations.record_store(vm.env, obj, "item", key, value)
         vm.native_lookup(operator.setitem, obj, key, value)
         return
     if id(obj) in vm.env.sources:

@@ -50,10 +50,10 @@ def _apply(vm: VM, args: Args, kwargs: Kwargs) -> object:
         rest, kwargs = list(bound.args), bound.kwargs
     if not torch.is_grad_enabled() or not any(_requires_grad(v) for v in rest):
         return _run_apply(vm, cls, rest, kwargs)
-    if vm.env.sources.is_made_class(cls):
+    if vm.env.sources.is_created_class(cls):
         raise unsupported(f"torch.autograd.Function {cls.__name__}, which was made inside the function")
     if vm.trace.autograd.custom is None:
-        vm.trace.autograd.custom = CustomFunctions(lambda run: native_callbacks.in_window(vm, run, ()))
+        vm.trace.autograd.custom = CustomFunctions(lambda run: native_callbacks.call_in_window(vm, run, ()))
     # Not `cls.apply`, which may be the program's own, of which this call is a part.
     own = _APPLY.__get__(None, cls)
     return run_opaque(vm, own, rest, kwargs, lambda: _run_apply(vm, cls, rest, kwargs))
@@ -75,7 +75,7 @@ def _run_apply(vm: VM, cls: type[_Function], args: Args, kwargs: Kwargs) -> obje
     args = [container_contents.view(vm.env, a) for a in args]
     return wrap_values.fake(
         vm.env,
-        native_callbacks.in_window(
+        native_callbacks.call_in_window(
             vm, apply, args, {k: container_contents.view(vm.env, v) for k, v in kwargs.items()}
         ),
     )
@@ -129,7 +129,7 @@ def _call_backward(vm: VM, args: Args, kwargs: Kwargs) -> object:
     ctx, tangents = cast(BackwardCFunction, args[0]), args[1:]
     applied = _forward_class(ctx)
     assert applied is not None
-    user = functools.partial(native_callbacks.in_window, vm, _user_backward(applied), args)
+    user = functools.partial(native_callbacks.call_in_window, vm, _user_backward(applied), args)
     trace = vm.trace
     if not trace.backward.is_recorded:
         return user()

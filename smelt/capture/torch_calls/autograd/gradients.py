@@ -21,7 +21,7 @@ from smelt.capture.torch_calls.autograd.opaque_calls import natively
 from smelt.capture.vm.vm import VM
 from smelt.torch_private import are_transforms_active
 from smelt.tracing.backward.autograd_graph import reachable_edges
-from smelt.tracing.backward.backward_rules import replaced
+from smelt.tracing.backward.backward_rules import replace_backwards
 from smelt.tracing.backward.backward_state import on_this_thread
 from smelt.tracing.backward.not_differentiable import refuse
 from smelt.tracing.fake.fake_tensor import FakeTensor
@@ -65,7 +65,7 @@ def run_engine(vm: VM, args: Args, kwargs: Kwargs, met: Sequence[Node]) -> objec
     log = vm.env.log
     before, log.closed = log.closed, "the backward of a custom autograd.Function changes an outside object"
     try:
-        with natively(vm, torch.autograd.grad), replaced(met), on_this_thread():
+        with natively(vm, torch.autograd.grad), replace_backwards(met), on_this_thread():
             return _engine(*args, **kwargs)
     finally:
         log.closed = before

@@ -87,7 +87,7 @@ def _hold(vm: VM, value: object, depth: int = 0) -> None:
     elif id(value) in vm.env.sources and kind not in (list, tuple, dict):
         vm.env.facts.use_identity(value)
     elif is_identity(value):
-        if isinstance(value, type) and vm.env.sources.is_made_class(value):
+        if isinstance(value, type) and vm.env.sources.is_created_class(value):
             raise unsupported(f"the class {value.__qualname__} made inside the function", UNSUPPORTED_OBJECT)
     elif kind in _PARTS:
         for part in _PARTS[kind](value):
@@ -117,8 +117,8 @@ def _hold_function(vm: VM, made: FunctionType, depth: int) -> None:
             "a function that a graph holds refers to itself or sets a variable", UNSUPPORTED_OBJECT
         )
     for cell in made.__closure__ or ():
-        if not _is_fresh(vm, cell) and not cells.cell_written(vm, cell) and cells.holds_value(vm, cell):
-            _hold(vm, cells.read_held_cell(vm, cell), depth + 1)
+        if not _is_fresh(vm, cell) and not cells.is_cell_written(vm, cell) and cells.has_contents(vm, cell):
+            _hold(vm, cells.read_cell_object(vm, cell), depth + 1)
             continue
         held = _contents(vm, cell)
         if held is NULL:
