@@ -1,4 +1,4 @@
-"""The allocations of a plan that get a place in its arena."""
+"""Which allocations of a plan live in its arena."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ ALIGNMENT = 64  # bytes, of the arena itself; every target's offsets are multipl
 # launches, and else to have fewer allocations. Small calls wait for the host, which allocates
 # (docs/plan.md has what that takes).
 SMALL = 8 << 20
-SLACK_OF_SMALL = 1 << 20
+SLACK_BELOW_SMALL = 1 << 20
 SLACK = 8 << 10
 
 
 def allowed(most: int, slack: int = 0) -> int:
-    """How many bytes a call may take that needs `most` of them at once; `slack`: beyond them, of one that is not small."""
-    return most + (SLACK_OF_SMALL if most <= SMALL else slack)
+    """Bytes that a call may take if its peak is `most`; `slack`: the excess that a call above SMALL may take."""
+    return most + (SLACK_BELOW_SMALL if most <= SMALL else slack)
 
 
 def aligned(nbytes: int, alignment: int) -> int:
@@ -35,9 +35,9 @@ def aligned(nbytes: int, alignment: int) -> int:
 
 
 @dataclass
-class _Place:
-    """Memory of a plan's: of an allocation, of those that come in its place, and of all their views; or of what an ATen call
-    gives."""
+class _Lifetime:
+    """The memory of an allocation, of the allocations that reuse it, and of all their views; or of an ATen call's
+    result."""
 
     nbytes: Size
     begin: int
@@ -52,14 +52,14 @@ def with_arena(
     memory: Memory,
     given: Iterable[int] = (),
 ) -> tuple[tuple[Step, ...], int]:
-    """Gives arena offsets to the allocations that may have one, and should. `nbytes`: of a register's memory. `given`:
-    inputs whose memory is freed behind their last use."""
-    roots, places = _places(steps, may_use_arena, nbytes, given)
-    inside = {r for r, place in places.items() if place.may_use_arena}
+    """Assign arena offsets to the allocations that may have one and gain from it. `nbytes`: bytes of a register's
+    memory. `given`: donated inputs, freed after their last use."""
+    roots, lifetimes = _lifetimes(steps, may_use_arena, nbytes, given)
+    inside = {r for r, life in lifetimes.items() if life.may_use_arena}
     if memory.single:
-        placement = _most_placed(places, inside, len(steps), memory)
+        placement = _most_placed(lifetimes, inside, len(steps), memory)
     else:
-        placement = _placement(places, inside, memory.alignment)
+        placement = _placement(lifetimes, inside, memory.alignment)
     return _with_offsets(steps, roots, placement.offsets), placement.nbytes
 
 
@@ -69,9 +69,9 @@ def with_intervals(
     nbytes: Callable[[int], Size],
     given: Iterable[int] = (),
 ) -> tuple[tuple[Step, ...], tuple[Interval, ...]]:
-    """The same where bytes have symbols: allocations have the number of an interval in place of an offset."""
-    roots, places = _places(steps, may_use_arena, nbytes, given)
-    intervals = _intervals(places, (r for r, place in places.items() if place.may_use_arena))
+    """Like `with_arena` for symbolic sizes: an allocation has the number of an interval in place of an offset."""
+    roots, lifetimes = _lifetimes(steps, may_use_arena, nbytes, given)
+    intervals = _intervals(lifetimes, (r for r, life in lifetimes.items() if life.may_use_arena))
     numbers = {interval.key: number for number, interval in enumerate(intervals)}
     return _with_offsets(steps, roots, numbers), intervals
 
@@ -85,88 +85,91 @@ def _with_offsets(
     )
 
 
-def _places(
+def _lifetimes(
     steps: Sequence[Step],
     may_use_arena: Callable[[int], bool],
     nbytes: Callable[[int], Size],
     given: Iterable[int],
-) -> tuple[dict[int, int], dict[int, _Place]]:
-    """Which register each one has its memory from, and the places of these. A view keeps its source's memory alive."""
+) -> tuple[dict[int, int], dict[int, _Lifetime]]:
+    """The register that each register's memory comes from, and the lifetimes of those. A view keeps its source's
+    memory alive."""
     roots = {r: r for r in given}
-    places = {r: _Place(nbytes(r), 0, 0, False) for r in roots}
+    lifetimes = {r: _Lifetime(nbytes(r), 0, 0, False) for r in roots}
     for i, step in enumerate(steps):
         if isinstance(step, Free):
             continue
         for r in reads(step):
             if r in roots:
-                places[roots[r]].end = i
+                lifetimes[roots[r]].end = i
         shared = dict(shares(step))
         for out in defines(step):
             source = step.over if isinstance(step, Alloc) else shared.get(out)
             allocated = isinstance(step, Alloc) and may_use_arena(out)
             if source in roots:
                 roots[out] = roots[source]
-                places[roots[out]].end = i
-                places[roots[out]].may_use_arena &= allocated or not isinstance(step, Alloc)
+                lifetimes[roots[out]].end = i
+                lifetimes[roots[out]].may_use_arena &= allocated or not isinstance(step, Alloc)
             elif source is None:
                 roots[out] = out
-                places[out] = _Place(nbytes(out), i, i, allocated)
+                lifetimes[out] = _Lifetime(nbytes(out), i, i, allocated)
     freed = {r for step in steps if isinstance(step, Free) for r in step.regs}
     for r in roots.keys() - freed:
-        places[roots[r]].end = len(steps) - 1
-    return roots, places
+        lifetimes[roots[r]].end = len(steps) - 1
+    return roots, lifetimes
 
 
-def _most_placed(places: dict[int, _Place], inside: set[int], steps: int, memory: Memory) -> Placement:
-    """An arena of those of `inside` that are to be in it. It is there from its first temporary on until the call ends, and
-    holds as many as may be, if several, while a call takes about as much memory as is in use at once. Kept out of it is
-    what is large, or also what begins before the last time that much is in use."""
-    used = _levels(places.values(), steps)
+def _most_placed(lifetimes: dict[int, _Lifetime], inside: set[int], steps: int, memory: Memory) -> Placement:
+    """An arena for as many of `inside` as pay. It lives from its first temporary to the end of the call. It holds as
+    many temporaries as it can, if several, while the call takes about as much memory as is in use at its peak. Large
+    temporaries stay out, or also those that begin before the last peak."""
+    used = _levels(lifetimes.values(), steps)
     enough = allowed(max(used, default=0), SLACK)
     best = Placement({}, 0)
-    limit = max((static(places[r].nbytes) for r in inside), default=0)
+    limit = max((static(lifetimes[r].nbytes) for r in inside), default=0)
     while limit:
-        small = {r for r in inside if static(places[r].nbytes) <= limit}
-        least = max(_levels([places[r] for r in small], steps), default=0)
+        small = {r for r in inside if static(lifetimes[r].nbytes) <= limit}
+        least = max(_levels([lifetimes[r] for r in small], steps), default=0)
         behind = max((i + 1 for i, u in enumerate(used) if u + least > enough), default=0)
         for begin in dict.fromkeys((0, behind)):
-            chosen = {r for r in small if places[r].begin >= begin}
+            chosen = {r for r in small if lifetimes[r].begin >= begin}
             if len(chosen) > max(len(best.offsets), 1):
-                best = _placed_within(enough, used, places, chosen, memory.alignment) or best
+                best = _placed_within(enough, used, lifetimes, chosen, memory.alignment) or best
         limit //= 2
     return best
 
 
 def _placed_within(
-    enough: int, used: Sequence[int], places: dict[int, _Place], inside: set[int], alignment: int
+    enough: int, used: Sequence[int], lifetimes: dict[int, _Lifetime], inside: set[int], alignment: int
 ) -> Placement | None:
-    """An arena of all of `inside`; None if a call would take more than `enough` bytes with it. `used`:
-    bytes in use at each step."""
-    within = _levels([places[r] for r in inside], len(used))
+    """An arena for all of `inside`; None if a call would take more than `enough` bytes with it. `used`: bytes in use
+    at each step."""
+    within = _levels([lifetimes[r] for r in inside], len(used))
     beside = [u - w for u, w in zip(used, within)]
-    first = min(places[r].begin for r in inside)
+    first = min(lifetimes[r].begin for r in inside)
     before, meanwhile = max(beside[:first], default=0), max(beside[first:])
     if max(before, meanwhile + max(within)) > enough:
         return None
-    placement = _placement(places, inside, alignment)
+    placement = _placement(lifetimes, inside, alignment)
     return placement if meanwhile + placement.nbytes <= enough else None
 
 
-def _levels(places: Iterable[_Place], steps: int) -> list[int]:
-    """The bytes that are in use at each step."""
+def _levels(lifetimes: Iterable[_Lifetime], steps: int) -> list[int]:
+    """Bytes in use at each step."""
     changes = [0] * (steps + 1)
-    for p in places:
+    for p in lifetimes:
         changes[p.begin] += static(p.nbytes)
         changes[p.end + 1] -= static(p.nbytes)
     return list(accumulate(changes))[:steps]
 
 
-def _placement(places: dict[int, _Place], inside: Iterable[int], alignment: int) -> Placement:
-    return place(_intervals(places, inside), alignment)
+def _placement(lifetimes: dict[int, _Lifetime], inside: Iterable[int], alignment: int) -> Placement:
+    return place(_intervals(lifetimes, inside), alignment)
 
 
-def _intervals(places: Mapping[int, _Place], inside: Iterable[int]) -> tuple[Interval, ...]:
-    return tuple(Interval(r, places[r].nbytes, places[r].begin, places[r].end) for r in sorted(inside))
+def _intervals(lifetimes: Mapping[int, _Lifetime], inside: Iterable[int]) -> tuple[Interval, ...]:
+    return tuple(
+        Interval(r, lifetimes[r].nbytes, lifetimes[r].begin, lifetimes[r].end) for r in sorted(inside)
+    )
 
 
 def shares(step: Step) -> Iterator[tuple[int, int]]:

@@ -1,7 +1,7 @@
-"""Lifetimes to arena offsets.
+"""Placement of lifetimes at arena offsets.
 
-What always holds of a placement: two intervals that share a step never share a byte, and offsets are multiples of the
-alignment. `native/plan/place.cpp` has how they are found.
+Two intervals that share a step never share a byte, and offsets are multiples of the alignment. `native/plan/place.cpp`
+implements the search.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from smelt.shapes.expr import Size, static
 
 @dataclass(frozen=True)
 class Interval:
-    """The steps during which a temporary must keep its memory: `begin` to `end`, both included. `key` names it."""
+    """The steps during which a temporary needs its memory: `begin` to `end`, inclusive. `key` names it."""
 
     key: int
     nbytes: Size
@@ -32,8 +32,8 @@ class Placement:
 
 
 def place(intervals: Sequence[Interval], alignment: int) -> Placement:
-    """Greedy by size: the largest first, each into the tightest gap left by those that live at the same time. `alignment`:
-    of every offset, in bytes. Sizes must be numbers."""
+    """Greedy by size: the largest interval first, each into the tightest gap left by intervals that overlap it in
+    time. `alignment`: of every offset, in bytes. Sizes must be concrete."""
     given = [(static(i.nbytes), i.begin, i.end) for i in intervals]
     offsets, nbytes = _native.place(given, alignment)
     return Placement(dict(zip((i.key for i in intervals), offsets, strict=True)), nbytes)

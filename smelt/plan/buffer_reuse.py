@@ -1,6 +1,6 @@
-"""Results in the place of operands that die: an elementwise kernel may write where it read.
+"""Reuse of a dying operand's memory: an elementwise kernel may write where it read.
 
-Only tensors of LARGE bytes and more: others make no difference to how much memory a call takes.
+Only tensors of at least LARGE bytes: smaller ones do not change the memory of a call noticeably.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from smelt.plan.buffer_roots import Roots
 LARGE = 1 << 20
 
 
-def in_place(kernel: Kernel) -> tuple[tuple[int, int], ...]:
-    """Pairs of positions of buffers (out, in) of which the first may have the memory of the second: each point of the kernel
-    loads an element there before it stores to the same one, and no other point does. Of elementwise kernels only: what
-    threads of one program share, they may read when others have written."""
+def reusable_operands(kernel: Kernel) -> tuple[tuple[int, int], ...]:
+    """Pairs of buffer positions (out, in) where `out` may use the memory of `in`: each point of the kernel loads an
+    element before it stores to the same one, and no other point loads it. Only elementwise kernels qualify: threads of
+    one program may read a shared element after another thread has written it."""
     if len(kernel.stages) != 1 or not isinstance(kernel.stages[0], MapStage) or kernel.stages[0].loops:
         return ()
     stores = kernel.stages[0].stores
@@ -41,8 +41,8 @@ Use = tuple[Sequence[int | None], Iterable[tuple[int, int]]]
 
 
 def replaced(uses: Sequence[Use], dying: Collection[int], roots: Roots) -> Iterator[tuple[int, int]]:
-    """Pairs of buffers (result, operand that it takes the place of) of launches that run side by side. `dying`: roots that
-    nothing reads later."""
+    """Pairs of buffers (result, operand whose memory it reuses) of launches that run in parallel. `dying`: roots
+    without a later reader."""
     touched = Counter(roots.root(b) for buffers, _ in uses for b in buffers if b is not None)
     taken: set[int] = set()
     for out, operand in ((buffers[o], buffers[i]) for buffers, pairs in uses for o, i in pairs):
@@ -51,7 +51,7 @@ def replaced(uses: Sequence[Use], dying: Collection[int], roots: Roots) -> Itera
         if (
             root in dying
             and roots.ends(root)
-            and not roots.is_kept(root)
+            and not roots.is_retained(root)
             and roots.root(out) == out
             and touched[root] == touched[out] == 1
             and taken.isdisjoint((out, root))
@@ -63,7 +63,7 @@ def replaced(uses: Sequence[Use], dying: Collection[int], roots: Roots) -> Itera
 
 
 def _fits(roots: Roots, out: int, operand: int, root: int) -> bool:
-    """Whether they have the same memory, which is large."""
+    """Whether both have the same size, of at least LARGE bytes."""
     nbytes, decisions = roots.nbytes(out), roots.decisions
     return decisions.at_least(nbytes, LARGE) and all(
         decisions.equal(nbytes, roots.nbytes(other)) for other in (operand, root)

@@ -1,4 +1,5 @@
-"""Items to steps: allocations before what first writes them, an end for every lifetime, offsets in the arena.
+"""Translation of a schedule's items to steps: an allocation before the first write, a Free after the last use, offsets
+in the arena.
 
 Buffer i of the schedule is register i of the plan.
 """
@@ -21,12 +22,24 @@ from smelt.plan.buffer_reuse import replaced
 from smelt.plan.buffer_roots import Roots, references, used
 from smelt.plan.inplace_kernels import in_place
 from smelt.plan.machine_code import CompiledKernel, Function
-from smelt.plan.parallel_launches import Touched, side_by_side
-from smelt.plan.plan_items import Item, LaunchItem, TogetherItem
+from smelt.plan.parallel_launches import Touched, merge_parallel_launches
+from smelt.plan.plan_items import Item, LaunchItem, ParallelLaunchItem
 from smelt.plan.register_liveness import with_frees
 from smelt.plan.schema_aliases import is_foreign, returns_alias, written_values
 from smelt.plan.size_decisions import Decisions
-from smelt.plan.steps import CPU, Alloc, Aten, BumpVersion, Launch, Plan, Reg, Step, Together, View, launches
+from smelt.plan.steps import (
+    CPU,
+    Alloc,
+    Aten,
+    BumpVersion,
+    Launch,
+    ParallelLaunch,
+    Plan,
+    Reg,
+    Step,
+    View,
+    launches,
+)
 from smelt.plan.symbolic_plan import SizedPlan
 from smelt.plan.target import Target
 from smelt.schedule.schedule import BufRef, ExternItem, Schedule, ViewItem
@@ -50,8 +63,8 @@ def build_plan(schedule: Schedule, target: Target) -> Plan:
 
 
 def sized_plan(schedule: Schedule, target: Target, decisions: Decisions) -> SizedPlan:
-    """The same of a schedule with symbols, for the sizes of `decisions` and all others that give the same answers to what
-    these note, what was noted before included."""
+    """A plan with symbolic sizes. It is valid for the sizes of `decisions` and for all sizes with the same outcomes,
+    including those that `decisions` already holds."""
     plan, roots = _unplaced(schedule, target, decisions)
     may_use_arena = partial(roots.may_use_arena, memory=target.memory)
     steps, intervals = with_intervals(plan.steps, may_use_arena, roots.nbytes, schedule.given)
@@ -64,9 +77,9 @@ def _unplaced(schedule: Schedule, target: Target, decisions: Decisions) -> tuple
     schedule, items = in_place(schedule, target.compile(schedule))
     roots = Roots(schedule, items, decisions)
     writer = _Writer(schedule, roots, target, items)
-    for place, item in enumerate(items):
-        writer.add(place, item)
-    joined = side_by_side(writer.steps, writer.touched, target.costs, decisions)
+    for position, item in enumerate(items):
+        writer.add(position, item)
+    joined = merge_parallel_launches(writer.steps, writer.touched, target.costs, decisions)
     steps = with_frees(joined, range(roots.n_inputs, roots.n_held), writer.outputs)
     plan = Plan(
         n_inputs=roots.n_inputs,
@@ -84,7 +97,7 @@ def _unplaced(schedule: Schedule, target: Target, decisions: Decisions) -> tuple
 
 
 def _is_on_host(schedule: Schedule) -> bool:
-    """Whether something of it is on the CPU that is not given, and may differ from run to run."""
+    """Whether a step computes on the CPU and its result may differ from run to run."""
     same = {
         out
         for item in schedule.items
@@ -108,16 +121,16 @@ def _is_long(steps: Sequence[Step], roots: Roots, gil_bytes: int) -> bool:
 
 
 class _Writer:
-    """Turns items into steps. Allocations stand directly before the step that first writes them."""
+    """Translates items to steps. An allocation precedes the step that first writes the buffer."""
 
     def __init__(self, schedule: Schedule, roots: Roots, target: Target, items: Sequence[Item]) -> None:
         self.roots = roots
-        self._over: dict[int, int] = {}  # result -> the operand in whose place it is
-        last = {roots.root(b): place for place, item in enumerate(items) for b in used(item)}
+        self._over: dict[int, int] = {}  # result -> the operand whose memory it reuses
+        last = {roots.root(b): position for position, item in enumerate(items) for b in used(item)}
         self._dying: dict[int, list[int]] = {}  # roots, by the item that is the last to use them
-        for root, place in last.items():
-            self._dying.setdefault(place, []).append(root)
-        self._place = 0  # of the item that is added
+        for root, position in last.items():
+            self._dying.setdefault(position, []).append(root)
+        self._position = 0  # of the item that is added
         self.target = target
         self.steps: list[Step] = []
         self.kernels: dict[str, Function] = {}  # by symbol
@@ -127,13 +140,13 @@ class _Writer:
         self._fresh: dict[int, int] = {}  # constant -> the register of this call's own copy
         self._defined = set(range(roots.n_held))
         for constant in range(roots.n_inputs, roots.n_held):
-            if roots.is_kept(constant):
+            if roots.is_retained(constant):
                 self._copy_constant(constant)
         self.outputs = tuple(None if o is None else self.register(o) for o in schedule.outputs)
         self._returned = set(self.outputs)
 
-    def add(self, place: int, item: Item) -> None:
-        self._place = place
+    def add(self, position: int, item: Item) -> None:
+        self._position = position
         _ITEMS[type(item)](self, item)
 
     def register(self, buffer: int) -> int:
@@ -151,7 +164,7 @@ class _Writer:
             )
 
     def _copy_constant(self, constant: int) -> None:
-        """A constant that the user gets to see is a new tensor at each call, as in eager."""
+        """Allocates a copy per call for a constant that the user can reach, as eager does."""
         register = self.n_registers
         self.n_registers += 1
         self._fresh[constant] = register
@@ -166,20 +179,20 @@ class _Writer:
             self.touched[len(self.steps)] = self._touched(item)
         self.steps.append(self._launch(item))
 
-    def together(self, item: TogetherItem) -> None:
+    def together(self, item: ParallelLaunchItem) -> None:
         self._prepare(item.parts)
         parts = tuple(map(self._launch, item.parts))
         if len({self.kernels[part.kernel] for part in parts}) == 1:  # whatever each was called
             parts = tuple(replace(part, kernel=parts[0].kernel) for part in parts)
         blocks = tuple(-(-static(part.code.extent) // static(part.code.grain)) for part in item.parts)
-        self.steps.append(Together(parts, blocks, 1))
+        self.steps.append(ParallelLaunch(parts, blocks, 1))
 
     def _prepare(self, items: Sequence[LaunchItem]) -> None:
-        """Memory for what is written first; inputs that are written."""
+        """Allocates the buffers that the items write first, and bumps the versions of inputs that they write."""
         written = []
         if any(item.in_place for item in items):
             uses = [(item.buffers, item.in_place) for item in items]
-            self._over |= replaced(uses, self._dying.get(self._place, ()), self.roots)
+            self._over |= replaced(uses, self._dying.get(self._position, ()), self.roots)
         for buffer, role in (pair for item in items for pair in zip(item.buffers, item.roles)):
             if role != "in":
                 self.allocate(buffer)
@@ -204,14 +217,14 @@ class _Writer:
         )
 
     def _elsewhere(self, item: LaunchItem) -> torch.device | None:
-        """The GPU that it runs on, where that is not the target's."""
+        """The GPU of the launch, if it is not the target's."""
         if item.code.function.block is None:
             return None
         device = next(self.spec(b).device for b, role in zip(item.buffers, item.roles) if role != "in")
         return None if device == self.target.memory.device else device
 
     def _symbol(self, code: CompiledKernel) -> str:
-        """The kernel's name, with a number where other code has that name."""
+        """The name of the kernel, with a number appended if other code has that name."""
         key = code.name, code.function
         if key not in self._symbols:
             symbol, n = code.name, 0
@@ -255,11 +268,11 @@ class _Writer:
         self.steps.append(Aten(item.op, args, kwargs, item.outs, item.note, expect, visible))
 
     def arguments(self, value: Any) -> Any:
-        """The same with registers for buffers."""
+        """`value` with registers in place of buffers."""
         return map_leaves(value, BufRef, lambda ref: Reg(self.register(ref.id)))
 
     def _overwrites_input(self, item: ExternItem) -> bool:
-        """Whether it only gives an input its new value, or part of that."""
+        """Whether the call only overwrites an input, or a part of it."""
         writes = item.op in OVERWRITE and item.outs == (None,)
         return writes and item.args[0].id < self.roots.n_inputs  # type: ignore[attr-defined]
 
@@ -270,7 +283,7 @@ class _Writer:
 
 _ITEMS: dict[type, Callable[[_Writer, Any], None]] = {
     LaunchItem: _Writer.launch,
-    TogetherItem: _Writer.together,
+    ParallelLaunchItem: _Writer.together,
     ViewItem: _Writer.view,
     ExternItem: _Writer.extern,
 }

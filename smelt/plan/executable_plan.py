@@ -1,4 +1,4 @@
-"""Plans made executable: addresses for kernels, numbers or slots for sizes, and the form in which the native side reads
+"""Executable plans: addresses for kernels, numbers or slots for sizes, and the form in which the native side reads
 steps."""
 
 from __future__ import annotations
@@ -16,7 +16,18 @@ from smelt.graph.tensor_specs import static_sizes
 from smelt.plan import profiler_names
 from smelt.plan.machine_code import AddressOf
 from smelt.plan.size_program import SizeProgram, Slot
-from smelt.plan.steps import Alloc, Aten, BumpVersion, Free, Launch, Plan, Reg, Together, View, kernel_names
+from smelt.plan.steps import (
+    Alloc,
+    Aten,
+    BumpVersion,
+    Free,
+    Launch,
+    ParallelLaunch,
+    Plan,
+    Reg,
+    View,
+    kernel_names,
+)
 from smelt.plan.symbolic_plan import SizedPlan
 from smelt.shapes.expr import Expr, Size, Sym, free_syms
 
@@ -25,17 +36,18 @@ Spec = tuple[Any, ...]  # a step for the native side: its kind, then its fields
 
 
 def executable(plan: Plan, address_of: AddressOf) -> _native.Plan:
-    """What runs `plan`: `native(inputs: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]`. It keeps the machine code alive.
+    """The native plan: `native(inputs: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]`. It keeps the machine code
+    alive.
 
-    Raises PlanError for a launch of a kernel that the plan does not hold, NeedsFixedSize for symbolic sizes, and what
-    `address_of` raises for code that cannot be linked here.
+    Raises PlanError for a launch of a kernel that the plan does not hold, NeedsFixedSize for symbolic sizes, and the
+    errors of `address_of` for code that cannot be linked on this machine.
     """
     return _native.Plan(_spec(plan, _Writer(_addresses(plan, address_of), static_sizes)))
 
 
 def executable_template(sized: SizedPlan, syms: Sequence[Sym], address_of: AddressOf) -> _native.PlanTemplate:
-    """What makes the plans of `sized`: `native.at(numbers of syms)`, None where its conditions do not hold. Raises as
-    `executable` does."""
+    """The native template of `sized`: `native.at(values of syms)` makes a plan, or None if its conditions do not hold.
+    Raises as `executable` does."""
     program = SizeProgram(syms)
 
     def slots(sizes: tuple[Size, ...]) -> tuple[int | Slot, ...]:
@@ -50,7 +62,7 @@ def executable_template(sized: SizedPlan, syms: Sequence[Sym], address_of: Addre
 
 @dataclass(frozen=True)
 class _Writer:
-    """Of steps: the addresses of kernels, and what is written for sizes."""
+    """Translates steps: the addresses of kernels, and the encoding of sizes."""
 
     addresses: Addresses
     sizes: Callable[[tuple[Size, ...]], tuple[int | Slot, ...]]
@@ -81,7 +93,7 @@ def _spec(plan: Plan, writer: _Writer) -> Spec:
 
 
 def _inner_graphs(plan: Plan) -> list[Handle]:
-    """What calls of operators of higher order run, which the native plan keeps alive."""
+    """The callables of higher-order operators, which the native plan keeps alive."""
     return [handle for step in plan.steps if isinstance(step, Aten) for handle in handles_in(step.args)]
 
 
@@ -121,10 +133,10 @@ def _launch(s: Launch, writer: _Writer) -> Spec:
     return "launch", writer.addresses[s.kernel], *items, elsewhere, tuple(sizes), profiler_names.of_launch(s)
 
 
-def _together(s: Together, writer: _Writer) -> Spec:
+def _together(s: ParallelLaunch, writer: _Writer) -> Spec:
     *ends, grain = writer.sizes((*accumulate(s.work), s.grain))
     parts = tuple(_launch(launch, writer) for launch in s.launches)
-    return "together", parts, tuple(ends), grain, profiler_names.of_together(s)
+    return "together", parts, tuple(ends), grain, profiler_names.parallel_launch_name(s)
 
 
 def _aten(s: Aten, writer: _Writer) -> Spec:
@@ -148,7 +160,7 @@ _SPECS: dict[type, Callable[[Any, _Writer], Spec]] = {
     Alloc: _alloc,
     View: _view,
     Launch: _launch,
-    Together: _together,
+    ParallelLaunch: _together,
     Aten: _aten,
     BumpVersion: _bump,
     Free: _free,
@@ -156,7 +168,7 @@ _SPECS: dict[type, Callable[[Any, _Writer], Spec]] = {
 
 
 def _argument(step: Aten, position: int, name: str, writer: _Writer) -> Spec:
-    """One argument as ("reg", r), ("list", (r or -1, ...)), ("const", value), ("default",) or as `_sized` says."""
+    """One argument as ("reg", r), ("list", (r or -1, ...)), ("const", value), ("default",) or in the form of `_sized`."""
     if position < len(step.args):
         value = step.args[position]
     elif name in step.kwargs:
@@ -173,7 +185,8 @@ def _argument(step: Aten, position: int, name: str, writer: _Writer) -> Spec:
 
 
 def _sized(value: Any, writer: _Writer) -> Spec:
-    """A size, or a list with some, as ("sized", the same with other numbers, ((position in the list or 0, slot), ...))."""
+    """A size, or a list with sizes, as ("sized", the value with placeholder numbers, ((position in the list or 0,
+    slot), ...))."""
     items = value if isinstance(value, (tuple, list)) else (value,)
     places = [i for i, item in enumerate(items) if isinstance(item, Expr)]
     if leaves([item for item in items if not isinstance(item, Expr)], Expr):

@@ -1,15 +1,14 @@
-"""Kernels of the same code, gathered in a schedule: those that do not depend on one another and may stand side by side.
+"""Horizontal fusion: independent kernels with the same code become one launch.
 
 An optimizer updates each parameter by the same kernel; under autocast each weight is cast where it is used, and each
-gradient where it was made. On a GPU a launch costs as much as some megabytes, and launches of the same code can be one
-(`plan.steps.Together`). So kernels move up to the first like them, then those that are left move down to the last: past all
-that neither reads nor writes what they touch.
+gradient where it is computed. A launch on a GPU costs as much as some megabytes of traffic, and launches of the same
+code can be one (`plan.steps.ParallelLaunch`). Kernels move up to the first kernel of their kind, then the remaining
+ones move down to the last, past all items that neither read nor write their buffers.
 
-What it costs to move: what a kernel that moves up makes, and what one that moves down still needs, is in memory for longer.
-That is free where others take more memory at their time (also what a library takes to convert what it is given), so kernels
-move as long as the most that is in memory at once stays what it was in the given order (for small calls about that:
-`plan.arena_allocation.allowed`). And whoever stood beside a kernel no longer finds its data in the cache, which is why
-those that touch more than SMALL bytes stay. (Not measured yet.)
+Moving a kernel lengthens the lifetime of its results (up) or of its operands (down). That is free while other steps
+use more memory (including the temporaries of library conversions), so kernels move as long as peak memory stays what
+it was in the original order (for small calls about that: `plan.arena_allocation.allowed`). A neighbour of a moved
+kernel loses the data in the cache, so kernels that touch more than SMALL bytes stay. (Not measured yet.)
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from itertools import accumulate
 
 from smelt.ops.registry import row
 from smelt.plan.arena_allocation import allowed
-from smelt.plan.buffer_reuse import in_place, replaced
+from smelt.plan.buffer_reuse import replaced, reusable_operands
 from smelt.plan.buffer_roots import Roots, references
 from smelt.plan.parallel_launches import Touched
 from smelt.plan.plan_items import LaunchItem
@@ -34,7 +33,7 @@ REST = 1 << 20  # bytes: blocks of torch's allocator are not cut where no more w
 
 @dataclass(frozen=True)
 class Kind:
-    """Kernels whose `key` is equal have the same code, and `room` of them can be one launch."""
+    """Kernels with equal `key` have the same code; one launch takes `room` of them."""
 
     key: Hashable
     room: int
@@ -42,7 +41,7 @@ class Kind:
 
 @dataclass
 class Slot:
-    """Items at one place of the schedule: one, or kernels of one kind that do not depend on one another."""
+    """A position of the schedule: one item, or independent kernels of one kind."""
 
     items: list[Item | LaunchItem]
     kind: Kind | None
@@ -53,21 +52,21 @@ class Slot:
 
 @dataclass
 class _Open:
-    """A slot that takes more kernels, and what stands between it and them."""
+    """A slot that can take more kernels, and the reads and writes between it and the current position."""
 
     slot: Slot
-    place: int
-    time: int  # its place in the order that was given
+    position: int
+    time: int  # its index in the original order
     read: set[int] = field(default_factory=set)
     written: set[int] = field(default_factory=set)
     calls: bool = False  # ATen's, which may raise
 
 
-def gather(
+def fuse_horizontally(
     schedule: Schedule, items: Sequence[Item | LaunchItem], kind_of: Callable[[KernelItem], Kind | None]
 ) -> list[Slot]:
-    """`items`, the schedule's with launches in place of some, in an order that does the same. `kind_of` a kernel: None if it
-    stays alone."""
+    """Reorder `items` (the schedule's, with launches in place of some) so that kernels of one kind share a slot.
+    `kind_of` returns None for a kernel that stays alone."""
     made = _Slots(schedule, items, kind_of)
     slots, roots = made.all(), made.roots
     kinds = [slot.kind for slot in slots if slot.kind is not None]
@@ -80,28 +79,28 @@ def gather(
 
 
 def _gathered(slots: Sequence[Slot], memory: _InUse, most: int, downwards: bool = False) -> list[Slot]:
-    """Each slot joins the last one of its kind before it if it may; `downwards`: the next one behind it. At no time are more
-    than `most` bytes in memory, if there were not before."""
+    """Each slot joins the last one of its kind before it (`downwards`: the next one behind it) if that is legal.
+    Memory in use stays at most `most` bytes wherever it was before."""
     placed: list[Slot] = []
     opened: dict[Kind, _Open] = {}
     times = range(len(slots))
     for time, slot in zip(reversed(times) if downwards else times, slots[::-1] if downwards else slots):
         found = opened.get(slot.kind) if slot.kind is not None else None
-        place = len(placed)
+        position = len(placed)
         if found is not None and _joins(found, slot) and memory.moved(slot, time, found.time, most):
             found.slot.items += slot.items
             found.slot.touched = _union(found.slot.touched, slot.touched)
             found.slot.nbytes = max(found.slot.nbytes, slot.nbytes)
             found.slot.writes_input |= slot.writes_input
-            place = found.place
+            position = found.position
         else:
             placed.append(slot)
             if slot.kind is not None:
-                opened[slot.kind] = _Open(slot, place, time)
+                opened[slot.kind] = _Open(slot, position, time)
         if any(isinstance(item, ExternItem) and is_foreign(item.op) for item in slot.items):
             opened.clear()  # it may look at anything
         for other in opened.values():
-            if other.place < place:
+            if other.position < position:
                 _passes(other, slot)
     return placed[::-1] if downwards else placed
 
@@ -117,8 +116,8 @@ def _joins(found: _Open, slot: Slot) -> bool:
 
 
 class _InUse:
-    """The bytes that are in memory while each slot runs, of what slots make: from the slot that makes it to the last that
-    uses it, or to the end for what outlives the call. What takes the place of an operand is in its memory."""
+    """Bytes in use while each slot runs: a root counts from the slot that defines it to its last use, or to the end if
+    it outlives the call. A result that reuses an operand's memory counts once."""
 
     def __init__(self, slots: Sequence[Slot], roots: Roots) -> None:
         self.roots = roots
@@ -127,7 +126,7 @@ class _InUse:
             for root in self._touched(slot):
                 self.span[root] = self.span.get(root, (0 if root < roots.n_held else time,))[0], time
         for root, (begin, _) in self.span.items():
-            if roots.is_kept(root):
+            if roots.is_retained(root):
                 self.span[root] = begin, len(slots) - 1
         heirs = self._heirs(slots)
         self.shared = {*heirs, *heirs.values()}  # roots that have memory one after the other
@@ -139,7 +138,7 @@ class _InUse:
         self.level = [sum(both) for both in zip(accumulate(changes), map(self._converted, slots))]
 
     def _converted(self, slot: Slot) -> int:
-        """Bytes of what calls in the slot convert while they run: nothing where it is channels-last already."""
+        """Bytes that calls in the slot allocate to convert layouts; none if the operands are channels-last."""
         calls = [i for i in slot.items if isinstance(i, ExternItem) and row(i.op).converts]
         touched = (
             [*references((c.args, c.kwargs)), *(out for out in c.outs if out is not None)] for c in calls
@@ -148,30 +147,32 @@ class _InUse:
         return sum(static(self.roots.nbytes(b)) for buffers in converted for b in buffers)
 
     def _counted(self, root: int) -> int:
-        """Bytes that torch's allocator may count for it: a block for more than REST may be larger by up to REST."""
+        """Bytes that torch's allocator may count for the root: a block of more than REST bytes may be larger by up to
+        REST."""
         nbytes = static(self.roots.nbytes(root))
         return nbytes if nbytes <= REST else nbytes + REST
 
     def _touched(self, slot: Slot) -> set[int]:
-        """The roots that it touches whose memory does not stay."""
+        """The roots that the slot touches and whose memory ends with the call."""
         return set(filter(self.roots.ends, map(self.roots.root, slot.touched.read | slot.touched.written)))
 
     def _heirs(self, slots: Sequence[Slot]) -> dict[int, int]:
-        """Results in the place of operands, and whose place it is."""
+        """Results that reuse an operand's memory, with that operand's root."""
         dying: dict[int, list[int]] = {}
         for root, (_, end) in self.span.items():
             dying.setdefault(end, []).append(root)
         heirs: dict[int, int] = {}
         for time, slot in enumerate(slots):
             kernels = [item for item in slot.items if isinstance(item, KernelItem)]
-            uses = [(item.buffers, in_place(item.kernel)) for item in kernels]
+            uses = [(item.buffers, reusable_operands(item.kernel)) for item in kernels]
             if any(pairs for _, pairs in uses):
                 pairs = replaced(uses, dying.get(time, ()), self.roots)
                 heirs |= {out: self.roots.root(operand) for out, operand in pairs}
         return heirs
 
     def moved(self, slot: Slot, time: int, to: int, most: int) -> bool:
-        """Moves a slot from one time to another if no more than `most` bytes are in memory then; else does nothing."""
+        """Move a slot from one position to another if at most `most` bytes are in use then, and return whether it
+        moved."""
         spans = {}
         for root in self._touched(slot):
             begin, end = self.span[root]
@@ -194,7 +195,7 @@ class _InUse:
 
 
 def _apart(a: Touched | _Open, b: Touched) -> bool:
-    """Neither writes what the other reads or writes."""
+    """Whether neither writes a root that the other reads or writes."""
     return b.written.isdisjoint(a.read) and b.written.isdisjoint(a.written) and b.read.isdisjoint(a.written)
 
 
@@ -209,7 +210,7 @@ def _union(a: Touched, b: Touched) -> Touched:
 
 
 class _Slots:
-    """A slot for each item, with what it touches: roots, and what a view or a call gives a name."""
+    """A slot for each item, with the roots and names that it touches."""
 
     def __init__(
         self,
@@ -244,6 +245,6 @@ class _Slots:
         return Slot([item], self.kind_of(item), Touched(read, self._all(made)), nbytes, writes_input)
 
     def _all(self, buffers: Iterable[int]) -> frozenset[int]:
-        """They and their roots."""
+        """The buffers and their roots."""
         buffers = list(buffers)
         return frozenset(buffers) | frozenset(map(self.roots.root, buffers))

@@ -1,8 +1,9 @@
-"""Kernels of the user's (`graph/user_kernel_calls.py`) that write in place, as in eager.
+"""User kernels (`graph/user_kernel_calls.py`) that write in place, as in eager.
 
-A functional graph has a launch give what it writes anew: a copy of each written tensor would be made first. Where the old
-value is read no more, the launch writes the tensor itself, and what reads the new value reads that. So it is for
-temporaries, and for inputs that are to hold the new value at the end; else the copy is a step of its own.
+In a functional graph a launch returns new values of the tensors that it writes, which would require a copy of each
+first. If the old value has no later reader, the launch writes the tensor itself, and readers of the new value read it
+there. This holds for temporaries, and for inputs that hold the new value at the end; otherwise the copy is a step of
+its own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from smelt.graph.pytree import leaves, map_leaves
 from smelt.graph.user_kernel_calls import RUN_KERNEL, RUN_KERNEL_FUNCTIONAL
 from smelt.ops.registry import REGISTRY, row
-from smelt.plan.plan_items import Item, LaunchItem, TogetherItem
+from smelt.plan.plan_items import Item, LaunchItem, ParallelLaunchItem
 from smelt.plan.schema_aliases import aliased_values, returns_alias
 from smelt.schedule.schedule import BufRef, ExternItem, Schedule, ViewItem
 from smelt.shapes.expr import contiguous_stride
@@ -26,7 +27,7 @@ _QUIET = (RUN_KERNEL, RUN_KERNEL_FUNCTIONAL, aten.copy_.default, aten.clone.defa
 
 
 def in_place(schedule: Schedule, items: Sequence[Item]) -> tuple[Schedule, list[Item]]:
-    """The same, where launches write in place."""
+    """The schedule and items with launches that write in place."""
     if not any(_is_launch(item) for item in items):
         return schedule, list(items)
     return _Rewriter(schedule, items).run()
@@ -83,7 +84,7 @@ class _Rewriter:
         return replace(self.schedule, buffers=self.buffers, outputs=outputs), made
 
     def _launch(self, i: int, item: ExternItem) -> list[Item]:
-        """The items in place of a launch."""
+        """The items that replace a launch."""
         call, written, others = item.args
         operands: list[BufRef] = list(written)  # type: ignore[call-overload]
         copies: list[Item] = []
@@ -102,11 +103,11 @@ class _Rewriter:
         return all(s.stride == contiguous_stride(s.shape) for s in specs)
 
     def _may_write(self, i: int, item: ExternItem, buffer: int, out: int | None) -> bool:
-        """Whether the launch, item number i, may write a buffer itself, of which `out` is the new value."""
+        """Whether the launch, item number i, may write a buffer in place; `out` is the buffer's new value."""
         root = self.root(buffer)
         if root != buffer or [self.root(ref.id) for ref in leaves(item.args, BufRef)].count(root) > 1:
             return False
-        if out is not None and not _alike(self.buffers[buffer].spec, self.buffers[out].spec):
+        if out is not None and not _same_layout(self.buffers[buffer].spec, self.buffers[out].spec):
             return False
         later = [k for k in self.last[root] if k > i]
         kind = self.buffers[root].kind
@@ -119,7 +120,7 @@ class _Rewriter:
         return target == buffer and settled and not any(_may_raise(item) for item in self.items[i + 1 :])
 
     def _copied(self, i: int) -> tuple[int | None, int | None]:
-        """Target and source, if item number i copies one buffer to another and does nothing else."""
+        """Target and source, if item number i only copies one buffer to another."""
         item = self.items[i]
         if not isinstance(item, ExternItem) or item.op is not aten.copy_.default:
             return None, None
@@ -127,7 +128,7 @@ class _Rewriter:
         return target, self.same.get(source, source)
 
     def _replace(self, out: int | None, buffer: int) -> None:
-        """`buffer` holds what `out` would have held."""
+        """Let `buffer` hold the value of `out`."""
         if out is None:
             return
         if buffer < self.n_inputs:
@@ -150,7 +151,7 @@ class _Rewriter:
                 return replace(item, src=get(item.src, item.src))
             case LaunchItem():
                 return replace(item, buffers=tuple(get(b, b) for b in item.buffers))
-            case TogetherItem():
+            case ParallelLaunchItem():
                 return replace(item, parts=tuple(self._renamed(part) for part in item.parts))  # type: ignore[misc]
             case _:
                 args, kwargs = (
@@ -159,7 +160,7 @@ class _Rewriter:
                 return replace(item, args=args, kwargs=kwargs)
 
 
-def _alike(a: Any, b: Any) -> bool:
+def _same_layout(a: Any, b: Any) -> bool:
     return bool((a.shape, a.stride, a.dtype, a.device) == (b.shape, b.stride, b.dtype, b.device))
 
 
@@ -169,7 +170,7 @@ def _touched(item: Item) -> list[int]:
             return [item.src, item.out]
         case LaunchItem():
             return list(item.buffers)
-        case TogetherItem():
+        case ParallelLaunchItem():
             return [b for part in item.parts for b in part.buffers]
         case _:
             refs = leaves([item.args, item.kwargs], BufRef)
@@ -177,7 +178,7 @@ def _touched(item: Item) -> list[int]:
 
 
 def _aliases(item: Item) -> list[tuple[int, int]]:
-    """(buffer, buffer) whose memory is one."""
+    """Pairs of buffers that share memory."""
     if isinstance(item, ViewItem):
         return [(item.out, item.src)]
     if not isinstance(item, ExternItem) or not returns_alias(item.op):
@@ -191,8 +192,8 @@ def _aliases(item: Item) -> list[tuple[int, int]]:
 
 
 def _may_raise(item: Item | None) -> bool:
-    """Whether the call that a graph belongs to may be made again, because of this item. A launch that fails does so before
-    it has written anything."""
+    """Whether this item may cause the call to be replayed eagerly. A failing launch raises before it has written
+    anything."""
     if not isinstance(item, ExternItem) or item.op in _QUIET:
         return False
     return REGISTRY.module(item.op) is None or row(item.op).raises is not False

@@ -1,7 +1,7 @@
-"""Machine code as data: object files (a GPU's: PTX), what they export and import, and the processor that they were made for.
+"""Machine code as data: object files (a GPU's: PTX), their exports and imports, and their target processor.
 
-What always holds: a `Library` is the same in every process; only who links it (`codegen.llvm.link`) knows addresses. Machine
-code that is linked lives as long as its library.
+A `Library` is the same in every process; only the linker (`codegen.llvm.link`) knows addresses. Linked machine code
+lives as long as its library.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from smelt.shapes.expr import Size
 
 @dataclass(frozen=True)
 class Processor:
-    """Whom code is for, in LLVM's words: the triple of the platform, the processor's name, and its features as a list of
-    `+name` and `-name` separated by commas."""
+    """Target triple, CPU name and features (`+name` and `-name`, separated by commas), as LLVM spells them."""
 
     triple: str
     name: str
@@ -30,8 +29,8 @@ class Processor:
 
 @dataclass(frozen=True, eq=False)
 class Library:
-    """Relocatable object files that are linked together. `exports` are the functions that others may ask for; `imports` says
-    which library defines each symbol that these files leave open (those of the C library are the process's own)."""
+    """Relocatable object files that are linked together. `exports`: functions that other code may look up; `imports`:
+    the library that defines each open symbol of these files (symbols of the C library are the process's own)."""
 
     processor: Processor
     objects: tuple[bytes, ...] = field(repr=False)
@@ -41,8 +40,8 @@ class Library:
 
 @dataclass(frozen=True)
 class Block:
-    """How a GPU runs one program of a kernel: with how many threads, and bytes of shared memory. `parts`: how many launches
-    one of it may do, where it is for those of a `Together`; 0 where it is launched alone."""
+    """Launch configuration of one program of a GPU kernel: threads, and bytes of shared memory. `parts`: the number of
+    launches that one batched launch may take; 0 for a kernel that is launched alone."""
 
     threads: int
     shared: int
@@ -51,9 +50,9 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """The function that `library` exports as `name`. On a CPU: `void (void **buffers, int64_t begin, int64_t end)`, see
-    `plan.steps.Launch`. A GPU's has a `block`; it takes each buffer as an argument, then the launch's sizes and its extent,
-    each an int64, and two null pointers; program k computes `grain` items from k * grain on."""
+    """The function that `library` exports as `name`. On a CPU: `void (void **buffers, int64_t begin, int64_t end)`,
+    see `plan.steps.Launch`. A GPU's has a `block`; its parameters are the buffers, then the launch's sizes and its
+    extent, each an int64, and two null pointers; program k computes `grain` items from k * grain on."""
 
     library: Library
     name: str
@@ -61,15 +60,15 @@ class Function:
 
     @property
     def source(self) -> str | None:
-        """What it was compiled from: LLVM's text, or Python for Triton. None where that is not kept."""
+        """The source it was compiled from: LLVM text, or Python for Triton. None if it is not retained."""
         return None
 
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """The code of a kernel. `name` is readable. Items [0, extent) may run in any split and order. Fewer than `grain` do not
-    pay a thread of a CPU; a program on a GPU computes `grain`. `sizes`: what it takes behind its buffers, each an int64
-    (a CPU's: in the place of an address)."""
+    """The code of a kernel. `name` is readable. Items [0, extent) may run in any split and order. A CPU thread takes
+    at least `grain` items; a GPU program computes `grain`. `sizes`: parameters after the buffers, each an int64 (on a
+    CPU in place of an address)."""
 
     name: str
     function: Function

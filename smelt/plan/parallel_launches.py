@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 
 from smelt.cost_model import Costs
 from smelt.plan.size_decisions import Decisions
-from smelt.plan.steps import WORK, Alloc, BumpVersion, Launch, Step, Together
+from smelt.plan.steps import WORK, Alloc, BumpVersion, Launch, ParallelLaunch, Step
 from smelt.shapes.expr import Size, ceil_div
 
 
 @dataclass(frozen=True)
 class Touched:
-    """The roots (buffers with memory of their own) that a launch reads and writes."""
+    """The roots that a launch reads and writes."""
 
     read: frozenset[int]
     written: frozenset[int]
@@ -25,7 +25,7 @@ class Touched:
 
 @dataclass
 class _Run:
-    """Neighbouring launches, with the allocations and version counts between them."""
+    """Adjacent launches, with the allocations and version bumps between them."""
 
     costs: Costs
     decisions: Decisions
@@ -52,10 +52,10 @@ class _Run:
         before = [s for s in self.given if not isinstance(s, Launch)]
         return [*before, together, *self.pending]
 
-    def _together(self) -> Together | None:
+    def _together(self) -> ParallelLaunch | None:
         """The launches as one; None where each has enough for all threads, or all have too little."""
         decide = self.decisions
-        pieces = self.costs.together_pieces * self.costs.threads
+        pieces = self.costs.parallel_launch_chunks * self.costs.threads
         if all(decide.at_least(l.extent, pieces * l.grain) for l in self.launches):
             return None
         work = [decide.larger(WORK * l.extent // l.grain, 1) for l in self.launches]
@@ -65,13 +65,14 @@ class _Run:
         if not decide.at_least(total, 2 * WORK):
             return None
         grain = decide.larger(ceil_div(total, self.costs.threads), WORK)
-        return Together(tuple(self.launches), tuple(work), grain)
+        return ParallelLaunch(tuple(self.launches), tuple(work), grain)
 
 
-def side_by_side(
+def merge_parallel_launches(
     steps: Sequence[Step], touched: Mapping[int, Touched], costs: Costs, decisions: Decisions | None = None
 ) -> list[Step]:
-    """`steps` with runs of independent launches joined; `touched` describes the launches that may be, by position."""
+    """`steps` with runs of independent launches merged. `touched`: the roots of the launches that may be merged, by
+    position."""
     if costs.threads < 2:
         return list(steps)
     decisions = decisions or Decisions()

@@ -1,4 +1,4 @@
-"""What a plan is built from: the schedule's views and externs, and launches in place of its kernels."""
+"""The items that a plan is built from: views and extern calls of the schedule, and launches that replace its kernels."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Role = Literal["in", "out", "inout"]
 
 @dataclass(frozen=True)
 class LaunchItem:
-    """Machine code in place of a kernel, or of an extern and what it absorbed. `buffers` are the schedule's, as the code
-    takes them; `roles[i]` says what it does with `buffers[i]`. `joins`: it may become a part of a `Together`. `by_value`:
-    positions of buffers that are passed as the numbers that they hold, and the bytes of these (`plan.steps.Launch`).
-    `in_place`: pairs of positions (of a result, of an operand) of which the first may lie where the second does."""
+    """Machine code that replaces a kernel, or an extern call with its fused epilogue. `buffers`: buffers of the
+    schedule in the order of the code's parameters; `roles[i]`: how the code uses `buffers[i]`. `joins`: the launch may
+    become part of a `ParallelLaunch`. `by_value`: see `plan.steps.Launch`. `in_place`: pairs of positions (result,
+    operand) of which the result may use the operand's memory."""
 
     code: CompiledKernel
     buffers: tuple[int, ...]
@@ -28,10 +28,10 @@ class LaunchItem:
 
 
 @dataclass(frozen=True)
-class TogetherItem:
-    """Launches of one function on a GPU that do not depend on one another, and become one."""
+class ParallelLaunchItem:
+    """Independent launches of one function on a GPU, which become one launch."""
 
     parts: tuple[LaunchItem, ...]
 
 
-Item = LaunchItem | TogetherItem | ExternItem | ViewItem
+Item = LaunchItem | ParallelLaunchItem | ExternItem | ViewItem

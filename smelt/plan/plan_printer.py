@@ -1,4 +1,4 @@
-"""Plans as text."""
+"""Text of plans."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from smelt.plan.steps import Alloc, Aten, BumpVersion, Free, Launch, Plan, Reg, Step, Together, View
+from smelt.plan.steps import Alloc, Aten, BumpVersion, Free, Launch, ParallelLaunch, Plan, Reg, Step, View
 from smelt.shapes.expr import Size
 
 
 def print_plan(plan: Plan) -> str:
-    """One line a step, with the user's source line that caused it."""
+    """One line per step, with the user's line that caused it."""
     constants = ", ".join(f"r{plan.n_inputs + i}" for i in range(len(plan.constants)))
     head = f"plan(inputs r0..r{plan.n_inputs - 1}" if plan.n_inputs else "plan("
     head += f"; constants {constants}" if constants else ""
@@ -25,7 +25,7 @@ def print_plan(plan: Plan) -> str:
 
 
 def print_step(step: Step) -> str:
-    """One line; a `Together` has one more for each of its launches."""
+    """One line; a `ParallelLaunch` has one more for each of its launches."""
     match step:
         case Alloc():
             where = "own memory" if step.arena is None else f"arena[{step.arena}]"
@@ -37,7 +37,7 @@ def print_step(step: Step) -> str:
         case Launch():
             sizes = "".join(f", {size}" for size in step.sizes)
             return f"launch {step.kernel}({_names(step.regs)}{sizes}) over {step.extent} by {step.grain}"
-        case Together():
+        case ParallelLaunch():
             lines = [f"\n    {print_step(l)}" for l in step.launches]
             return f"together, {sum(step.work)} by {step.grain}:" + "".join(lines)
         case Aten():

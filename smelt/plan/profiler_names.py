@@ -1,4 +1,4 @@
-"""What a profiler's events of a plan and of its steps are called, with the lines of the user's that caused them.
+"""Names of a plan's and its steps' events in a profiler, with the user's lines that caused them.
 
 `smelt graph f (model.py:3) forward`, and within it `smelt: mul_add (model.py:5)`, `smelt: aten::mm (model.py:6)`.
 """
@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from smelt.plan.steps import Aten, Launch, Plan, Step, Together
+from smelt.plan.steps import Aten, Launch, ParallelLaunch, Plan, Step
 from smelt.user_lines import is_own, place
 
 GRAPH, STEP = "smelt graph", "smelt: "  # what the names begin with
@@ -18,12 +18,12 @@ _LINE = re.compile(r"(?P<file>.+?):(?P<line>\d+) in \S+(?:; |$)")  # of a note, 
 
 
 def of_graph(plan: Plan) -> str:
-    """The event around all of its steps."""
+    """The event around all steps."""
     return f"{GRAPH} {plan.title}" if plan.title else GRAPH
 
 
 def of_step(step: Step) -> str:
-    """Empty for a step that makes no event."""
+    """The event of a step; empty for a step without one."""
     name = _OF.get(type(step))
     return "" if name is None else name(step)
 
@@ -33,14 +33,14 @@ def of_launch(step: Launch) -> str:
     return _named(step.kernel, step.note)
 
 
-def of_together(step: Together) -> str:
-    """The first kernel of them, and how many there are besides: they are one piece of work."""
+def parallel_launch_name(step: ParallelLaunch) -> str:
+    """The first kernel's name and the number of the others."""
     first, *others = step.launches
     return _named(f"{first.kernel} and {len(others)} more" if others else first.kernel, first.note)
 
 
 def of_call(step: Aten) -> str:
-    """The operator, whose own event is within this one; none where no line of the user's asked for it."""
+    """The operator, whose own event lies within this one; empty if no user line caused the call."""
     return _named(step.op._schema.name, step.note) if _places(step.note) else ""
 
 
@@ -55,4 +55,8 @@ def _places(note: str) -> list[str]:
     return list(dict.fromkeys(place(file, line) for file, line in found if not is_own(file)))
 
 
-_OF: dict[type, Callable[[Any], str]] = {Launch: of_launch, Together: of_together, Aten: of_call}
+_OF: dict[type, Callable[[Any], str]] = {
+    Launch: of_launch,
+    ParallelLaunch: parallel_launch_name,
+    Aten: of_call,
+}

@@ -1,4 +1,4 @@
-"""Where the life of a register ends: the only place that says so."""
+"""The last use of each register. No other module computes it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from smelt.plan.steps import Free, Step, defines, reads
 
 
 def with_frees(steps: Sequence[Step], constants: range, outputs: Iterable[int | None]) -> list[Step]:
-    """Adds a Free behind the last use of every register, but for those of constants and of what is returned."""
+    """Add a Free after the last use of every register, except constants and outputs."""
     kept = {*constants, *outputs}
     last: dict[int, int] = {}
     for i, step in enumerate(steps):

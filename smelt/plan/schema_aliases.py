@@ -1,5 +1,5 @@
-"""What an operator's schema says of memory: which arguments it writes, which results share memory with which arguments,
-and whether the operator may keep what it is given."""
+"""Memory effects of an operator's schema: which arguments it writes, which results alias which arguments, and whether
+the operator may retain its arguments."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ OWN_NAMESPACES = frozenset({"aten", "prims", "mkldnn", "quantized", "smelt"})
 
 
 def is_foreign(op: OpOverload) -> bool:
-    """A user's operator: it may keep its arguments, and its body is entitled to the caller's autocast and modes."""
+    """Whether the operator is the user's: it may retain its arguments, and its body may rely on the caller's autocast
+    and modes."""
     return op.namespace not in OWN_NAMESPACES
 
 
 @cache
 def returns_alias(op: OpOverload) -> bool:
-    """Some result shares memory with an argument (views and in-place operators)."""
+    """Whether a result aliases an argument (views and in-place operators)."""
     return any(r.alias_info is not None for r in op._schema.returns)
 
 
 def written_values(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Of the arguments given, those that the operator writes to."""
+    """The arguments that the operator writes."""
     return [v for v, a in _given(op, args, kwargs) if a.alias_info is not None and a.alias_info.is_write]
 
 
 def aliased_values(op: OpOverload, result: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Of the arguments given, those that share memory with result number `result` (one list result: with any of it)."""
+    """The arguments that alias result number `result` (for a list result: any element of it)."""
     returns = op._schema.returns
     if not returns_alias(op):
         return []

@@ -1,7 +1,7 @@
-"""Plans as bytes and back. docs/plan.md documents the form field by field.
+"""Serialization of plans. docs/plan.md documents the format field by field.
 
-Machine code travels as the object files that LLVM emitted. Reading executes nothing: kernels are linked when the plan is
-made executable, on a processor that has the features that they use.
+Machine code is stored as the object files that LLVM emitted. Reading executes nothing: kernels are linked when the
+plan is made executable, on a processor that has the features they use.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from smelt.errors import PlanError, VerificationError
 from smelt.graph.ir import TensorSpec
 from smelt.plan.machine_code import Block, Function, Library, Processor
-from smelt.plan.steps import Alloc, Aten, BumpVersion, Free, Launch, Plan, Reg, Together, View
+from smelt.plan.steps import Alloc, Aten, BumpVersion, Free, Launch, ParallelLaunch, Plan, Reg, View
 from smelt.plan.type_conformance import fields_of
 from smelt.plan.value_encoding import Reader, Writer
 from smelt.plan.verify_plan import verify
@@ -31,7 +31,7 @@ RECORDS: dict[int, tuple[type, tuple[str, ...]]] = {
     3: (Alloc, ("out", "shape", "stride", "dtype", "device", "arena", "over")),
     4: (View, ("out", "src", "shape", "stride", "offset", "user_visible")),
     5: (Launch, ("kernel", "regs", "extent", "grain", "note", "by_value", "device", "sizes")),
-    6: (Together, ("launches", "work", "grain", "note")),
+    6: (ParallelLaunch, ("launches", "work", "grain", "note")),
     7: (Aten, ("op", "args", "kwargs", "outs", "note", "expect", "user_visible")),
     8: (BumpVersion, ("regs",)),
     9: (Free, ("regs",)),
@@ -58,8 +58,8 @@ PLAN = (
 
 
 def to_bytes(plan: Plan) -> bytes:
-    """`plan` with its constants and machine code. Raises PlanError for what has no form in bytes (a generator of random
-    numbers as an argument, a constant that is not on the CPU)."""
+    """`plan` with its constants and machine code. Raises PlanError for values without a serialized form (a random
+    generator as an argument, a constant that is not on the CPU)."""
     libraries = _in_order({f.library: None for f in plan.kernels.values()})
     place = {library: i for i, library in enumerate(libraries)}
     kernels = {symbol: (place[f.library], f.name, f.block) for symbol, f in plan.kernels.items()}
@@ -74,8 +74,8 @@ def to_bytes(plan: Plan) -> bytes:
 
 
 def from_bytes(data: bytes) -> Plan:
-    """The plan that `to_bytes` wrote. Raises PlanError for other bytes: another form or version of it, bytes that are
-    missing or damaged, a plan made under another version of torch, operators that are not registered here."""
+    """The plan that `to_bytes` wrote. Raises PlanError for other bytes: another format or version, missing or damaged
+    bytes, a plan of another version of torch, operators that are not registered in this process."""
     reader = Reader(_body(data), RECORDS)
     try:
         plan = _read_plan(reader)
@@ -136,7 +136,7 @@ def _library_fields(library: Library, place: Mapping[Library, int]) -> LibraryFi
 
 
 def _in_order(libraries: Iterable[Library]) -> Sequence[Library]:
-    """These and all that they import, each behind those that it imports."""
+    """The libraries and all that they import, importers last."""
     ordered: dict[Library, None] = {}
 
     def add(library: Library) -> None:

@@ -1,12 +1,12 @@
-"""The plan: what one compiled graph does at run time, as data.
+"""The plan: the steps that one compiled graph runs, as data.
 
-A plan works on numbered registers, each holding a tensor. Inputs come first (register i = graph input i), then
-constants, then everything the steps define. `smelt._native.Plan` executes it; nothing is generated per graph.
+A plan works on numbered registers, each holding a tensor. Inputs come first (register i is graph input i), then
+constants, then the results of steps. `smelt._native.Plan` executes it; no code is generated per graph.
 
-Invariants (`smelt.plan.verify_plan` checks them): a register is defined before it is used and defined once; a freed
-register is not used again; a kernel that writes an input is preceded by a `BumpVersion` of it; nothing in the arena is
-an output, is seen by the user through a view, or overlaps what else is live there, but for what a kernel writes in the
-place of what it reads (`Alloc.over`).
+Invariants (`smelt.plan.verify_plan` checks them): a register is defined once, before its first use; a freed register
+is not used again; a `BumpVersion` of an input precedes the kernel that writes it; a tensor in the arena is not an
+output, is not visible to the user through a view, and overlaps no other live tensor, except where a kernel overwrites
+an operand (`Alloc.over`).
 """
 
 from __future__ import annotations
@@ -29,17 +29,21 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Reg:
-    """A register used as (part of) an ATen argument."""
+    """A register as (part of) an argument of an ATen call."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class Alloc:
-    """A new tensor. `arena` is its byte offset in the plan's arena (64-byte aligned), or None for memory of its own from
-    torch's allocator (graph outputs, what an extern operator keeps, what is large on a GPU). `over`: it takes the place of
-    that register, which the kernel that writes it is the last to read, at the same elements; without an arena, only if at
-    run time nobody else holds that memory, else it gets memory of its own."""
+    """A new tensor.
+
+    `arena`: byte offset in the plan's arena (64-byte aligned), or None for memory of its own from torch's allocator
+    (graph outputs, tensors that an extern operator may retain, large tensors on a GPU). `over`: the register whose
+    memory the tensor reuses. The kernel that writes the tensor is the last reader of that register and reads the same
+    elements. Outside an arena the executor reuses the memory only if the plan holds the only reference at run time,
+    and allocates otherwise.
+    """
 
     out: int
     shape: tuple[Size, ...]
@@ -52,8 +56,9 @@ class Alloc:
 
 @dataclass(frozen=True)
 class View:
-    """`as_strided` of `src`'s storage; `offset` in elements, relative to `src`'s first element (src's own storage_offset
-    is added at run time). `user_visible`: goes through the dispatcher so that it shares the version counter."""
+    """`as_strided` of the storage of `src`. `offset`: elements relative to the first element of `src`, whose own
+    storage offset is added at run time. `user_visible`: the view goes through the dispatcher, so that it shares the
+    version counter."""
 
     out: int
     src: int
@@ -67,11 +72,12 @@ class View:
 class Launch:
     """Machine code over [0, extent). `kernel` is a key of `Plan.kernels`.
 
-    On a CPU it is `void kernel(void **buffers, int64_t begin, int64_t end)`, split among threads in pieces of at least
-    `grain`; `buffers[i]` is the data pointer of register `regs[i]`, and the slots behind these hold the values of `sizes`
-    (int64). On a GPU each block takes `grain` items, and its parameters are those pointers, then `sizes` and `extent`.
-    `by_value`: positions of `regs` whose tensor, of one element on the CPU, is passed as the number that it holds then, and
-    that number's bytes. `device`: the GPU, if it is not the plan's."""
+    On a CPU the code is `void kernel(void **buffers, int64_t begin, int64_t end)`, split among threads in chunks of at
+    least `grain` items; `buffers[i]` is the data pointer of register `regs[i]`, and the slots behind these hold the
+    values of `sizes` (int64). On a GPU each block takes `grain` items, and its parameters are those pointers, then
+    `sizes` and `extent`. `by_value`: pairs of a position in `regs`, whose tensor is one element on the CPU and is
+    passed as a number, and the size of that number in bytes. `device`: the GPU, if it is not the plan's.
+    """
 
     kernel: str
     regs: tuple[int, ...]
@@ -87,11 +93,13 @@ WORK = 64  # units of work that a thread should take at least
 
 
 @dataclass(frozen=True)
-class Together:
-    """Launches that do not depend on one another. On a CPU: as one range of work units that is split among threads in pieces
-    of at least `grain`; `work[i]` units are `launches[i]`'s, in proportion to its items. On a GPU: as one launch of the
-    function that all have, which does `parts` of them at most (`plan.machine_code.Block`); `work[i]` blocks are
-    `launches[i]`'s."""
+class ParallelLaunch:
+    """Independent launches that run as one.
+
+    On a CPU: one range of work units, split among threads in chunks of at least `grain`; `work[i]` units belong to
+    `launches[i]`, in proportion to its items. On a GPU: one launch of the function that all of them share, which takes
+    at most `parts` of them (`plan.machine_code.Block`); `work[i]` blocks belong to `launches[i]`.
+    """
 
     launches: tuple[Launch, ...]
     work: tuple[Size, ...]
@@ -101,12 +109,14 @@ class Together:
 
 @dataclass(frozen=True)
 class Aten:
-    """One ATen call through the dispatcher (below autograd). Arguments hold `Reg`s, numbers, dtypes, None, and lists and
-    tuples of them. `outs[i]` is where the i-th returned tensor goes (None: dropped); a TensorList result fills them all.
+    """One ATen call through the dispatcher, below autograd. Arguments hold `Reg`s, numbers, dtypes, None, and lists
+    and tuples of them. `outs[i]`: the register of the i-th returned tensor (None: dropped); a TensorList result fills
+    them all.
 
-    `expect[i]`: the layout that later steps rely on when they take the address of `outs[i]`; a result with other
-    strides is copied into that layout. `user_visible`: runs in the caller's own dispatch state, as in eager: what
-    writes to or views an input, and operators from outside torch."""
+    `expect[i]`: the layout that later steps rely on when they take the address of `outs[i]`; the executor copies a
+    result with other strides into that layout. `user_visible`: the call runs in the caller's own dispatch state, as in
+    eager: calls that write or view an input, and operators from outside torch.
+    """
 
     op: OpOverload
     args: tuple[Any, ...]
@@ -119,29 +129,32 @@ class Aten:
 
 @dataclass(frozen=True)
 class BumpVersion:
-    """Tells autograd that the next kernel writes to these inputs; raises where eager's in-place operators would."""
+    """Increments the version counters of inputs that the next kernel writes; raises where eager's in-place operators
+    raise."""
 
     regs: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Free:
-    """Drops tensors after their last use. Inputs are the caller's, and dropped only where he gave them to the plan (the
-    saved values of a backward)."""
+    """Drops tensors after their last use. Inputs belong to the caller; only donated inputs (the saved values of a
+    backward) are dropped."""
 
     regs: tuple[int, ...]
 
 
-Step = Alloc | View | Launch | Together | Aten | BumpVersion | Free
+Step = Alloc | View | Launch | ParallelLaunch | Aten | BumpVersion | Free
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`release_gil`: the plan runs long enough for giving other Python threads a turn to be worth its cost. `numbers`: the
-    inputs that are Python numbers, each held as a 0-d tensor (float64 or int64) that does not take part in promotion.
-    `kernels`: the code of what is launched, by symbol. `device`: where it runs, and where its arena is.
-    `on_host`: something of it is computed on the CPU, although `device` is another. `title`: the user's function, and the
-    part of its graph that this is, for people."""
+    """The steps of one graph and their code.
+
+    `release_gil`: the plan runs long enough to let other Python threads run. `numbers`: the inputs that are Python
+    numbers, each held as a 0-d tensor (float64 or int64) that takes no part in type promotion. `kernels`: the code of
+    the launches, by symbol. `device`: where the plan and its arena are. `on_host`: some step computes on the CPU
+    although `device` is a GPU. `title`: the user's function and the part of its graph, for display.
+    """
 
     n_inputs: int
     constants: tuple[torch.Tensor, ...]
@@ -161,12 +174,12 @@ class Plan:
 
 
 def registers_in(value: Any) -> Iterator[int]:
-    """The registers inside an ATen argument."""
+    """The registers inside an argument of an ATen call."""
     return (reg.index for reg in leaves(value, Reg))
 
 
 def reads(step: Step) -> tuple[int, ...]:
-    """Registers that must be live before `step` (a kernel's outputs included: their memory is)."""
+    """Registers that must be live before `step`, including the outputs of a kernel, whose memory it writes."""
     match step:
         case Alloc():
             return () if step.over is None else (step.over,)
@@ -174,7 +187,7 @@ def reads(step: Step) -> tuple[int, ...]:
             return (step.src,)
         case Launch():
             return step.regs
-        case Together():
+        case ParallelLaunch():
             return tuple(r for launch in step.launches for r in launch.regs)
         case Aten():
             return (*registers_in(step.args), *registers_in(step.kwargs))
@@ -185,7 +198,7 @@ def reads(step: Step) -> tuple[int, ...]:
 
 
 def defines(step: Step) -> tuple[int, ...]:
-    """Registers that hold their tensors from `step` on."""
+    """Registers that `step` defines."""
     match step:
         case Alloc() | View():
             return (step.out,)
@@ -196,7 +209,7 @@ def defines(step: Step) -> tuple[int, ...]:
 
 
 def span_bytes(shape: tuple[Size, ...], stride: tuple[Size, ...], dtype: torch.dtype) -> int:
-    """Bytes from the first to the last element, inclusive; of numbers."""
+    """Bytes from the first to the last element, inclusive. Sizes must be concrete."""
     return static(Decisions().elements(shape, stride)) * dtype.itemsize
 
 
@@ -209,11 +222,11 @@ def kernel_names(plan: Plan) -> frozenset[str]:
 
 
 def launches(steps: Iterable[Step]) -> Iterator[Launch]:
-    """The kernel launches, those inside a `Together` too, in order."""
+    """The kernel launches in order, including those of a `ParallelLaunch`."""
     for step in steps:
         if isinstance(step, Launch):
             yield step
-        elif isinstance(step, Together):
+        elif isinstance(step, ParallelLaunch):
             yield from step.launches
 
 

@@ -18,9 +18,9 @@ from smelt.plan.steps import (
     BumpVersion,
     Free,
     Launch,
+    ParallelLaunch,
     Plan,
     Step,
-    Together,
     View,
     extern_names,
     kernel_names,
@@ -82,7 +82,7 @@ def _launch(step: Launch, values: Values) -> Launch:
     return replace(step, extent=extent, grain=grain, sizes=sizes)
 
 
-def _together(step: Together, values: Values) -> Together:
+def _together(step: ParallelLaunch, values: Values) -> ParallelLaunch:
     work, grain = tree_at((step.work, step.grain), values)
     return replace(
         step, launches=tuple(_launch(part, values) for part in step.launches), work=work, grain=grain
@@ -103,7 +103,7 @@ _STEPS: dict[type, Callable[[Any, Values], Step]] = {
     Alloc: _alloc,
     View: _view,
     Launch: _launch,
-    Together: _together,
+    ParallelLaunch: _together,
     Aten: _aten,
     BumpVersion: _same,
     Free: _same,

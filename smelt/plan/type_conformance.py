@@ -1,4 +1,4 @@
-"""Whether a value is what a type annotation says: classes, unions, tuples, lists, mappings, `Any`."""
+"""Whether a value conforms to a type annotation: classes, unions, tuples, lists, mappings, `Any`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Test = Callable[[Any], bool]
 
 @functools.cache
 def test_of(annotation: object) -> Test:
-    """The test for `annotation`. As for mypy, elements count too; unlike for mypy, a bool is no int."""
+    """The test for `annotation`. Elements count, as for mypy; unlike for mypy, a bool is not an int."""
     if annotation is Any:
         return lambda value: True
     return _TESTS.get(get_origin(annotation), _class)(annotation)
@@ -25,7 +25,7 @@ def fields_of(cls: type) -> Mapping[str, object]:
 
 
 def name_of(annotation: object) -> str:
-    """As a reader of a message knows it."""
+    """The annotation's name for error messages."""
     return annotation.__name__ if type(annotation) is type else str(annotation)
 
 

@@ -1,9 +1,8 @@
-"""Values as bytes and back: a tag of one byte, then what the tag says. docs/plan.md lists the tags.
+"""Binary encoding of values: a tag of one byte, then the tag's payload. docs/plan.md lists the tags.
 
-Bytes may be damaged or made up: whoever reads a value says of which type it has to be (`Reader.of`); a record's fields are
-what its class declares.
-
-Nothing is looked up by a name in the bytes but torch's dtypes, layouts, memory formats and operators, and nothing is called.
+Bytes may be damaged or forged: the reader of a value states its type (`Reader.of`); a record's fields have the types
+that its class declares. Names in the bytes refer only to torch's dtypes, layouts, memory formats and operators, and
+reading calls nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Writer:
         self._depth = 0
 
     def value(self, value: Value) -> None:
-        """Raises PlanError for what has no form in bytes."""
+        """Append a value with its tag. Raises PlanError for values without an encoding."""
         self._depth += 1
         if self._depth > DEPTH:
             raise PlanError(f"values nested more than {DEPTH} deep have no form in bytes")
@@ -61,30 +60,30 @@ class Writer:
         write(self, value)
 
     def count(self, n: int) -> None:
-        """A number from 0 on: seven bits a byte, the low ones first; the high bit says that more follow."""
+        """Append a non-negative number: seven bits a byte, low bits first; the high bit marks continuation."""
         while n > 0x7F:
             self.data.append(n & 0x7F | 0x80)
             n >>= 7
         self.data.append(n)
 
     def raw(self, data: bytes) -> None:
-        """The number of bytes, then the bytes."""
+        """Append the number of bytes, then the bytes."""
         self.count(len(data))
         self.data += data
 
     def text(self, text: str) -> None:
-        """UTF-8, as `raw`."""
+        """Append UTF-8, as `raw`."""
         self.raw(text.encode())
 
     def items(self, values: Sequence[Value]) -> None:
-        """The number of values, then each with its tag."""
+        """Append the number of values, then each with its tag."""
         self.count(len(values))
         for value in values:
             self.value(value)
 
 
 class Reader:
-    """Bytes being read. Raises PlanError where they end too soon or say what cannot be."""
+    """Bytes being read. Raises PlanError if they end early or are inconsistent."""
 
     def __init__(self, data: bytes, records: Mapping[int, tuple[type, Sequence[str]]]) -> None:
         self._data, self._at = data, 0
@@ -92,19 +91,19 @@ class Reader:
         self._depth = 0
 
     def of(self, annotation: type[T]) -> T:
-        """The next value, which has to be what a type annotation says: a class, `tuple[int, ...]`, `dict[str, Any]`."""
+        """The next value, which must conform to a type annotation: a class, `tuple[int, ...]`, `dict[str, Any]`."""
         read: T = self.like(annotation, "a value")
         return read
 
     def like(self, annotation: object, what: str) -> Value:
-        """The same for any annotation, unions too. `what`: the value's name in the message."""
+        """The next value for any annotation, unions included. `what`: the value's name in the message."""
         value = self.value()
         if not test_of(annotation)(value):
             raise PlanError(f"{what} has to be {name_of(annotation)}; a {type(value).__name__} is there")
         return value
 
     def value(self) -> Value:
-        """The next value, of any type: a tag and what it says. Raises PlanError for an unknown tag."""
+        """The next value, of any type: a tag and its payload. Raises PlanError for an unknown tag."""
         tag = self.take(1)
         read = READERS.get(tag)
         if read is None:
@@ -117,7 +116,7 @@ class Reader:
         return value
 
     def take(self, n: int) -> bytes:
-        """The next n bytes. Raises PlanError where fewer are left."""
+        """The next n bytes. Raises PlanError if fewer are left."""
         if n > len(self._data) - self._at:
             raise PlanError("the data ends in the middle of a value")
         self._at += n
@@ -144,7 +143,7 @@ class Reader:
         return self.take(self.count())
 
     def text(self) -> str:
-        """The inverse of `Writer.text`. Raises PlanError for what is not UTF-8."""
+        """The inverse of `Writer.text`. Raises PlanError for invalid UTF-8."""
         try:
             return self.raw().decode()
         except UnicodeDecodeError as error:
@@ -279,7 +278,7 @@ def _read_operator(r: Reader) -> OpOverload:
 
 
 def _write_tensor(w: Writer, t: torch.Tensor) -> None:
-    """Its dtype, sizes, strides, and the bytes from its first to its last element."""
+    """Append dtype, sizes, strides, and the bytes from the first to the last element."""
     if t.device.type != "cpu" or t.layout is not torch.strided:
         raise PlanError(f"a constant on {t.device} with layout {t.layout} has no form in bytes")
     t = t.detach().resolve_conj().resolve_neg()
@@ -307,7 +306,7 @@ def _read_tensor(r: Reader) -> torch.Tensor:
 
 
 def _span(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """Elements from the first to the last. Raises PlanError for what torch cannot count."""
+    """Elements from the first to the last. Raises PlanError for sizes that torch cannot represent."""
     fits = len(shape) == len(stride) and all(0 <= n < INT64 for n in (*shape, *stride))
     if not fits or math.prod(max(n, 1) for n in shape) >= INT64:
         raise PlanError(f"a tensor with sizes {tuple(shape)} and strides {tuple(stride)}")
@@ -317,7 +316,7 @@ def _span(shape: Sequence[int], stride: Sequence[int]) -> int:
 def _named(
     tag: bytes, kinds: Mapping[str, Any]
 ) -> tuple[Callable[[Writer, Any], None], Callable[[Reader], Any]]:
-    """How to write and read the values of `kinds` by their names."""
+    """Writers and readers of the values of `kinds` by their names."""
     names = {value: name for name, value in kinds.items()}
 
     def write(w: Writer, value: Any) -> None:
@@ -334,7 +333,7 @@ def _named(
 
 
 def _members(cls: type) -> dict[str, Any]:
-    """The values of `cls` in torch by their own names (some dtypes have two)."""
+    """The values of `cls` in torch by canonical name (some dtypes have two)."""
     values = (getattr(torch, name) for name in dir(torch) if isinstance(getattr(torch, name, None), cls))
     return {str(value).removeprefix("torch."): value for value in values}
 

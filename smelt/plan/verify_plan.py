@@ -1,11 +1,22 @@
-"""The invariants of a plan, checked: see `smelt.plan.steps`."""
+"""Verification of the invariants of a plan: see `smelt.plan.steps`."""
 
 from __future__ import annotations
 
 from smelt.errors import VerificationError
 from smelt.plan.arena_allocation import ALIGNMENT
 from smelt.plan.plan_printer import print_step
-from smelt.plan.steps import Alloc, Free, Launch, Plan, Together, View, defines, launches, reads, span_bytes
+from smelt.plan.steps import (
+    Alloc,
+    Free,
+    Launch,
+    ParallelLaunch,
+    Plan,
+    View,
+    defines,
+    launches,
+    reads,
+    span_bytes,
+)
 from smelt.shapes.expr import Size
 
 
@@ -32,7 +43,7 @@ def verify(plan: Plan) -> None:
 
 
 def _verify_alone(plan: Plan, i: int) -> None:
-    """What holds of a step whatever the others are."""
+    """Invariants of a single step."""
     step = plan.steps[i]
     if isinstance(step, Alloc | View):
         _require(len(step.shape) == len(step.stride), plan, i, "not as many strides as sizes")
@@ -42,9 +53,9 @@ def _verify_alone(plan: Plan, i: int) -> None:
         _require(
             isinstance(step, View) or step.arena is None or fixed, plan, i, "a symbolic size in the arena"
         )
-    if isinstance(step, Together):
+    if isinstance(step, ParallelLaunch):
         _require(len(step.work) == len(step.launches), plan, i, "not as many shares of work as launches")
-        _verify_together(plan, i, step)
+        _verify_parallel_launch(plan, i, step)
     if isinstance(step, Launch):
         _require(not _parts(plan, step), plan, i, "a kernel for several launches that has one")
     for launch in launches((step,)):
@@ -57,8 +68,8 @@ def _verify_alone(plan: Plan, i: int) -> None:
         )
 
 
-def _verify_together(plan: Plan, i: int, step: Together) -> None:
-    """On a GPU the launches are one."""
+def _verify_parallel_launch(plan: Plan, i: int, step: ParallelLaunch) -> None:
+    """Invariants of a parallel launch: on a GPU its launches share one function."""
     parts = max((_parts(plan, launch) for launch in step.launches), default=0)
     if parts:
         kernels = {(launch.kernel, len(launch.regs)) for launch in step.launches}
@@ -71,7 +82,7 @@ def _fits(size: Size) -> bool:
 
 
 def _parts(plan: Plan, launch: Launch) -> int:
-    """How many launches one of its kernel may do; 0: it is launched alone."""
+    """The number of launches that one batched launch of its kernel may take; 0 if it is launched alone."""
     function = plan.kernels.get(launch.kernel)
     return function.block.parts if function is not None and function.block is not None else 0
 
@@ -114,7 +125,8 @@ def _verify_arena(plan: Plan) -> None:
 
 
 def _in_place(plan: Plan, root: dict[int, int]) -> dict[tuple[int, int], int]:
-    """For each (allocation, one in its place), the step behind the first that uses the latter: that one may use both."""
+    """For each (allocation, allocation that reuses its memory), the step after the first use of the latter, which may
+    use both."""
     found: dict[tuple[int, int], int] = {}
     for i, step in enumerate(plan.steps):
         if isinstance(step, Alloc) and step.arena is not None and step.over is not None:

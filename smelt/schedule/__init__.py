@@ -1,2 +1,3 @@
-"""From a program to a `Schedule` (`schedule`): which tensors are stored (`inline`), which loops run together (`groups`,
-asked by `fuse`), and the kernels that come of it (`kernels`, `nests`, `spaces`), put in order by `build`."""
+"""From a lowered program to a `Schedule` (`schedule.py`). `inlining.py` chooses the tensors that get loops,
+`fusion.py` the loops that fuse, `kernel_assembly.py` builds the kernels, and `build_schedule.py` orders the items;
+`schedule_program.py` calls them."""

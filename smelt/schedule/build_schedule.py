@@ -1,4 +1,5 @@
-"""From ordered groups to the schedule's items: kernels, ATen calls, and the views that they and the caller need."""
+"""Translation of ordered groups to the schedule's items: kernels, ATen calls, and the views that they and the caller
+need."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ def build_schedule(
     costs: Costs,
     together: Pairs,
 ) -> Schedule:
-    """The schedule of `program` from its units and their groups in running order. `refusals`: for its printer. `together`:
-    groups that may be one kernel with the group before them."""
+    """The schedule of `program` from its units and their groups in execution order. `refusals`: for the printer.
+    `together`: groups that may fuse with the group before them."""
     return _Builder(program, units, groups, costs).build(refusals, together)
 
 
@@ -82,7 +83,7 @@ class _Builder:
     # ---- buffers
 
     def buffer(self, tensor: Tensor, kind: BufferKind | None = None) -> int:
-        """The buffer that holds a tensor which is in memory."""
+        """The buffer that holds a materialized tensor."""
         id = self.ids.get(tensor)
         if id is None:
             id = self.ids[tensor] = self.new(
@@ -95,7 +96,7 @@ class _Builder:
         return len(self.specs) - 1
 
     def reference(self, tensor: Tensor, user_visible: bool = False) -> int:
-        """The buffer of a tensor, or a view of its base's buffer (made here on first use)."""
+        """The buffer of a tensor, or a view of its base's buffer, created on first use."""
         if not tensor.is_view:
             return self.buffer(tensor)
         source = base(tensor)
@@ -113,8 +114,8 @@ class _Builder:
         return self.views[key]
 
     def part(self, tensor: Tensor, first: int, last: int) -> tuple[int, int]:
-        """The buffer in which a kernel stores elements of `tensor`, none before `first` nor behind `last`, and the element
-        that it begins with. A graph input is its own: who holds it is told what is written to it."""
+        """The buffer in which a kernel stores elements of `tensor` from `first` to `last`, and the element at which
+        the buffer begins. A graph input is its own buffer, so that autograd sees the write."""
         src = self.buffer(tensor)
         spec = self.specs[src].spec
         elements = linear(tensor, tuple(n - 1 for n in spec.shape)) + 1
@@ -151,8 +152,8 @@ class _Builder:
 
 
 def view_layout(tensor: Tensor, source: Tensor) -> Layout:
-    """How a view looks at its base's memory: from its index function where that is affine, else, and without elements, as
-    the trace saw it. Strides of dimensions of size 1 mean nothing and are the trace's."""
+    """Strides and offset of a view in its base's memory: from its index function if that is affine; otherwise, and for
+    empty views, from the trace. Strides of dimensions of size 1 are the trace's."""
     seen = tensor.shape, tensor.spec.stride, tensor.spec.offset - source.spec.offset
     if 0 in tensor.shape:
         return seen
@@ -168,7 +169,7 @@ def view_layout(tensor: Tensor, source: Tensor) -> Layout:
 
 
 def _base_index(tensor: Tensor, index: Index) -> Index:
-    """The index into the base of an element of a view."""
+    """The index into the base of a view's element."""
     while tensor.is_view:
         tensor, index = _step(tensor, index)
     return index
@@ -197,7 +198,7 @@ def _read_by_others(groups: Sequence[Group]) -> set[Tensor]:
 
 
 def _all_tensors(program: Program) -> list[Tensor]:
-    """Every tensor a kernel may read."""
+    """Every tensor that a kernel may read."""
     tensors = [*program.inputs, *(t for t, _ in program.constants)]
     for step in program.steps:
         if isinstance(step, Tensor):

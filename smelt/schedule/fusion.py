@@ -1,11 +1,12 @@
-"""Fusion: which units will be one kernel. A unit may join a group if it has a place there, and does if that pays.
+"""Fusion: which units become one kernel. A unit joins a group if that is legal (the unit has a position in the group)
+and profitable.
 
-A group has `outer` loops, and a place for each of its units: what the unit's own loop symbols are, in terms of the outer
-symbols and of `inner` loops of the unit's stage. A *flat* group (elementwise) has everything in its outer loops. A *row*
-group has reductions, or elementwise units with inner loops: one outer point is one row.
+A group has `outer` loops and a position for each of its units: the unit's own loop symbols in terms of the outer
+symbols and of the `inner` loops of its stage. A *flat* group (elementwise) has all loops outside. A *row* group has
+reductions, or elementwise units with inner loops: one outer point is one row.
 
-Units are placed by an *anchor*: something the unit reads whose place in the group is known. What must hold afterwards is
-that everything the unit reads from the group was computed at the same outer point.
+An *anchor* determines a unit's position: an element that the unit reads and whose position in the group is known.
+Legality then requires that everything the unit reads from the group was computed at the same outer point.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from smelt.shapes.expr import Size, Sym, affine, bounds, free_syms, likely, loop
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """Where a unit stands in a group: its own symbols in terms of the group's, and the loops of its stage."""
+    """A unit's position in a group: its own symbols in terms of the group's, and the loops of its stage."""
 
     values: Mapping[Sym, Size]
     inner: Loops
@@ -31,14 +32,14 @@ class Place:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a unit may not join a group, as the report says it."""
+    """Why a unit may not join a group, as text for the report."""
 
     reason: str
 
 
 @dataclass(eq=False)
 class Group:
-    """Units that will be one kernel, in program order, or one ATen call (`extern`), which nothing joins."""
+    """Units that become one kernel, in program order, or one ATen call (`extern`), which no unit joins."""
 
     id: int
     outer: Loops
@@ -62,8 +63,8 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Anchor:
-    """An element of `shape` at `index` (in the group's symbols; `inner` loops of its stage) that the unit reads at `own`
-    (in the unit's symbols)."""
+    """An element of `shape` at `index` (in the group's symbols; `inner` loops of its stage) that the unit reads at
+    `own` (in the unit's symbols)."""
 
     index: Index
     shape: tuple[Size, ...]
@@ -73,8 +74,8 @@ class Anchor:
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """How a unit would join a group. `outer` and `values`: new outer loops, and the old outer symbols in terms of the new
-    ones, when an elementwise group has to become a row group."""
+    """How a unit joins a group. `outer` and `values`: new outer loops, and the old outer symbols in terms of the new
+    ones, if the unit turns an elementwise group into a row group."""
 
     place: Place
     outer: Loops | None = None
@@ -101,7 +102,7 @@ def alone(unit: Unit, id: int) -> Group:
 
 
 def outer_loops(loops: Loops) -> Loops:
-    """Loops of the same sizes whose symbols are named by position, as outer loops are."""
+    """Loops of the same sizes with outer symbols, named by position."""
     return tuple((loop_sym(f"o{k}", size), size) for k, (_, size) in enumerate(loops))
 
 
@@ -114,7 +115,7 @@ def stage_loops(loops: Sequence[tuple[Sym, Size]]) -> Loops:
 
 
 def fit(group: Group, unit: Unit) -> Fit | Refusal:
-    """The place of `unit` in `group`, or why it has none."""
+    """The position of `unit` in `group`, or the reason why it has none."""
     if group.units[0].tensor.spec.device != unit.tensor.spec.device:
         return Refusal("they are on different devices")
     refusal: Fit | Refusal = Refusal("they have nothing in common")
@@ -129,7 +130,8 @@ def fit(group: Group, unit: Unit) -> Fit | Refusal:
 
 
 def _anchors(group: Group, unit: Unit) -> Iterator[Anchor]:
-    """What the unit reads of the group: reductions first, they pin down the rows. Else, what both read."""
+    """The elements that the unit reads from the group, reductions first because they determine the rows; otherwise the
+    elements that both read."""
     inside = [(t, own) for t, own in unit.reads if t in group.places]
     inside.sort(key=lambda r: (not isinstance(r[0].definition, Reduce), len(group.places[r[0]].inner)))
     for tensor, own in inside:
@@ -144,7 +146,7 @@ def _index_loops(group: Group, tensor: Tensor) -> Loops:
 
 
 def _shared(group: Group, unit: Unit) -> Iterator[Anchor]:
-    """Tensors from elsewhere that both read, each element once."""
+    """Tensors from outside of the group that both read, each element once."""
     reads = dict(unit.reads)
     for other in group.units:
         place = group.places[other.tensor]
@@ -193,7 +195,7 @@ def _fit_place(unit: Unit, values: dict[Sym, Size], inner: Loops) -> Fit:
 def _fit_reduction(
     group: Group, unit: Unit, anchor: Anchor, values: dict[Sym, Size], more_rows: bool
 ) -> Fit | Refusal:
-    """A reduction of something elementwise in the group."""
+    """The position of a reduction over an elementwise unit of the group."""
     if more_rows:
         return Refusal("it has more rows than the other")
     if group.is_flat and not anchor.inner:
@@ -210,7 +212,7 @@ def _fit_reduction(
 
 
 def _fit_by_splitting(group: Group, unit: Unit, anchor: Anchor) -> Fit | Refusal:
-    """The elementwise group becomes a row group with the reduction's rows; its units get inner loops."""
+    """The elementwise group as a row group with the reduction's rows; its units get inner loops."""
     digits = radix(anchor.index, anchor.shape, dict(group.outer))
     if digits is None:
         return Refusal("the other's loops are no rearrangement of what is read")
@@ -223,7 +225,7 @@ def _fit_by_splitting(group: Group, unit: Unit, anchor: Anchor) -> Fit | Refusal
 
 
 def _reads_elsewhere(group: Group, unit: Unit, found: Fit) -> str | None:
-    """Why `unit` would read something of the group that another outer point computes."""
+    """The reason if `unit` would read an element of the group that another outer point computes."""
     outer = dict(found.outer or group.outer)
     for tensor, own in unit.reads:
         place = group.places.get(tensor)
@@ -245,8 +247,8 @@ def _reads_elsewhere(group: Group, unit: Unit, found: Fit) -> str | None:
 
 
 def _overwrites(group: Group, unit: Unit, found: Fit) -> str | None:
-    """Why storing into a graph input here would come before another read of its old value, or which of them a program writes
-    is not known while it is compiled."""
+    """The reason if a store to a graph input would precede another read of its old value, or if the written elements
+    are unknown at compile time."""
     for other in group.units:
         if other.insert is not None and other.target is not None:
             if other.target is unit.target or any(t is other.target for t, _ in unit.reads):
@@ -267,7 +269,7 @@ def _overwrites(group: Group, unit: Unit, found: Fit) -> str | None:
 
 
 def unprofitable(group: Group, unit: Unit, found: Fit, costs: Costs) -> str | None:
-    """Why a legal fusion would not pay. None: it saves writing or reading memory and costs nothing."""
+    """Why a legal fusion does not pay; None if it saves memory traffic at no cost."""
     if any(u.deep and u.tensor in dict(unit.reads) for u in group.units):
         return "the expression would be too deep"
     if len({t for u in (*group.units, unit) for t, _ in u.reads}) > costs.kernel_buffers:
@@ -282,8 +284,8 @@ def unprofitable(group: Group, unit: Unit, found: Fit, costs: Costs) -> str | No
 
 
 def _is_lonely(group: Group, unit: Unit, found: Fit, costs: Costs) -> bool:
-    """Whether something elementwise would be in a loop over long rows, with a reduction, although there are not rows enough
-    for all workers."""
+    """Whether an elementwise unit would run in a loop over long rows, with a reduction, although there are fewer rows
+    than workers."""
     if found.values is not None:
         tensor = group.units[0].tensor
         index = substituted(group.places[tensor].index, found.values)
@@ -306,7 +308,7 @@ def _is_lonely(group: Group, unit: Unit, found: Fit, costs: Costs) -> bool:
 
 
 def join(group: Group, unit: Unit, found: Fit) -> None:
-    """Adds the unit where `found` says, which may turn a flat group into one of rows."""
+    """Add the unit at the position `found`, which may turn a flat group into a row group."""
     if found.outer is not None and found.values is not None:
         group.outer = found.outer
         for tensor, place in group.places.items():

@@ -1,8 +1,8 @@
-"""Index spaces: when one tuple of indices is a rearrangement of another, and how to go back.
+"""Index spaces: whether one tuple of indices is a rearrangement of another, and the inverse map.
 
-An index tuple over some loops is a *rearrangement* of a tensor's elements if running the loops meets every element once.
-That is decided on its row-major position: an affine expression whose strides, each the product of the one before and its
-size, multiply up exactly (a mixed-radix number), which covers permuted, split and merged dimensions.
+An index tuple over some loops is a *rearrangement* of a tensor's elements if running the loops visits every element
+once. The test looks at the row-major position as a mixed-radix number: an affine expression in which each stride is
+the product of the previous stride and size. One test thus covers permuted, split and merged dimensions.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def position(index: Sequence[Size], shape: Sequence[Size]) -> Size:
 
 
 def radix(index: Sequence[Size], shape: Sequence[Size], sizes: Mapping[Sym, Size]) -> Radix | None:
-    """The digits of `index`'s position, if `index` runs over all of `shape` exactly once as its symbols (all of those
-    it contains) run over `sizes`."""
+    """The digits of `index`'s position, if `index` visits every element of `shape` once while its symbols run over
+    `sizes`."""
     rest = position(index, shape)
     digits: Radix = []
     for sym in sorted(free_syms(rest) & sizes.keys(), key=lambda s: s.name):
@@ -60,13 +60,13 @@ def solve(digits: Radix, index: Sequence[Size], shape: Sequence[Size]) -> dict[S
 
 
 def substituted(index: Sequence[Size], values: Mapping[Sym, Size]) -> Index:
-    """`index` with `values` in the place of symbols."""
+    """`index` with `values` in place of symbols."""
     return tuple([subs(e, values) for e in index])
 
 
 def own_loops(shape: Sequence[Size], letter: str) -> tuple[Index, Loops]:
-    """Index and loops of a space of its own: one symbol for each dimension, 0 for those of size 1. Named by position,
-    so that equal shapes anywhere have the same symbols."""
+    """Index and loops of a unit's own space: one symbol per dimension, 0 for dimensions of size 1. Symbols are named
+    by position, so equal shapes have equal symbols."""
     index: list[Size] = []
     loops: list[tuple[Sym, Size]] = []
     for d, size in enumerate(shape):

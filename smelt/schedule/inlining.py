@@ -1,7 +1,7 @@
-"""Units: which tensors get loops of their own, and which are computed inside the expressions that read them.
+"""Units: the tensors that get loops of their own. All other tensors are inlined into the expressions that read them.
 
-A *unit* is a tensor that gets loops: what must be in memory (arguments of ATen calls, graph outputs), reductions, scans,
-and those elementwise tensors that are too expensive to recompute everywhere they are read.
+A *unit* is a tensor that must be materialized (arguments of ATen calls, graph outputs), a reduction, a scan, or an
+elementwise tensor that is too expensive to recompute at each read.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from smelt.shapes.expr import Size, Sym, likely, numel, static
 
 @dataclass(eq=False)
 class Unit:
-    """`value` is what it computes at `index` (over its own `loops`, reduced over `reduce_loops`). Loads in it are
-    `load(order of the tensor, index tuple, mask)`; `reads` lists them. `target`: the graph input it is stored to, or
-    memory that is filled. `insert`: in some of that one's places only, which are `inserted_at` (in its own symbols), further
-    by `lookups`. `names`: the operators whose arithmetic it contains.
-    `inlined`: what of them is computed on the spot. `deep`: what reads it must read it from memory."""
+    """`value`: what the unit computes at `index` (over its own `loops`, reduced over `reduce_loops`). Loads in it are
+    `load(order of the tensor, index tuple, mask)`; `reads` lists them. `target`: the graph input, or memory to fill,
+    that the unit is stored to. `insert`: the unit covers only the elements `inserted_at` (in its own symbols) of the
+    target, offset by `lookups`. `names`: the operators whose arithmetic it contains. `inlined`: those of them that are
+    inlined. `deep`: readers must load the unit from memory."""
 
     tensor: Tensor
     index: Index
@@ -56,7 +56,7 @@ class Unit:
     inlined: tuple[Tensor, ...] = ()
 
     def at(self, index: Index) -> dict[Sym, Size]:
-        """The values of its own symbols at an element of its tensor."""
+        """The values of the unit's own symbols at an element of its tensor."""
         if len(self.loops) == sum(isinstance(e, Sym) for e in self.index):
             return {e: i for e, i in zip(self.index, index) if isinstance(e, Sym)}
         digits = radix(self.index, self.tensor.shape, dict(self.loops))
@@ -71,31 +71,31 @@ class Unit:
 
 @dataclass
 class Units:
-    """`steps`: units and ATen calls in program order. `required`: tensors that must be in memory."""
+    """`steps`: units and ATen calls in program order. `required`: tensors that must be materialized."""
 
     steps: list[Unit | Extern] = field(default_factory=list)
     required: set[Tensor] = field(default_factory=set)
 
 
 def base(tensor: Tensor) -> Tensor:
-    """The tensor whose memory a view looks at."""
+    """The tensor whose memory a view aliases."""
     while tensor.is_view:
         tensor = tensor.inputs[0]
     return tensor
 
 
 def returned(program: Program) -> set[Tensor]:
-    """The tensors whose memory results look at."""
+    """The tensors whose memory the results alias."""
     return {base(t) for t in program.outputs if t is not None}
 
 
 def _runs(call: Extern, needed: set[Tensor]) -> bool:
-    """Whether a call of ATen's is made: it does more than give results, or some of these are needed."""
+    """Whether an ATen call must run: it has effects besides its results, or a result is needed."""
     return is_effectful(call.op) or call.raises or any(r in needed for r in call.results)
 
 
 def choose_units(program: Program, costs: Costs, join: bool = True) -> Units:
-    """What gets loops of its own, in program order. `join` False: every elementwise tensor that is no view does."""
+    """The units in program order. `join` False: every elementwise tensor that is not a view is a unit."""
     required = required_in_memory(program)
     targets = {step.source: step for step in program.steps if isinstance(step, CopyBack | Insert)}
     written = {step.target for step in targets.values()}
@@ -120,7 +120,7 @@ def choose_units(program: Program, costs: Costs, join: bool = True) -> Units:
 
 
 def _read(steps: Sequence[Unit | Extern], program: Program) -> list[Unit | Extern]:
-    """Without what nobody reads after all: parts of a whole of which others are looked at, as the values at those tell."""
+    """The program without components that no index of their readers selects."""
     needed = returned(program)
     kept: list[Unit | Extern] = []
     for step in reversed(steps):
@@ -137,7 +137,7 @@ def _read(steps: Sequence[Unit | Extern], program: Program) -> list[Unit | Exter
 
 
 def required_in_memory(program: Program) -> set[Tensor]:
-    """What is in memory however the program is fused: results, and what ATen calls read."""
+    """Tensors that are materialized however the program is fused: results, and arguments of ATen calls."""
     required = returned(program)
     for step in program.steps:
         if isinstance(step, Extern):
@@ -146,7 +146,7 @@ def required_in_memory(program: Program) -> set[Tensor]:
 
 
 def _deep(program: Program, required: set[Tensor], most: int) -> set[Tensor]:
-    """Elementwise tensors at which towers of operators are cut: what is `required` in memory ends one anyway."""
+    """Elementwise tensors at which deep expressions are cut. A tensor `required` in memory already ends one."""
     depth: dict[Tensor, int] = {}
     deep: set[Tensor] = set()
     for step in program.steps:
@@ -161,8 +161,8 @@ def _deep(program: Program, required: set[Tensor], most: int) -> set[Tensor]:
 
 
 def _overwritten_too_early(steps: list[Unit | Extern]) -> set[Tensor]:
-    """Tensors to compute first, because a copy into an input would read (through them) an input that is overwritten
-    already, or other elements of the one it overwrites."""
+    """Tensors to compute first because a copy into an input would read, through them, an input that is already
+    overwritten, or other elements of the one it overwrites."""
     clash: set[Tensor] = set()
     overwritten: set[Tensor] = set()
     for step in steps:
@@ -183,7 +183,7 @@ class _Chosen:
 def _choose(
     program: Program, required: set[Tensor], targets: set[Tensor], costs: Costs, join: bool
 ) -> _Chosen:
-    """From the end of the program to its beginning: how often is each tensor read, and so is it worth a unit?"""
+    """Walk the program backwards, count the reads of each tensor, and decide which are worth a unit."""
     weight = _weights(program, required, costs)
     reads: Counter[Tensor] = Counter()
     needed = returned(program) | targets
@@ -208,7 +208,7 @@ def _choose(
 
 
 def _worth_a_unit(tensor: Tensor, weight: float, reads: int, costs: Costs, join: bool) -> bool:
-    """A tensor is recomputed where it is read unless storing it once and reading it back costs less."""
+    """Whether storing a tensor once and loading it costs less than recomputing it at each read."""
     if not isinstance(tensor.definition, Map):
         return True
     if tensor.definition.view:
@@ -227,8 +227,8 @@ def _points(tensor: Tensor) -> int:
 
 
 def _weights(program: Program, required: set[Tensor], costs: Costs) -> dict[Tensor, float]:
-    """What computing one element costs, if inputs read once or cheap are computed with it and others are loaded, as is
-    what is `required` in memory: equal layers weigh the same, whatever stands before them."""
+    """Cost of computing one element, if inputs that are cheap or read once are inlined and others are loaded, as are
+    tensors `required` in memory. Equal layers thus weigh the same, whatever precedes them."""
     uses: Counter[Tensor] = Counter(t for s in program.steps if isinstance(s, Tensor) for t in s.inputs)
     weight: dict[Tensor, float] = {}
 
@@ -248,7 +248,8 @@ def _weights(program: Program, required: set[Tensor], costs: Costs) -> dict[Tens
 
 
 def _unit(tensor: Tensor, units: set[Tensor], target: CopyBack | Insert | None, shortest: int) -> Unit:
-    """Loops are split where something computed is read at a quotient of them, so that rows can be recognised."""
+    """The unit of a tensor. Loops are split where a computed operand is read at a quotient of them, so that rows are
+    recognized."""
     index, loops = own_loops(tensor.shape, "d")
     unit = _unit_over(tensor, index, loops, units, target)
     if isinstance(tensor.definition, Map):
@@ -294,14 +295,14 @@ def _unit_over(
 
 
 def _lookup(target: Tensor, place: Place, load: Load, index: Index) -> Lookup:
-    """How much further an element goes that is at `index` of what is inserted."""
+    """The runtime offset of the inserted element at `index`."""
     return Lookup(
         place.value(load, index), static(target.spec.stride[place.dim]), static(target.shape[place.dim])
     )
 
 
 class _Reader:
-    """Collects what an expression reads, keeping each read once."""
+    """Collects the reads of an expression, each once."""
 
     def __init__(self, units: set[Tensor]) -> None:
         self.units = units
@@ -322,7 +323,7 @@ class _Reader:
 
 
 class _Load:
-    """A `Load` that computes tensors without a unit on the spot."""
+    """A `Load` that inlines tensors without a unit."""
 
     __slots__ = ("mask", "reader")
 

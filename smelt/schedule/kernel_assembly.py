@@ -1,8 +1,9 @@
-"""A group of units as a loop kernel: which units are stored, in which stages, and the expressions of each stage.
+"""Assembly of a group's units into a loop kernel: which units are stored, in which stages, and the expressions of each
+stage.
 
-Stages are ordered by level. Whatever reads a reduction is one level above it; elementwise units stand on the level of the
-last reduction they need. Elementwise units of a level with equal loops share a stage, and so do reductions; reductions of
-what such a stage computes join it, so that it is computed once and not read back.
+Stages are ordered by level. A reader of a reduction is one level above it; elementwise units stand on the level of the
+last reduction they need. Elementwise units of a level with equal loops share a stage, and so do reductions; reductions
+of values that such a stage computes join it, so that the values are computed once and not loaded again.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ StageKey = tuple[int, str, Loops]
 
 @dataclass
 class _Draft:
-    """A stage before its loops are tidied."""
+    """A stage before its loops are simplified."""
 
     kind: str
     loops: Loops
@@ -54,7 +55,7 @@ class _Draft:
 
 @dataclass(frozen=True, eq=False)
 class _Context:
-    """How a unit's expression is rewritten: its own symbols, and a condition on everything it loads."""
+    """How a unit's expression is rewritten: its own symbols, and a condition on all its loads."""
 
     values: dict[Sym, Size]
     mask: Value | None
@@ -63,8 +64,8 @@ class _Context:
 
 
 class KernelBuilder:
-    """`tensors` by order; `in_memory` says which of the group's tensors others read; `buffer` gives schedule buffers, `part`
-    those that reach from one element to another or further, and where they begin."""
+    """`tensors` by order; `in_memory`: whether readers outside of the group need a tensor; `buffer` gives schedule
+    buffers, `part` those of a range of elements and their first element."""
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class KernelBuilder:
     # ---- stages
 
     def level_all(self) -> dict[Tensor, int]:
-        """The level of each unit: stages run level by level."""
+        """The level of each unit; stages run level by level."""
         levels: dict[Tensor, int] = {}
         for unit in self.group.units:
             level = 0
@@ -102,7 +103,7 @@ class KernelBuilder:
         return levels
 
     def step(self, unit: Unit, tensor: Tensor, own: Index) -> int:
-        """How many levels above what it reads a unit must stand."""
+        """Minimum level distance from a unit to its producers."""
         if isinstance(tensor.definition, Reduce):
             return 1
         place = self.group.places[unit.tensor]
@@ -110,15 +111,15 @@ class KernelBuilder:
         return 0 if same or not unit.is_map else 1
 
     def key(self, unit: Unit) -> StageKey:
-        """The stage that a unit belongs to."""
+        """The key of a unit's stage."""
         level, inner = self.levels[unit.tensor], self.group.places[unit.tensor].inner
         if unit.is_map:
             return level, "reduce" if (level, inner) in self.joint else "map", inner
         return level, "scan" if isinstance(unit.tensor.definition, Scan) else "reduce", inner
 
     def find_joint(self) -> set[tuple[int, Loops]]:
-        """Levels and loops whose elementwise units share a stage with the reductions: everybody who reads the former on
-        that level does so at the point that computes them."""
+        """Levels and loops whose elementwise units share a stage with the reductions: every reader on that level reads
+        at the point that computes the element."""
         places, units = self.group.places, self.group.units
 
         def at(unit: Unit) -> tuple[int, Loops]:
@@ -142,11 +143,12 @@ class KernelBuilder:
         return not unit.is_map or unit.tensor in self.in_memory or unit.target is not None
 
     def is_dear(self, unit: Unit) -> bool:
-        """Whether scratch memory is cheaper than computing the unit again in each stage."""
+        """Whether scratch memory is cheaper than recomputing the unit in each stage."""
         return not self.stored(unit) and cost(unit.value) > self.costs.scratch_cost
 
     def choose_local(self) -> set[Tensor]:
-        """Elementwise units that several stages need and that are dear to repeat, as long as a row of them fits."""
+        """Elementwise units that several stages need and that are expensive to recompute, as long as a row of them
+        fits in scratch."""
         stages: dict[Tensor, set[StageKey]] = defaultdict(set)
         local: set[Tensor] = set()
         used = 0
@@ -175,7 +177,7 @@ class KernelBuilder:
         return self.assemble(stages), tuple(self.arguments)
 
     def emit(self, unit: Unit, drafts: dict[StageKey, _Draft]) -> None:
-        """Adds a unit's reduction or store to the draft of its stage."""
+        """Add a unit's reduction or store to the draft of its stage."""
         tensor, place, key = unit.tensor, self.group.places[unit.tensor], self.key(unit)
         draft = drafts.setdefault(key, _Draft(key[1], key[2]))
         value = self.rewrite(unit.value, _Context(dict(place.values), None, key))
@@ -201,7 +203,7 @@ class KernelBuilder:
             draft.stores.append(self.store(unit.target or tensor, place.index, value, overwrites))
 
     def reduction(self, draft: _Draft, kind: ReductionKind, value: Value) -> str:
-        """The name of a reduction of the stage, which may have it already: of equal ones there is one."""
+        """The name of a reduction of the stage; equal reductions share one."""
         for r in draft.reductions:
             if r.kind == kind and r.value is value:
                 return r.name
@@ -210,12 +212,12 @@ class KernelBuilder:
         return name
 
     def store(self, tensor: Tensor, index: Index, value: Value, overwrites: bool) -> Store:
-        """The store of an element of `tensor`. `overwrites`: it is a graph input that takes its new value."""
+        """The store of an element of `tensor`. `overwrites`: the tensor is a graph input that takes a new value."""
         return Store(self.memory(tensor, "inout" if overwrites else "out"), linear(tensor, index), value)
 
     def inserted(self, unit: Unit, value: Value, key: StageKey) -> Store:
-        """The store of an element of `unit` into what it is inserted in, counted from where that is: so what fills part
-        after part of memory is the same code."""
+        """The store of an element of `unit` into its target, relative to the position of the insertion, so that the
+        code that fills successive segments is the same."""
         assert unit.target is not None
         place = self.group.places[unit.tensor]
         context = _Context(dict(place.values), None, key)
@@ -225,8 +227,8 @@ class KernelBuilder:
         return Store(self.memory(unit.target, "inout", id), at - first, value, lookups)
 
     def memory(self, tensor: Tensor, role: str, id: int | None = None) -> int:
-        """The kernel's number of a tensor in memory, or of the buffer `id`, which is part of that. Reading what the kernel
-        itself wrote leaves it an output."""
+        """The kernel's number for a materialized tensor, or for buffer `id`, a segment of it. A buffer that the kernel
+        itself wrote stays an output when it is read."""
         id = self.buffer(tensor) if id is None else id
         known = self.numbers.get(id)
         if known is None:
@@ -237,7 +239,7 @@ class KernelBuilder:
         return known
 
     def number(self, key: object, buffer: Buffer, argument: int | None) -> int:
-        """Appends a buffer, found again by `key`; gives its number."""
+        """Append a buffer under `key` and return its number."""
         self.numbers[key] = len(self.buffers)
         self.buffers.append(buffer)
         self.arguments.append(argument)
@@ -246,14 +248,15 @@ class KernelBuilder:
     # ---- expressions
 
     def rewrite(self, value: Value, context: _Context) -> Value:
-        """A unit's expression in the group's symbols, over the kernel's buffers. Shared parts are rewritten once."""
+        """A unit's expression in the group's symbols, over the kernel's buffers. Shared subexpressions are rewritten
+        once."""
         done = context.done.get(value)
         if done is None:
             done = context.done[value] = self.rewritten(value, context)
         return done
 
     def rewritten(self, value: Value, context: _Context) -> Value:
-        """`rewrite` of one value, without the memory of what is done."""
+        """`rewrite` of one value, without memoization."""
         if value.op == "load":
             order, index, mask = value.args
             mask = None if mask is None else self.rewrite(mask, context)
@@ -272,7 +275,8 @@ class KernelBuilder:
         return Value(value.op, args, value.dtype)
 
     def element(self, tensor: Tensor, index: Index, mask: Value | None, context: _Context) -> Value:
-        """An element of something the stage reads: of memory, a reduction's result, scratch, or computed here."""
+        """An element that the stage reads: loaded from memory, a reduction's result, scratch, or computed in the
+        stage."""
         unit = self.units.get(tensor)
         if unit is None:
             return Value("load", (self.memory(tensor, "in"), linear(tensor, index), mask), tensor.dtype)
@@ -292,18 +296,18 @@ class KernelBuilder:
         return self.rewrite(unit.value, inside)
 
     def reads_back(self, unit: Unit, place: Place, index: Index, stage: StageKey) -> bool:
-        """Whether a stored element is loaded again rather than computed again: in a later stage, if it varies along it."""
+        """Whether a stored element is loaded rather than recomputed: in a later stage, if it varies along that stage."""
         tensor = unit.tensor
         if tensor not in self.local and not self.stored(unit):
             return False
         return index != place.index or (self.key(unit) != stage and bool(place.inner))
 
     def local_index(self, place: Place) -> Size:
-        """Where a unit in scratch stores its element: row-major over the loops of its stage."""
+        """The scratch index of a unit's element: row-major over the loops of its stage."""
         return position([s for s, _ in place.inner], [n for _, n in place.inner])
 
     def local_read(self, tensor: Tensor, place: Place, index: Index) -> Size:
-        """Where in scratch the element of `tensor` at `index` is."""
+        """The scratch index of the element of `tensor` at `index`."""
         if index == place.index:
             return self.local_index(place)
         sizes = dict((*self.group.outer, *place.inner))
@@ -315,7 +319,7 @@ class KernelBuilder:
     # ---- assembly
 
     def assemble(self, drafts: list[_Draft]) -> Kernel:
-        """The kernel of the drafted stages, with tidied loops."""
+        """The kernel of the drafted stages, with simplified loops."""
         outer, values = self.tidy_outer(drafts)
         stages = tuple(self.stage(draft, values) for draft in drafts)
         buffers, loops = tuple(self.buffers), _loops(outer)
@@ -323,7 +327,7 @@ class KernelBuilder:
         return Kernel(self.name(), buffers, loops, stages, sizes=sizes)
 
     def tidy_outer(self, drafts: list[_Draft]) -> tuple[Loops, dict[Sym, Size]]:
-        """The outer loops, tidied over the indices of all stages, and the old symbols in terms of the new."""
+        """The outer loops, simplified over the indices of all stages, and the old symbols in terms of the new."""
         indices, layout = [], []
         for draft in drafts:
             layout += [_in_order(s) for s in draft.stores if self.buffers[s.buffer].role != "local"]
@@ -332,7 +336,7 @@ class KernelBuilder:
         return tidy(self.group.outer, indices, layout + indices, "o", False, self.costs.shortest_loop)
 
     def stage(self, draft: _Draft, outer: dict[Sym, Size]) -> Stage:
-        """The stage of a draft, its own loops tidied."""
+        """The stage of a draft with simplified loops."""
         if draft.kind == "scan":
             return self.scan_stage(draft, outer)
         indices = [subs(e, outer) for e in _indices(draft)]
@@ -347,24 +351,24 @@ class KernelBuilder:
         return MapStage(_loops(loops), stores)
 
     def scan_stage(self, draft: _Draft, outer: dict[Sym, Size]) -> Stage:
-        """The stage of a scan, whose loop stays as it is."""
+        """The stage of a scan, whose loop is not simplified."""
         renaming = Moved(outer)
         (store,), (loop,) = draft.stores, draft.loops
         return ScanStage(Loop(*loop), draft.kinds[0], store.moved(renaming.index, renaming.value))
 
     def name(self) -> str:
-        """The names of the operators whose arithmetic the kernel does, in order."""
+        """The names of the operators whose arithmetic the kernel contains, in order."""
         names = dict.fromkeys(name for unit in self.group.units for name in unit.names)
         return "_".join(names)[:NAME_LENGTH]
 
 
 def cost(value: Value) -> float:
-    """Arithmetic of an expression, in additions, shared parts counted once."""
+    """Arithmetic of an expression, in additions; shared subexpressions count once."""
     return sum(COSTS.get(v.op, 1.0) for v in walk([value]))
 
 
 def _in_order(store: Store) -> Size:
-    """Where it stores, if what it looks up are numbers in order."""
+    """The store index if the lookups are consecutive numbers."""
     total = store.index
     for lookup in store.lookups:
         for v in walk([lookup.value]):

@@ -1,6 +1,8 @@
-"""Tidies a loop nest: loops are split where an index divides, ordered by memory, and merged where contiguous.
+"""Simplification of a loop nest: loops are split where an index divides, ordered by memory, and merged where
+contiguous.
 
-Works on the index expressions alone; the result is a new list of loops and what the old symbols are in terms of the new.
+It works on the index expressions alone. The result is a new list of loops and the old symbols in terms of the new
+ones.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ def tidy(
     keep_order: bool,
     shortest: int,
 ) -> tuple[Loops, Values]:
-    """New loops named `letter`0, `letter`1, ..., and the values of the old symbols. `indices` are all expressions that the
-    loops occur in; `layout` those whose strides decide the order, the most important first. `shortest`: see
+    """New loops named `letter`0, `letter`1, ..., and the values of the old symbols. `indices`: all expressions in
+    which the loops occur; `layout`: those whose strides decide the order, most important first. `shortest`: see
     `split_loops`."""
     values: Values = {s: s for s, _ in loops}
     known = [e for e in dict.fromkeys(indices) if not free_syms(e).isdisjoint(values)]
@@ -51,8 +53,8 @@ def _all(indices: Sequence[Size], step: Values) -> list[Size]:
 
 
 def split_loops(loops: Loops, indices: list[Size], shortest: int) -> tuple[Loops, Values]:
-    """`for s in n` becomes `for a in n/d: for b in d` wherever an index has `s // d` or `s % d`, unless d would be less than
-    `shortest` and n is at least four times that."""
+    """`for s in n` becomes `for a in n/d: for b in d` wherever an index has `s // d` or `s % d`, unless d is less than
+    `shortest` and n is at least four times `shortest`."""
     total: Values = {}
     for round in range(8):
         sizes = dict(loops)
@@ -96,7 +98,7 @@ def _quotients(indices: Iterable[Size]) -> Iterator[Quotient]:
 
 
 def _ordered(loops: Loops, layout: Sequence[Size]) -> Loops:
-    """Outermost first: the larger strides (by what is likely) of the first expression that tells two loops apart. Stable."""
+    """Loops outermost first: larger (likely) strides of the first expression that distinguishes two loops. Stable."""
     keys = {s: tuple(-_stride(e, s) for e in layout) for s, _ in loops}
     return tuple(sorted(loops, key=lambda loop: keys[loop[0]]))
 
@@ -110,7 +112,7 @@ def _stride(e: Size, sym: Sym) -> int:
 
 
 def _merged(loops: Loops, indices: list[Size]) -> tuple[Loops, Values]:
-    """Neighbours `for a: for b in n` become one loop where every index walks them as one."""
+    """Adjacent loops `for a: for b in n` become one loop if every index walks them as one."""
     total: Values = {}
     result: list[tuple[Sym, Size]] = []
     for sym, size in loops:

@@ -1,9 +1,9 @@
-"""The schedule: what runs, in which order, on which buffers. Data between fusion and code generation.
+"""The schedule: items in execution order and their buffers. It is the value between fusion and code generation.
 
-What always holds (`schedule.verify_schedule` checks it): buffers are numbered by position, inputs, then constants
-first; an item stands after everything it reads; every buffer that is not an input or a constant is defined by exactly
-one item (a kernel that is `inout` on an input or on memory that is filled, or an ATen call that writes to an argument,
-writes it again); what is returned is written.
+Invariants (`schedule.verify_schedule` checks them): buffers are numbered by position, inputs and constants first; an
+item follows everything it reads; exactly one item defines each buffer that is not an input or a constant (a kernel
+that is `inout` on an input or on memory to fill, or an ATen call that writes an argument, redefines it); every output
+is written.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BufferKind = Literal["input", "constant", "temp", "output"]
 @dataclass(frozen=True)
 class BufferSpec:
     """A tensor in memory. Input i of the graph is buffer i; constants follow in the order of `Schedule.constants`.
-    `output` means that the memory outlives the call: it is returned, or a view of it is."""
+    `output`: the memory outlives the call, because it or a view of it is returned."""
 
     id: int
     spec: TensorSpec
@@ -41,8 +41,8 @@ class BufRef:
 
 @dataclass(frozen=True)
 class KernelItem:
-    """One launch. `buffers[i]` is the schedule's buffer for the i-th kernel buffer; None for a `local` one. `made_of`: the
-    operators in it, each with the user's line, for people."""
+    """One launch. `buffers[i]`: the schedule's buffer for kernel buffer i, None for a `local` one. `made_of`: its
+    operators, each with the user's line, for display."""
 
     kernel: Kernel
     buffers: tuple[int | None, ...]
@@ -53,8 +53,8 @@ class KernelItem:
 @dataclass(frozen=True)
 class ExternItem:
     """One ATen call; `args` and `kwargs` hold `BufRef`s. `outs[i]` receives the i-th result (None: dropped).
-    `epilogue` is where a generated matrix product will find the pointwise kernel that it may absorb. `why`: it is a call,
-    and no loops (for people)."""
+    `epilogue`: the elementwise kernel that a generated product may fuse. `why`: the reason for the call instead of
+    loops, for display."""
 
     op: OpOverload
     args: tuple[object, ...]
@@ -67,8 +67,8 @@ class ExternItem:
 
 @dataclass(frozen=True)
 class ViewItem:
-    """`out` is `as_strided` of `src`, `offset` elements after src's first element. `user_visible`: the view is returned,
-    so it must be a view to autograd as well."""
+    """`out` is `as_strided` of `src`, `offset` elements after src's first element. `user_visible`: the view is
+    returned, so autograd must see it as a view."""
 
     out: int
     src: int
@@ -82,7 +82,7 @@ Item = KernelItem | ExternItem | ViewItem
 
 
 def accesses(item: Item) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(the buffers that an item reads, those that it defines). What a kernel is `inout` on, it reads."""
+    """The buffers that an item reads, and those that it defines. A kernel reads its `inout` buffers."""
     if isinstance(item, ViewItem):
         return (item.src,), (item.out,)
     if isinstance(item, ExternItem):
@@ -94,9 +94,9 @@ def accesses(item: Item) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Schedule:
-    """`outputs` are the buffers returned. `refusals` says, for each pair of operators that were tried and not fused, why
-    (`print_schedule` shows them). `given`: inputs that are left to the schedule: their memory is free behind their last
-    use. `title`: as that of the plan."""
+    """`outputs`: the returned buffers. `refusals`: for each pair of operators that was not fused, why
+    (`print_schedule` shows them). `given`: donated inputs, whose memory is free after their last use. `title`: as in
+    the plan."""
 
     buffers: list[BufferSpec]
     constants: tuple[torch.Tensor, ...]
@@ -107,7 +107,7 @@ class Schedule:
     title: str = ""
 
     def constant(self, buffer: int) -> torch.Tensor | None:
-        """The constant that a buffer holds; None where it holds none."""
+        """The constant in a buffer, or None."""
         if self.buffers[buffer].kind != "constant":
             return None
         return self.constants[buffer - sum(b.kind == "input" for b in self.buffers)]

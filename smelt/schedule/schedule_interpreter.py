@@ -1,4 +1,4 @@
-"""Runs a schedule with the reference interpreter: the oracle for code generators and the plan executor."""
+"""Reference execution of a schedule: the oracle for code generators and the plan executor."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def run(
     sizes: Mapping[Sym, int] | None = None,
     launch: Launch = run_kernel,
 ) -> list[torch.Tensor | None]:
-    """The outputs for `inputs`, which are overwritten where the graph overwrites them. `sizes`: what the symbols are that
-    sizes of the schedule have. `launch`: what runs a kernel on buffers, at these sizes."""
+    """The outputs for `inputs`, which are overwritten where the graph overwrites them. `sizes`: values of the
+    schedule's symbols. `launch`: runs a kernel on buffers, at these sizes."""
     memory: dict[int, torch.Tensor] = dict(enumerate((*inputs, *schedule.constants)))
     known = sizes or {}
 

@@ -1,4 +1,4 @@
-"""Prints schedules: the items in order, kernels with their loops, and why neighbours were not fused."""
+"""Text of schedules: the items in order, kernels with their loops, and why adjacent operators were not fused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from smelt.schedule.schedule import BufferSpec, BufRef, ExternItem, Item, Kernel
 
 
 def print_schedule(schedule: Schedule) -> str:
-    """The schedule as text, for people. Buffer i is `b<i>`; below each kernel's name is which buffers its `p0`, ... are."""
+    """The schedule as text. Buffer i is `b<i>`; the line below a kernel's name lists the buffers of its `p0`, `p1`,
+    ..."""
     lines = [*_buffers(schedule)]
     for item in schedule.items:
         lines += print_item(item).splitlines()
@@ -47,7 +48,7 @@ def _names(buffers: tuple[int | None, ...]) -> str:
 
 
 class _Name:
-    """Prints as a buffer's name wherever it stands among arguments."""
+    """Prints as a buffer's name inside arguments."""
 
     def __init__(self, buffer: BufRef) -> None:
         self.buffer = buffer

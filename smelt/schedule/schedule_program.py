@@ -1,4 +1,4 @@
-"""From a lowered program to a schedule: choose units, group them into kernels, order everything, and build it."""
+"""From a lowered program to a schedule: choose units, group them into kernels, order the groups, build the items."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fuse(program: Program, costs: Costs, join: bool = True) -> Schedule:
 
 
 class Grouping:
-    """Groups under construction. Units arrive in program order, so a group is only ever joined by what is later."""
+    """Groups under construction. Units arrive in program order, so only later units join a group."""
 
     def __init__(self, costs: Costs, join: bool) -> None:
         self.costs, self.join = costs, join
@@ -43,7 +43,7 @@ class Grouping:
         self.raising: set[int] = set()  # the latest ATen call that may raise
 
     def add(self, step: Unit | Extern) -> None:
-        """Puts a unit into the best group that will have it, or into one of its own; an ATen call always."""
+        """Put a unit into the best group that accepts it, or into one of its own. An ATen call always gets its own."""
         if isinstance(step, Extern):
             self.add_extern(step)
             return
@@ -57,9 +57,9 @@ class Grouping:
         self.settle(group, parents - {group.id}, [t for t, _ in step.reads], written)
 
     def add_extern(self, extern: Extern) -> None:
-        """An ATen call runs after what it reads, and, if it writes to its arguments, after what reads those and what may
-        raise. What may raise runs in program order: the first to raise is eager's, and what is checked before it, as indices
-        that would stop a GPU, it may rely on."""
+        """Add an ATen call. It runs after what it reads; if it writes its arguments, after their readers and after
+        calls that may raise. Calls that may raise keep program order: the first to raise is eager's, and later ones
+        may rely on earlier checks, such as those of indices that would stop a GPU."""
         group = Group(len(self.groups), (), extern=extern, last=extern.order)
         self.groups.append(group)
         arguments = [base(t) for t in leaves([extern.args, extern.kwargs], Tensor)]
@@ -76,8 +76,9 @@ class Grouping:
         self.settle(group, parents, arguments, [*written, *(r for r in extern.results if r is not None)])
 
     def parents(self, unit: Unit) -> set[int]:
-        """Groups that must run before the unit: what it reads, and for an input it overwrites, its readers and who wrote it
-        before, and what may raise, since a call that raises has written nothing (and can be made again)."""
+        """Groups that must precede the unit: producers of what it reads; for an overwritten input, its readers and its
+        previous writer, and all groups that may raise, since a call that raises must not have written (so that it can
+        be replayed)."""
         found = {self.writer[t].id for t, _ in unit.reads if t in self.writer}
         if unit.target is not None:
             found |= {g.id for g in self.readers[unit.target]} | self.raising
@@ -104,14 +105,14 @@ class Grouping:
         return None
 
     def cycle(self, group: Group, parents: set[int]) -> Refusal | None:
-        """Whether something the unit needs runs after the group."""
+        """Whether a producer of the unit runs after the group."""
         for id in parents:
             if id != group.id and self.groups[id].after >> group.id & 1:
                 return Refusal("what it needs is computed after the other")
         return None
 
     def settle(self, group: Group, parents: set[int], reads: list[Tensor], writes: list[Tensor]) -> None:
-        """Notes what a group depends on, reads and writes now."""
+        """Record the dependencies, reads and writes of a group."""
         group.parents |= parents
         after = group.after
         for id in parents:
@@ -129,8 +130,8 @@ class Grouping:
 
 
 def ordered(groups: list[Group], together: Pairs) -> list[Group]:
-    """Every group after those it depends on; otherwise in program order of what comes last in each. Of groups that run
-    `together`, the first one directly behind the second."""
+    """Groups in topological order, otherwise in program order of their last unit. Of two groups that run `together`,
+    the first directly follows the second."""
     first = {g.id: together.get(g.id, g.id) for g in groups}
     parts: dict[int, list[Group]] = defaultdict(list)
     for group in sorted(groups, key=lambda g: g.id in together):

@@ -1,8 +1,8 @@
-"""Sums over rows that are computed beside the rows, by one kernel (`loops.row_sums`).
+"""Sibling fusion: sums over rows computed by the kernel that computes the rows (`loops.row_sums`).
 
-Fusion leaves them in two groups: one whose outer points are rows, with reductions along them, and one that reduces the
-columns of chunks of rows (`split`). If both go over the same rows and read the same memory, that is read twice. Nobody who
-runs behind one of them may be needed by the other; then they can run at one time.
+Fusion leaves two groups: one whose outer points are rows, with reductions along them, and one that reduces the columns
+of chunks of rows (`split_reductions`). If both cover the same rows and read the same memory, that memory is read
+twice. They can be one kernel if no group that runs after one of them is needed by the other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Pairs = dict[int, int]
 
 
 def pairs(groups: Sequence[Group], costs: Costs) -> Pairs:
-    """Groups of sums over rows with the groups of those rows, as far as the order of all groups lets them be one kernel."""
+    """Groups of sums over rows with the groups of those rows, as far as the order of all groups lets them fuse."""
     if not costs.row_sums:
         return {}
     found: Pairs = {}
@@ -46,8 +46,8 @@ def pairs(groups: Sequence[Group], costs: Costs) -> Pairs:
 
 
 def _row_loops(group: Group) -> tuple[int, int] | None:
-    """How many points a group has, and how many each has in a stage; None where it has no such stages, or some are not
-    known."""
+    """The number of points of a group and of each of its stages; None if it has no row stages or the numbers are
+    unknown."""
     if not all(
         isinstance(n, int) for _, n in (*group.outer, *(l for p in group.places.values() for l in p.inner))
     ):
@@ -59,7 +59,7 @@ def _row_loops(group: Group) -> tuple[int, int] | None:
 
 
 def _are_chunks(sums: tuple[int, int], rows: tuple[int, int], costs: Costs) -> bool:
-    """Whether the loops of the first may be those of chunks of the second's rows: exact is `loops.row_sums`."""
+    """Whether the loops of the first may be those of chunks of the second's rows. `loops.row_sums` decides exactly."""
     (points, chunk), (count, width) = sums, rows
     if not 1 < width <= costs.row_sums // 2 or points % width:
         return False
@@ -68,7 +68,7 @@ def _are_chunks(sums: tuple[int, int], rows: tuple[int, int], costs: Costs) -> b
 
 
 def _touched(group: Group, stride: int) -> set[Tensor]:
-    """The tensors that a group reads or gives whose elements are so far apart along a loop of a stage."""
+    """The tensors that a group reads or writes with the stated stride along a loop of a stage."""
     found: set[Tensor] = set()
     for unit in group.units:
         place = group.places[unit.tensor]
@@ -81,7 +81,7 @@ def _touched(group: Group, stride: int) -> set[Tensor]:
 
 
 def _may_run_together(rows: int, sums: int, after: dict[int, int]) -> bool:
-    """Whether the sums may run with the rows; if so, they do from now on: whoever is after one is after both."""
+    """Whether the sums may run with the rows. If so, record it: every group after one is then after both."""
     if after[rows] >> sums & 1:
         return False
     for other, before in after.items():
@@ -109,7 +109,7 @@ def _points(loops: Loops) -> int:
 
 
 def joined(rows: KernelItem, sums: KernelItem, costs: Costs) -> KernelItem | str:
-    """One launch of both; or why that is not the same, or does not pay."""
+    """One launch of both, or the reason why that is illegal or does not pay."""
     buffers = list(rows.buffers)
     places: list[int] = []
     for buffer in sums.buffers:
@@ -142,7 +142,7 @@ def _unprofitable(kernel: Kernel, costs: Costs) -> str | None:
 
 
 def _buffers(stage: Stage) -> set[int]:
-    """That the stage reads or writes."""
+    """The buffers that the stage reads or writes."""
     return {v.args[0] for v in walk(stage_values(stage)) if v.op == "load"} | {
         s.buffer for s in stage_stores(stage)
     }

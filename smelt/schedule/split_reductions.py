@@ -1,16 +1,16 @@
-"""Splits long reductions over few rows into parts that workers (a CPU's threads) can share.
+"""Split long reductions over few rows into chunks that workers (a CPU's threads) share.
 
-`sum(x)` of a large x becomes `sum(parts)` with `parts[p] = sum(x[p-th part])`: two reductions, of which the first has an
-outer loop over the parts. How many there are depends on shapes, layouts and the number of workers (which is guarded), so
+`sum(x)` of a large x becomes `sum(parts)` with `parts[p] = sum(x[p-th chunk])`: two reductions, the first with an
+outer loop over the chunks. Their number depends on shapes, layouts and the number of workers (which is guarded), so
 results do not change from call to call.
 
-On a GPU (`costs.splits_further`), where hundreds of parts are needed, several loops may be cut, and the last part may be
-shorter. What is too short for all workers is cut into parts for some: one program would go through it block by block, which
-takes long, and add up long chains, which is less exact than eager (of 300,007 equal numbers 6e-7, relative to the sum; its
-chains are as long as those of parts, 16 and less). Sums over rows that something else reduces along are cut into chunks of
-rows, one for each program, so that they can be computed beside the rows (`sibling_fusion.py`). Where sizes are
-symbols, the loops of a reduction are one, cut into as many parts as likely sizes want: of small ones, some are empty.
-On a CPU so are loops that run along memory.
+On a GPU (`costs.splits_further`), which needs hundreds of chunks, several loops may be cut, and the last chunk may be
+shorter. A reduction too short for all workers is cut for some: one program would take long to go through it block by
+block, and would add up long chains, which is less exact than eager (for 300,007 equal numbers 6e-7, relative to the
+sum; eager's chains are as long as those of chunks of 16 and less). Sums over rows that another reduction also walks
+are cut into chunks of rows, one per program, so that sibling fusion (`sibling_fusion.py`) can compute them. For
+symbolic sizes the loops of a reduction become one, cut into as many chunks as likely sizes need; for small sizes some
+chunks are empty. On a CPU loops that run along memory are treated likewise.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SEEN_THROUGH = 20  # elementwise operators between a reduction and the memory wh
 
 
 def split_reductions(program: Program, costs: Costs) -> Program:
-    """The program with those reductions split that have too few rows for `costs.threads` workers."""
+    """The program with those reductions split that have fewer rows than `costs.threads` workers."""
     if costs.threads < 2:
         return program
     stored = required_in_memory(program)
@@ -87,7 +87,7 @@ Largest = Callable[[Tensor, Reduce], list[Read]]
 
 
 def _widths(reductions: Reductions, largest: Largest, costs: Costs) -> Widths:
-    """Of tensors in memory that are reduced along rows: how long the rows are."""
+    """Row lengths of the materialized tensors that are reduced along rows."""
     widths: Widths = {}
     for tensor, reduce in reductions if costs.row_sums else ():
         rows, width = numel(tensor.shape), numel(reduce.sizes)
@@ -100,7 +100,7 @@ def _widths(reductions: Reductions, largest: Largest, costs: Costs) -> Widths:
 
 
 def _chunks(tensor: Tensor, reduce: Reduce, widths: Widths, largest: Largest, costs: Costs) -> int | None:
-    """Into how many chunks to cut sums over rows that are computed beside the rows; None: they are no such."""
+    """The number of chunks for sums over rows that sibling fusion can compute; None for other reductions."""
     width, rows = numel(tensor.shape), numel(reduce.sizes)
     if not widths or reduce.kind in ("argmax", "argmin") or not isinstance(rows, int):
         return None
@@ -123,7 +123,7 @@ def _reduction(tensor: Tensor) -> Reduce:
 
 
 def _over_one_loop(tensor: Tensor) -> Tensor:
-    """The same reduction over one loop, which counts the points in order."""
+    """The same reduction over one loop that counts the points in order."""
     reduce = _reduction(tensor)
     if len(reduce.sizes) == 1:
         return tensor
@@ -145,7 +145,7 @@ def _over_one_loop(tensor: Tensor) -> Tensor:
 def _cut(
     tensor: Tensor, reduce: Reduce, reads: _Reads, stored: AbstractSet[Tensor], costs: Costs
 ) -> Cuts | None:
-    """Which of the reduction's loops to cut; None: leave it whole."""
+    """The loops of the reduction to cut; None: do not split it."""
     rows, points = numel(tensor.shape), numel(reduce.sizes)
     if not isinstance(rows, int) or not isinstance(points, int) or reduce.kind in ("argmax", "argmin"):
         return None
@@ -178,7 +178,7 @@ def _cut(
 def _likely_parts(
     tensor: Tensor, reduce: Reduce, reads: _Reads, stored: AbstractSet[Tensor], costs: Costs
 ) -> int | None:
-    """Into how many parts to cut a reduction over sizes that are no numbers; None: leave it whole."""
+    """The number of chunks for a reduction over symbolic sizes; None: do not split it."""
     rows, points = numel(tensor.shape), numel(reduce.sizes)
     if isinstance(points, int) or reduce.kind in ("argmax", "argmin"):
         return None
@@ -198,7 +198,8 @@ def _likely_parts(
 
 
 def _items(shape: Sequence[Size], strides: Sequence[int], costs: Costs) -> int:
-    """How many of the sums are items of work, of neighbours that run down rows together. `strides`: of their operands."""
+    """The number of work items among the sums; adjacent sums that run down rows together are one. `strides`: of their
+    operands."""
     rows = numel(shape)
     assert isinstance(rows, int)
     if 1 not in strides:
@@ -208,7 +209,8 @@ def _items(shape: Sequence[Size], strides: Sequence[int], costs: Costs) -> int:
 
 
 def _neighbours(shape: Sequence[Size], strides: Sequence[int], several: bool) -> int:
-    """How many sums lie side by side: along the dimension of stride 1; with `several`, along all that continue it."""
+    """The number of adjacent sums: along the dimension of stride 1; with `several`, along all dimensions that continue
+    it."""
     count, at = 1, {stride: d for d, stride in reversed(list(enumerate(strides)))}
     while count in at:
         size = shape[at.pop(count)]
@@ -224,8 +226,8 @@ def _divisor(size: int, want: int, most: int) -> int | None:
 
 
 def _cut_further(loops: Sequence[tuple[int, int]], want: int, most: int) -> Cuts | None:
-    """Of several loops, outermost first, those that are short wholly and then a part of one; or else parts of one of which
-    the last is shorter; or else as many parts as there are."""
+    """Of several loops, outermost first: short loops fully, then a fraction of one; else chunks of one loop with a
+    shorter last chunk; else as many chunks as there are."""
     cuts: list[tuple[int, int]] = []
     parts = 1
     for d, size in loops:
@@ -245,8 +247,8 @@ def _cut_further(loops: Sequence[tuple[int, int]], want: int, most: int) -> Cuts
 def _strides(
     reads: _Reads, tensor: Tensor, reduce: Reduce, stored: AbstractSet[Tensor], depth: int
 ) -> tuple[list[int], list[int]] | None:
-    """How far apart neighbours are in the memory of the largest tensor read (behind `depth` elementwise operators at most,
-    whose results are not `stored`): along the result's dimensions, and along the reduction's loops."""
+    """Strides in the largest tensor read (through at most `depth` elementwise operators that are not `stored`): along
+    the result's dimensions, and along the reduction's loops."""
     found = _largest(reads, tensor, reduce, stored, depth)
     return found[0][1:] if found else None
 
@@ -254,7 +256,7 @@ def _strides(
 def _largest(
     reads: _Reads, tensor: Tensor, reduce: Reduce, stored: AbstractSet[Tensor], depth: int
 ) -> list[Read]:
-    """The largest tensors read, and as `_strides` how far apart neighbours are in each."""
+    """The largest tensors read, with their strides as in `_strides`."""
     index, _ = own_loops(tensor.shape, "d")
     position, _ = own_loops(reduce.sizes, "r")
     first = _noted(reduce.body, index, position)
@@ -284,13 +286,13 @@ Picks = tuple[
 
 
 class _Reads:
-    """What elementwise operators read: found out once for each that indexes by its own index."""
+    """The reads of elementwise operators, memoized for those that index by their own index."""
 
     def __init__(self) -> None:
         self._picks = functools.cache(_picks)
 
     def behind(self, first: Iterable[Element], stored: AbstractSet[Tensor], depth: int) -> list[Element]:
-        """`first`, of elementwise operators (`depth` of them at most, whose results are not `stored`) what those read."""
+        """`first`, with elementwise operators (at most `depth` of them, not `stored`) replaced by their own reads."""
         found: dict[Element, None] = {}
         left: dict[Element, int] = {}  # how many more are seen through below each that was
 
@@ -307,14 +309,14 @@ class _Reads:
         return list(found)
 
     def of(self, tensor: Tensor, index: Index) -> list[Element]:
-        """What an element of an elementwise operator reads."""
+        """The reads of an element of an elementwise operator."""
         if (picks := self._picks(tensor)) is None:
             return _noted(_map(tensor).body, index)
         return [(source, tuple([index[d] if d >= 0 else 0 for d in dims])) for source, dims in picks]
 
 
 def _picks(tensor: Tensor) -> Picks | None:
-    """What it reads; None where that is at indices that are computed."""
+    """The reads of a tensor; None if their indices are computed."""
     index, _ = own_loops(tensor.shape, "d")
     dims: dict[Size, int] = {0: -1} | {e: d for d, e in enumerate(index) if isinstance(e, Sym)}
     elements = _noted(_map(tensor).body, index)
@@ -329,14 +331,14 @@ def _map(tensor: Tensor) -> Map:
 
 
 def _noted(body: Callable[..., Value], *indices: Index) -> list[Element]:
-    """What a body reads, each element once."""
+    """The reads of a body, each element once."""
     noted = _Noted()
     body(noted, *indices)
     return list(noted.elements)
 
 
 class _Noted:
-    """A `Load` that notes what is read."""
+    """A `Load` that records reads."""
 
     def __init__(self) -> None:
         self.elements: dict[Element, None] = {}
@@ -350,7 +352,7 @@ class _Noted:
 
 
 def _split(tensor: Tensor, cuts: Cuts) -> tuple[Tensor, Tensor]:
-    """The reductions of the parts, as new first dimensions, and the reduction of those."""
+    """The reductions of the chunks, as new first dimensions, and the reduction of their results."""
     reduce = _reduction(tensor)
     lengths = {d: ceil_div(reduce.sizes[d], parts) for d, parts in cuts}
     sizes = tuple(lengths.get(d, size) for d, size in enumerate(reduce.sizes))
@@ -385,7 +387,7 @@ def _number(size: Size) -> Value:
 
 
 def _neutral(kind: ReductionKind, dtype: torch.dtype) -> float | int | bool:
-    """What changes nothing where it takes part."""
+    """The neutral element of a reduction."""
     if kind not in ("max", "min"):
         return kind in ("prod", "all")
     if dtype.is_floating_point:

@@ -1,4 +1,4 @@
-"""Checks what `smelt.schedule.schedule` says always holds of a schedule, and its kernels."""
+"""Verification of the invariants in `smelt.schedule.schedule`, and of the schedule's kernels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def verify(schedule: Schedule) -> None:
 
 
 def problems(schedule: Schedule) -> Iterator[str]:
-    """What does not hold, a sentence each."""
+    """The violated invariants, a sentence each."""
     yield from _buffer_problems(schedule)
     held = {b.id for b in schedule.buffers if b.kind in ("input", "constant")}
     defined = set(held)

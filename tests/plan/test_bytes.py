@@ -20,7 +20,7 @@ from smelt.graph.subgraphs import RUN_GRAPHS, Choice, Handle, Inner
 from smelt.plan.machine_code import Block, Function, Library, Processor
 from smelt.plan.plan_printer import print_plan
 from smelt.plan.serialization import HEADER, MAGIC, VERSION, from_bytes, to_bytes
-from smelt.plan.steps import Alloc, Aten, BumpVersion, Free, Launch, Plan, Reg, Step, Together, View
+from smelt.plan.steps import Alloc, Aten, BumpVersion, Free, Launch, Plan, Reg, Step, ParallelLaunch, View
 from smelt.plan.value_encoding import READERS, Reader, Writer
 from smelt.shapes.expr import Sym
 from tests.harness.kernels import hand_written
@@ -106,7 +106,7 @@ def test_a_plan_with_every_step() -> None:
         View(4, 3, (4,), (1,), 4),
         alloc(5, 4),
         alloc(6, 8),
-        Together((Launch("increment", (4, 5), 4, 4), Launch("increment", (1, 6), 8, 8)), (64, 64), 64),
+        ParallelLaunch((Launch("increment", (4, 5), 4, 4), Launch("increment", (1, 6), 8, 8)), (64, 64), 64),
         BumpVersion((1,)),
         Aten(aten.add_.Tensor, (Reg(1), Reg(6)), {"alpha": 0.5}, (None,), "a.py:2 in f", user_visible=True),
         Aten(aten.cat.default, ((Reg(5), Reg(2)), 0), {}, (7,)),
@@ -195,7 +195,7 @@ def test_launches_that_are_one_on_a_gpu() -> None:
     library = Library(Processor("nvptx64-nvidia-cuda", "sm_90", ""), (b"",), ("f",))
     kernels = {name: Function(library, "f", Block(128, 0, parts=2)) for name in ("f", "g")}
     launch = Launch("f", (0, 1), 8, 8, by_value=((0, 4),))
-    plan = replace(increment(), kernels=kernels, steps=(alloc(1, 8), Together((launch, launch), (1, 1), 1)))
+    plan = replace(increment(), kernels=kernels, steps=(alloc(1, 8), ParallelLaunch((launch, launch), (1, 1), 1)))
     read = again(plan)
     assert read.steps == plan.steps and read.kernels["f"].block == Block(128, 0, parts=2)
     assert print_plan(read).count("launch f(r0, r1) over 8 by 8") == 2
@@ -204,7 +204,7 @@ def test_launches_that_are_one_on_a_gpu() -> None:
         (launch, replace(launch, regs=(0,))): "several kernels cannot be one",
         (launch, launch, launch): "more than 2 launches",
     }.items():
-        step = Together(launches, (1,) * len(launches), 1)
+        step = ParallelLaunch(launches, (1,) * len(launches), 1)
         with pytest.raises(PlanError, match=message):
             again(replace(plan, steps=(alloc(1, 8), step)))
 
@@ -296,7 +296,7 @@ def test_damage_that_the_checksum_does_not_see_is_an_error_or_a_plan(kind: str) 
         Alloc(2, (N, 2), (2, 1), F32, CPU),
         alloc(3, 4, arena=0),
         View(4, 3, (2,), (1,), N // 3),
-        Together(
+        ParallelLaunch(
             (Launch("increment", (0, 2), N * M - 4, 4), Launch("increment", (1, 3), 4, 8)), (64, 64), 64
         ),
         BumpVersion((0,)),
@@ -367,7 +367,7 @@ def test_what_cannot_be_read_is_not_written() -> None:
         (replace(alloc(1, 8), stride=()), "not as many strides as sizes"),
         (replace(alloc(1, 8), shape=(-8,)), "a negative size"),
         (Alloc(1, (N,), (1,), F32, CPU, arena=0), "a symbolic size in the arena"),
-        (Together((Launch("increment", (0, 0), 8, 8),), (), 1), "not as many shares of work"),
+        (ParallelLaunch((Launch("increment", (0, 0), 8, 8),), (), 1), "not as many shares of work"),
         (Alloc(True, (8,), (1,), F32, CPU), "Alloc.out has to be int; a bool"),
         (Launch("increment", ("x",), 8, 8), r"Launch.regs has to be tuple\[int"),  # type: ignore[arg-type]
     ],

@@ -12,7 +12,7 @@ from smelt.codegen.plan_loading import load
 from smelt.errors import VerificationError
 from smelt.loops.kernel_ir import Buffer, Kernel, MapStage, Store, Value
 from smelt.plan.arena_allocation import SLACK, allowed, with_arena
-from smelt.plan.buffer_reuse import in_place
+from smelt.plan.buffer_reuse import reusable_operands
 from smelt.plan.steps import Alloc, Aten, Free, Launch, Plan, Reg, Step
 from smelt.plan.target import Memory
 from smelt.plan.verify_plan import verify
@@ -39,18 +39,18 @@ def kernel(value: Value, at: Size, dtypes: Iterable[torch.dtype] = (F32, F32, F3
 
 def test_elements_are_read_where_they_are_written() -> None:
     i, _ = loop("i", 16)
-    assert in_place(kernel(read(0, i) + read(1, i), i)) == ((2, 0), (2, 1))
-    assert in_place(kernel(read(0, i) + read(1, 15 - i), i)) == ((2, 0),)
-    assert in_place(kernel(read(0, i) + read(0, 15 - i), i)) == ()
-    assert in_place(kernel(read(0, 0) + read(1, i), i)) == ((2, 1),)
-    assert in_place(kernel(read(0, i) + read(1, i), 2 * i)) == ()
+    assert reusable_operands(kernel(read(0, i) + read(1, i), i)) == ((2, 0), (2, 1))
+    assert reusable_operands(kernel(read(0, i) + read(1, 15 - i), i)) == ((2, 0),)
+    assert reusable_operands(kernel(read(0, i) + read(0, 15 - i), i)) == ()
+    assert reusable_operands(kernel(read(0, 0) + read(1, i), i)) == ((2, 1),)
+    assert reusable_operands(kernel(read(0, i) + read(1, i), 2 * i)) == ()
 
 
 def test_elements_have_as_many_bytes() -> None:
     i, _ = loop("i", 16)
     for dtype, pairs in ((torch.int32, ((2, 0),)), (torch.float16, ()), (torch.float64, ())):
         value = Value("cast", (Value("load", (0, i, None), F32),), dtype)
-        assert in_place(kernel(value, i, (F32, F32, dtype))) == pairs
+        assert reusable_operands(kernel(value, i, (F32, F32, dtype))) == pairs
 
 
 def test_not_what_is_written_at_several_places_or_by_rows() -> None:
@@ -58,16 +58,16 @@ def test_not_what_is_written_at_several_places_or_by_rows() -> None:
     j, inner = loop("j", 4)
     buffers = (Buffer("a", F32, "in"), Buffer("b", F32, "out"))
     twice = (Store(1, i, read(0, i)), Store(1, 16 + i, read(0, i)))
-    assert in_place(Kernel("k", buffers, (outer,), (MapStage((), twice),))) == ()
+    assert reusable_operands(Kernel("k", buffers, (outer,), (MapStage((), twice),))) == ()
     rows = MapStage((inner,), (Store(1, 4 * i + j, read(0, 4 * i + j)),))
-    assert in_place(Kernel("k", buffers, (outer,), (rows,))) == ()
+    assert reusable_operands(Kernel("k", buffers, (outer,), (rows,))) == ()
 
 
 def test_not_what_the_kernel_adds_to() -> None:
     i, outer = loop("i", 16)
     buffers = (Buffer("a", F32, "in"), Buffer("b", F32, "inout"))
     stage = MapStage((), (Store(1, i, read(0, i) + read(1, i)),))
-    assert in_place(Kernel("k", buffers, (outer,), (stage,))) == ()
+    assert reusable_operands(Kernel("k", buffers, (outer,), (stage,))) == ()
 
 
 # ------------------------------------------------------------------------------------------------------------- plans

@@ -18,7 +18,7 @@ from smelt.plan.plan_items import LaunchItem
 from smelt.plan.plan_printer import print_plan
 from smelt.plan.plan_template import Loader, Template
 from smelt.plan.serialization import from_bytes, to_bytes
-from smelt.plan.steps import Alloc, Aten, Launch, Plan, Together, launches
+from smelt.plan.steps import Alloc, Aten, Launch, Plan, ParallelLaunch, launches
 from smelt.plan.target import Decided
 from smelt.plan.verify_plan import verify
 from smelt.schedule.schedule import BufferSpec, BufRef, ExternItem, Schedule, ViewItem
@@ -33,7 +33,7 @@ SIZES = [(2, 2), (3, 5), (5, 3), (64, 2), (17, 129), (301, 33)]
 
 
 class Program:
-    """Writes a schedule and what it is compiled to. `grain`: of launches; `joins`: they may be parts of a `Together`."""
+    """Writes a schedule and what it is compiled to. `grain`: of launches; `joins`: they may be parts of a `ParallelLaunch`."""
 
     def __init__(self, *shapes, grain=1 << 14, joins=True):
         self.code, self.grain, self.joins = hand_written(), grain, joins
@@ -119,7 +119,7 @@ def test_launches_side_by_side_take_sizes_of_their_own(s, t):
     x, y = torch.randn(s, t), torch.randn(t, s)
     plan, (a, b) = run(template, s, t, x, y)
     assert torch.equal(a, x.t()) and torch.equal(b, y.t())
-    joined = any(isinstance(step, Together) for step in plan.steps)
+    joined = any(isinstance(step, ParallelLaunch) for step in plan.steps)
     assert joined == (64 <= s * t < 1024)  # decided by numbers
     before = torch.get_num_threads()
     try:
@@ -276,7 +276,7 @@ def test_sizes_fit_the_slots_of_a_cpus_code():
                 verify(plan)
     launch = Launch("increment", (0, 0), 1, 1, sizes=(3,))
     verify(Plan(1, (), 1, (launch,), (0,), kernels={"increment": replace(function, block=Block(32, 0))}))
-    together = Together((launch,), (1,), 1)
+    together = ParallelLaunch((launch,), (1,), 1)
     of_parts = {"increment": replace(function, block=Block(32, 0, parts=4))}
     with pytest.raises(VerificationError, match="a kernel for several launches is given sizes"):
         verify(Plan(1, (), 1, (together,), (0,), kernels=of_parts))

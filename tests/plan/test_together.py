@@ -12,9 +12,9 @@ from smelt.codegen.plan_loading import load
 from smelt.config import DEFAULT
 from smelt.ops.lowering import lower
 from smelt.plan.build_plan import build_plan
-from smelt.plan.parallel_launches import Touched, side_by_side
+from smelt.plan.parallel_launches import Touched, merge_parallel_launches
 from smelt.plan.plan_printer import print_plan
-from smelt.plan.steps import WORK, Alloc, Aten, BumpVersion, Free, Launch, Reg, Together
+from smelt.plan.steps import WORK, Alloc, Aten, BumpVersion, Free, Launch, Reg, ParallelLaunch
 from smelt.plan.verify_plan import verify
 from smelt.schedule.schedule_program import fuse
 from smelt.targets import cpu
@@ -36,7 +36,7 @@ def joined(*pairs):
     """Steps, each with what it touches (None: no kernel's launch), for two threads; as lists of launches."""
     steps = [step for step, _ in pairs]
     known = {i: t for i, (_, t) in enumerate(pairs) if t is not None}
-    return side_by_side(steps, known, costs(threads=2))
+    return merge_parallel_launches(steps, known, costs(threads=2))
 
 
 def planned(graph):
@@ -69,7 +69,7 @@ def test_allocations_and_version_counts_move_before_the_launches():
     alloc = Alloc(3, (8,), (1,), torch.float32, torch.device("cpu"))
     bump = BumpVersion((2,))
     steps = joined((a, touched([0], [1])), (bump, None), (alloc, None), (b, touched([2], [3])))
-    assert steps[:2] == [bump, alloc] and isinstance(steps[2], Together)
+    assert steps[:2] == [bump, alloc] and isinstance(steps[2], ParallelLaunch)
 
 
 def test_an_aten_call_separates():
@@ -89,7 +89,7 @@ def test_little_work_and_large_launches_stay_alone():
 def test_one_thread_changes_nothing():
     a, b = launch(0, 1), launch(2, 3)
     known = {0: touched([0], [1]), 1: touched([2], [3])}
-    assert side_by_side([a, b], known, costs(threads=1)) == [a, b]
+    assert merge_parallel_launches([a, b], known, costs(threads=1)) == [a, b]
 
 
 # ---- that it runs
@@ -118,7 +118,7 @@ def test_an_optimizer_is_one_step(threads, two_threads):
     graph, real = traced(lambda *t: optimizer(t[:n], t[n : 2 * n], t[2 * n :]) or (), *flat)
     plan = planned(graph)
     verify(plan)
-    assert [type(s) for s in plan.steps if not isinstance(s, BumpVersion | Free)] == [Together]
+    assert [type(s) for s in plan.steps if not isinstance(s, BumpVersion | Free)] == [ParallelLaunch]
     assert print_plan(plan).count("launch") == n
     for _ in range(3):
         load(plan)(tuple(real))
@@ -135,10 +135,10 @@ def test_every_item_runs_once(two_threads):
         plan = planned(graph)
         launches = [s for s in plan.steps if isinstance(s, Launch)]
         if not launches:
-            (together,) = [s for s in plan.steps if isinstance(s, Together)]
+            (together,) = [s for s in plan.steps if isinstance(s, ParallelLaunch)]
             launches = list(together.launches)
         work = tuple(int(w) for w in torch.randint(1, 400, (len(launches),)))
-        step = Together(tuple(launches), work, int(torch.randint(1, 300, ())))
+        step = ParallelLaunch(tuple(launches), work, int(torch.randint(1, 300, ())))
         counted = tuple(s for s in plan.steps if isinstance(s, BumpVersion))
         load(replace(plan, steps=(*counted, step)))(tuple(real))
         assert all(x.eq(1).all() for x in real)
@@ -161,7 +161,7 @@ def test_an_input_is_let_go_after_the_step_that_reads_it(two_threads):
     tensors = [torch.randn(n) for n in SIZES]
     graph, real = traced(lambda *t: [torch.exp(x) for x in t], *tensors)
     plan = planned(graph)
-    assert [type(s) for s in plan.steps[-2:]] == [Together, Free]
+    assert [type(s) for s in plan.steps[-2:]] == [ParallelLaunch, Free]
     assert plan.steps[-1].regs == tuple(range(len(tensors)))
     got = load(plan)(tuple(real))
     torch.testing.assert_close(list(got), [t.exp() for t in tensors])

@@ -10,7 +10,7 @@ import torch
 
 from smelt.graph.ir import TensorSpec
 from smelt.loops.kernel_ir import Buffer, Kernel, Loop, MapStage, Store, Value
-from smelt.plan.horizontal_fusion import SMALL, Kind, Slot, gather
+from smelt.plan.horizontal_fusion import SMALL, Kind, Slot, fuse_horizontally
 from smelt.schedule.schedule import (
     BufferSpec,
     BufRef,
@@ -60,7 +60,7 @@ def kind(item: KernelItem, room: int = 4) -> Kind | None:
 
 
 def gathered(*items: Item, **options: object) -> list[list[Item]]:
-    return [slot.items for slot in gather(schedule(*items, **options), items, kind)]  # type: ignore[arg-type]
+    return [slot.items for slot in fuse_horizontally(schedule(*items, **options), items, kind)]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("op", "moves"), [(aten.mm.default, True), (aten.convolution.default, False)])
@@ -144,7 +144,7 @@ def in_steps(count: int, n: int, last: int = 0) -> list[list[int]]:
         buffers.append(BufferSpec(len(buffers), TensorSpec((last,), (1,), f32, spec.device), "output"))
         items.append(ExternItem(aten.mm.default, (BufRef(value), BufRef(value)), {}, (outputs[1],)))
     buffers[value] = BufferSpec(value, spec, "output")
-    slots = gather(Schedule(buffers, (), items, tuple(outputs)), items, lambda item: kind(item, room=64))
+    slots = fuse_horizontally(Schedule(buffers, (), items, tuple(outputs)), items, lambda item: kind(item, room=64))
     casts = [item for item in items if isinstance(item, KernelItem)]
     return [[casts.index(i) for i in slot.items] for slot in slots if isinstance(slot.items[0], KernelItem)]  # type: ignore[arg-type]
 
@@ -195,6 +195,6 @@ def test_any_order_that_it_gives_does_the_same() -> None:
             else:
                 items.append(double(source, made, rng.choice(("double", "other", "alone"))))
         given = schedule(*items)
-        slots = gather(given, given.items, kind)
+        slots = fuse_horizontally(given, given.items, kind)
         assert sorted(id(i) for s in slots for i in s.items) == sorted(map(id, items))
         assert effects(slots) == effects([Slot([i], None, slots[0].touched) for i in items]), seed
