@@ -1,6 +1,5 @@
-"""Settings of the whole process that torch's context managers change for a stretch: the kernels of attention
-(`sdpa_kernel`), the flags of oneDNN and cuDNN. Each is changed by one function of torch; here is how all that it changes is
-read and set."""
+"""Process-wide settings that torch's context managers change temporarily: attention kernels (`sdpa_kernel`), flags of
+oneDNN and cuDNN. Each is set by one function of torch; the table says how to read and write its settings."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from smelt.torch_private import (
 
 @dataclass(frozen=True)
 class Setting:
-    """`write(*read())` changes nothing."""
+    """A setting; `write(*read())` changes nothing."""
 
     read: Callable[[], tuple[object, ...]]
     write: Callable[..., object]
@@ -40,7 +39,7 @@ def _write_attention(order: Sequence[int], *enabled: bool) -> None:
 
 
 def _flags(set_flags: FunctionType) -> Setting:
-    """`set_flags` of a backend, which gives the flags of before; None leaves one as it is."""
+    """A backend's `set_flags`, which returns the previous flags; None leaves a flag unchanged."""
     unchanged = (None,) * set_flags.__code__.co_argcount
     return Setting(lambda: tuple(set_flags(*unchanged)), set_flags)
 

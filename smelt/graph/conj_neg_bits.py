@@ -1,5 +1,5 @@
-"""Views of which only a bit differs: complex conjugates, and negatives, that nobody has computed. What is in memory has
-other signs than they show."""
+"""Conj and neg bits: views whose conjugation or negation is not materialized. Their memory holds other signs than
+their values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs as something to call: the type that backends give, and one graph as straight Python code."""
+"""Callable graphs: the type that backends return, and a graph as straight-line Python code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from smelt.graph.ir import Graph
 
 
 def moved(code: CodeType, filename: str, lines: int) -> CodeType:
-    """The code, said to stand so many lines further down in a file."""
+    """The code object with its line numbers shifted."""
     constants = tuple(moved(c, filename, lines) if isinstance(c, CodeType) else c for c in code.co_consts)
     first = code.co_firstlineno + lines
     return code.replace(co_filename=filename, co_firstlineno=first, co_consts=constants)
@@ -27,9 +27,9 @@ Compiled = Callable[[tuple[torch.Tensor, ...]], Sequence[Any]]
 
 
 class GraphFunction:
-    """Runs a graph on tensors, one per placeholder, as straight Python code; gives a tuple.
+    """A graph as straight-line Python code: takes one tensor per placeholder and returns a tuple.
 
-    `code` is what runs. Changing the graph afterwards changes nothing until `recompile()`.
+    `code` is the text that runs. A change of the graph takes effect with `recompile()`.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -37,7 +37,7 @@ class GraphFunction:
         self.recompile()
 
     def recompile(self) -> None:
-        """Makes what runs from the graph as it is now."""
+        """Compile the graph as it is now."""
         written = python_source(self.graph)
         self.code = written.source
         self._function = written.function()
@@ -45,11 +45,11 @@ class GraphFunction:
         self._switches = any(node.target in torch_settings.CHANGES for node in self.graph)
 
     def stands_in(self, filename: str, line: int) -> None:
-        """From now on debuggers and tracebacks find `code` in the file, from line `line` on."""
+        """Let debuggers and tracebacks find `code` in the file from line `line` on."""
         self._function.__code__ = moved(self._function.__code__, filename, line - 1)
 
     def print_tabular(self) -> None:
-        """Prints one row a node."""
+        """Print one row per node."""
         print(table(self.graph))
 
     def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Running a graph on real tensors, node by node: the reference that compiled code is compared with."""
+"""Node-by-node execution of a graph on real tensors: the reference for compiled code."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from smelt.graph.ir import Graph, Node, argument_nodes, map_nodes
 
 
 def run(graph: Graph, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-    """The outputs of `graph` on `inputs` (one per placeholder, in order); inputs may be written.
+    """The outputs of `graph` on `inputs` (one per placeholder, in order), which may be written.
 
-    A torch-level graph runs under the caller's settings, and gradients flow. An aten graph is what happens beneath
-    autograd and autocast, and runs without them. Values are dropped after their last use.
+    A torch-level graph runs under the caller's settings, and gradients flow. An aten graph describes execution beneath
+    autograd and autocast and runs without them. Values are dropped after their last use.
     """
     placeholders = graph.placeholders
     if len(placeholders) != len(inputs):
@@ -33,7 +33,7 @@ def run(graph: Graph, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
 
 
 def step(graph: Graph, node: Node, values: Mapping[Node, Any]) -> Any:
-    """What `node` gives, where its arguments have these values. Under the settings that are on."""
+    """The result of `node` for these values of its arguments, under the current settings."""
     if node.op == "get_attr":
         return graph.constants[node.target]
     args = map_nodes(node.args, values.__getitem__)
@@ -44,7 +44,7 @@ def step(graph: Graph, node: Node, values: Mapping[Node, Any]) -> Any:
 
 
 def _last_uses(graph: Graph) -> dict[Node, list[Node]]:
-    """Node -> the nodes whose values are not read after it has run."""
+    """Node -> the nodes whose last use it is."""
     last: dict[Node, Node] = {}
     for node in graph.nodes:
         if node.op not in ("placeholder", "output"):

@@ -1,7 +1,7 @@
-"""Graphs that stand in for those that were captured: what edits graphs is asked for each of them before it is compiled.
+"""Overrides of captured graphs: editors are asked for each graph before it is compiled.
 
-What always holds: a graph that is given back takes the same inputs and gives the same outputs, writes the same inputs, and
-is functional where the other one is. Without editors nothing is asked.
+An override takes the same inputs and returns the same outputs, writes the same inputs, and is functional if the
+captured graph is. Without editors nothing is asked.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Editor = Callable[[Role, Graph], Graph]
 
 
 class Editors(list[E]):
-    """What edits something that was captured, in the order in which it is to be asked."""
+    """Editors of captured values, in the order in which they are asked."""
 
     @contextmanager
     def asking(self, editor: E) -> Iterator[None]:
-        """Asks `editor` for the duration of the context."""
+        """Ask `editor` for the duration of the context."""
         self.append(editor)
         try:
             yield
@@ -35,8 +35,8 @@ editing = _editors.asking
 
 
 def edited(role: Role, graph: Graph) -> Graph:
-    """The aten graph that is compiled in place of `graph`: the same where nobody has edited it. `aten`: of a call that needs
-    no gradients. Raises ArtifactError where what was edited cannot stand in for it."""
+    """The aten graph to compile for `graph`: `graph` itself without an override. `aten`: of a call that needs no
+    gradients. Raises ArtifactError if the override cannot replace it."""
     for editor in tuple(_editors):
         graph = editor(role, graph)
     return graph

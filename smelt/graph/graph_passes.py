@@ -1,6 +1,6 @@
 """Passes over graphs: dead code, common subexpressions.
 
-Passes that change the graph they are given are for stages that make a graph (`smelt.tracing.record.finish_trace`,
+Passes that modify their argument are for stages that build a graph (`smelt.tracing.record.finish_trace`,
 `smelt.tracing.backward.joint_builder`, `smelt.autograd`): no other code refers to it before the stage ends.
 """
 
@@ -16,25 +16,25 @@ import torch
 from smelt.graph import torch_settings
 from smelt.graph.ir import Graph, Node, argument_nodes, map_nodes
 from smelt.graph.operator_effects import effects, is_effectful
-from smelt.graph.unbacked_sizes import given_sizes
+from smelt.graph.unbacked_sizes import unbacked_sizes_of
 from smelt.graph.user_kernel_calls import RUN_KERNEL_FUNCTIONAL
 from smelt.torch_private import OpOverload
 
 
 def has_effect(node: Node) -> bool:
-    """Whether a node must stay although nobody reads its result (`is_effectful`)."""
+    """Whether a node must stay although it has no readers (`is_effectful`)."""
     return is_effectful(node.target)
 
 
 def changes_state(node: Node) -> bool:
-    """Whether a torch-level node changes torch's settings, or autograd's, without an operator."""
+    """Whether a torch-level node changes settings of torch or autograd without an operator."""
     return node.target in torch_settings.CHANGES or (
         node.op == "call_method" and node.target in ("requires_grad_", "retain_grad", "detach_")
     )
 
 
 def eliminate_dead(graph: Graph, keep: Callable[[Node], bool] = has_effect) -> int:
-    """Removes nodes that no node uses and for which `keep` is False, then unused constants; returns how many nodes."""
+    """Remove unused nodes for which `keep` is False, then unused constants; return the number of nodes."""
     used: set[Node] = set()
     kept: list[Node] = []
     for node in reversed(graph.nodes):
@@ -53,8 +53,8 @@ _NO_CHANGE = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.defa
 
 
 def eliminate_detach(graph: Graph, everywhere: bool = False) -> int:
-    """Removes `detach` and `alias` of computed values that have no other user, since an aten graph has no gradients to stop;
-    returns how many. `everywhere`: removes all of them, for graphs no two of whose results may share memory."""
+    """Remove `detach` and `alias` of computed values without other users, since an aten graph has no gradients to
+    stop; return their number. `everywhere`: remove all of them, for graphs whose results never share memory."""
     users = Counter(n for node in graph.nodes for n in argument_nodes(node))
     replaced: dict[Node, Node] = {}
     for node in graph.nodes:
@@ -67,7 +67,7 @@ def eliminate_detach(graph: Graph, everywhere: bool = False) -> int:
 
 
 def substitute(graph: Graph, replaced: Mapping[Node, Node]) -> None:
-    """Removes the nodes that are keys of `replaced`; their users read the values instead."""
+    """Remove the keys of `replaced`; their users read the values instead."""
     if not replaced:
         return
     graph.nodes[:] = [n for n in graph.nodes if n not in replaced]
@@ -89,10 +89,11 @@ def copied(nodes: Iterable[Node], constants: Mapping[str, torch.Tensor]) -> tupl
 
 
 def eliminate_common(graph: Graph, among: Collection[Node] = ()) -> int:
-    """Joins pure aten nodes of equal target and arguments; returns how many went. For functional aten graphs.
+    """Merge pure aten nodes of equal target and arguments; return the number of removed nodes. For functional aten
+    graphs.
 
-    Values that an output may be a view of are not joined: the caller may write one of the outputs. The nodes `among` are
-    joined with each other only: what a checkpoint has the backward compute again must not be kept from the forward.
+    Values that an output may alias are not merged: the caller may write one of the outputs. The nodes `among` merge
+    only with each other: a value that a checkpoint rematerializes must not be saved by the forward.
     """
     apart = memory_of_outputs(graph)
     first: dict[Any, Node] = {}
@@ -116,7 +117,7 @@ def eliminate_common(graph: Graph, among: Collection[Node] = ()) -> int:
 def _joinable(node: Node) -> bool:
     if node.op == "get_attr" or node.target is operator.getitem:
         return True
-    if node.target in _APART or given_sizes(node):
+    if node.target in _APART or unbacked_sizes_of(node):
         return False
     return node.op == "call_function" and type(node.target) is OpOverload and effects(node.target).pure
 
@@ -140,7 +141,7 @@ def _value_key(node: Node) -> Any:
 
 
 def _freeze(value: Any) -> Any:
-    """A hashable form; types are in it, so that 1, 1.0 and True differ."""
+    """A hashable form. It includes types, so that 1, 1.0 and True differ."""
     kind = type(value)
     if kind is Node:
         return value

@@ -1,7 +1,7 @@
-"""Printing graphs: as a Python program that runs, and as a table.
+"""Text of graphs: a Python program that runs, and a table.
 
-The program is a function `forward` of the placeholders. A value that no later line reads is set to None, so that its memory
-is freed. Constants of more than 64 elements are not printed: the text reads them from a dictionary `constants`.
+The program is a function `forward` of the placeholders. A value without later readers is set to None, which frees its
+memory. Constants of more than 64 elements are not printed; the text reads them from a dictionary `constants`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _PLACES: tuple[tuple[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class PythonSource:
-    """`source` defines `forward`; `names` is what it needs besides `torch` and `operator`."""
+    """`source` defines `forward`; `names`: the names it needs besides `torch` and `operator`."""
 
     source: str
     names: dict[str, Any]
@@ -62,7 +62,7 @@ class PythonSource:
 
 
 def python_source(graph: Graph, comments: bool = True) -> PythonSource:
-    """The graph as Python. `comments`: user lines and results' types."""
+    """The graph as Python. `comments`: user lines and result types."""
     names: dict[str, Any] = {}
     head = ["import operator", "", "import torch", ""]
     head += _constants(graph, names)
@@ -78,7 +78,7 @@ def python_source(graph: Graph, comments: bool = True) -> PythonSource:
 
 
 def code(graph: Graph) -> str:
-    """The graph as a Python program that runs, where it needs no name besides `torch` and `operator`."""
+    """The graph as a Python program, which runs if it needs no names besides `torch` and `operator`."""
     return python_source(graph).source
 
 
@@ -114,7 +114,7 @@ def _body(graph: Graph, names: dict[str, Any], comments: bool) -> list[str]:
 
 
 def _text_of(line: Line) -> str:
-    """What stands there, where the file is at hand."""
+    """The text of the line, if its file is at hand."""
     text = linecache.getline(line.filename, line.line).strip()
     return f": {text}" if text else ""
 
@@ -155,7 +155,7 @@ def _index_text(index: Any, names: dict[str, Any]) -> str:
 
 
 def target_text(target: Any, names: dict[str, Any]) -> str:
-    """An expression for a function; one that no known module holds is put into `names`."""
+    """An expression for a function; a function that no known module holds gets an entry in `names`."""
     if isinstance(target, (OpOverload, OpOverloadPacket)):
         return f"torch.ops.{target}"
     name = getattr(target, "__name__", "")
@@ -194,7 +194,7 @@ def _value_text(value: Any, names: dict[str, Any]) -> str:
 
 
 def spec_text(spec: Any) -> str:
-    """`float32[2, 3]`; strides only where they are not the contiguous ones."""
+    """`float32[2, 3]`; strides only if they are not contiguous."""
     if isinstance(spec, tuple):
         return f"({', '.join(spec_text(s) for s in spec)})"
     if not isinstance(spec, TensorSpec):
@@ -208,7 +208,7 @@ def spec_text(spec: Any) -> str:
 
 
 def table(graph: Graph) -> str:
-    """One row a node: kind, name, target, arguments, result."""
+    """One row per node: kind, name, target, arguments, result."""
     rows = [("op", "name", "target", "args", "kwargs", "result")]
     for node in graph.nodes:
         names: dict[str, Any] = {}

@@ -1,9 +1,9 @@
 """The graph IR: a flat list of nodes in execution order, at the torch level or at the aten level.
 
-What always holds (see `verify`): placeholders come first, one `output` node is last, every argument node stands before
-its user, names are unique and valid Python identifiers. `Node.spec` describes what the node returns: a `TensorSpec`, a
-tuple of specs for several results, or None for what is not a tensor. Each symbol of a size is the size of some dimension
-of a placeholder, unless data decide it (`graph/unbacked_sizes.py`).
+Invariants (see `verify_graph`): placeholders come first, one `output` node is last, every argument node precedes its
+users, names are unique and valid Python identifiers. `Node.spec` describes the node's result: a `TensorSpec`, a tuple
+of specs for several results, or None for a non-tensor. Each size symbol is the size of some dimension of a
+placeholder, unless it is unbacked (`graph/unbacked_sizes.py`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class NumberSpec:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the 0-d tensor that torch makes of such a number."""
+        """The dtype of the 0-d tensor that torch makes of such a number."""
         return torch.float64 if self.type is float else torch.int64
 
     def __str__(self) -> str:
@@ -50,11 +50,11 @@ class NumberSpec:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One step. `args`/`kwargs` hold Nodes, constants, and lists, tuples, dicts and slices of them.
+    """One step. `args` and `kwargs` hold Nodes, constants, and lists, tuples, dicts and slices of them.
 
-    placeholder: target is its name. get_attr: target is a key of `Graph.constants`. call_function: target is a callable
-    (aten level: an OpOverload). call_method: target is the method's name, args[0] the object. output: args[0] is a tuple
-    of Nodes (None allowed). A node of several results is read by `operator.getitem` nodes.
+    placeholder: target is its name. get_attr: target is a key of `Graph.constants`. call_function: target is a
+    callable (aten level: an OpOverload). call_method: target is the method's name, args[0] the object. output: args[0]
+    is a tuple of Nodes (None allowed). `operator.getitem` nodes read a node with several results.
     """
 
     op: OpKind
@@ -73,7 +73,7 @@ class Node:
 
 
 class Graph:
-    """Nodes in order, plus the constants that `get_attr` nodes name."""
+    """Nodes in order, and the constants that `get_attr` nodes name."""
 
     def __init__(self, level: Literal["torch", "aten"]) -> None:
         self.level = level
@@ -102,7 +102,7 @@ def argument_nodes(node: Node) -> Iterator[Node]:
 
 
 def free_name(stem: str, taken: set[str]) -> str:
-    """`stem`, with a number behind it where that is one of `taken`, to which the name is added."""
+    """`stem`, with a number appended if it is in `taken`. Adds the name to `taken`."""
     count, name = 1, stem
     while name in taken:
         count += 1

@@ -1,4 +1,4 @@
-"""Whether images lie with their channels last, of specs whose sizes may be symbols."""
+"""Whether images are channels-last, for specs whose sizes may be symbols."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def last_stride(shape: tuple[Size, ...]) -> tuple[Size, ...]:
 
 
 def is_last(spec: TensorSpec) -> bool:
-    """Whether ATen takes it for channels-last: also by strides of dimensions of size 1."""
+    """Whether ATen considers it channels-last, which includes strides of dimensions of size 1."""
     return len(spec.shape) == 4 and spec.stride == last_stride(spec.shape)
 
 
-def lies_last(spec: TensorSpec) -> bool:
-    """Whether its elements lie as in a channels-last tensor."""
+def is_channels_last_layout(spec: TensorSpec) -> bool:
+    """Whether its elements have the order of a channels-last tensor."""
     pairs = zip(spec.shape, spec.stride, last_stride(spec.shape))
     return all(size == 1 or stride == want for size, stride, want in pairs)

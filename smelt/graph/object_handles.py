@@ -1,4 +1,5 @@
-"""Objects that an operator is given by number: a schema knows numbers and tensors, but no graphs or kernels."""
+"""Handles: numbers that stand for objects (graphs, kernels) in calls of operators, whose schemas know only numbers and
+tensors."""
 
 from __future__ import annotations
 
@@ -10,13 +11,13 @@ from smelt.graph.pytree import leaves
 
 
 class Handle(int):
-    """The number of an object, which lives as long as its handle: nodes and compiled graphs hold that."""
+    """The number of an object. The object lives as long as its handle, which nodes and compiled graphs hold."""
 
     inner: Any
 
     @classmethod
     def of(cls, inner: object) -> Handle:
-        """A new one."""
+        """A new handle for the object."""
         handle = cls(next(_numbers))
         handle.inner = _inner[int(handle)] = inner
         return handle
@@ -27,10 +28,10 @@ _inner: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def found(handle: int) -> Any:
-    """The object that a handle is the number of."""
+    """The object of a handle's number."""
     return _inner[handle]
 
 
 def handles_in(value: object) -> list[Handle]:
-    """The handles among arguments: whoever keeps a call keeps them."""
+    """The handles among arguments; whoever holds the call must hold them."""
     return leaves(value, Handle)

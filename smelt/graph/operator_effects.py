@@ -1,7 +1,7 @@
-"""What each ATen operator does to memory, read off its schema once per operator.
+"""Memory effects of each ATen operator, read off its schema once per operator.
 
-`effects(op)` answers, for an `OpOverload`: is it pure, a view, does it write arguments, does it draw random numbers, and
-what each result is: fresh memory, a view of an argument, or an argument itself.
+`effects(op)` says of an `OpOverload` whether it is pure, a view, writes arguments or draws random numbers, and for
+each result whether it is fresh memory, a view of an argument, or an argument itself.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NOT_RANDOM = {"aten::_scaled_dot_product_flash_attention_for_cpu"}
 
 @dataclass(frozen=True)
 class DeclaredResult:
-    """One declared result. `arg` names the argument that a view looks at or that a `same` result is."""
+    """One declared result. `arg`: the argument that a view aliases or that a `same` result is."""
 
     kind: ResultKind
     arg: str = ""
@@ -39,7 +39,7 @@ class DeclaredResult:
 
 @dataclass(frozen=True)
 class Effects:
-    """`names[i]` is the name of positional argument i; `writes` are the names of arguments that are written."""
+    """`names[i]`: the name of positional argument i; `writes`: the names of written arguments."""
 
     names: tuple[str, ...]
     writes: tuple[str, ...]
@@ -51,12 +51,12 @@ class Effects:
 
     @property
     def view(self) -> bool:
-        """Whether some result shares memory with an argument that is not written."""
+        """Whether some result aliases an argument that is not written."""
         return any(r.kind == "view" for r in self.results)
 
     @property
     def pure(self) -> bool:
-        """Depends on the arguments only, writes nothing, and gives fresh memory or a view."""
+        """Whether it depends on its arguments only, writes nothing, and returns fresh memory or a view."""
         return not self.writes and not self.random
 
     def argument(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -71,7 +71,7 @@ _EFFECTS: dict[OpOverload, Effects] = {}
 
 
 def effects(op: OpOverload) -> Effects:
-    """What the operator's schema and tags say."""
+    """The effects that the operator's schema and tags declare."""
     found = _EFFECTS.get(op)
     if found is None:
         found = _EFFECTS[op] = _classify(op)
@@ -80,12 +80,12 @@ def effects(op: OpOverload) -> Effects:
 
 @functools.cache
 def is_composite(op: OpOverload) -> bool:
-    """Whether the operator is composed of calls of others, which autograd sees in its place."""
+    """Whether the operator is composed of calls of others, which autograd sees instead."""
     return bool(has_kernel(op.name(), "CompositeImplicitAutograd"))
 
 
 def is_effectful(op: object) -> bool:
-    """Whether an operator writes memory or draws random numbers, so that it must run even if its result is not used."""
+    """Whether an operator writes memory or draws random numbers, so that it must run even if its result is unused."""
     return isinstance(op, OpOverload) and not effects(op).pure
 
 

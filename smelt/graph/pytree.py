@@ -1,6 +1,7 @@
-"""Walks over nested arguments: lists, tuples (also named ones and sizes), dicts and slices; all else is a leaf.
+"""Walks over nested arguments: lists, tuples (named ones and sizes included), dicts and slices; everything else is a
+leaf.
 
-The caller names the class of the leaves that it wants. An object of that class is a leaf even if it is a container.
+The caller names the class of the leaves. An object of that class is a leaf even if it is a container.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ PLAIN: frozenset[type] = frozenset({int, float, bool, type(None), str, torch.dty
 
 
 def map_leaves(tree: Any, kind: Kind, f: Callable[[Any], Any]) -> Any:
-    """`tree` with `f(leaf)` in the place of each leaf of class `kind`; containers keep their classes."""
+    """`tree` with `f(leaf)` for each leaf of class `kind`; containers retain their classes."""
     return _mapped((tree,), kind, _others(kind), f)[0]
 
 
@@ -69,5 +70,5 @@ def _collect(trees: Iterable[Any], kind: Kind, others: frozenset[type], found: l
 
 @functools.cache
 def _others(kind: Kind) -> frozenset[type]:
-    """Of PLAIN, those that are not of class `kind`."""
+    """The classes in PLAIN other than `kind`."""
     return frozenset(cls for cls in PLAIN if not issubclass(cls, kind))

@@ -1,4 +1,4 @@
-"""Whether two graphs do the same for given sizes: one was recorded for any, the other for these."""
+"""Structural equality of two graphs for concrete sizes: one was recorded for any sizes, the other for these."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from smelt.shapes.expr import Expr, Size, Sym, subs
 Values = Mapping[Sym | Node, Size]  # of symbols, and of placeholders of numbers that are sizes
 
 
-def alike(graph: Graph, other: Graph, values: Values, others: Values) -> bool:
-    """Whether the nodes are the same, with the same arguments and results where the symbols of each, and the numbers that it
-    is given, have these values. Other symbols are the same, and constants. Strides do not count: of rows that are none, or
-    one, they may be any."""
+def structurally_equal(graph: Graph, other: Graph, values: Values, others: Values) -> bool:
+    """Whether the nodes are the same, with the same arguments and results once the symbols and number inputs of each
+    graph take their values. Remaining symbols and constants must be equal. Strides are ignored: tensors of zero or one
+    rows may have any."""
     pairs: dict[Node, Node] = {}
     nodes, others_nodes = (
         [n for n in g if n not in known] for g, known in ((graph, values), (other, others))
@@ -69,5 +69,5 @@ class _Same:
 
 
 def same_for(a: Any, b: Any, values: Values, others: Values) -> bool:
-    """The same of data that have sizes in them, and no nodes."""
+    """The same comparison for values that hold sizes but no nodes."""
     return _Same({}, values, others)(a, b)

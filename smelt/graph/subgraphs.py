@@ -1,8 +1,8 @@
-"""Graphs inside of a graph: what operators of higher order (`torch.cond`, `while_loop`) are in it.
+"""Subgraphs: the bodies of higher-order operators (`torch.cond`, `while_loop`).
 
-At the torch level such an operator is one call of a `Program`, which autograd sees as one node. At the aten level it is a
-call of `smelt::run_graphs(graphs, tensors)`, where `graphs` is a `Handle`: the number by which the operator finds an
-`Inner`. What always holds: a graph inside reads nothing but its placeholders and constants, and writes nothing.
+At the torch level such an operator is one call of a `Program`, which autograd sees as one node. At the aten level it
+is a call of `smelt::run_graphs(graphs, tensors)`, where `graphs` is a `Handle`, by which the operator finds an
+`Inner`. A subgraph reads only its placeholders and constants, and writes nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ Tensors = Sequence[torch.Tensor]
 
 @dataclass(frozen=True)
 class Choice:
-    """`tensors` are a condition, then what both graphs take: the first runs where it holds, else the second."""
+    """`tensors`: a condition, then the operands of both graphs. The first graph runs if the condition holds, else the
+    second."""
 
     name = "cond"
 
@@ -36,8 +37,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class Loop:
-    """`tensors` are values that change (`carried` of them), and others. While the first graph says so, the second gives the
-    values that come next; both take all tensors."""
+    """`tensors`: `carried` loop-carried values, then invariants. While the first graph returns true, the second
+    returns the next carried values; both take all tensors."""
 
     carried: int
     name = "while_loop"
@@ -59,7 +60,7 @@ def _interpreted(graph: Graph) -> Compiled:
 
 
 class Inner:
-    """What `run_graphs` runs: `graphs` of the aten level, by a rule. `functions`: these graphs, made callable."""
+    """The payload of `run_graphs`: aten `graphs`, run by a rule. `functions`: these graphs as callables."""
 
     def __init__(
         self, rule: Rule, graphs: Sequence[Graph], functions: Sequence[Compiled] | None = None
@@ -70,7 +71,7 @@ class Inner:
         self.functions = tuple(map(_laying_out, made, graphs))
 
     def __call__(self, tensors: Tensors) -> list[torch.Tensor]:
-        """The results, which share no memory with each other or with what is given."""
+        """The results, which share memory neither with each other nor with the arguments."""
         taken = {t.untyped_storage()._cdata for t in tensors}
         results = []
         for result in self.rule(self.functions, tensors):
@@ -81,7 +82,7 @@ class Inner:
 
 
 def _laying_out(function: Compiled, graph: Graph) -> Compiled:
-    """`function` on copies in place of tensors that an operator laid out otherwise than the trace foresaw."""
+    """`function` on copies of the tensors whose layouts differ from those of the trace."""
     specs = [p.spec for p in graph.placeholders]
     if graph.level == "torch":
         return function
@@ -110,7 +111,7 @@ RUN_GRAPHS: OpOverload = torch.ops.smelt.run_graphs.default
 
 
 def compiled(graph: Graph, compile_graph: Callable[[Graph], Compiled]) -> Graph:
-    """`graph`, where the graphs inside are made callable by `compile_graph`."""
+    """`graph` with its subgraphs compiled by `compile_graph`."""
     if not any(node.target is RUN_GRAPHS for node in graph):
         return graph
     made, _ = graph_passes.copied(graph.nodes, graph.constants)
@@ -129,8 +130,8 @@ def _compiled(inner: Inner, compile_graph: Callable[[Graph], Compiled]) -> Handl
 
 @dataclass(eq=False)
 class Program:
-    """The call at the torch level: `graphs`, run by a rule. Of its tensors those of float types are differentiated, where
-    they require gradients: the graph that ran is run again for that, as torch's own operators do."""
+    """The call at the torch level: `graphs`, run by a rule. Tensors of float types that require gradients are
+    differentiated by running the executed graph again, as torch's own operators do."""
 
     rule: Rule
     graphs: tuple[Graph, ...]
@@ -147,12 +148,12 @@ class Program:
         return self.run(tensors)
 
     def run(self, tensors: Tensors) -> tuple[torch.Tensor, ...]:
-        """The results, through whose computation autograd sees."""
+        """The results, computed so that autograd sees each operation."""
         return tuple(self._inner(tensors))
 
 
 class _Differentiated(torch.autograd.Function):
-    """A program as one node of autograd, whose results of float types all require gradients."""
+    """A program as one autograd node; all its results of float types require gradients."""
 
     @staticmethod
     def forward(

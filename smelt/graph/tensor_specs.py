@@ -1,4 +1,4 @@
-"""Interned `TensorSpec`s (equal ones made here are one object)."""
+"""Interned `TensorSpec`s: equal specs created here are one object."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_spec(
     offset: Size = 0,
     requires_grad: bool = False,
 ) -> TensorSpec:
-    """The one `TensorSpec` with these fields; `offset` and `stride` count elements."""
+    """The unique `TensorSpec` with these fields; `offset` and `stride` count elements."""
     key = (shape, stride, dtype, device, offset, requires_grad)
     spec = _SPECS.get(key)
     if spec is None:
@@ -32,14 +32,14 @@ def make_spec(
 
 
 def spec_of(tensor: torch.Tensor, device: torch.device) -> TensorSpec:
-    """Spec of a plain strided tensor (real or meta), said to live on `device`."""
+    """Spec of a plain strided tensor (real or meta), with `device` as its device."""
     return make_spec(
         tuple(tensor.size()), tensor.stride(), tensor.dtype, device, int(tensor.storage_offset())
     )
 
 
 def trim() -> bool:
-    """Forgets interned specs when there are very many; says whether it did. Only while nothing is being traced."""
+    """Drop interned specs when there are very many, and return whether it did. Only while nothing is being traced."""
     if len(_SPECS) <= _MAX:
         return False
     _SPECS.clear()
@@ -47,7 +47,7 @@ def trim() -> bool:
 
 
 def empty_like_spec(spec: TensorSpec, device: torch.device) -> torch.Tensor:
-    """An uninitialized tensor on `device`, laid out as `spec` says; sizes must be numbers."""
+    """An uninitialized tensor on `device` with the layout of `spec`; sizes must be concrete."""
     shape, stride = static_sizes(spec.shape), static_sizes(spec.stride)
     if not spec.offset:
         return torch.empty_strided(shape, stride, dtype=spec.dtype, device=device)

@@ -1,8 +1,8 @@
 """torch's thread-local settings that torch-level graphs must repeat: grad mode, inference mode and autocast.
 
-A change of settings is not recorded where it happens, since context managers change them in many ways. When a recorded
-call runs under other settings than the recorded call before it, the calls that `difference` gives are put into the graph
-before it. A graph ends under the settings that it began under, and `restored` puts them back when it raises. Aten graphs run
+Context managers change settings in many ways, so a change is not recorded where it happens. If a recorded call runs
+under other settings than the previous one, the graph gets the calls that `difference` returns in front of it. A graph
+ends under the settings that it began under, and `restored` restores them when it raises. Aten graphs run
 `beneath_autograd`.
 """
 
@@ -35,7 +35,7 @@ _grad, _inference, _autocast, _autocast_dtype = (
 
 
 class _Thread(threading.local):
-    """The inference modes that graphs of this thread have entered, each with whether inference mode was on before."""
+    """The inference modes that graphs of this thread have entered, each with the previous inference mode."""
 
     def __init__(self) -> None:
         self.guards: list[tuple[bool, Any]] = []
@@ -73,19 +73,19 @@ def difference(old: TorchSettings, new: TorchSettings) -> list[tuple[Callable[..
 
 
 def put(settings: TorchSettings) -> None:
-    """Makes the settings those."""
+    """Apply these settings."""
     for function, args in difference(read(), settings):
         function(*args)
 
 
 def autocast_depth() -> int:
-    """How many autocast contexts of this thread are open."""
+    """The number of open autocast contexts of this thread."""
     torch.autocast_increment_nesting()
     return torch.autocast_decrement_nesting()
 
 
 def set_inference_mode(enabled: bool) -> None:
-    """Switches inference mode: leaves the one that a graph entered last, where that gives `enabled`, else enters one."""
+    """Switch inference mode: leave the mode that a graph entered last if that results in `enabled`, else enter one."""
     guards = _thread.guards
     if guards and guards[-1][0] == enabled:
         guards.pop()[1].__exit__(None, None, None)
@@ -109,7 +109,7 @@ CHANGES: frozenset[Any] = SETTINGS | {forward_ad.enter_dual_level}
 
 @contextmanager
 def restored() -> Iterator[None]:
-    """Puts back the settings of before if the context ends in an exception."""
+    """Restore the previous settings if the context ends in an exception."""
     before, open_guards, level = read(), len(_thread.guards), forward_mode_level()
     try:
         yield
@@ -125,8 +125,8 @@ def restored() -> Iterator[None]:
 
 @contextmanager
 def beneath_autograd() -> Iterator[None]:
-    """Beneath autograd and autocast for the duration of the context: aten nodes were recorded there. The grad mode stays: by
-    it kernels of recurrent layers tell whether to keep what their backward reads."""
+    """Run the context beneath autograd and autocast, where aten nodes were recorded. The grad mode stays: kernels of
+    recurrent layers use it to decide whether to save values for their backward."""
     with ExitStack() as stack:
         stack.enter_context(below_autograd())
         stack.enter_context(DisableAutocast())

@@ -32,7 +32,7 @@ def is_unbacked(sym: Sym) -> bool:
     return sym.name[0] == "u"
 
 
-def given_sizes(node: Node) -> frozenset[Sym]:
+def unbacked_sizes_of(node: Node) -> frozenset[Sym]:
     """The sizes that data decide and a node gives."""
     if not isinstance(node.target, OpOverload) or not effects(node.target).dynamic_shape:
         return _NONE

@@ -1,10 +1,10 @@
-"""Calls of kernels that the user wrote (Triton's): they write some of the tensors that they are given.
+"""Calls of user kernels (Triton), which write some of their tensor arguments.
 
-At the torch level such a call is a `KernelLaunch`. At the aten level it is `smelt::run_kernel(call, written, others)`, where
-`call` is a `Handle` of a `KernelCall`. Its tensors are whole: of all arguments that lie in one piece of memory the tensor
-that owns it, so that arguments which share memory share it in any graph, and a kernel may go beyond the part that it is
-given, as in eager. In functional graphs it is `run_kernel_functional`, which gives the written tensors anew. Plans run that
-in place where nobody sees a difference (`plan/inplace_kernels.py`).
+At the torch level such a call is a `KernelLaunch`. At the aten level it is `smelt::run_kernel(call, written, others)`,
+where `call` is a `Handle` of a `KernelCall`. Its tensors are owners of memory: for all arguments in one storage, the
+tensor that owns it, so that arguments which share memory share it in any graph, and a kernel may access memory beyond
+its arguments, as in eager. In functional graphs it is `run_kernel_functional`, which returns new values of the written
+tensors. Plans run that in place where no reader sees a difference (`plan/inplace_kernels.py`).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Tensors = Sequence[torch.Tensor]
 
 @dataclass(frozen=True)
 class Slot:
-    """In the arguments of a launch: the i-th of the values that each call brings."""
+    """In the arguments of a launch: the i-th value of each call."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class Grids:
-    """A grid for each choice of a kernel's constants: of those called `names`, by their values."""
+    """A grid for each choice of a kernel's constants: those called `names`, by their values."""
 
     names: tuple[str, ...]
     rows: dict[tuple[Any, ...], Any]
@@ -44,7 +44,7 @@ class Grids:
 
 @dataclass(eq=False)
 class KernelLaunch:
-    """`launch(*values)` is `kernel[grid](*args, **kwargs)`, with the values in the place of `Slot`s."""
+    """`launch(*values)` is `kernel[grid](*args, **kwargs)` with the values in place of `Slot`s."""
 
     kernel: Any
     grid: Any
@@ -67,15 +67,15 @@ class KernelLaunch:
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor that a kernel is given: in the memory of operand number `operand`, `offset` bytes after where that begins.
-    `spec` None: the operand holds a number, which the kernel is given."""
+    """A tensor argument of a kernel: in the memory of operand number `operand`, `offset` bytes after its beginning.
+    `spec` None: the operand holds a number, which the kernel receives."""
 
     operand: int
     offset: int = 0
     spec: TensorSpec | None = None
 
     def of(self, operands: Tensors) -> Any:
-        """What the kernel is given."""
+        """The kernel's argument."""
         whole, spec = operands[self.operand], self.spec
         if spec is None:
             return whole.item()
@@ -88,7 +88,7 @@ class Part:
 
 
 class KernelCall:
-    """What `run_kernel` runs: a launch on parts of operands, which are laid out as `layouts` say (None: a number)."""
+    """The payload of `run_kernel`: a launch on parts of operands with these `layouts` (None: a number)."""
 
     def __init__(
         self, launch: KernelLaunch, parts: Sequence[Part], layouts: Sequence[TensorSpec | None]
@@ -122,7 +122,7 @@ def _run_functional(call: int, written: list[torch.Tensor], others: list[torch.T
 
 
 def _laid_out(tensor: torch.Tensor, spec: TensorSpec | None) -> torch.Tensor:
-    """A copy in place of a tensor that an operator laid out otherwise than the trace foresaw: kernels are given strides."""
+    """A copy of a tensor whose layout differs from that of the trace; kernels receive strides."""
     fits = spec is None or tensor.stride() == spec.stride or tensor.numel() < 2
     return tensor if fits or spec is None else _copied(tensor, spec)
 
@@ -132,7 +132,7 @@ def _copied(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 
 
 def results_on_metas(call: Handle, written: Tensors, others: Tensors) -> list[torch.Tensor]:
-    """Meta tensors laid out as the results of `run_kernel_functional`."""
+    """Meta tensors with the layouts of the results of `run_kernel_functional`."""
     return [torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="meta") for t in written]
 
 

@@ -1,4 +1,4 @@
-"""Checks the invariants of a graph that `smelt.graph.ir` states."""
+"""Verification of the graph invariants in `smelt.graph.ir`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from smelt.torch_private import OpOverload
 
 
 def verify(graph: Graph, functional: bool = False, sizes: Iterable[Sym] = ()) -> None:
-    """Raises VerificationError where an invariant does not hold. `functional`: nothing is written but inputs, each by one
-    `copy_` at most. `sizes`: symbols that are known without the graph's inputs, as a backward knows those of its forward."""
+    """Raises VerificationError if an invariant does not hold. `functional`: only inputs are written, each by at most
+    one `copy_`. `sizes`: symbols that are known without the graph's inputs, as a backward knows those of its forward.
+    """
     _verify_shape(graph)
     defined: set[Node] = set()
     names: set[str] = set()

@@ -1,2 +1,2 @@
-"""Programs of lazy tensors (`tensor`, rewritten by `rewrite`), which lowerings write with `builder` and `values`, and the
-kernels that they become: the representation (`ir`) with its verifier, printer and reference interpreter."""
+"""Programs of lazy tensors (`lazy_tensor.py`), which lowerings build with `lowering_builder.py` and `loop_values.py`,
+and kernels (`kernel_ir.py`) with their verifier, printer and reference interpreter."""

@@ -1,4 +1,4 @@
-"""Which dtype ATen computes in."""
+"""The dtypes in which ATen computes and accumulates."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ _OPMATH = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 
 
 def opmath(dtype: torch.dtype) -> torch.dtype:
-    """What ATen computes `dtype` in between reading and rounding."""
+    """The dtype of ATen's arithmetic on `dtype`, between loads and rounding."""
     return _OPMATH.get(dtype, dtype)
 
 
 def accumulation(dtype: torch.dtype) -> torch.dtype:
-    """What ATen accumulates scans and variances of `dtype` in on a CPU (`at::acc_type`)."""
+    """The dtype in which ATen accumulates scans and variances of `dtype` on a CPU (`at::acc_type`)."""
     return torch.float64 if dtype is torch.float32 else opmath(dtype)
 
 
 def floating(dtype: torch.dtype) -> torch.dtype:
-    """What an integer becomes in an operator that gives floats."""
+    """The dtype to which operators with float results convert an integer dtype."""
     return dtype if dtype.is_floating_point else torch.get_default_dtype()
 
 
 def result_type(operands: Sequence[Any]) -> torch.dtype:
-    """torch's promotion: tensors with dimensions decide the category first, then 0-d tensors, then Python numbers."""
+    """torch's type promotion: tensors with dimensions decide the category first, then 0-d tensors, then Python
+    numbers."""
     ranks: list[torch.dtype | None] = [None, None, None]
     for x in operands:
         rank, dtype = _rank(x)

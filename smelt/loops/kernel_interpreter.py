@@ -1,6 +1,6 @@
 """The reference interpreter: runs a `Kernel` on torch tensors, all loop points at once on index grids.
 
-Slow and literal on purpose. Code generators are tested against it, and it is tested against eager.
+It is slow and literal. Code generators are tested against it, and it is tested against eager.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _SCANS: dict[str, Callable[..., torch.Tensor]] = {
 def run(
     kernel: Kernel, buffers: Sequence[torch.Tensor | None], sizes: Mapping[Sym, int] | None = None
 ) -> None:
-    """Execute `kernel`; `buffers[i]` is the i-th argument (None for a local one), `sizes` what its symbols are. Outputs are
-    written in place."""
+    """Execute `kernel`. `buffers[i]`: the i-th argument (None for a local buffer); `sizes`: values of the symbols.
+    Outputs are written in place."""
     for part in parts(at_sizes(kernel, sizes or {})):
         _Run(part, buffers).stages()
 
@@ -74,7 +74,7 @@ class _Run:
                 self.scan(stage)
 
     def grid(self, loops: Sequence[Loop]) -> Grid:
-        """The value of every loop symbol at every point: outer ones vary along dim 0, the stage's along dim 1."""
+        """The value of every loop symbol at every point: outer symbols vary along dim 0, the stage's along dim 1."""
         outer = torch.arange(self.outer).unsqueeze(1)
         inner = torch.arange(_points(loops)).unsqueeze(0)
         return _digits(self.kernel.outer, outer) | _digits(loops, inner)
@@ -174,7 +174,7 @@ def _digits(loops: Sequence[Loop], position: torch.Tensor) -> Grid:
 
 
 def _flat(tensor: torch.Tensor | None) -> torch.Tensor:
-    """All memory from the tensor's first element to its last, as one dimension."""
+    """The memory from the tensor's first element to its last, as one dimension."""
     assert tensor is not None
     if tensor.numel() == 0:
         return tensor.reshape(-1)

@@ -146,8 +146,8 @@ class Loop:
 
 @dataclass(frozen=True)
 class Lookup:
-    """`stride` times `value`, an int64: how much further than its index something is stored. `value` is to be in [0, size).
-    Where it is not, nothing is stored, and a GPU's kernel fails as ATen's do, by an assertion."""
+    """A runtime offset of a store: `stride` times `value`, an int64. `value` must be in [0, size). Otherwise nothing
+    is stored, and a GPU kernel fails by an assertion, as ATen's do."""
 
     value: Value
     stride: int
@@ -156,7 +156,7 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Store:
-    """`buffer[index] = value`, `index` in elements; `buffer[index + what is looked up] = value` with `lookups`."""
+    """`buffer[index] = value`, `index` in elements; with `lookups`, `buffer[index + their offsets] = value`."""
 
     buffer: int
     index: Size
@@ -164,15 +164,16 @@ class Store:
     lookups: tuple[Lookup, ...] = ()
 
     def moved(self, index: Callable[[Size], Size], value: Callable[[Value], Value]) -> Store:
-        """The same over other loops, which the functions take indices and values to."""
+        """The store over other loops; the functions map indices and values."""
         lookups = tuple(Lookup(value(l.value), l.stride, l.size) for l in self.lookups)
         return Store(self.buffer, index(self.index), value(self.value), lookups)
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """`name` is unique in the kernel. argmax/argmin give the row-major position over the stage's loops (int64),
-    first occurrence, NaN wins. max/min propagate NaN. The accumulator has `dtype` (= value.dtype)."""
+    """A named reduction; `name` is unique in the kernel. argmax and argmin give the row-major position over the
+    stage's loops (int64), first occurrence, NaN wins. max and min propagate NaN. The accumulator has `dtype` (=
+    value.dtype)."""
 
     name: str
     kind: ReductionKind
@@ -181,7 +182,7 @@ class Reduction:
 
 @dataclass(frozen=True)
 class MapStage:
-    """Stores at every point of its own loops (none: once per outer point)."""
+    """Stores at every point of its own loops (without loops: once per outer point)."""
 
     loops: tuple[Loop, ...]
     stores: tuple[Store, ...]
@@ -189,8 +190,8 @@ class MapStage:
 
 @dataclass(frozen=True)
 class ReduceStage:
-    """Reduces over its loops; `stores` happen at every point of them, as in a MapStage (what is stored need not be read
-    again to be summed)."""
+    """Reduces over its loops. `stores` happen at every point, as in a MapStage, so that stored values need not be
+    loaded again to be summed."""
 
     loops: tuple[Loop, ...]
     reductions: tuple[Reduction, ...]
@@ -200,8 +201,8 @@ class ReduceStage:
 @dataclass(frozen=True)
 class ScanStage:
     """Inclusive scan (cumsum: kind sum; cumprod: prod; cummax values: max) of `value` along one loop, in order:
-    out[index] = scan. `store.value` is the value scanned; sums and products of floats are accumulated more precisely (ATen's
-    `acc_type`) and rounded where they are stored."""
+    out[index] = scan. `store.value` is the scanned value; sums and products of floats accumulate in ATen's `acc_type`
+    and round where they are stored."""
 
     loop: Loop
     kind: ReductionKind
@@ -213,7 +214,7 @@ Stage = MapStage | ReduceStage | ScanStage
 
 @dataclass(frozen=True)
 class Buffer:
-    """A kernel argument. Role: `in`, `out`, `inout`, or `local` (scratch of `size` elements private to an outer point;
+    """A kernel argument. Role: `in`, `out`, `inout`, or `local` (scratch of `size` elements private to an outer point,
     not passed by the caller)."""
 
     name: str = field(compare=False)
@@ -224,9 +225,9 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Sums:
-    """What a kernel of rows reduces over its outer points (`loops.row_sums`). `outer`: the loop over chunks of rows,
-    then those over a row's columns. `stages`: a ReduceStage over the rows of a chunk, and a MapStage that stores what
-    it gave."""
+    """Reductions of a row kernel over its outer points (`loops.row_sums`). `outer`: the loop over chunks of rows, then
+    the loops over a row's columns. `stages`: a ReduceStage over the rows of a chunk, and a MapStage that stores its
+    results."""
 
     outer: tuple[Loop, ...]
     stages: tuple[Stage, ...]
@@ -234,9 +235,9 @@ class Sums:
 
 @dataclass(frozen=True)
 class Kernel:
-    """`Value.args[0]` of a load and `Store.buffer` index into `buffers`. `name` is readable (fused op names) and does
-    not take part in the structural hash. Elementwise kernels have all loops in `outer` and one MapStage without loops.
-    `sums`: reductions over the outer points, beside what these compute. `sizes`: symbols that are given when it runs."""
+    """`Value.args[0]` of a load and `Store.buffer` index into `buffers`. `name` is readable (fused operator names) and
+    excluded from equality. Elementwise kernels have all loops in `outer` and one MapStage without loops. `sums`:
+    reductions over the outer points, computed along with them. `sizes`: symbols whose values the launch passes."""
 
     name: str = field(compare=False)
     buffers: tuple[Buffer, ...]
@@ -252,12 +253,12 @@ def stage_loops(stage: Stage) -> tuple[Loop, ...]:
 
 
 def stage_stores(stage: Stage) -> tuple[Store, ...]:
-    """What the stage stores at each of its points."""
+    """The stores at each point of the stage."""
     return (stage.store,) if isinstance(stage, ScanStage) else stage.stores
 
 
 def stage_values(stage: Stage) -> list[Value]:
-    """What is computed at a point of the stage: stored, looked up, reduced or scanned."""
+    """The values computed at a point of the stage: stored, looked up, reduced or scanned."""
     reduced = stage.reductions if isinstance(stage, ReduceStage) else ()
     stores = stage_stores(stage)
     looked_up = [l.value for s in stores for l in s.lookups]
@@ -265,7 +266,7 @@ def stage_values(stage: Stage) -> list[Value]:
 
 
 def walk(values: list[Value], into: Callable[[Value], bool] | None = None) -> Iterator[Value]:
-    """Every subexpression once, operands after their users; with `into`, operands only of values for which it holds."""
+    """Every subexpression once, operands after their users. With `into`, descend only into values for which it holds."""
     seen: set[int] = set()
     stack = list(values)
     while stack:

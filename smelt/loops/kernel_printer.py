@@ -46,8 +46,8 @@ _CHOICE, _ATOM = 0, 9  # how tightly `a if c else b`, and what needs no brackets
 
 
 def print_kernel(kernel: Kernel) -> str:
-    """The kernel as text, for people: buffer i is `p<i>`, a reduction has its name, sizes and indices are in elements.
-    Equal kernels of one name print alike."""
+    """The kernel as text. Buffer i is `p<i>`, a reduction has its name, sizes and indices are in elements. Equal
+    kernels of one name print equally."""
     buffers = ", ".join(f"{_role(b)} p{i}: {_name(b.dtype)}" for i, b in enumerate(kernel.buffers))
     sizes = f"; {', '.join(map(str, kernel.sizes))}" if kernel.sizes else ""
     lines = [f"{kernel.name}({buffers}{sizes})"]
@@ -82,7 +82,7 @@ def _stage(stage: Stage) -> Iterator[str]:
 
 
 def _head(stage: Stage) -> str:
-    """The loops of the stage, and what happens over them; nothing for one without loops."""
+    """The stage's loops and their action; empty for a stage without loops."""
     loops = _loops(stage_loops(stage))
     return f"{_KINDS[type(stage)]} {loops}" if loops else ""
 
@@ -91,7 +91,7 @@ _KINDS: dict[type[Stage], str] = {MapStage: "map", ReduceStage: "reduce", ScanSt
 
 
 class _Values:
-    """The values of one stage as text. What is needed more than once, and is no mere element or number, has a name."""
+    """Text of the values of one stage. A value with several users that is neither an element nor a number gets a name."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -129,7 +129,7 @@ class _Values:
             yield f"{self.names[value]} = {text}"
 
     def text(self, value: Value, around: int = _CHOICE) -> str:
-        """In brackets where what stands `around` it binds more tightly."""
+        """The expression, in brackets if the `around` operator binds more tightly."""
         return self.names.get(value) or self.written(value, around)
 
     def written(self, value: Value, around: int) -> str:
@@ -137,7 +137,7 @@ class _Values:
         return f"({text})" if binding < around else text
 
     def unbracketed(self, value: Value) -> tuple[str, int]:
-        """The expression, and how tightly it binds."""
+        """The expression and its precedence."""
         if value.op in _INFIX:
             sign, binding = _INFIX[value.op]
             left, right = value.args

@@ -30,26 +30,27 @@ GAP = 2  # between the orders of two tensors that follow each other
 
 
 class Load(Protocol):
-    """Gives elements. `where(mask)` is the same, reading nothing where `mask` is false: what it gives there is no element of
-    anything (what is computed on the spot is computed from zeros: 0 / 0), and must be chosen away."""
+    """Reads elements of tensors. `where(mask)` reads nothing where `mask` is false; its value there is arbitrary (an
+    inlined value is computed from zeros: 0 / 0) and must be discarded by a `where`."""
 
     def __call__(self, tensor: Tensor, index: Index) -> Value: ...
 
     def where(self, mask: Value) -> Load:
-        """A load of elements that are only read where `mask` (bool) holds; elsewhere it gives some number, or NaN."""
+        """A load that reads elements only where `mask` (bool) holds; elsewhere its value is an arbitrary number or
+        NaN."""
 
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """In memory before the program runs, or written there by an ATen call."""
+    """In memory before the program runs, or written by an ATen call."""
 
 
 @dataclass(frozen=True, eq=False)
 class Map:
-    """`cost` estimates the arithmetic of one element (an addition is 1). `view`: the body is one load, without
-    arithmetic. `sum`, where it is known without a reduction: dimensions, and the sum over them (dimensions kept). `less`,
-    for lowerings of what reads it: a dimension, a tensor, and those of one element in that dimension that are subtracted
-    from it, one after the other."""
+    """`cost`: arithmetic of one element (an addition is 1). `view`: the body is one load without arithmetic. `sum`, if
+    known without a reduction: dimensions and the sum over them (dimensions retained). `less`, for lowerings that read
+    this tensor: a dimension, a tensor, and the tensors of one element in that dimension that are subtracted from it in
+    sequence."""
 
     inputs: tuple[Tensor, ...]
     body: Callable[[Load, Index], Value]
@@ -61,7 +62,7 @@ class Map:
 
 @dataclass(frozen=True, eq=False)
 class Reduce:
-    """Over `sizes`; `body(load, index, position)` is the value reduced. argmax/argmin give row-major positions."""
+    """Over `sizes`; `body(load, index, position)` is the reduced value. argmax and argmin give row-major positions."""
 
     inputs: tuple[Tensor, ...]
     kind: ReductionKind
@@ -84,8 +85,9 @@ Definition = Stored | Map | Reduce | Scan
 
 @dataclass(eq=False)
 class Tensor:
-    """`spec.stride` is the layout it gets if it is materialised. `name` is readable: the operator's name. `order` is its
-    position in the program; lowering counts by `GAP`, so that a pass can put tensors between two others."""
+    """A lazy tensor. `spec.stride`: its layout if it is materialized. `name`: the operator's name, for display.
+    `order`: its position in the program; lowering counts by `GAP`, so that a pass can insert tensors between two
+    others."""
 
     name: str
     spec: TensorSpec
@@ -95,12 +97,12 @@ class Tensor:
 
     @property
     def shape(self) -> tuple[Size, ...]:
-        """Of the value, as the trace saw it."""
+        """The shape that the trace recorded."""
         return self.spec.shape
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the elements."""
+        """The dtype of the elements."""
         return self.spec.dtype
 
     @property
@@ -110,7 +112,7 @@ class Tensor:
 
     @property
     def is_view(self) -> bool:
-        """Whether it is other indices into another tensor and nothing is computed."""
+        """Whether it only indexes into another tensor."""
         return isinstance(self.definition, Map) and self.definition.view
 
     def __repr__(self) -> str:
@@ -119,18 +121,19 @@ class Tensor:
 
 @dataclass(eq=False)
 class Number(Tensor):
-    """A Python number that a call brings, in memory as a 0-d tensor, or its sizes give: promoted as the number it is."""
+    """A Python number that a call passes, in memory as a 0-d tensor, or that sizes determine. It is promoted as a
+    number."""
 
     @property
     def type(self) -> type:
-        """The Python type that promotion goes by."""
+        """The Python type that promotion uses."""
         return float if self.spec.dtype.is_floating_point else int
 
 
 @dataclass(eq=False)
 class Extern:
-    """One ATen call; its arguments hold `Tensor`s. `results[i]` is None where the i-th result is no tensor. `raises`: it may
-    raise because of the values that it reads. `why`: no loops are made of it, for people."""
+    """One ATen call; its arguments hold `Tensor`s. `results[i]` is None if the i-th result is not a tensor. `raises`:
+    it may raise because of the values it reads. `why`: why it is not lowered to loops, for display."""
 
     op: OpOverload
     args: tuple[object, ...]
@@ -145,7 +148,7 @@ class Extern:
 
 @dataclass(eq=False)
 class CopyBack:
-    """`target` (a graph input) takes the value of `source` once nothing reads its old value any more."""
+    """`target` (a graph input) takes the value of `source` after the last read of its old value."""
 
     target: Tensor
     source: Tensor
@@ -155,7 +158,7 @@ class CopyBack:
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """Where along dimension `dim` of the target an element of the source goes: an int64 that is computed."""
+    """The runtime index (int64) along dimension `dim` of the target at which an element of the source is stored."""
 
     dim: int
     value: Callable[[Load, Index], Value]
@@ -163,10 +166,10 @@ class Place:
 
 @dataclass(eq=False)
 class Insert:
-    """`target` (a graph input, or memory that is filled) takes the elements of `source` in some of its places, here: what
-    stands after this reads the new ones. Nothing else reads `source`, whose inputs are what `places` read, too. The element
-    at an index goes to `at(index)`, and along the dimensions of `places` (where that is 0) to what they give; the same place
-    twice takes either."""
+    """`target` (a graph input, or memory to fill) takes the elements of `source` at some of its indices. Later steps
+    read the new values. Nothing else reads `source`, whose inputs include the inputs of `places`. The element at an
+    index goes to `at(index)`, and along the dimensions of `places` (where `at` is 0) to their runtime index; of equal
+    indices either element is stored."""
 
     target: Tensor
     source: Tensor
@@ -181,7 +184,7 @@ Step = Tensor | Extern | CopyBack | Insert
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A lowered graph. `steps` in program order; every tensor's inputs stand before it."""
+    """A lowered graph. `steps` in program order; every tensor follows its inputs."""
 
     inputs: tuple[Tensor, ...]
     constants: tuple[tuple[Tensor, torch.Tensor], ...]

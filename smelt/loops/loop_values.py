@@ -1,4 +1,4 @@
-"""Constructors of loop values, with the simplifications that always pay: constants, casts, conditions known from ranges."""
+"""Constructors of loop values, with simplifications that always pay: constants, casts, conditions known from ranges."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def index(e: Size) -> Value:
 
 
 def cast(x: Value, dtype: torch.dtype) -> Value:
-    """`x` converted to `dtype`; none where that is known to change nothing."""
+    """`x` converted to `dtype`; `x` itself if the conversion is known to change nothing."""
     if x.dtype is dtype:
         return x
     if x.op == "const" and _converts_exactly(x.args[0], x.dtype, dtype):
@@ -55,12 +55,12 @@ def cast(x: Value, dtype: torch.dtype) -> Value:
 
 
 def rounded(x: Value, dtype: torch.dtype) -> Value:
-    """`x` as the next operator reads it where an operator of its own, whose result has `dtype`, gave it."""
+    """`x` rounded as the result, of `dtype`, of an operator of its own."""
     return cast(cast(x, dtype), x.dtype)
 
 
 def _converts_exactly(number: Number, source: torch.dtype, dtype: torch.dtype) -> bool:
-    """Whether the constant needs no rounding or wrapping that the cast would have done."""
+    """Whether the constant needs none of the cast's rounding or wrapping."""
     if dtype is torch.float32:
         return source.is_floating_point or abs(number) < 1 << 24
     if dtype is torch.float64:
@@ -75,12 +75,13 @@ def _widens(narrow: torch.dtype, wide: torch.dtype) -> bool:
 
 
 def call(op: str, *args: Value) -> Value:
-    """An operation of POINTWISE whose result has the dtype of its last operand (see `compare` for those giving bool)."""
+    """An operation of POINTWISE whose result has the dtype of its last operand (`compare` builds those with bool
+    results)."""
     return Value(op, args, args[-1].dtype)
 
 
 def compare(op: str, a: Value, b: Value) -> Value:
-    """eq, ne, lt, le, gt, ge, logical_*: bool; known from ranges when both are index expressions."""
+    """eq, ne, lt, le, gt, ge, logical_*: bool. A comparison of index expressions may be decided by their ranges."""
     known = _compare_ranges(op, a, b)
     return const(known, torch.bool) if known is not None else Value(op, (a, b), torch.bool)
 
@@ -124,8 +125,8 @@ def where(condition: Value, a: Value, b: Value) -> Value:
 
 
 class Moved:
-    """Expressions over other symbols: `symbols` says what each stands for now, `buffer` what number a buffer has. Parts that
-    expressions share are shared afterwards, too."""
+    """Expressions over other symbols: `symbols` maps each symbol, `buffer` each buffer number. Shared subexpressions
+    stay shared."""
 
     def __init__(
         self, symbols: Mapping[Sym, Size], buffer: Callable[[int], int] = lambda number: number

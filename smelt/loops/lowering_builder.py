@@ -1,4 +1,4 @@
-"""What lowerings of operators build with: `Builder` makes lazy tensors, and promotes and broadcasts as torch does."""
+"""`Builder`, with which lowerings build lazy tensors; it promotes and broadcasts as torch does."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ Operand = Tensor | int | float | bool
 
 
 class Builder:
-    """Makes the tensors of one aten node. `spec` is the node's own (a tuple for several results); tensors that are
-    only steps on the way get a contiguous layout. `costs.products`: None where products and convolutions are ATen's;
-    else from where on what comes down to products gains from being written as such."""
+    """Builds the tensors of one aten node. `spec`: the node's own (a tuple for several results); intermediate tensors
+    get a contiguous layout. `costs.products`: None if products and convolutions are ATen calls; otherwise the size
+    from which a lowering gains by writing products."""
 
     def __init__(self, name: str, spec: Any, device: torch.device, line: Line | None, costs: Costs) -> None:
         self.name, self.spec, self.device, self.line = name, spec, device, line
@@ -43,7 +43,7 @@ class Builder:
         self.made: list[Tensor | Extern] = []
 
     def tensor(self, shape: Sequence[Size], dtype: torch.dtype, definition: Definition) -> Tensor:
-        """A tensor of the operator, contiguous until the trace's layout is adopted."""
+        """A tensor of the operator, contiguous until it takes the trace's layout."""
         shape = tuple(shape)
         spec = TensorSpec(shape, contiguous_stride(shape), dtype, self.device)
         tensor = Tensor(self.name, spec, definition, self.line)
@@ -51,22 +51,22 @@ class Builder:
         return tensor
 
     def call(self, op: OpOverload, args: Sequence[Any], spec: TensorSpec | None = None) -> Tensor:
-        """The result of another ATen operator on tensors made before, of the node's own spec unless another is given."""
+        """The result of another ATen operator on tensors built before, with the node's own spec unless another is
+        passed."""
         spec = spec or self.spec
         result = Tensor(self.name, spec, Stored(), self.line)
         self.made.append(Extern(op, tuple(args), {}, (result,), self.name, self.line))
         return result
 
     def call_for(self, op: OpOverload, args: Sequence[Any], wanted: int) -> Tensor:
-        """As `call`, of an operator of several results, all of which the node has: the one that is `wanted`."""
+        """Like `call`, for an operator of several results, all of which the node has: the one that is `wanted`."""
         result = Tensor(self.name, self.spec[wanted], Stored(), self.line)
         results = tuple(result if k == wanted else None for k in range(len(self.spec)))
         self.made.append(Extern(op, tuple(args), {}, results, self.name, self.line))
         return result
 
     def check(self, by: OpOverload, holds: Tensor, message: str) -> None:
-        """Calls `by`, an assertion, which fails where `holds`, a bool of no dimension, does not. On a GPU that is noticed
-        later."""
+        """Call `by`, an assertion, which fails if `holds`, a 0-d bool, is false. On a GPU the failure surfaces later."""
         self.made.append(Extern(by, (holds, message), {}, (None,), "check", self.line, raises=True))
 
     def view(self, source: Tensor, shape: Sequence[Size], index: Callable[[Index], Index]) -> Tensor:
@@ -115,10 +115,10 @@ class Builder:
         unrounded: Sequence[int] = (),
     ) -> Tensor:
         """`f` over broadcast operands converted to `compute` (one for all or one each; default: the dtype ATen
-        promotes to, and from there to what it computes in), converted to `out` (default: the node's dtype). `scalars`
-        (`alpha`) do not take part in promotion: they come last, in the dtype of the first operand's computation.
-        `unrounded`: the operands that are not rounded to the promoted dtype, if they are a number or, on a CPU, a single
-        element; on a GPU, if they are on the CPU."""
+        promotes to, and from there to its compute dtype), converted to `out` (default: the node's dtype). `scalars`
+        (`alpha`) take no part in promotion: they come last, in the dtype of the first operand's computation.
+        `unrounded`: the operands that are not rounded to the promoted dtype if they are numbers or, on a CPU, single
+        elements; on a GPU, if they are on the CPU."""
         promoted = None
         if compute is None:
             promoted = result_type(operands)
@@ -139,8 +139,8 @@ class Builder:
         return self.tensor(shape, out, Map(inputs, body, cost))
 
     def is_scalar(self, x: Operand) -> bool:
-        """Whether ATen reads the operand once, before it goes through the others: a number, and on a CPU a tensor of one
-        element; on a GPU one that is on the CPU."""
+        """Whether ATen reads the operand once, before its loop: a number; on a CPU a tensor of one element; on a GPU
+        one that is on the CPU."""
         if not isinstance(x, Tensor) or self.device.type != "cuda":
             return is_single(x)
         return isinstance(x, Number) or x.spec.device.type == "cpu"
@@ -154,20 +154,20 @@ class Builder:
         at: Callable[[Index], Index],
         places: tuple[Place, ...] = (),
     ) -> Insert:
-        """`target[at(i)] = body(load, i)` for the indices `i` of `shape`, in the dtype of `target`; see `Insert`. `inputs`:
-        what `body` and `places` read."""
+        """`target[at(i)] = body(load, i)` for the indices `i` of `shape`, in the dtype of `target`; see `Insert`.
+        `inputs`: the inputs of `body` and `places`."""
         source = self.map(shape, target.dtype, inputs, lambda load, i: cast(body(load, i), target.dtype), 0.0)
         return Insert(target, source, at, places, self.line)
 
     def constant(self, value: Callable[[Index], Value]) -> Tensor:
-        """A tensor computed from its indices alone, of the node's shape and dtype."""
+        """A tensor computed from its indices alone, with the node's shape and dtype."""
         dtype = self.spec.dtype
         return self.tensor(
             self.spec.shape, dtype, Map((), lambda load, index: cast(value(index), dtype), 0.5)
         )
 
     def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """`x` converted as ATen converts; itself if it has the dtype."""
+        """`x` converted as ATen converts; `x` itself if it has the dtype."""
         return x if x.dtype is dtype else self.pointwise(lambda v: v, [x], dtype, dtype, 0.5, x.shape)
 
     def reduce(
@@ -207,7 +207,8 @@ class Builder:
         body: Callable[[Load, Index, Index], Value],
         cost: float = 1.0,
     ) -> Tensor:
-        """The reduction of `body` over `sizes`. Of one element it is a map: fusion counts on a reduction having loops."""
+        """The reduction of `body` over `sizes`. Of one element it is a map, since fusion relies on reductions having
+        loops."""
         if not all(s == 1 for s in sizes):
             return self.tensor(shape, dtype, Reduce(tuple(inputs), kind, sizes, body, cost))
 
@@ -228,7 +229,7 @@ def is_single(x: Operand) -> bool:
 
 
 def broadcast_shape(shapes: Sequence[Sequence[Size]]) -> tuple[Size, ...]:
-    """What shapes are broadcast to that can be. Raises NeedsFixedSize where that depends on symbols."""
+    """The shape to which broadcastable shapes broadcast. Raises NeedsFixedSize if that depends on symbols."""
     rank = max(map(len, shapes))
     padded = [(*[1] * (rank - len(shape)), *shape) for shape in shapes]
     wide = [dict.fromkeys(size for size in sizes if size != 1) for sizes in zip(*padded)]
@@ -244,7 +245,7 @@ def broadcast(index: Index, shape: Sequence[Size]) -> Index:
 def _reader(
     operand: Operand, rank: int, promoted: torch.dtype | None, compute: torch.dtype
 ) -> Callable[[Load, Index], Value]:
-    """Elements of an operand broadcast to `rank` dimensions, by way of `promoted` if that is narrower."""
+    """Elements of an operand broadcast to `rank` dimensions, rounded through `promoted` if that is narrower."""
     if not isinstance(operand, Tensor):
         number = const(operand if promoted is None else _rounded(operand, promoted), compute)
         return lambda load, index: number

@@ -1,8 +1,8 @@
-"""Philox4x32-10, the generator of random numbers that CUDA's ATen uses.
+"""Philox4x32-10, the random number generator of ATen on CUDA.
 
-A step turns a counter of four words of 32 bits and a key of two into four random words, by ten rounds of two products.
-ATen takes the key from the generator's seed, the lower half of the counter from its offset (a quarter of it), and the upper
-half, the subsequence, from the number of the thread.
+A step turns a counter of four 32-bit words and a key of two into four random words, by ten rounds of two products.
+ATen takes the key from the generator's seed, the lower half of the counter from its offset (a quarter of it), and the
+upper half, the subsequence, from the thread's number.
 
 Source: J. Salmon, M. Moraes, R. Dror, D. Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
 """

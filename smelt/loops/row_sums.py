@@ -1,12 +1,12 @@
-"""Sums over rows, in the kernel that computes the rows.
+"""Sums over rows in the kernel that computes the rows.
 
-A layer norm's backward gives a row for each row that it reads, and sums over all rows for weight and bias: a kernel whose
-outer points are rows, and one that reduces each column of a chunk of rows (`schedule.split_reductions`). `Kernel.sums`
-is the second beside the first: for each chunk, its rows are computed one after the other, and what each adds to the
-sums is added while the row is at hand. Nothing is read twice.
+A layer norm's backward computes a row for each row that it reads, and sums over all rows for weight and bias: a kernel
+whose outer points are rows, and one that reduces each column of a chunk of rows (`schedule.split_reductions`).
+`Kernel.sums` fuses the second into the first: for each chunk, its rows are computed in sequence, and each row's
+contribution is added while the row is in registers or cache. Nothing is read twice.
 
-That this gives the same is what `obstacle` checks. A row's stages are over its columns; the sums' outer loops are over
-chunks, then columns, and their stage is over a chunk's rows: row k of chunk c is the outer point c * (rows of a chunk) + k.
+`obstacle` checks that this is equivalent. A row's stages are over its columns; the sums' outer loops are over chunks,
+then columns, and their stage is over a chunk's rows: row k of chunk c is the outer point c * (rows of a chunk) + k.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from smelt.shapes.expr import Size, Sym, free_syms, static, subs
 
 
 def parts(kernel: Kernel) -> tuple[Kernel, ...]:
-    """Kernels on the same buffers that, one after the other, do what `kernel` does: itself, or its rows and its sums."""
+    """Kernels on the same buffers that, in sequence, are equivalent to `kernel`: itself, or its rows and its sums."""
     if kernel.sums is None:
         return (kernel,)
     return replace(kernel, sums=None), replace(
@@ -43,7 +43,7 @@ def parts(kernel: Kernel) -> tuple[Kernel, ...]:
 
 
 def separate(kernel: Kernel) -> tuple[tuple[Kernel, tuple[int, ...]], ...]:
-    """`parts` on no more buffers than each needs, and which of the kernel's those are."""
+    """`parts`, each on the buffers that it needs, with the positions of those among the kernel's."""
     if kernel.sums is None:
         return ((kernel, tuple(range(len(kernel.buffers)))),)
     return tuple(map(_on_its_buffers, parts(kernel)))
@@ -60,23 +60,23 @@ def _on_its_buffers(part: Kernel) -> tuple[Kernel, tuple[int, ...]]:
 
 
 def rows_of(kernel: Kernel) -> int:
-    """How many rows (outer points) a kernel has."""
+    """The number of rows (outer points) of a kernel."""
     return _points(kernel.outer)
 
 
 def columns_of(kernel: Kernel) -> int:
-    """Points of its stages that have loops; 0: not all have as many."""
+    """The number of points of its stages with loops; 0 if they differ."""
     found = {n for stage in kernel.stages if (n := _points(stage_loops(stage))) > 1}
     return found.pop() if len(found) == 1 else 0
 
 
 def chunk_rows(sums: Sums) -> int:
-    """Rows of a chunk; the last chunk may have fewer."""
+    """Rows per chunk; the last chunk may have fewer."""
     return _points(stage_loops(sums.stages[0]))
 
 
 def digits(loops: Sequence[Loop], number: Size) -> dict[Sym, Size]:
-    """Each loop's symbol as an expression of the flattened index. Where a loop has no points, nothing is computed by it."""
+    """Each loop's symbol as an expression of the flattened index. A loop without points has no symbol values."""
     found: dict[Sym, Size] = {}
     rest = number
     for position, loop in reversed(list(enumerate(loops))):
@@ -87,8 +87,8 @@ def digits(loops: Sequence[Loop], number: Size) -> dict[Sym, Size]:
 
 
 def beside(rows: Kernel, sums: Kernel, places: Sequence[int]) -> Kernel | str:
-    """`rows`, and `sums` behind it, as one kernel; or why that would not be the same. `places`: of each buffer of `sums`,
-    where it is among those of `rows`, or behind them."""
+    """`rows` and the following `sums` as one kernel, or why that is not equivalent. `places`: for each buffer of
+    `sums`, its index among those of `rows`, or after them."""
     known = rows.sums
     count = len(_reductions(known.stages[0])) if known is not None else 0
     names = {r.name: f"s{k}" for k, r in enumerate((r for s in sums.stages for r in _reductions(s)), count)}
@@ -118,7 +118,7 @@ def _both(first: Sums, second: Sums) -> Sums | None:
 
 
 def row_stage(kernel: Kernel) -> ReduceStage:
-    """The sums' reductions as a stage of a row, over one loop of its columns: what each row adds."""
+    """The sums' reductions as a stage of a row, over one loop of its columns: each row's contribution."""
     sums = kernel.sums
     assert sums is not None
     _, *columns = sums.outer
@@ -136,12 +136,12 @@ def row_stage(kernel: Kernel) -> ReduceStage:
 
 
 def _chunk(sums: Sums) -> Sym:
-    """The chunk's number, under a name that no loop of the rows has."""
+    """The chunk's index, under a name that no loop of the rows has."""
     return Sym("chunk", 0, static(sums.outer[0].size) - 1)
 
 
 def obstacle(kernel: Kernel) -> str | None:
-    """Why a kernel's sums cannot be computed beside its rows."""
+    """Why a kernel's sums cannot be fused into its rows; None if they can."""
     return next(_obstacles(kernel), None)
 
 
@@ -173,7 +173,7 @@ def _obstacles(kernel: Kernel) -> Iterator[str]:
 
 
 def _misplaced(kernel: Kernel, sums: Sums, stored: MapStage) -> Iterator[str]:
-    """What the sums read or write that is not of one row, or in another order than theirs."""
+    """The reads and writes of the sums that belong to several rows or to another order of columns."""
     stage, chunk = row_stage(kernel), _chunk(sums)
     for e in _indices(stage):
         if chunk in free_syms(e):
@@ -195,7 +195,7 @@ def _misplaced(kernel: Kernel, sums: Sums, stored: MapStage) -> Iterator[str]:
 
 
 def _written(kernel: Kernel) -> dict[int, set[Size]]:
-    """Where the rows store, over x's loops and the columns as `row_stage` counts them."""
+    """The elements that the rows store, over x's loops and the columns as `row_stage` counts them."""
     width = columns_of(kernel)
     along = Sym("i0", 0, width - 1)
     found: dict[int, set[Size]] = {}
@@ -220,7 +220,7 @@ def _reductions(stage: Stage) -> tuple[Reduction, ...]:
 
 
 def _flat(loops: Sequence[Loop]) -> Size:
-    """The number of a point, the last loop's symbol counting fastest."""
+    """The index of a point; the last loop's symbol varies fastest."""
     total: Size = 0
     for loop in loops:
         total = total * loop.size + loop.sym
@@ -232,7 +232,7 @@ def _points(loops: Sequence[Loop]) -> int:
 
 
 class _Stages(Moved):
-    """Of stages, also with other names of reductions; conditions that always hold are left out."""
+    """Rewrites stages, with other names of reductions if passed, and drops conditions that always hold."""
 
     def __init__(
         self,

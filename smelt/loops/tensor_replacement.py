@@ -1,4 +1,4 @@
-"""Programs with some tensors replaced by others: whatever reads a replaced one, directly or not, is made anew."""
+"""Programs with some tensors replaced: direct and indirect readers of a replaced tensor are rebuilt."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ Body = TypeVar("Body", bound=Callable[..., Value])
 
 
 class Rewriting:
-    """A program on its way from one to another. Take the old steps in order, `put` new ones, end with `program`."""
+    """A program under rewriting. Take the old steps in order, `put` new ones, end with `program`."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
         self.new: dict[Tensor, Tensor] = {}
 
     def put(self, step: Step, instead_of: Step | None = None) -> None:
-        """Appends a step. From now on a tensor that stands `instead_of` an old one is what everybody reads."""
+        """Append a step. From then on readers of the tensor it stands `instead_of` read the new one."""
         self.steps.append(step)
         if isinstance(step, Tensor) and isinstance(instead_of, Tensor) and step is not instead_of:
             self.new[instead_of] = step
 
     def step(self, old: Step) -> Step:
-        """The old step over the new tensors: itself if it reads none of those."""
+        """The old step over the new tensors: itself if it reads none of them."""
         if isinstance(old, Tensor):
             return self._tensor(old)
         if isinstance(old, CopyBack):
@@ -69,7 +69,7 @@ class Rewriting:
 
 
 class _Renewed:
-    """A `Load` that a body written for the old tensors can call."""
+    """A `Load` for bodies that were written for the old tensors."""
 
     __slots__ = ("load", "new")
 

@@ -1,4 +1,4 @@
-"""Checks what `smelt.loops.kernel_ir` says always holds of a kernel: one function for each of its statements."""
+"""Verification of the invariants in `smelt.loops.kernel_ir`: one function for each of them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Problem = tuple[Stage | None, str]
 
 
 def verify(kernel: Kernel) -> None:
-    """Raises VerificationError naming the kernel, the stage and the statement that does not hold."""
+    """Raises VerificationError naming the kernel, the stage and the violated invariant."""
     for statement, problems in STATEMENTS.items():
         for stage, problem in problems(kernel):
             where = "" if stage is None else f", stage {_stages(kernel).index(stage)}"
@@ -45,12 +45,12 @@ def verify(kernel: Kernel) -> None:
 
 
 def _stages(kernel: Kernel) -> list[Stage]:
-    """All of them, those of its sums last."""
+    """All stages, those of the sums last."""
     return [stage for part in parts(kernel) for stage in part.stages]
 
 
 def _values(stage: Stage) -> list[Value]:
-    """Every value computed at a point of the stage, once; arguments that are no values are skipped."""
+    """Every value computed at a point of the stage, once; arguments that are not values are skipped."""
     return list(walk(stage_values(stage)))
 
 
@@ -63,7 +63,7 @@ def _reductions(stage: Stage) -> tuple[Reduction, ...]:
 
 
 def _accesses(stage: Stage) -> Iterator[tuple[str, int, Size, bool]]:
-    """(load or store, buffer, index, whether it is masked) of everything that the stage reads or writes."""
+    """(load or store, buffer, index, whether masked) of the stage's reads and writes."""
     for v in _loads(stage):
         yield "load", v.args[0], v.args[1], v.args[2] is not None
     for s in stage_stores(stage):
@@ -162,7 +162,7 @@ def _result_dtype(reduction: Reduction) -> torch.dtype:
 
 
 def _dtype(value: Value, kernel: Kernel, results: dict[str, torch.dtype]) -> torch.dtype | None:
-    """The dtype that a value has by its operator and operands; None: its operands do not go together."""
+    """The dtype of a value by its operator and operands; None if the operands are inconsistent."""
     if value.op == "load":
         buffer, _, mask = value.args
         return kernel.buffers[buffer].dtype if mask is None or mask.dtype is torch.bool else None

@@ -1,15 +1,16 @@
-"""Products whose rows do not begin at multiples of 16 bytes, on larger matrices whose rows do.
+"""Products whose rows do not begin at multiples of 16 bytes, rewritten to larger matrices whose rows do.
 
-A GPU's tensor cores are fed 16 bytes at a time: where rows of an operand or of the result have another size (a vocabulary of
-50257 in half precision), cuBLAS takes kernels that need several times as long. So sizes along which memory is contiguous are
-rounded up:
+A GPU's tensor cores load 16 bytes at a time: if rows of an operand or of the result have another size (a vocabulary of
+50257 in half precision), cuBLAS uses kernels that take several times as long. Sizes along which memory is contiguous
+are therefore rounded up:
 
     mm(A, B)   ->   clone(mm(pad(A), pad(B))[:m, :n])
 
-What is added are zeros, along the sum to both operands: 0 * 0 changes no sum, whatever else the matrices hold. Padding what
-a kernel computes for the product (the cast of a weight, the gradient of logits) costs nothing, as the kernel writes to the
-larger matrix; nor does the clone where kernels read the result. Else each is a copy, which the rule weighs (`_pays`), for
-what is likely of symbolic sizes. Those are not rounded up themselves: a product is aligned where numbers alone need that.
+The padding is zero, along the sum for both operands: 0 * 0 changes no sum, whatever else the matrices hold. Padding a
+value that a kernel computes for the product (the cast of a weight, the gradient of logits) is free, as the kernel
+writes to the larger matrix; so is the clone if kernels read the result. Otherwise each is a copy, which the rule
+(`_pays`) weighs, for likely values of symbolic sizes. Symbolic sizes are not rounded up themselves: a product is
+aligned only for concrete sizes.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class Aligned:
 
 
 def align_products(graph: Graph, costs: Costs, first_kept: int | None = None) -> Aligned:
-    """`graph` (aten level) with the products aligned for which that pays; the same object where there are none.
-    `first_kept`: outputs from this one on may be given in another form (`Aligned.wider`), which takes no copy."""
+    """`graph` (aten level) with products aligned where that pays; the same object if there are none. `first_kept`:
+    outputs from this one on may take another form (`Aligned.wider`), which needs no copy."""
     if costs.alignment is None:
         return Aligned(graph, {})
     return _Aligner(graph, costs, costs.alignment, first_kept).run()
@@ -66,7 +67,7 @@ def align_products(graph: Graph, costs: Costs, first_kept: int | None = None) ->
 
 @dataclass(frozen=True)
 class _Call:
-    """A product: its operands, [..., m, k] and [..., k, n], and what each of m, k and n is to become."""
+    """A product: its operands, [..., m, k] and [..., k, n], and the new values of m, k and n."""
 
     node: Node
     a: Node
@@ -78,30 +79,30 @@ class _Call:
 
     @property
     def of_a(self) -> Sizes:
-        """Those of A that change."""
+        """The changed sizes of A."""
         return _changes(self.a.spec, self.m, self.k)
 
     @property
     def of_b(self) -> Sizes:
-        """Those of B that change."""
+        """The changed sizes of B."""
         return _changes(self.b.spec, self.k, self.n)
 
     @property
     def of_added(self) -> Sizes:
-        """Those of what is added that change: it may be broadcast."""
+        """The changed sizes of the addend, which may be broadcast."""
         if self.added is None:
             return {}
         shape, result = (1, 1, *self.added.spec.shape), self.node.spec.shape
         return {d: size for d, size in self.of_result.items() if shape[d] == result[d] != 1}
 
     def operands(self) -> list[tuple[Node, Sizes]]:
-        """All of them, and what changes."""
+        """All operands with their changed sizes."""
         added = [] if self.added is None else [(self.added, self.of_added)]
         return [(self.a, self.of_a), (self.b, self.of_b), *added]
 
     @property
     def of_result(self) -> Sizes:
-        """Those of the result that change."""
+        """The changed sizes of the result."""
         return _changes(self.node.spec, self.m, self.n)
 
 
@@ -147,7 +148,7 @@ class _Aligner:
         self.nodes.append(self.now[node])
 
     def _give_wider(self, output: Node) -> dict[int, tuple[Node, ...]]:
-        """Changes those outputs that may be, and need no copy then."""
+        """Change those outputs that may take another form and then need no copy."""
         outputs: list[Node | None] = list(output.args[0])
         wider = {}
         for place in range(self.first_kept, len(outputs)):
@@ -161,7 +162,7 @@ class _Aligner:
         return wider
 
     def _viewed(self, value: Node) -> tuple[Node, tuple[Node, ...]]:
-        """What an output looks at, and the views of it, in order; they read nothing else."""
+        """The base of an output and the chain of views to it, which read nothing else."""
         views: list[Node] = []
         while is_view(value) and list(argument_nodes(value)) == [value.args[0]]:
             views.append(value)
@@ -171,13 +172,13 @@ class _Aligner:
     # ---- profit
 
     def _paying(self, node: Node) -> _Call | None:
-        """The node as a product that is to be aligned, if it is one."""
+        """The node as a product to align, or None."""
         call = _call(node, self.limits)
         return call if call is not None and self._pays(call) else None
 
     def _pays(self, call: _Call) -> bool:
-        """Whether less time goes to copies than the product gains. It takes the time of its multiplications, or of its
-        memory if that is more: then there is nothing to gain."""
+        """Whether the copies take less time than the product gains. A product takes the time of its multiplications,
+        or of its memory traffic if that is more, in which case alignment gains nothing."""
         operands = [x for x, _ in call.operands()]
         multiplications = math.prod(map(likely, (*call.node.spec.shape, call.a.spec.shape[-1])))
         memory = sum(map(nbytes, (call.node, *operands))) * self.limits.byte
@@ -190,8 +191,8 @@ class _Aligner:
         return unaligned - aligned > spent
 
     def _is_copied(self, operand: Node, sizes: Sizes) -> bool:
-        """Whether padding the operand is a copy of it: not where an elementwise kernel computes it, for products alone, or
-        where it is padded already."""
+        """Whether padding the operand needs a copy: not if an elementwise kernel computes it for products alone, or if
+        it is already padded."""
         root, sizes = self._root(operand, sizes)
         if not sizes or (root, tuple(sizes.items())) in self.padded:
             return False
@@ -207,7 +208,7 @@ class _Aligner:
         return user.target in PRODUCTS or (is_view(user) and all(map(self._is_product, self.users[user])))
 
     def _is_read_by_kernels(self, node: Node) -> bool:
-        """Whether nothing needs it in memory as it was: an output does that is not `wider`."""
+        """Whether no reader needs it in memory in its original form; an output that is not `wider` does."""
 
         def is_kernel(user: Node) -> bool:
             if user.op == "output":
@@ -221,7 +222,7 @@ class _Aligner:
     # ---- what is written instead
 
     def _aligned(self, call: _Call) -> Node:
-        """The node that has the product's value, in its layout."""
+        """The node with the product's value, in its layout."""
         node = call.node
         args = list(node.args)
         for place, (operand, sizes) in zip(PRODUCTS[node.target], call.operands(), strict=True):
@@ -243,7 +244,7 @@ class _Aligner:
         return result
 
     def _padded(self, operand: Node, sizes: Sizes, like: Node) -> Node:
-        """The operand with zeros behind its elements, its dimensions in the order in memory that they had."""
+        """The operand with zeros appended, its dimensions in their order in memory."""
         root, sizes = self._root(operand, sizes)
         if not sizes:
             return self.now[operand]
@@ -262,7 +263,7 @@ class _Aligner:
         return self._seen_as(operand, root, self.padded[key], like)
 
     def _seen_as(self, operand: Node, root: Node, padded: Node, like: Node) -> Node:
-        """`padded`, which stands for `root`, transposed as `operand` is."""
+        """`padded`, which replaces `root`, transposed as `operand` is."""
         if operand is root:
             return padded
         source = self._seen_as(operand.args[0], root, padded, like)
@@ -272,7 +273,8 @@ class _Aligner:
         return self._node(aten.transpose.int, (source, *dims), f"{operand.name}_padded", seen, like)
 
     def _root(self, operand: Node, sizes: Sizes) -> tuple[Node, Sizes]:
-        """What `operand` is the transpose of, if it is, and its sizes: a matrix and its transpose are padded once."""
+        """The matrix of which `operand` is the transpose, if it is one, and its sizes: a matrix and its transpose are
+        padded once."""
         while _is_transpose(operand):
             operand = operand.args[0]
             sizes = dict(sorted((-3 - d, size) for d, size in sizes.items()))
@@ -294,7 +296,7 @@ class _Aligner:
 
 
 def _call(node: Node, limits: AlignmentCosts) -> _Call | None:
-    """The node as a product with something to be aligned; None if it is no such."""
+    """The node as a product with sizes to align; None otherwise."""
     places = PRODUCTS.get(node.target)
     if places is None:
         return None
@@ -316,7 +318,7 @@ def _call(node: Node, limits: AlignmentCosts) -> _Call | None:
 
 
 def _is_transpose(node: Node) -> bool:
-    """Whether it looks at a matrix, or at a batch of them, with rows and columns exchanged."""
+    """Whether it views a matrix, or a batch of them, with rows and columns exchanged."""
     if node.target not in _TRANSPOSES:
         return False
     source, spec = node.args[0].spec, node.spec
@@ -331,7 +333,8 @@ def _transposed(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _is_by_rows(spec: TensorSpec) -> bool:
-    """Whether the rows of a matrix are contiguous, or will be: ATen copies what is contiguous along neither dimension."""
+    """Whether the rows of a matrix are contiguous, or will be: ATen copies matrices that are contiguous along neither
+    dimension."""
     return spec.stride[-1] == 1 or spec.stride[-2] != 1
 
 
@@ -343,14 +346,14 @@ def _resized(spec: TensorSpec, sizes: Sizes) -> TensorSpec:
 
 
 def _order(spec: TensorSpec) -> list[int]:
-    """Dimensions from the outermost in memory to the innermost, which is one of the last two: operands are so."""
+    """Dimensions from the outermost in memory to the innermost, which is one of the last two for operands."""
     rank = len(spec.shape)
     order = sorted(range(rank), key=lambda d: (spec.stride[d] != 0, -likely(spec.stride[d])))
     return order if order[-1] >= rank - 2 else list(range(rank))
 
 
 def _dense(spec: TensorSpec, order: Any) -> TensorSpec:
-    """A tensor of its own without gaps, its dimensions in `order` in memory."""
+    """A dense tensor whose dimensions have the order `order` in memory."""
     stride: list[Size] = [0] * len(spec.shape)
     step: Size = 1
     for d in reversed(list(order)):
@@ -359,19 +362,19 @@ def _dense(spec: TensorSpec, order: Any) -> TensorSpec:
 
 
 def nbytes(node: Node) -> int:
-    """Of all its elements, as many as are likely."""
+    """Bytes of all elements, for likely sizes."""
     return math.prod(map(likely, node.spec.shape)) * node.spec.dtype.itemsize
 
 
 def is_view(node: Node) -> bool:
-    """Whether it looks at its first argument."""
+    """Whether it views its first argument."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
     return effects(node.target).view or row(node.target).recompute is Class.VIEW
 
 
 def _is_elementwise(node: Node) -> bool:
-    """Whether a kernel computes it, and nothing but it, from where its operands are."""
+    """Whether one kernel computes it from its operands alone."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
     known = row(node.target)

@@ -22,7 +22,7 @@ import torch
 from smelt.errors import NeedsFixedSize
 from smelt.graph.graph_passes import memory_of_outputs
 from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, free_name, map_nodes
-from smelt.graph.memory_format import is_last, last_stride, lies_last
+from smelt.graph.memory_format import is_channels_last_layout, is_last, last_stride
 from smelt.graph.operator_effects import effects
 from smelt.ops.convolution_settings import Convolution
 from smelt.ops.result_specs import result_spec
@@ -161,7 +161,7 @@ class _Pass:
             if _is_convolution(node):
                 count = _operands(node)
                 image, weight = node.args[count - 2 : count]
-                found.update((image,) if lies_last(weight.spec) else (image, weight))
+                found.update((image,) if is_channels_last_layout(weight.spec) else (image, weight))
         return {n for n in found if _is_cast(n)}
 
     # ---- nodes
@@ -265,9 +265,10 @@ class _Pass:
         *images, weight = node.args[:count]
         of_pixels = weight.spec.shape[2:] == (1, 1)
         images = [
-            self._now(i) if lies_last(self._now(i).spec) and of_pixels else self._last(i) for i in images
+            self._now(i) if is_channels_last_layout(self._now(i).spec) and of_pixels else self._last(i)
+            for i in images
         ]
-        weight = self._now(weight) if lies_last(self._now(weight).spec) else self._last(weight)
+        weight = self._now(weight) if is_channels_last_layout(self._now(weight).spec) else self._last(weight)
         return (*images, weight, *map_nodes(node.args[count:], self._traced))
 
     def _last(self, node: Node) -> Node:

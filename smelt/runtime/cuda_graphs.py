@@ -1,4 +1,4 @@
-"""Plans captured into CUDA graphs, when `_native.Plan` says that it is time (native/plan/graphs.h)."""
+"""Capture of plans into CUDA graphs, at the request of `_native.Plan` (native/plan/graphs.h)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST = 32  # graphs that instances of a plan for many sizes have together, each 
 
 
 class Replay:
-    """Replays a graph, and keeps it."""
+    """Replays a graph and keeps it alive."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
         self.graph = graph
@@ -33,8 +33,8 @@ class Replay:
 
 @dataclass(frozen=True)
 class Capture:
-    """`capture(inputs, copied)`: see `_native.Plan.use_graphs`. `alive`: all that were captured of this plan, and of others
-    that share the number of graphs that there may be."""
+    """`capture(inputs, copied)`: see `_native.Plan.use_graphs`. `alive`: all captures of this plan, and of the plans
+    that share its limit on the number of graphs."""
 
     plan: Callable[[], _native.Plan | None]  # which owns this, so it is not kept alive
     alive: weakref.WeakSet[Replay] = field(default_factory=weakref.WeakSet)
@@ -42,8 +42,8 @@ class Capture:
     def __call__(
         self, inputs: Tensors, copied: tuple[bool, ...]
     ) -> tuple[Callable[[], None], Tensors, Tensors] | None:
-        """(what replays the graph, places of the inputs that are copied, what it gives), or None, with a line that says why,
-        where the plan does what a graph cannot."""
+        """(the function that replays the graph, static tensors of the copied inputs, results), or None, with a log
+        line that says why, if the plan does something that a graph cannot."""
         plan = self.plan()
         assert plan is not None
         why_not = "there are as many as there may be" if len(self.alive) >= MOST else _refused(inputs, copied)
@@ -80,6 +80,6 @@ def _overlaps(x: torch.Tensor) -> bool:
 
 
 def _place(x: torch.Tensor) -> torch.Tensor:
-    """Memory of its own for what comes at `x`, laid out alike."""
+    """A static tensor with the layout of `x`, into which inputs are copied."""
     with torch.no_grad():
         return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)

@@ -1,12 +1,12 @@
-"""What is kept on disk from process to process: bytes by a key, in one folder of the user's.
+"""The disk cache: bytes by key, in one folder of the user, shared by processes.
 
-A key is the hash of all that the bytes are made from, so an entry never has to change.
+A key is the hash of everything that the bytes are made from, so an entry never changes.
 
-What always holds: nothing is read from, or written to, a folder or file that is a link, belongs to another user, or that
-others can write. What was checked is what is read: the folder is opened once, and files by their names in it. A file gets
-its name when it is complete; what a crash of the machine leaves half written has not the checksum that it begins with.
-Nothing here fails: what cannot be read is made anew, what cannot be written is not kept. There is no lock, so processes,
-threads and forks need nothing of each other.
+Invariants: nothing is read from, or written to, a folder or file that is a link, belongs to another user, or is
+writable by others. The checked file is the file that is read: the folder is opened once, and files by their names in
+it. A file gets its name when it is complete; a file truncated by a crash fails the checksum at its beginning. No
+function raises: an unreadable entry counts as absent, an unwritable one is not stored. There is no lock, so processes,
+threads and forks are independent.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger("smelt")
 
 
 class Refused(OSError):
-    """A folder or file that somebody else could have written."""
+    """A folder or file that another user could have written."""
 
 
 def key_of(*parts: str | bytes) -> str:
@@ -48,7 +48,7 @@ def key_of(*parts: str | bytes) -> str:
 
 
 class Store:
-    """The entries in `folder`, which are to be `limit` bytes at most. Any process and thread."""
+    """The entries in `folder`, limited to `limit` bytes. Safe for any process and thread."""
 
     def __init__(self, folder: str, limit: int) -> None:
         self.folder = folder
@@ -56,7 +56,7 @@ class Store:
         self._until_sweep = 0  # bytes to write; approximate where threads write together
 
     def get(self, key: str) -> bytes | None:
-        """What is kept under `key`; None if nothing is, or it cannot be trusted."""
+        """The entry under `key`; None if there is none or it cannot be trusted."""
         with self._quietly(), self._opened() as folder:
             content = _read(folder, key)
             if content is None:
@@ -65,7 +65,7 @@ class Store:
         return None
 
     def put(self, key: str, content: bytes) -> None:
-        """Keeps `content`, if that is possible."""
+        """Store `content` if possible."""
         with self._quietly():
             os.makedirs(self.folder, 0o700, exist_ok=True)
             with self._opened() as folder:
@@ -76,7 +76,7 @@ class Store:
                     _sweep(folder, self.limit)
 
     def drop(self, key: str) -> None:
-        """Forgets what is kept under `key`."""
+        """Remove the entry under `key`."""
         with self._quietly(), self._opened() as folder:
             os.unlink(key, dir_fd=folder)
 
@@ -87,13 +87,13 @@ class Store:
         return 0
 
     def clear(self) -> int:
-        """Removes all entries; returns their bytes."""
+        """Remove all entries and return their bytes."""
         with self._quietly(), self._opened() as folder:
             return _remove(folder, list(_files(folder)), 0)
         return 0
 
     def why_not(self) -> str | None:
-        """Why nothing is kept here, if so."""
+        """Why nothing can be stored; None if it can."""
         try:
             with self._opened():
                 return None
@@ -114,7 +114,7 @@ class Store:
 
     @contextmanager
     def _quietly(self) -> Iterator[None]:
-        """Errors of the file system end the block, and nothing else."""
+        """Suppress errors of the file system, which end the block."""
         try:
             yield
         except OSError as error:
@@ -147,7 +147,8 @@ def _check(descriptor: int, path: str) -> None:
 
 
 def _read(folder: int, key: str) -> bytes | None:
-    """The content of a file that only this user can have written, None if its checksum is wrong. It counts as used."""
+    """The content of a file that only this user can have written; None if its checksum is wrong. Marks the file as
+    used."""
     flags = os.O_RDONLY | os.O_NONBLOCK  # a pipe would wait for its writer
     with open(_open(key, flags, folder=folder), "rb") as file:
         _check(file.fileno(), key)
@@ -172,12 +173,12 @@ def _write(folder: int, key: str, content: bytes) -> None:
 
 
 def _head(key: str, content: bytes) -> bytes:
-    """The key is part of it: what was kept under another is no answer."""
+    """The header of an entry. It includes the key, so that an entry under another key does not match."""
     return MAGIC + hashlib.sha256(key.encode() + content).digest()
 
 
 def _files(folder: int) -> Iterator[tuple[int, int, str]]:
-    """When each was used last, its size and its name; also those that are being written."""
+    """(time of last use, size, name) of each entry, including those being written."""
     with os.scandir(folder) as found:
         for entry in found:
             if _NAME.fullmatch(entry.name):
@@ -187,14 +188,14 @@ def _files(folder: int) -> Iterator[tuple[int, int, str]]:
 
 
 def _sweep(folder: int, limit: int) -> None:
-    """Of more than `limit` bytes, the files that were used last stay."""
+    """Remove the least recently used entries beyond `limit` bytes."""
     files = list(_files(folder))
     if sum(size for _, size, _ in files) > limit:
         _remove(folder, files, int(limit * LEFT))
 
 
 def _remove(folder: int, files: list[tuple[int, int, str]], limit: int) -> int:
-    """Those used longest ago, until `limit` bytes are left; returns the bytes that are gone."""
+    """Remove the least recently used entries until `limit` bytes are left, and return the removed bytes."""
     size = left = sum(size for _, size, _ in files)
     for _, bytes_, name in sorted(files):
         if left <= limit:
@@ -209,8 +210,7 @@ def _remove(folder: int, files: list[tuple[int, int, str]], limit: int) -> int:
 
 
 def folder() -> str | None:
-    """Where entries are: `SMELT_CACHE_DIR`, else `smelt` in the folder that the system's conventions name. None where the
-    user has no home."""
+    """The cache folder: `SMELT_CACHE_DIR`, else `smelt` in the system's cache folder. None if the user has no home."""
     if given := os.environ.get("SMELT_CACHE_DIR"):
         return os.path.abspath(given)
     for place in (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")):
@@ -220,7 +220,7 @@ def folder() -> str | None:
 
 
 def store(config: Config = DEFAULT) -> Store | None:
-    """What options ask for; None where they turn it off, or there is no place."""
+    """The cache that the options ask for; None if they turn it off or there is no folder."""
     place = folder()
     return _store(place, config.kernel_cache_bytes) if config.kernel_cache and place else None
 
@@ -235,7 +235,7 @@ def size() -> int:
 
 
 def clear() -> int:
-    """Removes all that is kept; returns its bytes. Kernels that are loaded stay so."""
+    """Remove all entries and return their bytes. Loaded kernels stay loaded."""
     found = store()
     return found.clear() if found else 0
 

@@ -1,9 +1,9 @@
-"""Locks across `os.fork`: the child inherits memory as it is, but only the thread that forked.
+"""Locks across `os.fork`: the child inherits all memory, but only the forking thread.
 
-A lock that another thread holds would stay locked in the child for ever, and what it guards would stay half done (outside
-objects that hold fakes, a module half compiled). So a fork waits until no other thread holds one of smelt's locks, or the
-one that llvmlite puts around every call of LLVM: code is freed by whichever thread drops the last reference to it, while
-it holds no lock of smelt's.
+A lock that another thread holds would stay locked in the child, and the state it guards would stay half done
+(environment objects that hold fakes, a half-compiled module). A fork therefore waits until no other thread holds one
+of smelt's locks, or the lock that llvmlite puts around every call of LLVM: code is freed by whichever thread drops the
+last reference to it, while it holds no lock of smelt's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ CAPTURE, BACKWARD, SIZES, TUNING, KERNELS, GPU_KERNELS, LIBRARY, EMISSION, LINKS
 
 
 class Lock(Protocol):
-    """A lock that its thread may take again (an RLock)."""
+    """A reentrant lock (an RLock)."""
 
     def acquire(self) -> object: ...
     def release(self) -> object: ...
@@ -29,8 +29,8 @@ _held: list[Lock] = []  # by the thread that forks, in the order in which they w
 
 
 def hold_at_fork(lock: _L, place: int) -> _L:
-    """Returns `lock`; from now on a thread that forks holds it during the fork. `place` (a constant above) is its place in
-    the order in which locks are taken."""
+    """Return `lock`, which a forking thread holds during the fork from now on. `place` (a constant above): its
+    position in the lock order."""
     _locks[place] = lock
     return lock
 

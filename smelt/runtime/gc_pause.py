@@ -1,4 +1,4 @@
-"""Python's garbage collector while smelt compiles."""
+"""Pauses of Python's garbage collector while smelt compiles."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from smelt import _native
 
 @contextmanager
 def collections_postponed() -> Iterator[None]:
-    """No garbage is collected for the duration of the context, unless `gc.collect` is called.
+    """Postpone garbage collection for the duration of the context, except for explicit calls of `gc.collect`.
 
-    Compiling makes many objects and little garbage: collections would take several times as long as the work itself, and
-    one full collection of what torch and a model hold takes a third of a second. The collector stays enabled: whether it is
-    belongs to the user, and to all threads.
+    Compiling creates many objects and little garbage: collections would take several times as long as the work itself,
+    and one full collection of the objects of torch and a model takes a third of a second. The collector stays enabled,
+    since that setting belongs to the user and to all threads.
     """
     were = _native.postpone_collections(True)
     try:

@@ -1,4 +1,4 @@
-"""How deep this thread may call."""
+"""The recursion limit of this thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DEPTH = 20_000
 
 @contextmanager
 def deep_recursion() -> Iterator[None]:
-    """Lets this thread call deeper than `sys.getrecursionlimit()` says, which stays as it is, also for other threads."""
+    """Let this thread recurse deeper than `sys.getrecursionlimit()`, which stays as it is, also for other threads."""
     limit = sys.getrecursionlimit()
     before = _native.set_thread_recursion_limit(max(limit, _DEPTH))
     try:
