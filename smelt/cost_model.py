@@ -102,7 +102,7 @@ class Costs:
     scatters: bool  # a kernel may store where tensors say, and fails where that is out of range
 
     # The plan (plan/parallel_launches.py, plan/build_plan.py)
-    together_pieces: int  # pieces of work for each worker from which on a launch gains nothing from company
+    parallel_launch_chunks: int  # pieces of work for each worker from which on a launch gains nothing from company
     gil_bytes: int  # bytes touched by a plan from which on it gives other Python threads a turn
 
     # ATen's random numbers on a GPU (ops/random_numbers.py)

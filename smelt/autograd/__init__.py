@@ -1,2 +1,3 @@
-"""A joint graph becomes a forward and a backward (`partition.py`) that keep as few bytes as possible between them
-(`min_cut_problem.py`, `min_cut.py`), and both become what autograd knows as a node (`compile_joint.py`)."""
+"""Autograd ahead of time: a joint graph is partitioned into a forward and a backward (`partition.py`) that save as few
+bytes as possible between them (`min_cut_problem.py`, `min_cut.py`), and both become one autograd node
+(`compile_joint.py`)."""

@@ -20,7 +20,7 @@ from smelt import _native, events
 from smelt.autograd.double_backward import DoubleBackward, double_backward
 from smelt.autograd.freed_graph_outputs import mark_freed
 from smelt.autograd.joint_overrides import edited_joint
-from smelt.autograd.mutation_view_epilogue import EpilogueStep, steps, apply_epilogue
+from smelt.autograd.mutation_view_epilogue import EpilogueStep, apply_epilogue, epilogue_steps
 from smelt.autograd.partition import Partition, partition
 from smelt.autograd.save_costs import NO_HINTS, Hints
 from smelt.autograd.undefined_tangents import without_tangents
@@ -175,7 +175,7 @@ def _put_together(
     # before the node saves what the forward wrote, with the version that it has then
     forward = traced.counters.preserve_input_counters(forward)
     if joint.tangents:
-        forward = node.around(forward, compile_backward, steps(joint), values)
+        forward = node.around(forward, compile_backward, epilogue_steps(joint), values)
     return apply_epilogue(mark_freed(forward, joint.freed), joint, torch.is_grad_enabled())
 
 

@@ -1,8 +1,9 @@
-"""Values that the user holds, and that some results' gradients may not read there.
+"""Defensive copies of values that the user holds and that only some results' gradients may read.
 
-Eager reads such a value for the gradients of certain results only. If the others read it too (to compute again what eager
-keeps in its stead), they would notice a write that they do not notice in eager, where the only result to notice may be dead.
-So what eager reads itself is read from the user's tensor, and all else is computed from a copy, if it is worth one.
+Eager reads such a value for the gradients of certain results only. If other gradients read it too (to recompute a
+value that eager saves), they would detect a write that they do not detect in eager, where the only result to detect it
+may be dead. So eager's own reads use the user's tensor, and everything else is computed from a copy, if it is worth
+one.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ aten = torch.ops.aten
 
 
 class DefensiveCopies:
-    """`copy_of`: what looks at the memory of a value in `shared` -> what all but eager's own reads read instead; of the
-    value itself, a copy that the forward makes.  `copies`: those copies -> what they are copies of."""
+    """`copy_of`: a node in the memory of a value in `shared` -> the node that other readers use instead; for the value
+    itself, a copy made by the forward. `copies`: those copies -> their originals. `views`: views of copies."""
 
-    def __init__(self, joint: Joint, memory: Memory, shared: Container[Node], maker: NodeBuilder) -> None:
+    def __init__(self, joint: Joint, memory: Memory, shared: Container[Node], builder: NodeBuilder) -> None:
         self.copy_of: dict[Node, Node] = {}
         self.copies: dict[Node, Node] = {}
         self.views: set[Node] = set()
@@ -31,27 +32,27 @@ class DefensiveCopies:
         for node in joint.graph.nodes[:-1]:
             if node in joint.backward or node in tangents or memory.bases[node] not in shared:
                 continue
-            maker.begin(node)
+            builder.begin(node)
             if memory.bases[node] is node:
-                own = maker(aten.clone.default, node)
-                self.copies[own] = node
+                copy = builder(aten.clone.default, node)
+                self.copies[copy] = node
             else:
-                args, kwargs = (map_nodes(a, self._own) for a in (node.args, node.kwargs))
-                name = maker.name(f"{node.name}_own")
-                own = Node(node.op, node.target, args, kwargs, name, node.spec, node.line, node.source)
-                self.views.add(own)
-            self.copy_of[node] = own
+                args, kwargs = (map_nodes(a, self._copy_or_self) for a in (node.args, node.kwargs))
+                name = builder.name(f"{node.name}_copy")
+                copy = Node(node.op, node.target, args, kwargs, name, node.spec, node.line, node.source)
+                self.views.add(copy)
+            self.copy_of[node] = copy
 
-    def _own(self, node: Node) -> Node:
+    def _copy_or_self(self, node: Node) -> Node:
         return self.copy_of.get(node, node)
 
     def read(self, node: Node, user: Node) -> Node:
-        """What `user`, which eager's backward does not run, reads for `node`."""
+        """The node that `user`, which is no read of eager's, reads for `node`."""
         return node if user in self.copy_of else self.copy_of.get(node, node)
 
-    def can_be_made(self, own: Node) -> bool:
-        """Whether the copy `own` is laid out as what it is of, so that the same views can be taken of it."""
-        return own in self.copies and _layout(own.spec) == _layout(self.copies[own].spec)
+    def keeps_layout(self, copy: Node) -> bool:
+        """Whether `copy` has the layout of its original, so that the same views apply to it."""
+        return copy in self.copies and _layout(copy.spec) == _layout(self.copies[copy].spec)
 
 
 def _layout(spec: TensorSpec | NumberSpec | object) -> object:

@@ -1,12 +1,13 @@
-"""Derivatives of derivatives: the torch-level graph runs again under autograd, which then knows how gradients were made.
+"""Second derivatives: the torch-level graph is replayed under autograd, which then records how gradients are computed.
 
-That needs the graph's inputs, unchanged. The node refers to them weakly, so it costs no memory; who wants a second
-derivative with respect to something holds it anyway. Random numbers are drawn again, from the state that the generator had.
-Inputs that the graph itself writes (the statistics of a batch norm) are stood in for by others: if a result was computed
-from what they held (the vectors of a spectral norm), by copies that the node keeps, where these are small.
+The replay needs the graph's inputs, unchanged. The autograd node has weak references to them, so it costs no memory; a
+caller that wants a second derivative with respect to a tensor holds it anyway. Random numbers are drawn again from the
+saved state of the generator. Inputs that the graph itself writes (the statistics of a batch norm) are replaced by
+others: if a result was computed from their former values (the vectors of a spectral norm), by copies that the node
+holds, where these are small.
 
-An output that others are computed from has a node of its own. There the graph is cut (`_Gate`): gradients of the others
-end at that output, as the program holds it, and the history of these gradients goes on through it.
+An output that others are computed from has an autograd node of its own. There the graph is cut (`_Gate`): gradients of
+the others end at that output, as the program holds it, and the history of these gradients continues through it.
 """
 
 from __future__ import annotations
@@ -46,28 +47,30 @@ _MOST_COPIED = 1 << 16  # bytes, at each call
 
 
 def double_backward(traced: Traced, joint: Joint) -> DoubleBackward | None:
-    """What differentiates a graph again, if no large input must be copied for it (`DoubleBackward.at`). None for graphs that
-    cannot be run a second time: results have no node at the torch level; other effects; calls of the user's code that would
-    see other objects; gradients of inputs that are taken away."""
+    """The double backward of a graph, unless it must copy large inputs (`DoubleBackward.at`). None for graphs that
+    cannot be replayed: results without a torch-level node; other effects; calls of user code that would see other
+    objects; gradients of inputs that are removed."""
     opaque = [n.target for n in traced.torch_graph if type(n.target) is OpaqueCall]
     checkpoints = [call for call in opaque if call.is_checkpoint]
     rewritten = tuple(sorted(traced.mutated))
-    copied = tuple(sorted(_read(joint) & set(rewritten)))
+    copied = tuple(sorted(_primals_read(joint) & set(rewritten)))
     effectful = [n for n in traced.aten_graph if graph_passes.has_effect(n)]
-    draws = {_drawing(t.device): None for n in effectful if _draws(n) for t in leaves(n.spec, TensorSpec)}
+    draws = {
+        _generator_device(t.device): None for n in effectful if _draws(n) for t in leaves(n.spec, TensorSpec)
+    }
     repeatable = (
         all(_draws(n) or n.target is aten.copy_.default for n in effectful)
         and all(call.repeatable for call in opaque)
         and joint.flags.repeatable
     )
-    places = {i: place for i in joint.tangents if (place := joint.torch_level_tensors[i]) is not None}
-    nodes = {node for place in places.values() for node in (place.node, place.history_node)}
-    if not repeatable or len(places) < len(joint.tangents) or not nodes <= {*traced.torch_graph}:
+    tensors = {i: tensor for i in joint.tangents if (tensor := joint.torch_level_tensors[i]) is not None}
+    nodes = {node for tensor in tensors.values() for node in (tensor.node, tensor.history_node)}
+    if not repeatable or len(tensors) < len(joint.tangents) or not nodes <= {*traced.torch_graph}:
         return None
     return DoubleBackward(
         traced.torch_graph,
-        tuple(places[i] for i in joint.tangents),
-        tuple(places[i] for i in joint.cuts),
+        tuple(tensors[i] for i in joint.tangents),
+        tuple(tensors[i] for i in joint.cuts),
         joint.gradients,
         rewritten,
         copied,
@@ -79,18 +82,18 @@ def double_backward(traced: Traced, joint: Joint) -> DoubleBackward | None:
 
 
 def _draws(node: Node) -> bool:
-    """Whether it draws random numbers, with torch's generator, and does nothing else."""
+    """Whether the node only draws random numbers with torch's generator."""
     if type(node.target) is not OpOverload or not effects(node.target).random or effects(node.target).writes:
         return False
     return not leaves((node.args, node.kwargs), torch.Generator)
 
 
-def _drawing(device: torch.device) -> torch.device:
-    """Whose generator is drawn from there. A simulated GPU has none of its own."""
+def _generator_device(device: torch.device) -> torch.device:
+    """The device of the generator that `device` draws from. A simulated GPU has none of its own."""
     return device if device.type == "cuda" and torch.cuda.default_generators else torch.device("cpu")
 
 
-def _read(joint: Joint) -> set[int]:
+def _primals_read(joint: Joint) -> set[int]:
     """The primals that differentiable outputs are computed from."""
     outputs = joint.graph.output.args[0]
     pending = [outputs[i] for i in joint.tangents if i < joint.n_outputs]
@@ -104,11 +107,11 @@ def _read(joint: Joint) -> set[int]:
 
 
 _BATCH_NORM = aten._native_batch_norm_legit_functional.default
-_STATISTICS = slice(3, 5)  # the running ones, which it does not read in training
+_STATISTICS = slice(3, 5)  # the running statistics, which it does not read in training
 
 
 def _arguments(node: Node) -> Iterator[Node]:
-    """What a node's values are computed from; of the results of a batch norm in training, the first."""
+    """The nodes that a node's values are computed from; for a batch norm in training, those of its first result."""
     if node.target is not _BATCH_NORM or not node.args[5]:
         yield from argument_nodes(node)
         return
@@ -119,13 +122,13 @@ def _arguments(node: Node) -> Iterator[Node]:
 
 @dataclass(frozen=True)
 class DoubleBackward:
-    """From the graph's inputs, its outputs that others are computed from (None where gone), the tangents (None where
-    undefined), and the states of torch's generators on the devices in `draws` to the gradients, with a history, and then the
-    results of this run. Where a formula reads a result (that of `exp`), the node has the history go on through the output
-    that the program holds.
+    """Maps the graph's inputs, the outputs that others are computed from (None if dead), the tangents (None if
+    undefined), and the states of torch's generators on the devices in `draws` to the gradients, with a history,
+    followed by the results of the replay. Where a formula reads a result (that of `exp`), the autograd node continues
+    the history through the output that the program holds.
 
-    `rewritten`: inputs that the graph writes; of those in `copied` it is given copies from before, of the others the values
-    do not matter. The graph is made for its sizes when it first runs.
+    `rewritten`: inputs that the graph writes. Those in `copied` are passed as copies from before the write; the values
+    of the others do not matter. The graph is specialized to its sizes on the first run.
     """
 
     graph: Graph
@@ -138,11 +141,10 @@ class DoubleBackward:
     has_checkpoints: bool
     settings: TorchSettings
     copied_bytes: tuple[Size, ...]
-    values: Values = field(default_factory=dict)  # the sizes that it is for, where the graph's have symbols
+    values: Values = field(default_factory=dict)  # concrete sizes, where the graph has symbols
 
     def at(self, values: Values) -> DoubleBackward | None:
-        """The same for these sizes. None where an input that is copied, as results were computed from what it held and the
-        graph writes it, is large."""
+        """The double backward for these sizes. None where the inputs to copy are large."""
         if sum(evaluate(n, values) for n in self.copied_bytes) > _MOST_COPIED:
             return None
         return replace(self, values=values)
@@ -156,23 +158,23 @@ class DoubleBackward:
     ) -> Gradients:
         gates = _Gates(cuts)
         with torch.enable_grad():
-            asked = list(primals if self.has_checkpoints else map(_unhooked, primals))
-            # A checkpoint calls the user's modules, which have parameters of their own and know no views of them.
+            sources = list(primals if self.has_checkpoints else map(_unhooked, primals))
+            # A checkpoint calls the user's modules, which use their parameters, not views of them.
             if self.has_checkpoints and any(map(_is_hooked, primals)):
                 raise RuntimeError(
                     "smelt: a second derivative through a checkpoint, of a tensor with hooks, which would run twice"
                 )
-            seen = list(asked)
+            arguments = list(sources)
             for i in self.rewritten:
                 if i not in self.copied:  # no result was computed from it
-                    asked[i] = primals[i].detach().requires_grad_(i in self.sources)
-                seen[i] = asked[i].clone()
-            with _drawing_from(self.draws, states), self._as_captured():
-                results = list(self._forward(gates, *seen))  # type: ignore[arg-type]
+                    sources[i] = primals[i].detach().requires_grad_(i in self.sources)
+                arguments[i] = sources[i].clone()
+            with _generators_in(self.draws, states), self._as_captured():
+                results = list(self._forward(gates, *arguments))  # type: ignore[arg-type]
             defined = [(result, t) for result, t in zip(results, tangents) if t is not None]
             gradients = torch.autograd.grad(
                 [result for result, _ in defined],
-                [*(asked[i] for i in self.sources), *(gates.opened[i] for i in range(len(self.cuts)))],
+                [*(sources[i] for i in self.sources), *(gates.opened[i] for i in range(len(self.cuts)))],
                 [tangent for _, tangent in defined],
                 create_graph=True,
                 allow_unused=True,
@@ -186,13 +188,13 @@ class DoubleBackward:
             return GraphFunction(_gated(self.graph, self.results, self.cuts))
         graph, copy_of = copied_at(self.graph, self.values)
         results, cuts = (
-            [in_copied_graph(place, copy_of) for place in places] for places in (self.results, self.cuts)
+            [in_copied_graph(tensor, copy_of) for tensor in tensors] for tensors in (self.results, self.cuts)
         )
         return GraphFunction(_gated(graph, results, cuts))
 
     @contextmanager
     def _as_captured(self) -> Iterator[None]:
-        """Torch's settings are those under which the graph was captured."""
+        """Context with the torch settings under which the graph was captured."""
         before = torch_settings.read()
         torch_settings.put(self.settings)
         try:
@@ -205,8 +207,8 @@ class DoubleBackward:
 
 
 class _Gates:
-    """The gates of one run, in the order of `DoubleBackward.cuts`. `cuts` are the real outputs there, None where gone;
-    `opened` what the graph goes on with, by position. They let gradients through once `are_open`."""
+    """The gates of one replay, in the order of `DoubleBackward.cuts`. `cuts`: the real outputs, None if dead;
+    `opened`: the tensors that the graph continues with, by position. Gradients pass once `are_open`."""
 
     def __init__(self, cuts: Defined) -> None:
         self.cuts = cuts
@@ -215,12 +217,13 @@ class _Gates:
 
 
 class _Gate(torch.autograd.Function):
-    """`tensor`, with its history; in the memory of `again`, the same tensor of this run, if that is written later."""
+    """`tensor` with its history; in the memory of `replayed`, its counterpart in the replay, if that is written
+    later."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, gates: _Gates, again: torch.Tensor | None) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, gates: _Gates, replayed: torch.Tensor | None) -> torch.Tensor:
         ctx.gates = gates
-        return tensor.view_as(tensor) if again is None else again.detach()
+        return tensor.view_as(tensor) if replayed is None else replayed.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
@@ -230,66 +233,66 @@ class _Gate(torch.autograd.Function):
 def _through_gate(
     gates: _Gates, tensor: torch.Tensor, indices: Sequence[int], written_later: bool, views: Sequence[Any]
 ) -> tuple[Any, ...]:
-    """What the run goes on with in place of `tensor`, and of those of `views` that look at it."""
-    again = tensor.detach() if written_later else None
+    """The tensors that the replay continues with: `tensor` after its gates, and `views`, those of `tensor` derived
+    anew."""
+    replayed = tensor.detach() if written_later else None
     passed = tensor
     with torch.enable_grad():
         for index in indices:
             real = gates.cuts[index]
-            passed = _Gate.apply(passed if real is None else real, gates, again)  # type: ignore[no-untyped-call]
+            passed = _Gate.apply(passed if real is None else real, gates, replayed)  # type: ignore[no-untyped-call]
             gates.opened[index] = passed
-        return (passed, *(_seen_in(passed, tensor, view) for view in views))
+        return (passed, *(_view_of_gated(passed, tensor, view) for view in views))
 
 
-def _seen_in(passed: torch.Tensor, tensor: torch.Tensor, view: Any) -> Any:
+def _view_of_gated(passed: torch.Tensor, tensor: torch.Tensor, view: Any) -> Any:
     if not isinstance(view, torch.Tensor) or view._base is not tensor or not view.requires_grad:
         return view
     if view.dtype != tensor.dtype:
-        return view  # its gradients go past the gate
+        return view  # its gradients bypass the gate
     offset = view.storage_offset() - tensor.storage_offset() + passed.storage_offset()
     return with_conj_neg_bits(passed.as_strided(view.size(), view.stride(), offset), view)
 
 
 def _gated(graph: Graph, results: Sequence[TorchLevelTensor], cuts: Sequence[TorchLevelTensor]) -> Graph:
-    """`graph` with another input before the others, the `_Gates`, and `results` as its outputs."""
+    """`graph` with the `_Gates` as a first input and `results` as its outputs."""
     copy, copy_of = graph_passes.copied(graph.nodes[:-1], graph.constants)
     gates = Node("placeholder", "gates", (), {}, "gates")
     nodes = [gates]
-    hidden = {copy_of[place.node]: place for place in (*results, *cuts) if place.by_view}
-    tensor_of: dict[Node, Node] = {}  # what the nodes in `hidden` look at
+    hidden = {copy_of[tensor.node]: tensor for tensor in (*results, *cuts) if tensor.by_view}
+    hidden_base: dict[Node, Node] = {}  # node in `hidden` -> its base
     passed: dict[Node, Node] = {}
-    at_place: dict[
-        TorchLevelTensor, list[int]
-    ] = {}  # an input that is written is a cut, and so is what is copied into it
-    for i, place in enumerate(cuts):
-        at_place.setdefault(place, []).append(i)
-    cut = {copy_of[place.node] for place in cuts}
-    last_read = {n: at for at, node in enumerate(copy) for n in argument_nodes(node)}
+    # a written input is a cut, and so is the value copied into it
+    cut_indices: dict[TorchLevelTensor, list[int]] = {}
+    for i, tensor in enumerate(cuts):
+        cut_indices.setdefault(tensor, []).append(i)
+    cut = {copy_of[tensor.node] for tensor in cuts}
+    last_read = {n: position for position, node in enumerate(copy) for n in argument_nodes(node)}
 
-    def place_of(place: TorchLevelTensor) -> Node:
-        node = copy_of[place.node]
-        return tensor_of[node] if place.by_view else node
+    def node_of(tensor: TorchLevelTensor) -> Node:
+        node = copy_of[tensor.node]
+        return hidden_base[node] if tensor.by_view else node
 
-    for at, node in enumerate([*copy]):
+    for position, node in enumerate([*copy]):
         node.args, node.kwargs = (map_nodes(a, lambda n: passed.get(n, n)) for a in (node.args, node.kwargs))
         nodes.append(node)
         if node in hidden:
-            tensor_of[node] = Node("call_function", base_of, (node,), {}, f"{node.name}_base", node.spec)
-            nodes.append(tensor_of[node])
-        for place, indices in at_place.items():
-            if copy_of[place.history_node] is not node:
+            hidden_base[node] = Node("call_function", base_of, (node,), {}, f"{node.name}_base", node.spec)
+            nodes.append(hidden_base[node])
+        for tensor, indices in cut_indices.items():
+            if copy_of[tensor.history_node] is not node:
                 continue
-            read = [n for n in copy.nodes[: at + 1] if last_read.get(n, -1) > at or n in cut]
-            through = [place_of(place), *(n for n in read if n is not place_of(place))]
-            tensor, *views = (passed.get(n, n) for n in through)
-            args = (gates, tensor, indices, place.written_later, views)
+            read = [n for n in copy.nodes[: position + 1] if last_read.get(n, -1) > position or n in cut]
+            through = [node_of(tensor), *(n for n in read if n is not node_of(tensor))]
+            first, *views = (passed.get(n, n) for n in through)
+            args = (gates, first, indices, tensor.written_later, views)
             gate = Node("call_function", _through_gate, args, {}, f"gate_{indices[0]}")
             nodes.append(gate)
             for k, n in enumerate(through):
                 passed[n] = Node("call_function", operator.getitem, (gate, k), {}, f"{gate.name}_{k}", n.spec)
                 nodes.append(passed[n])
-    given = tuple(place_of(place) for place in results)
-    output = Node("output", "output", (given,), {}, "output", tuple(n.spec for n in given))
+    returned = tuple(map(node_of, results))
+    output = Node("output", "output", (returned,), {}, "output", tuple(n.spec for n in returned))
     copy.level = graph.level
     copy.nodes = [*nodes, output]
     return copy
@@ -299,8 +302,8 @@ def _gated(graph: Graph, results: Sequence[TorchLevelTensor], cuts: Sequence[Tor
 
 
 @contextmanager
-def _drawing_from(devices: tuple[torch.device, ...], states: Defined) -> Iterator[None]:
-    """torch's generators on `devices` are in `states`, and then in those that they were in."""
+def _generators_in(devices: tuple[torch.device, ...], states: Defined) -> Iterator[None]:
+    """Context with torch's generators on `devices` in `states`; their own states are restored afterwards."""
     if not devices:
         yield
         return
@@ -322,8 +325,8 @@ def _is_hooked(primal: torch.Tensor) -> bool:
 
 
 def _unhooked(primal: torch.Tensor) -> torch.Tensor:
-    """`primal` as a view, whose gradient is asked for in its place: the hooks of `primal` (and what keeps its gradient) run
-    once, where the engine that called the node takes that gradient on. What the program finds on a tensor it finds here."""
+    """`primal` as a view, whose gradient is computed in its place: the hooks of `primal` (and its retained gradient)
+    run once, in the engine that called the node. Attributes of the tensor are copied to the view."""
     if not isinstance(primal, torch.Tensor) or not primal.requires_grad:  # it may be a number
         return primal
     view = primal.view_as(primal)

@@ -18,18 +18,18 @@ _SECOND_TIME = (
 
 
 def mark_freed(values: Compiled, freed: Sequence[FreedValue]) -> Compiled:
-    """`values`, with a history of those in `spent` that says so when it is differentiated. Its edges lead to all that the
-    value was computed from, so that whoever asks for a gradient by that is told."""
+    """`values`, with a history for those in `freed` that raises autograd's error. Its edges lead to everything that
+    the value was computed from, so that any gradient through it raises."""
     if not freed:
         return values
     histories = [(s, DelayedError(_SECOND_TIME, 1 + len(s.inputs) + len(s.values))) for s in freed]
 
     def call(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        made = list(values(inputs))
+        results = list(values(inputs))
         for s, history in histories:
-            made[s.value], *_ = history(
-                made[s.value], *(inputs[i] for i in s.inputs), *(made[i] for i in s.values)
+            results[s.value], *_ = history(
+                results[s.value], *(inputs[i] for i in s.inputs), *(results[i] for i in s.values)
             )
-        return tuple(made)
+        return tuple(results)
 
     return call

@@ -1,4 +1,5 @@
-"""For which results' gradients a value is read: the user may write what only the gradients of dead results read."""
+"""Gradient liveness: for which results' gradients a value is read. The user may write a value that only gradients of
+dead results read."""
 
 from __future__ import annotations
 
@@ -8,8 +9,11 @@ from collections.abc import Container, Mapping, Sequence
 from smelt.graph.ir import Node, argument_nodes
 
 
-def live_for(nodes: Sequence[Node], tangents: Sequence[Node], backward: Container[Node]) -> Mapping[Node, int]:
-    """For each node that nodes of `backward` read, the tangents (as bits) for whose gradients they do; `nodes` in order."""
+def live_for(
+    nodes: Sequence[Node], tangents: Sequence[Node], backward: Container[Node]
+) -> Mapping[Node, int]:
+    """For each node that nodes of `backward` read, the tangents (as bits) for whose gradients they do; `nodes` in
+    order."""
     depends = defaultdict(int, {tangent: 1 << k for k, tangent in enumerate(tangents)})
     for node in nodes:
         for argument in argument_nodes(node):
@@ -17,7 +21,7 @@ def live_for(nodes: Sequence[Node], tangents: Sequence[Node], backward: Containe
     reads: defaultdict[Node, int] = defaultdict(int)
     for node in reversed(nodes):
         if node in backward:
-            # what no tangent reaches (the sine in a cosine's derivative) serves those that read it
+            # a node that no tangent reaches (the sine in a cosine's derivative) is live for its readers
             readers = depends[node] or reads[node]
             for argument in argument_nodes(node):
                 reads[argument] |= readers

@@ -1,7 +1,7 @@
-"""Joint graphs that stand in for those that were captured: what edits them is asked for each before it is cut.
+"""Joint graphs that replace captured ones: editors are called with each joint graph before it is partitioned.
 
-What always holds: a joint graph that is given back takes the same inputs and gives the same outputs, writes the same inputs,
-and is functional where the other one is; its forward needs no tangents. Without editors nothing is asked.
+Invariants: an edited joint graph has the same inputs and outputs, writes the same inputs, and is functional where the
+other one is; its forward needs no tangents.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ editing_joints = _editors.asking
 
 
 def edited_joint(joint: Joint) -> Joint:
-    """The joint graph that is cut in place of `joint`: the same where nobody has edited it. Raises ArtifactError where what
-    was edited cannot stand in for it."""
+    """The joint graph to partition in place of `joint`: the same where no editor changed it. Raises ArtifactError
+    where an edited graph cannot replace it."""
     for editor in tuple(_editors):
         joint = editor(joint)
     return joint

@@ -1,7 +1,8 @@
 """Maximum flow and minimum cut (Dinic), iterative, over integers.
 
-E. A. Dinic, "Algorithm for solution of a problem of maximum flow in networks with power estimation", 1970: breadth-first
-levels from the source, then augmenting paths along growing levels only, each edge given up once per phase.
+E. A. Dinic, "Algorithm for solution of a problem of maximum flow in networks with power estimation", 1970:
+breadth-first levels from the source, then augmenting paths along increasing levels only, each edge abandoned once per
+phase.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class Network:
         self.capacity: list[int] = []
 
     def add(self, tail: int, head: int, capacity: int) -> None:
-        """An edge; parallel edges add up."""
+        """Add an edge; parallel edges add up."""
         edge = len(self.head)
         self.edges[tail].append(edge)
         self.edges[head].append(edge + 1)
@@ -26,14 +27,14 @@ class Network:
         self.capacity += (capacity, 0)
 
     def maximize(self, source: int, sink: int) -> int:
-        """Sends as much flow as there is room for; returns how much. `capacity` is afterwards what is left."""
+        """Send the maximum flow and return it. `capacity` is the residual capacity afterwards."""
         total = 0
         while (level := self._levels(source, sink)) is not None:
             total += self._block(source, sink, level)
         return total
 
     def reachable(self, source: int) -> list[bool]:
-        """Which nodes are on the source's side of a minimum cut (the smallest such side), after `maximize`."""
+        """The nodes on the source's side of a minimum cut (the smallest such side), after `maximize`."""
         seen = [False] * len(self.edges)
         seen[source] = True
         stack = [source]
@@ -46,7 +47,7 @@ class Network:
         return seen
 
     def _levels(self, source: int, sink: int) -> list[int] | None:
-        """Distances from the source along edges with room, or None if the sink is out of reach."""
+        """Distances from the source along edges with residual capacity, or None if the sink is unreachable."""
         level = [-1] * len(self.edges)
         level[source] = 0
         queue = [source]
@@ -61,9 +62,9 @@ class Network:
         return None
 
     def _block(self, source: int, sink: int, level: list[int]) -> int:
-        """A blocking flow: saturates an edge of every path along which the level grows by one at each step."""
+        """A blocking flow: saturates an edge of every path along which the level increases by one at each step."""
         edges, head, capacity = self.edges, self.head, self.capacity
-        tried = [0] * len(edges)  # how many edges of a node cannot take more in this phase
+        tried = [0] * len(edges)  # the number of exhausted edges of each node in this phase
         path: list[int] = []
         node, total = source, 0
         while True:

@@ -1,23 +1,23 @@
 """Which values of the forward the backward starts from: a minimum cut.
 
-The network has two nodes for each value, joined by an edge as wide as the bytes that keeping the value costs; cutting it
-means to keep it. Values lead to what is computed from them by edges that cannot be cut. The source stands for the
-forward, the sink for the backward. Besides
+The network has two nodes for each value, joined by an edge with the bytes that saving the value costs as capacity;
+cutting it means saving it. Values lead to the values computed from them by edges that cannot be cut. The source stands
+for the forward, the sink for the backward. In addition
 
-* source -> value: what it costs to compute it again in the backward; infinite where that is banned (`recompute_classes.py`);
+* source -> value: the cost of recomputing it in the backward; infinite where that is banned (`recompute_classes.py`);
 * value -> sink: infinite if an operator of the backward reads it;
-* value -> sink: a token, if the backward recorded it but it depends on no tangent (the sine of a cosine's derivative).
-  Such a value may be computed in the forward already, where that saves bytes: a mask is smaller than what it is made of.
-  This does not hold for what may not run twice, such as the products that a user's checkpoint computes again.
+* value -> sink: 1, if the backward recorded it but it depends on no tangent (the sine of a cosine's derivative). Such
+  a value may be computed in the forward instead, where that saves bytes: a mask is smaller than its operands. This
+  excludes values that may not run twice, such as the products that a user's checkpoint recomputes.
 
-Bytes are multiplied by more than all else together: the cut keeps the fewest bytes, and among equals takes the least
-work. So a transcendental function is only run again where that saves bytes, and of values of equal size the one nearest
-to its use is kept.
+Bytes are multiplied by more than all other costs together: the cut saves the fewest bytes, and among equals takes the
+least work. So a transcendental function is recomputed only where that saves bytes, and of values of equal size the one
+nearest to its use is saved.
 
 One more ban bounds the memory in use while the backward runs: along a chain of values that the backward reads and that
-are computed again one from the other, at most `cut_problem.LONGEST_CHAIN` are. The last value of a residual stream is
-needed first; without the bound it would take the whole stream to compute it, and all of that would be held until its turn
-comes.
+are recomputed one from the other, at most `min_cut_problem.LONGEST_CHAIN` are recomputed. The last value of a residual
+stream is needed first; without the bound, computing it would recompute the whole stream and hold all of it until its
+turn.
 """
 
 from __future__ import annotations
@@ -37,32 +37,33 @@ _TOKENS = 1 << 20  # all work together
 
 @dataclass(frozen=True)
 class Cut:
-    """`kept` in the order of the joint graph; `recomputed`: forward nodes that the backward runs again; `early`: nodes that
-    the backward recorded and the forward runs."""
+    """`saved` in the order of the joint graph; `recomputed`: forward nodes that the backward runs again; `early`:
+    nodes that the backward recorded and the forward runs."""
 
-    kept: dict[Node, SaveOption]
+    saved: dict[Node, SaveOption]
     recomputed: frozenset[Node]
     early: frozenset[Node]
 
     @property
     def nbytes(self) -> int:
         """Bytes that live from forward to backward because of the cut."""
-        return sum(keep.nbytes for keep in self.saved.values())
+        return sum(option.nbytes for option in self.saved.values())
 
 
 def minimum(problem: CutProblem, bans: dict[Node, str]) -> Cut:
-    """The cut that keeps the fewest bytes. Raises VerificationError if the backward reads what cannot be kept."""
+    """The cut that saves the fewest bytes. Raises VerificationError if the backward reads a value that cannot be
+    saved."""
     cone = [n for n in problem.cone(bans) if n.op != "get_attr"]
     number = {node: i for i, node in enumerate(cone)}
-    keeps = [problem.save_option(node) for node in cone]
+    options = [problem.save_option(node) for node in cone]
     work = [0 if n in bans or n in problem.backward else work_of(n, problem.memory.hints) for n in cone]
     total = sum(work) or 1
     byte = 2 * (_TOKENS + 2 * len(cone))
     source, sink = 2 * len(cone), 2 * len(cone) + 1
     network = Network(2 * len(cone) + 2)
     for i, node in enumerate(cone):
-        keep = keeps[i]
-        network.add(2 * i, 2 * i + 1, INFINITE if keep is None else keep.nbytes * byte + 1)
+        option = options[i]
+        network.add(2 * i, 2 * i + 1, INFINITE if option is None else option.nbytes * byte + 1)
         if node in bans:
             network.add(source, 2 * i, INFINITE)
         else:
@@ -79,28 +80,30 @@ def minimum(problem: CutProblem, bans: dict[Node, str]) -> Cut:
                 if argument in problem.backward and argument in number:  # early only if what it reads is
                     network.add(2 * i, 2 * number[argument], INFINITE)
     if network.maximize(source, sink) >= INFINITE:
-        raise VerificationError("the backward reads a value that can neither be kept nor computed again")
+        raise VerificationError("the backward reads a value that can neither be saved nor recomputed")
     side = network.reachable(source)
-    return _read_off(problem, cone, keeps, side)
+    return _read_off(problem, cone, options, side)
 
 
-def _read_off(problem: CutProblem, cone: list[Node], keeps: list[SaveOption | None], side: list[bool]) -> Cut:
-    """Only what the backward really needs of a cut."""
+def _read_off(
+    problem: CutProblem, cone: list[Node], options: list[SaveOption | None], side: list[bool]
+) -> Cut:
+    """The part of a cut that the backward needs."""
     number = {node: i for i, node in enumerate(cone)}
-    kept: set[Node] = set()
+    saved: set[Node] = set()
     recomputed: set[Node] = set()
     stack = [n for n in problem.read if n in number]
     while stack:
         node = stack.pop()
-        if node in kept or node in recomputed:
+        if node in saved or node in recomputed:
             continue
         if side[2 * number[node]]:
-            kept.add(node)
+            saved.add(node)
         else:
             recomputed.add(node)
             stack += [a for a in problem.arguments(node) if a in number]
-    ordered = {n: keep for n, keep in zip(cone, keeps) if n in kept and keep is not None}
-    early = {n for n in kept if n in problem.backward}
+    ordered = {n: option for n, option in zip(cone, options) if n in saved and option is not None}
+    early = {n for n in saved if n in problem.backward}
     stack = list(early)
     while stack:
         new = [a for a in problem.arguments(stack.pop()) if a in problem.backward and a not in early]
@@ -112,10 +115,10 @@ def _read_off(problem: CutProblem, cone: list[Node], keeps: list[SaveOption | No
 def within_budget(problem: CutProblem, budget: float) -> tuple[Cut, dict[Node, str]]:
     """The cut for an `activation_memory_budget`, and the bans that it respects.
 
-    1 respects all bans. Below, bans are lifted in an order that does not depend on the budget: first of the operators whose
-    result has most bytes for the work, then of chains. 0 lifts all that can be lifted; between, as few as bring the kept
-    bytes down to the same fraction of the way from there to the default. Fewer bans never mean more bytes, so bytes grow
-    with the budget.
+    1 respects all bans. Below, bans are lifted in an order that does not depend on the budget: first of the operators
+    whose result has most bytes per work, then of chains. 0 lifts all that can be lifted; in between, as few as reduce
+    the saved bytes to the same fraction of the distance between that and the default. Fewer bans never mean more
+    bytes, so bytes grow with the budget.
     """
     bans = problem.bans()
     chains = problem.chain_bans(bans)
@@ -125,8 +128,8 @@ def within_budget(problem: CutProblem, budget: float) -> tuple[Cut, dict[Node, s
     order = _lifting_order(problem, bans) + sorted(chains, key=problem.position.__getitem__)
 
     def lifted(count: int) -> dict[Node, str]:
-        gone = set(order[:count])
-        return {n: why for n, why in {**bans, **chains}.items() if n not in gone}
+        lifted_nodes = set(order[:count])
+        return {n: why for n, why in {**bans, **chains}.items() if n not in lifted_nodes}
 
     least = minimum(problem, lifted(len(order)))
     allowed = least.nbytes + budget * (default.nbytes - least.nbytes)

@@ -1,7 +1,7 @@
-"""Values that take fewer bytes in another dtype without loss, because of what they can be.
+"""Values that fit into a smaller dtype without loss.
 
-* A float tensor drawn by `bernoulli` holds zeros and ones: kept as bool.
-* Indices into a dimension hold numbers below its size: kept in the smallest integer type for that.
+* A float tensor drawn by `bernoulli` holds zeros and ones: saved as bool.
+* Indices into a dimension hold numbers below its size: saved in the smallest integer type for that.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _INTEGERS = ((torch.uint8, 1 << 8), (torch.int16, 1 << 15), (torch.int32, 1 << 3
 
 
 def packed_dtype(node: Node) -> torch.dtype | None:
-    """The dtype that holds all values the node can have in fewer bytes, or None."""
+    """The smaller dtype that holds all values the node can have, or None."""
     spec = node.spec
     if row(node.target).zero_or_one:
         return torch.bool if spec.dtype.itemsize > 1 and not spec.dtype.is_complex else None

@@ -1,7 +1,8 @@
-"""A joint graph becomes a forward and a backward graph, with as few bytes kept between them as the rules allow.
+"""Partition of a joint graph into a forward and a backward graph that save as few bytes between them as the rules
+allow.
 
-`partition` is a pure function: nodes of the two graphs are copies. What is kept is decided in `min_cut.py`, what keeping
-costs in `save_costs.py`, what may run twice in `recompute_classes.py`.
+`partition` is a pure function: nodes of the two graphs are copies. `min_cut.py` decides what is saved, `save_costs.py`
+has the costs, `recompute_classes.py` what may be recomputed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from smelt.autograd.gradient_liveness import live_for
 from smelt.autograd.min_cut import Cut, within_budget
 from smelt.autograd.min_cut_problem import CutProblem
 from smelt.autograd.recompute_formulas import NodeBuilder
-from smelt.autograd.save_costs import NO_HINTS, Hints, SaveOption, Kind
+from smelt.autograd.save_costs import NO_HINTS, Hints, Kind, SaveOption
 from smelt.config import Config
 from smelt.graph.graph_passes import has_effect
 from smelt.graph.graph_printer import spec_text
@@ -31,8 +32,9 @@ aten = torch.ops.aten
 class Saved:
     """A value that the backward starts from.
 
-    `index`: of the primal, as it is after the forward ran; of the forward output; or, of a temporary, among the extra
-    outputs of the forward graph. `nbytes`: what keeping it costs beyond what the user holds. `name`: of the placeholder.
+    `index`: of the primal, as it is after the forward ran; of the forward output; or, for a temporary, among the extra
+    outputs of the forward graph. `nbytes`: the cost of saving it beyond what the user holds. `name`: of the
+    placeholder.
     """
 
     kind: Kind
@@ -46,8 +48,8 @@ class Saved:
 
 @dataclass(frozen=True)
 class Partition:
-    """`forward` takes the primals and gives (*forward outputs, *temporaries); `backward` takes (*saved, *tangents) and gives
-    the gradients, None where there is none."""
+    """`forward` takes the primals and returns (*forward outputs, *temporaries); `backward` takes (*saved, *tangents)
+    and returns the gradients, None where there is none."""
 
     forward: Graph
     backward: Graph
@@ -58,13 +60,13 @@ class Partition:
         """Bytes that live from forward to backward, beyond primals and outputs."""
         return sum(s.nbytes for s in self.saved)
 
-    def given(self, backward: Graph) -> frozenset[int]:
-        """The inputs of a backward that the forward made for it: nobody else holds them if it is the last to run."""
-        made = {s.name for s in self.saved if s.kind == "temporary"}
-        return frozenset(i for i, p in enumerate(backward.placeholders) if p.name in made)
+    def donated(self, backward: Graph) -> frozenset[int]:
+        """The inputs of a backward that the forward created for it: it owns them if it is the last to run."""
+        temporaries = {s.name for s in self.saved if s.kind == "temporary"}
+        return frozenset(i for i, p in enumerate(backward.placeholders) if p.name in temporaries)
 
     def describe(self) -> str:
-        """One row for each saved value: what it is, its bytes, the user's line, why it is saved."""
+        """One row for each saved value: its kind, type, bytes, the user's line, the reason."""
         rows = [("saved", "as", "type", "bytes", "line", "why")]
         for s in self.saved:
             line = f"{s.line.filename}:{s.line.line}" if s.line is not None else ""
@@ -77,33 +79,34 @@ class Partition:
 
 
 def partition(joint: Joint, config: Config, hints: Hints = NO_HINTS) -> Partition:
-    """Raises VerificationError if the backward reads a value of the forward that can neither be kept nor made again.
-    `hints`: what sizes are taken for that have symbols; the graphs are right for any."""
+    """The partition with the fewest saved bytes. Raises VerificationError if the backward reads a value of the forward
+    that can neither be saved nor recomputed. `hints`: sample values of size symbols; the graphs are correct for any
+    sizes."""
     shared: set[Node] = set()
     while True:
         problem = CutProblem(joint, config, shared, hints)
         cut, bans = within_budget(problem, config.activation_memory_budget)
-        made = _Builder(problem, cut, bans).build()
-        if len(joint.tangents) < 2 or not (more := _read_beyond_eager(problem, cut, made) - shared):
-            return made
+        parts = _Builder(problem, cut, bans).build()
+        if len(joint.tangents) < 2 or not (more := _read_beyond_eager(problem, cut, parts) - shared):
+            return parts
         shared |= more
 
 
 def level_of(graph: Graph) -> str:
-    """Which part of a joint graph an aten graph is, "forward" or "backward", by what it takes."""
+    """Whether an aten graph is the "forward" or the "backward" of a joint graph, by its placeholders."""
     return "backward" if any(p.name.startswith("tangents_") for p in graph.placeholders) else "forward"
 
 
-def _read_beyond_eager(problem: CutProblem, cut: Cut, made: Partition) -> set[Node]:
-    """Values that are kept in the user's hands, and read for the gradients of more results than in eager."""
-    backward, memory = made.backward, problem.memory
-    given = backward.placeholders
-    reads = live_for(backward.nodes[:-1], given[len(made.saved) :], set(backward.nodes))
+def _read_beyond_eager(problem: CutProblem, cut: Cut, parts: Partition) -> set[Node]:
+    """Values saved as the user's tensors and read for the gradients of more results than in eager."""
+    backward, memory = parts.backward, problem.memory
+    placeholders = backward.placeholders
+    reads = live_for(backward.nodes[:-1], placeholders[len(parts.saved) :], set(backward.nodes))
     found = set()
-    for (node, keep), value in zip(cut.saved.items(), given):
+    for (node, option), value in zip(cut.saved.items(), placeholders):
         base = memory.bases.get(node, node)
-        in_hand = keep.kind != "temporary" and isinstance(node.spec, TensorSpec)
-        if in_hand and reads[value] & ~memory.eager.get(base, 0):
+        is_users = option.kind != "temporary" and isinstance(node.spec, TensorSpec)
+        if is_users and reads[value] & ~memory.eager.get(base, 0):
             found.add(base)
     return found
 
@@ -117,84 +120,83 @@ class _Builder:
         self.tangents = self.joint.graph.placeholders[self.joint.n_primals :]
         # (value, the node that the forward returns for it), in the order of the forward's extra outputs
         self.temporaries: list[tuple[Node, Node]] = []
-        self.copies: dict[Node, list[Node]] = {}  # value -> what the forward makes of it at once
-        self.given: list[Node] = []  # what the backward's placeholders stand for
-        # node of the joint graph -> the node that the backward has for it
-        self.instead: dict[Node, Node] = {}
-        self.restored: set[Node] = set()  # of those, what is made of a given value alone
+        self.copies: dict[Node, list[Node]] = {}  # value -> its copies, made as soon as it exists
+        self.inputs: list[Node] = []  # the values of the backward's placeholders
+        # node of the joint graph -> the node that the backward uses for it
+        self.substitutes: dict[Node, Node] = {}
+        self.restored: set[Node] = set()  # substitutes computed from a saved value alone
 
     def build(self) -> Partition:
-        saved = tuple(self._saved(node, keep) for node, keep in self.cut.saved.items())
+        saved = tuple(self._saved(node, option) for node, option in self.cut.saved.items())
         self._choose()
         return Partition(self._forward(), self._backward(), saved)
 
-    def _saved(self, node: Node, keep: SaveOption) -> Saved:
-        index, given = keep.index, node
-        if keep.kind == "temporary":
+    def _saved(self, node: Node, option: SaveOption) -> Saved:
+        index, value = option.index, node
+        if option.kind == "temporary":
             index = len(self.temporaries)
-            kept = self._copy(node, keep) if keep.copies else node
-            self.temporaries.append((node, kept))
-            given = node
-            if keep.dtype is not None:
-                given = kept
-            elif kept.spec.stride != node.spec.stride:  # a copy of what is expanded, or has gaps, is dense
-                given = self.instead[node] = kept
-        elif keep.through is not None:
-            given = keep.through
-            self._seen_through(node, given)
-        self.given.append(given)
-        return Saved(keep.kind, index, given.spec, given.name, keep.nbytes, node.line, self._why(node, keep))
+            saved = self._copy(node, option) if option.copies else node
+            self.temporaries.append((node, saved))
+            if option.dtype is not None:
+                value = saved
+            elif saved.spec.stride != node.spec.stride:  # a copy of an expanded or gapped tensor is dense
+                value = self.substitutes[node] = saved
+        elif option.through is not None:
+            value = option.through
+            self._restore_from_view(node, value)
+        self.inputs.append(value)
+        return Saved(
+            option.kind, index, value.spec, value.name, option.nbytes, node.line, self._why(node, option)
+        )
 
-    def _copy(self, node: Node, keep: SaveOption) -> Node:
-        """A copy that the forward makes as soon as there is the value."""
+    def _copy(self, node: Node, option: SaveOption) -> Node:
+        """A copy that the forward makes as soon as the value exists."""
         make = NodeBuilder(self.problem.names).begin(node)
-        if keep.dtype is None:
-            kept = make(aten.clone.default, node)
+        if option.dtype is None:
+            copy = make(aten.clone.default, node)
         else:
-            kept = make(aten._to_copy.default, node, dtype=keep.dtype)
-            self._comes_back(node, make(aten._to_copy.default, kept, dtype=node.spec.dtype))
-        kept.name = make.name(f"{node.name}_kept")
-        self.copies.setdefault(node, []).append(kept)
-        return kept
+            copy = make(aten._to_copy.default, node, dtype=option.dtype)
+            self._restore(node, make(aten._to_copy.default, copy, dtype=node.spec.dtype))
+        copy.name = make.name(f"{node.name}_saved")
+        self.copies.setdefault(node, []).append(copy)
+        return copy
 
-    def _seen_through(self, node: Node, view: Node) -> None:
-        """The backward is given a view of all of `node` and sees `node` through it."""
+    def _restore_from_view(self, node: Node, view: Node) -> None:
+        """Restore `node` in the backward from a saved view of all of it."""
         spec = node.spec
         make = NodeBuilder(self.problem.names).begin(node)
         layout = list(spec.shape), list(spec.stride), spec.offset
-        self._comes_back(node, make(aten.as_strided.default, view, *layout))
+        self._restore(node, make(aten.as_strided.default, view, *layout))
 
-    def _comes_back(self, node: Node, restored: Node) -> None:
-        """The backward reads `restored`, made of what is kept, for `node`."""
+    def _restore(self, node: Node, restored: Node) -> None:
+        """Use `restored`, computed from a saved value, for `node` in the backward."""
         restored.name = node.name
-        self.instead[node] = restored
+        self.substitutes[node] = restored
         self.restored.add(restored)
         self.problem.position[restored] = self.problem.position[node]
 
     def _choose(self) -> None:
-        """Formulas and replacements where the cut counts on them."""
-        kept, recomputed = self.cut.saved, self.cut.recomputed
+        """Use the formulas and replacements that the cut relies on."""
+        saved, recomputed = self.cut.saved, self.cut.recomputed
         for value, formula in self.problem.formulas.items():
             if value in recomputed:
-                self.instead[value] = formula.nodes[-1]
-        for node, made in self.problem.replacements.items():
-            there = any(n in kept or n in recomputed for n in made.spared)
-            if made.masks[-1] in kept if made.masks else made.always or not there:
-                self.instead[node] = made.node
+                self.substitutes[value] = formula.nodes[-1]
+        for node, new in self.problem.replacements.items():
+            is_available = any(n in saved or n in recomputed for n in new.spared)
+            if new.masks[-1] in saved if new.masks else new.always or not is_available:
+                self.substitutes[node] = new.node
 
-    def _why(self, node: Node, keep: SaveOption) -> str:
-        if keep.kind != "temporary":
-            return f"held by the caller ({keep.kind})"
+    def _why(self, node: Node, option: SaveOption) -> str:
+        if option.kind != "temporary":
+            return f"held by the caller ({option.kind})"
         if node in self.problem.memory.primals:
             return (
                 "the forward overwrites it"
                 if node in self.problem.memory.written
                 else "the caller may overwrite it"
             )
-        maker = (
-            node.args[0] if node.target is operator.getitem else node
-        )  # of several results, or of this one
-        return self.bans.get(maker, "fewest bytes")
+        producer = node.args[0] if node.target is operator.getitem else node
+        return self.bans.get(producer, "fewest bytes")
 
     # ---- forward
 
@@ -202,12 +204,12 @@ class _Builder:
         joint = self.joint
         primals = joint.graph.placeholders[: joint.n_primals]
         outputs = joint.graph.output.args[0][: joint.n_outputs]
-        returned = (*outputs, *(kept for _, kept in self.temporaries))
+        returned = (*outputs, *(saved for _, saved in self.temporaries))
         order = self._alive(self._forward_order(), returned)
         return _graph(joint.graph, primals, order, returned, lambda argument, user: argument)
 
     def _alive(self, order: list[Node], returned: Iterable[Node | None]) -> list[Node]:
-        """`order` without what neither a returned value nor an effect needs, errors of the forward among them."""
+        """`order` without nodes that neither a returned value nor an effect (including errors of the forward) needs."""
         used = {n for n in returned if n is not None}
         alive: list[Node] = []
         for node in reversed(order):
@@ -218,20 +220,20 @@ class _Builder:
         return alive[::-1]
 
     def _forward_order(self) -> list[Node]:
-        """In the order of the joint graph; what the backward recorded, as soon as what it reads is there."""
+        """Nodes in the order of the joint graph; those that the backward recorded, as soon as their arguments exist."""
         nodes = self.joint.graph.nodes
         followers = self._followers()
         order: list[Node] = []
         for node in nodes[:-1]:
-            provided = self.problem.provisions.get(node)
-            if provided is not None and not self.cut.saved.keys().isdisjoint(provided.saved):
-                order += provided.state
+            provision = self.problem.provisions.get(node)
+            if provision is not None and not self.cut.saved.keys().isdisjoint(provision.saved):
+                order += provision.state
             if node not in self.problem.backward and node not in self.tangents:
                 for done in (node, *followers.get(node, ())):
                     order.append(done)
                     order += self.copies.get(done, ())
-                own = self.problem.copies.copy_of.get(node)
-                order += [own] if own in self.cut.saved else []
+                copy = self.problem.copies.copy_of.get(node)
+                order += [copy] if copy in self.cut.saved else []
         return [n for n in order if n.op != "placeholder"]
 
     def _followers(self) -> dict[Node, list[Node]]:
@@ -248,36 +250,36 @@ class _Builder:
     # ---- backward
 
     def _backward(self) -> Graph:
-        """Late nodes in their order; what they read is computed just before it is first read."""
+        """Backward-only nodes in their order; what they read is computed just before its first read."""
         graph = self.joint.graph
         gradients = [
-            None if n is None else self.instead.get(n, n)
+            None if n is None else self.substitutes.get(n, n)
             for n in graph.output.args[0][self.joint.n_outputs :]
         ]
-        made = {*self.given, *self.tangents}
+        available = {*self.inputs, *self.tangents}
         order: list[Node] = []
         for node in self.problem.backward_only:
-            order += self._missing([self.instead.get(node, node)], made)
-        order += self._missing((n for n in gradients if n is not None), made)
-        return _graph(graph, [*self.given, *self.tangents], order, gradients, self._read)
+            order += self._missing([self.substitutes.get(node, node)], available)
+        order += self._missing((n for n in gradients if n is not None), available)
+        return _graph(graph, [*self.inputs, *self.tangents], order, gradients, self._read)
 
     def _read(self, argument: Node, user: Node) -> Node:
         if user in self.restored:
             return argument
         now = self.problem.current(argument, user)
-        return self.instead.get(now, now)
+        return self.substitutes.get(now, now)
 
-    def _missing(self, wanted: Iterable[Node], made: set[Node]) -> list[Node]:
-        """What has to be computed to have `wanted`, in order; adds it to `made`."""
+    def _missing(self, wanted: Iterable[Node], available: set[Node]) -> list[Node]:
+        """The nodes to compute for `wanted`, in order; adds them to `available`."""
         stack = list(wanted)
-        found: list[Node] = []
+        missing: list[Node] = []
         while stack:
             node = stack.pop()
-            if node not in made:
-                made.add(node)
-                found.append(node)
+            if node not in available:
+                available.add(node)
+                missing.append(node)
                 stack += [self._read(a, node) for a in argument_nodes(node)]
-        return sorted(found, key=self.problem.position.__getitem__)
+        return sorted(missing, key=self.problem.position.__getitem__)
 
 
 def _graph(

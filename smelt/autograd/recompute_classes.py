@@ -1,6 +1,6 @@
-"""What it means to run a node of the forward a second time, in the backward: its class, and the work it takes.
+"""Recomputation of forward nodes in the backward: the class of an operator, and the work of a node.
 
-The registry of operators names the class of an ATen operator; where it does not, schema and tags say it.
+The operator registry names the class of an ATen operator; otherwise its schema and tags decide.
 """
 
 from __future__ import annotations
@@ -51,30 +51,30 @@ def _class_of(op: Any) -> OperatorClass | Callable[[Node], OperatorClass]:
 
 
 def view_source(node: Node) -> Node | None:
-    """What a node looks at: the argument whose memory its result shares. None for fresh results."""
+    """The argument whose memory a view node's result shares. None for fresh results."""
     if node.op != "call_function" or class_of(node) is not Class.VIEW:
         return None
     source: Any = node.args[0]
     if node.target is operator.getitem:
         return view_source(source)
     does = effects(node.target)
-    if does.view:  # `_unsafe_view` does not say so
+    if does.view:  # `_unsafe_view` does not declare it
         name = next(r.arg for r in does.results if r.kind == "view")
         source = does.argument(name, node.args, node.kwargs)
     return source if isinstance(source, Node) else None
 
 
 def has_conj_neg_bit(node: Node) -> bool:
-    """Whether the signs of what it shows are others than those in memory: it is a conjugate or negative that nobody has
-    computed, or a view of one."""
-    seen: Node | None = node
-    while seen is not None and seen.target not in LAZY:
-        seen = view_source(seen)
-    return seen is not None
+    """Whether a node's values differ from memory by a pending conjugation or negation: it is a lazy conjugate or
+    negative, or a view of one."""
+    current: Node | None = node
+    while current is not None and current.target not in LAZY:
+        current = view_source(current)
+    return current is not None
 
 
 def work_of(node: Node, hints: Mapping[Sym, int]) -> int:
-    """Simple operations that running the node again costs, where sizes are as `hints` say."""
+    """The number of simple operations that running the node again costs, at the sizes `hints`."""
     kind = class_of(node)
     sizes = [_numel(n.spec, hints) for n in (node, *argument_nodes(node))]
     if kind is Class.PRODUCT:
@@ -83,8 +83,8 @@ def work_of(node: Node, hints: Mapping[Sym, int]) -> int:
 
 
 def _product_work(sizes: list[int]) -> int:
-    """Multiplications. Of two matrices (n, k) and (k, m), n*k*m is the root of the product of the three sizes; for a
-    batch, a convolution or attention this is their order of magnitude."""
+    """The number of multiplications. For two matrices (n, k) and (k, m), n*k*m is the root of the product of the three
+    sizes; for a batch, a convolution or attention this is their order of magnitude."""
     largest = sorted(sizes)[-3:]
     return math.isqrt(math.prod(largest))
 

@@ -1,11 +1,11 @@
 """Other ways to compute what the backward needs, which the cut may choose.
 
-* A *formula* gives a value of the forward from other values: the result of a normalization from its input and the saved
-  statistics. The normalization itself need not run again, and its result need not be kept.
-* A *replacement* is another way to write an operator of the backward that reads less: a mask of one byte an element
-  instead of the input of an activation, or nothing where only the shape of an argument matters.
+* A *formula* computes a value of the forward from other values: the result of a normalization from its input and the
+  saved statistics. The normalization need not run again, and its result need not be saved.
+* A *replacement* is another operator for one of the backward that reads less: a mask of one byte per element instead
+  of the input of an activation, or nothing where only the shape of an argument matters.
 
-Nodes made here refer to nodes of the joint graph and are no part of it.
+Nodes created here refer to nodes of the joint graph and are not part of it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from smelt.ops.result_specs import result_spec
 
 aten = torch.ops.aten
 
-Late = Container[Node]
+BackwardOnly = Container[Node]  # nodes that depend on tangents
 
 
 @dataclass(frozen=True)
@@ -36,21 +36,22 @@ class Formula:
 
 @dataclass(frozen=True)
 class Provision:
-    """What the forward computes beside an operator for the backward alone: `state`, in order; of that, `kept` is what the
-    backward is given, and `why` it must not run again. `formulas`: how values follow from it, each by those before."""
+    """What the forward computes with an operator for the backward alone: `state`, in order; its `saved` nodes are
+    inputs of the backward, and `why` they are not recomputed. `formulas`: how values follow from them, each by those
+    before."""
 
     state: tuple[Node, ...]
-    kept: tuple[Node, ...]
+    saved: tuple[Node, ...]
     formulas: dict[Node, Formula]
     why: str
 
 
 @dataclass(frozen=True)
 class Replacement:
-    """`node` takes the place of an operator of the backward and does not read the values `spared`.
+    """`node` replaces an operator of the backward and does not read the values `spared`.
 
-    `masks`: in order; the last one is what `node` reads instead, and the place is taken if that one is kept. Without masks,
-    the place is taken if what is spared is not there anyway, or `always`. `extras` are made just before `node`.
+    `masks`: in order; `node` reads the last one instead, and replaces the operator if that one is saved. Without
+    masks, it does if the spared values are not available anyway, or `always`. `extras` are created just before `node`.
     """
 
     node: Node
@@ -61,7 +62,7 @@ class Replacement:
 
 
 class NodeBuilder:
-    """Makes nodes one after the other; `names` are those that are taken."""
+    """Creates nodes one after the other; `names` are those in use."""
 
     def __init__(self, names: set[str]) -> None:
         self.names = names
@@ -69,7 +70,7 @@ class NodeBuilder:
         self.like: Node | None = None
 
     def begin(self, like: Node) -> NodeBuilder:
-        """From now on, nodes belong to the line of `like`."""
+        """Start a new list of nodes, which belong to the line of `like`."""
         self.nodes, self.like = [], like
         return self
 
@@ -77,33 +78,33 @@ class NodeBuilder:
         assert self.like is not None
         stem = op._schema.name.split("::")[1].strip("_")
         spec = result_spec(op, args, kwargs)
-        name = self.name(f"{stem}_again")
+        name = self.name(f"{stem}_recomputed")
         node = Node("call_function", op, args, kwargs, name, spec, self.like.line, self.like.source)
         self.nodes.append(node)
         return node
 
     def name(self, stem: str) -> str:
-        """A name that is not taken yet."""
+        """A name that is not in use."""
         return free_name(stem, self.names)
 
 
 # ---- formulas
 
-_Items = dict[int, Node]  # which result of the operator -> the node that takes it
+_Items = dict[int, Node]  # result index of an operator -> its `getitem` node
 
 
 def formula(value: Node, items: _Items, make: NodeBuilder) -> Formula | None:
-    """How `value`, the first of the results `items` of an operator, follows from the others. None if no way is known, or
-    if it would not have the same layout and precision."""
+    """How `value`, the first of the results `items` of an operator, follows from the others. None if there is no
+    formula, or if its layout or precision would differ."""
     call: Node = value.args[0]
     rule = row(call.target).from_statistics
     if rule is None or value.args[1] != 0:
         return None
-    given = _arguments(call)
-    if not _precise(given["input"].spec, items):
+    arguments = _arguments(call)
+    if not _precise(arguments["input"].spec, items):
         return None
     make.begin(value)
-    result = rule(make, given, items)
+    result = rule(make, arguments, items)
     if result is None:
         return None
     if result.spec.dtype is not value.spec.dtype:
@@ -123,7 +124,7 @@ def _arguments(call: Node) -> dict[str, Any]:
 
 
 def _precise(spec: TensorSpec, items: _Items) -> bool:
-    """Whether statistics were kept as precisely as they were computed: not rounded to a half-precision type."""
+    """Whether statistics have the precision of their computation: not rounded to a half-precision type."""
     wide = (torch.float32, torch.float64)
     statistics = [n.spec.dtype for i, n in items.items() if i in (1, 2)]
     return spec.dtype.is_floating_point and all(d in wide for d in statistics)
@@ -132,34 +133,37 @@ def _precise(spec: TensorSpec, items: _Items) -> bool:
 # ---- replacements
 
 
-def replacement(node: Node, make: NodeBuilder, late: Late) -> Replacement | None:
-    """The other way to write an operator of the backward, or None. `late`: what depends on tangents."""
+def replacement(node: Node, make: NodeBuilder, backward_only: BackwardOnly) -> Replacement | None:
+    """The replacement for an operator of the backward, or None. `backward_only`: nodes that depend on tangents."""
     make.begin(node)
     if node.target is aten.native_batch_norm_backward.default and node.args[7]:
         return _without_running_statistics(node)
     known = row(node.target)
     if known.filled is not None:
-        return _filled(node, known.filled(*node.args), make, late)
+        return _filled(node, known.filled(*node.args), make, backward_only)
     if known.reads_shape_only:
         return _without_values(node, 1, make)
     return None if known.zero_where is None else _masked(node, known.zero_where, make)
 
 
 def _without_running_statistics(node: Node) -> Replacement:
-    """In training they are not read; and the next forward may write them before this one's backward runs."""
+    """A batch norm backward in training without running statistics: it does not read them, and the next forward may
+    write them before this backward runs."""
     spared = tuple(a for a in node.args[3:5] if isinstance(a, Node))
-    return Replacement(_twin(node, (*node.args[:3], None, None, *node.args[5:])), spared, always=True)
+    return Replacement(
+        _with_arguments(node, (*node.args[:3], None, None, *node.args[5:])), spared, always=True
+    )
 
 
-def _filled(node: Node, number: Any, make: NodeBuilder, late: Late) -> Replacement | None:
-    """What is one number everywhere (`zeros_like`) reads no other tensor; but zeros in place of what depends on a tangent
-    are made of that tangent, as they are no gradient where it is undefined."""
+def _filled(node: Node, number: Any, make: NodeBuilder, backward_only: BackwardOnly) -> Replacement | None:
+    """A constant result (`zeros_like`) reads no other tensor; but zeros that depend on a tangent are created from that
+    tangent, because they are no gradient where it is undefined."""
     spared = tuple(a for a in node.args if isinstance(a, Node) and isinstance(a.spec, TensorSpec))
     if not spared or node.target._schema.is_mutable or not isinstance(number, (bool, int, float)):
         return None
     size, options = list(node.spec.shape), {"dtype": node.spec.dtype, "device": node.spec.device}
-    if row(node.target).linear and any(a in late for a in spared):
-        tangent = _only_tangent(spared, late)
+    if row(node.target).linear and any(a in backward_only for a in spared):
+        tangent = _only_tangent(spared, backward_only)
         if tangent is None or tangent in spared:
             return None
         new = make(aten.new_zeros.default, tangent, size, **options)
@@ -172,11 +176,12 @@ def _filled(node: Node, number: Any, make: NodeBuilder, late: Late) -> Replaceme
     return Replacement(new, spared, always=True)
 
 
-def _only_tangent(values: Iterable[Node], late: Late) -> Node | None:
-    """The one tangent with which all of `values` are undefined; None if there are more, or one they are not linear in."""
+def _only_tangent(values: Iterable[Node], backward_only: BackwardOnly) -> Node | None:
+    """The one tangent with which all of `values` are undefined; None if there are several, or one in which they are
+    not linear."""
     found: set[Node] = set()
     seen: set[Node] = set()
-    stack = [v for v in values if v in late]
+    stack = [v for v in values if v in backward_only]
     while stack:
         node = stack.pop()
         if node in seen:
@@ -184,10 +189,10 @@ def _only_tangent(values: Iterable[Node], late: Late) -> Node | None:
         seen.add(node)
         if node.op == "placeholder":
             found.add(node)
-        elif not is_linear(node, late):
+        elif not is_linear(node, backward_only):
             return None
         else:
-            stack += [a for a in argument_nodes(node) if a in late]
+            stack += [a for a in argument_nodes(node) if a in backward_only]
     return found.pop() if len(found) == 1 else None
 
 
@@ -199,7 +204,7 @@ def _without_values(node: Node, index: int, make: NodeBuilder) -> Replacement | 
     options = {"dtype": spec.dtype, "device": spec.device}
     empty = make(aten.empty_strided.default, list(spec.shape), list(spec.stride), **options)
     args = (*node.args[:index], empty, *node.args[index + 1 :])
-    return Replacement(_twin(node, args), (argument,), extras=(empty,))
+    return Replacement(_with_arguments(node, args), (argument,), extras=(empty,))
 
 
 def _masked(node: Node, rule: Callable[..., Node], make: NodeBuilder) -> Replacement | None:
@@ -220,12 +225,12 @@ def _layout(spec: TensorSpec) -> Any:
     return spec.shape, spec.stride, spec.dtype
 
 
-def _twin(node: Node, args: tuple[Any, ...]) -> Node:
+def _with_arguments(node: Node, args: tuple[Any, ...]) -> Node:
     return Node(node.op, node.target, args, node.kwargs, node.name, node.spec, node.line, node.source)
 
 
 def items_of(nodes: Iterable[Node]) -> dict[Node, _Items]:
-    """Operators of several results -> which node takes which."""
+    """Operators with several results -> the `getitem` node of each result."""
     found: dict[Node, _Items] = {}
     for node in nodes:
         if node.target is operator.getitem:

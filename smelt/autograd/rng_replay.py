@@ -1,11 +1,11 @@
-"""Random numbers that the backward draws again, from the state that the generator had in the forward.
+"""Random numbers that the backward draws again, from the generator state of the forward.
 
-On a CPU, drawing costs more than reading what was drawn (dropout's mask is kept in one byte an element), but the state takes
-5 kB however many numbers follow. So this is a way for memory budgets below 1. The forward keeps the state just before it
-draws; the backward runs the same operator with a generator of its own, which leaves torch's alone.
+On a CPU, drawing costs more than reading (dropout's mask is saved in one byte per element), but the state takes 5 kB
+however many numbers follow. So replay is used for memory budgets below 1. The forward saves the state just before it
+draws; the backward runs the same operator with a generator of its own, which leaves torch's unchanged.
 
-On a GPU whose kernels draw (`ops/philox_order.py`) the state is two numbers, and a dropout's mask follows from them in
-the kernel that reads it: it is drawn again whatever the budget, and the dropout's result follows from what was dropped
+On a GPU whose kernels draw (`ops/philox_order.py`) the state is two numbers, and the kernel that reads a dropout's
+mask computes the mask from them: it is replayed whatever the budget, and the dropout's result follows from its input
 and the mask.
 """
 
@@ -37,29 +37,33 @@ STATE: OpOverload = torch.ops.smelt.generator_state.default
 
 
 def replay_draw(node: Node, items: dict[int, Node], make: NodeBuilder, config: Config) -> Provision | None:
-    """How what `node` draws, with torch's generator, is drawn again. None for operators that this is not known of, and where
-    it is cheaper to keep. `items`: the nodes that take its results, of an operator that has several."""
+    """The provision that replays what `node` draws with torch's generator. None for other operators, and where saving
+    is cheaper. `items`: the nodes of its results, for an operator with several."""
     if node.target is aten.native_dropout.default:
-        return _redraw_dropout(node, items, make, config)
-    return _redraw_on_cpu(node, make) if config.activation_memory_budget < 1 else None
+        return _replay_dropout(node, items, make, config)
+    return _replay_on_cpu(node, make) if config.activation_memory_budget < 1 else None
 
 
-def _redraw_dropout(node: Node, items: dict[int, Node], make: NodeBuilder, config: Config) -> Provision | None:
+def _replay_dropout(
+    node: Node, items: dict[int, Node], make: NodeBuilder, config: Config
+) -> Provision | None:
     x, p, train = node.args
     result, mask = items.get(0), items.get(1)
     if mask is None or train is not True or not 0 < p < 1 or not x.spec.dtype.is_floating_point:
         return None
-    by_value = x.spec.device.type == "cuda" and not config.cuda_graphs  # which no replay would change
+    by_value = (
+        x.spec.device.type == "cuda" and not config.cuda_graphs
+    )  # a CUDA graph replay would not change it
     blocks = blocks_that_draw(x.spec.device) if by_value else 0
     if not blocks or any(type(n) is not int or not n for n in x.spec.shape):
         return None
     make.begin(node)
     number = make_spec((), (), torch.int64, torch.device("cpu"))
-    place = _node(
+    state = _node(
         node, torch.ops.smelt.philox_place.default, (0, x.spec.device), make.name("place"), (number,) * 2
     )
     seed, offset = (
-        _node(node, operator.getitem, (place, k), make.name(name), number)
+        _node(node, operator.getitem, (state, k), make.name(name), number)
         for k, name in enumerate(("seed", "offset"))
     )
     layout = list(x.spec.shape), list(x.spec.stride), x.spec.offset, x.spec.dtype, x.spec.device
@@ -74,20 +78,20 @@ def _redraw_dropout(node: Node, items: dict[int, Node], make: NodeBuilder, confi
             make.names.discard(dropped.name)
             dropped.name = result.name
             formulas[result] = Formula((dropped,))
-    return Provision((place, seed, offset), (seed, offset), formulas, WHY)
+    return Provision((state, seed, offset), (seed, offset), formulas, WHY)
 
 
 def _node(like: Node, target: Any, args: tuple[Any, ...], name: str, spec: Any) -> Node:
     return Node("call_function", target, args, {}, name, spec, like.line, like.source)
 
 
-def _redraw_on_cpu(node: Node, make: NodeBuilder) -> Provision | None:
+def _replay_on_cpu(node: Node, make: NodeBuilder) -> Provision | None:
     op = node.target
     redrawn = row(op).redrawn
     if redrawn is None or node.spec.device.type != "cpu":
         return None
     make.begin(node)
-    source, *rest = node.args
+    source, *trailing = node.args
     size = torch.get_rng_state().numel()
     state = Node(
         *("call_function", STATE, (source,), {}, make.name("generator_state")),
@@ -98,22 +102,24 @@ def _redraw_on_cpu(node: Node, make: NodeBuilder) -> Provision | None:
         spec = source.spec
         options = {"dtype": spec.dtype, "device": spec.device}
         like = make(aten.empty_strided.default, list(spec.shape), list(spec.stride), **options)
-    args = (state, like, *rest)
-    drawn = Node("call_function", _redrawing(op), args, {}, node.name, node.spec, node.line, node.source)
+    args = (state, like, *trailing)
+    drawn = Node(
+        "call_function", _replaying_operator(op), args, {}, node.name, node.spec, node.line, node.source
+    )
     return Provision((state,), (state,), {node: Formula((*make.nodes, drawn))}, WHY)
 
 
 @cache
-def _redrawing(op: OpOverload) -> OpOverload:
+def _replaying_operator(op: OpOverload) -> OpOverload:
     """The operator that does what `op` does with a generator in the state that is its first argument."""
     schema = str(op._schema)
     arguments = schema[schema.index("(") + 1 : schema.rindex(") ->")]
     arguments = arguments.removesuffix(", *, Generator? generator=None")
-    name = f"{str(op).replace('.', '_')}_again"
+    name = f"{str(op).replace('.', '_')}_replayed"
     _LIBRARY.define(f"{name}(Tensor state, {arguments}) -> Tensor")
     _LIBRARY.impl(name, _with_state(op), "CPU")
-    made: OpOverload = getattr(torch.ops.smelt, name).default
-    return made
+    replayed: OpOverload = getattr(torch.ops.smelt, name).default
+    return replayed
 
 
 def _with_state(op: OpOverload) -> Callable[..., Any]:

@@ -1,15 +1,15 @@
-"""What keeping a value of the forward for the backward costs, in bytes of memory that would otherwise be freed.
+"""The cost of saving a value of the forward for the backward, in bytes of memory that would otherwise be freed.
 
-Memory is counted by storages: a view is kept by keeping the tensor that owns the memory (its *base*). The rules follow what
-the user may do between forward and backward, namely write what he holds:
+Memory is counted by storages: a view is saved by saving the tensor that owns the memory (its *base*). The rules follow
+from what the user may do between forward and backward, namely write the tensors that they hold:
 
 * A primal that eager's backward reads costs nothing: the user holds it, and writing it raises, as in eager.
-* A primal that eager's backward does not read may be written without harm in eager, so only a copy of it can be kept.
-* A primal that the forward overwrites has its old value kept as a copy. The new value is the primal itself.
-* A result that shares memory with an output is kept only if eager keeps it. The output itself then costs nothing; where
-  outputs show a part of the result only, a copy is kept, because nobody would notice a write to it.
-* With several tangents, eager keeps a value for the gradients of some results, which may be dead when it is written
-  (`eager`: of which). `partition.py` sees to it that no others read what is kept in the user's hands.
+* A primal that eager's backward does not read may be written in eager, so only a copy of it can be saved.
+* The old value of a primal that the forward overwrites is saved as a copy. The new value is the primal itself.
+* A result that shares memory with an output is saved only if eager saves it. The output itself then costs nothing;
+  where outputs cover only a part of the result, a copy is saved, because a write to it would go undetected.
+* With several tangents, eager saves a value for the gradients of some results, which may be dead when it is written
+  (`eager`: which tangents). `partition.py` ensures that no others read the user's tensors.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ NO_HINTS: Hints = {}
 
 @dataclass(frozen=True)
 class SaveOption:
-    """A way to keep a value. `index`: of the primal or forward output. `copies`: a copy is kept, made when the forward
-    starts (a primal) or when the value exists; `dtype`: of the copy, if it is another. `through`: the output that is kept is
-    this view of the value."""
+    """A way to save a value. `index`: of the primal or forward output. `copies`: a copy is saved, made when the
+    forward starts (a primal) or when the value exists; `dtype`: of the copy, if it differs. `through`: the saved
+    output is this view of the value."""
 
     kind: Kind
     index: int
@@ -50,7 +50,7 @@ class SaveOption:
 
 
 def nbytes(spec: Any) -> Size:
-    """Bytes of memory that a fresh tensor of this layout takes."""
+    """The bytes of memory of a fresh tensor with this layout."""
     if not isinstance(spec, TensorSpec):
         return 0
     if 0 in spec.shape:
@@ -60,7 +60,7 @@ def nbytes(spec: Any) -> Size:
 
 
 class Memory:
-    """Bases, and how each base can be kept, of one joint graph. `hints`: what sizes are taken for that have symbols."""
+    """Bases, and how each base can be saved, of one joint graph. `hints`: sample values of size symbols."""
 
     def __init__(self, joint: Joint, hints: Hints = NO_HINTS) -> None:
         self.hints = hints
@@ -78,21 +78,21 @@ class Memory:
         self.escaping = {self.bases[n] for n in self.outputs}
         writes = [n for n in graph if n.target is aten.copy_.default and n.args[0] in self.primals]
         self.written: dict[Node, Node] = {n.args[0]: n for n in writes}  # primal -> the node that writes it
-        self.in_primal: dict[Node, int] = {}  # value -> a primal that holds it after the forward
+        self.in_primal: dict[Node, int] = {}  # value -> the primal that holds it after the forward
         for write in writes:
             self.in_primal[write] = self.primals[write.args[0]]
             value = write.args[1]
             if _same_layout(value.spec, write.args[0].spec) and self.bases[value] is value:
                 self.in_primal.setdefault(value, self.primals[write.args[0]])
         tangents = graph.placeholders[joint.n_primals :]
-        # base of what eager's backward reads -> for which tangents, as bits
+        # base read by eager's backward -> the tangents, as bits
         self.eager: defaultdict[Node, int] = defaultdict(int)
         for node, readers in live_for(graph.nodes[:-1], tangents, joint.backward).items():
             if node not in joint.backward:
                 self.eager[self.bases[node]] |= readers
 
-    def keep(self, node: Node) -> SaveOption | None:
-        """The cheapest way to keep a node's value, or None: it is to be taken from its base, or is no tensor."""
+    def save_option(self, node: Node) -> SaveOption | None:
+        """The cheapest way to save a node's value, or None: it follows from its base, or is no tensor."""
         if node in self.primals:
             return self._primal(node)
         if not isinstance(node.spec, TensorSpec) or self.bases.get(node, node) is not node:
@@ -122,23 +122,23 @@ class Memory:
         return SaveOption("temporary", -1, self.nbytes(node.spec), copies=True)
 
     def nbytes(self, spec: Any) -> int:
-        """Bytes of memory that a fresh tensor of this layout takes."""
+        """The bytes of memory of a fresh tensor with this layout."""
         number: int = evaluate(nbytes(spec), self.hints)
         return number
 
     def eager_bytes(self) -> int:
-        """What eager keeps, less primals and what we keep by keeping an output."""
-        kept = ((b, self.save_option(b)) for b in self.eager if b.op == "call_function")
-        return sum(self.nbytes(b.spec) for b, keep in kept if keep is not None and keep.nbytes)
+        """The bytes that eager saves, without primals and values that smelt saves as outputs."""
+        saved = ((b, self.save_option(b)) for b in self.eager if b.op == "call_function")
+        return sum(self.nbytes(b.spec) for b, option in saved if option is not None and option.nbytes)
 
 
 def _covers(view: TensorSpec, base: TensorSpec) -> bool:
-    """Whether a view has each element of a dense base once, so that the base can be seen from it."""
-    places = numel(base.shape) * base.dtype.itemsize
+    """Whether a view has each element of a dense base once, so that the base is a view of it."""
+    dense = numel(base.shape) * base.dtype.itemsize
     return (
         view.dtype is base.dtype
         and view.offset == base.offset
-        and nbytes(view) == nbytes(base) == places
+        and nbytes(view) == nbytes(base) == dense
         and numel(view.shape) == numel(base.shape)
     )
 

@@ -1,8 +1,8 @@
-"""The logarithm of a softmax over long rows, by what its forward knew of each row.
+"""The logarithm of a softmax over long rows, recomputed from statistics of its forward.
 
-A backward needs the logarithms again (eager keeps them), and those of a language model's classes are many: they are computed
-from the logits. From these alone that takes each row's maximum and the sum of its exponentials, two passes before the one
-that the backward makes; both are two numbers a row, which the forward has.
+A backward needs the logarithms again (eager saves them), and those of a language model's classes are many: they are
+recomputed from the logits. That takes each row's maximum and the sum of its exponentials, two passes before the one
+that the backward makes; both are two numbers per row, which the forward has.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from smelt.graph.ir import Node
 
 aten = torch.ops.aten
 
-LONG = 1024  # elements: of shorter rows, two numbers are not little, and a pass more is not much
+LONG = 1024  # elements: for shorter rows, two numbers are not negligible, and another pass is cheap
 WHY = "statistics: two numbers a row that the forward has; its logarithms come back from them"
 
 
 def statistics(node: Node, make: NodeBuilder, config: Config) -> Provision | None:
-    """How the result of `_log_softmax` follows from its input, the maximum and the logarithm of the sum of each row. None
-    for others, and where memory counts for more than work."""
+    """How the result of `_log_softmax` follows from its input, the maximum and the logarithm of the sum of each row.
+    None for other operators, and where memory matters more than work."""
     if node.target is not aten._log_softmax.default or config.activation_memory_budget < 1:
         return None
     x, dim, _ = node.args

@@ -1,11 +1,10 @@
-"""The backward where some tangents are undefined, that is zero: nothing is computed from them.
+"""The backward for undefined tangents, which are zero: nothing is computed from them.
 
-Autograd hands an undefined tangent to a node for an output that nobody differentiated. Zeros go through operators that are
-linear in what they get; where both sides of a sum are zero, or one factor of a product, the result is. A gradient that
-stays zero to the end is None, as eager's would be; infinite other factors make no difference, as eager computes nothing
-from undefined gradients either. Zeros that are computed from a tangent that is there, as for what was overwritten, are a
-gradient: added to an undefined one they stay it. What is neither linear nor a sum with one side left takes a tensor of
-zeros.
+Autograd passes an undefined tangent to a node for an output that was not differentiated. Zeros propagate through
+operators that are linear in them; where both operands of a sum are zero, or one factor of a product, the result is. A
+gradient that stays zero to the end is None, as eager's would be; infinite other factors make no difference, as eager
+computes nothing from undefined gradients either. Zeros computed from a defined tangent, as for an overwritten value,
+are a gradient: added to an undefined one they stay one. Any other operator reads a tensor of zeros.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from smelt.torch_private import OpOverload
 
 aten = torch.ops.aten
 
-_SUMS = {aten.add.Tensor: 1, aten.sub.Tensor: -1}  # the sign of the second side
+_SUMS = {aten.add.Tensor: 1, aten.sub.Tensor: -1}  # the sign of the second operand
 
 
 def without_tangents(backward: Graph, undefined: frozenset[int]) -> Graph:
@@ -45,8 +44,8 @@ class _Zeros:
         self.undefined = undefined
         self.names = {n.name for n in backward}
         self.values: dict[Node, Node | None] = {}
-        self.defined: set[Node] = set()  # of the old graph: computed from tangents that are there
-        self.made: dict[Node, Node] = {}  # zero value -> a node that holds zeros
+        self.defined: set[Node] = set()  # of the old graph: computed from defined tangents
+        self.zeros: dict[Node, Node] = {}  # zero value -> a node that holds zeros
 
     def run(self) -> Graph:
         for node in self.old:
@@ -58,7 +57,7 @@ class _Zeros:
                 self.values[node] = self._simplified(node)
             else:
                 self.values[node] = self._copied(node)
-            if self.values.get(node) is not None and self._is_of_tangents(node):
+            if self.values.get(node) is not None and self._depends_on_tangents(node):
                 self.defined.add(node)
         eliminate_dead(self.new)
         return self.new
@@ -85,28 +84,29 @@ class _Zeros:
         if has_effect(node) or not isinstance(node.target, OpOverload):
             return self._copied(node)
         if node.target in _SUMS and not self.defined.isdisjoint(argument_nodes(node)):
-            return self._one_side(node) or self._copied(node)
+            return self._other_operand(node) or self._copied(node)
         does = effects(node.target)
         for names in linear_in(node.target, does):
             if all(self._is_zero(does.argument(name, node.args, node.kwargs)) for name in names):
                 return None
-        return self._one_side(node) or self._copied(node)
+        return self._other_operand(node) or self._copied(node)
 
-    def _one_side(self, node: Node) -> Node | None:
-        """What is left of a sum that has one zero side, laid out as the sum; None if that is not just the other side."""
+    def _other_operand(self, node: Node) -> Node | None:
+        """The remaining operand of a sum with one zero operand, with the layout of the sum; None if it is not just the
+        other operand."""
         sign = _SUMS.get(node.target)
         if sign is None or not all(isinstance(a, Node) for a in node.args):
             return None
         left, right = node.args
-        side = right if self.values[left] is None else left
-        value, factor = self.values[side], 1 if side is left else sign * node.kwargs.get("alpha", 1)
+        operand = right if self.values[left] is None else left
+        value, factor = self.values[operand], 1 if operand is left else sign * node.kwargs.get("alpha", 1)
         if value is None or not _same_layout(value.spec, node.spec):
             return None
         if factor == 1:
             return value
         return self._emit(aten.mul.Tensor, (value, factor), node.spec, node)
 
-    def _is_of_tangents(self, node: Node) -> bool:
+    def _depends_on_tangents(self, node: Node) -> bool:
         if node.op == "placeholder":
             return node.name.startswith("tangents_")
         return not self.defined.isdisjoint(argument_nodes(node))
@@ -114,7 +114,7 @@ class _Zeros:
     # ---- nodes
 
     def _copied(self, node: Node) -> Node:
-        """The node again; what is zero among its arguments becomes a tensor of zeros."""
+        """A copy of the node; zero arguments become tensors of zeros."""
         new = Node(node.op, node.target, (), {}, node.name, node.spec, node.line, node.source)
         new.args = map_nodes(node.args, lambda a: self._tensor(a, node))
         new.kwargs = map_nodes(node.kwargs, lambda a: self._tensor(a, node))
@@ -122,12 +122,12 @@ class _Zeros:
         return new
 
     def _tensor(self, argument: Node, user: Node) -> Node:
-        value = self.values[argument] or self.made.get(argument)
+        value = self.values[argument] or self.zeros.get(argument)
         if value is None:
-            value = self.made[argument] = self._zeros(argument.spec, user)
+            value = self.zeros[argument] = self._zeros_tensor(argument.spec, user)
         return value
 
-    def _zeros(self, spec: TensorSpec, user: Node) -> Node:
+    def _zeros_tensor(self, spec: TensorSpec, user: Node) -> Node:
         """A tensor of zeros with these strides."""
         options = {"dtype": spec.dtype, "device": spec.device}
         dense = result_spec(aten.full.default, (list(spec.shape), 0), options)

@@ -1,12 +1,12 @@
-"""The backward in one piece.
+"""The unsegmented backward.
 
-A joint graph's backward is recorded so that it can run in pieces: an output that others are computed from (`Joint.cuts`)
-has a tangent that stands for all that flows into it, and a gradient that says what flows into it from the others. So
-autograd can know each such output as a node of its own, with hooks, and gradients that can be asked for. In pieces,
-though, all that lies before several outputs is gone through once for each of them: the keys and values that a transformer
-returns layer by layer would make its backward quadratic in the number of layers. Where nobody looks at what flows into
-those outputs it may flow on, in one piece: gradients are linear in the tangents, so that what reaches the outputs from
-elsewhere can still be sent through their own pieces, and adds up.
+A joint graph's backward is recorded so that it can run in segments: an output that others are computed from
+(`Joint.cuts`) has a tangent that stands for all that flows into it, and a gradient for what flows into it from the
+others. So autograd has a node for each such output, with hooks and gradients of its own. In segments, though,
+everything before several outputs runs once for each of them: the keys and values that a transformer returns layer by
+layer would make its backward quadratic in the number of layers. Where nothing observes the gradients that flow into
+those outputs, they may flow on in one graph: gradients are linear in the tangents, so that what reaches the outputs
+from elsewhere can still be sent through their own segments, and adds up.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ aten = torch.ops.aten
 
 
 def unsegmented(backward: Graph, joint: Joint) -> Graph:
-    """`backward` (of a partition of `joint`) where what flows into the cuts flows on. It takes the same values; a tangent of
-    a cut is what comes from elsewhere. It gives the gradients of primals; those of cuts are None."""
+    """`backward` (of a partition of `joint`) with the flow into the cuts continued. It has the same inputs; a tangent
+    of a cut is the gradient from elsewhere. It returns the gradients of primals; those of cuts are None."""
     gradients = backward.output.args[0]
-    n_own = len(gradients) - len(joint.cuts)
+    n_primal = len(gradients) - len(joint.cuts)
     named = {node.name: node for node in backward.placeholders}
-    totals: dict[Node, Node] = {}  # tangent of a cut -> with what flows in from the other outputs
-    for value, inflow in zip(joint.cuts, gradients[n_own:]):
+    totals: dict[Node, Node] = {}  # tangent of a cut -> its sum with the inflow from other outputs
+    for value, inflow in zip(joint.cuts, gradients[n_primal:]):
         if inflow is not None:
-            inflow = _computed(inflow)
+            inflow = _materialized(inflow)
             tangent = named[f"tangents_{joint.tangents.index(value) + 1}"]
             spec = result_spec(aten.add.Tensor, (tangent, inflow), {})
             totals[tangent] = Node(
@@ -43,29 +43,31 @@ def unsegmented(backward: Graph, joint: Joint) -> Graph:
                 spec,
                 inflow.line,
             )
-    returned = (*gradients[:n_own], *(None for _ in joint.cuts))
-    return _reading(backward, totals, returned)
+    returned = (*gradients[:n_primal], *(None for _ in joint.cuts))
+    return _substituted(backward, totals, returned)
 
 
-def _computed(gradient: Node) -> Node:
-    """Kernels read memory, in which there are other signs where a gradient is lazy. In pieces autograd hands it on, and it
-    is computed where it arrives."""
+def _materialized(gradient: Node) -> Node:
+    """The gradient without pending conjugation or negation, which kernels would not see in memory. In segments
+    autograd passes it on, and it is materialized where it arrives."""
     if not has_conj_neg_bit(gradient):
         return gradient
     spec = result_spec(aten.clone.default, (gradient,), {})
-    name = f"{gradient.name}_computed"
+    name = f"{gradient.name}_materialized"
     return Node("call_function", aten.clone.default, (gradient,), {}, name, spec, gradient.line)
 
 
-def _reading(graph: Graph, instead: dict[Node, Node], returned: tuple[Node | None, ...]) -> Graph:
-    """A copy that returns `returned`, whose nodes read `instead[n]` for `n`; in the old order where that is still one."""
-    own = {total: tangent for tangent, total in instead.items()}  # what a total reads as it is
+def _substituted(graph: Graph, substitutes: dict[Node, Node], returned: tuple[Node | None, ...]) -> Graph:
+    """A copy that returns `returned` and whose nodes read `substitutes[n]` for `n`, in topological order."""
+    tangent_of = {
+        total: tangent for tangent, total in substitutes.items()
+    }  # a total reads the tangent itself
     copies: dict[Node, Node] = {}
 
     def read(argument: Node, user: Node | None = None) -> Node:
-        if user is not None and own.get(user) is argument:
+        if user is not None and tangent_of.get(user) is argument:
             return argument
-        return instead.get(argument, argument)
+        return substitutes.get(argument, argument)
 
     def copy(node: Node) -> Node:
         args = map_nodes(node.args, lambda n: copies[read(n, node)])
@@ -87,8 +89,8 @@ def _reading(graph: Graph, instead: dict[Node, Node], returned: tuple[Node | Non
         emit(node)
     results = tuple(None if n is None else emit(read(n)) for n in returned)
     specs = tuple(None if n is None else n.spec for n in results)
-    made = Graph("aten")
-    made.constants = dict(graph.constants)
-    made.nodes = [*copies.values(), Node("output", "output", (results,), {}, "output", specs)]
-    eliminate_dead(made)
-    return made
+    result = Graph("aten")
+    result.constants = dict(graph.constants)
+    result.nodes = [*copies.values(), Node("output", "output", (results,), {}, "output", specs)]
+    eliminate_dead(result)
+    return result

@@ -22,7 +22,7 @@ from smelt.graph.graph_callable import Compiled
 from smelt.graph.ir import Graph, Node, TensorSpec, argument_nodes, map_nodes
 from smelt.graph.operator_effects import effects
 from smelt.graph.tensor_specs import at_numbers, empty_like_spec
-from smelt.graph.unbacked_sizes import given_sizes
+from smelt.graph.unbacked_sizes import unbacked_sizes_of
 from smelt.shapes import number_expr
 from smelt.shapes.expr import Sym, Values, contiguous_stride
 from smelt.torch_private import OpOverload
@@ -187,7 +187,7 @@ class Parts:
         waiting = list(conditions)
         numbers_waiting = list(self.numbers)
         stretches: list[list[Node] | _Given | _Number] = [[]]
-        items = {n: n.args[0] for n in graph if n.target is operator.getitem and given_sizes(n.args[0])}
+        items = {n: n.args[0] for n in graph if n.target is operator.getitem and unbacked_sizes_of(n.args[0])}
 
         def settle() -> list[AnyCondition]:
             """The conditions of which all sizes are known by now."""
@@ -199,7 +199,7 @@ class Parts:
         for node in graph.nodes:
             if node.op in ("placeholder", "output") or node in items:
                 continue
-            sizes = given_sizes(node)
+            sizes = unbacked_sizes_of(node)
             if sizes and any(_writes(n) for s in stretches if isinstance(s, list) for n in s):
                 raise NeedsFixedSize("something is written before a size is known", frozenset())
             if not sizes:

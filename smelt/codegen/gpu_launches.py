@@ -18,10 +18,10 @@ from smelt.codegen.triton.kernel_source import ALIGNED, joins, table_of
 from smelt.codegen.triton.link import load_early
 from smelt.config import Config
 from smelt.loops.row_sums import separate
-from smelt.plan.buffer_reuse import in_place
-from smelt.plan.horizontal_fusion import Kind, Slot, gather
+from smelt.plan.buffer_reuse import reusable_operands
+from smelt.plan.horizontal_fusion import Kind, Slot, fuse_horizontally
 from smelt.plan.machine_code import CompiledKernel, Function, Library, Processor
-from smelt.plan.plan_items import Item, LaunchItem, TogetherItem
+from smelt.plan.plan_items import Item, LaunchItem, ParallelLaunchItem
 from smelt.runtime.disk_cache import store
 from smelt.schedule.schedule import ExternItem, KernelItem, Schedule, ViewItem
 from smelt.schedule.schedule import Item as ScheduleItem
@@ -49,7 +49,7 @@ def generate(
     aligned = _aligned(schedule)
     items = schedule.items if tuner is None else tuner.replaced(schedule, aligned)
     kind = partial(_kind, schedule, aligned, generals) if takes_tables(arch) else _alone
-    slots = gather(schedule, items, kind)
+    slots = fuse_horizontally(schedule, items, kind)
     requests = {
         id(i): Request(
             generals[id(i)].kernel if id(i) in generals else i.kernel,
@@ -131,7 +131,7 @@ def _placed(schedule: Schedule, slot: Slot, code: dict[int, CompiledKernel]) -> 
     launches = [_launched(schedule, item, code) for item in slot.items]
     if len(launches) == 1:
         return launches[0]
-    return TogetherItem(tuple(launch for launch in launches if isinstance(launch, LaunchItem)))
+    return ParallelLaunchItem(tuple(launch for launch in launches if isinstance(launch, LaunchItem)))
 
 
 def _launched(schedule: Schedule, item: ScheduleItem | LaunchItem, code: dict[int, CompiledKernel]) -> Item:

@@ -19,7 +19,7 @@ from smelt.codegen.triton.symbolic_kernels import numbered, takes_sizes
 from smelt.loops.kernel_ir import Kernel
 from smelt.loops.kernel_sizes import at_sizes
 from smelt.plan.machine_code import Function
-from smelt.plan.plan_items import Item, LaunchItem, TogetherItem
+from smelt.plan.plan_items import Item, LaunchItem, ParallelLaunchItem
 from smelt.plan.steps import CPU
 from smelt.schedule.schedule import KernelItem, Schedule
 from smelt.shapes.expr import Sym
@@ -67,6 +67,6 @@ class ForSizes:
             items[place] = replace(item, kernel=at_numbers[item.kernel])
         found = self._generate(replace(schedule, items=items), generals)
         for made in found:
-            parts = made.parts if isinstance(made, TogetherItem) else (made,)
+            parts = made.parts if isinstance(made, ParallelLaunchItem) else (made,)
             self._kept.update((part.code.function, None) for part in parts if isinstance(part, LaunchItem))
         return found

@@ -14,13 +14,13 @@ aten = torch.ops.aten
 
 def out_variant(op: OpOverload) -> OpOverload | None:
     """The operator that computes what `op` does, in memory given as `out`."""
-    if op is aten.bernoulli.p and draws_alike():
+    if op is aten.bernoulli.p and draws_equal_numbers():
         return torch.ops.smelt.bernoulli.out
     return row(op).out
 
 
 @cache
-def draws_alike() -> bool:
+def draws_equal_numbers() -> bool:
     """Whether `smelt::bernoulli` (native/operators/random.cpp), some six times faster, gives the numbers that ATen gives
     here: on some CPUs torch draws them with MKL."""
     ours, theirs = torch.Generator(), torch.Generator()

@@ -37,7 +37,7 @@ def known_layout(
     if rule is not None:
         return rule(*given, **kwargs)
     if torch.Tag.pointwise in func.tags and not func._schema.is_mutable:
-        return _alike([v for v in (*given, *kwargs.values()) if isinstance(v, TensorSpec)])
+        return _common_layout([v for v in (*given, *kwargs.values()) if isinstance(v, TensorSpec)])
     return None
 
 
@@ -54,7 +54,7 @@ def _is_last(spec: TensorSpec) -> bool:
     return 1 not in spec.shape and is_last(spec)
 
 
-def _alike(specs: Sequence[TensorSpec]) -> Layout | None:
+def _common_layout(specs: Sequence[TensorSpec]) -> Layout | None:
     """Of operands that all have one shape and one layout, row by row or with channels last, but for numbers: the same."""
     layouts = {(spec.shape, spec.stride) for spec in specs if spec.shape}
     if len(layouts) != 1:
@@ -64,7 +64,7 @@ def _alike(specs: Sequence[TensorSpec]) -> Layout | None:
 
 
 def _normalized(x: TensorSpec, *statistics: object) -> Layout | None:
-    return _alike([x])
+    return _common_layout([x])
 
 
 def _view(x: TensorSpec, size: Sequence[Size]) -> Layout | None:
@@ -169,11 +169,11 @@ def _softmax(x: TensorSpec, dim: int, half_to_float: bool) -> Layout | None:
 
 
 def _clone(x: TensorSpec, *, memory_format: torch.memory_format | None = None) -> Layout | None:
-    return _dense(x.shape) if memory_format is torch.contiguous_format else _alike([x])
+    return _dense(x.shape) if memory_format is torch.contiguous_format else _common_layout([x])
 
 
 def _to_copy(x: TensorSpec, **how: Any) -> Layout | None:
-    return None if how.get("memory_format") not in _KEEPING else _alike([x])
+    return None if how.get("memory_format") not in _KEEPING else _common_layout([x])
 
 
 # Operators with several results, of which the first one may have symbolic sizes.

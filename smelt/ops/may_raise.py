@@ -14,7 +14,7 @@ import torch
 
 from smelt.graph.ir import Node, NumberSpec, argument_nodes
 from smelt.graph.operator_effects import effects, is_effectful
-from smelt.graph.unbacked_sizes import given_sizes
+from smelt.graph.unbacked_sizes import unbacked_sizes_of
 from smelt.ops.registry import REGISTRY, row
 from smelt.shapes.expr import Expr
 from smelt.torch_private import OpOverload
@@ -70,4 +70,4 @@ def _is_unknown(op: OpOverload) -> bool:
 def must_run(node: Node) -> bool:
     """Whether an aten node must stay although nobody reads its result: it writes, draws random numbers, may raise or gives
     a size."""
-    return is_effectful(node.target) or may_raise(node) or bool(given_sizes(node))
+    return is_effectful(node.target) or may_raise(node) or bool(unbacked_sizes_of(node))

@@ -81,7 +81,7 @@ COSTS = Costs(
     scatters=False,  # eager raises for a place out of range
     # Two threads, four sigmoids of 2^n elements side by side over one after the other: 1.00 (2^12), 0.64 (2^14), 0.91
     # (2^16), 0.99 (2^17 and more, three pieces for each thread).
-    together_pieces=8,
+    parallel_launch_chunks=8,
     # So much takes 2.5 us from a cache and 38 us from memory; giving the GIL back and taking it again 30 ns, if nobody
     # else wants it. If somebody does, the plan waits for it, for 5 ms at worst (`sys.getswitchinterval()`).
     gil_bytes=1 << 18,

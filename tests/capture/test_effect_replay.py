@@ -453,7 +453,7 @@ APPLY = {
     fx.SetItem: lambda target, key, value: type(target).__setitem__(target, key, value),
     fx.DelItem: lambda target, key: type(target).__delitem__(target, key),
     fx.ReplaceContents: replace_contents,
-    fx.Change: lambda target, method, args: getattr(set, method)(target, *args),
+    fx.SetChange: lambda target, method, args: getattr(set, method)(target, *args),
     fx.Extend: lambda target, items: list.extend(target, items),
     fx.SetCell: set_cell,
 }

@@ -17,7 +17,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 from smelt.codegen.triton import load_kernel, triton_source
 from smelt.codegen.triton.block_sizes import choose
 from smelt.codegen.triton.triton_import import function_of
-from smelt.codegen.triton.triton_launcher import launch_joined
+from smelt.codegen.triton.triton_launcher import launch_batched
 from smelt.loops import kernel_interpreter
 from smelt.loops.kernel_ir import Kernel, MapStage, ReduceStage, Reduction, Store
 from smelt.loops.philox import philox
@@ -310,7 +310,7 @@ SIZES = (5, 1024, 3, 2500, 1, 1023, 4096, 513)
 def test_several_launches_by_one() -> None:
     kernel = flat(5, [f32, f32], f32, lambda a, b: op("add", a, op("exp", b)))
     parts = [(torch.randn(n), torch.randn(n), torch.empty(n)) for n in SIZES]
-    launch_joined(kernel, parts)
+    launch_batched(kernel, parts)
     for a, b, y in parts:
         torch.testing.assert_close(y, a + b.exp())
 
@@ -318,14 +318,14 @@ def test_several_launches_by_one() -> None:
 @pytest.mark.parametrize("n", (2, 32, 124))
 def test_as_many_as_the_table_holds(n: int) -> None:
     parts = [(torch.randn(1 + k % 3 * 600), torch.zeros(1 + k % 3 * 600)) for k in range(n)]
-    launch_joined(flat(1, [f32], f32, lambda a: a * 2.0), parts)
+    launch_batched(flat(1, [f32], f32, lambda a: a * 2.0), parts)
     assert all(torch.equal(y, x * 2) for x, y in parts)
 
 
 @pytest.mark.parametrize("dtype", (torch.float64, f32, bf16, torch.int64, torch.int32, torch.bool))
 def test_numbers_passed_by_value_to_several(dtype: torch.dtype) -> None:
     parts = [(torch.randn(n), torch.tensor(-n % 4 - 1.5).to(dtype), torch.empty(n)) for n in SIZES]
-    launch_joined(scaled(5, dtype), parts, frozenset((1,)))
+    launch_batched(scaled(5, dtype), parts, frozenset((1,)))
     assert all(torch.equal(y, x * number.float().item()) for x, number, y in parts)
 
 

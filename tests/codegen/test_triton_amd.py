@@ -26,7 +26,7 @@ from smelt.codegen.triton.block_gemm import Tile
 from smelt.codegen.triton.device_images import to_image
 from smelt.codegen.triton.gemm_kernel import product_source
 from smelt.codegen.triton.gpu_architectures import lanes
-from smelt.codegen.triton.kernel_source import joined_source
+from smelt.codegen.triton.kernel_source import batched_source
 from smelt.codegen.triton.value_expressions import FUNCTIONS
 from smelt.loops.kernel_ir import Kernel
 from smelt.plan.machine_code import Block
@@ -222,7 +222,7 @@ def test_code_that_needs_more_shared_memory_than_there_is_is_refused() -> None:
 
 def test_several_launches_by_one_are_refused() -> None:
     with pytest.raises(NotImplementedError, match="a table as a parameter"):
-        to_image(joined_source(scaled(4096), dialect="libdevice"), MI300)
+        to_image(batched_source(scaled(4096), dialect="libdevice"), MI300)
 
 
 def test_what_a_launch_needs_is_said_and_kept(tmp_path: Path) -> None:

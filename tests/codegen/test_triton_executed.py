@@ -17,7 +17,7 @@ import triton.compiler.code_generator  # while the interpreter is on, if it is: 
 
 from smelt.codegen.triton import Source, traced_frontend, triton_passes, triton_source
 from smelt.codegen.triton.gpu_architectures import Arch, dialect
-from smelt.codegen.triton.kernel_source import KERNEL, joined_source
+from smelt.codegen.triton.kernel_source import KERNEL, batched_source
 from smelt.codegen.triton.ptx import to_ptx
 from smelt.codegen.triton.triton_import import KERNELS_OF_CONTEXT, library
 from smelt.loops.kernel_ir import POINTWISE, Kernel, Value
@@ -90,10 +90,10 @@ OTHERS = {
     "random numbers": triton_source(dropped(64, 1000)),
     "random numbers and sums": triton_source(dropped(64, 1000, bf16, sums=True)),
     "rows that are looked up": triton_source(rows_written(64, 100, 1000, bf16)),
-    "several by one": joined_source(add(4096, bf16)),
-    "several by one, unaligned": joined_source(add(4097), unaligned=frozenset((1,))),
+    "several by one": batched_source(add(4096, bf16)),
+    "several by one, unaligned": batched_source(add(4097), unaligned=frozenset((1,))),
     **{f"a number of {d}": triton_source(scaled(4096, d), frozenset((1,))) for d in (f64, bf16, torch.bool)},
-    **{f"several by one, {d}": joined_source(scaled(64, d), frozenset((1,))) for d in (f64, bf16, torch.bool)},
+    **{f"several by one, {d}": batched_source(scaled(64, d), frozenset((1,))) for d in (f64, bf16, torch.bool)},
     **{f"{kind} of {d}": triton_source(reduction(kind, 100, 20_000, d))
        for kind in ("sum", "prod", "max", "argmin", "any") for d in (bf16, f64, torch.int64, torch.bool)
        if d is not torch.bool or kind in ("max", "any")},

@@ -26,7 +26,7 @@ from smelt.codegen.triton import (
     triton_passes,
     triton_source,
 )
-from smelt.codegen.triton.kernel_source import TABLE, joined_source, joins
+from smelt.codegen.triton.kernel_source import TABLE, batched_source, joins
 from smelt.codegen.triton.ptx import to_ptx
 from smelt.codegen.triton.triton_import import Library, library
 from smelt.loops.kernel_ir import Kernel
@@ -87,7 +87,7 @@ def test_all_of_tritons_passes_give_the_same(name: str, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("name", ("layer norm", "softmax of columns", "all of it", "several by one"))
 def test_tritons_own_front_gives_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the source to Triton's form there are two shorter ways (`executed.py`, `front.py`)."""
-    source = joined_source(add(4096)) if name == "several by one" else triton_source(KERNELS[name])
+    source = batched_source(add(4096)) if name == "several by one" else triton_source(KERNELS[name])
     ptx = to_ptx(source, 90)
     monkeypatch.setattr("smelt.codegen.triton.traced_frontend.form_of", None)
     with monkeypatch.context() as changed:
@@ -141,7 +141,7 @@ def shifted_back(
 def test_launches_that_are_one_have_blocks_of_one_size() -> None:
     """Of small ones, alone, there are more programs, of fewer points each."""
     sizes = (16, 1 << 16, 1 << 24)
-    assert len({joined_source(add(n)).block for n in sizes}) == 1
+    assert len({batched_source(add(n)).block for n in sizes}) == 1
     few, small, large = (triton_source(add(n)).block for n in sizes)
     assert small < few == large
 
@@ -261,7 +261,7 @@ def test_numbers_are_passed_by_value(dtype: torch.dtype) -> None:
 
 
 def test_several_launches_by_one_have_one_body_and_vectors() -> None:
-    source = joined_source(add(4096))
+    source = batched_source(add(4096))
     assert source.table is not None and source.table.slots <= TABLE and source.table.parts == 93
     assert source.text.count("tl.load") == 2 and source.text.count("tl.store") == 1
     text = to_ptx(source, 90, "joined").text
@@ -270,13 +270,13 @@ def test_several_launches_by_one_have_one_body_and_vectors() -> None:
     assert (
         len(re.findall(r"\.param .*joined_param_\d", text)) == 3
     )  # the table and two pointers that Triton adds
-    assert "v4" not in to_ptx(joined_source(add(4097)), 90).text
-    assert to_ptx(joined_source(add(4096), unaligned=frozenset((1,))), 90).text.count("ld.global.v4") == 1
+    assert "v4" not in to_ptx(batched_source(add(4097)), 90).text
+    assert to_ptx(batched_source(add(4096), unaligned=frozenset((1,))), 90).text.count("ld.global.v4") == 1
 
 
 @pytest.mark.parametrize("dtype", (f64, f32, torch.int64, torch.bool, bf16))
 def test_numbers_in_the_table(dtype: torch.dtype) -> None:
-    text = to_ptx(joined_source(scaled(4096, dtype), host=frozenset((1,))), 90).text
+    text = to_ptx(batched_source(scaled(4096, dtype), host=frozenset((1,))), 90).text
     assert text.count("ld.global.v4") == 1 and text.count("ld.global") == 1
 
 

@@ -7,7 +7,7 @@ import torch
 
 from smelt.autograd import rng_replay
 from smelt.autograd.gradient_liveness import live_for
-from smelt.autograd.mutation_view_epilogue import steps, apply_epilogue
+from smelt.autograd.mutation_view_epilogue import apply_epilogue, epilogue_steps
 from smelt.autograd.partition import partition
 from smelt.autograd.recompute_classes import class_of
 from smelt.autograd.save_costs import Memory
@@ -102,7 +102,7 @@ def node_of(joint, parts, in_one_piece=False):
         def forward(ctx, *primals):
             returned = forward(*primals)
             outputs = list(returned[: joint.n_outputs])
-            for _, operands, make, count in steps(joint):
+            for _, operands, make, count in epilogue_steps(joint):
                 made = make(*((primals if kind == "input" else outputs)[i] for kind, i in operands))
                 outputs += [made] if count == 1 and isinstance(made, torch.Tensor) else made
             outputs[joint.n_outputs :] = [t.clone() for t in outputs[joint.n_outputs :]]

@@ -61,7 +61,7 @@ def _symbolic_joint(joint: Joint, torch_nodes: Mapping[Node, Node]) -> Joint:
         graph=graph,
         backward=frozenset(copy_of[n] for n in joint.backward if n in copy_of),
         results=tuple(map(_symbolic_source, joint.results)),
-        taken=tuple(replace(t, source=_symbolic_source(t.source)) for t in joint.epilogue),
+        epilogue=tuple(replace(t, source=_symbolic_source(t.source)) for t in joint.epilogue),
         torch_level_tensors=tuple(
             p and replace(p, node=torch_nodes[p.node], history_node=torch_nodes[p.history_node])
             for p in joint.torch_level_tensors

@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 import smelt
 from smelt import user_lines
 from smelt.plan import profiler_names
-from smelt.plan.steps import Launch, Plan, Together
+from smelt.plan.steps import Launch, Plan, ParallelLaunch
 
 
 def profiled(call):
@@ -227,6 +227,6 @@ def test_names_of_lines():
     assert name(f"{user_lines.__file__}:3 in f") == name("<smelt resume>:3 in f") == "smelt: mul"
     assert name("constant that is returned") == "smelt: mul"
     one = Launch("mul", (), 1, 1, "/a/c.py:12 in f")
-    assert profiler_names.of_together(Together((one,), (1,), 1)) == "smelt: mul (c.py:12)"
-    assert profiler_names.of_together(Together((one, one), (1, 1), 1)) == "smelt: mul and 1 more (c.py:12)"
+    assert profiler_names.parallel_launch_name(ParallelLaunch((one,), (1,), 1)) == "smelt: mul (c.py:12)"
+    assert profiler_names.parallel_launch_name(ParallelLaunch((one, one), (1, 1), 1)) == "smelt: mul and 1 more (c.py:12)"
     assert profiler_names.of_graph(Plan(0, (), 0, (), ())) == "smelt graph"

@@ -16,7 +16,7 @@ from smelt.autograd.partition import Partition, partition
 from smelt.backends import smelt as backend
 from smelt.graph.graph_printer import code
 from smelt.graph.ir import Graph, Node
-from smelt.graph.memory_format import is_last, lies_last
+from smelt.graph.memory_format import is_last, is_channels_last_layout
 from smelt.graph.verify_graph import verify
 from smelt.rewrites.channels_last import relaid
 from smelt.targets import cuda
@@ -98,9 +98,9 @@ def check_last(graph: Graph) -> None:
     for node in found:
         count = 2 if node.target is CONVOLUTIONS[0] else 3
         *read, weight = (a.spec for a in node.args[:count])
-        assert all(map(is_last, read)) and lies_last(weight), f"{node}\n{code(graph)}"
+        assert all(map(is_last, read)) and is_channels_last_layout(weight), f"{node}\n{code(graph)}"
         given = node.spec if isinstance(node.spec, tuple) else (node.spec,)
-        assert all(lies_last(s) for s in given if s is not None and len(s.shape) == 4), code(graph)
+        assert all(is_channels_last_layout(s) for s in given if s is not None and len(s.shape) == 4), code(graph)
 
 
 def check_same(found: Any, expected: Any) -> None:
@@ -284,7 +284,7 @@ def test_what_stands_between_convolutions(graphs, training, monkeypatch):
     check_same(step(smelt.compile(net, fullgraph=True), net, x), expected)
     [(_, graph)] = graphs
     for node in convolutions(graph):
-        assert all(lies_last(a.spec) for a in node.args[:2]), f"{node}\n{code(graph)}"
+        assert all(is_channels_last_layout(a.spec) for a in node.args[:2]), f"{node}\n{code(graph)}"
 
 
 class Pair(nn.Module):

@@ -125,7 +125,7 @@ def capture_frame(
                 e.__traceback__ = None  # its frames would keep alive what the call was given
             return _failed(vm, e)
         finally:
-            context_managers.leave_contexts(vm)
+            context_managers.revert_contexts(vm)
             function_transforms.restore(vm.contexts.transforms)
             vm.env.log.roll_back()
             vm.exceptions.restore()
@@ -274,7 +274,7 @@ def _capture(
             settings = context_managers.settings(vm)
         finally:
             # while the modes of the trace are on, as they were when the contexts were entered
-            context_managers.leave_contexts(vm)
+            context_managers.revert_contexts(vm)
             function_transforms.restore(vm.contexts.transforms)
         effects = (*env.log.effects(), *settings)
         custom_functions.record_backward(vm, _left_behind(ending, effects))
@@ -305,7 +305,7 @@ def _capture(
         input_sources=tuple(env.sources[id(f)] for f in traced.inputs),
         guards=(*env.facts.guards, *_overlap_guards(vm, traced)),
         ending=ending,
-        source_of=env.sources.of,
+        source_of=env.sources.find,
         effects=effects,
         draws=tuple(env.log.draws),
         code=fn.__code__,
@@ -406,7 +406,7 @@ def _is_missed(vm: VM, variable: object, planned: Break) -> bool:
     target = reference()
     if target is None or id(target) in sources or reference.__callback__ is not None:
         return target is not None
-    return any(x is target for x in find_reachable(planned.roots, sources.of).alive)
+    return any(x is target for x in find_reachable(planned.roots, sources.find).alive)
 
 
 def _check_generators(vm: VM) -> None:
@@ -433,7 +433,7 @@ def _check_left(vm: VM, ending: FrameExit) -> None:
 
 def _fakes(vm: VM, ending: FrameExit, effects: Sequence[Effect]) -> list[FakeTensor]:
     """The tensors that the frame's end and stores need."""
-    return collect_fakes(_left_behind(ending, effects), vm.env.sources.of)
+    return collect_fakes(_left_behind(ending, effects), vm.env.sources.find)
 
 
 def _left_behind(ending: FrameExit, effects: Sequence[Effect]) -> list[object]:
@@ -468,8 +468,8 @@ def _guard_written(vm: VM) -> None:
 
 def _guard_gone(vm: VM) -> None:
     """What was deleted was there before, or not (it was stored first): that decides what is left to do."""
-    for gone in vm.env.log.gone():
-        source, fact = vm.env.sources.known(gone.owner), (gone.name, gone.was_there)
+    for gone in vm.env.log.deletions():
+        source, fact = vm.env.sources.find_or_const(gone.owner), (gone.name, gone.was_there)
         if gone.kind == "attribute":
             source = source.child("dict", None)
         vm.env.facts.guard("slot" if gone.kind == "slot" else "contains", source, fact, key=gone.name)

@@ -180,7 +180,7 @@ class FrameCompiler:
                 return True
             _thread.capturing = True
             try:
-                with raise_exceptions.called_while_handling(sys.exception()):
+                with raise_exceptions.caller_handling(sys.exception()):
                     return self._compile(fn, slots)
             finally:
                 _thread.capturing = False
@@ -188,7 +188,7 @@ class FrameCompiler:
     def _is_traced(self) -> bool:
         """Whether this call is not to be captured because of where it is made; calls elsewhere are not concerned, so no
         reason is kept."""
-        found = "a level of forward mode" if forward_mode_level() >= 0 else context_managers.foreign_mode()
+        found = "a level of forward mode" if forward_mode_level() >= 0 else context_managers.user_function_mode()
         if found is None:
             return False
         if self.fullgraph:

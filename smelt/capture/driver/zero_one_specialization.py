@@ -19,7 +19,7 @@ from smelt.capture.graph_breaks.frame_exits import Return
 from smelt.capture.graph_breaks.resume_functions import ResumeFunctions
 from smelt.errors import Unsupported
 from smelt.graph.ir import Node
-from smelt.graph.structural_equality import Values, alike, same_for
+from smelt.graph.structural_equality import Values, structurally_equal, same_for
 from smelt.guards.changed_numbers import Path, size_source
 from smelt.guards.guard import ANY_OR_ONE, Guard, TensorFacts
 from smelt.shapes.expr import Size, Sym
@@ -55,7 +55,7 @@ def with_sizes_of_one(trial: Trial) -> None:
     env, traced = captured.env.sizes, captured.traced
     for sym in traced.sizes if traced.unbacked is None else ():
         paths = env.symbol_sources.paths.get(sym, set())
-        if env.may_be_one.isdisjoint(paths) or not paths <= env.seen.keys() or sym.lo != 2:
+        if env.may_be_one.isdisjoint(paths) or not paths <= env.observed.keys() or sym.lo != 2:
             continue
         ones = replace(attempt, sizes=replace(attempt.sizes, ones=frozenset(paths)))
         if _is_same(trial, ones, 1):
@@ -104,9 +104,9 @@ def _same(trial: Trial, other: CapturedFrame, number: int) -> bool:
         return False
     # Where there is a joint graph, that is what runs, of which autograd made the backward. For a size of 1 it leaves sums
     # along that dimension out, which change nothing there.
-    if (a.joint is None or of_inputs) and not alike(a.aten_graph, b.aten_graph, values, others):
+    if (a.joint is None or of_inputs) and not structurally_equal(a.aten_graph, b.aten_graph, values, others):
         return False
-    if not alike(a.torch_graph, b.torch_graph, values, others):
+    if not structurally_equal(a.torch_graph, b.torch_graph, values, others):
         return False
     if not _same_joint(a.joint, b.joint, values, others, backward=not of_inputs):
         return False
@@ -164,7 +164,7 @@ def _same_joint(a: Joint | None, b: Joint | None, values: Values, others: Values
     if not all(same_for(getattr(a, part), getattr(b, part), values, others) for part in parts):
         return False
     same_places = _places(a, values) == _places(b, others)
-    return not backward or (same_places and alike(a.graph, b.graph, values, others))
+    return not backward or (same_places and structurally_equal(a.graph, b.graph, values, others))
 
 
 def _places(joint: Joint, given: Values) -> list[int]:

@@ -154,7 +154,7 @@ def guarded(
 ) -> list[str]:
     """The lines of `call` and then of `rest`, which returns; and what happens when `call` raises: the original function,
     after the lines of `put_back` and, if the graph draws random numbers, with torch's generator as it was."""
-    again = f"return rerun({', '.join((original, 'failure', *arguments_text(code, slots)))})"
+    again = f"return rerun({', '.join((original, 'failure', *arguments_source(code, slots)))})"
     return [
         *(["restart = random_state()"] if draws else []),
         "try:",

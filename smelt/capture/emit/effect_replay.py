@@ -83,7 +83,7 @@ def _replace_contents(e: fx.ReplaceContents) -> Iterable[Store]:
 provide(**{f"refill_{base}": refill for base, refill in REFILLS.items()})
 
 
-def _change(e: fx.Change) -> Iterable[Store]:
+def _change(e: fx.SetChange) -> Iterable[Store]:
     yield Store(f"set.{e.method}({', '.join(['{}'] * (1 + len(e.args)))})", (e.target, *e.args))
 
 
@@ -111,10 +111,10 @@ def _call(e: fx.Call) -> Iterable[Store]:
     yield Store(f"{{}}({', '.join(fields)})", tuple(given))
 
 
-def _manager_method(name: str, *args: object) -> Callable[[fx.Enter | fx.Leave], Iterable[Store]]:
+def _manager_method(name: str, *args: object) -> Callable[[fx.Enter | fx.Exit], Iterable[Store]]:
     """The call of a method of a context manager, by its class where the manager's own class overrides it."""
 
-    def store(e: fx.Enter | fx.Leave) -> Iterable[Store]:
+    def store(e: fx.Enter | fx.Exit) -> Iterable[Store]:
         given = ", ".join(map(repr, args))
         if getattr(type(e.target), name, None) is getattr(e.kind, name):
             yield Store(f"{{}}.{name}({given})", (e.target,))
@@ -131,14 +131,14 @@ STORES: dict[type[fx.Effect], Callable[[Any], Iterable[Store]]] = {
     fx.SetItem: _set_item,
     fx.DelItem: _delete_item,
     fx.ReplaceContents: _replace_contents,
-    fx.Change: _change,
+    fx.SetChange: _change,
     fx.Extend: _extend,
     fx.SetCell: _set_cell,
     fx.Advance: lambda e: (Store(f"advance({{}}, {e.count})", (e.target,)),),
     fx.Call: _call,
-    fx.Count: _call,
+    fx.CacheHit: _call,
     fx.Enter: _manager_method("__enter__"),
-    fx.Leave: _manager_method("__exit__", None, None, None),
+    fx.Exit: _manager_method("__exit__", None, None, None),
 }
 
 

@@ -1,1 +1,2 @@
-"""Objects from outside of the captured call: where each was found, what was read of it, and what the trace changed."""
+"""The environment of a captured call: the objects from outside of it, their sources, the guards on them, and what the trace
+changed."""

@@ -29,7 +29,9 @@ class DynamicNumbers:
     def __init__(self, trace: Trace, facts: GuardFacts) -> None:
         self._trace = trace
         self._facts = facts
-        self.dynamic: frozenset[tuple[object, ...]] = frozenset()  # paths of the numbers that change between calls
+        self.dynamic: frozenset[tuple[object, ...]] = (
+            frozenset()
+        )  # paths of the numbers that change between calls
         self.symbolic_counts = False  # numbers in tensors of one element are symbolic from the first call on
         self.guards_conditions = True  # conditions on such numbers are guarded
         self.readings: set[Source] = set()  # reads of tensors of one element
@@ -141,7 +143,11 @@ class DynamicNumbers:
 
     def _take(self, source: Source, value: int, sym: Sym) -> Size | None:
         changed = source.path in self.dynamic and source not in self.sizes
-        if not changed or source in set(self.unguarded) or self.symbol_sources.policy.is_specialized(source.path):
+        if (
+            not changed
+            or source in set(self.unguarded)
+            or self.symbol_sources.policy.is_specialized(source.path)
+        ):
             return None
         if not self.symbol_sources.policy.must_be_equal(source.path):
             self.symbol_sources.register_symbols(source, sym)
@@ -161,7 +167,7 @@ class DynamicNumbers:
         if source in self.drawn:
             raise Unsupported(Reason(RANDOM_STATE, f"the number that random.{source.key} gives is needed"))
         if source in self.sizes:
-            self.needed.setdefault(source, self._facts.where())
+            self.needed.setdefault(source, self._facts.current_line())
             return
         self._facts.guard("eq", source, value)
 

@@ -34,7 +34,9 @@ class DynamicSizes:
         self._symbols: dict[Source, Sym] = {}
         self.observed: dict[Path, int] = {}  # the symbolic sizes, with their values in this call
         self.refused: dict[Source, int] = {}  # sizes that are specialized although they are marked as dynamic
-        self.may_be_one: set[Path] = set()  # symbolic sizes that were 1 in an earlier call, or whose mark allows 1
+        self.may_be_one: set[Path] = (
+            set()
+        )  # symbolic sizes that were 1 in an earlier call, or whose mark allows 1
         self._resolved: dict[Source, Int | int] = {}  # sizes resolved before the program read their tensors
         self._visited: set[Source] = set()
         self._roots: Sequence[Source] = ()

@@ -1,7 +1,7 @@
-"""Iterators from outside: the machine looks at what they will give, which is guarded, and the compiled frame advances them.
+"""Iterators of the environment: capture reads their next items ahead, guarded, and the compiled frame advances them.
 
-Of an iterator over a list, a dictionary, a tuple, a range or a text the item is read where it lies. An enumerate and a zip
-advance the iterators inside of them, here as there, so that one which is advanced in two ways is one.
+The item of an iterator over a list, a dictionary, a tuple, a range or a text is read from what it iterates over. An
+enumerate and a zip advance their inner iterators, so that an iterator which is advanced in two ways has one state.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 MOST = 1024  # items of one iterator in one capture
 
 
-def is_advanced(env: Environment, iterator: object) -> bool:
-    """Whether `iterator` is from outside, and of a kind that `next_item` advances."""
+def can_advance(env: Environment, iterator: object) -> bool:
+    """Whether `iterator` belongs to the environment and `next_item` supports its kind."""
     return env.looks_ahead and id(iterator) in env.sources and _can_look_ahead(iterator)
 
 
@@ -43,16 +43,15 @@ def _can_look_ahead(iterator: object) -> bool:
 
 
 def next_item(env: Environment, iterator: object) -> object:
-    """`next(iterator)` of an iterator from outside. Raises StopIteration, and Unsupported for one that cannot be looked
-    into."""
-    if not is_advanced(env, iterator):
+    """`next(iterator)` of an iterator of the environment. Raises StopIteration, and Unsupported for an unsupported kind."""
+    if not can_advance(env, iterator):
         raise _refused(iterator)
     try:
-        value = _take(env, iterator)
+        value = _next(env, iterator)
     except StopIteration:
-        env.log.advance(iterator)
+        env.log.record_advance(iterator)
         raise
-    env.log.advance(iterator)
+    env.log.record_advance(iterator)
     return value
 
 
@@ -60,8 +59,8 @@ def _refused(iterator: object) -> Unsupported:
     return Unsupported(Reason(UNSUPPORTED_OBJECT, f"an outside {type(iterator).__qualname__} is advanced"))
 
 
-def _take(env: Environment, iterator: object) -> object:
-    env.log.note_advanced(iterator)
+def _next(env: Environment, iterator: object) -> object:
+    env.log.mark_advanced(iterator)
     if type(iterator) is enumerate:
         return _next_of_enumerate(env, iterator)
     return _next_of_zip(env, iterator) if type(iterator) is zip else _next_of_walk(env, iterator)
@@ -74,15 +73,15 @@ def _part(env: Environment, iterator: object, name: Part) -> object:
 
 def _next_of_walk(env: Environment, iterator: object) -> object:
     source = env.sources[id(iterator)]
-    taken, left = env.taken.get(id(iterator), 0), items_left(iterator)
+    consumed, left = env.consumed.get(id(iterator), 0), items_left(iterator)
     changed = type(iterator) in OVER_CHANGING and _part(env, iterator, "over") in env.log
-    if changed or taken >= MOST:
+    if changed or consumed >= MOST:
         raise _refused(iterator)
-    if taken == left:
+    if consumed == left:
         env.facts.guard("eq", source.child("part", "left"), left)
         raise StopIteration
-    env.taken[id(iterator)] = taken + 1
-    value, source = item_ahead(iterator, taken), source.child("ahead", taken)
+    env.consumed[id(iterator)] = consumed + 1
+    value, source = item_ahead(iterator, consumed), source.child("ahead", consumed)
     if type(iterator) is RANGE:
         return env.numbers.counter(cast(int, value), source)
     return wrap_values.wrap(env, value, source)
@@ -92,10 +91,10 @@ def _next_of_enumerate(env: Environment, iterator: object) -> tuple[object, obje
     inner = _part(env, iterator, "inner")
     source = env.sources[id(iterator)].child("part", "index")
     first = cast(int, env.numbers.counter(cast(int, PARTS["index"](iterator)), source))
-    value = _take(env, inner)
-    taken = env.taken.get(id(iterator), 0)
-    env.taken[id(iterator)] = taken + 1
-    return first + taken if taken else first, value
+    value = _next(env, inner)
+    consumed = env.consumed.get(id(iterator), 0)
+    env.consumed[id(iterator)] = consumed + 1
+    return first + consumed if consumed else first, value
 
 
 def _next_of_zip(env: Environment, iterator: object) -> tuple[object, ...]:
@@ -104,7 +103,7 @@ def _next_of_zip(env: Environment, iterator: object) -> tuple[object, ...]:
     values: list[object] = []
     for one in inner:
         try:
-            values.append(_take(env, one))
+            values.append(_next(env, one))
         except StopIteration:
             if strict and (values or not all(_has_ended(env, other) for other in inner[1:])):
                 raise _refused(iterator) from None
@@ -116,7 +115,7 @@ def _next_of_zip(env: Environment, iterator: object) -> tuple[object, ...]:
 
 def _has_ended(env: Environment, iterator: object) -> bool:
     try:
-        _take(env, iterator)
+        _next(env, iterator)
     except StopIteration:
         return True
     return False

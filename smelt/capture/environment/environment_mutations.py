@@ -1,4 +1,4 @@
-"""Changes of environment objects: the log is told, the overlay is written, and what other guards rest on is guarded otherwise.
+"""Changes of environment objects: they are logged, written to the overlay, and guards that they invalidate are replaced.
 
 A store gives a class a new version, so a class whose attributes the trace stored is guarded by its other attributes.
 """
@@ -13,59 +13,59 @@ from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 
 
 def check_mutable(env: Environment, obj: object) -> None:
-    """Raises Unsupported for an object that must stay as it is: a namespace that `globals()` has given out."""
-    if id(obj) in env.changed.fixed:
+    """Raise Unsupported for an object that must not change: a namespace that `globals()` has returned."""
+    if id(obj) in env.mutation_constraints.frozen:
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a module's globals() are changed"))
 
 
-def touch(env: Environment, obj: object) -> None:
-    """Before an environment object changes."""
+def record_mutation(env: Environment, obj: object) -> None:
+    """Record that an environment object is about to change."""
     check_mutable(env, obj)
-    touched(env, obj)
-    owner = env.changed.owners.get(id(obj))
+    mark_copies_stale(env, obj)
+    owner = env.mutation_constraints.owners.get(id(obj))
     if owner is not None:
-        _touch_one(env, owner)
+        _snapshot(env, owner)
     if id(obj) in env.sources:
-        _touch_one(env, obj)
+        _snapshot(env, obj)
 
 
-def touched(env: Environment, obj: object) -> None:
-    """After a change that code of the user's, or a native call, may have come before: the copies with fakes must follow it
-    once more."""
-    if env.opened.copies:
-        env.opened.stale.add(id(obj))
+def mark_copies_stale(env: Environment, obj: object) -> None:
+    """Mark the copy of `obj` with fakes as stale. To be called again after a change during which user code or native code
+    may have refreshed it."""
+    if env.native_views.copies:
+        env.native_views.stale.add(id(obj))
 
 
 def record_store(env: Environment, obj: object, kind: SourceKind, key: object, value: object) -> None:
-    """`value` is about to be stored in `obj`: an effect even if it is what is there now, unless that is guarded."""
+    """Record that `value` is about to be stored in `obj`: an effect even if it is there already, unless that is guarded."""
     source = env.sources.get(id(obj))
     if source is None or not is_lookup_key(key):
         return
     if env.sources.get(id(value)) is not source.child(kind, key) or is_identity(value):
-        owner = env.changed.owners.get(id(obj))  # of an instance's dictionary
-        env.log.store(obj if owner is None else owner, key, kind == "attr" or owner is not None)
+        owner = env.mutation_constraints.owners.get(id(obj))  # of an instance's dictionary
+        env.log.mark_stored(obj if owner is None else owner, key, kind == "attr" or owner is not None)
 
 
-def _touch_one(env: Environment, obj: object) -> None:
+def _snapshot(env: Environment, obj: object) -> None:
     if env.log.touch(obj):
         env.memo.forget(obj)
-        env.sources.keep(obj)
-        own = instance_dict(obj)
-        if own is not None and id(own) in env.sources:
-            _touch_one(env, own)
+        env.sources.keep_alive(obj)
+        attributes = instance_dict(obj)
+        if attributes is not None and id(attributes) in env.sources:
+            _snapshot(env, attributes)
 
 
 class ClassState:
-    """Called without arguments: whether a class has the attributes that it had, leaving out some names."""
+    """A predicate: whether a class still has its attributes, except for some names."""
 
-    def __init__(self, cls: type, attributes: dict[str, object], besides: frozenset[str]) -> None:
+    def __init__(self, cls: type, attributes: dict[str, object], excluded: frozenset[str]) -> None:
         self.cls = cls
         self.mro = cls.__mro__
         self.attributes = attributes
-        self.besides = besides
+        self.excluded = excluded
 
     def __call__(self) -> bool:
-        now = {k: v for k, v in vars(self.cls).items() if k not in self.besides}
+        now = {k: v for k, v in vars(self.cls).items() if k not in self.excluded}
         before = self.attributes
         return (
             self.cls.__mro__ is self.mro
@@ -75,16 +75,16 @@ class ClassState:
 
 
 def record_class_mutation(env: Environment, cls: type, name: str, *, was_read: bool) -> None:
-    """Before an attribute of an outside class changes."""
+    """Record that an attribute of a class of the environment is about to change."""
     env.facts.use_class(cls)
-    names = env.changed.classes.setdefault(cls, set())
-    if not was_read and not env.log.touches(cls, name):
+    names = env.mutation_constraints.classes.setdefault(cls, set())
+    if not was_read and not env.log.has_written_name(cls, name):
         names.add(name)
 
 
 def guard_mutated_classes(env: Environment) -> None:
-    """A store gives a class a new version: what is compared instead are its attributes, but for those stored."""
-    changed = env.changed.classes
+    """Replace the version guards of classes with stored attributes by guards on their other attributes."""
+    changed = env.mutation_constraints.classes
     for key, guard in list(env.facts.by_key.items()) if changed else ():
         if guard.kind != "type_version" or guard.source is None:
             continue
@@ -97,34 +97,34 @@ def guard_mutated_classes(env: Environment) -> None:
                     _guard_class_attributes(env, base, changed.get(base, set()))
 
 
-def _guard_class_attributes(env: Environment, cls: type, besides: set[str]) -> None:
-    before = {k: v for k, v in vars(cls).items() if k not in besides}
+def _guard_class_attributes(env: Environment, cls: type, excluded: set[str]) -> None:
+    before = {k: v for k, v in vars(cls).items() if k not in excluded}
     for name, old in env.log.names_before(cls):
-        if name not in besides:
+        if name not in excluded:
             before.pop(name, None)
             before |= {} if old is MISSING else {name: old}
-    unchanged = ClassState(cls, before, frozenset(besides))
+    unchanged = ClassState(cls, before, frozenset(excluded))
     env.facts.guard(
         "id", env.sources.const(unchanged, f"attributes of {cls.__qualname__}").child("call", "get"), True
     )
 
 
 def guard_distinct(env: Environment) -> None:
-    """An object that the trace changed, or compared, must not be another object that the trace used."""
-    changed = env.facts.compared | {type(obj) for obj in env.seen.objects.values() if obj in env.log}
+    """Guard that an object that the trace changed or compared is distinct from the other objects that it used."""
+    changed = env.facts.compared | {type(obj) for obj in env.wrapped.objects.values() if obj in env.log}
     changed |= {CellType} if env.log.changes_cells else set()
     for cls in changed:
-        sources = tuple(env.sources[k] for k, obj in env.seen.objects.items() if type(obj) is cls)
+        sources = tuple(env.sources[k] for k, obj in env.wrapped.objects.items() if type(obj) is cls)
         if len(sources) > 1:
             env.facts.guard("distinct", sources[0], sources, key=cls)
 
 
-def read_instance_dict(env: Environment, obj: object, own: dict[str, object]) -> dict[str, object]:
-    """`obj.__dict__` read by the user's code."""
+def read_instance_dict(env: Environment, obj: object, attributes: dict[str, object]) -> dict[str, object]:
+    """Register `attributes`, which is `obj.__dict__`, as an object that the program has read; return it."""
     if id(obj) in env.sources:
-        env.changed.owners[id(own)] = obj
-        if id(own) not in env.sources:
-            env.sources.register(own, env.sources[id(obj)].child("dict", None))
-            env.log.touch_instance_dict(obj, own)
-            env.overlay.note_source(own)
-    return own
+        env.mutation_constraints.owners[id(attributes)] = obj
+        if id(attributes) not in env.sources:
+            env.sources.register(attributes, env.sources[id(obj)].child("dict", None))
+            env.log.touch_instance_dict(obj, attributes)
+            env.overlay.register_copy_source(attributes)
+    return attributes

@@ -1,6 +1,6 @@
-"""The facts that a capture rests on, as guards.
+"""The facts that a capture depends on, as guards.
 
-What always holds: every fact that was learnt from an environment object is guarded, unless the trace itself wrote it.
+Invariant: every fact that capture reads from an environment object is guarded, unless the trace itself wrote it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from smelt.capture.base.value_kinds import (
     MethodType,
     is_constant,
     is_identity,
-    is_nan,
     is_interned,
+    is_nan,
 )
 from smelt.capture.environment.source_index import Sources
 from smelt.errors import Unsupported
@@ -42,9 +42,8 @@ from smelt.guards.source import Source
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 from smelt.tracing.fake.fake_tensor import FakeTensor
 
-# Each has classes of views of its own.
 _MAPPINGS: tuple[dict[object, object], ...] = ({}, collections.OrderedDict())
-KEY_WRAPPER = type(functools.cmp_to_key(lambda a, b: 0))  # holds a function that comparing it calls
+KEY_WRAPPER = type(functools.cmp_to_key(lambda a, b: 0))  # its comparison calls the function that it holds
 UNGUARDABLE: frozenset[type] = frozenset(
     {
         *(type(view) for m in _MAPPINGS for view in (m.keys(), m.values(), m.items())),
@@ -52,51 +51,50 @@ UNGUARDABLE: frozenset[type] = frozenset(
         KEY_WRAPPER,
     }
 )  # fmt: skip
-# Objects of C that never change but hold what no guard can read.
+# Immutable objects of C with contents that no guard can read.
 IMMUTABLE_HOLDERS = frozenset(
     {operator.itemgetter, operator.attrgetter, operator.methodcaller, re.Pattern, re.Match}
 )
 
 
-def _note_slots(cls: type) -> None:
-    """`copy` and `pickle` keep the names of a class's slots in the class: asked for now, that is no change of it later. A
-    metaclass may take every attribute for a part of what it describes: that of protocols does."""
+def _cache_slot_names(cls: type) -> None:
+    """Let `copyreg` cache the slot names in the class now, so that a later `copy` or `pickle` does not change its version.
+    Skips classes with a metaclass, which may interpret every class attribute, as that of protocols does."""
     for base in cls.__mro__:
         if not base.__flags__ & IMMUTABLE_TYPE_FLAG and type(base) is type:
             copyreg._slotnames(base)  # type: ignore[attr-defined]
 
 
 class GuardFacts:
-    """The guards of one capture. `real` gives the tensor from outside that a fake stands for, `where` the user's line
-    that is run."""
+    """The guards of one capture. `real` returns the environment's tensor of a fake; `current_line` the user's current line."""
 
     def __init__(
         self,
         sources: Sources,
-        where: Callable[[], Line | None],
+        current_line: Callable[[], Line | None],
         real: Callable[[FakeTensor], torch.Tensor | None],
     ) -> None:
         self._sources = sources
-        self.where = where
+        self.current_line = current_line
         self._real = real
         self.by_key: dict[tuple[object, ...], Guard] = {}
-        self._functions: set[int] = set()  # guarded already, or made by the trace
+        self._functions: set[int] = set()  # guarded already, or created by the trace
         self._classes: set[type] = set()
-        self.compared: set[type] = set()  # those of objects of which the program sees which are one
+        self.compared: set[type] = set()  # classes of objects whose identity the program compares
 
     @property
     def guards(self) -> tuple[Guard, ...]:
-        """All guards, in the order in which the facts were learnt."""
+        """All guards, in the order in which they were added."""
         return tuple(self.by_key.values())
 
     def guard(self, kind: GuardKind, source: Source | None, value: object = None, key: object = None) -> None:
-        """Adds a guard; `key` tells apart guards of one kind at one source."""
+        """Add a guard; `key` distinguishes guards of one kind at one source."""
         k = (kind, source, key)
         if k not in self.by_key:
-            self.by_key[k] = Guard(kind, source, value, self.where())
+            self.by_key[k] = Guard(kind, source, value, self.current_line())
 
     def use_class(self, cls: type) -> None:
-        """The trace depends on what the class's attributes are now."""
+        """Guard the current attributes of a class."""
         if cls in self._classes:
             return
         self._classes.add(cls)
@@ -105,11 +103,11 @@ class GuardFacts:
             and not self._sources.is_created_class(cls)
             and cls is not FakeTensor
         ):
-            _note_slots(cls)
+            _cache_slot_names(cls)
             self.guard("type_version", self._sources.const(cls), _native.type_version(cls))
 
     def use_identity(self, value: object) -> None:
-        """The trace depends on which object `value` is: its hash, its address."""
+        """Guard the identity of `value`: the trace depends on its hash or address."""
         if isinstance(value, tuple):
             for part in value:
                 self.use_identity(part)
@@ -122,8 +120,8 @@ class GuardFacts:
         self.guard("id", source, self._real(value) if type(value) is FakeTensor else value)
 
     def use_differences(self, *values: object) -> None:
-        """The trace depends on which of these, and of the objects in them, are one: sets and dictionaries look elements up,
-        sequences compare theirs."""
+        """Guard which of these objects, and of the objects that they contain, are identical: lookups in sets and
+        dictionaries and comparisons of sequences depend on that."""
         pending, seen = [*values], set()
         while pending:
             value = pending.pop()
@@ -141,58 +139,59 @@ class GuardFacts:
                 pending += (value.__self__,) if type(value) is MethodType else ()
 
     def use_order(self, elements: set[object] | frozenset[object]) -> None:
-        """The trace depends on the order of these, and so on the addresses of those that are hashed by them."""
-        held = tuple(set.__iter__(elements) if isinstance(elements, set) else frozenset.__iter__(elements))
-        if len(held) > 1:
-            for value in held:
+        """Guard the iteration order of a set: the addresses of the elements that are hashed by identity."""
+        members = tuple(set.__iter__(elements) if isinstance(elements, set) else frozenset.__iter__(elements))
+        if len(members) > 1:
+            for value in members:
                 self.use_identity(value.__self__ if type(value) is MethodType else value)
 
     def use_constant(self, value: object) -> None:
-        """The trace depends on which of several equal constants `value` is."""
+        """Guard the identity of a constant among equal constants."""
         if not is_interned(value):
-            self._use_constants(lambda part: part is value)
+            self._guard_identities(lambda part: part is value)
 
     def use_nan(self, value: object) -> None:
-        """The trace depends on which NaN `value` is, if it is one: containers find it by its identity."""
+        """Guard the identity of `value` if it is a NaN: containers find a NaN by identity."""
         if is_nan(value):
-            self._use_constants(is_nan)
+            self._guard_identities(is_nan)
 
-    def _use_constants(self, meant: Callable[[object], bool]) -> None:
+    def _guard_identities(self, matches: Callable[[object], bool]) -> None:
+        """Guard the identity of all constants that match, or contain a match."""
         for guard in self.guards:
-            if guard.kind == "eq" and any(map(meant, _parts(guard.value))):
+            if guard.kind == "eq" and any(map(matches, _parts(guard.value))):
                 self.guard("id", guard.source, guard.value)
 
     def use_content(self, value: object) -> None:
-        """The trace depends on what an immutable object of C holds."""
+        """Guard the contents of an immutable object of C, by its identity."""
         if type(value) in IMMUTABLE_HOLDERS:
             self.use_identity(value)
 
     def use_digits(self, *values: object) -> None:
-        """The trace depends on how many digits the text of an integer may have, if one of `values` may have too many, or is
-        the error of too many: native code makes integers of such texts, and texts of such integers."""
+        """Guard the limit of digits in conversions between integers and texts, if one of `values` may exceed it or is the
+        error of such a conversion."""
         if any(map(_has_many_digits, values)) or any(map(_is_of_too_many_digits, values)):
             source = self._sources.const(sys.get_int_max_str_digits).child("call", None)
             self.guard("eq", source, sys.get_int_max_str_digits())
 
     def use_function(self, function: FunctionType) -> None:
-        """The trace depends on the function's code and defaults."""
+        """Guard the code and the defaults of a function."""
         if id(function) not in self._functions:
             self._functions.add(id(function))
             value = (function.__code__, function.__defaults__, function.__kwdefaults__)
             self.guard("function", self._sources.const(function), value)
 
     def mark_function_guarded(self, function: FunctionType) -> None:
-        """The code and defaults of `function` are guarded part by part."""
+        """Mark `function` as guarded; the caller guards its code and its defaults one by one."""
         self._functions.add(id(function))
 
     def register_created_function(self, function: FunctionType) -> None:
-        """`function` was made by the trace: nothing about it needs a guard."""
+        """Register `function` as created by the trace, so that it needs no guard."""
         self._functions.add(id(function))
         self._sources.register_created_function(function)
 
     def check_readable(self, value: object, special: str | None = None) -> None:
-        """Raises Unsupported for an environment object of C that shows the contents of others, which nothing guards; also where
-        the method `special` that is to be called of it is code of C that is not known."""
+        """Raise Unsupported for an environment object of C that exposes unguarded contents of other objects, and for one
+        whose method `special` is unknown C code."""
         if id(value) not in self._sources:
             return
         kind: object = type(value)
@@ -200,7 +199,7 @@ class GuardFacts:
             raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an outside {type(value).__qualname__} is read"))
 
 
-_LEAST_LIMIT = sys.int_info.str_digits_check_threshold  # that `sys.set_int_max_str_digits` may set
+_LEAST_LIMIT = sys.int_info.str_digits_check_threshold  # the least that `sys.set_int_max_str_digits` accepts
 _LEAST_LONG = 10**_LEAST_LIMIT
 
 
@@ -212,17 +211,17 @@ def _has_many_digits(value: object) -> bool:
 
 
 def _is_of_too_many_digits(error: object) -> bool:
-    """Whether native code raised it for an integer, or a text, of too many digits."""
-    said = error.args[0] if type(error) is ValueError and error.args else None
-    return type(said) is str and sys.set_int_max_str_digits.__name__ in said
+    """Whether native code raised `error` for an integer or a text with too many digits."""
+    message = error.args[0] if type(error) is ValueError and error.args else None
+    return type(message) is str and sys.set_int_max_str_digits.__name__ in message
 
 
-# What is compared element by element. A subclass may have an `__iter__` and a `__len__` of its own.
+# Sequences that are compared element by element. A subclass may override `__iter__` and `__len__`.
 _COMPARED: tuple[Any, ...] = (tuple, frozenset, list, collections.deque)
 
 
 def _parts(constant: object) -> Iterator[object]:
-    """A constant and, if it is a tuple or frozenset, all that is in it."""
+    """A constant and, for a tuple or frozenset, its elements at all depths."""
     yield constant
     for part in constant if isinstance(constant, (tuple, frozenset)) else ():
         yield from _parts(part)

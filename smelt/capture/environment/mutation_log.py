@@ -1,11 +1,11 @@
-"""The change log: which environment objects the trace has changed, and how.
+"""The mutation log: which environment objects the trace changed, and how.
 
 `MutationLog.touch` takes a snapshot before the first change of an object. The change itself goes to the overlay
-(`overlay.py`), so that no other thread sees it. When capture ends, `effects` compares snapshots with the overlay: the
-differences are what the compiled frame replays.
+(`overlay.py`), so that no other thread sees it. When capture ends, `effects` compares the snapshots with the overlay: the
+compiled frame replays the differences.
 
-Two things are changed for real, and put back by `roll_back` on every path out of capture: the class of an object, and what
-torch's context managers store in themselves. Neither holds a fake.
+Two things do change during capture: the class of an object, and the attributes that torch's context managers store in
+themselves. `roll_back` restores both on every path out of capture. Neither holds a fake.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ from smelt.capture.environment.overlay import Overlay, is_slot
 from smelt.capture.environment.python_random import Draw
 from smelt.capture.environment.side_effects import (
     Advance,
+    CacheHit,
     Call,
-    Change,
-    Count,
     DelAttr,
     DelItem,
     Effect,
@@ -41,6 +40,7 @@ from smelt.capture.environment.side_effects import (
     ReplaceContents,
     SetAttr,
     SetCell,
+    SetChange,
     SetItem,
 )
 from smelt.errors import Unsupported
@@ -51,26 +51,26 @@ from smelt.reasons import UNSUPPORTED_EFFECT, Reason
 class _Snapshot:
     obj: Any
     cls: type
-    own: dict[str, Any] | None  # the instance dictionary itself
-    attributes: dict[str, Any] | None  # what it held
+    instance_dict: dict[str, Any] | None  # the dictionary itself
+    attributes: dict[str, Any] | None  # its contents
     slots: dict[str, Any]
     contents: list[Any] | None  # of containers
-    changes_itself: bool = False  # native code changes the object, for real
+    is_native: bool = False  # native code changes the object itself
 
 
 @dataclass(frozen=True)
-class Gone:
-    """What is not there any more at the end of a trace that deleted it."""
+class Deletion:
+    """An attribute, slot or key that the trace deleted and that is absent at its end."""
 
     owner: object
     kind: str  # "attribute" (in the owner's dictionary), "slot", or "key" of a dictionary
     name: object
-    was_there: bool  # before the trace
+    existed: bool  # before the trace
 
 
 def slot_names(cls: type) -> Iterator[str]:
-    """The names of `__slots__` of a class and its bases. Those of C classes are left out, and those by which the class finds
-    another attribute, which may run code."""
+    """The `__slots__` names of a class and its bases, without those of C classes and those that another attribute of the
+    class shadows, whose read may run code."""
     seen: set[str] = set()
     for base in cls.__mro__:
         for name, found in base.__dict__.items():
@@ -88,167 +88,164 @@ def _same_pairs(a: list[Any], b: list[Any]) -> bool:
 
 
 class MutationLog:
-    """Snapshots of every environment object that was changed, by identity, in order of first change."""
+    """Snapshots of the changed environment objects, by identity, in order of first change."""
 
     def __init__(self, overlay: Overlay) -> None:
         self._overlay = overlay
         self._snapshots: dict[int, _Snapshot] = {}
-        # by id of a class or namespace and name: the owner, and what it had
+        # by id of a class or namespace and name: the owner, and the value before
         self._named: dict[tuple[int, str], tuple[dict[str, object] | type, object]] = {}
         self._cells: dict[int, CellType] = {}
-        self._globals: dict[
-            tuple[int, str], object
-        ] = {}  # by id of the namespace and name: what is there now
-        self._tensors: dict[tuple[int, str], SetAttr] = {}  # attributes set on tensors from outside
-        # By id of an object: names and keys that were stored. What is there again may be another value at the next call.
+        self._tensors: dict[tuple[int, str], SetAttr] = {}  # attributes set on the environment's tensors
+        # by id of an object: the stored names and keys, also if the value is the old one: the next call may store another
         self._stored: dict[int, set[object]] = {}
-        # by id of a set: how it was changed; None where a change is not known
-        self._changes: dict[int, list[Change] | None] = {}
+        # by id of a set: its changes, or None after an unknown change
+        self._set_changes: dict[int, list[SetChange] | None] = {}
         self._advances: list[Advance] = []  # in program order
-        self._advanced: set[int] = set()  # ids of the iterators, and of those inside of them
-        self.calls: list[Call] = []  # in program order
-        self.draws: list[Draw] = []  # likewise
-        self.closed = ""  # why nothing may change
+        self._advanced: set[int] = set()  # ids of the iterators and of their inner iterators
+        self.deferred_calls: list[Call] = []  # in program order
+        self.draws: list[Draw] = []  # in program order
+        self.refusal = ""  # why nothing may change
 
     def __contains__(self, obj: object) -> bool:
         return id(obj) in self._snapshots or id(obj) in self._advanced
 
     @property
     def empty(self) -> bool:
-        """Whether the trace has changed nothing and deferred nothing that a function could see."""
-        return not self.changed and all(type(call) is Count for call in self.calls)
+        """Whether the trace has changed nothing and deferred no call that a function could observe."""
+        return not self.changed and all(type(call) is CacheHit for call in self.deferred_calls)
 
     @property
     def changed(self) -> int:
-        """How many changes there are: objects, names, iterators that were advanced; each random number counts, since it
-        changes its generator."""
+        """The number of changes: objects, names, items of advanced iterators, and random numbers, each of which changes its
+        generator."""
         written = len(self._snapshots) + len(self._named) + len(self._cells) + len(self._tensors)
         return written + len(self.draws) + sum(a.count for a in self._advances)
 
     # ---- before a change
 
-    def _check_open(self) -> None:
-        if self.closed:
-            raise Unsupported(Reason(UNSUPPORTED_EFFECT, self.closed))
+    def _check_allowed(self) -> None:
+        if self.refusal:
+            raise Unsupported(Reason(UNSUPPORTED_EFFECT, self.refusal))
 
     def touch(self, obj: object) -> bool:
-        """Takes the snapshot of `obj`, which the overlay stands for from now on; False if there is one already."""
-        self._check_open()
+        """Take the snapshot of `obj`, which the overlay replaces from now on; False if there is one already."""
+        self._check_allowed()
         if id(obj) in self._snapshots:
             return False
-        own = instance_dict(obj)
+        attributes = instance_dict(obj)
         self._snapshots[id(obj)] = _Snapshot(
             obj,
             type(obj),
-            own,
-            None if own is None else dict(self._overlay.copy(own)),
+            attributes,
+            None if attributes is None else dict(self._overlay.copy(attributes)),
             {n: self._overlay.slot(obj, n) for n in slot_names(type(obj))},
             items_of(self._overlay.copy(obj)) if isinstance(obj, CONTAINER_BASES) else None,
         )
         return True
 
-    def change(self, obj: set[object], method: str, args: tuple[object, ...]) -> None:
-        """`set.method(obj, *args)` was called of an outside set, and has returned."""
-        made = self._changes.setdefault(id(obj), [])
-        if made is not None:
-            made.append(Change(obj, method, args))
+    def record_set_change(self, obj: set[object], method: str, args: tuple[object, ...]) -> None:
+        """Record that `set.method(obj, *args)` was called on a set of the environment, and returned."""
+        changes = self._set_changes.setdefault(id(obj), [])
+        if changes is not None:
+            changes.append(SetChange(obj, method, args))
 
     def record_unknown_change(self, obj: set[object]) -> None:
-        """An outside set was changed in another way."""
-        self._changes[id(obj)] = None
+        """Record that a set of the environment was changed in another way."""
+        self._set_changes[id(obj)] = None
 
     def touch_native(self, obj: object) -> None:
-        """Native code is about to change the attributes of `obj` for real. Raises Unsupported if it would not see what the
-        trace has stored there."""
-        self._check_open()
+        """Take the snapshot of `obj`, whose attributes native code is about to change. Raises Unsupported if the trace has
+        stored attributes of it in the overlay, which native code does not see."""
+        self._check_allowed()
         snapshot = self._snapshots.get(id(obj))
         if snapshot is not None:
-            if not snapshot.changes_itself:
+            if not snapshot.is_native:
                 raise Unsupported(
                     Reason(
                         UNSUPPORTED_EFFECT, f"native code reads a {type(obj).__qualname__} that was changed"
                     )
                 )
             return
-        own = instance_dict(obj)
-        before = None if own is None else dict(own)
-        self._snapshots[id(obj)] = _Snapshot(obj, type(obj), own, before, {}, None, True)
+        attributes = instance_dict(obj)
+        before = None if attributes is None else dict(attributes)
+        self._snapshots[id(obj)] = _Snapshot(obj, type(obj), attributes, before, {}, None, True)
 
     def is_overlaid(self, obj: object) -> bool:
-        """Whether the trace has stored attributes of `obj` that native code would not see."""
+        """Whether the overlay holds attributes of `obj`, which native code does not see."""
         snapshot = self._snapshots.get(id(obj))
-        return snapshot is not None and not snapshot.changes_itself and snapshot.contents is None
+        return snapshot is not None and not snapshot.is_native and snapshot.contents is None
 
-    def store(self, obj: object, key: object, is_attribute: bool) -> None:
-        """`obj.key` or `obj[key]` is about to be stored."""
+    def mark_stored(self, obj: object, key: object, is_attribute: bool) -> None:
+        """Record that `obj.key` or `obj[key]` is about to be stored."""
         if id(obj) in self._snapshots:
             self._stored.setdefault(id(obj), set()).add(key)
-            own = instance_dict(obj) if is_attribute else None
-            if own is not None:
-                self._stored.setdefault(id(own), set()).add(key)
+            attributes = instance_dict(obj) if is_attribute else None
+            if attributes is not None:
+                self._stored.setdefault(id(attributes), set()).add(key)
 
     def has_stores(self, obj: object) -> bool:
         """Whether the trace has stored something in `obj`."""
         return id(obj) in self._stored
 
     def was_stored(self, obj: object, key: object) -> bool:
-        """Whether the trace stored what is now at `obj.key` or `obj[key]`, though it may be what was there before."""
+        """Whether the trace stored the current value of `obj.key` or `obj[key]`, even if it is the old one."""
         stored = self._stored.get(id(obj))
         return stored is not None and is_lookup_key(key) and key in stored
 
-    def touch_instance_dict(self, obj: object, own: dict[str, object]) -> None:
-        """`own` is the instance dictionary of `obj`, met only now: if `obj` has changed, so has `own`."""
+    def touch_instance_dict(self, obj: object, attributes: dict[str, object]) -> None:
+        """Take the snapshot of `obj.__dict__`, which the program reads only after a change of `obj`."""
         snapshot = self._snapshots.get(id(obj))
         if snapshot is not None and snapshot.attributes is not None:
             before = list(snapshot.attributes.items())
-            self._snapshots.setdefault(id(own), _Snapshot(own, dict, None, None, {}, before))
+            self._snapshots.setdefault(id(attributes), _Snapshot(attributes, dict, None, None, {}, before))
 
     def set_name(self, owner: dict[str, object] | type, name: str, value: object) -> None:
-        """One name of a class or of a module's globals (whose others may change on other threads); MISSING deletes it."""
-        self._check_open()
+        """Set one name of a class or of a module's globals, whose other names other threads may change; MISSING deletes it."""
+        self._check_allowed()
         self._named.setdefault((id(owner), name), (owner, self._overlay.name(owner, name)))
         self._overlay.set_name(owner, name, value)
 
     def set_cell(self, cell: CellType, value: object) -> None:
-        """The contents of an outside cell change; MISSING empties it."""
-        self._check_open()
+        """Set the contents of a cell of the environment; MISSING empties it."""
+        self._check_allowed()
         self._cells[id(cell)] = cell
         self._overlay.set_cell(cell, value)
 
     def set_tensor_attribute(self, fake: object, name: str, value: object) -> None:
-        """An attribute was set on the fake of an outside tensor; the tensor itself is left alone."""
-        self._check_open()
+        """Record that an attribute was set on the fake of an environment tensor; the tensor itself does not change."""
+        self._check_allowed()
         self._tensors[id(fake), name] = SetAttr(fake, name, value)
 
     def is_set_on_tensor(self, fake: object, name: str) -> bool:
         """Whether the trace has set this attribute of the tensor."""
         return (id(fake), name) in self._tensors
 
-    def call(self, deferred: Call) -> None:
-        """`deferred` is made by the compiled frame, after the graph has run."""
-        self._check_open()
-        self.calls.append(deferred)
+    def defer_call(self, call: Call) -> None:
+        """Defer a call: the compiled frame runs it after the graph."""
+        self._check_allowed()
+        self.deferred_calls.append(call)
 
-    def draw(self, drawn: Draw) -> None:
-        """`drawn` is drawn by the compiled frame, before the graph runs."""
-        self._check_open()
-        self.draws.append(drawn)
+    def record_draw(self, draw: Draw) -> None:
+        """Record random numbers that the compiled frame draws before the graph runs."""
+        self._check_allowed()
+        self.draws.append(draw)
 
-    def advance(self, iterator: object) -> None:
-        """The program has asked an outside iterator, which is left alone, for its next item."""
-        self._check_open()
+    def record_advance(self, iterator: object) -> None:
+        """Record a `next` of an iterator of the environment; the iterator itself does not advance."""
+        self._check_allowed()
         last = self._advances.pop() if self._advances and self._advances[-1].target is iterator else None
         self._advances.append(Advance(iterator, 1 + (last.count if last else 0)))
 
-    def note_advanced(self, iterator: object) -> None:
-        """An outside iterator is not where it was: it, or one that it is inside of, was advanced."""
+    def mark_advanced(self, iterator: object) -> None:
+        """Mark an iterator as changed because it, or an iterator around it, advances."""
         self._advanced.add(id(iterator))
 
-    def touches(self, owner: object, name: str) -> bool:
-        """Whether the trace has written the name of a class or of a module's globals."""
+    def has_written_name(self, owner: object, name: str) -> bool:
+        """Whether the trace has written this name of a class or of a module's globals."""
         return (id(owner), name) in self._named
 
-    def touches_cell(self, cell: CellType) -> bool:
+    def has_written_cell(self, cell: CellType) -> bool:
         """Whether the trace has written the cell."""
         return id(cell) in self._cells
 
@@ -258,17 +255,17 @@ class MutationLog:
         return bool(self._cells)
 
     def names_before(self, owner: object) -> Iterator[tuple[str, object]]:
-        """The attributes of `owner` that changed, each with its value before; MISSING where there was none."""
+        """The written names of `owner`, each with its value before; MISSING if it was absent."""
         return ((name, old) for (key, name), (_, old) in self._named.items() if key == id(owner))
 
-    def touches_any(self, owner: object) -> bool:
-        """Whether a name of `owner` was changed."""
+    def has_written_any_name(self, owner: object) -> bool:
+        """Whether the trace has written any name of `owner`."""
         return any(key == id(owner) for key, _ in self._named)
 
-    # ---- what was there before
+    # ---- state before capture
 
     def is_original(self, obj: object, key: object, value: object) -> bool:
-        """Whether `value`, now found at `obj[key]` or `obj.key`, was there before capture."""
+        """Whether `value`, now at `obj[key]` or `obj.key`, was there before capture."""
         snapshot = self._snapshots.get(id(obj))
         if snapshot is None or snapshot.contents is None:
             return self.is_original_attribute(obj, cast(str, key), value)
@@ -279,7 +276,7 @@ class MutationLog:
         return type(key) is int and 0 <= key < len(snapshot.contents) and snapshot.contents[key] is value
 
     def is_original_attribute(self, obj: object, name: str, value: object) -> bool:
-        """Whether `value`, now found as this attribute, was there before capture."""
+        """Whether `value`, now the attribute `name`, was that before capture."""
         snapshot = self._snapshots.get(id(obj))
         if snapshot is None:
             return True
@@ -290,7 +287,7 @@ class MutationLog:
         return snapshot.slots.get(name, MISSING) is value
 
     def original_entry(self, obj: object, key: object) -> object:
-        """The value of a dictionary at `key` before capture; MISSING if there was none."""
+        """The value of a dictionary at `key` before capture; MISSING if it was absent."""
         return next((v for k, v in self.contents(obj) if is_same_key(k, key)), MISSING)
 
     def was_absent(self, obj: object, name: str) -> bool:
@@ -306,103 +303,103 @@ class MutationLog:
         return items_of(obj) if snapshot is None or snapshot.contents is None else snapshot.contents
 
     def length(self, container: Container) -> int:
-        """How many elements it had before capture."""
+        """The number of elements before capture."""
         snapshot = self._snapshots.get(id(container))
         if snapshot is not None and snapshot.contents is not None:
             return len(snapshot.contents)
         base = cast("type[list[object]]", next(b for b in CONTAINER_BASES if isinstance(container, b)))
         return base.__len__(container)  # type: ignore[arg-type]
 
-    # ---- at the end
+    # ---- state at the end of capture
 
     def effects(self) -> tuple[Effect, ...]:
-        """The deferred calls (what they use was not changed before), then what is different now: call before `roll_back`."""
-        found: list[Effect] = []
-        # a dictionary that was changed through vars() too: the instance reports it
-        seen = {id(s.own) for s in self._snapshots.values() if id(s.own) in self._snapshots}
-        for snapshot in self._snapshots.values():
-            if id(snapshot.obj) not in seen:
-                key = id(snapshot.obj)
-                found += _differences(
-                    self._overlay, snapshot, self._stored.get(key, set()), self._changes.get(key)
-                )
+        """The deferred calls, whose operands were unchanged at that time, then all other effects. Call before `roll_back`."""
+        effects: list[Effect] = []
+        # The instance reports the changes of its dictionary, also those made through vars().
+        dicts = {id(s.instance_dict) for s in self._snapshots.values()}
+        for key, snapshot in self._snapshots.items():
+            if key not in dicts:
+                stored, changes = self._stored.get(key, set()), self._set_changes.get(key)
+                effects += _differences(self._overlay, snapshot, stored, changes)
         for (_, name), (owner, old) in self._named.items():
-            found += _named_difference(owner, name, old, self._overlay.name(owner, name))
+            effects += _named_difference(owner, name, old, self._overlay.name(owner, name))
         for cell in self._cells.values():
-            found.append(SetCell(cell, self._overlay.cell(cell)))
-        return (*self.calls, *self._advances, *found, *self._tensors.values())
+            effects.append(SetCell(cell, self._overlay.cell(cell)))
+        return (*self.deferred_calls, *self._advances, *effects, *self._tensors.values())
 
-    def gone(self) -> Iterator[Gone]:
-        """What the trace has deleted, at the end: which of it was there before decides what is left to delete."""
+    def deletions(self) -> Iterator[Deletion]:
+        """The attributes, slots and keys that the trace deleted. Whether each existed before decides what is replayed."""
         for snapshot in self._snapshots.values():
-            obj, own = snapshot.obj, snapshot.own
+            obj, attributes = snapshot.obj, snapshot.instance_dict
             stored = self._stored.get(id(obj), set())
-            if own is not None and snapshot.attributes is not None:
-                names = snapshot.attributes.keys() | self._stored.get(id(own), set())
-                yield from _gone(obj, "attribute", names, snapshot.attributes, self._overlay.now(own))
+            if attributes is not None and snapshot.attributes is not None:
+                names = snapshot.attributes.keys() | self._stored.get(id(attributes), set())
+                now = self._overlay.now(attributes)
+                yield from _deletions(obj, "attribute", names, snapshot.attributes, now)
             filled = {n for n, v in snapshot.slots.items() if v is not MISSING}
             still = {n for n in snapshot.slots if self._overlay.slot(obj, n) is not MISSING}
-            yield from _gone(obj, "slot", filled | (stored & snapshot.slots.keys()), filled, still)
+            yield from _deletions(obj, "slot", filled | (stored & snapshot.slots.keys()), filled, still)
             if isinstance(obj, dict) and snapshot.contents is not None:
-                before = {key for key, _ in snapshot.contents if is_lookup_key(key)}
-                now = {key for key in self._overlay.now(obj) if is_lookup_key(key)}
-                yield from _gone(obj, "key", stored, before, now)
+                keys_before = {key for key, _ in snapshot.contents if is_lookup_key(key)}
+                keys_now = {key for key in self._overlay.now(obj) if is_lookup_key(key)}
+                yield from _deletions(obj, "key", stored, keys_before, keys_now)
         for (_, name), (owner, old) in self._named.items():
             if self._overlay.name(owner, name) is MISSING:
                 kind = "attribute" if isinstance(owner, type) else "key"
-                yield Gone(owner, kind, name, old is not MISSING)
+                yield Deletion(owner, kind, name, old is not MISSING)
 
     def roll_back(self) -> None:
-        """Puts back what was changed for real. Runs no code of the user."""
+        """Restore what capture changed in the objects themselves. Runs no user code."""
         for snapshot in reversed(self._snapshots.values()):
             _restore(snapshot)
 
 
-def _gone(
+def _deletions(
     obj: object, kind: str, names: Iterable[object], before: Collection[object], now: Collection[object]
-) -> Iterator[Gone]:
+) -> Iterator[Deletion]:
     for name in sorted((name for name in names if name not in now), key=repr):
-        yield Gone(obj, kind, name, name in before)
+        yield Deletion(obj, kind, name, name in before)
 
 
 def _restore(snapshot: _Snapshot) -> None:
     obj = snapshot.obj
     if type(obj) is not snapshot.cls:
         object.__setattr__(obj, "__class__", snapshot.cls)
-    if snapshot.changes_itself and snapshot.attributes is not None:
-        own = instance_dict(obj)
-        if own is not None and not _same_pairs(list(own.items()), list(snapshot.attributes.items())):
-            own.clear()
-            own.update(snapshot.attributes)
+    if snapshot.is_native and snapshot.attributes is not None:
+        attributes = instance_dict(obj)
+        before = snapshot.attributes
+        if attributes is not None and not _same_pairs(list(attributes.items()), list(before.items())):
+            attributes.clear()
+            attributes.update(before)
 
 
 def _differences(
-    overlay: Overlay, snapshot: _Snapshot, stored: set[object], changes: list[Change] | None
+    overlay: Overlay, snapshot: _Snapshot, stored: set[object], changes: list[SetChange] | None
 ) -> Iterator[Effect]:
     obj = snapshot.obj
     if type(obj) is not snapshot.cls:
         yield SetAttr(obj, "__class__", type(obj))
     if snapshot.attributes is not None:
-        now = overlay.now(snapshot.own) if snapshot.own is not None else {}
+        now = overlay.now(snapshot.instance_dict) if snapshot.instance_dict is not None else {}
         yield from _attribute_differences(obj, snapshot.attributes, now, stored)
     slots = {n: overlay.slot(obj, n) for n in snapshot.slots}
     before = {n: v for n, v in snapshot.slots.items() if v is not MISSING}
     after = {n: v for n, v in slots.items() if v is not MISSING}
     yield from _attribute_differences(obj, before, after, stored)
     if changes is not None:
-        yield from _joined(changes)
+        yield from _merged(changes)
     elif snapshot.contents is not None:
         yield from _content_differences(obj, snapshot.contents, items_of(overlay.now(obj)), stored)
 
 
-def _joined(changes: list[Change]) -> Iterator[Change]:
-    """The changes of a set, those that add one element after the other as one."""
+def _merged(changes: list[SetChange]) -> Iterator[SetChange]:
+    """The changes of a set, with consecutive `add` calls merged into one `update`."""
     for method, run in itertools.groupby(changes, lambda change: change.method):
         if method != "add":
             yield from run
             continue
         added = list(run)
-        yield Change(added[0].target, "update", (tuple(change.args[0] for change in added),))
+        yield SetChange(added[0].target, "update", (tuple(change.args[0] for change in added),))
 
 
 def _attribute_differences(
@@ -415,7 +412,7 @@ def _attribute_differences(
 def _content_differences(
     obj: object, before: list[Any], now: list[Any], stored: set[object]
 ) -> Iterator[Effect]:
-    """What was appended, set or deleted is replayed alone: the rest of the contents need not be guarded for that."""
+    """Effects on a container. Only what was appended, set or deleted is replayed, so that the other contents need no guard."""
     if isinstance(obj, dict):
         if stored or not _same_pairs(before, now):
             yield from _entry_differences(obj, before, now, stored)
@@ -436,20 +433,20 @@ def _entry_differences(
 def _changes(
     before: list[tuple[Any, object]], now: list[tuple[Any, object]], stored: set[object]
 ) -> Iterator[tuple[Any, object]]:
-    """What makes the pairs of a dictionary what they are now: first keys to delete (with MISSING), since they are not where
-    they were, in order, then what to set."""
-    kept = 0
-    places = iter(before)
-    stay: dict[int, tuple[object]] = {}
+    """The changes from one list of a dictionary's pairs to another: first the keys to delete (with MISSING), which are absent
+    or in another order now, then the pairs to set."""
+    in_order = 0  # how many pairs of `now` have their keys in the order of `before`
+    remaining = iter(before)
+    unmoved: dict[int, tuple[object]] = {}
     for key, _ in now:
-        if not any(k is key and stay.setdefault(id(k), (v,)) for k, v in places):
+        if not any(k is key and unmoved.setdefault(id(k), (v,)) for k, v in remaining):
             break
-        kept += 1
+        in_order += 1
     for key, _ in before:
-        if id(key) not in stay:
+        if id(key) not in unmoved:
             yield key, MISSING
     for i, (key, value) in enumerate(now):
-        if i >= kept or stay[id(key)][0] is not value or (is_lookup_key(key) and key in stored):
+        if i >= in_order or unmoved[id(key)][0] is not value or (is_lookup_key(key) and key in stored):
             yield key, value
 
 

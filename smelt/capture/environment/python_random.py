@@ -1,4 +1,4 @@
-"""Random numbers of Python and NumPy that a program draws: the compiled frame draws them, in program order."""
+"""Random numbers of Python and NumPy: the compiled frame draws them, in program order."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from smelt.guards.source import Source
 
 @dataclass(frozen=True, eq=False)
 class Draw:
-    """`generator.method(*args, **kwargs)`, of a generator from outside.
+    """`generator.method(*args, **kwargs)` of a random generator of the environment.
 
-    The arguments are constants and numbers that change from call to call. What it gives is found at `source` (of kind
-    "drawn"): a number, a list of `count` numbers, or an array, whose tensor is at the child "array".
+    The arguments are constants and dynamic numbers. The source of the result is `source` (of kind "drawn"): a number, a list
+    of `count` numbers, or an array, whose tensor has the child source "array".
     """
 
     generator: object

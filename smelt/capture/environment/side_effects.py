@@ -1,4 +1,4 @@
-"""Effects: what the trace did to environment objects, as data. The compiled frame replays them in program order."""
+"""Effects on environment objects, as data. The compiled frame replays them in program order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, eq=False)
 class Effect:
-    """One store to replay. `target` is the environment object itself (find its name with `CapturedFrame.origin_of`)."""
+    """One effect to replay. `target` is the environment object itself; `CapturedFrame.source_of` finds its source."""
 
     target: Any
 
@@ -30,7 +30,7 @@ class DelAttr(Effect):
 
 @dataclass(frozen=True, eq=False)
 class SetItem(Effect):
-    """`dict.__setitem__(target, key, value)`: a new or changed entry of a dictionary (also a module's globals)."""
+    """`dict.__setitem__(target, key, value)`: a new or changed entry of a dictionary or of a module's globals."""
 
     key: Any
     value: Any
@@ -51,8 +51,9 @@ class ReplaceContents(Effect):
 
 
 @dataclass(frozen=True, eq=False)
-class Change(Effect):
-    """`set.method(target, *args)`. What becomes of a set's order depends on what it held before, so that is not replaced."""
+class SetChange(Effect):
+    """`set.method(target, *args)`. The order of a set depends on its earlier contents, so a set is changed and not
+    refilled."""
 
     method: str
     args: tuple[Any, ...]
@@ -60,7 +61,7 @@ class Change(Effect):
 
 @dataclass(frozen=True, eq=False)
 class Extend(Effect):
-    """`list.extend(target, items)`: whatever else the list holds."""
+    """`list.extend(target, items)`, whatever the list holds before."""
 
     items: tuple[Any, ...]
 
@@ -74,34 +75,34 @@ class SetCell(Effect):
 
 @dataclass(frozen=True, eq=False)
 class Advance(Effect):
-    """`next(target)`, so many times, or until the iterator ends."""
+    """`next(target)`, `count` times or until the iterator ends."""
 
     count: int
 
 
 @dataclass(frozen=True, eq=False)
 class Call(Effect):
-    """`target(*args)`, for what it writes to the outside world; the last arguments are given by these `names`."""
+    """`target(*args)`, a deferred call for its output; `names` are the keywords of the last arguments."""
 
     args: tuple[Any, ...]
     names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
-class Count(Call):
-    """A call of a cached function that has the result already: only its cache's counts and order change."""
+class CacheHit(Call):
+    """A call of a cached function whose result is cached: only the counts and the order of its cache change."""
 
 
 @dataclass(frozen=True, eq=False)
 class Enter(Effect):
-    """`kind.__enter__(target)`: a context manager that a graph break finds entered. `kind` is the class that has the method,
-    which a class of the user's may override."""
+    """`kind.__enter__(target)`: a context manager that is active at a graph break. `kind` is the class that defines the
+    method, which a user's class may override."""
 
     kind: type
 
 
 @dataclass(frozen=True, eq=False)
-class Leave(Effect):
-    """`kind.__exit__(target, None, None, None)`: a context manager from outside, entered before a graph break."""
+class Exit(Effect):
+    """`kind.__exit__(target, None, None, None)`: a context manager of the environment, entered before a graph break."""
 
     kind: type

@@ -2,7 +2,6 @@
 
 Invariant: every environment object that the VM has encountered is kept alive and has exactly one source. An object that the
 trace created has none.
-
 """
 
 from __future__ import annotations
@@ -20,76 +19,76 @@ class Sources(dict[int, Source]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.copied: dict[
+        self.copies: dict[
             int, Source
-        ] = {}  # by id of a container's copy with fakes, where the container was found
-        self._alive: list[object] = []  # known by their ids
+        ] = {}  # by id of a container's copy with fakes: the source of the container
+        self._alive: list[object] = []  # objects whose ids are keys
         self._consts: dict[int, Source] = {}
-        self._made_functions: set[int] = set()
-        self._made_classes: set[int] = set()
+        self._created_functions: set[int] = set()
+        self._created_classes: set[int] = set()
 
-    def keep(self, *objects: object) -> None:
-        """Their ids are used as keys: they live as long as the capture."""
+    def keep_alive(self, *objects: object) -> None:
+        """Keep objects whose ids are keys alive as long as the capture."""
         self._alive += objects
 
     def const(self, value: object, name: str | None = None) -> Source:
-        """The root source of an object known by identity."""
+        """The root source of an object that guards compare by identity."""
         source = self._consts.get(id(value))
         if source is None:
             source = self._consts[id(value)] = Source("const", name or _const_name(value), None, value=value)
-            self.keep(value)
+            self.keep_alive(value)
             self.setdefault(id(value), source)
         return source
 
-    def by_code(self, function: FunctionType, source: Source) -> None:
-        """`function`, found at `source`, is not known by identity: another with its code may be there at the next call."""
+    def register_by_code(self, function: FunctionType, source: Source) -> None:
+        """Register a function that is guarded by its code and not by identity: the next call may bring another object."""
         self._consts[id(function)] = source
         self.register(function, source)
 
     def is_guarded_by_code(self, value: object) -> bool:
-        """Whether `value` is a function from outside that is not known by identity."""
-        found = self._consts.get(id(value)) if type(value) is FunctionType else None
-        return found is not None and found.kind != "const"
+        """Whether `value` is a function of the environment that is not guarded by identity."""
+        source = self._consts.get(id(value)) if type(value) is FunctionType else None
+        return source is not None and source.kind != "const"
 
-    def known(self, value: object) -> Source:
-        """Where `value` was found; an object that was never read from anywhere is known by identity."""
+    def find_or_const(self, value: object) -> Source:
+        """The source of `value`; a constant root if it was never read from anywhere."""
         return self.get(id(value)) or self.const(value)
 
-    def of(self, value: object) -> Source | None:
-        """Where `value` was found; None for an object that the trace made."""
-        found = self.get(id(value))
-        if found is None and type(value) is FunctionType and id(value) not in self._made_functions:
-            return self.const(value)  # of a class, never read by itself
-        return self.copied.get(id(value)) if found is None else found
+    def find(self, value: object) -> Source | None:
+        """The source of `value`; None for an object that the trace created."""
+        source = self.get(id(value))
+        if source is None and type(value) is FunctionType and id(value) not in self._created_functions:
+            return self.const(value)  # a method that was never read itself
+        return self.copies.get(id(value)) if source is None else source
 
     def register(self, value: object, source: Source) -> None:
-        """`value` was found at `source`."""
+        """Record that `value` was found at `source`."""
         if id(value) not in self:
             self[id(value)] = source
-            self.keep(value)
+            self.keep_alive(value)
 
-    def found_at(self, source: Source) -> object:
-        """The environment object that was found at `source`; None where none was."""
+    def object_at(self, source: Source) -> object:
+        """The environment object that was found at `source`, or None."""
         return next((x for x in self._alive if self.get(id(x)) is source), None)
 
     def register_created_function(self, function: Callable[..., object]) -> None:
-        """`function` was made by the trace."""
-        self._made_functions.add(id(function))
-        self.keep(function)
+        """Record that the trace created `function`."""
+        self._created_functions.add(id(function))
+        self.keep_alive(function)
 
     def is_created_function(self, function: Callable[..., object]) -> bool:
-        """Whether `function` was made by the trace."""
-        return id(function) in self._made_functions
+        """Whether the trace created `function`."""
+        return id(function) in self._created_functions
 
     def register_created_class(self, cls: type) -> None:
-        """`cls` was made by the trace."""
-        self._made_classes.add(id(cls))
-        self.keep(cls)
+        """Record that the trace created `cls`."""
+        self._created_classes.add(id(cls))
+        self.keep_alive(cls)
         note_created(cls)
 
     def is_created_class(self, cls: type) -> bool:
-        """Whether `cls` was made by the trace: what it holds is no environment object."""
-        return id(cls) in self._made_classes
+        """Whether the trace created `cls`, so that its attributes are no environment objects."""
+        return id(cls) in self._created_classes
 
 
 def _const_name(value: object) -> str:

@@ -358,9 +358,7 @@ class SymbolSources:
         number = evaluate(by, hints)
         return (by, factor) if isinstance(by, Expr) and value % number == 0 and value >= 2 * number else None
 
-    def find_equal(
-        self, source: Source, value: int, mark: Mark | None = None
-    ) -> tuple[Source, Size] | None:
+    def find_equal(self, source: Source, value: int, mark: Mark | None = None) -> tuple[Source, Size] | None:
         """The first source of the symbol that the size at `source`, now `value`, shares, and its size; None if it needs a
         new symbol. To be called once for each source."""
         path = source.path

@@ -1,4 +1,4 @@
-"""What is read from an environment object becomes a value of the VM, guarded: a tensor its fake, everything else itself."""
+"""Reads of environment objects as guarded values of the VM: a tensor becomes a fake, other objects stay themselves."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from smelt.capture.base.value_kinds import (
     instance_dict,
     is_constant,
     is_identity,
-    is_plain_key,
     is_interned,
+    is_plain_key,
     is_special_name,
 )
 from smelt.capture.environment.environment import Environment
@@ -48,12 +48,12 @@ _VALUES = (
 
 
 _TAGS = type(torch.Tag)  # the metaclass of pybind11
-_MADE_EVERYWHERE = (int, float, slice, torch.Size)  # equal ones, and `is` tells them apart
+_NOT_INTERNED = (int, float, slice, torch.Size)  # equal constants of these types may be distinct objects
 
 
 def wrap(env: Environment, value: Any, source: Source, *, decided: bool = False) -> Any:
-    """What was read at `source`, as a value of the VM, guarded. `decided`: another guard (a class's version) already
-    says which object is there, so only what can change about it is guarded."""
+    """Wrap `value`, read at `source`, as a guarded value of the VM. `decided`: another guard (a class's version) fixes the
+    object, so that only its mutable state is guarded."""
     kind = type(value)
     if kind in LEAF_TYPES:
         if decided:
@@ -63,7 +63,7 @@ def wrap(env: Environment, value: Any, source: Source, *, decided: bool = False)
         if kind is torch.Size and has_dynamic_numbers(env, source):
             return _wrap_tuple(env, value, source, decided)
         env.facts.guard("eq", source, value)
-        if kind in _MADE_EVERYWHERE and not is_interned(value):
+        if kind in _NOT_INTERNED and not is_interned(value):
             env.sources.register(value, source)
         return value
     if kind is FakeTensor or kind in NUMBERS:
@@ -72,13 +72,13 @@ def wrap(env: Environment, value: Any, source: Source, *, decided: bool = False)
         return _wrap_tensor(env, value, source)
     if type(value) is np.ndarray and array_proxy.is_traceable(value):
         return _wrap_array(env, value, source)
-    if type(value) is types.MethodWrapperType or (type(value) is BuiltinType and _is_made_at_access(value)):
+    if type(value) is types.MethodWrapperType or (type(value) is BuiltinType and _is_bound_on_access(value)):
         return _wrap_bound_builtin(env, value, source)
-    if type(value) is FunctionType and not decided and _is_made_anew(value, source):
+    if type(value) is FunctionType and not decided and _is_fresh_closure(value, source):
         return _wrap_function(env, value, source)
     if is_identity(value):
-        if type(value) is FunctionType and _is_made_inside(value):
-            env.seen.objects[id(value)] = value  # another one may be known by the same code
+        if type(value) is FunctionType and _is_nested(value):
+            env.wrapped.objects[id(value)] = value  # another function may be guarded by the same code
         if not decided:
             env.facts.guard("id", source, value)
         env.sources.register(
@@ -96,15 +96,15 @@ def wrap(env: Environment, value: Any, source: Source, *, decided: bool = False)
 
 
 def guard_native_access(env: Environment, cls: type) -> None:
-    """Native code may call special methods of `cls`: guards it, and tells of those that are objects which class of Python's
-    they are from, so that what they change is a change of something from outside."""
+    """Guard a class whose special methods native code may call, and wrap those that are instances of Python classes, so that
+    their changes are recorded as changes of environment objects."""
     env.facts.use_class(cls)
     for base in cls.__mro__:
         if not _native.made_by_python(base) or env.sources.is_created_class(base):
             continue
         for name, value in base.__dict__.items():
             if is_special_name(name) and _native.made_by_python(type(value)) and _is_called(value):
-                if not env.log.touches(base, name):
+                if not env.log.has_written_name(base, name):
                     wrap(env, value, env.sources.const(base).child("attr", name), decided=True)
 
 
@@ -112,53 +112,53 @@ def _is_called(value: object) -> bool:
     return callable(value) or hasattr(type(value), "__get__")
 
 
-def _is_made_anew(value: FunctionType, source: Source) -> bool:
-    """Whether `value` is a function inside of a function that the call brings: each call may make another one."""
-    return source.root.kind == "arg" and _is_made_inside(value) and not value.__dict__
+def _is_fresh_closure(value: FunctionType, source: Source) -> bool:
+    """Whether `value` is a nested function reached from an argument: each call may bring another one."""
+    return source.root.kind == "arg" and _is_nested(value) and not value.__dict__
 
 
-def _is_made_inside(value: FunctionType) -> bool:
-    """Whether calls of another function make functions of this code."""
+def _is_nested(value: FunctionType) -> bool:
+    """Whether another function creates functions of this code."""
     return "<locals>" in value.__qualname__
 
 
 def _wrap_function(env: Environment, value: FunctionType, source: Source) -> FunctionType:
-    """A function that is known by its code, its defaults, its globals and its closure."""
+    """Wrap a function that is guarded by its code, its defaults, its globals and its closure."""
     first = env.sources.get(id(value))
     if first is not None:
         _alias(env, source, first)
         return value
     facts = env.facts
     facts.guard("type", source, FunctionType)
-    env.sources.by_code(value, source)
-    env.seen.objects[id(value)] = value
+    env.sources.register_by_code(value, source)
+    env.wrapped.objects[id(value)] = value
     if value.__defaults__ is None and value.__kwdefaults__ is None:
         facts.use_function(value)
     else:
         _guard_code_and_defaults(env, value, source)
     facts.guard("id", source.child("member", "__globals__"), value.__globals__)
     facts.guard("len", source.child("member", "__dict__"), 0)
-    for at, cell in enumerate(value.__closure__ or ()):
-        wrap(env, cell, source.child("member", "__closure__").child("item", at))
+    for index, cell in enumerate(value.__closure__ or ()):
+        wrap(env, cell, source.child("member", "__closure__").child("item", index))
     return value
 
 
 def _guard_code_and_defaults(env: Environment, value: FunctionType, source: Source) -> None:
-    """What `Facts.use_function` guards, for a function whose defaults are other objects at each call. Those of keywords are
+    """As `GuardFacts.use_function`, for a function whose defaults are other objects at each call. Keyword defaults are
     guarded where they are read."""
     env.facts.mark_function_guarded(value)
     env.facts.guard("id", source.child("member", "__code__"), value.__code__)
     wrap(env, value.__defaults__, source.child("member", "__defaults__"))
-    named = source.child("member", "__kwdefaults__")
+    keyword_defaults = source.child("member", "__kwdefaults__")
     if value.__kwdefaults__ is None:
-        env.facts.guard("eq", named, None)
+        env.facts.guard("eq", keyword_defaults, None)
     else:
-        env.facts.guard("type", named, dict)
-        env.facts.guard("keys", named, tuple(value.__kwdefaults__))
+        env.facts.guard("type", keyword_defaults, dict)
+        env.facts.guard("keys", keyword_defaults, tuple(value.__kwdefaults__))
 
 
 def guard_elements(env: Environment, source: Source, elements: Sequence[object]) -> None:
-    """The elements of a set and their order: two equal sets may be iterated in different orders."""
+    """Guard the elements of a set and their order, which may differ between equal sets."""
     for value in elements:
         if not is_plain_key(value):
             raise Unsupported(
@@ -170,15 +170,15 @@ def guard_elements(env: Environment, source: Source, elements: Sequence[object])
     env.facts.guard("keys", source, tuple(elements))
 
 
-def _is_made_at_access(value: BuiltinType) -> bool:
-    """Whether it is a method of C, bound to an instance or a class: each access makes another one."""
+def _is_bound_on_access(value: BuiltinType) -> bool:
+    """Whether `value` is a C method bound to an instance or a class, which each access creates anew."""
     return is_bound(value) or isinstance(value.__self__, type)
 
 
 def _wrap_bound_builtin(
     env: Environment, value: BuiltinType | types.MethodWrapperType, source: Source
 ) -> object:
-    """`values.append`, `values.__len__`: a new object at each access, known by its name and by what it is bound to."""
+    """Wrap a bound C method (`values.append`, `values.__len__`), which is guarded by its name and its owner."""
     env.facts.guard("type", source, type(value))
     env.facts.guard("eq", source.child("member", "__name__"), value.__name__)
     wrap(env, value.__self__, source.child("member", "__self__"))
@@ -196,7 +196,7 @@ def _wrap_tensor(env: Environment, value: torch.Tensor, source: Source) -> objec
         layout, facts = env.sizes.of(value, source) or (None, tensor_facts(value))
         fake = env.trace.fake(value, _input_name(source), layout)
         env.sources[id(fake)] = env.sources[id(value)] = source
-        env.sources.keep(value)
+        env.sources.keep_alive(value)
         env.facts.guard("tensor", source, facts)
         if fake.subclass is not None:
             env.facts.use_class(fake.subclass)
@@ -207,8 +207,8 @@ def _wrap_tensor(env: Environment, value: torch.Tensor, source: Source) -> objec
 
 
 def _wrap_odd_tensor(env: Environment, value: torch.Tensor, source: Source) -> torch.Tensor:
-    """A tensor that no fake stands for (sparse, quantized, nested, of a subclass): itself, guarded by its metadata where a
-    guard can read that, else by its type. Whatever is done with it is done at a graph break."""
+    """Wrap a tensor without a fake (sparse, quantized, nested, of a subclass): itself, guarded by its metadata if a guard can
+    read that, else by its type. The graph breaks before operations on it."""
     first = env.sources.get(id(value))
     if first is not None:
         _alias(env, source, first)
@@ -223,7 +223,7 @@ def _wrap_odd_tensor(env: Environment, value: torch.Tensor, source: Source) -> t
 
 
 def _guard_parameter(env: Environment, value: torch.Tensor, source: Source) -> None:
-    """What tells whether a tensor of a subclass is an nn.Parameter, which its type does not."""
+    """Guard whether a tensor of a subclass is an nn.Parameter, which its type does not tell."""
     mark = (instance_dict(value) or {}).get("_is_param")
     if mark is None:
         env.facts.guard("not_in_dict", source, "_is_param", key="_is_param")
@@ -232,8 +232,8 @@ def _guard_parameter(env: Environment, value: torch.Tensor, source: Source) -> N
 
 
 def _wrap_array(env: Environment, value: np.ndarray[Any, Any], source: Source) -> object:
-    """A NumPy array: its tensor is a graph input that the compiled frame makes of it."""
-    known = env.seen.arrays.get(id(value))
+    """Wrap a NumPy array as a proxy; the compiled frame converts it to a tensor, which is a graph input."""
+    known = env.wrapped.arrays.get(id(value))
     if known is not None:
         _alias(env, source, env.sources[id(known)])
         return known
@@ -245,11 +245,11 @@ def _wrap_array(env: Environment, value: np.ndarray[Any, Any], source: Source) -
     with env.trace.paused():
         real = torch.from_numpy(value)
     fake = env.trace.fake(real, _input_name(source))
-    made = env.seen.arrays[id(value)] = array_proxy.Array(fake, from_environment=True)
+    proxy = env.wrapped.arrays[id(value)] = array_proxy.ArrayProxy(fake, from_environment=True)
     env.sources[id(fake)] = source.child("array", None)
-    env.sources[id(made)] = env.sources[id(value)] = source
-    env.sources.keep(value, made)
-    return made
+    env.sources[id(proxy)] = env.sources[id(value)] = source
+    env.sources.keep_alive(value, proxy)
+    return proxy
 
 
 def _alias(env: Environment, source: Source, first: Source) -> None:
@@ -258,7 +258,7 @@ def _alias(env: Environment, source: Source, first: Source) -> None:
 
 
 def has_dynamic_numbers(env: Environment, source: Source) -> bool:
-    """Whether numbers inside what was read at `source` changed between calls."""
+    """Whether the value at `source` contains dynamic numbers."""
     if not env.numbers.dynamic:
         return False
     path = source.path
@@ -268,7 +268,7 @@ def has_dynamic_numbers(env: Environment, source: Source) -> bool:
 def _wrap_constants(
     env: Environment, value: tuple[object, ...] | frozenset[object], source: Source, decided: bool
 ) -> object:
-    """A tuple or frozenset of constants: equal ones are made everywhere, and `is` tells them apart."""
+    """Wrap a tuple or frozenset of constants; equal ones may be distinct objects."""
     if not decided:
         env.facts.guard("eq", source, value)
     if value:
@@ -280,7 +280,7 @@ def _wrap_tuple(env: Environment, value: tuple[object, ...], source: Source, dec
     kind = type(value)
     if kind is tuple and is_constant(value) and not has_dynamic_numbers(env, source):
         return _wrap_constants(env, value, source, decided)
-    known = env.seen.tuples.get(id(value))
+    known = env.wrapped.tuples.get(id(value))
     if known is not None:
         _alias(env, source, env.sources[id(value)])
         return known
@@ -292,22 +292,22 @@ def _wrap_tuple(env: Environment, value: tuple[object, ...], source: Source, dec
     ]
     env.sources.register(value, source)
     if all(a is b for a, b in zip(items, tuple.__iter__(value))):
-        env.seen.tuples[id(value)] = value
+        env.wrapped.tuples[id(value)] = value
         return value
-    made = tuple_like(value, items)
-    env.seen.tuples[id(value)] = made
-    env.sources.register(made, source)
-    return made
+    wrapped = tuple_like(value, items)
+    env.wrapped.tuples[id(value)] = wrapped
+    env.sources.register(wrapped, source)
+    return wrapped
 
 
 def tuple_like(value: tuple[object, ...], items: Sequence[object]) -> tuple[object, ...]:
-    """A tuple of the class of `value`, with its attributes, that holds `items`."""
+    """A tuple with the class and attributes of `value` that holds `items`."""
     kind = type(value)
-    if kind is torch.Size or hasattr(kind, "n_sequence_fields"):  # of C: torch.return_types.topk
+    if kind is torch.Size or hasattr(kind, "n_sequence_fields"):  # a C class, as torch.return_types.topk
         return kind(items)
-    made = tuple.__new__(kind, items)
-    (instance_dict(made) or {}).update(instance_dict(value) or {})
-    return made
+    result = tuple.__new__(kind, items)
+    (instance_dict(result) or {}).update(instance_dict(value) or {})
+    return result
 
 
 def _wrap_object(env: Environment, value: object, source: Source, decided: bool) -> object:
@@ -322,12 +322,12 @@ def _wrap_object(env: Environment, value: object, source: Source, decided: bool)
         _alias(env, source, first)
     elif first is not source and not decided:
         env.facts.guard("id", source, value)
-    env.seen.objects[id(value)] = value
+    env.wrapped.objects[id(value)] = value
     return value
 
 
 def _guard_value(env: Environment, value: object, source: Source) -> None:
-    """What C code alone knows of a number, a text or a date; dates and decimals are guarded by their identity."""
+    """Guard the C state of a number, text or enum tag; dates and decimals are guarded by identity."""
     if isinstance(value, _VALUE_BASES):
         kind: object = type(value)
         reader = _plain_reader(kind)
@@ -340,14 +340,16 @@ def _guard_value(env: Environment, value: object, source: Source) -> None:
     elif isinstance(value, _VALUES):
         env.facts.guard("id", source, value)
         zone = getattr(value, "tzinfo", None)
-        if zone is not None:  # others in the same zone are made of it
+        if zone is not None:  # new dates of the same zone refer to it
             env.sources.const(zone)
-    elif type(type(value)) is _TAGS and hasattr(type(value), "__members__"):  # an enumeration of torch's C++
+    elif type(type(value)) is _TAGS and hasattr(
+        type(value), "__members__"
+    ):  # an enumeration of torch's C++ code
         env.facts.guard("id", source, value)
 
 
-def fake(env: Environment, value: T) -> T:
-    """A value that native code gave: a real tensor in it would escape the trace, and so would the copy of a container."""
+def to_fake(env: Environment, value: T) -> T:
+    """The VM's value for a result of native code: a fake for a real tensor, the original for the copy of a container."""
     if isinstance(value, CONTAINER_BASES):
         return cast(T, env.overlay.original(value))
     if (
@@ -361,7 +363,7 @@ def fake(env: Environment, value: T) -> T:
 
 @cached_by_class
 def _plain_reader(cls: type) -> str | None:
-    """The method without arguments, written in C, that gives the plain value of an instance of `cls`."""
+    """The name of the C method that returns the plain value of an instance of `cls`; None if it has none."""
     for name in ("item", "__getnewargs__"):
         if type(type_find(cls, name)) is types.MethodDescriptorType:
             return name
@@ -369,7 +371,7 @@ def _plain_reader(cls: type) -> str | None:
 
 
 def _input_name(source: Source) -> str:
-    """How graphs call the tensor at `source`: `x`, `layers_0_weight`."""
+    """The name of the tensor at `source` in graphs: `x`, `layers_0_weight`."""
     parts: list[str] = []
     at: Source | None = source
     while at is not None:

@@ -77,13 +77,13 @@ def async_iterator(x: AsyncIterable[object]) -> object:
     """The iterator of `async for` over `x`. Raises the TypeError of `async for`."""
     if not hasattr(type(x), "__aiter__"):
         raise TypeError(f"'async for' requires an object with __aiter__ method, got {type(x).__name__}")
-    made = type(x).__aiter__(x)
-    if not hasattr(type(made), "__anext__"):
-        name = type(made).__name__
+    iterator = type(x).__aiter__(x)
+    if not hasattr(type(iterator), "__anext__"):
+        name = type(iterator).__name__
         raise TypeError(
             f"'async for' received an object from __aiter__ that does not implement __anext__: {name}"
         )
-    return made
+    return iterator
 
 
 NOT_AWAITABLE = "'{}' object can't be awaited" if PY314 else "object {} can't be used in 'await' expression"

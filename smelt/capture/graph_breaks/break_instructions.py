@@ -74,9 +74,9 @@ BREAK_INSTRUCTIONS: dict[str, BreakRule] = {}
 def break_instruction(*names: str) -> Callable[[BreakRule], BreakRule]:
     """Register the decorated rule for the instructions with these names."""
 
-    def add(made: BreakRule) -> BreakRule:
-        BREAK_INSTRUCTIONS.update(dict.fromkeys(names, made))
-        return made
+    def add(rule: BreakRule) -> BreakRule:
+        BREAK_INSTRUCTIONS.update(dict.fromkeys(names, rule))
+        return rule
 
     return add
 

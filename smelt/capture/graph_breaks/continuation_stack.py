@@ -43,15 +43,15 @@ CONTINUATION_STACK_MODULE = "__smelt_continuation_stack__"  # the __name__ in th
 class _Call:
     """A call of a resume function, with the names of its arguments (a parameter, `result` or `error`)."""
 
-    rest: Continuation  # without its values
+    continuation: Continuation  # without its values
     arguments: tuple[str, ...]
 
     @property
     def point(self) -> ResumePoint | Polyfill:
-        return self.rest.point
+        return self.continuation.point
 
     def with_values(self, known: dict[str, object]) -> Continuation:
-        return replace(self.rest, values=tuple(known[name] for name in self.arguments))
+        return replace(self.continuation, values=tuple(known[name] for name in self.arguments))
 
 
 _Calls = tuple[_Call, _Call | None]  # of a frame: after its callee has returned, after it has raised
@@ -162,9 +162,9 @@ class ContinuationStackSource:
         handler = None if frame.handler is None else self._call(frame.handler, frame.error, "error")
         return normal, handler
 
-    def _call(self, rest: Continuation, awaited: Placeholder | None, name: str) -> _Call:
-        arguments = (name if v is awaited is not None else self._parameter(v) for v in rest.values)
-        return _Call(replace(rest, values=()), tuple(arguments))
+    def _call(self, continuation: Continuation, awaited: Placeholder | None, name: str) -> _Call:
+        arguments = (name if v is awaited is not None else self._parameter(v) for v in continuation.values)
+        return _Call(replace(continuation, values=()), tuple(arguments))
 
     def _parameter(self, value: object) -> str:
         known = self._names.get(id(value)) if type(value) not in LEAF_TYPES else None

@@ -19,7 +19,7 @@ from smelt.capture.graph_breaks.generator_steps import (
     generator,
 )
 from smelt.capture.graph_breaks.profitability import has_tensors
-from smelt.capture.graph_breaks.resume_functions import OriginalCode, continuation, make_resume_function
+from smelt.capture.graph_breaks.resume_functions import OriginalCode, frame_continuation, make_resume_function
 from smelt.capture.graph_breaks.resume_points import FrameContinuation
 from smelt.capture.reconstruction.frame_globals import provide
 from smelt.capture.reconstruction.reconstruction_kind import Expressions, ReconstructionKind, unsupported
@@ -39,10 +39,12 @@ def _continuation(g: Generator, at_yield: bool = False) -> FrameContinuation:
     frame, vm = g.frame, _vm(g)
     cells.register_cells(vm, frame)
     if g.state is CREATED:  # POP_TOP and RESUME come next
-        return continuation(OriginalCode(vm.decode), frame, frame.pc + 1, frame.stack, whole=at_yield)
+        return frame_continuation(
+            OriginalCode(vm.decode), frame, frame.pc + 1, frame.stack, all_locals=at_yield
+        )
     if g.state is SUSPENDED:
         at, stack = frame.pc - at_yield, [*frame.stack, None]
-        return continuation(OriginalCode(vm.decode), frame, at, stack, whole=at_yield)
+        return frame_continuation(OriginalCode(vm.decode), frame, at, stack, all_locals=at_yield)
     raise unsupported(g, "a generator that is running")
 
 
@@ -58,16 +60,16 @@ def _needs(g: Generator) -> Iterable[object]:
     return _step_arguments(g, _continuation(g))
 
 
-def _step_arguments(g: Generator, rest: FrameContinuation) -> Sequence[object]:
-    """The arguments of the step that resumes at `rest`, without the value that is sent."""
-    return rest.values[: None if g.state is CREATED else -1]
+def _step_arguments(g: Generator, continuation: FrameContinuation) -> Sequence[object]:
+    """The arguments of the step that resumes at `continuation`, without the value that is sent."""
+    return continuation.values[: None if g.state is CREATED else -1]
 
 
 def _state_text(g: Generator, text: Expressions) -> tuple[str, str]:
     """The step that resumes the generator, and its arguments."""
-    rest = _continuation(g)
-    call, step = text.step(rest.point)
-    arguments = [*map(text, _step_arguments(g, rest))]
+    continuation = _continuation(g)
+    call, step = text.step(continuation.point)
+    arguments = [*map(text, _step_arguments(g, continuation))]
     values = f"({', '.join(arguments)}{',' * (len(arguments) == 1)})"
     return f"{text.constant(call, 'step')}, {text.constant(step, 'bytecode')}", values
 
@@ -78,10 +80,10 @@ def _text(g: Generator, text: Expressions) -> str:
     if g.state is FINISHED:
         return f"finished_generator({names})"
     if not _runs_in_steps(g):
-        rest = _continuation(g, at_yield=True)
-        function_at_yield = make_resume_function(_vm(g).decode, rest.point)
+        continuation = _continuation(g, at_yield=True)
+        function_at_yield = make_resume_function(_vm(g).decode, continuation.point)
         function_at_yield.__name__, function_at_yield.__qualname__ = function.__name__, function.__qualname__
-        call = f"{text.constant(function_at_yield, function.__name__)}({', '.join(map(text, rest.values))})"
+        call = f"{text.constant(function_at_yield, function.__name__)}({', '.join(map(text, continuation.values))})"
         return call if g.state is CREATED else f"advanced({call})"
     calls, values = _state_text(g, text)
     begins = ", begins=True" if g.state is CREATED else ""

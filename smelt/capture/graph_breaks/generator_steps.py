@@ -91,8 +91,7 @@ class Suspension:
         self.values = values
 
     def throw(self, error: BaseException) -> object:
-        """The next yielded value after `error` is thrown; the interpreter runs the generator from then on. Raises
-        StopIteration."""
+        """Throw `error`; return the next yielded value. The interpreter runs the generator from then on."""
         if self.step is not None:
             generator, self.step = self.step.at_yield(self.values), None
             self.call, self.values = generator.send, ()

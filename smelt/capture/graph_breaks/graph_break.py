@@ -28,7 +28,7 @@ from smelt.capture.graph_breaks.continuation_stack import (
 )
 from smelt.capture.graph_breaks.live_locals import handler_at
 from smelt.capture.graph_breaks.profitability import has_tensors
-from smelt.capture.graph_breaks.resume_functions import OriginalCode, ResumeFunctions, continuation
+from smelt.capture.graph_breaks.resume_functions import OriginalCode, ResumeFunctions, frame_continuation
 from smelt.capture.graph_breaks.resume_points import (
     FrameContinuation,
     Placeholder,
@@ -195,9 +195,9 @@ def _tail(writer: Writer, resume_functions: ResumeFunctions, frames: Sequence[Su
 
 def _with_result(frame: SuspendedFrame, value: object) -> SuspendedFrame:
     """The frame after its callee has returned `value`."""
-    rest = frame.normal
-    values = tuple(value if v is frame.result else v for v in rest.values)
-    return SuspendedFrame(replace(rest, values=values), None)
+    continuation = frame.normal
+    values = tuple(value if v is frame.result else v for v in continuation.values)
+    return SuspendedFrame(replace(continuation, values=values), None)
 
 
 def _instruction(frame: Frame, reason: Reason, depth: int) -> BreakInstruction:
@@ -227,8 +227,10 @@ def plan(
         else _instruction(innermost, reason, len(frames))
     )
     callers = _suspended_callers(originals, frames)
-    normal = [continuation(originals, s.frame or innermost, s.at, s.stack) for s in instruction.successors]
-    successors = tuple((SuspendedFrame(rest, None), *callers) for rest in normal)
+    normal = [
+        frame_continuation(originals, s.frame or innermost, s.at, s.stack) for s in instruction.successors
+    ]
+    successors = tuple((SuspendedFrame(continuation, None), *callers) for continuation in normal)
     error = Placeholder("error")
     # the loop's function has this frame's exception handlers
     handler = None if loops else _to_handler(originals, innermost, error)
@@ -273,7 +275,7 @@ def _suspended_callers(originals: OriginalCode, frames: Sequence[Frame]) -> tupl
 
 def _suspended_frame(originals: OriginalCode, frame: Frame) -> SuspendedFrame:
     result, error = Placeholder("result"), Placeholder("error")
-    normal = continuation(originals, frame, *state_after_call(frame, result))
+    normal = frame_continuation(originals, frame, *state_after_call(frame, result))
     return SuspendedFrame(normal, result, _to_handler(originals, frame, error), error)
 
 
@@ -292,14 +294,13 @@ def _polyfill(function: Callable[..., object]) -> Polyfill:
 
 
 def _to_handler(originals: OriginalCode, frame: Frame, error: Placeholder) -> FrameContinuation | None:
-    """The continuation of `frame` in the handler of `error`, which its current instruction raises; None without a
-    handler."""
+    """The continuation of `frame` where its current instruction raises `error`; None without a handler."""
     handler = handler_at(frame.code, frame.pc)
     if handler is None:
         return None
     target, depth, push_at = handler
     stack = [*frame.stack[:depth], *([LastInstruction(frame.pc)] if push_at else []), error]
-    return continuation(originals, frame, target, stack)
+    return frame_continuation(originals, frame, target, stack)
 
 
 def _handling(frames: Sequence[SuspendedFrame]) -> tuple[tuple[SuspendedFrame, ...] | None, Placeholder]:

@@ -92,8 +92,8 @@ def resume_code(
     extra: Sequence[str],
     exits: Sequence[Exit] = (),
     make_exit: Callable[[int, dict[str, object]], object] | None = None,
-) -> tuple[types.CodeType, int]:
-    """A code object that resumes at instruction `target` of `user_code`, and the length of its prologue.
+) -> tuple[types.CodeType, int, tuple[int, ...]]:
+    """A code object that resumes at instruction `target` of `user_code`, the length of its prologue, and the new slots.
 
     Args:
         slots: the original's slots that the first parameters fill, in order.
@@ -134,14 +134,16 @@ def resume_code(
         co_linetable=lines,
         co_exceptiontable=_exception_table(code, offsets, start),
     )
-    return new_code, start
+    return new_code, start, tuple(new_slots)
 
 
 def _new_slots(
     code: Code, slots: Sequence[int], extra: Sequence[str]
 ) -> tuple[list[int], list[str], tuple[str, ...]]:
-    """The new slot of each of the original's slots, the names of the locals, the free variables (`__class__`, for
-    `super`)."""
+    """The new slot of each of the original's slots, the names of the locals, and the free variables: `__class__`, for
+    `super`.
+
+    The order of the new slots: parameters for locals, parameters for the stack, other locals, `__class__`."""
     free = tuple(n for n in code.free_names if n == "__class__")
     fixed = {i for i, n in enumerate(code.local_names) if free and n == "__class__"}
     order = [*slots, *(i for i in range(code.nlocals) if i not in slots and i not in fixed)]

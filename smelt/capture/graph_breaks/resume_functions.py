@@ -58,7 +58,7 @@ class OriginalCode:
         return code.live
 
 
-def continuation(
+def frame_continuation(
     originals: OriginalCode, frame: Frame, at: int, stack: Sequence[object], all_locals: bool = False
 ) -> FrameContinuation:
     """The continuation of `frame` at instruction `at` of its own code, with `stack`. It holds the live locals and those with
@@ -137,12 +137,12 @@ def make_resume_function(
         for i, p in enumerate(p for p in point.layout if isinstance(p, (Value, Handling)))
     ]
     name = f"resume_in_{identifier(user_code.co_name)}_at_{code.lines[point.at]}"
-    new_code, prologue = resume_code(
+    new_code, prologue, new_slots = resume_code(
         user_code, code, point.at, point.slots, point.layout, extra, exits, make_exit
     )
-    register_original(made, ResumedCode(user_code, prologue, _places(made, code, point, len(extra))))
-    closure = None if not made.co_freevars else (point.cell,)
-    function = types.FunctionType(made, point.scope, name, None, closure)  # type: ignore[arg-type]
+    register_original(new_code, ResumedCode(user_code, prologue, new_slots))
+    closure = None if not new_code.co_freevars else (point.cell,)
+    function = types.FunctionType(new_code, point.scope, name, None, closure)  # type: ignore[arg-type]
     function.__qualname__ = name
     return function
 
@@ -157,8 +157,8 @@ class ResumeCallable(Protocol):
 
 
 class ResumeFunctions:
-    """The resume functions and continuation stacks of one compiled function. `wrap(function)` returns its compiling
-    callable."""
+    """The resume functions and continuation stacks of a compiled function; `wrap(function)` is the callable that compiles
+    it."""
 
     def __init__(
         self, wrap: Callable[[types.FunctionType], ResumeCallable], decode: Callable[[types.CodeType], Code]
@@ -204,8 +204,7 @@ class ResumeFunctions:
         return found[0]
 
     def step(self, point: ResumePoint) -> tuple[ResumeCallable, GeneratorStep]:
-        """The step of a generator from `point` to its next `yield`: the compiling callable, and the `GeneratorStep` that it
-        runs."""
+        """The step of a generator from `point` to its next `yield`: the callable that compiles it, and the step itself."""
         found = self._created.get(point.key)
         if found is None:
             yields = replace(point, at=point.at - 1)
@@ -219,8 +218,7 @@ class ResumeFunctions:
         return found[0], self._steps[point.key]
 
     def compiled_callback(self, function: Callable[..., object]) -> Callable[..., object]:
-        """A compiled `function` for C code that calls it with positional arguments; `function` itself where `_is_plain`
-        fails."""
+        """`function`, compiled if it is plain, for C code that calls it with positional arguments."""
         bound = (function.__self__,) if isinstance(function, types.MethodType) else ()
         plain = function.__func__ if isinstance(function, types.MethodType) else function
         if not isinstance(plain, types.FunctionType) or not _is_plain(plain):
@@ -260,12 +258,3 @@ def _is_plain(function: types.FunctionType) -> bool:
 
 def _extra_name(code: Code, push: Push, number: int) -> str:
     return f"{'handled' if isinstance(push, Handling) else 'stack'}_{number}"
-
-
-def _places(made: types.CodeType, code: Code, point: ResumePoint, extra: int) -> tuple[int, ...]:
-    """See assemble: parameters first, then those for the stack, then the other slots; `__class__` last."""
-    fixed = [i for i in _free(code) if code.local_names[i] == "__class__"]
-    rest = [i for i in range(code.nlocals) if i not in point.slots and i not in fixed]
-    order: list[int | None] = [*point.slots, *([None] * extra), *rest, *fixed]
-    places = {slot: at for at, slot in enumerate(order) if slot is not None}
-    return tuple(places[i] for i in range(code.nlocals))

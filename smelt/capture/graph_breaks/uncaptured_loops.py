@@ -20,7 +20,7 @@ from smelt.capture.base.vm_frames import Frame
 from smelt.capture.graph_breaks.break_instructions import BreakInstruction, Constant, Successor
 from smelt.capture.graph_breaks.live_locals import handler_at, successors
 from smelt.capture.graph_breaks.resume_bytecode import Exit, Null, Value
-from smelt.capture.graph_breaks.resume_functions import OriginalCode, continuation, make_resume_function
+from smelt.capture.graph_breaks.resume_functions import OriginalCode, frame_continuation, make_resume_function
 from smelt.capture.graph_breaks.resume_points import Placeholder
 from smelt.capture.reconstruction.frame_globals import provide
 from smelt.errors import Unsupported
@@ -113,7 +113,7 @@ def uncaptured_loop(
     condition, head = LOOP_JUMPS[name], frame.instructions[frame.pc][1]
     user_code, code = originals.of(frame)
     stack = frame.stack[:-1] if condition else list(frame.stack)
-    start = continuation(originals, frame, head, stack)
+    start = frame_continuation(originals, frame, head, stack)
     if user_code.co_flags & (SUSPENDABLE | inspect.CO_ASYNC_GENERATOR):
         raise _refuse("in a generator")
     if frame.handled is not None or not all(isinstance(p, (Value, Null)) for p in start.point.layout):

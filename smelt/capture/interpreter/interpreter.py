@@ -43,7 +43,7 @@ from smelt.capture.semantics.values import (
     python_operators,
     subscripts,
 )
-from smelt.capture.semantics.values import raise_exceptions as raising
+from smelt.capture.semantics.values import raise_exceptions
 from smelt.capture.stdlib import (
     attribute_functions,
     class_functions,
@@ -138,7 +138,7 @@ class Interpreter(VM):
         super().__init__(
             trace,
             Environment(trace, self.current_line),
-            Exceptions(host=sys.exception(), outer=raising.outer()),
+            Exceptions(host=sys.exception(), outer=raise_exceptions.caller_exception()),
             Contexts(transforms=function_transforms.open_transforms()),
         )
         trace.inputs.on_unknown_tensor = self._unknown_tensor
@@ -237,7 +237,7 @@ class Interpreter(VM):
                         if isinstance(raised, KeyboardInterrupt):
                             self.exceptions.program_interrupt = raised
                         if raised is self.exceptions.in_flight:  # raised by the iterator of a `yield from`
-                            raising.chain(raised, self.handled_exception())
+                            raise_exceptions.chain(raised, self.handled_exception())
                         raise raised
                     while True:
                         pc = frame.pc
@@ -277,8 +277,8 @@ class Interpreter(VM):
         state = self.exceptions
         entries = interpreted_tracebacks.traceback_entries(self, frame)
         if error is not state.in_flight:
-            raising.without(error, state.host)
-            raising.chain(error, self.handled_exception())
+            raise_exceptions.remove_context(error, state.host)
+            raise_exceptions.chain(error, self.handled_exception())
             state.prior_traceback, state.traceback_entries = (
                 without_smelt_frames(error.__traceback__),
                 list(entries),
@@ -315,7 +315,7 @@ class Interpreter(VM):
         """Whether a callee of the captured function inspects stack frames, which a graph break would not reproduce."""
         frame = self.frame
         while frame is not None and frame.parent is not None:
-            if stack_frames.keeps_frames(frame.code):
+            if stack_frames.retains_frames(frame.code):
                 return True
             frame = frame.parent
         return False

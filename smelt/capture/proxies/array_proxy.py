@@ -1,10 +1,11 @@
-"""`Array`, the proxy of a NumPy array over a fake of the tensor that shares its memory.
+"""`ArrayProxy`, the proxy of a NumPy array over a fake of the tensor that shares its memory.
 
-NumPy's own functions dispatch to an `Array` among their arguments (`__array_ufunc__`, `__array_function__`). A trial run
-determines the result's type, dtype, shape, strides and aliasing: the NumPy function itself on ones of the same layouts
-(`numpy_trial.py`). Torch computes the values, and its result must match the trial's, or the call is refused.
-`numpy_ufuncs.py` and `numpy_functions.py` have the tables of supported functions; `array_proxy_methods.py` gives `Array` its
-operators and methods. Functions in no table, and everything that reads a value, are refused before anything runs.
+NumPy's own functions dispatch to an `ArrayProxy` among their arguments (`__array_ufunc__`, `__array_function__`). A trial
+run determines the result's type, dtype, shape, strides and aliasing: the NumPy function itself on ones of the same
+layouts (`numpy_trial.py`). Torch computes the values, and its result must match the trial's, or the call is refused.
+`numpy_ufuncs.py` and `numpy_functions.py` have the tables of supported functions; `array_proxy_methods.py` gives
+`ArrayProxy` its operators and methods. Functions in no table, and everything that reads a value, are refused before
+anything runs.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ TORCH_DTYPES = {found: dtype for dtype, found in DTYPES.items()}
 
 
 def refusal(what: str, kind: ReasonKind = UNSUPPORTED_CALL) -> Unsupported:
-    """Refusal of an operation `what` on an `Array`; the reason appends "of a traced NumPy array"."""
+    """Refusal of an operation `what` on an `ArrayProxy`; the reason appends "of a traced NumPy array"."""
     return Unsupported(Reason(kind, f"{what} of a traced NumPy array"))
 
 
@@ -41,7 +42,7 @@ def is_traceable(value: np.ndarray) -> bool:
     return value.dtype in TORCH_DTYPES and value.dtype.isnative and regular and value.flags.writeable
 
 
-class Array:
+class ArrayProxy:
     """An array with the elements of `tensor`. `scalar`: a NumPy scalar (np.float32) rather than a 0-d array. `outside`: its
     memory is that of an environment array."""
 
@@ -91,7 +92,7 @@ class Array:
         """A real array or NumPy scalar of the same type and dtype."""
         return self.dtype.type(1) if self.scalar else np.empty(0, self.dtype)
 
-    def check_own(self) -> None:
+    def check_writable(self) -> None:
         """Raise Unsupported before a write to the memory of an environment array."""
         if self.from_environment:
             raise refusal("a write to the memory", UNSUPPORTED_EFFECT)
@@ -107,7 +108,7 @@ def has_scalar(value: object, depth: int = 4) -> bool:
     if type(value) in (list, tuple, dict) and depth:
         items = value.values() if isinstance(value, dict) else value
         return any(has_scalar(item, depth - 1) for item in cast("Iterable[object]", items))
-    return type(value) is Array and value.scalar
+    return type(value) is ArrayProxy and value.scalar
 
 
 class BoundMethod:
@@ -115,16 +116,16 @@ class BoundMethod:
 
     __slots__ = ("array", "name")
 
-    def __init__(self, array: Array, name: str) -> None:
+    def __init__(self, array: ArrayProxy, name: str) -> None:
         self.array, self.name = array, name
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         return getattr(self.array, self.name)(*args, **kwargs)
 
 
-def attribute(array: Array, name: str) -> object:
+def load_array_attr(array: ArrayProxy, name: str) -> object:
     """`array.name` as the VM reads it."""
-    if isinstance(getattr(Array, name, None), FunctionType):
+    if isinstance(getattr(ArrayProxy, name, None), FunctionType):
         return BoundMethod(array, name)
     return array.dtype.type if name == "__class__" and array.scalar else getattr(array, name)
 

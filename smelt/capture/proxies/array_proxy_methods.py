@@ -1,6 +1,7 @@
-"""Operators and methods of `Array`: as in `numpy.ndarray`, or refused.
+"""Operators and methods of `ArrayProxy`: as in `numpy.ndarray`, or refused.
 
-They are separate from the class because they create arrays through the trial run (`numpy_trial.py`), which imports `Array`.
+They are separate from the class because they create arrays through the trial run (`numpy_trial.py`), which imports
+`ArrayProxy`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 
 from smelt._native import isinstance
-from smelt.capture.proxies.array_proxy import TORCH_DTYPES, Array, refusal
+from smelt.capture.proxies.array_proxy import TORCH_DTYPES, ArrayProxy, refusal
 from smelt.capture.proxies.numpy_functions import apply
 from smelt.capture.proxies.numpy_trial import checked, map_nested, ones
 from smelt.capture.proxies.numpy_ufuncs import REDUCTIONS, apply_ufunc, constant
@@ -25,7 +26,7 @@ _Method = Callable[..., object]  # (array, ...)
 # ------------------------------------------------------------------------------------------ NumPy's protocols
 
 
-def _array_ufunc(self: Array, ufunc: np.ufunc, method: str, *args: object, **kwargs: object) -> object:
+def _array_ufunc(self: ArrayProxy, ufunc: np.ufunc, method: str, *args: object, **kwargs: object) -> object:
     if method == "reduce" and ufunc in REDUCTIONS:
         return apply(REDUCTIONS[ufunc], args, {"axis": 0, **kwargs})
     if method != "__call__" or kwargs:
@@ -34,7 +35,7 @@ def _array_ufunc(self: Array, ufunc: np.ufunc, method: str, *args: object, **kwa
 
 
 def _array_function(
-    self: Array,
+    self: ArrayProxy,
     function: Callable[..., object],
     types: object,
     args: Sequence[object],
@@ -43,34 +44,34 @@ def _array_function(
     return apply(function, args, kwargs)
 
 
-def _array(self: Array, *args: object, **kwargs: object) -> object:
+def _array(self: ArrayProxy, *args: object, **kwargs: object) -> object:
     raise refusal("NumPy code reads the values", DATA_DEPENDENT)
 
 
 # ------------------------------------------------------------------------------------------------ as a sequence
 
 
-def _len(self: Array) -> int:
+def _len(self: ArrayProxy) -> int:
     if not self.shape:
         raise TypeError("len() of unsized object")
     return self.shape[0]
 
 
-def _iter(self: Array) -> Iterator[object]:
+def _iter(self: ArrayProxy) -> Iterator[object]:
     if not self.shape:
         raise TypeError("iteration over a 0-d array")
     return iter([_getitem(self, i) for i in range(self.shape[0])])
 
 
-def _getitem(self: Array, key: object) -> object:
+def _getitem(self: ArrayProxy, key: object) -> object:
     return checked(operator.getitem, (self, key), {}, lambda: self.tensor[_index(key)])
 
 
-def _setitem(self: Array, key: object, value: object) -> None:
-    self.check_own()
+def _setitem(self: ArrayProxy, key: object, value: object) -> None:
+    self.check_writable()
     tried = cast("MutableMapping[object, object]", ones(self))
     operator.setitem(tried, map_nested(ones, key), map_nested(ones, value))  # raises as NumPy
-    source = value.tensor if isinstance(value, Array) else constant(value)
+    source = value.tensor if isinstance(value, ArrayProxy) else constant(value)
     self.tensor[_index(key)] = source.to(self.tensor.dtype)
 
 
@@ -78,7 +79,7 @@ def _index(key: object) -> Any:
     """`key` as a tensor index. NumPy's `None`, slices, integers, lists and integer arrays mean the same in torch."""
     if isinstance(key, tuple):
         return tuple(_index(k) for k in key)
-    if isinstance(key, Array):
+    if isinstance(key, ArrayProxy):
         if key.dtype == np.bool_:
             raise refusal("indexing by a mask")
         return key.tensor.to(torch.int64)
@@ -95,31 +96,31 @@ def _index(key: object) -> Any:
 # ------------------------------------------------------------------------------------------------------ methods
 
 
-def _astype(self: Array, dtype: np.dtype[np.generic], **kwargs: object) -> object:
+def _astype(self: ArrayProxy, dtype: np.dtype[np.generic], **kwargs: object) -> object:
     wanted = TORCH_DTYPES.get(np.dtype(dtype))
     if kwargs or wanted is None or (self.tensor.is_floating_point() and not wanted.is_floating_point):
         raise refusal("this cast")
     return checked(_called("astype"), (self, dtype), {}, lambda: self.tensor.to(wanted, copy=True))
 
 
-def _copy(self: Array, order: str = "C") -> object:
+def _copy(self: ArrayProxy, order: str = "C") -> object:
     return checked(_called("copy"), (self, order), {}, lambda: self.tensor.clone())
 
 
-def _flatten(self: Array) -> object:
+def _flatten(self: ArrayProxy) -> object:
     return checked(_called("flatten"), (self,), {}, lambda: self.tensor.reshape(-1).clone())
 
 
-def _reshape(self: Array, *shape: object, **kwargs: object) -> object:
+def _reshape(self: ArrayProxy, *shape: object, **kwargs: object) -> object:
     wanted = shape[0] if len(shape) == 1 else shape
     return apply(np.reshape, (self, (wanted,) if isinstance(wanted, int) else wanted), kwargs)
 
 
-def _transpose(self: Array, *axes: object) -> object:
+def _transpose(self: ArrayProxy, *axes: object) -> object:
     return apply(np.transpose, (self, *((axes,) if len(axes) > 1 else axes)), {})
 
 
-def _dot(self: Array, other: object) -> object:
+def _dot(self: ArrayProxy, other: object) -> object:
     return apply(np.dot, (self, other), {})
 
 
@@ -135,7 +136,7 @@ def _by_function(name: str) -> _Method:
 
 
 def _reading(name: str) -> _Method:
-    def read(self: Array, *args: object, **kwargs: object) -> object:
+    def read(self: ArrayProxy, *args: object, **kwargs: object) -> object:
         raise refusal(f"{name} reads the value", DATA_DEPENDENT)
 
     return read
@@ -145,8 +146,8 @@ def _reading(name: str) -> _Method:
 
 
 def _binary(ufunc: np.ufunc, *, swapped: bool = False) -> _Method:
-    def method(self: Array, other: object) -> object:
-        if not isinstance(other, (Array, int, float, bool, np.generic, np.ndarray)):
+    def method(self: ArrayProxy, other: object) -> object:
+        if not isinstance(other, (ArrayProxy, int, float, bool, np.generic, np.ndarray)):
             if not isinstance(other, (list, tuple)):
                 return NotImplemented
             other = np.asarray(other)
@@ -156,11 +157,11 @@ def _binary(ufunc: np.ufunc, *, swapped: bool = False) -> _Method:
 
 
 def _in_place(ufunc: np.ufunc) -> _Method:
-    def method(self: Array, other: object) -> object:
-        result = cast(Array, apply_ufunc(ufunc, (self, other)))
+    def method(self: ArrayProxy, other: object) -> object:
+        result = cast(ArrayProxy, apply_ufunc(ufunc, (self, other)))
         if self.scalar:
             return result
-        self.check_own()
+        self.check_writable()
         if result.shape != self.shape or not np.can_cast(result.dtype, self.dtype, "same_kind"):
             raise refusal("an in-place operation that changes dtype or shape")
         self.tensor.copy_(result.tensor)
@@ -214,4 +215,4 @@ METHODS: dict[str, object] = {
     **{name: _by_function(name) for name in _FUNCTIONS.split()},
 }
 for _name, _method in METHODS.items():
-    setattr(Array, _name, _method)
+    setattr(ArrayProxy, _name, _method)

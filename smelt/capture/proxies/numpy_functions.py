@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from smelt._native import isinstance
-from smelt.capture.proxies.array_proxy import Array, refusal
+from smelt.capture.proxies.array_proxy import ArrayProxy, refusal
 from smelt.capture.proxies.numpy_trial import arrays_in, checked, map_nested
 from smelt.capture.proxies.numpy_ufuncs import constant
 from smelt.torch_private import torch_numpy as tnp
@@ -22,7 +22,7 @@ _FUNCTION_NAMES = """
 _FUNCTIONS = frozenset(getattr(np, name) for name in _FUNCTION_NAMES.split())
 # Torch does not implement products of booleans.
 _PRODUCTS = frozenset((np.dot, np.inner, np.outer, np.vdot, np.tensordot, np.einsum))
-_FACTS: dict[object, Callable[[Array], object]] = {
+_FACTS: dict[object, Callable[[ArrayProxy], object]] = {
     np.shape: lambda a: a.shape,
     np.ndim: lambda a: a.ndim,
     np.size: lambda a: a.size,
@@ -30,10 +30,10 @@ _FACTS: dict[object, Callable[[Array], object]] = {
 
 
 def apply(function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> object:
-    """`function(*args, **kwargs)` of NumPy with an `Array` among the arguments."""
+    """`function(*args, **kwargs)` of NumPy with an `ArrayProxy` among the arguments."""
     if function not in _FUNCTIONS:
         raise refusal(f"numpy.{getattr(function, '__name__', function)}")
-    if function in _FACTS and len(args) == 1 and isinstance(args[0], Array):
+    if function in _FACTS and len(args) == 1 and isinstance(args[0], ArrayProxy):
         return _FACTS[function](args[0])
     name = function.__name__
     if "out" in kwargs or "where" in kwargs:
@@ -55,7 +55,7 @@ def _any_boolean(args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
 
 
 def _for_torch(value: object) -> object:
-    if isinstance(value, Array):
+    if isinstance(value, ArrayProxy):
         return tnp.ndarray(value.tensor)
     if isinstance(value, (np.ndarray, np.generic)):
         return tnp.ndarray(constant(value))

@@ -12,16 +12,16 @@ import numpy as np
 import torch
 
 from smelt._native import isinstance
-from smelt.capture.proxies.array_proxy import DTYPES, Array, refusal, storage_of
+from smelt.capture.proxies.array_proxy import DTYPES, ArrayProxy, refusal, storage_of
 
-_Operands = Sequence[tuple[Array, object]]  # each `Array` and the ones that replace it
+_Operands = Sequence[tuple[ArrayProxy, object]]  # each `ArrayProxy` and the ones that replace it
 _NOT_COMPUTED = (NotImplementedError, RuntimeError, TypeError, ValueError, IndexError)
 
 
 def ones(value: object) -> object:
-    """Ones with the layout of an `Array` (zeros for integers, which are valid indices), in separate memory, so that views
-    differ from copies; other values unchanged."""
-    if not isinstance(value, Array):
+    """Ones with the layout of an `ArrayProxy` (zeros for integers, which are valid indices), in separate memory, so that
+    views differ from copies; other values unchanged."""
+    if not isinstance(value, ArrayProxy):
         return value
     fill = value.dtype.type(0 if value.dtype.kind in "iu" else 1)
     if value.scalar:
@@ -42,9 +42,9 @@ def map_nested(fn: Callable[[object], object], value: object) -> object:
     return fn(value)
 
 
-def arrays_in(value: object) -> Iterator[Array]:
-    """All `Array`s in nested lists, tuples and dictionaries."""
-    if isinstance(value, Array):
+def arrays_in(value: object) -> Iterator[ArrayProxy]:
+    """All `ArrayProxy`s in nested lists, tuples and dictionaries."""
+    if isinstance(value, ArrayProxy):
         yield value
     elif isinstance(value, (list, tuple)):
         for v in value:
@@ -59,15 +59,15 @@ def checked(
     kwargs: Mapping[str, object],
     compute: Callable[[], object],
 ) -> object:
-    """Result of `compute()` with torch as the `Array`s that `function(*args, **kwargs)` returns with NumPy.
+    """Result of `compute()` with torch as the `ArrayProxy`s that `function(*args, **kwargs)` returns with NumPy.
 
     Raises as `function` does on ones, and Unsupported if torch's result does not match NumPy's.
     """
-    operands: list[tuple[Array, object]] = []
+    operands: list[tuple[ArrayProxy, object]] = []
 
     def replace(value: object) -> object:
         made = ones(value)
-        if isinstance(value, Array):
+        if isinstance(value, ArrayProxy):
             operands.append((value, made))
         return made
 
@@ -84,7 +84,7 @@ def checked(
 
 
 def _wrap_result(function: object, like: object, got: object, operands: _Operands) -> object:
-    """Torch's `result` as an `Array`, or as a list or tuple of them like the trial's result."""
+    """Torch's `result` as an `ArrayProxy`, or as a list or tuple of them like the trial's result."""
     if isinstance(like, (list, tuple)) and isinstance(got, (list, tuple)) and len(like) == len(got):
         return type(like)(_wrap_result(function, a, b, operands) for a, b in zip(like, got))
     if not isinstance(like, (np.ndarray, np.generic)) or not isinstance(got, torch.Tensor):
@@ -92,14 +92,14 @@ def _wrap_result(function: object, like: object, got: object, operands: _Operand
     if DTYPES.get(got.dtype) != like.dtype or tuple(got.shape) != like.shape:
         raise refusal(f"{function!r}, whose result has another dtype or shape in torch,")
     if isinstance(like, np.generic):
-        return Array(got, scalar=True)
+        return ArrayProxy(got, scalar=True)
     owner = next((array for array, stood in operands if _is_view(like, stood)), None)
     return _match_layout(function, like, got, owner, operands)
 
 
 def _match_layout(
-    function: object, like: np.ndarray, got: torch.Tensor, owner: Array | None, operands: _Operands
-) -> Array:
+    function: object, like: np.ndarray, got: torch.Tensor, owner: ArrayProxy | None, operands: _Operands
+) -> ArrayProxy:
     """Torch's result with the aliasing and strides of the trial's result."""
     shares = any(storage_of(got) == storage_of(array.tensor) for array, _ in operands)
     strides = tuple(s // like.itemsize for s in like.strides)
@@ -110,7 +110,7 @@ def _match_layout(
         got = torch.empty_strided(got.shape, strides, dtype=got.dtype).copy_(got)
     elif tuple(got.stride()) != strides and got.numel():  # in dimensions of size 1
         got = got.as_strided(got.shape, strides)
-    return Array(got, from_environment=owner is not None and owner.from_environment)
+    return ArrayProxy(got, from_environment=owner is not None and owner.from_environment)
 
 
 def _is_view(like: np.ndarray, stood: object) -> bool:

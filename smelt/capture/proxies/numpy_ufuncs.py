@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from smelt._native import isinstance
-from smelt.capture.proxies.array_proxy import TORCH_DTYPES, Array, refusal
+from smelt.capture.proxies.array_proxy import TORCH_DTYPES, ArrayProxy, refusal
 from smelt.capture.proxies.numpy_trial import checked, ones
 
 _Dtype = np.dtype[np.generic]
@@ -55,7 +55,7 @@ _NOT_OF_BOOLEANS = (np.absolute, np.floor, np.ceil, np.trunc, np.matmul)
 
 
 def apply_ufunc(ufunc: np.ufunc, args: Sequence[object]) -> object:
-    """`ufunc(*args)` with an `Array` among the arguments."""
+    """`ufunc(*args)` with an `ArrayProxy` among the arguments."""
     if ufunc not in BY_RESULT and ufunc not in BY_OPERANDS and ufunc not in BY_ITSELF:
         raise refusal(f"numpy.{ufunc.__name__}")
     if ufunc in _CAREFUL and not _is_safe(ufunc, args):
@@ -106,7 +106,7 @@ def _result_dtype(ufunc: np.ufunc, tried: Sequence[object]) -> _Dtype:
 
 def _operand(value: object, dtype: _Dtype | None) -> torch.Tensor:
     """An operand as a tensor of `dtype` (None: its own)."""
-    if isinstance(value, Array):
+    if isinstance(value, ArrayProxy):
         return value.tensor if dtype is None else value.tensor.to(_torch_dtype(dtype))
     return constant(value, dtype)
 

@@ -1,9 +1,9 @@
 """Strings that exist only when the compiled frame runs: formatted tensors.
 
-A `Text` is the proxy of such a string: a native function (`str`, `format`, ...) and its arguments, with a `Shown` for each
-tensor. It can be joined, formatted, printed, logged, stored and returned; reading its characters raises Unsupported. The
-compiled frame creates the real string after the graph has run. Invariant: the text shows the tensor as it was when the text
-was created (a tensor that is written later is copied first).
+A `TextProxy` is the proxy of such a string: a native function (`str`, `format`, ...) and its arguments, with a
+`FormattedTensor` for each tensor. It can be joined, formatted, printed, logged, stored and returned; reading its
+characters raises Unsupported. The compiled frame creates the real string after the graph has run. Invariant: the text
+shows the tensor as it was when the text was created (a tensor that is written later is copied first).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from smelt.tracing.record.trace import Trace
 
 
 class Unreadable(Unsupported):
-    """The program reads the characters of a `Text`."""
+    """The program reads the characters of a `TextProxy`."""
 
 
 def unreadable(what: str) -> Unsupported:
-    """Refusal of a program that reads the characters of a `Text` by `what`."""
+    """Refusal of a program that reads the characters of a `TextProxy` by `what`."""
     return Unreadable(Reason(DATA_DEPENDENT, what))
 
 
-class Text:
+class TextProxy:
     """The string `how(*args)`, created once the tensors in `args` are known."""
 
     __slots__ = ("args", "how")
@@ -42,17 +42,17 @@ class Text:
         self.args = args
 
     def __add__(self, other: object) -> object:
-        return Text(joined, self, other) if isinstance(other, (str, Text)) else NotImplemented
+        return TextProxy(concatenate, self, other) if isinstance(other, (str, TextProxy)) else NotImplemented
 
     def __radd__(self, other: object) -> object:
-        return Text(joined, other, self) if isinstance(other, str) else NotImplemented
+        return TextProxy(concatenate, other, self) if isinstance(other, str) else NotImplemented
 
     def __getattr__(self, name: str) -> object:
         raise unreadable(f"str.{name} of a tensor's text")
 
 
 def _reads(name: str) -> Callable[..., object]:
-    def refuse(self: Text, *args: object) -> object:
+    def refuse(self: TextProxy, *args: object) -> object:
         raise unreadable(f"str.{name} of a tensor's text")
 
     return refuse
@@ -62,11 +62,11 @@ for _name in (
     "str", "repr", "format", "len", "iter", "getitem", "contains", "eq", "ne", "lt", "le", "gt", "ge", "hash", "mul",
     "rmul", "mod", "rmod", "bool", "int", "float", "index",
 ):  # fmt: skip
-    setattr(Text, f"__{_name}__", _reads(f"__{_name}__"))
+    setattr(TextProxy, f"__{_name}__", _reads(f"__{_name}__"))
 
 
-class Shown:
-    """A tensor in a `Text`, as it was when the text was created.
+class FormattedTensor:
+    """A tensor in a `TextProxy`, as it was when the text was created.
 
     `grad_fn` is the name of its autograd node; None for an input, whose node exists when the frame runs. `bare`: only its
     numbers are formatted.
@@ -121,7 +121,7 @@ class Verbatim:
     __slots__ = ("text",)
 
     def __init__(self, text: object) -> None:
-        self.text = text  # a string, or a `Text`
+        self.text = text  # a string, or a `TextProxy`
 
     def __repr__(self) -> str:
         return str(self.text)
@@ -131,15 +131,17 @@ class Verbatim:
 
 
 def join_all(parts: Sequence[object]) -> object:
-    """The concatenation of strings and `Text`s."""
+    """The concatenation of strings and `TextProxy`s."""
     return (
-        Text(joined, *parts) if any(type(p) is Text for p in parts) else "".join(cast("Sequence[str]", parts))
+        TextProxy(concatenate, *parts)
+        if any(type(p) is TextProxy for p in parts)
+        else "".join(cast("Sequence[str]", parts))
     )
 
 
 def binary(fn: Callable[..., object], left: object, right: object) -> object:
-    """An operator with a `Text` operand: only concatenation with strings is supported."""
-    if all(type(v) is Text or type(v) in LEAF_TYPES for v in (left, right)):
+    """An operator with a `TextProxy` operand: only concatenation with strings is supported."""
+    if all(type(v) is TextProxy or type(v) in LEAF_TYPES for v in (left, right)):
         return fn(left, right)
     raise unreadable("a tensor's text is compared")
 
@@ -147,12 +149,12 @@ def binary(fn: Callable[..., object], left: object, right: object) -> object:
 # ------------------------------------------------------------------------------------------- in compiled frames
 
 
-def joined(*parts: str) -> str:
+def concatenate(*parts: str) -> str:
     """The concatenation of strings."""
     return "".join(parts)
 
 
-def separated(separator: str, *parts: str) -> str:
+def join_with(separator: str, *parts: str) -> str:
     """`separator.join(parts)`."""
     return separator.join(parts)
 
@@ -173,7 +175,7 @@ class tensor(torch.Tensor):
         return self.shown_history
 
 
-class Display:
+class DisplayedTensor:
     """Formatter of a tensor with its former history and type."""
 
     __slots__ = ("_is_parameter", "_tensor")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from smelt._native import isinstance
-from smelt.capture.proxies.array_proxy import Array, BoundMethod
-from smelt.capture.proxies.text_proxy import Display, Shown, Text, Verbatim
+from smelt.capture.proxies.array_proxy import ArrayProxy, BoundMethod
+from smelt.capture.proxies.text_proxy import DisplayedTensor, FormattedTensor, TextProxy, Verbatim
 from smelt.capture.reconstruction.reconstruction_kind import Expressions, ReconstructionKind
 from smelt.shapes.number_expr import Expression, leaves
 from smelt.tracing.symbolic.numpy_ints import NumpyInt
@@ -16,17 +16,17 @@ from smelt.tracing.symbolic.symbolic_ranges import SymbolicList, SymbolicRange
 from smelt.tracing.symbolic.unbacked_numbers import UnbackedNumber
 
 
-def _array_text(x: Array, text: Expressions) -> str:
+def _array_text(x: ArrayProxy, text: Expressions) -> str:
     return f"{text(x.tensor)}.numpy(){'[()]' if x.scalar else ''}"
 
 
-def _text_text(x: Text, text: Expressions) -> str:
+def _text_text(x: TextProxy, text: Expressions) -> str:
     # which objects the parts of a text are, nobody can tell: so they can be read in the compiled frame
     parts = (repr(a) if type(a) is str else text(a) for a in x.args)
     return f"{text.constant(x.how, x.how.__name__)}({', '.join(parts)})"
 
 
-def _shown_text(x: Shown, text: Expressions) -> str:
+def _shown_text(x: FormattedTensor, text: Expressions) -> str:
     if x.is_plain:
         return text(x.tensor)
     facts = (x.grad_fn, x.fake.requires_grad, x.is_parameter)
@@ -49,12 +49,14 @@ PROXIES: dict[type, ReconstructionKind] = {
     NumpyInt: ReconstructionKind(
         lambda x: (x.number,), lambda x, text: f"{text.constant(np.int64, 'int64')}({text(x.number)})"
     ),
-    SymbolicRange: ReconstructionKind(lambda x: x.parts, lambda x, text: f"range({', '.join(map(text, x.parts))})"),
+    SymbolicRange: ReconstructionKind(
+        lambda x: x.bounds, lambda x, text: f"range({', '.join(map(text, x.bounds))})"
+    ),
     SymbolicList: ReconstructionKind(lambda x: (*x.head, x.start, x.stop), _list_text),
-    Array: ReconstructionKind(lambda x: (x.tensor,), _array_text),
+    ArrayProxy: ReconstructionKind(lambda x: (x.tensor,), _array_text),
     BoundMethod: ReconstructionKind(lambda x: (x.array,), lambda x, text: f"{text(x.array)}.{x.name}"),
-    Text: ReconstructionKind(lambda x: x.args, _text_text),
-    Shown: ReconstructionKind(lambda x: (x.tensor,), _shown_text),
+    TextProxy: ReconstructionKind(lambda x: x.args, _text_text),
+    FormattedTensor: ReconstructionKind(lambda x: (x.tensor,), _shown_text),
     Verbatim: ReconstructionKind(
         lambda x: (x.text,), lambda x, text: f"{text.constant(Verbatim, 'Verbatim')}({text(x.text)})"
     ),

@@ -37,7 +37,7 @@ def read_cell_object(vm: VM, cell: CellType) -> object:
 
 def is_cell_written(vm: VM, cell: CellType) -> bool:
     """Whether the trace has changed the cell."""
-    return vm.env.log.touches_cell(cell)
+    return vm.env.log.has_written_cell(cell)
 
 
 def write_cell(vm: VM, frame: Frame, arg: int, value: object) -> None:

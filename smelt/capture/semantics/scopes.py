@@ -46,10 +46,10 @@ def expose_globals(vm: VM, namespace: dict[str, object]) -> dict[str, object]:
     change."""
     if id(namespace) in vm.scopes.created:
         return namespace
-    if vm.env.log.touches_any(namespace):
+    if vm.env.log.has_written_any_name(namespace):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "globals() of a module whose names were changed"))
     vm.env.sources.const(namespace)
-    vm.env.changed.fixed.add(id(namespace))
+    vm.env.mutation_constraints.frozen.add(id(namespace))
     return namespace
 
 
@@ -58,7 +58,7 @@ def _read_global(vm: VM, namespace: dict[str, object], name: str) -> object:
     if made and name in namespace:
         return namespace[name]
     _check_names(vm, namespace)
-    if name in namespace and not env.log.touches(namespace, name):
+    if name in namespace and not env.log.has_written_name(namespace, name):
         return wrap_values.wrap(env, namespace[name], env.sources.const(namespace).child("item", name))
     found = namespace.get("__builtins__", _BUILTINS)
     found = found if isinstance(found, dict) else vars(found)
@@ -66,7 +66,7 @@ def _read_global(vm: VM, namespace: dict[str, object], name: str) -> object:
         # a function uses the builtins that its module had when the function was created
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, "a module with __builtins__ of its own"))
     # otherwise the trace has deleted the name or created the namespace
-    if not made and not env.log.touches(namespace, name):
+    if not made and not env.log.has_written_name(namespace, name):
         env.facts.guard("contains", env.sources.const(namespace), (name, False), key=name)
     if found is not _BUILTINS and id(found) not in env.sources:  # created by the trace
         return _read_made(found, name)
@@ -86,7 +86,7 @@ def _check_names(vm: VM, namespace: dict[str, object]) -> None:
         return
     if namespace in vm.env.log:
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "the globals of code were changed as a dictionary"))
-    vm.env.changed.fixed.add(id(namespace))
+    vm.env.mutation_constraints.frozen.add(id(namespace))
 
 
 def _read_made(namespace: dict[str, object], name: str) -> object:

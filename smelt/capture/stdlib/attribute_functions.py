@@ -64,7 +64,7 @@ def _delattr(vm: VM, args: _Name, kwargs: Kwargs) -> None:
 @breakable
 def _object_getattribute(vm: VM, args: _Name, kwargs: Kwargs) -> object:
     obj, name = args
-    return attributes.load_own(vm, obj, name)
+    return attributes.object_getattribute(vm, obj, name)
 
 
 @builtin(types.ModuleType.__getattribute__)
@@ -96,13 +96,13 @@ def _object_delattr(vm: VM, args: _Name, kwargs: Kwargs) -> None:
     obj, name = args
     if type(obj) is FakeTensor:
         return attributes.delete_attr(vm, obj, name)
-    attributes.set_instance(vm, obj, name, MISSING)
+    attributes.store_in_instance(vm, obj, name, MISSING)
 
 
 @function(nn.Module.__getattr__)
 def _module_getattr(vm: VM, args: _Name, kwargs: Kwargs) -> object:
     obj, name = args
-    return attributes.module_entry(vm, obj, name, vm.env.overlay.own(obj) or {})
+    return attributes.load_module_entry(vm, obj, name, vm.env.overlay.instance_dict(obj) or {})
 
 
 @function(nn.Module.__setattr__)

@@ -17,8 +17,8 @@ from smelt.capture.base.native_functions import is_native_module, runs_natively
 from smelt.capture.base.type_lookup import FUNCTION
 from smelt.capture.base.value_kinds import LEAF_TYPES, MISSING, NULL, FunctionType
 from smelt.capture.base.vm_frames import Coroutine, Frame, Generator, VMCallable
-from smelt.capture.proxies.array_proxy import Array
-from smelt.capture.proxies.text_proxy import Text
+from smelt.capture.proxies.array_proxy import ArrayProxy
+from smelt.capture.proxies.text_proxy import TextProxy
 from smelt.capture.semantics import attributes
 from smelt.capture.semantics.attributes import python_method
 from smelt.capture.semantics.calls import library_reads, native_callbacks
@@ -37,11 +37,11 @@ def _isinstance(vm: VM, args: Args, kwargs: Kwargs) -> bool:
         obj = _REAL_COROUTINE
     elif type(obj) is VMCallable:
         obj = obj.function
-    elif type(obj) is Text:
+    elif type(obj) is TextProxy:
         obj = ""
     elif type(obj) in PROXY_EXAMPLES:
         obj = PROXY_EXAMPLES[type(obj)]
-    elif type(obj) is Array:
+    elif type(obj) is ArrayProxy:
         obj = obj.example()
     elif type(obj) is FakeTensor and obj.subclass is not None:
         return _is_instance_of_subclass(vm, obj, obj.subclass, classes)

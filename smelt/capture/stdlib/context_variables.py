@@ -19,7 +19,7 @@ _Reader = Callable[[], object]
 def _get(vm: VM, variable: contextvars.ContextVar[object], *default: object) -> object:
     if id(variable) in vm.contexts.variables:
         return vm.contexts.variables[id(variable)]
-    env, memo = vm.env, vm.env.memo.of(variable)
+    env, memo = vm.env, vm.env.memo.reads_of(variable)
     env.facts.use_identity(variable)
     reader: _Reader = memo.setdefault("reader", functools.partial(variable.get, MISSING))
     value, source = reader(), env.sources.const(reader).child("call", "get")

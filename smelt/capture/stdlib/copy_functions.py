@@ -116,7 +116,7 @@ def _copied_tensor(vm: VM, tensor: FakeTensor, made: torch.Tensor) -> torch.Tens
     if {*tensor.__dict__, *own} - {"_is_param"}:
         raise unsupported("copying a tensor with attributes", UNSUPPORTED_OBJECT)
     if real is not None:
-        vm.env.facts.guard("len", vm.env.sources.known(tensor).child("member", "__dict__"), len(own))
+        vm.env.facts.guard("len", vm.env.sources.find_or_const(tensor).child("member", "__dict__"), len(own))
     if getattr(tensor, "_is_param", False):
         return make_parameter(vm, made, tensor.requires_grad)
     return made.requires_grad_(tensor.requires_grad) if tensor.requires_grad else made
@@ -220,16 +220,18 @@ def _copy_contents(vm: VM, obj: object, made: object, part: _Part) -> None:
 
 
 def _copy_attributes(vm: VM, obj: object, made: object, part: _Part) -> None:
-    own = vm.env.overlay.own(obj)
+    own = vm.env.overlay.instance_dict(obj)
     for name in list(own or ()):
-        object.__setattr__(made, name, part(attributes.instance_value(vm, obj, name, own[name])))  # type: ignore[index]
+        object.__setattr__(made, name, part(attributes.wrap_instance_attr(vm, obj, name, own[name])))  # type: ignore[index]
     for name in _slots(type(obj)):
         if vm.env.overlay.slot(obj, name) is not MISSING:
             object.__setattr__(made, name, part(attributes.load_generic(vm, obj, name)))
     if own is not None and id(obj) in vm.env.sources and obj not in vm.env.log:
         vm.env.facts.guard(
             "len",
-            vm.env.sources[id(environment_mutations.read_instance_dict(vm.env, obj, instance_dict(obj) or own))],
+            vm.env.sources[
+                id(environment_mutations.read_instance_dict(vm.env, obj, instance_dict(obj) or own))
+            ],
             len(own),
         )
 

@@ -132,7 +132,7 @@ def _import(vm: VM, args: Args, kwargs: Kwargs) -> object:
 def _function(vm: VM, args: Args, kwargs: Kwargs) -> object:
     made = vm.call_native(FunctionType, args, kwargs)
     assert type(made) is FunctionType
-    source = vm.env.sources.of(made.__globals__)
+    source = vm.env.sources.find(made.__globals__)
     if source is None:
         scopes.use_as_globals(vm, made.__globals__)
     elif source.kind != "const":

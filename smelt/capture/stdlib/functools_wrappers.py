@@ -29,7 +29,7 @@ def _partial(vm: VM, args: Args, kwargs: Kwargs) -> object:
         # the constructor flattens the inner partial: its contents are read, so they are guarded
         function, bound, keywords = attributes.partial_parts(vm, args[0])
         if args[-1] is not attributes.PLACEHOLDER:  # otherwise the constructor raises
-            args, kwargs = (function, *attributes.filled(bound, args[1:])), {**keywords, **kwargs}
+            args, kwargs = (function, *attributes.fill_placeholders(bound, args[1:])), {**keywords, **kwargs}
     return _make_partial(*args, **kwargs)
 
 
@@ -73,7 +73,7 @@ def _implementation(vm: VM, dispatch: FunctionType, cls: type) -> object:
     if id(dispatch) in vm.env.sources:
         at = dispatch.__code__.co_freevars.index("registry")
         wrap_values.wrap(vm.env, registry, vm.env.sources.const(dispatch).child("cell", at))
-        container_contents.open(vm.env, registry)
+        container_contents.open_for_native(vm.env, registry)
     vm.env.facts.use_class(cls)
     return dispatch(cls)
 

@@ -11,7 +11,7 @@ from typing import cast
 from smelt.capture.base.call_handlers import BUILTINS, Args, Handler, Kwargs, builtin
 from smelt.capture.base.value_kinds import LEAF_TYPES
 from smelt.capture.base.vm_frames import VMIterables, VMTuples
-from smelt.capture.semantics.values.iteration import element_function, opened, predicate
+from smelt.capture.semantics.values.iteration import element_function, guard_contents, predicate
 from smelt.capture.vm.vm import VM
 
 
@@ -37,7 +37,7 @@ def _accumulate(vm: VM, args: Args, kwargs: Kwargs) -> object:
 def _groupby(vm: VM, args: Args, kwargs: Kwargs) -> object:
     given = dict(zip(("iterable", "key"), args)) | kwargs
     key = element_function(
-        vm, _itself if given.get("key") is None else given["key"], functools.partial(opened, vm)
+        vm, _itself if given.get("key") is None else given["key"], functools.partial(guard_contents, vm)
     )
     return itertools.groupby(vm.iterable(given["iterable"]), key)  # type: ignore[call-overload]
 

@@ -19,7 +19,7 @@ from smelt._native import isinstance
 from smelt.capture.base.call_handlers import CYTHON_FUNCTIONS, Args, Kwargs, function, method
 from smelt.capture.base.value_kinds import LEAF_TYPES, FunctionType
 from smelt.capture.environment.python_random import Draw
-from smelt.capture.proxies.array_proxy import Array, is_traceable
+from smelt.capture.proxies.array_proxy import ArrayProxy, is_traceable
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
 from smelt.guards.source import Source
@@ -61,7 +61,7 @@ _METHODS = _methods()
 def draw(vm: VM, generator: object, name: str, args: Args, kwargs: Kwargs) -> object:
     """`generator.name(*args, **kwargs)`. Raises Unsupported if the compiled frame cannot make that call, or if the result is
     not a number, a list of numbers or an array."""
-    if vm.env.sources.of(generator) is None or generator in vm.env.log:
+    if vm.env.sources.find(generator) is None or generator in vm.env.log:
         raise _refused(name, "of a generator that the function made or changed")
     if isinstance(generator, random.Random):
         vm.env.facts.use_class(random.Random)
@@ -73,7 +73,7 @@ def draw(vm: VM, generator: object, name: str, args: Args, kwargs: Kwargs) -> ob
     source = Source("drawn", name, None, len(vm.env.log.draws))
     count = len(tried) if type(tried) is list else 0
     made = _made(vm, isinstance(generator, random.Random), name, tried, source, given, named)
-    vm.env.log.draw(Draw(generator, name, given, named, source, count))
+    vm.env.log.record_draw(Draw(generator, name, given, named, source, count))
     return made
 
 
@@ -135,14 +135,14 @@ def _number(vm: VM, name: str, tried: object, source: Source, between: Bounds) -
     return vm.env.numbers.draw(source, tried, between)
 
 
-def _array(vm: VM, tried: np.ndarray | np.generic, source: Source) -> Array:
+def _array(vm: VM, tried: np.ndarray | np.generic, source: Source) -> ArrayProxy:
     """The array as a graph input, copied so that the trace may write it."""
     with vm.trace.paused():
         real = torch.from_numpy(np.asarray(tried))
     fake = vm.trace.fake(real, str(source.key))
     vm.env.sources[id(fake)] = source.child("array", None)
-    vm.env.sources.keep(fake)
-    return Array(fake.clone(), scalar=isinstance(tried, np.integer))
+    vm.env.sources.keep_alive(fake)
+    return ArrayProxy(fake.clone(), scalar=isinstance(tried, np.integer))
 
 
 def _bounds(

@@ -46,7 +46,7 @@ def _unary_protocol(fn: Callable[..., object], name: str, fallbacks: tuple[str, 
         if fn is hash and args and type(args[0]) is MethodType:
             vm.env.facts.use_identity(args[0].__self__)
         return vm.call_native(
-            fn, [vm.native_argument(container_contents.view(vm.env, a)) for a in args], kwargs
+            fn, [vm.native_argument(container_contents.native_view(vm.env, a)) for a in args], kwargs
         )
 
     BUILTINS[fn] = handler

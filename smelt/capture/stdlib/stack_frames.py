@@ -33,7 +33,7 @@ def _asked(vm: VM, args: Args, kwargs: Kwargs) -> NoReturn:
     raise error
 
 
-def keeps_frames(code: Code) -> bool:
+def retains_frames(code: Code) -> bool:
     """Whether the code calls `sys._getframe` or `inspect.currentframe`, by these names, and retains the frame or reads its
     locals. A graph break may precede the call."""
     for at, (_, argument) in enumerate(code.instructions):

@@ -125,8 +125,8 @@ def _is_held(vm: VM, x: object) -> bool:
     source = lifetimes_of(env.facts.guards).brought.get(id(x)) or env.sources[id(x)]
     if source.base is None or env.log.changes_cells:
         return source.kind == "const"
-    owner = env.sources.found_at(source.base)
-    changed = owner is None or owner in env.log or env.log.touches_any(owner)
+    owner = env.sources.object_at(source.base)
+    changed = owner is None or owner in env.log or env.log.has_written_any_name(owner)
     return not changed and _is_held(vm, owner)
 
 

@@ -17,7 +17,7 @@ from smelt.capture.base.value_kinds import called as on_stack
 from smelt.capture.base.vm_frames import Frame
 from smelt.capture.semantics.calls.native_calls import run_native
 from smelt.capture.semantics.calls.python_functions import interpret
-from smelt.capture.semantics.values.asserted_conditions import assume, assumed
+from smelt.capture.semantics.values.asserted_conditions import assume, assume_branch
 from smelt.capture.vm.vm import VM
 from smelt.torch_private import all_true_or_assert
 from smelt.tracing.fake.fake_tensor import FakeTensor
@@ -60,7 +60,7 @@ def _comparison(
         if ways is None:
             return NotImplemented
         condition = vm.call_native(torch.all, (vm.call_native(elementwise, args, kwargs),))
-        holds = assumed(vm, frame, condition, *ways)
+        holds = assume_branch(vm, frame, condition, *ways)
         return NotImplemented if holds is None else holds
 
     @builtin(function)
@@ -94,7 +94,7 @@ if all_true_or_assert is not None:
         """Whether the arguments of a distribution are valid."""
         ways, holds = _jump(vm.current_frame, all_true_or_assert), None
         if ways is not None and args and type(args[0]) is FakeTensor:
-            holds = assumed(vm, vm.current_frame, vm.call_native(torch.all, args[:1]), *ways)
+            holds = assume_branch(vm, vm.current_frame, vm.call_native(torch.all, args[:1]), *ways)
         return interpret(vm, all_true_or_assert, args, kwargs) if holds is None else holds
 
 

@@ -15,7 +15,7 @@ from smelt.graph.backend_flags import SETTINGS
 def _row(setter: FunctionType) -> None:
     @function(setter)
     def call(vm: VM, args: Args, kwargs: Kwargs) -> object:
-        context_managers.keep(vm, setter)
+        context_managers.save_process_settings(vm, setter)
         library_reads.use_native_function(vm.env, setter)
         return native_calls.run_native(vm, setter, args, kwargs)
 

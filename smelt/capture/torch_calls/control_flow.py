@@ -57,8 +57,8 @@ def _begun(vm: VM, *given: object) -> _Functions:
     log, variables = vm.env.log, vm.contexts.variables
     stored = [v for e in log.effects() for v in vars(e).values() if v is not e.target and v is not MISSING]
     reached = [*given, *stored, *variables.values()]
-    holds = contents_of_created(vm.env.sources.of, reached)
-    closed, log.closed = log.closed, "a function of an operator of higher order changes an outside object"
+    holds = contents_of_created(vm.env.sources.find, reached)
+    closed, log.refusal = log.refusal, "a function of an operator of higher order changes an outside object"
     return _Functions(given, reached, holds, closed, [mark(vm.trace)])
 
 
@@ -72,10 +72,10 @@ def _may_record(vm: VM) -> bool:
 def _check_quiet(vm: VM, functions: _Functions) -> None:
     """Raises Unsupported where the functions did more than compute."""
     settings = {torch_settings.read(), *(m.settings for m in functions.marks)}
-    holds = contents_of_created(vm.env.sources.of, functions.reached)
+    holds = contents_of_created(vm.env.sources.find, functions.reached)
     if len(settings) > 1 or vm.contexts.tokens or holds != functions.holds:
         raise subgraph_capture.refuse("functions of an operator of higher order that do more than compute")
-    vm.env.log.closed = functions.closed
+    vm.env.log.refusal = functions.closed
 
 
 @function(cast(FunctionType, polyfills.next_function))

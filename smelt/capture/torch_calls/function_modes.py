@@ -26,26 +26,26 @@ _enter, _exit = (cast(FunctionType, f) for f in (TorchFunctionMode.__enter__, To
 def _enter_mode(vm: VM, args: Args, kwargs: Kwargs) -> object:
     (mode,) = args
     call = vm.trace.call
-    if context_managers.gathers(mode):
+    if context_managers.is_flex_attention_mode(mode):
         call.gather_depth += 1
-    elif context_managers.is_users_mode(mode):
+    elif context_managers.is_user_mode(mode):
         if type(current_function_mode()) is not FunctionMode:
             raise unsupported("a mode of the user's inside of one of torch's")
         call.modes.append(mode)
     else:
         return call_native_python(vm, _enter, args, kwargs)
-    return context_managers.entering(vm, mode, lambda: mode)
+    return context_managers.enter_manager(vm, mode, lambda: mode)
 
 
 @function(_exit)
 def _exit_mode(vm: VM, args: Args, kwargs: Kwargs) -> object:
     mode, call = args[0], vm.trace.call
-    if context_managers.gathers(mode):
+    if context_managers.is_flex_attention_mode(mode):
         call.gather_depth -= 1
-    elif context_managers.is_users_mode(mode):
+    elif context_managers.is_user_mode(mode):
         if not call.modes or call.modes[-1] is not mode:
             raise unsupported("modes of torch are left in another order than entered", UNSUPPORTED_EFFECT)
         call.modes.pop()
     else:
         return call_native_python(vm, _exit, args, kwargs)
-    return context_managers.leaving(vm, mode, lambda: None)
+    return context_managers.leave_manager(vm, mode, lambda: None)

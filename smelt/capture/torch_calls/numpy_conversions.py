@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from smelt.capture.base.call_handlers import BUILTINS, TENSOR_METHODS, Args, Handler, Kwargs, unsupported
-from smelt.capture.proxies.array_proxy import DTYPES, Array, storage_of
+from smelt.capture.proxies.array_proxy import DTYPES, ArrayProxy, storage_of
 from smelt.capture.semantics.calls.native_calls import run_native
 from smelt.capture.vm.vm import VM
 from smelt.reasons import DATA_DEPENDENT
@@ -26,7 +26,7 @@ def _numpy(vm: VM, tensor: FakeTensor, *args: object, **kwargs: bool) -> object:
         raise unsupported("Tensor.numpy of such a tensor", DATA_DEPENDENT)
     if tensor.requires_grad:
         raise RuntimeError(_NEEDS_DETACH)
-    return Array(tensor.detach(), from_environment=_of_an_array(vm, tensor))
+    return ArrayProxy(tensor.detach(), from_environment=_of_an_array(vm, tensor))
 
 
 def _of_an_array(vm: VM, tensor: FakeTensor) -> bool:
@@ -43,10 +43,10 @@ def _tensor_of(function: Callable[..., object], convert: Callable[..., torch.Ten
     before: Handler | None = BUILTINS.get(function)
 
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
-        if args and type(args[0]) is Array:
+        if args and type(args[0]) is ArrayProxy:
             return convert(args[0], *args[1:], **kwargs)
         if args and type(args[0]) is np.ndarray and _is_own(vm, args[0]):
-            return convert(Array(_constant(vm, args[0], shared=convert is _shared)), *args[1:], **kwargs)
+            return convert(ArrayProxy(_constant(vm, args[0], shared=convert is _shared)), *args[1:], **kwargs)
         return before(vm, args, kwargs) if before is not None else run_native(vm, function, args, kwargs)
 
     BUILTINS[function] = handler
@@ -74,7 +74,7 @@ def _constant(vm: VM, array: np.ndarray, shared: bool) -> torch.Tensor:
 
 
 def _shared(
-    array: Array, dtype: torch.dtype | None = None, device: torch.device | None = None
+    array: ArrayProxy, dtype: torch.dtype | None = None, device: torch.device | None = None
 ) -> torch.Tensor:
     if array.scalar:
         raise unsupported("a tensor that shares a NumPy scalar's memory")
@@ -82,7 +82,7 @@ def _shared(
 
 
 def _copied(
-    array: Array,
+    array: ArrayProxy,
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
     requires_grad: bool = False,

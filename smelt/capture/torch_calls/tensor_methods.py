@@ -77,7 +77,7 @@ def _own_only(name: str) -> Handler:
 
     def handler(vm: VM, tensor: FakeTensor, *args: object, **kwargs: object) -> object:
         _check_own(vm, tensor, name)
-        return wrap_values.fake(vm.env, getattr(tensor, name)(*args, **kwargs))
+        return wrap_values.to_fake(vm.env, getattr(tensor, name)(*args, **kwargs))
 
     return handler
 

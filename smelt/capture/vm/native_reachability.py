@@ -18,7 +18,7 @@ from smelt._native import isinstance
 from smelt.capture.base.native_functions import is_native_module, runs_natively
 from smelt.capture.base.value_kinds import LEAF_TYPES, FunctionType, MethodType
 from smelt.capture.base.vm_frames import VM_ITERABLES, Coroutine, Generator, VMCallable
-from smelt.capture.proxies.text_proxy import Text
+from smelt.capture.proxies.text_proxy import TextProxy
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
 from smelt.tracing.symbolic.symbolic_ranges import PROXY_EXAMPLES
@@ -72,7 +72,7 @@ _NEVER: tuple[type, ...] = (
 _PLAIN = {
     **dict.fromkeys(LEAF_TYPES - {slice}, False),
     FakeTensor: False,
-    Text: True,  # so that `in_window` refuses it
+    TextProxy: True,  # so that `call_in_window` refuses it
     Generator: False,
     Coroutine: False,
     VMCallable: False,

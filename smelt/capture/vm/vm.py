@@ -24,8 +24,8 @@ from smelt.capture.base.value_kinds import FunctionType
 from smelt.capture.base.vm_frames import Coroutine, Frame, Generator, VMCallable
 from smelt.capture.environment import wrap_values
 from smelt.capture.environment.environment import Environment
-from smelt.capture.proxies.array_proxy import Array
-from smelt.capture.proxies.text_proxy import Text
+from smelt.capture.proxies.array_proxy import ArrayProxy
+from smelt.capture.proxies.text_proxy import TextProxy
 from smelt.capture.vm.vm_state import (
     Assumptions,
     Cells,
@@ -105,7 +105,7 @@ class VM(ABC):
         kind = type(obj)
         if isinstance(obj, FakeTensor):
             return class_of_fake(obj)
-        if isinstance(obj, Array):
+        if isinstance(obj, ArrayProxy):
             return obj.dtype.type if obj.scalar else np.ndarray
         if isinstance(obj, VMCallable):
             return type(obj.function)
@@ -245,5 +245,5 @@ class VM(ABC):
 
 
 _SHOWN_AS: dict[type, type] = {
-    Generator: types.GeneratorType, Coroutine: types.CoroutineType, Text: str, **PROXIED_TYPES
+    Generator: types.GeneratorType, Coroutine: types.CoroutineType, TextProxy: str, **PROXIED_TYPES
 }  # fmt: skip

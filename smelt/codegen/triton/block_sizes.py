@@ -65,8 +65,8 @@ MANY = 3  # tensors: a thread's share of more would not fit its registers, so th
 # Rows with sums beside them, points that a program computes at once, as rows, columns, warps: 8192 of 768 points by
 # 4, 1024, 8; 4, 1024, 4; 2, 1024, 4: 1,330, 1,782, 1,735; of 1,024: 1,480, 2,025, 2,338; 65536 of 4,096 by 1, 4096, 8;
 # 1, 4096, 4; 2, 4096, 16: 2,778, 2,720, 2,666.
-BESIDE = 2048
-BESIDE_WARPS = 16
+SIBLING_ELEMENTS = 2048
+SIBLING_WARPS = 16
 COLUMN_WARPS = 8
 COLUMN_POINTS = 16  # that a thread loads at once of one tensor
 # Where a point reads many places (the window of a convolution), so that a thread would have more loads than these, it
@@ -111,7 +111,7 @@ def choose(kernel: Kernel, host: frozenset[int] = frozenset()) -> Blocks:
     read = _read(kernel, host)
     lanes = 32 * elements(read)
     if kernel.sums is not None:
-        return _beside(kernel, kernel.sums)
+        return _sibling_blocks(kernel, kernel.sums)
     if all(not stage_loops(s) for s in kernel.stages):
         return _elementwise(kernel, lanes)
     points = prod(static(l.size) for l in kernel.outer)
@@ -219,17 +219,17 @@ def _rows(kernel: Kernel, points: int, longest: int, lanes: int) -> Blocks:
     return Blocks(x, r, _warps(x * r, max(32 * ROW, lanes), most))
 
 
-def _beside(kernel: Kernel, sums: Sums) -> Blocks:
+def _sibling_blocks(kernel: Kernel, sums: Sums) -> Blocks:
     """Whole rows: `loops.row_sums` has no longer ones than a program holds."""
     r = power(columns_of(kernel))
-    x = max(1, min(BESIDE // r, power(chunk_rows(sums))))
-    return Blocks(x, r, _warps(x * r, 32 * ROW, BESIDE_WARPS), ahead=True)
+    x = max(1, min(SIBLING_ELEMENTS // r, power(chunk_rows(sums))))
+    return Blocks(x, r, _warps(x * r, 32 * ROW, SIBLING_WARPS), ahead=True)
 
 
 def _columns(kernel: Kernel, read: Sequence[Buffer], points: int, longest: int) -> Blocks:
     line, block = LINE * elements(read) // VECTOR, COLUMN_WARPS * 32 * COLUMN_POINTS
-    side_by_side = max(power(_neighbours(kernel)), block // power(longest))
-    most = min(line, power(points), side_by_side)
+    merge_parallel_launches = max(power(_neighbours(kernel)), block // power(longest))
+    most = min(line, power(points), merge_parallel_launches)
     x = _spread(most, min(line * SECTOR // LINE, most), 4 * points)
     r = min(block // x, power(longest))
     each = COLUMN_POINTS * (2 if 1 < len(_large(kernel)) <= MANY else 1)

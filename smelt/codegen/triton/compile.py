@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 from smelt.codegen.triton import kernel_cache
 from smelt.codegen.triton.device_images import Image, to_image
 from smelt.codegen.triton.gpu_architectures import Arch, dialect, processor
-from smelt.codegen.triton.kernel_source import Source, joined_source, triton_source
+from smelt.codegen.triton.kernel_source import Source, batched_source, triton_source
 from smelt.codegen.triton.symbolic_kernels import Variant, sized_source, variant
 from smelt.codegen.triton.triton_import import library
 from smelt.codegen.triton.value_expressions import Dialect
@@ -72,7 +72,7 @@ def _sized(kernel: Kernel, chosen: Variant, host: frozenset[int], dialect: Diale
 @dataclass(frozen=True)
 class Request:
     """A kernel, and of its buffers those that are passed by value (`triton_source`) and those that need not begin at a
-    multiple of 16 bytes. `joined`: what is launched does this with other launches (`joined_source`). `general`: where the
+    multiple of 16 bytes. `joined`: what is launched does this with other launches (`batched_source`). `general`: where the
     kernel has symbols for sizes, what they are."""
 
     kernel: Kernel
@@ -84,7 +84,7 @@ class Request:
     def printed(self, dialect: Dialect = "ptx") -> Source:
         """Its source."""
         if self.joined:
-            return joined_source(self.kernel, self.by_value, self.unaligned, dialect)
+            return batched_source(self.kernel, self.by_value, self.unaligned, dialect)
         source = None if self.general is None else self.general.printed(self.by_value, dialect)
         if source is None:
             kernel = self.kernel if self.general is None else self.general.at_numbers

@@ -32,7 +32,7 @@ def dialect(arch: Arch) -> Dialect:
 
 
 def takes_tables(arch: Arch) -> bool:
-    """Whether a kernel can read a table that is its parameter at any place (`joined_source`)."""
+    """Whether a kernel can read a table that is its parameter at any place (`batched_source`)."""
     return isinstance(arch, int)
 
 

@@ -8,7 +8,7 @@ Blocks have as few axes as do: those of kernels whose stages have no loops are [
 are [RBLOCK] (`x` is a number, what belongs to the outer point as well), others [XBLOCK, RBLOCK]. What is known to hold for
 each point of a block is not asked again: there is no mask where the blocks divide what they cover.
 
-A *joined* kernel does several launches of an elementwise one by one (`joined_source`). It has one argument, a table of
+A *joined* kernel does several launches of an elementwise one by one (`batched_source`). It has one argument, a table of
 numbers of 64 bits: where the blocks of each part begin, then for each part how many points it has and its arguments. A
 program looks up whose block it is; the body is the single kernel's. The table is the kernel's parameter itself, 4 KB that
 the driver copies when it is launched: nothing is copied to the device before, and nothing can be overwritten too early.
@@ -65,7 +65,7 @@ REGISTERS = 128
 # Where a thread would add up more numbers one after the other, it adds up sums of some: errors grow with a chain's length.
 CHAIN = 16
 BEYOND = (1 << 31) - 1  # the first block of a part that is not there
-JOINED_INDEX = 1 << 30  # indices of joined kernels are smaller: none needs 64 bits
+BATCH_INDEX = 1 << 30  # indices of joined kernels are smaller: none needs 64 bits
 
 _NAME = re.compile(r"\bv\d+\b")
 
@@ -87,7 +87,7 @@ class Source:
     `kernel`'s arguments are the kernel's buffers that are not local (pointers, or numbers where they were asked for by
     value), then `points`: how many outer points there are, as an i64. Program k computes `block` of them from k * block on.
     `signature` names Triton's type of each argument; `aligned` are those that are multiples of 16. `constants` are further
-    arguments that are known. `table`: where there is one, its slots are the only argument (`joined_source`). `stages`: of a
+    arguments that are known. `table`: where there is one, its slots are the only argument (`batched_source`). `stages`: of a
     product, how many of its steps are under way at once; 0 for all other kernels. `registers`: of a thread at most; 0: as
     many as it gets. `sizes`: symbols that `points` may have, whose values are arguments (i64), in front of `points`
     (`symbolic_kernels.py`)."""
@@ -137,11 +137,11 @@ def joins(kernel: Kernel) -> bool:
         is_flat(kernel)
         and all(b.role != "local" for b in kernel.buffers)
         and table_of(kernel).parts > 1
-        and top_index(kernel) < JOINED_INDEX
+        and top_index(kernel) < BATCH_INDEX
     )
 
 
-def joined_source(
+def batched_source(
     kernel: Kernel,
     host: frozenset[int] = frozenset(),
     unaligned: frozenset[int] = frozenset(),
@@ -149,7 +149,7 @@ def joined_source(
 ) -> Source:
     """As `triton_source`, of kernels that `joins`, for launches of several sizes by one. `unaligned`: buffers that need not
     begin at a multiple of 16 bytes. Sizes are multiples of 16 if this kernel's is."""
-    return _Joined(kernel, host, dialect, unaligned).source()
+    return _BatchedKernel(kernel, host, dialect, unaligned).source()
 
 
 def triton_source(
@@ -164,7 +164,7 @@ def triton_source(
     Kernels that are elementwise over one loop (`is_flat`) take their size from `points`: the text is that of all sizes. What
     a kernel keeps in a `local` buffer must stay in registers: a later stage loads it in the same persistent block and at the
     index at which it was stored. Raises NotImplementedError elsewhere."""
-    printer = Printer if kernel.sums is None else _Beside
+    printer = Printer if kernel.sums is None else _SiblingSums
     return printer(kernel, host, dialect, blocks).source()
 
 
@@ -869,7 +869,7 @@ class Printer:
         self.lines.append("    " * at.indent + text)
 
 
-class _Joined(Printer):
+class _BatchedKernel(Printer):
     """The same body behind another head: arguments come from the table."""
 
     def __init__(
@@ -911,7 +911,7 @@ class _Joined(Printer):
         return self.values.slot("table", place)
 
 
-class _Beside(Printer):
+class _SiblingSums(Printer):
     """Rows with sums beside them (`loops.row_sums`). A program has a chunk of rows, and goes over XBLOCK of them at a
     time: what these add to a sum is added to a block, which is stored at the end."""
 
@@ -1086,7 +1086,7 @@ def _turns(points: int, block: int) -> int:
     """How many blocks of a row are added up apart, so that neither they nor such parts are many; 1 if there are few. Of the
     numbers around the root, the one by which the last part is fullest."""
     blocks = -(-points // block)
-    if blocks <= CHAIN or points > JOINED_INDEX:  # so that no index in the last part is beyond 32 bits
+    if blocks <= CHAIN or points > BATCH_INDEX:  # so that no index in the last part is beyond 32 bits
         return 1
     root = math.isqrt(blocks)
     return min(range(root, 2 * root), key=lambda turns: -blocks % turns)

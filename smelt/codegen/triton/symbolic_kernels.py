@@ -60,7 +60,7 @@ def variant(kernel: Kernel, sizes: Sequence[int], host: frozenset[int] = frozens
     strides = strides_of(kernel)
     even = bool(strides) and all(values[s] % ALIGNED == 0 for s in strides)
     odd = frozenset() if even else strides
-    blocks, most = _blocks(kernel, tuple(_alike(kernel, values, odd).items()), host)
+    blocks, most = _blocks(kernel, tuple(_representative(kernel, values, odd).items()), host)
     points = [max(n, evaluate(trips(stage), values)) for n, stage in zip(most, kernel.stages)]
     turns = tuple(_turns(n, blocks) for n in points)
     beyond = blocks.x + blocks.r * max((1, *turns))  # what is masked at the end of a row has an index as well
@@ -115,7 +115,7 @@ def strides_of(kernel: Kernel) -> frozenset[Sym]:
     return sizes & frozenset().union(*map(free_syms, found))
 
 
-def _alike(kernel: Kernel, values: Mapping[Sym, int], odd: frozenset[Sym]) -> dict[Sym, int]:
+def _representative(kernel: Kernel, values: Mapping[Sym, int], odd: frozenset[Sym]) -> dict[Sym, int]:
     """Numbers that stand for all of the variant, but for its width: those of `odd` are no multiples of 16."""
     rows = frozenset().union(*(free_syms(l.size) for stage in kernel.stages for l in stage_loops(stage)))
     found = {s: _class(n) if s in rows else MANY for s, n in values.items()}

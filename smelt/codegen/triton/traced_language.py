@@ -9,7 +9,7 @@ from typing import Any
 
 from smelt.codegen.triton import scalar_types
 from smelt.codegen.triton.scalar_types import BF16, FP32, INT1, INT8, INT32, Kind, pointer
-from smelt.codegen.triton.traced_operands import Form, Operand, Shape, alike, broadcast, cast, splat, widened
+from smelt.codegen.triton.traced_operands import Form, Operand, Shape, promote_operands, broadcast, cast, splat, widened
 
 Combine = Callable[..., Any]
 
@@ -140,9 +140,9 @@ class Language:
         """`a` where the condition holds, else `b`."""
         condition = cast(condition, INT1)
         if type(a) is Operand:
-            a, b = alike(a, b)
+            a, b = promote_operands(a, b)
         elif type(b) is Operand:
-            b, a = alike(b, a)
+            b, a = promote_operands(b, a)
         else:
             raise TypeError("a choice between two numbers")
         assert isinstance(a, Operand) and isinstance(b, Operand)
@@ -165,7 +165,7 @@ class Language:
     def _extreme(self, name: str, a: Operand | float, b: Operand | float, propagate_nan: bool) -> Operand:
         operands = (self._form.operand(v) for v in (a, b))
         x, y = (cast(v, FP32) if v.kind is BF16 else v for v in operands)
-        x, y = alike(x, y)
+        x, y = promote_operands(x, y)
         of_floats = "imumf" if propagate_nan else "numf"
         ending = of_floats if x.kind.is_float else "si" if x.kind.signed else "ui"
         return self._made(f"create_{name}{ending}", x, y)
@@ -181,14 +181,14 @@ class Language:
     def fma(self, a: Operand | float, b: Operand | float, c: Operand | float) -> Operand:
         """a * b + c, rounded once."""
         x, y, z = (self._form.operand(v) for v in (a, b, c))
-        x, y = alike(x, y)
-        z, x = alike(z, x)
-        z, y = alike(z, y)
+        x, y = promote_operands(x, y)
+        z, x = promote_operands(z, x)
+        z, y = promote_operands(z, y)
         return self._made("create_fma", x, y, z)
 
     def div_rn(self, a: Operand | float, b: Operand | float) -> Operand:
         """A quotient, rounded to the nearest."""
-        return self._made("create_precise_divf", *alike(self._float32(a), self._float32(b)))
+        return self._made("create_precise_divf", *promote_operands(self._float32(a), self._float32(b)))
 
     def sqrt_rn(self, x: Operand | float) -> Operand:
         """A root, rounded to the nearest."""

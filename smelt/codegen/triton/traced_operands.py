@@ -74,10 +74,10 @@ def _operator(
         return Operand(form, getattr(form.builder, name)(a.handle, b.handle), kind, a.shape)
 
     def method(self: Operand, other: Operand | float) -> Operand:
-        return made(self.form, *alike(self, other, **how))
+        return made(self.form, *promote_operands(self, other, **how))
 
     def reflected(self: Operand, other: Operand | float) -> Operand:
-        b, a = alike(self, other, **how)
+        b, a = promote_operands(self, other, **how)
         return made(self.form, a, b)
 
     return method, reflected
@@ -90,7 +90,7 @@ def _comparison(name: str) -> Callable[[Operand, Operand | float], Operand]:
     signed, unsigned = (f"create_icmp{'' if equality else sign}{name}" for sign in "SU")
 
     def method(self: Operand, other: Operand | float) -> Operand:
-        a, b = alike(self, self.form.operand(other))
+        a, b = promote_operands(self, self.form.operand(other))
         made = of_floats if a.kind.is_float else signed if a.kind.signed else unsigned
         return Operand(self.form, getattr(self.form.builder, made)(a.handle, b.handle), INT1, a.shape)
 
@@ -182,7 +182,7 @@ class Operand:
 # ---- conversions
 
 
-def alike(a: Operand, b: Operand | float, divides: bool = False) -> tuple[Operand, Operand]:
+def promote_operands(a: Operand, b: Operand | float, divides: bool = False) -> tuple[Operand, Operand]:
     """Both in one type and one shape, as what is computed of them needs it."""
     form = a.form
     if type(b) is Operand:

@@ -11,7 +11,7 @@ import torch
 from smelt.codegen.triton.attention_kernel import TiledAttention, attention_source
 from smelt.codegen.triton.block_gemm import Tile
 from smelt.codegen.triton.gemm_kernel import TiledProduct, product_source
-from smelt.codegen.triton.kernel_source import BEYOND, Source, joined_source, triton_source
+from smelt.codegen.triton.kernel_source import BEYOND, Source, batched_source, triton_source
 from smelt.codegen.triton.symbolic_kernels import Variant, numbered, sized_source, variant
 from smelt.codegen.triton.triton_import import function_of, library
 from smelt.codegen.triton.value_expressions import Dialect
@@ -54,12 +54,12 @@ def launch_attention(attention: TiledAttention, tile: Tile, *tensors: torch.Tens
     _launch(function_of(source), source, frozenset(), *tensors)
 
 
-def launch_joined(
+def launch_batched(
     kernel: Kernel, parts: Sequence[Sequence[torch.Tensor]], host: frozenset[int] = frozenset()
 ) -> None:
     """One launch, in Triton's interpreter, of `kernel` on the tensors of each part, the first of as many elements as
     it has points."""
-    source = joined_source(kernel, host, dialect=_dialect())
+    source = batched_source(kernel, host, dialect=_dialect())
     assert source.table is not None
     blocks = [-(-tensors[0].numel() // source.block) for tensors in parts]
     starts = [sum(blocks[:part]) for part in range(len(parts))]

@@ -45,7 +45,7 @@ class CpuLauncher final : public Launcher {
                          [&](int64_t begin, int64_t end) { kernel(buffers.data(), begin, end); });
     }
 
-    void together(const Together& t, const Launch* launches, void* const* data,
+    void together(const ParallelLaunch& t, const Launch* launches, void* const* data,
                   const Queue& /*queue*/) const override {
         const int64_t total = t.ends.back();
         if (total <= t.grain) return share(t, launches, data, 0, total);
@@ -54,12 +54,12 @@ class CpuLauncher final : public Launcher {
     }
 
   private:
-    static void share(const Together& t, const Launch* launches, void* const* data, int64_t begin,
+    static void share(const ParallelLaunch& t, const Launch* launches, void* const* data, int64_t begin,
                       int64_t end);
 };
 
 // The items of all launches that are in [begin, end) of the work.
-void CpuLauncher::share(const Together& t, const Launch* launches, void* const* data, int64_t begin,
+void CpuLauncher::share(const ParallelLaunch& t, const Launch* launches, void* const* data, int64_t begin,
                         int64_t end) {
     Buffers buffers;
     auto i = static_cast<size_t>(std::upper_bound(t.ends.begin(), t.ends.end(), begin) - t.ends.begin());
@@ -96,7 +96,7 @@ class GpuLauncher final : public Launcher {
         start(l, l.blocks, parameters, numbers + 1, queue);
     }
 
-    void together(const Together& t, const Launch* launches, void* const* data,
+    void together(const ParallelLaunch& t, const Launch* launches, void* const* data,
                   const Queue& queue) const override {
         const Launch& first = launches[0];
         const size_t starts = std::bit_ceil(size_t{first.parts});

@@ -17,7 +17,7 @@ class Launcher {
     virtual ~Launcher() = default;
     virtual void launch(const Launch& l, void* const* data, const Queue& queue) const = 0;
     // `launches` are those of `t`.
-    virtual void together(const Together& t, const Launch* launches, void* const* data,
+    virtual void together(const ParallelLaunch& t, const Launch* launches, void* const* data,
                           const Queue& queue) const = 0;
 };
 

@@ -44,16 +44,16 @@ struct Launch {
     int64_t extent, grain, blocks;  // blocks: of `grain` items, on a GPU
     std::vector<int64_t> sizes;     // what the code takes behind the addresses
     // On a GPU: threads of a block, its bytes of shared memory, how many launches one may do (0: it is none of a
-    // Together); of each register the bytes of the number that is passed in place of its address (0: the address).
+    // ParallelLaunch); of each register the bytes of the number that is passed in place of its address (0: the address).
     unsigned threads = 0, shared = 0, parts = 0;
     std::vector<uint8_t> by_value = {};
     c10::DeviceIndex elsewhere = -1;  // the GPU, where it is not the program's
 };
 
-constexpr size_t kTableSlots = 500;  // at most, of a GPU's Together
+constexpr size_t kTableSlots = 500;  // at most, of a GPU's ParallelLaunch
 
 // Launches that do not depend on one another: shared among a CPU's threads as one piece of work, one launch on a GPU.
-struct Together {
+struct ParallelLaunch {
     size_t first, count;        // of Program::launches
     std::vector<int64_t> ends;  // work of the launches up to and with each
     int64_t grain;
@@ -106,7 +106,7 @@ struct Program {
     std::vector<Alloc> allocs;
     std::vector<View> views;
     std::vector<Launch> launches;
-    std::vector<Together> togethers;
+    std::vector<ParallelLaunch> togethers;
     std::vector<Aten> atens;
     std::vector<Registers> frees, bumps;
     std::vector<Reg> outputs;

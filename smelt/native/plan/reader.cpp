@@ -179,10 +179,10 @@ class Reader {
         return l;
     }
 
-    Together together(const py::tuple& s) {
+    ParallelLaunch together(const py::tuple& s) {
         const size_t at = p_.togethers.size();
         names_.togethers.push_back(s[4].cast<std::string>());
-        Together t{p_.launches.size(), 0, numbers(s[2], {Field::together_end, at}),
+        ParallelLaunch t{p_.launches.size(), 0, numbers(s[2], {Field::together_end, at}),
                    number(s[3], {Field::together_grain, at})};
         for (py::handle h : py::tuple(s[1]))
             p_.launches.push_back(launch(py::reinterpret_borrow<py::tuple>(h)));
@@ -197,7 +197,7 @@ class Reader {
     }
 
     // On a GPU they are launches of one function, whose table they fit.
-    void check_joined(const Together& t) const {
+    void check_joined(const ParallelLaunch& t) const {
         const Launch& first = p_.launches[t.first];
         const size_t slots = std::bit_ceil(size_t{first.parts}) + first.parts * (1 + first.regs.size());
         bool fits = first.launcher == &cpu_launcher() || (t.count <= first.parts && slots <= kTableSlots);

@@ -83,7 +83,7 @@ class Run {
 
     void together(size_t i) {
         const Event event = names_ ? event_of_step(names_->togethers[i]) : nullptr;
-        const Together& t = p_.togethers[i];
+        const ParallelLaunch& t = p_.togethers[i];
         const Launch* launches = p_.launches.data() + t.first;
         on_stream_of(*launches, [&](const Queue& queue) {
             launches->launcher->together(t, launches, f_.data.data(), queue);

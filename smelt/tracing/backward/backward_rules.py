@@ -55,7 +55,9 @@ def _prod_dim_backward(node: Any) -> Gradient:
         product = result
         if x.dim() and not node._saved_keepdim:
             tangent, product = tangent.unsqueeze(dim), product.unsqueeze(dim)
-        others = torch.where(factors.zeros == 0, factors.others_without_zeros(product), factors.others_with_zeros())
+        others = torch.where(
+            factors.zeros == 0, factors.others_without_zeros(product), factors.others_with_zeros()
+        )
         return tangent * torch.where((x == 0).any(), others, product / x)
 
     return gradient

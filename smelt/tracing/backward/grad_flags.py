@@ -47,7 +47,9 @@ class GradFlags:
         return cls(
             enabled=tuple(i for i, f in switched if id(f) not in inputs.first_history),
             final=tuple((i, f.requires_grad) for i, f in switched),
-            retained=tuple(i for i, f in indexed if id(f) in called.get("retain_grad", ()) and f.retains_grad),
+            retained=tuple(
+                i for i, f in indexed if id(f) in called.get("retain_grad", ()) and f.retains_grad
+            ),
         )
 
     def renumbered(self, position: Callable[[int], int]) -> GradFlags:

@@ -16,7 +16,7 @@ from smelt.tracing.backward.freed_graphs import FreedValue
 from smelt.tracing.backward.grad_flags import NO_FLAGS, GradFlags
 from smelt.tracing.backward.torch_level_index import TorchLevelTensor
 from smelt.tracing.fake.fake_tensor import FakeTensor
-from smelt.tracing.record.trace_outputs import OutputSource, EpilogueTensor
+from smelt.tracing.record.trace_outputs import EpilogueTensor, OutputSource
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,9 @@ class Joint:
     flags: GradFlags = NO_FLAGS  # set by the program on primals
     # per tangent: those whose gradients use the same saved value in eager's graph, where the first one frees it
     conflicts: tuple[tuple[int, ...], ...] = ()
-    torch_level_tensors: tuple[TorchLevelTensor | None, ...] = ()  # of the forward's outputs, then of the epilogue
+    torch_level_tensors: tuple[
+        TorchLevelTensor | None, ...
+    ] = ()  # of the forward's outputs, then of the epilogue
     freed: tuple[FreedValue, ...] = ()  # outputs that require grad but whose graph is freed
     epilogue: tuple[EpilogueTensor, ...] = ()  # in order of computation
     tangent_order: tuple[int, ...] = ()  # the tangents, in the order in which their outputs were computed

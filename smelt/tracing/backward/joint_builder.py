@@ -92,7 +92,9 @@ class JointBuilder:
         n_values = len(recorded.values)
         nodes = iter(self.returned[n_values:])
         gradients = [None if g is None else next(nodes) for g in recorded.gradients]
-        of_inputs = [(g, position_of[id(f)]) for g, f in zip(gradients, recorded.sources) if id(f) in position_of]
+        of_inputs = [
+            (g, position_of[id(f)]) for g, f in zip(gradients, recorded.sources) if id(f) in position_of
+        ]
         if recorded.with_tangent and not of_inputs:
             raise refuse("a result requires gradients, which no input does")
         of_cuts = gradients[len(recorded.sources) :]
@@ -129,9 +131,9 @@ class JointBuilder:
             epilogue=tuple(replace(t, source=t.source.renumbered(position)) for t in recorded.epilogue),
         )
 
-    def _renumbered(self, freed: FreedValue, position: Mapping[int, int]) -> FreedValue:
-        """`spent`, counting the inputs of the finished trace: those that no node reads are left out."""
-        used = [position[self.input_ids[i]] for i in freed.inputs if self.input_ids[i] in position]
+    def _renumbered(self, freed: FreedValue, position_of: Mapping[int, int]) -> FreedValue:
+        """`freed` with positions among the inputs of the finished trace; unused inputs are omitted."""
+        used = [position_of[self.input_ids[i]] for i in freed.inputs if self.input_ids[i] in position_of]
         if not used:
             raise refuse("a result requires gradients, which no input does")
         return replace(freed, inputs=tuple(used))

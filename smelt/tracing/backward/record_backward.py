@@ -1,4 +1,4 @@
-"""Recording a backward: autograd is asked for gradients on fakes, behind the recorded forward."""
+"""Recording of a backward: autograd computes gradients on fakes after the recorded forward."""
 
 from __future__ import annotations
 
@@ -31,24 +31,31 @@ from smelt.tracing.fake.fake_tensor import FakeTensor, fakes_in, wrap
 from smelt.tracing.record.current_call import backward_node
 from smelt.tracing.record.recorded_results import fresh_fake
 from smelt.tracing.record.trace_inputs import Inputs
-from smelt.tracing.record.trace_outputs import OutputSource, EpilogueTensor, is_no_grad_view, output_sources, epilogue_tensors
+from smelt.tracing.record.trace_outputs import (
+    EpilogueTensor,
+    OutputSource,
+    epilogue_tensors,
+    is_no_grad_view,
+    output_sources,
+)
 from smelt.tracing.record.trace_parts import TraceParts
 from smelt.tracing.symbolic.symbolic_fake_results import spec_of_fake
 
 
 def record_backward(parts: TraceParts, outputs: Sequence[FakeTensor]) -> RecordedBackward:
-    """Records the gradients of `outputs` behind the forward. The trace must still be entered. Raises NotDifferentiable."""
+    """Record the gradients of `outputs` after the forward. The trace must still be entered. Raises
+    NotDifferentiable."""
     try:
         return _record(parts, outputs)
     except Unsupported:
         raise
-    except RuntimeError as error:  # what autograd says of a view on which it has given up
+    except RuntimeError as error:  # autograd's error for a view that it has invalidated
         _check_fixed(parts, error)
         raise refuse(str(error)) from error
 
 
 def _check_fixed(parts: TraceParts, error: Exception) -> None:
-    """C++ code may raise of symbolic sizes alone."""
+    """Raise NeedsFixedSize where the trace has symbolic sizes: C++ code may raise because of them alone."""
     if parts.numbers.sizes:
         raise NeedsFixedSize(
             f"a backward raises {str(error).partition(chr(10))[0]}", parts.numbers.sizes
@@ -59,42 +66,44 @@ _ERRORS = (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError)
 
 
 def _record(parts: TraceParts, outputs: Sequence[FakeTensor]) -> RecordedBackward:
-    _check(parts, outputs)
+    _check_differentiable(parts, outputs)
     inputs, autograd, tape = parts.inputs, parts.autograd, parts.tape
     flags = GradFlags.of(autograd, inputs)
     written = tuple(f for f in inputs if f.grad_fn is not inputs.first_history.get(id(f)))
-    values, found, taken, places = _placed(parts, outputs, written)
+    values, results, epilogue, candidates = _joint_outputs(parts, outputs, written)
     freed = freed_values(values, inputs, inputs.first_history) if autograd.differentiated else ()
     if any(s.value >= len(values) - len(written) for s in freed):
         raise refuse("an input is written with a gradient whose graph is freed")
-    if freed and taken:
+    if freed and epilogue:
         raise refuse("a view of results whose graph is freed, which others are computed from")
-    gone = {s.value for s in freed}
-    with_tangent = tuple(i for i, v in enumerate(places) if v.requires_grad and i not in gone)
+    freed_indices = {s.value for s in freed}
+    with_tangent = tuple(i for i, v in enumerate(candidates) if v.requires_grad and i not in freed_indices)
     sources = tuple(f for i, f in enumerate(inputs) if id(f) in inputs.first_history or i in flags.enabled)
-    tangents = tuple(_tangent(inputs, places[i]) for i in with_tangent)
+    tangents = tuple(_tangent(inputs, candidates[i]) for i in with_tangent)
     for k, tangent in enumerate(tangents):
         parts.backward.add_tangent(tangent, f"tangents_{k + 1}")
     start = len(tape.entries), len(tape.aten.graph.nodes)
-    cuts, ends = _cuts(inputs, places, len(values), with_tangent)
-    computed = _in_order(inputs, places, with_tangent)
+    cuts, roots = _cuts_and_roots(inputs, candidates, len(values), with_tangent)
+    tangent_order = _in_computation_order(inputs, candidates, with_tangent)
     gradients: Sequence[Any] = [None] * (len(sources) + len(cuts))
     if tangents and sources:
         arrived: list[int] = []
-        with _noting(sources, arrived):
-            gradients = _run_engine(parts, places, ends, dict(zip(with_tangent, tangents)), sources, cuts)
-        order = _order(sources, arrived)
+        with _recording_arrival(sources, arrived):
+            gradients = _run_engine(
+                parts, candidates, roots, dict(zip(with_tangent, tangents)), sources, cuts
+            )
+        order = _arrival_order(sources, arrived)
         sources = tuple(sources[i] for i in order)
         gradients = [*(gradients[i] for i in order), *gradients[len(sources) :]]
     if any(g is not None and type(g) is not FakeTensor for g in gradients):
         raise refuse("a gradient is not a tensor of the trace")
     calls = () if autograd.custom is None else tuple(autograd.custom.called)
     reads_saved = () if autograd.custom is None else autograd.custom.reads_saved
-    nodes = [places[i].grad_fn for i in with_tangent]
+    nodes = [candidates[i].grad_fn for i in with_tangent]
     conflicts = shared_saves(nodes, inputs.first_history.values(), reads_saved)
     return RecordedBackward(
         values,
-        found,
+        results,
         written,
         tangents,
         with_tangent,
@@ -106,58 +115,61 @@ def _record(parts: TraceParts, outputs: Sequence[FakeTensor]) -> RecordedBackwar
         calls,
         conflicts,
         freed,
-        taken,
-        places[len(values) :],
-        tuple(with_tangent.index(i) for i in computed),
+        epilogue,
+        candidates[len(values) :],
+        tuple(with_tangent.index(i) for i in tangent_order),
     )
 
 
-def _placed(
+def _joint_outputs(
     parts: TraceParts, outputs: Sequence[FakeTensor], written: Sequence[FakeTensor]
-) -> tuple[tuple[FakeTensor, ...], tuple[OutputSource, ...], tuple[EpilogueTensor, ...], tuple[FakeTensor, ...]]:
-    """The values of the joint graph, what of `written` is to be written among them last; how the outputs are had; what is
-    taken; all that has a tangent: the values, and then what is taken. Raises NotDifferentiable."""
+) -> tuple[
+    tuple[FakeTensor, ...], tuple[OutputSource, ...], tuple[EpilogueTensor, ...], tuple[FakeTensor, ...]
+]:
+    """The values of the joint graph, with the inputs `written` last; the sources of the outputs; the epilogue; and all
+    candidates for a tangent: the values, then the epilogue's fakes. Raises NotDifferentiable."""
     inputs, tape = parts.inputs, parts.tape
-    values, found, _ = output_sources(tape, inputs, outputs)
-    passed = epilogue_tensors(parts.autograd, tape, inputs, outputs, values, written)
+    values, results, _ = output_sources(tape, inputs, outputs)
+    fakes = epilogue_tensors(parts.autograd, tape, inputs, outputs, values, written)
     views: tuple[OutputSource, ...] = ()
-    if passed:
-        values, found, views = output_sources(tape, inputs, outputs, passed)
+    if fakes:
+        values, results, views = output_sources(tape, inputs, outputs, fakes)
     first = len(values)
-    place = {id(f): first + i for i, f in enumerate(written)}
+    written_value = {id(f): first + i for i, f in enumerate(written)}
     values = (*values, *written)
-    nodes = [f.grad_fn for f in passed]
-    taken = tuple(EpilogueTensor(s, nodes.index(f.grad_fn), place.get(id(f))) for f, s in zip(passed, views))
-    return values, found, taken, (*values, *passed)
+    nodes = [f.grad_fn for f in fakes]
+    epilogue = tuple(
+        EpilogueTensor(s, nodes.index(f.grad_fn), written_value.get(id(f))) for f, s in zip(fakes, views)
+    )
+    return values, results, epilogue, (*values, *fakes)
 
 
 def _run_engine(
     parts: TraceParts,
-    places: Sequence[FakeTensor],
-    ends: Collection[int],
+    candidates: Sequence[FakeTensor],
+    roots: Collection[int],
     tangents: Mapping[int, FakeTensor],
     sources: Sequence[FakeTensor],
     cuts: Sequence[int],
 ) -> list[Any]:
-    """Has autograd compute gradients, which the trace records, from `ends` on: of the sources, then of the cuts."""
-    errors = (
-        _ERRORS if parts.autograd.custom is None else (Exception,)
-    )  # a backward of the user's may raise any
-    through: dict[int, Any] = dict.fromkeys(cuts)
-    backwards = _backwards(parts)
+    """Have autograd compute gradients from `roots` on, which the trace records: of the sources, then of the cuts."""
+    # a user's backward may raise any exception
+    errors = _ERRORS if parts.autograd.custom is None else (Exception,)
+    inflow: dict[int, Any] = dict.fromkeys(cuts)
+    backwards = _backward_nodes(parts)
     with (
         parts.backward.recording(backwards),
         replace_backwards(backwards),
-        _cut_at(places, {i: t for i, t in tangents.items() if i not in ends}, through),
+        _cut_at(candidates, {i: t for i, t in tangents.items() if i not in roots}, inflow),
         all_requiring_grad(sources),
     ):
         try:
-            # `torch.autograd.grad` calls this; calling that would import sympy, for symbolic sizes.
+            # What `torch.autograd.grad` calls, which would import sympy for symbolic sizes.
             gradients = parts.backward.run(
                 functools.partial(
                     run_engine,
-                    tuple(places[i] for i in tangents if i in ends),
-                    tuple(t for i, t in tangents.items() if i in ends),
+                    tuple(candidates[i] for i in tangents if i in roots),
+                    tuple(t for i, t in tangents.items() if i in roots),
                     keep_graph=False,
                     create_graph=False,
                     inputs=tuple(_edge(parts.inputs, f) for f in sources),
@@ -172,22 +184,23 @@ def _run_engine(
         except errors as error:
             _check_fixed(parts, error)
             raise refuse(f"its backward raises {type(error).__name__}: {error}") from error
-    return [*gradients, *through.values()]
+    return [*gradients, *inflow.values()]
 
 
-_OWN_HOOKS = itertools.count(-1, -1)  # numbers that no handle has
+_HOOK_KEYS = itertools.count(-1, -1)  # keys that no handle of torch has
 
 
 @contextmanager
 def _hooked(hooks: Iterable[tuple[FakeTensor, Callable[[Any], FakeTensor | None]]]) -> Iterator[None]:
-    """Inside, these hooks are on these tensors. `register_hook` counts its handles in their class, which programs see."""
+    """Context in which these tensors have these hooks. `register_hook` would increment a handle counter of its class,
+    which programs can see."""
     added: list[tuple[dict[int, Any], int]] = []
     for fake, hook in hooks:
         if fake._backward_hooks is None:
             fake._backward_hooks = OrderedDict()
             if fake.grad_fn is not None:
                 fake.grad_fn._register_hook_dict(fake)
-        key = next(_OWN_HOOKS)
+        key = next(_HOOK_KEYS)
         fake._backward_hooks[key] = hook
         added.append((fake._backward_hooks, key))
     try:
@@ -197,66 +210,70 @@ def _hooked(hooks: Iterable[tuple[FakeTensor, Callable[[Any], FakeTensor | None]
             del table[key]
 
 
-def _noting(sources: Sequence[FakeTensor], arrived: list[int]) -> AbstractContextManager[None]:
-    """While the backward is recorded: which leaves of `sources` are given their gradients, in order."""
+def _recording_arrival(sources: Sequence[FakeTensor], arrived: list[int]) -> AbstractContextManager[None]:
+    """Context that appends to `arrived` the indices of leaves of `sources` in the order in which they get gradients."""
     leaves = ((i, fake) for i, fake in enumerate(sources) if fake.is_leaf and fake.requires_grad)
-    return _hooked((fake, functools.partial(_note, arrived, i)) for i, fake in leaves)
+    return _hooked((fake, functools.partial(_append_arrival, arrived, i)) for i, fake in leaves)
 
 
-def _note(arrived: list[int], index: int, gradient: Any) -> None:
+def _append_arrival(arrived: list[int], index: int, gradient: Any) -> None:
     arrived.append(index)
 
 
-def _order(sources: Sequence[FakeTensor], arrived: Sequence[int]) -> list[int]:
-    """Leaves come first, in the order in which they were given their gradients; others as they are."""
-    place = {index: at for at, index in enumerate(arrived)}
-    return sorted(range(len(sources)), key=lambda i: (not sources[i].is_leaf, place.get(i, len(sources)), i))
+def _arrival_order(sources: Sequence[FakeTensor], arrived: Sequence[int]) -> list[int]:
+    """Indices of `sources`: leaves first, in the order in which they got gradients; then the others in their order."""
+    rank = {index: k for k, index in enumerate(arrived)}
+    return sorted(range(len(sources)), key=lambda i: (not sources[i].is_leaf, rank.get(i, len(sources)), i))
 
 
-def _cuts(
-    inputs: Inputs, places: Sequence[FakeTensor], n: int, with_tangent: Sequence[int]
+def _cuts_and_roots(
+    inputs: Inputs, candidates: Sequence[FakeTensor], n_values: int, with_tangent: Sequence[int]
 ) -> tuple[tuple[int, ...], frozenset[int]]:
-    """The first `n` of `places` that others are computed from, and all that is taken, which follows. Autograd must know them
-    as such: the program may ask for their gradients, put hooks on them, or change what flows through them. In the order of
-    their computation. And those of all that have a tangent that nothing with a tangent is computed from."""
-    at = {i: (places[i].grad_fn, places[i].output_nr) for i in with_tangent}
-    nodes = [node for node, _ in at.values()]
+    """(cuts, roots). Cuts: the values that others are computed from, and the epilogue's tensors, which follow the values, in
+    the order of their computation. Autograd must have a node for each: the program may query their gradients, hook them, or
+    change what flows through them. Roots: members of `with_tangent` that contribute to none of the others."""
+    edge = {i: (candidates[i].grad_fn, candidates[i].output_nr) for i in with_tangent}
+    nodes = [node for node, _ in edge.values()]
     read = reachable_edges(nodes)
-    taken = {at[i] for i in with_tangent if i >= n}
-    found = [i for i in with_tangent if at[i] in taken or at[i] in read]
-    ends = frozenset(i for i in with_tangent if at[i] not in read and (i >= n or at[i] not in taken))
-    return _in_order(inputs, places, found), ends
+    epilogue = {edge[i] for i in with_tangent if i >= n_values}
+    cuts = [i for i in with_tangent if edge[i] in epilogue or edge[i] in read]
+    roots = frozenset(
+        i for i in with_tangent if edge[i] not in read and (i >= n_values or edge[i] not in epilogue)
+    )
+    return _in_computation_order(inputs, candidates, cuts), roots
 
 
-def _in_order(inputs: Inputs, places: Sequence[FakeTensor], members: Sequence[int]) -> tuple[int, ...]:
-    """These of `places` in the order of their computation."""
+def _in_computation_order(
+    inputs: Inputs, candidates: Sequence[FakeTensor], members: Sequence[int]
+) -> tuple[int, ...]:
+    """`members`, indices of `candidates`, in the order of their computation."""
     if len(members) < 2:
         return tuple(members)
-    order = computation_order([places[i].grad_fn for i in members], inputs.first_history.values())
-    return tuple(sorted(members, key=lambda i: order.get(places[i].grad_fn, (-1, 0))))
+    order = computation_order([candidates[i].grad_fn for i in members], inputs.first_history.values())
+    return tuple(sorted(members, key=lambda i: order.get(candidates[i].grad_fn, (-1, 0))))
 
 
 def _cut_at(
-    places: Sequence[FakeTensor], tangents: Mapping[int, FakeTensor], through: dict[int, Any]
+    candidates: Sequence[FakeTensor], tangents: Mapping[int, FakeTensor], inflow: dict[int, Any]
 ) -> AbstractContextManager[None]:
-    """While the backward is recorded, what flows into the places that `tangents` has as keys is put into `through`, and
-    their tangents, which will hold all of it, flow on instead."""
-    cut = reversed(list(tangents.items()))  # what is copied into an input comes before that input
-    return _hooked((places[i], functools.partial(_replace, through, i, t)) for i, t in cut)
+    """Context in which the gradients that flow into the keys of `tangents` are stored in `inflow`, and their tangents, which
+    will hold all of it, flow on instead."""
+    cut = reversed(list(tangents.items()))  # a value copied into an input comes before that input
+    return _hooked((candidates[i], functools.partial(_replace, inflow, i, t)) for i, t in cut)
 
 
-def _replace(through: dict[int, Any], value: int, tangent: FakeTensor, gradient: Any) -> FakeTensor | None:
-    through[value] = gradient
-    return None if gradient is None else tangent  # of views that one operator gave, some may have none
+def _replace(inflow: dict[int, Any], value: int, tangent: FakeTensor, gradient: Any) -> FakeTensor | None:
+    inflow[value] = gradient
+    return None if gradient is None else tangent  # some views of one operator may have no gradient
 
 
 _DEVICES = ("cpu", "cuda")
 
 
-def _check(parts: TraceParts, outputs: Sequence[FakeTensor]) -> None:
+def _check_differentiable(parts: TraceParts, outputs: Sequence[FakeTensor]) -> None:
     inputs, first_history = parts.inputs, parts.inputs.first_history
     if torch.is_anomaly_enabled():
-        raise refuse("autograd looks for anomalies")
+        raise refuse("anomaly detection is enabled")
     if any(f.device.type not in _DEVICES for f in inputs):
         raise refuse("a tensor that is neither on a CPU nor on CUDA")
     if any(node.target is forward_ad.enter_dual_level for node in parts.tape.torch.graph):
@@ -265,9 +282,9 @@ def _check(parts: TraceParts, outputs: Sequence[FakeTensor]) -> None:
     for fake in inputs:
         changed = fake.grad_fn is not first_history.get(id(fake))
         if changed and fake.storage_key not in parts.writes.storages:
-            raise refuse("what autograd knows of an input changes")
+            raise refuse("the autograd state of an input changes")
     for fake in outputs:
-        keeps = fake.is_leaf or fake.retains_grad  # others must not be asked
+        keeps = fake.is_leaf or fake.retains_grad  # reading `grad` of others warns
         if keeps and not inputs.holds(fake) and fake.grad is not None:
             raise refuse("a tensor with a gradient is returned")
         if fake.is_inference() is not inference:
@@ -282,23 +299,23 @@ def _edge(inputs: Inputs, fake: FakeTensor) -> FakeTensor | GradientEdge:
 
 
 def _tangent(inputs: Inputs, value: FakeTensor) -> FakeTensor:
-    """A fake laid out as the value it belongs to, densely."""
+    """A fake tangent with the dense layout of its value."""
     with DisableTorchDispatch():
         if syms_of(value.spec):
             return fresh_fake(inputs, results(EMPTY_LIKE, (value,), {}, value.device, spec_of_fake))
-        # An uninitialized CPU tensor answers this: for meta tensors slow Python code of torch does.
+        # From an uninitialized CPU tensor: torch computes it in slow Python code for meta tensors.
         dense = torch.empty_like(empty_like_spec(value.spec, torch.device("cpu")))
         elem = torch.empty_strided(dense.size(), dense.stride(), dtype=dense.dtype, device="meta")
         return wrap(elem, value.device)
 
 
-def _backwards(parts: TraceParts) -> dict[Any, Node]:
-    """What stands for each node of autograd's graph: it knows the call whose gradients that computes, and its line."""
-    found: dict[Any, Node] = {}
-    for made in parts.tape.entries:
-        for fake in fakes_in(made.out):
+def _backward_nodes(parts: TraceParts) -> dict[Any, Node]:
+    """The stand-in for each autograd node, with the source and line of the call that it differentiates."""
+    nodes: dict[Any, Node] = {}
+    for entry in parts.tape.entries:
+        for fake in fakes_in(entry.out):
             if fake._is_view() and fake.storage_key in parts.writes.storages:
-                continue  # autograd may have given it up, or take the view again, through tensors that nobody names
-            if fake.grad_fn is not None and fake.grad_fn not in found:
-                found[fake.grad_fn] = backward_node(made.node)
-    return found
+                continue  # autograd may have invalidated it, or replay the view through unnamed tensors
+            if fake.grad_fn is not None and fake.grad_fn not in nodes:
+                nodes[fake.grad_fn] = backward_node(entry.node)
+    return nodes

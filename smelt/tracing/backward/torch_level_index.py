@@ -28,12 +28,12 @@ class TorchLevelTensor:
 def in_copied_graph(tensor: TorchLevelTensor, copy_of: Mapping[Node, Node]) -> TorchLevelTensor:
     """The entry for a copy of the graph."""
     node, history_node = tensor.node, tensor.history_node
-    return replace(
-        tensor, node=copy_of.get(node, node), history_node=copy_of.get(history_node, history_node)
-    )
+    return replace(tensor, node=copy_of.get(node, node), history_node=copy_of.get(history_node, history_node))
 
 
-def torch_level_tensors(parts: TraceParts, fakes: Sequence[FakeTensor]) -> tuple[TorchLevelTensor | None, ...]:
+def torch_level_tensors(
+    parts: TraceParts, fakes: Sequence[FakeTensor]
+) -> tuple[TorchLevelTensor | None, ...]:
     """Entries for `fakes`; None for those that the torch-level graph does not have. Call it with the recording modes
     disabled."""
     recorded = [f for entry in parts.tape.entries for f in fakes_in(entry.out) if f.torch_node is not None]
@@ -51,7 +51,9 @@ def torch_level_tensors(parts: TraceParts, fakes: Sequence[FakeTensor]) -> tuple
         written = calls.get(fake.storage_key, [])
         rebasing = written[: _rebasing(fake, written)]
         history_node = max([node, *(c.node for c in rebasing[-1:])], key=lambda n: order.get(n, -1))
-        found.append(TorchLevelTensor(node, history_node, fake.torch_node is None, len(rebasing) < len(written)))
+        found.append(
+            TorchLevelTensor(node, history_node, fake.torch_node is None, len(rebasing) < len(written))
+        )
     return tuple(found)
 
 

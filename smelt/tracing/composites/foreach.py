@@ -1,7 +1,7 @@
-"""Torch's operators on lists of tensors, `torch._foreach_*`, as one operator for each tensor.
+"""Torch's operators on tensor lists, `torch._foreach_*`, as one operator per tensor.
 
-They are a matter of speed on devices where starting a kernel is expensive. On a CPU eager computes them tensor by tensor;
-so does the aten graph, where what is done to one tensor after the other can be fused. The torch-level graph has the call.
+They save kernel launches on devices. On a CPU eager computes them tensor by tensor; so does the aten graph, where
+consecutive operators on one tensor can be fused. The torch-level graph has the call.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ _UNARY = (
     "log10", "log1p", "log2", "neg", "reciprocal", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt", "tan", "tanh",
     "trunc", "zero", "clone",
 )  # fmt: skip
-# What is done to each tensor, of which the rest of the arguments may be lists too.
+# Foreach function -> method of each tensor; the remaining arguments may be lists as well.
 _SEVERAL = {
     **{n: n for n in ("add", "sub", "mul", "div", "clamp_min", "clamp_max", "pow", "lerp", "addcmul", "addcdiv", "copy")},
     "maximum": "clamp_min",
     "minimum": "clamp_max",
 }  # fmt: skip
 _SCALED = frozenset(("addcmul", "addcdiv"))
-_Body = Callable[[Args, Kwargs], Any]
+_Composite = Callable[[Args, Kwargs], Any]
 
 
-def _body(name: str, method: Callable[..., Any]) -> _Body:
-    """The loop. A call that it does not know is NotImplemented."""
+def _for_each(name: str, method: Callable[..., Any]) -> _Composite:
+    """The loop over tensors. It returns NotImplemented for calls that it does not support."""
     scaled = name.rstrip("_") in _SCALED
 
-    def body(args: Args, kwargs: Kwargs) -> Any:
+    def composite(args: Args, kwargs: Kwargs) -> Any:
         options = {k: v for k, v in kwargs.items() if k in ("alpha", "non_blocking")}
-        given = [*args, *(v for k, v in kwargs.items() if k not in options)]
-        if not given or not isinstance(given[0], (list, tuple)):
+        operands = [*args, *(v for k, v in kwargs.items() if k not in options)]
+        if not operands or not isinstance(operands[0], (list, tuple)):
             return NotImplemented
-        count = len(given[0])
-        lists = [list(v) if isinstance(v, (list, tuple)) else [v] * count for v in given]
+        count = len(operands[0])
+        lists = [list(v) if isinstance(v, (list, tuple)) else [v] * count for v in operands]
         if any(len(values) != count for values in lists):
-            return NotImplemented  # for its own error
+            return NotImplemented  # torch raises its own error
         if scaled and len(lists) == 4:
             values = lists.pop()
             if any(isinstance(v, torch.Tensor) for v in values):
                 return NotImplemented
-            made = [method(*each, value=value) for *each, value in zip(*lists, values)]
+            results = [method(*each, value=value) for *each, value in zip(*lists, values)]
         else:
-            made = [method(*each, **options) for each in zip(*lists)]
-        return given[0] if name.endswith("_") else tuple(made)
+            results = [method(*each, **options) for each in zip(*lists)]
+        return operands[0] if name.endswith("_") else tuple(results)
 
-    return body
+    return composite
 
 
 def _unscale(args: Args, kwargs: Kwargs) -> Any:
-    """What a GradScaler does to the gradients: divides them by the scale, and notes whether all were finite."""
+    """A GradScaler's update of the gradients: divides them by the scale, and records whether all were finite."""
     if kwargs or len(args) != 3:
         return NotImplemented
     gradients, found_infinite, inverse_scale = args
@@ -65,16 +65,16 @@ def _unscale(args: Args, kwargs: Kwargs) -> Any:
     return None
 
 
-def _made_bodies() -> dict[Any, _Body]:
-    found: dict[Any, _Body] = {}
+def _composites() -> dict[Any, _Composite]:
+    table: dict[Any, _Composite] = {}
     for name, method in {**{n: n for n in _UNARY}, **_SEVERAL}.items():
         for suffix in ("", "_"):
             function = getattr(torch, f"_foreach_{name}{suffix}", None)
             of_one = getattr(torch.Tensor, method + suffix, None)
             if function is not None and of_one is not None:
-                found[function] = _body(name + suffix, of_one)
-    found[unscale] = _unscale
-    return found
+                table[function] = _for_each(name + suffix, of_one)
+    table[unscale] = _unscale
+    return table
 
 
-COMPOSITES = _made_bodies()
+COMPOSITES = _composites()

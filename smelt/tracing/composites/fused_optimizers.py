@@ -1,7 +1,7 @@
-"""Torch's fused optimizers, `torch._fused_adam_` and the like, as what they compute, tensor by tensor.
+"""Torch's fused optimizers (`torch._fused_adam_` and others) as their arithmetic, tensor by tensor.
 
-The torch-level graph has the call. The aten graph has the arithmetic of the CPU's kernels (Fused*Kernel.cpp of ATen): bias
-corrections in double precision, the rest in that of the parameters.
+The torch-level graph has the call. The aten graph has the arithmetic of the CPU kernels (Fused*Kernel.cpp of ATen):
+bias corrections in double precision, everything else in that of the parameters.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def _sgd(
     for i, (param, grad) in enumerate(zip(params, grads)):
         grad = _gradient(grad, param, weight_decay, maximize)
         if momentum != 0:
-            kept = momenta[i]
-            kept.copy_(grad) if is_first_step else kept.mul_(momentum).add_(grad, alpha=1 - dampening)
-            grad = grad.add(kept, alpha=momentum) if nesterov else kept
+            buffer = momenta[i]
+            buffer.copy_(grad) if is_first_step else buffer.mul_(momentum).add_(grad, alpha=1 - dampening)
+            grad = grad.add(buffer, alpha=momentum) if nesterov else buffer
         param.sub_(grad * lr)
 
 
@@ -77,12 +77,12 @@ def _adagrad(
         param.sub_(grad / total.sqrt().add_(eps) * rate)
 
 
-def _body(compute: Callable[..., None]) -> Callable[[Args, Kwargs], None]:
+def _composite(compute: Callable[..., None]) -> Callable[[Args, Kwargs], None]:
     return lambda args, kwargs: compute(*args, **kwargs)
 
 
 COMPOSITES: dict[Any, Callable[[Args, Kwargs], None]] = {
-    getattr(torch, name): _body(compute)
+    getattr(torch, name): _composite(compute)
     for name, compute in (
         ("_fused_adam_", _adam(False)),
         ("_fused_adamw_", _adam(True)),

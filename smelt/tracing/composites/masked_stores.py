@@ -1,8 +1,8 @@
-"""Writing where a mask is set: `x[mask] = row`.
+"""Stores under a mask: `x[mask] = row`.
 
-The gradient of `row` in eager is a sum over the places that the mask selects: their number is known only when it runs, so no
-backward could be recorded. If what is written does not depend on that number, `where` writes the same, and all sizes of its
-gradient are known.
+In eager, the gradient of `row` is a sum over the elements that the mask selects. Their number is known only at run
+time, so the backward could not be recorded. If the written value does not depend on that number, `where` writes the
+same, and all sizes of its gradient are known.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any
 import torch
 
 from smelt.tracing.fake.fake_tensor import FakeTensor
-from smelt.tracing.record.aten_call_recorder import Composite, AtenCallRecorder
+from smelt.tracing.record.aten_call_recorder import AtenCallRecorder, Composite
 from smelt.tracing.record.call_arguments import Args
 
 
 def _store(recorder: AtenCallRecorder, func: Any, args: Args) -> Any:
     x, mask, value = args
-    if not (_is_mask(x, mask) and _is_written_alike(x, mask, value)):
+    if not (_is_mask(x, mask) and _is_uniform_store(x, mask, value)):
         return func(*args)
-    everywhere = mask.reshape(*mask.shape, *[1] * (x.dim() - mask.dim()))
-    x.copy_(torch.where(everywhere, value, x))
+    broadcast = mask.reshape(*mask.shape, *[1] * (x.dim() - mask.dim()))
+    x.copy_(torch.where(broadcast, value, x))
     return None
 
 
@@ -30,12 +30,12 @@ def _is_mask(x: Any, mask: Any) -> bool:
     return fakes and mask.dtype is torch.bool and mask.dim() > 0 and x.shape[: mask.dim()] == mask.shape
 
 
-def _is_written_alike(x: FakeTensor, mask: FakeTensor, value: Any) -> bool:
-    """Whether `value` has a gradient, and every place gets the same of it."""
+def _is_uniform_store(x: FakeTensor, mask: FakeTensor, value: Any) -> bool:
+    """Whether `value` requires grad, and is broadcast to every selected position."""
     if not (type(value) is FakeTensor and value.requires_grad and torch.is_grad_enabled()):
         return False
-    rest = x.dim() - mask.dim()
-    return (value.dtype, value.device) == (x.dtype, x.device) and value.dim() <= rest
+    n_row_dims = x.dim() - mask.dim()
+    return (value.dtype, value.device) == (x.dtype, x.device) and value.dim() <= n_row_dims
 
 
 COMPOSITES: dict[Any, Composite] = {torch.Tensor.__setitem__: _store}

@@ -1,10 +1,11 @@
-"""Indexing by one integer: one that a tensor holds (`table[step]`), or a symbolic size (`x[:, n - 1]`).
+"""Indexing by one integer: one in a tensor (`table[step]`), or a symbolic size (`x[:, n - 1]`).
 
-C++ asks for the number of a symbolic size among several indices, so rows and columns are selected here one by one.
+C++ specializes a symbolic size among several indices, so rows and columns are selected here one by one.
 
-Eager reads the integer and gives a view. While fakes run, nobody knows where in the table that view is, so the aten level
-gets a gather, which is a copy (`smelt.tracing.functionalize.view_copies`). Where the program can tell the copy from a
-view, `Copies.check` raises, and the frame is captured again with such indexing refused.
+Eager reads the integer of a tensor index and returns a view. The position of that view in the table is unknown while
+fakes run, so the aten level has a gather, which is a copy (`smelt.tracing.functionalize.view_copies`). Where the
+program can distinguish the copy from a view, `Copies.check` raises, and the frame is captured again with such indexing
+refused.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from smelt.tracing.fake.fake_tensor import FakeTensor, symbols_of
-from smelt.tracing.record.aten_call_recorder import Composite, AtenCallRecorder
+from smelt.tracing.record.aten_call_recorder import AtenCallRecorder, Composite
 from smelt.tracing.record.call_arguments import Args
 from smelt.tracing.symbolic.numbers_in_containers import has_symbols
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
@@ -28,37 +29,37 @@ def _item(recorder: AtenCallRecorder, func: Any, args: Args) -> Any:
         table, index = _selected(table, index)
         if index is None:
             return table
-    if not (recorder.copies.allowed and type(index) is FakeTensor and _is_place(table, index)):
+    if not (recorder.copies.allowed and type(index) is FakeTensor and _selects_row(table, index)):
         return func(table, index)
     if recorder.constants.value(index) is not None:
         return func(table, index)
-    made = torch.ops.aten.index.Tensor(table, [index])
-    recorder.copies.add(made, table)
-    return made
+    copy = torch.ops.aten.index.Tensor(table, [index])
+    recorder.copies.add(copy, table)
+    return copy
 
 
 def _selected(table: torch.Tensor, index: Any) -> tuple[torch.Tensor, Any]:
-    """The table with those places selected that are symbolic numbers, and the rest of the index, None where nothing is left.
-    Both as they are where the index has tensors or masks: these may be put together with the numbers."""
+    """The table with symbolic indices applied by `select`, and the remaining index, None if nothing remains. Both
+    unchanged where the index has tensors or masks: those are combined with the numbers."""
     parts = list(index) if isinstance(index, tuple) else [index]
     if not all(p is None or p is ... or type(p) in (int, slice, *NUMBERS) for p in parts):
         return table, index
-    taken = sum(p is not None and p is not ... for p in parts)
-    at = next((i for i, p in enumerate(parts) if p is ...), None)  # `in` would compare symbolic numbers
-    if at is not None:
-        parts[at : at + 1] = [slice(None)] * (table.dim() - taken)
-    rest, dim = [], 0
+    n_indexed = sum(p is not None and p is not ... for p in parts)
+    ellipsis = next((i for i, p in enumerate(parts) if p is ...), None)  # `in` would compare symbolic numbers
+    if ellipsis is not None:
+        parts[ellipsis : ellipsis + 1] = [slice(None)] * (table.dim() - n_indexed)
+    remaining, dim = [], 0
     for part in parts:
         if type(part) in NUMBERS:
             table = table.select(dim, part)
             continue
-        rest.append(part)
+        remaining.append(part)
         dim += part is not None
-    return table, tuple(rest) or None
+    return table, tuple(remaining) or None
 
 
-def _is_place(table: object, index: FakeTensor) -> bool:
-    """Whether `table[index]` is one row of `table`, laid out as a copy of it would be."""
+def _selects_row(table: object, index: FakeTensor) -> bool:
+    """Whether `table[index]` is one row of `table` with the layout of a copy."""
     if type(table) is not FakeTensor or symbols_of(table) or index.elem.dim() or index.dtype not in _INTEGERS:
         return False
     if not table.elem.dim() or not table.elem.size(0):
@@ -75,10 +76,11 @@ COMPOSITES: dict[Any, Composite] = {torch.Tensor.__getitem__: _item}
 
 
 def gather(func: Any, args: Args) -> tuple[Any, Args]:
-    """The call of `Tensor.__getitem__` as one that reads no index: `aten.index`, unless there are slices or masks."""
+    """A call of `Tensor.__getitem__` as one of `aten.index`, which does not read the index, unless there are slices or
+    masks."""
     table, index = args
-    places = list(index) if isinstance(index, (tuple, list)) else [index]
-    if not all(type(place) is int or isinstance(place, torch.Tensor) for place in places):
+    indices = list(index) if isinstance(index, (tuple, list)) else [index]
+    if not all(type(i) is int or isinstance(i, torch.Tensor) for i in indices):
         return func, args
-    tensors = [torch.full((), place) if type(place) is int else place for place in places]
+    tensors = [torch.full((), i) if type(i) is int else i for i in indices]
     return torch.ops.aten.index.Tensor, (table, tensors)

@@ -1,5 +1,5 @@
-"""Diagonals of what has another number of rows than of columns: they are those of a square in it. Which of the two ends them
-is a comparison, and so a guard."""
+"""Diagonals of matrices that are not square: those of the square that they are in. Whether rows or columns end a
+diagonal is a comparison, and so a guard."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ Run = Callable[[OpOverload, Args, Kwargs], Any]
 
 
 def square_diagonal(run: Run, symbols: Symbols, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """What the operator gives, by operators on a square that `run` runs; None where that is no diagonal, or the square is
-    not a part of something larger."""
+    """The operator's result, by operators on a square that `run` runs; None where it is no diagonal, or the tensor is
+    square already."""
     if func in (DIAGONAL, DIAGONAL_COPY):
-        given = by_name(func, args, kwargs)
-        if type(given["self"]) is not FakeTensor:
+        arguments = by_name(func, args, kwargs)
+        if type(arguments["self"]) is not FakeTensor:
             return None
-        square = _square(symbols, given, given["self"].spec.shape)
-        return None if square is None else square.diagonal(run, func, given["self"])
+        square = _square(symbols, arguments, arguments["self"].spec.shape)
+        return None if square is None else square.diagonal(run, func, arguments["self"])
     if func is DIAGONAL_BACKWARD:
-        given = by_name(func, args, kwargs)
-        square = _square(symbols, given, tuple(given["input_sizes"]))
-        return None if square is None else square.backward(run, given["grad_output"])
+        arguments = by_name(func, args, kwargs)
+        square = _square(symbols, arguments, tuple(arguments["input_sizes"]))
+        return None if square is None else square.backward(run, arguments["grad_output"])
     return None
 
 
 @dataclass(frozen=True)
 class _Square:
-    """The first `count` rows and columns from the `starts` on, in `dims` of what has this shape."""
+    """The submatrix of `count` rows and columns from `starts` on, in `dims` of a tensor of this shape."""
 
     shape: tuple[Size, ...]
     dims: tuple[int, int]
@@ -43,32 +43,32 @@ class _Square:
     count: Size
 
     @property
-    def parts(self) -> list[tuple[int, int]]:
-        """The dimensions that it is a part of, and where it starts there."""
+    def sliced_dims(self) -> list[tuple[int, int]]:
+        """The dimensions that the square is a slice of, with its start there."""
         return [
             (d, start) for d, start in zip(self.dims, self.starts) if start or self.shape[d] != self.count
         ]
 
     def diagonal(self, run: Run, func: OpOverload, source: Any) -> Any:
-        for d, start in self.parts:
+        for d, start in self.sliced_dims:
             source = run(SLICE, (source, d, start, start + self.count), {})
         return run(func, (source, 0, *self.dims), {})
 
     def backward(self, run: Run, grad: Any) -> Any:
         sizes = [self.count if d in self.dims else n for d, n in enumerate(self.shape)]
-        whole = run(DIAGONAL_BACKWARD, (grad, list(sizes), 0, *self.dims), {})
-        for d, start in self.parts:
+        gradient = run(DIAGONAL_BACKWARD, (grad, list(sizes), 0, *self.dims), {})
+        for d, start in self.sliced_dims:
             sizes[d] = self.shape[d]
-            whole = run(SLICE_BACKWARD, (whole, list(sizes), d, start, start + self.count, 1), {})
-        return whole
+            gradient = run(SLICE_BACKWARD, (gradient, list(sizes), d, start, start + self.count, 1), {})
+        return gradient
 
 
-def _square(symbols: Symbols, given: Kwargs, shape: tuple[Size, ...]) -> _Square | None:
-    """None as well where there is no diagonal, or the operator raises."""
-    rank, offset = len(shape), given["offset"]
-    if not all(-rank <= given[name] < rank for name in ("dim1", "dim2")):
+def _square(symbols: Symbols, arguments: Kwargs, shape: tuple[Size, ...]) -> _Square | None:
+    """The square; None where the tensor is square, there is no diagonal, or the operator raises."""
+    rank, offset = len(shape), arguments["offset"]
+    if not all(-rank <= arguments[name] < rank for name in ("dim1", "dim2")):
         return None
-    row, column = (given[name] % rank for name in ("dim1", "dim2"))
+    row, column = (arguments[name] % rank for name in ("dim1", "dim2"))
     if shape[row] == shape[column] or not any(isinstance(shape[d], Expr) for d in (row, column)):
         return None
     starts = max(-offset, 0), max(offset, 0)

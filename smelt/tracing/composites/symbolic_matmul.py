@@ -1,7 +1,7 @@
-"""`matmul` and `linear` of tensors with symbolic sizes, as torch's C++ code computes them: by `mm` of folded rows, or `bmm`.
+"""`matmul` and `linear` with symbolic sizes, as torch's C++ code computes them: by `mm` of folded rows, or `bmm`.
 
-Before 2.13 that code asks for sizes as numbers, which would pin them; the formulas here are those of 2.11. Other calls are
-left to torch, as are wrong ones, which raise what they raise in eager.
+Before 2.13 that code specializes sizes; the formulas here are those of 2.11. Other calls are left to torch, also wrong
+ones, which raise eager's errors.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from smelt.tracing.symbolic.symbolic_numbers import Symbols
 
 aten = torch.ops.aten
 
-ASKS_NUMBERS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+SPECIALIZES_SIZES = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 
 
 def _matmul(args: Args, kwargs: Kwargs) -> Any:
-    given = dict(zip(("input", "other"), args), **kwargs)
-    if "self" in given:
-        given["input"] = given.pop("self")
-    if given.keys() != {"input", "other"}:
+    operands = dict(zip(("input", "other"), args), **kwargs)
+    if "self" in operands:
+        operands["input"] = operands.pop("self")
+    if operands.keys() != {"input", "other"}:
         return NotImplemented
-    symbols = symbols_in(*given.values())
-    return NotImplemented if symbols is None else product(symbols, given["input"], given["other"])
+    symbols = symbols_in(*operands.values())
+    return NotImplemented if symbols is None else product(symbols, operands["input"], operands["other"])
 
 
 def _matmul_from_right(args: Args, kwargs: Kwargs) -> Any:
@@ -39,26 +39,26 @@ def _matmul_from_right(args: Args, kwargs: Kwargs) -> Any:
 
 
 def _linear(args: Args, kwargs: Kwargs) -> Any:
-    given = dict(zip(("input", "weight", "bias"), args), **kwargs)
-    x, weight, bias = given.pop("input", None), given.pop("weight", None), given.pop("bias", None)
+    operands = dict(zip(("input", "weight", "bias"), args), **kwargs)
+    x, weight, bias = (operands.pop(name, None) for name in ("input", "weight", "bias"))
     symbols = symbols_in(x, weight, *([] if bias is None else [bias]))
-    if given or symbols is None or x.dim() < 3 or not 1 <= weight.dim() <= 2:
+    if operands or symbols is None or x.dim() < 3 or not 1 <= weight.dim() <= 2:
         return NotImplemented
-    if not _go_together(symbols, shape_of(x)[-1], shape_of(weight)[-1]):
+    if not _are_equal(symbols, shape_of(x)[-1], shape_of(weight)[-1]):
         return NotImplemented
     if bias is not None and (bias.dim() != 1 or x.is_contiguous()):
-        return NotImplemented  # one `addmm`, for which torch takes symbolic sizes
+        return NotImplemented  # one `addmm`, for which torch keeps symbolic sizes
     x = cast(x)
     if (weight.requires_grad and torch.is_grad_enabled()) or _is_foldable(symbols, x):
-        made = F.linear(_as_rows(symbols, x), weight)
-        made = _unfolded(symbols, made, (*shape_of(x)[:-1], *shape_of(weight)[:-1]))
+        rows = F.linear(_as_rows(symbols, x), weight)
+        result = _unfolded(symbols, rows, (*shape_of(x)[:-1], *shape_of(weight)[:-1]))
     else:
-        made = product(symbols, x, cast(weight).t())
-    return made if bias is None else made + cast(bias)
+        result = product(symbols, x, cast(weight).t())
+    return result if bias is None else result + cast(bias)
 
 
 def symbols_in(*operands: Any) -> Symbols | None:
-    """What holds the symbols of the operands' sizes; None where they have none, or are no tensors."""
+    """The `Symbols` of the operands' sizes; None where they have no symbols, or are no tensors."""
     if not all(isinstance(x, torch.Tensor) for x in operands):
         return None
     symbolic = (n for x in operands for n in x.shape if type(n) in SYMBOLIC)
@@ -66,19 +66,19 @@ def symbols_in(*operands: Any) -> Symbols | None:
 
 
 def shape_of(x: torch.Tensor) -> tuple[Size, ...]:
-    """The sizes of a fake, or of what a transform makes of one."""
+    """The sizes of a fake, or of a transform's wrapper of one."""
     return tuple(map(size_of, x.shape))
 
 
 def product(symbols: Symbols, a: Any, b: Any) -> Any:
-    """`a @ b`; NotImplemented where torch's own code takes their sizes."""
+    """`a @ b`; NotImplemented where torch's own code keeps the sizes symbolic, or raises."""
     if min(a.dim(), b.dim()) == 0 or max(a.dim(), b.dim()) < 3:
         return NotImplemented
     batch = _broadcast(symbols, shape_of(a)[:-2], shape_of(b)[:-2])
-    if batch is None or not _go_together(symbols, shape_of(a)[-1], shape_of(b)[-2 if b.dim() > 1 else -1]):
+    if batch is None or not _are_equal(symbols, shape_of(a)[-1], shape_of(b)[-2 if b.dim() > 1 else -1]):
         return NotImplemented
-    a, b = cast(a), b if a.dim() > 2 and _is_kept_by_autocast(b) else cast(b)
-    if a.dim() == b.dim() == 3:  # a single matrix: torch does this to tensors that modes or subclasses see
+    a, b = cast(a), b if a.dim() > 2 and _is_cached_by_autocast(b) else cast(b)
+    if a.dim() == b.dim() == 3:  # a single matrix: as torch does for tensors with modes or subclasses
         if shape_of(a)[0] == 1 != shape_of(b)[0]:
             a = a.squeeze(0)
         elif shape_of(b)[0] == 1 != shape_of(a)[0]:
@@ -89,16 +89,16 @@ def product(symbols: Symbols, a: Any, b: Any) -> Any:
 
 
 def _folds(symbols: Symbols, a: Any, b: Any) -> bool:
-    """Whether the rows of all matrices of one operand are multiplied at once, by the other."""
+    """Whether the rows of all matrices of one operand are multiplied at once by the other."""
     if min(a.dim(), b.dim()) > 2:
         return False
-    if (b if a.dim() >= b.dim() else a).requires_grad:  # or its gradient would be of the size of the batch
+    if (b if a.dim() >= b.dim() else a).requires_grad:  # otherwise its gradient would have the batch's size
         return True
     return a.dim() != 2 and _is_foldable(symbols, a if a.dim() > b.dim() else b.mT)
 
 
 def _is_foldable(symbols: Symbols, x: Any) -> bool:
-    """Whether all dimensions but the last are one in memory."""
+    """Whether all dimensions but the last can be viewed as one."""
     shape, stride = shape_of(x), tuple(map(size_of, x.stride()))
     if 0 in shape:
         return True
@@ -106,12 +106,12 @@ def _is_foldable(symbols: Symbols, x: Any) -> bool:
 
 
 def _folded(symbols: Symbols, a: Any, b: Any) -> Any:
-    turned = b.dim() > a.dim()
-    x, y = (b.mT, a.t() if a.dim() == 2 else a) if turned else (a, b)
+    is_transposed = b.dim() > a.dim()
+    x, y = (b.mT, a.t() if a.dim() == 2 else a) if is_transposed else (a, b)
     rows = _as_rows(symbols, x)
-    made = rows.mv(y) if y.dim() == 1 else rows.mm(y)
-    made = _unfolded(symbols, made, (*shape_of(x)[:-1], *shape_of(y)[1:]))
-    return made.mT.contiguous() if turned and y.dim() == 2 else made
+    rows = rows.mv(y) if y.dim() == 1 else rows.mm(y)
+    result = _unfolded(symbols, rows, (*shape_of(x)[:-1], *shape_of(y)[1:]))
+    return result.mT.contiguous() if is_transposed and y.dim() == 2 else result
 
 
 def _as_rows(symbols: Symbols, x: Any) -> Any:
@@ -123,7 +123,7 @@ def _unfolded(symbols: Symbols, x: Any, shape: Sequence[Size]) -> Any:
 
 
 def _batched(symbols: Symbols, a: Any, b: Any, batch: Sequence[Size]) -> Any:
-    """A product of matrices for each place of the batch."""
+    """One product of matrices per batch index."""
     count = math.prod(batch)
 
     def matrices(x: Any, shape: Sequence[Size]) -> Any:
@@ -134,21 +134,21 @@ def _batched(symbols: Symbols, a: Any, b: Any, batch: Sequence[Size]) -> Any:
     left = matrices(a, (*(rows or (1,)), shape_of(a)[-1]))
     right = matrices(b, shape_of(b)[-2:])
     if b.dim() == 1:
-        made = left.bmm(right.unsqueeze(2)).squeeze(-1)
+        result = left.bmm(right.unsqueeze(2)).squeeze(-1)
     else:
-        made = left.bmm(right)
-    return _unfolded(symbols, made, (*batch, *rows, *(shape_of(b)[-1:] if b.dim() > 1 else ())))
+        result = left.bmm(right)
+    return _unfolded(symbols, result, (*batch, *rows, *(shape_of(b)[-1:] if b.dim() > 1 else ())))
 
 
 def _broadcast(symbols: Symbols, a: Sequence[Size], b: Sequence[Size]) -> list[Size] | None:
-    """The shape that both batches have when broadcast; None where they do not go together."""
+    """The broadcast batch shape; None where the batches do not broadcast."""
     pairs = list(zip_longest(reversed(a), reversed(b), fillvalue=1))
-    if not all(1 in pair or _go_together(symbols, *pair) for pair in pairs):
+    if not all(1 in pair or _are_equal(symbols, *pair) for pair in pairs):
         return None
     return [n if m == 1 else m for n, m in reversed(pairs)]
 
 
-def _go_together(symbols: Symbols, a: Size, b: Size) -> bool:
+def _are_equal(symbols: Symbols, a: Size, b: Size) -> bool:
     return symbols.compare("eq", a, b)
 
 
@@ -156,11 +156,11 @@ def _numbers(symbols: Symbols, sizes: Sequence[Size]) -> list[Any]:
     return [symbols.number(size) for size in sizes]
 
 
-# ---- autocast, which has the operands cast before these functions run
+# ---- autocast, which casts the operands before these functions run
 
 
 def _autocast_type(x: torch.Tensor) -> torch.dtype | None:
-    """What autocast makes of `x`; None where it leaves it as it is."""
+    """The dtype that autocast casts `x` to; None where it does not."""
     kind = x.device.type
     if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
         return None
@@ -170,13 +170,13 @@ def _autocast_type(x: torch.Tensor) -> torch.dtype | None:
 
 
 def cast(x: torch.Tensor) -> Any:
-    """`x` as autocast hands it to a product."""
+    """`x` as autocast passes it to a product."""
     dtype = _autocast_type(x)
     return x if dtype is None else x.to(dtype)
 
 
-def _is_kept_by_autocast(x: torch.Tensor) -> bool:
-    """Whether it is a matrix that autocast casts once for all calls: it is left to `mm` under autocast."""
+def _is_cached_by_autocast(x: torch.Tensor) -> bool:
+    """Whether autocast casts this matrix once and caches the result: it is then left to `mm` under autocast."""
     if _autocast_type(x) is None or x.dim() != 2 or x.dtype is not torch.float32:
         return False
     return x.requires_grad and x.is_leaf and torch.is_grad_enabled()
@@ -185,9 +185,8 @@ def _is_kept_by_autocast(x: torch.Tensor) -> bool:
 _MATMUL = (
     torch.matmul, torch.linalg.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, aten.matmul, aten.matmul.default,
 )  # fmt: skip
-# What is run in place of these functions: `body(args, kwargs)` gives NotImplemented where torch's own code is to run.
 COMPOSITES: dict[Any, Any] = {}
-if ASKS_NUMBERS:
+if SPECIALIZES_SIZES:
     COMPOSITES = {
         **dict.fromkeys(_MATMUL, _matmul),
         torch.Tensor.__rmatmul__: _matmul_from_right,

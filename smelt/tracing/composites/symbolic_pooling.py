@@ -1,7 +1,7 @@
-"""Pooling along one dimension of symbolic size, for which torch's C++ code asks for a number.
+"""One-dimensional pooling along a dimension of symbolic size, which torch's C++ code specializes.
 
-What comes out is what torch's code comes to where gradients may be needed: windows of one row. Other calls are left to
-torch.
+The result is that of torch's code where gradients may be needed: two-dimensional pooling with windows of one row.
+Other calls are left to torch.
 """
 
 from __future__ import annotations
@@ -28,35 +28,34 @@ def _pooled(
 ) -> Any:
     if type(x) is not FakeTensor or x.dim() not in (2, 3) or not syms_of(x.spec):
         return NotImplemented
-    given = [_one(value) for value in (kernel_size, stride or kernel_size, padding, dilation)]
-    if any(type(n) is not int for n in given):
+    options = [_single(value) for value in (kernel_size, stride or kernel_size, padding, dilation)]
+    if any(type(n) is not int for n in options):
         return NotImplemented
-    kernel, step, pad, spread = given
+    kernel, step, pad, spread = options
     if kernel < 1 or step < 1 or spread < 1 or not 0 <= pad <= kernel // 2:
         return NotImplemented
     rows = [1, kernel], [1, step], [0, pad], [1, spread]
-    made = MAX_POOL(x.unsqueeze(-2), *rows, ceil_mode)
-    values, indices = (result.squeeze(-2) for result in made)
+    results = MAX_POOL(x.unsqueeze(-2), *rows, ceil_mode)
+    values, indices = (result.squeeze(-2) for result in results)
     return (values, indices) if return_indices else values
 
 
-def _one(value: Any) -> Any:
+def _single(value: Any) -> Any:
     return value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
 
 
-def _largest(args: Args, kwargs: Kwargs, **more: Any) -> Any:
-    given = {**kwargs, **more}
-    return _pooled(*((given.pop("input"),) if "input" in given else ()), *args, **given)
+def _max_pool(args: Args, kwargs: Kwargs, **more: Any) -> Any:
+    named = {**kwargs, **more}
+    return _pooled(*((named.pop("input"),) if "input" in named else ()), *args, **named)
 
 
-def _with_indices(args: Args, kwargs: Kwargs) -> Any:
-    return _largest(args, kwargs, return_indices=True)
+def _max_pool_with_indices(args: Args, kwargs: Kwargs) -> Any:
+    return _max_pool(args, kwargs, return_indices=True)
 
 
-# `body(args, kwargs)` gives NotImplemented where torch's own code is to run.
 COMPOSITES = {
-    F.max_pool1d: _largest,
-    torch.max_pool1d: _largest,
-    F.max_pool1d_with_indices: _with_indices,
-    torch.max_pool1d_with_indices: _with_indices,
+    F.max_pool1d: _max_pool,
+    torch.max_pool1d: _max_pool,
+    F.max_pool1d_max_pool_with_indices: _max_pool_with_indices,
+    torch.max_pool1d_max_pool_with_indices: _max_pool_with_indices,
 }

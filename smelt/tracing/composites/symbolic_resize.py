@@ -1,8 +1,9 @@
-"""`F.interpolate` of images with symbolic sizes: torch's C++ code asks for sizes as numbers before it comes to an operator.
+"""`F.interpolate` of images with symbolic sizes: torch's C++ code specializes sizes before it dispatches to an
+operator.
 
-By a factor that is a fraction of a small power of two, the sizes are products and quotients of sizes; to a size that is
-given, they are that. What comes out is the operator that torch's code comes to, with the arguments that it has there. Other
-calls are left to torch: wrong ones raise what they raise in eager.
+For a factor that is a fraction of a small power of two, the result sizes are products and quotients of sizes; a given
+size is used as it is. The result is the operator that torch's code dispatches to, with the same arguments. Other calls
+are left to torch; wrong ones raise eager's errors.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from smelt.tracing.symbolic.numbers_in_containers import wrap_nested
 
 aten = torch.ops.aten
 
-# By mode and number of dimensions of the image; the latter ones take `align_corners`.
+# (mode, image dimensions) -> operator; those in `_LINEAR` and `_SMOOTHED` have `align_corners`.
 _NEAREST: dict[tuple[str, int], Any] = {
     ("nearest", 1): aten.upsample_nearest1d, ("nearest", 2): aten.upsample_nearest2d,
     ("nearest", 3): aten.upsample_nearest3d, ("nearest-exact", 1): aten._upsample_nearest_exact1d,
@@ -32,7 +33,7 @@ _LINEAR: dict[tuple[str, int], Any] = {
 _SMOOTHED: dict[tuple[str, int], Any] = {
     ("bilinear", 2): aten._upsample_bilinear2d_aa, ("bicubic", 2): aten._upsample_bicubic2d_aa,
 }  # fmt: skip
-_FINEST = 64  # what a factor may be a multiple of 1 / _FINEST of
+_FINEST = 64  # largest denominator of a factor
 
 
 def _interpolate(
@@ -50,9 +51,9 @@ def _interpolate(
         return NotImplemented
     pixels = wrap_nested(x.shape)[2:]
     key = mode, len(pixels)
-    linear = key in _LINEAR
-    operators = _SMOOTHED if antialias else _LINEAR if linear else _NEAREST
-    if key not in operators or (not linear and align_corners is not None):
+    is_linear = key in _LINEAR
+    operators = _SMOOTHED if antialias else _LINEAR if is_linear else _NEAREST
+    if key not in operators or (not is_linear and align_corners is not None):
         return NotImplemented
     factors: list[Any] = [None] * len(pixels)
     if size is None:
@@ -64,7 +65,7 @@ def _interpolate(
         sizes = _each(size, len(pixels))
     if len(sizes) != len(pixels) or (recompute_scale_factor and size is not None) or None in sizes:
         return NotImplemented
-    options = (bool(align_corners),) if linear else ()
+    options = (bool(align_corners),) if is_linear else ()
     return operators[key].default(x, sizes, *options, *factors)
 
 
@@ -77,18 +78,17 @@ def _each(value: Any, count: int) -> list[Any]:
 
 
 def _scaled(size: Any, factor: Any) -> Any:
-    """`floor(size * factor)`, None where that is no quotient of small numbers."""
+    """`floor(size * factor)`; None where the factor is no fraction with a small denominator."""
     if type(factor) not in (int, float) or not 0 < factor < 1 << 16:
         return None
-    above, below = factor.as_integer_ratio()
-    return size * above // below if below <= _FINEST else None
+    numerator, denominator = factor.as_integer_ratio()
+    return size * numerator // denominator if denominator <= _FINEST else None
 
 
 def _resized(args: Args, kwargs: Kwargs) -> Any:
-    given = dict(kwargs)
-    x = given.pop("input") if "input" in given else args[0]
-    return _interpolate(x, *args[1:] if args else (), **given)
+    named = dict(kwargs)
+    x = named.pop("input") if "input" in named else args[0]
+    return _interpolate(x, *args[1:] if args else (), **named)
 
 
-# `body(args, kwargs)` gives NotImplemented where torch's own code is to run.
 COMPOSITES = {F.interpolate: _resized}

@@ -1,5 +1,4 @@
-"""Functions of torch that take sizes for numbers, in C++ or in Python, in every version: what torch does is done here with
-symbolic ones."""
+"""Composites for functions that specialize sizes in C++ or Python in every version of torch."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ aten = torch.ops.aten
 
 
 def _einsum(equation: str, *operands: Any) -> Any:
-    """Of three operands and more opt_einsum says in which order they are multiplied: the order for the sizes of the call at
-    hand serves others as well."""
+    """An einsum of three or more operands: opt_einsum chooses the contraction order for the sizes of this call, and it
+    is used for other sizes as well."""
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = tuple(operands[0])
     symbols = symbols_in(*operands)
@@ -45,13 +44,17 @@ def _fill_diagonal(x: Any, fill_value: Any, wrap: bool = False) -> Any:
 
 
 def _pad(input: Any, pad: Any, mode: str = "constant", value: Any = None) -> Any:
-    """A circular one, whose C++ code writes parts of its result into others."""
+    """A circular pad, whose C++ code writes parts of its result into others."""
     x, symbols = input, symbols_in(input)
     if mode != "circular" or value is not None or symbols is None or not isinstance(pad, (list, tuple)):
         return NotImplemented
-    known = all(type(n) is int and n >= 0 for n in pad) and len(pad) == 2 * (x.dim() - 2)
+    is_static = all(type(n) is int and n >= 0 for n in pad) and len(pad) == 2 * (x.dim() - 2)
     sizes = list(reversed(shape_of(x)))
-    if not known or not any(pad) or any(symbols.compare("lt", sizes[i // 2], n) for i, n in enumerate(pad)):
+    if (
+        not is_static
+        or not any(pad)
+        or any(symbols.compare("lt", sizes[i // 2], n) for i, n in enumerate(pad))
+    ):
         return NotImplemented
     for i in range(0, len(pad), 2):
         before, after = pad[i : i + 2]
@@ -64,7 +67,7 @@ def _pad(input: Any, pad: Any, mode: str = "constant", value: Any = None) -> Any
 def _embedding_bag(
     input: Any, weight: Any, offsets: Any = None, *, per_sample_weights: Any = None, **options: Any
 ) -> Any:
-    """Of rows, all of one length: the place at which each begins is computed from that."""
+    """Embedding bags of equal length: the offsets are computed from it."""
     if symbols_in(input) is None or input.dim() != 2 or offsets is not None:
         return NotImplemented
     if per_sample_weights is not None:
@@ -77,20 +80,21 @@ def _embedding_bag(
     )
 
 
-def _is_of_sizes(*operands: Any) -> bool:
-    """Whether these are tensors with symbolic sizes, which autocast does not cast: on a CPU it casts what cells call."""
-    of_sizes, device = symbols_in(*operands) is not None, operands[0].device.type
-    return of_sizes and (device == "cpu" or not torch.is_autocast_enabled(device))
+def _is_symbolic_cell(*operands: Any) -> bool:
+    """Whether these are tensors with symbolic sizes that autocast does not cast: on a CPU it casts the operands of the
+    functions that cells call."""
+    is_symbolic, device = symbols_in(*operands) is not None, operands[0].device.type
+    return is_symbolic and (device == "cpu" or not torch.is_autocast_enabled(device))
 
 
 def _lstm_cell(x: Any, state: Any, w_ih: Any, w_hh: Any, b_ih: Any, b_hh: Any) -> Any:
-    if not isinstance(state, (list, tuple)) or len(state) != 2 or not _is_of_sizes(x, *state):
+    if not isinstance(state, (list, tuple)) or len(state) != 2 or not _is_symbolic_cell(x, *state):
         return NotImplemented
     return lstm_step(F.linear(x, w_ih, b_ih), tuple(state), w_hh, b_hh)
 
 
 def _gru_cell(x: Any, hidden: Any, w_ih: Any, w_hh: Any, b_ih: Any, b_hh: Any) -> Any:
-    if not _is_of_sizes(x, hidden):
+    if not _is_symbolic_cell(x, hidden):
         return NotImplemented
     return gru_step(F.linear(x, w_ih, b_ih), (hidden,), w_hh, b_hh)[0]
 
@@ -110,46 +114,49 @@ def _stft(
 ) -> Any:
     """The transform of each window of `n_fft` samples, as `stft` in aten/src/ATen/native/SpectralOps.cpp."""
     x, symbols = input, symbols_in(input)
-    step, wide = n_fft // 4 if hop_length is None else hop_length, n_fft if win_length is None else win_length
-    known = all(type(n) is int for n in (n_fft, step, wide)) and 0 < wide <= n_fft and step > 0
-    if symbols is None or not known or align_to_window is not None or return_complex is not True:
+    step, width = (
+        n_fft // 4 if hop_length is None else hop_length,
+        n_fft if win_length is None else win_length,
+    )
+    is_static = all(type(n) is int for n in (n_fft, step, width)) and 0 < width <= n_fft and step > 0
+    if symbols is None or not is_static or align_to_window is not None or return_complex is not True:
         return NotImplemented
-    if x.dim() not in (1, 2) or x.dtype not in (torch.float32, torch.float64):  # others autocast may cast
+    if x.dim() not in (1, 2) or x.dtype not in (torch.float32, torch.float64):  # autocast may cast others
         return NotImplemented
-    if window is not None and (tuple(window.shape) != (wide,) or window.is_complex()):
+    if window is not None and (tuple(window.shape) != (width,) or window.is_complex()):
         return NotImplemented
     if center:
-        ahead = [1] * (3 - x.dim())
-        x = F.pad(x.view(*ahead, *x.shape), [n_fft // 2] * 2, pad_mode).view(*x.shape[:-1], -1)
+        leading = [1] * (3 - x.dim())
+        x = F.pad(x.view(*leading, *x.shape), [n_fft // 2] * 2, pad_mode).view(*x.shape[:-1], -1)
     if symbols.compare("lt", shape_of(x)[-1], n_fft):
         return NotImplemented
-    parts = x.unfold(-1, n_fft, step)
-    if window is None and wide < n_fft:
-        window = torch.ones(wide, dtype=x.dtype, device=x.device)
+    windows = x.unfold(-1, n_fft, step)
+    if window is None and width < n_fft:
+        window = torch.ones(width, dtype=x.dtype, device=x.device)
     if window is not None:
-        before = (n_fft - wide) // 2
-        parts = parts * (F.pad(window, [before, n_fft - wide - before]) if wide < n_fft else window)
+        before = (n_fft - width) // 2
+        windows = windows * (F.pad(window, [before, n_fft - width - before]) if width < n_fft else window)
     half = onesided is None or onesided
-    made = aten._fft_r2c.default(parts, [parts.dim() - 1], _BY_ROOT if normalized else _AS_IT_IS, half)
-    return made.transpose(-1, -2)
+    norm = _BY_ROOT if normalized else _UNSCALED
+    return aten._fft_r2c.default(windows, [windows.dim() - 1], norm, half).transpose(-1, -2)
 
 
-_AS_IT_IS, _BY_ROOT = 0, 1  # torch's numbers of how a transform is scaled
+_UNSCALED, _BY_ROOT = 0, 1  # torch's enum values for the scale of a transform
 
 
 def _frequencies(n: Any, d: float = 1.0, *, real: bool, dtype: Any = None, device: Any = None) -> Any:
-    """`fftfreq`, or `rfftfreq` (`real`), as aten/src/ATen/native/SpectralOps.cpp."""
+    """`fftfreq`, or `rfftfreq` (`real`), as in aten/src/ATen/native/SpectralOps.cpp."""
     dtype = dtype or torch.get_default_dtype()
     if type(n) not in SYMBOLIC or type(d) not in (int, float) or not dtype.is_floating_point:
         return NotImplemented
-    places = torch.arange(n // 2 + 1 if real else n, dtype=dtype, device=device)
+    bins = torch.arange(n // 2 + 1 if real else n, dtype=dtype, device=device)
     if not real:
-        places = torch.where(places < (n + 1) // 2, places, places - n)
-    return places * (1.0 / (n * d))
+        bins = torch.where(bins < (n + 1) // 2, bins, bins - n)
+    return bins * (1.0 / (n * d))
 
 
 def _cov(input: Any, *, correction: int = 1) -> Any:
-    """Of rows of observations, as `cov` in aten/src/ATen/native/Correlation.cpp."""
+    """The covariance of rows of observations, as `cov` in aten/src/ATen/native/Correlation.cpp."""
     x, symbols = input, symbols_in(input)
     if symbols is None or x.dim() not in (1, 2) or not (x.is_floating_point() or x.is_complex()):
         return NotImplemented
@@ -162,17 +169,17 @@ def _cov(input: Any, *, correction: int = 1) -> Any:
 
 
 def _corrcoef(input: Any) -> Any:
-    """As `corrcoef` there."""
-    made = _cov(input)
-    if made is NotImplemented:
-        return made
-    if made.dim() == 0:
-        return made / made
-    deviations = made.diag().real.sqrt() if made.is_complex() else made.diag().sqrt()
-    made = made / deviations.unsqueeze(1) / deviations.unsqueeze(0)
-    if not made.is_complex():
-        return made.clip(-1, 1)
-    return torch.complex(made.real.clip(-1, 1), made.imag.clip(-1, 1))
+    """As `corrcoef` in the same file."""
+    cov = _cov(input)
+    if cov is NotImplemented:
+        return cov
+    if cov.dim() == 0:
+        return cov / cov
+    deviations = cov.diag().real.sqrt() if cov.is_complex() else cov.diag().sqrt()
+    corr = cov / deviations.unsqueeze(1) / deviations.unsqueeze(0)
+    if not corr.is_complex():
+        return corr.clip(-1, 1)
+    return torch.complex(corr.real.clip(-1, 1), corr.imag.clip(-1, 1))
 
 
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
@@ -188,5 +195,4 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.corrcoef, torch.Tensor.corrcoef), _corrcoef),
     torch.Tensor.fill_diagonal_: _fill_diagonal,
 }
-# What is run in place of these functions: `body(args, kwargs)` gives NotImplemented where torch's own code is to run.
-COMPOSITES = {function: composite_of(ours) for function, ours in _FUNCTIONS.items()}
+COMPOSITES = {function: composite_of(composite) for function, composite in _FUNCTIONS.items()}

@@ -1,4 +1,4 @@
-"""Values that are known although tensors are fake: what depends on constants of the program only."""
+"""Constant folding: the values of fake tensors that depend only on constants of the program."""
 
 from __future__ import annotations
 
@@ -32,12 +32,13 @@ UNKNOWN: Any = _Unknown()
 
 
 class ConstantFolding:
-    """Finds values by walking back from a fake through the recorded aten nodes.
+    """Evaluates fakes by walking back through the recorded aten nodes.
 
-    If that meets nothing but constants and deterministic operators on memory that no recorded operator wrote, the (small)
-    computation is run for real. Nothing is kept, so writing a tensor later cannot make an answer stale.
+    If that reaches only constants and deterministic operators on memory that no recorded operator wrote, the (small)
+    computation runs for real. No value is cached, so a later write cannot make a result stale.
 
-    `on_read(fake)` is asked for the number that a tensor of one element holds, where it depends on more than constants.
+    `on_read(fake)` returns the number in a tensor of one element that depends on more than constants; None if it is
+    not known.
     """
 
     def __init__(self, call: CurrentCall, tape: Tape, writes: Writes) -> None:
@@ -47,8 +48,8 @@ class ConstantFolding:
         self._writes = writes
 
     def value(self, fake: torch.Tensor) -> torch.Tensor | None:
-        """The value of `fake`, or None if it depends on inputs, on random numbers, or on memory that was written. A tensor
-        that is no fake is its own value."""
+        """The value of `fake`, or None if it depends on inputs, on random numbers, or on memory that was written. A
+        real tensor is its own value."""
         if type(fake) is not FakeTensor:
             return fake
         if fake.aten_node is None:
@@ -59,16 +60,16 @@ class ConstantFolding:
         return None if value is UNKNOWN else value
 
     def number(self, fake: FakeTensor) -> Any:
-        """The number that a tensor of one element holds, as `on_read` gives it; None where it gives none."""
+        """The number in a tensor of one element, from `on_read`; None if it is not known."""
         return None if self.on_read is None or self._call.is_opaque else self.on_read(fake)
 
-    def integer(self, fake: torch.Tensor, numbers: NumberInputs, at: int = 0) -> Any:
-        """The int that a tensor of few elements holds at a place, if it is computed from ints, symbolic ones among them;
-        None where it is not, or not surely what Python computes."""
+    def integer(self, fake: torch.Tensor, numbers: NumberInputs, index: int = 0) -> Any:
+        """Element `index` of a small integer tensor that is computed from ints, also symbolic ones; None if it is not,
+        or might differ from what Python computes."""
         if type(fake) is not FakeTensor or fake.aten_node is None or fake.subclass or self._call.is_opaque:
             return None
         level = self._tape.aten.graph.level
-        return Integers(numbers, level, self._nodes_written()).held(fake.aten_node, at)
+        return Integers(numbers, level, self._nodes_written()).element(fake.aten_node, index)
 
     def run(self, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         """`func` on the values of its arguments; None if one is unknown."""
@@ -80,8 +81,8 @@ class ConstantFolding:
             return func(*real_args, **real_kwargs)
 
     def read(self, func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
-        """A torch-level call that reads memory (`numpy()`), on known values; UNKNOWN if they are not known, or if the call
-        does more than read."""
+        """The result of a torch-level call that reads memory (`numpy()`) on constants; UNKNOWN if a value is unknown,
+        or if the call does more than read."""
         if func not in _READERS:
             return UNKNOWN
         out = self.run(func, args, kwargs)
@@ -89,15 +90,16 @@ class ConstantFolding:
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            found = self.value(value)
-            return UNKNOWN if found is None else found
+            constant = self.value(value)
+            return UNKNOWN if constant is None else constant
         if isinstance(value, (list, tuple)):
             items = [self._argument(v) for v in value]
             return UNKNOWN if any(v is UNKNOWN for v in items) else type(value)(items)
         return value
 
     def _nodes_written(self) -> list[Node]:
-        """Nodes whose memory some recorded operator wrote, before or after: their fakes may hold something else by now."""
+        """Nodes whose memory some recorded operator wrote, before or after: their fakes may have another value by
+        now."""
         if not self._writes.happened:
             return []
         fakes = (fake for entry in self._tape.entries for fake in fakes_in(entry.out))
@@ -106,7 +108,7 @@ class ConstantFolding:
 
 
 class _Walk:
-    """Computes nodes, each once; those in `unknown` not at all, nor more than `_MAX_NODES`."""
+    """Evaluates nodes, each once and at most `_MAX_NODES`; those in `unknown` are not evaluated."""
 
     def __init__(self, constants: Mapping[str, torch.Tensor], unknown: list[Node]) -> None:
         self._constants = constants
@@ -115,8 +117,8 @@ class _Walk:
 
     def value(self, node: Node) -> Any:
         if node not in self._values:
-            hopeless = len(self._values) > self._limit or _is_big(node.spec)
-            self._values[node] = UNKNOWN if hopeless else self._computed(node)
+            is_unknown = len(self._values) > self._limit or _is_big(node.spec)
+            self._values[node] = UNKNOWN if is_unknown else self._computed(node)
         return self._values[node]
 
     def _computed(self, node: Node) -> Any:
@@ -130,7 +132,7 @@ class _Walk:
         return UNKNOWN if args is UNKNOWN or kwargs is UNKNOWN else node.target(*args, **kwargs)
 
     def _argument(self, value: Any) -> Any:
-        """`value` with nodes replaced; UNKNOWN if one is."""
+        """`value` with nodes replaced by their values; UNKNOWN if one is unknown."""
         if isinstance(value, Node):
             return self.value(value)
         if isinstance(value, Expr):

@@ -1,10 +1,10 @@
-"""Fake tensors: everything of a tensor but its numbers.
+"""Fake tensors: all metadata of a tensor without its data.
 
-A `FakeTensor` is a `torch.Tensor` subclass over a meta tensor (`elem`) that claims to live on a logical device. Shapes,
-strides, aliasing, version counters and autograd are torch's own. What always holds: a fake and its `elem` share one meta
-storage, two fakes alias exactly when the tensors they stand for do, and `spec` (interned: equal specs are one object)
-describes it until an operator changes its metadata in place. Where sizes are symbolic, those of `elem` are `torch.SymInt`s
-around our symbols, and those of `spec` are the sizes that they hold.
+A `FakeTensor` is a `torch.Tensor` subclass over a meta tensor (`elem`) with a logical device. Shapes, strides,
+aliasing, version counters and autograd are torch's own. Invariants: a fake and its `elem` share one meta storage, two
+fakes alias exactly when their tensors do, and `spec` (interned: equal specs are one object) describes the fake until
+an operator changes its metadata in place. Symbolic sizes of `elem` are `torch.SymInt`s around smelt's symbols; those
+of `spec` are the `Size`s they hold.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from smelt.torch_private import (
 )
 from smelt.tracing.fake.plain_tensor_classes import PLAIN_TYPES, is_plain_subclass
 from smelt.tracing.record.call_arguments import Args
-from smelt.tracing.symbolic.sym_numbers import wrap_symbolic, size_of
+from smelt.tracing.symbolic.sym_numbers import size_of, wrap_symbolic
 from smelt.tracing.symbolic.symbolic_layouts import SymbolicLayout
 
-_TRACERS = "torch._subclasses."  # has torch's fake and functional tensors
+_TRACERS = "torch._subclasses."  # the package of torch's fake and functional tensors
 
 
 entered = threading.local()  # `trace`: whether this thread records
-hashed_fakes: dict[int, FakeTensor] = {}  # since the capture began: keys of dictionaries, members of sets
+hashed_fakes: dict[int, FakeTensor] = {}  # hashed since the capture began: dictionary keys, set members
 
 
 class FakeTensor(torch.Tensor):
-    """Made by a `Trace`, and usable only while that trace is active.
+    """Created by a `Trace`, and usable only while that trace is active.
 
-    `aten_node` and `torch_node` are the nodes that gave this value at the two levels (None: not recorded there yet).
-    `subclass`: the subclass of torch's that the program sees. `cached_spec` is None until `spec` is asked for; whoever
-    changes `elem` sets it to None.
+    `aten_node` and `torch_node` are the nodes that returned this value at the two levels (None: not recorded there
+    yet). `subclass`: the tensor subclass that the program sees. `cached_spec` is None until `spec` is read; code that
+    changes `elem` resets it to None.
     """
 
     elem: torch.Tensor
@@ -62,7 +62,7 @@ class FakeTensor(torch.Tensor):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """Where the tensor that it stands for lives; `elem` is on the meta device."""
+        """The logical device; `elem` is on the meta device."""
         return self._device
 
     @property
@@ -78,7 +78,7 @@ class FakeTensor(torch.Tensor):
         """Equal for fakes that share memory."""
         with DisableTorchFunction():
             storage = self.elem.untyped_storage()
-            return getattr(storage, _SAME, storage)._cdata
+            return getattr(storage, _ALIASED, storage)._cdata
 
     def __hash__(self) -> int:
         hashed_fakes[id(self)] = self
@@ -90,11 +90,11 @@ class FakeTensor(torch.Tensor):
     ) -> Any:
         if func is torch.ops.prim.device.default:
             return args[0]._device
-        if getattr(entered, "trace", False):  # torch has switched all modes off, to look at a value
+        if getattr(entered, "trace", False):  # torch disabled all modes to read a value
             raise Unsupported(Reason(DATA_DEPENDENT, f"{func} where recording is off"))
         raise SmeltError(
             f"{func} was called on a fake tensor outside of its trace: a tensor of a function that is being compiled "
-            "was kept by, or seen from, code that is not"
+            "was stored by, or visible to, code that is not"
         )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -113,7 +113,7 @@ class FakeTensor(torch.Tensor):
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, "pickling a tensor that is being traced"))
 
 
-# C code names the class of what it refuses, in texts that the program sees.
+# C code names the class in error messages that the program sees.
 FakeTensor.__name__ = FakeTensor.__qualname__ = torch.Tensor.__qualname__
 FakeTensor.__module__ = torch.Tensor.__module__
 
@@ -128,19 +128,19 @@ def _spec_of(elem: torch.Tensor, device: torch.device) -> TensorSpec:
 
 
 def fake_shape(fake: FakeTensor) -> tuple[Any, ...]:
-    """Its sizes as the program sees them: an int or a symbolic `Int` each."""
+    """The sizes as the program sees them: ints or symbolic `Int`s."""
     with DisableTorchFunction():
         return tuple(map(wrap_symbolic, fake.elem.size()))
 
 
 def fake_stride(fake: FakeTensor) -> tuple[Any, ...]:
-    """Its strides, likewise."""
+    """The strides as the program sees them."""
     with DisableTorchFunction():
         return tuple(map(wrap_symbolic, fake.elem.stride()))
 
 
 def fake_numel(fake: FakeTensor) -> Any:
-    """How many elements it has, likewise."""
+    """The number of elements as the program sees it."""
     with DisableTorchFunction():
         return wrap_symbolic(fake.elem.numel())
 
@@ -151,19 +151,19 @@ def symbols_of(value: Any) -> frozenset[Sym]:
 
 
 def check_fixed(value: Any, what: str) -> None:
-    """Raises NeedsFixedSize where a fake in `value` has symbolic sizes, of which `what` knows nothing."""
+    """Raise NeedsFixedSize where a fake in `value` has symbolic sizes, which `what` does not support."""
     syms = symbols_of(value)
     if syms:
         raise NeedsFixedSize(f"{what} of a tensor with symbolic sizes", syms)
 
 
 def fakes_in(value: Any) -> list[FakeTensor]:
-    """The fakes in what an operator returned."""
+    """The fakes in the result of an operator."""
     return leaves(value, FakeTensor)
 
 
 def has_unrecorded(out: Any) -> bool:
-    """Whether `out`, what a call returned, holds a fake that no torch-level node gave yet."""
+    """Whether the call result `out` has a fake without a torch-level node."""
     if type(out) is FakeTensor:
         return out.torch_node is None
     if isinstance(out, (tuple, list)):
@@ -174,7 +174,7 @@ def has_unrecorded(out: Any) -> bool:
 
 
 def wrap(elem: torch.Tensor, device: torch.device, spec: TensorSpec | None = None) -> FakeTensor:
-    """A fake over the meta tensor `elem`. Runs torch code: call it with the recording modes out of the way."""
+    """A fake over the meta tensor `elem`. Runs torch code: call it with the recording modes disabled."""
     fake = make_subclass(FakeTensor, elem, False, dispatch_device=True, device_for_backend_keys=device)  # type: ignore[arg-type]
     fake.elem = elem
     fake._device = device
@@ -189,13 +189,13 @@ def class_of_fake(fake: FakeTensor) -> type:
 
 
 def check_class(fake: object, what: str) -> None:
-    """Raises Unsupported where `fake` is seen as of a subclass, for what knows tensors alone."""
+    """Raise Unsupported where `fake` has a subclass, for code that supports plain tensors only."""
     if type(fake) is FakeTensor and fake.subclass is not None:
         raise Unsupported(Reason(TENSOR_SUBCLASS, f"{what} of a {fake.subclass.__qualname__}"))
 
 
-class _Computed(torch.autograd.Function):
-    """Gives a fake a history, so that it is no leaf."""
+class _History(torch.autograd.Function):
+    """Adds an autograd history to a fake, so that it is no leaf."""
 
     @staticmethod
     def forward(ctx: Any, leaf: torch.Tensor, fake: list[FakeTensor]) -> FakeTensor:
@@ -207,56 +207,58 @@ class _Computed(torch.autograd.Function):
 
 
 def with_history(fake: FakeTensor) -> FakeTensor:
-    """The fake, requiring grad as the result of a computation. Call it with the recording modes out of the way."""
+    """The fake, requiring grad as the result of a computation. Call it with the recording modes disabled."""
     with torch.inference_mode(False), torch.enable_grad():
         source = torch.empty(0, device="meta", requires_grad=True)
-        given: FakeTensor = _Computed.apply(source, [fake])  # type: ignore[no-untyped-call]
-        return given
+        result: FakeTensor = _History.apply(source, [fake])  # type: ignore[no-untyped-call]
+        return result
 
 
-# An attribute of a meta storage that stands for the same memory as another one: that one.
-_SAME = "_smelt_same"
+# Attribute of a meta storage: another meta storage for the same real memory.
+_ALIASED = "_smelt_aliased"
 
 
 class Storages:
-    """Meta storages standing for the storages of real tensors, so that aliasing among inputs is visible. A tensor with
-    symbolic sizes has one of its own, from whose start it begins: where in its storage it lies is not known."""
+    """Meta storages for the storages of real tensors, so that aliasing among inputs is preserved. A tensor with
+    symbolic sizes has a meta storage of its own with offset 0: its offset in the real storage is unknown."""
 
     def __init__(self) -> None:
         self._meta: dict[int, torch.UntypedStorage] = {}
         self._first: dict[int, torch.UntypedStorage] = {}
 
     def meta_like(self, real: torch.Tensor) -> torch.Tensor:
-        """A meta tensor laid out as `real`, on the meta storage that stands for `real`'s storage."""
+        """A meta tensor with the layout of `real`, on the meta storage for `real`'s storage."""
         storage = real.untyped_storage()
         meta = self._meta.get(storage._cdata)
         if meta is None:
             meta = self._meta[storage._cdata] = torch.UntypedStorage(storage.nbytes(), device="meta")
-            self._note(real, meta)
+            self._link(real, meta)
         elem = torch.empty(0, dtype=real.dtype, device="meta")
-        return elem.set_(meta, real.storage_offset(), real.size(), real.stride()).data  # not written yet
+        return elem.set_(
+            meta, real.storage_offset(), real.size(), real.stride()
+        ).data  # a fresh version counter
 
     def meta_with_layout(self, real: torch.Tensor, layout: SymbolicLayout) -> torch.Tensor:
-        """A meta tensor like `real` of this layout."""
+        """A meta tensor like `real` with this layout."""
         elem = torch.empty_strided(layout.shape, layout.stride, dtype=real.dtype, device="meta")
-        self._note(real, elem.untyped_storage())
+        self._link(real, elem.untyped_storage())
         return elem
 
-    def _note(self, real: torch.Tensor, meta: torch.UntypedStorage) -> None:
-        """`meta` stands for the storage of `real`, perhaps beside others."""
+    def _link(self, real: torch.Tensor, meta: torch.UntypedStorage) -> None:
+        """Record that `meta` represents the storage of `real`, possibly together with other meta storages."""
         first = self._first.setdefault(real.untyped_storage()._cdata, meta)
         if first is not meta:
-            setattr(meta, _SAME, first)
+            setattr(meta, _ALIASED, first)
 
 
 def is_dual(x: torch.Tensor) -> bool:
-    """Whether it carries a tangent of forward-mode differentiation, which compiled code would lose."""
+    """Whether it has a tangent of forward-mode differentiation, which compiled code would lose."""
     return forward_mode_level() >= 0 and forward_ad.unpack_dual(x).tangent is not None
 
 
 def is_unfakeable(real: torch.Tensor) -> bool:
-    """Whether no fake stands for `real`, but the program may go on around it: it is sparse, quantized, nested or of a
-    subclass that overrides something."""
+    """Whether `real` has no fake, but capture may continue around it: it is sparse, quantized, nested or of a subclass
+    that overrides something."""
     if not is_plain_subclass(type(real)):
         return not type(real).__module__.startswith(_TRACERS)
     with DisableTorchFunction(), DisableTorchDispatch():
@@ -264,18 +266,18 @@ def is_unfakeable(real: torch.Tensor) -> bool:
 
 
 def hides_metadata(real: torch.Tensor) -> bool:
-    """Whether code of its own gives the metadata of an odd tensor, so that no guard can read it."""
+    """Whether custom code computes the metadata of an unfakeable tensor, so that guards cannot read it."""
     with DisableTorchFunction(), DisableTorchDispatch():
         return type(real) not in PLAIN_TYPES or real.is_nested
 
 
 def check_supported(real: torch.Tensor) -> None:
-    """Raises Unsupported for tensors that fakes cannot stand for."""
+    """Raise Unsupported for tensors that fakes cannot represent."""
     if type(real).__module__.startswith(_TRACERS):
         raise Unsupported(Reason(ANOTHER_TRACER, f"a {type(real).__qualname__}"))
     if not is_plain_subclass(type(real)):
         raise Unsupported(Reason(TENSOR_SUBCLASS, type(real).__qualname__))
-    odd = (
+    what = (
         f"a {real.layout} tensor" if real.layout is not torch.strided
         else "a quantized tensor" if real.is_quantized
         else "a nested tensor" if real.is_nested
@@ -283,5 +285,5 @@ def check_supported(real: torch.Tensor) -> None:
         else "a dual tensor of forward-mode differentiation" if is_dual(real)
         else None
     )  # fmt: skip
-    if odd:
-        raise Unsupported(Reason(UNSUPPORTED_OBJECT, odd))
+    if what:
+        raise Unsupported(Reason(UNSUPPORTED_OBJECT, what))

@@ -1,4 +1,4 @@
-"""Where in their storage the elements of tensors are: whether they share memory. Symbolic sizes are tried out."""
+"""Memory overlap of tensors in a storage. Symbolic sizes are evaluated at sample values."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def overlaps_itself(spec: TensorSpec) -> bool:
 
 
 def _is_dense(spec: TensorSpec) -> bool:
-    """Whether elements lie side by side in some order of the dimensions, whatever the sizes are."""
-    left = [(stride, n) for stride, n in zip(spec.stride, spec.shape) if n != 1]
+    """Whether elements are contiguous in some order of the dimensions, for all sizes."""
+    remaining = [(stride, n) for stride, n in zip(spec.stride, spec.shape) if n != 1]
     step: Size = 1
-    while left:
-        inner = next((dim for dim in left if dim[0] == step), None)
+    while remaining:
+        inner = next((dim for dim in remaining if dim[0] == step), None)
         if inner is None:
             return False
-        left.remove(inner)
+        remaining.remove(inner)
         step = step * inner[1]
     return True
 
@@ -44,22 +44,24 @@ def _overlaps_itself(spec: TensorSpec) -> bool:
 
 
 def partly_overlap(a: TensorSpec, b: TensorSpec, symbols: Symbols | None = None) -> bool:
-    """Whether two tensors on one storage share some elements, but are not the same. Of symbolic sizes it is required of
-    later calls that they are apart, or one, as they are in this call. Raises NeedsFixedSize where that cannot be seen.
+    """Whether two tensors in one storage share some elements without being identical. For symbolic sizes, later calls
+    are required to have them disjoint or identical, as in this call. Raises NeedsFixedSize where that cannot be
+    decided.
 
-    Eager refuses where both are dense; what it gives where one is not depends on the order in which it visits the elements.
+    Eager refuses where both are dense; its result where one is not depends on the order in which it visits the
+    elements.
     """
     symbolic = symbols is not None and a is not b and bool(syms_of(a) or syms_of(b))
-    if symbols is not None and symbolic and (_are_apart(a, b, symbols) or _are_one(a, b, symbols)):
+    if symbols is not None and symbolic and (_are_disjoint(a, b, symbols) or _are_identical(a, b, symbols)):
         return False
-    found = bool(agreed([a, b], _partly_overlap, why := "sizes decide whether tensors overlap"))
-    if symbolic and not found:
+    overlap = bool(agreed([a, b], _partly_overlap, why := "sizes decide whether tensors overlap"))
+    if symbolic and not overlap:
         raise NeedsFixedSize(why, syms_of(a) | syms_of(b))
-    return found
+    return overlap
 
 
-def _are_apart(a: TensorSpec, b: TensorSpec, symbols: Symbols) -> bool:
-    """Whether one ends before the other begins, or each of its rows before that of the other, and this before its next."""
+def _are_disjoint(a: TensorSpec, b: TensorSpec, symbols: Symbols) -> bool:
+    """Whether one ends before the other begins, or their rows interleave without overlap."""
 
     def before(end: Size, start: Size) -> bool:
         return evaluate(end - start, symbols.hints) <= 0 and symbols.compare("le", end, start)
@@ -74,8 +76,8 @@ def _are_apart(a: TensorSpec, b: TensorSpec, symbols: Symbols) -> bool:
     return before(rows[0], second.offset) and before(rows[1], first.offset + strides[-1])
 
 
-def _are_one(a: TensorSpec, b: TensorSpec, symbols: Symbols) -> bool:
-    """Whether they are all the same elements in one order."""
+def _are_identical(a: TensorSpec, b: TensorSpec, symbols: Symbols) -> bool:
+    """Whether they are the same elements in the same order."""
     if a.dtype is not b.dtype or len(a.shape) != len(b.shape):
         return False
     pairs = list(zip((a.offset, *a.shape, *a.stride), (b.offset, *b.shape, *b.stride)))
@@ -94,11 +96,11 @@ def _partly_overlap(a: TensorSpec, b: TensorSpec) -> bool:
         return True
     if _numel(a) + _numel(b) > _ENUMERABLE:
         return False
-    return not set(_places(a)).isdisjoint(_places(b))
+    return not set(_offsets(a)).isdisjoint(_offsets(b))
 
 
 def is_dense_row_major(spec: TensorSpec) -> bool:
-    """Whether the elements lie side by side in logical order, wherever in the storage they start."""
+    """Whether the elements are contiguous in row-major order, at any storage offset."""
     return bool(agreed([spec], _is_dense_row_major, "sizes decide whether a tensor is row-major"))
 
 
@@ -112,7 +114,7 @@ def _is_dense_row_major(spec: TensorSpec) -> bool:
 
 
 def _layout(spec: TensorSpec) -> list[tuple[int, int]]:
-    """(stride, size) of each dimension but those of size 1."""
+    """(stride, size) of each dimension except those of size 1."""
     return [(s, n) for s, n in zip(static_sizes(spec.stride), static_sizes(spec.shape)) if n != 1]
 
 
@@ -121,21 +123,21 @@ def _numel(spec: TensorSpec) -> int:
 
 
 def _symbolic_extent(spec: TensorSpec, rows: Size | None = None) -> Size:
-    """`_extent`, of a tensor that has elements; of one of its rows, whose stride is `rows`."""
+    """`_extent` of a tensor that has elements; with `rows`, of one of its rows, whose stride is `rows`."""
     total: Size = 1
     for n, s in zip(spec.shape, spec.stride):
         total = total if s is rows or s == rows else total + (n - 1) * s
     return total
 
 
-def _places(spec: TensorSpec) -> list[int]:
-    """Where in the storage the elements are."""
-    places = [static(spec.offset)]
+def _offsets(spec: TensorSpec) -> list[int]:
+    """The storage offsets of the elements."""
+    offsets = [static(spec.offset)]
     for stride, size in _layout(spec):
-        places = [p + i * stride for p in places for i in range(size)]
-    return places
+        offsets = [p + i * stride for p in offsets for i in range(size)]
+    return offsets
 
 
 def _extent(spec: TensorSpec) -> int:
-    """Elements from the first to the last, both included."""
+    """Number of elements from the first to the last, inclusive."""
     return 0 if 0 in spec.shape else 1 + sum((n - 1) * s for s, n in _layout(spec))

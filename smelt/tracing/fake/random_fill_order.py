@@ -1,8 +1,8 @@
-"""In which order an operator that fills a tensor with random numbers visits its elements.
+"""The order in which an operator that fills a tensor with random numbers visits its elements.
 
-The pure twin of `x.bernoulli_()` gives a new, contiguous tensor. Where `x` is laid out in another way, eager may draw in the
-order of memory, in logical order, or in one of its own; it depends on the operator, on the build of torch and on the CPU.
-So torch is asked: with a generator of its own, on a tensor laid out alike.
+The functional form of `x.bernoulli_()` returns a new, contiguous tensor. If `x` has another layout, eager may draw in
+memory order, in logical order, or in an order of its own, depending on the operator, the build of torch and the CPU.
+So the order is found by running the operator with a generator of its own on a tensor with the same layout.
 """
 
 from __future__ import annotations
@@ -17,26 +17,34 @@ from smelt.torch_private import OpOverload
 
 _LARGE = 1 << 20  # elements
 _CPU = torch.device("cpu")
-_ORDERS: dict[Any, tuple[int, ...] | None] = {}
+_CACHE: dict[Any, tuple[int, ...] | None] = {}
 
 
 def draw_order(
-    writes: OpOverload, pure: OpOverload, spec: TensorSpec, rest: tuple[Any, ...], keywords: dict[str, Any]
+    writes: OpOverload,
+    pure: OpOverload,
+    spec: TensorSpec,
+    trailing: tuple[Any, ...],
+    keywords: dict[str, Any],
 ) -> tuple[int, ...] | None:
-    """The permutation of dimensions under which `pure`, on a contiguous tensor, draws what `writes` draws on a tensor of
-    `spec`; None where there is none, or none can be found out.
+    """The permutation of dimensions under which `pure`, on a contiguous tensor, draws what `writes` draws on a tensor
+    of `spec`; None if there is none, or none can be found.
 
     Args:
-        rest, keywords: the arguments after the tensor.
+        trailing, keywords: the arguments after the tensor.
     """
-    key = (writes, spec.shape, spec.stride, spec.dtype, repr(rest), repr(keywords))
-    if key not in _ORDERS:
-        _ORDERS[key] = _find(writes, pure, spec, rest, keywords)
-    return _ORDERS[key]
+    key = (writes, spec.shape, spec.stride, spec.dtype, repr(trailing), repr(keywords))
+    if key not in _CACHE:
+        _CACHE[key] = _find(writes, pure, spec, trailing, keywords)
+    return _CACHE[key]
 
 
 def _find(
-    writes: OpOverload, pure: OpOverload, spec: TensorSpec, rest: tuple[Any, ...], keywords: dict[str, Any]
+    writes: OpOverload,
+    pure: OpOverload,
+    spec: TensorSpec,
+    trailing: tuple[Any, ...],
+    keywords: dict[str, Any],
 ) -> tuple[int, ...] | None:
     shape, stride = static_sizes(spec.shape), static_sizes(spec.stride)
     n = len(shape)
@@ -45,16 +53,16 @@ def _find(
         return None
     generator = torch.Generator()
     laid_out = empty_like_spec(spec, _CPU).zero_()
-    wanted = writes(laid_out, *rest, **{**keywords, "generator": generator.manual_seed(0)})
+    wanted = writes(laid_out, *trailing, **{**keywords, "generator": generator.manual_seed(0)})
     in_memory = tuple(sorted(range(n), key=lambda d: (-stride[d], d)))
     for order in (tuple(range(n)), in_memory):
         permuted = torch.zeros([shape[d] for d in order], dtype=spec.dtype)
-        drawn = pure(permuted, *rest, **{**keywords, "generator": generator.manual_seed(0)})
+        drawn = pure(permuted, *trailing, **{**keywords, "generator": generator.manual_seed(0)})
         if torch.equal(drawn.permute(inverse(order)), wanted):
             return order
     return None
 
 
 def inverse(order: tuple[int, ...]) -> tuple[int, ...]:
-    """The permutation that takes `order` back."""
+    """The inverse permutation of `order`."""
     return tuple(order.index(d) for d in range(len(order)))

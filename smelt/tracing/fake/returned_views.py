@@ -1,8 +1,9 @@
-"""How results without gradients look at memory, to autograd: as views, which history they share, and who may write them.
+"""View relations of results without gradients, as autograd sees them: which are views, of which base, and which may be
+written.
 
-A graph gives views as it happens to lay out its results. In eager what `detach()` gives is no view, so that it may be
-written with gradients without a trace in what it looks at; and one of several results of `unbind` or `split`, or a view
-that was taken without gradients, may not be written with gradients at all.
+A compiled graph returns views as its memory layout happens to need them. In eager, the result of `detach()` is no
+view, so that it may be written with gradients without effect on its source; and one of several results of `unbind` or
+`split`, or a view created without gradients, may not be written with gradients.
 """
 
 from __future__ import annotations
@@ -16,68 +17,67 @@ import torch
 from smelt.graph.graph_callable import Compiled
 from smelt.torch_private import CreationMeta, get_creation_meta, set_creation_meta
 from smelt.tracing.fake.fake_tensor import FakeTensor
-from smelt.tracing.fake.memory_aliases import alias_like, whole
+from smelt.tracing.fake.memory_aliases import alias_like, full_storage
 from smelt.tracing.record.trace_inputs import Inputs
 from smelt.tracing.record.trace_parts import TraceParts
 
 _INPUT: Literal["input"] = "input"
-_ALONE: Literal["alone"] = "alone"
-_At = Literal["input", "alone"] | int
+_NO_VIEW: Literal["alone"] = "alone"
+_Base = Literal["input", "alone"] | int
 
 
 @dataclass(frozen=True)
 class OutputView:
-    """How one output is had from what the graph gives.
+    """How autograd sees one output.
 
-    `at`: the output that it is a view of; a negative number: a view of memory that no output is, with the others that have
-    the number; "alone": no view of what others can see; "input": as the graph gives it. `creation`: how torch says
-    that the view was taken, if not as one is under the grad mode.
+    `base`: the output that it is a view of; a negative number: a view of memory that no output is, shared with the
+    other outputs that have this number; "alone": no view of anything visible; "input": unchanged. `creation`: torch's
+    creation metadata of the view, if it is not the usual one for the grad mode.
     """
 
     output: int
-    at: _At
+    base: _Base
     creation: Any
 
 
 @dataclass(frozen=True)
 class Views:
-    """`looks`: of outputs that a graph may give otherwise; what others are views of comes first."""
+    """`views`: the outputs that a compiled graph may return with other view relations; bases of others come first."""
 
     views: tuple[OutputView, ...] = ()
 
     @classmethod
     def of(cls, parts: TraceParts, outputs: Sequence[FakeTensor], joint: bool) -> Views:
-        """Those of a trace. `joint`: it has a joint graph, whose caller takes each result by itself, under gradients
-        (`smelt.autograd.mutation_view_epilogue`). Call it with the recording modes out of the way."""
+        """The views of a trace. `joint`: it has a joint graph, whose caller applies each view by itself, under
+        gradients (`smelt.autograd.mutation_view_epilogue`). Call it with the recording modes disabled."""
         with_gradients = joint or parts.torch_recorder.first_state[0]
         usual = CreationMeta.DEFAULT if with_gradients else CreationMeta.NO_GRAD_MODE
         by_storage: dict[int, list[int]] = {}
         for i, fake in enumerate(outputs):
             if not parts.inputs.holds(fake) and not fake.is_inference() and not fake.requires_grad:
                 by_storage.setdefault(fake.storage_key, []).append(i)
-        found: list[OutputView] = []
+        views: list[OutputView] = []
         for key, positions in by_storage.items():
             differ = len(positions) > 1 if joint else bool(parts.inputs.in_storage(key))
-            found += _looks(parts.inputs, outputs, positions, differ, usual)
-        return cls(tuple(sorted(found, key=lambda look: type(look.at) is int)))
+            views += _output_views(parts.inputs, outputs, positions, differ, usual)
+        return cls(tuple(sorted(views, key=lambda view: type(view.base) is int)))
 
-    def kept(self, graph: Compiled) -> Compiled:
-        """`graph`, whose outputs are to autograd what eager's are."""
+    def restore(self, graph: Compiled) -> Compiled:
+        """`graph` with outputs that autograd sees as it sees eager's."""
         views = self.views
         if not views:
             return graph
 
         def call(tensors: tuple[Any, ...]) -> Sequence[Any]:
             results = list(graph(tensors))
-            bases: dict[int, torch.Tensor] = {}
-            for look in views:
-                given = results[look.output]
-                made = _seen(look.at, given, results, bases)
-                if look.creation is not None:
-                    if not made._is_view() or any(made is t for t in tensors):
-                        made = made[...]
-                    set_creation_meta(made, look.creation)
-                results[look.output] = made
+            storages: dict[int, torch.Tensor] = {}
+            for view in views:
+                result = _as_view(view.base, results[view.output], results, storages)
+                if view.creation is not None:
+                    if not result._is_view() or any(result is t for t in tensors):
+                        result = result[...]
+                    set_creation_meta(result, view.creation)
+                results[view.output] = result
             return results
 
         return call
@@ -91,47 +91,49 @@ def _root(fake: FakeTensor) -> torch.Tensor:
     return fake if base is None else base
 
 
-def _looks(
+def _output_views(
     inputs: Inputs, outputs: Sequence[FakeTensor], positions: Sequence[int], differ: bool, usual: Any
 ) -> Iterator[OutputView]:
-    """Of the outputs at `positions`, which share memory; none where any graph gives them so, unless they `differ` in any
-    case: they share it with an input, or each is taken by itself."""
+    """The views of the outputs at `positions`, which share memory. None where any graph returns them so, unless they
+    `differ`: they share memory with an input, or each is derived by itself."""
     roots = {i: _root(outputs[i]) for i in positions}
     creations = {i: get_creation_meta(outputs[i]) for i in positions if roots[i] is not outputs[i]}
-    told = {i: c for i, c in creations.items() if c != usual}
-    # Of each the first output that looks at it, so that no two roots of a trace have one number.
+    unusual = {i: c for i, c in creations.items() if c != usual}
+    # From the first output that is a view of the root, so that no two roots of a trace have the same number.
     numbers: dict[int, int] = {}
     for i, root in roots.items():
         numbers.setdefault(id(root), -1 - i)
-    places = {id(outputs[i]): i for i in positions}
-    if not differ and not told and (len(positions) == 1 or set(numbers) <= {id(outputs[positions[0]])}):
+    position_of = {id(outputs[i]): i for i in positions}
+    if not differ and not unusual and (len(positions) == 1 or set(numbers) <= {id(outputs[positions[0]])}):
         return
     for i, root in roots.items():
         shared = sum(r is root for r in roots.values()) > 1
-        at: _At = _ALONE if root is outputs[i] or not shared else places.get(id(root), numbers[id(root)])
+        base: _Base = _NO_VIEW
+        if root is not outputs[i] and shared:
+            base = position_of.get(id(root), numbers[id(root)])
         if type(root) is FakeTensor and inputs.holds(root):
-            at = _INPUT
-        if at is not _INPUT or i in told:
-            yield OutputView(i, at, told.get(i))
+            base = _INPUT
+        if base is not _INPUT or i in unusual:
+            yield OutputView(i, base, unusual.get(i))
 
 
-def _seen(
-    at: _At, given: torch.Tensor, results: Sequence[Any], bases: dict[int, torch.Tensor]
+def _as_view(
+    base: _Base, result: torch.Tensor, results: Sequence[Any], storages: dict[int, torch.Tensor]
 ) -> torch.Tensor:
-    if at == _INPUT:
-        return given
-    if at == _ALONE:
-        return given.detach() if given._is_view() else given
-    assert isinstance(at, int)
-    if at >= 0:
-        base = results[at]
-    elif (base := bases.get(at)) is None:
-        base = bases[at] = whole(given)
-    return alias_like(base, given)
+    if base == _INPUT:
+        return result
+    if base == _NO_VIEW:
+        return result.detach() if result._is_view() else result
+    assert isinstance(base, int)
+    if base >= 0:
+        tensor = results[base]
+    elif (tensor := storages.get(base)) is None:
+        tensor = storages[base] = full_storage(result)
+    return alias_like(tensor, result)
 
 
 def allow_inplace_writes(results: Sequence[Any], inputs: Sequence[object]) -> Sequence[Any]:
-    """Results of a graph that ran beneath autograd, as if it had run with gradients on: views may be written."""
+    """Results of a graph that ran beneath autograd, as if gradients had been enabled: views may be written."""
     for tensor in results:
         if isinstance(tensor, torch.Tensor) and tensor._is_view() and not any(tensor is t for t in inputs):
             if get_creation_meta(tensor) == CreationMeta.NO_GRAD_MODE:

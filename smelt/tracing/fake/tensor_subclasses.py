@@ -1,8 +1,8 @@
-"""Tensors of subclasses: a fake stands for their data, and remembers the class.
+"""Tensor subclasses: a fake represents the data, and remembers the class.
 
-`Tensor.__torch_function__` runs a function and then makes the tensors that it gave instances of the arguments' subclass. A
-trace does the same: a fake that such a call made is marked with the class, and the compiled frame makes the instances. What
-has a `__torch_function__` of its own is asked instead (`CurrentCall.call_handlers`).
+`Tensor.__torch_function__` runs a function and then converts its results to the arguments' subclass. A trace does the
+same: fakes returned by such a call are marked with the class, and the compiled frame creates the instances. Objects
+with another `__torch_function__` have their handler called instead (`CurrentCall.call_handlers`).
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from smelt.tracing.record.torch_function_handlers import DEFAULT_HANDLER
 
 
 def converts(cls: type | None) -> bool:
-    """Whether results of functions of tensors of `cls` become instances of it."""
+    """Whether results of functions of `cls` tensors become instances of `cls`."""
     return cls is not None and handler_in(cls) is DEFAULT_HANDLER
 
 
 def class_of_results(func: Any, args: Args, kwargs: Kwargs) -> type | None:
-    """What the tensors that `func(*args, **kwargs)` gives are to be instances of; None: what they are. Raises Unsupported
-    where that is not certain."""
-    found = {
+    """The class that the results of `func(*args, **kwargs)` are converted to; None for no conversion. Raises
+    Unsupported where that is not certain."""
+    classes = {
         t.subclass
         for t in _tensors((*args, *kwargs.values()))
         if t.subclass is not None and converts(t.subclass)
     }
-    if not found or not is_torch_function_enabled():
+    if not classes or not is_torch_function_enabled():
         return None
     if func in torch.overrides.get_default_nowrap_functions():
         return None
-    cls = found.pop()
-    indexed = func in _INDEXING and getattr(args[0], "subclass", None) is not cls
-    if found or indexed or func in torch.overrides.get_ignored_functions():
+    cls = classes.pop()
+    is_index = func in _INDEXING and getattr(args[0], "subclass", None) is not cls
+    if classes or is_index or func in torch.overrides.get_ignored_functions():
         raise Unsupported(
             Reason(TENSOR_SUBCLASS, f"{getattr(func, '__name__', func)} of a {cls.__qualname__}")
         )
@@ -61,12 +61,10 @@ def _tensors(values: Any) -> Iterator[FakeTensor]:
 
 
 def mark(out: Any, cls: type) -> None:
-    """Marks the fakes in `out`, what a call gave, as instances of `cls`. Raises Unsupported for one that was there before:
-    eager gives another tensor on its memory."""
+    """Mark the fakes in the call result `out` as instances of `cls`. Raises Unsupported for a fake that existed before
+    the call: eager returns another tensor on its memory."""
     for fake in _tensors((out,)):
         if fake.subclass is None or not issubclass(fake.subclass, cls):
             if fake.torch_node is not None:
-                raise Unsupported(
-                    Reason(TENSOR_SUBCLASS, f"a tensor that was there becomes a {cls.__qualname__}")
-                )
+                raise Unsupported(Reason(TENSOR_SUBCLASS, f"an existing tensor becomes a {cls.__qualname__}"))
             fake.subclass = cls

@@ -1,8 +1,8 @@
-"""Version counters: with which a tensor counts its writes, so that autograd notices that what it saved was written.
+"""Version counters: the write counts by which autograd detects that a saved tensor was written.
 
-A view shares the counter of what it looks at, and so does a result of `detach()`. What `.data` gives (and
-`unsafe_chunk`) shares the memory, and counts for itself. Fakes have the counters that eager's tensors have; a graph gives
-views. `Counters` says where the two differ.
+A view shares the counter of its base, and so does a result of `detach()`. A result of `.data` (and of `unsafe_chunk`)
+shares the memory but has a counter of its own. Fakes have the counters of eager's tensors; a compiled graph returns
+views. `Counters` describes the differences.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from smelt.tracing.record.trace_parts import TraceParts
 
 @dataclass(frozen=True)
 class Counters:
-    """`own`: by position of an output, the first output with its counter, where no input has it. `uncounted`: inputs whose
-    memory is written, which their own counters do not show."""
+    """`outputs`: (output, first output with the same counter), for outputs whose counter no input has. `uncounted`:
+    inputs whose memory is written without incrementing their counters."""
 
-    own: tuple[tuple[int, int], ...] = ()
+    outputs: tuple[tuple[int, int], ...] = ()
     uncounted: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, parts: TraceParts, inputs: Sequence[FakeTensor], outputs: Sequence[FakeTensor]) -> Counters:
-        """Those of a trace with these inputs, of which no more is recorded: fakes are counted up to see who shares a
-        counter. Call it with the recording modes out of the way."""
+        """The counters of a finished recording; versions of fakes are incremented to find shared counters. Call it
+        with the recording modes disabled."""
         written = [(i, f) for i, f in enumerate(inputs) if f.storage_key in parts.writes.storages]
         uncounted = tuple(i for i, f in written if not f.is_inference() and f._version == 0)
-        return cls(tuple(_own(parts, outputs)), uncounted)
+        return cls(tuple(_output_counters(parts, outputs)), uncounted)
 
     def preserve_input_counters(self, graph: Compiled) -> Compiled:
-        """`graph`, which writes the inputs without counting where eager does not count."""
+        """`graph` with the counters of `uncounted` inputs unchanged by its writes."""
         uncounted = self.uncounted
         if not uncounted:
             return graph
@@ -52,16 +52,16 @@ class Counters:
         return call
 
     def separate_output_counters(self, graph: Compiled) -> Compiled:
-        """`graph`, whose outputs have the counters of eager's."""
-        own = self.own
-        if not own:
+        """`graph` with outputs that have the counters of eager's."""
+        outputs = self.outputs
+        if not outputs:
             return graph
 
         def call(tensors: tuple[Any, ...]) -> Sequence[Any]:
-            given = graph(tensors)
-            results = list(given)
-            for i, first in own:
-                results[i] = given[i].data if i == first else alias_like(results[first], given[i])
+            views = graph(tensors)
+            results = list(views)
+            for i, first in outputs:
+                results[i] = views[i].data if i == first else alias_like(results[first], views[i])
             return results
 
         return call
@@ -70,14 +70,15 @@ class Counters:
 NO_COUNTERS = Counters()
 
 
-def _own(parts: TraceParts, outputs: Sequence[FakeTensor]) -> list[tuple[int, int]]:
-    """`Counters.own`: of outputs without gradients, whose memory others see or autograd may have saved."""
+def _output_counters(parts: TraceParts, outputs: Sequence[FakeTensor]) -> list[tuple[int, int]]:
+    """`Counters.outputs`: for outputs without gradients whose memory is visible elsewhere or may be saved by
+    autograd."""
     computed = [(i, f) for i, f in enumerate(outputs) if not parts.inputs.holds(f) and not f.is_inference()]
     if not computed:
         return []
     of_inputs = {f.storage_key for f in parts.inputs}
     owners = _owners(parts, {f.storage_key for _, f in computed} - of_inputs)
-    found: list[tuple[int, int]] = []
+    counters: list[tuple[int, int]] = []
     first: list[int] = []
     for i, fake in computed:
         owner = owners.get(fake.storage_key)
@@ -92,8 +93,8 @@ def _own(parts: TraceParts, outputs: Sequence[FakeTensor]) -> list[tuple[int, in
         same = next((k for k in first if _share_counter(fake, outputs[k])), i)
         if same == i:
             first.append(i)
-        found.append((i, same))
-    return found
+        counters.append((i, same))
+    return counters
 
 
 def _owners(parts: TraceParts, storages: set[int]) -> dict[int, FakeTensor]:

@@ -1,9 +1,10 @@
-"""In-place aten graphs become functional ones.
+"""Functionalization of aten graphs with in-place writes.
 
-The recorded operators are gone through in order. Every storage has a *base* (the tensor that owns it: an input, or the
-result of an operator) and the base a *current value*: a node. A write through a view gives the base a new value, scattered
-back view by view; other views of that storage are taken again, from the new base, when they are next read. At the end the
-inputs whose storage was written get a `copy_`, and outputs that are views of such inputs are taken from the input itself.
+The recorded operators are processed in order. Every storage has a *base* (the tensor that owns it: an input, or the
+result of an operator) and the base a *current value*: a node. A write through a view gives the base a new value,
+scattered back view by view; other views of that storage are recomputed from the new base when they are next read. At
+the end, each input whose storage was written gets a `copy_`, and outputs that are views of such inputs are recomputed
+from the input itself.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from smelt.torch_private import OpOverload
 from smelt.tracing.backward.not_differentiable import refuse
 from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.fake.memory_overlap import is_dense_row_major, overlaps_itself, partly_overlap
-from smelt.tracing.fake.random_fill_order import inverse, draw_order
+from smelt.tracing.fake.random_fill_order import draw_order, inverse
 from smelt.tracing.functionalize.view_scatter import View, scatter_back
 from smelt.tracing.record.call_arguments import Args, Kwargs
 from smelt.tracing.record.opaque_call_recorder import OpaqueCall
@@ -45,37 +46,38 @@ class _Storage:
     base: FakeTensor
     value: Node
     version: int = 0
-    inputs: int = 0  # how many inputs look at it
+    inputs: int = 0  # the number of inputs in this storage
 
 
 class Functional(NamedTuple):
     """A functional aten graph without its placeholders and output. `written`: ids of the input fakes that are written;
-    `late`: the nodes that come from entries of the tape from `start` on."""
+    `backward`: the nodes of tape entries from `start` on."""
 
     graph: Graph
     outputs: list[Node | None]
     written: set[int]
-    late: frozenset[Node]
+    backward: frozenset[Node]
 
 
 def functionalize(
     parts: TraceParts,
     outputs: Sequence[FakeTensor],
     start: tuple[int, int] | None = None,
-    given: Sequence[FakeTensor] = (),
+    by_caller: Sequence[FakeTensor] = (),
 ) -> Functional:
-    """The recorded operators, functional, and the nodes of `outputs`. `start` counts entries of the tape and aten nodes.
-    `given`: inputs that are not written though they should be: who runs the graph does it, with their values at the end.
+    """The recorded operators in functional form, and the nodes of `outputs`. `start`: numbers of tape entries and aten
+    nodes before the backward. `by_caller`: inputs whose writes the graph's caller performs, with their values at the
+    end.
 
     Raises Unsupported.
     """
     tape = parts.tape
     if not parts.writes.happened:
         nodes = tape.aten.graph.nodes
-        late = frozenset(nodes[start[1] :] if start else ())
-        _own_constants(tape, outputs)
-        return Functional(tape.aten.graph, [f.aten_node for f in outputs], set(), late)
-    return _Functionalizer(parts).run(outputs, len(tape.entries) if start is None else start[0], given)
+        backward = frozenset(nodes[start[1] :] if start else ())
+        _copy_returned_constants(tape, outputs)
+        return Functional(tape.aten.graph, [f.aten_node for f in outputs], set(), backward)
+    return _Functionalizer(parts).run(outputs, len(tape.entries) if start is None else start[0], by_caller)
 
 
 def _in_checkpoint(node: Node) -> bool:
@@ -87,8 +89,8 @@ def _flat(fakes: Any) -> list[FakeTensor]:
     return fakes if isinstance(fakes, list) else [] if fakes is None else [fakes]
 
 
-def _own_constants(tape: Tape, outputs: Sequence[FakeTensor]) -> None:
-    """The caller may write what it gets, so a constant that an output looks at is copied first."""
+def _copy_returned_constants(tape: Tape, outputs: Sequence[FakeTensor]) -> None:
+    """Copy constants that outputs share memory with: the caller may write its results."""
     if not tape.aten.graph.constants:
         return
     returned = {f.storage_key for f in outputs}
@@ -114,7 +116,7 @@ def _own_constants(tape: Tape, outputs: Sequence[FakeTensor]) -> None:
 
 
 class _Functionalizer(Emitter):
-    """`nodes` grows to the functional graph; `fake_of` maps recorded nodes to the fakes they gave."""
+    """`nodes` grows to the functional graph; `fake_of` maps recorded nodes to the fakes they returned."""
 
     def __init__(self, parts: TraceParts) -> None:
         self.inputs = parts.inputs
@@ -131,29 +133,29 @@ class _Functionalizer(Emitter):
             if fake.aten_node is not None:
                 self._define(fake, fake.aten_node)
 
-    def run(self, outputs: Sequence[FakeTensor], start: int, given: Sequence[FakeTensor]) -> Functional:
-        n_early = 0
+    def run(self, outputs: Sequence[FakeTensor], start: int, by_caller: Sequence[FakeTensor]) -> Functional:
+        n_forward = 0
         before: list[int] = []
         for i, entry in enumerate(self.tape.entries):
             if i == start:
-                n_early = len(self.nodes)
+                n_forward = len(self.nodes)
                 before = self._versions()
             self.at = (entry.node.line, entry.node.source)
             self._rewrite(entry.node, entry.out)
         if before and before != self._versions():  # the forward would write it
-            raise refuse("its backward writes a tensor from outside")
-        late = set(self.nodes[n_early:] if start < len(self.tape.entries) else ())
-        by_caller = {id(f) for f in given}
+            raise refuse("its backward writes an input tensor")
+        backward = set(self.nodes[n_forward:] if start < len(self.tape.entries) else ())
+        by_caller_ids = {id(f) for f in by_caller}
         written = [
             f
             for f in self.inputs
-            if self._storage(f).version and f.aten_node is not None and id(f) not in by_caller
+            if self._storage(f).version and f.aten_node is not None and id(f) not in by_caller_ids
         ]
         self.at = (None, None)
         originals = {id(f): f.aten_node for f in written}
         for fake in written:
             self.emit(aten.copy_.default, (fake.aten_node, self.current(fake)))
-        for fake in written:  # from here on, they are read from the input itself
+        for fake in written:  # from here on, read from the input itself
             storage = self._storage(fake)
             storage.version += 1
             storage.value = originals[id(fake)]  # type: ignore[assignment]
@@ -161,20 +163,20 @@ class _Functionalizer(Emitter):
         nodes: list[Node | None] = [self._returned(f) for f in outputs]
         for node in self.nodes[
             n_recorded:
-        ]:  # a gradient that is a view is taken again after the backward's writes
-            if not late.isdisjoint(argument_nodes(node)):
-                late.add(node)
+        ]:  # gradients that are views, recomputed after the backward's writes
+            if not backward.isdisjoint(argument_nodes(node)):
+                backward.add(node)
         graph = Graph("aten")
         graph.constants = self.tape.aten.graph.constants
         graph.nodes = self.nodes
-        return Functional(graph, nodes, set(originals), frozenset(late))
+        return Functional(graph, nodes, set(originals), frozenset(backward))
 
     def _versions(self) -> list[int]:
         return [self._storage(f).version for f in self.inputs if f.aten_node is not None]
 
     def _returned(self, fake: FakeTensor) -> Node:
         storage = self._storage(fake)
-        if storage.value.op == "get_attr":  # the caller may write what it gets
+        if storage.value.op == "get_attr":  # the caller may write its results
             storage.value = self.emit(aten.clone.default, (storage.value,))
             storage.version += 1
         return self.current(fake)
@@ -188,34 +190,34 @@ class _Functionalizer(Emitter):
         return self.storages[key]
 
     def _define(self, fake: FakeTensor, node: Node) -> None:
-        """`fake` owns its storage, whose value is `node`."""
+        """Make `fake` the base of its storage, with value `node`."""
         self.fake_of[node] = fake
         storage = self.storages.setdefault(fake.storage_key, _Storage(fake, node))
         self.values[id(fake)] = (storage.version, node)
         storage.inputs += self.inputs.holds(fake)
 
     def current(self, fake: FakeTensor) -> Node:
-        """The node that holds the present value of `fake`."""
+        """The node that holds the current value of `fake`."""
         storage = self._storage(fake)
         if fake is storage.base:
             return storage.value
         version, node = self.values[id(fake)]
         if version != storage.version:
-            node = self._retaken(fake)
+            node = self._recomputed_view(fake)
             self.values[id(fake)] = (storage.version, node)
         return node
 
-    def _retaken(self, fake: FakeTensor) -> Node:
-        """The view that `fake` is, of the present value of what it is a view of."""
+    def _recomputed_view(self, fake: FakeTensor) -> Node:
+        """The view `fake`, applied to the current value of its source."""
         view = self.views.get(id(fake))
         if view is None:
             raise self.refuse("inputs share memory and one of them is written")
         source = self.current(view.source)
-        args = map_nodes(view.args, lambda n: source if n is view.at else self._read(n))
-        retaken = self.emit(view.target, args, map_nodes(view.kwargs, self._read), view.spec)
+        args = map_nodes(view.args, lambda n: source if n is view.source_node else self._read(n))
+        result = self.emit(view.target, args, map_nodes(view.kwargs, self._read), view.spec)
         if view.item is None:
-            return retaken
-        return self.emit(operator.getitem, (retaken, view.item), spec=fake.spec)
+            return result
+        return self.emit(operator.getitem, (result, view.item), spec=fake.spec)
 
     def _read(self, node: Node) -> Node:
         fake = self.fake_of.get(node)
@@ -234,22 +236,24 @@ class _Functionalizer(Emitter):
         node.args = map_nodes(args, self._read)
         node.kwargs = map_nodes(kwargs, self._read)
         self.nodes.append(node)
-        at = self._viewed(node.target, args, kwargs) if type(node.target) is OpOverload else None
+        source_node = (
+            self._view_source(node.target, args, kwargs) if type(node.target) is OpOverload else None
+        )
         for item, fake in _results(out):
             if fake.aten_node is None or fake.aten_node in self.fake_of:
-                continue  # an argument given back
+                continue  # a returned argument
             if item is not None:
                 self.nodes.append(fake.aten_node)
-            source = self.fake_of[at] if at is not None else None
-            if at is not None and source is not None and source.storage_key == fake.storage_key:
+            source = self.fake_of[source_node] if source_node is not None else None
+            if source_node is not None and source is not None and source.storage_key == fake.storage_key:
                 self.fake_of[fake.aten_node] = fake
-                self.views[id(fake)] = View(source, node.target, args, kwargs, at, node.spec, item)
+                self.views[id(fake)] = View(source, node.target, args, kwargs, source_node, node.spec, item)
                 self.values[id(fake)] = (self._storage(fake).version, fake.aten_node)
             else:
                 self._define(fake, fake.aten_node)
 
-    def _viewed(self, op: OpOverload, args: Args, kwargs: Kwargs) -> Node | None:
-        """The recorded node that a view operator looks at."""
+    def _view_source(self, op: OpOverload, args: Args, kwargs: Kwargs) -> Node | None:
+        """The recorded node that a view operator is applied to."""
         info = effects(op)
         if not info.view:
             return None
@@ -258,55 +262,60 @@ class _Functionalizer(Emitter):
         return argument if isinstance(argument, Node) else None
 
     def _rewrite_write(self, node: Node, info: Effects, out: Any) -> None:
-        """A writing operator: compute what it would write, then store that in the bases."""
+        """Rewrite a mutating operator: compute what it would write, then store that in the bases."""
         written = {name: self._written_fakes(info, node, name) for name in info.writes}
         fakes_written = [f for fs in written.values() for f in _flat(fs)]
         self._check_operands(fakes_written, node)
         if self.has_backward and _in_checkpoint(node) and any(self._storage(f).inputs for f in fakes_written):
-            # the statistics of a batch norm, say
-            raise refuse("a checkpoint writes a tensor from outside, and once more when it runs again")
+            # for example the statistics of a batch norm
+            raise refuse("a checkpoint writes an input tensor, and again when it is recomputed")
         pure = pure_of(node.target)
         if pure is None:
             raise self.refuse(f"{node.target} writes memory and has no pure form")
-        given = {**dict(zip(info.names, node.args)), **node.kwargs}
-        positional, keywords = _call_arguments(pure.op, given, node.target)
+        arguments = {**dict(zip(info.names, node.args)), **node.kwargs}
+        positional, keywords = _call_arguments(pure.op, arguments, node.target)
         filled = written[info.writes[0]]
         if info.random and type(filled) is FakeTensor and not is_dense_row_major(filled.spec):
             self._draw(node, pure.op, filled, positional[1:], keywords)
             return
         call = self.emit(pure.op, map_nodes(positional, self._read), map_nodes(keywords, self._read))
-        several = isinstance(call.spec, tuple)
-        if pure.n_results and several and isinstance(node.spec, tuple):
+        has_several = isinstance(call.spec, tuple)
+        if pure.n_results and has_several and isinstance(node.spec, tuple):
             call.spec = node.spec[: pure.n_results] + call.spec[pure.n_results :]
-        one = len(pure.op._schema.returns) == 1  # which may be a list
+        has_one = len(pure.op._schema.returns) == 1  # which may be a list
         for name, fakes in written.items():
-            value = call if one else self.item(call, pure.value_of[name])
+            value = call if has_one else self.item(call, pure.value_of[name])
             if isinstance(fakes, list):
                 for i, fake in enumerate(fakes):
                     self._store(fake, self.item(value, i))
             elif fakes is not None:
                 self._store(fakes, value)
-        for item, fake in _results(out):  # results that are not the written arguments
+        for item, fake in _results(out):  # results other than the written arguments
             if fake.aten_node is not None and fake.aten_node not in self.fake_of:
-                fresh = self.item(call, item or 0) if several else call
+                fresh = self.item(call, item or 0) if has_several else call
                 self._define(fake, fake.aten_node)
                 self._storage(fake).value = fresh
 
     def _draw(
-        self, node: Node, pure: OpOverload, fake: FakeTensor, rest: tuple[Any, ...], keywords: dict[str, Any]
+        self,
+        node: Node,
+        pure: OpOverload,
+        fake: FakeTensor,
+        trailing: tuple[Any, ...],
+        keywords: dict[str, Any],
     ) -> None:
-        """Random numbers into a tensor that is not contiguous."""
+        """Draw random numbers into a tensor that is not contiguous."""
         order = None
-        if not any(isinstance(a, Node) for a in (*rest, *keywords.values())):
-            order = draw_order(node.target, pure, fake.spec, rest, keywords)
+        if not any(isinstance(a, Node) for a in (*trailing, *keywords.values())):
+            order = draw_order(node.target, pure, fake.spec, trailing, keywords)
         if order is None:
             raise self.refuse("random numbers are drawn into a tensor that is not contiguous")
-        given = self.emit(aten.permute.default, (self.current(fake), list(order)))
-        drawn = self.emit(pure, (given, *rest), keywords)
+        permuted = self.emit(aten.permute.default, (self.current(fake), list(order)))
+        drawn = self.emit(pure, (permuted, *trailing), keywords)
         self._store(fake, self.emit(aten.permute.default, (drawn, list(inverse(order)))))
 
     def _check_operands(self, written: Sequence[FakeTensor], node: Node) -> None:
-        """Eager refuses to write a tensor that overlaps another operand and is not the same as it."""
+        """Raise Unsupported where a written tensor partly overlaps another operand: eager refuses it."""
         read: dict[Node, None] = {}
         map_nodes((node.args, node.kwargs), lambda n: read.setdefault(n) or n)
         for target in written:
@@ -323,12 +332,12 @@ class _Functionalizer(Emitter):
         return None if argument is None else self.fake_of[argument]
 
     def _store(self, fake: FakeTensor, value: Node) -> None:
-        """`fake` now holds `value` (converted to its dtype and shape as `copy_` would)."""
+        """Set the value of `fake` to `value`, converted to its dtype and shape as by `copy_`."""
         storage = self._storage(fake)
         if storage.inputs > 1:
             raise self.refuse("inputs share memory and one of them is written")
         if overlaps_itself(storage.base.spec) or self._overlaps_itself(fake):
-            raise self.refuse("a tensor is written several of whose elements share memory")
+            raise self.refuse("a write to a tensor whose elements share memory")
         spec = fake.spec
         if value.spec.shape != spec.shape or value.spec.dtype != spec.dtype:
             value = self.emit(aten.copy.default, (self.current(fake), value))
@@ -338,17 +347,19 @@ class _Functionalizer(Emitter):
                 raise self.refuse("inputs share memory and one of them is written")
             value = scatter_back(self, view, self.current(view.source), value)
             fake = view.source
-        storage.value = self._laid_out(value, storage)
+        storage.value = self._with_base_layout(value, storage)
         storage.version += 1
 
     def _overlaps_itself(self, fake: FakeTensor) -> bool:
-        """`overlaps_itself`, which knows of no guards, of a view of what does not overlap itself."""
+        """`overlaps_itself`, without guards for views that preserve the absence of overlap."""
         source = fake
-        while syms_of(source.spec) and (view := self.views.get(id(source))) and view.target in _APART:
+        while (
+            syms_of(source.spec) and (view := self.views.get(id(source))) and view.target in _NON_OVERLAPPING
+        ):
             source = view.source
         return source is not self._storage(fake).base and overlaps_itself(fake.spec)
 
-    def _laid_out(self, value: Node, storage: _Storage) -> Node:
+    def _with_base_layout(self, value: Node, storage: _Storage) -> Node:
         """`value` with exactly the strides of the base, which later views rely on."""
         spec = storage.base.spec
         if value.spec.stride == spec.stride and value.spec.shape == spec.shape:
@@ -360,7 +371,7 @@ class _Functionalizer(Emitter):
     def emit(
         self, op: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = None, spec: Any = None
     ) -> Node:
-        """Appends a node with the line and source of the operator that is being rewritten."""
+        """Append a node with the line and source of the operator being rewritten."""
         kwargs = kwargs or {}
         if spec is None and op in _SCATTERS and _is_symbolic_row_major(args[0].spec):
             spec = replace(args[0].spec, offset=0, requires_grad=False)
@@ -375,8 +386,8 @@ class _Functionalizer(Emitter):
         return self.emit(operator.getitem, (node, index), spec=node.spec[index])
 
 
-# Views whose elements lie apart if those of what they look at do.
-_APART = frozenset(
+# Views whose elements do not overlap if those of their source do not.
+_NON_OVERLAPPING = frozenset(
     {
         *(aten.slice.Tensor, aten.select.int, aten.view.default, aten.transpose.int, aten.permute.default),
         *(aten.t.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.default, aten.alias.default),
@@ -400,19 +411,19 @@ def _results(out: Any) -> Iterator[tuple[int | None, FakeTensor]]:
                 yield i, value
 
 
-def _call_arguments(op: OpOverload, given: dict[str, Any], like: OpOverload) -> tuple[Args, Kwargs]:
-    """Arguments `given` by name, as positional and keyword arguments of `op`. What is not given has the default that
-    `like`, the operator called at first, has for it."""
-    defaults = {a.name: a.default_value for a in like._schema.arguments if a.has_default_value()}
+def _call_arguments(op: OpOverload, arguments: dict[str, Any], original: OpOverload) -> tuple[Args, Kwargs]:
+    """Named `arguments` as positional and keyword arguments of `op`. Missing ones have the default of `original`, the
+    operator called at first."""
+    defaults = {a.name: a.default_value for a in original._schema.arguments if a.has_default_value()}
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
     skipped = False
     for argument in op._schema.arguments:
         name = argument.name
-        if name not in given and argument.has_default_value():
+        if name not in arguments and argument.has_default_value():
             skipped = True
         elif argument.kwarg_only or skipped:
-            keywords[name] = given.get(name, defaults.get(name))
+            keywords[name] = arguments.get(name, defaults.get(name))
         else:
-            positional.append(given.get(name, defaults.get(name)))
+            positional.append(arguments.get(name, defaults.get(name)))
     return tuple(positional), keywords

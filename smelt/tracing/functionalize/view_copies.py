@@ -1,8 +1,8 @@
-"""Copies that the aten level has where eager has views, and whether the program can tell.
+"""Copies at the aten level where eager has views, and whether the program can distinguish them.
 
-Where a program indexes a tensor by a place that only a run knows (`smelt.tracing.composites.row_indexing`), eager
-gives a view and the aten level a gathered copy. That is as good as long as neither is written, the view does not leave
-the graph and nothing asks where it is.
+Where a program indexes a tensor by a position that is known only at run time
+(`smelt.tracing.composites.row_indexing`), eager returns a view and the aten level a gathered copy. They are equivalent
+as long as neither is written, the view does not leave the graph and nothing queries its memory.
 """
 
 from __future__ import annotations
@@ -13,39 +13,40 @@ from smelt.tracing.fake.fake_tensor import FakeTensor
 
 
 class NotCopies(Exception):
-    """A copy was made in place of a view, and the program can tell."""
+    """The program can distinguish a copy from the view that it replaces."""
 
 
 class Copies:
-    """The copies of one trace, by their storages.
+    """The copies of one trace, by storage.
 
     Attributes:
-        allowed: whether to make any.
-        made: the storages of the copies; `sources` what they are copies of.
-        distinguished: the program did what gives another result for a copy than for a view.
+        allowed: whether copies may be created.
+        storages: the storages of the copies; `sources` those they are copied from.
+        distinguished: the program did something with a different result for a copy than for a view.
     """
 
     def __init__(self) -> None:
         self.allowed = True
-        self.made: set[int] = set()
+        self.storages: set[int] = set()
         self.sources: set[int] = set()
         self.distinguished = False
 
     def add(self, copy: FakeTensor, source: FakeTensor) -> None:
-        """`copy` was made where eager has a view of `source`."""
-        self.made.add(copy.storage_key)
+        """Record that `copy` was created where eager has a view of `source`."""
+        self.storages.add(copy.storage_key)
         self.sources.add(source.storage_key)
 
-    def record_writes(self, storages: set[int]) -> None:
-        """An operator wrote these storages."""
-        if self.made and not (storages.isdisjoint(self.made) and storages.isdisjoint(self.sources)):
+    def record_writes(self, written: set[int]) -> None:
+        """Record that an operator wrote these storages."""
+        if self.storages and not (written.isdisjoint(self.storages) and written.isdisjoint(self.sources)):
             self.distinguished = True
 
     def record_query(self, fake: FakeTensor) -> None:
-        """The program asks `fake` for more than its metadata and values."""
-        self.distinguished |= bool(self.made) and fake.storage_key in self.made
+        """Record that the program queries more of `fake` than its metadata and values."""
+        self.distinguished |= bool(self.storages) and fake.storage_key in self.storages
 
     def check(self, leaving: Iterable[FakeTensor]) -> None:
-        """Raises NotCopies if the program can tell, `leaving` being the tensors that leave the graph."""
-        if self.made and (self.distinguished or any(f.storage_key in self.made for f in leaving)):
+        """Raise NotCopies if the program can distinguish copies from views; `leaving`: the tensors that leave the
+        graph."""
+        if self.storages and (self.distinguished or any(f.storage_key in self.storages for f in leaving)):
             raise NotCopies

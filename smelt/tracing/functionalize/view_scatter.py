@@ -1,4 +1,4 @@
-"""The new value of a base after one of its views was written: the rows of view operators have their inverses."""
+"""The new value of a base after a write through one of its views: rows of view operators have the inverse operator."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from smelt.tracing.record.call_arguments import Args, Kwargs
 
 @dataclass(slots=True)
 class View:
-    """How a fake was taken from another one: the view operator and its arguments as recorded (`at`: the argument that is
-    the source's node), and which of its results this is."""
+    """How a view was created from `source`: the operator and its arguments as recorded (`source_node`: the argument
+    that is the source), and the index of the result."""
 
     source: FakeTensor
     target: OpOverload
     args: Args
     kwargs: Kwargs
-    at: Node
+    source_node: Node
     spec: Any
     item: int | None
 
 
 def scatter_back(emitter: Emitter, view: View, base: Node, value: Node) -> Node:
-    """`base` (the present value of the view's source) with `value` written through the view."""
+    """`base` (the current value of the view's source) with `value` written through the view."""
     rule = row(view.target).written_through
     if rule is None:
         raise emitter.refuse(f"a view by {view.target} is written")
-    rest = view.args[1:]
+    trailing = view.args[1:]
     if view.item is not None:
-        return rule(emitter, base, value, view.item, *rest, **view.kwargs)
-    return rule(emitter, base, value, *rest, **view.kwargs)
+        return rule(emitter, base, value, view.item, *trailing, **view.kwargs)
+    return rule(emitter, base, value, *trailing, **view.kwargs)

@@ -15,7 +15,7 @@ from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT
 from smelt.shapes.expr import Expr, Size, bounds
 from smelt.torch_private import OpOverload
 from smelt.tracing.composites.symbolic_diagonals import square_diagonal
-from smelt.tracing.composites.symbolic_selects import split_into_sizes, clamp_to_range
+from smelt.tracing.composites.symbolic_selects import clamp_to_range, split_into_sizes
 from smelt.tracing.fake import meta_results
 from smelt.tracing.fake.constant_folding import ConstantFolding
 from smelt.tracing.fake.fake_tensor import FakeTensor, fakes_in

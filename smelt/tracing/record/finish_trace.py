@@ -27,7 +27,7 @@ from smelt.tracing.record.number_inputs import NumberInput
 from smelt.tracing.record.tape import Tape
 from smelt.tracing.record.trace_inputs import Inputs
 from smelt.tracing.record.trace_parts import TraceParts
-from smelt.tracing.record.traced import SizeInput, UnbackedSizes, Traced, needs_grad
+from smelt.tracing.record.traced import SizeInput, Traced, UnbackedSizes, needs_grad
 from smelt.tracing.symbolic.symbolic_layouts import ITSELF, SizeSource
 
 

@@ -40,21 +40,34 @@ from smelt.tracing.record.call_arguments import Args, Kwargs, Unnameable
 from smelt.tracing.record.torch_function_handlers import is_handled
 from smelt.tracing.record.torch_functions import PASSED, REFUSED, STATEFUL, name_of, read_of
 from smelt.tracing.record.trace_parts import TraceParts
-from smelt.tracing.symbolic.numbers_in_containers import has_symbols, wrap_nested, specialize_nested, as_operator_arguments
+from smelt.tracing.symbolic.numbers_in_containers import (
+    as_operator_arguments,
+    has_symbols,
+    specialize_nested,
+    wrap_nested,
+)
 
 _READS_MEMORY = "its data is not allocated"  # part of torch's error when C++ reads a fake's memory
 _OPERATOR_ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
 _LARGE = 10_000_000  # elements
 
 # For functions whose C++ code does not run on fakes, or whose backward cannot be recorded.
-_COMPOSITES: dict[Any, Composite] = {**packed_sequences.COMPOSITES, **row_indexing.COMPOSITES, **masked_stores.COMPOSITES}
+_COMPOSITES: dict[Any, Composite] = {
+    **packed_sequences.COMPOSITES,
+    **row_indexing.COMPOSITES,
+    **masked_stores.COMPOSITES,
+}
 # For functions of tensor lists, as one operator per tensor, and functions that use other operators for symbolic sizes.
 _KEYWORD_COMPOSITES = {
     **foreach.COMPOSITES, **fused_optimizers.COMPOSITES, **symbolic_resize.COMPOSITES, **symbolic_pooling.COMPOSITES,
     **strided_windows.COMPOSITES
 }  # fmt: skip
 # For functions whose own code would specialize sizes.
-_SIZE_COMPOSITES = {**symbolic_matmul.COMPOSITES, **symbolic_sdpa.COMPOSITES, **symbolic_size_functions.COMPOSITES}
+_SIZE_COMPOSITES = {
+    **symbolic_matmul.COMPOSITES,
+    **symbolic_sdpa.COMPOSITES,
+    **symbolic_size_functions.COMPOSITES,
+}
 
 
 def _uses_default_device(func: Any, arguments: Any, out: Any) -> bool:

@@ -20,7 +20,7 @@ from smelt.tracing.record.call_arguments import Args, Kwargs
 from smelt.tracing.record.graph_builder import Builder, identifier
 from smelt.tracing.symbolic.numbers_in_containers import has_symbols, specialize_nested
 from smelt.tracing.symbolic.sym_nodes import Symbol
-from smelt.tracing.symbolic.sym_numbers import SYMBOLIC, wrap_symbolic, specialize, size_of
+from smelt.tracing.symbolic.sym_numbers import SYMBOLIC, size_of, specialize, wrap_symbolic
 from smelt.tracing.symbolic.symbolic_numbers import Symbols
 from smelt.tracing.symbolic.unbacked_numbers import UnbackedNumber, unbacked_leaf_of
 
@@ -90,7 +90,9 @@ class NumberInputs:
         return number
 
 
-def specialize_arguments(func: OpOverload, args: Args, kwargs: Kwargs, only_sizes: bool) -> tuple[Args, Kwargs]:
+def specialize_arguments(
+    func: OpOverload, args: Args, kwargs: Kwargs, only_sizes: bool
+) -> tuple[Args, Kwargs]:
     """An operator's arguments, symbolic only where a number does not affect the result's metadata, or is a size. With
     `only_sizes`, only numbers computed from tensor sizes stay symbolic."""
     if not has_symbols(args) and not has_symbols(kwargs):
@@ -99,7 +101,9 @@ def specialize_arguments(func: OpOverload, args: Args, kwargs: Kwargs, only_size
 
     def specialized(name: str, value: Any) -> Any:
         if name in sizes:
-            return _map_numbers(value, lambda v: wrap_symbolic(v) if v.node.as_size() is not None else specialize(v))
+            return _map_numbers(
+                value, lambda v: wrap_symbolic(v) if v.node.as_size() is not None else specialize(v)
+            )
         stays = name in names and (
             not only_sizes or type(value) not in SYMBOLIC or value.node.size is not None
         )

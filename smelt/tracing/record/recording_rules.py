@@ -81,7 +81,7 @@ def _dynamic(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: K
     """Operators whose result depends on values: computed at once if the values are constants."""
     out = recorder.constants.run(func, args, kwargs)
     if out is None:
-        return unbacked_operators.sized(recorder, func, args, kwargs)
+        return unbacked_operators.record_unbacked(recorder, func, args, kwargs)
     if isinstance(out, torch.Tensor):
         return recorder.tape.add_constant(out)
     if isinstance(out, (tuple, list)):

@@ -26,8 +26,8 @@ from smelt.tracing.fake.fake_tensor import (
     FakeTensor,
     Storages,
     check_supported,
-    with_history,
     symbols_of,
+    with_history,
     wrap,
 )
 from smelt.tracing.fake.plain_tensor_classes import PLAIN_TYPES
@@ -115,7 +115,11 @@ class Inputs(Sequence[FakeTensor]):
         with DisableTorchDispatch(), DisableTorchFunction(), DisableFuncTorch():
             check_supported(real)
             with torch.inference_mode(real.is_inference()):
-                elem = self._storages.meta_with_layout(real, layout) if layout else self._storages.meta_like(real)
+                elem = (
+                    self._storages.meta_with_layout(real, layout)
+                    if layout
+                    else self._storages.meta_like(real)
+                )
                 fake = wrap(elem, real.device)
             if layout:
                 self._add_size_sources(fake, layout)

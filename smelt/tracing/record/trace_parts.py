@@ -50,6 +50,4 @@ class TraceParts:
             self.call, self.tape, self.inputs, self.writes, self.copies, self.numbers
         )
         self.constants = self.aten_recorder.constants
-        self.aten_recorder.symbol_for_size = functools.partial(
-            unbacked_operators.size_of, self.aten_recorder
-        )
+        self.aten_recorder.symbol_for_size = functools.partial(unbacked_operators.size_of, self.aten_recorder)

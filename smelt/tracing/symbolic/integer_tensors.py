@@ -1,7 +1,7 @@
-"""What integer tensors of a few elements hold that are computed from ints, as `torch.div(n, 64, rounding_mode="floor")`.
+"""Elements of small integer tensors that are computed from ints, such as `torch.div(n, 64, rounding_mode="floor")`.
 
-The operators that made such a tensor are repeated on symbolic numbers, from which the ints come that it was made of. So a
-size that is computed in a tensor is known before the graph runs.
+The operators that produced such a tensor are repeated on the symbolic numbers that it was computed from. So a size
+that is computed in a tensor is known before the graph runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ARITHMETIC: dict[Any, Callable[[Any, Any], Any]] = {
     aten.sub.Tensor: operator.sub, aten.sub.Scalar: operator.sub,
     aten.mul.Tensor: operator.mul, aten.mul.Scalar: operator.mul,
 }  # fmt: skip
-# Which Python's are for operands that are not negative.
+# Equal to Python's operators for nonnegative operands.
 _DIVISIONS: dict[Any, Callable[[Any, Any], Any]] = {
     aten.floor_divide.default: operator.floordiv, aten.floor_divide.Scalar: operator.floordiv,
     aten.div.Tensor_mode: operator.floordiv, aten.div.Scalar_mode: operator.floordiv,
@@ -35,22 +35,22 @@ _SAME = frozenset((aten.detach.default, aten.alias.default, aten.view.default, a
 
 
 class Integers:
-    """Reads integer tensors off the recorded nodes. `written`: nodes whose memory some operator wrote."""
+    """Evaluates integer tensors from the recorded nodes. `written`: nodes whose memory some operator wrote."""
 
     def __init__(self, numbers: NumberInputs, level: str, written: Iterable[Node]) -> None:
         self._written = set(written)
-        self._given = {
-            g.nodes[level]: g.symbol
-            for g in numbers.by_expression.values()
-            if level in g.nodes and not g.is_unbacked
+        self._inputs = {
+            number.nodes[level]: number.symbol
+            for number in numbers.by_expression.values()
+            if level in number.nodes and not number.is_unbacked
         }
         self._steps = 0
 
-    def held(self, value: Any, at: int) -> Any:
-        """The element at a place, in order, of what a node gave; an int is itself. None where it is not known."""
+    def element(self, value: Any, index: int) -> Any:
+        """Element `index`, in row-major order, of the result of a node; an int is itself. None where it is unknown."""
         if type(value) is int:
             return value
-        symbol = self._given.get(value) if isinstance(value, Node) else None
+        symbol = self._inputs.get(value) if isinstance(value, Node) else None
         if symbol is not None:
             return symbol.number() if type(symbol.value) is int else None
         self._steps += 1
@@ -59,37 +59,37 @@ class Integers:
         spec = value.spec
         if not isinstance(spec, TensorSpec) or spec.dtype is not torch.int64 or value.op != "call_function":
             return None
-        return self._moved(value, at) if spec.shape else self._computed(value)
+        return self._row_element(value, index) if spec.shape else self._computed(value)
 
     def _computed(self, node: Node) -> Any:
         target, args = node.target, node.args
         if target is aten.full.default:
-            return self.held(args[1], 0)
+            return self.element(args[1], 0)
         if target is aten.scalar_tensor.default or target in _SAME:
-            return self.held(args[0], 0)
+            return self.element(args[0], 0)
         if (
             target is aten.select.int
             and len(args[0].spec.shape) == 1
             and type(args[2]) is int
             and args[2] >= 0
         ):
-            return self.held(args[0], args[2])
+            return self.element(args[0], args[2])
         compute, divides = _ARITHMETIC.get(target), _DIVISIONS.get(target)
         if (compute is None and divides is None) or node.kwargs.get("alpha", 1) != 1 or len(args) != 2:
             return None
         if node.kwargs.get("rounding_mode", "floor") is None:
             return None
-        a, b = (self.held(value, 0) for value in args)
+        a, b = (self.element(value, 0) for value in args)
         if a is None or b is None or (divides is not None and not (a >= 0 and b > 0)):
             return None
-        found = (compute or divides)(a, b)  # type: ignore[misc]
-        return found if _LEAST < found < _MOST else None
+        result = (compute or divides)(a, b)  # type: ignore[misc]
+        return result if _LEAST < result < _MOST else None
 
-    def _moved(self, node: Node, at: int) -> Any:
-        """The element of a row of numbers."""
+    def _row_element(self, node: Node, index: int) -> Any:
+        """The element of a one-dimensional tensor."""
         if node.target in _SAME and len(node.args[0].spec.shape) == 1:
-            return self.held(node.args[0], at)
+            return self.element(node.args[0], index)
         if node.target is not aten.stack.default or len(node.spec.shape) != 1:
             return None
         parts = node.args[0]
-        return self.held(parts[at], 0) if at < len(parts) else None
+        return self.element(parts[index], 0) if index < len(parts) else None

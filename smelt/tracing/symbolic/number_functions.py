@@ -1,4 +1,4 @@
-"""Functions of C on symbolic numbers: those of which the result is an expression."""
+"""C functions of symbolic numbers whose result is an expression."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 from smelt.shapes.number_expr import OPERATIONS
-from smelt.tracing.symbolic.sym_numbers import NUMBERS, specialize, rounded
+from smelt.tracing.symbolic.sym_numbers import NUMBERS, rounded, specialize
 from smelt.tracing.symbolic.symbolic_numbers import Symbols
 
 
 def _symbols(args: Any) -> Symbols:
-    found: Symbols = next(a for a in args if type(a) in NUMBERS).node.symbols
-    return found
+    symbols: Symbols = next(a for a in args if type(a) in NUMBERS).node.symbols
+    return symbols
 
 
 def _function(op: str) -> Callable[..., Any]:
@@ -47,7 +47,7 @@ def _extreme(op: str) -> Callable[..., Any]:
     return function
 
 
-# Functions of C that take symbolic numbers and give expressions, by what they do; on plain numbers otherwise.
+# By C function: its implementation on symbolic numbers, which returns expressions where it can.
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     int: _function("int"), float: _function("float"), abs: _function("abs"), round: rounded,
     pow: _power, divmod: _divmod, min: _extreme("min"), max: _extreme("max"),
@@ -65,7 +65,7 @@ _OPERANDS = frozenset({int, float, bool})
 
 
 def apply(fn: Any, args: Any, kwargs: Any) -> Any:
-    """`fn` on arguments of which some are symbolic numbers: an expression where there is one, else NotImplemented."""
+    """`fn` on arguments some of which are symbolic numbers: an expression if there is one, else NotImplemented."""
     function = FUNCTIONS.get(fn) if not kwargs else None
     if function is None or not all(type(a) in NUMBERS or type(a) in _OPERANDS for a in args):
         return NotImplemented

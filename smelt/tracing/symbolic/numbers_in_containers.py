@@ -8,72 +8,74 @@ from typing import Any
 
 import torch
 
-from smelt.tracing.symbolic.sym_numbers import SYMBOLIC, wrap_symbolic, specialize
+from smelt.tracing.symbolic.sym_numbers import SYMBOLIC, specialize, wrap_symbolic
 
 
 def wrap_nested(value: Any) -> Any:
-    """The same of sizes that C++ gave, one or several."""
+    """`wrap_symbolic` for a result of C++: one number or a tuple of them."""
     if type(value) is torch.Size or type(value) is tuple:
         return value if all(type(v) is int for v in value) else type(value)(map(wrap_symbolic, value))
     return wrap_symbolic(value)
 
 
 def specialize_nested(value: Any, depth: int = 4) -> Any:
-    """`value` with plain numbers in it, pinned. Lists and dictionaries stay the same objects: to the program nothing
-    changes."""
+    """`value` with all symbolic numbers in it specialized. Lists and dictionaries are changed in place: to the program
+    nothing changes."""
     kind = type(value)
     if kind in SYMBOLIC:
         return specialize(value)
-    found = _PARTS.get(kind)
-    if found is None and isinstance(value, _CONTAINERS):
-        found = next(_PARTS[base] for base in _CONTAINERS if isinstance(value, base))
-    return value if not depth or found is None else found(value, depth - 1)
+    rule = _RULES.get(kind)
+    if rule is None and isinstance(value, _CONTAINERS):
+        rule = next(_RULES[base] for base in _CONTAINERS if isinstance(value, base))
+    return value if not depth or rule is None else rule(value, depth - 1)
 
 
-# What subclasses do when they are read or written is the program's own: it would see the numbers change.
+# The rules bypass methods of subclasses: those are the program's code, which would see the numbers change.
 
 
-def _plain_tuple(value: tuple[Any, ...], depth: int) -> tuple[Any, ...]:
+def _specialize_tuple(value: tuple[Any, ...], depth: int) -> tuple[Any, ...]:
     before = list(tuple.__iter__(value))
     items = [specialize_nested(v, depth) for v in before]
     if all(a is b for a, b in zip(items, before)):
         return value
-    made = tuple.__new__(type(value), items)
-    if hasattr(made, "__dict__"):
-        made.__dict__.update(value.__dict__)
-    return made
+    copy = tuple.__new__(type(value), items)
+    if hasattr(copy, "__dict__"):
+        copy.__dict__.update(value.__dict__)
+    return copy
 
 
-def _in_place(cls: Any, pairs: Callable[[Any], Iterable[tuple[Any, Any]]]) -> Callable[[Any, int], Any]:
-    """Of containers of `cls`, whose elements are set; `pairs` gives the key of each, and the element."""
+def _specialize_inplace(
+    cls: Any, pairs: Callable[[Any], Iterable[tuple[Any, Any]]]
+) -> Callable[[Any, int], Any]:
+    """The rule for mutable containers of `cls`; `pairs` yields (key, element)."""
 
-    def plain_items(value: Any, depth: int) -> Any:
+    def specialize_items(value: Any, depth: int) -> Any:
         for key, item in tuple(pairs(value)):
-            found = specialize_nested(item, depth)
-            if found is not item:
-                cls.__setitem__(value, key, found)
+            specialized = specialize_nested(item, depth)
+            if specialized is not item:
+                cls.__setitem__(value, key, specialized)
         return value
 
-    return plain_items
+    return specialize_items
 
 
-def _plain_slice(value: slice, depth: int) -> slice:
+def _specialize_slice(value: slice, depth: int) -> slice:
     parts = (value.start, value.stop, value.step)
     return slice(*map(specialize, parts)) if any(type(p) in SYMBOLIC for p in parts) else value
 
 
-_PARTS: dict[type, Callable[[Any, int], Any]] = {
-    tuple: _plain_tuple,
-    list: _in_place(list, lambda value: enumerate(list.__iter__(value))),
-    deque: _in_place(deque, lambda value: enumerate(deque.__iter__(value))),
-    dict: _in_place(dict, dict.items),
-    slice: _plain_slice,
+_RULES: dict[type, Callable[[Any, int], Any]] = {
+    tuple: _specialize_tuple,
+    list: _specialize_inplace(list, lambda value: enumerate(list.__iter__(value))),
+    deque: _specialize_inplace(deque, lambda value: enumerate(deque.__iter__(value))),
+    dict: _specialize_inplace(dict, dict.items),
+    slice: _specialize_slice,
 }
-_CONTAINERS = tuple(_PARTS)
+_CONTAINERS = tuple(_RULES)
 
 
 def as_operator_arguments(value: Any) -> Any:
-    """`value` as an operator is given it: numbers that may not change, or fit no tensor, are plain ones."""
+    """`value` as an operator argument: numbers that are specialized already, or fit no tensor, become plain ones."""
     kind = type(value)
     if kind in SYMBOLIC:
         if not value.node.fits_a_tensor() or value.node.is_constant():
@@ -96,7 +98,7 @@ def has_symbols(value: Any) -> bool:
 
 
 def has_only_sizes(value: Any) -> bool:
-    """Whether all symbolic numbers in `value`, an index of a tensor, are sizes, or may be."""
+    """Whether all symbolic numbers in the index `value` are sizes, or can become sizes."""
     if type(value) in SYMBOLIC:
         return value.node.as_size() is not None
     if isinstance(value, (list, tuple)):

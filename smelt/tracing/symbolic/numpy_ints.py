@@ -1,6 +1,5 @@
-"""`numpy.int64` of a symbolic size, which `n % numpy.int64(64)` is: what a program computes from it and compares with it,
-and what torch is given, needs no number. Whatever else looks at it is given the number of this call, pinned.
-"""
+"""Proxies for `numpy.int64` of a symbolic size, which `n % numpy.int64(64)` is. Arithmetic, comparisons and torch
+calls keep it symbolic; any other use specializes it."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from smelt.tracing.symbolic.sym_numbers import Int, is_size, specialize
 
 
 class NumpyInt:
-    """`numpy.int64(number)`, where `number` is symbolic."""
+    """Proxy for `numpy.int64(number)`, where `number` is symbolic."""
 
     __slots__ = ("number",)
 
@@ -24,14 +23,14 @@ class NumpyInt:
         self.number = number
 
     def specialize(self) -> np.int64:
-        """The number of this call, pinned."""
+        """The `numpy.int64` of this call."""
         return np.int64(specialize(self.number))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.specialize(), name)
 
 
-def _looks(name: str) -> Callable[..., Any]:
+def _specializing_method(name: str) -> Callable[..., Any]:
     def method(self: NumpyInt, *others: Any) -> Any:
         return getattr(self.specialize(), name)(*others)
 
@@ -57,7 +56,7 @@ for _name in (
     *_ARITHMETIC, *(f"r{name}" for name in _ARITHMETIC), "eq", "ne", "lt", "le", "gt", "ge", "hash", "bool", "int", "float",
     "complex", "index", "neg", "pos", "abs", "invert", "round", "repr", "str", "format", "copy", "deepcopy", "reduce_ex",
 ):  # fmt: skip
-    setattr(NumpyInt, f"__{_name}__", _looks(f"__{_name}__"))
+    setattr(NumpyInt, f"__{_name}__", _specializing_method(f"__{_name}__"))
 
 _COMPUTED: dict[Any, Callable[[Any, Any], Any]] = {
     operator.add: operator.add, operator.sub: operator.sub, operator.mul: operator.mul,
@@ -68,11 +67,12 @@ _DIVIDED: dict[Any, Callable[[Any, Any], Any]] = {
     operator.ifloordiv: operator.floordiv, operator.imod: operator.mod,
 }  # fmt: skip
 _COMPARED = frozenset({operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge})
-_MOST = 1 << 62  # of a plain number; beyond 64 bits NumPy raises, or wraps around
+_MOST = 1 << 62  # of a plain number; beyond 64 bits NumPy raises or wraps around
 
 
 def operate(fn: Any, left: Any, right: Any) -> Any:
-    """`fn(left, right)` of which one is a `numpy.int64`, and one symbolic; NotImplemented where it needs plain numbers."""
+    """`fn(left, right)` of a `numpy.int64` and a number, one of them symbolic; NotImplemented where it needs plain
+    numbers."""
     a, b = _number(left), _number(right)
     if a is None or b is None:
         return NotImplemented
@@ -83,7 +83,7 @@ def operate(fn: Any, left: Any, right: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """What it is as an int; None of other objects, and of ints that are no sizes or do not fit."""
+    """The value as an int; None for other objects, and for ints that are not sizes or do not fit."""
     number = value.number if type(value) is NumpyInt else int(value) if type(value) is np.int64 else value
     return number if is_size(number) or (type(number) is int and abs(number) < _MOST) else None
 
@@ -96,28 +96,28 @@ def numpy_int(number: Any) -> Any:
 
 
 def _product(values: Any) -> Any:
-    parts = list(values) if type(values) in (list, tuple) or hasattr(values, "numel") else []
-    symbolic = Int in map(type, parts) and all(map(_is_int, parts))
-    return numpy_int(math.prod(parts)) if symbolic else NotImplemented
+    factors = list(values) if type(values) in (list, tuple) or hasattr(values, "numel") else []
+    is_symbolic = Int in map(type, factors) and all(map(_is_int, factors))
+    return numpy_int(math.prod(factors)) if is_symbolic else NotImplemented
 
 
 def _is_int(value: Any) -> bool:
     return type(value) is int or type(value) is Int
 
 
-# NumPy's functions of sizes that give such a number; NotImplemented where they need plain ones.
+# NumPy functions of sizes that return a `NumpyInt`; NotImplemented where they need plain numbers.
 FUNCTIONS: dict[Any, Callable[[Any], Any]] = {np.int64: numpy_int, np.prod: _product}
 
 
 def unwrap_numpy_ints(value: Any, depth: int = 4) -> Any:
-    """`value` with symbolic ints in the place of such numbers, as torch takes them."""
+    """`value` with symbolic ints in place of `NumpyInt`s, as torch accepts them."""
     kind = type(value)
     if kind is NumpyInt:
         return value.number
     if kind is slice:
-        parts = (value.start, value.stop, value.step)
-        return slice(*map(unwrap_numpy_ints, parts)) if NumpyInt in map(type, parts) else value
+        bounds = (value.start, value.stop, value.step)
+        return slice(*map(unwrap_numpy_ints, bounds)) if NumpyInt in map(type, bounds) else value
     if not depth or kind not in (list, tuple):
         return value
-    found = [unwrap_numpy_ints(part, depth - 1) for part in value]
-    return value if all(a is b for a, b in zip(found, value)) else kind(found)
+    items = [unwrap_numpy_ints(item, depth - 1) for item in value]
+    return value if all(a is b for a, b in zip(items, value)) else kind(items)

@@ -1,4 +1,4 @@
-"""Arithmetic and comparisons of sizes: which of what is asked of symbolic numbers has an answer among sizes."""
+"""Arithmetic and comparisons of sizes: which operations on symbolic numbers have a result among sizes."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ COMPARED = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 
 
 def is_positive(size: Size) -> bool:
-    """Whether a size is 1 at least, by its range."""
+    """Whether a size is at least 1, by its range."""
     return bounds(size)[0] >= 1
 
 
 def size_result(
     op: str, sizes: Sequence[Size], is_positive: Callable[[Size], bool] = is_positive
 ) -> Size | None:
-    """The size that an operation on sizes gives; None where it is no size, or may be none. Divisors are to be positive."""
+    """The size that an operation on sizes returns; None if it is not a size. Divisors must be positive."""
     function = _ARITHMETIC.get(op)
     if function is None or (op in ("floordiv", "mod") and not is_positive(sizes[1])):
         return None
-    made: Size = function(*sizes)
-    return made
+    result: Size = function(*sizes)
+    return result
 
 
 ROUNDED = frozenset({"int", "floor", "trunc", "ceil"})
-_FINEST = 1024  # what a factor is a quotient of, at most
-# Up to here, products of sizes with such a factor are exact, and quotients are rounded alike.
+_FINEST = 1024  # largest numerator and denominator of a factor
+# Up to here, float products of a size and such a factor are exact, and quotients round as in integer arithmetic.
 MOST_ROUNDED = 1 << 40
 
 
 def factor_of(expression: Expression) -> tuple[Expression, int, int] | None:
-    """What is multiplied in `n / 2`, `n * 0.75`, `0.75 * n`, and by which fraction; None of others, and where the fraction
-    is none of small numbers."""
+    """(operand, numerator, denominator) for `n / 2`, `n * 0.75`, `0.75 * n`; None for other expressions and for
+    fractions of large numbers."""
     if expression.op not in ("mul", "truediv"):
         return None
     operand, factor = expression.args
@@ -51,22 +51,22 @@ def factor_of(expression: Expression) -> tuple[Expression, int, int] | None:
     number: Any = factor.args[0] if factor.op == "const" else None
     if type(number) not in (int, float) or not 0 < number < _FINEST:
         return None
-    above, below = number.as_integer_ratio()
+    numerator, denominator = number.as_integer_ratio()
     if expression.op == "truediv":
-        above, below = below, above
-    return (operand, above, below) if max(above, below) <= _FINEST else None
+        numerator, denominator = denominator, numerator
+    return (operand, numerator, denominator) if max(numerator, denominator) <= _FINEST else None
 
 
 class Comparisons:
-    """What is known of how sizes compare: from their ranges, and from the comparisons that later calls must decide alike."""
+    """What is known of comparisons of sizes: from their ranges, and from the outcomes that later calls must repeat."""
 
     def __init__(self) -> None:
-        # By what stands beside the constant of a difference: the range in which it is.
+        # By a difference without its constant: its range.
         self._known: dict[Expr, tuple[int, int]] = {}
-        self._unequal: set[Expr] = set()  # differences that are not 0
+        self._unequal: set[Expr] = set()  # differences known not to be 0
 
-    def decided(self, op: str, a: Size, b: Size) -> bool | None:
-        """The answer to `lt` or `eq`; None where it is not known."""
+    def known_outcome(self, op: str, a: Size, b: Size) -> bool | None:
+        """The outcome of `lt` or `eq`; None where it is unknown."""
         difference = a - b
         low, high = self._range(difference)
         if op == "lt":
@@ -76,7 +76,7 @@ class Comparisons:
         return True if low == high == 0 else None
 
     def is_positive(self, size: Size) -> bool:
-        """Whether it is known to be 1 at least: it, or what it is the product of."""
+        """Whether it is known to be at least 1: the size itself, or all its factors."""
         if self._range(size)[0] >= 1:
             return True
         if isinstance(size, int) or size.const or len(size.terms) != 1:
@@ -85,11 +85,11 @@ class Comparisons:
         return factor > 0 and all(self._range(atom)[0] >= 1 for atom in monomial)
 
     def bounds(self, sym: Sym) -> tuple[int, int]:
-        """The range of a symbol, by what was asked of it alone."""
+        """The range of a symbol, from comparisons of it alone."""
         return self._range(sym)
 
-    def note(self, op: str, a: Size, b: Size, outcome: bool) -> None:
-        """From now on, this is the answer."""
+    def record(self, op: str, a: Size, b: Size, outcome: bool) -> None:
+        """Record an outcome that later calls must repeat."""
         difference = a - b
         if not isinstance(difference, Expr):
             return
@@ -110,14 +110,17 @@ class Comparisons:
     def _range(self, difference: Size) -> tuple[int, int]:
         low, high = _bounds(difference)
         if isinstance(difference, Expr):
-            rest = _without_const(difference)
-            for found in (self._known.get(rest), self._of_quotient(rest)):
-                if found is not None:
-                    low, high = max(low, found[0] + difference.const), min(high, found[1] + difference.const)
+            variable = _without_const(difference)
+            for limits in (self._known.get(variable), self._quotient_range(variable)):
+                if limits is not None:
+                    low, high = (
+                        max(low, limits[0] + difference.const),
+                        min(high, limits[1] + difference.const),
+                    )
         return low, high
 
-    def _of_quotient(self, size: Expr) -> tuple[int, int] | None:
-        """The range of x // n, from that of x, where `size` is one."""
+    def _quotient_range(self, size: Expr) -> tuple[int, int] | None:
+        """The range of x // n, from that of x; None for other sizes."""
         if not isinstance(size, Quotient) or size.op != "//" or not isinstance(size.right, int):
             return None
         low, high = self._range(size.left)
@@ -126,24 +129,25 @@ class Comparisons:
 
 def _without_const(size: Size) -> Expr:
     assert isinstance(size, Expr)
-    rest = size - size.const
-    assert isinstance(rest, Expr)
-    return rest
+    variable = size - size.const
+    assert isinstance(variable, Expr)
+    return variable
 
 
 def _bounds(size: Size) -> tuple[int, int]:
-    """The range of a size, also of `4*s*t - s`: what its symbols are above their least values is from 0 on."""
+    """The range of a size, also of `4*s*t - s`: computed from the nonnegative distances of symbols from their least
+    values."""
     low, high = bounds(size)
     if low >= 0 or high <= 0:
         return low, high
-    above = {sym: Sym(sym.name) + sym.lo for sym in free_syms(size)}
-    more, less = bounds(subs(size, above))
+    numerator = {sym: Sym(sym.name) + sym.lo for sym in free_syms(size)}
+    more, less = bounds(subs(size, numerator))
     return max(low, more), min(high, less)
 
 
 def compare_dividend(difference: Size) -> tuple[bool, Size, int] | None:
-    """How `difference < 0` is said of what is divided, or multiplied, in it: (True, x, n) for x < n, (False, x, n) for
-    x >= n. None where nothing is."""
+    """`difference < 0` as a condition on a dividend or a factor in it: (True, x, n) for x < n, (False, x, n) for x >=
+    n. None if there is none."""
     if not isinstance(difference, Expr) or len(difference.terms) != 1:
         return None
     (monomial, factor), const = difference.terms[0], difference.const
@@ -164,7 +168,7 @@ def compare_dividend(difference: Size) -> tuple[bool, Size, int] | None:
 
 
 def simplify_comparison(a: Size, b: Size) -> tuple[Size, Size]:
-    """Two sizes that compare as these do, without what both have and are multiples of."""
+    """Two sizes that compare as these do, without common terms and factors."""
     difference = a - b
     if isinstance(difference, Expr):
         difference = difference // gcd(

@@ -1,7 +1,5 @@
-"""What a symbolic number holds: a `Symbol`, which torch's C++ code asks for arithmetic and comparisons as it asks a SymNode
-of torch's own. It hands them on to the `Symbols` of its trace (its attribute `symbols`), which make it
-(`symbolic_numbers.py`).
-"""
+"""The node of a symbolic number: a `Symbol`, which torch's C++ code queries for arithmetic and comparisons as it
+queries a torch SymNode. It delegates to the `Symbols` of its trace (`symbolic_numbers.py`)."""
 
 from __future__ import annotations
 
@@ -16,19 +14,19 @@ from smelt.tracing.symbolic.unbacked_numbers import unbacked_leaf_of
 
 
 class UnbackedComparison:
-    """What a comparison of the program's gives that data decide: `op` (`lt`, `eq`) of the two sizes is `holds`."""
+    """The result of the program's comparison of unbacked sizes: `op` (`lt`, `eq`) of the two sizes is `holds`."""
 
     def __init__(self, symbols: Any, op: str, a: Size, b: Size, holds: bool) -> None:
         self._symbols, self._op, self._a, self._b, self._holds = symbols, op, a, b, holds
 
     @property
     def expression(self) -> Expression:
-        """What Python computes for it."""
+        """The expression that Python computes for it."""
         op = self._op if self._holds else {"lt": "ge", "eq": "ne"}[self._op]
         return self._symbols.comparison(op, self._a, self._b)
 
     def assume(self, outcome: bool) -> None:
-        """From now on it is that, which the graph checks."""
+        """Assume this outcome from now on; the graph checks it."""
         self._symbols.assume(self._op, self._a, self._b, outcome is self._holds)
 
     def __bool__(self) -> bool:
@@ -36,7 +34,7 @@ class UnbackedComparison:
 
 
 class Symbol:
-    """What torch calls a SymNode: C++ asks it for arithmetic and comparisons by the names of its methods."""
+    """What torch calls a SymNode: C++ queries arithmetic and comparisons by its method names."""
 
     __slots__ = ("expression", "size", "symbols", "value")
 
@@ -44,17 +42,17 @@ class Symbol:
         self.symbols = symbols
         self.expression = expression
         self.value = value
-        self.size = size  # of what is made of sizes and ints alone
+        self.size = size  # if computed from sizes and ints alone
 
     def specialize(self) -> Any:
-        """The number, pinned, unless another capture will know it."""
+        """The number of this call, specialized unless another capture will cover its range."""
         size = self.as_size() if self.expression.op in ROUNDED else self.size
         if type(size) is not int and not self.symbols.request_constant_range(size):
             self.symbols.specialize(self.expression)
         return self.value
 
     def as_size(self) -> Size | None:
-        """The size that it is, or is taken for from now on; None where it is none."""
+        """The size that it is, or becomes from now on; None if it cannot be one."""
         if self.size is None and type(self.value) is int:
             self.size = self.symbols.size_of_expression(self.expression)
         return self.size
@@ -64,19 +62,19 @@ class Symbol:
         return self.size if type(self.size) is int else wrapped(self)
 
     def call(self, op: str, *others: Symbol) -> Any:
-        """The operation (a key of `OPERATIONS`) with this symbol as its first operand: see `Symbols.call`."""
+        """The operation `op` (a key of `OPERATIONS`) with this symbol as first operand: see `Symbols.call`."""
         return self.symbols.call(op, self, *others)
 
     def fits_a_tensor(self) -> bool:
-        """Whether it is a float or an int of 64 bits, which is required of later calls too."""
+        """Whether it is a float or a 64-bit int, which is required of later calls as well."""
         if type(self.value) is float or self.expression.op == "leaf" or self.size is not None:
             return True
-        if unbacked_leaf_of(self.expression) is not None:  # it raises when the graph runs
+        if unbacked_leaf_of(self.expression) is not None:  # the graph raises
             return True
         size = self.call("abs")
         return bool(size < 1 << 63)
 
-    # ---- what C++ asks, under the names and with the arguments of torch's SymNode
+    # ---- queries by C++, with the names and arguments of torch's SymNode
 
     def is_int(self) -> bool:
         return type(self.value) is int
@@ -156,7 +154,7 @@ class Symbol:
 
 
 class DeferredComparison(Symbol):
-    """The bool of a comparison that data decide."""
+    """The bool of a comparison of unbacked sizes by torch, which is assumed only if torch needs it."""
 
     __slots__ = ("_a", "_b", "_op")
 
@@ -165,46 +163,46 @@ class DeferredComparison(Symbol):
         self._op, self._a, self._b = op, a, b
 
     def specialize(self) -> Any:
-        """What it is assumed to be."""
+        """Its assumed outcome."""
         return self.symbols.compare(self._op, self._a, self._b)
 
     def is_constant(self) -> bool:
-        """No: data decide."""
+        """False: it depends on data."""
         return False
 
     def guard_or_false(self, file: str, line: int) -> bool:
-        """Either answer would do."""
+        """Torch accepts either outcome."""
         return False
 
     def guard_or_true(self, file: str, line: int) -> bool:
-        """Either answer would do."""
+        """Torch accepts either outcome."""
         return True
 
     def statically_known_true(self, file: str, line: int) -> bool:
-        """It is not known."""
+        """It is unknown."""
         return False
 
 
 def _node_method(op: str) -> Callable[..., Symbol]:
     def method(self: Symbol, *others: Symbol) -> Symbol:
         symbols = self.symbols
-        key = (op, self.size, *[o.size for o in others])  # C++ asks the same of sizes again and again
-        known = symbols.of_sizes.get(key)
-        if known is not None:
-            return known
+        key = (op, self.size, *[o.size for o in others])  # C++ repeats the same queries of sizes
+        cached = symbols.node_results.get(key)
+        if cached is not None:
+            return cached
         deferred = symbols.torch_comparison(op, self, *others) if op in COMPARED else None
         if deferred is not None:
             return deferred
-        made = self.call(op, *others)
-        found: Symbol = made.node if type(made) in NUMBERS else symbols.symbol(made)
+        number = self.call(op, *others)
+        node: Symbol = number.node if type(number) in NUMBERS else symbols.symbol(number)
         if None not in key:
-            symbols.of_sizes[key] = found
-        return found
+            symbols.node_results[key] = node
+        return node
 
     return method
 
 
-# Methods of a SymNode by the operation they are.
+# SymNode method -> operation.
 _NODE_OPERATIONS = {
     **{n: n for n in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "abs")},
     **{n: n for n in ("lt", "le", "gt", "ge", "eq", "ne")},

@@ -1,7 +1,6 @@
-"""The numbers that programs and torch hold in place of ints and floats that change: `Int` and `Float`, subclasses of
-`torch.SymInt` and `torch.SymFloat` around a `Symbol` (`sym_nodes.py`). Their operators make symbols; what needs the number
-itself pins it.
-"""
+"""Symbolic ints and floats that programs and torch hold: `Int` and `Float`, subclasses of `torch.SymInt` and
+`torch.SymFloat` around a `Symbol` (`sym_nodes.py`). Their operators create symbols; code that needs the number itself
+specializes it."""
 
 from __future__ import annotations
 
@@ -15,8 +14,10 @@ from smelt.shapes.expr import Expr, Size
 from smelt.tracing.symbolic.size_arithmetic import COMPARED
 
 
-def _binary(op: str, specialize: Callable[[Any, Any], Any], reflected: bool = False) -> Callable[[Any, Any], Any]:
-    """An operator: symbolic with numbers, on the pinned number with what else may be there."""
+def _binary(
+    op: str, function: Callable[[Any, Any], Any], reflected: bool = False
+) -> Callable[[Any, Any], Any]:
+    """A binary operator: symbolic for numbers, on the specialized number for other operands."""
 
     def method(self: Any, other: Any) -> Any:
         kind = type(other)
@@ -28,19 +29,23 @@ def _binary(op: str, specialize: Callable[[Any, Any], Any], reflected: bool = Fa
             return symbols.call(op, b, a) if reflected else symbols.call(op, a, b)
         if isinstance(other, torch.Tensor) or other is None or kind is str:
             return NotImplemented
-        return specialize(other, self.node.specialize()) if reflected else specialize(self.node.specialize(), other)
+        return (
+            function(other, self.node.specialize()) if reflected else function(self.node.specialize(), other)
+        )
 
     return method
 
 
-def _pinned(function: Callable[..., Any], reflected: bool = False) -> Callable[..., Any]:
-    """A special method that needs the number itself."""
+def _specializing(function: Callable[..., Any], reflected: bool = False) -> Callable[..., Any]:
+    """A special method that specializes the number."""
 
     def method(self: Any, *others: Any) -> Any:
         if others and isinstance(others[0], torch.Tensor):
             return NotImplemented
         value = self.node.specialize()
-        return function(specialize(others[0]), value) if reflected else function(value, *map(specialize, others))
+        return (
+            function(specialize(others[0]), value) if reflected else function(value, *map(specialize, others))
+        )
 
     return method
 
@@ -51,33 +56,33 @@ def _truth(number: Any) -> bool:
 
 
 def _methods() -> dict[str, Any]:
-    """The special methods of a number, all of them: those of torch.SymInt know nothing of pinning."""
-    made: dict[str, Any] = {}
+    """All special methods of a number: those of torch.SymInt do not specialize."""
+    methods: dict[str, Any] = {}
     for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
         function = getattr(operator, name)
-        made[f"__{name}__"] = _binary(name, function)
-        made[f"__r{name}__"] = _binary(name, function, reflected=True)
+        methods[f"__{name}__"] = _binary(name, function)
+        methods[f"__r{name}__"] = _binary(name, function, reflected=True)
     for name in ("lt", "le", "gt", "ge", "eq", "ne"):
-        made[f"__{name}__"] = _binary(name, getattr(operator, name))
+        methods[f"__{name}__"] = _binary(name, getattr(operator, name))
     for name in ("and_", "or_", "xor", "lshift", "rshift"):
-        made[f"__{name.rstrip('_')}__"] = _pinned(getattr(operator, name))
-        made[f"__r{name.rstrip('_')}__"] = _pinned(getattr(operator, name), reflected=True)
+        methods[f"__{name.rstrip('_')}__"] = _specializing(getattr(operator, name))
+        methods[f"__r{name.rstrip('_')}__"] = _specializing(getattr(operator, name), reflected=True)
     for name in ("neg", "abs", "trunc", "floor", "ceil"):
-        made[f"__{name}__"] = lambda self, op=name: self.node.call(op)
+        methods[f"__{name}__"] = lambda self, op=name: self.node.call(op)
     for name, function in (
         ("int", int), ("float", float), ("complex", complex), ("hash", hash), ("repr", repr), ("str", str),
         ("format", format), ("divmod", divmod), ("invert", operator.invert),
     ):  # fmt: skip
-        made[f"__{name}__"] = _pinned(function)
-    made["__rdivmod__"] = _pinned(divmod, reflected=True)
-    made["__index__"] = _pinned(operator.index)
-    made["__pos__"] = lambda self: self
-    made["__bool__"] = _truth
-    made["__round__"] = lambda self, digits=None: rounded(self, digits)
-    made["__reduce_ex__"] = lambda self, protocol: (type(self.node.value), (self.node.specialize(),))
-    made["__copy__"] = lambda self: self
-    made["__deepcopy__"] = lambda self, memo: self
-    return made
+        methods[f"__{name}__"] = _specializing(function)
+    methods["__rdivmod__"] = _specializing(divmod, reflected=True)
+    methods["__index__"] = _specializing(operator.index)
+    methods["__pos__"] = lambda self: self
+    methods["__bool__"] = _truth
+    methods["__round__"] = lambda self, digits=None: rounded(self, digits)
+    methods["__reduce_ex__"] = lambda self, protocol: (type(self.node.value), (self.node.specialize(),))
+    methods["__copy__"] = lambda self: self
+    methods["__deepcopy__"] = lambda self, memo: self
+    return methods
 
 
 Int: Any = type("Int", (torch.SymInt,), {**_methods(), "__doc__": "A symbolic int.", "__module__": __name__})
@@ -86,7 +91,7 @@ Float: Any = type(
 )
 
 NUMBERS: frozenset[type] = frozenset({Int, Float})
-# C++ gives back the base classes around our symbols.
+# C++ returns the base classes around our symbols.
 SYMBOLIC: frozenset[type] = NUMBERS | {torch.SymInt, torch.SymFloat}
 PLAIN_TYPE: dict[type, type] = {Int: int, Float: float, torch.SymInt: int, torch.SymFloat: float}
 
@@ -97,12 +102,12 @@ def wrapped(symbol: Any) -> Any:
 
 
 def wrap_symbolic(value: Any) -> Any:
-    """What C++ or C code gave, as a number of ours."""
+    """A symbolic number returned by C++ or C code, as an `Int` or `Float`."""
     return wrapped(value.node) if type(value) in SYMBOLIC and type(value) not in NUMBERS else value
 
 
 def size_of(value: Any) -> Size:
-    """A size that C++ gave, or Python code computed. What is none is pinned."""
+    """The size of a number from C++ or Python. A number that cannot be a size is specialized."""
     if type(value) not in SYMBOLIC:
         number: int = value
         return number
@@ -111,19 +116,19 @@ def size_of(value: Any) -> Size:
 
 
 def is_size(value: Any) -> bool:
-    """Whether it is a symbolic size, which data do not decide."""
+    """Whether it is a symbolic size without unbacked symbols."""
     if type(value) is not Int or not isinstance(value.node.size, Expr):
         return False
     return not value.node.symbols.unbacked.occurs_in(value.node.size)
 
 
 def specialize(value: Any) -> Any:
-    """The number, pinned; anything else as it is."""
+    """The plain number of this call, specialized; other objects unchanged."""
     return value.node.specialize() if type(value) in SYMBOLIC else value
 
 
 def hint(value: Any) -> Any:
-    """The number in this call, not pinned: only its type may be looked at."""
+    """The plain number of this call, not specialized: only its type may be used."""
     return value.node.value if type(value) in SYMBOLIC else value
 
 

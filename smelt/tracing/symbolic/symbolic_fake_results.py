@@ -1,4 +1,4 @@
-"""What an operator returns for fakes with symbolic sizes."""
+"""Results of an operator on fakes with symbolic sizes."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from smelt.tracing.record.trace_inputs import Inputs
 
 _META = torch.device("meta")
 _CPU = torch.device("cpu")
-_MOST = 16  # by how much sizes are divided, to look whether that is enough
-_FARTHEST = 1 << 40  # where a range ends at the latest
+_MOST = 16  # largest divisor that is tried
+_FARTHEST = 1 << 40  # largest end of a range
 
 
 def spec_of_fake(value: Any) -> TensorSpec | None:
-    """The spec of a fake; None of anything else."""
+    """The spec of a fake; None for other objects."""
     return value.spec if type(value) is FakeTensor else None
 
 
@@ -55,8 +55,8 @@ class SymbolicCall:
     device: torch.device
     symbols: frozenset[Sym]
 
-    def outcome(self) -> RecordedResult:
-        """What it gives. Raises NeedsFixedSize, and Unsupported for what no sizes allow."""
+    def infer(self) -> RecordedResult:
+        """The recorded results. Raises NeedsFixedSize, and Unsupported for calls that no sizes allow."""
         if self.info.data_dependent:
             raise self._unsupported(DATA_DEPENDENT, str(self.func))
         for kind, func in CONJ_NEG_VIEWS.items():
@@ -65,35 +65,35 @@ class SymbolicCall:
                 return RecordedResult(None, [ResultLeaf(kind, spec, self.info.names[0])], spec)
         tensors = leaves((*self.args, *self.kwargs.values()), torch.Tensor)
         if len({t.device for t in tensors if t.dim() or t.device != _CPU}) > 1:
-            raise self._refuse("is given tensors on several devices")
+            raise self._needs_fixed_size("of tensors on several devices")
         with hinted({s: self.inputs.hint(s) for s in self.symbols}):
-            found, required = self._results(tensors)
+            specs, size_bounds = self._results(tensors)
         declared = self.info.results
         if not declared:
-            return RecordedResult(None, [ResultLeaf("none")], None, required)
-        single = len(declared) == 1 and not isinstance(found, tuple)
-        parts = [self._part(r, v, -1) for r, v in zip(declared, [found] if single else found)]
-        if single and isinstance(parts[0], list):
-            return RecordedResult(list, parts[0], tuple(p.spec for p in parts[0]), required)
-        spec = parts[0].spec if single else tuple(map(leaf_spec, parts))
-        return RecordedResult(None if single else tuple, parts, spec, required)
+            return RecordedResult(None, [ResultLeaf("none")], None, size_bounds)
+        single = len(declared) == 1 and not isinstance(specs, tuple)
+        results = [self._leaf(r, v, -1) for r, v in zip(declared, [specs] if single else specs)]
+        if single and isinstance(results[0], list):
+            return RecordedResult(list, results[0], leaf_spec(results[0]), size_bounds)
+        spec = results[0].spec if single else tuple(map(leaf_spec, results))
+        return RecordedResult(None if single else tuple, results, spec, size_bounds)
 
     def _results(self, tensors: list[torch.Tensor]) -> tuple[Any, list[tuple[Size, int, int]]]:
-        """(specs, and fakes that are given back; sizes, and between which numbers each must be)."""
-        args: Args = tuple(self._stands(self.args))
-        kwargs: Kwargs = self._stands(self.kwargs)
+        """(specs, or returned argument fakes; the required bounds of sizes)."""
+        args: Args = tuple(self._with_fakes(self.args))
+        kwargs: Kwargs = self._with_fakes(self.kwargs)
         if "device" in self.info.names:
             if kwargs.get("device") is not None or not tensors:
                 kwargs["device"] = _META
             kwargs.pop("pin_memory", None)
         if kwargs.get("layout") not in (None, torch.strided):
             raise self._unsupported(UNSUPPORTED_OBJECT, f"a {kwargs['layout']} tensor")
-        known = view_of(self.func, args, kwargs)
-        if known is not None:
-            return known, []
+        view = view_of(self.func, args, kwargs)
+        if view is not None:
+            return view, []
         try:
-            found = results(self.func, args, kwargs, self.device, spec_of_fake)
-            return found, required_sizes(self.func, args, kwargs, self.device, spec_of_fake, found)
+            specs = results(self.func, args, kwargs, self.device, spec_of_fake)
+            return specs, required_sizes(self.func, args, kwargs, self.device, spec_of_fake, specs)
         except NotImplementedError as error:
             if self.info.dynamic_shape:
                 raise self._unsupported(DATA_DEPENDENT_SHAPE, str(self.func)) from error
@@ -101,37 +101,36 @@ class SymbolicCall:
         except NeedsFixedSize as error:
             if self.info.dynamic_shape and "meta tensor" in str(error):
                 raise self._unsupported(DATA_DEPENDENT_SHAPE, str(self.func)) from error
-            found, follows = self.symbols, dict[Sym, Size]()
-            if len(found) > 1:
+            syms, follows = self.symbols, dict[Sym, Size]()
+            if len(syms) > 1:
                 hints = {s: self.inputs.hint(s) for s in self.symbols}
-                found = culprits(self.func, args, kwargs, self.device, spec_of_fake, hints) or self.symbols
-                follows = self._follows(args, kwargs, hints)
+                syms = culprits(self.func, args, kwargs, self.device, spec_of_fake, hints) or self.symbols
+                follows = self._dependent_sizes(args, kwargs, hints)
             one = joined(follows)
             follows = {sym: size for sym, size in follows.items() if sym not in one}
-            divisors, ranges = self._divisors(args, kwargs, found), self._ranges(args, kwargs, found)
+            divisors, ranges = self._divisors(args, kwargs, syms), self._ranges(args, kwargs, syms)
             raise NeedsFixedSize(
-                error.reason.detail, found, divisors=divisors, ranges=ranges, alike=one, follows=follows
+                error.reason.detail, syms, divisors=divisors, ranges=ranges, alike=one, follows=follows
             ) from error
 
-    def _follows(self, args: Args, kwargs: Kwargs, hints: dict[Sym, int]) -> dict[Sym, Size]:
-        """What it is enough to require of some of the sizes: what they are, over others."""
+    def _dependent_sizes(self, args: Args, kwargs: Kwargs, hints: dict[Sym, int]) -> dict[Sym, Size]:
+        """Sizes that suffice as requirements for some of the symbols: each as an expression over others."""
         shapes = [t.spec.shape for t in leaves((args, kwargs), FakeTensor)]
         lists = list(lists_of_sizes((args, kwargs)))
         if shapes:
             lists, hints = with_found_out(shapes[0], lists, hints)
-        found = required(
+        sizes = required(
             [*shapes, *lists],
             hints,
             lambda values: accepts(self.func, args, kwargs, self.device, spec_of_fake, values),
             hints.keys() - self.symbols,
         )
-        return {sym: size for sym, size in found.items() if not isinstance(size, int)}
+        return {sym: size for sym, size in sizes.items() if not isinstance(size, int)}
 
     def _divisors(self, args: Args, kwargs: Kwargs, syms: frozenset[Sym]) -> dict[Sym, int]:
-        """By what those of `syms` are divided of which it is enough to know the remainder: of the numbers among arguments,
-        or of tensors, which may fit for multiples only. Those that nobody divides, and that have changed, may be multiples
-        all the same: where a size is to be found out (`x.view(-1, 2)`), of 2 (`glu`), of what the operator is given
-        (`pixel_unshuffle`)."""
+        """Divisors of those of `syms` whose remainder it suffices to know: divisors among the arguments or tensors,
+        whose sizes may fit for multiples only. Symbols without one that have changed may have to be multiples as well:
+        where a size is inferred (`x.view(-1, 2)`), of 2 (`glu`), of an int argument (`pixel_unshuffle`)."""
         shapes = (tensor.spec.shape for tensor in leaves((args, kwargs), FakeTensor))
         divided = divisors_in(chain(leaves((args, kwargs), Expr), *shapes))
         tried = [{sym: by for sym, by in divided.items() if sym in syms}]
@@ -145,13 +144,13 @@ class SymbolicCall:
         return next((divisors for divisors in tried if self._fit(args, kwargs, divisors)), {})
 
     def _fit(self, args: Args, kwargs: Kwargs, divisors: dict[Sym, int]) -> bool:
-        """Whether the operator takes all sizes that leave the same as those of this call."""
+        """Whether the operator accepts all sizes with the same remainders as those of this call."""
         multiples = {sym: sym * by + self.inputs.hint(sym) % by for sym, by in divisors.items()}
         return bool(divisors) and accepts(self.func, args, kwargs, self.device, spec_of_fake, multiples)
 
     def _ranges(self, args: Args, kwargs: Kwargs, syms: frozenset[Sym]) -> dict[Sym, tuple[int, int]]:
-        """In which range those of `syms` are of which it is enough to know that: the trace has come to depend on it, but too
-        late for what is the same there alone, as `s % 512` and `s`."""
+        """Ranges of those of `syms` for which it suffices to know the range: the trace depends on it already, but too
+        late for sizes that are equal only there, such as `s % 512` and `s`."""
         symbols = self.inputs.numbers.symbols
         known = {} if symbols is None else {sym: symbols.bounds(sym) for sym in syms}
         ranges = {sym: ends for sym, ends in known.items() if ends[1] < min(sym.hi, _FARTHEST)}
@@ -159,54 +158,55 @@ class SymbolicCall:
         fits = ranges and accepts(self.func, args, kwargs, self.device, spec_of_fake, narrower)
         return ranges if fits else {}
 
-    def _stands(self, value: Any) -> Any:
-        """The arguments, with fakes in the place of real tensors but those of single numbers."""
+    def _with_fakes(self, value: Any) -> Any:
+        """The arguments with fakes in place of real tensors, except scalar CPU tensors."""
         if isinstance(value, (list, tuple)):
-            return [self._stands(v) for v in value]
+            return [self._with_fakes(v) for v in value]
         if isinstance(value, dict):
-            return {k: self._stands(v) for k, v in value.items()}
+            return {k: self._with_fakes(v) for k, v in value.items()}
         if isinstance(value, torch.Tensor) and type(value) is not FakeTensor:
             return value if value.dim() == 0 and value.device == _CPU else self.inputs.fake_for_native(value)
         return value
 
-    def _part(self, result: DeclaredResult, item: Any, index: int) -> Any:
-        """How to make what fits a result, or element `index` of one: a spec, or a fake that is given back."""
+    def _leaf(self, result: DeclaredResult, item: Any, index: int) -> Any:
+        """The recorded form of a result, or of element `index` of a list result: `item` is a spec, or a returned
+        argument fake."""
         if item is None:
             return ResultLeaf("none")
         source = self.info.argument(result.arg, self.args, self.kwargs) if result.arg else None
         if result.kind == "same":
             if index < 0 and isinstance(source, (list, tuple)):
-                return [self._part(result, v, i) for i, v in enumerate(source)]
+                return [self._leaf(result, v, i) for i, v in enumerate(source)]
             fake: Any = source[index] if isinstance(source, (list, tuple)) else source
             return ResultLeaf("same", fake.spec, result.arg, index)
         if isinstance(item, (list, tuple)):
-            return [self._part(result, v, i) for i, v in enumerate(item)]
+            return [self._leaf(result, v, i) for i, v in enumerate(item)]
         if type(item) is FakeTensor:
-            return ResultLeaf("same", item.spec, *self._place(item))
+            return ResultLeaf("same", item.spec, *self._argument_position(item))
         if isinstance(item, (int, Expr)) and not isinstance(item, bool):
             return ResultLeaf("number", size=item)
         if not isinstance(item, TensorSpec):
-            raise self._refuse("gives a number")
+            raise self._needs_fixed_size("returns a number")
         if result.kind != "view":
             return ResultLeaf("fresh", item)
         if type(source) is not FakeTensor or not (
             source.dtype == item.dtype or source.dtype.is_complex != item.dtype.is_complex
         ):
-            raise self._refuse("looks at memory in another way")
+            raise self._needs_fixed_size("returns a view of another dtype")
         return ResultLeaf("view", item, result.arg)
 
-    def _place(self, given: FakeTensor) -> tuple[str, int]:
-        """Where among the arguments one is: the name, and which element of a list."""
+    def _argument_position(self, fake: FakeTensor) -> tuple[str, int]:
+        """(name, list index or -1) of an argument."""
         for name in self.info.names:
             value = self.info.argument(name, self.args, self.kwargs)
             for i, element in enumerate(value if isinstance(value, (list, tuple)) else ()):
-                if element is given:
+                if element is fake:
                     return name, i
-            if value is given:
+            if value is fake:
                 return name, -1
-        raise self._refuse("gives a tensor back that it was not given")
+        raise self._needs_fixed_size("returns a fake that is no argument")
 
-    def _refuse(self, what: str) -> NeedsFixedSize:
+    def _needs_fixed_size(self, what: str) -> NeedsFixedSize:
         return NeedsFixedSize(f"{self.func} {what}", self.symbols)
 
     def _unsupported(self, kind: ReasonKind, detail: str) -> Unsupported:

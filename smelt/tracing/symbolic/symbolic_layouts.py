@@ -8,35 +8,36 @@ from typing import Any
 
 from smelt.shapes.expr import contiguous_stride
 
-ITSELF = -1  # in the place of a dimension: the input is a number, and the size
+ITSELF = -1  # as `SizeSource.dim`: the input is a number, and the size
 
 
 @dataclass(frozen=True)
 class SizeSource:
-    """Where the value of a symbol is found in an input: it is the size of dimension `dim`, or the number that the input is
-    (ITSELF), by `divisor`, rounded down, or, if `rest`, what is left. With `over`, it is by how much the stride of `dim` is
-    larger than dimension `over` in memory, which is its size times its stride."""
+    """Where the value of a symbol is found in an input: the size of dimension `dim`, or the number that the input is
+    (ITSELF), floor-divided by `divisor` or, if `rest`, its remainder. With `over`: the gap between the stride of `dim`
+    and the extent of dimension `over` (its size times its stride)."""
 
     dim: int
     divisor: int = 1
     over: int | None = None
     rest: bool = False
 
-    def read(self, given: Any) -> int:
-        """The value, of what is given for the input."""
+    def read(self, value: Any) -> int:
+        """The symbol's value, from the value of the input."""
         if self.dim == ITSELF:
-            number: int = given
+            number: int = value
         elif self.over is None:
-            number = given.size(self.dim)
+            number = value.size(self.dim)
         else:
-            number = given.stride(self.dim) - given.size(self.over) * given.stride(self.over)
+            number = value.stride(self.dim) - value.size(self.over) * value.stride(self.over)
         return number % self.divisor if self.rest else number // self.divisor
 
 
 @dataclass(frozen=True)
 class SymbolicLayout:
-    """Sizes and strides of an input, in elements, symbolic numbers (`Symbols.size_leaf`) among them. `gaps`: for strides
-    that do not follow from sizes (`Symbols.stride_leaf`), by dimension, the gap, and the dimension that leaves it."""
+    """Sizes and strides of an input, in elements, including symbolic numbers (`Symbols.size_leaf`). `gaps`: for
+    strides that do not follow from sizes (`Symbols.stride_leaf`), by dimension, the gap, and the inner dimension that
+    it follows."""
 
     shape: tuple[Any, ...]
     stride: tuple[Any, ...]
@@ -44,22 +45,22 @@ class SymbolicLayout:
 
     @classmethod
     def row_major(cls, shape: Sequence[Any]) -> SymbolicLayout:
-        """Rows of these sizes, one behind the other."""
+        """The contiguous row-major layout of these sizes."""
         return cls(tuple(shape), contiguous_stride(shape), {})
 
 
 @dataclass(frozen=True)
 class Over:
-    """A stride as large as dimension `dim`, its size times its stride; or larger, if not `exactly`."""
+    """A stride equal to the extent of dimension `dim` (its size times its stride), or larger if not `exactly`."""
 
     dim: int
     exactly: bool
 
 
 def strides_over(shape: Sequence[int], stride: Sequence[int]) -> tuple[Over | None, ...] | None:
-    """How each stride follows from the dimension that lies next inside of it in memory; None for the innermost dimension,
-    and for those that repeat their elements (a stride of 0). None in place of all where elements overlap otherwise. Behind a
-    dimension without elements, torch's strides are those of a size of 1; and a dimension of size 1 may lie anywhere."""
+    """How each stride follows from the next inner dimension in memory; None for the innermost dimension, and for
+    expanded ones (stride 0). None for all where elements overlap otherwise. Outside of a dimension without elements,
+    torch's strides are those for size 1; a dimension of size 1 may have any stride."""
     order = sorted((d for d in range(len(shape)) if stride[d]), key=lambda d: (stride[d], -d))
     found = _over(shape, stride, order)
     if found is not None:
@@ -79,10 +80,10 @@ def _over(
     inner: int | None = None
     for dim in order:
         if inner is not None:
-            room = shape[inner] * stride[inner]
-            if stride[dim] < room:
+            extent = shape[inner] * stride[inner]
+            if stride[dim] < extent:
                 return None
-            found[dim] = Over(inner, stride[dim] == room)
+            found[dim] = Over(inner, stride[dim] == extent)
         if shape[dim]:
             inner = dim
     return tuple(found)

@@ -1,16 +1,16 @@
-"""Symbolic numbers: real `torch.SymInt` and `torch.SymFloat` objects that stand for numbers which change from call to call.
+"""Symbolic numbers: real `torch.SymInt` and `torch.SymFloat` objects for numbers that change from call to call.
 
-A symbolic number (`Int`, `Float`) holds a `Symbol`: an expression (`smelt.shapes.number_expr`) and the value that it
-has in the call being traced. Arithmetic builds expressions. A comparison is decided at once by the value, and what was
-decided is required of later calls. Whatever needs the number itself (an index, a hash, text, C code that wants an int)
-*pins* it: the numbers it was computed from are then required to be the same again, and the plain number is used. So a
-symbolic number is safe in the hands of any code; at worst it is not symbolic any more.
+A symbolic number (`Int`, `Float`) holds a `Symbol`: an expression (`smelt.shapes.number_expr`) and the value in the
+call being traced. Arithmetic builds expressions. A comparison is decided at once by the value, and its outcome is
+required of later calls. Code that needs the number itself (an index, a hash, text, C code that reads an int)
+*specializes* it: the leaves it was computed from must then be the same in later calls, and the plain number is used.
+So any code can use a symbolic number; at worst it is specialized.
 
-The sizes of tensors are such numbers too, where they change. Their symbols hold a `Size` besides, which sums, products and
+Sizes of tensors that change are such numbers as well. Their symbols also hold a `Size`, which sums, products and
 quotients of sizes keep: what is the same for all sizes is then decided without a guard.
 
-A number that only the graph gives (`UnbackedNumber`: how many elements a mask selects) has no value yet. What torch decides by
-it is assumed; what the program decides by it ends the graph, unless it holds for all numbers from two on.
+An unbacked number (`UnbackedNumber`: the number of elements that a mask selects) has no value yet. What torch decides
+by it is assumed; what the program decides by it breaks the graph, unless it is the same for all numbers of at least 2.
 """
 
 from __future__ import annotations
@@ -33,75 +33,81 @@ from smelt.tracing.symbolic.size_arithmetic import (
     MOST_ROUNDED,
     ROUNDED,
     Comparisons,
-    size_result,
-    factor_of,
     compare_dividend,
+    factor_of,
     simplify_comparison,
+    size_result,
 )
 from smelt.tracing.symbolic.sym_nodes import DeferredComparison, Symbol, UnbackedComparison
 from smelt.tracing.symbolic.sym_numbers import NUMBERS, Float, Int, wrapped
-from smelt.tracing.symbolic.unbacked_numbers import UnbackedNumber, UnbackedFacts, NumberCondition, unbacked_leaf_of
+from smelt.tracing.symbolic.unbacked_numbers import (
+    NumberCondition,
+    UnbackedFacts,
+    UnbackedNumber,
+    unbacked_leaf_of,
+)
 
-MAX_SIZE = 100  # operations of an expression; a larger one is pinned
+MAX_SIZE = 100  # operations of an expression; a larger one is specialized
 
 
 class PlainNumbersOnly(Unsupported):
-    """Something is to be captured that cannot hold symbolic numbers, wherever they may be in it."""
+    """A capture that cannot hold symbolic numbers, wherever they occur in it."""
 
 
 class Symbols:
     """The symbolic numbers of one trace.
 
     Args:
-        pin: `pin(key, value)` is called once for each leaf whose value the trace comes to depend on.
-        require: `require(expression, expected)`: the trace depends on the expression being `expected` (True, False), or
-            of exactly that type (int, float).
-        take: `take(key, value, sym)` gives the size that the number found there, an int of at least 2, may be: `sym`, which
-            is new, or one that it is required to be equal to; or None.
-        divide: `divide(sym, divisor)` says whether another capture may know what the size leaves when divided.
-        narrow: `narrow(sym, low, high)` says whether another capture will know that the size is in [low, high]; then what
-            comes of this one does not matter.
-        has_changed: `has_changed(sym)` says whether the size was another one in an earlier call.
+        specialize: `specialize(key, value)` is called once for each leaf whose value the trace comes to depend on.
+        require: `require(expression, expected)`: the trace depends on the expression being `expected` (True,
+            False), or of exactly that type (int, float).
+        symbolize: `symbolize(key, value, sym)` returns the size for the number at `key`, an int of at least 2: the
+            new symbol `sym`, or a size that it must equal; None to keep a plain number.
+        request_divisor: `request_divisor(sym, divisor)` returns whether another capture may know the remainder of
+            the size.
+        request_range: `request_range(sym, low, high)` returns whether another capture will know that the size is
+            in [low, high]; the result of this capture is then irrelevant.
+        has_changed: `has_changed(sym)` returns whether the size was different in an earlier call.
     """
 
     def __init__(
         self,
-        pin: Callable[[Any, Number], None],
+        specialize: Callable[[Any, Number], None],
         require: Callable[[Expression, Any], None],
-        take: Callable[[Any, int, Sym], Size | None] = lambda key, value, sym: None,
-        divide: Callable[[Sym, int], bool] = lambda sym, divisor: False,
-        narrow: Callable[[Sym, int, int], bool] = lambda sym, low, high: False,
+        symbolize: Callable[[Any, int, Sym], Size | None] = lambda key, value, sym: None,
+        request_divisor: Callable[[Sym, int], bool] = lambda sym, divisor: False,
+        request_range: Callable[[Sym, int, int], bool] = lambda sym, low, high: False,
         has_changed: Callable[[Sym], bool] = lambda sym: False,
     ) -> None:
-        self._specialize = pin
+        self._specialize = specialize
         self._require = require
-        self._take = take
-        self._divide = divide
-        self._narrow = narrow
+        self._symbolize = symbolize
+        self._request_divisor = request_divisor
+        self._request_range = request_range
         self.has_changed = has_changed
-        self._narrowed: dict[Expr, bool] = {}
+        self._range_requests: dict[Expr, bool] = {}
         self._table = Table()
         self._values: dict[Any, Number] = {}
-        self._pinned: set[Any] = set()
-        self._of_tensors: set[Any] = set()  # the keys of sizes
+        self._specialized: set[Any] = set()
+        self._size_keys: set[Any] = set()  # the keys of tensor sizes and strides
         self._sizes: dict[Size, Symbol] = {}  # symbols of sizes, by the size
         self._comparisons = Comparisons()
-        self.of_sizes: dict[tuple[Any, ...], Symbol] = {}  # results, by operation and operands
-        self._taken: dict[Expression, Size | None] = {}  # numbers, as sizes
-        self.numbers: dict[Sym, Symbol] = {}  # of symbols of sizes that are not those of tensors
-        # Tensors of such sizes, to make others like them: by their spec's id, and whether they are of inference mode.
+        self.node_results: dict[tuple[Any, ...], Symbol] = {}  # cached, by operation and operands
+        self._expression_sizes: dict[Expression, Size | None] = {}  # by expression of a number
+        self.numbers: dict[Sym, Symbol] = {}  # by size symbol that is not a tensor's size
+        # Meta tensors with symbolic sizes, cached by the id of their spec and their bits (`_cached_meta`).
         self.metas: dict[tuple[int, tuple[bool, ...]], tuple[TensorSpec, torch.Tensor]] = {}
         self._constants: dict[int, Symbol] = {}
-        self.has_proxies = False  # whether the program has ranges, lists or NumPy's ints that are symbolic
-        self.hints: dict[Sym, int] = {}  # what the symbols of sizes are in this call
-        self.unbacked = UnbackedFacts()  # what is known, and assumed, of numbers that only the graph gives
+        self.has_proxies = False  # whether the program has symbolic ranges, lists or NumPy ints
+        self.hints: dict[Sym, int] = {}  # values of size symbols in this call
+        self.unbacked = UnbackedFacts()  # known and assumed facts
         self._refused: PlainNumbersOnly | None = None
-        self.pending_error: NeedsFixedSize | None = None  # raised in a comparison, by the call that runs
+        self.pending_error: NeedsFixedSize | None = None  # raised in a comparison of the running call
 
     @contextmanager
     def refused(self, error: PlainNumbersOnly) -> Iterator[None]:
-        """Raises `error` where a symbolic number is used inside that is no size of a tensor: the trace does not come to
-        depend on it that way."""
+        """Context in which a symbolic number that is no tensor size raises `error` where it is used: the trace does
+        not come to depend on it that way."""
         before, self._refused = self._refused, error
         try:
             yield
@@ -109,14 +115,15 @@ class Symbols:
             self._refused = before
 
     def check(self) -> None:
-        """A symbolic number is used: raises where none may be."""
+        """Raise if symbolic numbers may not be used now."""
         if self._refused is not None:
             raise self._refused
 
     def release(self) -> None:
-        """Capture is over: graphs that name symbols must not keep alive what it looked at."""
-        self._specialize = self._require = self._take = self._divide = self._narrow = self.has_changed = _over
-        self.pending_error = None  # whose traceback holds frames
+        """End the capture: drop the callbacks, so that graphs with symbols do not keep captured objects alive."""
+        self._specialize = self._require = self._symbolize = _after_capture
+        self._request_divisor = self._request_range = self.has_changed = _after_capture
+        self.pending_error = None  # its traceback holds frames
 
     def leaf(self, key: Any, value: Number) -> Int | Float:
         """The symbolic number found at `key` (hashable by identity), now `value`."""
@@ -133,155 +140,159 @@ class Symbols:
         divisor: int = 1,
         any_remainder: bool = False,
     ) -> Int:
-        """The symbolic size found at `key`, now `value`: a symbol of its own, required to be in [least, most]; least >= 2.
-        With a `divisor` of at most `value`, divisor times a symbol and the remainder, which is required to stay the same;
-        or, if it is not 0, to be `any_remainder` but that, a symbol too."""
+        """The symbolic size found at `key`, now `value`: a symbol of its own, required to be in [least, most]; least
+        >= 2. With a `divisor` of at most `value`: divisor times a symbol, plus the remainder, which later calls must
+        repeat; or, with `any_remainder` and a nonzero remainder, another symbol for it."""
         if not 2 <= least <= value <= most or value < divisor:
             raise ValueError(f"a size of {value} is not symbolic in [{least}, {most}], by {divisor}")
         self._values[key] = value
-        self._of_tensors.add(key)
+        self._size_keys.add(key)
         leaf = self._table.leaf(key)
         least = max(least, divisor)
-        for op, bound, none in (("ge", least, 2), ("le", most, INFINITE)):
-            if bound != none:
+        for op, bound, unbounded in (("ge", least, 2), ("le", most, INFINITE)):
+            if bound != unbounded:
                 self._require(self._table.call(op, leaf, self._table.const(bound)), True)
-        times, rest = divmod(value, divisor)
-        highest = most if most == INFINITE else (most - rest) // divisor
-        sym = Sym(self._next_name(), -(-(least - rest) // divisor), highest)
+        times, remainder = divmod(value, divisor)
+        highest = most if most == INFINITE else (most - remainder) // divisor
+        sym = Sym(self._next_name(), -(-(least - remainder) // divisor), highest)
         self.hints[sym] = times
-        left: Size = rest
+        rest: Size = remainder
         if divisor > 1:
             by = self._table.const(divisor)
-            remainder = self._table.call("mod", leaf, by)
-            varies = any_remainder and rest > 0 and divisor > 2
+            modulo = self._table.call("mod", leaf, by)
+            varies = any_remainder and remainder > 0 and divisor > 2
             self._require(
-                self._table.call("eq", remainder, self._table.const(0 if varies else rest)), not varies
+                self._table.call("eq", modulo, self._table.const(0 if varies else remainder)), not varies
             )
             self._sizes[sym] = Symbol(self, self._table.call("floordiv", leaf, by), times, sym)
             if varies:
-                left = rest_symbol(len(self.hints) - len(self.unbacked.numbers), divisor)
-                self.hints[left] = rest
-                self._sizes[left] = Symbol(self, remainder, rest, left)
-        size = sym * divisor + left
+                rest = rest_symbol(len(self.hints) - len(self.unbacked.numbers), divisor)
+                self.hints[rest] = remainder
+                self._sizes[rest] = Symbol(self, modulo, remainder, rest)
+        size = sym * divisor + rest
         self._sizes[size] = Symbol(self, leaf, value, size)
-        self._taken[leaf] = size
+        self._expression_sizes[leaf] = size
         return wrapped(self._sizes[size])
 
-    def stride_leaf(self, key: Any, value: int, room: Size) -> tuple[Int, Int]:
-        """The stride found at `key`, now `value`, which is larger than `room`; and the gap that is left, a symbol."""
+    def stride_leaf(self, key: Any, value: int, extent: Size) -> tuple[Int, Int]:
+        """The stride found at `key`, now `value`, which is larger than `extent`; and the gap between them, a symbol."""
         self._values[key] = value
-        self._of_tensors.add(key)
-        leaf, least = self._table.leaf(key), self.symbol_of_size(room)
+        self._size_keys.add(key)
+        leaf, least = self._table.leaf(key), self.symbol_of_size(extent)
         sym = Sym(self._next_name(), 1)
         self.hints[sym] = value - int(least.value)
-        size = sym + room
+        size = sym + extent
         self._sizes[size] = Symbol(self, leaf, value, size)
-        self._taken[leaf] = size
+        self._expression_sizes[leaf] = size
         gap = self._table.call("sub", leaf, least.expression)
         self._sizes[sym] = Symbol(self, gap, self.hints[sym], sym)
         return wrapped(self._sizes[size]), wrapped(self._sizes[sym])
 
     def quotient_leaf(self, key: Any, value: int, by: Size) -> tuple[Int, Sym]:
-        """The symbolic size found at `key`, now `value`, required to be a multiple of `by`, two times or more; and how many
-        times, a symbol."""
+        """The symbolic size found at `key`, now `value`, required to be a multiple of `by` of at least 2 * by; and the
+        quotient, a symbol."""
         self._values[key] = value
-        self._of_tensors.add(key)
+        self._size_keys.add(key)
         leaf, divisor = self._table.leaf(key), self.symbol_of_size(by)
-        times, rest = divmod(value, int(divisor.value))
-        if rest or times < 2:
+        times, remainder = divmod(value, int(divisor.value))
+        if remainder or times < 2:
             raise ValueError(f"a size of {value} is no multiple of {divisor.value}")
         quotient = self._table.call("floordiv", leaf, divisor.expression)
-        remainder = self._table.call("mod", leaf, divisor.expression)
-        self._require(self._table.call("eq", remainder, self._table.const(0)), True)
+        modulo = self._table.call("mod", leaf, divisor.expression)
+        self._require(self._table.call("eq", modulo, self._table.const(0)), True)
         self._require(self._table.call("ge", quotient, self._table.const(2)), True)
         sym = Sym(self._next_name(), 2)
         self.hints[sym] = times
         self.numbers[sym] = self._sizes[sym] = Symbol(self, quotient, times, sym)
         size = by * sym
         self._sizes[size] = Symbol(self, leaf, value, size)
-        self._taken[leaf], self._taken[quotient] = size, sym
+        self._expression_sizes[leaf], self._expression_sizes[quotient] = size, sym
         return wrapped(self._sizes[size]), sym
 
     def size_of_expression(self, expression: Expression) -> Size | None:
-        """The size that a number is where it is used as one; None where it may be none, as it is negative or is not computed
-        by sums, products and quotients."""
-        if expression not in self._taken:
-            self._taken[expression] = self._take_for_size(expression)
-        return self._taken[expression]
+        """The size for a number that is used as one; None if it cannot be a size: it is negative, or not computed by
+        sums, products and quotients."""
+        if expression not in self._expression_sizes:
+            self._expression_sizes[expression] = self._find_size(expression)
+        return self._expression_sizes[expression]
 
-    def _take_for_size(self, expression: Expression) -> Size | None:
+    def _find_size(self, expression: Expression) -> Size | None:
         if expression.op == "const":
             number = expression.args[0]
             return number if type(number) is int else None
         if expression.op in ROUNDED:
-            return self._rounded(expression.args[0], up=expression.op == "ceil")
+            return self._rounded_size(expression.args[0], up=expression.op == "ceil")
         if expression.op != "leaf":
             sizes = [self.size_of_expression(e) for e in expression.args]
-            known = [s for s in sizes if s is not None]
-            if len(known) < len(sizes):
+            operands = [s for s in sizes if s is not None]
+            if len(operands) < len(sizes):
                 return None
             if expression.op in ("min", "max"):
-                return self._extreme(expression.op, *known)
-            return size_result(expression.op, known, self._comparisons.is_positive)
+                return self._min_or_max(expression.op, *operands)
+            return size_result(expression.op, operands, self._comparisons.is_positive)
         (key,) = expression.args
         value = self._values[key]
         sym = Sym(self._next_name(), 2)
-        if type(value) is not int or value < 2 or key in self._pinned:
+        if type(value) is not int or value < 2 or key in self._specialized:
             return None
-        taken = self._take(key, value, sym)
-        if taken is not sym:
-            return taken
+        size = self._symbolize(key, value, sym)
+        if size is not sym:
+            return size
         self.check()
         self.hints[sym] = value
         self._require(self._table.call("ge", expression, self._table.const(2)), True)
         self.numbers[sym] = self._sizes[sym] = Symbol(self, expression, value, sym)
         return sym
 
-    def _rounded(self, expression: Expression, up: bool) -> Size | None:
-        """The size that rounding `n / 2`, or `n * 0.75`, gives, which are floats; or a size."""
-        found = factor_of(expression)
-        size = self.size_of_expression(expression if found is None else found[0])
-        if found is None:
+    def _rounded_size(self, expression: Expression, up: bool) -> Size | None:
+        """The size of `int(n / 2)` or `int(n * 0.75)`, whose operand is a float; or of a rounded size."""
+        scaled = factor_of(expression)
+        size = self.size_of_expression(expression if scaled is None else scaled[0])
+        if scaled is None:
             return size
         if size is None or bounds(size)[0] < 0 or self.unbacked.occurs_in(size):
             return None
-        _, above, below = found
+        _, numerator, denominator = scaled
         self.at_most(size, MOST_ROUNDED)
-        return (size * above + (below - 1 if up else 0)) // below
+        return (size * numerator + (denominator - 1 if up else 0)) // denominator
 
     def _next_name(self) -> str:
         return f"s{len(self.hints) - len(self.unbacked.numbers)}"
 
     def unbacked_leaf(self, number: UnbackedNumber) -> Int:
-        """A size that only the graph gives, taken for its hint."""
+        """The unbacked size `number`, with its hint as value."""
         self.check()
         sym, leaf = number.sym, self._table.leaf(number)
         self.unbacked.numbers[sym] = number
         self.hints[sym] = number.hint
         self._sizes[sym] = Symbol(self, leaf, number.hint, sym)
-        self._taken[leaf] = sym
+        self._expression_sizes[leaf] = sym
         return wrapped(self._sizes[sym])
 
-    def asked(self, op: str, a: Symbol, b: Symbol) -> Any:
-        """A comparison of the program's: UnbackedComparison where data decide."""
+    def program_comparison(self, op: str, a: Symbol, b: Symbol) -> Any:
+        """A comparison by the program: UnbackedComparison where unbacked sizes decide it."""
         if a.size is None or b.size is None or not self.unbacked.occurs_in(a.size, b.size):
-            found = unbacked_leaf_of(a.expression) or unbacked_leaf_of(b.expression)
-            if found is None:
+            number = unbacked_leaf_of(a.expression) or unbacked_leaf_of(b.expression)
+            if number is None:
                 return self.call(op, a, b)
             what = self._table.call(op, a.expression, b.expression)
-            raise Unsupported(Reason(DATA_DEPENDENT, f"{what} decides, where {found.sym} is {found.what}"))
+            raise Unsupported(Reason(DATA_DEPENDENT, f"{what} decides, where {number.sym} is {number.what}"))
         self.check()
-        specialize, left, right = _plain_comparison(op, a.size, b.size)
+        specialize, left, right = _canonical_comparison(op, a.size, b.size)
         outcome, holds = self._comparisons.known_outcome(specialize, left, right), op in ("lt", "gt", "eq")
-        return UnbackedComparison(self, specialize, left, right, holds) if outcome is None else outcome is holds
+        return (
+            UnbackedComparison(self, specialize, left, right, holds) if outcome is None else outcome is holds
+        )
 
     def require_equal(self, key: Any, other: Any) -> None:
-        """The numbers found at both places are equal at each call."""
+        """Require the numbers at both keys to be equal at each call."""
         self._require(self._table.call("eq", self._table.leaf(key), self._table.leaf(other)), True)
 
     def require_size(self, key: Any, size: Expr) -> None:
-        """The number found there is this size at each call."""
-        self._require(self._table.call("eq", self._table.leaf(key), self.symbol_of_size(size).expression), True)
+        """Require the number at `key` to be this size at each call."""
+        self._require(
+            self._table.call("eq", self._table.leaf(key), self.symbol_of_size(size).expression), True
+        )
 
     def symbol(self, value: Any) -> Symbol:
         """`value` (symbolic or not) as an operand."""
@@ -299,13 +310,13 @@ class Symbols:
         """The symbol of a size: equal sizes have one."""
         found = self._sizes.get(size)
         if found is None:
-            found = self._made_of_size(size) if isinstance(size, Expr) else self.symbol(size)
+            found = self._build_symbol(size) if isinstance(size, Expr) else self.symbol(size)
             self._sizes[size] = found
         return found
 
-    def _made_of_size(self, size: Expr) -> Symbol:
+    def _build_symbol(self, size: Expr) -> Symbol:
         if isinstance(size, Quotient):
-            total = self._plainly(
+            total = self._apply(
                 "floordiv" if size.op == "//" else "mod", *map(self.symbol_of_size, (size.left, size.right))
             )
             return Symbol(self, total.expression, total.value, size)
@@ -313,40 +324,41 @@ class Symbols:
         for i, (monomial, coefficient) in enumerate(size.terms):
             term = self.symbol_of_size(monomial[0])
             for atom in monomial[1:]:
-                term = self._plainly("mul", term, self.symbol_of_size(atom))
+                term = self._apply("mul", term, self.symbol_of_size(atom))
             if coefficient != 1:
-                term = self._plainly("mul", self.symbol(coefficient), term)
-            total = term if i == 0 and not size.const else self._plainly("add", total, term)
+                term = self._apply("mul", self.symbol(coefficient), term)
+            total = term if i == 0 and not size.const else self._apply("add", total, term)
         return Symbol(self, total.expression, total.value, size)
 
-    def _plainly(self, op: str, *operands: Symbol) -> Symbol:
+    def _apply(self, op: str, *operands: Symbol) -> Symbol:
         expression = self._table.call(op, *(o.expression for o in operands))
         return Symbol(self, expression, OPERATIONS[op].function(*(o.value for o in operands)))
 
     def in_size_symbols(self, expression: Expression) -> Expression | None:
-        """The expression with the symbols of sizes as its leaves; None where a leaf is no size."""
-        found = {symbol.expression: sym for sym, symbol in self._sizes.items() if isinstance(sym, Sym)}
+        """The expression with size symbols as its leaves; None where a leaf is no size."""
+        symbol_of = {symbol.expression: sym for sym, symbol in self._sizes.items() if isinstance(sym, Sym)}
 
-        def made(e: Expression) -> Expression | None:
-            if e in found:
-                return self._table.leaf(found[e])
+        def converted(e: Expression) -> Expression | None:
+            if e in symbol_of:
+                return self._table.leaf(symbol_of[e])
             if e.op in ("const", "leaf"):
                 return e if e.op == "const" else None
-            args = [made(a) for a in e.args]
+            args = [converted(a) for a in e.args]
             return None if None in args else self._table.call(e.op, *args)  # type: ignore[arg-type]
 
-        return made(expression)
+        return converted(expression)
 
     def number(self, size: Size) -> Any:
-        """A size as a number that C++ takes: an int or an Int."""
+        """A size as a number that C++ accepts: an int or an Int."""
         return wrapped(self.symbol_of_size(size)) if isinstance(size, Expr) else size
 
     def layout(self, spec: TensorSpec) -> tuple[list[Any], list[Any], Any]:
-        """(shape, stride, offset) of a spec as numbers that C++ takes."""
+        """(shape, stride, offset) of a spec as numbers that C++ accepts."""
         return [*map(self.number, spec.shape)], [*map(self.number, spec.stride)], self.number(spec.offset)
 
     def compare(self, op: str, a: Size, b: Size) -> bool:
-        """A comparison (`lt`, `eq`, ...) of sizes. What is not the same for all sizes is required of later calls."""
+        """A comparison (`lt`, `eq`, ...) of sizes. An outcome that is not the same for all sizes is required of later
+        calls."""
         if op in ("ne", "ge", "le"):
             return not self.compare(_OPPOSITE[op], a, b)
         if op == "gt":
@@ -368,10 +380,10 @@ class Symbols:
         return outcome
 
     def all_equal(self, pairs: Sequence[tuple[int | Int, int | Int]]) -> bool | None:
-        """Whether the numbers of each pair are equal, if that is the same for all sizes, or is required of later calls at
-        once: where they are not, later calls are required to have a pair that is not, whichever. None where they are to be
+        """Whether the numbers of each pair are equal, if that is the same for all sizes, or can be one requirement on
+        later calls: if they are not all equal, later calls must have some unequal pair. None where they must be
         compared one by one."""
-        left_open = []
+        undecided = []
         for a, b in ((self.symbol(a), self.symbol(b)) for a, b in pairs):
             if a.size is None or b.size is None or self.unbacked.occurs_in(a.size, b.size):
                 return None
@@ -379,33 +391,35 @@ class Symbols:
             if outcome is False:
                 return False
             if outcome is None:
-                left_open.append((simplify_comparison(a.size, b.size), a.value == b.value))
-        if len(left_open) < 2 or all(equal for _, equal in left_open):
+                undecided.append((simplify_comparison(a.size, b.size), a.value == b.value))
+        if len(undecided) < 2 or all(equal for _, equal in undecided):
             return None
         self.check()
         total = self.symbol(0)
-        for i, ((a_size, b_size), _) in enumerate(left_open):
-            distance = self._plainly("abs", self._plainly("sub", self.symbol_of_size(a_size), self.symbol_of_size(b_size)))
-            total = self._plainly("add", total, distance) if i else distance
+        for i, ((a_size, b_size), _) in enumerate(undecided):
+            distance = self._apply(
+                "abs", self._apply("sub", self.symbol_of_size(a_size), self.symbol_of_size(b_size))
+            )
+            total = self._apply("add", total, distance) if i else distance
         return self.guard_outcome(self._table.call("eq", total.expression, self._table.const(0)), False)
 
     def bounds(self, sym: Sym) -> tuple[int, int]:
-        """The range that later calls are required to have this symbol of a size in."""
+        """The range required of this size symbol in later calls."""
         return self._comparisons.bounds(sym)
 
     def _check_divisible(self, a: Size, b: Size) -> None:
-        """Raises NeedsFixedSize where sizes are equal for what some leave when divided: what is computed after that has no
-        quotients if this is known."""
+        """Raise NeedsFixedSize where two sizes are equal only for the current remainders of some symbols: results then
+        have no quotients if another capture knows the remainders."""
         divisors = divisors_in((without_common_factors(a - b),))
-        if divisors and all(self._divide(sym, by) for sym, by in divisors.items()):
+        if divisors and all(self._request_divisor(sym, by) for sym, by in divisors.items()):
             self.pending_error = NeedsFixedSize(f"{a} is {b}", frozenset(divisors), divisors=divisors)
             raise self.pending_error
 
-    def deferred(self, op: str, a: Symbol, b: Symbol) -> Symbol | None:
-        """A comparison of torch's that data decide, which is assumed only where torch cannot do without; else None."""
+    def torch_comparison(self, op: str, a: Symbol, b: Symbol) -> Symbol | None:
+        """A comparison of unbacked sizes by torch, which is assumed only where torch needs it; None for other comparisons."""
         if a.size is None or b.size is None or not self.unbacked.occurs_in(a.size, b.size):
             return None
-        if self._comparisons.known_outcome(*_plain_comparison(op, a.size, b.size)) is not None:
+        if self._comparisons.known_outcome(*_canonical_comparison(op, a.size, b.size)) is not None:
             return None
         return DeferredComparison(self, self._table.call(op, a.expression, b.expression), op, a.size, b.size)
 
@@ -414,21 +428,23 @@ class Symbols:
         return self._table.call(op, self.symbol_of_size(a).expression, self.symbol_of_size(b).expression)
 
     def expect(self, op: str, a: Size, b: Size, outcome: bool) -> bool:
-        """The same where data decide, and mostly so: it is assumed."""
+        """`compare`, but where unbacked sizes decide it, `outcome` is assumed."""
         if op in ("lt", "eq") and self.unbacked.occurs_in(a, b):
-            found = self._comparisons.known_outcome(op, a, b)
-            return self._assumed(op, a, b, outcome) if found is None else found
+            known = self._comparisons.known_outcome(op, a, b)
+            return self._assumed(op, a, b, outcome) if known is None else known
         return self.compare(op, a, b)
 
     def assume(self, op: str, a: Size, b: Size, outcome: bool = True) -> None:
-        """From now on this is the answer of `lt` or `eq`, which the graph checks."""
+        """Assume this outcome of `lt` or `eq`; the graph checks it."""
         if self._comparisons.known_outcome(op, a, b) is not outcome:
             self._assumed(op, a, b, outcome)
 
     def _assumed(self, op: str, a: Size, b: Size, outcome: bool | None) -> bool:
-        """What a comparison is assumed to be that data decide: `answer`, or what it is for the hints."""
+        """Assume an outcome of a comparison of unbacked sizes: `outcome`, or that of the hints."""
         if outcome is None:
-            outcome = bool(OPERATIONS[op].function(self.symbol_of_size(a).value, self.symbol_of_size(b).value))
+            outcome = bool(
+                OPERATIONS[op].function(self.symbol_of_size(a).value, self.symbol_of_size(b).value)
+            )
         self.unbacked.assume(op, a, b, outcome)
         if op == "eq" and outcome:
             self.unbacked.add_equality(a, b)
@@ -436,7 +452,7 @@ class Symbols:
         return outcome
 
     def at_least(self, size: Size, least: int) -> None:
-        """Requires that `size` is `least` or more. Raises NeedsFixedSize where it is not."""
+        """Require `size` to be at least `least`. Raises NeedsFixedSize where it is not."""
         if bounds(size)[0] < least and not self.compare("ge", size, least):
             ranges = plateau(size, self.hints)
             divisors = {} if ranges else divisors_in((size,))
@@ -446,45 +462,45 @@ class Symbols:
 
     def is_specialized(self, expression: Expression) -> bool:
         """Whether the trace depends on the value of every leaf already."""
-        return all(key in self._pinned for key in leaves(expression))
+        return all(key in self._specialized for key in leaves(expression))
 
-    def pin(self, expression: Expression) -> None:
-        """The trace depends on the value that the expression has now: its leaves must be the same at later calls."""
+    def specialize(self, expression: Expression) -> None:
+        """Make the trace depend on the current value of the expression: its leaves must be the same in later calls."""
         for key in leaves(expression):
             if isinstance(key, UnbackedNumber):
                 raise Unsupported(Reason(DATA_DEPENDENT, f"{key.what} is needed as a number"))
-            if key not in self._pinned:
-                if key not in self._of_tensors:
+            if key not in self._specialized:
+                if key not in self._size_keys:
                     self.check()
-                self._pinned.add(key)
+                self._specialized.add(key)
                 self._specialize(key, self._values[key])
 
     def request_constant_range(self, size: Size | None) -> bool:
-        """Whether a size that is needed as a number is the same for other sizes than those of this call as well, which
-        another capture will know."""
+        """Whether a size that is needed as a number has the same value for a range of sizes, and another capture will
+        know this range."""
         if not isinstance(size, Expr) or self.unbacked.occurs_in(size):
             return False
-        found = self._narrowed.get(size)
-        if found is None:
+        accepted = self._range_requests.get(size)
+        if accepted is None:
             ranges = plateau(size, self.hints)
-            found = bool(ranges) and all(self._narrow(sym, *ends) for sym, ends in ranges.items())
-            self._narrowed[size] = found
-        return found
+            accepted = bool(ranges) and all(self._request_range(sym, *ends) for sym, ends in ranges.items())
+            self._range_requests[size] = accepted
+        return accepted
 
     def call(self, op: str, *operands: Symbol) -> Any:
-        """The operation on these operands: a symbolic number, or a plain one where nothing in it may change. Raises what
-        the operation raises."""
+        """The operation on these operands: a symbolic number, or a plain one where it is specialized. Raises what the
+        operation raises."""
         if any(o.size is None for o in operands):
             self.check()
         if any(isinstance(o.size, Expr) for o in operands):
-            made = self._of_sizes(op, operands)
-            if made is not NotImplemented:
-                return made
+            result = self._size_operation(op, operands)
+            if result is not NotImplemented:
+                return result
         expression = self._table.call(op, *(o.expression for o in operands))
         try:
             value = OPERATIONS[op].function(*(o.value for o in operands))
         except Exception:
-            self.specialize(expression)  # whoever handles it depends on these numbers
+            self.specialize(expression)  # its handler depends on these numbers
             raise
         if type(value) is bool:
             return self.guard_outcome(expression, value)
@@ -497,57 +513,58 @@ class Symbols:
             self._require_type(expression, type(value))
         return wrapped(Symbol(self, expression, value))
 
-    def _extreme(self, op: str, a: Size, b: Size) -> Size | None:
-        """The smaller, or larger, of two sizes; None where data decide."""
+    def _min_or_max(self, op: str, a: Size, b: Size) -> Size | None:
+        """The smaller or larger of two sizes; None where unbacked sizes decide it."""
         if self.unbacked.occurs_in(a, b) and self._comparisons.known_outcome("lt", a, b) is None:
             return None
         return a if self.compare("le" if op == "min" else "ge", a, b) else b
 
     def at_most(self, size: Size, most: int) -> None:
-        """Requires that `size` is `most` or less, likewise."""
+        """Require `size` to be at most `most`. Raises NeedsFixedSize where it is not."""
         if bounds(size)[1] > most and not self.compare("le", size, most):
             raise NeedsFixedSize(f"{size} is more than {most}", free_syms(size), now=True)
 
-    def _of_sizes(self, op: str, operands: tuple[Symbol, ...]) -> Any:
-        """The operation where the operands are sizes and so is the result, or it says which is larger."""
+    def _size_operation(self, op: str, operands: tuple[Symbol, ...]) -> Any:
+        """The operation on sizes whose result is a size or a comparison; NotImplemented for others."""
         sizes = [o.size for o in operands if o.size is not None]
         if len(sizes) != len(operands):
             return NotImplemented
         if op in COMPARED:
             return self.compare(op, *sizes)
         if op in ("min", "max"):
-            found = self._extreme(op, *sizes)
-            return NotImplemented if found is None else self.number(found)
-        made = size_result(op, sizes, self._comparisons.is_positive)
-        return NotImplemented if made is None else self.number(made)
+            size = self._min_or_max(op, *sizes)
+        else:
+            size = size_result(op, sizes, self._comparisons.is_positive)
+        return NotImplemented if size is None else self.number(size)
 
-    def decide(self, expression: Expression, value: bool) -> bool:
-        """The answer to a comparison, which is required of later calls."""
+    def guard_outcome(self, expression: Expression, value: bool) -> bool:
+        """The outcome of a comparison, which is required of later calls."""
         if not self.is_specialized(expression):
-            found = unbacked_leaf_of(expression)
-            if found is None:
+            number = unbacked_leaf_of(expression)
+            if number is None:
                 self._require(expression, value)
             else:
-                self._assume_number(expression, value, found)
+                self._assume_number(expression, value, number)
         return value
 
     def _assume_number(self, expression: Expression, value: bool, number: UnbackedNumber) -> None:
-        made = self.in_size_symbols(expression)
-        if made is None:
+        condition = self.in_size_symbols(expression)
+        if condition is None:
             raise Unsupported(Reason(DATA_DEPENDENT, f"{expression}, where {number.what} decides"))
-        self.unbacked.conditions.append(NumberCondition(made, value))
+        self.unbacked.conditions.append(NumberCondition(condition, value))
 
     def _require_type(self, expression: Expression, kind: type) -> None:
-        found = unbacked_leaf_of(expression)
-        if found is not None:
+        number = unbacked_leaf_of(expression)
+        if number is not None:
             if expression.op in ("pow", "round_to"):
-                raise Unsupported(Reason(DATA_DEPENDENT, f"{expression}, whose type {found.what} decides"))
-            return  # of others, the types of the operands decide
+                raise Unsupported(Reason(DATA_DEPENDENT, f"{expression}, whose type {number.what} decides"))
+            return  # the types of the operands determine that of other results
         self._require(expression, kind)
 
 
-def _plain_comparison(op: str, a: Size, b: Size) -> tuple[str, Size, Size]:
-    """The `lt` or `eq` that decides a comparison: it says the same, or for `ge`, `le` and `ne` the opposite."""
+def _canonical_comparison(op: str, a: Size, b: Size) -> tuple[str, Size, Size]:
+    """The `lt` or `eq` that decides a comparison: with the same outcome, or for `ge`, `le` and `ne` the opposite
+    one."""
     left, right = (b, a) if op in ("gt", "le") else (a, b)
     return ("eq" if op in ("eq", "ne") else "lt"), left, right
 
@@ -555,5 +572,5 @@ def _plain_comparison(op: str, a: Size, b: Size) -> tuple[str, Size, Size]:
 _OPPOSITE = {"ne": "eq", "ge": "lt", "le": "gt"}
 
 
-def _over(*what: Any) -> Any:
+def _after_capture(*what: Any) -> Any:
     raise RuntimeError(f"a guard on {what[0]} after capture")

@@ -1,8 +1,8 @@
-"""Ranges and lists of ints whose length is symbolic: what `range(n)` and `list(range(n))` are for a size that changes.
+"""Proxies for ranges and lists of ints of symbolic length: `range(n)` and `list(range(n))` for a size that changes.
 
-They stand for real ones where the program has them. Their length, parts of them, elements at known places, tensors and
-indices made of them need no number. Whatever else looks at them does: a range is then made anew, of plain numbers; a list
-may be held elsewhere, so that the capture begins again with a number for its length.
+Their length, slices, elements at constant indices, and tensors and indices built from them need no concrete number.
+Any other use does: a range is then reconstructed from specialized numbers; a list may be referenced elsewhere, so the
+capture restarts with a fixed length.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from smelt.tracing.symbolic.sym_numbers import NUMBERS, Int, is_size, specialize
 
 
 class SymbolicRange:
-    """`range(start, stop, step)`: at least one int, how many is symbolic."""
+    """`range(start, stop, step)` with at least one int and a symbolic length."""
 
-    __slots__ = ("parts",)
+    __slots__ = ("bounds",)
 
     def __init__(self, start: Any, stop: Any, step: int) -> None:
-        self.parts = start, stop, step
+        self.bounds = start, stop, step
 
     def specialize(self) -> range:
-        """The range of this call, its numbers pinned."""
-        return range(*map(specialize, self.parts))
+        """The range of this call, with its numbers specialized."""
+        return range(*map(specialize, self.bounds))
 
     def listed(self) -> SymbolicList:
-        """A list of the same."""
-        start, _, step = self.parts
-        return SymbolicList((), start, step, _count(*self.parts))
+        """A list of its elements."""
+        start, _, step = self.bounds
+        return SymbolicList((), start, step, _count(*self.bounds))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.specialize(), name)
 
 
 class SymbolicList:
-    """A list of the ints in `head`, and behind them `count` others: `start`, `start + step`, ..., up to `stop`."""
+    """A list of the ints in `head`, followed by `count` others: `start`, `start + step`, ..., up to `stop`."""
 
     __slots__ = ("count", "head", "start", "step", "stop")
 
@@ -53,60 +53,60 @@ class SymbolicList:
 
     @property
     def length(self) -> Any:
-        """How many elements there are, a symbolic number."""
+        """The number of elements, a symbolic number."""
         return len(self.head) + self.count
 
     def specialize(self) -> NoReturn:
-        """Raises NeedsFixedSize: the elements are needed."""
+        """Raise NeedsFixedSize: the elements are needed."""
         size = self.count.node.size
         ranges = plateau(size, self.count.node.symbols.hints)
         raise NeedsFixedSize("a list is needed that has a number of elements", free_syms(size), ranges=ranges)
 
-    def at(self, place: Any) -> Any:
-        """The element at a place that is known to be in the list."""
-        if type(place) is not int:
+    def at(self, index: Any) -> Any:
+        """The element at an index within the list."""
+        if type(index) is not int:
             return self.specialize()
-        at = place + self.count if place < 0 else place - len(self.head)
-        if type(at) is int and at < 0:
-            return self.head[place]
-        if not (at >= 0 and at < self.count):
+        position = index + self.count if index < 0 else index - len(self.head)
+        if type(position) is int and position < 0:
+            return self.head[index]
+        if not (position >= 0 and position < self.count):
             return self.specialize()
-        return self.start + at * self.step
+        return self.start + position * self.step
 
-    def part(self, key: slice) -> Any:
+    def sliced(self, key: slice) -> Any:
         """The list of the elements in a slice."""
         step = 1 if key.step is None else key.step
         if type(step) is not int or step == 0 or (step < 0 and self.head):
             return self.specialize()
-        first, last = _ends(key, step, self.length)
-        before = len(self.head)
-        if not before:
+        first, last = _slice_bounds(key, step, self.length)
+        n_head = len(self.head)
+        if not n_head:
             return _listed((), self.start + first * self.step, self.step * step, _count(first, last, step))
-        if type(first) is not int or not last > before:
+        if type(first) is not int or not last > n_head:
             return self.specialize()
-        kept = self.head[first::step]
-        first += len(kept) * step - before
+        head = self.head[first::step]
+        first += len(head) * step - n_head
         return _listed(
-            kept, self.start + first * self.step, self.step * step, _count(first, last - before, step)
+            head, self.start + first * self.step, self.step * step, _count(first, last - n_head, step)
         )
 
-    def behind(self, values: Sequence[Any]) -> SymbolicList:
-        """The list with others in front."""
+    def with_prefix(self, values: Sequence[Any]) -> SymbolicList:
+        """The list with other values in front."""
         return SymbolicList((*values, *self.head), self.start, self.step, self.count)
 
     def tensor(self, dtype: torch.dtype | None = None, device: torch.device | None = None) -> torch.Tensor:
         """`torch.tensor(self, dtype=dtype, device=device)`, which the graph computes."""
-        made = torch.arange(self.start, self.stop, self.step, dtype=torch.int64, device=device)
+        result = torch.arange(self.start, self.stop, self.step, dtype=torch.int64, device=device)
         if self.head:
             numbers = [torch.full((), n, dtype=torch.int64, device=device) for n in self.head]
-            made = torch.cat([torch.stack(numbers), made])
-        return made if dtype is None else made.to(dtype)
+            result = torch.cat([torch.stack(numbers), result])
+        return result if dtype is None else result.to(dtype)
 
     def __getattr__(self, name: str) -> Any:
         return self.specialize()
 
 
-def _looks(name: str) -> Callable[..., Any]:
+def _specializing_method(name: str) -> Callable[..., Any]:
     def method(self: Any, *others: Any) -> Any:
         return getattr(self.specialize(), f"__{name}__")(*others)
 
@@ -117,19 +117,19 @@ for _name in (
     "iter", "len", "getitem", "setitem", "delitem", "contains", "reversed", "eq", "ne", "lt", "le", "gt", "ge", "hash",
     "bool", "add", "radd", "iadd", "mul", "rmul", "imul", "repr", "str", "format", "copy", "deepcopy", "reduce_ex",
 ):  # fmt: skip
-    setattr(SymbolicRange, f"__{_name}__", _looks(_name))
-    setattr(SymbolicList, f"__{_name}__", _looks(_name))
-for _row in (SymbolicRange, SymbolicList):
-    collections.abc.Sequence.register(_row)  # so that patterns of `match` take it for one
+    setattr(SymbolicRange, f"__{_name}__", _specializing_method(_name))
+    setattr(SymbolicList, f"__{_name}__", _specializing_method(_name))
+for _proxy in (SymbolicRange, SymbolicList):
+    collections.abc.Sequence.register(_proxy)  # for patterns of `match`
 
 SEQUENCE_PROXIES: frozenset[type] = frozenset({SymbolicRange, SymbolicList})
-# What stands for an object of another class, with one of those.
+# Proxy class -> an example of the class that it stands for.
 PROXY_EXAMPLES: dict[type, Any] = {SymbolicRange: range(0), SymbolicList: [], NumpyInt: np.int64()}
 PROXIED_TYPES: dict[type, type] = {kind: type(example) for kind, example in PROXY_EXAMPLES.items()}
 
 
 def symbolic_range(args: Sequence[Any]) -> SymbolicRange | None:
-    """`range(*args)`; None where its length is not symbolic, or data decide it."""
+    """`range(*args)`; None where its length is not symbolic, or unbacked."""
     start, stop, step = (0, *args, 1) if len(args) == 1 else (*args, 1)[:3]
     if type(step) is not int or step == 0 or not all(type(n) is int or is_size(n) for n in (start, stop)):
         return None
@@ -141,59 +141,59 @@ def symbolic_range(args: Sequence[Any]) -> SymbolicRange | None:
 
 
 def _count(start: Any, stop: Any, step: int) -> Any:
-    """How many numbers there are from `start` to `stop`: how these compare is required of later calls."""
+    """The number of ints from `start` to `stop`. The outcome of their comparison is required of later calls."""
     distance = stop - start if step > 0 else start - stop
     return (distance + (abs(step) - 1)) // abs(step) if distance > 0 else 0
 
 
-def _ends(key: slice, step: int, length: Any) -> tuple[Any, Any]:
-    """The places where the slice of a list of this length begins, and that it ends before, as `slice.indices` gives them."""
+def _slice_bounds(key: slice, step: int, length: Any) -> tuple[Any, Any]:
+    """Start and stop of a slice of a list of this length, as from `slice.indices`."""
     least, most = (0, length) if step > 0 else (-1, length - 1)
     ends = (least, most) if step > 0 else (most, least)
     return tuple(  # type: ignore[return-value]
-        end if place is None else _within(place, length, least, most)
-        for place, end in zip((key.start, key.stop), ends)
+        end if index is None else _clamped_index(index, length, least, most)
+        for index, end in zip((key.start, key.stop), ends)
     )
 
 
-def _within(place: Any, length: Any, least: Any, most: Any) -> Any:
-    if place < 0:
-        place = place + length
-        return least if place < 0 else place
-    return most if place >= length else place
+def _clamped_index(index: Any, length: Any, least: Any, most: Any) -> Any:
+    if index < 0:
+        index = index + length
+        return least if index < 0 else index
+    return most if index >= length else index
 
 
 def _listed(head: Sequence[Any], start: Any, step: int, count: Any) -> Any:
-    """The list, a real one where its length is a number."""
+    """The list; a real one if its length is a plain number."""
     if type(count) in NUMBERS:
         return SymbolicList(head, start, step, count)
     return [*head, *(start + i * step for i in range(count))]
 
 
 def without_proxies(value: Any, depth: int = 4) -> Any:
-    """`value` as native code may see it: ranges and NumPy's ints in it are plain ones. Lists and dictionaries stay the same
-    objects. Raises NeedsFixedSize for a list of symbolic length."""
+    """`value` as native code may see it: ranges and NumPy ints in it specialized. Lists and dictionaries are changed
+    in place. Raises NeedsFixedSize for a list of symbolic length."""
     kind = type(value)
     if kind in PROXY_EXAMPLES:
         return value.specialize()
-    if not depth or kind not in _PARTS:
+    if not depth or kind not in _CONTAINERS:
         return value
     items = value.items() if kind is dict else enumerate(value)
-    found = {key: without_proxies(item, depth - 1) for key, item in items if type(item) in _LOOKED_AT}
+    replaced = {key: without_proxies(item, depth - 1) for key, item in items if type(item) in _VISITED}
     if kind is tuple:
-        return tuple(found.get(i, item) for i, item in enumerate(value)) if found else value
-    for key, item in found.items():
+        return tuple(replaced.get(i, item) for i, item in enumerate(value)) if replaced else value
+    for key, item in replaced.items():
         value[key] = item
     return value
 
 
-_PARTS = frozenset({list, tuple, dict})
-_LOOKED_AT = PROXY_EXAMPLES.keys() | _PARTS
+_CONTAINERS = frozenset({list, tuple, dict})
+_VISITED = PROXY_EXAMPLES.keys() | _CONTAINERS
 
 
 def needs_fixed_length(error: BaseException) -> NeedsFixedSize | None:
-    """What is to be raised in place of an error that C code raised as it knows no `SymbolicList`; None for other errors."""
+    """The error that replaces a C error about an unsupported `SymbolicList`; None for other errors."""
     if not isinstance(error, (TypeError, AttributeError)):
         return None
-    named = any(row.__name__ in str(error) for row in SEQUENCE_PROXIES)
+    named = any(proxy.__name__ in str(error) for proxy in SEQUENCE_PROXIES)
     return NeedsFixedSize("a list is needed that has a number of elements", frozenset()) if named else None

@@ -1,9 +1,10 @@
-"""Numbers that only the graph gives: how many elements a mask selects, what `item()` reads.
+"""Unbacked numbers, which are known only when the graph runs: the number of elements that a mask selects, the result
+of `item()`.
 
-Such a number is the size of a dimension of a tensor that the graph computes (its *carrier*), and a symbol as other sizes
-are: `u0`, `u1`, ..., of at least 2. That it is at least 2, and what torch has decided by it, is assumed; the graph checks
-that as soon as it knows the number, and where it does not hold the call is made by the original function
-(`capture/emit/eager_fallback.py`).
+Such a number is the size of a dimension of a tensor that the graph computes (its *carrier*), with a symbol like other
+sizes: `u0`, `u1`, ..., of at least 2. That it is at least 2, and every outcome that torch has decided by it, is
+assumed. The graph checks these conditions as soon as it has the number; if one fails, the original function makes the
+call (`capture/emit/eager_fallback.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from smelt.shapes.number_expr import Expression, leaves
 
 @dataclass(eq=False)
 class UnbackedNumber:
-    """The size of dimension `dim` of `carrier`, a fake. `what`: it, for people."""
+    """The size of dimension `dim` of `carrier`, a fake. `what`: its description in messages."""
 
     sym: Sym
     what: str
@@ -35,7 +36,7 @@ class UnbackedNumber:
 
 @dataclass(frozen=True)
 class Condition:
-    """What a graph was made for: `op` (`lt`, `eq`) of the two sizes gives `answer`."""
+    """An assumption of a graph: `op` (`lt`, `eq`) of the two sizes has this `outcome`."""
 
     op: str
     a: Size
@@ -44,11 +45,11 @@ class Condition:
 
     @property
     def symbols(self) -> frozenset[Sym]:
-        """What it depends on."""
+        """The symbols it depends on."""
         return free_syms(self.a) | free_syms(self.b)
 
     def holds(self, values: Mapping[Sym, int]) -> bool:
-        """Whether it does, for these sizes."""
+        """Whether it holds for these sizes."""
         a, b = evaluate(self.a, values), evaluate(self.b, values)
         return ((a < b) if self.op == "lt" else (a == b)) is self.outcome
 
@@ -59,18 +60,18 @@ class Condition:
 
 @dataclass(frozen=True)
 class NumberCondition:
-    """What a graph was made for: a comparison of numbers, whose leaves are symbols of sizes, gives `answer`."""
+    """An assumption of a graph: a comparison of numbers, whose leaves are size symbols, has this `outcome`."""
 
     expression: Expression
     outcome: bool
 
     @property
     def symbols(self) -> frozenset[Sym]:
-        """What it depends on."""
+        """The symbols it depends on."""
         return frozenset(leaves(self.expression))
 
     def holds(self, values: Mapping[Sym, int]) -> bool:
-        """Whether it does, for these sizes."""
+        """Whether it holds for these sizes."""
         return bool(numbers.evaluate(self.expression, values.__getitem__)) is self.outcome
 
     def __str__(self) -> str:
@@ -83,48 +84,48 @@ def _terms(size: Size) -> int:
 
 @dataclass
 class UnbackedFacts:
-    """What is known of such numbers in one trace, and assumed."""
+    """Known and assumed facts about the unbacked numbers of one trace."""
 
     numbers: dict[Sym, UnbackedNumber] = field(default_factory=dict)
-    specialized_value: int | None = None  # each of them is this, in this trace
+    specialized_value: int | None = None  # if set, the value of all of them in this trace
     conditions: list[Condition | NumberCondition] = field(default_factory=list)
-    equalities: list[Expr] = field(default_factory=list)  # of which each is 0
-    made: dict[Size, Size] = field(default_factory=dict)  # symbols, by the sizes that they stand for
+    equalities: list[Expr] = field(default_factory=list)  # differences assumed to be 0
+    size_symbols: dict[Size, Size] = field(default_factory=dict)  # size -> the symbol that stands for it
 
-    def concerns(self, *sizes: Size) -> bool:
-        """Whether such a number is in one of the sizes."""
+    def occurs_in(self, *sizes: Size) -> bool:
+        """Whether an unbacked number occurs in one of the sizes."""
         return bool(self.numbers) and any(not free_syms(s).isdisjoint(self.numbers) for s in sizes)
 
-    def equal(self, a: Size, b: Size) -> None:
-        """The two are one: where what is more than one symbol stands, a result of that size is taken for the other."""
+    def add_equality(self, a: Size, b: Size) -> None:
+        """Assume two sizes equal. An equality of several symbols is used to simplify sizes."""
         difference = a - b
         if isinstance(difference, Expr) and len(difference.terms) > 1:
             self.equalities.append(difference)
 
-    def settled(self, size: Size) -> Size:
-        """A size, by what is known to be equal: `u0 + u1` where that is 12."""
+    def simplified(self, size: Size) -> Size:
+        """A size simplified by the assumed equalities: `u0 + u1` where that is 12."""
         for difference in self.equalities if isinstance(size, Expr) else ():
-            for made in (size - difference, size + difference):
-                if _terms(made) < _terms(size):
-                    size = made
+            for candidate in (size - difference, size + difference):
+                if _terms(candidate) < _terms(size):
+                    size = candidate
         return size
 
-    def of(self, symbols: Iterable[Sym]) -> list[UnbackedNumber]:
-        """Those among `symbols`."""
+    def among(self, symbols: Iterable[Sym]) -> list[UnbackedNumber]:
+        """The unbacked numbers among `symbols`."""
         return [self.numbers[s] for s in symbols if s in self.numbers]
 
     def assume(self, op: str, a: Size, b: Size, outcome: bool) -> None:
-        """One more condition."""
+        """Add a condition."""
         self.conditions.append(Condition(op, a, b, outcome))
 
-    def refusal(self, op: str, a: Size, b: Size) -> Unsupported:
-        """The error for a comparison of the program's that data decide."""
+    def comparison_error(self, op: str, a: Size, b: Size) -> Unsupported:
+        """The error for a comparison by the program that unbacked sizes decide."""
         sign = {"lt": "<", "eq": "=="}[op]
-        found = self.of(sorted(free_syms(a) | free_syms(b), key=str))
+        found = self.among(sorted(free_syms(a) | free_syms(b), key=str))
         names = " and ".join(f"{n.sym} is {n.what}" for n in found)
         return Unsupported(Reason(DATA_DEPENDENT, f"{a} {sign} {b} decides, where {names}"))
 
 
 def unbacked_leaf_of(expression: Expression) -> UnbackedNumber | None:
-    """A number in it that only the graph gives."""
+    """An unbacked number in the expression, if any."""
     return next((key for key in leaves(expression) if isinstance(key, UnbackedNumber)), None)

@@ -1,8 +1,9 @@
-"""Operators that give as many elements as data decide, and reads of numbers: symbols stand for what only the graph knows.
+"""Operators with data-dependent result sizes, and reads of numbers: unbacked symbols stand for what only the graph
+knows.
 
-`nonzero` of a tensor that is not written in between is recorded once, so that what one mask selects of several tensors has
-one size. An index by masks is one by the places where they are true. What always holds: the program is given no places that
-an index by a mask reads, as it may write them.
+`nonzero` of a tensor that is not written in between is recorded once, so that all tensors selected by one mask have
+one size. An index by masks becomes an index by their `nonzero()`. Invariant: the program never receives a `nonzero()`
+tensor that such an index reads, as it may write it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from smelt.graph.ir import Node, TensorSpec
 from smelt.graph.operator_effects import effects
 from smelt.graph.sample_sizes import at
 from smelt.graph.tensor_specs import make_spec
-from smelt.graph.unbacked_sizes import AS_SIZES, unbacked_symbol, given_sizes
+from smelt.graph.unbacked_sizes import AS_SIZES, unbacked_sizes_of, unbacked_symbol
 from smelt.ops.symbolic_results import symbols_in
 from smelt.shapes.expr import Size, Sym, contiguous_stride, numel
 from smelt.torch_private import OpOverload, maybe_current_level
@@ -30,40 +31,41 @@ aten = torch.ops.aten
 _CPU = torch.device("cpu")
 _MASKS = (torch.bool, torch.uint8)
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-_MOST = 24  # numbers, as many as `graph/sample_sizes.py` knows values for
+_MOST = 24  # numbers; `graph/sample_sizes.py` has sample values for as many
 
 
-def _symbols(recorder: AtenCallRecorder, *given: Any) -> Symbols | None:
-    """What makes symbols, where a number may be one."""
+def _symbols(recorder: AtenCallRecorder, *tensors: Any) -> Symbols | None:
+    """The `Symbols` to create unbacked numbers with; None where they must not be symbolic."""
     numbers, call = recorder.numbers, recorder.call
     if numbers.symbols_for_unbacked is None or call.is_opaque or maybe_current_level() is not None:
         return None
-    if any(type(t) is not FakeTensor or t.device != _CPU or t.subclass is not None for t in given):
+    if any(type(t) is not FakeTensor or t.device != _CPU or t.subclass is not None for t in tensors):
         return None
     symbols = numbers.symbols_for_unbacked()
     return None if len(symbols.unbacked.numbers) >= _MOST or call.backwards is not None else symbols
 
 
-class _New:
-    """Makes the symbols of one operator, whose carriers are known when it is recorded. `what`: the numbers, for people."""
+class _NewNumbers:
+    """Creates the unbacked numbers of one operator; their carriers are known when it is recorded. `what`: their description
+    in messages."""
 
     def __init__(self, symbols: Symbols, what: str) -> None:
         self._symbols, self._what = symbols, what
-        self.made: list[UnbackedNumber] = []
+        self.created: list[UnbackedNumber] = []
 
     def size(self) -> Sym:
-        known = self._symbols.unbacked
-        number = UnbackedNumber(unbacked_symbol(len(known.numbers), known.specialized_value), self._what, 0)
+        facts = self._symbols.unbacked
+        number = UnbackedNumber(unbacked_symbol(len(facts.numbers), facts.specialized_value), self._what, 0)
         number.hint = at(number.sym, 0)
-        self.made.append(number)
+        self.created.append(number)
         self._symbols.unbacked_leaf(number)
         return number.sym
 
     def carried_by(self, out: Any) -> None:
-        """The numbers are the sizes of these fakes."""
+        """Set the carriers: fakes that have the numbers as sizes."""
         for fake in out if isinstance(out, (tuple, list)) else (out,):
             shape = fake.spec.shape
-            for number in self.made:
+            for number in self.created:
                 if number.carrier is None and number.sym in shape:
                     number.carrier, number.dim = fake, shape.index(number.sym)
 
@@ -72,20 +74,20 @@ class _New:
 
 
 def number(recorder: AtenCallRecorder, tensor: Any) -> Any:
-    """The number that a tensor of one integer holds. None where it cannot be symbolic, or where native code made the tensor
-    inside of a call: the torch-level graph has no node for it."""
+    """The number in a tensor of one integer. None where it cannot be symbolic, or where native code created the tensor
+    inside a call: the torch-level graph has no node for it."""
     if _symbols(recorder, tensor) is None or not (tensor.torch_node or recorder.inputs.holds(tensor)):
         return None
-    keys = [("number", value) for value in _values(recorder, tensor)]
-    known = _known(recorder, tensor, keys)
-    if known is not None:
-        return fake_shape(known)[1]
-    found = _as_sizes(recorder, [tensor])
-    if found is NotImplemented:
+    keys = [("number", key) for key in _value_keys(recorder, tensor)]
+    carrier = _recorded_for(recorder, tensor, keys)
+    if carrier is not None:
+        return fake_shape(carrier)[1]
+    carrier = _as_sizes(recorder, [tensor])
+    if carrier is NotImplemented:
         return None
-    _name(recorder, AS_SIZES, ([tensor],), found)
-    recorder.mask_indices |= dict.fromkeys(keys, (tensor, found))
-    return fake_shape(found)[1]
+    _add_torch_node(recorder, AS_SIZES, ([tensor],), carrier)
+    recorder.mask_indices |= dict.fromkeys(keys, (tensor, carrier))
+    return fake_shape(carrier)[1]
 
 
 def _as_sizes(recorder: AtenCallRecorder, tensors: Sequence[Any]) -> Any:
@@ -94,7 +96,7 @@ def _as_sizes(recorder: AtenCallRecorder, tensors: Sequence[Any]) -> Any:
         return NotImplemented
     if any(t.dtype not in _INTEGERS or any(n != 1 for n in t.spec.shape) for t in tensors):
         return NotImplemented
-    new = _New(symbols, "a number that a tensor holds")
+    new = _NewNumbers(symbols, "a number that a tensor holds")
     shape: list[Size] = [0, *(new.size() for _ in tensors)]
     spec = make_spec(tuple(shape), (0,) * len(shape), torch.float32, _CPU)
     carrier = recorder.record_with_specs(AS_SIZES, (list(tensors),), {}, spec)
@@ -102,8 +104,8 @@ def _as_sizes(recorder: AtenCallRecorder, tensors: Sequence[Any]) -> Any:
     return carrier
 
 
-def _name(recorder: AtenCallRecorder, func: OpOverload, args: Args, out: FakeTensor) -> None:
-    """Gives a fake that no torch-level call gives a torch-level node: the number may leave the graph through it."""
+def _add_torch_node(recorder: AtenCallRecorder, func: OpOverload, args: Args, out: FakeTensor) -> None:
+    """Give a fake that no torch-level call returns a torch-level node: the number may leave the graph through it."""
 
     def node(value: Any) -> Any:
         if isinstance(value, list):
@@ -118,102 +120,104 @@ def _name(recorder: AtenCallRecorder, func: OpOverload, args: Args, out: FakeTen
 
 
 def size_of(recorder: AtenCallRecorder, size: Size) -> Size:
-    """A symbol for a size that data decide and that is no symbol: for numbers that are tried it might be negative."""
+    """A symbol for a size over unbacked symbols, which might be negative for some sample values."""
     symbols = recorder.numbers.symbols
     assert symbols is not None
-    found = symbols.unbacked.size_symbols.get(size)
-    if found is None:
-        holds = recorder.run(aten.scalar_tensor.default, (symbols.number(size),), {"dtype": torch.int64})
-        carrier = _as_sizes(recorder, [holds])
+    symbol = symbols.unbacked.size_symbols.get(size)
+    if symbol is None:
+        scalar = recorder.run(aten.scalar_tensor.default, (symbols.number(size),), {"dtype": torch.int64})
+        carrier = _as_sizes(recorder, [scalar])
         if carrier is NotImplemented:
             return size
-        found = symbols.unbacked.size_symbols[size] = carrier.spec.shape[1]
-        symbols.assume("eq", found, size)
-    return found
+        symbol = symbols.unbacked.size_symbols[size] = carrier.spec.shape[1]
+        symbols.assume("eq", symbol, size)
+    return symbol
 
 
-# ---- places of masks
+# ---- indices of masks
 
 
-def places(recorder: AtenCallRecorder, mask: FakeTensor, shown: bool = False) -> FakeTensor | None:
-    """`mask.nonzero()`; None where its size cannot be symbolic. `shown`: the program is given it."""
-    keys = _values(recorder, mask)
-    known = _known(recorder, mask, keys)
-    if known is not None and not shown and known.storage_key not in recorder.exposed_masks:
-        return known
-    found = _recorded(recorder, mask) if known is None else _copied(recorder, known)
-    if found is None:
+def mask_indices(recorder: AtenCallRecorder, mask: FakeTensor, exposed: bool = False) -> FakeTensor | None:
+    """`mask.nonzero()`; None where its size cannot be symbolic. `exposed`: the program receives it."""
+    keys = _value_keys(recorder, mask)
+    recorded = _recorded_for(recorder, mask, keys)
+    if recorded is not None and not exposed and recorded.storage_key not in recorder.exposed_masks:
+        return recorded
+    indices = _record_nonzero(recorder, mask) if recorded is None else _copied(recorder, recorded)
+    if indices is None:
         return None
-    if shown:
-        recorder.exposed_masks.add(found.storage_key)
-    if known is None or not shown:
-        recorder.mask_indices |= dict.fromkeys(keys, (mask, found))
-    return found
+    if exposed:
+        recorder.exposed_masks.add(indices.storage_key)
+    if recorded is None or not exposed:
+        recorder.mask_indices |= dict.fromkeys(keys, (mask, indices))
+    return indices
 
 
-def _copied(recorder: AtenCallRecorder, found: FakeTensor) -> FakeTensor:
-    """The same in memory of its own. Where it has no rows, copies have other strides."""
-    copied = recorder.run(aten.clone.default, (found,), {})
-    layout = (list(found.spec.shape), list(found.spec.stride))
+def _copied(recorder: AtenCallRecorder, indices: FakeTensor) -> FakeTensor:
+    """A copy with the same strides, which `clone` changes where there are no rows."""
+    copied = recorder.run(aten.clone.default, (indices,), {})
+    layout = (list(indices.spec.shape), list(indices.spec.stride))
     laid_out: FakeTensor = recorder.run(aten.as_strided.default, (copied, *layout), {})
     return laid_out
 
 
-def _recorded(recorder: AtenCallRecorder, mask: FakeTensor) -> FakeTensor | None:
+def _record_nonzero(recorder: AtenCallRecorder, mask: FakeTensor) -> FakeTensor | None:
     symbols = _symbols(recorder, mask)
     if symbols is None or not mask.spec.shape:
         return None
     named = recorder.call.node is not None
     if named and mask.torch_node is None and not recorder.inputs.holds(mask):
         return (
-            None  # a mask that C++ made within the call (`torch.combinations`): nobody could name its places
+            None  # a mask that C++ created within the call (`torch.combinations`): it has no torch-level node
         )
-    new = _New(symbols, "how many elements a mask selects")
+    new = _NewNumbers(symbols, "how many elements a mask selects")
     rows, dims = new.size(), len(mask.spec.shape)
     spec = make_spec((rows, dims), (1, rows), torch.int64, _CPU)
-    found: FakeTensor = recorder.record_with_specs(aten.nonzero.default, (mask,), {}, spec)
-    new.carried_by(found)
+    indices: FakeTensor = recorder.record_with_specs(aten.nonzero.default, (mask,), {}, spec)
+    new.carried_by(indices)
     if named:
-        _name(recorder, aten.nonzero.default, (mask,), found)
-    return found
+        _add_torch_node(recorder, aten.nonzero.default, (mask,), indices)
+    return indices
 
 
-def _known(recorder: AtenCallRecorder, tensor: FakeTensor, keys: Sequence[Any]) -> FakeTensor | None:
-    """What was recorded for an equal tensor, unless this one or that was written."""
+def _recorded_for(recorder: AtenCallRecorder, tensor: FakeTensor, keys: Sequence[Any]) -> FakeTensor | None:
+    """The result recorded for an equal tensor, unless one of the two was written."""
     found = next((recorder.mask_indices[key][1] for key in keys if key in recorder.mask_indices), None)
     if found is None or not recorder.writes.storages.isdisjoint((tensor.storage_key, found.storage_key)):
         return None
     return found
 
 
-def _values(recorder: AtenCallRecorder, tensor: FakeTensor) -> list[Any]:
-    """Tensors that have one of these in common are equal, as long as they are not written: the same, or computed alike from
-    the same, of which nothing was written."""
+def _value_keys(recorder: AtenCallRecorder, tensor: FakeTensor) -> list[Any]:
+    """Value keys: tensors with a common key are equal, as long as they are not written. They are the same, or computed by the
+    same operators from the same tensors, none of which was written."""
     node = tensor.aten_node or recorder.inputs.aten_node(tensor)
-    met: list[Node] = []
-    keys = [_computed(node, 0, []), _computed(node, _DEPTH, met)]
-    return keys if not recorder.writes.happened or _written(recorder).isdisjoint(met) else keys[:1]
+    visited: list[Node] = []
+    keys = [_computation_key(node, 0, []), _computation_key(node, _DEPTH, visited)]
+    return keys if not recorder.writes.happened or _nodes_written(recorder).isdisjoint(visited) else keys[:1]
 
 
-def _written(recorder: AtenCallRecorder) -> set[Node | None]:
-    """Those that gave a tensor, or stand for one, whose memory some operator wrote."""
+def _nodes_written(recorder: AtenCallRecorder) -> set[Node | None]:
+    """Nodes of tensors whose memory some operator wrote."""
     storages = recorder.writes.storages
     fakes = [fake for entry in recorder.tape.entries for fake in fakes_in(entry.out)]
     return {fake.aten_node for fake in (*recorder.inputs, *fakes) if fake.storage_key in storages}
 
 
-def _computed(node: Node, depth: int, met: list[Node]) -> Any:
-    """What is the same for nodes that compute alike, by as many operators; `met` is told which nodes were looked at."""
-    while node.target in _SAME:  # as autograd gives what it has saved
+def _computation_key(node: Node, depth: int, visited: list[Node]) -> Any:
+    """A key equal for nodes with equal computations up to `depth` operators. Appends the nodes it depends on to `visited`."""
+    while node.target in _SAME:  # how autograd returns saved tensors
         node = node.args[0]
-    met.append(node)
-    alike = isinstance(node.target, OpOverload) and effects(node.target).pure and not given_sizes(node)
-    if not depth or not alike:
+    visited.append(node)
+    is_pure = (
+        isinstance(node.target, OpOverload) and effects(node.target).pure and not unbacked_sizes_of(node)
+    )
+    if not depth or not is_pure:
         return node
 
     def key(value: Any) -> Any:
         if isinstance(value, Node):
-            return _computed(value, depth - 1, met)
+            return _computation_key(value, depth - 1, visited)
         if isinstance(value, (list, tuple)):
             return tuple(map(key, value))
         return type(value), repr(value) if isinstance(value, float) else value
@@ -222,25 +226,25 @@ def _computed(node: Node, depth: int, met: list[Node]) -> Any:
 
 
 _SAME = (aten.detach.default, aten.alias.default)
-_DEPTH = 6  # operators that two masks may be apart from what they are computed from
+_DEPTH = 6  # operators between two masks and their common sources
 
 
 def indexed(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """An index by masks as one by places."""
-    fake, indices, *rest = args
-    if func is not aten.index.Tensor and not symbols_in(rest, _spec):
-        return NotImplemented  # what is written needs no size
+    """An index by masks, as an index by their `nonzero()`."""
+    fake, indices, *trailing = args
+    if func is not aten.index.Tensor and not symbols_in(trailing, _spec):
+        return NotImplemented  # the written values need no size
     selected: list[Any] = []
     for index in indices:
         if not isinstance(index, torch.Tensor) or index.dtype not in _MASKS:
             selected.append(index)
             continue
-        found = places(recorder, index) if type(index) is FakeTensor else None
-        if found is None:
+        nonzero = mask_indices(recorder, index) if type(index) is FakeTensor else None
+        if nonzero is None:
             return NotImplemented
         dims = index.dim()
-        selected += [recorder.run(aten.select.int, (found, 1, d), {}) for d in range(dims)]
-    return recorder.run(func, (fake, selected, *rest), kwargs)
+        selected += [recorder.run(aten.select.int, (nonzero, 1, d), {}) for d in range(dims)]
+    return recorder.run(func, (fake, selected, *trailing), kwargs)
 
 
 def _spec(value: Any) -> TensorSpec | None:
@@ -249,28 +253,26 @@ def _spec(value: Any) -> TensorSpec | None:
 
 # ---- other operators
 
-Sizes = Callable[[_New, FakeTensor, Kwargs], Any]
 
-
-def sized(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
-    """An operator whose results have a size that data decide; NotImplemented where it cannot be symbolic."""
-    given = {a.name: a.default_value for a in func._schema.arguments}
-    given.update(zip(given, args))
-    given.update(kwargs)
+def record_unbacked(recorder: AtenCallRecorder, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """Run an operator with a data-dependent result size; NotImplemented where the size cannot be symbolic."""
+    arguments = {a.name: a.default_value for a in func._schema.arguments}
+    arguments.update(zip(arguments, args))
+    arguments.update(kwargs)
     if func is aten.nonzero.default:
-        found = places(recorder, args[0], shown=True) if type(args[0]) is FakeTensor else None
-        return NotImplemented if found is None else found
+        indices = mask_indices(recorder, args[0], exposed=True) if type(args[0]) is FakeTensor else None
+        return NotImplemented if indices is None else indices
     if func is AS_SIZES:
         return _as_sizes(recorder, args[0])
     if func is aten.masked_select.default:
         return _selected(recorder, *args)
     layout = _LAYOUTS.get(func)
-    tensors = [v for v in given.values() if isinstance(v, torch.Tensor)]
+    tensors = [v for v in arguments.values() if isinstance(v, torch.Tensor)]
     symbols = None if layout is None else _symbols(recorder, *tensors)
     if symbols is None or layout is None:
         return NotImplemented
-    new = _New(symbols, _WHAT[func])
-    spec = layout(new, **given)
+    new = _NewNumbers(symbols, _WHAT[func])
+    spec = layout(new, **arguments)
     if spec is NotImplemented:
         return NotImplemented
     out = recorder.record_with_specs(func, args, kwargs, spec)
@@ -284,7 +286,7 @@ def _selected(recorder: AtenCallRecorder, x: Any, mask: Any) -> Any:
     return indexed(recorder, aten.index.Tensor, (x, [mask]), {})
 
 
-def _unique(new: _New, self: FakeTensor, return_inverse: bool, return_counts: bool, **_: Any) -> Any:
+def _unique(new: _NewNumbers, self: FakeTensor, return_inverse: bool, return_counts: bool, **_: Any) -> Any:
     size = new.size()
     return (
         _fresh((size,), self),
@@ -293,7 +295,7 @@ def _unique(new: _New, self: FakeTensor, return_inverse: bool, return_counts: bo
     )
 
 
-def _unique_rows(new: _New, self: FakeTensor, dim: int | None, **flags: Any) -> Any:
+def _unique_rows(new: _NewNumbers, self: FakeTensor, dim: int | None, **flags: Any) -> Any:
     shape = self.spec.shape
     if dim is None:
         return _unique(new, self, **flags)
@@ -301,7 +303,7 @@ def _unique_rows(new: _New, self: FakeTensor, dim: int | None, **flags: Any) -> 
         return NotImplemented
     dim, size = dim % len(shape), new.size()
     others = (*shape[:dim], *shape[dim + 1 :])
-    _, *strides = contiguous_stride((size, *others))  # it sorts rows that lie one after the other
+    _, *strides = contiguous_stride((size, *others))  # it sorts contiguous rows
     strides.insert(dim, numel(others))
     rows = make_spec((*shape[:dim], size, *shape[dim + 1 :]), tuple(strides), self.dtype, _CPU)
     return rows, _fresh((shape[dim],), self, torch.int64), _fresh((size,), self, torch.int64)
@@ -311,11 +313,11 @@ def _fresh(shape: tuple[Size, ...], like: FakeTensor, dtype: torch.dtype | None 
     return make_spec(shape, contiguous_stride(shape), dtype or like.dtype, _CPU)
 
 
-def _repeats(new: _New, repeats: FakeTensor, output_size: Any) -> Any:
+def _repeats(new: _NewNumbers, repeats: FakeTensor, output_size: Any) -> Any:
     return NotImplemented if output_size is not None else _fresh((new.size(),), repeats)
 
 
-def _counts(new: _New, self: FakeTensor, weights: FakeTensor | None, minlength: Any) -> Any:
+def _counts(new: _NewNumbers, self: FakeTensor, weights: FakeTensor | None, minlength: Any) -> Any:
     dtype = (
         torch.int64 if weights is None else torch.float32 if weights.dtype is torch.float32 else torch.float64
     )

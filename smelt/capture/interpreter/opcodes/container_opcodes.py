@@ -84,14 +84,14 @@ def _list_to_tuple(vm: VM, frame: Frame, arg: int) -> None:
 def _opened(vm: VM, target: C) -> C:
     """A dictionary or set that an instruction fills. After a graph break it comes from outside."""
     if id(target) in vm.env.sources:
-        container_contents.open(vm.env, target)
-        environment_mutations.touch(vm.env, target)
+        container_contents.open_for_native(vm.env, target)
+        environment_mutations.record_mutation(vm.env, target)
     return vm.env.overlay.now(target)
 
 
 @opcode("LIST_APPEND")
 def _list_append(vm: VM, frame: Frame, arg: int) -> None:
-    environment_mutations.touch(vm.env, frame.stack[-1 - arg])  # after a graph break it comes from outside
+    environment_mutations.record_mutation(vm.env, frame.stack[-1 - arg])  # after a graph break it comes from outside
     value = frame.stack.pop()
     vm.env.overlay.now(frame.stack[-arg]).append(value)
 
@@ -100,7 +100,7 @@ def _list_append(vm: VM, frame: Frame, arg: int) -> None:
 def _set_add(vm: VM, frame: Frame, arg: int) -> None:
     value, target = frame.stack[-1], frame.stack[-1 - arg]
     if id(target) in vm.env.sources:  # after a graph break
-        set_methods.change(vm, target, "add", [value])
+        set_methods.call_mutator(vm, target, "add", [value])
     else:
         vm.native_lookup(set.add, target, value)
     frame.stack.pop()
@@ -118,7 +118,7 @@ def _list_extend(vm: VM, frame: Frame, arg: int) -> None:
     if not is_iterable(frame.stack[-1]):
         raise TypeError(f"Value after * must be an iterable, not {class_name(vm, frame.stack[-1])}")
     values = vm.elements(frame.stack[-1], hinted=True)
-    environment_mutations.touch(vm.env, frame.stack[-1 - arg])
+    environment_mutations.record_mutation(vm.env, frame.stack[-1 - arg])
     frame.stack.pop()
     vm.env.overlay.now(frame.stack[-arg]).extend(values)
 
@@ -136,7 +136,7 @@ def class_name(vm: VM, value: object) -> str:
 
 @opcode("SET_UPDATE")
 def _set_update(vm: VM, frame: Frame, arg: int) -> None:
-    set_methods.change(vm, frame.stack[-1 - arg], "update", [frame.stack[-1]])
+    set_methods.call_mutator(vm, frame.stack[-1 - arg], "update", [frame.stack[-1]])
     frame.stack.pop()
 
 
@@ -169,7 +169,7 @@ def _dict_merge(vm: VM, frame: Frame, arg: int) -> None:
     target = _opened(vm, frame.stack[-arg - 1])
     for key in values:
         if key in target:
-            raise TypeError(f"{function_text(called)} got multiple values for keyword argument '{key}'")
+            raise TypeError(f"{callable_name(called)} got multiple values for keyword argument '{key}'")
     target.update(values)
     frame.stack.pop()
 
@@ -225,7 +225,7 @@ _CONVERSIONS: dict[int, Callable[[object], str]] = {1: str, 2: repr, 3: ascii}
 
 
 def _formatted(vm: VM, value: object, spec: object) -> object:
-    return formatting.formatted(vm, value, spec) if type(value) is not str or spec else value
+    return formatting.format_value(vm, value, spec) if type(value) is not str or spec else value
 
 
 @opcode("CONVERT_VALUE")

@@ -33,7 +33,7 @@ def _check_exc_match(vm: VM, frame: Frame, arg: int) -> None:
 
 @opcode("CHECK_EG_MATCH")
 def _check_eg_match(vm: VM, frame: Frame, arg: int) -> None:
-    match, rest = raise_exceptions.split(vm, *frame.stack[-2:])
+    match, rest = raise_exceptions.split_group(vm, *frame.stack[-2:])
     frame.stack[-2:] = (rest, match)
     if match is not None:
         frame.handled = match
@@ -42,7 +42,7 @@ def _check_eg_match(vm: VM, frame: Frame, arg: int) -> None:
 @opcode("PREP_RERAISE_STAR")
 def prep_reraise_star(vm: VM, frame: Frame, arg: int) -> None:
     """After the clauses of `except*`: what is left to raise, or None, takes the place of both operands."""
-    frame.stack[-2:] = (raise_exceptions.after_clauses(vm, *frame.stack[-2:]),)
+    frame.stack[-2:] = (raise_exceptions.combine_raised(vm, *frame.stack[-2:]),)
 
 
 @opcode("RERAISE")
@@ -57,7 +57,7 @@ def _raise_varargs(vm: VM, frame: Frame, arg: int) -> None:
         vm.reraise(handled)
     if arg == 0:
         raise RuntimeError("No active exception to reraise")
-    error = raise_exceptions.made(vm, frame.stack[-arg])
+    error = raise_exceptions.create_exception(vm, frame.stack[-arg])
     if arg == 2:
         raise_exceptions.set_cause(vm, error, frame.stack[-1])
     if isinstance(error, KeyboardInterrupt):

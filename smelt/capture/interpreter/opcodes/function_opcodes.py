@@ -23,7 +23,7 @@ from smelt.capture.semantics import attributes, cells
 from smelt.capture.semantics.calls.argument_binding import callable_name
 from smelt.capture.semantics.calls.calls import call
 from smelt.capture.semantics.calls.python_functions import ASYNC_GENERATOR, COROUTINE
-from smelt.capture.semantics.values.iteration import TUPLE_ASKS
+from smelt.capture.semantics.values.iteration import TUPLE_CALLS_LENGTH_HINT
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OPCODE, Reason
@@ -121,10 +121,10 @@ def _call_function_ex(vm: VM, frame: Frame, arg: bool) -> None:
     fn, (positional, *_) = called(stack, at)
     if not is_iterable(positional):
         kind = class_name(vm, positional)
-        raise TypeError(f"{function_text(fn)} argument after * must be an iterable, not {kind}")
+        raise TypeError(f"{callable_name(fn)} argument after * must be an iterable, not {kind}")
     keywords = stack[-1] if arg else NULL
     kwargs = {} if keywords is NULL else dict(mapping_of(vm, keywords, NO_MAPPING, fn))
-    args = positional if type(positional) is tuple else tuple(vm.elements(positional, hinted=TUPLE_ASKS))
+    args = positional if type(positional) is tuple else tuple(vm.elements(positional, hinted=TUPLE_CALLS_LENGTH_HINT))
     vm.frames.set_call_site(frame)
     trace_call = vm.trace.call
     if (

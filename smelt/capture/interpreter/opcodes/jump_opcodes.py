@@ -6,7 +6,7 @@ from smelt.capture.base.bytecode import ENDED_ITERATOR, LOOP_END, PY313, Handler
 from smelt.capture.base.vm_frames import Frame
 from smelt.capture.interpreter.opcodes.opcode_table import HANDLERS, opcode
 from smelt.capture.interpreter.opcodes.operator_opcodes import TRUE
-from smelt.capture.semantics.values.asserted_conditions import assumed
+from smelt.capture.semantics.values.asserted_conditions import assume_branch
 from smelt.capture.vm.vm import VM
 
 
@@ -49,7 +49,7 @@ def _jump_if_true(vm: VM, frame: Frame, arg: int) -> None:
 
 def _truth(vm: VM, frame: Frame, value: object, if_true: int, if_false: int) -> bool:
     """`bool(value)`, or what it is assumed to be."""
-    holds = assumed(vm, frame, value, if_true, if_false)
+    holds = assume_branch(vm, frame, value, if_true, if_false)
     vm.frames.set_call_site(frame)
     return vm.truth(value) if holds is None else holds
 
@@ -64,9 +64,9 @@ def _to_bool(vm: VM, frame: Frame, arg: int) -> None:
     name, target = frame.code.names[at], frame.instructions[at][1]
     holds = None
     if name == "POP_JUMP_IF_TRUE":
-        holds = assumed(vm, frame, value, target, at + 1)
+        holds = assume_branch(vm, frame, value, target, at + 1)
     elif name == "POP_JUMP_IF_FALSE":
-        holds = assumed(vm, frame, value, at + 1, target)
+        holds = assume_branch(vm, frame, value, at + 1, target)
     vm.frames.set_call_site(frame, TRUE)
     frame.stack[-1] = vm.truth(value) if holds is None else holds
 

@@ -74,7 +74,7 @@ def _import_from(vm: VM, frame: Frame, arg: str) -> None:
         found = sys.modules.get(f"{module.__name__}.{arg}", MISSING)
         if found is MISSING:
             imports.raise_import_error(module, arg)
-        vm.env.sources.known(found)
+        vm.env.sources.find_or_const(found)
     frame.stack.append(found)
 
 

@@ -11,7 +11,7 @@ from smelt.capture.interpreter.opcodes.opcode_table import HANDLERS, opcode
 from smelt.capture.semantics import attributes, result_polyfills
 from smelt.capture.semantics.attributes import python_method
 from smelt.capture.semantics.values import python_operators
-from smelt.capture.semantics.values.conjunction_guards import EQUALITY, differ
+from smelt.capture.semantics.values.conjunction_guards import EQUALITY, skip_to_difference
 from smelt.capture.vm.vm import VM
 
 
@@ -75,7 +75,7 @@ def _binary(vm: VM, frame: Frame, arg: Callable[..., object]) -> None:
 
 @opcode("COMPARE_OP")
 def _compare(vm: VM, frame: Frame, arg: Callable[..., object]) -> None:
-    if arg not in EQUALITY or vm.trace.numbers.symbols is None or not differ(vm, frame, arg):
+    if arg not in EQUALITY or vm.trace.numbers.symbols is None or not skip_to_difference(vm, frame, arg):
         _binary(vm, frame, arg)
 
 

@@ -39,7 +39,7 @@ class _Deferred(Protocol):
 
 def annotations_of(vm: VM, function: FunctionType) -> dict[str, object]:
     """`function.__annotations__`. The VM evaluates those of functions created by the program."""
-    if vm.env.sources.of(function) is not None:
+    if vm.env.sources.find(function) is not None:
         check_annotations(vm.env, function)
     elif _native.annotations_wait(function):
         vm.frames.call_site = None
@@ -64,7 +64,7 @@ def _only_reads(env: Environment, annotate: FunctionType) -> bool:
     instructions = list(dis.get_instructions(annotate.__code__))
     if any(i.opname not in _OF_NAMES for i in instructions):
         return False
-    if any(map(env.log.touches_cell, annotate.__closure__ or ())):
+    if any(map(env.log.has_written_cell, annotate.__closure__ or ())):
         return False
     names = (i.argval for i in instructions if i.opname in _OF_GLOBALS)
-    return not any(env.log.touches(annotate.__globals__, name) for name in names)
+    return not any(env.log.has_written_name(annotate.__globals__, name) for name in names)

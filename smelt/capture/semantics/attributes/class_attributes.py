@@ -30,11 +30,11 @@ from smelt.capture.semantics.attributes.instance_attributes import (
     CLASS_LOADERS,
     Descriptor,
     bind_class_method,
-    from_class,
+    load_by_getattribute,
     load_property,
     load_python_data,
-    load_through,
     load_value,
+    wrap_class_attr,
 )
 from smelt.capture.semantics.attributes.method_lookup import descriptor_method
 from smelt.capture.vm.vm import VM
@@ -50,7 +50,7 @@ def load_class_attr(vm: VM, cls: type, name: str) -> object:
     vm.env.facts.use_class(type(cls))
     meta = vm.type_info(type(cls))
     if meta.getattribute is not None and not runs_natively(meta.getattribute):
-        return load_through(vm, cls, name, meta, meta.getattribute)
+        return load_by_getattribute(vm, cls, name, meta, meta.getattribute)
     return load_plain_class_attr(vm, cls, name, meta)
 
 
@@ -96,7 +96,7 @@ def _class_dict(vm: VM, cls: type) -> object:
     return types.MappingProxyType(
         {
             k: v
-            if vm.env.log.touches(cls, k)
+            if vm.env.log.has_written_name(cls, k)
             else wrap_values.wrap(vm.env, v, source.child("attr", k), decided=True)
             for k, v in vm.env.overlay.names(cls).items()
         }
@@ -108,11 +108,11 @@ def _bind_to_class(vm: VM, cls: type, name: str, own: Found) -> object:
     if how is FUNCTION:
         return found
     if how in (PROPERTY, CACHED_PROPERTY):
-        return from_class(vm, found, owner, name)
+        return wrap_class_attr(vm, found, owner, name)
     if how is CLASS_METHOD:
         return bind_class_method(vm, found, cls, owner, name)
     if how is STATIC_METHOD:
-        return from_class(vm, found, owner, name, "__func__")
+        return wrap_class_attr(vm, found, owner, name, "__func__")
     if how is VALUE:
         return load_value(vm, cls, name, found, owner)
     get = descriptor_method(vm, found, "__get__")
@@ -121,9 +121,9 @@ def _bind_to_class(vm: VM, cls: type, name: str, own: Found) -> object:
         and not isinstance(found, types.DynamicClassAttribute)
         and not issubclass(cls, enum.Enum)
     ):
-        return vm.call_function(get, (from_class(vm, found, owner, name), None, cls))
+        return vm.call_function(get, (wrap_class_attr(vm, found, owner, name), None, cls))
     value = getattr(cls, name)
-    return from_class(vm, found, owner, name) if value is found else value
+    return wrap_class_attr(vm, found, owner, name) if value is found else value
 
 
 def load_super_attr(vm: VM, proxy: super, name: str) -> object:
@@ -160,5 +160,7 @@ def _bind_super(vm: VM, found: object, obj: object, obj_cls: type, name: str, ba
         return load_value(vm, obj, name, found, base)
     get = descriptor_method(vm, found, "__get__")
     if type(get) is FunctionType:
-        return vm.call_function(get, (from_class(vm, found, base, name), None if on_class else obj, obj_cls))
+        return vm.call_function(
+            get, (wrap_class_attr(vm, found, base, name), None if on_class else obj, obj_cls)
+        )
     return cast(Descriptor, found).__get__(None if on_class else obj, obj_cls)

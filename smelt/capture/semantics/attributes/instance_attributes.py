@@ -57,20 +57,20 @@ def load_generic(vm: VM, obj: object, name: str) -> object:
     descriptor."""
     info = vm.type_info(type(obj))
     if info.getattr is MISSING:
-        return load_own(vm, obj, name)
+        return object_getattribute(vm, obj, name)
     call_site = vm.frames.call_site
     try:
-        return load_own(vm, obj, name, use_getattr=True)
+        return object_getattribute(vm, obj, name, use_getattr=True)
     except AttributeError:
         if info.find(name)[0] is ABSENT:  # `__getattr__` itself raised
             raise
     vm.frames.call_site = call_site
-    return _through_getattr(vm, obj, name, info, vm.env.overlay.own(obj))
+    return _through_getattr(vm, obj, name, info, vm.env.overlay.instance_dict(obj))
 
 
-def load_own(vm: VM, obj: object, name: str, use_getattr: bool = False) -> object:
+def object_getattribute(vm: VM, obj: object, name: str, use_getattr: bool = False) -> object:
     """`object.__getattribute__`; with `use_getattr`, the class's `__getattr__` for missing attributes."""
-    memo = vm.env.memo.by_id.get(id(obj))
+    memo = vm.env.memo.reads.get(id(obj))
     if memo is not None:
         value = memo.get(name, MISSING)
         if value is not MISSING:
@@ -84,10 +84,10 @@ def load_own(vm: VM, obj: object, name: str, use_getattr: bool = False) -> objec
     data = DATA_LOADERS.get(how)
     if data is not None:
         return data(vm, obj, name, found)
-    own = vm.env.overlay.own(obj)
+    own = vm.env.overlay.instance_dict(obj)
     if own is not None:
         if name in own:
-            return instance_value(vm, obj, name, own[name])
+            return wrap_instance_attr(vm, obj, name, own[name])
         source = vm.env.sources.get(id(obj))
         if how in _SHADOWED and source is not None and vm.env.log.was_absent(obj, name):
             vm.env.facts.guard("not_in_dict", source, name, key=name)
@@ -110,7 +110,9 @@ def _or_getattr(vm: VM, obj: object, name: str, info: TypeInfo) -> None:
     )
 
 
-def load_through(vm: VM, obj: object, name: str, info: TypeInfo, getattribute: FunctionType) -> object:
+def load_by_getattribute(
+    vm: VM, obj: object, name: str, info: TypeInfo, getattribute: FunctionType
+) -> object:
     """Load through a `__getattribute__` written in Python, then the class's `__getattr__`."""
     vm.env.facts.use_class(info.cls)
     call_site = vm.frames.call_site
@@ -125,23 +127,23 @@ def load_through(vm: VM, obj: object, name: str, info: TypeInfo, getattribute: F
     return vm.call_function(info.getattr, (obj, name))
 
 
-def instance_value(vm: VM, obj: object, name: str, value: object) -> object:
+def wrap_instance_attr(vm: VM, obj: object, name: str, value: object) -> object:
     """The entry `value` of the instance dictionary under `name` as a VM value; guarded unless the trace stored it."""
     env = vm.env
     source = env.sources.get(id(obj))
     if source is None:
-        return wrap_values.fake(env, value)
+        return wrap_values.to_fake(env, value)
     if not env.log.is_original_attribute(obj, name, value):
         return value
     result = wrap_values.wrap(env, value, source.child("attr", name))
     if obj not in env.log:  # after one change it may change again, also through its dictionary
-        env.memo.of(obj)[name] = result
+        env.memo.reads_of(obj)[name] = result
     return result
 
 
 def _through_getattr(vm: VM, obj: object, name: str, info: TypeInfo, own: dict[str, object] | None) -> object:
     if info.getattr is nn_module_attributes.MODULE_GETATTR and own is not None:
-        return module_entry(vm, obj, name, own)
+        return load_module_entry(vm, obj, name, own)
     if type(info.getattr) is FunctionType:
         if own is not None and id(obj) in vm.env.sources and vm.env.log.was_absent(obj, name):
             vm.env.facts.guard("not_in_dict", vm.env.sources[id(obj)], name, key=name)
@@ -149,7 +151,7 @@ def _through_getattr(vm: VM, obj: object, name: str, info: TypeInfo, own: dict[s
     return vm.call(info.getattr, (obj, name), {})
 
 
-def module_entry(vm: VM, obj: object, name: str, own: dict[str, object]) -> object:
+def load_module_entry(vm: VM, obj: object, name: str, own: dict[str, object]) -> object:
     """`nn.Module.__getattr__`: a parameter, buffer or submodule of `obj`, whose `__dict__` is `own`."""
     found = nn_module_attributes.load_entry(vm, obj, name, own)
     return _no_attribute(vm, obj, name, own) if found is MISSING else found
@@ -163,14 +165,14 @@ def _no_attribute(vm: VM, obj: object, name: str, own: dict[str, object] | None)
     raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}", name=name, obj=obj)
 
 
-def set_instance(vm: VM, obj: object, name: str, value: object) -> None:
+def store_in_instance(vm: VM, obj: object, name: str, value: object) -> None:
     """Store in the instance itself, or in the overlay of an environment object; MISSING deletes the attribute."""
     env = vm.env
     cell = type(obj) is types.CellType
-    environment_mutations.touch(env, obj)
+    environment_mutations.record_mutation(env, obj)
     if value is not MISSING:
         environment_mutations.record_store(env, obj, "attr", name, value)
-    memo = env.memo.by_id.get(id(obj))
+    memo = env.memo.reads.get(id(obj))
     if memo is not None:
         memo.clear() if name == "__class__" else memo.pop(name, None)
     if id(obj) not in env.sources:
@@ -183,14 +185,14 @@ def set_instance(vm: VM, obj: object, name: str, value: object) -> None:
 
 def _set_outside(vm: VM, obj: object, name: str, value: object) -> None:
     how, found, _ = vm.type_info(type(obj)).find(name)
-    overlay, own = vm.env.overlay, vm.env.overlay.own(obj)
+    overlay, own = vm.env.overlay, vm.env.overlay.instance_dict(obj)
     if is_slot(found):
         if value is MISSING and overlay.slot(obj, name) is MISSING:
             _guard_empty(vm, obj, name)
             raise AttributeError(name)
         overlay.set_slot(obj, name, value)
     elif name == "__dict__" and type(value) is dict and id(value) not in vm.env.sources and own is not None:
-        overlay.replace_own(obj, value)
+        overlay.replace_instance_dict(obj, value)
     elif name == "__class__" and value is not MISSING:
         object.__setattr__(obj, name, value)
     elif how is NATIVE_DATA:
@@ -254,8 +256,8 @@ def _load_native_data(vm: VM, obj: object, name: str, found: Descriptor) -> obje
         if value is MISSING:
             raise ValueError("Cell is empty")
         return value
-    if found in NOTED_READS:
-        NOTED_READS[found](vm, obj)
+    if found in READ_EFFECTS:
+        READ_EFFECTS[found](vm, obj)
     value = env.overlay.slot(obj, name) if is_slot(found) else found.__get__(obj, type(obj))
     if value is MISSING:
         _guard_empty(vm, obj, name)
@@ -268,7 +270,7 @@ def _load_native_data(vm: VM, obj: object, name: str, found: Descriptor) -> obje
 
 
 # Side effects of reading an attribute computed by C code, by its descriptor.
-NOTED_READS: dict[object, Callable[[VM, object], None]] = {}
+READ_EFFECTS: dict[object, Callable[[VM, object], None]] = {}
 
 
 def _check_known(found: object, obj: object, name: str) -> None:
@@ -278,13 +280,13 @@ def _check_known(found: object, obj: object, name: str) -> None:
         raise Unsupported(Reason(UNSUPPORTED_CALL, what))
 
 
-def from_class(vm: VM, found: object, owner: type, name: str, part: str | None = None) -> object:
+def wrap_class_attr(vm: VM, found: object, owner: type, name: str, part: str | None = None) -> object:
     """`found`, the attribute `name` of the class `owner`, or its attribute `part` (the function of a staticmethod), as an
     environment object."""
     value = found if part is None else getattr(found, part)
     if type(value) is FunctionType or owner is None or vm.env.sources.is_created_class(owner):
         return value
-    if vm.env.log.touches(owner, name):
+    if vm.env.log.has_written_name(owner, name):
         return value
     source = vm.env.sources.const(owner).child("attr", name)
     return wrap_values.wrap(
@@ -296,7 +298,7 @@ def load_python_data(vm: VM, obj: object, name: str, found: object) -> object:
     """Call `__get__` of a data descriptor written in Python."""
     if type(found) is enum.property and found is vars(enum.Enum).get(name):
         return load_generic(vm, obj, f"_{name}_")  # `value` and `name` are properties of the library
-    found = from_class(vm, found, vm.type_info(type(obj)).find(name)[2], name)
+    found = wrap_class_attr(vm, found, vm.type_info(type(obj)).find(name)[2], name)
     get = descriptor_method(vm, found, "__get__")
     return vm.call_function(cast(FunctionType, get), (found, obj, type(obj)))
 
@@ -310,7 +312,7 @@ DATA_LOADERS: dict[Sentinel, Callable[..., object]] = {
 
 def load_value(vm: VM, obj: object, name: str, found: object, owner: type) -> object:
     """A plain value `found` under `name` of the class `owner`."""
-    if vm.env.sources.is_created_class(owner) or vm.env.log.touches(owner, name):
+    if vm.env.sources.is_created_class(owner) or vm.env.log.has_written_name(owner, name):
         return found
     return wrap_values.wrap(vm.env, found, vm.env.sources.const(owner).child("attr", name), decided=True)
 
@@ -319,10 +321,10 @@ def load_non_data(vm: VM, obj: object, name: str, found: Descriptor, owner: type
     """Call `__get__` of a descriptor without `__set__`."""
     get = descriptor_method(vm, found, "__get__")
     if type(get) is FunctionType:
-        return vm.call_function(get, (from_class(vm, found, owner, name), obj, type(obj)))
+        return vm.call_function(get, (wrap_class_attr(vm, found, owner, name), obj, type(obj)))
     bound = found.__get__(obj, type(obj))
     if type(bound) is MethodType and bound.__func__ is found:  # for example a cached function
-        from_class(vm, found, owner, name)
+        wrap_class_attr(vm, found, owner, name)
     return bound
 
 
@@ -333,9 +335,11 @@ def _load_cached_property(
     if source is not None and vm.env.log.was_absent(obj, name):
         vm.env.facts.guard("not_in_dict", source, name, key=name)
     attribute = found.attrname or name
-    vm.frames.call_site = with_result_handler(vm.frames.call_site, result_polyfills.store_cached_property, obj, attribute)
+    vm.frames.call_site = with_result_handler(
+        vm.frames.call_site, result_polyfills.store_cached_property, obj, attribute
+    )
     value = vm.call(found.func, (obj,), {})
-    set_instance(vm, obj, attribute, value)
+    store_in_instance(vm, obj, attribute, value)
     return value
 
 
@@ -348,16 +352,18 @@ def bind_class_method(
         return MethodType(inner, cls)
     get = descriptor_method(vm, inner, "__get__")
     if get is MISSING:
-        return MethodType(cast(Callable[..., object], from_class(vm, found, owner, name, "__func__")), cls)
+        return MethodType(
+            cast(Callable[..., object], wrap_class_attr(vm, found, owner, name, "__func__")), cls
+        )
     if type(get) is FunctionType:
-        return vm.call_function(get, (from_class(vm, found, owner, name, "__func__"), cls, type(cls)))
+        return vm.call_function(get, (wrap_class_attr(vm, found, owner, name, "__func__"), cls, type(cls)))
     return found.__get__(None, cls)
 
 
 CLASS_LOADERS: dict[Sentinel, Callable[..., object]] = {
     FUNCTION: lambda vm, obj, name, found, owner: MethodType(found, obj),
     CLASS_METHOD: lambda vm, obj, name, found, owner: bind_class_method(vm, found, type(obj), owner, name),
-    STATIC_METHOD: lambda vm, obj, name, found, owner: from_class(vm, found, owner, name, "__func__"),
+    STATIC_METHOD: lambda vm, obj, name, found, owner: wrap_class_attr(vm, found, owner, name, "__func__"),
     VALUE: load_value,
     NON_DATA: load_non_data,
     CACHED_PROPERTY: _load_cached_property,

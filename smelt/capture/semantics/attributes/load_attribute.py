@@ -28,17 +28,17 @@ from smelt.capture.semantics.attributes.class_attributes import load_class_attr,
 from smelt.capture.semantics.attributes.instance_attributes import (
     CLASS_LOADERS,
     DATA_LOADERS,
+    load_by_getattribute,
     load_generic,
-    load_through,
 )
 from smelt.capture.semantics.attributes.namespace_attributes import (
-    bound_part,
+    load_bound_part,
     load_coroutine,
     load_function_attr,
     load_generator,
     load_module_attr,
 )
-from smelt.capture.semantics.attributes.native_attributes import load_by_class
+from smelt.capture.semantics.attributes.native_attributes import load_custom_attr
 from smelt.capture.semantics.attributes.tensor_attributes import load_tensor_attr
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
@@ -64,13 +64,13 @@ def load_attr(vm: VM, obj: object, name: str) -> object:
         vm.frames.call_site = None
         return load_module_attr(vm, obj, name)
     if isinstance(obj, torch.Tensor):
-        return load_of_tensor(vm, obj, name)
+        return load_real_tensor_attr(vm, obj, name)
     info = vm.type_info(cls)
     if info.getattribute is not None:
-        return load_through(vm, obj, name, info, info.getattribute)
+        return load_by_getattribute(vm, obj, name, info, info.getattribute)
     if info.reads_own or (info.hides_dict and info.find(name)[0] not in DATA_LOADERS):
         vm.frames.call_site = None
-        return load_by_class(vm, obj, name)
+        return load_custom_attr(vm, obj, name)
     return load_generic(vm, obj, name)
 
 
@@ -82,16 +82,16 @@ def load_method(vm: VM, obj: object, name: str) -> tuple[object, object]:
         plain = info.getattribute is None and not info.reads_own
         if plain and not isinstance(obj, (type, types.ModuleType, torch.Tensor)):
             how, found, _ = info.find(name)
-            if how is FUNCTION and not in_instance(vm, obj, name):
+            if how is FUNCTION and not is_in_instance(vm, obj, name):
                 return found, obj
     return NULL, load_attr(vm, obj, name)
 
 
-def in_instance(vm: VM, obj: object, name: str) -> bool:
+def is_in_instance(vm: VM, obj: object, name: str) -> bool:
     """Whether `name` is in the instance dictionary, guarded."""
     env, cls = vm.env, type(obj)
     env.facts.use_class(cls)
-    own = env.overlay.own(obj)
+    own = env.overlay.instance_dict(obj)
     if own is None:
         return False
     present = name in own
@@ -126,24 +126,24 @@ def load_default(vm: VM, obj: object, name: str, default: object) -> object:
 def load_bound_attr(vm: VM, method: MethodType, name: str) -> object:
     """An attribute of a bound method or of its function."""
     if name in ("__func__", "__self__"):
-        return bound_part(vm, method, name)
-    function = bound_part(vm, method, "__func__")
+        return load_bound_part(vm, method, name)
+    function = load_bound_part(vm, method, "__func__")
     if name == "__class__" or (name != "__doc__" and name in type(method).__dict__):
         return getattr(method, name)
     return load_attr(vm, function, name)
 
 
-def load_array_attr(vm: VM, array: array_proxy.Array, name: str) -> object:
+def load_array_attr(vm: VM, array: array_proxy.ArrayProxy, name: str) -> object:
     """An attribute of a traced array or NumPy scalar."""
-    return array_proxy.attribute(array, name)
+    return array_proxy.load_array_attr(array, name)
 
 
-def load_native(vm: VM, obj: object, name: str) -> object:
+def load_native_attr(vm: VM, obj: object, name: str) -> object:
     """An attribute of an object whose C type runs no user code."""
     return getattr(obj, name)
 
 
-def load_of_tensor(vm: VM, tensor: torch.Tensor, name: str) -> object:
+def load_real_tensor_attr(vm: VM, tensor: torch.Tensor, name: str) -> object:
     """An attribute of a tensor without a fake: inside a transform, or an unsupported environment tensor. Of the latter:
     guarded metadata, attributes of its own class and instance dictionary, and C methods, whose calls break the graph. Raises
     Unsupported for other attributes."""
@@ -170,7 +170,7 @@ def _load_of_subclass(vm: VM, tensor: torch.Tensor, name: str) -> object:
     """An attribute of the subclass itself or of the instance."""
     info = vm.type_info(type(tensor))
     if info.getattribute is not None:
-        return load_through(vm, tensor, name, info, info.getattribute)
+        return load_by_getattribute(vm, tensor, name, info, info.getattribute)
     return load_generic(vm, tensor, name)
 
 
@@ -189,7 +189,7 @@ _GUARDED = frozenset(
 )
 
 
-def load_of_random(vm: VM, generator: random.Random, name: str) -> object:
+def load_random_attr(vm: VM, generator: random.Random, name: str) -> object:
     """An attribute of a random number generator. Raises Unsupported for state that a draw has changed."""
     if name == "gauss_next" and any(draw.generator is generator for draw in vm.env.log.draws):
         raise Unsupported(Reason(RANDOM_STATE, "random.gauss_next"))
@@ -198,7 +198,7 @@ def load_of_random(vm: VM, generator: random.Random, name: str) -> object:
 
 LOADERS: dict[type, Callable[..., object]] = {  # loader(vm, obj, name)
     FakeTensor: load_tensor_attr,
-    array_proxy.Array: load_array_attr,
+    array_proxy.ArrayProxy: load_array_attr,
     types.ModuleType: load_module_attr,
     type: load_class_attr,
     FunctionType: load_function_attr,
@@ -207,15 +207,15 @@ LOADERS: dict[type, Callable[..., object]] = {  # loader(vm, obj, name)
     super: load_super_attr,
     Generator: load_generator,
     Coroutine: load_coroutine,
-    types.BuiltinFunctionType: load_native,
-    types.CodeType: load_native,
-    types.GenericAlias: load_native,
-    types.UnionType: load_native,
-    tuple: load_native,
-    random.Random: load_of_random,
+    types.BuiltinFunctionType: load_native_attr,
+    types.CodeType: load_native_attr,
+    types.GenericAlias: load_native_attr,
+    types.UnionType: load_native_attr,
+    tuple: load_native_attr,
+    random.Random: load_random_attr,
     **dict.fromkeys(NUMBERS, number_semantics.load_attr),
     **dict.fromkeys(PROXY_EXAMPLES, number_semantics.load_proxy_attr),
-    **dict.fromkeys(LEAF_TYPES, load_native),
-    **dict.fromkeys(CONTAINER_TYPES, load_native),
+    **dict.fromkeys(LEAF_TYPES, load_native_attr),
+    **dict.fromkeys(CONTAINER_TYPES, load_native_attr),
 }
 _GIVING_RESULTS = (type, super)  # these loaders run only one Python function and return its result

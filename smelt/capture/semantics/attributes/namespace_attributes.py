@@ -14,7 +14,11 @@ from smelt.capture.base.vm_frames import Coroutine, Generator
 from smelt.capture.environment import container_contents, environment_mutations, wrap_values
 from smelt.capture.semantics import scopes
 from smelt.capture.semantics.attributes.annotations import annotations_of, check_annotations
-from smelt.capture.semantics.attributes.instance_attributes import CLASS_LOADERS, DATA_LOADERS, load_through
+from smelt.capture.semantics.attributes.instance_attributes import (
+    CLASS_LOADERS,
+    DATA_LOADERS,
+    load_by_getattribute,
+)
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_CALL, Reason
@@ -27,7 +31,7 @@ def load_module_attr(vm: VM, module: types.ModuleType, name: str) -> object:
     info = vm.type_info(type(module))
     if info.getattribute is not None:
         vm.env.facts.use_class(type(module))
-        return load_through(vm, module, name, info, info.getattribute)
+        return load_by_getattribute(vm, module, name, info, info.getattribute)
     return load_from_module(vm, module, name)
 
 
@@ -39,29 +43,29 @@ def load_from_module(vm: VM, module: types.ModuleType, name: str) -> object:
     found = _through_class(vm, module, name) if type(module) is not types.ModuleType else MISSING
     if found is not MISSING:
         return found
-    if env.log.touches(own, name):
+    if env.log.has_written_name(own, name):
         value = env.overlay.name(own, name)
         if value is MISSING:
             raise AttributeError(
                 f"module {module_name(module)!r} has no attribute {name!r}", name=name, obj=module
             )
         return value
-    memo = env.memo.of(module)
+    memo = env.memo.reads_of(module)
     value = memo.get(name, MISSING)
     if value is MISSING:
         if name in own:
-            value = wrap_values.wrap(env, own[name], env.sources.known(module).child("attr", name))
+            value = wrap_values.wrap(env, own[name], env.sources.find_or_const(module).child("attr", name))
         else:
             value = _missing_in_module(vm, module, name)
             if name in own:  # a lazily loaded submodule
-                value = wrap_values.wrap(env, value, env.sources.known(module).child("attr", name))
+                value = wrap_values.wrap(env, value, env.sources.find_or_const(module).child("attr", name))
         memo[name] = value
     return value
 
 
 def _use_module_class(vm: VM, module: types.ModuleType) -> None:
     """Guard the class of a module, which can be reassigned."""
-    source = vm.env.sources.known(module).child("type", None)
+    source = vm.env.sources.find_or_const(module).child("type", None)
     vm.env.facts.guard("id", source, type(module))
 
 
@@ -96,9 +100,11 @@ def _missing_in_module(vm: VM, module: types.ModuleType, name: str) -> object:
         raise
     finally:
         if name not in own:
-            env.facts.guard("not_in_dict", env.sources.known(module), name, key=name)
+            env.facts.guard("not_in_dict", env.sources.find_or_const(module), name, key=name)
         if own_getattr is None:
-            env.facts.guard("not_in_dict", env.sources.known(module), "__getattr__", key="__getattr__")
+            env.facts.guard(
+                "not_in_dict", env.sources.find_or_const(module), "__getattr__", key="__getattr__"
+            )
 
 
 def load_function_attr(vm: VM, function: FunctionType, name: str) -> object:
@@ -109,9 +115,9 @@ def load_function_attr(vm: VM, function: FunctionType, name: str) -> object:
         return scopes.expose_globals(vm, function.__globals__)
     if name == "__annotations__":
         annotations_of(vm, function)
-    if env.sources.of(function) is None:
+    if env.sources.find(function) is None:
         return getattr(function, name)
-    own = env.overlay.own(function) or {}
+    own = env.overlay.instance_dict(function) or {}
     if name in own and not env.log.is_original_attribute(function, name, own[name]):
         return own[name]
     if name not in own and all(name not in k.__dict__ for k in FunctionType.__mro__):
@@ -142,13 +148,13 @@ def load_function_attr(vm: VM, function: FunctionType, name: str) -> object:
             env.sources.const(function).child("member", name),
             decided=name != "__annotations__",
         )
-    return wrap_values.fake(env, value)
+    return wrap_values.to_fake(env, value)
 
 
 _FUNCTION_PARTS = ("__kwdefaults__", "__defaults__", "__annotations__")
 
 
-def bound_part(vm: VM, method: MethodType, name: str) -> object:
+def load_bound_part(vm: VM, method: MethodType, name: str) -> object:
     """`__func__` or `__self__` of a bound method."""
     source = vm.env.sources.get(id(method))
     value = getattr(method, name)
@@ -166,14 +172,14 @@ def partial_parts(
         wrap_values.wrap(vm.env, getattr(partial, name), source.child("member", name))
         for name in ("func", "args", "keywords")
     )
-    held = container_contents.view(vm.env, keywords, deep=False)
+    held = container_contents.native_view(vm.env, keywords, deep=False)
     return function, cast("tuple[object, ...]", args), held
 
 
 PLACEHOLDER = getattr(functools, "Placeholder", MISSING)  # filled by the call's arguments; from 3.14 on
 
 
-def filled(bound: Sequence[object], args: Sequence[object]) -> tuple[object, ...]:
+def fill_placeholders(bound: Sequence[object], args: Sequence[object]) -> tuple[object, ...]:
     """Arguments of a partial's call: `args` fill the placeholders in `bound` first."""
     rest = iter(args)
     return (*(next(rest, a) if a is PLACEHOLDER else a for a in bound), *rest)

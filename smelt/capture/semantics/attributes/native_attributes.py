@@ -22,16 +22,16 @@ from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason, ReasonKind
 
 
-def load_by_class(vm: VM, obj: object, name: str) -> object:
+def load_custom_attr(vm: VM, obj: object, name: str) -> object:
     """`obj.name`. Raises AttributeError as the object would, Unsupported if that is unknown."""
     if isinstance(obj, threading.local) and id(obj) in vm.env.sources:
         return _load_local(vm, obj, name)
     if not _is_made(vm, obj):
         raise _unknown(obj, name, "is read", UNSUPPORTED_CALL)
-    return wrap_values.fake(vm.env, vm.call_native(getattr, (obj, name)))
+    return wrap_values.to_fake(vm.env, vm.call_native(getattr, (obj, name)))
 
 
-def store_by_class(vm: VM, obj: object, name: str, value: object) -> None:
+def store_custom_attr(vm: VM, obj: object, name: str, value: object) -> None:
     """`obj.name = value`. Raises what the object would, Unsupported if that is unknown."""
     if isinstance(obj, threading.local) and id(obj) in vm.env.sources:
         return vm.store_item(_changeable(vm, obj, name), name, value)
@@ -41,7 +41,7 @@ def store_by_class(vm: VM, obj: object, name: str, value: object) -> None:
     return None
 
 
-def delete_by_class(vm: VM, obj: object, name: str) -> None:
+def delete_custom_attr(vm: VM, obj: object, name: str) -> None:
     """`del obj.name`. Raises what the object would, Unsupported if that is unknown."""
     if not isinstance(obj, threading.local) or id(obj) not in vm.env.sources:
         if not _is_made(vm, obj):
@@ -95,7 +95,7 @@ def _thread_dict(vm: VM, obj: threading.local) -> dict[str, object]:
         vm.type_info(type(obj)).find("__init__")[0] is FUNCTION
     ):  # it would run on a thread that has not used the object
         raise _unknown(obj, "__dict__", "is read", UNSUPPORTED_CALL)
-    read = vm.env.memo.of(obj).setdefault("__dict__", functools.partial(getattr, obj, "__dict__"))
+    read = vm.env.memo.reads_of(obj).setdefault("__dict__", functools.partial(getattr, obj, "__dict__"))
     own: dict[str, object] = cast("Callable[[], dict[str, object]]", read)()
     if id(own) not in vm.env.sources:
         vm.env.facts.use_identity(obj)

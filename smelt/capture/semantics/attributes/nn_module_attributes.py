@@ -35,12 +35,12 @@ def load_entry(vm: VM, module: object, name: str, own: dict[str, object]) -> obj
             value = held[name]
             source = env.sources.get(id(module))
             if source is None:
-                return wrap_values.fake(env, value)
+                return wrap_values.to_fake(env, value)
             if not env.log.is_original(entries, name, value):
                 return value
             result = wrap_values.wrap(env, value, source.child("param", name))
             if module not in env.log and entries not in env.log:
-                env.memo.found_in(entries, module, name, result)
+                env.memo.record_attribute(entries, module, name, result)
             return result
     return MISSING
 
@@ -80,14 +80,14 @@ def _changed(vm: VM, module: nn.Module, change: Callable[[nn.Module], None]) -> 
     with the overlay's dictionaries."""
     if id(module) not in vm.env.sources:
         return change(module)
-    overlay, own = vm.env.overlay, vm.env.overlay.own(module)
+    overlay, own = vm.env.overlay, vm.env.overlay.instance_dict(module)
     assert own is not None
     for key in _HELD:
         if key in own:
             _touch_dict(vm, module, key, own[key])
-    environment_mutations.touch(vm.env, module)
-    vm.env.memo.by_id.pop(id(module), None)
-    own = overlay.own(module)
+    environment_mutations.record_mutation(vm.env, module)
+    vm.env.memo.reads.pop(id(module), None)
+    own = overlay.instance_dict(module)
     assert own is not None
     substitute = nn.Module.__new__(nn.Module)
     held = {k: overlay.now(v) if k in _HELD else v for k, v in own.items()}
@@ -103,7 +103,7 @@ _HELD = (*MODULE_DICTS, "_non_persistent_buffers_set")
 
 
 def _dicts_of(vm: VM, module: nn.Module) -> list[_Entries]:
-    own = vm.env.overlay.own(module) or {}
+    own = vm.env.overlay.instance_dict(module) or {}
     return [cast(_Entries, own[k]) for k in MODULE_DICTS if k in own]
 
 
@@ -114,4 +114,4 @@ def _is_held(vm: VM, module: nn.Module, name: str) -> bool:
 def _touch_dict(vm: VM, module: nn.Module, key: str, entries: object) -> None:
     if id(entries) not in vm.env.sources:
         wrap_values.wrap(vm.env, entries, vm.env.sources[id(module)].child("attr", key))
-    environment_mutations.touch(vm.env, entries)
+    environment_mutations.record_mutation(vm.env, entries)

@@ -26,14 +26,14 @@ from smelt.capture.semantics.attributes import nn_module_attributes
 from smelt.capture.semantics.attributes.instance_attributes import (
     DATA_LOADERS,
     delete_property,
-    from_class,
-    set_instance,
+    store_in_instance,
     store_property,
+    wrap_class_attr,
 )
 from smelt.capture.semantics.attributes.load_attribute import load_attr
 from smelt.capture.semantics.attributes.method_lookup import descriptor_method
 from smelt.capture.semantics.attributes.namespace_attributes import load_from_module
-from smelt.capture.semantics.attributes.native_attributes import delete_by_class, store_by_class
+from smelt.capture.semantics.attributes.native_attributes import delete_custom_attr, store_custom_attr
 from smelt.capture.semantics.attributes.tensor_attributes import store_tensor_attr
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
@@ -57,7 +57,7 @@ def store_attr(vm: VM, obj: object, name: str, value: object) -> None:
     vm.env.facts.use_class(cls)
     if info.stores_own:
         vm.frames.call_site = None
-        store_by_class(vm, obj, name, value)
+        store_custom_attr(vm, obj, name, value)
     elif info.setattr is not None and info.setattr is not nn_module_attributes.MODULE_SETATTR:
         vm.call(info.setattr, (obj, name, value), {})
     elif info.is_module and info.setattr is nn_module_attributes.MODULE_SETATTR:
@@ -75,9 +75,9 @@ def store_generic(vm: VM, obj: object, name: str, value: object) -> None:
         store_property(vm, obj, found, value)
     elif how is PYTHON_DATA:
         setter = descriptor_method(vm, found, "__set__")
-        vm.call_function(cast(FunctionType, setter), (from_class(vm, found, owner, name), obj, value))
+        vm.call_function(cast(FunctionType, setter), (wrap_class_attr(vm, found, owner, name), obj, value))
     else:
-        set_instance(vm, obj, name, value)
+        store_in_instance(vm, obj, name, value)
 
 
 def _check_undoable(vm: VM, obj: object, name: str) -> None:
@@ -99,7 +99,7 @@ def store_in_module(vm: VM, obj: nn.Module, name: str, value: object) -> None:
     elif how is PROPERTY:
         store_generic(vm, obj, name, value)
     else:
-        set_instance(vm, obj, name, value)
+        store_in_instance(vm, obj, name, value)
 
 
 def _store_named(vm: VM, owner: object, name: str, value: object) -> None:
@@ -143,7 +143,7 @@ def store_named(vm: VM, owner: object, name: str, value: object) -> None:
         env.log.set_name(owner, name, value)
     else:
         _check_plain(owner, name)
-        set_instance(vm, owner, name, value)
+        store_in_instance(vm, owner, name, value)
     vm.classes.forget(owner)
 
 
@@ -163,8 +163,10 @@ def _touch_class(vm: VM, owner: type, name: str) -> None:
     if vm.type_info(type(owner)).find(name)[0] in DATA_LOADERS or is_native_module(owner.__module__):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{name} of class {owner.__qualname__} changes"))
     _check_plain(owner, name)
-    environment_mutations.record_class_mutation(env, owner, name, was_read=vm.classes.has_looked_up(owner, name))
-    env.memo.by_id.clear()
+    environment_mutations.record_class_mutation(
+        env, owner, name, was_read=vm.classes.has_looked_up(owner, name)
+    )
+    env.memo.reads.clear()
 
 
 def delete_attr(vm: VM, obj: object, name: str) -> None:
@@ -185,7 +187,7 @@ def delete_attr(vm: VM, obj: object, name: str) -> None:
         return _delete_named(vm, obj, name)
     if info.stores_own:
         vm.frames.call_site = None
-        return delete_by_class(vm, obj, name)
+        return delete_custom_attr(vm, obj, name)
     how, found, _ = info.find(name)
     if how is NATIVE_DATA:
         _check_undoable(vm, obj, name)
@@ -198,7 +200,7 @@ def delete_attr(vm: VM, obj: object, name: str) -> None:
     if id(obj) not in vm.env.sources:
         vm.call_native(delattr, (obj, name))
     elif not (info.is_module and nn_module_attributes.delete_entry(vm, cast(nn.Module, obj), name)):
-        set_instance(vm, obj, name, MISSING)
+        store_in_instance(vm, obj, name, MISSING)
 
 
 def _delete_named(vm: VM, owner: object, name: str) -> None:
@@ -218,5 +220,5 @@ def _delete_named(vm: VM, owner: object, name: str) -> None:
     else:
         _check_plain(owner, name)
         load_attr(vm, owner, name)
-        set_instance(vm, owner, name, MISSING)
+        store_in_instance(vm, owner, name, MISSING)
     vm.classes.forget(owner)

@@ -32,11 +32,11 @@ def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
         asked = _asked_member(vm, tensor, name, "__get__")
         if asked is not None:
             return vm.trace.call.call_handlers(asked, (tensor,), None)
-    fast = TENSOR_FAST.get(name)
+    fast = TENSOR_METADATA.get(name)
     if fast is not None:
         return fast(tensor)
     if tensor.subclass is not None and vm.type_info(tensor.subclass).find(name)[2] not in PLAIN_MROS:
-        return load_of_class(vm, tensor, tensor.subclass, name)
+        return load_subclass_attr(vm, tensor, tensor.subclass, name)
     own = tensor.__dict__
     if name in own and name != "_is_param":
         return own[name]
@@ -51,9 +51,11 @@ def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
     if real is not None and name in TENSOR_STATE:
         return TENSOR_STATE[name](vm, tensor, real, name)
     if real is not None and name in real.__dict__:
-        return wrap_values.wrap(vm.env, real.__dict__[name], vm.env.sources.known(tensor).child("attr", name))
+        return wrap_values.wrap(
+            vm.env, real.__dict__[name], vm.env.sources.find_or_const(tensor).child("attr", name)
+        )
     if real is not None and not hasattr(torch.Tensor, name):
-        vm.env.facts.guard("not_in_dict", vm.env.sources.known(tensor), name, key=name)
+        vm.env.facts.guard("not_in_dict", vm.env.sources.find_or_const(tensor), name, key=name)
     try:
         return getattr(tensor, name)
     except AttributeError as e:
@@ -70,7 +72,7 @@ def _asked_member(vm: VM, tensor: FakeTensor, name: str, method: str) -> Callabl
     return overridable_member(name, method)
 
 
-def load_of_class(vm: VM, tensor: FakeTensor, subclass: type, name: str) -> object:
+def load_subclass_attr(vm: VM, tensor: FakeTensor, subclass: type, name: str) -> object:
     """Attribute `name` of the subclass that a fake represents, or of the tensor itself."""
     vm.env.facts.use_class(subclass)
     how, found, owner = vm.type_info(subclass).find(name)
@@ -82,10 +84,10 @@ def load_of_class(vm: VM, tensor: FakeTensor, subclass: type, name: str) -> obje
     if name in own:
         return own[name]
     if real is not None and name in real.__dict__:
-        source = vm.env.sources.known(tensor).child("attr", name)
+        source = vm.env.sources.find_or_const(tensor).child("attr", name)
         return wrap_values.wrap(vm.env, real.__dict__[name], source)
     if real is not None:
-        vm.env.facts.guard("not_in_dict", vm.env.sources.known(tensor), name, key=name)
+        vm.env.facts.guard("not_in_dict", vm.env.sources.find_or_const(tensor), name, key=name)
     if how is CLASS_METHOD:
         return bind_class_method(vm, found, subclass, owner, name)
     return CLASS_LOADERS[how](vm, tensor, name, found, owner)
@@ -101,7 +103,7 @@ def tensor_member(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> 
         # eager warns once
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
         value = getattr(real, name)
-    return wrap_values.wrap(vm.env, value, vm.env.sources.known(tensor).child("member", name))
+    return wrap_values.wrap(vm.env, value, vm.env.sources.find_or_const(tensor).child("member", name))
 
 
 def _tensor_grad(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> object:
@@ -168,7 +170,7 @@ def shape_of(tensor: FakeTensor) -> torch.Size:
     return torch.Size(fake_shape(tensor))
 
 
-TENSOR_FAST: dict[str, Callable[[FakeTensor], object]] = {
+TENSOR_METADATA: dict[str, Callable[[FakeTensor], object]] = {
     "shape": shape_of,
     "dtype": lambda t: t.spec.dtype,
     "device": lambda t: t.spec.device,
@@ -205,5 +207,5 @@ def store_tensor_attr(vm: VM, tensor: FakeTensor, name: str, value: object) -> N
             )
         vm.env.log.set_tensor_attribute(tensor, name, value)
     else:
-        vm.env.log.call(Call(setattr, (tensor, name, value)))
+        vm.env.log.defer_call(Call(setattr, (tensor, name, value)))
     setattr(tensor, name, value)

@@ -106,7 +106,7 @@ def _default(
     if id(fn) not in sources or (decided and type(value) in LEAF_TYPES):
         return value
     if by_code and kind == "default":
-        held = sources.known(fn).child("member", "__defaults__")
+        held = sources.find_or_const(fn).child("member", "__defaults__")
         return wrap_values.wrap(vm.env, value, held.child("item", key))
     return wrap_values.wrap(vm.env, value, vm.env.sources.const(fn).child(kind, key), decided=decided)
 

@@ -54,7 +54,7 @@ def call(vm: VM, fn: object, args: Args, kwargs: Kwargs) -> object:
 def call_method(vm: VM, fn: MethodType, args: Args, kwargs: Kwargs) -> object:
     """Call of a bound method: of its function, with the bound object prepended."""
     if id(fn) in vm.env.sources:
-        function, owner = (attributes.bound_part(vm, fn, n) for n in ("__func__", "__self__"))
+        function, owner = (attributes.load_bound_part(vm, fn, n) for n in ("__func__", "__self__"))
     else:
         function, owner = fn.__func__, fn.__self__
     return call(vm, function, (owner, *args), kwargs)
@@ -68,7 +68,7 @@ def call_partial(vm: VM, fn: functools.partial[object], args: Args, kwargs: Kwar
         raise TypeError(
             f"missing positional arguments in 'partial' call; expected at least {places}, got {len(args)}"
         )
-    given = attributes.filled(bound, args) if places else (*bound, *args)
+    given = attributes.fill_placeholders(bound, args) if places else (*bound, *args)
     return call(vm, target, given, {**keywords, **kwargs} if keywords else kwargs)
 
 

@@ -18,7 +18,7 @@ from smelt.capture.base.value_kinds import CONTAINER_BASES, FunctionType, Method
 from smelt.capture.base.vm_frames import with_result_handler
 from smelt.capture.semantics import result_polyfills
 from smelt.capture.semantics.calls.arity import accepts, raise_misuse
-from smelt.capture.semantics.calls.native_calls import set_user_module, run_native
+from smelt.capture.semantics.calls.native_calls import run_native, set_user_module
 from smelt.capture.semantics.calls.python_functions import call_function
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported

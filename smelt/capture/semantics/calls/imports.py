@@ -27,7 +27,7 @@ def run_import(
     held = name if names else name.partition(".")[0]
     if sys.modules.get(held) is module:  # the entry at each call
         wrap_values.wrap(vm.env, module, vm.env.sources.const(sys.modules).child("item", held))
-    vm.env.sources.known(module)
+    vm.env.sources.find_or_const(module)
     return module
 
 

@@ -1,8 +1,8 @@
 """Guards for what native library code reads of globals, attributes and caches, as if the VM had interpreted it.
 
-`use_native` covers Python functions of torch: code, defaults, and the global names they read (with module attributes read
-directly from them), including helpers in the same module. `use_registrations` covers `isinstance` and `issubclass` with
-abstract classes and protocols, `cached_call` the results in a `functools.lru_cache`.
+`use_native_function` covers Python functions of torch: code, defaults, and the global names they read (with module
+attributes read directly from them), including helpers in the same module. `use_registrations` covers `isinstance` and
+`issubclass` with abstract classes and protocols, `call_cached` the results in a `functools.lru_cache`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from smelt.capture.base.vm_frames import VMCallable
 from smelt.capture.environment import container_contents, wrap_values
 from smelt.capture.environment.environment import Environment
 from smelt.capture.environment.mutation_log import slot_names
-from smelt.capture.environment.side_effects import Count
-from smelt.capture.proxies.array_proxy import Array
+from smelt.capture.environment.side_effects import CacheHit
+from smelt.capture.proxies.array_proxy import ArrayProxy
 from smelt.capture.semantics import attributes
 from smelt.capture.semantics.attributes.annotations import check_annotations
 from smelt.capture.vm.vm import VM
@@ -82,9 +82,11 @@ def _read_chains(code: types.CodeType) -> Iterator[AttributeChain]:
 
 def use_native_function(env: Environment, fn: FunctionType) -> None:
     """Guard what the native Python function `fn` is and reads."""
-    if id(fn) in env.memo.natives or any(type(cell_value(c)) is VMCallable for c in fn.__closure__ or ()):
+    if id(fn) in env.memo.native_functions or any(
+        type(cell_value(c)) is VMCallable for c in fn.__closure__ or ()
+    ):
         return  # native code created it around a program function, so it is not an environment object
-    env.memo.natives.add(id(fn))
+    env.memo.native_functions.add(id(fn))
     env.facts.use_function(fn)
     if not (fn.__module__ or "").startswith("torch"):
         return
@@ -109,15 +111,15 @@ def use_instance_state(vm: VM, args: Sequence[object]) -> None:
         if id(value) in seen or id(value) not in vm.env.sources or not _is_library_class(type(value)):
             continue
         seen.add(id(value))
-        own = vm.env.overlay.own(value)
+        own = vm.env.overlay.instance_dict(value)
         if own is not None:  # other names come from the class
             vm.env.facts.guard("keys", vm.env.sources[id(value)].child("dict", None), tuple(own))
         for name in (*(own or ()), *slot_names(type(value))):
             read = specialize(attributes.load_default(vm, value, name, MISSING))
-            if isinstance(read, (Array, np.ndarray)):
+            if isinstance(read, (ArrayProxy, np.ndarray)):
                 detail = f"native code reads an outside {type(value).__qualname__}"
                 raise Unsupported(Reason(UNSUPPORTED_OBJECT, detail))
-            container_contents.view(vm.env, read)
+            container_contents.native_view(vm.env, read)
             pending.append(read)
 
 
@@ -139,7 +141,9 @@ def _makes_instances(cls: type) -> bool:
     return cls.__module__ != "typing" and any(n in vars(cls) for n in ("__new__", "__init__"))
 
 
-def _use_chain(env: Environment, fn: FunctionType, source: Source, value: object, rest: AttributeChain) -> None:
+def _use_chain(
+    env: Environment, fn: FunctionType, source: Source, value: object, rest: AttributeChain
+) -> None:
     while True:
         if type(value) in LEAF_TYPES:
             env.facts.guard("eq", source, value)
@@ -216,7 +220,7 @@ def _use_members(vm: VM, obj: object, protocol: type) -> None:
         if vm.type_info(kind).find(name)[0] is ABSENT:
             attributes.load_default(vm, obj, name, MISSING)
         elif instance_dict(obj) is not None:
-            attributes.in_instance(vm, obj, name)
+            attributes.is_in_instance(vm, obj, name)
 
 
 # ---------------------------------------------------------------------------------------- functools.lru_cache
@@ -323,7 +327,7 @@ def has_entry(fn: _Cached, args: Sequence[object], kwargs: dict[str, object]) ->
 
 
 def creates_entry(vm: VM, fn: _Cached, args: Sequence[object], kwargs: dict[str, object]) -> bool:
-    """Whether `cached_call` would create an entry."""
+    """Whether `call_cached` would create an entry."""
     if not all(is_key(vm, v) for v in (*args, *kwargs.values())):
         return False
     cache = _cache_of(fn)
@@ -339,7 +343,7 @@ def _is_small(fn: _Cached, cache: dict[object, object]) -> bool:
 def _count(vm: VM, fn: _Cached, key: object, values: tuple[object, ...], names: tuple[str, ...]) -> None:
     target = _counter.target(fn, key)
     vm.env.sources.const(target)
-    vm.env.log.call(Count(target, values, names))
+    vm.env.log.defer_call(CacheHit(target, values, names))
 
 
 def _name(fn: _Cached) -> str:
@@ -354,7 +358,7 @@ def is_key(vm: VM, value: object) -> bool:
 
 
 def _guard_entry(vm: VM, fn: _Cached, cache: dict[object, object], key: object) -> None:
-    used = vm.env.memo.of(fn)
+    used = vm.env.memo.reads_of(fn)
     used[key] = cache[key]
     if any(cache.get(k, MISSING) is not v for k, v in used.items()):
         raise Unsupported(Reason(UNSUPPORTED_CALL, f"the cache of {_name(fn)} is too small"))

@@ -13,7 +13,7 @@ from smelt.capture.base.call_handlers import FUNCTIONS, Args, Kwargs
 from smelt.capture.base.native_functions import is_native_module
 from smelt.capture.base.value_kinds import MISSING, FunctionType, is_constant
 from smelt.capture.environment import wrap_values
-from smelt.capture.environment.side_effects import Call, Count
+from smelt.capture.environment.side_effects import CacheHit, Call
 from smelt.capture.semantics.calls import library_reads
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
@@ -78,7 +78,7 @@ def _refuse_effects(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args
         if log.changed == changed:  # the compiled frame repeats the call for the cache's statistics
             tried = functools.partial(_try, fn)
             vm.env.sources.const(tried)
-            log.call(Count(tried, (*args, *kwargs.values()), tuple(kwargs)))
+            log.defer_call(CacheHit(tried, (*args, *kwargs.values()), tuple(kwargs)))
         raise
     if log.changed != changed or not all(_is_cached(call.target) for call in log.calls[calls:]):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{fn.__qualname__}, which is cached, has effects"))
@@ -116,7 +116,7 @@ def _call_again(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kw
     own = library_reads.CreatedEntry(fn, args, kwargs)
     vm.env.facts.guard("id", vm.env.sources.const(own.holds).child("call", None), True)
     vm.env.sources.const(own)
-    log.call(Call(own, (*args, *kwargs.values()), tuple(kwargs)))
+    log.defer_call(Call(own, (*args, *kwargs.values()), tuple(kwargs)))
     return result
 
 

@@ -21,7 +21,7 @@ from smelt.capture.base.native_functions import POLYFILLS, REFUSED, runs_nativel
 from smelt.capture.base.value_kinds import MISSING, FunctionType
 from smelt.capture.environment import container_contents, environment_mutations, wrap_values
 from smelt.capture.proxies.array_proxy import has_scalar, hidden_refusal
-from smelt.capture.proxies.text_proxy import Text, Unreadable
+from smelt.capture.proxies.text_proxy import TextProxy, Unreadable
 from smelt.capture.semantics import number_semantics
 from smelt.capture.semantics.calls.argument_binding import VARARGS, VARKEYWORDS
 from smelt.capture.semantics.values import numpy_errors
@@ -63,12 +63,12 @@ def call_native(
         if result is not NotImplemented:
             return result
         args, kwargs = number_semantics.native_arguments(fn, args, kwargs, symbols.has_proxies)
-    if vm.env.opened.stale:
-        container_contents.update_copies(vm.env)
+    if vm.env.native_views.stale:
+        container_contents.refresh_copies(vm.env)
     vm.env.facts.use_digits(*args)
     traced = numpy_errors.is_traced(fn, args)
-    if traced or numpy_errors.computes(fn, args):
-        with numpy_errors.noted(vm, fn, traced):
+    if traced or numpy_errors.is_numpy_call(fn, args):
+        with numpy_errors.observe_errors(vm, fn, traced):
             return _called(vm, fn, args, kwargs)
     return _called(vm, fn, args, kwargs)
 
@@ -125,7 +125,7 @@ def call_in_window(
     """`fn(*args, **kwargs)` in a window. Raises as `call_native`."""
     for value in args:
         vm.env.facts.use_class(value if isinstance(value, type) else type(value))
-        if type(value) is Text and not (isinstance(fn, type) and issubclass(fn, BaseException)):
+        if type(value) is TextProxy and not (isinstance(fn, type) and issubclass(fn, BaseException)):
             raise Unreadable(Reason(DATA_DEPENDENT, "native code reads the text of a tensor"))
     return _diverted(vm, vm.call_from_native, fn, args, kwargs)
 
@@ -178,7 +178,7 @@ def native_lookup(vm: VM, fn: Callable[..., object], obj: object, key: object, *
         try:
             return call_in_window(vm, fn, (obj, key, *rest))
         finally:
-            environment_mutations.touched(vm.env, container)
+            environment_mutations.mark_copies_stale(vm.env, container)
     if vm.trace.call.modes and type(key) in (FakeTensor, slice) and not isinstance(container, (dict, set)):
         return call_native(vm, fn, (obj, key, *rest))  # dispatches `__index__`
     if isinstance(container, (dict, set)):
@@ -258,7 +258,7 @@ def _note_new_class(vm: VM, slots: Sequence[object]) -> None:
 
 def _arguments(vm: VM, fn: FunctionType, slots: Sequence[object]) -> tuple[list[object], dict[str, object]]:
     """Arguments of the call that filled these frame slots. Defaults are omitted: binding them again guards them."""
-    code, fake = fn.__code__, functools.partial(wrap_values.fake, vm.env)
+    code, fake = fn.__code__, functools.partial(wrap_values.to_fake, vm.env)
     count, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
     names = code.co_varnames
     args = [fake(v) for v in slots[:count]]

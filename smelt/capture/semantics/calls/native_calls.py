@@ -61,7 +61,7 @@ from smelt.capture.semantics.calls.torch_function_overrides import needs_overrid
 from smelt.capture.semantics.values import context_managers
 from smelt.capture.semantics.values.container_methods import SEARCHES, call_container_method, search
 from smelt.capture.semantics.values.displayed_names import use_names
-from smelt.capture.semantics.values.subscripts import found_by
+from smelt.capture.semantics.values.subscripts import lookup_key
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
 from smelt.reasons import OUTPUT, RANDOM_STATE, UNSUPPORTED_EFFECT, Reason
@@ -90,14 +90,14 @@ def call_native_python(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> 
             raise unsupported(what, UNSUPPORTED_EFFECT)
     library_reads.use_instance_state(vm, args)
     if fn.__name__ == "__exit__" and args:
-        return context_managers.leaving(vm, args[0], lambda: run_native(vm, fn, args, kwargs))
+        return context_managers.leave_manager(vm, args[0], lambda: run_native(vm, fn, args, kwargs))
     if fn.__name__ == "__enter__" and args:
         if isinstance(args[0], warnings.catch_warnings) and args[0]._record:  # type: ignore[attr-defined]
             # in a new list at each call
             raise unsupported("catch_warnings(record=True)", OUTPUT)
         native_callbacks.check_enterable_mode(vm, args[0])
-        context_managers.use_state(vm, args[0])
-        return context_managers.entering(vm, args[0], lambda: run_native(vm, fn, args, kwargs))
+        context_managers.use_manager_state(vm, args[0])
+        return context_managers.enter_manager(vm, args[0], lambda: run_native(vm, fn, args, kwargs))
     if fn.__globals__.get("__name__") in _INTROSPECTION:
         return set_user_module(vm, _introspect(vm, fn, args, kwargs))
     made = run_native(vm, fn, args, kwargs)
@@ -124,9 +124,13 @@ def _introspect(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
             library_reads.use_signature(vm.env, value)
 
     def given(value: object) -> object:
-        return value if type(value) in _SHOWN else vm.native_argument(container_contents.view(vm.env, value))
+        return (
+            value
+            if type(value) in _SHOWN
+            else vm.native_argument(container_contents.native_view(vm.env, value))
+        )
 
-    return wrap_values.fake(
+    return wrap_values.to_fake(
         vm.env, vm.call_native(fn, [given(v) for v in args], {k: given(v) for k, v in kwargs.items()})
     )
 
@@ -148,12 +152,12 @@ def run_native(vm: VM, fn: Callable[..., object], args: Args, kwargs: Kwargs) ->
             _check_unchanged(fn, seen, before)
     if type(result) is VMCallable:
         return result.function
-    return result if type(result) is FakeTensor else wrap_values.fake(vm.env, result)
+    return result if type(result) is FakeTensor else wrap_values.to_fake(vm.env, result)
 
 
 def _shown(vm: VM, value: object, copies: list[tuple[Container, list[object]]]) -> object:
     """`value` as an argument of native code. Copies of environment containers are added to `copies`."""
-    seen = container_contents.view(vm.env, value)
+    seen = container_contents.native_view(vm.env, value)
     if isinstance(seen, CONTAINER_BASES):
         if seen is value and id(value) in vm.env.sources:
             seen = vm.env.overlay.copy(seen)
@@ -298,7 +302,7 @@ _EXACT_OF_DECIMALS = frozenset(
         "as_tuple", "is_finite", "is_infinite", "is_nan", "is_signed", "is_zero",
     )
 )  # fmt: skip
-_MANAGED = {"__enter__": context_managers.entering, "__exit__": context_managers.leaving}
+_MANAGED = {"__enter__": context_managers.enter_manager, "__exit__": context_managers.leave_manager}
 
 
 def _call_owned(
@@ -322,8 +326,8 @@ def _call_owned(
         return run_native(vm, fn, args, kwargs)
     if isinstance(owner, tuple):
         container_contents.guard_compared(vm.env, owner)
-    args = [vm.native_argument(container_contents.view(vm.env, a)) for a in args]
-    return wrap_values.fake(vm.env, vm.call_native(fn, args, kwargs))
+    args = [vm.native_argument(container_contents.native_view(vm.env, a)) for a in args]
+    return wrap_values.to_fake(vm.env, vm.call_native(fn, args, kwargs))
 
 
 _REDUCING = frozenset(("__reduce__", "__reduce_ex__"))
@@ -350,7 +354,7 @@ def _lookup_key(vm: VM, owner: object, key: object) -> object:
     """The first argument of a method that searches `owner` for it."""
     if vm.trace.numbers.symbols is not None:
         key = specialize_nested(key)
-    return found_by(vm, owner, key)
+    return lookup_key(vm, owner, key)
 
 
 _NODE_METHODS = frozenset(("register_hook", "register_prehook", "_register_hook_dict"))
@@ -380,7 +384,7 @@ def _check_native_object(vm: VM, name: str, owner: object) -> None:
     if kind in PURE_TYPES or isinstance(owner, (enum.Enum, *IMMUTABLE)):
         return
     if isinstance(owner, BaseException):
-        container_contents.open_exception(vm.env, owner)
+        container_contents.guard_exception(vm.env, owner)
         if name in ("split", "subgroup", "derive"):
             return
     if name in PURE_METHODS and (name.startswith("__") or kind.__module__ == "datetime"):

@@ -53,13 +53,13 @@ def _calls_otherwise(vm: VM, module: nn.Module) -> bool:
     """Whether the class, a base or the instance overrides `nn.Module._call_impl`."""
     vm.env.facts.use_class(type(module))
     found = vm.type_info(type(module)).find("_call_impl")[1]
-    return attributes.in_instance(vm, module, "_call_impl") or found is not CALL_IMPL
+    return attributes.is_in_instance(vm, module, "_call_impl") or found is not CALL_IMPL
 
 
 def _has_backward_hooks(vm: VM, module: nn.Module) -> bool:
-    return _has_any(vm, vm.env.overlay.own(module), ("_backward_hooks", "_backward_pre_hooks")) or _has_any(
-        vm, _module_globals, ("_global_backward_hooks", "_global_backward_pre_hooks")
-    )
+    return _has_any(
+        vm, vm.env.overlay.instance_dict(module), ("_backward_hooks", "_backward_pre_hooks")
+    ) or _has_any(vm, _module_globals, ("_global_backward_hooks", "_global_backward_pre_hooks"))
 
 
 def _has_any(vm: VM, held: Mapping[str, object] | None, names: Sequence[str]) -> bool:
@@ -69,7 +69,9 @@ def _has_any(vm: VM, held: Mapping[str, object] | None, names: Sequence[str]) ->
 
 def has_hooks(vm: VM, module: nn.Module) -> bool:
     """Whether `__call__` does more than call `forward`. Guards that no global module hook is registered."""
-    if _has_any(vm, vm.env.overlay.own(module), _HOOKS) or _has_any(vm, _module_globals, _GLOBAL_HOOKS):
+    if _has_any(vm, vm.env.overlay.instance_dict(module), _HOOKS) or _has_any(
+        vm, _module_globals, _GLOBAL_HOOKS
+    ):
         return True
     for name in _GLOBAL_HOOKS:
         vm.env.facts.guard("len", vm.env.sources.const(_module_globals).child("item", name), 0)

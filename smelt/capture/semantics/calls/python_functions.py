@@ -19,7 +19,10 @@ from smelt.capture.base.value_kinds import FunctionType, is_constant
 from smelt.capture.base.vm_frames import Frame
 from smelt.capture.semantics.calls.argument_binding import bind
 from smelt.capture.semantics.calls.native_calls import call_native_python, run_native
-from smelt.capture.semantics.calls.torch_function_overrides import check_replaced_under_modes, needs_override_dispatch
+from smelt.capture.semantics.calls.torch_function_overrides import (
+    check_replaced_under_modes,
+    needs_override_dispatch,
+)
 from smelt.capture.semantics.values.displayed_names import use_names
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported

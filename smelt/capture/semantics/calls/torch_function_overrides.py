@@ -1,8 +1,8 @@
 """`__torch_function__`: handlers of tensor subclasses and other objects, executed by the VM.
 
 Torch decides that a call has a handler before anything else happens: the trace's function mode sees each call first and
-passes it to `ask`. Calls made by a handler return to the VM and to the mode as in eager: with the innermost mode popped, or
-under `DisableTorchFunctionSubclass`.
+passes it to `dispatch_handlers`. Calls made by a handler return to the VM and to the mode as in eager: with the innermost
+mode popped, or under `DisableTorchFunctionSubclass`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from smelt.tracing.record.torch_function_handlers import (
     is_handled,
     is_overridable,
     is_under_modes,
-    mode_types,
     may_be_overridable,
+    mode_types,
 )
 
 # Torch functions, and modules of such functions, whose inner calls no mode observes.
@@ -72,7 +72,9 @@ def call_operator(vm: VM, fn: Callable[..., object], *args: object) -> object:
     return vm.call_native(fn, args) if is_handled(vm.trace.call, args) else fn(*args)
 
 
-def dispatch_handlers(vm: VM, func: object, args: tuple[object, ...], kwargs: Mapping[str, object] | None) -> object:
+def dispatch_handlers(
+    vm: VM, func: object, args: tuple[object, ...], kwargs: Mapping[str, object] | None
+) -> object:
     """Result of a call's handlers; NotImplemented if torch calls none. Raises Unsupported if every handler returns
     NotImplemented."""
     vm.frames.call_site = None
@@ -87,9 +89,9 @@ def dispatch_handlers(vm: VM, func: object, args: tuple[object, ...], kwargs: Ma
 
 def _given(vm: VM, args: tuple[object, ...], kwargs: Mapping[str, object] | None) -> Args:
     """Arguments of a call as arguments of its handler."""
-    given = [cast(object, tuple(wrap_values.fake(vm.env, v) for v in args))]
+    given = [cast(object, tuple(wrap_values.to_fake(vm.env, v) for v in args))]
     if kwargs is not None:
-        given.append({k: wrap_values.fake(vm.env, v) for k, v in kwargs.items()})
+        given.append({k: wrap_values.to_fake(vm.env, v) for k, v in kwargs.items()})
     return given
 
 

@@ -26,7 +26,7 @@ _LEAVES = frozenset({"RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE", "RETURN_GENE
 _RAISES = frozenset({"RAISE_VARARGS", "RERAISE"})
 
 
-def assumed(vm: VM, frame: Frame, value: object, if_true: int, if_false: int) -> bool | None:
+def assume_branch(vm: VM, frame: Frame, value: object, if_true: int, if_false: int) -> bool | None:
     """Assumed value of a condition that selects one of two instructions; None if neither or both branches only raise, if the
     exception is handled in the captured code, or if the graph cannot check the condition. Records the check."""
     if type(value) is UnbackedComparison:

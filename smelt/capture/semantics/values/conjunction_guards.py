@@ -29,7 +29,7 @@ Comparison = tuple[
 ]  # a pair, a function in EQUALITY, the instruction after it
 
 
-def differ(vm: VM, frame: Frame, compare: Callable[..., object]) -> bool:
+def skip_to_difference(vm: VM, frame: Frame, compare: Callable[..., object]) -> bool:
     """Whether the numbers about to be compared differ, or a later pair of the conjunction that leads to the same
     instruction. If so, advances the frame past the comparison of the first pair that differs."""
     symbols, goal = vm.trace.numbers.symbols, _goal(frame, frame.pc, compare)

@@ -18,7 +18,7 @@ from smelt.capture.environment import container_contents
 from smelt.capture.semantics import attributes
 from smelt.capture.semantics.attributes import python_method
 from smelt.capture.semantics.values import set_methods
-from smelt.capture.semantics.values.iteration import each, from_iterable
+from smelt.capture.semantics.values.iteration import from_iterable, iterate_lazily
 from smelt.capture.vm.vm import VM
 
 _FROM_ITERABLES: tuple[type, ...] = (tuple, list, collections.deque, torch.Size)
@@ -85,7 +85,7 @@ def mapping_or_pairs(vm: VM, obj: object) -> dict[object, object] | list[tuple[o
     """Argument of `dict(obj)`: the dictionary of a mapping, or the pairs of another iterable. Raises as `dict`."""
     if isinstance(obj, (dict, types.MappingProxyType)) or python_method(vm, obj, "keys") is not None:
         return mapping(vm, obj)
-    return [_pair(vm, i, pair) for i, pair in enumerate(each(vm, obj))]
+    return [_pair(vm, i, pair) for i, pair in enumerate(iterate_lazily(vm, obj))]
 
 
 def _pair(vm: VM, number: int, pair: object) -> tuple[object, ...]:
@@ -114,7 +114,7 @@ def mapping(vm: VM, obj: object) -> dict[object, object]:
     if isinstance(obj, dict) and python_method(vm, obj, "keys") is None:
         if (items := container_contents.symbolic_items(vm.env, obj)) is not None:
             return items
-        return cast("dict[object, object]", container_contents.view(vm.env, obj, deep=False))
+        return cast("dict[object, object]", container_contents.native_view(vm.env, obj, deep=False))
     keys = vm.elements(vm.call(attributes.load_attr(vm, obj, "keys"), (), {}))
     pairs = [(k, vm.subscript(obj, k)) for k in keys]
     return cast("dict[object, object]", vm.call_native(dict, (pairs,)))

@@ -38,8 +38,8 @@ from smelt.capture.environment import container_contents, environment_mutations,
 from smelt.capture.semantics.calls import polyfills
 from smelt.capture.semantics.values import set_methods
 from smelt.capture.semantics.values.container_constructors import mapping_or_pairs
-from smelt.capture.semantics.values.iteration import compares_contents, comparing, sorted_places
-from smelt.capture.semantics.values.lengths import ask_length, container_len
+from smelt.capture.semantics.values.iteration import compares_contents, comparison_kwargs, sorted_indices
+from smelt.capture.semantics.values.lengths import call_length_hint, container_len
 from smelt.capture.vm.vm import VM
 from smelt.reasons import UNSUPPORTED_OBJECT
 
@@ -72,33 +72,33 @@ def call_container_method(
     if isinstance(owner, collections.defaultdict) and id(owner) in env.sources and owner not in env.log:
         source = env.sources[id(owner)].child("member", "default_factory")
         wrap_values.wrap(env, owner.default_factory, source)
-    if isinstance(owner, set) and name in set_methods.CHANGES and not kwargs:
-        return set_methods.change(vm, owner, name, args)
+    if isinstance(owner, set) and name in set_methods.MUTATORS and not kwargs:
+        return set_methods.call_mutator(vm, owner, name, args)
     if name == "update" and isinstance(owner, dict):
         args = [mapping_or_pairs(vm, a) for a in args]
     elif name in ("extend", "union", "intersection", "difference", "fromkeys", "extendleft"):
         given, args = args, [set_methods.operand(vm, a) for a in args]
         if name == "extend" and isinstance(owner, list) and len(given) == 1:
-            ask_length(vm, given[0])
+            call_length_hint(vm, given[0])
     run = _directly if name in _BLIND_METHODS else vm.call_native
-    look = container_contents.walk if name in _VIEWS else container_contents.open
+    look = container_contents.open_for_iterator if name in _VIEWS else container_contents.open_for_native
     seen = look(env, owner) if id(owner) in env.sources else owner
     if name == "sort" and isinstance(owner, list):
         if compares_contents(env.overlay.now(owner), kwargs.get("key")):
             _sort(vm, owner, **kwargs)
             return None
-        kwargs = comparing(vm, seen, kwargs)
+        kwargs = comparison_kwargs(vm, seen, kwargs)
     if id(owner) not in env.sources:
-        return wrap_values.fake(env, run(fn, args, kwargs))
+        return wrap_values.to_fake(env, run(fn, args, kwargs))
     if name in PURE_METHODS:
-        return wrap_values.fake(env, run(getattr(seen, name) if seen is not owner else fn, args, kwargs))
-    environment_mutations.touch(env, owner)
+        return wrap_values.to_fake(env, run(getattr(seen, name) if seen is not owner else fn, args, kwargs))
+    environment_mutations.record_mutation(env, owner)
     if isinstance(owner, set):
         env.log.record_unknown_change(owner)
     try:
-        return wrap_values.fake(env, run(_bound_to(env.overlay.now(owner), name), args, kwargs))
+        return wrap_values.to_fake(env, run(_bound_to(env.overlay.now(owner), name), args, kwargs))
     finally:
-        environment_mutations.touched(env, owner)
+        environment_mutations.mark_copies_stale(env, owner)
 
 
 def _bound_to(container: Container, name: str) -> Callable[..., object]:
@@ -116,8 +116,8 @@ def search(vm: VM, name: str, owner: _Sequence, args: Args) -> object:
     base = next(b for b in (list, tuple, collections.deque) if isinstance(owner, b))
     vm.env.facts.use_nan(args[0] if args else None)
     vm.env.facts.use_differences(owner, args)
-    seen = container_contents.view(vm.env, owner)
-    args = [_sought(vm, container_contents.view(vm.env, a)) for a in args]
+    seen = container_contents.native_view(vm.env, owner)
+    args = [_sought(vm, container_contents.native_view(vm.env, a)) for a in args]
     if name != "remove":
         return vm.call_native(getattr(base, name), (seen, *args))
     count = len(seen)
@@ -129,7 +129,7 @@ def search(vm: VM, name: str, owner: _Sequence, args: Args) -> object:
         raise
     if at is None:
         raise ValueError(f"{base.__name__}.remove(x): x not in {base.__name__}")
-    environment_mutations.touch(vm.env, owner)
+    environment_mutations.record_mutation(vm.env, owner)
     if isinstance(owner, list):
         list.__delitem__(vm.env.overlay.now(owner), at)
     elif isinstance(owner, collections.deque):
@@ -148,8 +148,8 @@ def _place(values: Sequence[object], value: object) -> int | None:
 
 
 def _sort(vm: VM, owner: list[object], **options: object) -> None:
-    order = sorted_places(vm, vm.elements(owner), **options)
-    environment_mutations.touch(vm.env, owner)
+    order = sorted_indices(vm, vm.elements(owner), **options)
+    environment_mutations.record_mutation(vm.env, owner)
     now = vm.env.overlay.now(owner)
     list.__setitem__(now, slice(None), [list.__getitem__(now, i) for i in order])
 
@@ -177,7 +177,7 @@ def _dict_get(vm: VM, obj: dict[object, object], key: object, default: object = 
         present = bool(vm.native_lookup(dict.__contains__, obj, key))
         vm.env.facts.guard("contains", vm.env.sources[id(obj)], (key, present), key=key)
         return (
-            container_contents.item(vm.env, obj, key, vm.native_lookup(dict.__getitem__, obj, key))
+            container_contents.wrap_item(vm.env, obj, key, vm.native_lookup(dict.__getitem__, obj, key))
             if present
             else default
         )
@@ -206,7 +206,7 @@ def _dict_setdefault(vm: VM, obj: dict[object, object], key: object, default: ob
         return vm.native_lookup(dict_base(obj).setdefault, obj, key, default)
     if contains_key(vm, obj, key):
         return vm.wrap_item(obj, key, vm.native_lookup(dict.__getitem__, obj, key))
-    environment_mutations.touch(vm.env, obj)
+    environment_mutations.record_mutation(vm.env, obj)
     return vm.native_lookup(dict_base(obj).setdefault, obj, key, default)
 
 
@@ -219,7 +219,7 @@ def _dict_pop(vm: VM, obj: dict[object, object], key: object, *default: object) 
             return default[0]
         raise KeyError(key)
     value = vm.wrap_item(obj, key, vm.native_lookup(dict.__getitem__, obj, key))
-    environment_mutations.touch(vm.env, obj)
+    environment_mutations.record_mutation(vm.env, obj)
     vm.native_lookup(dict_base(obj).pop, obj, key)
     return value
 
@@ -231,7 +231,7 @@ def _dict_getitem(vm: VM, obj: dict[object, object], key: object) -> object:
 
 @method(dict, "__setitem__")
 def _dict_setitem(vm: VM, obj: dict[object, object], key: object, value: object) -> None:
-    environment_mutations.touch(vm.env, obj)
+    environment_mutations.record_mutation(vm.env, obj)
     environment_mutations.record_store(vm.env, obj, "item", key, value)
     vm.native_lookup(dict_base(obj).__setitem__, obj, key, value)
 
@@ -239,13 +239,13 @@ def _dict_setitem(vm: VM, obj: dict[object, object], key: object, value: object)
 @method(list, "__getitem__")
 def _list_getitem(vm: VM, obj: list[object], key: object) -> object:
     if isinstance(key, slice) and id(obj) in vm.env.sources:
-        return list.__getitem__(container_contents.open(vm.env, obj), key)
+        return list.__getitem__(container_contents.open_for_native(vm.env, obj), key)
     return vm.wrap_item(obj, key, vm.native_lookup(list.__getitem__, obj, key))
 
 
 @method(list, "append")
 def _list_append(vm: VM, obj: list[object], value: object) -> None:
-    environment_mutations.touch(vm.env, obj)
+    environment_mutations.record_mutation(vm.env, obj)
     list.append(vm.env.overlay.now(obj), value)
 
 

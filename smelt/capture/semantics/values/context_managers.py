@@ -1,9 +1,10 @@
 """Open context managers: entered by the trace, or entered before a graph break and left by the trace.
 
-Torch's managers take effect while the VM runs. Invariant: when a capture ends, all of them are in their initial state. The
-compiled frame enters and leaves the managers that are open at a graph break (`settings`). An environment manager of torch
-holds its settings in attributes, which its native `__enter__` reads: they are guarded (`use_state`), and stores to them are
-effects. `record_function` marks a range for the profiler; it does nothing without a profiler, which is guarded.
+Torch's managers take effect while the VM runs. Invariant: when a capture ends, all of them are in their initial state.
+The compiled frame enters and leaves the managers that are open at a graph break (`settings`). An environment manager of
+torch holds its settings in attributes, which its native `__enter__` reads: they are guarded (`use_manager_state`), and
+stores to them are effects. `record_function` marks a range for the profiler; it does nothing without a profiler, which is
+guarded.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from smelt.capture.base.call_handlers import Args, Kwargs, function, unsupported
 from smelt.capture.base.native_functions import is_native_module, runs_natively
 from smelt.capture.base.value_kinds import LEAF_TYPES, FunctionType, instance_dict
 from smelt.capture.environment import wrap_values
-from smelt.capture.environment.side_effects import Call, Effect, Enter, Leave
+from smelt.capture.environment.side_effects import Call, Effect, Enter, Exit
 from smelt.capture.semantics import attributes
 from smelt.capture.vm.vm import VM
 from smelt.capture.vm.vm_state import EnteredManager, ExitedManager, Manager
@@ -49,24 +50,24 @@ _REPLAYED = re.compile(
 )
 
 
-def use_state(vm: VM, manager: object) -> None:
+def use_manager_state(vm: VM, manager: object) -> None:
     """Guard the attributes of an environment manager that native code is about to enter or leave."""
     if id(manager) not in vm.env.sources:
         return
     for name in list(instance_dict(manager) or ()):
         attributes.load_generic(vm, manager, name)
     vm.env.log.touch_native(manager)
-    vm.env.memo.by_id.pop(id(manager), None)
+    vm.env.memo.reads.pop(id(manager), None)
 
 
 def is_idle(manager: object) -> bool:
     """Whether capture skips entering and leaving `manager`."""
-    return isinstance(manager, IDLE) or gathers(manager) or is_users_mode(manager)
+    return isinstance(manager, IDLE) or is_flex_attention_mode(manager) or is_user_mode(manager)
 
 
-def is_users_mode(manager: object) -> TypeGuard[TorchFunctionMode]:
+def is_user_mode(manager: object) -> TypeGuard[TorchFunctionMode]:
     """Whether `manager` is a mode with a user `__torch_function__`, which the trace calls itself."""
-    if not isinstance(manager, TorchFunctionMode) or gathers(manager):
+    if not isinstance(manager, TorchFunctionMode) or is_flex_attention_mode(manager):
         return False
     kinds = type(manager).__mro__
     handler = next(vars(k)["__torch_function__"] for k in kinds if "__torch_function__" in vars(k))
@@ -74,7 +75,7 @@ def is_users_mode(manager: object) -> TypeGuard[TorchFunctionMode]:
     return type(handler) is not FunctionType or not runs_natively(handler)
 
 
-def gathers(manager: object) -> bool:
+def is_flex_attention_mode(manager: object) -> bool:
     """Whether `manager` is the mode under which flex attention calls user functions (`CurrentCall.gathers`). Its handler
     applies a custom function of torch's compiler."""
     kind = type(manager)
@@ -91,16 +92,16 @@ def _check_profiler(vm: VM) -> None:
 @function(_record_function.__enter__)
 def _enter_record(vm: VM, args: Args, kwargs: Kwargs) -> object:
     _check_profiler(vm)
-    return entering(vm, args[0], lambda: args[0])
+    return enter_manager(vm, args[0], lambda: args[0])
 
 
 @function(_record_function.__exit__)
 def _exit_record(vm: VM, args: Args, kwargs: Kwargs) -> None:
     _check_profiler(vm)
-    return leaving(vm, args[0], lambda: None)
+    return leave_manager(vm, args[0], lambda: None)
 
 
-def foreign_mode() -> str | None:
+def user_function_mode() -> str | None:
     """Class name of an active user torch-function mode: its handler must observe the program's calls, and would run inside
     every operator of a capture."""
     kinds = (type(mode) for mode in current_function_modes())
@@ -112,7 +113,7 @@ def is_under_modes() -> bool:
     return bool(current_function_modes() or current_dispatch_modes())
 
 
-def entering(vm: VM, manager: object, enter: Callable[[], T]) -> T:
+def enter_manager(vm: VM, manager: object, enter: Callable[[], T]) -> T:
     """Run `enter()`, the native `__enter__` of `manager`, and record that the manager is open."""
     vm.env.facts.check_readable(manager)
     attributes_then, settings = dict(instance_dict(manager) or {}), torch_settings.read()
@@ -121,7 +122,7 @@ def entering(vm: VM, manager: object, enter: Callable[[], T]) -> T:
     return result
 
 
-def leaving(vm: VM, manager: object, leave: Callable[[], T]) -> T:
+def leave_manager(vm: VM, manager: object, leave: Callable[[], T]) -> T:
     """Run `leave()`, the native `__exit__` of `manager`. Raises Unsupported for a manager that was entered before a graph
     break, unless that can be reverted."""
     if isinstance(manager, torch.autocast):
@@ -146,14 +147,14 @@ def _held_from_outside(vm: VM, manager: object) -> dict[str, object]:
     if not isinstance(manager, _REVERSIBLE):
         what = type(manager).__qualname__
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"a {what} entered before a graph break is left"))
-    source = vm.env.sources.of(manager)
+    source = vm.env.sources.find(manager)
     for name, value in vars(manager).items():
         if source is not None and type(value) in LEAF_TYPES:
             wrap_values.wrap(vm.env, value, source.child("attr", name))
     return dict(vars(manager))
 
 
-def leave_contexts(vm: VM) -> None:
+def revert_contexts(vm: VM) -> None:
     """Revert everything still entered when capture ends early."""
     for variable, token in reversed(vm.contexts.tokens):
         variable.reset(token)
@@ -187,7 +188,7 @@ def settings(vm: VM) -> list[Effect]:
     found: list[Effect] = []
     replayed = vm.trace.torch_recorder.first_state  # the settings after the effects so far
     for left in vm.contexts.exited:
-        found.append(Leave(left.manager, native_class(left.manager, "__exit__")))
+        found.append(Exit(left.manager, native_class(left.manager, "__exit__")))
         replayed = _after_leaving(left, replayed)
     for entered in vm.contexts.entered:
         # the settings that the manager restores when it is left
@@ -198,7 +199,7 @@ def settings(vm: VM) -> list[Effect]:
     return found + _calls(replayed, torch_settings.read())
 
 
-def keep(vm: VM, setter: FunctionType) -> None:
+def save_process_settings(vm: VM, setter: FunctionType) -> None:
     """Save the process settings that the program is about to change by `setter`; they are restored when capture ends."""
     if setter not in vm.contexts.process:
         vm.contexts.process[setter] = backend_flags.SETTINGS[setter].read()

@@ -1,4 +1,4 @@
-"""Formatting: `str`, `repr`, `format`, `%` and `str.join` of tensors, and of containers of tensors, return a `Text`.
+"""Formatting: `str`, `repr`, `format`, `%` and `str.join` of tensors, and of containers of tensors, return a `TextProxy`.
 
 The builtins' own handlers format everything else (`_NATIVE`).
 """
@@ -21,7 +21,14 @@ from smelt.capture.base.call_handlers import BUILTINS, TENSOR_METHODS, Args, Han
 from smelt.capture.base.native_functions import check_text
 from smelt.capture.base.value_kinds import LEAF_TYPES, is_constant
 from smelt.capture.environment import container_contents
-from smelt.capture.proxies.text_proxy import Shown, Text, Verbatim, join_all, separated, unreadable
+from smelt.capture.proxies.text_proxy import (
+    FormattedTensor,
+    TextProxy,
+    Verbatim,
+    join_all,
+    join_with,
+    unreadable,
+)
 from smelt.capture.semantics.calls.torch_function_overrides import check_no_user_modes
 from smelt.capture.semantics.values.displayed_names import use_names
 from smelt.capture.vm.vm import VM
@@ -36,11 +43,11 @@ _Conversion = Callable[[object], str]  # str, repr or ascii
 _CONVERSIONS: dict[str, _Conversion] = {"s": str, "r": repr, "a": ascii}
 
 
-def _show(vm: VM, fake: FakeTensor, bare: bool = False) -> Shown:
+def _show(vm: VM, fake: FakeTensor, bare: bool = False) -> FormattedTensor:
     check_no_user_modes(vm, "the text of a tensor")
     if fake.is_meta or maybe_current_level() is not None:
         raise unreadable("a tensor is formatted as text")
-    return Shown(vm.trace, fake, bare)
+    return FormattedTensor(vm.trace, fake, bare)
 
 
 def _number(vm: VM, value: object) -> object:
@@ -67,7 +74,7 @@ class _Structure:
         self._memo: dict[int, object] = {}
 
     def copy(self, value: object) -> object:
-        """Replacement of `value`: a `Shown` for a tensor, a copy of a container, a `Verbatim` for most objects."""
+        """Replacement of `value`: a `FormattedTensor` for a tensor, a copy of a container, a `Verbatim` for most objects."""
         kind = type(value)
         if type(value) is FakeTensor:
             self.unknown = True
@@ -93,7 +100,7 @@ class _Structure:
 
     def mapping(self, value: object, made: dict[object, object]) -> object:
         self._memo[id(value)] = made
-        for key, item in dict.items(container_contents.view(self.vm.env, value, deep=False)):
+        for key, item in dict.items(container_contents.native_view(self.vm.env, value, deep=False)):
             made[key if is_constant(key) else self._key(key)] = self.copy(item)
         return made
 
@@ -104,7 +111,7 @@ class _Structure:
 
     def _other(self, value: object) -> Verbatim:
         text = convert(self.vm, repr, value)
-        self.unknown |= type(text) is Text
+        self.unknown |= type(text) is TextProxy
         return Verbatim(text)
 
 
@@ -116,21 +123,21 @@ _COPIERS: dict[type, Callable[..., object]] = {
 }
 
 
-def convert(vm: VM, fn: _Conversion, value: object) -> str | Text:
-    """`fn(value)` for str, repr or ascii: a string or a `Text`."""
+def convert(vm: VM, fn: _Conversion, value: object) -> str | TextProxy:
+    """`fn(value)` for str, repr or ascii: a string or a `TextProxy`."""
     kind = type(value)
     if type(value) is FakeTensor:
-        return Text(fn, _show(vm, value))
+        return TextProxy(fn, _show(vm, value))
     check_text(value)
     if kind in NUMBERS:
-        return Text(fn, _number(vm, value))
-    if type(value) is Text:
-        return value if fn is str else Text(fn, value)
+        return TextProxy(fn, _number(vm, value))
+    if type(value) is TextProxy:
+        return value if fn is str else TextProxy(fn, value)
     if kind in _COPIERS or kind is torch.Size or (kind is tuple and not _is_known(value)):
         structure = _Structure(vm)
         made = structure.copy(value)
         if structure.unknown:
-            return Text(fn, made)
+            return TextProxy(fn, made)
         return cast(str, vm.call_native(fn, (made,)))
     return cast(str, _NATIVE[fn](vm, (value,), {}))
 
@@ -138,26 +145,26 @@ def convert(vm: VM, fn: _Conversion, value: object) -> str | Text:
 _NATIVE: dict[object, Handler] = {}  # handlers of the builtins for other objects
 
 
-def formatted(vm: VM, value: object, spec: object) -> str | Text:
+def format_value(vm: VM, value: object, spec: object) -> str | TextProxy:
     """`format(value, spec)`."""
-    if type(spec) is Text:
+    if type(spec) is TextProxy:
         raise unreadable("a tensor's text is used as a format")
     spec = cast(str, spec)  # `format` raises for other types
     if type(value) is FakeTensor:
         return _format_tensor(vm, value, spec)
     if type(value) in NUMBERS:
         format(hint(value), spec)  # raises where the real number would
-        return Text(format, _number(vm, value), spec)
-    if type(value) is Text:
+        return TextProxy(format, _number(vm, value), spec)
+    if type(value) is TextProxy:
         format("", spec)  # raises where the real text would
-        return Text(format, value, spec) if spec else value
+        return TextProxy(format, value, spec) if spec else value
     check_text(value, spec)
     if not spec and vm.type_info(type(value)).find("__format__")[1] is object.__format__:
         return convert(vm, str, value)
     return cast(str, _NATIVE[format](vm, (value, spec), {}))
 
 
-def _format_tensor(vm: VM, value: FakeTensor, spec: str) -> str | Text:
+def _format_tensor(vm: VM, value: FakeTensor, spec: str) -> str | TextProxy:
     """`Tensor.__format__`, which formats a scalar tensor as its number."""
     check_class(value, "the text")
     check_no_user_modes(vm, "the text of a tensor")
@@ -167,7 +174,7 @@ def _format_tensor(vm: VM, value: FakeTensor, spec: str) -> str | Text:
             raise TypeError(f"unsupported format string passed to {kind}.__format__")
         return convert(vm, str, value)
     format(_sample(value.dtype), spec)  # raises where the real number would
-    return Text(format, _show(vm, value, bare=True), spec)
+    return TextProxy(format, _show(vm, value, bare=True), spec)
 
 
 def _sample(dtype: torch.dtype) -> complex:
@@ -180,7 +187,7 @@ def _sample(dtype: torch.dtype) -> complex:
 _CONVERSION = re.compile(r"%(?:\((?P<key>[^)]*)\))?(?P<flags>[-+ #0]*[\d*]*(?:\.[\d*]+)?)(?P<kind>[a-zA-Z%])")
 
 
-def percent(vm: VM, pattern: str, values: object) -> object:
+def format_percent(vm: VM, pattern: str, values: object) -> object:
     """`pattern % values`."""
     several = tuple(tuple.__iter__(values)) if isinstance(values, tuple) else (values,)
     for value in several:
@@ -193,11 +200,11 @@ def percent(vm: VM, pattern: str, values: object) -> object:
         if _holds_text(several):
             raise unreadable("a tensor is formatted by %")
         use_names(vm, values)
-        return vm.call_native(operator.mod, (pattern, container_contents.view(vm.env, values)))
+        return vm.call_native(operator.mod, (pattern, container_contents.native_view(vm.env, values)))
     made = tuple(map(functools.partial(_percent_argument, vm), conversions, several))
     if not _holds_text(made):
         return vm.call_native(operator.mod, (pattern, made))
-    return Text(operator.mod, pattern, made)
+    return TextProxy(operator.mod, pattern, made)
 
 
 def _percent_argument(vm: VM, conversion: str, value: object) -> object:
@@ -215,13 +222,13 @@ def _percent_argument(vm: VM, conversion: str, value: object) -> object:
         if conversion in "dioxX" and value.numel() == 1 and not value.dtype.is_floating_point:
             return _show(vm, value, bare=True)
         raise unreadable(f"a tensor is formatted by %{conversion}")
-    return vm.native_argument(container_contents.view(vm.env, value))
+    return vm.native_argument(container_contents.native_view(vm.env, value))
 
 
 def _holds_text(values: Iterable[object]) -> bool:
     return any(
-        type(v) in (Text, Shown, FakeTensor, *NUMBERS)
-        or (type(v) is Verbatim and type(v.text) is Text)
+        type(v) in (TextProxy, FormattedTensor, FakeTensor, *NUMBERS)
+        or (type(v) is Verbatim and type(v.text) is TextProxy)
         or (isinstance(v, tuple) and has_symbols(v))
         for v in values
     )
@@ -230,11 +237,11 @@ def _holds_text(values: Iterable[object]) -> bool:
 @method(str, "join")
 def _join(vm: VM, separator: object, values: object) -> object:
     parts = vm.elements(values)
-    if not any(type(p) is Text for p in parts):
+    if not any(type(p) is TextProxy for p in parts):
         return vm.call_native(str.join, (separator, parts))
-    if not all(type(p) is Text or isinstance(p, str) for p in parts):
+    if not all(type(p) is TextProxy or isinstance(p, str) for p in parts):
         return "".join([0])  # type: ignore[list-item]  # its TypeError
-    return Text(separated, separator, *parts)
+    return TextProxy(join_with, separator, *parts)
 
 
 @method(str, "format")
@@ -243,11 +250,11 @@ def _format(vm: VM, pattern: str, *args: object, **kwargs: object) -> object:
         for value in (*args, *kwargs.values()):
             check_text(value, "%" if "%" in pattern else "")
             use_names(vm, value)
-        view = functools.partial(container_contents.view, vm.env)
+        view = functools.partial(container_contents.native_view, vm.env)
         args = tuple(vm.native_argument(view(a)) for a in args)
         named = {k: vm.native_argument(view(v)) for k, v in kwargs.items()}
         return vm.call_native(str.format, (pattern, *args), named)
-    parts: list[str | Text] = []
+    parts: list[str | TextProxy] = []
     automatic = itertools.count()
     for text, field, spec, conversion in string.Formatter().parse(pattern):
         parts.append(text)
@@ -257,7 +264,7 @@ def _format(vm: VM, pattern: str, *args: object, **kwargs: object) -> object:
             value = _field(field, automatic, args, kwargs)
             if conversion:
                 value = convert(vm, _CONVERSIONS[conversion], value)
-            parts.append(formatted(vm, value, spec or ""))
+            parts.append(format_value(vm, value, spec or ""))
     return join_all(parts)
 
 
@@ -285,13 +292,13 @@ def _converting(fn: _Conversion) -> Handler:
 
 def _builtin_format(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if len(args) in (1, 2) and not kwargs:
-        return formatted(vm, args[0], args[1] if len(args) == 2 else "")
+        return format_value(vm, args[0], args[1] if len(args) == 2 else "")
     return _NATIVE[format](vm, args, kwargs)
 
 
 def _native_ascii(vm: VM, args: Args, kwargs: Kwargs) -> object:
     text = convert(vm, repr, *args)
-    return Text(ascii, Verbatim(text)) if type(text) is Text else ascii(Verbatim(text))
+    return TextProxy(ascii, Verbatim(text)) if type(text) is TextProxy else ascii(Verbatim(text))
 
 
 def install() -> None:
@@ -303,4 +310,4 @@ def install() -> None:
     BUILTINS[format] = _builtin_format
     TENSOR_METHODS["__str__"] = lambda vm, t: convert(vm, str, t)
     TENSOR_METHODS["__repr__"] = lambda vm, t: convert(vm, repr, t)
-    TENSOR_METHODS["__format__"] = formatted
+    TENSOR_METHODS["__format__"] = format_value

@@ -29,7 +29,7 @@ from smelt.capture.environment.guard_facts import KEY_WRAPPER
 from smelt.capture.semantics import number_semantics, result_polyfills
 from smelt.capture.semantics.attributes import python_method
 from smelt.capture.semantics.attributes.method_lookup import may_define_operators
-from smelt.capture.semantics.values.lengths import ask_length
+from smelt.capture.semantics.values.lengths import call_length_hint
 from smelt.capture.vm.native_reachability import PLAIN_ITERATORS
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
@@ -39,19 +39,19 @@ from smelt.tracing.record.torch_function_handlers import is_handled
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
 from smelt.tracing.symbolic.symbolic_ranges import SEQUENCE_PROXIES, SymbolicList, SymbolicRange
 
-TUPLE_ASKS = (
+TUPLE_CALLS_LENGTH_HINT = (
     not PY314
 )  # whether `tuple(x)` and `f(*x)` call the length hint of x before iterating, as `list(x)` does
-_ASKING = (list, tuple, torch.Size) if TUPLE_ASKS else (list,)
+_ASKING = (list, tuple, torch.Size) if TUPLE_CALLS_LENGTH_HINT else (list,)
 
 
 def get_iter(vm: VM, obj: object) -> object:
     """`iter(obj)`."""
     call_site = vm.frames.take_call_site()
-    if vm.env.opened.stale:
-        container_contents.update_copies(vm.env)
+    if vm.env.native_views.stale:
+        container_contents.refresh_copies(vm.env)
     kind = type(obj)
-    if kind is Generator or environment_iterators.is_advanced(vm.env, obj):
+    if kind is Generator or environment_iterators.can_advance(vm.env, obj):
         return obj
     if type(obj) is FakeTensor:
         return iter(_rows(vm, obj))
@@ -92,8 +92,8 @@ def _python_iterator(vm: VM, obj: object, call_site: CallSite | None = None) -> 
 def iterable(vm: VM, obj: object, at_once: bool = False) -> Iterable[object]:
     """An iterable for native code with the effects of iterating over `obj`; it raises itself if `obj` is not iterable.
     `at_once`: nothing can change before the iteration ends."""
-    if vm.env.opened.stale:
-        container_contents.update_copies(vm.env)
+    if vm.env.native_views.stale:
+        container_contents.refresh_copies(vm.env)
     kind = type(obj)
     if kind in LEAF_TYPES or kind is tuple or kind is Generator:
         return cast("Iterable[object]", obj)
@@ -104,7 +104,11 @@ def iterable(vm: VM, obj: object, at_once: bool = False) -> Iterable[object]:
     if isinstance(obj, CONTAINER_BASES) and python_method(vm, obj, "__iter__") is None:
         if id(obj) not in vm.env.sources:
             return obj
-        return container_contents.iterated(vm.env, obj) if at_once else container_contents.walk(vm.env, obj)
+        return (
+            container_contents.open_for_iteration(vm.env, obj)
+            if at_once
+            else container_contents.open_for_iterator(vm.env, obj)
+        )
     if type(obj) is FakeTensor:
         return _rows(vm, obj)
     if may_define_operators(kind):
@@ -113,7 +117,7 @@ def iterable(vm: VM, obj: object, at_once: bool = False) -> Iterable[object]:
             if python_method(vm, found, "__next__") is not None:
                 return VMIterator(vm, found)
             return cast("Iterable[object]", found)
-    if environment_iterators.is_advanced(vm.env, obj):
+    if environment_iterators.can_advance(vm.env, obj):
         return VMIterator(vm, obj)
     if id(obj) in vm.env.sources and hasattr(kind, "__next__"):
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, f"an outside {kind.__qualname__} is advanced"))
@@ -133,8 +137,8 @@ def _iterate(vm: VM, iterator: object) -> Iterator[object]:
 
 def next_item(vm: VM, iterator: object) -> object:
     """`next(iterator)`. Raises StopIteration."""
-    if vm.env.opened.stale:
-        container_contents.update_copies(vm.env)
+    if vm.env.native_views.stale:
+        container_contents.refresh_copies(vm.env)
     kind = type(iterator)
     if type(iterator) is Generator:
         return iterator.send(None)
@@ -146,29 +150,29 @@ def next_item(vm: VM, iterator: object) -> object:
         return environment_iterators.next_item(vm.env, iterator)
     plain = kind in PLAIN_ITERATORS
     value = next(cast("Iterator[object]", iterator)) if plain else vm.call_native(next, (iterator,))
-    return wrap_values.fake(vm.env, value) if type(value) is not FakeTensor else value
+    return wrap_values.to_fake(vm.env, value) if type(value) is not FakeTensor else value
 
 
 def elements(vm: VM, obj: object, limit: int | None = None, hinted: bool = False) -> Sequence[object]:
     """All elements of an iterable (at most `limit`) as a list or tuple of VM values. `hinted`: first call its length hint,
     as `list` does."""
-    if vm.env.opened.stale:
-        container_contents.update_copies(vm.env)
+    if vm.env.native_views.stale:
+        container_contents.refresh_copies(vm.env)
     if type(obj) is tuple:
         return obj
     if type(obj) is list and id(obj) not in vm.env.sources:
         return list(obj)
     values = iterable(vm, obj, at_once=limit is None)
     if hinted:
-        ask_length(vm, obj)
+        call_length_hint(vm, obj)
     if limit is not None and not isinstance(values, (list, tuple, dict, set)):
         values = itertools.islice(values, limit)
     if not isinstance(values, (*CONTAINER_BASES, tuple)) and type(values) not in PLAIN_ITERATORS:
         values = cast("list[object]", vm.call_native(list, (values,)))
-    return [v if type(v) is FakeTensor else wrap_values.fake(vm.env, v) for v in values]
+    return [v if type(v) is FakeTensor else wrap_values.to_fake(vm.env, v) for v in values]
 
 
-def each(vm: VM, obj: object) -> Iterator[object]:
+def iterate_lazily(vm: VM, obj: object) -> Iterator[object]:
     """Elements of `obj` on demand: the VM advances only when the next element is needed."""
     return _iterate(vm, get_iter(vm, obj))
 
@@ -229,8 +233,8 @@ def _filter(vm: VM, args: Args, kwargs: Kwargs) -> object:
 def _sorted(vm: VM, args: Args, kwargs: Kwargs) -> object:
     values = vm.elements(args[0], hinted=True)
     if compares_contents(values, kwargs.get("key")):
-        return [values[i] for i in sorted_places(vm, values, **kwargs)]
-    return vm.call_native(sorted, (values,), comparing(vm, values, kwargs))
+        return [values[i] for i in sorted_indices(vm, values, **kwargs)]
+    return vm.call_native(sorted, (values,), comparison_kwargs(vm, values, kwargs))
 
 
 def compares_contents(values: Iterable[object], key: object) -> bool:
@@ -238,9 +242,11 @@ def compares_contents(values: Iterable[object], key: object) -> bool:
     return key is None and any(isinstance(v, CONTAINER_BASES) for v in values)
 
 
-def sorted_places(vm: VM, values: Sequence[object], key: object = None, reverse: object = False) -> list[int]:
+def sorted_indices(
+    vm: VM, values: Sequence[object], key: object = None, reverse: object = False
+) -> list[int]:
     """Indices of `values` in sorted order. Comparisons of containers read a view with fakes."""
-    shown = [container_contents.view(vm.env, v) for v in values]
+    shown = [container_contents.native_view(vm.env, v) for v in values]
     return cast("list[int]", vm.call_native(_sort_places, (shown, vm.truth(reverse))))
 
 
@@ -248,7 +254,7 @@ def _sort_places(shown: list[object], reverse: bool) -> list[int]:
     return sorted(range(len(shown)), key=shown.__getitem__, reverse=reverse)  # type: ignore[arg-type, return-value]
 
 
-def comparing(vm: VM, values: Iterable[object], kwargs: Kwargs) -> Kwargs:
+def comparison_kwargs(vm: VM, values: Iterable[object], kwargs: Kwargs) -> Kwargs:
     """Keyword arguments of a C function that compares `values`, or their keys: guards everything that the comparison
     reads."""
     if kwargs.get("key") is None:
@@ -256,11 +262,11 @@ def comparing(vm: VM, values: Iterable[object], kwargs: Kwargs) -> Kwargs:
         return kwargs
     return {
         **kwargs,
-        "key": element_function(vm, kwargs["key"], functools.partial(container_contents.view, vm.env)),
+        "key": element_function(vm, kwargs["key"], functools.partial(container_contents.native_view, vm.env)),
     }
 
 
-def opened(vm: VM, value: object) -> object:
+def guard_contents(vm: VM, value: object) -> object:
     """Guard the contents of `value`, which native code is about to compare."""
     container_contents.guard_compared(vm.env, (value,))
     return value
@@ -288,7 +294,7 @@ def _quantifier(stop: bool) -> Handler:
     """`any` (stops at True) and `all` (stops at False): later elements are not evaluated."""
 
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> bool:
-        for value in each(vm, args[0]):
+        for value in iterate_lazily(vm, args[0]):
             if vm.truth(value) is stop:
                 return stop
         return not stop
@@ -303,7 +309,7 @@ BUILTINS[any] = _quantifier(True)
 @builtin(sum)
 def _sum(vm: VM, args: Args, kwargs: Kwargs) -> object:
     total = kwargs.get("start", args[1] if len(args) > 1 else 0)
-    for value in each(vm, args[0]):
+    for value in iterate_lazily(vm, args[0]):
         total = vm.binary(operator.add, total, value)
     return total
 
@@ -315,13 +321,17 @@ def _extreme(choose: Callable[..., object]) -> Handler:
             return values[_extreme_place(vm, choose, values)]
         if "key" not in kwargs and any(type(v) in NUMBERS for v in values):
             return functools.reduce(lambda best, value: vm.call_native(choose, (best, value)), values)
-        return vm.call_native(choose, (values,) if len(args) == 1 else values, comparing(vm, values, kwargs))
+        return vm.call_native(
+            choose, (values,) if len(args) == 1 else values, comparison_kwargs(vm, values, kwargs)
+        )
 
     return handler
 
 
 def _extreme_place(vm: VM, choose: Callable[..., object], values: Sequence[object]) -> int:
-    return cast(int, vm.call_native(_chosen, (choose, [container_contents.view(vm.env, v) for v in values])))
+    return cast(
+        int, vm.call_native(_chosen, (choose, [container_contents.native_view(vm.env, v) for v in values]))
+    )
 
 
 def _chosen(choose: Callable[..., object], shown: list[object]) -> object:
@@ -335,7 +345,7 @@ BUILTINS[max] = _extreme(max)
 @builtin(functools.reduce)
 def _reduce(vm: VM, args: Args, kwargs: Kwargs) -> object:
     fn, values, *rest = args
-    return functools.reduce(element_function(vm, fn), each(vm, values), *rest)
+    return functools.reduce(element_function(vm, fn), iterate_lazily(vm, values), *rest)
 
 
 def from_iterable(make: Callable[..., object]) -> Handler:
@@ -345,7 +355,9 @@ def from_iterable(make: Callable[..., object]) -> Handler:
         if not args:
             return make(**kwargs)
         if make is list and type(args[0]) in SEQUENCE_PROXIES:
-            return number_semantics.as_symbolic_list(cast("SymbolicRange | SymbolicList", args[0])).part(slice(None))
+            return number_semantics.as_symbolic_list(cast("SymbolicRange | SymbolicList", args[0])).sliced(
+                slice(None)
+            )
         return vm.call_native(make, (vm.elements(args[0], hinted=make in _ASKING), *args[1:]), kwargs)
 
     return handler

@@ -29,7 +29,7 @@ def _len(vm: VM, args: Args, kwargs: Kwargs) -> int:
     (obj,) = args
     call_site = vm.frames.take_call_site()
     if type(obj) is FakeTensor and is_handled(vm.trace.call, (obj,)):
-        return checked_len(vm.call_native(torch.Tensor.__len__, (obj,)))
+        return checked_length(vm.call_native(torch.Tensor.__len__, (obj,)))
     if type(obj) is FakeTensor:
         if not obj.spec.shape:
             raise TypeError("len() of a 0-d tensor")
@@ -40,11 +40,11 @@ def _len(vm: VM, args: Args, kwargs: Kwargs) -> int:
     found = python_method(vm, obj, "__len__")
     if found is not None:
         vm.frames.call_site = with_result_handler(call_site, result_polyfills.checked_length)
-        return checked_len(vm.call_function(found, (obj,)))
+        return checked_length(vm.call_function(found, (obj,)))
     return container_len(vm, obj)
 
 
-def checked_len(found: object) -> int:
+def checked_length(found: object) -> int:
     """Result of `__len__` as a length. Raises TypeError or ValueError as the interpreter would."""
     length = operator.index(cast(SupportsIndex, found))
     if length < 0:
@@ -56,14 +56,14 @@ def container_len(vm: VM, obj: object) -> int:
     """`len(obj)` without Python code; guarded for an environment container."""
     env = vm.env
     env.facts.check_readable(obj, "__len__")
-    if env.opened.stale:
-        container_contents.update_copies(env)
+    if env.native_views.stale:
+        container_contents.refresh_copies(env)
     if isinstance(obj, CONTAINER_BASES) and id(obj) in env.sources:
         env.facts.guard("len", env.sources[id(obj)], env.log.length(obj))
     return len(cast(Sized, env.overlay.now(obj)))
 
 
-def ask_length(vm: VM, obj: object) -> None:
+def call_length_hint(vm: VM, obj: object) -> None:
     """Run the user code of `operator.length_hint(obj)`."""
     if type(obj) is FakeTensor:
         if is_handled(vm.trace.call, (obj,)):
@@ -75,5 +75,5 @@ def ask_length(vm: VM, obj: object) -> None:
         found = python_method(vm, obj, name)
         if found is not None:
             with contextlib.suppress(TypeError):
-                checked_len(vm.call_function(found, (obj,)))
+                checked_length(vm.call_function(found, (obj,)))
             return

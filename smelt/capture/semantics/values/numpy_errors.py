@@ -13,7 +13,7 @@ from typing import cast
 import numpy as np
 
 from smelt._native import isinstance
-from smelt.capture.proxies.array_proxy import Array, BoundMethod
+from smelt.capture.proxies.array_proxy import ArrayProxy, BoundMethod
 from smelt.capture.vm.vm import VM
 from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_EFFECT, Reason
@@ -30,7 +30,7 @@ def _state() -> dict[str, str]:
     return cast("dict[str, str]", np.geterr())
 
 
-def computes(fn: object, args: Sequence[object]) -> bool:
+def is_numpy_call(fn: object, args: Sequence[object]) -> bool:
     """Whether a native call is a NumPy call."""
     if getattr(fn, "__name__", "") in (
         "__enter__",
@@ -47,7 +47,7 @@ def computes(fn: object, args: Sequence[object]) -> bool:
 
 
 @contextmanager
-def noted(vm: VM, fn: Callable[..., object], traced: bool) -> Iterator[None]:
+def observe_errors(vm: VM, fn: Callable[..., object], traced: bool) -> Iterator[None]:
     """Context of a call of NumPy's `fn`. Raises Unsupported if it has errors that NumPy would report. `traced`: the graph
     computes the call."""
     errors: dict[str, int] = {}
@@ -68,11 +68,11 @@ def noted(vm: VM, fn: Callable[..., object], traced: bool) -> Iterator[None]:
 
 def is_traced(fn: object, args: Sequence[object]) -> bool:
     """Whether the graph computes this NumPy call."""
-    if type(fn) is BoundMethod or any(type(a) is Array for a in args):
+    if type(fn) is BoundMethod or any(type(a) is ArrayProxy for a in args):
         return True
     of_numpy = str(getattr(fn, "__module__", "")).startswith("numpy")
     return of_numpy and any(
-        type(v) is Array for a in args if type(a) in (list, tuple) for v in cast("list[object]", a)
+        type(v) is ArrayProxy for a in args if type(a) in (list, tuple) for v in cast("list[object]", a)
     )
 
 

@@ -1,7 +1,7 @@
 """Operators: arithmetic, comparisons, truth, `is` and `in`.
 
 Each follows CPython's protocol: special methods written in Python are interpreted; everything else runs natively on the
-operands' views (`container_contents.view`).
+operands' views (`container_contents.native_view`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from smelt.capture.base.value_kinds import CONTAINER_BASES, Container, is_consta
 from smelt.capture.base.vm_frames import CallSite, Generator, VMCallable, with_result_handler
 from smelt.capture.environment import container_contents, environment_mutations, wrap_values
 from smelt.capture.proxies import text_proxy
-from smelt.capture.proxies.array_proxy import Array
+from smelt.capture.proxies.array_proxy import ArrayProxy
 from smelt.capture.semantics import number_semantics, result_polyfills
 from smelt.capture.semantics.attributes import python_method
 from smelt.capture.semantics.attributes.method_lookup import SIMPLE_TYPES, may_define_operators
@@ -30,9 +30,9 @@ from smelt.capture.semantics.calls.native_callbacks import check_error_class_nam
 from smelt.capture.semantics.calls.torch_function_overrides import call_operator
 from smelt.capture.semantics.values import formatting, set_methods
 from smelt.capture.semantics.values.container_methods import contains_key
-from smelt.capture.semantics.values.iteration import each, elements
-from smelt.capture.semantics.values.lengths import checked_len, container_len
-from smelt.capture.semantics.values.subscripts import found_by
+from smelt.capture.semantics.values.iteration import elements, iterate_lazily
+from smelt.capture.semantics.values.lengths import checked_length, container_len
+from smelt.capture.semantics.values.subscripts import lookup_key
 from smelt.capture.vm.vm import VM
 from smelt.guards.guard_evaluation import same_leaf
 from smelt.reasons import DATA_DEPENDENT, UNSUPPORTED_OBJECT
@@ -75,8 +75,8 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
     call_site = vm.frames.take_call_site()
     a, b = type(left), type(right)
     if a is str and fn is operator.mod:
-        return formatting.percent(vm, cast(str, left), right)
-    if a is text_proxy.Text or b is text_proxy.Text:
+        return formatting.format_percent(vm, cast(str, left), right)
+    if a is text_proxy.TextProxy or b is text_proxy.TextProxy:
         return text_proxy.binary(fn, left, right)
     if a in SEQUENCE_PROXIES or b in SEQUENCE_PROXIES:
         return _of_row(vm, fn, left, right)
@@ -117,10 +117,14 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
         env.facts.use_differences(left, right)
     if not deep:
         check_decimals(left, right)
-    return wrap_values.fake(
+    return wrap_values.to_fake(
         env,
         vm.call_native(
-            fn, (container_contents.view(env, left, deep), container_contents.view(env, right, deep))
+            fn,
+            (
+                container_contents.native_view(env, left, deep),
+                container_contents.native_view(env, right, deep),
+            ),
         ),
     )
 
@@ -130,14 +134,16 @@ def _of_row(vm: VM, fn: Callable[..., object], left: object, right: object) -> o
     if fn is operator.add and type(left) is list and type(right) is SymbolicList:
         values = elements(vm, left)
         if all(type(v) in _NUMBERS_OR_INT for v in values):
-            return right.behind(values)
+            return right.with_prefix(values)
     return binary(vm, fn, without_proxies(left), without_proxies(right))
 
 
 def unary(vm: VM, fn: Callable[..., object], value: object) -> object:
     """`fn(value)` for `neg`, `pos` or `invert` of the operator module without a Python method."""
     if isinstance(value, CONTAINER_BASES):
-        return wrap_values.fake(vm.env, vm.call_native(fn, (container_contents.view(vm.env, value),)))
+        return wrap_values.to_fake(
+            vm.env, vm.call_native(fn, (container_contents.native_view(vm.env, value),))
+        )
     check_decimals(value)
     return call_operator(vm, fn, value)
 
@@ -159,18 +165,18 @@ def _equal_items(vm: VM, left: _Items, right: _Items) -> bool:
 def _in_place(vm: VM, fn: Callable[..., object], left: Container, right: object) -> object:
     """An in-place operator such as `left += right` on a container, recorded as a mutation."""
     if isinstance(left, set) and isinstance(right, (set, frozenset)):
-        return set_methods.change(vm, left, f"__{fn.__name__}__", [right])
+        return set_methods.call_mutator(vm, left, f"__{fn.__name__}__", [right])
     if isinstance(left, list) and fn is operator.iadd:
         right = elements(vm, right, hinted=True)
     else:
-        right = container_contents.view(vm.env, right, deep=False)
+        right = container_contents.native_view(vm.env, right, deep=False)
     if id(left) in vm.env.sources:
-        container_contents.open(vm.env, left)
-        environment_mutations.touch(vm.env, left)
+        container_contents.open_for_native(vm.env, left)
+        environment_mutations.record_mutation(vm.env, left)
     try:
-        return wrap_values.fake(vm.env, vm.call_native(fn, (vm.env.overlay.now(left), right)))
+        return wrap_values.to_fake(vm.env, vm.call_native(fn, (vm.env.overlay.now(left), right)))
     finally:
-        environment_mutations.touched(vm.env, left)
+        environment_mutations.mark_copies_stale(vm.env, left)
 
 
 def _python_operator(
@@ -266,7 +272,7 @@ def _inverted_equality(vm: VM, obj: object, other: object) -> object:
 def _refused_by_both(fn: Callable[..., object], left: object, right: object) -> object:
     """Result of the operator after its Python methods returned NotImplemented, without calling them again. Raises
     Unsupported for a runtime NumPy scalar, which tensors accept as a number."""
-    if any(type(v) is Array and v.scalar for v in (left, right)):
+    if any(type(v) is ArrayProxy and v.scalar for v in (left, right)):
         raise unsupported("a NumPy scalar with an object of another type", DATA_DEPENDENT)
     bare = [_without_operators(v) for v in (left, right)]
     if any(v is None for v in bare):
@@ -301,7 +307,9 @@ def truth(vm: VM, value: object) -> bool:
         tensor = cast(FakeTensor, value)
         if is_handled(vm.trace.call, (tensor,)):
             return bool(vm.call_native(bool, (tensor,)))
-        return bool(number_semantics.symbolic_item(vm, tensor) if vm.env.numbers.guards_conditions else tensor)
+        return bool(
+            number_semantics.symbolic_item(vm, tensor) if vm.env.numbers.guards_conditions else tensor
+        )
     if kind in SIMPLE_TYPES:
         return bool(value)
     if kind in NUMBERS or kind is UnbackedComparison:
@@ -332,7 +340,7 @@ _CHECKS = {"__bool__": result_polyfills.checked_bool, "__len__": result_polyfill
 def _checked_truth(name: str, result: object) -> bool:
     """Truth value from the result of `__bool__` or `__len__`. Raises as the interpreter would."""
     if name == "__len__":
-        return checked_len(result) != 0
+        return checked_length(result) != 0
     if type(result) is not bool:
         raise TypeError(f"__bool__ should return bool, returned {type(result).__name__}")
     return result
@@ -368,8 +376,8 @@ def contains(vm: VM, value: object, container: object) -> bool:
     """`value in container`."""
     call_site = vm.frames.take_call_site()
     vm.env.facts.use_nan(value)
-    if vm.env.opened.stale:
-        container_contents.update_copies(vm.env)
+    if vm.env.native_views.stale:
+        container_contents.refresh_copies(vm.env)
     if type(container) in SEQUENCE_PROXIES:
         container = without_proxies(container)
     kind = type(container)
@@ -379,11 +387,11 @@ def contains(vm: VM, value: object, container: object) -> bool:
             vm.frames.call_site = call_site
             return truth(vm, vm.call_function(found, (container, value)))
         if python_method(vm, container, "__iter__") is not None or kind is Generator:
-            return _among(vm, value, each(vm, container))
+            return _among(vm, value, iterate_lazily(vm, container))
     if isinstance(container, (dict, set, frozenset)):
         value = specialize(value)
     if isinstance(container, dict):
-        return contains_key(vm, container, found_by(vm, container, value))
+        return contains_key(vm, container, lookup_key(vm, container, value))
     if isinstance(container, (list, tuple, collections.deque)) and not (
         is_constant(value) and NUMBERS.isdisjoint(map(type, container))
     ):
@@ -394,7 +402,7 @@ def contains(vm: VM, value: object, container: object) -> bool:
     if isinstance(container, (set, frozenset)):
         vm.env.facts.use_differences(value)
     if isinstance(container, set) and id(container) in vm.env.sources:
-        container = container_contents.found_in(vm.env, container)
+        container = container_contents.open_read_only(vm.env, container)
     elif isinstance(container, CONTAINER_BASES) and id(container) in vm.env.sources:
-        container = container_contents.open(vm.env, container)
+        container = container_contents.open_for_native(vm.env, container)
     return bool(vm.call_native(operator.contains, (container, value)))

@@ -24,14 +24,14 @@ _GROUPS = "catching ExceptionGroup with except* is not allowed. Use except inste
 
 
 class _Thread(threading.local):
-    outer: BaseException | None = None
+    caller_exception: BaseException | None = None
 
 
 _thread = _Thread()
 
 
 @contextmanager
-def called_while_handling(error: BaseException | None) -> Iterator[None]:
+def caller_handling(error: BaseException | None) -> Iterator[None]:
     """Context of a compiled function's call by a caller that is handling `error`."""
     _thread.outer = error
     try:
@@ -40,12 +40,12 @@ def called_while_handling(error: BaseException | None) -> Iterator[None]:
         _thread.outer = None
 
 
-def outer() -> BaseException | None:
+def caller_exception() -> BaseException | None:
     """The exception that the caller of the captured function is handling."""
     return _thread.outer
 
 
-def without(error: BaseException, host: BaseException | None) -> None:
+def remove_context(error: BaseException, host: BaseException | None) -> None:
     """Remove `host`, which the interpreter that runs the VM is handling, from the context chain of `error`."""
     for at in contexts(error) if host is not None else ():
         if at.__context__ is host:
@@ -78,7 +78,7 @@ def chain(error: BaseException, handled: BaseException | None) -> None:
     error.__context__ = handled
 
 
-def made(vm: VM, what: object) -> BaseException:
+def create_exception(vm: VM, what: object) -> BaseException:
     """The exception raised by `raise what`."""
     if isinstance(what, type) and issubclass(what, BaseException):
         error = vm.call(what, (), {})
@@ -122,7 +122,7 @@ def matches(error: BaseException, classes: tuple[type, ...]) -> bool:
     return any(cls in type(error).__mro__ for cls in classes)
 
 
-def split(
+def split_group(
     vm: VM, error: BaseException | None, classes: object
 ) -> tuple[BaseException | None, BaseException | None]:
     """The part of `error` that `except* classes` catches, and the remainder; None for an empty part."""
@@ -134,14 +134,14 @@ def split(
         return whole, None
     if not isinstance(error, BaseExceptionGroup):
         return None, error
-    container_contents.open_exception(vm.env, error)
+    container_contents.guard_exception(vm.env, error)
     pair = vm.call_native(error.split, (classes,))
     if not isinstance(pair, tuple) or len(pair) < 2:
         raise TypeError(f"{type(error).__name__}.split must return a tuple, got {type(pair).__name__}")
     return pair[0], pair[1]
 
 
-def after_clauses(
+def combine_raised(
     vm: VM, original: BaseException, raised: Sequence[BaseException | None]
 ) -> BaseException | None:
     """The exception raised after the clauses of `try ... except*`; `raised` has what each clause raised or did not catch."""
@@ -165,7 +165,7 @@ def _is_part(error: BaseException, original: BaseException) -> bool:
 
 def _projection(vm: VM, original: BaseExceptionGroup, parts: list[BaseException]) -> BaseException | None:
     """`original` restricted to the exceptions in `parts`."""
-    container_contents.open_exception(vm.env, original)
+    container_contents.guard_exception(vm.env, original)
     kept = {id(leaf) for part in parts for leaf in _leaves(part)}
 
     def keep(error: BaseException) -> bool:

@@ -18,7 +18,7 @@ from smelt.capture.vm.vm import VM
 from smelt.tracing.symbolic.numbers_in_containers import specialize_nested
 
 _OF_ELEMENTS = frozenset(("add", "discard", "remove"))
-CHANGES = _OF_ELEMENTS | {
+MUTATORS = _OF_ELEMENTS | {
     "clear", "difference_update", "intersection_update", "pop", "symmetric_difference_update", "update",
     "__iand__", "__ior__", "__isub__", "__ixor__",
 }  # fmt: skip
@@ -27,16 +27,16 @@ CHANGES = _OF_ELEMENTS | {
 def operand(vm: VM, value: object) -> object:
     """Operand of a set constructor or mutator: a set or dictionary itself, whose hash table native code copies."""
     if isinstance(value, set):
-        return container_contents.open(vm.env, value) if id(value) in vm.env.sources else value
+        return container_contents.open_for_native(vm.env, value) if id(value) in vm.env.sources else value
     if type(value) is dict:
-        return container_contents.view(vm.env, value, deep=False)
+        return container_contents.native_view(vm.env, value, deep=False)
     if isinstance(value, frozenset):
         return value
     vm.env.facts.use_differences(value)
     return vm.iterable(value)
 
 
-def change(vm: VM, target: set[object], method: str, args: Args) -> object:
+def call_mutator(vm: VM, target: set[object], method: str, args: Args) -> object:
     """`target.method(*args)` of a set mutator, recorded for an environment set."""
     if method in _OF_ELEMENTS:
         args = [specialize_nested(a) for a in args]
@@ -48,15 +48,15 @@ def change(vm: VM, target: set[object], method: str, args: Args) -> object:
     if id(target) not in vm.env.sources:
         return vm.call_native(getattr(set, method).__get__(target), args)
     env = vm.env
-    container_contents.guard(env, target)
+    container_contents.guard_contents(env, target)
     walked = target not in env.log and env.overlay.now(target) is not target
     if method == "pop" or walked:  # an iterator may continue after the mutation
         container_contents.guard_set_table(env, target)
-    environment_mutations.touch(env, target)
+    environment_mutations.record_mutation(env, target)
     try:
         return _changed(vm, target, method, args)
     finally:
-        environment_mutations.touched(env, target)
+        environment_mutations.mark_copies_stale(env, target)
 
 
 def _changed(vm: VM, target: set[object], method: str, args: Args) -> object:
@@ -64,7 +64,7 @@ def _changed(vm: VM, target: set[object], method: str, args: Args) -> object:
     call = getattr(set, method).__get__(now)
     if method in _OF_ELEMENTS:
         result = vm.call_native(call, args)
-        log.change(target, method, tuple(args))
+        log.record_set_change(target, method, tuple(args))
         return result
     kept = [(a, target) if a is now else _kept(a) for a in args]
     before = _native.set_table(now)
@@ -74,8 +74,8 @@ def _changed(vm: VM, target: set[object], method: str, args: Args) -> object:
         if _native.set_table(now) != before:
             _note_half(vm, target, method, [noted for _, noted in kept])
         raise
-    log.change(target, method, tuple(tuple(n) if isinstance(n, list) else n for _, n in kept))
-    return wrap_values.fake(vm.env, result)
+    log.record_set_change(target, method, tuple(tuple(n) if isinstance(n, list) else n for _, n in kept))
+    return wrap_values.to_fake(vm.env, result)
 
 
 def _note_half(vm: VM, target: set[object], method: str, taken: list[object]) -> None:
@@ -88,9 +88,9 @@ def _note_half(vm: VM, target: set[object], method: str, taken: list[object]) ->
         last.pop()
     if method == "difference_update" and not before:  # it repacks the set when it returns
         for element in last:
-            log.change(target, "discard", (element,))
+            log.record_set_change(target, "discard", (element,))
         return None
-    return log.change(target, method, (*before, tuple(last)))
+    return log.record_set_change(target, method, (*before, tuple(last)))
 
 
 def _kept(value: object) -> tuple[object, object]:

@@ -23,7 +23,7 @@ from smelt.capture.base.value_kinds import (
 )
 from smelt.capture.base.vm_frames import CallSite, with_result_handler
 from smelt.capture.environment import container_contents, environment_mutations, wrap_values
-from smelt.capture.proxies.array_proxy import Array
+from smelt.capture.proxies.array_proxy import ArrayProxy
 from smelt.capture.semantics import result_polyfills
 from smelt.capture.semantics.attributes import python_method
 from smelt.capture.semantics.attributes.method_lookup import SIMPLE_TYPES, may_define_operators
@@ -46,7 +46,7 @@ def subscript(vm: VM, obj: object, key: object) -> object:
     kind = type(obj)
     if kind is SymbolicList:
         row = cast(SymbolicList, obj)
-        return row.part(key) if type(key) is slice else row.at(key)
+        return row.sliced(key) if type(key) is slice else row.at(key)
     if vm.trace.numbers.symbols is not None:
         key = _plain_key(obj, key)
     if type(obj) is FakeTensor:
@@ -66,8 +66,8 @@ def subscript(vm: VM, obj: object, key: object) -> object:
     if isinstance(obj, tuple):
         return vm.native_lookup(tuple.__getitem__, obj, key)
     vm.env.facts.check_readable(obj, "__getitem__")
-    return wrap_values.fake(
-        vm.env, vm.call_native(operator.getitem, (obj, container_contents.view(vm.env, key)))
+    return wrap_values.to_fake(
+        vm.env, vm.call_native(operator.getitem, (obj, container_contents.native_view(vm.env, key)))
     )
 
 
@@ -82,7 +82,7 @@ def _bounded(vm: VM, key: object) -> object:
     )
 
 
-def found_by(vm: VM, obj: object, key: object) -> object:
+def lookup_key(vm: VM, obj: object, key: object) -> object:
     """The key for a lookup in `obj`: an environment dictionary holds the real tensor, not its fake."""
     if type(key) is FakeTensor and isinstance(obj, dict) and id(obj) in vm.env.sources:
         real = vm.trace.real(key)
@@ -97,15 +97,15 @@ def _index(vm: VM, key: object) -> _Index:
     """`key` as a tensor index. A NumPy row becomes the tensor that torch creates from it."""
     parts = key if type(key) is tuple else (key,)
     if _INDEX_TENSORS.keys().isdisjoint(map(type, parts)):
-        return cast(_Index, without_proxies(container_contents.view(vm.env, key)))
+        return cast(_Index, without_proxies(container_contents.native_view(vm.env, key)))
     found = tuple(
-        _INDEX_TENSORS[type(p)](p) if type(p) in _INDEX_TENSORS else container_contents.view(vm.env, p)
+        _INDEX_TENSORS[type(p)](p) if type(p) in _INDEX_TENSORS else container_contents.native_view(vm.env, p)
         for p in parts
     )
     return cast(_Index, without_proxies(found if type(key) is tuple else found[0]))
 
 
-def _index_tensor(array: Array) -> torch.Tensor:
+def _index_tensor(array: ArrayProxy) -> torch.Tensor:
     tensor = array.tensor
     if array.scalar or tensor.dim() != 1 or tensor.is_floating_point() or tensor.dtype is torch.uint8:
         raise unsupported("a NumPy scalar or such an array as an index", DATA_DEPENDENT)
@@ -114,7 +114,7 @@ def _index_tensor(array: Array) -> torch.Tensor:
 
 # Conversions of indices to tensors, by class.
 _INDEX_TENSORS: dict[type, Callable[[Any], torch.Tensor]] = {
-    Array: _index_tensor,
+    ArrayProxy: _index_tensor,
     SymbolicList: lambda row: row.tensor(),
     SymbolicRange: lambda row: row.listed().tensor(),
 }
@@ -138,10 +138,10 @@ def _class_item(vm: VM, cls: type, key: object) -> object:
 
 def _container_item(vm: VM, obj: Container, key: object, call_site: CallSite | None) -> object:
     env = vm.env
-    key = found_by(vm, obj, key)
+    key = lookup_key(vm, obj, key)
     if id(obj) in env.sources:
         if isinstance(key, slice):
-            return vm.call_native(operator.getitem, (container_contents.open(env, obj), key))
+            return vm.call_native(operator.getitem, (container_contents.open_for_native(env, obj), key))
         if isinstance(obj, dict) and not contains_key(vm, obj, key):
             return _missing_item(vm, obj, key, call_site)
     elif isinstance(obj, dict):
@@ -166,7 +166,7 @@ def _missing_item(vm: VM, obj: dict[object, object], key: object, call_site: Cal
         if id(obj) in vm.env.sources:
             source = vm.env.sources[id(obj)].child("member", "default_factory")
             factory = wrap_values.wrap(vm.env, factory, source)
-        environment_mutations.touch(vm.env, obj)
+        environment_mutations.record_mutation(vm.env, obj)
         vm.frames.call_site = with_result_handler(call_site, result_polyfills.store_default, obj, key)
         value = vm.call(factory, (), {})
         dict.__setitem__(vm.env.overlay.now(obj), key, value)
@@ -178,7 +178,7 @@ def wrap_item(vm: VM, obj: object, key: object, value: object) -> object:
     """The item `value` of the container `obj` at `key` as a VM value, guarded unless the trace wrote it."""
     env = vm.env
     if id(obj) not in env.sources:
-        return wrap_values.fake(env, value)
+        return wrap_values.to_fake(env, value)
     if type(key) is int and key < 0 and not isinstance(obj, dict):
         container_len(vm, obj)
         key += len(cast(Sized, vm.env.overlay.now(obj)))
@@ -186,11 +186,11 @@ def wrap_item(vm: VM, obj: object, key: object, value: object) -> object:
         return value
     if not (is_constant(key) or is_identity(key)) or env.sources.is_guarded_by_code(key):
         env.facts.use_identity(key)
-        return container_contents.item(env, obj, key, value)
-    memo = env.memo.of(obj)
+        return container_contents.wrap_item(env, obj, key, value)
+    memo = env.memo.reads_of(obj)
     found = memo.get(("[]", key, type(key)), MISSING)
     if found is MISSING:
-        found = container_contents.item(env, obj, key, value)
+        found = container_contents.wrap_item(env, obj, key, value)
         if obj not in env.log:
             memo["[]", key, type(key)] = found
     return found
@@ -203,11 +203,11 @@ def store_item(vm: VM, obj: object, key: object, value: object) -> None:
     if vm.trace.numbers.symbols is not None:
         key = _plain_key(obj, key)
     if type(obj) is FakeTensor:
-        if type(value) is Array:
+        if type(value) is ArrayProxy:
             if not value.scalar or value.tensor.dtype is not torch.float64:  # np.float64 is a float
                 raise unsupported("a NumPy array or scalar in a tensor", DATA_DEPENDENT)
             value = value.tensor
-        value = without_proxies(container_contents.view(vm.env, value))
+        value = without_proxies(container_contents.native_view(vm.env, value))
         call_operator(vm, operator.setitem, obj, _index(vm, _bounded(vm, key)), value)
         return
     found = python_method(vm, obj, "__setitem__")
@@ -216,13 +216,13 @@ def store_item(vm: VM, obj: object, key: object, value: object) -> None:
         vm.call_function(found, (obj, key, value))
         return
     if isinstance(obj, CONTAINER_BASES):
-        key = found_by(vm, obj, key)
+        key = lookup_key(vm, obj, key)
         if isinstance(key, slice):
-            container_contents.open(vm.env, obj) if id(obj) in vm.env.sources else None
+            container_contents.open_for_native(vm.env, obj) if id(obj) in vm.env.sources else None
             value = elements(vm, value)
         if id(obj) in vm.env.sources and not isinstance(obj, dict):
-            container_contents.open(vm.env, obj)  # replayed as one assignment
-        environment_mutations.touch(vm.env, obj)
+            container_contents.open_for_native(vm.env, obj)  # replayed as one assignment
+        environment_mutations.record_mutation(vm.env, obj)
         if isinstance(obj, dict):
             _guard_order(vm, obj, key)
             environment_mutations.record_store(vm.env, obj, "item", key, value)
@@ -258,9 +258,11 @@ def delete_item(vm: VM, obj: object, key: object) -> None:
             raise Unsupported(
                 Reason(UNSUPPORTED_OBJECT, f"an item of an outside {type(obj).__qualname__} is deleted")
             )
-        key = found_by(vm, obj, key)
-        contains_key(vm, obj, key) if isinstance(obj, dict) else container_contents.open(vm.env, obj)
-        environment_mutations.touch(vm.env, obj)
+        key = lookup_key(vm, obj, key)
+        contains_key(vm, obj, key) if isinstance(obj, dict) else container_contents.open_for_native(
+            vm.env, obj
+        )
+        environment_mutations.record_mutation(vm.env, obj)
     vm.native_lookup(operator.delitem, obj, key)
 
 

@@ -24,7 +24,7 @@ _UNSEEN = (
 
 
 @dataclass(frozen=True)
-class Place:
+class CallerLine:
     """A source line of the user, as warnings and logs report it."""
 
     filename: str
@@ -34,25 +34,25 @@ class Place:
 
 
 @functools.cache
-def _module_frames() -> tuple[Place, Place]:
+def _module_frames() -> tuple[CallerLine, CallerLine]:
     """Torch's two frames between the caller of a module and its `forward`, which the VM omits."""
 
     class Probe(nn.Module):
-        def forward(self) -> tuple[Place, Place]:
+        def forward(self) -> tuple[CallerLine, CallerLine]:
             inner = sys._getframe(1)
             assert inner.f_back is not None
             return _place_of(inner), _place_of(inner.f_back)
 
-    found: tuple[Place, Place] = Probe()()
+    found: tuple[CallerLine, CallerLine] = Probe()()
     return found
 
 
-def _place_of(frame: FrameType) -> Place:
+def _place_of(frame: FrameType) -> CallerLine:
     code = frame.f_code
-    return Place(code.co_filename, frame.f_lineno, code.co_name, frame.f_globals)
+    return CallerLine(code.co_filename, frame.f_lineno, code.co_name, frame.f_globals)
 
 
-def place_at(vm: VM, level: int, skip: Callable[[str], bool] = lambda filename: False) -> Place | int:
+def line_at(vm: VM, level: int, skip: Callable[[str], bool] = lambda filename: False) -> CallerLine | int:
     """The line `level - 1` callers up, as `stacklevel` counts. An int if that is above the captured frame: the number of
     callers above the compiled frame."""
     frame = vm.frame
@@ -66,20 +66,20 @@ def place_at(vm: VM, level: int, skip: Callable[[str], bool] = lambda filename: 
     return level
 
 
-def _places(vm: VM, frame: Frame) -> Iterator[Place]:
+def _places(vm: VM, frame: Frame) -> Iterator[CallerLine]:
     """Eager's frames for a frame of the VM: several for a continuation stack, none for a frame of smelt."""
     name = frame.globals.get("__name__")
     if name == CONTINUATION_STACK_MODULE:
         for point in continuation_stack.caller_points(frame):
             line = vm.decode(point.user_code).line(point.at - 1)
-            yield Place(line.filename, line.line, point.user_code.co_name, point.scope)
+            yield CallerLine(line.filename, line.line, point.user_code.co_name, point.scope)
     elif name not in _UNSEEN:
-        yield Place(frame.line.filename, frame.line.line, frame.user_code.co_name, frame.globals)
+        yield CallerLine(frame.line.filename, frame.line.line, frame.user_code.co_name, frame.globals)
         if any(f is frame.parent for f in vm.frames.module_callers):
             yield from _module_frames()
 
 
-def caller(level: int) -> Place:
+def caller_line(level: int) -> CallerLine:
     """The line `level` callers above the compiled frame, not counting frames of smelt; the outermost if there are fewer."""
     frame: FrameType | None = sys._getframe(1)
     found = _place_of(sys._getframe(1))

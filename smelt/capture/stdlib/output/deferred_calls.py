@@ -26,7 +26,7 @@ _KNOWN_PACKAGES = frozenset(
 )
 
 
-def is_known(value: object) -> bool:
+def is_trusted_output(value: object) -> bool:
     """Whether the captured function cannot observe writes to this stream or log handler."""
     return type(value).__module__.partition(".")[0] in _KNOWN_PACKAGES
 
@@ -34,4 +34,4 @@ def is_known(value: object) -> bool:
 def defer(vm: VM, fn: Callable[..., object], *args: object, **kwargs: object) -> None:
     """Defer `fn(*args, **kwargs)` to the compiled frame."""
     vm.env.sources.const(fn)
-    vm.env.log.call(Call(fn, args + tuple(kwargs.values()), tuple(kwargs)))
+    vm.env.log.defer_call(Call(fn, args + tuple(kwargs.values()), tuple(kwargs)))

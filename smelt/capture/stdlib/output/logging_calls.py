@@ -12,8 +12,8 @@ from smelt.capture.base.value_kinds import LEAF_TYPES, instance_dict, is_constan
 from smelt.capture.environment import container_contents
 from smelt.capture.semantics import attributes
 from smelt.capture.semantics.values.formatting import convert
-from smelt.capture.stdlib.output.caller_lines import caller, place_at
-from smelt.capture.stdlib.output.deferred_calls import defer, is_known
+from smelt.capture.stdlib.output.caller_lines import caller_line, line_at
+from smelt.capture.stdlib.output.deferred_calls import defer, is_trusted_output
 from smelt.capture.vm.vm import VM
 from smelt.reasons import OUTPUT
 
@@ -65,7 +65,7 @@ def _record(vm: VM, logger: logging.Logger, level: int, args: Args, kwargs: Kwar
     if any(kwargs.values()) or not (set(kwargs) <= {"exc_info", "stack_info"}):
         raise unsupported(f"logging with {', '.join(kwargs)}", OUTPUT)
     _check_logger(vm, logger)
-    place = place_at(vm, stack_level, skip=_is_logging_file)
+    place = line_at(vm, stack_level, skip=_is_logging_file)
     message, rest = _message(vm, message, tuple(values))
     where: _Where = place if isinstance(place, int) else (place.filename, place.line, place.function)
     defer(vm, log, logger, level, message, rest, where, _extra(vm, extra))
@@ -89,7 +89,11 @@ def _check_logger(vm: VM, logger: logging.Logger) -> None:
             raise unsupported(f"logging to {at.name}, which was changed inside the function", OUTPUT)
         for handler in vm.elements(_state(vm, at, "handlers")):
             stream = (instance_dict(handler) or {}).get("stream")
-            if not is_known(handler) or (stream is not None and not is_known(stream)) or handler in log:
+            if (
+                not is_trusted_output(handler)
+                or (stream is not None and not is_trusted_output(stream))
+                or handler in log
+            ):
                 raise unsupported(f"logging to a {type(handler).__qualname__}", OUTPUT)
         if vm.truth(_state(vm, at, "filters")):
             raise unsupported(f"logging to {at.name}, which has filters", OUTPUT)
@@ -117,7 +121,7 @@ def _message(vm: VM, message: object, values: tuple[object, ...]) -> tuple[objec
 def _extra(vm: VM, extra: Kwargs | None) -> Kwargs | None:
     if extra is None:
         return None
-    found = dict(cast("Kwargs", container_contents.view(vm.env, extra, deep=False)))
+    found = dict(cast("Kwargs", container_contents.native_view(vm.env, extra, deep=False)))
     if not all(map(is_constant, found.values())):
         raise unsupported("logging with objects as extra", OUTPUT)
     return found
@@ -133,7 +137,7 @@ def log(
 ) -> None:
     """`logger.log(level, message, *args)` as if called at `where`."""
     if isinstance(where, int):
-        place = caller(where)
+        place = caller_line(where)
         where = (place.filename, place.line, place.function)
     filename, line, function_name = where
     record = logger.makeRecord(
@@ -157,7 +161,7 @@ def _log_to_root(level: int | None, exception: bool = False) -> Handler:
 
 def _state(vm: VM, obj: object, name: str) -> object:
     """An attribute of a logger, guarded."""
-    vm.env.sources.known(obj)
+    vm.env.sources.find_or_const(obj)
     return attributes.load_attr(vm, obj, name)
 
 

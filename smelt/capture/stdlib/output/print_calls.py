@@ -9,10 +9,10 @@ from typing import cast
 
 from smelt._native import isinstance
 from smelt.capture.base.call_handlers import Args, Kwargs, builtin, method, unsupported
-from smelt.capture.proxies.text_proxy import Text
+from smelt.capture.proxies.text_proxy import TextProxy
 from smelt.capture.semantics import attributes
 from smelt.capture.semantics.values.formatting import convert
-from smelt.capture.stdlib.output.deferred_calls import defer, is_known
+from smelt.capture.stdlib.output.deferred_calls import defer, is_trusted_output
 from smelt.capture.vm.vm import VM
 from smelt.reasons import OUTPUT
 
@@ -23,7 +23,7 @@ def _print(vm: VM, args: Args, kwargs: Kwargs) -> None:
     if len(options) > 4:
         raise TypeError(f"print() got an unexpected keyword argument {list(options)[4]!r}")
     for name in ("sep", "end"):
-        if type(options[name]) not in (type(None), str, Text):
+        if type(options[name]) not in (type(None), str, TextProxy):
             raise unsupported(f"print with an object as {name}", OUTPUT)
     given = {k: v for k, v in options.items() if v is not None and k not in ("flush", "sep")}
     if options["file"] is None:
@@ -34,7 +34,7 @@ def _print(vm: VM, args: Args, kwargs: Kwargs) -> None:
     if vm.truth(options["flush"]):
         given["flush"] = True
     separator: object = " " if options["sep"] is None else options["sep"]
-    parts: list[object] = [a if type(a) in (str, Text) else convert(vm, str, a) for a in args]
+    parts: list[object] = [a if type(a) in (str, TextProxy) else convert(vm, str, a) for a in args]
     if all(type(p) is str for p in (*parts, separator)):
         parts = [cast(str, separator).join(cast("list[str]", parts))]
     if len(parts) > 1 and separator != " ":
@@ -44,7 +44,7 @@ def _print(vm: VM, args: Args, kwargs: Kwargs) -> None:
 
 def _standard_stream(vm: VM, name: str) -> object:
     """`sys.stdout` or `sys.stderr`, whose class is guarded; None if there is none."""
-    if vm.env.log.touches(vars(sys), name):
+    if vm.env.log.has_written_name(vars(sys), name):
         raise unsupported(f"sys.{name} was replaced inside the function", OUTPUT)
     stream = attributes.load_attr(vm, sys, name)
     if stream is not None:
@@ -54,14 +54,14 @@ def _standard_stream(vm: VM, name: str) -> object:
 
 def _check_stream(vm: VM, stream: object) -> None:
     """Raise Unsupported for a stream created by the function or of an unknown class."""
-    if not is_known(stream) or id(stream) not in vm.env.sources:
+    if not is_trusted_output(stream) or id(stream) not in vm.env.sources:
         raise unsupported(f"writing to a {type(stream).__qualname__}", OUTPUT)
 
 
 @method(io.IOBase, "write")
-def _write(vm: VM, stream: object, text: str | Text) -> int:
+def _write(vm: VM, stream: object, text: str | TextProxy) -> int:
     _check_text_stream(vm, stream, [text])
-    if isinstance(text, Text):
+    if isinstance(text, TextProxy):
         raise unsupported("the return value of writing a tensor's text is read", OUTPUT)
     defer(vm, call_method, stream, "write", text)
     return len(text)
@@ -82,7 +82,7 @@ def _flush(vm: VM, stream: object) -> None:
 
 def _check_text_stream(vm: VM, stream: object, lines: Sequence[object]) -> None:
     _check_stream(vm, stream)
-    if not isinstance(stream, io.TextIOBase) or not all(type(x) in (str, Text) for x in lines):
+    if not isinstance(stream, io.TextIOBase) or not all(type(x) in (str, TextProxy) for x in lines):
         raise unsupported(f"writing bytes to a {type(stream).__qualname__}", OUTPUT)
 
 

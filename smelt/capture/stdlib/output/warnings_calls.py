@@ -10,10 +10,10 @@ from typing import cast
 
 from smelt._native import isinstance
 from smelt.capture.base.call_handlers import Args, Kwargs, builtin, function, unsupported
-from smelt.capture.proxies.text_proxy import Text
+from smelt.capture.proxies.text_proxy import TextProxy
 from smelt.capture.semantics import attributes
 from smelt.capture.semantics.values.formatting import convert
-from smelt.capture.stdlib.output.caller_lines import Place, caller, place_at
+from smelt.capture.stdlib.output.caller_lines import CallerLine, caller_line, line_at
 from smelt.capture.stdlib.output.deferred_calls import defer
 from smelt.capture.vm.vm import VM
 from smelt.reasons import OUTPUT
@@ -33,14 +33,14 @@ def _warn(vm: VM, args: Args, kwargs: Kwargs) -> None:
         raise unsupported("warnings.warn with a source or skipped prefixes", OUTPUT)
     if isinstance(message, Warning):
         category = type(message)
-    elif type(message) not in (str, Text):
+    elif type(message) not in (str, TextProxy):
         raise unsupported(f"a {type(message).__qualname__} as a warning's message", OUTPUT)
     category = UserWarning if category is None else category
     if not (isinstance(category, type) and issubclass(category, Warning)):
         raise TypeError(f"category must be a Warning subclass, not {type(category).__name__!r}")
     if getattr(sys.flags, "context_aware_warnings", False):
         raise unsupported("a warning, whose filters may belong to a context", OUTPUT)
-    place = place_at(vm, level)
+    place = line_at(vm, level)
     action = _warning_action(vm, message, category, place)
     if action == "error":
         raise unsupported("a warning that is an error", OUTPUT)
@@ -67,19 +67,19 @@ def _warn_signature(
 ) -> None: ...
 
 
-def _warning_action(vm: VM, message: object, category: type, place: Place | int) -> str:
+def _warning_action(vm: VM, message: object, category: type, place: CallerLine | int) -> str:
     """The action that the warning filters select, such as "ignore"; the filters are guarded. Raises Unsupported if the
     selection depends on a text or line known only at run time."""
     filters = cast("list[_Filter]", attributes.load_attr(vm, warnings, "filters"))
-    source = vm.env.sources.known(filters)
+    source = vm.env.sources.find_or_const(filters)
     vm.env.facts.guard("len", source, len(filters))
     for i, entry in enumerate(filters):
         vm.env.facts.guard("id", source.child("item", i), entry)
-    text = message if type(message) in (str, Text) else convert(vm, str, message)
+    text = message if type(message) in (str, TextProxy) else convert(vm, str, message)
     for action, pattern, kind, module, line in filters:
         if not issubclass(category, kind):
             continue
-        if (pattern is not None and type(text) is Text) or ((module or line) and isinstance(place, int)):
+        if (pattern is not None and type(text) is TextProxy) or ((module or line) and isinstance(place, int)):
             raise unsupported("a warning whose filter is unknown", OUTPUT)
         if pattern is not None and not pattern.match(cast(str, text)):
             continue
@@ -88,7 +88,7 @@ def _warning_action(vm: VM, message: object, category: type, place: Place | int)
     return "default"
 
 
-def _matches(place: Place, module: re.Pattern[str] | None, line: int) -> bool:
+def _matches(place: CallerLine, module: re.Pattern[str] | None, line: int) -> bool:
     name = cast(str, place.globals.get("__name__") or "<string>")
     return (module is None or module.match(name) is not None) and line in (0, place.line)
 
@@ -104,5 +104,5 @@ def warn(
 
 def warn_caller(message: str | Warning, category: type[Warning], level: int) -> None:
     """`warnings.warn` as if called `level` callers above the compiled frame."""
-    place = caller(level)
+    place = caller_line(level)
     warn(message, category, place.filename, place.line, place.globals)

@@ -62,7 +62,7 @@ def _of_tensors(vm: VM, args: Args, kwargs: Kwargs) -> None:
 
 def _tensors(vm: VM, given: object) -> list[FakeTensor]:
     """One tensor, several, or those in a dictionary."""
-    seen = container_contents.view(vm.env, given)
+    seen = container_contents.native_view(vm.env, given)
     if not isinstance(seen, (torch.Tensor, list, tuple, dict)):
         raise unsupported(f"backward() with a {type(given).__qualname__}")
     several = seen.values() if isinstance(seen, dict) else seen

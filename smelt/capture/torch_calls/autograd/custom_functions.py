@@ -41,7 +41,7 @@ def _apply(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if are_transforms_active():
         raise unsupported(f"torch.autograd.Function {cls.__name__} inside a transform")
     # Torch would call what was there before.
-    if any(vm.env.log.touches_any(base) for base in cls.__mro__):
+    if any(vm.env.log.has_written_any_name(base) for base in cls.__mro__):
         raise unsupported(f"torch.autograd.Function {cls.__name__}, which was changed", UNSUPPORTED_EFFECT)
     if is_setup_context_defined(cls.setup_context):
         forward = cast(Callable[..., object], attributes.load_attr(vm, cls, "forward"))
@@ -72,11 +72,11 @@ def _requires_grad(value: object) -> bool:
 
 def _run_apply(vm: VM, cls: type[_Function], args: Args, kwargs: Kwargs) -> object:
     apply = _get_apply(super(_Function, cls))
-    args = [container_contents.view(vm.env, a) for a in args]
-    return wrap_values.fake(
+    args = [container_contents.native_view(vm.env, a) for a in args]
+    return wrap_values.to_fake(
         vm.env,
         native_callbacks.call_in_window(
-            vm, apply, args, {k: container_contents.view(vm.env, v) for k, v in kwargs.items()}
+            vm, apply, args, {k: container_contents.native_view(vm.env, v) for k, v in kwargs.items()}
         ),
     )
 
@@ -97,7 +97,7 @@ def _note_saved(vm: VM, ctx: object) -> None:
 
 
 for _saved in ("saved_tensors", "saved_variables", "_raw_saved_tensors"):
-    instance_attributes.NOTED_READS[getattr(BackwardCFunction, _saved)] = _note_saved
+    instance_attributes.READ_EFFECTS[getattr(BackwardCFunction, _saved)] = _note_saved
 
 
 # ---- backwards of custom functions, while the joint graph is recorded
@@ -110,16 +110,16 @@ def record_backward(vm: VM, roots: Sequence[object]) -> None:
     trace, log = vm.trace, vm.env.log
     if trace.autograd.custom is None or not trace.autograd.wants_joint:
         return
-    before, settings = contents_of_created(vm.env.sources.of, roots), torch_settings.read()
-    log.closed = "the backward of a custom autograd.Function changes an outside object"
+    before, settings = contents_of_created(vm.env.sources.find, roots), torch_settings.read()
+    log.refusal = "the backward of a custom autograd.Function changes an outside object"
     vm.running = True
     try:
-        trace.record_backward(collect_fakes(roots, vm.env.sources.of))
+        trace.record_backward(collect_fakes(roots, vm.env.sources.find))
     finally:
-        vm.running, log.closed = False, ""
+        vm.running, log.refusal = False, ""
     if torch_settings.read() != settings or vm.contexts.entered:
         raise refuse("the backward of a custom autograd.Function changes a setting")
-    if contents_of_created(vm.env.sources.of, roots) != before:
+    if contents_of_created(vm.env.sources.find, roots) != before:
         raise refuse("the backward of a custom autograd.Function changes an object that is returned")
 
 

@@ -60,15 +60,15 @@ def run_engine(vm: VM, args: Args, kwargs: Kwargs, met: Sequence[Node]) -> objec
     if torch.is_anomaly_enabled():
         raise unsupported("gradients while autograd looks for anomalies")
     vm.trace.autograd.differentiated = True
-    args = [container_contents.view(vm.env, a) for a in args]
-    kwargs = {k: container_contents.view(vm.env, v) for k, v in kwargs.items()}
+    args = [container_contents.native_view(vm.env, a) for a in args]
+    kwargs = {k: container_contents.native_view(vm.env, v) for k, v in kwargs.items()}
     log = vm.env.log
-    before, log.closed = log.closed, "the backward of a custom autograd.Function changes an outside object"
+    before, log.refusal = log.refusal, "the backward of a custom autograd.Function changes an outside object"
     try:
         with natively(vm, torch.autograd.grad), replace_backwards(met), on_this_thread():
             return _engine(*args, **kwargs)
     finally:
-        log.closed = before
+        log.refusal = before
 
 
 def check_leaf(vm: VM, fake: FakeTensor) -> None:
@@ -76,7 +76,7 @@ def check_leaf(vm: VM, fake: FakeTensor) -> None:
     real = vm.trace.real(fake)
     if fake.device.type not in ("cpu", "cuda") or not _native.is_plain_leaf(real):
         raise unsupported("gradients of a tensor computed outside, or of one with hooks")
-    vm.env.facts.guard("plain_leaf", vm.env.sources.known(fake))
+    vm.env.facts.guard("plain_leaf", vm.env.sources.find_or_const(fake))
 
 
 # --------------------------------------------------------------------------------- forward-mode differentiation

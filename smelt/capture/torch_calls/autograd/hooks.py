@@ -75,11 +75,11 @@ def _register(name: str) -> Handler:
         if name != "register_hook" and tensor.grad_fn is not None:
             raise RuntimeError("post accumulate grad hooks cannot be registered on non-leaf tensors")
         registered = Call(method, (tensor, hook))
-        vm.env.log.call(registered)
+        vm.env.log.defer_call(registered)
         held = (tensor, tensor.grad_fn)
         vm.held.hooked.append(held)
         vm.trace.autograd.hooked.append(tensor)
-        calls, hooked = vm.env.log.calls, vm.trace.autograd.hooked
+        calls, hooked = vm.env.log.deferred_calls, vm.trace.autograd.hooked
 
         def forget() -> None:
             _drop(calls, registered)
@@ -97,7 +97,7 @@ for _hook_name, _hook_method in _REGISTER.items():
 
 def hook_registered(vm: VM) -> bool:
     """Whether the program has registered a hook since capture began."""
-    return any(call.target in _REGISTER.values() for call in vm.env.log.calls)
+    return any(call.target in _REGISTER.values() for call in vm.env.log.deferred_calls)
 
 
 def reaches_hooks(vm: VM, outputs: object) -> bool:
