@@ -1,4 +1,4 @@
-"""What smelt knows of ATen operators: the registry, and the modules that fill it, one for each family."""
+"""Operators: the registry of ATen operators, and the modules that fill it, one per family."""
 
 from smelt.ops import (
     activations,

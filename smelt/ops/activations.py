@@ -34,12 +34,12 @@ def _activation(f: Callable[..., Value], *overloads: Any, cost: float = 3.0) -> 
 
 
 def relu(x: Value) -> Value:
-    """max(x, 0): NaN stays NaN, and -0 what it is. A bool is its own result."""
+    """max(x, 0): NaN stays NaN, -0 stays -0. A bool is returned unchanged."""
     return x if x.dtype is torch.bool else call("maximum", const(0, x.dtype), x)
 
 
 def hardtanh(x: Value, min_val: float = -1.0, max_val: float = 1.0) -> Value:
-    """x between two bounds: NaN stays NaN, and a zero equal to a bound its sign."""
+    """x clamped between two bounds: NaN stays NaN, and a zero equal to a bound retains its sign."""
     return call("minimum", const(max_val, x.dtype), call("maximum", const(min_val, x.dtype), x))
 
 
@@ -162,7 +162,7 @@ def glu(b: Builder, x: Tensor, dim: int = -1) -> Tensor:
 
 @operator(aten.log_sigmoid_forward.default)
 def log_sigmoid(b: Builder, x: Tensor) -> tuple[Tensor, Tensor]:
-    """(min(x, 0) - log1p(exp(-|x|)), exp(-|x|)): a CPU's backward reads the second one, which on a GPU is empty."""
+    """(min(x, 0) - log1p(exp(-|x|)), exp(-|x|)): the CPU backward reads the second result, which is empty on a GPU."""
     compute, kept = opmath(x.dtype), b.spec[1]
     if kept.shape == x.shape:
         small = b.pointwise(

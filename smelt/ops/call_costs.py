@@ -1,4 +1,4 @@
-"""What calls of ATen operators read and compute, for reports: where that does not follow from the sizes of their tensors."""
+"""Work of ATen calls, for reports, where the sizes of their tensors do not determine it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def operations(op: Any, args: Sequence[Any], given: Sequence[int]) -> int | None
     """Twice the multiplications of a product or convolution; None for other operators.
 
     Args:
-        args: those of the call, the sizes of a tensor in its place.
+        args: the call's arguments, with sizes in place of tensors.
         given: the sizes of the first result.
     """
     if op in _LEFT:

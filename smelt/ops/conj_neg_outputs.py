@@ -1,7 +1,7 @@
-"""Views that show the negative of what is in memory, and are both returned and computed with.
+"""Views with a set neg bit that are both returned and read by kernels.
 
-A kernel reads memory, so it is given what it computes the negative of; a result is the view, of the memory that others see
-too. One value cannot be both.
+A kernel reads memory and receives the value whose negative it computes with; a returned view aliases the memory that
+other results show too. One value cannot be both.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from smelt.torch_private import OpOverload
 
 
 def only_returned(graph: Graph, node: Node) -> bool:
-    """Whether a value, and views of it, are results of the graph and nothing else."""
+    """Whether a value and its views are results of the graph and nothing else reads them."""
     users = [n for n in graph if node in leaves([n.args, n.kwargs], Node)]
     return all(n.op == "output" or (is_part(n) and only_returned(graph, n)) for n in users)
 
 
 def is_part(node: Node) -> bool:
-    """Whether a node gives views of its first argument, or is one of several."""
+    """Whether a node returns views of its first argument, or is one of several results."""
     return node.target is operator.getitem or _is_view(node)
 
 
 def _is_view(node: Node) -> bool:
-    """Whether an operator gives views of its first argument, and nothing else."""
+    """Whether an operator only returns views of its first argument."""
     results = effects(node.target).results if isinstance(node.target, OpOverload) else ()
     return bool(results) and all(r.kind == "view" for r in results)
 
 
 def with_signs_apart(graph: Graph) -> Graph:
-    """`graph` (aten level) where results that are such views are made a second time, for nobody else; the same object where
-    there are none."""
+    """`graph` (aten level) with a second copy of the nodes of such results, read by the output alone; the same object
+    if there are none."""
     twice: set[Node] = set()
     for result in leaves(graph.output.args, Node):
         chain = _views(result)
@@ -69,7 +69,7 @@ def with_signs_apart(graph: Graph) -> Graph:
 
 
 def _views(node: Node) -> list[Node]:
-    """The views, the last first, that a value was taken through."""
+    """The chain of views to a value, last first."""
     found = []
     while is_part(node):
         found.append(node)

@@ -1,8 +1,8 @@
-"""Backward of pointwise (1x1) convolutions, as the matrix products that they are, where those are generated.
+"""Backward of pointwise (1x1) convolutions as matrix products, where products are generated.
 
-The input's gradient is a pointwise convolution with the transposed weight. The weight's is a product over all pixels of
-all images: one product for each image, which are summed, where that takes little memory; else one for all, for which
-the channels of images that are not channels-last are moved to the front first.
+The input's gradient is a pointwise convolution with the transposed weight. The weight's gradient is a product over all
+pixels of all images: one product per image, which are summed, if that needs little memory; otherwise one product for
+all, for which the channels of images that are not channels-last are first moved to the front.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def convolution_backward(
     bias_sizes: Sequence[int] | None,
     *settings: Any,
 ) -> tuple[Tensor | None, ...] | None:
-    """`settings`: those of the convolution, and which gradients are wanted."""
+    """`settings`: the convolution's, and which gradients are needed."""
     *of_convolution, mask = settings
     made = depthwise_backward(b, grad, x, weight, tuple(of_convolution), mask)
     if made is not None:
@@ -74,7 +74,7 @@ def _is_pointwise(grad: Tensor, x: Tensor, weight: Tensor) -> bool:
 
 
 def _is_dense(spec: TensorSpec, order: Sequence[int]) -> bool:
-    """Whether `order` lists the dimensions of `spec` as they lie in memory, without gaps."""
+    """Whether `order` lists the dimensions of `spec` from outermost to innermost, without gaps."""
     expected = 1
     for d in reversed(order):
         if spec.shape[d] != 1 and spec.stride[d] != expected:
@@ -143,7 +143,7 @@ def _convolution_backward_layout(
     bias_sizes: Sequence[int] | None,
     *settings: Any,
 ) -> Any:
-    """`settings`: those of the convolution, and which gradients are wanted."""
+    """`settings`: the convolution's, and which gradients are needed."""
     *of_convolution, wanted = settings
     n = x.dim() - 2
     if n not in (1, 2, 3) or not (grad.dtype == x.dtype == weight.dtype) or grad.dim() != x.dim():

@@ -1,8 +1,8 @@
-"""Biases that ATen adds behind a convolution, by a kernel of its own: on a GPU, where cuDNN convolves.
+"""Biases that ATen adds after a convolution in a kernel of its own: on a GPU with cuDNN.
 
-`_convolution` in aten/src/ATen/native/Convolution.cpp calls cuDNN without the bias, whose result is rounded, then `add_`.
-Written as two operators, the addition is part of the kernel that reads the result. Other libraries add biases themselves
-(depthwise kernels before they round), so there the call stays one.
+`_convolution` in aten/src/ATen/native/Convolution.cpp calls cuDNN without the bias, rounds the result, then calls
+`add_`. As two operators the addition fuses with the kernel that reads the result. Other libraries add biases
+themselves (depthwise kernels before they round), so their calls stay one.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 def with_bias_behind(
     b: Builder, x: Tensor, weight: Tensor, bias: Tensor, settings: tuple[Any, ...]
 ) -> Tensor | None:
-    """The convolution, and its bias added to what it gives; None where ATen does not compute it so, or sizes that are no
-    numbers may decide. `settings`: the arguments of `aten.convolution` behind the bias."""
+    """The convolution and the addition of its bias; None if ATen does not compute it so, or if that may depend on
+    symbolic sizes. `settings`: the arguments of `aten.convolution` after the bias."""
     c = Convolution(*settings)
     if b.device.type != "cuda" or select_conv_backend is None or not c.has_numbers:
         return None
@@ -49,15 +49,15 @@ def with_bias_behind(
 
 
 def with_bias(b: Builder, result: Tensor, bias: Tensor) -> Tensor:
-    """What the convolution gave, rounded, with a number added to each channel."""
+    """The rounded result of the convolution with a number added to each channel."""
     column = b.view(bias, (bias.shape[0], *[1] * (len(result.shape) - 2)), lambda i: i[:1])
     return b.pointwise(lambda v, c: v + c, [result, column])
 
 
 @lru_cache(1024)
 def adds_behind(device: torch.device, layouts: tuple[Layout, ...], settings: tuple[Any, ...]) -> bool:
-    """Whether ATen would add the bias behind the convolution of tensors of these layouts. It is asked with tensors
-    on the device that have no memory."""
+    """Whether ATen adds the bias after the convolution for these layouts; torch is asked with tensors on the device
+    that have no memory."""
     metas = (torch.empty_strided(*sizes, dtype=dtype, device=META) for *sizes, dtype in layouts)
     tensors = [unbacked(x, device) for x in metas]
     backend = select_conv_backend(*tensors, *(list(s) if isinstance(s, tuple) else s for s in settings))

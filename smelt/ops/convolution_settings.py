@@ -1,4 +1,4 @@
-"""The settings of a convolution: everything but its tensors."""
+"""The settings of a convolution: all arguments except its tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Convolution(NamedTuple):
     groups: int
 
     def over(self, n: int) -> Convolution:
-        """The same settings with a number for each of `n` dimensions: a single number stands for all of them."""
+        """The same settings with a number for each of `n` dimensions, repeating a single number."""
         stride, padding, dilation, extra = (
             list(v) * n if len(v) == 1 else v
             for v in (self.stride, self.padding, self.dilation, self.output_padding)
@@ -34,21 +34,21 @@ class Convolution(NamedTuple):
 
     @property
     def has_numbers(self) -> bool:
-        """Whether all settings are numbers: only of these torch can be asked which library computes."""
+        """Whether all settings are concrete: only then can torch be asked which library computes."""
         lists = (self.stride, self.padding, self.dilation, self.output_padding)
         return all(isinstance(n, int) for n in (self.groups, *(n for v in lists for n in v)))
 
     def shape(self, images: Sequence[N], weight: Sequence[N]) -> list[N]:
-        """The shape of the result, of images and a weight of these shapes."""
+        """The result's shape, for images and a weight of these shapes."""
         made = [images[0], self.channels(weight)]
         return made + self._pixels(images, weight)
 
     def channels(self, weight: Sequence[N]) -> N:
-        """The number of channels of the result, of a weight of this shape."""
+        """The result's number of channels, for a weight of this shape."""
         return weight[1] * self.groups if self.transposed else weight[0]
 
     def _pixels(self, images: Sequence[N], weight: Sequence[N]) -> list[N]:
-        """The sizes of the result's images, of those of shape `images`."""
+        """The sizes of the result's images, for images of shape `images`."""
         reach = [(k - 1) * d + 1 for d, k in zip(self.dilation, weight[2:])]
         each = zip(images[2:], self.stride, self.padding, reach, self.output_padding)
         if self.transposed:

@@ -1,5 +1,5 @@
-"""Convolutions written as matrix products, where the target generates products: those of one pixel (a row times a matrix)
-and those with disjoint patches."""
+"""Convolutions written as matrix products, where the target generates products: those of one pixel (a row times a
+matrix) and those with disjoint patches."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ declare("convolution", linear=("input bias", "weight bias"))
 
 @operator(aten.convolution.default)
 def convolution(b: Builder, x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor | None:
-    """With its bias behind it, where ATen adds that there. Depthwise ones, those of an image of one pixel, or with windows
-    that do not overlap. None, so that ATen computes it, for others, for groups, padding, transposed convolutions and
-    weights that are not contiguous, and where the target's costs say so."""
+    """A convolution with its bias added after it if ATen does so: depthwise, of an image of one pixel, or with
+    disjoint windows. None, for an ATen call, with groups, padding, transposed convolutions and weights that are not
+    contiguous, and where the target's costs say so."""
     kernel = weight.shape[2:]
     c = Convolution(*settings).over(len(kernel))
     if is_generated(x.spec, weight.spec, b.spec, c, b.costs):
@@ -73,7 +73,7 @@ def _one_pixel(b: Builder, x: Tensor, weight: Tensor, bias: Tensor | None) -> Te
 
 
 def _patches_pay(b: Builder, x: Tensor, weight: Tensor) -> bool:
-    """Whether the result has so many pixels that copying patches pays; for fewer, reading the weight is all that counts."""
+    """Whether the result has enough pixels for copying patches to pay; with fewer, reading the weight dominates."""
     limits = b.costs.products
     if limits is None or x.dtype is not weight.dtype or x.dtype not in (torch.float32, torch.float64):
         return False
@@ -82,7 +82,7 @@ def _patches_pay(b: Builder, x: Tensor, weight: Tensor) -> bool:
 
 
 def _patches(b: Builder, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int]) -> Tensor:
-    """Windows that do not overlap, as columns: result[n, o, pixel] = weight[o, :] @ columns[n, :, pixel]."""
+    """Disjoint windows as columns: result[n, o, pixel] = weight[o, :] @ columns[n, :, pixel]."""
     window = weight.shape[1:]
     pixels = b.spec.shape[2:]
     depth = numel(window)
@@ -111,8 +111,8 @@ _FEW = 32  # pixels along a dimension, which are more than most windows have
 def convolution_format(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, convolution: Convolution
 ) -> tuple[torch.Tensor, torch.Tensor, torch.memory_format, Any]:
-    """(uninitialized input, of fewer pixels where there are very many, weight, memory format that the library computes in,
-    library). An operator makes images of one row of one-dimensional data before it looks at the format."""
+    """(uninitialized input with at most a limited number of pixels, weight, memory format of the library, library).
+    The operator turns one-dimensional data into images of one row before it looks at the format."""
     real, real_weight = uninitialized(_fewer(x)), uninitialized(weight)
     backend = select_conv_backend(real, real_weight, bias, *convolution)  # type: ignore[call-arg]
     if x.dim() == 3:
@@ -122,8 +122,8 @@ def convolution_format(
 
 
 def _fewer(x: torch.Tensor) -> torch.Tensor:
-    """Of very many pixels some, which are still many, in the same order: torch is asked about sizes that nobody gave, too,
-    for which there may be no memory."""
+    """A spec with fewer, still many, pixels in the same order: torch may be asked about sizes that no call has, for
+    which there may be no memory."""
     shape = list(x.shape)
     while prod(shape) > _MANY:
         dim = max((d for d in range(x.dim()) if d != 1), key=shape.__getitem__)
@@ -139,7 +139,7 @@ def _fewer(x: torch.Tensor) -> torch.Tensor:
 def _convolution_layout(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *settings: Any
 ) -> Any:
-    """The memory format depends on which library computes; torch is asked, with uninitialized tensors."""
+    """The memory format depends on the library; torch is asked with uninitialized tensors."""
     n = x.dim() - 2
     if n not in (1, 2, 3) or x.dtype != weight.dtype or x.numel() == 0 or weight.numel() == 0:
         return NotImplemented

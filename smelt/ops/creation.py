@@ -50,19 +50,19 @@ def full(b: Builder, first: Any, value: Any, second: Any = None, **options: Any)
 
 @operator(aten.fill.Tensor)
 def fill(b: Builder, x: Tensor, value: Tensor) -> Tensor:
-    """The result's dtype and layout are the node's; of x only they matter, its elements are not read."""
+    """The node determines dtype and layout; the elements of x are not read."""
     return b.pointwise(lambda v: v, [value], value.dtype)
 
 
 @operator(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten.zero.default)
 def zeros(b: Builder, *args: Any, **options: Any) -> Tensor:
-    """Sizes, dtype and layout are the node's."""
+    """The node determines sizes, dtype and layout."""
     return b.constant(lambda index: const(0, b.spec.dtype))
 
 
 @operator(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
 def ones(b: Builder, *args: Any, **options: Any) -> Tensor:
-    """Sizes, dtype and layout are the node's."""
+    """The node determines sizes, dtype and layout."""
     return b.constant(lambda index: const(1, b.spec.dtype))
 
 
@@ -88,7 +88,7 @@ def arange_start(b: Builder, start: Size | float, end: float, **options: Any) ->
 def arange(
     b: Builder, start: Size | float, end: Size | float, step: Size | float = 1, **options: Any
 ) -> Tensor:
-    """Floats are computed in float64 and rounded, as ATen does on CPU."""
+    """Floats are computed in float64 and rounded, as on ATen's CPU."""
     if not b.spec.dtype.is_floating_point:
         first, by = (int(n) if isinstance(n, float) else n for n in (start, step))
         return b.constant(lambda index: index_value(index[0] * by + first))
@@ -104,7 +104,7 @@ def arange(
 
 @operator(aten.eye.default, aten.eye.m)
 def eye(b: Builder, *args: Any, **options: Any) -> Tensor:
-    """Also of a matrix that is not square: 1 where row and column agree."""
+    """1 where row and column are equal, also for matrices that are not square."""
     dtype = b.spec.dtype
 
     def value(i: Index) -> Value:
@@ -155,7 +155,7 @@ def _scalar_layout(value: Any, *, dtype: torch.dtype | None = None, **__: Any) -
 def _arange_between_layout(
     start: Any, end: Any, step: Any = 1, *, dtype: torch.dtype | None = None, **__: Any
 ) -> Any:
-    """Whole numbers are counted exactly, others in double precision."""
+    """Integers are counted exactly, floats in double precision."""
     whole = all(type(n) is int for n in (start, end, step))
     if not all(type(n) in (int, float) and math.isfinite(n) for n in (start, end, step)):
         return NotImplemented

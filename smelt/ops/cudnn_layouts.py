@@ -1,8 +1,8 @@
-"""How results of cuDNN's convolutions lie, without calling it: its first calls take up to a second each.
+"""Layouts of cuDNN's convolution results, without calling it: its first calls take up to a second each.
 
-`convolution` and `convolution_backward` in aten/src/ATen/native/Convolution.cpp choose a library and a memory format, in
-which it is given images and weight and gives everything. Torch is asked for both, with tensors on the GPU that have no
-memory. Where sizes of 1 leave open which format an image has, or something is not dense, nothing is said.
+`convolution` and `convolution_backward` in aten/src/ATen/native/Convolution.cpp choose a library and a memory format
+for images, weight and results. Torch is asked for both, with tensors on the GPU that have no memory. There is no
+answer if sizes of 1 make an image's format ambiguous, or a tensor is not dense.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FORMATS = (torch.contiguous_format, torch.channels_last)
 def cudnn_layout(
     device: torch.device, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *settings: Any
 ) -> Any:
-    """Of `convolution` of images, for meta tensors that stand for tensors on `device`."""
+    """The layout of `convolution` of images, for meta tensors that represent tensors on `device`."""
     c = Convolution(*settings)
     memory_format = _format(device, x, weight, bias, c)
     if memory_format is None or not _is_image(x, memory_format):
@@ -41,7 +41,7 @@ def cudnn_backward_layout(
     bias_sizes: Sequence[int] | None,
     *settings: Any,
 ) -> Any:
-    """Of `convolution_backward`. `settings`: those of the convolution, and which gradients are wanted."""
+    """The layouts of `convolution_backward`. `settings`: the convolution's, and which gradients are needed."""
     *of_convolution, wanted = settings
     c = Convolution(*of_convolution)
     memory_format = _format(device, x, weight, None, c) if grad.dtype == x.dtype else None
@@ -56,14 +56,14 @@ def cudnn_backward_layout(
 
 
 def is_cudnns(device: torch.device, x: torch.Tensor, weight: torch.Tensor, c: Convolution) -> bool:
-    """Whether cuDNN computes the backward, in a memory format that is known."""
+    """Whether cuDNN computes the backward in a known memory format."""
     return _format(device, x, weight, None, c) is not None
 
 
 def _format(
     device: torch.device, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, c: Convolution
 ) -> torch.memory_format | None:
-    """The memory format in which cuDNN computes; None where it does not, or that is not known."""
+    """The memory format in which cuDNN computes; None if another library computes or the format is unknown."""
     if (
         select_conv_backend is None
         or x.dim() != 4
@@ -83,5 +83,5 @@ def _format(
 
 
 def _is_image(x: torch.Tensor, memory_format: torch.memory_format) -> bool:
-    """Whether it is dense in this format, and in no other."""
+    """Whether it is dense in this format only."""
     return all(x.is_contiguous(memory_format=f) == (f == memory_format) for f in FORMATS)

@@ -1,7 +1,9 @@
-"""Convolutions by groups of a backward, called while a graph is compiled: cuDNN makes each at its first call, for long.
+"""Warm-up of a backward's grouped convolutions during compilation: cuDNN builds each at its first call, which takes
+long.
 
-torch keeps what cuDNN made for each thread, and autograd runs backwards on a thread that it has for each GPU. So they are
-called there, on uninitialized tensors: by a backward of its own, which a thread begins that nobody waits for.
+torch caches cuDNN's plans per thread, and autograd runs backwards on a thread of its own for each GPU. The
+convolutions are therefore called on that thread, on uninitialized tensors: by a backward that a background thread
+starts.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ Call = tuple[TensorSpec, TensorSpec, TensorSpec, Convolution, tuple[bool, bool, 
 
 
 def begin(graph: Graph, backward: Set[Node], costs: Costs, device: torch.device) -> threading.Thread | None:
-    """Has the convolutions of the backward called on `device`, while others go on; None where there are none."""
+    """Start calling the convolutions of the backward on `device` in the background; None if there are none."""
     calls = list(dict.fromkeys(convolutions(graph, backward, costs, device)))
     if not calls or torch.cuda.is_current_stream_capturing():
         return None
@@ -38,13 +40,13 @@ def begin(graph: Graph, backward: Set[Node], costs: Costs, device: torch.device)
 
 
 def _end(thread: threading.Thread) -> None:
-    """Python cannot end while autograd's thread runs it: that would end the process with an error."""
+    """Wait for autograd's thread at interpreter exit; otherwise the process would end with an error."""
     _ENDING.set()
     thread.join()
 
 
 def convolutions(graph: Graph, backward: Set[Node], costs: Costs, device: torch.device) -> Iterator[Call]:
-    """Those of several groups that cuDNN computes, a call for each gradient."""
+    """The grouped convolutions that cuDNN computes, a call for each gradient."""
     for node in graph:
         if node.target is not BACKWARD or node not in backward:
             continue
@@ -81,7 +83,7 @@ def _warm(calls: list[Call], device: torch.device) -> None:
 
 
 class _Run(torch.autograd.Function):
-    """Runs something where autograd runs a backward."""
+    """Runs a function on autograd's thread, as a backward."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, run: Callable[[], None]) -> torch.Tensor:

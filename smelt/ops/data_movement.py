@@ -1,4 +1,4 @@
-"""Copies that put elements elsewhere: joining, padding, flipping, rolling, repeating."""
+"""Copies that move elements: concatenation, padding, flips, rolls, repetition."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ declare("flip roll repeat", linear=("self",))
 
 @operator(aten.cat.default, out=aten.cat.out)
 def cat(b: Builder, tensors: Sequence[Tensor], dim: int = 0) -> Tensor | None:
-    """Empty vectors (shape (0,)) do not count, as in ATen; parts may differ in dtype."""
+    """Empty vectors (shape (0,)) are ignored, as in ATen; operands may differ in dtype."""
     parts = [t for t in tensors if t.shape != (0,)]
     dim %= len(b.spec.shape)
     parts = [t for t in parts if t.shape[dim] != 0]
@@ -53,8 +53,8 @@ def _joined(
     sizes: Sequence[Size],
     index: Callable[[Index, Size], Index],
 ) -> Tensor | None:
-    """Parts one after the other along `dim`: a chain of `where`, each part read only where it stands. None for so many that
-    the chain takes longer than a copy of each."""
+    """Operands concatenated along `dim`: a chain of `where` that reads each operand only in its range. None for so
+    many operands that the chain takes longer than a copy of each."""
     if len(parts) > b.costs.joined_parts:
         return None
     dtype = b.spec.dtype
@@ -153,7 +153,7 @@ def _roll_flat(b: Builder, x: Tensor, shift: Size) -> Tensor:
 
 @operator(aten.repeat.default)
 def repeat(b: Builder, x: Tensor, repeats: Sequence[Size]) -> Tensor:
-    """Element i is element i % size of x; further repeats stand for new dimensions in front."""
+    """Element i is element i % size of x; additional repeats add dimensions in front."""
     skip = len(repeats) - len(x.shape)
     return b.copy(
         x, b.spec.shape, lambda i: tuple([0 if s == 1 else e % s for e, s in zip(i[skip:], x.shape)])
@@ -164,7 +164,7 @@ def repeat(b: Builder, x: Tensor, repeats: Sequence[Size]) -> Tensor:
 
 
 def pad_layout(x: torch.Tensor, pad: Sequence[int], value: Any = 0) -> Any:
-    """A wider image in the memory format of this one."""
+    """A wider image in the memory format of the input."""
     shape = list(x.shape)
     if len(pad) % 2 or len(pad) > 2 * len(shape) or not any(p > 0 for p in pad) or not x.numel():
         return NotImplemented
@@ -176,14 +176,14 @@ def pad_layout(x: torch.Tensor, pad: Sequence[int], value: Any = 0) -> Any:
 
 
 def _flip_layout(x: torch.Tensor, dims: Sequence[int]) -> Any:
-    """As `x` lies."""
+    """The layout of `x`."""
     rank = max(x.dim(), 1)
     known = all(-rank <= d < rank for d in dims) and len({d % rank for d in dims}) == len(dims)
     return like(x) if known and x.numel() else NotImplemented
 
 
 def _roll_layout(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
-    """A CPU rolls one dimension after the other, each time joining two parts."""
+    """A CPU rolls one dimension after another, each time concatenating two slices."""
     shifts, dims = ([v] if isinstance(v, int) else v for v in (shifts, dims))
     if x.numel() == 0 or len(shifts) != len(dims) or not dims:
         return NotImplemented

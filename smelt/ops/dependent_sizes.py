@@ -1,4 +1,4 @@
-"""Which size of a call follows from others: `x.view(b, h, w, c)` works only where x has b * h * w rows."""
+"""Sizes of a call that depend on others: `x.view(b, h, w, c)` is valid only if x has b * h * w rows."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def required(
     accepted: Callable[[Relations], bool],
     new: Set[Sym] = frozenset(),
 ) -> Relations:
-    """What it is enough to require of the sizes in these shapes, of tensors or among arguments: as few relations as can be,
-    which hold for `hints`, and with which the call is `accepted`; none where some do not help. Some may be numbers. What is
-    found without symbols that are `new` goes before."""
+    """A minimal set of relations among the sizes in these shapes, of tensors or arguments, which hold for `hints` and
+    with which the call is `accepted`; empty if no set helps. Some relations fix a number. Relations without `new`
+    symbols are preferred."""
     equations = _equations(shapes, hints)
     found = sorted(equations, key=lambda e: not new.isdisjoint(free_syms(e[1])))[:_MOST]
     tried = chain.from_iterable(combinations(found, n) for n in (1, 2, 3))
@@ -33,7 +33,7 @@ def required(
 
 
 def joined(relations: Relations) -> frozenset[Sym]:
-    """The symbols that the first relation says are one, with all that are one with these; none where it does not."""
+    """The symbols that the first relation makes equal, with all symbols equal to them; empty if it does not."""
     first = next(iter(relations.values()), None)
     if not isinstance(first, Sym):
         return frozenset()
@@ -41,15 +41,14 @@ def joined(relations: Relations) -> frozenset[Sym]:
 
 
 def _are_independent(some: Sequence[tuple[Sym, Size]]) -> bool:
-    """Whether none of them says what a symbol in another one is."""
+    """Whether no relation determines a symbol of another."""
     replaced = {sym for sym, _ in some}
     return len(replaced) == len(some) and all(replaced.isdisjoint(free_syms(size)) for _, size in some)
 
 
 def _equations(shapes: Sequence[Sequence[Size]], hints: Mapping[Sym, int]) -> list[tuple[Sym, Size]]:
-    """What may be required: that a symbol is another one, an expression of others, or a number. Of a shape the products of
-    its first and of its last sizes are looked at, too, as views join sizes; and those of two symbols, of which a view may
-    name one."""
+    """Candidate relations: a symbol equals another, an expression of others, or a number. Products of a shape's first
+    and last sizes are included, as views merge sizes; and those of two symbols, of which a view may name one."""
     of_value: dict[int, list[Size]] = {}
     pairs = (a * b for a, b in combinations_with_replacement(sorted(hints, key=str), 2))
     for size in dict.fromkeys(chain(_sizes(shapes), pairs)):
@@ -59,7 +58,7 @@ def _equations(shapes: Sequence[Sequence[Size]], hints: Mapping[Sym, int]) -> li
 
 
 def _order(equation: tuple[Sym, Size]) -> int:
-    """What is equal first; sums before differences, which later calls may not have."""
+    """Equalities first; sums before differences, which later calls may not satisfy."""
     _, size = equation
     return 0 if isinstance(size, Sym) else 2 if isinstance(size, int) else 1 if bounds(size)[0] >= 2 else 3
 
@@ -72,7 +71,7 @@ def _sizes(shapes: Sequence[Sequence[Size]]) -> Iterator[Size]:
 
 
 def _solved(a: Size, b: Size) -> Iterator[tuple[Sym, Size]]:
-    """What each symbol is if a == b, as far as that is a sum, a product or a number."""
+    """The values of symbols if a == b, for sums, products and numbers."""
     for one, other in ((a, b), (b, a)):
         for sym in sorted(free_syms(one) - free_syms(other), key=str):
             line = affine(one, sym)
@@ -100,8 +99,8 @@ def lists_of_sizes(value: Any) -> Iterator[list[Size]]:
 def with_found_out(
     shape: Sequence[Size], lists: Sequence[Sequence[Size]], hints: Mapping[Sym, int]
 ) -> tuple[list[list[Size]], dict[Sym, int]]:
-    """The lists, of sizes that a tensor of this `shape` may have, with a new symbol in the place of what is to be found out
-    (-1), or was by a division, and its number among the `hints`. Where that is 0, 1 or no number, it is left out."""
+    """The lists, for a tensor of this `shape`, with a new symbol in place of an inferred size (-1, or one inferred by
+    a division), and its number among the `hints`. A size of 0, 1 or no integer is left out."""
     made, known = [], dict(hints)
     total = evaluate(numel(shape), hints)
     for sizes in lists:

@@ -1,8 +1,8 @@
 """Depthwise convolutions of channels-last images in half precision, and their backward, as loops.
 
-Each channel is convolved with a window of its own: few multiplications for each number that is read, so that memory
-decides, not tensor cores, and what is computed from the result is part of the kernel. cuDNN makes its kernels for it when
-they are first called, in a second each. Sums are of float32 and rounded once, as cuDNN's are.
+Each channel has its own window: few multiplications per loaded element, so that memory bandwidth decides rather than
+tensor cores, and consumers fuse with the kernel. cuDNN builds its kernels at their first call, a second each. Sums are
+in float32 and round once, as cuDNN's do.
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ Masked = tuple[Value | None, Index]  # where something is read, and a condition 
 
 
 def is_generated(x: TensorSpec, weight: TensorSpec, result: TensorSpec, c: Convolution, costs: Costs) -> bool:
-    """Whether a convolution is such a one, and faster generated: each number is read for each place of the window that it
-    is at, so larger windows are cuDNN's, which keeps numbers in registers. Few elements are not what it takes its time for.
-    """
+    """Whether a depthwise convolution is faster generated: each element is loaded once per window position, so larger
+    windows are cuDNN's, which holds elements in registers. Below a number of elements the launch dominates."""
     if not _is_depthwise(weight, c, x, result):
         return False
     each = prod(map(static, weight.shape[2:])) / prod(c.stride)
@@ -48,7 +47,7 @@ def is_generated(x: TensorSpec, weight: TensorSpec, result: TensorSpec, c: Convo
 def are_generated(
     grad: TensorSpec, x: TensorSpec, weight: TensorSpec, c: Convolution, costs: Costs
 ) -> tuple[bool, bool]:
-    """The same of its gradients: input's and weight's."""
+    """Whether the gradients of input and weight are faster generated."""
     if not _is_depthwise(weight, c, grad, x):
         return False, False
     small = _is_small(grad, costs)
@@ -73,7 +72,7 @@ def _is_depthwise(weight: TensorSpec, c: Convolution, *images: TensorSpec) -> bo
 
 
 def _lies_last(spec: TensorSpec) -> bool:
-    """Whether channels are neighbours in memory."""
+    """Whether channels are adjacent in memory."""
     return spec.stride[1] == 1 and all(s != 1 or n == 1 for s, n in zip(spec.stride[2:], spec.shape[2:]))
 
 
@@ -89,8 +88,8 @@ def depthwise(b: Builder, x: Tensor, weight: Tensor, c: Convolution) -> Tensor:
 def depthwise_backward(
     b: Builder, grad: Tensor, x: Tensor, weight: Tensor, settings: tuple[Any, ...], wanted: Sequence[bool]
 ) -> Gradients | None:
-    """Gradients of input, weight and bias, ATen's where those are faster; None where all are. `settings`: those of the
-    convolution."""
+    """Gradients of input, weight and bias, by ATen where that is faster; None if it is for all. `settings`: the
+    convolution's."""
     c = Convolution(*settings).over(len(weight.shape) - 2)
     own_dx, own_dw = are_generated(grad.spec, x.spec, weight.spec, c, b.costs)
     if not ((wanted[0] and own_dx) or (wanted[1] and own_dw)):
@@ -115,8 +114,8 @@ def depthwise_backward(
 def _over_window(
     b: Builder, source: Tensor, weight: Tensor, spec: TensorSpec, place_of: Callable[[Index, Tap], Masked]
 ) -> Tensor:
-    """At each place of a tensor like `spec`, the sum over the window of an element of `source`, at `place_of` the place,
-    multiplied with the weight."""
+    """For each index of a tensor like `spec`, the sum over the window of `source` at `place_of` the index, times the
+    weight."""
     taps = _taps(weight)
     turned = _turned(b, weight)
 
@@ -135,8 +134,9 @@ def _over_window(
 def _weight_gradient(
     b: Builder, grad: Tensor, x: Tensor, weight: Tensor, c: Convolution, spec: TensorSpec
 ) -> Tensor:
-    """For each place of the window the sum over all pixels, of each image first: places of a small window side by side, so
-    that each number is read once for all of them; of a larger one those of a row, as a program holds that many sums."""
+    """For each window position the sum over all pixels, per image first. All positions of a small window are computed
+    together, so that each element is loaded once; of a larger window those of a row, as a program holds that many
+    sums."""
     (images, channels, height, width), (_, _, rows, columns) = grad.shape, weight.shape
     taps = _taps(weight)
     together = len(taps) <= _SUMS
@@ -176,13 +176,13 @@ def _weight_gradient(
 
 
 def _taps(weight: Tensor) -> list[tuple[int, int]]:
-    """Places of the window."""
+    """The window positions."""
     rows, columns = map(static, weight.shape[2:])
     return list(product(range(rows), range(columns)))
 
 
 def _turned(b: Builder, weight: Tensor) -> Tensor:
-    """The weight with channels as neighbours, (rows, columns, channels), in memory: each program reads it for all of its
+    """The weight with adjacent channels, (rows, columns, channels), materialized: each program reads it for all its
     channels at once."""
     channels, _, rows, columns = weight.shape
     return b.copy(
@@ -191,14 +191,14 @@ def _turned(b: Builder, weight: Tensor) -> Tensor:
 
 
 def _element(load: Load, x: Tensor, mask: Value | None, place: Index) -> Value:
-    """In float32; 0 outside of the image."""
+    """The element in float32; 0 outside of the image."""
     if mask is None:
         return cast(load(x, place), f32)
     return where(mask, cast(load.where(mask)(x, place), f32), const(0.0, f32))
 
 
 def _read_by(c: Convolution, x: Tensor, at: Index, tap: Tap) -> Masked:
-    """Where the window of the result's pixel reads at `tap`, and whether that is in the image (None: always)."""
+    """The index that the window of the result's pixel reads at `tap`, and whether it is in the image (None: always)."""
     mask, place = None, []
     for d, t in enumerate(tap):
         e = at[2 + d] * c.stride[d] + t * c.dilation[d] - c.padding[d]
@@ -208,7 +208,7 @@ def _read_by(c: Convolution, x: Tensor, at: Index, tap: Tap) -> Masked:
 
 
 def _written_by(c: Convolution, grad: Tensor, at: Index, tap: Tap) -> Masked:
-    """Of which window the input's pixel is at `tap`, and whether it is of any."""
+    """The window whose `tap` reads the input's pixel, and whether there is one."""
     mask, place = None, []
     for d, t in enumerate(tap):
         e, step = at[2 + d] + (c.padding[d] - t * c.dilation[d]), c.stride[d]

@@ -1,16 +1,15 @@
-"""Calls that may write what their first argument is: a graph input, where the graph gives that their result at its end, or
-memory that nothing is in yet.
+"""Calls that may overwrite their first argument: a graph input whose new value is their result at the end of the
+graph, or uninitialized memory.
 
-A functional graph has `cache.index_copy_(0, step, row)` give the whole cache anew, and copies that back at its end. Nobody
-sees the old rows in between if the input has no other readers; then the rows can be written where they are to be at last,
-and what reads the result reads the input.
+In a functional graph `cache.index_copy_(0, step, row)` returns a new cache, and the graph copies that back at its end.
+If the input has no other readers, the rows can be written directly to their final memory.
 
-This comes before the graph's end, where nothing can raise any more. A call that raises later is made again from the start
-(`capture/emit/eager_fallback.py`), and finds the new rows in the input: that makes no difference, since nothing reads
-what was there before, and what raises before such a write in the program does so in the plan.
+The write then precedes the end of the graph, before which a later call may still raise. Such a call is replayed from
+the start (`capture/emit/eager_fallback.py`) and finds the new rows in the input; that makes no difference, since
+nothing reads the old rows, and calls that raise before such a write in the program do so in the plan.
 
-Likewise `out = torch.empty(...)`, of which parts are given values one after the other: if nothing else reads what is there
-in between, each part can be written where it is to be. What it is computed from is then in memory until the next at most.
+Likewise for `out = torch.empty(...)` whose slices are assigned one after the other: if nothing else reads it in
+between, each slice can be written in place. The inputs of a slice then stay in memory only until the next slice.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ Readers = Mapping[Node, Sequence[Node]]  # of each node, one for each time that 
 
 
 def overwriting(graph: Graph, live: frozenset[Node]) -> frozenset[Node]:
-    """The calls whose first argument is an input, memory that is `empty`, or what another of them gives, and may be written
-    by them. `live`: the nodes that run."""
+    """The calls that may overwrite their first argument, which is an input, `empty` memory, or the result of another
+    of them. `live`: the nodes that run."""
     readers: dict[Node, list[Node]] = {}
     for node in graph:
         for argument in argument_nodes(node) if node in live else ():
@@ -54,13 +53,13 @@ def overwriting(graph: Graph, live: frozenset[Node]) -> frozenset[Node]:
 
 
 def is_empty(node: Node) -> bool:
-    """Whether a call gives memory of its own whose elements nobody knows."""
+    """Whether a call returns uninitialized memory of its own."""
     return node.target in _EMPTY
 
 
 def _filling(node: Node, readers: Readers) -> list[Node]:
-    """The calls that fill memory one after the other, the first one first. Anything may read what the last one gives, unless
-    it writes that again: then all of it would be copied."""
+    """The calls that fill memory in sequence, first one first. Any node may read the last result, unless it writes
+    that again, which would copy all of it."""
     calls: list[Node] = []
     while True:
         found = [r for r in readers.get(node, ()) if not _is_a_name(r, node, readers, False)]
@@ -74,7 +73,7 @@ def _filling(node: Node, readers: Readers) -> list[Node]:
 
 
 def _chain(copy: Node, readers: Readers) -> list[Node]:
-    """The calls that give an input its new value one after the other, the last one first."""
+    """The calls that produce an input's new value in sequence, last one first."""
     target, call = copy.args[:2]
     calls: list[Node] = []
     while isinstance(call, Node) and _writes_places(call):
@@ -88,14 +87,14 @@ def _chain(copy: Node, readers: Readers) -> list[Node]:
 
 
 def _is_read_by(node: Node, expected: Sequence[Node], readers: Readers, is_input: bool = False) -> bool:
-    """Whether these calls, each once, are all that reads the elements of a node before the end."""
+    """Whether these calls, each once, are the only readers of a node's elements before the end."""
     found = [reader for reader in readers[node] if not _is_a_name(reader, node, readers, is_input)]
     return sorted(map(id, found)) == sorted(map(id, expected))
 
 
 def _is_a_name(reader: Node, node: Node, readers: Readers, is_input: bool) -> bool:
-    """Whether what reads a node needs no element of it: views that are only copied to (`cache[:, 3] = row`), and an input
-    that is returned, or a view of it, which has the new value then."""
+    """Whether a reader needs no element of the node: a view that is only copied to (`cache[:, 3] = row`), or a
+    returned input or view of it, which then has the new value."""
     if reader.op == "output":
         return is_input
     if reader.target is aten.copy.default:
@@ -107,7 +106,7 @@ def _is_a_name(reader: Node, node: Node, readers: Readers, is_input: bool) -> bo
 
 
 def _writes_places(node: Node) -> bool:
-    """Whether a call gives its first argument with something in some of its places, whatever was there."""
+    """Whether a call returns its first argument with some elements replaced, whatever they were."""
     entry = row(node.target)
     if entry.insert is None and entry.in_place is None:
         return False
@@ -117,7 +116,7 @@ def _writes_places(node: Node) -> bool:
 
 
 def _is_kept(node: Node, readers: Readers) -> bool:
-    """Whether the graph gives a value, or something that may share its memory."""
+    """Whether the graph returns a value, or an alias of it."""
     for reader in readers.get(node, ()):
         if reader.op == "output":
             return True

@@ -1,4 +1,4 @@
-"""The pure counterpart of an operator that writes its arguments: `add_.Tensor` -> `add.Tensor`, `mm.out` -> `mm`."""
+"""Functional variants of operators that write arguments: `add_.Tensor` -> `add.Tensor`, `mm.out` -> `mm`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from smelt.torch_private import OpOverload
 
 @dataclass(frozen=True)
 class Pure:
-    """`op` computes what the writing operator would write. It takes the same arguments, by name, less `dropped` ones.
+    """`op` computes the values that the writing operator writes. It takes the same arguments, by name, less `dropped`
+    ones.
 
-    `value_of[name]` is the index of the result that holds the new value of the written argument `name`; `n_results` is
-    how many leading results correspond to the writing operator's own (fresh) results.
+    `value_of[name]`: the index of the result that holds the new value of the written argument `name`; `n_results`: the
+    number of leading results that correspond to the writing operator's own (fresh) results.
     """
 
     op: OpOverload
@@ -30,7 +31,7 @@ _PURE: dict[OpOverload, Pure | None] = {}
 
 
 def pure_of(op: OpOverload) -> Pure | None:
-    """The pure counterpart, or None where torch has none."""
+    """The functional variant, or None if torch has none."""
     if op not in _PURE:
         _PURE[op] = _find(op)
     return _PURE[op]
@@ -56,7 +57,7 @@ _LIBRARY = torch.library.Library("smelt", "FRAGMENT")  # twins live as long as t
 
 
 def _made(op: OpOverload) -> Pure | None:
-    """A twin of an operator that a user registered: it runs the operator on copies of what it would write."""
+    """A functional variant of a user's operator: it runs the operator on copies of the arguments that it writes."""
     schema, written = op._schema, list(effects(op).writes)
     fresh = [str(r.type) for r in schema.returns if r.alias_info is None]
     types = {a.name: str(a.type) for a in schema.arguments}

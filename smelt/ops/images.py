@@ -1,4 +1,4 @@
-"""Images: pools, resizing, padding by their own pixels, shuffles between channels and pixels."""
+"""Images: pooling, resizing, padding by their own pixels, shuffles between channels and pixels."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ declare(aten.upsample_bicubic2d.default, out=aten.upsample_bicubic2d.out)
 
 @operator(aten.upsample_nearest2d.default, aten.upsample_nearest2d.vec)
 def upsample_nearest2d(b: Builder, x: Tensor, *args: Operand) -> Tensor | None:
-    """Whole multiples only: there the source pixel is exact integer division."""
+    """Integer factors only: the source pixel is then an exact integer division."""
     (_, _, h, w), (_, _, big_h, big_w) = x.shape, b.spec.shape
     if big_h % h or big_w % w:
         return None
@@ -95,7 +95,7 @@ def pixel_unshuffle(b: Builder, x: Tensor, factor: int) -> Tensor:
 
 @operator(aten.channel_shuffle.default)
 def channel_shuffle(b: Builder, x: Tensor, groups: int) -> Tensor:
-    """One channel of each group after the other."""
+    """One channel of each group in turn."""
     each = x.shape[1] // groups
     return b.copy(x, x.shape, lambda i: (i[0], i[1] % groups * each + i[1] // groups, *i[2:]), GATHER)
 

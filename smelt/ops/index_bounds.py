@@ -9,7 +9,7 @@ from smelt.graph.ir import Node, TensorSpec
 
 
 def along(position: int) -> Callable[[Node], int]:
-    """The size of the dimension that the operator works along (its argument `position`, the last one if not given)."""
+    """The size of the operator's dimension (its argument `position`, by default the last one)."""
 
     def bound(call: Node) -> int:
         shape = _input(call).shape
@@ -27,7 +27,7 @@ def of_last(rank: int) -> Callable[[Node], int]:
 
 
 def of_all(call: Node) -> int:
-    """The number of elements of the input: for positions in the flattened tensor."""
+    """The number of elements of the input: for indices into the flattened tensor."""
     return math.prod(_input(call).shape)  # type: ignore[arg-type]
 
 

@@ -51,7 +51,7 @@ declare(aten.index.Tensor, aten.index_put.default, safe=lambda x, indices, *_, *
 
 @operator(aten.index.Tensor)
 def index(b: Builder, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor | None:
-    """Elements at places that are known when the graph is compiled. Else None: ATen's call, which looks at them."""
+    """Elements at indices that are known at compile time. None otherwise: an ATen call, which checks them."""
     known = [place_of(i, size) if i is not None else None for i, size in zip(indices, x.shape)]
     places = [place for place in known if place is not None]
     if len(places) != len(indices):
@@ -64,7 +64,7 @@ def index(b: Builder, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor | N
 
 
 def _insert_copied(b: Builder, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Insert | None:
-    """`x` with the slices of `source` along `dim` at the places that `index` gives, none of them negative."""
+    """`x` with the slices of `source` along `dim` at the indices in `index`, none of them negative."""
     if len(source.shape) != len(x.shape) or not x.shape or not _may_scatter(b, index):
         return None
     dim %= len(x.shape)
@@ -89,7 +89,7 @@ def _insert_put(
     values: Tensor,
     accumulate: bool = False,
 ) -> Insert | None:
-    """`x[:, index] = values`, for one tensor of integers among the indices; negative ones count from the end."""
+    """`x[:, index] = values`, for one integer tensor among the indices; negative ones count from the end."""
     chosen = [(d, index) for d, index in enumerate(indices) if index is not None]
     if accumulate or len(chosen) != 1 or not _may_scatter(b, chosen[0][1]):
         return None
@@ -113,8 +113,8 @@ def _insert_put(
 
 
 def _may_scatter(b: Builder, index: Tensor) -> bool:
-    """Whether kernels may store where `index` says. Of one place twice ATen's kernels on a GPU store either, too, unless
-    they are to be deterministic."""
+    """Whether kernels may store at the indices. For equal indices ATen's GPU kernels store either value, too, unless
+    deterministic algorithms are requested."""
     in_order = torch.are_deterministic_algorithms_enabled() and numel(index.shape) != 1
     return b.costs.scatters and index.dtype in (torch.int64, torch.int32) and not in_order
 

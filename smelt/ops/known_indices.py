@@ -1,5 +1,5 @@
-"""Indices that are known when a graph is lowered: tensors that are computed from nothing but their own places, such as
-`arange` in any shape, and choices of these."""
+"""Index tensors that are known at lowering: tensors computed from their own indices alone, such as `arange` in any
+shape, and selections of these."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Place:
     e: Size
 
     def at(self, index: Index) -> Size:
-        """The element at an index of what the tensor is broadcast to."""
+        """The element at an index of the shape to which the tensor is broadcast."""
         given = zip(self.symbols, broadcast(index, self.shape), strict=True)
         return subs(self.e, {s: i for s, i in given if isinstance(s, Sym)})
 
 
 def place_of(index: Tensor, size: Size) -> Place | None:
-    """Of an index tensor whose elements are an expression in [0, size) of their own places; None for others."""
+    """The index tensor as an expression in [0, size) of its own indices; None for other tensors."""
     found = _element(index)
     e = None if found is None else _expression(found[0])
     if found is None or e is None or not _is_within(e, 0, size - 1):
@@ -52,7 +52,7 @@ def are_inside(x: Tensor, indices: Sequence[Tensor | None]) -> bool:
 
 
 def _element(index: Tensor) -> tuple[Value, Index] | None:
-    """The element of an index tensor at symbols, and these; None if it is made of anything in memory."""
+    """The element of an index tensor at symbols, and the symbols; None if it depends on memory."""
     if index.dtype not in INTEGERS or any(n != 1 and bounds(n)[0] < 2 for n in index.shape):
         return None
     symbols: Index = tuple(loop_sym(f"place_{d}", n) if n != 1 else 0 for d, n in enumerate(index.shape))
@@ -63,11 +63,11 @@ def _element(index: Tensor) -> tuple[Value, Index] | None:
 
 
 class _InMemory(Exception):
-    """Raised where an element is not computed from its place alone, or by much."""
+    """Raised for elements that are not computed from their index alone, or only at a high cost."""
 
 
 class _Computed:
-    """A `Load` of what is computed from nothing."""
+    """A `Load` of values that depend on no tensor in memory."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -79,7 +79,7 @@ class _Computed:
         return tensor.definition.body(self, index)
 
     def where(self, mask: Value) -> Load:
-        """What is computed needs no condition."""
+        """The load itself: computed values need no mask."""
         return self
 
 

@@ -1,9 +1,9 @@
-"""Layouts of results that follow from those of operands, whatever the sizes are: for these operators torch need not be
-asked about several numbers (`symbolic_results.py`).
+"""Layouts of results that follow from those of operands for all sizes: for these operators torch need not be asked
+about several sample sizes (`symbolic_results.py`).
 
-A rule is given the arguments, `Operand`s in the place of tensors, and gives (shape, strides, offset) of the only result, or
-of the first one, beside which others have no symbolic sizes; or None where it does not know. It holds for all sizes from 2
-on, or gives None.
+A rule takes the arguments, with `Operand`s in place of tensors, and returns (shape, strides, offset) of the only
+result, or of the first one if the others have no symbolic sizes; or None if it does not know. It holds for all sizes
+from 2 on.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def known_layout(
     kwargs: dict[str, Any],
     spec_of: Callable[[Any], TensorSpec | None],
 ) -> Layout | None:
-    """What a rule says of the result; None where there is none, or it does not know."""
+    """The rule's answer for the result; None if there is no rule or it does not know."""
     rule = _RULES.get(func)
     given = [spec_of(a) or a for a in args]
     if rule is not None:
@@ -50,12 +50,12 @@ def _is_dense(spec: TensorSpec) -> bool:
 
 
 def _is_last(spec: TensorSpec) -> bool:
-    """Whether it is images with channels last. Where a size is 1, other strides say the same, and results may have those."""
+    """Whether it is channels-last images. With a size of 1 other strides are equivalent, and results may have those."""
     return 1 not in spec.shape and is_last(spec)
 
 
 def _common_layout(specs: Sequence[TensorSpec]) -> Layout | None:
-    """Of operands that all have one shape and one layout, row by row or with channels last, but for numbers: the same."""
+    """The layout of operands that all have one shape and one layout, contiguous or channels-last; numbers are ignored."""
     layouts = {(spec.shape, spec.stride) for spec in specs if spec.shape}
     if len(layouts) != 1:
         return None
@@ -155,7 +155,8 @@ def _bmm(a: TensorSpec, b: TensorSpec) -> Layout | None:
 
 
 def _convolution(x: TensorSpec, weight: TensorSpec, bias: object, *settings: Any) -> Layout | None:
-    """As the images lie. Libraries that choose otherwise do so by how images or weight lie, not by their sizes."""
+    """The layout of the images. Libraries that choose otherwise do so by the layouts of images or weight, not by their
+    sizes."""
     if len(x.shape) != len(weight.shape):
         return None
     shape = tuple(Convolution(*settings).over(len(x.shape) - 2).shape(x.shape, weight.shape))

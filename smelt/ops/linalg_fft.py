@@ -1,4 +1,4 @@
-"""Decompositions of matrices, and Fourier transforms: always ATen's."""
+"""Matrix decompositions and Fourier transforms: always ATen calls."""
 
 from __future__ import annotations
 

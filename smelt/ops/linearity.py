@@ -1,7 +1,7 @@
-"""In which of their arguments ATen operators are linear.
+"""The arguments in which ATen operators are linear.
 
-An operator that is linear in a set of arguments, taken together, gives zero where all of them are zero, and of a sum the
-sum of what it gives. Gradients are linear in tangents operator by operator, except where a backward of the user's is not.
+An operator that is linear in a set of arguments, taken together, maps zeros to zero and sums to sums. Gradients are
+linear in tangents operator by operator, unless a user's backward is not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from smelt.torch_private import OpOverload
 
 
 def linear_in(op: OpOverload, does: Effects) -> Iterable[tuple[str, ...]]:
-    """Sets of arguments: where all of one set are zero, so are the results."""
+    """Sets of arguments: if all of one set are zero, so are the results."""
     name = op._schema.name.split("::")[1]
     if op.namespace != "aten":
         return ()
@@ -36,7 +36,7 @@ def linear_in(op: OpOverload, does: Effects) -> Iterable[tuple[str, ...]]:
 
 
 def is_zero_constant(node: Node) -> bool:
-    """Whether the node gives zeros whatever the tangents are, as where a condition cuts gradients off."""
+    """Whether the node's result is zero whatever the tangents are, such as where a condition cuts gradients off."""
     filled = row(node.target).filled
     if filled is None:
         return False
@@ -45,8 +45,8 @@ def is_zero_constant(node: Node) -> bool:
 
 
 def is_linear(node: Node, depends: Container[Node]) -> bool:
-    """Whether what a functional node gives is linear in those of its arguments that are in `depends`, as far as the table
-    says. Conversions to whole numbers and divisions that round are not."""
+    """Whether a functional node's result is linear in its arguments in `depends`, as far as the table knows.
+    Conversions to integers and divisions that round are not."""
     if node.target is operator.getitem:
         return True
     if not isinstance(node.target, OpOverload) or not _keeps_sums(node):

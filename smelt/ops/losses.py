@@ -1,7 +1,7 @@
 """Losses of two tensors, and the backward of those and of the negative log likelihood.
 
-Losses that ATen makes of several operators are rounded to half precision after each, and before they are reduced.
-What checks the values it is given (nll_loss on a CPU, binary_cross_entropy) is left to ATen forward: loops cannot raise.
+Losses that ATen composes of several operators are rounded to half precision after each, and before they are reduced.
+Forward losses that check values (nll_loss on a CPU, binary_cross_entropy) stay ATen calls: loops cannot raise.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NONE, MEAN, SUM = range(3)  # ATen's numbers of the reductions
 
 
 def _parts(x: Tensor, reduction: int) -> Size:
-    """One element's loss is one of so many parts of the result: as many as there are elements for a mean, else 1."""
+    """The number of elements that share the result: the number of elements for a mean, else 1."""
     return numel(x.shape) if reduction == MEAN else 1
 
 
@@ -162,8 +162,8 @@ def binary_cross_entropy_with_logits(
     pos_weight: Tensor | None = None,
     reduction: int = MEAN,
 ) -> Tensor:
-    """(1 - target) * x - (1 + (pos_weight - 1) * target) * log(sigmoid(x)), as native/Loss.cpp composes it: each operator
-    is rounded to the dtype of the tensor that it writes, x's or the target's."""
+    """(1 - target) * x - (1 + (pos_weight - 1) * target) * log(sigmoid(x)), as native/Loss.cpp composes it: each
+    operator rounds to the dtype of the tensor that it writes, x's or the target's."""
 
     def f(u: Value, t: Value, *rest: Value) -> Value:
         extra = list(rest)
@@ -210,9 +210,9 @@ def soft_margin_loss_backward(b: Builder, grad: Tensor, x: Tensor, target: Tenso
 def nll_loss_forward(
     b: Builder, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int
 ) -> tuple[Tensor, Tensor] | None:
-    """(loss, number of targets that are not ignored), on a GPU. The element at the target is the sum over classes of those
-    elements that are there: the row is read anyway for its softmax, whose logarithm is then in no memory. What checks the
-    targets is an ATen call, which fails as eager's kernel does."""
+    """(loss, number of targets that are not ignored), on a GPU. The element at the target is the masked sum over
+    classes: the row is read anyway for its softmax, whose logarithm is then never materialized. An ATen call checks
+    the targets and fails as eager's kernel does."""
     if b.device.type == "cpu" or len(x.shape) != 2 or weight is not None or reduction == NONE or 0 in x.shape:
         return None
     classes, compute = static(x.shape[1]), opmath(x.dtype)
@@ -278,7 +278,7 @@ def nll_loss_backward(
         return value / cast(load(total_weight, ()), compute) if reduction == MEAN else value
 
     def there(load: Load, at: Index) -> tuple[Value, Value]:
-        """The target's class, and whether it is another than the ignored one."""
+        """The target's class, and whether it is not the ignored one."""
         number = cast(load(target, at), torch.int64)
         return number, compare("ne", number, const(ignored, torch.int64))
 

@@ -1,7 +1,7 @@
-"""aten graph -> lazy tensors and ATen calls. Nothing is decided here about loops or memory.
+"""Lowering: from an aten graph to lazy tensors and ATen calls. It decides nothing about loops or memory.
 
-Lowerings come from the registry of operators; what has none there, or a dtype that loops do not compute in,
-stays an ATen call (`Extern`). Dead operators disappear.
+Lowerings come from the registry. An operator without one, or with a dtype that loops do not compute in, stays an ATen
+call (`Extern`). Dead operators disappear.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _Lowerer:
         return Program(tuple(self.inputs), tuple(self.constants), tuple(self.steps), self.outputs)
 
     def runs(self, node: Node) -> bool:
-        """Whether anybody reads a node's result, or it does more than give one."""
+        """Whether a node's result has a reader, or the node has other effects."""
         return bool(node.op == "output" or self.uses[node] or must_run(node))
 
     def input(self, node: Node) -> Tensor:
@@ -133,13 +133,13 @@ class _Lowerer:
         return self.extern(node, *given, why)
 
     def is_idle(self, node: Node, args: Any, kwargs: Any) -> bool:
-        """Whether a node whose result nobody reads only might have raised, and does not."""
+        """Whether a node without readers was retained only because it might raise, and cannot."""
         safe = row(node.target).safe
         return safe is not None and not is_effectful(node.target) and safe(*args, **kwargs)
 
     def beside(self, node: Node, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """The arguments of an elementwise operator, with constants on its device in place of numbers on the CPU that the
-        graph makes of nothing (what `torch.vmap` makes of Python's numbers): they need not be in memory anywhere."""
+        """The arguments of an elementwise operator, with constants on its device in place of CPU constants that the
+        graph creates (`torch.vmap` makes them of Python's numbers): they need not be materialized."""
 
         def moved(x: Tensor) -> Tensor:
             made = isinstance(x.definition, Map) and not x.inputs and x.spec.shape == ()
@@ -154,8 +154,8 @@ class _Lowerer:
         return changed
 
     def sizes_as_numbers(self, node: Node, args: Any, kwargs: Any) -> tuple[Any, Any, list[Tensor]]:
-        """The arguments of a call, with a `Number` in place of each size of symbols that stands where a number is taken; and
-        these numbers."""
+        """The arguments of a call with a `Number` in place of each symbolic size that stands for a number, and those
+        numbers."""
         made: list[Tensor] = []
 
         def number(size: Expr) -> Number:
@@ -170,14 +170,15 @@ class _Lowerer:
         return tuple(args), kwargs, made
 
     def gives_what_is_used(self, node: Node, result: Any) -> bool:
-        """A lowering gives None for results that are normally dead; if one is not, ATen computes it."""
+        """Whether a lowering returned all results that are used. It returns None for results that are normally dead;
+        if one is used, ATen computes it."""
         if not isinstance(result, tuple) or None not in result:
             return True
         used = self.results_used[node]
         return all(r is not None or i not in used for i, r in enumerate(result))
 
     def _results_used(self) -> dict[Node, set[int]]:
-        """Which of its results are read, for each node that has several."""
+        """The results that have readers, for each node with several."""
         used: dict[Node, set[int]] = defaultdict(set)
         for node in self.graph:
             if node.target is operator.getitem and self.uses[node]:
@@ -185,7 +186,7 @@ class _Lowerer:
         return used
 
     def output_mask(self, node: Node, args: Any) -> tuple[Any, list[bool] | None]:
-        """The arguments of a call that is told which results to compute, and which those are: the ones that are used."""
+        """The arguments of a call with an output mask, restricted to the used results, and which those are."""
         at = _output_mask(node.target)
         if at is None or at >= len(args) or not isinstance(node.spec, tuple | list):
             return args, None
@@ -194,7 +195,7 @@ class _Lowerer:
         return (*args[:at], mask, *args[at + 1 :]), mask
 
     def adopt(self, node: Node, builder: Builder, result: Any) -> Any:
-        """Give the results the layout that the trace saw, and everything made its place in the program."""
+        """Give the results the trace's layout, and every new tensor its position in the program."""
         results = result if isinstance(result, tuple) else (result,)
         specs = node.spec if isinstance(result, tuple) else (node.spec,)
         fresh = {
@@ -215,12 +216,12 @@ class _Lowerer:
         return results if isinstance(result, tuple) else results[0]
 
     def own_copy(self, builder: Builder, tensor: Tensor) -> Tensor:
-        """A copy of a result that the lowering did not make, such as an argument that it returned."""
+        """A copy of a result that the lowering did not create, such as a returned argument."""
         return builder.copy(tensor, tensor.shape, lambda index: index)
 
     def overwrite(self, node: Node, args: Any, kwargs: Any) -> bool:
-        """Has a call write its first argument, if that is still an input, or memory to be filled (`ops/donated_inputs.py`).
-        Whether it could."""
+        """Let a call write its first argument if that is still an input, or memory to fill (`ops/donated_inputs.py`).
+        Returns whether it does."""
         is_input, is_filled = args[0] in self.inputs, args[0] in self.filled
         if not (is_input or is_filled or args[0] in self.empty) or leaves([args, kwargs], Number):
             return False
@@ -243,8 +244,8 @@ class _Lowerer:
         return True
 
     def may_begin(self, insert: Insert) -> bool:
-        """Whether memory should be filled part by part, of which this is the first: where that is large, and made of one
-        result of an ATen call, which is needed no longer then. Else one kernel computes all."""
+        """Whether to fill memory segment by segment, starting with this one: if it is large and each segment comes
+        from one result of an ATen call, which is then freed early. Otherwise one kernel computes all."""
         source = insert.source
         while isinstance(source.definition, Map) and len(source.inputs) == 1:
             source = source.inputs[0]
@@ -273,7 +274,8 @@ class _Lowerer:
         return results if isinstance(node.spec, tuple | list) else results[0]
 
     def check_numbers(self, node: Node, args: Any, kwargs: Any) -> None:
-        """An ATen call for each number that may not fit the dtype it is converted to, which raises then: loops cannot."""
+        """Add an ATen call for each number that may not fit the dtype to which it is converted; it raises then, which
+        loops cannot."""
         for number, dtype in numbers_to_fit(node, args, kwargs):
             call = Extern(
                 aten.full.default,
@@ -288,8 +290,8 @@ class _Lowerer:
             self.steps.append(call)
 
     def copy_back(self, node: Node, target: Tensor, source: Any) -> Tensor:
-        """All inputs are overwritten at the end, so whatever reads one reads its old value. `held` is where the new value
-        can wait if it is needed in memory before that."""
+        """Add the final copy to an input. Inputs are overwritten at the end, so all readers see old values. `held`:
+        where the new value can wait if it is needed in memory before."""
         unlike = target.dtype not in LOWERABLE or getattr(source, "dtype", target.dtype) not in LOWERABLE
         if unlike or _is_written_by_kernel(node.args[1]):
             return self.copy_call(node, target, source)
@@ -305,7 +307,7 @@ class _Lowerer:
         return target
 
     def copy_call(self, node: Node, target: Tensor, source: Any) -> Tensor:
-        """The same by ATen. Where `source` shares memory with an input, its old value is taken now."""
+        """The copy as an ATen call. If `source` shares memory with an input, its old value is read at this point."""
         if _may_alias_input(node.args[1]):
             spec = replace(source.spec, stride=contiguous_stride(source.shape), offset=0, requires_grad=False)
             held = Tensor("clone", spec, Stored(), node.line, self.next())
@@ -327,7 +329,7 @@ class _Lowerer:
 
 
 def _is_written_by_kernel(node: Any) -> bool:
-    """Whether a value is what a kernel of the user's gives: a copy of that alone may be left out
+    """Whether a value is the result of a user kernel: only a copy of such a value may be elided
     (`plan/inplace_kernels.py`)."""
     return (
         isinstance(node, Node)
@@ -344,7 +346,7 @@ def _may_alias_input(node: object) -> bool:
 
 
 def _live_uses(graph: Graph) -> Counter[Node]:
-    """How often each node is used by nodes that matter."""
+    """The number of live uses of each node."""
     uses: Counter[Node] = Counter()
     for node in reversed(graph.nodes):
         if node.op == "output" or uses[node] or (node.op == "call_function" and must_run(node)):
@@ -353,7 +355,7 @@ def _live_uses(graph: Graph) -> Counter[Node]:
 
 
 def with_number(op: Any, args: tuple[Any, ...]) -> Any:
-    """Python lets a number stand for a tensor operand; a plan calls the overload that takes numbers there."""
+    """The overload that takes a number where the call passes one for a tensor operand."""
     if not isinstance(op, OpOverload):
         return op
     numbers = frozenset(
@@ -365,7 +367,7 @@ def with_number(op: Any, args: tuple[Any, ...]) -> Any:
 
 @cache
 def _numbers(op: Any) -> frozenset[int | str]:
-    """Positions and names of the arguments of an operator that a number may be given for, not as a size."""
+    """Positions and names of the arguments that accept a number which is not a size."""
     arguments = op._schema.arguments if isinstance(op, OpOverload) else ()
     found = [(k, a) for k, a in enumerate(arguments) if _NUMBER.fullmatch(str(a.type))]
     return frozenset(key for k, a in found for key in (k, a.name))
@@ -376,7 +378,7 @@ _NUMBER = re.compile(r"(Optional\[)?(number|float|Tensor)\]?")
 
 @cache
 def _output_mask(op: Any) -> int | None:
-    """The position of the argument that says which results an operator computes."""
+    """The position of the argument that selects the computed results."""
     names = [a.name for a in op._schema.arguments] if isinstance(op, OpOverload) else []
     return names.index("output_mask") if "output_mask" in names else None
 
@@ -396,9 +398,9 @@ def _number_overload(op: OpOverload, numbers: frozenset[int]) -> OpOverload:
 
 
 def _lowerable(node: Node, args: Any, kwargs: Any) -> bool:
-    """Loops compute known dtypes, on one device, of tensors that have elements, of which parts of a whole may have none.
-    Beside those of another device, numbers on the CPU may be read, if they are in memory before: a kernel is given their
-    values."""
+    """Whether loops can compute the node: known dtypes, one device, and elements (components of a larger tensor may be
+    empty). CPU scalars beside GPU tensors are allowed if they are already in memory: the kernel receives their values.
+    """
     specs = (
         [node.spec] if isinstance(node.spec, TensorSpec) else [s for s in node.spec or () if s is not None]
     )
@@ -418,7 +420,7 @@ def _lowerable(node: Node, args: Any, kwargs: Any) -> bool:
 
 
 def _no_loops(node: Node, has_lowering: bool, args: Any, kwargs: Any) -> str:
-    """Why an operator is called, for people; empty where its lowering may be asked for loops."""
+    """Why an operator is an ATen call, for display; empty if its lowering may be asked."""
     if not has_lowering:
         return "it has no lowering to loops: ATen's kernel does it"
     if not _lowerable(node, args, kwargs):
@@ -429,7 +431,7 @@ def _no_loops(node: Node, has_lowering: bool, args: Any, kwargs: Any) -> str:
 
 
 def _left_to_aten(node: Node) -> str:
-    """Why an operator is called whose lowering was asked."""
+    """Why an operator whose lowering was asked is an ATen call."""
     if row(node.target).recompute is Class.PRODUCT:
         return "a product or convolution: ATen's library does it, where no code is generated for these sizes"
     return "for these arguments, or results, its lowering leaves the work to ATen's kernel"
@@ -446,8 +448,8 @@ def _is_number_on_cpu(tensor: Tensor) -> bool:
 
 
 def _takes_numbers(node: Node, args: Any, kwargs: Any) -> bool:
-    """Whether a lowering may be given the numbers among its arguments that are not known yet. Where a number may not fit
-    the dtype it is converted to, ATen computes, which checks that."""
+    """Whether a lowering accepts the unknown numbers among its arguments. If a number may not fit the dtype to which
+    it is converted, ATen computes, which checks that."""
     numbers = leaves([args, kwargs], Number)
     if not numbers:
         return True
@@ -462,7 +464,7 @@ _NARROW = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32})
 
 
 def _device(spec: Any) -> torch.device:
-    """Of a backward operator, the first result may be None: nobody asked for that gradient."""
+    """The device of the first result that is present; a backward's first result may be None."""
     found = spec if isinstance(spec, TensorSpec) else next(s for s in spec if s is not None)
     return found.device  # type: ignore[no-any-return]
 

@@ -1,7 +1,7 @@
-"""Which operators must run although nobody reads their result: an error is an effect, too.
+"""Operators that must run although their result is unused: an error is an effect.
 
-An operator raises, where it does, for the values that it reads: an index out of range, a division of integers by zero, a
-matrix without an inverse. Its row says so (`raises`); of an operator without a row nobody knows.
+An operator may raise because of the values it reads: an index out of range, an integer division by zero, a singular
+matrix. Its row says so (`raises`); an operator without a row is assumed to.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KNOWN = frozenset({"prims", "prim", "smelt"})
 
 
 def may_raise(node: Node) -> bool:
-    """Whether an aten node may raise at a call because of the values that it reads then."""
+    """Whether an aten node may raise at a call because of the values that it reads."""
     if not isinstance(node.target, OpOverload):
         return False
     if REGISTRY.module(node.target) is None:
@@ -38,8 +38,8 @@ def may_raise(node: Node) -> bool:
 def numbers_to_fit(
     node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[tuple[Any, torch.dtype]]:
-    """The numbers that a call, or its sizes, bring to a node, where they may not fit the dtype that they are converted to,
-    and that. `args` and `kwargs` are the node's, or what stands for them."""
+    """The numbers that a call or its sizes pass to a node and that may not fit the dtype to which they are converted,
+    with that dtype. `args` and `kwargs`: the node's, or their lowered forms."""
     found = row(node.target)
     does = effects(node.target)
     for name in found.fits.split():
@@ -55,19 +55,19 @@ _HOLD_SIZES = (torch.float64, torch.float32, torch.bool, torch.int64)
 
 
 def unless_half(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The dtype that a number must fit of which ATen makes a tensor of one element: on a CPU it does not look whether it
-    fits half precision (native/TensorFactories.cpp, `scalar_tensor`)."""
+    """The dtype that a number must fit if ATen makes a tensor of one element: on a CPU it does not check half
+    precision (native/TensorFactories.cpp, `scalar_tensor`)."""
     halves = (torch.bfloat16, torch.float16) if device.type == "cpu" else ()
     return torch.float64 if dtype in halves else dtype
 
 
 @cache
 def _is_unknown(op: OpOverload) -> bool:
-    """Whether it is not even known what an operator without a row does with what it reads."""
+    """Whether nothing is known of an operator without a row."""
     return op.namespace not in _KNOWN and torch.Tag.pointwise not in op.tags and not effects(op).view
 
 
 def must_run(node: Node) -> bool:
-    """Whether an aten node must stay although nobody reads its result: it writes, draws random numbers, may raise or gives
-    a size."""
+    """Whether an aten node must stay although its result is unused: it writes, draws random numbers, may raise or
+    defines a size."""
     return is_effectful(node.target) or may_raise(node) or bool(unbacked_sizes_of(node))

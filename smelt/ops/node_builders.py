@@ -24,6 +24,6 @@ class Emitter(Protocol):
 
 
 class Make(Protocol):
-    """Makes the node of one call of an operator."""
+    """Builds the node of one call of an operator."""
 
     def __call__(self, op: Any, *args: Any, **kwargs: Any) -> Node: ...

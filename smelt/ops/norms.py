@@ -1,4 +1,4 @@
-"""Normalisations at inference. Statistics and arithmetic are in the dtype ATen accumulates in; results round once."""
+"""Normalizations at inference. Statistics and arithmetic are in ATen's accumulation dtype; results round once."""
 
 from __future__ import annotations
 
@@ -176,8 +176,8 @@ def rms_norm(
 
 
 def statistics_dtype(x: torch.Tensor, *parameters: torch.Tensor | None) -> torch.dtype:
-    """On a CPU, means and deviations have the input's dtype; beside float32 parameters they are float32. As
-    `is_mixed_type` in ATen's cpu/mixed_data_type.h, which looks at the first parameter that is given."""
+    """The dtype of means and deviations on a CPU: the input's, or float32 with float32 parameters. As `is_mixed_type`
+    in ATen's cpu/mixed_data_type.h, which looks at the first parameter that is present."""
     first = next((p for p in parameters if p is not None), x)
     return x.dtype if first.dtype == x.dtype else torch.float32
 
@@ -255,7 +255,7 @@ def _batch_norm_layout(
 
 
 def _batch_norm_layout_on(device: torch.device, x: torch.Tensor, *given: Any, **named: Any) -> Any:
-    """A GPU's kernel makes room for statistics, which it does not fill."""
+    """A GPU's kernel allocates statistics that it does not fill."""
     found = _batch_norm_layout(x, *given, **named)
     if found is NotImplemented:
         return found
@@ -296,13 +296,14 @@ def _rms_norm_formula(make: Make, given: dict[str, Any], items: dict[int, Node])
 
 
 def _by_channel(make: Make, value: Node | None, rank: int) -> Node | None:
-    """A view of a vector over the channels that broadcasts to tensors of `rank` dimensions, of which 1 is the channels'."""
+    """A view of a vector over the channels that broadcasts to tensors of `rank` dimensions, with channels in dimension
+    1."""
     return value if value is None else make(aten.view.default, value, [-1] + [1] * (rank - 2))
 
 
 def batch_norm_formula(make: Make, given: dict[str, Any], items: dict[int, Node]) -> Node | None:
-    """The node (x - mean) * scale * weight + bias. `items`: nodes of the saved results, 1 the mean and 2 the scale. None
-    where training needs one of these that is absent."""
+    """The node (x - mean) * scale * weight + bias. `items`: nodes of the saved results, 1 the mean and 2 the scale.
+    None if training needs one that is absent."""
     x, rank = given["input"], len(given["input"].spec.shape)
     if given.get("training"):
         if not items.keys() >= {1, 2}:

@@ -1,8 +1,8 @@
-"""Backward of normalisations: of the input row by row, of weight and bias as sums over the other dimensions.
+"""Backward of normalizations: of the input row by row, of weight and bias as sums over the other dimensions.
 
-With xhat the normalised input and h = gradient * weight, the input's gradient is
-rstd * (h - average of h - xhat * average of h * xhat), averages over what was normalised together. Arithmetic is in
-the dtype that ATen accumulates in; results round once.
+With xhat the normalized input and h = gradient * weight, the input's gradient is rstd * (h - average of h - xhat *
+average of h * xhat), averaged over the normalized dimensions. Arithmetic is in ATen's accumulation dtype; results
+round once.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def group_norm_backward(
     groups: int,
     mask: Sequence[bool],
 ) -> Results:
-    """Where the gradients of weight and bias are asked for, sums over channels serve all three."""
+    """If the gradients of weight and bias are needed, sums over channels serve all three."""
     split = (n, groups, channels // groups, *x.shape[2:])
     column = (n, groups, *[1] * (len(split) - 2))
     g, v = (b.view(t, split, reshape_index(t.shape, split)) for t in (grad, x))

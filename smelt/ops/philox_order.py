@@ -1,9 +1,9 @@
-"""Which of ATen's random numbers, on a GPU, belongs to an element.
+"""The order in which ATen's GPU kernels assign random numbers to elements.
 
-ATen gives each thread of at most `blocks` blocks a stream of Philox of its own. Its kernels go through a tensor in one of
-two ways (`near` is that of native/cuda/Dropout.cu, `apart` that of native/cuda/DistributionTemplates.h): a thread takes
-neighbouring elements, one for each number of a step; or elements that are as far from each other as all threads reach
-together. What is said here of dtypes, roundings and the order of operations is what these kernels and cuRAND do.
+ATen gives each thread of at most `blocks` blocks a Philox stream of its own. Its kernels walk a tensor in one of two
+ways (`near`: native/cuda/Dropout.cu, `apart`: native/cuda/DistributionTemplates.h): a thread takes adjacent elements,
+one for each number of a step; or elements with a stride of all threads' reach. Dtypes, roundings and the order of
+operations follow these kernels and cuRAND.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TWO_PI = torch.tensor(2.3283064e-10) * torch.tensor(6.2831855)  # over 2**32, o
 
 
 def blocks_that_draw(device: torch.device) -> int:
-    """How many blocks of ATen's kernels draw at once on a GPU; 0: its numbers are not known."""
+    """The number of blocks of ATen's kernels that draw at once on a GPU; 0 if unknown."""
     if not torch.cuda.default_generators:
         return 0
     properties = torch.cuda.get_device_properties(device)
@@ -36,8 +36,8 @@ def blocks_that_draw(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class Draws:
-    """`stride`: how elements are counted; `threads` at most draw; a thread takes `vector` neighbouring elements at a time,
-    and `numbers` from a step. `offsets`: how far the generator goes on."""
+    """`stride`: the order of elements; at most `threads` draw; a thread takes `vector` adjacent elements at a time,
+    and `numbers` per step. `offsets`: the generator's advance."""
 
     stride: tuple[Size, ...]
     vector: int
@@ -47,8 +47,8 @@ class Draws:
 
     @classmethod
     def near(cls, spec: TensorSpec, blocks: int) -> Draws:
-        """As dropout goes through a tensor: by its memory, in vectors, if that is dense and some divide it, else by its
-        sizes."""
+        """Dropout's order: through memory, in vectors, if the tensor is dense and vectors divide it; else by its
+        indices."""
         count = prod(map(static, spec.shape))
         stride, vector = contiguous_stride(spec.shape), 1
         if is_dense(spec):
@@ -61,7 +61,8 @@ class Draws:
 
     @classmethod
     def apart(cls, spec: TensorSpec, blocks: int, numbers: int) -> Draws | None:
-        """As what fills a tensor goes through it: by its memory. None where that has gaps, or needs indices of 64 bits."""
+        """The order of operators that fill a tensor: through memory. None if the tensor has gaps or needs 64-bit
+        indices."""
         count = prod(map(static, spec.shape))
         if not is_dense(spec) or count * spec.dtype.itemsize > _INDEXED_BYTES:
             return None
@@ -73,7 +74,7 @@ class Draws:
         return cls(stride, vector, threads, numbers, ((count - 1) // (threads * numbers) + 1) * _WORDS)
 
     def place(self, at: Index) -> tuple[Size, Size, Size]:
-        """Of an element: the thread that draws for it, in which step, and which of that step's numbers is its own."""
+        """The thread that draws for an element, its step, and the element's number in that step."""
         place: Size = 0
         for i, step in zip(at, self.stride):
             place = place + i * step
@@ -90,7 +91,7 @@ class Draws:
 
 @dataclass(frozen=True)
 class Step:
-    """The words that the thread of an element draws in its step, and which number of them is its own."""
+    """The words that an element's thread draws in its step, and the index of the element's own."""
 
     seed: Value
     counter: Value
@@ -99,7 +100,7 @@ class Step:
 
     @classmethod
     def of(cls, draws: Draws, seed: Value, offset: Value, at: Index) -> Step:
-        """That of the element at an index, for a generator that stands at `seed` and `offset`."""
+        """The step of the element at an index, for a generator at `seed` and `offset`."""
         thread, step, lane = draws.place(at)
         counter = call("shift_right", offset, const(2, torch.int64)) + index(step)
         return cls(seed, counter, index(thread), lane)
@@ -140,7 +141,7 @@ def _fraction(word: Value) -> Value:
 
 
 def is_dense(spec: TensorSpec) -> bool:
-    """Whether its elements fill their memory, each place once."""
+    """Whether its elements fill their memory without overlap or gaps."""
     expected: Size = 1
     for step, size in sorted((step, size) for step, size in zip(spec.stride, spec.shape) if size != 1):  # type: ignore[type-var]
         if step != expected:

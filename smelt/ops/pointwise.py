@@ -151,12 +151,12 @@ def _bitwise(op: str, logical: str) -> Callable[[Builder, Operand, Operand], Ten
 
 
 def may_divide_by_zero(dtype: torch.dtype, divisor: Operand) -> bool:
-    """Whether an integer division may raise, which loops cannot: ATen does it then."""
+    """Whether an integer division may raise, which only ATen can."""
     return not dtype.is_floating_point and (isinstance(divisor, Tensor) or _is_zero(divisor, dtype))
 
 
 def _is_zero(divisor: Size | float, dtype: torch.dtype) -> bool:
-    """Whether a number is zero, or may be, as an integer of `dtype`, which may leave out its upper bits."""
+    """Whether a number is, or may be, zero as an integer of `dtype`, which may drop its upper bits."""
     if isinstance(divisor, Expr):
         return bounds(divisor)[0] < 1 or dtype not in (torch.bool, torch.int64)
     return divisor == 0 or (dtype is not torch.bool and int(divisor) % (1 << torch.iinfo(dtype).bits) == 0)
@@ -253,7 +253,7 @@ def mul(b: Builder, x: Operand, y: Operand) -> Tensor:
 
 @operator(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
 def div(b: Builder, x: Operand, y: Operand) -> Tensor:
-    """True division: integers become the default float dtype first. On a GPU a number's reciprocal is multiplied by."""
+    """True division: integers become the default float dtype first. On a GPU a number's reciprocal is a factor."""
     by_number = b.device.type == "cuda" and b.is_scalar(y)
     divided = _by_reciprocal if by_number else lambda u, v: u / v
     return b.pointwise(divided, [x, y], _float_compute(x, y), cost=DIVISION, unrounded=(1,))
@@ -264,7 +264,7 @@ def _by_reciprocal(u: Value, v: Value) -> Value:
 
 
 def _float_compute(x: Operand, y: Operand) -> torch.dtype | None:
-    """What an operator that gives floats computes in; None: the promoted dtype, which is a float already."""
+    """The compute dtype of an operator with float results; None for the promoted dtype, which is a float already."""
     dtype = result_type([x, y])
     return None if dtype.is_floating_point else floating(dtype)
 
@@ -306,13 +306,13 @@ def _integral_division(b: Builder, x: Operand, y: Operand, op: str) -> Tensor | 
 
 
 def _floor_of_halves(u: Value, v: Value, dtype: torch.dtype) -> Value:
-    """A floored quotient, rounded to half precision at each step."""
+    """A floor division rounded to half precision at each step."""
     return _floored(u, v, lambda a, b: a / b, lambda x: cast(cast(x, dtype), u.dtype))
 
 
 def _floor_on_gpu(u: Value, v: Value, dtype: torch.dtype, by_number: bool = False) -> Value:
-    """A floored quotient as GPUs' kernels compute it (native/cuda/BinaryDivFloorKernel.cu, c10/util/generic_math.h): the
-    remainder of halves is a float there, so that only what is floored is rounded."""
+    """A floor division as GPU kernels compute it (native/cuda/BinaryDivFloorKernel.cu, c10/util/generic_math.h): the
+    remainder of halves is a float, so that only the floored value is rounded."""
     divided = _by_reciprocal if by_number else lambda a, b: a / b
     return _floored(u, v, divided, lambda x: x, lambda x: cast(cast(x, dtype), u.dtype))
 
@@ -324,8 +324,8 @@ def _floored(
     rounded: Callable[[Value], Value],
     result: Callable[[Value], Value] = lambda x: x,
 ) -> Value:
-    """ATen's formula of a floored quotient. `divided`: how it divides; `rounded`: what it does to the value of each step;
-    `result`: what it does to the value that was floored."""
+    """ATen's formula of a floor division. `divided`: how it divides; `rounded`: the rounding of each step; `result`:
+    the rounding of the floored value."""
     zero, one = const(0, u.dtype), const(1, u.dtype)
     rest = rounded(call("fmod", u, v))
     quotient = rounded(divided(rounded(u - rest), v))
@@ -350,7 +350,7 @@ declare("pow", recompute=_power_class)
 
 @operator(aten.pow.Tensor_Scalar)
 def pow_scalar(b: Builder, x: Tensor, exponent: float) -> Tensor | None:
-    """The exponents that ATen special-cases, as it does."""
+    """ATen's special cases of exponents."""
     dtype = result_type([x, exponent])
     if dtype is torch.bool or (not dtype.is_floating_point and exponent < 0):
         return None
@@ -364,8 +364,8 @@ def pow_scalar(b: Builder, x: Tensor, exponent: float) -> Tensor | None:
 def _special_power(
     exponent: float, dtype: torch.dtype, on_gpu: bool
 ) -> tuple[Callable[[Value], Value], float] | None:
-    """ATen's own way for an exponent. On a CPU it has none of float16 where that differs (a root of -inf). Powers of
-    bfloat16, on a GPU of float16 too, are rounded at each product."""
+    """ATen's formula for an exponent. On a CPU float16 has none where it would differ (a root of -inf). Powers of
+    bfloat16, and on a GPU of float16, round at each product."""
     if not dtype.is_floating_point:
         return POWERS.get(exponent) if exponent in (0, 1, 2, 3) else None
     if dtype is torch.float16 and exponent in (0.5, -0.5) and not on_gpu:
@@ -622,7 +622,7 @@ Bound = Operand | None
 
 @operator(aten.clamp.default)
 def clamp(b: Builder, x: Tensor, min: Bound = None, max: Bound = None) -> Tensor | None:
-    """As of tensors, but for a bound that is NaN where torch takes it for none."""
+    """As for tensors, except for a NaN bound that torch ignores."""
     bounds = reachable_bounds(b.spec.dtype, min, max)
     if bounds is None:
         return None
@@ -636,14 +636,14 @@ def clamp(b: Builder, x: Tensor, min: Bound = None, max: Bound = None) -> Tensor
 
 @functools.cache
 def _nan_bounds() -> bool:
-    """Whether NaN as the only bound of `clamp` gives NaN. In torch 2.11 it is no bound; as one of two it gives NaN there,
-    too, and as the bound of `clamp_min` and `clamp_max`."""
+    """Whether NaN as the only bound of `clamp` results in NaN. Torch 2.11 ignores it there, but not as one of two
+    bounds, nor in `clamp_min` and `clamp_max`."""
     return bool(torch.ones(1).clamp(max=math.nan).isnan())
 
 
 def reachable_bounds(dtype: torch.dtype, low: Bound, high: Bound) -> tuple[Bound, Bound] | None:
-    """Bounds of integers without those that none of them passes; None where ATen has to look, and may raise. So it is since
-    torch 2.15; before, bounds are what the conversion makes of them."""
+    """Bounds of integers without those that no value passes; None if ATen has to check and may raise, which it does
+    since torch 2.15; before, the conversion wraps bounds."""
     if dtype.is_floating_point or dtype is torch.bool or not _bounds_saturate():
         return low, high
     if isinstance(low, Tensor) or isinstance(high, Tensor):  # numbers that change from call to call
@@ -722,14 +722,14 @@ declare("clamp clamp_min clamp_max", fits="min max")
 
 
 def copy_of(b: Builder, x: Tensor) -> Tensor:
-    """A copy that makes strided elements neighbours is worth its memory if it is then read many times over."""
+    """Whether a copy pays that makes strided elements adjacent: if it is then read many times."""
     strided = bool(x.shape) and x.shape[-1] != 1 and x.spec.stride[-1] not in (0, 1)
     return b.copy(x, x.shape, lambda index: index, GATHER if strided else 0.0)
 
 
 @operator(aten.clone.default, aten.lift_fresh_copy.default, aten.contiguous.default)
 def clone(b: Builder, x: Tensor, *, memory_format: Any = None) -> Tensor:
-    """The layout is the node's, which the shape function took from `memory_format`."""
+    """The node's layout, which the shape function took from `memory_format`."""
     return copy_of(b, x)
 
 
@@ -746,7 +746,7 @@ def to_copy(b: Builder, x: Tensor, *, dtype: torch.dtype | None = None, **kwargs
 
 @operator(aten.copy.default)
 def copy(b: Builder, x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor | None:
-    """`source` broadcast to x and converted to its dtype; x is not read. None from another device."""
+    """`source` broadcast to x and converted to its dtype; x is not read. None across devices."""
     if source.spec.device != b.spec.device:
         return None
     return b.pointwise(lambda v: v, [source], source.dtype, cost=0.5)

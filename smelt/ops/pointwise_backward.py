@@ -1,7 +1,7 @@
-"""Backward of elementwise operators and of soft maxima. Costs are in additions.
+"""Backward of elementwise operators and of softmax. Costs are in additions.
 
-Each formula is ATen's for a CPU (where a GPU's keeps or rounds other things, for that), on values in the dtype that ATen
-computes in; the result rounds once.
+Each formula is ATen's for a CPU (or for a GPU where that saves or rounds other values), in ATen's compute dtype; the
+result rounds once.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _between(x: Value, low: float, high: float, strictly: bool) -> Value:
 
 
 def threshold(g: Value, x: Value, threshold: float) -> Value:
-    """g, but 0 where x <= threshold: g passes where x is NaN."""
+    """g, but 0 where x <= threshold; g where x is NaN."""
     return _where(_is("le", x, threshold), 0, g, g.dtype)
 
 
@@ -100,8 +100,10 @@ def silu(g: Value, x: Value) -> Value:
 def gelu(g: Value, x: Value, approximate: str, on_gpu: bool = False) -> Value:
     """g * (cdf(x) + x * pdf(x)) of the normal distribution. "tanh": the slope of that approximation.
 
-    cdf is by `_below`; on a GPU, where a division takes longer, by erf, as eager has it and the forward, which is often
-    computed again beside it. There the exponential is the processor's, of base 2: its relative error grows as x * x."""
+    cdf is by `_below`; on a GPU, where a division takes longer, by erf, as in eager and in the forward, which is often
+    rematerialized in the same kernel. There the exponential is the processor's, of base 2: its relative error grows as
+    x * x.
+    """
     if approximate == "tanh":  # (1 + tanh(u)) / 2 is sigmoid(2 u)
         beta = 2 * math.sqrt(2 / math.pi)
         square = x * x
@@ -117,8 +119,8 @@ def gelu(g: Value, x: Value, approximate: str, on_gpu: bool = False) -> Value:
 
 
 def _below(x: Value, density: Value) -> Value:
-    """The share of a normal distribution that lies below x; `density` is exp(-x * x / 2), so that no other exponential
-    is needed: 7.1.26 in Abramowitz and Stegun, wrong by at most 7.5e-8."""
+    """The normal distribution function at x; `density` is exp(-x * x / 2), so that no other exponential is needed:
+    7.1.26 in Abramowitz and Stegun, with an error of at most 7.5e-8."""
     t = 1 / (call("abs", x) * (0.3275911 * math.sqrt(0.5)) + 1)
     polynomial = const(0, x.dtype)
     for coefficient in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592):
@@ -213,7 +215,7 @@ def elu_backward(
 
 @operator(aten.log_sigmoid_backward.default)
 def log_sigmoid_backward(b: Builder, grad: Tensor, x: Tensor, buffer: Tensor) -> Tensor | None:
-    """1 - sigmoid(x) by way of z = exp(-abs(x)), which the forward on a CPU keeps; on a GPU it is computed again."""
+    """1 - sigmoid(x) from z = exp(-abs(x)), which the CPU forward saves; a GPU rematerializes it."""
     if b.device.type == "cpu":
         if buffer.shape != x.shape:
             return None
@@ -232,7 +234,7 @@ def log_sigmoid_backward(b: Builder, grad: Tensor, x: Tensor, buffer: Tensor) ->
 
 @operator(aten._prelu_kernel_backward.default)
 def prelu_backward(b: Builder, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Both of the shape of x: the weight's gradient is summed by what follows."""
+    """Both have the shape of x; the weight's gradient is summed afterwards."""
     compute = opmath(x.dtype)
 
     def of_weight(g: Value, v: Value) -> Value:
@@ -258,7 +260,7 @@ def native_dropout_backward(b: Builder, grad: Tensor, mask: Tensor, scale: float
 
 @operator(aten._softmax_backward_data.default)
 def softmax_backward(b: Builder, grad: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """y * (g - sum of g * y). On a GPU ATen multiplies by an operator of its own, which rounds to half precision
+    """y * (g - sum of g * y). On a GPU ATen multiplies in an operator of its own, which rounds to half precision
     (native/cuda/SoftMax.cu)."""
     compute = opmath(y.dtype)
     is_rounded = b.device.type != "cpu" and compute is not grad.dtype
@@ -288,7 +290,7 @@ def log_softmax_backward(b: Builder, grad: Tensor, y: Tensor, dim: int, dtype: t
 
 
 def _by_mul_layout(grad: torch.Tensor, x: torch.Tensor, *_: Any, **__: Any) -> Any:
-    """A backward that multiplies elementwise: TensorIterator lays it out like any product."""
+    """The layout of a backward that multiplies elementwise: TensorIterator's for a product."""
     if grad.dtype != x.dtype or not x.is_floating_point() or grad.shape != x.shape:
         return NotImplemented
     return of_cpp(aten.mul.Tensor, (grad, x), {})

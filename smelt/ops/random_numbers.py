@@ -1,10 +1,9 @@
 """Random numbers.
 
-On a GPU, kernels draw the numbers that ATen's own would: by the place of an element (`ops/philox_order.py`), the
-generator's seed and its offset, which `smelt::philox_place` reads as it moves the generator on. ATen draws the rest:
-in other dtypes and orders, where it computes by functions that no kernel here has to the last bit (a logarithm of
-float64), where it stops the device for what it reads (`bernoulli` of a tensor), and what is so large that it is
-cheaper (`MOST_APART`).
+On a GPU, kernels draw the numbers that ATen's own would draw: from an element's index (`ops/philox_order.py`), the
+generator's seed and its offset, which `smelt::philox_place` reads and advances. ATen draws the rest: other dtypes and
+orders, functions that no kernel reproduces to the last bit (a logarithm of float64), operators that synchronize the
+device (`bernoulli` of a tensor), and tensors so large that ATen is cheaper (`MOST_APART`).
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ declare(aten.bernoulli.default, aten.multinomial.default, redrawn="from")
 
 @operator(aten.native_dropout.default)
 def native_dropout(b: Builder, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor] | None:
-    """(x * mask * 1/(1 - p), mask), of the numbers that ATen draws on a GPU; None where ATen's call is to draw them."""
+    """(x * mask * 1/(1 - p), mask), of the numbers that ATen draws on a GPU; None for an ATen call."""
     if not _draws(b, x.spec) or train is not True or not 0 < p < 1:
         return None
     if x.dtype not in (*_FLOATS, torch.float64):
@@ -76,13 +75,13 @@ def native_dropout(b: Builder, x: Tensor, p: float, train: bool | None) -> tuple
 
 
 def scale_of_dropout(p: float, dtype: torch.dtype) -> float:
-    """What ATen multiplies by where it keeps an element of `dtype`."""
+    """ATen's factor for retained elements of `dtype`."""
     compute = _computed(dtype)
     return _rounded(1 / _rounded(1 - p, compute), compute)
 
 
 def _mask(b: Builder, draws: Draws, place: _Place, p: float, dtype: torch.dtype) -> Tensor:
-    """Which elements a dropout of `dtype` keeps."""
+    """Which elements a dropout of `dtype` retains."""
     compute = _computed(dtype)
     keep = const(_rounded(1 - p, compute), compute)
 
@@ -136,7 +135,7 @@ def dropout_mask(
     blocks: int,
     p: float,
 ) -> Tensor:
-    """As `native_dropout` of a tensor laid out like that draws it."""
+    """The mask that `native_dropout` draws for a tensor of this layout."""
     spec = TensorSpec(tuple(size), tuple(stride), dtype, device, start)
     return _mask(b, Draws.near(spec, blocks), _Place(seed, offset), p, dtype)
 
@@ -151,7 +150,8 @@ def rand(b: Builder, *_: Any, **options: Any) -> Tensor | None:
 def uniform(
     b: Builder, _: Any, start: float = 0.0, end: float = 1.0, *, generator: object = None
 ) -> Tensor | None:
-    """In [start, end): what would be `end` is `start`. In the dtype's own arithmetic, but for one product and sum."""
+    """In [start, end): a result equal to `end` becomes `start`. In the dtype's own arithmetic, except for one product
+    and sum."""
     dtype = b.spec.dtype
     if generator is not None or dtype not in (*_FLOATS, torch.float64):
         return None
@@ -215,7 +215,7 @@ def bernoulli(b: Builder, _: Any, p: float = 0.5, *, generator: object = None) -
 
 @operator(aten.randint.default, aten.randint_like.default)
 def randint(b: Builder, first: Any, second: Any, **options: Any) -> Tensor | None:
-    """From 0 to below the number among the first two arguments; the other one says the shape."""
+    """From 0 to below the number among the first two arguments; the other one is the shape."""
     return between(b, None, 0, first if isinstance(first, (int, Expr)) else second)
 
 
@@ -233,7 +233,8 @@ def randint_like_low(b: Builder, like: Any, low: int, high: int, **options: Any)
 
 @operator(getattr(aten.random, "from"))
 def between(b: Builder, _: Any, low: int, high: int | None, *, generator: object = None) -> Tensor | None:
-    """From `low` to below `high`: the rest of a word by their distance, if that is below 2**28 (else ATen takes two)."""
+    """From `low` to below `high`: the remainder of a word by their distance, if that is below 2**28 (else ATen takes
+    two words)."""
     dtype = b.spec.dtype
     if generator is not None or not (isinstance(low, int) and isinstance(high, int)) or dtype is torch.bool:
         return None  # there are no words for a distance that changes
@@ -272,14 +273,14 @@ def exponential(b: Builder, _: Any, lambd: float = 1.0, *, generator: object = N
 
 
 def _draws(b: Builder, spec: TensorSpec) -> bool:
-    """Whether kernels draw for a tensor."""
+    """Whether kernels draw the numbers of a tensor."""
     if spec.device != b.device or spec.device.type != "cuda":
         return False
     return b.costs.draw_blocks > 0 and all(type(n) is int for n in spec.shape) and 0 not in spec.shape
 
 
 def _filled(b: Builder, number: Callable[[Step], Value], numbers: int = 4) -> Tensor | None:
-    """A tensor of numbers that `number` makes of what its thread draws, `numbers` of them in a step."""
+    """A tensor of numbers that `number` computes from its thread's draws, `numbers` of them per step."""
     spec = b.spec
     if not _draws(b, spec) or prod(map(static, spec.shape)) > MOST_APART:
         return None
@@ -296,8 +297,8 @@ def _filled(b: Builder, number: Callable[[Step], Value], numbers: int = 4) -> Te
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the generator stands: its seed and its offset, numbers on the CPU; or on the device, and `within`, on the CPU,
-    is to be added to the offset."""
+    """The generator's state: seed and offset, numbers on the CPU; or on the device with `within`, on the CPU, to add
+    to the offset."""
 
     seed: Tensor
     offset: Tensor
@@ -305,11 +306,11 @@ class _Place:
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """What is read."""
+        """The tensors that are read."""
         return tuple(t for t in (self.seed, self.offset, self.within) if t is not None)
 
     def step(self, draws: Draws, load: Load, at: Index) -> Step:
-        """What the thread of an element draws."""
+        """The draws of an element's thread."""
         offset = load(self.offset, ())
         if self.within is not None:
             offset = offset + load(self.within, ())
@@ -317,7 +318,7 @@ class _Place:
 
 
 def _place_of_generator(b: Builder, offsets: int) -> _Place:
-    """That of the device, which goes on by `offsets`."""
+    """The state of the device's generator, which advances by `offsets`."""
     captured = b.costs.draw_captured
     devices = (b.device, b.device, _CPU) if captured else (_CPU, _CPU)
     results = tuple(
@@ -330,7 +331,7 @@ def _place_of_generator(b: Builder, offsets: int) -> _Place:
 
 
 def _computed(dtype: torch.dtype) -> torch.dtype:
-    """In which a number of `dtype` is made."""
+    """The dtype in which a number of `dtype` is computed."""
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 

@@ -1,7 +1,7 @@
-"""What it may mean to run an operator of the forward a second time, in the backward.
+"""Rules for rematerializing an operator of the forward in the backward.
 
-A class says how much work that is, and whether it may be done: always, only for a memory budget below 1, or never. Each ban
-carries its reason, which reports show.
+A class states its work, and whether it may be rematerialized: always, only for a memory budget below 1, or never. Each
+ban carries its reason, which reports show.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class OperatorClass:
-    """`work`: simple operations for each element of the largest tensor that takes part (products: see `work_of`)."""
+    """`work`: simple operations per element of the largest operand or result (products: see `work_of`)."""
 
     name: str
     recompute: Literal["always", "budget", "never"]
@@ -21,7 +21,7 @@ class OperatorClass:
 
 
 class Class:
-    """The classes that there are."""
+    """The classes."""
 
     VIEW = OperatorClass("view", "always", 0, "looks at memory that is kept anyway")
     CREATION = OperatorClass("creation", "always", 1, "reads nothing")

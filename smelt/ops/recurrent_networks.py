@@ -1,4 +1,4 @@
-"""Recurrent networks, a layer or a cell at a time."""
+"""Recurrent networks, by layer or cell."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ Dims = int | Sequence[int] | None
 
 
 def dims_of(x: Tensor, dim: Dims) -> tuple[int, ...]:
-    """Dimensions named by an aten argument: None or an empty list is all of them. A 0-d tensor has none."""
+    """The dimensions of an aten argument: None or an empty list means all of them. A 0-d tensor has none."""
     rank = len(x.shape)
     if rank == 0:
         return ()
@@ -51,13 +51,13 @@ def dims_of(x: Tensor, dim: Dims) -> tuple[int, ...]:
 
 
 def count_of(x: Tensor, dims: Sequence[int]) -> Size:
-    """The number of elements that a reduction over `dims` brings together."""
+    """The number of elements that a reduction over `dims` combines."""
     return numel([x.shape[d] for d in dims])
 
 
 def shared(v: Value, count: Size, less: float = 0) -> Value:
-    """`v / (count - less)` within rounding: a product, as quotients that are rounded correctly take time and registers on a
-    GPU. A divisor of zero divides, and one below counts as zero: the result is NaN or infinite."""
+    """`v / (count - less)` within rounding: a product, as correctly rounded quotients take time and registers on a
+    GPU. A divisor of zero divides, and a negative one counts as zero: the result is NaN or infinite."""
     if isinstance(count, int):
         divisor = max(count - less, 0)
         return v * (1 / divisor) if divisor else v / divisor
@@ -83,7 +83,7 @@ def finish(b: Builder, x: Tensor, f: Callable[..., Value] | None = None, cost: f
 
 
 def _converted(b: Builder, x: Tensor) -> Tensor:
-    """What ATen reduces where a result in half precision is asked for: elements rounded to it."""
+    """The operand rounded to half precision if such a result is requested, as ATen does."""
     return b.cast(x, b.spec.dtype) if opmath(b.spec.dtype) is not b.spec.dtype else x
 
 
@@ -114,7 +114,8 @@ def mean_all(b: Builder, x: Tensor, *, dtype: torch.dtype | None = None) -> Tens
 def mean(
     b: Builder, x: Tensor, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """The sum, divided by the count before it is rounded: NaN over nothing. On a GPU ATen takes a product, too."""
+    """The sum, divided by the count before it rounds: NaN for no elements. On a GPU ATen multiplies by the inverse,
+    too."""
     dims = dims_of(x, dim)
     total = b.reduce("sum", _converted(b, x), dims, keepdim, opmath(b.spec.dtype))
     count = count_of(x, dims)
@@ -143,7 +144,7 @@ def prod_dim(
 def vector_norm(
     b: Builder, x: Tensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Tensor:
-    """The orders in `VECTOR_NORMS` as they stand there, others by powers; of one element its absolute value."""
+    """Orders in `VECTOR_NORMS` by their formulas, others by powers; the absolute value of a single element."""
     if ord != 0 and is_one(count_of(x, dims_of(x, dim))):
         ord = 1  # as in ATen: no power that overflows
     kind, before, after, cost = VECTOR_NORMS.get(ord) or (
@@ -189,7 +190,7 @@ def norm_dim(b: Builder, x: Tensor, p: float | None, dim: Dims, keepdim: bool = 
 def norm_dim_dtype(
     b: Builder, x: Tensor, p: float | None, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype
 ) -> Tensor:
-    """The same, of x converted to `dtype`."""
+    """The norm of x converted to `dtype`."""
     return norm_dim(b, x, p, dim, keepdim)
 
 
@@ -218,7 +219,7 @@ def trace(b: Builder, x: Tensor) -> Tensor:
 
 @operator(aten.logsumexp.default)
 def logsumexp(b: Builder, x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
-    """log of the sum of exp(x - max), plus max: 0 takes the place of an infinite one."""
+    """log of the sum of exp(x - max), plus max; an infinite max counts as 0."""
     dims, compute = dims_of(x, dim), opmath(b.spec.dtype)
 
     def finite(m: Value) -> Value:
@@ -328,8 +329,9 @@ def all_(b: Builder, x: Tensor, dim: Dims = None, keepdim: bool = False) -> Tens
 def moments(
     b: Builder, x: Tensor, dims: Sequence[int], correction: float, compute: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """(mean, variance) over `dims` in `compute`, dimensions kept. First about where the mean is, then the deviations from
-    there, whose own mean corrects both (Chan, Golub and LeVeque, "Algorithms for computing the sample variance", 1983)."""
+    """(mean, variance) over `dims` in `compute`, dimensions retained: first an approximate mean, then the deviations
+    from it, whose own mean corrects both (Chan, Golub and LeVeque, "Algorithms for computing the sample variance",
+    1983)."""
     count, rough = count_of(x, dims), opmath(x.dtype)
     # Shared before they are added up: of the whole sum more might be infinite.
     about = b.reduce("sum", x, dims, True, rough, lambda v: shared(v, count))
@@ -352,7 +354,7 @@ def moments(
 
 
 def dropped(b: Builder, x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
-    """x without the (size 1) dimensions `dims`, unless they are kept."""
+    """x without the (size 1) dimensions `dims`, unless they are retained."""
     if keepdim or not dims:
         return x
     kept = [d for d in range(len(x.shape)) if d not in dims]
@@ -369,14 +371,14 @@ def dropped(b: Builder, x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor
 def _moments_over(
     b: Builder, x: Tensor, dim: Dims, correction: float | None, keepdim: bool
 ) -> tuple[Tensor, Tensor]:
-    """(mean, variance) in float64, of the shape that the operator gives; the correction is 1 unless it is given."""
+    """(mean, variance) in float64 with the operator's shape; the correction defaults to 1."""
     dims = dims_of(x, dim)
     mean, variance = moments(b, x, dims, 1 if correction is None else correction, torch.float64)
     return dropped(b, mean, dims, keepdim), dropped(b, variance, dims, keepdim)
 
 
 def _running_mean(b: Builder, x: Tensor, mean: Tensor, dim: Dims) -> Tensor:
-    """The mean as Welford's algorithm gives it, rounded to the dtype of x: NaN if infinite, but of one element."""
+    """The mean of Welford's algorithm, rounded to the dtype of x: NaN if infinite, except for one element."""
 
     def f(v: Value) -> Value:
         return where(test("isinf", v), const(math.nan, v.dtype), v)
@@ -483,7 +485,7 @@ def softmax(b: Builder, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 
 @operator(aten._safe_softmax.default)
 def safe_softmax(b: Builder, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor | None:
-    """As softmax, but rows in which everything is -inf (fully masked ones) give zeros."""
+    """Like softmax, but zeros for rows in which everything is -inf (fully masked)."""
     if dtype not in (None, x.dtype):
         return None
     exponent, total, top = _shifted(b, x, dim)

@@ -68,55 +68,37 @@ class Facts(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Operator:
-    """What is known of one operator; every field has a default that says nothing.
+    """What is known of one operator; every field defaults to "unknown".
 
     Attributes:
-        lowering: makes loops of it (docs/loops.md).
-        takes_numbers: the lowering may be given a `Number` (whose value a call brings) where it takes a number.
-        takes_sizes: the lowering may be given a size that depends on symbols where it takes a number.
-        any_size: what it does for some sizes is right, or an error, for all from 2 on; the sizes of others must stay in the
-            range that was tried (ops/symbolic_results.py, which names classes of operators that need not say so).
-        out: an overload that computes into given memory, whatever its strides, with the very code of this one: no
-            allocation and no page faults per call. (Many other `out=` overloads are generated: they copy.)
-        insert: a lowering, of one that gives its first argument with something in some of its places, as `Insert`, for
-            where that argument is an input that is to be the result at the end (ops/donated_inputs.py); None: the
-            operator in place.
-        in_place: the operator that writes its first argument so; called twice, it does what it does once.
-        recompute: what it means to run it a second time, in the backward; by the node where the arguments decide. Without
-            one, torch's tags and the schema say it (autograd/recompute_classes.py).
-        linear: sets of arguments, names separated by spaces; the result is zero where all of one set are. None and the
-            number 0 count as zero, and a list whose tensors all are. Views and `*_backward` need none (ops/linearity.py).
-        layout: a shape function, called with meta tensors in the place of tensors: meta tensors laid out like what a CPU
-            returns, or NotImplemented for what it does not know (ops/layouts).
-        layout_on: the same of a GPU, which is its first argument: of a library whose first call takes long.
-        run_on_zeros: torch's shape function is wrong about a CPU's strides, or asks for real tensors, so it is run instead,
-            once, on zeros.
-        needs_room: raises for tensors of one element, which say nothing of whether it has a kernel then.
-        scales: its lists are sizes of images and its floats what these are scaled by: on one element, which kernels of a GPU
-            would read beyond, it is tried without.
-        tried_on: what the tensors hold on which it is tried for the layouts of its results. Zeros are out of range for what
-            counts from 1 (pivots), which neither a GPU nor LAPACK checks: memory beside the tensor would be written.
-        converts: a GPU's library may lay out what it is given, and gives, in another way for the time of the call.
-        trace_rule: how a trace treats a call that it does not simply record; `view`: the operator of views that this one
-            is beneath autograd, or whose result an operator in place makes of its tensor.
-        written_through: of a view operator, its inverse: `(emitter, base, value, *arguments after the first)` gives a node
-            with the shape of `base` that holds `value` where the view looks and `base` elsewhere. Of several results, the
-            number of the one that is written comes before the arguments.
-        filled: the number that all elements of its result are, from the arguments.
-        from_statistics: of a normalization, how its first result follows from its input and saved statistics: `(make,
-            arguments by name, results by number)`, None where they do not suffice.
-        zero_where: of a backward, `(make, second argument, *further ones)` gives a mask of where it gives 0; elsewhere it
-            gives the gradient. Comparisons are false for NaN, as in ATen's kernels.
-        reads_shape_only: of a backward, of its second argument, which eager keeps all the same.
-        index_bound: for the indices that it gives (alone, or as the second result), a number that all of them are below.
-        zero_or_one: all that it gives is 0 or 1, whatever the dtype.
-        redrawn: fills with random numbers, which the same state of the generator gives again: a tensor `like` the first
-            argument, whose values it does not read, or one drawn `from` them.
-        raises: whether it may raise because of the values that it reads; by the node where the arguments decide. It runs
-            although nobody reads its result, and before anything that the caller sees is written (ops/may_raise.py).
+        lowering: builds its loops (docs/loops.md).
+        takes_numbers: the lowering accepts a `Number` (whose value a call passes) in place of a number.
+        takes_sizes: the lowering accepts a symbolic size in place of a number.
+        any_size: its result metadata for some sizes is right, or an error, for all sizes from 2 on; for other operators sizes must stay in the range that was tried (ops/symbolic_results.py, which names classes of operators that need not declare it).
+        out: an overload that computes into passed memory, whatever its strides, with the same code: no allocation and no page faults per call. (Many other `out=` overloads are generated: they copy.)
+        insert: a lowering of an operator that returns its first argument with some elements replaced, as `Insert`, for an input that holds the result at the end (ops/donated_inputs.py); None: the in-place operator.
+        in_place: the operator that writes its first argument so; calling it twice is the same as once.
+        recompute: its class for rematerialization in the backward; by the node if the arguments decide. Without one, torch's tags and the schema decide (autograd/recompute_classes.py).
+        linear: sets of arguments, names separated by spaces; the result is zero if all of one set are. None and the number 0 count as zero, and a list whose tensors all are. Views and `*_backward` need none (ops/linearity.py).
+        layout: a shape function from meta tensors to meta tensors with a CPU's layouts, or NotImplemented if it does not know (ops/layouts).
+        layout_on: the same for a GPU, which is its first argument: for libraries whose first call takes long.
+        run_on_zeros: torch's shape function is wrong about a CPU's strides, or needs real tensors, so the operator runs instead, once, on zeros.
+        needs_room: raises for tensors of one element, which then say nothing about its kernels.
+        scales: its lists are sizes of images and its floats their scale factors: on one element, which GPU kernels would read beyond, it is tried without.
+        tried_on: the values on which it is tried for result layouts. Zeros are out of range for pivots, which count from 1 and which neither a GPU nor LAPACK checks: memory beside the tensor would be written.
+        converts: a GPU library may convert the layouts of arguments and results for the time of the call.
+        trace_rule: how a trace treats a call that it does not simply record; `view`: the view operator that it is beneath autograd, or whose result an in-place operator makes of its tensor.
+        written_through: of a view operator, its inverse: `(emitter, base, value, *arguments after the first)` returns a node with the shape of `base` that holds `value` where the view looks and `base` elsewhere. With several results, the number of the written one comes before the arguments.
+        filled: the number that all elements of its result equal, from the arguments.
+        from_statistics: of a normalization, its first result from its input and saved statistics: `(make, arguments by name, results by number)`, None if they do not suffice.
+        zero_where: of a backward, `(make, second argument, *further ones)` returns a mask of its zeros; elsewhere it passes the gradient. Comparisons are false for NaN, as in ATen's kernels.
+        reads_shape_only: of a backward, that it reads only the shape of its second argument, which eager saves all the same.
+        index_bound: an exclusive upper bound of the indices that it returns (alone, or as the second result).
+        zero_or_one: all its results are 0 or 1, whatever the dtype.
+        redrawn: it fills with random numbers that the same generator state reproduces: a tensor `like` the first argument, whose values it does not read, or one drawn `from` them.
+        raises: whether it may raise because of the values that it reads; by the node if the arguments decide. It runs although its result is unused, and before any write that the caller sees (ops/may_raise.py).
         safe: from its lowered arguments, whether it is known not to raise after all: it need not run for that.
-        fits: names of arguments, separated by spaces; numbers among them must fit the dtype of the result, or ATen raises;
-            `fits_in` gives another dtype that they must fit, from that and the device of the result.
+        fits: names of arguments, separated by spaces, whose numbers must fit the dtype of the result, or ATen raises; `fits_in` computes another dtype that they must fit, from that and the device of the result.
     """
 
     lowering: Lowering | None = None
@@ -155,7 +137,7 @@ _NOTHING = Operator()
 
 
 class Registry:
-    """Facts as they were declared, by overload or by name ("aten::sort"), and the rows that were asked for."""
+    """Declared facts, by overload or by name ("aten::sort"), and the rows that were requested."""
 
     def __init__(self) -> None:
         self._facts: dict[OpOverload | str, Facts] = {}
@@ -163,7 +145,7 @@ class Registry:
         self._rows: dict[Any, Operator] = {}
 
     def declare(self, operators: tuple[OpOverload | str, ...], facts: Facts, module: str) -> None:
-        """Raises ValueError for a fact that is there already, and where another module knows of the operator."""
+        """Raises ValueError for a fact that is already declared, and if another module declares the operator."""
         for key in _keys(operators):
             name = key if isinstance(key, str) else _name(key)
             known = self._facts.setdefault(key, {})
@@ -175,7 +157,7 @@ class Registry:
         self._rows.clear()
 
     def row(self, op: object) -> Operator:
-        """All that was declared for the overload, its own facts before those of its name; an empty row for anything else."""
+        """All facts of the overload, its own before those of its name; an empty row for unknown operators."""
         found = self._rows.get(op)
         if found is None:
             found = self._rows[op] = self._merged(op) if isinstance(op, OpOverload) else _NOTHING
@@ -186,11 +168,11 @@ class Registry:
         return Operator(**facts) if facts else _NOTHING
 
     def declared(self) -> Iterator[tuple[OpOverload | str, Facts]]:
-        """Overloads and names, each with what was declared of it."""
+        """Overloads and names with their declared facts."""
         yield from self._facts.items()
 
     def module(self, op: OpOverload) -> str | None:
-        """Where all that is known of an operator stands."""
+        """The module that declares an operator."""
         return self._modules.get(_name(op))
 
 
@@ -216,7 +198,7 @@ def declare(*operators: OpOverload | str, **facts: Unpack[Facts]) -> None:
 
 
 def operator(*operators: OpOverload, **facts: Unpack[Facts]) -> Callable[[Lowering], Lowering]:
-    """Declares overloads whose lowering is the function that follows, and further facts of them."""
+    """Declare overloads whose lowering is the decorated function, and further facts of them."""
     module = _caller()
 
     def register(lowering: Lowering) -> Lowering:
@@ -227,5 +209,5 @@ def operator(*operators: OpOverload, **facts: Unpack[Facts]) -> Callable[[Loweri
 
 
 def _caller() -> str:
-    """The module whose code called the function that asks."""
+    """The module that called the caller."""
     return str(sys._getframe(2).f_globals["__name__"])

@@ -1,5 +1,5 @@
-"""Shapes of results that are products and quotients of sizes, which no shape function for numbers gives: how many steps a
-window, or a range of numbers, makes."""
+"""Result shapes that are products and quotients of sizes, which no shape function for numbers yields: the number of
+steps of a window or range."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Shape = tuple[Size, ...]
 
 
 def quotients(name: str, given: Given, spec_of: SpecOf) -> list[Expr]:
-    """Sizes that the results of the operator `name` (without its namespace) may have."""
+    """Candidate sizes of the results of the operator `name` (without its namespace)."""
     made: list[Size] = []
     if name == "arange":
         made += _of_range(given)
@@ -42,8 +42,8 @@ def _of_range(given: Given) -> Iterator[Size]:
 
 
 def _of_triangle(given: Given, upper: bool) -> Iterator[Size]:
-    """How many places of a square are in a triangle of it that ends at a diagonal: those of a smaller one that is half a
-    square, or all but those."""
+    """The number of elements of a square's triangle that ends at a diagonal: those of a smaller half square, or its
+    complement."""
     n, offset = given["row"], -given["offset"] if upper else given["offset"]
     if n == given["col"]:
         side = n + offset if offset <= 0 else n - 1 - offset
@@ -52,19 +52,18 @@ def _of_triangle(given: Given, upper: bool) -> Iterator[Size]:
 
 
 def is_windowed(name: str) -> bool:
-    """Whether the operator `name` raises for images that are smaller than its window, and else gives at least one pixel."""
+    """Whether the operator `name` raises for images smaller than its window, and otherwise returns at least one pixel."""
     return name in _WINDOWS or (name.endswith("_backward") and name.removesuffix("_backward") in _WINDOWS)
 
 
 def known_shape(name: str, given: Given, spec_of: SpecOf) -> Shape | None:
-    """The shape of what the operator `name` gives; None for other operators, and where it depends on sizes in another
-    way."""
+    """The result shape of the operator `name`; None for other operators, and if it depends on sizes in another way."""
     rule = _WINDOWS.get(name) or _OTHERS.get(name)
     return None if rule is None else rule(given, spec_of)
 
 
 def least_sizes(name: str, given: Given, spec_of: SpecOf) -> list[tuple[Size, int]]:
-    """Sizes that must be these numbers at least, beside those of the results."""
+    """Sizes with their minimum values, in addition to those of the results."""
     if name in _REFLECTING:
         spec, pads = spec_of(given["self"]), given["padding"]
         shape = () if spec is None else spec.shape
@@ -158,8 +157,8 @@ def _of_self(given: Given, spec_of: SpecOf) -> Shape | None:
 
 
 def _of_spectrum(given: Given, spec_of: SpecOf) -> Shape | None:
-    """Of the Fourier transform of real numbers, of which the latter half of the last dimension mirrors the first; or of the
-    transform back, which is told how many numbers there were."""
+    """Result of the Fourier transform of real numbers, whose last dimension omits its mirrored half; or of the inverse
+    transform, which receives the original length."""
     spec = spec_of(given["self"])
     if spec is None or not given["dim"]:
         return None
@@ -221,7 +220,7 @@ _OTHERS: _Rules = {
 
 
 def _at(value: int | Sequence[int], i: int) -> int:
-    """Of dimension i, where one number may stand for all."""
+    """The setting of dimension i; one number may stand for all."""
     if isinstance(value, int):
         return value
     return value[i] if i < len(value) else value[0]

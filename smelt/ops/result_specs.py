@@ -1,4 +1,4 @@
-"""The specs of what an operator returns, for arguments that are nodes of a graph."""
+"""Specs of an operator's results for arguments that are graph nodes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _META = torch.device("meta")
 
 
 def forget() -> None:
-    """Drops what was kept; for when the interned specs are dropped, too."""
+    """Drop cached specs; called when the interned specs are dropped."""
     _RESULTS.clear()
 
 
 def result_spec(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Spec (or tuple of specs) of what the aten operator `op` returns for arguments that may hold Nodes.
+    """Spec (or tuple of specs) of the results of the aten operator `op` for arguments that may hold Nodes.
 
     Raises what the operator's shape function raises. No trace may be recording.
     """
@@ -50,7 +50,7 @@ def _symbolic(op: Any, args: Any, kwargs: dict[str, Any], device: torch.device) 
 
 
 def _numbers(value: Any) -> Any:
-    """Arguments as `_meta` has them, but for nodes of tensors."""
+    """Arguments as in `_meta`, except for tensor nodes."""
     if isinstance(value, Node):
         return _meta(value) if isinstance(value.spec, NumberSpec) else value
     if isinstance(value, (list, tuple)):
@@ -71,7 +71,7 @@ def _key(value: Any) -> Any:
 
 
 def _device_of(arguments: Any) -> torch.device | None:
-    """Of the first argument that has one, or is one."""
+    """The device of the first argument that has one, or is one."""
     found = (
         n.spec.device if isinstance(n, Node) else n
         for n in leaves(arguments, (Node, torch.device))

@@ -1,4 +1,4 @@
-"""Attention, in the kernels that torch has for it."""
+"""Attention, by torch's kernels."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def _attention_backward_layout(
     *_: Any,
     **__: Any,
 ) -> Any:
-    """Heads lie beside each other."""
+    """Heads are adjacent."""
     if any(t.dim() != 4 for t in (grad, query, key, value)):
         return NotImplemented
     return tuple(fresh(t.transpose(1, 2).shape, t.dtype).transpose(1, 2) for t in (query, key, value))
 
 
 def _encoder_layer_layout(src: torch.Tensor, *_: Any, **__: Any) -> Any:
-    """Its last step is a product or a normalization, whose results are contiguous; without elements, `src` is copied."""
+    """Its last step is a product or a normalization, with contiguous results; without elements, `src` is copied."""
     return fresh(src.shape, src.dtype) if src.numel() else like(src)
 
 

@@ -1,4 +1,4 @@
-"""Copies with one tensor inside another (or inside zeros: what the backward of a view gives)."""
+"""Copies with one tensor inside another, or inside zeros (the backward of a view)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def slice_scatter(
     end: Size | None = None,
     step: int = 1,
 ) -> Tensor:
-    """x with `source` in the place of x[start:end:step] along `dim`."""
+    """x with `source` in place of x[start:end:step] along `dim`."""
     return _scatter(b, x, source, _slice_part(b, source, dim, start, step))
 
 
@@ -90,7 +90,7 @@ def _slice_part(b: Builder, source: Tensor, dim: int, start: Size | None, step: 
 
 @operator(aten.select_scatter.default)
 def select_scatter(b: Builder, x: Tensor, source: Tensor, dim: int, index: Size) -> Tensor:
-    """x with `source` in the place of x.select(dim, index)."""
+    """x with `source` in place of x.select(dim, index)."""
     return _scatter(b, x, source, _select_part(b, dim, index))
 
 
@@ -156,7 +156,7 @@ def _inside(e: Size, count: Size) -> Size:
 
 
 def _scatter(b: Builder, x: Tensor | None, source: Tensor, part: Part) -> Tensor:
-    """`source` where the part stands, elsewhere x or zero."""
+    """`source` inside the slice, elsewhere x or zero."""
     inside, index = part
     dtype = b.spec.dtype
 
@@ -171,7 +171,7 @@ def _scatter(b: Builder, x: Tensor | None, source: Tensor, part: Part) -> Tensor
 
 
 def _where_inside(load: Load, mask: Value, source: Tensor, index: Index, otherwise: Value) -> Value:
-    """The element of `source`, in the dtype of `otherwise`, which stands where `mask` is false."""
+    """The element of `source`, or `otherwise` (whose dtype it takes) where `mask` is false."""
     return where(mask, cast(load.where(mask)(source, index), otherwise.dtype), otherwise)
 
 
@@ -182,7 +182,7 @@ MAX_WINDOWS = 16  # that may overlap at one element
 def unfold_backward(
     b: Builder, grad: Tensor, shape: Sequence[Size], dim: int, size: int, step: int
 ) -> Tensor | None:
-    """Each element sums what the windows that cover it give: window `w` covers [w * step, w * step + size)."""
+    """Each element sums the gradients of the windows that cover it: window `w` covers [w * step, w * step + size)."""
     if not shape or -(-size // step) > MAX_WINDOWS:
         return None
     dim %= len(shape)
@@ -207,7 +207,7 @@ def unfold_backward(
 
 
 def _of_sizes_layout(grad: torch.Tensor, sizes: Sequence[int], *_: Any) -> torch.Tensor:
-    """A gradient of a view: zeros of the base's sizes but for some places."""
+    """The layout of a view's gradient: zeros of the base's sizes with some elements set."""
     return fresh(sizes, grad.dtype)
 
 

@@ -1,7 +1,7 @@
-"""What an operator returns for symbolic sizes: its shape function is asked under each assignment of numbers to the symbols,
-and the sizes that fit all of the answers are those of the results.
+"""Results of operators for symbolic sizes: the shape function is asked for each assignment of sample sizes to the
+symbols, and the result sizes are the expressions that fit all answers.
 
-An operator that raises under one of them may do so at some sizes: then the symbols are to be numbers.
+If the operator raises for one assignment, it may do so for some sizes: the symbols are then specialized.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def required_sizes(
     spec_of: Callable[[Any], TensorSpec | None],
     found: Any,
 ) -> list[tuple[Size, int, int]]:
-    """Sizes with the smallest and the largest number that each must be for `found`, which `results` gave, to hold."""
+    """Sizes with the range that each must be in for `found`, which `results` returned, to hold."""
     if _is_safe(func, args):
         least = least_sizes(_name(func), _named(func, args, kwargs), spec_of)
         return [(size, n, INFINITE) for size, n in least if isinstance(size, Expr)]
@@ -122,13 +122,13 @@ def required_sizes(
 
 
 def _rounded_down(number: int) -> int:
-    """A large number without what tells it from those of other symbols: two captures that call a size by different symbols
-    then require the same of it."""
+    """A large number without the part that distinguishes symbols: two captures that name a size differently then
+    require the same of it."""
     return number // 1000 * 1000 or number
 
 
 def _last(func: OpOverload, specs: Sequence[TensorSpec]) -> int:
-    """The assignment of the largest numbers that the operator may be asked about."""
+    """The assignment with the largest numbers that the operator may be asked about."""
     if _is_run(func):
         return COUNT - 1
     elements = max((prod(at(n, HUGE) for n in spec.shape) for spec in specs), default=0)
@@ -136,7 +136,7 @@ def _last(func: OpOverload, specs: Sequence[TensorSpec]) -> int:
 
 
 def _is_run(func: OpOverload) -> bool:
-    """Whether it may be run to know its results."""
+    """Whether the operator may run to determine its results."""
     return row(func).run_on_zeros and row(func).layout is None
 
 
@@ -164,7 +164,7 @@ def _is_safe(func: OpOverload, args: Sequence[Any]) -> bool:
 
 
 def _covers(x: Any, dim: int, index: Any, source: Any = None) -> bool:
-    """Whether there is a place for each index, and a value, whatever the sizes are."""
+    """Whether every index has a position and a value, whatever the sizes are."""
     shape, places = x.spec.shape, index.spec.shape
     if hasattr(source, "spec") and isinstance(source.spec, TensorSpec) and source.spec.shape != places:
         return False
@@ -174,7 +174,7 @@ def _covers(x: Any, dim: int, index: Any, source: Any = None) -> bool:
 
 
 def symbols_in(args: Any, spec_of: Callable[[Any], TensorSpec | None]) -> frozenset[Sym]:
-    """The symbols among arguments. `spec_of` gives the spec of what stands for a tensor, and None for anything else."""
+    """The symbols among arguments. `spec_of` returns the spec of a tensor argument, and None for anything else."""
     found: set[Sym] = set()
     for leaf in _leaves(args):
         spec = leaf if isinstance(leaf, TensorSpec) else spec_of(leaf)
@@ -202,9 +202,9 @@ def results(
     device: torch.device,
     spec_of: Callable[[Any], TensorSpec | None],
 ) -> Any:
-    """What `func` gives: specs in the place of tensors, in lists and tuples; an argument that it gives back is itself.
+    """The results of `func`: specs in place of tensors, in lists and tuples; a returned argument is itself.
 
-    Raises NeedsFixedSize, or NotImplementedError where it has no shape function.
+    Raises NeedsFixedSize, or NotImplementedError if it has no shape function.
     """
     safe, given = _is_safe(func, args), symbols_in((args, kwargs), spec_of)
     if not safe or not is_windowed(_name(func)):
@@ -228,13 +228,13 @@ def results(
 
 
 def _are_small(args: Any, spec_of: Callable[[Any], TensorSpec | None], least: int = 2) -> bool:
-    """Whether any symbolic size of tensors is less than `least` under one of the assignments. At a call none is below 2."""
+    """Whether a symbolic size of the tensors is less than `least` under an assignment. In calls none is below 2."""
     shapes = (spec.shape for leaf in _leaves(args) if (spec := spec_of(leaf)) is not None)
     return any(min(values_of(n)) < least for shape in shapes for n in shape if isinstance(n, Expr))
 
 
 def _broadcast(specs: Sequence[TensorSpec]) -> Shape | None:
-    """The shape of operands that are broadcast; None where that is not clear."""
+    """The shape of broadcast operands; None if it is not clear."""
     made: list[Size] = []
     for i in range(1, 1 + max((len(spec.shape) for spec in specs), default=0)):
         sizes = {spec.shape[-i] for spec in specs if i <= len(spec.shape)} - {1}
@@ -245,14 +245,14 @@ def _broadcast(specs: Sequence[TensorSpec]) -> Shape | None:
 
 
 def _specs_replaced(tree: Any, values: Mapping[Sym, Size]) -> Any:
-    """Specs in a tree with other sizes for the symbols."""
+    """Specs in a tree with the symbols replaced."""
     if isinstance(tree, (list, tuple)):
         return type(tree)(_specs_replaced(item, values) for item in tree)
     return with_sizes(tree, lambda size: subs(size, values)) if isinstance(tree, TensorSpec) else tree
 
 
 def _replaced(tree: Any, values: Mapping[Sym, Size], spec_of: Callable[[Any], TensorSpec | None]) -> Any:
-    """Arguments with other sizes for the symbols."""
+    """Arguments with the symbols replaced."""
     if isinstance(tree, (list, tuple)):
         return [_replaced(item, values, spec_of) for item in tree]
     if isinstance(tree, dict):
@@ -279,8 +279,8 @@ def _check_count(
     kwargs: dict[str, Any],
     spec_of: Callable[[Any], TensorSpec | None],
 ) -> None:
-    """Raises NeedsFixedSize for the pieces of a dimension where its length decides how many there are: of the sizes that are
-    tried, millions."""
+    """Raise NeedsFixedSize for the chunks of a dimension whose length decides their number: the sample sizes would
+    make millions."""
     if _name(func) not in ("unbind", "split", "unsafe_split"):
         return
     named = _named(func, args, kwargs)
@@ -345,7 +345,7 @@ def _results(
 
 
 def _check_itself(asked: _Asked, found: Any) -> None:
-    """Raises NeedsFixedSize where sizes of 0 or 1 make a difference to what was found for others."""
+    """Raise NeedsFixedSize if sizes of 0 or 1 change the results found for others."""
     if any(s.lo == s.hi for s in asked.syms):
         out, _ = asked.answer(ITSELF)
         if found is not None and not _has_sizes(found, out):
@@ -360,8 +360,8 @@ def culprits(
     spec_of: Callable[[Any], TensorSpec | None],
     hints: Mapping[Sym, int],
 ) -> frozenset[Sym]:
-    """Where `results` raises NeedsFixedSize: symbols that are enough to be fixed, at their `hints`. Those that come first
-    stay symbols where they can: they are mostly of batches and lengths, later ones of features. Remainders come last."""
+    """Symbols that suffice to specialize, at their `hints`, if `results` raises NeedsFixedSize. Earlier symbols stay
+    symbolic if possible: they are mostly batches and lengths, later ones features. Remainders come last."""
     syms = sorted(symbols_in((args, kwargs), spec_of), key=lambda s: (is_rest(s), len(s.name), s.name))
     fixed: dict[Sym, Size] = {s: hints[s] for s in syms}
     for sym in syms:
@@ -379,7 +379,7 @@ def accepts(
     spec_of: Callable[[Any], TensorSpec | None],
     values: Mapping[Sym, Size],
 ) -> bool:
-    """Whether `results` gives something where these sizes stand in place of the symbols."""
+    """Whether `results` succeeds with these sizes in place of the symbols."""
     given, named = (_replaced(tree, values, spec_of) for tree in (list(args), kwargs))
     try:
         results(func, given, named, device, _spec_of)
@@ -390,7 +390,7 @@ def accepts(
 
 @dataclass(frozen=True)
 class _Tensor:
-    """What stands for a tensor."""
+    """A placeholder for a tensor."""
 
     spec: TensorSpec
 
@@ -400,8 +400,8 @@ def _spec_of(value: Any) -> TensorSpec | None:
 
 
 def _fits(found: Any, out: Any, numbers: Mapping[Sym, int], shapes: Sequence[Shape] = ()) -> bool:
-    """Whether the specs are those of the tensors `out`, where the symbols are these numbers; of operands of these `shapes`,
-    or results, with sizes that no call has, only the shape."""
+    """Whether the specs match the tensors `out` for these values of the symbols; for operands of these `shapes`, or
+    results, with sizes that no call has, only the shape."""
     if isinstance(found, (list, tuple)):
         return len(found) == len(out) and all(_fits(f, o, numbers, shapes) for f, o in zip(found, out))
     if not isinstance(found, TensorSpec):
@@ -413,8 +413,8 @@ def _fits(found: Any, out: Any, numbers: Mapping[Sym, int], shapes: Sequence[Sha
 
 
 def _are_of_calls(shapes: Iterable[Shape], number_of: Callable[[Size], int]) -> bool:
-    """Whether each symbolic size is 2 or more, as it is in a call: strides of a dimension of 1 say nothing, and layouts that
-    are not the same for others are then."""
+    """Whether each symbolic size is at least 2, as in a call: strides of a dimension of 1 are arbitrary, and layouts
+    that differ for others may be equal there."""
     return all(number_of(n) > 1 for shape in shapes for n in shape if isinstance(n, Expr))
 
 
@@ -428,7 +428,7 @@ def _has_sizes(found: Any, out: Any) -> bool:
 
 
 class _Asked:
-    """A call that is asked about under assignments: what all of them have in common."""
+    """A call under several assignments: the state that they share."""
 
     def __init__(
         self,
@@ -451,12 +451,11 @@ class _Asked:
         self._accepted = None if self.sizes else Accepted()
 
     def answer(self, k: int) -> tuple[Any, dict[int, tuple[torch.Tensor, Any]]]:
-        """(what it gives under assignment k; by their ids, the meta tensors that it was given, each with what it stands
-        for)."""
+        """(results under assignment k; by id, the meta arguments with the tensors that they represent)."""
         return self.answer_for(lambda size: at(size, k))
 
     def answer_for(self, number_of: Callable[[Size], int]) -> tuple[Any, dict[int, tuple[torch.Tensor, Any]]]:
-        """The same for other numbers."""
+        """The answer for other numbers."""
         try:
             given, named, back = self._given(number_of)
             why, seen = self._why, None
@@ -480,7 +479,7 @@ class _Asked:
     def _given(
         self, number_of: Callable[[Size], int]
     ) -> tuple[list[Any], dict[str, Any], dict[int, tuple[torch.Tensor, Any]]]:
-        """The arguments with numbers for sizes; what `answer` says of the tensors among them."""
+        """The arguments with numbers for sizes, and the mapping in `answer`."""
         back: dict[int, tuple[torch.Tensor, Any]] = {}
 
         def number(value: Any) -> Any:
@@ -498,14 +497,14 @@ class _Asked:
         return [number(a) for a in self.args], {name: number(v) for name, v in self.kwargs.items()}, back
 
     def _is_large_on_gpu(self, given: list[Any], named: dict[str, Any]) -> bool:
-        """Whether there may be no memory on a GPU for these tensors, of sizes that nobody gave."""
+        """Whether a GPU may lack memory for these tensors, whose sizes no call has."""
         if self.device.type == "cpu" or not self.syms:
             return False
         return elements((given, named)) > _MOST_TRIED
 
     @cached_property
     def _seen(self) -> Seen | None:
-        """How results on a GPU lie beside a CPU's, told from the sizes of the call at hand."""
+        """The difference between GPU and CPU layouts of the results, from the sizes of the current call."""
         sizes = [n for spec in self.specs for n in spec.shape]
         fixed = {n for n in sizes if isinstance(n, int)} - {now(n) for n in sizes if isinstance(n, Expr)}
         given, named, _ = self._given(now)
@@ -514,13 +513,12 @@ class _Asked:
 
 
 def _elements_with_results(func: OpOverload, given: list[Any], named: dict[str, Any]) -> int:
-    """How many elements the arguments and the results have, these as far as torch's shape function tells: it is right about
-    sizes."""
+    """The number of elements of arguments and results, by torch's shape function, which is right about sizes."""
     return elements((given, named, of_cpp(func, given, named)))
 
 
 def _by_rule(asked: _Asked, out: Any) -> Any:
-    """The specs that a rule gives for the results, if they are what torch says (`out`) under the first assignment."""
+    """The result specs of a layout rule, if they match torch's (`out`) under the first assignment."""
     if isinstance(out, tuple) and asked.func in OF_SEVERAL:
         first = _by_rule(asked, out[0])
         others = (make_spec(tuple(t.size()), t.stride(), t.dtype, asked.device) for t in out[1:])
@@ -538,9 +536,9 @@ def _by_rule(asked: _Asked, out: Any) -> Any:
 
 
 def _go_together(func: OpOverload, args: Sequence[Any], specs: Sequence[TensorSpec]) -> bool:
-    """Whether the operator can be run on tensors with numbers for symbols: one alone fits itself; an image that is
-    normalized fits what belongs to its channels or their groups, if these are a number, and rows fit what belongs to their
-    columns; what takes all sizes alike checks them."""
+    """Whether the operator can run on tensors with sample sizes: a single operand is consistent with itself;
+    normalized images are with tensors of their channels or groups, if those are concrete, and rows with tensors of
+    their columns; operators that require equal sizes check them."""
     if len(specs) < 2:
         return True
     if "layer_norm" in func._schema.name:
@@ -558,13 +556,13 @@ def _go_together(func: OpOverload, args: Sequence[Any], specs: Sequence[TensorSp
 
 
 def _of_groups(shape: Shape, images: Size) -> bool:
-    """Whether it is that of statistics of groups of channels, of each image."""
+    """Whether it has the shape of per-image statistics of channel groups."""
     return len(shape) == 2 and shape[0] == images and isinstance(shape[1], int)
 
 
 def _is_attention(given: Mapping[str, Any], specs: Sequence[TensorSpec]) -> bool:
-    """Whether queries, keys and values are of one batch, the latter as many as the former, with heads of fixed sizes, and
-    all else belongs to these queries and keys."""
+    """Whether queries, keys and values have one batch, keys and values one length, heads have fixed sizes, and all
+    other operands belong to them."""
     shapes = [getattr(given.get(name), "spec", None) for name in ("query", "key", "value")]
     if not all(isinstance(s, TensorSpec) and len(s.shape) == 4 for s in shapes):
         return False
@@ -581,7 +579,7 @@ def _is_attention(given: Mapping[str, Any], specs: Sequence[TensorSpec]) -> bool
 
 
 def _are_rows(args: Sequence[Any], specs: Sequence[TensorSpec]) -> bool:
-    """Whether these are rows of a fixed size, what belongs to columns, and what belongs to the same rows."""
+    """Whether the operands are rows of a fixed size, tensors of their columns, and tensors of the same rows."""
     columns = next((a for a in args if isinstance(a, (list, tuple))), ())
     shape, count = specs[0].shape, len(columns)
     if not count or not all(isinstance(n, int) for n in (*columns, *shape[-count:])):
@@ -592,12 +590,12 @@ def _are_rows(args: Sequence[Any], specs: Sequence[TensorSpec]) -> bool:
 
 
 class _Unclear(NeedsFixedSize):
-    """No expression fits what an operator gave, or several do."""
+    """No expression fits the answers, or several do."""
 
 
 class _Fit:
-    """Sizes of results. `shape`: that of the images that a window makes, if it is known. `operands`: their shapes. `given`:
-    for each assignment the metas that were given back, with what they stand for."""
+    """Result sizes. `shape`: that of a window's images, if known. `operands`: their shapes. `given`: for each
+    assignment the meta arguments that were returned, with the tensors that they represent."""
 
     def __init__(
         self,

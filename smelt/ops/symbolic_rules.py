@@ -1,4 +1,4 @@
-"""Operators that a trace treats in their own way where sizes are symbolic."""
+"""Operators with a recording rule of their own for symbolic sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators on a tensor as an object: its value, its device, its memory."""
+"""Operators on a tensor as an object: its value, device, memory."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Names of the rules for operators that a trace does not simply record.
 
-The rules are in `tracing/record/recording_rules.py`; the modules of the families here declare which operators each is for.
+The rules are in `tracing/record/recording_rules.py`; the family modules in this package declare their operators.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from enum import Enum, auto
 
 
 class TraceRule(Enum):
-    """What the operator does that a node of the graph cannot say by itself."""
+    """An action of the operator that a node of the graph cannot express."""
 
     DEVICE = auto()  # asks for the device of a tensor
     SIZES = auto()  # asks for sizes or strides of a tensor as plain numbers

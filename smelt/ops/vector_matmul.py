@@ -1,7 +1,7 @@
-"""Products of a single row: a dot product for each column, bound by reading the weight once, so reductions serve.
+"""Products of a single row: a dot product per column, bound by reading the weight once, so reductions serve.
 
-Only where products are generated, the weight lies along the sums and the dtype needs no rounding in between; the rest
-stays with ATen.
+Only if products are generated, the weight is contiguous along the sums and the dtype needs no intermediate rounding;
+other products stay ATen calls.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ def mm(b: Builder, x: Tensor, y: Tensor) -> Tensor | None:
 def addmm(
     b: Builder, bias: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> Tensor | None:
-    """Where `mm` serves, beta and alpha are 1 and the bias has the dtype of x; else None."""
+    """If `mm` applies, beta and alpha are 1 and the bias has the dtype of x; else None."""
     product = mm(b, x, y) if beta == alpha == 1 and bias.dtype is x.dtype else None
     return None if product is None else b.pointwise(lambda v, c: v + c, [product, bias])
 
 
 def is_row_product(b: Builder, x: Tensor, y: Tensor) -> bool:
-    """Whether dtypes and sizes suit; that x is one row, and how y lies in memory, is for the caller to know."""
+    """Whether dtypes and sizes are suitable. The caller knows that x is one row, and the layout of y."""
     limits = b.costs.products
     if limits is None or x.dtype is not y.dtype or x.dtype not in (torch.float32, torch.float64):
         return False

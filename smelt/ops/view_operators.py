@@ -1,4 +1,4 @@
-"""Views: functions on indices. Nothing here computes or moves anything."""
+"""Views as functions on indices. They compute and move nothing."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def permute(b: Builder, x: Tensor, dims: Sequence[int]) -> Tensor:
 
 @operator(aten.transpose.int)
 def transpose(b: Builder, x: Tensor, dim0: int, dim1: int) -> Tensor:
-    """Also of a tensor without dimensions, which stays as it is."""
+    """A tensor without dimensions stays as it is."""
     dims = list(range(len(x.shape)))
     if dims:
         dims[dim0], dims[dim1] = dims[dim1], dims[dim0]
@@ -72,7 +72,7 @@ def t(b: Builder, x: Tensor) -> Tensor:
 
 @operator(aten.expand.default, aten.broadcast_to.default)
 def expand(b: Builder, x: Tensor, shape: Sequence[Size], *, implicit: bool = False) -> Tensor:
-    """The index is 0 in dimensions of size 1; new dimensions stand in front."""
+    """The index is 0 in dimensions of size 1; new dimensions are in front."""
     return b.view(x, b.spec.shape, lambda index: broadcast(index, x.shape))
 
 
@@ -80,7 +80,7 @@ def expand(b: Builder, x: Tensor, shape: Sequence[Size], *, implicit: bool = Fal
 def slice_(
     b: Builder, x: Tensor, dim: int = 0, start: Size | None = None, end: Size | None = None, step: int = 1
 ) -> Tensor:
-    """Element i is element start + i * step, `start` clamped to 0..size; the node's shape tells where it ends."""
+    """Element i is element start + i * step, `start` clamped to 0..size; the node's shape determines the end."""
     dim %= len(x.shape)
     first = clamped(start or 0, x.shape[dim])
     return b.view(x, b.spec.shape, moved(dim, lambda i: first + i * step))
@@ -103,7 +103,7 @@ def unsqueeze(b: Builder, x: Tensor, dim: int) -> Tensor:
 
 @operator(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 def squeeze(b: Builder, x: Tensor, dims: int | Sequence[int] | None = None) -> Tensor:
-    """Named dimensions of another size than 1 stay."""
+    """Named dimensions of a size other than 1 stay."""
     rank = len(x.shape)
     named = range(rank) if dims is None else [dims] if isinstance(dims, int) else dims
     gone = {d % rank for d in named if x.shape[d] == 1} if rank else set()
@@ -117,13 +117,13 @@ def squeeze(b: Builder, x: Tensor, dims: int | Sequence[int] | None = None) -> T
 
 @operator(aten.split.Tensor)
 def split(b: Builder, x: Tensor, size: Size, dim: int = 0) -> tuple[Tensor, ...]:
-    """Pieces of `size`; the last one may be smaller."""
+    """Chunks of `size`; the last one may be smaller."""
     return _pieces(b, x, dim, [i * size for i in range(len(b.spec))])
 
 
 @operator(aten.split_with_sizes.default)
 def split_with_sizes(b: Builder, x: Tensor, sizes: Sequence[Size], dim: int = 0) -> tuple[Tensor, ...]:
-    """Pieces of the given sizes, one after the other."""
+    """Consecutive chunks of the listed sizes."""
     return _pieces(b, x, dim, [sum(sizes[:i]) for i in range(len(sizes))])
 
 
@@ -172,7 +172,7 @@ def unfold(b: Builder, x: Tensor, dimension: int, size: int, step: int) -> Tenso
 def as_strided(
     b: Builder, x: Tensor, size: Sequence[Size], stride: Sequence[Size], storage_offset: int | None = None
 ) -> Tensor | None:
-    """Of a tensor that fills its memory densely, every address is an element; otherwise ATen does it."""
+    """For a tensor that fills its memory densely, every address is an element; otherwise an ATen call."""
     decode = _addresses(x)
     if decode is None:
         return None
@@ -201,8 +201,8 @@ def _addresses(x: Tensor) -> Callable[[Size], Index] | None:
 
 
 def clamped(position: Size, size: Size) -> Size:
-    """A start of a slice as Python reads it: from the end if negative, then within 0..size. Where symbols decide, it is
-    within as it is: the trace guards that (`tracing/composites/symbolic_selects.py`)."""
+    """A slice's start as Python reads it: from the end if negative, then within 0..size. If symbols decide, the trace
+    guards that it is within (`tracing/composites/symbolic_selects.py`)."""
     if isinstance(position, int) and position < 0:
         position = position + size
     if isinstance(position, int) and isinstance(size, int):
@@ -216,7 +216,7 @@ def selected(index: Size, size: Size) -> Size:
 
 
 def check_diagonal(count: Size, rows: Size, columns: Size, offset: int) -> None:
-    """Raises NeedsFixedSize where it depends on symbols which of rows and columns end a diagonal of `count` elements."""
+    """Raise NeedsFixedSize if symbols decide whether rows or columns end a diagonal of `count` elements."""
     ends = rows - max(-offset, 0), columns - max(offset, 0)
     if count not in ends or not all(proves_le(count, end) for end in ends):
         all_static(rows, columns)
@@ -235,8 +235,8 @@ def moved(dim: int, f: Callable[[Size], Size]) -> Callable[[Index], Index]:
 
 
 def reshape_index(old: Sequence[Size], new: Sequence[Size]) -> Callable[[Index], Index]:
-    """The function from an index of shape `new` to the index of shape `old` of the same row-major position. Dimensions
-    are first matched into groups of equal size, so that what a reshape leaves alone costs nothing."""
+    """The map from an index of shape `new` to the index of shape `old` with the same row-major position. Dimensions
+    are first matched into groups of equal size, so that unchanged dimensions cost nothing."""
     groups = _matched(old, new)
     rank = len(old)
 
@@ -264,8 +264,8 @@ def _decode(position: Size, dims: Sequence[int], shape: Sequence[Size], out: lis
 
 
 def _matched(old: Sequence[Size], new: Sequence[Size]) -> list[tuple[list[int], list[int], tuple[Size, ...]]]:
-    """Groups end where as many elements stand before in both shapes, or behind: equal products are the same object. So it
-    is known of symbols, too, that (s, t, 64) and (s*t, 64) have their last dimension in common."""
+    """Groups end where equally many elements precede in both shapes, or follow; equal products are the same object.
+    Symbols thus show that (s, t, 64) and (s*t, 64) share their last dimension."""
     sources = [d for d, s in enumerate(old) if s != 1]
     targets = [d for d, s in enumerate(new) if s != 1]
     left, right = [old[d] for d in sources], [new[d] for d in targets]

@@ -1,23 +1,24 @@
-"""Shape functions: what an operator returns for meta tensors, without torch's Python shape functions where possible.
+"""Shape functions: metadata of an operator's results for meta tensors, without torch's Python shape functions where
+possible.
 
-torch registers Python functions over the C++ shape functions of most operators. They take 0.1 to 1 ms, and the first of
-them that runs in a process imports torch's own compiler and sympy, for a second. `on_metas` therefore asks, in this order:
+torch registers Python functions over the C++ shape functions of most operators. They take 0.1 to 1 ms, and the first
+of them that runs in a process imports torch's own compiler and sympy, which takes a second. `on_metas` therefore asks,
+in this order:
 
-1. torch's C++ shape functions (`native/operators/shapes.cpp`);
-2. the `layout` of the operator's row, for operators that models use and that have none;
-3. the operator itself on real tensors of zeros, if they are few and it would otherwise be a Python function;
-4. torch's function.
+1. torch's C++ shape functions (`native/operators/shapes.cpp`); 2. the `layout` of the operator's row, for operators
+that models use and that have none; 3. the operator itself on real tensors of zeros, if they are few and it would
+otherwise be a Python function; 4. torch's function.
 
-The answers of 2 and 3 are those of a CPU. On a GPU the operator itself is run in their place, on zeros of the sizes that
-are asked about: which library computes, and so how results lie, differs from device to device and from version to version.
-Where a row has `layout_on`, that is asked before: cuDNN makes some convolutions when first called, for up to a second.
-Of symbolic sizes it is run once, for those of the call: how results lie beside those of a CPU (`observed_layouts.py`)
-holds for other sizes, for which a GPU may have no memory.
+The answers of 2 and 3 are those of a CPU. On a GPU the operator itself runs instead, on zeros of these sizes: the
+library, and so the layout of results, differs from device to device and from version to version. A row's `layout_on`
+is asked first: cuDNN builds some convolutions at their first call, for up to a second. For symbolic sizes the operator
+runs once, for those of the call: the difference to a CPU's layout (`observed_layouts.py`) holds for other sizes, for
+which a GPU may have no memory.
 
-Shape functions do not know for which dtypes a device has kernels, and on a CPU whether a
-number fits a dtype: after 1, and where there are numbers after 2, the operator is tried on tensors of one element; before 4
-on real ones, whose refusal counts. Where a row says `run_on_zeros`, 2 and 3 come first. Where a layout returns
-NotImplemented, or an operator refuses zeros, the next in the list is asked.
+Shape functions do not know for which dtypes a device has kernels, and on a CPU whether a number fits a dtype: after 1,
+and with numbers after 2, the operator is tried on tensors of one element; before 4 on real ones, whose refusal counts.
+If a row says `run_on_zeros`, 2 and 3 come first. If a layout returns NotImplemented, or an operator refuses zeros, the
+next in the list is asked.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ _TORCH = frozenset({"aten", "prims", "mkldnn", "quantized"})
 
 
 class Accepted:
-    """Whether an operator runs on one element of each of its arguments: of calls that differ in sizes only, one is tried."""
+    """Whether an operator runs on one element of each of its arguments. Of calls that differ only in sizes, one is
+    tried."""
 
     def __init__(self) -> None:
         self._answer: bool | None = None
@@ -69,7 +71,7 @@ def on_metas(
     device: torch.device,
     accepted: Accepted | None = None,
 ) -> Any:
-    """What `func` returns for meta tensors that stand for tensors on `device`. Raises what `func` raises."""
+    """The result of `func` for meta tensors that represent tensors on `device`. Raises what `func` raises."""
     if func.namespace == "smelt" and row(func).layout is not None:  # no device decides
         return of_row(func, args, kwargs)
     if device.type == "cuda" and torch.cuda.is_available():
@@ -136,9 +138,9 @@ def _on_gpu(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], devic
 def seen_on_gpu(
     func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device, fixed: Set[int]
 ) -> Seen | None:
-    """How what an operator gives on a GPU lies beside what is said of a CPU. It is run for these meta tensors, as its
-    results are not known otherwise. `fixed`: sizes that are no other ones at other calls. None where nothing follows for
-    these."""
+    """The difference between an operator's result layouts on a GPU and the declared ones of a CPU, observed by running
+    it for these meta tensors. `fixed`: sizes that are the same at each call. None if nothing follows for other sizes.
+    """
     info = effects(func)
     if func.namespace != "aten" or info.random or not may_be_tried(info) or _gives_values(func):
         return None
@@ -161,12 +163,12 @@ def _of_row_on(device: torch.device, func: OpOverload, args: Sequence[Any], kwar
 
 
 def _gives_values(func: OpOverload) -> bool:
-    """Whether a result is no tensor: then it tells something of these tensors, not of how results lie."""
+    """Whether a result is not a tensor: it then depends on these tensors rather than on layouts."""
     return any("Tensor" not in str(r.type) for r in func._schema.returns)
 
 
 def of_row(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What the operator's row says; NotImplemented where it says nothing, or does not know."""
+    """The answer of the operator's row; NotImplemented if it has none."""
     function = row(func).layout
     return NotImplemented if function is None else function(*args, **kwargs)
 

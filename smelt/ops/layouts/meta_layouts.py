@@ -1,4 +1,4 @@
-"""What all shape functions here are made of: torch's C++ shape functions, and meta tensors."""
+"""Building blocks of shape functions: torch's C++ shape functions, and meta tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CPP: dict[OpOverload, Callable[..., Any] | None] = {}
 
 
 def of_cpp(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What torch's C++ shape function gives; NotImplemented where there is none."""
+    """The result of torch's C++ shape function; NotImplemented if there is none."""
     if func not in _CPP:
         schema = func._schema
         _CPP[func] = (
@@ -45,13 +45,13 @@ def of_cpp(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
 
 
 def uninitialized(x: torch.Tensor, device: torch.device = CPU) -> torch.Tensor:
-    """A tensor on `device` with the sizes, strides and dtype of x, and whatever is in its memory."""
+    """An uninitialized tensor on `device` with the sizes, strides and dtype of x."""
     return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=device)
 
 
 def unbacked(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor on a GPU with the sizes, strides and dtype of x and no memory: for what looks at nothing else, and may be
-    asked about sizes for which there is none."""
+    """A tensor on a GPU with the sizes, strides and dtype of x and no memory: for queries of metadata, possibly for
+    sizes for which there is no memory."""
     if storage_at is None or device.type != "cuda" or not torch.cuda.is_available():
         return uninitialized(x, device)
     extent = 1 + sum((n - 1) * step for n, step in zip(x.size(), x.stride())) if x.numel() else 0
@@ -60,13 +60,13 @@ def unbacked(x: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def elements(tree: Any) -> int:
-    """How many elements the tensors inside have together."""
+    """The total number of elements of the tensors inside."""
     return sum(t.numel() for t in leaves(tree, torch.Tensor))
 
 
 def on_any(layout: Callable[..., Any]) -> Callable[..., Any]:
-    """`layout_on` of an operator whose results lie in the same way on every device: of a shape function that ATen's
-    kernels share."""
+    """`layout_on` of an operator whose results have the same layout on every device: that of a shape function that
+    ATen's kernels share."""
     # Positional only, as the keyword arguments may have a `device` of their own.
     return lambda device, /, *args, **kwargs: layout(*args, **kwargs)
 
@@ -94,7 +94,7 @@ def like(
     pin_memory: Any = None,
     memory_format: torch.memory_format | None = None,
 ) -> Any:
-    """`zeros_like` and its like: torch is asked, with uninitialized tensors, but where the answer is clear."""
+    """Layouts of `zeros_like` and the like: torch is asked, with uninitialized tensors, unless the answer is clear."""
     memory_format = torch.preserve_format if memory_format is None else memory_format
     if memory_format == torch.contiguous_format:
         return fresh(x.shape, dtype or x.dtype)
@@ -105,8 +105,8 @@ def like(
 
 
 def dense_stride(x: torch.Tensor) -> tuple[int, ...]:
-    """The strides of `empty_like(x)` for large tensors with gaps: torch is asked about a small one with gaps, of which sizes
-    and strides are in the same order, and gives the order of the dimensions."""
+    """The strides of `empty_like(x)` for large tensors with gaps: torch is asked about a small one with gaps whose
+    sizes and strides have the same order, which determines the order of the dimensions."""
     sizes, strides = (sorted({0, 1, *given}) for given in (x.shape, x.stride()))
     small = torch.empty_strided([sizes.index(n) for n in x.shape], [2 * strides.index(n) for n in x.stride()])
     order = torch.empty_like(small).stride()
@@ -114,7 +114,7 @@ def dense_stride(x: torch.Tensor) -> tuple[int, ...]:
 
 
 def is_dense(x: torch.Tensor) -> bool:
-    """Whether the elements lie in memory one behind the other, in whatever order of the dimensions."""
+    """Whether the elements fill their memory without gaps, in any order of the dimensions."""
     step = 1
     for size, stride in sorted(zip(x.shape, x.stride()), key=lambda pair: pair[1]):
         if size != 1 and stride != step:

@@ -1,4 +1,4 @@
-"""How results lie on a GPU, told from those of one call and from what is said of a CPU, which knows of other sizes."""
+"""Layouts of results on a GPU for other sizes, from those of one call and from the declared ones of a CPU."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Order = tuple[int, ...]  # dimensions, those of the largest strides first
 
 @dataclass(frozen=True)
 class Seen:
-    """For each result its dtype (statistics of half precision are of another on a GPU), and how it lies: None as on a CPU,
-    or the order of its dimensions in memory, or it is the tensor itself, whose sizes are the same at each call."""
+    """For each result its dtype (statistics of half precision have another one on a GPU), and its layout: None for a
+    CPU's, or the order of its dimensions in memory, or the tensor itself, whose sizes are the same at each call."""
 
     results: tuple[tuple[torch.dtype, Order | torch.Tensor | None], ...]
 
     def of(self, said: Any) -> Any:
-        """Meta tensors that lie as on the GPU, of those that are said to lie so on a CPU."""
+        """Meta tensors with the GPU's layouts, from those with a CPU's."""
         found = iter(self.results)
 
         def laid_out(result: torch.Tensor) -> torch.Tensor:
@@ -37,8 +37,9 @@ class Seen:
 
 
 def compared(found: Any, said: Any, fixed: Set[int]) -> Seen | None:
-    """How results that were `found` on a GPU lie beside those `said` of a CPU; None where that does not tell of other sizes.
-    `fixed`: sizes that are the same at each call. (What is saved of batch norms has other sizes on a GPU.)"""
+    """The difference between results `found` on a GPU and those `said` of a CPU; None if it does not carry over to
+    other sizes. `fixed`: sizes that are the same at each call. (Saved results of batch norms have other sizes on a
+    GPU.)"""
     made: list[tuple[torch.dtype, Order | torch.Tensor | None]] = []
     for a, b in zip(leaves(found, torch.Tensor), leaves(said, torch.Tensor), strict=True):
         how: Order | torch.Tensor | None = None

@@ -1,5 +1,5 @@
-"""Trying an operator on real tensors of a device: of one element to see whether it has a kernel, of zeros (or of what
-`tried_on` of its row says) to see the layouts of its results."""
+"""Trials of an operator on real tensors: on one element to see whether it has a kernel, on zeros (or the row's
+`tried_on`) to see the layouts of its results."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _FEW = 1 << 16  # elements, at least as many as an operator that is tried on zer
 def accepts(
     func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device = CPU
 ) -> bool:
-    """Whether the operator runs on `device` when every dimension is cut down to one element. Raises RuntimeError where it
-    has no kernel for the dtypes."""
+    """Whether the operator runs on `device` with every dimension cut to one element. Raises RuntimeError if it has no
+    kernel for the dtypes."""
     # Neither a division by zero nor an index out of range counts. On a GPU, where nothing checks divisors, the latter would
     # end the process's use of it.
     scales = row(func).scales
@@ -48,15 +48,15 @@ def accepts(
 
 
 def is_overflow(error: Exception) -> bool:
-    """Whether torch says that a number does not fit a dtype."""
+    """Whether torch reports that a number does not fit a dtype."""
     return "without overflow" in str(error)
 
 
 def check_numbers(
     func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], filled: Any, device: torch.device = CPU
 ) -> None:
-    """Raises what the operator raises for a number that does not fit the dtype that it is converted to; shape functions do
-    not look at numbers. `filled`: what it returns."""
+    """Raise the operator's error for a number that does not fit the dtype to which it is converted; shape functions
+    ignore values. `filled`: its result."""
     given = (args[i] if i < len(args) else kwargs.get(name) for i, name in scalar_arguments(func))
     if all(number is None or (isinstance(number, (int, float)) and 0 <= number <= 127) for number in given):
         return
@@ -77,9 +77,9 @@ def scalar_arguments(func: OpOverload) -> tuple[tuple[int, str], ...]:
 def check_refused(
     func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device = CPU
 ) -> None:
-    """Raises what the operator raises on real tensors of the given sizes, whatever they hold: a refusal that torch's shape
-    function leaves out. Not for operators whose errors depend on values, nor for large sizes. It is asked of a CPU, which
-    is no reason where only that has no kernel."""
+    """Raise the operator's error on real tensors of these sizes, whatever their values: a refusal that torch's shape
+    function lacks. Not for operators whose errors depend on values, nor for large sizes. The trial runs on a CPU; a
+    kernel that only a CPU lacks is no reason."""
     if func.namespace != "aten" or row(func).raises or not may_be_tried(effects(func)):
         return
     if _size(func, args, kwargs) > _FEW:
@@ -92,7 +92,7 @@ def check_refused(
 
 
 def _fills(func: OpOverload) -> tuple[int, ...]:
-    """What tensors hold on which the operator is tried: as values may be what it refuses, two numbers."""
+    """The values on which the operator is tried: two numbers, as it may refuse one of them."""
     return tuple(dict.fromkeys((row(func).tried_on, 1)))
 
 
@@ -101,8 +101,8 @@ _untried = threading.local()  # `why`: an error that operators raise in place of
 
 @contextmanager
 def not_tried(why: Exception | None) -> Iterator[None]:
-    """Raises `why` where an operator would be run, but on tensors of one element: sizes that nobody gave may not go
-    together, which kernels need not check."""
+    """Raise `why` if an operator would run on tensors of more than one element: sample sizes may be inconsistent,
+    which kernels need not check."""
     before, _untried.why = getattr(_untried, "why", None), why
     try:
         yield
@@ -137,13 +137,13 @@ def _cut(value: Any, fill: int, device: torch.device, scales: bool) -> Any:
 
 
 def of_zeros(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Layouts of what `func` returns for zeros. NotImplemented where its shape function is not Python, a call could have
-    effects or depend on data, the sizes are large, or the call raises."""
+    """Layouts of the results of `func` for zeros. NotImplemented if its shape function is not Python, a call could
+    have effects or depend on data, the sizes are large, or the call raises."""
     return _tried_if_few(func, args, kwargs) if META_KEY in func.py_kernels else NotImplemented
 
 
 def of_empty(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """The same where a tensor has no elements, of any operator; NotImplemented elsewhere."""
+    """The same for operators on a tensor without elements; NotImplemented otherwise."""
     given = leaves((list(args), kwargs), torch.Tensor)
     return NotImplemented if all(t.numel() for t in given) else _tried_if_few(func, args, kwargs)
 
@@ -158,14 +158,14 @@ def _tried_if_few(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any])
 
 
 def may_be_tried(info: Effects) -> bool:
-    """Whether running the operator once more changes nothing and its results' layouts depend on no values."""
+    """Whether another run of the operator has no effect and the layouts of its results do not depend on values."""
     return not (
         info.random or info.view or info.data_dependent or info.dynamic_shape or info.changes_metadata
     )
 
 
 def _size(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
-    """A bound for the elements of the arguments and of what they describe: all their sizes multiplied."""
+    """A bound for the elements of the arguments and of the sizes that they state."""
     numbers = scalar_arguments(func)
     given = [a for i, a in enumerate(args) if all(i != position for position, _ in numbers)]
     given += [v for k, v in kwargs.items() if all(k != name for _, name in numbers)]
@@ -179,8 +179,8 @@ def _size(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
 
 
 def tried(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device = CPU) -> Any:
-    """Layouts of what `func` gives on `device` for zeros, as meta tensors; NotImplemented if it gives an argument back that
-    its schema does not name."""
+    """Layouts of the results of `func` on `device` for zeros, as meta tensors; NotImplemented if it returns an
+    argument that its schema does not declare."""
     _check_tried()
     real_args, real_kwargs = map_leaves(
         (list(args), kwargs), (torch.Tensor, torch.device), lambda v: _filled(v, row(func).tried_on, device)
@@ -194,8 +194,8 @@ def tried(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], device:
 
 
 def check_devices(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Raises what `func` raises for tensors on the devices that its arguments (fakes) say they are on. Shape functions do
-    not know which operators take tensors of several devices, so it is run on zeros."""
+    """Raise the error of `func` for arguments (fakes) on these devices. Shape functions do not know which operators
+    accept tensors of several devices, so the operator runs on zeros."""
     if may_be_tried(effects(func)):
         fill = row(func).tried_on
         real = map_leaves((list(args), kwargs), torch.Tensor, lambda v: _filled(v, fill, v.device))
