@@ -74,31 +74,51 @@ class Operator:
         lowering: builds its loops (docs/loops.md).
         takes_numbers: the lowering accepts a `Number` (whose value a call passes) in place of a number.
         takes_sizes: the lowering accepts a symbolic size in place of a number.
-        any_size: its result metadata for some sizes is right, or an error, for all sizes from 2 on; for other operators sizes must stay in the range that was tried (ops/symbolic_results.py, which names classes of operators that need not declare it).
-        out: an overload that computes into passed memory, whatever its strides, with the same code: no allocation and no page faults per call. (Many other `out=` overloads are generated: they copy.)
-        insert: a lowering of an operator that returns its first argument with some elements replaced, as `Insert`, for an input that holds the result at the end (ops/donated_inputs.py); None: the in-place operator.
+        any_size: its result metadata for some sizes is right, or an error, for all sizes from 2 on; for other
+            operators sizes must stay in the range that was tried (ops/symbolic_results.py, which names classes of
+            operators that need not declare it).
+        out: an overload that computes into passed memory, whatever its strides, with the same code: no allocation and
+            no page faults per call. (Many other `out=` overloads are generated: they copy.)
+        insert: a lowering of an operator that returns its first argument with some elements replaced, as `Insert`, for
+            an input that holds the result at the end (ops/donated_inputs.py); None: the in-place operator.
         in_place: the operator that writes its first argument so; calling it twice is the same as once.
-        recompute: its class for rematerialization in the backward; by the node if the arguments decide. Without one, torch's tags and the schema decide (autograd/recompute_classes.py).
-        linear: sets of arguments, names separated by spaces; the result is zero if all of one set are. None and the number 0 count as zero, and a list whose tensors all are. Views and `*_backward` need none (ops/linearity.py).
-        layout: a shape function from meta tensors to meta tensors with a CPU's layouts, or NotImplemented if it does not know (ops/layouts).
+        recompute: its class for rematerialization in the backward; by the node if the arguments decide. Without one,
+            torch's tags and the schema decide (autograd/recompute_classes.py).
+        linear: sets of arguments, names separated by spaces; the result is zero if all of one set are. None and the
+            number 0 count as zero, and a list whose tensors all are. Views and `*_backward` need none
+            (ops/linearity.py).
+        layout: a shape function from meta tensors to meta tensors with a CPU's layouts, or NotImplemented if it does
+            not know (ops/layouts).
         layout_on: the same for a GPU, which is its first argument: for libraries whose first call takes long.
-        run_on_zeros: torch's shape function is wrong about a CPU's strides, or needs real tensors, so the operator runs instead, once, on zeros.
+        run_on_zeros: torch's shape function is wrong about a CPU's strides, or needs real tensors, so the operator
+            runs instead, once, on zeros.
         needs_room: raises for tensors of one element, which then say nothing about its kernels.
-        scales: its lists are sizes of images and its floats their scale factors: on one element, which GPU kernels would read beyond, it is tried without.
-        tried_on: the values on which it is tried for result layouts. Zeros are out of range for pivots, which count from 1 and which neither a GPU nor LAPACK checks: memory beside the tensor would be written.
+        scales: its lists are sizes of images and its floats their scale factors: on one element, which GPU kernels
+            would read beyond, it is tried without.
+        tried_on: the values on which it is tried for result layouts. Zeros are out of range for pivots, which count
+            from 1 and which neither a GPU nor LAPACK checks: memory beside the tensor would be written.
         converts: a GPU library may convert the layouts of arguments and results for the time of the call.
-        trace_rule: how a trace treats a call that it does not simply record; `view`: the view operator that it is beneath autograd, or whose result an in-place operator makes of its tensor.
-        written_through: of a view operator, its inverse: `(emitter, base, value, *arguments after the first)` returns a node with the shape of `base` that holds `value` where the view looks and `base` elsewhere. With several results, the number of the written one comes before the arguments.
+        trace_rule: how a trace treats a call that it does not simply record; `view`: the view operator that it is
+            beneath autograd, or whose result an in-place operator makes of its tensor.
+        written_through: of a view operator, its inverse: `(emitter, base, value, *arguments after the first)` returns
+            a node with the shape of `base` that holds `value` where the view looks and `base` elsewhere. With several
+            results, the number of the written one comes before the arguments.
         filled: the number that all elements of its result equal, from the arguments.
-        from_statistics: of a normalization, its first result from its input and saved statistics: `(make, arguments by name, results by number)`, None if they do not suffice.
-        zero_where: of a backward, `(make, second argument, *further ones)` returns a mask of its zeros; elsewhere it passes the gradient. Comparisons are false for NaN, as in ATen's kernels.
-        reads_shape_only: of a backward, that it reads only the shape of its second argument, which eager saves all the same.
+        from_statistics: of a normalization, its first result from its input and saved statistics: `(make, arguments by
+            name, results by number)`, None if they do not suffice.
+        zero_where: of a backward, `(make, second argument, *further ones)` returns a mask of its zeros; elsewhere it
+            passes the gradient. Comparisons are false for NaN, as in ATen's kernels.
+        reads_shape_only: of a backward, that it reads only the shape of its second argument, which eager saves all the
+            same.
         index_bound: an exclusive upper bound of the indices that it returns (alone, or as the second result).
         zero_or_one: all its results are 0 or 1, whatever the dtype.
-        redrawn: it fills with random numbers that the same generator state reproduces: a tensor `like` the first argument, whose values it does not read, or one drawn `from` them.
-        raises: whether it may raise because of the values that it reads; by the node if the arguments decide. It runs although its result is unused, and before any write that the caller sees (ops/may_raise.py).
+        redrawn: it fills with random numbers that the same generator state reproduces: a tensor `like` the first
+            argument, whose values it does not read, or one drawn `from` them.
+        raises: whether it may raise because of the values that it reads; by the node if the arguments decide. It runs
+            although its result is unused, and before any write that the caller sees (ops/may_raise.py).
         safe: from its lowered arguments, whether it is known not to raise after all: it need not run for that.
-        fits: names of arguments, separated by spaces, whose numbers must fit the dtype of the result, or ATen raises; `fits_in` computes another dtype that they must fit, from that and the device of the result.
+        fits: names of arguments, separated by spaces, whose numbers must fit the dtype of the result, or ATen raises;
+            `fits_in` computes another dtype that they must fit, from that and the device of the result.
     """
 
     lowering: Lowering | None = None
