@@ -45,7 +45,7 @@ unavailable: str | None  # why nothing can be compiled with this torch and this 
 
 
 def __getattr__(name: str) -> object:
-    """`unavailable`, of which not all is known before the compiler is imported."""
+    """`unavailable`, which is complete only once the compiler has been imported."""
     if name == "unavailable":
         return compatibility.unavailable
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,8 @@
 """The public functions, with torch.compile's names and arguments.
 
-A wrong argument raises OptionError or TypeError at once; one whose feature is not built yet, NotImplementedError.
-`callables.py` does the work: the first call of a function here imports it, and with it the whole compiler
-(`support.compiler`). Where smelt cannot work, `eager_only.py` stands in its place.
+A wrong argument raises OptionError or TypeError at once; an unimplemented feature raises NotImplementedError.
+`callables.py` does the work: the first call of a function here imports it and the compiler (`compatibility.compiler`).
+Where smelt cannot work, `eager_only.py` replaces it.
 """
 
 from __future__ import annotations
@@ -50,28 +50,28 @@ def compile(
     options: dict[str, Any] | None = None,
     disable: bool = False,
 ) -> Any:
-    """Returns `model` compiled: called with the same arguments it gives the same results, faster.
+    """Return `model` compiled: called with the same arguments, it returns the same results, faster.
 
     Args:
-        model: a function, method, callable object or nn.Module. None: returns a decorator.
-        fullgraph: raise `smelt.errors.Unsupported` (on the user's line) where the graph would break or capture fails.
+        model: a function, method, callable object or nn.Module. None: return a decorator.
+        fullgraph: raise `smelt.errors.Unsupported` (on the user's line) if the graph would break or capture fails.
         dynamic: which sizes of tensors, from 2 on, and which numbers are symbols, so that one entry serves them all
-            (docs/dynamic-shapes.md). None: those that are seen to change, or are marked (`mark_dynamic`); True: all sizes
-            that can be, from the first call on; False: none. Sizes are symbols with the backend "smelt" alone.
+            (docs/dynamic-shapes.md). None: those that change between calls, or are marked (`mark_dynamic`); True: all
+            that can be, from the first call on; False: none. Only the backend "smelt" supports symbolic sizes.
         backend: a name from `list_backends()`, or a callable `(torch.fx.GraphModule, example_inputs) -> callable`.
-        mode: None or "default"; on GPUs also "reduce-overhead" (CUDA graphs), "max-autotune-no-cudagraphs" (products are
-            generated where that is measured to be faster), "max-autotune" (both). Nothing else changes on a CPU.
+        mode: None or "default"; on GPUs also "reduce-overhead" (CUDA graphs), "max-autotune-no-cudagraphs" (products
+            are generated if they are measured to be faster), "max-autotune" (both). Modes change nothing on a CPU.
         options: see `smelt.config.Config`; an unknown name is an error.
         disable: return `model` as it is.
 
-    A compiled module shares its state with the original: same parameters, buffers, attributes and state_dict keys.
+    A compiled module shares its state with the original: parameters, buffers, attributes and state_dict keys.
 
     Raises:
         OptionError: a wrong value or unknown name, with the nearest valid one.
-        TypeError: `model` cannot be called.
-        NotImplementedError: the feature is not built yet.
-        Unavailable: smelt cannot work with this torch or Python, and `fullgraph` asked for a program that is compiled
-            as a whole. Without it, `model` is returned as it is, and a warning says why, once.
+        TypeError: `model` is not callable.
+        NotImplementedError: the feature is not implemented.
+        Unavailable: smelt cannot work with this torch or Python, and `fullgraph` is set. Otherwise `model` is returned
+            as it is, and one warning says why.
     """
     return compatibility.compiler().compile(
         model,
@@ -85,21 +85,21 @@ def compile(
 
 
 def explain(fn: Callable[..., Any], *, times: int = 0, **options: Any) -> Callable[..., Any]:
-    """What becomes of `fn`: `smelt.explain(fn)(*args, **kwargs)` calls it once, compiled, and returns an `Explanation`
-    (`smelt/report/explanation.py`): graphs, breaks, guards, recompiles, kernels, memory, time. Print it.
+    """Explain the compilation of `fn`: `smelt.explain(fn)(*args, **kwargs)` calls it once, compiled, and returns an
+    `Explanation` (`smelt/report/explanation.py`): graphs, breaks, guards, recompiles, kernels, memory, time. Print it.
 
     Args:
-        fn: what `compile` takes, which is compiled with `options` (those of `compile`), or what it returned.
-        times: how many more calls are made to time kernels (median microseconds), under torch's profiler. To choose what is
-            timed, make calls under `.timing()`.
+        fn: an argument or a result of `compile`. An argument is compiled with `options` (those of `compile`).
+        times: the number of further calls that time kernels (median microseconds) with torch's profiler. To choose the
+            timed calls yourself, make them under `.timing()`.
 
-    `fn` runs once for each call, as a call of the compiled function does: its effects, random numbers and `.grad`s are those
-    of one call, or of as many as `times` asks for. More calls with `.call(...)` show recompiles. A backward is compiled when
-    its first gradient comes: call `backward()` under `.watching()`. What eager would keep for the backward is measured on
-    other tensors, by running the recorded torch calls, not `fn`; the state of random numbers is put back.
+    `fn` runs once per call, as a compiled function does: its effects, random numbers and `.grad`s are those of one
+    call, or of the `times` calls. More calls with `.call(...)` show recompiles. A backward is compiled when its first
+    gradient arrives: call `backward()` under `.watching()`. The memory that eager would save is measured on other
+    tensors, by running the recorded torch calls, not `fn`; the state of the random generators is restored.
 
-    Raises what `compile` raises, OptionError for `times` below 0, what the call raises, and Unavailable where smelt cannot
-    work with this torch or Python.
+    Raises what `compile` raises, OptionError for negative `times`, the exceptions of the call, and Unavailable if
+    smelt cannot work with this torch or Python.
     """
     anew = functools.partial(compile, fn, **options)
     explained: Callable[..., Any] = compatibility.compiler().explain(fn, anew, bool(options), times)
@@ -107,15 +107,15 @@ def explain(fn: Callable[..., Any], *, times: int = 0, **options: Any) -> Callab
 
 
 def reset() -> None:
-    """Forgets everything compiled: every cache is emptied, memory held by plans is freed. Compiled callables stay valid
-    and compile again at their next call."""
+    """Drop everything compiled: empty every cache and free the memory of plans. Compiled callables stay valid and
+    compile again at their next call."""
     compatibility.compiler().reset()
 
 
 def disable(fn: Any = None, recursive: bool = True) -> Any:
-    """Marks a function, callable or module to be run eagerly, never captured. Usable as a decorator.
+    """Mark a function, callable or module to run eagerly and never be captured. Usable as a decorator.
 
-    A compiled function that calls it has a graph break there. Nothing is newly compiled while it runs.
+    A compiled function that calls it breaks the graph there. Nothing is compiled while it runs.
     """
     return compatibility.compiler().disable(fn, recursive)
 
@@ -126,7 +126,7 @@ def is_compiling() -> bool:
 
 
 def graph_break() -> None:
-    """Asks for a graph break here. Does nothing when run eagerly."""
+    """Request a graph break at this call. Does nothing in eager code."""
 
 
 graph_break.__smelt_graph_break__ = True  # type: ignore[attr-defined]
@@ -140,37 +140,39 @@ def trace(
     backend: str | Callable[..., Any] = "smelt",
     options: dict[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """`smelt.trace(fn)(*args, **kwargs)` gives the graphs of this call: a `smelt.report.traces.Trace`, whose torch-level,
-    aten-level, joint, forward and backward graphs print, can be walked, edited, and run (docs/artifacts.md).
+    """Capture the graphs of one call: `smelt.trace(fn)(*args, **kwargs)` returns a `smelt.report.traces.Trace`, whose
+    torch-level, aten-level, joint, forward and backward graphs can be printed, walked, edited and run
+    (docs/artifacts.md).
 
-    The call is made once, by what is compiled for it, with all that it does to its arguments and elsewhere; nothing else is
-    changed, and what was compiled of `fn` before is not asked. `Trace.result` is what it returned.
+    The call is made once, compiled, with its effects on arguments and environment. Existing compilations of `fn` are
+    neither used nor changed. `Trace.result` is the call's result.
 
     Args:
-        fn: what `smelt.compile` takes. Of what is compiled already, the original is traced.
-        dynamic, backend, options: as for `smelt.compile`; what they decide of a capture they decide here.
+        fn: an argument of `smelt.compile`. Of a compiled function the original is traced.
+        dynamic, backend, options: as for `smelt.compile`, as far as they affect capture.
 
     Raises:
         OptionError, TypeError: as `smelt.compile` does.
         Unavailable: smelt cannot work with this torch or Python.
-        Unsupported: nothing of the call could be captured, for the reason that it names; the call was made eagerly.
-        SmeltError: there was nothing to capture in the call.
-    Exceptions of `fn` are its own.
+        Unsupported: nothing of the call could be captured, for the stated reason; the call was made eagerly.
+        SmeltError: the call contained nothing to capture.
+
+    Exceptions of `fn` propagate.
     """
     return compatibility.compiler().trace(fn, dynamic=dynamic, backend=backend, options=options)
 
 
 def set_logs(*, json: str | os.PathLike[str] | None = None, **names: bool) -> None:
-    """Turns logs on and off, as `SMELT_LOGS=breaks,recompiles` does: `set_logs(breaks=True, guards=False)`.
+    """Turn logs on and off, as `SMELT_LOGS=breaks,recompiles` does: `set_logs(breaks=True, guards=False)`.
 
-    The names are breaks, recompiles, sizes, guards, graphs, fusion, kernels, plan, perf (docs/logs.md); those that are not
-    named stay as they are. Each is a logger `smelt.<name>`.
+    The names are breaks, recompiles, sizes, guards, graphs, fusion, kernels, plan, perf (docs/logs.md); other logs
+    stay as they are. Each is a logger `smelt.<name>`.
 
     Args:
-        json: a file that every event of a compilation is added to, as a line of JSON; "" for none from now on.
-        names: which are on.
+        json: a file to which every compilation event is appended as a line of JSON; "" stops that.
+        names: the logs to turn on or off.
 
-    Raises OptionError for an unknown name, a value that is no bool, or a file that cannot be written.
+    Raises OptionError for an unknown name, a value that is not a bool, or a file that cannot be written.
     """
     from smelt.report import logs  # noqa: PLC0415
 
@@ -200,14 +202,15 @@ def dump(directory: str | os.PathLike[str], *, override: bool = False) -> Abstra
 
 
 def list_backends() -> list[str]:
-    """Names accepted by `compile(backend=...)`."""
+    """The names that `compile(backend=...)` accepts."""
     return compatibility.compiler().list_backends()
 
 
 def register_backend(fn: Callable[..., Any] | None = None, *, name: str | None = None) -> Any:
-    """Registers `fn(gm: torch.fx.GraphModule, example_inputs: list[Tensor]) -> callable` as a backend; a decorator too.
+    """Register `fn(gm: torch.fx.GraphModule, example_inputs: list[Tensor]) -> callable` as a backend. Usable as a
+    decorator.
 
-    Raises OptionError when the name is taken.
+    Raises OptionError if the name is taken.
     """
     if fn is None:
         return functools.partial(register_backend, name=name)

@@ -1,5 +1,5 @@
-"""What the public functions of `api.py` do: arguments are checked, and what is compiled is made, functions and modules that
-are called like the original. With this module the whole compiler is imported (`compatibility.py` says when)."""
+"""The implementation of `api.py`: argument checks, compiled functions and modules. Importing this module imports the
+whole compiler (`compatibility.py` says when)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Settings:
     options: tuple[tuple[str, Any], ...]
 
     def frame_compiler(self) -> FrameCompiler:
-        """A new one, with no entries. Raises what `registry.lookup` and `Config.with_options` raise."""
+        """A new frame compiler without entries. Raises what `registry.lookup` and `Config.with_options` raise."""
         options = dict(self.options) | _OF_MODE.get(self.mode, {})
         return FrameCompiler(
             backend=backend_registry.lookup(self.backend),
@@ -73,7 +73,7 @@ def compile(
     options: dict[str, Any] | None,
     disable: bool,
 ) -> Any:
-    """Returns `model` compiled, or a decorator."""
+    """Return `model` compiled, or a decorator."""
     settings = _checked(fullgraph, dynamic, backend, mode, options, disable)
     if model is None:
         return lambda m: _compile(m, settings, disable)
@@ -129,8 +129,8 @@ def _check_mode(mode: Any, options: Any) -> None:
 def _compiled_function(
     fn: types.FunctionType, settings: Settings, original: Any = None, traced: Callable[..., Any] | None = None
 ) -> Any:
-    """A native callable around a copy of `fn`: the copy's code object is the key of this compilation's own cache.
-    `traced` runs in its place where another tracer looks; None: `fn` itself."""
+    """A native callable around a copy of `fn`, whose code object keys this compilation's own cache. `traced` runs
+    instead under another tracer; None: `fn` itself."""
     compiler = settings.frame_compiler()
     if fn.__code__.co_flags & SUSPENDABLE and not settings.fullgraph:
         own = compiler.generator_factory(fn)
@@ -160,7 +160,7 @@ def _rebuild_function(original: Any, settings: Settings) -> Any:
 
 
 def _reduce_function(wrapped: Any) -> Any:
-    """A compiled function that its module holds under its own name pickles by that name, others by compiling again."""
+    """Pickle a compiled function that its module holds under its own name by that name, others by compiling again."""
     found: Any = sys.modules.get(wrapped.__module__)
     for part in wrapped.__qualname__.split("."):
         found = getattr(found, part, None)
@@ -185,7 +185,7 @@ class _ModuleState:
 
 
 class CompiledModule:
-    """Mixed into a subclass of the original's class; an instance shares the original's `__dict__`."""
+    """Mixin of the subclass of the original's class; an instance shares the original's `__dict__`."""
 
     __slots__ = ()
     __jit_unused_properties__ = ("_orig_mod",)  # torch.jit.script would compile it with the module
@@ -197,7 +197,7 @@ class CompiledModule:
 
     @property
     def _orig_mod(self) -> nn.Module:
-        """The module that was compiled (the name torch.compile uses)."""
+        """The original module (torch.compile's name for it)."""
         return self._smelt.original
 
     def __reduce__(self) -> Any:
@@ -211,8 +211,8 @@ class CompiledModule:
 
 
 def _compiled_class(cls: type[nn.Module]) -> type[nn.Module]:
-    """A subclass for compiled modules. To call it, as methods of modules do with the class of their instance
-    (`Sequential.__getitem__` of a slice), makes an instance of `cls`: what is new was not compiled."""
+    """The class of compiled modules of class `cls`. Calling it, as methods do with the class of their instance
+    (`Sequential.__getitem__` of a slice), returns an instance of `cls`, which is not compiled."""
 
     def make(_: type, *args: Any, **kwargs: Any) -> nn.Module:
         return cls(*args, **kwargs)
@@ -243,8 +243,8 @@ def _compiled_module(module: nn.Module, settings: Settings) -> nn.Module:
 
 
 def _as_module(compiled: nn.Module) -> Callable[..., Any]:
-    """How a compiled module is called under another tracer, which may know modules by their place in the model that it
-    traces: the original is not there."""
+    """Call a compiled module under another tracer, which may identify modules by their path in the traced model, where
+    the original does not occur."""
     of = weakref.ref(compiled)
 
     def call(original: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -266,8 +266,9 @@ def _module_trampoline(cls: type) -> Any:
 
 
 def explain(fn: Any, anew: Callable[[], Any], differently: bool, times: int) -> Callable[..., Explanation]:
-    """What calls `fn` once, compiled, and tells of it. `anew` compiles it, where it is not or is to be `differently`.
-    `times`: how many more calls are timed. Raises OptionError where that is no number from 0 on."""
+    """A callable that calls `fn` once, compiled, and explains it. `anew` compiles it if it is not compiled, or
+    `differently`. `times`: the number of further timed calls. Raises OptionError for a negative or non-integer number.
+    """
     if type(times) is not int or times < 0:
         raise OptionError(f"smelt.explain: times must be an int from 0 on, got {times!r}")
     is_compiled = isinstance(getattr(fn, "__func__", fn), (_native.Wrapped, CompiledModule))
@@ -275,7 +276,7 @@ def explain(fn: Any, anew: Callable[[], Any], differently: bool, times: int) -> 
 
 
 def reset() -> None:
-    """Forgets what was compiled, and frees what plans hold."""
+    """Drop compiled code and free the memory of plans."""
     cache_entries.reset()
     release_all()
     gc.collect()
@@ -283,7 +284,7 @@ def reset() -> None:
 
 
 def disable(fn: Any, recursive: bool) -> Any:
-    """A function that runs `fn` eagerly; a decorator that makes one, where `fn` is None."""
+    """A function that runs `fn` eagerly; a decorator if `fn` is None."""
     if not recursive:
         raise NotImplementedError("smelt.disable(recursive=False) is not built yet")
     if fn is None:
@@ -304,7 +305,7 @@ def disable(fn: Any, recursive: bool) -> Any:
 def trace(
     fn: Any, *, dynamic: bool | None, backend: str | Callable[..., Any], options: dict[str, Any] | None
 ) -> Callable[..., Trace]:
-    """A function that makes one call of `fn` and gives its graphs. Each call of it captures anew."""
+    """A function that makes one call of `fn` and returns its graphs. Each call captures again."""
     settings = _checked(False, dynamic, backend, None, options, False)
     _compile(fn, settings, disable=False)  # says what is wrong with it
 
@@ -316,7 +317,7 @@ def trace(
 
 
 def dump(directory: str | os.PathLike[str], override: bool) -> AbstractContextManager[Dump]:
-    """A context in which what is compiled is written, and read where it was edited."""
+    """A context in which compilations write artifacts and read edited ones."""
     return dumping(directory, override)
 
 
@@ -326,7 +327,7 @@ def list_backends() -> list[str]:
 
 
 def register_backend(fn: Callable[..., Any], name: str | None) -> None:
-    """Makes `fn` a backend."""
+    """Register `fn` as a backend."""
     backend_registry.register_backend(fn, name=name)
 
 

@@ -1,7 +1,7 @@
-"""Whether smelt can work with the torch and the Python that it meets, and the one place where the compiler is imported.
+"""Compatibility with the installed torch and Python, and the only place that imports the compiler.
 
-A new torch must not break the user's program: what is missing is found when smelt is imported, and functions then run
-eagerly. The compiler is ten times as long to import as that, so it waits until a public function needs it.
+A new torch must not break the user's program: missing features are detected when smelt is imported, and functions then
+run eagerly. Importing the compiler takes ten times as long, so it waits until a public function needs it.
 """
 
 import platform
@@ -17,7 +17,7 @@ from smelt.torch_private import MISSING, DisableTorchDispatch, DisableTorchFunct
 
 
 def built_for() -> str | None:
-    """The torch that the native extension was built for; None where there is none for this Python."""
+    """The torch version of the native extension; None if there is no extension for this Python."""
     try:
         from smelt._built import TORCH  # noqa: PLC0415
     except ImportError:
@@ -27,7 +27,7 @@ def built_for() -> str | None:
 
 
 def _no_extension() -> str | None:
-    """Why the native extension is none for this torch and this Python; None where it loads."""
+    """Why the native extension does not fit this torch and Python; None if it loads."""
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return "smelt needs the GIL, this Python is a free-threaded build: take an ordinary build of CPython"
     built = built_for()
@@ -49,9 +49,9 @@ def _no_extension() -> str | None:
 
 
 def _other_layout() -> str | None:
-    """What the native extension reads by its layout in memory and does not find there; None where all is as it knows it.
+    """The first memory layout that differs from what the native extension expects; None if all match.
 
-    Modes that the program has on see nothing of the trial.
+    Modes that the program has enabled do not see the probe.
     """
     from smelt import _native  # noqa: PLC0415
 
@@ -74,7 +74,7 @@ unavailable = summary() if MISSING else _no_extension()  # why nothing can be co
 
 
 def compiler() -> Any:
-    """The module that does what the public functions ask for: `callables`, or `eager_only` where it cannot be imported."""
+    """The implementation of the public functions: `callables`, or `eager_only` if the compiler cannot be imported."""
     global unavailable
     if unavailable is None:
         try:
@@ -86,7 +86,7 @@ def compiler() -> Any:
 
 
 def _callables() -> ModuleType:
-    """Modes that the program has on see nothing of its import."""
+    """Import `callables`; modes that the program has enabled do not see it."""
     with DisableTorchFunction(), DisableTorchDispatch():
         from smelt import callables  # noqa: PLC0415
     return callables

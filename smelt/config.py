@@ -60,7 +60,7 @@ class Config:
             )
 
     def with_options(self, options: dict[str, Any] | None) -> Config:
-        """These options with some changed. Raises OptionError for an unknown name or a value of the wrong type."""
+        """These options with changes. Raises OptionError for an unknown name or a value of the wrong type."""
         names = {f.name: f for f in fields(self)}
         for key, value in (options or {}).items():
             if key not in names:
@@ -80,7 +80,7 @@ _TRUTH = {
 
 
 def _parsed(variable: str, text: str, default: Any) -> Any:
-    """The value that an environment variable gives. Raises OptionError naming the variable."""
+    """The value of an environment variable. Raises OptionError naming the variable."""
     if isinstance(default, bool):
         truth = _TRUTH.get(text.strip().lower())
         if truth is None:

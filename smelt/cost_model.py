@@ -1,7 +1,7 @@
-"""What depends on a machine, as numbers: what lowering, fusion and the plan weigh against each other.
+"""Costs of a machine, as numbers that lowering, fusion and planning compare.
 
-Nothing here has a default: each target gives its own `Costs` (`targets/cpu.py` has those of CPUs, with the measurement
-behind each number), and every stage is given them.
+Nothing here has a default: each target defines its own `Costs` (`targets/cpu.py` has those of CPUs, with the
+measurement behind each number), and every stage receives them.
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ class Costs:
     scatters: bool  # a kernel may store where tensors say, and fails where that is out of range
 
     # The plan (plan/parallel_launches.py, plan/build_plan.py)
-    parallel_launch_chunks: int  # pieces of work for each worker from which on a launch gains nothing from company
+    parallel_launch_chunks: (
+        int  # pieces of work for each worker from which on a launch gains nothing from company
+    )
     gil_bytes: int  # bytes touched by a plan from which on it gives other Python threads a turn
 
     # ATen's random numbers on a GPU (ops/random_numbers.py)

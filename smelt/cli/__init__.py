@@ -1,1 +1,1 @@
-"""The command `smelt`: runs, measures and explains scripts, and says what smelt knows and where it keeps things."""
+"""The command `smelt`: runs, measures and explains scripts, lists operators, manages the disk cache."""

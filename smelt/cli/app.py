@@ -1,6 +1,6 @@
 """The commands of `smelt`. Wrong usage is one line on stderr and status 2; scripts end with their own status.
 
-What is made of the compiler is imported by the commands that need it: the others work where smelt cannot be built.
+Commands import the compiler themselves, so that the others work where smelt cannot be built.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Script = Annotated[
 
 
 def main() -> None:
-    """The command line of this process."""
+    """Run the command line of this process."""
     app(prog_name="smelt")
 
 
@@ -180,7 +180,7 @@ def _run(script: str, arguments: list[str]) -> int:
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """Files that cannot be read, and what smelt refuses, are the user's to mend: no traceback."""
+    """Turn unreadable files and smelt's refusals into one line without a traceback."""
     try:
         yield
     except (run_script.NoScript, SmeltError) as error:

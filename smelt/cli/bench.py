@@ -1,4 +1,4 @@
-"""Eager against smelt for one function: the first call, and medians of later ones, taken in turns."""
+"""Eager against smelt for one function: the first call, and medians of later calls, taken in turns."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ROUNDS = 5  # at the least, whatever they take
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds: `first` of the call that compiles, `eager` and `smelt` of later calls, medians of `samples`. `differs`: how
-    the results differ, empty where they are eager's."""
+    """Seconds: `first` of the call that compiles, `eager` and `smelt` of later calls, medians of `samples`. `differs`:
+    how the results differ, empty if they are equal."""
 
     first: float
     eager: float
@@ -29,7 +29,7 @@ class Measured:
 
 
 def measure(fn: Callable[..., Any], arguments: tuple[Any, ...], seconds: float) -> Measured:
-    """Calls `fn` and what smelt makes of it with `arguments`, for about `seconds`. Raises what `fn` raises."""
+    """Call `fn` and its compiled form with `arguments`, for about `seconds`. Raises what `fn` raises."""
     fn = original(fn)
     compiled = api.compile(fn)
     torch.manual_seed(0)
@@ -42,7 +42,7 @@ def measure(fn: Callable[..., Any], arguments: tuple[Any, ...], seconds: float) 
 
 
 def original(fn: Callable[..., Any]) -> Any:
-    """What was compiled, where `fn` is what compiling made of it."""
+    """The function that was compiled, if `fn` is compiled."""
     return getattr(fn, "_smelt_original", None) or getattr(fn, "_orig_mod", fn)
 
 
@@ -55,7 +55,7 @@ def _first(compiled: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[fl
 
 
 def _in_turns(calls: list[Callable[[], Any]], seconds: float) -> list[list[float]]:
-    """Seconds per call of each, a sample of each in every round."""
+    """Seconds per call of each, with a sample of each in every round."""
     for call in calls:
         _sample(call, 2)  # what a second call still has to do is none of its later ones
     sizes = [max(1, round(SAMPLE / max(_sample(call, 1), 1e-9))) for call in calls]
@@ -91,7 +91,7 @@ def _difference(found: Any, expected: Any) -> str:
 
 
 def report(name: str, measured: Measured) -> str:
-    """For people."""
+    """The text of a measurement."""
     eager, smelt = measured.eager, measured.smelt
     ratio = f"{eager / smelt:.2f} times as fast" if eager >= smelt else f"{smelt / eager:.2f} times as slow"
     return "\n".join(

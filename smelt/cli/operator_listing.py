@@ -1,4 +1,4 @@
-"""The text of `smelt ops`: what loops are made of, and what becomes of each ATen operator."""
+"""The text of `smelt ops`: the primitives of loops, and the treatment of each ATen operator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from smelt.report.operator_table import FATES, fates, short
 
 
 def overview() -> str:
-    """The primitive set, and how many operators meet each fate."""
+    """The primitive set, and the number of operators by treatment."""
     return "\n".join(_overview())
 
 
@@ -34,8 +34,8 @@ def _wrapped(names: Iterator[str] | list[str] | tuple[str, ...]) -> str:
 
 
 def about(name: str) -> str:
-    """What becomes of the overloads of one operator: `add`, `aten.add`, `aten::add.Tensor`. Raises LookupError for a name
-    that none has, with the nearest."""
+    """The treatment of one operator's overloads: `add`, `aten.add`, `aten::add.Tensor`. Raises LookupError for an
+    unknown name, with the nearest."""
     asked = name.removeprefix("torch.ops.").removeprefix("aten").lstrip(".:")
     found = fates()
     rows = [op for op in found if asked in (short(op), f"{short(op)}.default", short(op).partition(".")[0])]

@@ -1,4 +1,4 @@
-"""Scripts run as `python script.py` runs them: `__main__`, `sys.argv`, `sys.path`, tracebacks and the status at the end."""
+"""Execution of scripts as by `python script.py`: `__main__`, `sys.argv`, `sys.path`, tracebacks and exit status."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ INTERRUPTED = 130  # what a shell reports of a program that SIGINT ended
 
 
 class NoScript(Exception):
-    """A file that cannot be read; the text says which, and why."""
+    """A file that cannot be read; the text names it and says why."""
 
 
 def run_script(path: str, arguments: Sequence[str]) -> int:
-    """Runs the file as `__main__`, and returns the status that Python would end with. What it raises is shown as Python
-    shows it, without frames of smelt's below the script's. Raises NoScript.
+    """Run the file as `__main__`, and return the status that Python would end with. Exceptions are shown as Python
+    shows them, without smelt's frames below the script's. Raises NoScript.
 
-    The process stays the script's: nothing is put back, for what runs at exit or in other threads.
+    The process stays the script's: nothing is restored, for code that runs at exit or in other threads.
     """
     source = _read(path)
     main = _module("__main__", path)
@@ -42,7 +42,7 @@ def run_script(path: str, arguments: Sequence[str]) -> int:
 
 
 def load(path: str) -> ModuleType:
-    """The file as a module, which is not `__main__`. Raises what it raises, and NoScript."""
+    """The file as a module other than `__main__`. Raises its exceptions, and NoScript."""
     source = _read(path)
     module = _module(os.path.splitext(os.path.basename(path))[0], path)
     sys.modules[module.__name__] = module
@@ -77,7 +77,7 @@ def _module(name: str, path: str) -> ModuleType:
 
 
 def _search_beside(path: str) -> None:
-    """Modules are looked for beside the script, in place of where `smelt` itself or the shell is."""
+    """Search modules beside the script instead of in the folder of `smelt` or of the shell."""
     if not sys.flags.safe_path:
         sys.path[0] = os.path.dirname(os.path.realpath(path))
 
@@ -90,7 +90,7 @@ def _status(end: SystemExit) -> int:
 
 
 def _own(traceback: TracebackType | None, module: ModuleType) -> TracebackType | None:
-    """The traceback from the module's first frame on; none where it did not begin to run."""
+    """The traceback from the module's first frame on; None if the module did not begin to run."""
     while traceback is not None and traceback.tb_frame.f_globals is not module.__dict__:
         traceback = traceback.tb_next
     return traceback

@@ -1,4 +1,4 @@
-"""All that a script compiles, as one explanation: the data of `smelt.explain` for several functions."""
+"""One explanation of everything that a script compiles: the data of `smelt.explain` for several functions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OF_RECORDS = ("entry-installed", "graph-break", "fallback")  # events that chan
 
 
 class Watched:
-    """What was compiled under `watching()`, of functions that are gone by now, too. `name` is the script's."""
+    """Everything compiled under `watching()`, including functions that no longer exist. `name`: the script's."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -34,7 +34,7 @@ class Watched:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Notes what is compiled in this context."""
+        """Record compilations in this context."""
         with events.subscribed(self._watch), events.subscribed(self._note):
             try:
                 yield
@@ -52,7 +52,7 @@ class Watched:
                 self._found.setdefault(record, (name, resumed))
 
     def to_dict(self) -> dict[str, Any]:
-        """As `Explanation.to_dict` (docs/explain.md); a frame's `resumes` says which function it belongs to."""
+        """Like `Explanation.to_dict` (docs/explain.md); a frame's `resumes` names its function."""
         self._look()
         known = {r: names for r, names in self._found.items() if r.entries or r.reasons or r.breaks}
         data = rows(
@@ -70,7 +70,7 @@ class Watched:
         return plain(self.to_dict())
 
     def save(self, path: Path) -> None:
-        """Writes the report: a name in `.json` asks for the data, one in `.html` for the page. Raises OSError."""
+        """Write the report: data for a name in `.json`, the page for one in `.html`. Raises OSError."""
         if path.suffix == ".json":
             path.write_text(json.dumps(self.to_dict(), indent=1), encoding="utf-8")
         else:

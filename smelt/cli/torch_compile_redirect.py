@@ -1,7 +1,7 @@
-"""What stands in for `torch.compile` in a script that smelt runs: its arguments, mapped onto `smelt.compile`'s.
+"""`torch.compile` redirected to `smelt.compile` in scripts that smelt runs, with its arguments mapped.
 
-torch's own compiler is not imported. What only says how that is to work (names of compilations, options of Inductor) has no
-meaning for results, and is left out.
+torch's own compiler is not imported. Arguments that only control torch's compiler (names of compilations, options of
+Inductor) are ignored.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ def compile(
     recompile_limit: int | None = None,
     **others: Any,
 ) -> Any:
-    """`torch.compile`, by smelt. The backend "inductor" is "smelt"; others keep their names, an unknown one is an error.
+    """`torch.compile`, served by smelt. The backend "inductor" becomes "smelt"; others keep their names, an unknown
+    one is an error.
 
-    Options that smelt does not know are those of another compiler, and are left out with a warning. Raises what
-    `smelt.compile` raises, and TypeError for an argument that torch.compile does not have.
+    Unknown options belong to another compiler and are ignored with a warning. Raises what `smelt.compile` raises, and
+    TypeError for an argument that torch.compile does not have.
     """
     for name in others.keys() - _THEIRS.keys():
         raise TypeError(f"compile() got an unexpected keyword argument {name!r}")
@@ -68,6 +69,6 @@ def _known(options: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def serve() -> None:
-    """From now on this process's `torch.compile` is smelt's, and `torch.compiler.reset` forgets what smelt compiled."""
+    """Redirect this process's `torch.compile` to smelt, and `torch.compiler.reset` to `smelt.reset`."""
     torch.compile = compile  # type: ignore[assignment]
     torch.compiler.reset = api.reset

@@ -1,2 +1,2 @@
-"""What people look at: what a compiled callable holds (`inspect.py`), the graphs of a call (`traces.py`), what
-became of it (`explanation.py`, as a page: `html_report.py`), the progress line, logs, the page of reasons."""
+"""Reports: the contents of a compiled callable (`inspect.py`), the graphs of a call (`traces.py`), explanations
+(`explanation.py`; as a page, `html_report.py`), the progress line, logs, and the page of reasons."""

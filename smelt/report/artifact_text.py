@@ -1,4 +1,4 @@
-"""What was compiled, as the text of files: frames, the source of resume functions, graphs, kernels, plans."""
+"""Text of compilation artifacts: frames, the source of resume functions, graphs, kernels, plans."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from smelt.shapes.expr import INFINITE, Sym
 
 @dataclass(frozen=True)
 class Written:
-    """The text of a file; `body` begins on its line `line`."""
+    """The text of a file; `body` begins on line `line`."""
 
     text: str
     body: str
@@ -47,7 +47,7 @@ def comment(text: str) -> str:
 
 
 def frame_text(entry: Entry) -> Written:
-    """The compiled frame, and above it the guards under which it runs."""
+    """The compiled frame, preceded by its guards."""
     names = (
         "graph is what the backend compiled; inputs are what the guards collected. The names that are defined nowhere\n"
         "here are objects of the program: the file is to be read and stepped through, not to be run by itself."
@@ -65,8 +65,8 @@ def _place(entry: Entry, sym: Sym) -> str:
 
 
 def resume_text(function: FunctionType) -> str | None:
-    """The user's function that a resume function goes on in, with a mark where; None for what is no resume function, or
-    where the source is not at hand."""
+    """The user's function that a resume function continues, with a mark at the resume point; None for other functions,
+    or if the source is not at hand."""
     behind = "a graph break"
     if is_step(function):
         behind, function = "a `yield`", function.__globals__["step"].function
@@ -98,8 +98,8 @@ def resume_text(function: FunctionType) -> str | None:
 def graph_text(
     graph: Graph, title: str, sizes: Mapping[str, int] | None = None, constants_file: str = ""
 ) -> Written:
-    """The graph as a program that can be run by itself, on inputs like those of the call. `sizes`: what symbols, by name,
-    are there; `constants_file`: beside the program, with the tensors that it does not spell out."""
+    """The graph as a program that runs by itself, on inputs like those of the call. `sizes`: values of the symbols by
+    name; `constants_file`: the file beside the program with tensors that it does not spell out."""
     written = python_source(graph)
     head = comment(title) + "\n"
     for name, value in written.names.items():
@@ -113,7 +113,7 @@ def graph_text(
 
 
 def constants_of(graph: Graph) -> dict[str, torch.Tensor]:
-    """The tensors that the program of a graph reads from a file."""
+    """The tensors that a graph's program reads from a file."""
     found: dict[str, torch.Tensor] = python_source(graph).names.get("constants", {})
     return {name: value.detach() for name, value in found.items()}
 
@@ -152,7 +152,7 @@ def _example(spec: Any, sizes: Mapping[str, int]) -> str:
 
 
 def hints_of(entry: Entry) -> dict[str, int]:
-    """What the symbols of sizes, by name, were in the call that was captured."""
+    """The values of the size symbols, by name, in the captured call."""
     traced = entry.traced
     hints = {sym.name: place.hint for sym, place in traced.sizes.items()}
     data = traced.unbacked.hints if traced.unbacked is not None else {}
@@ -163,7 +163,7 @@ def hints_of(entry: Entry) -> dict[str, int]:
 
 
 def sources_text(plans: Iterable[Plan]) -> dict[str, str]:
-    """By the ending of a file: what the kernels of plans were compiled from, LLVM's text or Python for Triton."""
+    """By file ending, the sources of the plans' kernels: LLVM text, or Python for Triton."""
     found: dict[str, dict[str, str]] = {"ll": {}, "triton.py": {}}
     for plan in plans:
         for symbol, function in plan.kernels.items():

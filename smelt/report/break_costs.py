@@ -1,8 +1,8 @@
-"""How long what runs eagerly at a graph break takes: compiled frames look at the clock before and behind it, for a while.
+"""Cost of graph breaks: compiled frames read the clock before and after the eager instruction, for a while.
 
 A compiled frame ends in a comment that names the break, the instruction, and a tail call
-(`capture/graph_breaks/graph_break.py`). Its code is exchanged for one that is written from the same source, with the
-clock on the same lines, so that tracebacks are as they were.
+(`capture/graph_breaks/graph_break.py`). Its code is replaced by code from the same source with the clock on the same
+lines, so that tracebacks stay the same.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _BEGAN, _CLOCK, _NOTE = "__smelt_began", "__smelt_clock", "__smelt_note"
 
 
 class BreakCosts:
-    """Measures while it is attached. What was measured stays."""
+    """Measures while attached. Measurements are retained."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, list[float]] = {}  # by the comment that names the break
         self._was: dict[FunctionType, CodeType] = {}
 
     def attach(self, entries: Iterable[Entry]) -> None:
-        """Has the frames of these entries look at the clock, those that do not yet."""
+        """Let the frames of these entries read the clock, if they do not yet."""
         for entry in entries:
             function = entry.answers[0]
             if type(function) is FunctionType and function not in self._was:
@@ -47,13 +47,13 @@ class BreakCosts:
         self._was[function], function.__code__ = function.__code__, found
 
     def detach(self) -> None:
-        """Gives the frames the code back that they had."""
+        """Restore the frames' code."""
         for function, code in self._was.items():
             function.__code__ = code  # frames that run still find the clock among their globals
         self._was.clear()
 
     def ms(self, reason: Reason) -> float | None:
-        """The median over the calls that were measured, in milliseconds; None where none was. The clock itself takes less
+        """The median over the measured calls, in milliseconds; None if there are none. The clock itself takes less
         than a microsecond."""
         place = f"{reason.kind.id} at {reason.line}"
         spent = [s for comment, found in self._seconds.items() if comment.startswith(place) for s in found]
@@ -61,7 +61,7 @@ class BreakCosts:
 
 
 def _with_clock(lines: list[str], mark: int, code: CodeType) -> CodeType | None:
-    """The code of the frame with the clock in it, in the place of `code`; None where there is none."""
+    """The code of the frame with the clock, to replace `code`; None if it has no break."""
     indent = len(lines[mark]) - len(lines[mark].lstrip())
     timed = list(lines)
     timed[mark] = f"{' ' * indent}{_BEGAN} = {_CLOCK}()"

@@ -1,7 +1,7 @@
-"""Which module of the program holds each torch-level call, by the parameters that the calls read.
+"""The module of each torch-level call, inferred from the parameters that calls read.
 
-A call that reads `layers.0.weight` is of `layers.0`. Modules run within each other, so what runs between two such calls is
-said to be of the innermost module that holds both.
+A call that reads `layers.0.weight` belongs to `layers.0`. Modules nest, so a call between two such calls belongs to
+the innermost module that contains both.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ Path = tuple[str, ...]
 
 
 def modules_of(graph: Graph, sources: Sequence[Source]) -> dict[Node, str]:
-    """The name of the module of each node, as `named_modules` has it; nodes that are in none are left out.
+    """The name of each node's module, as in `named_modules`; nodes without a module are left out.
 
     Args:
         graph: a torch-level graph.
-        sources: where its first placeholders, the tensors, are found.
+        sources: the sources of its first placeholders, the tensors.
     """
     owners = {p: path for p, o in zip(graph.placeholders, sources) if (path := _module_path(o)) is not None}
     calls = [node for node in graph if node.op.startswith("call")]
@@ -42,7 +42,7 @@ def modules_of(graph: Graph, sources: Sequence[Source]) -> dict[Node, str]:
 
 
 def _own(node: Node, owners: dict[Node, Path]) -> Path | None:
-    """The innermost module of the parameters that a call reads."""
+    """The innermost module of a call's parameters."""
     paths = [owners[n] for n in argument_nodes(node) if n in owners]
     return max(paths, key=len, default=None)
 
@@ -55,7 +55,7 @@ def _shared(a: Path, b: Path) -> Path:
 
 
 def _module_path(source: Source) -> Path | None:
-    """The path of the module that holds a parameter or buffer; None for what is neither."""
+    """The path of the module that holds a parameter or buffer; None for other sources."""
     if source.kind != "param" or source.base is None:
         return None
     steps: list[str] = []

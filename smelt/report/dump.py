@@ -1,8 +1,8 @@
-"""Files for people: what each compilation gives, written as it is made, and read again where it was edited.
+"""Artifact files: each compilation writes its artifacts as it produces them, and reads edited ones.
 
-A `Dump` subscribes to the events of compilations (`events.py`), so that nothing is done, and nothing kept, where none is on.
-The files of an entry begin with the function's name and the number of the entry among those of functions of that name that
-were made since the dump began. A compilation that fails, and is made again with other assumptions, takes no number.
+A `Dump` subscribes to compilation events (`events.py`); without one nothing is done or retained. The files of an entry
+begin with the function's name and the entry's number among those of functions of that name since the dump began. A
+compilation that fails and is retried under other assumptions takes no number.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ log = logging.getLogger("smelt")
 
 @dataclass
 class _Compilation:
-    """What is known of a compilation under way: of a frame (`name`), or of a backward."""
+    """State of a compilation in progress: of a frame (`name`), or of a backward."""
 
     name: str = ""
     any_sizes: bool = False  # what is compiled is for sizes, or numbers, that change
@@ -61,9 +61,9 @@ class _Compilation:
 
 
 class Dump:
-    """Writes files into `directory`, if it `writes`, and compiles the graphs of files that were edited, if it `overrides`.
+    """Writes files into `directory` if it `writes`, and compiles edited files if it `overrides`.
 
-    `files` are those that were written, in order. Safe with several threads.
+    `files`: the written files, in order. Thread-safe.
     """
 
     def __init__(self, directory: Path, writes: bool, overrides: bool) -> None:
@@ -81,7 +81,7 @@ class Dump:
         self._lock = threading.RLock()
 
     def __call__(self, event: events.Event) -> None:
-        """Takes an event. What cannot be written is logged."""
+        """Handle an event. Failures to write are logged."""
         take = _TAKEN.get(event.kind)
         if take is None:
             return
@@ -123,7 +123,7 @@ class Dump:
         self._now().functions.append(event.data["function"])
 
     def _stage(self, event: events.Event) -> None:
-        """A plan for other sizes, made at a call, is of no compilation."""
+        """Handle a stage. A plan for other sizes, created by a call, belongs to no compilation."""
         if event.name == "instance" and not self._now().name:
             self._end(event)
 
@@ -174,7 +174,7 @@ class Dump:
         self._stand_in(now.functions)
 
     def _warn_of_others(self, prefix: str) -> None:
-        """Says which edited files nothing is made of, where the torch-level graph is edited."""
+        """Warn of edited files that have no effect because the torch-level graph is edited."""
         for role in ("aten", "joint", "forward", "backward"):
             path = (self.directory / f"{prefix}.{role}.py").resolve()
             if path.exists() and is_edited(path, ""):
@@ -206,7 +206,7 @@ class Dump:
         self._write(name, Written(text, text, 1))
 
     def _write(self, name: str, written: Written) -> Path | None:
-        """The file that was written; None where none is to be, or where an edited one is kept that is not compiled."""
+        """Write a file and return it; None if none is to be written, or if an edited file without effect is preserved."""
         path = (self.directory / name).resolve()
         is_python = path.suffix == ".py" and not path.name.endswith((".triton.py", ".source.py"))
         if self.overrides and is_python and path.exists() and is_edited(path, written.text):
@@ -222,7 +222,7 @@ class Dump:
         return path
 
     def _stand_in(self, functions: list[GraphFunction]) -> None:
-        """Graphs that run as Python are found by debuggers in the files that were written of them."""
+        """Let debuggers find graphs that run as Python in their files."""
         for function in functions:
             found = self._bodies.get(function.code)
             if found is not None:
@@ -231,25 +231,26 @@ class Dump:
     # ---- edited graphs and frames
 
     def edited(self, role: Role, graph: Graph) -> Graph:
-        """What is compiled in place of `graph`, of the compilation that this thread has under way.
+        """The graph to compile for `graph`, in this thread's current compilation.
 
-        Raises ArtifactError for an edited file that cannot be."""
+        Raises ArtifactError for an edited file that cannot replace it.
+        """
         path = self._edited_file(role, graph)
         return graph if path is None else graph_of(path, graph, gradients=0 if role == "backward" else None)
 
     def edited_joint(self, joint: Joint) -> Joint:
-        """The same of a joint graph."""
+        """The joint graph to compile for `joint`."""
         path = self._edited_file("joint", joint.graph)
         return joint if path is None else joint_of(path, joint)
 
     def edited_program(self, traced: Traced) -> FunctionType | None:
-        """The same of a torch-level graph; None where nobody has edited it."""
+        """The edited torch-level graph; None if there is none."""
         path = self._edited_file("torch", traced.torch_graph)
         return None if path is None else program_of(path, traced)
 
     def _edited_file(self, role: str, graph: Graph) -> Path | None:
-        """The file that stands in for a graph of the compilation that this thread has under way; None where nobody has
-        edited it. Raises ArtifactError where no file can."""
+        """The file that overrides a graph of this thread's current compilation; None if it is not edited. Raises
+        ArtifactError if it cannot."""
         with self._lock:
             now = self._now()
             if not now.name:
@@ -271,9 +272,10 @@ class Dump:
         return path
 
     def edited_frame(self, frame: CompiledFrame) -> CompiledFrame:
-        """What is installed in place of `frame`, of the compilation that this thread has under way.
+        """The frame to install for `frame`, in this thread's current compilation.
 
-        A file that cannot be is logged, and kept."""
+        A file that cannot replace it is logged and preserved.
+        """
         with self._lock:
             now = self._now()
             path = (self.directory / f"{self._prefix(now.name)}.frame.py").resolve()
@@ -311,13 +313,13 @@ _TAKEN: dict[str, Callable[[Dump, events.Event], None]] = {
 
 
 def _stem(name: str) -> str:
-    """What files are called of a function with this qualified name."""
+    """The base name of the files of a function with this qualified name."""
     last = name.rsplit("<locals>.", 1)[-1]
     return re.sub(r"[^\w.]+", "_", last).strip("_.") or "function"
 
 
 def _graphs(entry: Entry, now: _Compilation) -> Iterator[tuple[str, Graph, str]]:
-    """(role, graph, what is said of it) of all graphs that there are."""
+    """(role, graph, description) of each graph."""
     traced = entry.traced
     yield "torch", traced.torch_graph, ""
     yield "aten", traced.forward_graph, ""
@@ -352,9 +354,10 @@ def _graph_file(
 
 @contextmanager
 def dumping(directory: str | os.PathLike[str], override: bool = False, writes: bool = True) -> Iterator[Dump]:
-    """Writes what is compiled meanwhile, and compiles graphs that were edited, if to `override`.
+    """Write artifacts of compilations within the context; with `override`, compile edited graphs.
 
-    Raises OSError where `directory` cannot be made."""
+    Raises OSError if `directory` cannot be created.
+    """
     path = Path(directory)
     if writes:
         path.mkdir(parents=True, exist_ok=True)
@@ -373,7 +376,7 @@ _of_environment = ExitStack()  # is never left
 
 
 def from_environment(environment: Mapping[str, str]) -> None:
-    """Turns on, for good, what `SMELT_DUMP` and `SMELT_OVERRIDE` ask for: directories, which may be one."""
+    """Enable `SMELT_DUMP` and `SMELT_OVERRIDE` for the process: directories, which may be the same."""
     to, by = environment.get("SMELT_DUMP", ""), environment.get("SMELT_OVERRIDE", "")
     if to:
         _of_environment.enter_context(dumping(to, override=Path(by) == Path(to) if by else False))

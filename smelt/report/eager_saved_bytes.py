@@ -1,4 +1,5 @@
-"""What eager's autograd keeps of a graph for its backward, measured: its torch-level calls run once, on other inputs."""
+"""Memory that eager's autograd saves for a graph's backward, measured by running its torch-level calls once, on
+synthetic inputs."""
 
 from __future__ import annotations
 
@@ -21,11 +22,11 @@ MOST = 1 << 31  # bytes of inputs, beyond which no copy is made of them
 
 
 def eager_saved_bytes(entry: Entry) -> int | None:
-    """Bytes of the distinct storages that autograd keeps when the recorded calls run under it, without those of inputs
-    (parameters among them) and of results, which the program holds anyway. None where it was not measured.
+    """Bytes of the distinct storages that autograd saves when the recorded calls run under it, excluding those of
+    inputs (parameters included) and results, which the program holds anyway. None if it was not measured.
 
-    The user's function does not run, nor does any of its tensors take part: inputs are made anew, with numbers that stand
-    for nothing (0 for ints, so that they are indices), and random numbers are drawn from a state that is put back.
+    The user's function does not run, and none of its tensors take part: inputs are synthetic (0 for ints, so that they
+    are valid indices), and the state of the random generators is restored.
     """
     traced = entry.traced
     if traced.joint is None or traced.unbacked is not None or any(fake.subclass for fake in traced.inputs):
@@ -51,8 +52,8 @@ def _nbytes(spec: TensorSpec) -> int:
 
 
 def _calls_others(graph: Graph) -> bool:
-    """Whether it calls what is not torch's, as a custom `autograd.Function`: that is code of the user's. Functions of C are
-    torch's: no others are captured."""
+    """Whether the graph calls functions that are not torch's, such as a custom `autograd.Function`, which is user
+    code. All captured C functions are torch's."""
     names: dict[str, Any] = {}
     for node in graph:
         if node.op == "call_function" and not isinstance(node.target, BuiltinFunctionType):
@@ -81,13 +82,13 @@ def _measured(traced: Traced) -> int:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    """Tells storages apart that are all alive."""
+    """A key for storages that are alive at the same time."""
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else id(tensor)
 
 
 def _input(spec: TensorSpec, fake: FakeTensor) -> torch.Tensor:
-    """A tensor like an input. What requires a gradient and is no leaf is none here, either: leaves must not be written in
-    place."""
+    """A tensor with the metadata of an input. An input that requires a gradient and is not a leaf is not one here
+    either: leaves must not be written in place."""
     made = empty_like_spec(spec, fake.device).detach()
     if spec.dtype.is_floating_point or spec.dtype.is_complex:
         made.normal_() if made.numel() else made

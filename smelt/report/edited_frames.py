@@ -1,7 +1,7 @@
-"""Compiled frames from files: a program that a user has edited becomes the function that runs in place of smelt's own.
+"""Compiled frames from files: an edited program replaces the function that smelt wrote.
 
-The objects of the program are there by the names that smelt gave them, and so is whatever else the file defines or imports.
-What always holds: the function takes what smelt's own takes, and all names that it reads are defined.
+The program's objects are available under the names that smelt gave them, along with the file's own definitions and
+imports. The function takes the same arguments as smelt's, and all names that it reads are defined.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _DEFINES = ("STORE_GLOBAL", "STORE_NAME")
 
 
 def frame_of(path: Path, frame: CompiledFrame) -> CompiledFrame:
-    """What the file defines, to be installed in place of `frame`.
+    """The file's function, to install for `frame`.
 
-    Raises ArtifactError where it cannot be: with the file, the line where there is one, and what is expected.
+    Raises ArtifactError if it cannot be installed, with the file, the line if known, and the expectation.
     """
     if not is_made_from(path, frame.source):
         raise ArtifactError(
@@ -65,7 +65,7 @@ def _check_parameters(path: Path, made: Any, own: FunctionType) -> None:
 
 
 def _check_names(path: Path, code: CodeType, scope: dict[str, object]) -> None:
-    """All that is read by name must be in `scope`, be defined in the file, or be a builtin."""
+    """Check that each name is in `scope`, defined in the file, or a builtin."""
     known = {*scope, *vars(builtins), *(name for name, _ in _named(code, _DEFINES))}
     for name, line in _named(code, _READS):
         if name not in known:

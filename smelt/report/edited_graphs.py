@@ -1,8 +1,8 @@
-"""Graphs from files: a program that a user has edited becomes the aten graph that is compiled in place of the captured one.
+"""Graphs from files: an edited program replaces a captured aten graph.
 
-The program's `forward` runs on fakes, so any calls of torch may be in it: what they come down to is recorded, as it is of a
-captured program. What always holds of the graph that is made: it takes what the captured one takes, gives tensors of the
-same types and layouts, and writes the same inputs.
+The program's `forward` runs on fakes, so it may call any torch function; the resulting operators are recorded as in a
+captured program. The resulting graph takes the captured one's inputs, returns tensors of the same types and layouts,
+and writes the same inputs.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ from smelt.tracing.record.traced import Traced
 
 
 def graph_of(path: Path, captured: Graph, gradients: int | None = None, cse: bool = True) -> Graph:
-    """The graph of the file's `forward`, to be compiled in place of `captured`.
+    """The graph of the file's `forward`, to compile for `captured`.
 
     Args:
-        gradients: from which result on they are gradients: autograd takes them with any strides, and in memory of their own.
-        cse: equal nodes become one.
+        gradients: the index of the first result that is a gradient: autograd accepts gradients with any strides, in
+            memory of their own.
+        cse: merge equal nodes.
 
-    Raises ArtifactError where it cannot stand in for that, with the file and what is expected.
+    Raises ArtifactError if it cannot replace `captured`, with the file and the expectation.
     """
     if any(True for _ in symbols_in(captured.nodes)):
         raise ArtifactError(
@@ -65,10 +66,11 @@ def graph_of(path: Path, captured: Graph, gradients: int | None = None, cse: boo
 def forward_of(
     path: Path, captured: Graph, handed: Callable[[Any], Any] = lambda value: value
 ) -> FunctionType:
-    """The function that the file defines, which takes what `captured` takes. Objects of the program that no module has by
-    name, and that the file therefore sets to None, are there, as what `handed` makes of them.
+    """The file's function, which takes the inputs of `captured`. Objects of the program that no module names, which
+    the file sets to None, are passed through `handed`.
 
-    Raises ArtifactError where there is no such function."""
+    Raises ArtifactError if there is no such function.
+    """
     scope: dict[str, Any] = {"__name__": f"edited.{path.stem}", "__file__": str(path)}
     text = path.read_text(encoding="utf-8")
     try:
@@ -97,7 +99,7 @@ def forward_of(
 def _recorded(
     path: Path, forward: Callable[..., Any], captured: Graph, gradients: int | None, cse: bool
 ) -> tuple[Trace, list[FakeTensor], Traced, list[bool]]:
-    """What the program does, recorded on fakes of its inputs; and which of its results are tensors."""
+    """The program recorded on fakes of its inputs, and which of its results are tensors."""
 
     def where() -> Line | None:
         frame = sys._getframe()
@@ -134,7 +136,7 @@ def _recorded(
 
 
 def where_raised(error: BaseException, path: Path) -> str:
-    """`:12`, the line of the file at which `error` was raised; nothing where it was none of it."""
+    """`:12`, the line of the file that raised `error`; empty if none did."""
     found, traceback = "", error.__traceback__
     while traceback is not None:
         if traceback.tb_frame.f_code.co_filename == str(path):
@@ -150,8 +152,8 @@ def _apart(
     results: Sequence[object],
     gradients: int | None,
 ) -> list[torch.Tensor]:
-    """The tensors among `results`, in memory of their own where those of the captured graph are: others count on that. A
-    gradient may be in memory of its own, or where the captured one is."""
+    """The tensors among `results`, in memory of their own if those of the captured graph are: readers rely on that. A
+    gradient may have its own memory, or that of the captured one."""
     places: dict[object, str | int] = {
         fake.storage_key: p.name for fake, p in zip(inputs, captured.placeholders, strict=True)
     }
@@ -172,7 +174,7 @@ def _is_gradient(result: int, gradients: int | None) -> bool:
 
 
 def _root(node: Node) -> Node:
-    """What `node` is a view of; itself, if it is none."""
+    """The base of a view; `node` itself if it is not one."""
     while True:
         maker = node.args[0] if node.target is operator.getitem else node
         if not isinstance(maker.target, OpOverload) or not effects(maker.target).view:
@@ -181,7 +183,7 @@ def _root(node: Node) -> Node:
 
 
 def _aliases(graph: Graph) -> list[str | int | None]:
-    """Of each result: the input, or the earlier result, with which it shares memory."""
+    """For each result, the input or earlier result that it aliases."""
     found: list[str | int | None] = []
     first: dict[Node, int] = {}
     for i, node in enumerate(graph.output.args[0]):

@@ -1,7 +1,7 @@
-"""Joint graphs from files: a program that a user has edited becomes the joint graph that is cut into forward and backward.
+"""Joint graphs from files: an edited program replaces the joint graph before it is partitioned.
 
-What always holds of the graph that is made: it takes the captured one's inputs and gives its results and gradients, and
-neither the results nor what is written to inputs is computed from tangents.
+The resulting graph takes the captured one's inputs and returns its results and gradients; neither results nor values
+written to inputs depend on tangents.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from smelt.tracing.backward.joint import Joint
 
 
 def joint_of(path: Path, joint: Joint) -> Joint:
-    """What the file's `forward` is, to be cut in place of `joint`.
+    """The joint graph of the file's `forward`, to partition instead of `joint`.
 
-    Raises ArtifactError where it cannot stand in for that, with the file and what is expected.
+    Raises ArtifactError if it cannot replace `joint`, with the file and the expectation.
     """
     graph = graph_of(path, joint.graph, gradients=joint.n_outputs, cse=False)
     tangents = _from_tangents(graph, joint)
@@ -36,7 +36,7 @@ def joint_of(path: Path, joint: Joint) -> Joint:
 
 
 def _from_tangents(graph: Graph, joint: Joint) -> set[Node]:
-    """What is computed from tangents, and these."""
+    """Tangents and the values computed from them."""
     found = set(graph.placeholders[joint.n_primals :])
     for node in graph.nodes[:-1]:
         if not found.isdisjoint(argument_nodes(node)):
@@ -45,7 +45,7 @@ def _from_tangents(graph: Graph, joint: Joint) -> set[Node]:
 
 
 def _results(graph: Graph, joint: Joint) -> Iterator[tuple[str, Node]]:
-    """What only the forward may compute, with what people call it."""
+    """Values that only the forward may compute, with their names."""
     for i, node in enumerate(graph.output.args[0][: joint.n_outputs]):
         if node is not None:
             yield f"result {i} of forward", node
@@ -64,8 +64,8 @@ def _check_forward(path: Path, graph: Graph, joint: Joint, tangents: set[Node]) 
 
 
 def _late(path: Path, graph: Graph, joint: Joint, tangents: set[Node]) -> set[Node]:
-    """The nodes of the backward: what depends on tangents, and what only those nodes and gradients read; of the statements
-    that were there before, what they were."""
+    """The nodes of the backward: those that depend on tangents, and those that only such nodes and gradients read.
+    Unedited statements keep their side."""
     said = {node.name: node in joint.backward for node in joint.graph}
     statements = _statements(path)
     needed = {node for _, node in _results(graph, joint)}  # by the forward
@@ -81,7 +81,7 @@ def _late(path: Path, graph: Graph, joint: Joint, tangents: set[Node]) -> set[No
 
 
 def _statements(path: Path) -> dict[int, str]:
-    """By line of the file, the name that a statement of `forward` gives a value there."""
+    """By line of the file, the name that a statement of `forward` assigns."""
     found: dict[int, str] = {}
     for function in parsed(path, path.read_text(encoding="utf-8")).body:
         if isinstance(function, ast.FunctionDef) and function.name == "forward":

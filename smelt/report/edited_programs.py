@@ -1,7 +1,7 @@
-"""Torch-level graphs from files: the program that a user has edited is a function like any other, to be compiled as one.
+"""Torch-level graphs from files: an edited program is compiled like any other function.
 
-Whatever it calls runs in its own file, where a debugger stops as long as it is not compiled: with the backend `eager`, or
-behind what breaks its graph.
+Its calls run in its own file, where debuggers stop if they run uncompiled: with the backend `eager`, or after a graph
+break.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from smelt.tracing.record.traced import Traced
 
 
 def program_of(path: Path, traced: Traced) -> FunctionType:
-    """The file's `forward`, to be called in place of the torch-level graph.
+    """The file's `forward`, to call in place of the torch-level graph.
 
-    Raises ArtifactError where it cannot be: with the file, the line where there is one, and what is expected.
+    Raises ArtifactError if it cannot be called, with the file, the line if known, and the expectation.
     """
     if traced.unbacked is not None:
         raise ArtifactError(
@@ -31,8 +31,8 @@ def program_of(path: Path, traced: Traced) -> FunctionType:
 
 
 def _not_captured(value: Any) -> Any:
-    """An object of the program that the graph calls as a whole (a checkpoint, a custom `autograd.Function`), which a capture
-    of the file must not look into: the graph breaks there."""
+    """An object that the graph calls atomically (a checkpoint, a custom `autograd.Function`). A capture of the file
+    breaks the graph there instead of tracing into it."""
     if not callable(value):
         return value
 

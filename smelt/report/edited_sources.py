@@ -1,8 +1,7 @@
-"""Programs in files that people may edit: what counts as edited, and of what the file was written.
+"""Editable program files: whether a file was edited, and which program it was written from.
 
-Each file of a program ends with a fingerprint of what was written. So a file that nobody has touched is known from one that
-was edited, also where the program of today is another one; and of an edited file it is known whether it was made from the
-program of today.
+Each file ends with a fingerprint of its written program. An unedited file is thus recognized even if the program has
+changed, and an edited file tells whether it was written from the current program.
 """
 
 from __future__ import annotations
@@ -19,13 +18,12 @@ _WRITTEN = re.compile(re.escape(_MARK) + r"([0-9a-f]+)$", re.MULTILINE)
 
 
 def mark(program: str) -> str:
-    """The comment that says what was written."""
+    """The comment with the fingerprint of the written program."""
     return f"{_MARK}{fingerprint(program)}\n"
 
 
 def fingerprint(program: str) -> str:
-    """16 hexadecimal digits for what a program defines; equal where comments, layout, and what it does when it is run by
-    itself, differ."""
+    """16 hexadecimal digits for a program's definitions. Comments, layout, and the main block do not count."""
     return _digits(_defines(ast.parse(program)))
 
 
@@ -38,7 +36,7 @@ def _digits(defines: list[str]) -> str:
 
 
 def parsed(path: Path, text: str) -> ast.Module:
-    """The syntax of a file. Raises ArtifactError, with the line, for what is no Python."""
+    """The syntax tree of a file. Raises ArtifactError, with the line, for invalid Python."""
     try:
         return ast.parse(text, str(path))
     except SyntaxError as error:
@@ -46,9 +44,10 @@ def parsed(path: Path, text: str) -> ast.Module:
 
 
 def is_edited(path: Path, written: str) -> bool:
-    """Whether the program of the file is another one than `written`, and than what was written into it.
+    """Whether the file's program differs from `written` and from its own fingerprint.
 
-    Raises ArtifactError for a file that is no Python."""
+    Raises ArtifactError for invalid Python.
+    """
     text = path.read_text(encoding="utf-8")
     if text == written:
         return False
@@ -57,7 +56,7 @@ def is_edited(path: Path, written: str) -> bool:
 
 
 def is_made_from(path: Path, program: str) -> bool:
-    """Whether the file is one that was written of this very program, and may have been edited since."""
+    """Whether the file was written from this program, and possibly edited since."""
     return _mark_in(path.read_text(encoding="utf-8")) == fingerprint(program)
 
 

@@ -1,4 +1,4 @@
-"""What the events of some calls say, kept for `explain`: how long each phase took, what was cut, scheduled and refused."""
+"""Events of a series of calls, collected for `explain`: phases, partitions, schedules, refusals."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from smelt.schedule.schedule import Schedule
 
 @dataclass(frozen=True)
 class Phase:
-    """One step of compiling. `start`: seconds since the watch began; phases may lie within others, as "lower" does within
-    "backend". `graph`: of a backward, what was compiled: it has a frame of its own, whatever was captured last."""
+    """One step of compiling. `start`: seconds since collection began; phases may nest, such as "lower" within
+    "backend". `graph`: for a backward, the graph that was compiled, which has a frame of its own."""
 
     name: str
     frame: str
@@ -36,7 +36,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Recompile:
-    """An entry that refused a call. `failure`: None where all its guards hold when they are looked at again."""
+    """An entry that rejected a call. `failure`: None if all its guards hold when they are evaluated again."""
 
     frame: str
     entry: int
@@ -46,7 +46,7 @@ class Recompile:
 
 @dataclass(frozen=True)
 class Restriction:
-    """Sizes that may not be any, named as the program found them, and why."""
+    """Specialized sizes, named as the program found them, and the reason."""
 
     frame: str
     sizes: tuple[str, ...]
@@ -55,8 +55,8 @@ class Restriction:
 
 @dataclass
 class Scheduled:
-    """A graph that became code. `called`: the ATen operators that its plan calls, None where it has no plan yet, in `plan`;
-    other ATen calls of the schedule are generated. `entry`: what it was compiled for, where that was made at once."""
+    """A graph that became code. `called`: the ATen operators that its plan calls, None without a plan, in `plan`; the
+    schedule's other ATen calls are generated. `entry`: the entry that it was compiled for, if known at once."""
 
     graph: Graph
     schedule: Schedule
@@ -89,7 +89,7 @@ class Watch:
     sources: dict[int, tuple[Entry, Sequence[Source]]] = field(default_factory=dict)  # by id of the entry
 
     def sources_of(self, entry: Entry) -> Sequence[Source]:
-        """Where each input tensor of an entry's graph is found; none for an entry that was there before."""
+        """The sources of the input tensors of an entry's graph; empty for an entry from before."""
         return self.sources.get(id(entry), (entry, ()))[1]
 
     def __call__(self, event: events.Event) -> None:

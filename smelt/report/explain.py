@@ -1,4 +1,4 @@
-"""`smelt.explain`: one call of a function, watched."""
+"""`smelt.explain`: one observed call of a function."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from smelt.report.explanation import Explanation
 
 
 def explained(compiled: Callable[..., Any], times: int = 0) -> Callable[..., Explanation]:
-    """What `smelt.explain(fn)` returns, for `fn` compiled: `(*args, **kwargs)` calls it once, then so many `times` more to
-    time its kernels, and gives the explanation."""
+    """The callable that `smelt.explain(fn)` returns, for `fn` compiled: `(*args, **kwargs)` calls it once, then
+    `times` more to time its kernels, and returns the explanation."""
     explanation = Explanation(compiled)
 
     def explain(*args: Any, **kwargs: Any) -> Explanation:

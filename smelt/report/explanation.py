@@ -1,4 +1,4 @@
-"""What `smelt.explain` returns: what became of a function, as text, for a notebook, as plain data."""
+"""`Explanation`, the result of `smelt.explain`: text, notebook display, plain data."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from smelt.report.report_data import rows
 
 
 class Explanation:
-    """What compiling `compiled` did in the calls that were made through this object. Prints as text, shows in notebooks.
+    """What compiling `compiled` did in the calls made through this object. Prints as text, displays in notebooks.
 
     Attributes:
-        compiled: what `smelt.compile` returned.
-        result: what the latest call returned, None before the first.
+        compiled: the callable that `smelt.compile` returned.
+        result: the result of the latest call, None before the first.
 
-    What it tells of entries, breaks and graphs is all that there is of `compiled`; phases, recompiles and kernels are of the
-    calls of this object, and of what ran under `watching()`.
+    Entries, breaks and graphs cover everything in `compiled`; phases, recompiles and kernels cover the calls of this
+    object and those under `watching()`.
     """
 
     def __init__(self, compiled: Callable[..., Any]) -> None:
@@ -42,14 +42,15 @@ class Explanation:
         self._eager: dict[int, tuple[Entry, int | None]] = {}  # by id of the entry, which is kept alive
 
     def call(self, *args: Any, **kwargs: Any) -> Explanation:
-        """Calls `compiled` once, with these arguments; returns this object. What the call raises goes on."""
+        """Call `compiled` once with these arguments and return this object. Exceptions propagate."""
         with self.watching():
             self.result = self.compiled(*args, **kwargs)
         return self
 
     @contextmanager
     def watching(self) -> Iterator[Explanation]:
-        """What is compiled in this context is told of, too: a backward, which is compiled when its first gradient comes."""
+        """Include compilations within the context, such as that of a backward, which happens when its first gradient
+        arrives."""
         with events.subscribed(self._watch), events.subscribed(self._measure):
             self._costs.attach(self._entries())
             try:
@@ -59,8 +60,9 @@ class Explanation:
 
     @contextmanager
     def timing(self) -> Iterator[Explanation]:
-        """As `watching`, and kernels are timed in every call that is made in this context, by torch's profiler; told is the
-        median of each. Of a first call the times are those of cold caches. Raises RuntimeError where the profiler is on."""
+        """Like `watching`, and time the kernels of each call within the context with torch's profiler; reports show
+        the median of each. Times of a first call are those of cold caches. Raises RuntimeError if the profiler is
+        already on."""
         with self.watching(), self._times.recording():
             yield self
 
@@ -72,8 +74,8 @@ class Explanation:
         return [entry for _, record in inspect.records(self.compiled) for entry in record.entries]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as data that can be written as JSON; docs/explain.md lists the keys. Measures, the first time that an
-        entry with a backward is seen, what eager would keep for it."""
+        """Everything as data that can be written as JSON; docs/explain.md lists the keys. For the first entry with a
+        backward it measures what eager would save for it."""
         name = getattr(self.compiled, "__qualname__", None) or type(_original(self.compiled)).__name__
         return rows(
             name,
@@ -85,7 +87,7 @@ class Explanation:
         )
 
     def save(self, path: str | Path) -> Path:
-        """Writes a report: JSON where the name ends in `.json`, one HTML file where it ends in `.html`. Returns the path.
+        """Write a report and return its path: JSON if the name ends in `.json`, one HTML file if it ends in `.html`.
 
         Raises ValueError for other endings.
         """

@@ -1,4 +1,4 @@
-"""An explanation for a notebook: a compact piece of HTML that stands alone, legible on light and dark ground."""
+"""An explanation for a notebook: a compact, self-contained piece of HTML for light and dark backgrounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OPEN = {"breaks", "ran eagerly", "recompiles", "saved for the backward", "time"
 
 
 def fragment(data: dict[str, Any]) -> str:
-    """The HTML. Colours are those of the page; every text of the program's is escaped."""
+    """The HTML, in the page's colours; all text of the program is escaped."""
     parts = [f'<div style="{_STYLE}"><b>{escape(summary(data))}</b>']
     for title, rows in sections(data):
         body = "".join(f'<pre style="{_CODE}">{escape(row)}</pre>' for row in rows)

@@ -1,4 +1,4 @@
-"""An explanation as plain text, for a terminal: at most `WIDTH` columns, a section for each thing that there is."""
+"""An explanation as plain text for a terminal: at most `WIDTH` columns, one section per topic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Row = dict[str, Any]
 
 
 def plain(data: Row) -> str:
-    """The text of what `Explanation.to_dict` gives."""
+    """The text of `Explanation.to_dict`."""
     lines = [summary(data)]
     for title, rows in sections(data):
         shown = rows if title in ("breaks", "recompiles") else rows[:MOST]
@@ -26,7 +26,7 @@ def plain(data: Row) -> str:
 
 
 def _wrapped(row: str) -> list[str]:
-    """A row of lines: the first is a head, the others belong to it."""
+    """Wrapped lines: a head, and indented lines below it."""
     found: list[str] = []
     for i, line in enumerate(row.splitlines()):
         indent = "  " if i == 0 else "      "
@@ -37,7 +37,7 @@ def _wrapped(row: str) -> list[str]:
 
 
 def summary(data: Row) -> str:
-    """One line: what there is of everything."""
+    """One line of counts."""
     entries = sum(len(frame["entries"]) for frame in data["frames"])
     graphs = sum(g["level"] == "torch" and g["operators"] > 0 for g in data["graphs"])
     seconds = sum(entry["seconds"] for frame in data["frames"] for entry in frame["entries"])
@@ -58,7 +58,7 @@ def count(n: int, one: str, many: str = "") -> str:
 
 
 def sections(data: Row) -> Iterator[tuple[str, list[str]]]:
-    """Title and rows of each section that has any; a row may have several lines, the first of which is its head."""
+    """Title and rows of each non-empty section; a row may have several lines, the first of which is its head."""
     found = [
         ("breaks", [reason(r) for r in data["breaks"]]),
         ("ran eagerly", [reason(r) for r in data["eager"]]),
@@ -76,7 +76,7 @@ def sections(data: Row) -> Iterator[tuple[str, list[str]]]:
 
 
 def reason(row: Row) -> str:
-    """Why a graph broke: what, where, what to do."""
+    """A graph break: reason, location, hint."""
     detail = f" ({row['detail']})" if row["detail"] else ""
     text = [f"{row['id']}: {row['summary']}{detail}"]
     if row["line"] is not None:
@@ -88,7 +88,7 @@ def reason(row: Row) -> str:
 
 
 def recompile(row: Row) -> str:
-    """Which guard failed, and the two values."""
+    """The failed guard and both values."""
     text = [f"{row['frame']}, entry {row['entry']}: {row['guard'] or 'a guard that holds again now'}"]
     if row["guard"]:
         text.append(f"{row['where']}: was {row['was']}, now {row['now']}")
@@ -98,7 +98,7 @@ def recompile(row: Row) -> str:
 
 
 def restricted(row: Row) -> str:
-    """Which sizes, and what needs that."""
+    """The specialized sizes and the operation that needs them."""
     text = [f"{row['frame']}: {', '.join(row['sizes']) or 'a size'}: {row['detail']}"]
     if row["line"] is not None:
         text.append(f"needed at {place(row['line'])}")
@@ -133,7 +133,7 @@ def _moved(kernel: Row) -> int:
 
 
 def _kernels(kernels: list[Row]) -> tuple[str, list[str]]:
-    """Those first that take longest, where some were timed."""
+    """Kernels, the slowest first if they were timed."""
     timed = any(k["us"] is not None for k in kernels)
     order = (lambda k: k["us"] or 0.0) if timed else _moved
     title = "kernels, longest first" if timed else "kernels, most bytes first"
@@ -147,7 +147,7 @@ def _kernel(kernel: Row) -> str:
 
 
 def _time(kernel: Row) -> str:
-    """Empty where it was not timed."""
+    """The time; empty if it was not measured."""
     if kernel["us"] is None:
         return ""
     rate = kernel["bytes_per_second"]
@@ -155,7 +155,7 @@ def _time(kernel: Row) -> str:
 
 
 def size(n: int) -> str:
-    """Bytes for people: `1.5 KiB`."""
+    """Bytes as text: `1.5 KiB`."""
     if n < 1024:
         return f"{n} B"
     value, units = n / 1024, ["KiB", "MiB", "GiB"]

@@ -1,4 +1,4 @@
-"""Graphs as rows for reports: which graphs an entry has, their nodes, which entry a scheduled graph belongs to."""
+"""Graphs as report rows: the graphs of an entry, their nodes, and the entry of a scheduled graph."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Placed:
 
 
 def line_row(line: Line | None, text: bool = False) -> dict[str, Any] | None:
-    """A line of the user's, None for a line of smelt's own (what calls a module, or steps a generator). `text`: the source
-    line, too."""
+    """A line of the user's code; None for a line of smelt's own (which calls a module, or steps a generator). `text`:
+    include the source line."""
     if line is None or is_own(line.filename):
         return None
     row: dict[str, Any] = {"file": line.filename, "line": line.line, "function": line.function}
@@ -37,12 +37,12 @@ def line_row(line: Line | None, text: bool = False) -> dict[str, Any] | None:
 
 
 def source_line(line: Line) -> str:
-    """The text of a line, without its indentation; empty where the file is not there."""
+    """The text of a line without indentation; empty if the file is missing."""
     return linecache.getline(line.filename, line.line).strip()
 
 
 def hints_of(entry: Entry) -> Mapping[str, int]:
-    """What the symbols of an entry's graphs were when it was traced."""
+    """The values of an entry's size symbols in its capture."""
     traced = entry.traced
     of_data = traced.unbacked.hints if traced.unbacked is not None else {}
     sizes = {sym: source.hint for sym, source in traced.sizes.items()}
@@ -50,7 +50,7 @@ def hints_of(entry: Entry) -> Mapping[str, int]:
 
 
 def node_row(node: Node, module: str | None) -> dict[str, Any]:
-    """One node by the schema of reports. `module`: the module that holds it, as far as is known."""
+    """One node in the report schema. `module`: its module, if known."""
     target = node.target if isinstance(node.target, str) else target_text(node.target, {})
     spec = node.spec
     tensor = spec if isinstance(spec, TensorSpec) else None
@@ -68,14 +68,14 @@ def node_row(node: Node, module: str | None) -> dict[str, Any]:
 
 
 def torch_level(node: Node) -> Node:
-    """The torch-level node that caused a node, or of which it computes the gradients; itself, where there is none."""
+    """The torch-level node that caused a node, or whose gradients it computes; the node itself if there is none."""
     while node.source is not None:
         node = node.source
     return node
 
 
 def graph_row(placed: Placed, modules: Mapping[Node, str]) -> dict[str, Any]:
-    """One graph by the schema of reports. `modules`: by torch-level node."""
+    """One graph in the report schema. `modules`: by torch-level node."""
     nodes = [node_row(node, modules.get(torch_level(node))) for node in placed.graph]
     return {
         "id": placed.id,
@@ -88,15 +88,15 @@ def graph_row(placed: Placed, modules: Mapping[Node, str]) -> dict[str, Any]:
 
 
 class Owners:
-    """Finds the entry that an aten graph was made for: its nodes name the torch-level nodes that caused them; graphs for
-    given sizes are copies, whose nodes have the names and lines of the first."""
+    """Finds the entry of an aten graph: its nodes name the torch-level nodes that caused them; graphs for concrete
+    sizes are copies whose nodes have the names and lines of the original."""
 
     def __init__(self, entries: Sequence[tuple[str, Entry]]) -> None:
         self.entries = entries
         self._by_source = {node: pair for pair in entries for node in pair[1].traced.torch_graph}
 
     def of(self, graph: Graph) -> tuple[str, Entry] | None:
-        """The name of the frame and the entry; None where it belongs to none of these."""
+        """The name of the frame, and the entry; None if the graph belongs to no known entry."""
         for node in graph:
             cause = torch_level(node)
             if cause in self._by_source:
@@ -106,11 +106,11 @@ class Owners:
         return best if best is not None and 2 * len(named & _own_keys(best[1])) > len(named) else None
 
     def pair(self, entry: Entry | None) -> tuple[str, Entry] | None:
-        """An entry with the name of its frame; None where it is none of these."""
+        """An entry with the name of its frame; None if it is unknown."""
         return next((pair for pair in self.entries if pair[1] is entry), None)
 
     def of_partition(self, parts: Partition) -> tuple[str, Entry] | None:
-        """The same of a joint graph that was cut."""
+        """The same for a partitioned joint graph."""
         return self.of(parts.forward) or self.of(parts.backward)
 
 

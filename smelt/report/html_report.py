@@ -1,4 +1,5 @@
-"""The HTML report: `page.html` (built from page/ by `make page`) with the data of one report inside, and nothing outside."""
+"""The HTML report: `page.html` (built from page/ by `make page`) with the data of one report inside and no external
+references."""
 
 from __future__ import annotations
 
@@ -12,17 +13,17 @@ _PLACE = "@REPORT@"
 
 
 def write(path: str | PathLike[str], data: dict[str, Any]) -> None:
-    """Writes `data` (what `Explanation.to_dict()` gives, or anything of its form) as one HTML file that needs no network.
+    """Write `data` (the result of `Explanation.to_dict()`, or data of its form) as one self-contained HTML file.
 
-    Keys may be missing; docs/html-report.md says what is shown of each. Numbers that JSON does not know (infinities and
-    NaN) are shown as unknown. Raises TypeError for values that are not JSON, and OSError where `path` cannot be written.
+    Keys may be missing; docs/html-report.md says what the page shows of each. Infinities and NaN, which JSON lacks,
+    are shown as unknown. Raises TypeError for values that are not JSON, and OSError if `path` cannot be written.
     """
     before, after = Path(__file__).with_name("page.html").read_text(encoding="utf-8").split(_PLACE)
     Path(path).write_text(before + _embedded(data) + after, encoding="utf-8")
 
 
 def _embedded(data: dict[str, Any]) -> str:
-    """JSON that cannot end or open an element, in ASCII: also what stands for a half of a character is kept."""
+    """JSON in ASCII that cannot end or open an HTML element; lone surrogates are preserved."""
     text = json.dumps(_finite(data), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

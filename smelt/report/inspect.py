@@ -1,4 +1,4 @@
-"""What a compiled callable holds: its entries (guards, compiled source, kernels) and the reasons why calls ran eagerly."""
+"""Contents of a compiled callable: its entries (guards, compiled source, kernels) and the reasons for eager calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from smelt.schedule.schedule_printer import print_schedule
 
 
 def code_of(compiled: Callable[..., Any]) -> CodeType:
-    """The code object that keys the cache of what `smelt.compile` returned. Raises TypeError for anything else."""
+    """The code object that keys the cache of a compiled callable. Raises TypeError for other objects."""
     state = getattr(compiled, "_smelt", None)
     wrapped = getattr(state.call if state is not None else compiled, "__wrapped__", None)
     code = getattr(wrapped, "__code__", None)
@@ -24,13 +24,13 @@ def code_of(compiled: Callable[..., Any]) -> CodeType:
 
 
 def entries(compiled: Callable[..., Any]) -> list[Entry]:
-    """The compiled entries of the function itself, oldest first; its resume functions have their own (`records`)."""
+    """The compiled entries of the function itself, oldest first; resume functions have their own (`records`)."""
     return entries_of(code_of(compiled))
 
 
 def reasons(compiled: Callable[..., Any]) -> tuple[Reason, ...]:
-    """Why `compiled` is not one graph: reasons of calls that ran eagerly, then of graph breaks. Empty when each call was
-    captured as one graph."""
+    """Why `compiled` is not one graph: reasons of eager calls, then of graph breaks. Empty if each call was captured
+    as one graph."""
     return reasons_of(code_of(compiled))
 
 
@@ -40,7 +40,7 @@ def records(compiled: Callable[..., Any]) -> list[tuple[str, Record]]:
 
 
 def graph_count(compiled: Callable[..., Any]) -> int:
-    """How many graphs were compiled for `compiled` and its resume functions; entries that compute nothing do not count."""
+    """The number of graphs compiled for `compiled` and its resume functions; entries without computation do not count."""
     return sum(entry.computes for _, record in records(compiled) for entry in record.entries)
 
 
@@ -50,11 +50,11 @@ def source(compiled: Callable[..., Any]) -> str:
 
 
 def kernels(compiled: Callable[..., Any], config: Config = DEFAULT) -> str:
-    """The kernels of all graphs as nested loops, with the ATen calls between them, and what was not fused and why.
+    """The kernels of all graphs as nested loops, the ATen calls between them, and the reasons against fusion.
 
-    Shown is what calls without gradients run under `config`. Where gradients are needed, a graph is cut into a forward and a
-    backward, whose kernels differ. A matrix product, convolution or pooling that smelt generates is shown as the ATen call
-    that it replaces. Raises Unsupported for tensors on a device without a target.
+    These are the kernels of calls without gradients under `config`. With gradients, a graph is cut into a forward and
+    a backward, whose kernels differ. A generated matrix product, convolution or pooling appears as the ATen call that
+    it replaces. Raises Unsupported for tensors on a device without a target.
     """
     found = [entry.traced for _, record in records(compiled) for entry in record.entries if entry.computes]
     schedules = [schedule for traced in found for schedule in inference_schedules(traced, config)]

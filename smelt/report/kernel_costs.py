@@ -1,4 +1,4 @@
-"""What one launch, or one ATen call, of a schedule moves and computes: bytes and operations, from its loops and shapes."""
+"""Memory traffic and operations of one launch, or one ATen call, from its loops and shapes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Hints = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Work:
-    """`reads`, `writes`: bytes of distinct elements, at most those of each buffer. `flops`: None where it is not known."""
+    """`reads`, `writes`: bytes of distinct elements, at most those of each buffer. `flops`: None if unknown."""
 
     reads: int
     writes: int
@@ -39,27 +39,27 @@ class Work:
 
 
 def number(size: Size, hints: Hints) -> int:
-    """A size for the call that was seen; symbols without a hint count as 1."""
+    """A size in the observed call; symbols without a hint count as 1."""
     if isinstance(size, int):
         return size
     return int(evaluate(size, {sym: hints.get(str(sym), 1) for sym in free_syms(size)}))
 
 
 def elements(shape: Sequence[Size], hints: Hints) -> int:
-    """How many elements a tensor of this shape has."""
+    """The number of elements of a tensor of this shape."""
     return math.prod(number(n, hints) for n in shape)
 
 
 def nbytes(spec: Any, hints: Hints) -> int:
-    """Bytes of a tensor's elements; 0 for what is no tensor."""
+    """Bytes of a tensor's elements; 0 for other values."""
     if not isinstance(spec, TensorSpec):
         return 0
     return elements(spec.shape, hints) * spec.dtype.itemsize
 
 
 def of_kernel(item: KernelItem, schedule: Schedule, hints: Hints) -> Work:
-    """One launch. A load counts once for each element that its index can name, a pointwise function once for each point of
-    its loops, a reduction once for each element."""
+    """One launch. A load counts once per element that its index can name, a pointwise function once per point of its
+    loops, a reduction once per element."""
     read: dict[int, int] = defaultdict(int)
     written: dict[int, int] = defaultdict(int)
     flops = 0

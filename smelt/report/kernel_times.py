@@ -1,6 +1,6 @@
-"""How long kernels took in calls that torch's profiler recorded: by run of a graph, and step of its plan.
+"""Kernel times in calls recorded by torch's profiler: by run of a graph and step of its plan.
 
-A plan makes an event for each step that computes, so the events of one run are its steps, in order
+A plan emits an event for each step that computes, so the events of one run are its steps, in order
 (`plan/profiler_names.py`).
 """
 
@@ -23,14 +23,14 @@ Names = tuple[str, ...]  # of the graph's event and those of its steps
 
 
 class KernelTimes:
-    """Microseconds of each step, of every run that was recorded."""
+    """Microseconds of each step, for every recorded run."""
 
     def __init__(self) -> None:
         self._runs: dict[Names, list[list[float]]] = defaultdict(list)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Profiles what runs in this context. Raises RuntimeError where torch's profiler is on: it would end with this."""
+        """Profile the context. Raises RuntimeError if torch's profiler is already on, since this would end it."""
         if profiler_enabled():
             raise RuntimeError("torch's profiler is on: the times of kernels are in its trace")
         with profile(activities=supported_activities()) as profiled:
@@ -41,8 +41,8 @@ class KernelTimes:
                 self._runs[event.name, *(step.name for step in steps)].append([_us(step) for step in steps])
 
     def of(self, planned: Iterable[tuple[Schedule, Plan | None]]) -> list[dict[int, float]]:
-        """For each schedule, given the plan that it became: the median for each of its items, by position. Nothing for what
-        did not run, and for plans that events do not tell apart."""
+        """For each schedule, with its plan: the median of each item, by position. Empty for graphs that did not run,
+        and for plans whose events are ambiguous."""
         found = [
             ({}, ()) if plan is None else (steps_of(schedule, plan), named(plan))
             for schedule, plan in planned
@@ -51,30 +51,30 @@ class KernelTimes:
         return [self._medians(steps, names) if alike[names] == 1 else {} for steps, names in found]
 
     def _medians(self, steps: Mapping[int, int], names: Names) -> dict[int, float]:
-        """`steps`: position of an item -> number of its event in a run."""
+        """`steps`: position of an item -> index of its event in a run."""
         columns = list(zip(*self._runs.get(names, ())))
         return {item: statistics.median(columns[step]) for item, step in steps.items()} if columns else {}
 
 
 def _us(event: Any) -> float:
-    """Microseconds of a step: on the GPU, where it started something there."""
+    """Microseconds of a step: on the GPU, if it started work there."""
     return float(event.device_time_total or event.cpu_time_total)
 
 
 def named(plan: Plan) -> Names:
-    """What the events of a run are called: of the graph, then of each step that makes one."""
+    """The event names of a run: the graph's, then those of its steps."""
     return (profiler_names.of_graph(plan), *(name for _, name in _computing(plan)))
 
 
 def _computing(plan: Plan) -> Iterator[tuple[Step, str]]:
-    """The steps that make events, and what these are called."""
+    """The steps that emit events, and the event names."""
     return ((step, name) for step in plan.steps if (name := profiler_names.of_step(step)))
 
 
 def steps_of(schedule: Schedule, plan: Plan) -> Mapping[int, int]:
-    """Position of an item -> number, among the steps that make events, of the one that does its work, by the buffers that it
-    is given. What runs together with others has none, nor has a kernel that a product absorbed, whose time has that of both.
-    """
+    """Position of an item -> index, among the steps that emit events, of the step that does its work, matched by
+    buffers. A kernel that runs in a parallel launch has none, nor has a kernel fused into a product as epilogue, whose
+    time includes both."""
     launches: dict[tuple[int, ...], list[int]] = defaultdict(list)  # those that are no item's so far
     results: dict[int, int] = {}
     for n, (step, _) in enumerate(_computing(plan)):
@@ -96,7 +96,7 @@ def steps_of(schedule: Schedule, plan: Plan) -> Mapping[int, int]:
 
 
 def _given(item: KernelItem) -> tuple[int, ...]:
-    """The buffers that a launch of the kernel takes."""
+    """The buffers of a launch of the kernel."""
     formals = zip(item.buffers, item.kernel.buffers)
     return tuple(b for b, f in formals if b is not None and f.role != "local")
 
@@ -109,7 +109,7 @@ def _results(step: Aten) -> Iterator[int]:
 
 
 def _gives(schedule: Schedule, position: int) -> Iterator[int]:
-    """What a call gives; else, where it is a product that absorbed the kernel that reads it, what that gives."""
+    """The results of a call; for a product with a fused epilogue, the epilogue's result."""
     own = accesses(schedule.items[position])[1]
     yield from own
     for item in schedule.items[position + 1 :]:

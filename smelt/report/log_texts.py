@@ -1,4 +1,4 @@
-"""What logs say of events, as text for people and as values for JSON."""
+"""Log texts of events, for people and as JSON values."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ LOGS_OF: dict[str, frozenset[str]] = {
 
 
 def texts(name: str, event: Event) -> Iterator[str]:
-    """What the log `name` says of an event that it is about."""
+    """The lines that the log `name` writes for an event."""
     return TEXTS[name][event.kind](event)
 
 
@@ -147,7 +147,7 @@ PLAIN: dict[type, Callable[[Any], Any]] = {
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON has values. What is none, and has no row in `PLAIN`, becomes its text."""
+    """`value` as a JSON value. A value without a row in `PLAIN` becomes its text."""
     if value is None or type(value) in (bool, int, str):
         return value
     if type(value) is float:

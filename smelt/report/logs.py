@@ -1,11 +1,12 @@
-"""What smelt tells on request, through standard `logging`: each name in `NAMES` is a logger `smelt.<name>`.
+"""Logs on request, through standard `logging`: each name in `NAMES` is a logger `smelt.<name>`.
 
-`SMELT_LOGS=breaks,recompiles` or `smelt.set_logs(breaks=True)` turns them on; a record is one event of a compilation, at
-level INFO. Where the program has set up logging its handlers get them, elsewhere they go to stderr. `SMELT_LOGS_JSON=file`
-writes every event as a line of JSON. Without either nothing subscribes to events, and none is made.
+`SMELT_LOGS=breaks,recompiles` or `smelt.set_logs(breaks=True)` turns them on; a record is one compilation event, at
+level INFO. If the program has configured logging, its handlers receive them; otherwise they go to stderr.
+`SMELT_LOGS_JSON=file` writes every event as a line of JSON. Without either nothing subscribes to events, and no event
+is created.
 
-This module is imported with smelt where the environment asks for logs; what events say (`log_texts.py`) needs the compiler,
-and is imported by the first event.
+This module is imported with smelt if the environment asks for logs; the event texts (`log_texts.py`) need the compiler
+and are imported at the first event.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ HELP = "help"
 
 
 class _Stderr(logging.Handler):
-    """Writes to what is sys.stderr now: programs and test runners replace it."""
+    """Writes to the current sys.stderr, which programs and test runners replace."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(f"[{record.name}] {record.getMessage()}", file=sys.stderr, flush=True)
 
 
 class _Logs:
-    """The subscriber that logs: `on` are the names that are turned on."""
+    """The logging subscriber; `on`: the enabled names."""
 
     def __init__(self) -> None:
         self.on: frozenset[str] = frozenset()
@@ -66,7 +67,7 @@ class _Logs:
             self._stderr.handle(logger.makeRecord(logger.name, logging.INFO, "", 0, text, (), None))
 
     def turn(self, on: frozenset[str]) -> None:
-        """Exactly these names are on from now on."""
+        """Enable exactly these names."""
         for name in NAMES:
             logging.getLogger(f"smelt.{name}").setLevel(logging.INFO if name in on else logging.NOTSET)
         if on and not self.on:
@@ -77,7 +78,7 @@ class _Logs:
 
 
 class _JsonLines:
-    """The subscriber that writes each event as one object in a line."""
+    """A subscriber that writes each event as one JSON object per line."""
 
     def __init__(self, path: str) -> None:
         try:
@@ -100,7 +101,7 @@ class _JsonLines:
                 self._file.flush()
 
     def close(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         self._file.close()
 
 
@@ -115,13 +116,13 @@ def _texts() -> ModuleType:
 
 
 def set_logs(*, json: str | os.PathLike[str] | None = None, **names: bool) -> None:
-    """Turns logs on and off by their names; those that are not named stay as they are.
+    """Turn logs on and off by name; other logs stay as they are.
 
     Args:
-        json: a file that every event is added to, as a line of JSON; "" for none from now on.
+        json: a file to which every event is appended as a line of JSON; "" stops that.
         names: of `NAMES`, such as `breaks=True`.
 
-    Raises OptionError for an unknown name, a value that is no bool, or a file that cannot be written.
+    Raises OptionError for an unknown name, a value that is not a bool, or a file that cannot be written.
     """
     _check(names, "set_logs")
     for name, value in names.items():
@@ -153,7 +154,7 @@ def _check(names: Iterable[str], where: str) -> None:
 
 
 def from_environment(environment: Mapping[str, str]) -> None:
-    """Turns on what `SMELT_LOGS` and `SMELT_LOGS_JSON` ask for; `SMELT_LOGS=help` prints the names. Raises OptionError."""
+    """Turn on the logs of `SMELT_LOGS` and `SMELT_LOGS_JSON`; `SMELT_LOGS=help` prints the names. Raises OptionError."""
     asked = [name.strip() for name in environment.get("SMELT_LOGS", "").split(",") if name.strip()]
     if HELP in asked:
         print(help_text(), file=sys.stderr)
@@ -163,6 +164,6 @@ def from_environment(environment: Mapping[str, str]) -> None:
 
 
 def help_text() -> str:
-    """The names, each with what it tells."""
+    """The names, each with its contents."""
     rows = [f"  {name:<10}  {what}" for name, what in NAMES.items()]
     return "\n".join(["SMELT_LOGS takes names, separated by commas:", *rows])

@@ -1,4 +1,4 @@
-"""Every ATen operator of the installed torch, and what becomes of a call of it: docs/operators.md, as a function.
+"""Every ATen operator of the installed torch and how smelt treats a call of it: the source of docs/operators.md.
 
 python -m smelt.report.operator_table > docs/operators.md
 """
@@ -40,7 +40,7 @@ FATES = {
 
 
 def operators() -> Iterator[OpOverload]:
-    """The overloads of ATen operators that compute with tensors, without `out=` forms, by name."""
+    """The overloads of ATen operators that compute with tensors, by name, without `out=` forms."""
     for name in sorted({n for n in all_operator_names() if n.startswith("aten::")}):
         base, _, overload = name.removeprefix("aten::").partition(".")
         packet = getattr(torch.ops.aten, base, None)
@@ -55,12 +55,12 @@ def _computes(op: Any) -> bool:
 
 
 def fates() -> dict[OpOverload, str]:
-    """What becomes of a call of each operator; a key of `FATES`."""
+    """The treatment of each operator; a key of `FATES`."""
     return {op: fate(op) for op in operators()}
 
 
 def fate(op: OpOverload) -> str:
-    """What becomes of a call of `op`; a key of `FATES`."""
+    """The treatment of a call of `op`; a key of `FATES`."""
     does = effects(op)
     answers: dict[str, bool] = {
         "lowered": row(op).lowering is not None,
@@ -77,7 +77,7 @@ def fate(op: OpOverload) -> str:
 
 
 def page() -> str:
-    """docs/operators.md."""
+    """The text of docs/operators.md."""
     found = fates()
     parts = [HEAD]
     for name, what in FATES.items():
@@ -95,7 +95,7 @@ def _text(ops: list[OpOverload]) -> str:
 
 
 def short(op: OpOverload) -> str:
-    """Its name without what goes without saying: `sin`, `add.Tensor`."""
+    """The name without its redundant parts: `sin`, `add.Tensor`."""
     return str(op).removeprefix("aten.").removesuffix(".default")
 
 

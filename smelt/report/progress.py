@@ -1,6 +1,7 @@
-"""A progress line on the terminal while something compiles: what, which stage, for how long.
+"""A progress line on the terminal during compilation: name, stage, elapsed time.
 
-Subscribes to `smelt.events`; writes to stderr if that is a terminal, or to a given stream, and clears the line when done.
+It subscribes to `smelt.events`, writes to stderr if that is a terminal, or to a passed stream, and clears the line
+when done.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from smelt import events
 
 
 class _Line:
-    """A subscriber that writes the current stage over the line before."""
+    """A subscriber that overwrites the line with the current stage."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -45,7 +46,7 @@ class _Line:
 
 @contextmanager
 def progress(stream: TextIO | None = None) -> Iterator[None]:
-    """Shows the progress line for the duration of the context, on `stream` (default: stderr if it is a terminal)."""
+    """Show the progress line for the duration of the context, on `stream` (default: stderr if it is a terminal)."""
     if stream is None:
         if not sys.stderr.isatty():
             yield

@@ -1,6 +1,6 @@
-"""All that is known of a compiled callable after some calls, as plain data: what `Explanation.to_dict` gives.
+"""The data of a report on a compiled callable: the result of `Explanation.to_dict`.
 
-The keys are those that `docs/explain.md` lists; lists are in order of time. Everything in it can be written as JSON.
+`docs/explain.md` lists the keys; lists are in order of time. All of it can be written as JSON.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def rows(
     cost: Cost,
     times: KernelTimes | None = None,
 ) -> Row:
-    """The whole of it.
+    """The whole data.
 
     Args:
-        eager_bytes: what eager keeps of an entry's graph for the backward.
-        cost: milliseconds that a call spends in what breaks a graph.
-        times: of kernels, where calls were timed.
+        eager_bytes: bytes that eager saves for the backward of an entry's graph.
+        cost: milliseconds per call of a graph break.
+        times: kernel times of timed calls.
     """
     return _Rows(name, records, watch, eager_bytes, cost, times or KernelTimes()).all()
 
@@ -101,7 +101,7 @@ class _Rows:
     # ---- graphs
 
     def _place(self) -> None:
-        """Gives each graph its number: an entry's own, then what its joint graph was cut into."""
+        """Number the graphs: an entry's own, then the forward and backward of its joint graph."""
         for frame, entry in self.entries:
             self._add(frame, entry, "torch", entry.traced.torch_graph)
             joint = entry.traced.joint
@@ -133,7 +133,7 @@ class _Rows:
         return next((p for p in self.of_entry[id(owner[1])] if p.level == level), None)
 
     def _modules(self, placed: Placed) -> dict[Node, str]:
-        """By torch-level node, and by placeholder of the graph itself: the inputs of an aten or joint graph are the same."""
+        """Modules by torch-level node and by placeholder of the graph; aten and joint graphs have the same inputs."""
         torch_graph = placed.entry.traced.torch_graph
         found = modules_of(torch_graph, self.watch.sources_of(placed.entry))
         if placed.level in ("aten", "joint", "forward"):
@@ -241,7 +241,7 @@ class _Rows:
     # ---- memory
 
     def _memory(self) -> Row:
-        """Of the latest entry of each frame: what one run through all of them keeps."""
+        """Saved memory of the latest entry of each frame: the total of one run through all of them."""
         saved = {id(entry): parts for (_, entry), parts in self.parts}
         graphs: list[Row] = []
         for frame, record in self.records:
@@ -308,7 +308,7 @@ class _Rows:
 
 
 def reason_row(frame: str, reason: Reason, cost: float | None) -> Row:
-    """Why `frame` broke or ran eagerly, by the schema of reports."""
+    """Why `frame` broke or ran eagerly, in the report schema."""
     return {
         "frame": frame,
         "id": reason.kind.id,
@@ -322,13 +322,13 @@ def reason_row(frame: str, reason: Reason, cost: float | None) -> Row:
 
 
 def guard_row(guard: Guard) -> Row:
-    """One guard by the schema of reports."""
+    """One guard in the report schema."""
     source = None if guard.source is None else guard.source.source
     return {"text": format_guard(guard), "kind": guard.kind, "source": source, "line": line_row(guard.line)}
 
 
 def _sizes(entry: Entry) -> Iterator[str]:
-    """Where each symbol of a size is found: `s0 = x.shape[0]`, by the names of the graph's inputs."""
+    """The source of each size symbol: `s0 = x.shape[0]`, by the names of the graph's inputs."""
     inputs = [p.name for p in entry.traced.torch_graph.placeholders]
     for sym, size in entry.traced.sizes.items():
         source = size.source
@@ -374,8 +374,8 @@ def _kernel_row(
 
 
 def _is_generated(item: ExternItem, called: tuple[str, ...] | None) -> bool:
-    """Whether a plan that calls these operators has code of smelt's in place of an ATen call. It may call another overload,
-    as one that writes into given memory."""
+    """Whether a plan that calls these operators has generated code in place of an ATen call. It may call another
+    overload, such as one that writes into passed memory."""
     if called is None or not isinstance(item.op, OpOverload):
         return False
     return _operator(str(item.op)) not in map(_operator, called)
@@ -387,7 +387,7 @@ def _operator(overload: str) -> str:
 
 
 def _nodes(item: Any, made_of: Any, graph: Graph) -> list[str]:
-    """The nodes of the graph that an item computes, where operator and line name one alone."""
+    """The nodes of the graph that an item computes, if operator and line identify one."""
     if isinstance(item, ExternItem):
         found = [n.name for n in graph if n.target is item.op and str(n.line or "") == item.note]
         return found if len(found) == 1 else []
@@ -413,7 +413,7 @@ def _refusal(text: str) -> Row:
 
 
 class _Alive:
-    """Bytes of what a schedule computes that are held after each item, before memory is shared among them."""
+    """Bytes of a schedule's values that are live after each item, before buffers share memory."""
 
     def __init__(self, schedule: Schedule, hints: kernel_costs.Hints) -> None:
         self.schedule, self.hints = schedule, hints
@@ -435,7 +435,7 @@ class _Alive:
             self.last[views.get(b, b)] = len(schedule.items)
 
     def after(self, i: int) -> int:
-        """Behind item number `i`."""
+        """Bytes after item number `i`."""
         held = [b for b, first in self.first.items() if first <= i < self.last[b] or first == i]
         return sum(
             kernel_costs.nbytes(self.schedule.buffers[b].spec, self.hints)

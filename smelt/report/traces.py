@@ -1,9 +1,9 @@
-"""The graphs of one call, as values: what `smelt.trace(fn)(*args)` gives.
+"""The graphs of one call as values: the result of `smelt.trace(fn)(*args)`.
 
-A call is captured as one graph, or as several where it breaks. Of each there is the torch level, which is what the program
-called, and the aten level, which is what that came down to; where gradients are needed also the joint graph of forward and
-backward, and the forward and backward that it is cut into. Each of them is a `GraphView`: it prints as a Python program,
-that program runs, and it runs again as it is after its nodes were changed and `recompile()` was called.
+A call is captured as one graph, or as several if it breaks. Each graph has a torch level, which records the program's
+calls, and an aten level, which records the resulting operators; with gradients also the joint graph of forward and
+backward, and the forward and backward that it is cut into. Each is a `GraphView`: it prints as a Python program, that
+program runs, and it runs as modified after its nodes were changed and `recompile()` was called.
 """
 
 from __future__ import annotations
@@ -40,31 +40,33 @@ T = TypeVar("T")
 class GraphView(GraphFunction):
     """A graph to print, walk, edit and run.
 
-    `code` is a Python program, with the user's line above what it caused; calling the view runs that program on one value
-    for each placeholder, and gives a tuple. `nodes` have the opcodes of torch.fx: placeholder, get_attr, call_function,
-    call_method, output; call_module never comes up, as modules are traced through. After nodes are changed, `recompile()`
-    makes `code` anew. The graph belongs to the trace: what was compiled does not change with it.
+    `code` is a Python program, with the user's line above the statements that it caused; calling the view runs that
+    program on one value per placeholder and returns a tuple. `nodes` have torch.fx's opcodes: placeholder, get_attr,
+    call_function, call_method, output; call_module never occurs, as modules are traced through. After nodes are
+    changed, `recompile()` regenerates `code`. The graph belongs to the trace: compiled code does not change with it.
     """
 
     @property
     def nodes(self) -> list[Node]:
-        """The nodes, in the order in which they run."""
+        """The nodes in execution order."""
         return self.graph.nodes
 
     @property
     def graph_module(self) -> GraphModule:
-        """The graph as a new torch.fx.GraphModule, which backends of torch.compile are given (`backends/fx_bridge.py`).
+        """The graph as a new torch.fx.GraphModule, as backends of torch.compile receive it (`backends/fx_bridge.py`).
 
-        Raises SmeltError for a graph with symbolic sizes among its arguments."""
+        Raises SmeltError for a graph with symbolic sizes among its arguments.
+        """
         _check_sizes(self.graph)
         return to_fx(self.graph)
 
     def tabular(self) -> str:
-        """What `print_tabular` prints."""
+        """The text that `print_tabular` prints."""
         return table(self.graph)
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        """Runs `code`. Raises TypeError for a wrong number of inputs, SmeltError where sizes are not known from them."""
+        """Run `code`. Raises TypeError for a wrong number of inputs, SmeltError if the inputs do not determine all
+        sizes."""
         wanted = [p.name for p in self.graph.placeholders]
         if len(inputs) != len(wanted):
             raise TypeError(
@@ -95,10 +97,9 @@ def _check_sizes(graph: Graph, known: Iterable[Sym] = ()) -> None:
 class TracedGraph:
     """One graph of a call.
 
-    `frame`: the function that it is of, or the resume function in which the call went on behind a graph break. `reason`:
-    why it ends where it does, a graph break; None: the function returns. `joint`, `forward` and `backward` are None where
-    no gradients are needed, or where there is no joint graph, for the reason `no_joint`. `partition` says what is saved,
-    and why.
+    `frame`: its function, or the resume function in which the call continued after a graph break. `reason`: the graph
+    break that ends it; None if the function returns. `joint`, `forward` and `backward` are None without gradients, or
+    without a joint graph, for the reason `no_joint`. `partition` says what is saved, and why.
     """
 
     frame: str
@@ -116,8 +117,8 @@ class TracedGraph:
 
     @property
     def inputs(self) -> tuple[Any, ...]:
-        """Inputs that the torch- and aten-level graph can be run on: tensors, uninitialized, laid out like the call's, and
-        its numbers."""
+        """Inputs for the torch- and aten-level graph: uninitialized tensors with the layouts of the call's, and its
+        numbers."""
         return self.entry.traced.example_inputs()
 
     def __str__(self) -> str:
@@ -148,10 +149,10 @@ def _why_no_joint(graph: TracedGraph) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """One call of `name`: `graphs`, in the order in which they were captured, and the call's `result`.
+    """One call of `name`: `graphs`, in capture order, and the call's `result`.
 
-    `reasons` says why it is not one graph: parts that ran eagerly, then graph breaks. Parts that compute nothing with
-    tensors have no graph here. The other attributes are those of the one graph.
+    `reasons` says why it is not one graph: eager calls, then graph breaks. Segments without tensor computation have no
+    graph here. The other attributes are those of the only graph.
     """
 
     name: str
@@ -167,12 +168,12 @@ class Trace:
 
     @property
     def torch(self) -> GraphView:
-        """The torch-level graph. Like all that follow, raises SmeltError where there are several graphs."""
+        """The torch-level graph. Like all following attributes, raises SmeltError if there are several graphs."""
         return self._only().torch
 
     @property
     def aten(self) -> GraphView:
-        """The aten-level graph: ATen operators, functional but for `copy_` nodes that write inputs."""
+        """The aten-level graph: ATen operators, functional except for `copy_` nodes that write inputs."""
         return self._only().aten
 
     @property
@@ -182,12 +183,12 @@ class Trace:
 
     @property
     def forward(self) -> GraphView:
-        """The forward, which gives the results and what is saved. Raises SmeltError where there is none."""
+        """The forward, which returns the results and the saved values. Raises SmeltError if there is none."""
         return self._of_training("forward", lambda g: g.forward)
 
     @property
     def backward(self) -> GraphView:
-        """The backward, of what is saved and the tangents. Raises SmeltError where there is none."""
+        """The backward, of saved values and tangents. Raises SmeltError if there is none."""
         return self._of_training("backward", lambda g: g.backward)
 
     @property
@@ -213,7 +214,7 @@ class Trace:
         return self.torch.graph_module
 
     def print_tabular(self) -> None:
-        """Prints the torch-level graph, one row a node."""
+        """Print the torch-level graph, one row per node."""
         self.torch.print_tabular()
 
     def __str__(self) -> str:
@@ -228,9 +229,9 @@ class Trace:
 def trace_call(
     compiled: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], config: Config
 ) -> Trace:
-    """Calls `compiled`, which has not been called before, and gives what was captured.
+    """Call `compiled`, which has not been called before, and return what was captured.
 
-    Raises Unsupported where nothing was, for a reason, SmeltError where there was nothing to capture.
+    Raises Unsupported if capture failed for a reason, SmeltError if there was nothing to capture.
     """
     noted = _Noted()
     with events.subscribed(noted):
@@ -254,7 +255,7 @@ def trace_call(
 
 
 class _Noted:
-    """A subscriber that keeps the entries that this thread makes, and the graph breaks that end them."""
+    """A subscriber that records the entries that this thread creates, and the graph breaks that end them."""
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
@@ -295,15 +296,15 @@ def _traced_graph(
 
 
 def _copy(graph: Graph) -> Graph:
-    """What runs behind the call may still be made of the trace's own graphs."""
+    """A copy of the graph; later code may still use the trace's own graphs."""
     made, _ = copied(graph, graph.constants)
     made.level = graph.level
     return made
 
 
 def training_graphs(entry: Entry, config: Config) -> tuple[Joint, Partition]:
-    """The joint graph of an entry that has one, and what it is cut into: as it is for the device of its tensors, or for none
-    in particular where smelt has no code for that."""
+    """The joint graph of an entry and its partition: for the device of its tensors, or for no specific device if smelt
+    has no code for that."""
     traced = entry.traced
     assert traced.joint is not None
     try:

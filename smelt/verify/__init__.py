@@ -1,7 +1,6 @@
-"""The option `verify`: compiled graphs run beside the same graphs run operator by operator (docs/verify.md).
+"""The option `verify`: shadow execution of compiled graphs beside eager ones (docs/verify.md).
 
-`shadow_execution.py` runs both and compares, `result_comparison.py` says what a difference is, with
-`float64_reference.py` for float64. On a difference `bisect.py` looks for the operator (in parts of the graph,
-`subgraph_extraction.py`) and `reproducer.py` writes a script. `isolated_state.py` gives both runs the same inputs and
-random numbers.
+`shadow_execution.py` runs both and compares, `result_comparison.py` defines a difference, with `float64_reference.py`
+for float64. After a difference `bisect.py` finds the operator (in subgraphs, `subgraph_extraction.py`) and
+`reproducer.py` writes a script. `isolated_state.py` gives both runs the same inputs and random numbers.
 """

@@ -1,8 +1,8 @@
-"""Where a compiled graph goes wrong: the first operator, and the stage of the compiler.
+"""Bisection of a wrong compiled graph: the first wrong operator, and the stage of the compiler.
 
-The graph up to some operator, compiled, gives all that is read after it; the first operator at which that differs is
-found by binary search. Then the search goes backwards from it for the fewest operators that, compiled by themselves,
-differ: mostly the one.
+The graph up to an operator is compiled and returns all values that are read after it; binary search finds the first
+operator at which that differs. A backward search from it then finds the fewest operators that differ when compiled by
+themselves: mostly one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STAGES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Located:
-    """The fewest operators that differ by themselves: the calls, as a graph, what it is run on, and how it differs."""
+    """The fewest operators that differ by themselves: the calls as a graph, its inputs, and the difference."""
 
     calls: tuple[Node, ...]
     graph: Graph
@@ -45,7 +45,7 @@ class Located:
 
 
 class Bisection:
-    """The search in one graph, which was run on `before`. `compile` makes a part of it what is to be tried."""
+    """The search in one graph, which ran on `before`. `compile` compiles a subgraph for a trial."""
 
     def __init__(self, graph: Graph, before: Before, compile: Callable[[Graph], Compiled]) -> None:
         self.graph, self.before, self.compile = graph, before, compile
@@ -53,7 +53,7 @@ class Bisection:
         self.values = _values(graph, before)
 
     def locate(self) -> Located | None:
-        """The operators; None where no part that could be tried differs."""
+        """The operators; None if no subgraph that could be tried differs."""
         whole = self._prefix(len(self.units))
         if whole is None:
             return None
@@ -69,7 +69,7 @@ class Bisection:
         return self._tried(inside, live(self.graph, {n for unit in inside for n in unit}))
 
     def _smallest(self, end: int) -> Located | None:
-        """Of the calls up to number `end`, the fewest last ones that differ in what the last gives."""
+        """Of the calls up to number `end`, the fewest last ones that differ in the last one's result."""
         unit = self.units[end - 1]
         results = live(self.graph, set(unit)) or list(unit[-1:])
 
@@ -99,7 +99,7 @@ class Bisection:
 
 
 def _values(graph: Graph, before: Before) -> dict[Node, Any]:
-    """What each node gives in eager. Inputs keep what they hold before they are written, at the end of the graph."""
+    """The eager value of each node. Inputs have the values from before they are written, at the end of the graph."""
     inputs = before.fresh(frozenset())
     values: dict[Node, Any] = dict(zip(graph.placeholders, inputs, strict=True))
     with torch_settings.beneath_autograd():
@@ -113,7 +113,7 @@ def _values(graph: Graph, before: Before) -> dict[Node, Any]:
 
 
 def stages(located: Located, config: Config, recompile: Recompile) -> Iterator[str]:
-    """The options of `STAGES` that, left out, make the difference disappear."""
+    """The options of `STAGES` that make the difference disappear when they are turned off."""
     for name, off in STAGES.items():
         if getattr(config, name) != off:
             compiled = recompile(located.graph, replace(config, **{name: off}))

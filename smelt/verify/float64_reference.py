@@ -1,10 +1,10 @@
-"""A graph in float64: what the results of eager and compiled code are measured by.
+"""A graph in float64: the reference for results of eager and compiled code.
 
-Random numbers are those that the graph itself draws, and operators that look at the bits of numbers, or that have no kernel
-for float64, compute in the dtypes of the graph.
+Random numbers are those that the graph draws; operators that look at the bits of numbers, or that have no float64
+kernel, compute in the graph's dtypes.
 
-With `noise`, each input and each operator's result is changed at random by as much as its dtype rounds: what the results of
-the graph then differ by is what rounding may do to them, wherever it happens.
+With `noise`, each input and each operator's result is perturbed at random by its dtype's rounding error: the results
+then differ by as much as rounding may change them, wherever it happens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OF_BITS = frozenset({torch.ops.aten.view.dtype})
 def run_wide(
     graph: Graph, inputs: Sequence[Any], noise: torch.Generator | None = None
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The results in float64, and the inputs afterwards; the inputs given are not written."""
+    """The results in float64, and the inputs afterwards; the passed inputs are not written."""
     values: dict[Node, Any] = {}
     with torch_settings.beneath_autograd():
         held = [_copied(value) for value in inputs]

@@ -1,4 +1,4 @@
-"""What two runs of one graph must not share: memory that they write, and the states of random generators."""
+"""State that two runs of one graph must not share: written memory, and the states of random generators."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def written(graph: Graph) -> frozenset[int]:
 
 
 def twins(inputs: Sequence[Any], apart: Collection[int]) -> tuple[Any, ...]:
-    """The inputs, those at the positions `apart` in memory of their own: laid out as they are, and those that share memory
-    share it again."""
+    """The inputs, with copies at the positions `apart`: with the same layouts, and sharing memory with each other as
+    the originals do."""
     copies: dict[int, torch.UntypedStorage] = {}
     tensors = [inputs[i] for i in apart if isinstance(inputs[i], torch.Tensor)]
     shared = {_memory(t) for t in tensors if _is_plain(t)}
@@ -60,7 +60,7 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 class Generators:
-    """The generators that a graph may draw from: those of its devices, and those that its calls are given."""
+    """The generators that a graph may draw from: those of its devices, and those among its arguments."""
 
     def __init__(self, graph: Graph) -> None:
         specs = [s for node in graph for s in leaves(node.spec, TensorSpec)]
@@ -73,10 +73,10 @@ class Generators:
         ]
 
     def states(self) -> States:
-        """As they are now."""
+        """The current states."""
         return tuple([g.get_state() for g in self._all])
 
     def restore(self, states: States) -> None:
-        """Makes them what they were."""
+        """Restore earlier states."""
         for generator, state in zip(self._all, states, strict=True):
             generator.set_state(state)

@@ -1,4 +1,4 @@
-"""A script that shows a difference by itself: the operators, the tensors that they take, eager and compiled."""
+"""A script that reproduces a difference: the operators, their input tensors, eager and compiled."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ print("no difference")
 
 
 def write(located: Located, config: Config, title: str) -> Path | None:
-    """Writes the script, and beside it the tensors that are too large for its text; gives its path. None where operators
-    have no name in a script (graphs inside of graphs, kernels of the program), or take numbers that change."""
+    """Write the script, and beside it the tensors that are too large for its text, and return its path. None if
+    operators have no name in a script (subgraphs, user kernels), or take numbers that change."""
     source = python_source(located.graph)
     tensors = located.before.inputs
     if source.names.keys() - {"constants"} or not all(isinstance(t, torch.Tensor) for t in tensors):
@@ -104,7 +104,7 @@ def write(located: Located, config: Config, title: str) -> Path | None:
 
 
 def _changed(config: Config) -> dict[str, Any]:
-    """The options that are not the default."""
+    """The options that differ from the defaults."""
     return {
         f.name: getattr(config, f.name)
         for f in fields(config)
@@ -129,7 +129,7 @@ def _written_out(tensor: torch.Tensor) -> str:
 
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in memory that holds nothing else, laid out as it is."""
+    """The tensor with the same layout in memory of its own."""
     tensor = tensor.detach()
     if tensor.layout is not torch.strided or not tensor.numel():
         return tensor.clone()

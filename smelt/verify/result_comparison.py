@@ -1,9 +1,9 @@
-"""What a difference between eager and compiled results is.
+"""Comparison of eager and compiled results.
 
-Numbers are equal where they differ by rounding: relative to the largest of their tensor; or where the compiled result is
-about as near to that in float64 as eager's is, or as results are with random rounding (`_SLACK`). What is not finite, and
-integers, must be equal: to eager's, to float64's, or to one with random rounding. Strides must be eager's, where an element
-lies by them: the program may ask for them, and for views that only some strides have.
+Numbers are equal if they differ by rounding: relative to the largest of their tensor; or if the compiled result is
+about as near to the float64 result as eager's is, or as results with random rounding are (`_SLACK`). Non-finite values
+and integers must be equal: to eager's, to float64's, or to one with random rounding. Strides must be eager's if they
+locate an element: the program may query them, and rely on them for views.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _WORKSPACES = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run: results, the inputs that it writes, and the states of generators afterwards; or what it raised."""
+    """A run: results, the inputs that it writes, and the states of generators afterwards; or its exception."""
 
     results: Sequence[Any] = ()
     inputs: Sequence[Any] = ()
@@ -60,7 +60,7 @@ class Outcome:
 
 
 def outcome(call: Compiled, inputs: tuple[Any, ...], generators: Generators) -> Outcome:
-    """What `call` does with these inputs, which it may write."""
+    """Run `call` with these inputs, which it may write."""
     try:
         results = list(call(inputs))
     except Exception as error:
@@ -70,20 +70,20 @@ def outcome(call: Compiled, inputs: tuple[Any, ...], generators: Generators) -> 
 
 @dataclass(frozen=True)
 class Before:
-    """What a graph was run on: inputs that no run has written, and the states of generators."""
+    """The state that a graph ran on: inputs that no run has written, and the states of generators."""
 
     inputs: tuple[Any, ...]
     states: States
     generators: Generators
 
     def fresh(self, apart: frozenset[int]) -> tuple[Any, ...]:
-        """Inputs for another run, which may write those `apart`; generators are as they were."""
+        """Inputs for another run, which may write those `apart`; generator states are restored."""
         self.generators.restore(self.states)
         return twins(self.inputs, apart)
 
 
 def tried(graph: Graph, before: Before, compiled: Compiled) -> str | None:
-    """How `compiled` differs from `graph`, if it does."""
+    """The difference between `compiled` and `graph`, if any."""
     apart = written(graph)
     actual = outcome(compiled, before.fresh(apart), before.generators)
     expected = outcome(lambda tensors: run(graph, tensors), before.fresh(apart), before.generators)
@@ -91,7 +91,7 @@ def tried(graph: Graph, before: Before, compiled: Compiled) -> str | None:
 
 
 def difference(graph: Graph, before: Before, expected: Outcome, actual: Outcome) -> str | None:
-    """How two outcomes of a graph differ, if they do: in words."""
+    """The difference between two outcomes of a graph, in words; None if they are equal."""
     if expected.error is not None or actual.error is not None:
         return _of_errors(expected.error, actual.error)
 
@@ -164,7 +164,7 @@ def _of_values(want: Any, got: Any, wide: Callable[[], list[Any]]) -> str | None
 
 
 def _steps(tensor: torch.Tensor) -> list[int]:
-    """The strides that say where elements are: those of dimensions with more than one."""
+    """The strides that locate elements: those of dimensions with more than one."""
     return [step for step, size in zip(tensor.stride(), tensor.shape) if size > 1]
 
 
@@ -173,7 +173,7 @@ def _kind(tensor: torch.Tensor) -> str:
 
 
 def _near(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
-    """Where both are the same but for rounding."""
+    """Where both are equal within rounding."""
     rounding = ROUNDING.get(want.dtype)
     if rounding is None:
         return got == want

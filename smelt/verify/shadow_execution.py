@@ -1,4 +1,4 @@
-"""A compiled graph beside the same graph in eager, for its first calls."""
+"""Shadow execution of a compiled graph beside the eager graph, for its first calls."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ log = logging.getLogger("smelt")
 
 
 class Watching:
-    """Puts the comparison in place of what was compiled of one trace; without the option `verify` gives that as it is.
+    """Wraps the compiled graphs of one trace with the comparison; without the option `verify` returns them as they
+    are.
 
     Args:
-        recompile: compiles a graph of the trace, or a part of one, with other options.
-        differs: is told of a difference, once for each graph.
+        recompile: compiles a graph of the trace, or a subgraph, with other options.
+        differs: called after a difference, once per graph.
     """
 
     def __init__(
@@ -42,8 +43,7 @@ class Watching:
         eager: Callable[[Graph], Compiled],
         given: frozenset[int] = frozenset(),
     ) -> Compiled:
-        """What runs in place of `compiled`. `eager` makes what runs `graph` operator by operator; `given`: inputs that are
-        left to what runs."""
+        """The wrapper of `compiled`. `eager` makes the eager form of `graph`; `given`: donated inputs."""
         if not self._config.verify:
             return compiled
         return BesideEager(self._watch(), compiled, eager(graph), graph, given)
@@ -55,7 +55,7 @@ class Watching:
         eager: Callable[[Graph, frozenset[int]], Compiled],
         given: frozenset[int] = frozenset(),
     ) -> Callable[[Values], Compiled]:
-        """The same of a graph for any sizes, of which `load` makes what runs for some."""
+        """The same for a graph with symbolic sizes; `load` compiles it for concrete ones."""
         if not self._config.verify:
             return load
         watch = self._watch()
@@ -71,7 +71,7 @@ class Watching:
 
 
 class Watch:
-    """What is known of one graph: how many calls are left to compare, and whether compiled code was wrong."""
+    """State of one graph: the number of calls left to compare, and whether compiled code was wrong."""
 
     def __init__(self, config: Config, recompile: Recompile, differs: Callable[[Reason], None]) -> None:
         self.left = config.verify
@@ -80,7 +80,7 @@ class Watch:
         self._recompile, self._differs = recompile, differs
 
     def found(self, graph: Graph, before: Before, how: str) -> None:
-        """Notes that compiled code differs, looks for the operator, and reports."""
+        """Record that compiled code differs, locate the operator, and report."""
         self.failed = True
         after = before.generators.states()
         try:
@@ -147,5 +147,5 @@ class BesideEager:
 
 
 def compiled_of(made: Compiled) -> Any:
-    """What was compiled, behind the comparison."""
+    """The compiled callable inside the comparison."""
     return made.compiled if isinstance(made, BesideEager) else made

@@ -1,4 +1,4 @@
-"""Parts of an aten graph as graphs of their own."""
+"""Subgraphs of an aten graph as graphs of their own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def units(graph: Graph) -> list[Unit]:
 
 
 def part(graph: Graph, inside: Sequence[Node], results: Sequence[Node]) -> tuple[Graph, list[Node]]:
-    """The nodes `inside` that `results` need, as a graph that gives these, and what it takes: nodes of `graph`."""
+    """The nodes `inside` that `results` need, as a graph that returns these, and its inputs: nodes of `graph`."""
     needed = needed_for(inside, results)
     kept = [n for n in inside if n in needed]
     read = dict.fromkeys(a for n in kept for a in argument_nodes(n) if a not in needed)
@@ -47,7 +47,7 @@ def part(graph: Graph, inside: Sequence[Node], results: Sequence[Node]) -> tuple
 
 
 def needed_for(inside: Sequence[Node], results: Iterable[Node]) -> set[Node]:
-    """Those of `inside` that `results` are computed from, or are."""
+    """The nodes of `inside` that `results` are, or are computed from."""
     needed = set(results)
     for node in reversed(inside):
         if node in needed:
@@ -56,6 +56,6 @@ def needed_for(inside: Sequence[Node], results: Iterable[Node]) -> set[Node]:
 
 
 def live(graph: Graph, before: Collection[Node]) -> list[Node]:
-    """The nodes among `before` that others, or the results of the graph, read; and writes, which nobody reads."""
+    """The nodes among `before` that later nodes or the graph's results read, and writes, which have no readers."""
     read = dict.fromkeys(a for n in graph if n not in before for a in argument_nodes(n))
     return [n for n in graph if n in before and (n in read or n.target is COPY)]
