@@ -30,7 +30,7 @@ class BreakCosts:
     def attach(self, entries: Iterable[Entry]) -> None:
         """Let the frames of these entries read the clock, if they do not yet."""
         for entry in entries:
-            function = entry.answers[0]
+            function = entry.callees[0]
             if type(function) is FunctionType and function not in self._was:
                 self._attach(function, entry.source)
 

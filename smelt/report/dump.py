@@ -190,7 +190,7 @@ class Dump:
         if path is None:
             return
         self._last[threading.get_ident()] = path
-        compiled = entry.answers[0]
+        compiled = entry.callees[0]
         if isinstance(compiled, FunctionType) and compiled.__code__.co_filename.startswith("<smelt "):
             compiled.__code__ = moved(compiled.__code__, str(path), frame.line - 1)
 

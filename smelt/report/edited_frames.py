@@ -48,7 +48,7 @@ def frame_of(path: Path, frame: CompiledFrame) -> CompiledFrame:
         raise ArtifactError(f"{path}{where_raised(error, path)}: running it failed: {what}") from error
     made = scope.pop(own.__name__, None)
     _check_parameters(path, made, own)
-    return replace(frame, function=made, source=text, only=None)
+    return replace(frame, function=made, source=text, direct_graph=None)
 
 
 def _check_parameters(path: Path, made: Any, own: FunctionType) -> None:

@@ -334,7 +334,7 @@ WITHOUT_SHOWN = replace(FIRST, sizes=FIRST.sizes.specializing(SHOWN, False))
 ROWS: dict[str, tuple[list[FailedAttempt], list[Attempt], Attempt | None]] = {
     "nothing": ([], [], FIRST),
     "numbers shown": (
-        [FailedAttempt(Unreadable(REASON), True, shown=frozenset({("arg", 1)}))],
+        [FailedAttempt(Unreadable(REASON), True, formatted_numbers=frozenset({("arg", 1)}))],
         [replace(FIRST, symbolic=frozenset({("arg", 0)}))],
         FIRST,
     ),
@@ -356,7 +356,7 @@ ROWS: dict[str, tuple[list[FailedAttempt], list[Attempt], Attempt | None]] = {
         replace(FIRST, joint_graph=False),
     ),
     "told": (
-        [FailedAttempt(UserException(ValueError(), asked_compiling=True))],
+        [FailedAttempt(UserException(ValueError(), queried_compiling=True))],
         [replace(FIRST, reports_compiling=False)],
         replace(FIRST, reports_compiling=False),
     ),
@@ -432,10 +432,10 @@ def test_sizes_that_change() -> None:
     assert changed.sizes.changed == {(first, 4)} and not changed.symbolic
     failed = FailedAttempt(NeedsFixedSize("", frozenset()), sizes=frozenset((frozenset((first,)),)))
     row, weaker = _next(changed, changed, failed, set()) or (None, None)
-    assert row and row.kept and weaker and weaker.sizes.fixed == {first} and not weaker.sizes.apart
+    assert row and row.persists and weaker and weaker.sizes.specialized == {first} and not weaker.sizes.distinct
     together = replace(failed, sizes=frozenset((frozenset((first, second)),)))
     row, weaker = _next(changed, changed, together, set()) or (None, None)
-    assert weaker and not weaker.sizes.fixed and weaker.sizes.apart == {first, second}
+    assert weaker and not weaker.sizes.specialized and weaker.sizes.distinct == {first, second}
     row, weaker = _next(changed, changed, replace(failed, sizes=frozenset()), set()) or (None, None)
     assert weaker and not weaker.sizes.enabled
 
@@ -459,13 +459,13 @@ def test_sizes_that_must_be_one() -> None:
         PLAIN, sizes=SymbolicSizes(enabled=True).with_observed({(first, 3), (second, 4), (third, 5)})
     )
     blamed = frozenset((frozenset((second,)),))
-    failed = FailedAttempt(NeedsFixedSize("", frozenset()), sizes=blamed, alike=frozenset((first, second)))
+    failed = FailedAttempt(NeedsFixedSize("", frozenset()), sizes=blamed, equal=frozenset((first, second)))
     row, weaker = _next(start, start, failed, set()) or (None, None)
-    assert row and row.kept and weaker and not weaker.sizes.fixed
+    assert row and row.persists and weaker and not weaker.sizes.specialized
     assert weaker.sizes.history(first) == weaker.sizes.history(second) == {first, second}
     assert weaker.sizes.history(third) == {5}
     more = weaker.sizes.with_equal(frozenset((second, third)))
-    assert more.alike == {frozenset((first, second, third))}
+    assert more.equal == {frozenset((first, second, third))}
     together = replace(failed, sizes=frozenset((frozenset((first, second)),)))  # that did not help
     row, last = _next(weaker, weaker, together, set()) or (None, None)
-    assert last and last.sizes.fixed == {first, second} and not last.sizes.apart
+    assert last and last.sizes.specialized == {first, second} and not last.sizes.distinct

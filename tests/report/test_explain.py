@@ -318,10 +318,10 @@ def test_what_a_break_costs_is_measured_in_the_call_itself():
 
     x = torch.ones(3)
     explanation = smelt.explain(f)(x)
-    own = [entry.answers[0].__code__ for _, r in records(explanation.compiled) for entry in r.entries]
+    own = [entry.callees[0].__code__ for _, r in records(explanation.compiled) for entry in r.entries]
     [broke] = explanation.call(x).to_dict()["breaks"]
     assert 20 <= broke["cost_ms"] < 200 and "ms of a call" in str(explanation)
-    assert own == [entry.answers[0].__code__ for _, r in records(explanation.compiled) for entry in r.entries]
+    assert own == [entry.callees[0].__code__ for _, r in records(explanation.compiled) for entry in r.entries]
     assert torch.equal(explanation.result, f(x))
 
 

@@ -1,6 +1,6 @@
-"""What the native hook asks when a call matches no entry: the frame is captured, its graph compiled, an entry installed.
+"""The driver: at a cache miss it captures the frame, compiles the graph and installs an entry.
 
-`frame_compiler.py` is that callback; `capture_attempts.py` decides what is tried in which order; `capture_frame.py` is
-one capture; `compile_frame.py` and `guard_tree_checks.py` lead from what it gives to an entry; `cache_entries.py`
-keeps what is known of each function.
+`frame_compiler.py` is the callback of the native hook; `capture_attempts.py` decides the order of attempts;
+`capture_frame.py` is one capture; `compile_frame.py` and `guard_tree_checks.py` turn its result into an entry;
+`cache_entries.py` holds the entries and the compilation state of each function.
 """

@@ -1,6 +1,6 @@
-"""What is kept of each compiled function: its entries, why calls of it are not compiled, where its next capture begins.
+"""The state of each compiled function: its entries, the reasons for eager calls and graph breaks, its next attempt.
 
-The native callable that `wrap` makes holds the entries that answer calls; a `Record` is what people and the driver look at.
+The native callable that `wrap` creates holds the entries for dispatch; a `Record` holds them for the driver and reports.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from smelt.tracing.record.traced import Traced
 
 Graph = Callable[[tuple[Any, ...]], Sequence[Any]]
 Backend = Callable[[Traced, Config], Graph]
-Answer = bool | Callable[[], None]  # see _native.wrap
-Answers = tuple[Callable[..., object], Graph | None]  # `compiled` and `only` of _native.add_entry
+HookResult = bool | Callable[[], None]  # see _native.wrap
+Callees = tuple[Callable[..., object], Graph | None]  # `compiled` and `only` of _native.add_entry
 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One compiled variant of a function, as people look at it.
+    """One compiled variant of a function.
 
-    `facts` are its guards as data, `guards` as text; `source` is the compiled frame; `reason` is the guard of the latest
-    older entry that failed and so made this one necessary; `graph` is what the backend returned;
-    `tree` is the native guard tree and `answers` what runs where it accepts a call, as `_native.add_entry` takes it;
-    `seconds` is what making the entry took, attempts that failed included; `sizes` is what its symbolic sizes were in the
-    call it was made for, by their paths.
+    `facts` are its guards as data, `guards` as text; `source` is the compiled frame; `reason` is the failed guard of the
+    latest older entry, which made this entry necessary; `graph` is what the backend returned;
+    `tree` is the native guard tree and `callees` what runs if it accepts a call, as `_native.add_entry` takes them;
+    `seconds` is the compile time, failed attempts included; `sizes` are the values of its symbolic sizes in the call that it
+    was compiled for, by their paths.
     """
 
     name: str
@@ -46,59 +46,57 @@ class Entry:
     traced: Traced
     graph: Graph
     tree: _native.GuardTree
-    answers: Answers
+    callees: Callees
     seconds: float
     sizes: Mapping[Path, int]
 
     @property
     def computes(self) -> bool:
-        """Whether its graph holds an operation."""
+        """Whether its graph contains an operation."""
         return any(node.op.startswith("call") for node in self.traced.aten_graph)
 
     @property
     def was_never_reused(self) -> bool:
-        """Whether it has answered no call besides the one that it was made for, as far as is known: a tree makes notes when
-        it accepts a second one."""
+        """Whether it has had no hit besides the call that it was compiled for: the tree records notes at the second."""
         return self.tree.notes() is None
 
     @property
     def guards(self) -> str:
-        """The guards as text, one a line."""
+        """The guards as text, one per line."""
         return format_guards(self.facts)
 
 
 @dataclass(eq=False)
 class Record:
-    """What is known of one compiled function besides its native entries. `start`: the first attempt of its next capture."""
+    """The compilation state of one function besides its native entries. `start`: the first attempt of its next capture."""
 
     start: Attempt
     entries: list[Entry] = field(default_factory=list)
-    reasons: list[Reason] = field(default_factory=list)
-    breaks: list[Reason] = field(default_factory=list)  # why entries end in a resume function
+    reasons: list[Reason] = field(default_factory=list)  # why calls ran eagerly
+    breaks: list[Reason] = field(default_factory=list)  # why the graph breaks
     failures: int = 0  # captures that ended in an exception of the user's code
-    races: int = 0  # captures during which another thread changed what was guarded
+    races: int = 0  # captures during which another thread changed guarded state
     refused: set[tuple[object, ...]] = field(
         default_factory=set
-    )  # paths of sizes that are numbers, against their marks
-    no_joint_graph_reason: Reason | None = None  # why autograd follows the graph operator by operator
+    )  # paths of sizes specialized despite their marks
+    no_joint_graph_reason: Reason | None = None  # why the graph runs eagerly under autograd
 
 
 class Compiler(Protocol):
-    """What compiles the calls of one function that no entry answers: `FrameCompiler`."""
+    """The callback of one function for cache misses: `FrameCompiler`."""
 
     name: str
     record: Record
     resume_functions: ResumeFunctions
     target: Callable[[], _native.Wrapped | None]
 
-    def __call__(self, fn: FunctionType, slots: tuple[object, ...]) -> Answer: ...
+    def __call__(self, fn: FunctionType, slots: tuple[object, ...]) -> HookResult: ...
     def clear(self) -> None:
-        """Drops all entries, as `smelt.reset` asks."""
+        """Drop all entries, for `smelt.reset`."""
 
 
-_compilers: weakref.WeakValueDictionary[int, Compiler] = (
-    weakref.WeakValueDictionary()
-)  # by id of the code object
+# by id of the code object
+_compilers: weakref.WeakValueDictionary[int, Compiler] = weakref.WeakValueDictionary()
 
 
 def wrap(
@@ -107,11 +105,11 @@ def wrap(
     traced: Callable[..., object] | None = None,
     original: FunctionType | None = None,
 ) -> _native.Wrapped:
-    """The native callable that answers calls of `fn` from compiled entries and asks `compiler` where there are none.
-    Changes of the user's function, `original`, are followed.
+    """Create the native callable that dispatches calls of `fn` to compiled entries, and to `compiler` at a cache miss. It
+    follows changes of the user's function `original`.
 
-    `fn` should be a copy with a code object of its own: `entries_of` and `reasons_of` find the compiler by it. Entries
-    belong to the callable, so that the garbage collector sees them. `traced` runs in place of `fn` under another tracer.
+    `fn` should be a copy with its own code object: `entries_of` and `reasons_of` find the compiler by it. The callable owns
+    the entries, so that the garbage collector sees them. `traced` runs in place of `fn` under another tracer.
     """
     wrapped = _native.wrap(fn, compiler, traced, original)
     compiler.target = weakref.ref(wrapped)
@@ -121,29 +119,31 @@ def wrap(
 
 
 def entries_of(code: CodeType) -> list[Entry]:
-    """The compiled variants of the function whose code object this is, oldest first."""
+    """The entries of the function with this code object, oldest first."""
     compiler = _compilers.get(id(code))
     return [] if compiler is None else list(compiler.record.entries)
 
 
 def reasons_of(code: CodeType) -> tuple[Reason, ...]:
-    """Why the function whose code object this is, is not one graph: calls that ran eagerly, then graph breaks, each oldest
+    """Why the function with this code object is not one graph: the reasons of eager calls, then of graph breaks, each oldest
     first; then the same for its resume functions."""
     records = [record for _, record in records_of(code)]
     return tuple(dict.fromkeys(r for record in records for r in (*record.reasons, *record.breaks)))
 
 
 def records_of(code: CodeType) -> list[tuple[str, Record]]:
-    """Name and record of the function whose code object this is, and of its resume functions in order of creation."""
+    """Name and record of the function with this code object, and of its resume functions in order of creation."""
     compiler = _compilers.get(id(code))
     return [] if compiler is None else _records(compiler)
 
 
 def all_records() -> list[tuple[str, str | None, Record]]:
-    """Name and record of every function that was compiled in this process and is not gone; behind each, its resume
-    functions, with the name of the function that they resume."""
+    """Name and record of every live compiled function in this process, each followed by its resume functions, with the name
+    of the function that they resume."""
     compilers = dict(_compilers)
-    resume = {id(c.__wrapped__.__code__) for some in compilers.values() for c in some.resume_functions.callables}
+    resume = {
+        id(c.__wrapped__.__code__) for some in compilers.values() for c in some.resume_functions.callables
+    }
     return [
         (name, compiler.name if number else None, record)
         for code, compiler in compilers.items()
@@ -153,12 +153,14 @@ def all_records() -> list[tuple[str, str | None, Record]]:
 
 
 def _records(compiler: Compiler) -> list[tuple[str, Record]]:
-    resume_functions = [(c.__wrapped__.__qualname__, c.__wrapped__.__code__) for c in compiler.resume_functions.callables]
+    resume_functions = [
+        (c.__wrapped__.__qualname__, c.__wrapped__.__code__) for c in compiler.resume_functions.callables
+    ]
     found = [(name, _compilers.get(id(c))) for name, c in resume_functions]
     return [(compiler.name, compiler.record), *((n, c.record) for n, c in found if c is not None)]
 
 
 def reset() -> None:
-    """Drops the entries and reasons of every compiled function; each compiles again at its next call."""
+    """Drop the entries and reasons of every compiled function; each recompiles at its next call."""
     for compiler in list(_compilers.values()):
         compiler.clear()

@@ -1,4 +1,4 @@
-"""Why the entries of a function did not answer a call, in words."""
+"""Explanations of cache misses: which guard of an entry failed, and which values keep changing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from smelt.reasons import RECOMPILE_LIMIT, Reason
 
 
 def explain_cache_miss(entry: Entry, slots: Sequence[object]) -> Failure | None:
-    """What the native tree of `entry` found wrong with a call, with the two values."""
+    """The guard of `entry` that failed for a call, with the expected and the observed value."""
     index = entry.tree.explain(*slots)
     if index is not None and index >= 0:
         return explain_guard(entry.facts[index], slots)
@@ -20,7 +20,7 @@ def explain_cache_miss(entry: Entry, slots: Sequence[object]) -> Failure | None:
 
 
 def recompile_limit_reason(record: Record, latest: Failure | None, code: CodeType) -> Reason:
-    """The reason of a function with too many entries: it names what keeps changing, with the values it had."""
+    """The reason for a function that reached the recompile limit: the sources that keep changing, with their values."""
     values: dict[str, list[str]] = {}
     for failure in [*(e.reason for e in record.entries), latest]:
         if failure is not None:

@@ -1,4 +1,4 @@
-"""How the capture of a frame can end, besides smelt's own errors: the user's code raised, or the world changed meanwhile."""
+"""Errors that end a capture, besides those of `smelt.errors`: the user's code raised, or guarded state changed."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from smelt.graph.ir import Line
 
 
 class UserException(Exception):
-    """The user's code raised `error` (at `line`) while it was captured. Everything it changed is rolled back."""
+    """The user's code raised `error` (at `line`) during capture. All its changes are rolled back. `queried_compiling`: the
+    program called `torch.compiler.is_compiling()`, which returned True."""
 
-    def __init__(self, error: BaseException, line: Line | None = None, asked_compiling: bool = False) -> None:
+    def __init__(
+        self, error: BaseException, line: Line | None = None, queried_compiling: bool = False
+    ) -> None:
         super().__init__(repr(error))
         self.error = error
         self.line = line
-        # the program asked whether it is being compiled, and was told that it is
-        self.asked_compiling = asked_compiling
+        self.queried_compiling = queried_compiling
 
 
 class WorldChanged(VerificationError):
-    """What was guarded is no longer as it was when the frame was captured."""
+    """Guarded state changed since the frame was captured."""
 
 
 class NotRepeatable(Exception):
-    """A condition was assumed, and a graph that finds it wrong would leave something behind."""
+    """A condition was assumed, but the graph has effects, so the call cannot be rerun eagerly if the assumption fails."""

@@ -1,7 +1,7 @@
-"""One capture: a frame is run by the VM from its argument slots to its end, or up to where the graph breaks.
+"""One capture: the VM runs a frame from its argument slots to its end, or to a graph break.
 
-`capture_frame` gives the graphs, the guards, how the frame ends and the effects. Whatever happens, environment objects are
-afterwards as they were before.
+`capture_frame` returns the graphs, the guards, the frame's exit and the effects. It leaves environment objects unchanged,
+whatever happens.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ from smelt.tracing.symbolic.symbolic_numbers import Symbols
 
 @dataclass
 class CapturedFrame:
-    """What a capture gives. The values in `ending` and `effects` are real objects in which tensors are fakes."""
+    """The result of a capture. The values in `ending` and `effects` are real objects in which tensors are fakes."""
 
     traced: Traced
     input_sources: tuple[Source, ...]
     guards: tuple[Guard, ...]
-    ending: FrameExit
+    frame_exit: FrameExit
     source_of: Callable[[object], Source | None]
     effects: tuple[Effect, ...]
     draws: tuple[Draw, ...]
@@ -73,25 +73,26 @@ class CapturedFrame:
     filename: str
     first_line: int
     env: Environment
-    handles: bool  # the program has handlers for exceptions
-    assumed: bool  # what a condition on a tensor is
-    release: Callable[[], None]  # to be called when this is no longer needed: `VM.release`
+    has_handlers: bool  # the program has exception handlers
+    assumed: bool  # a condition on a tensor was assumed
+    release: Callable[[], None]  # `VM.release`, to be called when this is no longer needed
 
     @functools.cached_property
     def lifetimes(self) -> Lifetimes:
-        """What each call keeps alive that the guards accept."""
+        """The objects that every call which the guards accept keeps alive."""
         return lifetimes_of(self.guards)
 
     @property
     def result(self) -> object:
-        """What the frame returned."""
-        assert isinstance(self.ending, Return)
-        return self.ending.result
+        """The frame's return value."""
+        assert isinstance(self.frame_exit, Return)
+        return self.frame_exit.result
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """No garbage collection (a third of the time otherwise), room for the recursion of the VM, modes restored."""
+def _capture_settings() -> Iterator[None]:
+    """Postpone garbage collection (a third of the capture time otherwise), raise the recursion limit for the VM, restore the
+    grad mode."""
     grad = torch.is_grad_enabled()
     try:
         with collections_postponed(), deep_recursion():
@@ -103,26 +104,26 @@ def _quiet() -> Iterator[None]:
 def capture_frame(
     fn: FunctionType, slots: Sequence[object], attempt: Attempt, *, name: str
 ) -> CapturedFrame | FailedAttempt:
-    """Captures a call of `fn` whose frame has these argument slots, to its end or up to the stop of `attempt`.
+    """Capture a call of `fn` whose frame has these argument slots, to its end or to the stop of `attempt`.
 
-    What can end an attempt: `Unsupported` (with the user's line and stack, and the `path` of a stop before the instruction
-    that raised it), `NotDifferentiable` where the attempt wants a joint graph, `NotCopies` where it allows copies,
-    `UserException`, and errors of smelt itself.
+    Errors that end an attempt: `Unsupported` (with the user's line and stack, and the `path` of a stop before the
+    instruction that raised it), `NotDifferentiable` if the attempt records a joint graph, `NotCopies` if it allows copies,
+    `UserException`, and internal errors of smelt.
     """
-    vm = _prepared(attempt)
+    vm = _new_vm(attempt)
     captured = None
-    with _quiet():
+    with _capture_settings():
         try:
             captured = _capture(vm, fn, slots, name, attempt.stop)
             return captured
         except Exception as e:
-            if vm.env.sizes.need_recapture:  # whatever it is, it may be due to a size that was not a number
-                return _failed(vm, _in_vain(vm.env))
+            if vm.env.sizes.need_recapture:  # a size that was not specialized may cause any error
+                return _failed(vm, _recapture_error(vm.env))
             if isinstance(e, NeedsFixedSize):
-                e = _of_data(vm, e)
+                e = _unbacked_error(vm, e)
             if isinstance(e, Unsupported):
                 vm.locate(e)
-                e.__traceback__ = None  # its frames would keep alive what the call was given
+                e.__traceback__ = None  # its frames would keep the call's arguments alive
             return _failed(vm, e)
         finally:
             context_managers.revert_contexts(vm)
@@ -137,8 +138,8 @@ def capture_frame(
                 vm.release()
 
 
-def _prepared(attempt: Attempt) -> VM:
-    """A VM that assumes what `attempt` says."""
+def _new_vm(attempt: Attempt) -> VM:
+    """A VM with the assumptions of `attempt`."""
     vm = Interpreter()
     vm.trace.autograd.wants_joint = attempt.joint_graph
     vm.trace.copies.allowed = attempt.copies
@@ -146,10 +147,10 @@ def _prepared(attempt: Attempt) -> VM:
     vm.stop_point.path = attempt.stop.path if attempt.stop else ()
     vm.env.numbers.dynamic = attempt.symbolic
     vm.env.numbers.symbolic_counts = attempt.symbolic_counts
-    vm.env.numbers.guards_conditions = attempt.decides
+    vm.env.numbers.guards_conditions = attempt.guards_conditions
     vm.env.sizes.symbol_sources.policy = attempt.sizes
     if attempt.unbacked_sizes and attempt.assumes:
-        vm.trace.numbers.symbols_for_unbacked = lambda: _symbols_for_data(vm, attempt.unbacked_value)
+        vm.trace.numbers.symbols_for_unbacked = lambda: _unbacked_symbols(vm, attempt.unbacked_value)
     vm.env.looks_ahead = attempt.looks_ahead
     vm.assumptions.compiling = attempt.reports_compiling
     vm.assumptions.assumes = attempt.assumes
@@ -158,19 +159,19 @@ def _prepared(attempt: Attempt) -> VM:
     return vm
 
 
-def _of_data(vm: VM, error: NeedsFixedSize) -> Unsupported:
-    """The error itself, unless data decide the sizes that something needs as numbers: then the graph ends before it."""
+def _unbacked_error(vm: VM, error: NeedsFixedSize) -> Unsupported:
+    """`error`, or, if the sizes that must be specialized are unbacked, an error that breaks the graph."""
     known = vm.trace.numbers.symbols and vm.trace.numbers.symbols.unbacked
-    found = known.of(sorted(error.symbols, key=str)) if known else []
+    found = known.among(sorted(error.symbols, key=str)) if known else []
     if not found or vm.env.sizes.paths_of(error.symbols):
         return error
     names = " and ".join(f"{n.sym} is {n.what}" for n in found)
-    made = Unsupported(Reason(DATA_DEPENDENT_SHAPE, f"{error.reason.detail}, where {names}"))
-    made.path, made.breaks = error.path, error.breaks
-    return made
+    unsupported = Unsupported(Reason(DATA_DEPENDENT_SHAPE, f"{error.reason.detail}, where {names}"))
+    unsupported.path, unsupported.breaks = error.path, error.breaks
+    return unsupported
 
 
-def _symbols_for_data(vm: VM, number: int | None) -> Symbols:
+def _unbacked_symbols(vm: VM, number: int | None) -> Symbols:
     symbols = vm.env.numbers.symbols()
     symbols.unbacked.specialized_value = number
     return symbols
@@ -183,66 +184,67 @@ def _failed(vm: VM, error: Exception) -> FailedAttempt:
     return FailedAttempt(
         error,
         used_unbacked=symbols is not None and bool(symbols.unbacked.numbers),
-        choosing=vm.assumptions.choosing > 0,
+        selecting=vm.assumptions.choosing > 0,
         marked=vm.assumptions.marked_depth > 0,
         used_symbols=vm.trace.numbers.symbols is not None,
-        shown=frozenset(vm.assumptions.formatted_numbers),
+        formatted_numbers=frozenset(vm.assumptions.formatted_numbers),
         formatted_sizes=vm.env.sizes.paths_of(vm.assumptions.formatted_sizes),
         counts=frozenset(source.path for source in vm.env.numbers.unguarded),
         sizes=needed_sizes(vm.env, error),
         divisors=divided_sizes(vm.env, error),
         ranges=narrowed_sizes(vm.env, error),
-        alike=equal_sizes(vm.env, error),
-        following=derived_sizes(vm, error),
+        equal=equal_sizes(vm.env, error),
+        derived=derived_sizes(vm, error),
     )
 
 
 def needed_sizes(env: Environment, error: Exception) -> frozenset[frozenset[Path]]:
-    """Where each symbolic size was found that must be a number, by what was asked of it or by the error."""
+    """The paths of each symbolic size that must be specialized, for the program or for the failed operation."""
     named = error.symbols if isinstance(error, NeedsFixedSize) else frozenset()
     return env.sizes.paths_of(env.sizes.needed | named)
 
 
 def equal_sizes(env: Environment, error: Exception) -> frozenset[Path]:
-    """Where the sizes were found that it is enough to take for one."""
+    """The paths of the sizes that only need to share a symbol."""
     if not isinstance(error, NeedsFixedSize) or env.sizes.needed:
         return frozenset()
     return frozenset[Path]().union(*env.sizes.paths_of(error.alike))
 
 
 def derived_sizes(vm: VM, error: Exception) -> frozenset[tuple[Path, Size]]:
-    """Where a size was found that is computed from others, and where those were; each named by one of its places. A symbol
-    that this capture does not have stands for how many times one is as much as others: it has no place."""
+    """The paths and expressions of derived sizes and of the sizes they derive from. Each symbol is named by one of its paths;
+    a symbol that this capture does not have is an integer factor, and has no path."""
     sizes, symbols = vm.env.sizes, vm.trace.numbers.symbols
     if not isinstance(error, NeedsFixedSize) or symbols is None or sizes.needed:
         return frozenset()
-    found: set[tuple[Path, Size]] = set()
+    derived: set[tuple[Path, Size]] = set()
     for sym, size in error.follows.items():
-        places = {s: sizes.paths_of_full_size(s) for s in (sym, *free_syms(size)) if s in symbols.hints}
-        if not all(places.values()):
-            continue  # data decide it, or it is but a part of a size
-        named = {s: Sym(str(min(at, key=str)), 2) for s, at in places.items()}
-        times = {s: Sym(f"{named[sym]} times", 2) for s in free_syms(size) - places.keys()}
-        found |= {(path, named[s]) for s in free_syms(size) & places.keys() for path in places[s]}
-        found |= {(path, subs(size, named | times)) for path in places[sym]}
-    return frozenset(found)
+        paths = {s: sizes.paths_of_full_size(s) for s in (sym, *free_syms(size)) if s in symbols.hints}
+        if not all(paths.values()):
+            continue  # unbacked, or only a factor of a size
+        named = {s: Sym(str(min(of_sym, key=str)), 2) for s, of_sym in paths.items()}
+        factors = {s: Sym(f"{named[sym]} times", 2) for s in free_syms(size) - paths.keys()}
+        derived |= {(path, named[s]) for s in free_syms(size) & paths.keys() for path in paths[s]}
+        derived |= {(path, subs(size, named | factors)) for path in paths[sym]}
+    return frozenset(derived)
 
 
 def divided_sizes(env: Environment, error: Exception) -> frozenset[tuple[Path, int]]:
-    """Where sizes were found of which it may be enough to know the remainder, and by what they are divided."""
+    """The paths and divisors of sizes whose remainder may suffice."""
     if not isinstance(error, NeedsFixedSize) or env.sizes.needed:
         return frozenset()
     divided = ((sym, by) for sym, by in error.divisors.items() if not is_rest(sym))  # those are numbers then
-    places = ((env.sizes.paths_of((sym,)), by) for sym, by in divided)
-    return frozenset((path, by) for groups, by in places for paths in groups for path in paths)
+    grouped = ((env.sizes.paths_of((sym,)), by) for sym, by in divided)
+    return frozenset((path, by) for groups, by in grouped for paths in groups for path in paths)
 
 
 def narrowed_sizes(env: Environment, error: Exception) -> frozenset[tuple[Path, Range]]:
-    """Where sizes were found that it may be enough to know a range of, and which."""
-    named = error.ranges if isinstance(error, NeedsFixedSize) else {}
-    found = {**env.sizes.symbol_sources.narrowed, **named}
-    needed = env.sizes.needed
-    return env.sizes.symbol_sources.source_ranges((sym, ends) for sym, ends in found.items() if sym not in needed)
+    """The paths and ranges of sizes whose range may suffice."""
+    sizes = env.sizes
+    ranges = {**sizes.symbol_sources.narrowed, **(error.ranges if isinstance(error, NeedsFixedSize) else {})}
+    return sizes.symbol_sources.source_ranges(
+        (sym, ends) for sym, ends in ranges.items() if sym not in sizes.needed
+    )
 
 
 def _capture(
@@ -260,42 +262,41 @@ def _capture(
     hashed_fakes.clear()
     depth = torch_settings.autocast_depth()
     with trace:
-        inside = global_state.snapshot()
+        state_inside = global_state.snapshot()
         frame = Frame(code, fn, [NULL] * code.nlocals)
         roots = [Source("arg", code.local_names[i], None, i) for i in range(len(slots))]
         env.sizes.begin(roots, slots)
         for i in env.sizes.symbol_sources.policy.argument_order(len(slots)):
             frame.locals[i] = wrap_values.wrap(env, slots[i], roots[i])
         try:
-            ending = _run_root(vm, frame, stop)
-            _check_left(vm, ending)
-            if not isinstance(ending, Return):
-                context_managers.check_replayed(inside)
+            frame_exit = _run_root(vm, frame, stop)
+            _check_exit(vm, frame_exit)
+            if not isinstance(frame_exit, Return):
+                context_managers.check_replayed(state_inside)
             settings = context_managers.settings(vm)
         finally:
-            # while the modes of the trace are on, as they were when the contexts were entered
+            # under the modes of the trace, as when the contexts were entered
             context_managers.revert_contexts(vm)
             function_transforms.restore(vm.contexts.transforms)
         effects = (*env.log.effects(), *settings)
-        custom_functions.record_backward(vm, _left_behind(ending, effects))
+        custom_functions.record_backward(vm, _live_values(frame_exit, effects))
         environment_mutations.guard_distinct(env)
         environment_mutations.guard_mutated_classes(env)
         _guard_hashed(vm)
         _guard_offsets(vm)
-        _guard_written(vm)
-        _guard_gone(vm)
+        _guard_write_permissions(vm)
+        _guard_deletions(vm)
         hooks.check_unwritten(vm)
         opaque_calls.check_held(vm)
         env.log.roll_back()
-        fakes = _fakes(vm, ending, effects)
+        fakes = _fakes(vm, frame_exit, effects)
         tensor_state.check_left(vm, fakes)
         if vm.contexts.under_modes:
             custom_functions.check_history([*fakes, *trace.inputs])
         trace.copies.check((*fakes, *trace.writes.addressed_from_start))
         _check_needed(env)
         traced = trace.finish(fakes)
-        # Backwards are recorded there, whose C++ code may have asked for numbers as well.
-        _check_needed(env)
+        _check_needed(env)  # `finish` records backwards, whose C++ code may need specialized sizes as well
     if global_state.snapshot() != snapshot or torch_settings.autocast_depth() != depth:
         raise Unsupported(
             Reason(UNSUPPORTED_EFFECT, "global state (grad mode, autocast, ...) is different at the end")
@@ -304,7 +305,7 @@ def _capture(
         traced=traced,
         input_sources=tuple(env.sources[id(f)] for f in traced.inputs),
         guards=(*env.facts.guards, *_overlap_guards(vm, traced)),
-        ending=ending,
+        frame_exit=frame_exit,
         source_of=env.sources.find,
         effects=effects,
         draws=tuple(env.log.draws),
@@ -313,7 +314,7 @@ def _capture(
         filename=fn.__code__.co_filename,
         first_line=fn.__code__.co_firstlineno,
         env=env,
-        handles=vm.exceptions.has_handlers,
+        has_handlers=vm.exceptions.has_handlers,
         assumed=vm.assumptions.assumed,
         release=vm.release,
     )
@@ -321,10 +322,10 @@ def _capture(
 
 def _check_needed(env: Environment) -> None:
     if env.sizes.need_recapture:
-        raise _in_vain(env)
+        raise _recapture_error(env)
 
 
-def _in_vain(env: Environment) -> NeedsFixedSize:
+def _recapture_error(env: Environment) -> NeedsFixedSize:
     sizes = env.sizes
     what = "it is needed as a number" if sizes.needed else "the range is needed in which it lies"
     error = NeedsFixedSize(what, sizes.needed or frozenset(sizes.symbol_sources.narrowed))
@@ -337,19 +338,19 @@ def _run_root(vm: VM, frame: Frame, stop: Stop | None) -> FrameExit:
     frame.stop = vm.stop_point.path[0] if vm.stop_point.path else 0
     vm.running = True
     try:
-        ending = _run_to_end(vm, frame)
-        if ending is None:
+        frame_exit = _run_to_end(vm, frame)
+        if frame_exit is None:
             assert stop is not None
             return _plan_break(vm, stop)
     finally:
         vm.running = False
     if stop is not None:
-        raise RuntimeError("capture did not come by the instruction at which it was to stop")
-    return ending
+        raise RuntimeError("capture did not reach the instruction at which it was to stop")
+    return frame_exit
 
 
 def _run_to_end(vm: VM, frame: Frame) -> Return | None:
-    """Runs `frame`; None where it came to the instruction at which it is to stop."""
+    """Run `frame`; None if it reached the stop."""
     try:
         return Return(vm.run(frame))
     except Stopped:
@@ -361,13 +362,13 @@ def _run_to_end(vm: VM, frame: Frame) -> Return | None:
             raise
         if vm.failure is not None:
             raise vm.failure from e
-        # what ends here may let go of the traceback of its cause; an exception from outside keeps its own
+        # The traceback of a cause may be dropped later; an exception of the environment must keep its own.
         cause = None if id(e) in vm.env.sources else e
         raise UserException(e, vm.current_line(), vm.assumptions.was_queried) from cause
 
 
 def _stack_depth() -> int:
-    """How many frames there are below the captured one, without those of smelt."""
+    """The number of Python frames below the captured one, without those of smelt."""
     depth, frame = 0, sys._getframe().f_back
     while frame is not None:
         depth, frame = depth + (not is_smelt_scope(frame.f_globals)), frame.f_back
@@ -387,19 +388,19 @@ def _plan_break(vm: VM, stop: Stop) -> Break:
 
 
 def _check_references(vm: VM, planned: Break) -> None:
-    """A weak reference that is not read any more is gone behind the break; in eager it is counted and calls its function."""
-    sources, going_on = vm.env.sources, {id(v) for v in planned.roots}
+    """Raise Unsupported for a weak reference that is dead after the break but whose existence the program can observe."""
+    sources, live = vm.env.sources, {id(v) for v in planned.roots}
     for value in (v for frame in vm.stop_point.frames for v in (*frame.locals, *frame.stack)):
         if not issubclass(type(value), (weakref.ref, *weakref.ProxyTypes)) or id(value) in sources:
             continue
-        if id(value) not in going_on and _is_missed(vm, value, planned):
+        if id(value) not in live and _is_observable(vm, value, planned):
             raise Unsupported(
                 Reason(UNSUPPORTED_EFFECT, "a graph break while a variable is a weak reference")
             )
 
 
-def _is_missed(vm: VM, variable: object, planned: Break) -> bool:
-    """Whether what is behind the break can tell that a weak reference is gone. What a proxy leads to is not known."""
+def _is_observable(vm: VM, variable: object, planned: Break) -> bool:
+    """Whether code after the break can observe that a weak reference is gone. The target of a proxy is unknown."""
     if type(variable) in weakref.ProxyTypes:
         return True
     reference, sources = cast("weakref.ref[object]", variable), vm.env.sources
@@ -410,8 +411,8 @@ def _is_missed(vm: VM, variable: object, planned: Break) -> bool:
 
 
 def _check_generators(vm: VM) -> None:
-    """A generator with a `finally` to run must be dropped when the user's code drops it: a resume function's caller would
-    keep it alive longer."""
+    """Raise Unsupported for a live generator with a `finally` to run: the caller of a resume function would keep it alive
+    for longer than the user's code does."""
     held = {id(v) for frame in vm.stop_point.frames for v in (*frame.stack, *frame.locals)}
     for generator in filter(None, (ref() for ref in vm.frames.generators)):
         if id(generator) in held and generator.has_cleanup:
@@ -420,10 +421,10 @@ def _check_generators(vm: VM) -> None:
             )
 
 
-def _check_left(vm: VM, ending: FrameExit) -> None:
-    if vm.failure is not None:  # swallowed by native code
+def _check_exit(vm: VM, frame_exit: FrameExit) -> None:
+    if vm.failure is not None:  # native code swallowed it
         raise vm.failure
-    if vm.contexts.entered and isinstance(ending, Return):
+    if vm.contexts.entered and isinstance(frame_exit, Return):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a context manager is entered and not left"))
     if vm.contexts.tokens:
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a ContextVar is set"))
@@ -431,18 +432,18 @@ def _check_left(vm: VM, ending: FrameExit) -> None:
         raise Unsupported(Reason(DATA_DEPENDENT, "a branch was left by an exception"))
 
 
-def _fakes(vm: VM, ending: FrameExit, effects: Sequence[Effect]) -> list[FakeTensor]:
-    """The tensors that the frame's end and stores need."""
-    return collect_fakes(_left_behind(ending, effects), vm.env.sources.find)
+def _fakes(vm: VM, frame_exit: FrameExit, effects: Sequence[Effect]) -> list[FakeTensor]:
+    """The tensors that the frame's exit and effects need."""
+    return collect_fakes(_live_values(frame_exit, effects), vm.env.sources.find)
 
 
-def _left_behind(ending: FrameExit, effects: Sequence[Effect]) -> list[object]:
+def _live_values(frame_exit: FrameExit, effects: Sequence[Effect]) -> list[object]:
     operands = [v for e in effects for v in vars(e).values() if v is not e.target and v is not MISSING]
-    return [*ending.roots, *operands]
+    return [*frame_exit.roots, *operands]
 
 
 def _guard_hashed(vm: VM) -> None:
-    """Tensors that were put in sets or used as keys must again be different ones."""
+    """Guard that tensors which were put into sets or used as keys are distinct."""
     sources = tuple(vm.env.sources[id(f)] for f in hashed_fakes.values() if vm.trace.is_input(f))
     hashed_fakes.clear()
     if len(sources) > 1:
@@ -450,7 +451,7 @@ def _guard_hashed(vm: VM) -> None:
 
 
 def _guard_offsets(vm: VM) -> None:
-    """Where in its storage an input starts matters only to what counts from the storage's start."""
+    """Guard the storage offsets of inputs whose storage is addressed from its start."""
     storages = {f.storage_key for f in vm.trace.writes.addressed_from_start}
     for fake in vm.trace.inputs if storages else ():
         if fake.storage_key in storages:
@@ -460,23 +461,24 @@ def _guard_offsets(vm: VM) -> None:
             vm.env.facts.guard("eq", source, fake.elem.storage_offset())
 
 
-def _guard_written(vm: VM) -> None:
-    """Whether autograd lets an input be written is a part of the trace."""
+def _guard_write_permissions(vm: VM) -> None:
+    """Guard whether autograd allows an in-place write of an input."""
     for fake, how in vm.trace.writes.autograd_writes.values():
         vm.env.facts.guard("how_written", vm.env.sources[id(fake)], how)
 
 
-def _guard_gone(vm: VM) -> None:
-    """What was deleted was there before, or not (it was stored first): that decides what is left to do."""
-    for gone in vm.env.log.deletions():
-        source, fact = vm.env.sources.find_or_const(gone.owner), (gone.name, gone.was_there)
-        if gone.kind == "attribute":
+def _guard_deletions(vm: VM) -> None:
+    """Guard whether each deleted attribute, slot or key existed before: that decides what the compiled frame deletes."""
+    for deletion in vm.env.log.deletions():
+        source = vm.env.sources.find_or_const(deletion.owner)
+        if deletion.kind == "attribute":
             source = source.child("dict", None)
-        vm.env.facts.guard("slot" if gone.kind == "slot" else "contains", source, fact, key=gone.name)
+        kind = "slot" if deletion.kind == "slot" else "contains"
+        vm.env.facts.guard(kind, source, (deletion.name, deletion.existed), key=deletion.name)
 
 
 def _overlap_guards(vm: VM, traced: Traced) -> list[Guard]:
-    """When inputs are written, that they share no storage with each other and with the rest is part of the trace."""
+    """Guards that mutated inputs share no storage with each other and with the other inputs."""
     if not traced.mutated or len(traced.inputs) < 2:
         return []
     sources = [vm.env.sources[id(f)] for f in traced.inputs]
@@ -490,7 +492,7 @@ def _overlap_guards(vm: VM, traced: Traced) -> list[Guard]:
         raise Unsupported(
             Reason(UNSUPPORTED_EFFECT, "a tensor is written in place while another shares its storage")
         )
-    # Of those that are only read, some may share a storage: each is compared with the written ones, not with the others.
-    ones = [source for (source,) in written]
-    apart = [[*ones, *filter(None, nth)] for nth in itertools.zip_longest(*shared.values())] or [ones]
-    return [Guard("no_overlap", found[0], tuple(found)) for found in apart if len(found) > 1]
+    # Inputs that are only read may share a storage: each is compared with the mutated ones, not with the others.
+    mutated = [source for (source,) in written]
+    groups = [[*mutated, *filter(None, nth)] for nth in itertools.zip_longest(*shared.values())] or [mutated]
+    return [Guard("no_overlap", group[0], tuple(group)) for group in groups if len(group) > 1]

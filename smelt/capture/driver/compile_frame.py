@@ -1,4 +1,4 @@
-"""The stages from a captured frame to a compiled one: the backend compiles the graph, the compiled frame is written."""
+"""The stages from a captured frame to a compiled frame: the backend compiles the graph, emit writes the frame."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from smelt.capture.driver.cache_entries import Backend, Graph
 from smelt.capture.driver.capture_attempts import summary
 from smelt.capture.driver.capture_frame import CapturedFrame
 from smelt.capture.emit.compiled_frame import CompiledFrame, emit
-from smelt.capture.emit.eager_fallback import repeat_of
+from smelt.capture.emit.eager_fallback import eager_rerun_of
 from smelt.capture.emit.effect_replay import stores_of
 from smelt.capture.emit.torch_graph_overrides import EditedProgram
 from smelt.capture.graph_breaks.resume_functions import ResumeFunctions
@@ -27,7 +27,7 @@ from smelt.tracing.record.traced import Traced
 
 @contextmanager
 def stage(name: str, frame: str) -> Iterator[None]:
-    """Emits the event that a stage of compiling `frame` has ended, with its seconds."""
+    """Emit an event with the duration of a stage of compiling `frame`, in seconds."""
     start = time.perf_counter()
     yield
     events.emit("stage", name, frame=frame, seconds=time.perf_counter() - start)
@@ -36,8 +36,8 @@ def stage(name: str, frame: str) -> Iterator[None]:
 def compiled_graph(
     backend: Backend, config: Config, captured: CapturedFrame, program: EditedProgram | None = None
 ) -> Graph:
-    """What the backend makes of the graph; `program`, where that stands in for it. Raises BackendError, and Unsupported
-    where the backend refuses the graph."""
+    """Compile the graph with the backend; return `program` if that replaces it. Raises BackendError, and Unsupported if the
+    backend refuses the graph."""
     start = time.perf_counter()
     events.emit("backend-start", captured.name, traced=captured.traced)
     try:
@@ -45,7 +45,7 @@ def compiled_graph(
             return program
         if is_functional(backend):
             captured.traced = _edited(captured.traced)
-        return _counting(backend(captured.traced, config), captured.traced)
+        return _with_eager_semantics(backend(captured.traced, config), captured.traced)
     except (Unsupported, BackendError, ArtifactError):
         raise
     except Exception as e:
@@ -61,16 +61,16 @@ def is_functional(backend: Backend) -> bool:
 
 
 def _edited(traced: Traced) -> Traced:
-    """With the aten graph that a user has edited, where that is what runs."""
+    """Replace the aten graph by the user's edited one, if the aten graph is what runs."""
     if traced.needs_grad:
         return traced
     graph = edited("aten", traced.aten_graph)
     return traced if graph is traced.aten_graph else replace(traced, aten_graph=graph)
 
 
-def _counting(graph: Graph, traced: Traced) -> Graph:
-    """`graph`, where versions are counted and results are views as in eager. Where it runs under autograd, call by call,
-    they are."""
+def _with_eager_semantics(graph: Graph, traced: Traced) -> Graph:
+    """Wrap `graph` so that version counters and views among its results are as in eager. A graph that runs eagerly under
+    autograd needs no wrapper."""
     if traced.joint is None:
         if traced.needs_grad:
             return graph
@@ -79,43 +79,51 @@ def _counting(graph: Graph, traced: Traced) -> Graph:
 
 
 def compiled_frame(
-    fn: FunctionType, captured: CapturedFrame, graph: Graph, resume_functions: ResumeFunctions, functional: bool
+    fn: FunctionType,
+    captured: CapturedFrame,
+    graph: Graph,
+    resume_functions: ResumeFunctions,
+    functional: bool,
 ) -> CompiledFrame:
-    """The function that replaces the frame; `functional`: the graph was compiled from the aten level. Raises Unsupported
-    where it would have to make an object that it cannot make."""
+    """Emit the function that replaces the frame; `functional`: the graph was compiled from the aten level. Raises
+    Unsupported if it would have to construct an unsupported object."""
     traced = captured.traced
     code = fn.__code__
     with stage("emit", code.co_qualname):
         stores = stores_of(captured.effects)
         operands = [operand for store in stores for operand in store.operands]
-        found = find_reachable([*captured.ending.roots, *operands], captured.source_of)
+        reachable = find_reachable([*captured.frame_exit.roots, *operands], captured.source_of)
         return emit(
             code,
-            found,
-            captured.ending,
+            reachable,
+            captured.frame_exit,
             stores,
             list(zip(traced.inputs, captured.input_sources, strict=True)),
             traced.outputs,
-            graph if _does_something(traced) else None,
+            graph if _is_needed(traced) else None,
             resume_functions,
             [n.symbol.expression for n in traced.numbers],
             fn,
-            repeat_of(traced, functional),
-            captured.handles,
+            eager_rerun_of(traced, functional),
+            captured.has_handlers,
             captured.draws,
             captured.lifetimes.brought,
         )
 
 
-def without_frame(frame: CompiledFrame) -> Graph | None:
-    """What answers calls in place of `frame` where that only calls a graph: a plan of nothing but kernels, which asks nobody
-    who could look at the frame; a BySizes where it has such a plan for the sizes of the call."""
-    if isinstance(frame.only, _native.BySizes):
-        return frame.only
-    forward = frame.only.forward if isinstance(frame.only, _native.Differentiable) else frame.only
-    return frame.only if isinstance(forward, _native.Plan) and forward.launches_only else None
+def direct_callee(frame: CompiledFrame) -> Graph | None:
+    """The graph that can run in place of `frame`, if the frame only calls it: a plan that only launches kernels, so that no
+    code can inspect the frame; or a BySizes, which may have such a plan for the sizes of the call."""
+    if isinstance(frame.direct_graph, _native.BySizes):
+        return frame.direct_graph
+    forward = (
+        frame.direct_graph.forward
+        if isinstance(frame.direct_graph, _native.Differentiable)
+        else frame.direct_graph
+    )
+    return frame.direct_graph if isinstance(forward, _native.Plan) and forward.launches_only else None
 
 
-def _does_something(traced: Traced) -> bool:
-    called = any(node.op.startswith("call") for node in traced.aten_graph)
-    return called or bool(traced.outputs) or traced.needs_grad
+def _is_needed(traced: Traced) -> bool:
+    has_calls = any(node.op.startswith("call") for node in traced.aten_graph)
+    return has_calls or bool(traced.outputs) or traced.needs_grad

@@ -1,4 +1,4 @@
-"""The ints that a call is given, which `dynamic=True` takes for symbols from the first call on."""
+"""The int arguments of a call, which are symbolic from the first call on with `dynamic=True`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from smelt.guards.source import Source
 
 
 def int_arguments(code: CodeType, slots: Sequence[object]) -> set[Path]:
-    """Where they are: arguments, and what `*args` and `**kwargs` hold. 0 and 1 are numbers, as sizes of 0 and 1 are."""
+    """The paths of int arguments, also in `*args` and `**kwargs`. 0 and 1 are specialized, as for sizes."""
     return {source.path for source, value in _arguments(code, slots) if type(value) is int and value > 1}
 
 
@@ -21,13 +21,13 @@ def _arguments(code: CodeType, slots: Sequence[object]) -> Iterator[tuple[Source
     for i, value in enumerate(slots[:named]):
         yield Source("arg", "", None, i), value
     if code.co_flags & inspect.CO_VARARGS:
-        yield from _held(named, enumerate(cast("tuple[object, ...]", slots[named])))
+        yield from _items(named, enumerate(cast("tuple[object, ...]", slots[named])))
         named += 1
     if code.co_flags & inspect.CO_VARKEYWORDS:
-        yield from _held(named, cast("dict[str, object]", slots[named]).items())
+        yield from _items(named, cast("dict[str, object]", slots[named]).items())
 
 
-def _held(slot: int, items: Iterable[tuple[object, object]]) -> Iterator[tuple[Source, object]]:
+def _items(slot: int, items: Iterable[tuple[object, object]]) -> Iterator[tuple[Source, object]]:
     source = Source("arg", "", None, slot)
     for key, value in items:
         yield source.child("item", key), value

@@ -1,8 +1,8 @@
-"""Which entries of a function others have made needless.
+"""Eviction of entries that later entries supersede.
 
-A function has entries for each way that it may go, and of each the first is for the numbers of its call alone. Where sizes
-change, later ones do what these do, for any size. The first may be faster for its own sizes, so it stays if it is in use; so
-do all while they are few, since calls hardly notice them.
+A function has entries for each of its paths. The first entry of a path is specialized to the sizes of its call. If sizes
+change, a later entry with symbolic sizes accepts the same calls. The specialized one may be faster for its sizes, so it stays
+while it is in use. A few entries cost little at a call, so all stay while there are no more than `MOST_ENTRIES`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from smelt.capture.driver.cache_entries import Entry
 from smelt.guards.implication import covers
 
-MOST_KEPT = 3
+MOST_ENTRIES = 3
 
 
 def superseded_entries(entries: Sequence[Entry]) -> list[Entry]:
-    """Of `entries`, oldest first, those that are to go: a later one with symbols for sizes accepts all calls that they
-    accept, and they have such symbols as well, or have answered one call."""
-    if len(entries) <= MOST_KEPT:
+    """The entries to evict, from all `entries`, oldest first: a later entry with symbolic sizes accepts all their calls, and
+    they have symbolic sizes as well or were never reused."""
+    if len(entries) <= MOST_ENTRIES:
         return []
     return [
         entry

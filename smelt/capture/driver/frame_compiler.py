@@ -1,8 +1,8 @@
-"""The driver of capture: what the native hook asks when a call matches no compiled entry.
+"""`FrameCompiler`: the callback of the native hook at a cache miss.
 
-`FrameCompiler` is that callback. It captures the frame, has a backend compile the graph, emits the compiled frame, builds
-its guard tree and installs both as an entry. What always holds: one capture at a time in the process; whatever fails,
-the entries of the function are as they were before, and the call runs eagerly (or raises, with `fullgraph`).
+It captures the frame, compiles the graph with a backend, emits the compiled frame, builds its guard tree and installs both
+as an entry. Invariant: one capture at a time in the process; if anything fails, the entries of the function do not change,
+and the call runs eagerly (or raises, with `fullgraph`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import Any
 
 from smelt import _native, events
 from smelt._native import isinstance
-from smelt.capture.driver.cache_entries import Answer, Answers, Backend, Entry, Record, wrap
+from smelt.capture.driver.cache_entries import Backend, Callees, Entry, HookResult, Record, wrap
 from smelt.capture.driver.cache_misses import explain_cache_miss, recompile_limit_reason
 from smelt.capture.driver.capture_attempts import (
     Attempt,
     FailedAttempt,
     Success,
+    drop_tracebacks,
     first_success,
-    let_go,
     reason_for,
     summary,
 )
@@ -38,15 +38,15 @@ from smelt.capture.driver.capture_frame import CapturedFrame, capture_frame, div
 from smelt.capture.driver.compile_frame import (
     compiled_frame,
     compiled_graph,
+    direct_callee,
     is_functional,
     stage,
-    without_frame,
 )
 from smelt.capture.driver.dynamic_int_arguments import int_arguments
 from smelt.capture.driver.entry_eviction import superseded_entries
 from smelt.capture.driver.guard_tree_checks import is_only_thread, verified, verify_accepts, verify_refuses
-from smelt.capture.driver.zero_one_specialization import Trial, small_sizes, with_sizes_of_one
-from smelt.capture.emit.eager_fallback import repeat_of
+from smelt.capture.driver.zero_one_specialization import Trial, accept_size_one, small_unbacked_sizes
+from smelt.capture.emit.eager_fallback import eager_rerun_of
 from smelt.capture.emit.frame_overrides import edited_frame
 from smelt.capture.emit.torch_graph_overrides import EditedProgram, edited_program
 from smelt.capture.environment.symbolic_size_policy import SymbolicSizes
@@ -85,12 +85,12 @@ from smelt.tracing.record.traced import Traced
 from smelt.user_lines import title_of
 
 log = logging.getLogger("smelt")
-# held while capturing: environment objects may hold fakes meanwhile
+# held during capture, while environment objects may hold fakes
 _lock = hold_at_fork(threading.RLock(), CAPTURE)
 
 
 class _Thread(threading.local):
-    """This thread's state: inside a capture, and how many `set_disabled` contexts are open."""
+    """The state of a thread: whether it captures, and the number of active `set_disabled` contexts."""
 
     capturing = False
     disabled = 0
@@ -101,7 +101,7 @@ _thread = _Thread()
 
 @contextmanager
 def set_disabled() -> Iterator[None]:
-    """Nothing is newly compiled by this thread for the duration of the context; compiled entries still answer."""
+    """Disable compilation on this thread within the context; existing entries still run."""
     _thread.disabled += 1
     try:
         yield
@@ -109,35 +109,34 @@ def set_disabled() -> Iterator[None]:
         _thread.disabled -= 1
 
 
-def _tell(level: int, message: str, *args: object) -> None:
-    """Logs. What handlers raise, or logging itself where the program has put a mock in place of a builtin, is no reason to
-    end the call that is told of."""
+def _log(level: int, message: str, *args: object) -> None:
+    """Log a message. Suppresses exceptions of handlers, and of logging itself where the program has mocked a builtin."""
     with suppress(Exception):
         log.log(level, message, *args)
 
 
-def _is_asked_for(error: Exception, config: Config) -> bool:
-    """Whether the user asked for this to be raised."""
+def _user_wants_raised(error: Exception, config: Config) -> bool:
+    """Whether the user's options request that this error is raised."""
     return isinstance(error, ArtifactError) or (isinstance(error, VerificationError) and config.verify_stages)
 
 
-def _speaks_of_change(error: Exception) -> bool:
-    """Whether what was read may have changed between two looks at it."""
-    walked = isinstance(error, RuntimeError) and (
+def _may_be_race(error: Exception) -> bool:
+    """Whether another thread may have changed guarded state during the capture."""
+    is_mutated = isinstance(error, RuntimeError) and (
         "changed size" in str(error) or "mutated during" in str(error)
     )
-    return isinstance(error, WorldChanged) or walked
+    return isinstance(error, WorldChanged) or is_mutated
 
 
 class FrameCompiler:
     """The hook's callback of one compiled function: `compiler(fn, slots)` returns whether to look for an entry again.
 
     Args:
-        backend: compiles a traced graph; gets (traced, config), returns a callable on a tuple of tensors.
+        backend: compiles a traced graph; takes (traced, config), returns a callable on a tuple of tensors.
         fullgraph: raise Unsupported or BackendError instead of running eagerly.
-        dynamic: which sizes are symbolic, if the backend takes them: True (all that can be), None (those that change, as
-            with numbers), or False (none, nor are numbers).
-        resumes: of the function that this one is a resume function of.
+        dynamic: which sizes are symbolic, if the backend supports symbolic sizes: True (all), None (those that change between
+            calls; likewise numbers), or False (none, and no numbers).
+        resume_functions: for a resume function, those of the function that it continues.
     """
 
     def __init__(
@@ -149,30 +148,36 @@ class FrameCompiler:
         resume_functions: ResumeFunctions | None = None,
     ) -> None:
         self.name = ""
-        self.begins = False  # the function only makes a generator or coroutine, whose frame others compile
-        self.resume_functions = ResumeFunctions(self._wrap_resume, decoded) if resume_functions is None else resume_functions
+        self.is_generator_factory = (
+            False  # the function only creates a generator, whose frame is compiled separately
+        )
+        self.resume_functions = (
+            ResumeFunctions(self._wrap_resume, decoded) if resume_functions is None else resume_functions
+        )
         self.backend = backend
         self.config = config
         self.fullgraph = fullgraph
         self.dynamic = dynamic
         self.record = Record(self._first_attempt())
         self._installed = 0  # how many entries were made, those that are gone included
-        self.target: Callable[[], _native.Wrapped | None] = lambda: None  # the native callable, held weakly
+        self.target: Callable[[], _native.Wrapped | None] = lambda: (
+            None
+        )  # the native callable, held compiler_ref
 
-    def __call__(self, fn: FunctionType, slots: tuple[object, ...]) -> Answer:
+    def __call__(self, fn: FunctionType, slots: tuple[object, ...]) -> HookResult:
         try:
-            return self._answer(fn, slots)
-        except RecursionError:  # too near the limit to look: the function itself may need less
+            return self._handle_miss(fn, slots)
+        except RecursionError:  # too close to the limit to capture; the function itself may need less
             return False
 
     def generator_factory(self, fn: FunctionType) -> FunctionType:
-        """What a call of `fn`, which makes a generator or coroutine, is from now on: the frame of what it makes is compiled,
-        from one `yield` or `await` to the next."""
-        self.begins = True
+        """The replacement of `fn`, which creates a generator or coroutine: its frame is compiled from one `yield` or `await`
+        to the next."""
+        self.is_generator_factory = True
         return generator_factory(fn, self.resume_functions, decoded)
 
-    def _answer(self, fn: FunctionType, slots: tuple[object, ...]) -> Answer:
-        if self.begins or _thread.capturing or _thread.disabled or self._is_traced():
+    def _handle_miss(self, fn: FunctionType, slots: tuple[object, ...]) -> HookResult:
+        if self.is_generator_factory or _thread.capturing or _thread.disabled or self._is_traced_elsewhere():
             return False
         before = self._installed
         with _lock:
@@ -185,10 +190,12 @@ class FrameCompiler:
             finally:
                 _thread.capturing = False
 
-    def _is_traced(self) -> bool:
+    def _is_traced_elsewhere(self) -> bool:
         """Whether this call is not to be captured because of where it is made; calls elsewhere are not concerned, so no
         reason is kept."""
-        found = "a level of forward mode" if forward_mode_level() >= 0 else context_managers.user_function_mode()
+        found = (
+            "a level of forward mode" if forward_mode_level() >= 0 else context_managers.user_function_mode()
+        )
         if found is None:
             return False
         if self.fullgraph:
@@ -204,11 +211,11 @@ class FrameCompiler:
         self.resume_functions.clear()
 
     def _first_attempt(self) -> Attempt:
-        """The attempt that gains most, with this backend and these options."""
+        """The attempt with the most assumptions that the backend and the options support."""
         return Attempt(
             symbolic_counts=self.dynamic is not False,
             sizes=SymbolicSizes(
-                enabled=self.dynamic is not False and self._takes_sizes(),
+                enabled=self.dynamic is not False and self._backend_takes_sizes(),
                 all_dynamic=self.dynamic is True,
             ),
             unbacked_sizes=getattr(self.backend, "takes_data_sizes", False),
@@ -222,22 +229,22 @@ class FrameCompiler:
     def _functional(self) -> bool:
         return is_functional(self.backend)
 
-    def _takes_sizes(self) -> bool:
-        """Whether the backend is given symbolic sizes. Those of others may compile for their example inputs alone, so they
-        are only if the user says so."""
-        asked = self.dynamic is True and getattr(self.backend, "takes_sizes_if_asked", False)
-        return asked or getattr(self.backend, "takes_sizes", False)
+    def _backend_takes_sizes(self) -> bool:
+        """Whether the backend receives symbolic sizes. A backend from elsewhere may compile for its example inputs alone, so
+        it receives them only with `dynamic=True`."""
+        requested = self.dynamic is True and getattr(self.backend, "takes_sizes_if_asked", False)
+        return requested or getattr(self.backend, "takes_sizes", False)
 
     def _wrap_resume(self, fn: FunctionType) -> Any:
-        """The callable of a resume function, which shares all resume functions with this one."""
+        """Wrap a resume function, whose compiler shares all resume functions with this one."""
         compiler = FrameCompiler(self.backend, self.config, False, self.dynamic, self.resume_functions)
         wrapped = wrap(fn, compiler)
         wrapped._smelt_original = fn
         return wrapped
 
     def _edited_program(self, traced: Traced) -> EditedProgram | None:
-        """What a user has made of the torch-level graph, compiled as any function is. Where the backend runs that graph call
-        by call, it is run as it stands."""
+        """The user's replacement of the torch-level graph, compiled like any function. If the backend runs torch-level calls
+        eagerly, the replacement is not compiled."""
         function = edited_program(traced)
         if function is None:
             return None
@@ -247,32 +254,32 @@ class FrameCompiler:
         run._smelt_original = function
         return EditedProgram(function, run, traced)
 
-    def _table(self, fn: FunctionType) -> CodeType | _native.Wrapped:
-        """What natively holds the entries: the callable that `wrap` made, else the code object."""
+    def _entry_table(self, fn: FunctionType) -> CodeType | _native.Wrapped:
+        """The native owner of the entries: the callable that `wrap` created, else the code object."""
         target = self.target()
         return fn.__code__ if target is None else target
 
     # ---- from a call to an entry
 
-    def _compile(self, fn: FunctionType, slots: tuple[object, ...]) -> Answer:
+    def _compile(self, fn: FunctionType, slots: tuple[object, ...]) -> HookResult:
         try:
             final = self._add_entry(fn, slots)
         except Exception as e:
-            return self._without_entry(fn, e)
-        return True if final is None else self._without_entry(fn, final)
+            return self._handle_failure(fn, e)
+        return True if final is None else self._handle_failure(fn, final)
 
     def _add_entry(self, fn: FunctionType, slots: tuple[object, ...]) -> Exception | None:
-        """Adds an entry for the whole frame, or for what comes before the instruction that cannot be captured. Returns the
-        error that stands in the way."""
+        """Add an entry for the entire frame, or for its instructions before a graph break. Returns the final error if that
+        fails."""
         record = self.record
-        why = self._explain_misses(slots)
+        why = self._explain_cache_misses(slots)
         if len(record.entries) >= self.config.recompile_limit:
             return Unsupported(recompile_limit_reason(record, why, fn.__code__))
         if not self.fullgraph and 2 * len(record.entries) >= self.config.recompile_limit:
-            # Each way from a break to the next has a graph; from now on those to the loop's head and from it have.
-            record.start = replace(record.start, looks_ahead=False, decides=False)
-        if not record.entries:  # of a resume function: what changed in the function changes here
-            sizes = replace(record.start.sizes, values=self.resume_functions.sizes)
+            # Each path between two breaks has a graph. From now on paths end at the loop's head, which bounds their number.
+            record.start = replace(record.start, looks_ahead=False, guards_conditions=False)
+        if not record.entries:  # a resume function inherits the dynamic sizes of its function
+            sizes = replace(record.start.sizes, dynamic_values=self.resume_functions.sizes)
             record.start = replace(record.start, sizes=sizes)
         start = record.start.with_resume_facts(self.resume_functions.facts_for(self.target()))
         if self.dynamic is True:
@@ -282,13 +289,13 @@ class FrameCompiler:
             done = first_success(
                 start,
                 lambda attempt: self._attempt(fn, slots, attempt, why, begin),
-                functools.partial(self._note_weakening, fn.__qualname__),
+                functools.partial(self._report_retry, fn.__qualname__),
             )
         if not isinstance(done, Success):
             return done
         record.start = replace(done.start, sizes=done.start.sizes.without_call_facts())
         if done.attempt.stop is not None:
-            self._note_break(fn.__qualname__, done.attempt.stop.reason)
+            self._record_break(fn.__qualname__, done.attempt.stop.reason)
         return None
 
     def _attempt(
@@ -307,15 +314,15 @@ class FrameCompiler:
         if isinstance(captured, FailedAttempt):
             return captured
         events.emit("capture-end", name, seconds=time.perf_counter() - start)
-        self._note_refused(name, captured.env.sizes.refused)
-        data = captured.traced.unbacked
-        used_unbacked = data is not None
+        self._warn_of_refused_marks(name, captured.env.sizes.refused)
+        unbacked = captured.traced.unbacked
+        used_unbacked = unbacked is not None
         try:
             trial = Trial(fn, slots, attempt, captured, self.resume_functions, self._functional)
-            if data is not None:
-                small = small_sizes(trial)
-                captured.traced = replace(captured.traced, unbacked=replace(data, small=small))
-            with_sizes_of_one(trial)
+            if unbacked is not None:
+                small = small_unbacked_sizes(trial)
+                captured.traced = replace(captured.traced, unbacked=replace(unbacked, small=small))
+            accept_size_one(trial)
             self._install(fn, slots, captured, why, begin)
         except BackendError as e:
             return FailedAttempt(e, used_symbols=bool(captured.traced.numbers), used_unbacked=used_unbacked)
@@ -336,16 +343,18 @@ class FrameCompiler:
         why: Failure | None,
         begin: float,
     ) -> None:
-        """Compiles what was captured, and installs it."""
+        """Compile a captured frame and install it as an entry."""
         name = fn.__qualname__
         program = self._edited_program(captured.traced)
         functional = self._functional and program is None
         assumed = captured.assumed or captured.traced.unbacked is not None
-        if assumed and repeat_of(captured.traced, functional) is None:
+        if assumed and eager_rerun_of(captured.traced, functional) is None:
             raise NotRepeatable
-        captured.traced = replace(captured.traced, title=self._title(fn), on_failure=self._failed(fn))
+        captured.traced = replace(
+            captured.traced, title=self._title(fn), on_failure=self._failure_callback(fn)
+        )
         if self.config.verify:
-            captured.traced = replace(captured.traced, on_mismatch=self._differs(fn))
+            captured.traced = replace(captured.traced, on_mismatch=self._mismatch_callback(fn))
         graph = compiled_graph(self.backend, self.config, captured, program)
         frame = edited_frame(compiled_frame(fn, captured, graph, self.resume_functions, functional))
         with stage("guards", name):
@@ -353,12 +362,12 @@ class FrameCompiler:
             tree = _native.GuardTree(spec.native)
             verify_accepts(tree, spec.guards, slots)
         if captured.traced.sizes:
-            self.resume_functions.sizes = frozenset(place.hint for place in captured.traced.sizes.values())
+            self.resume_functions.sizes = frozenset(size.hint for size in captured.traced.sizes.values())
         seconds = time.perf_counter() - begin
-        answers: Answers = frame.function, without_frame(frame)
+        callees: Callees = frame.function, direct_callee(frame)
         if self.config.verify_stages:
-            answers = verified(frame.function, spec.guards), None
-        _native.add_entry(self._table(fn), tree, *answers)
+            callees = verified(frame.function, spec.guards), None
+        _native.add_entry(self._entry_table(fn), tree, *callees)
         entry = Entry(
             name,
             spec.guards,
@@ -367,7 +376,7 @@ class FrameCompiler:
             captured.traced,
             graph,
             tree,
-            answers,
+            callees,
             seconds,
             captured.env.sizes.observed,
         )
@@ -389,21 +398,21 @@ class FrameCompiler:
         return title_of(fn.__qualname__, getattr(self.target(), "_smelt_original", fn))
 
     def _drop_superseded(self, fn: FunctionType) -> None:
-        """Drops the entries that others have made needless. A call of another thread may find none meanwhile; it then waits
-        for the lock, and looks again."""
+        """Evict superseded entries. A concurrent call on another thread may miss meanwhile; it then waits for the lock and
+        looks again."""
         record = self.record
-        gone = superseded_entries(record.entries)
-        if gone:
-            record.entries[:] = [entry for entry in record.entries if entry not in gone]
-            _native.clear(self._table(fn))
+        evicted = superseded_entries(record.entries)
+        if evicted:
+            record.entries[:] = [entry for entry in record.entries if entry not in evicted]
+            _native.clear(self._entry_table(fn))
             for entry in record.entries:
-                _native.add_entry(self._table(fn), entry.tree, *entry.answers)
+                _native.add_entry(self._entry_table(fn), entry.tree, *entry.callees)
 
-    # ---- what is noted on the way
+    # ---- records and reports
 
-    def _explain_misses(self, slots: tuple[object, ...]) -> Failure | None:
-        """Emits a "recompile" event for each entry that refused the call; returns the latest entry's failure. Numbers that
-        differ from those of an entry are symbolic from now on."""
+    def _explain_cache_misses(self, slots: tuple[object, ...]) -> Failure | None:
+        """Emit a "recompile" event for each entry that refused the call; return the latest entry's failure. Numbers and
+        sizes that differ from those of an entry are symbolic from now on."""
         record, failure = self.record, None
         for number, entry in enumerate(record.entries):
             if self.config.verify_stages:
@@ -415,20 +424,20 @@ class FrameCompiler:
             events.emit("recompile", entry.name, entry=number, failure=failure)
         return failure
 
-    def _note_weakening(self, name: str, error: Exception) -> None:
-        """Says why there is no joint graph, or why a size may not be any, which users wonder about."""
+    def _report_retry(self, name: str, error: Exception) -> None:
+        """Emit the reason why there is no joint graph, or why a size is specialized or restricted."""
         if isinstance(error, NeedsFixedSize):
             events.emit("size-restricted", name, reason=error.reason, sizes=error.sources)
         if isinstance(error, NotDifferentiable) and self.record.no_joint_graph_reason is None:
             events.emit("no-joint-graph", name, reason=error.reason)
             self.record.no_joint_graph_reason = error.reason
 
-    def _note_refused(self, name: str, sizes: Mapping[Source, int]) -> None:
-        """Says, once, that a size is a number that the user has marked to be symbolic."""
+    def _warn_of_refused_marks(self, name: str, sizes: Mapping[Source, int]) -> None:
+        """Warn, once, that a size which the user marked as dynamic is specialized."""
         for source, size in sizes.items():
             if source.path not in self.record.refused:
                 self.record.refused.add(source.path)
-                _tell(
+                _log(
                     logging.WARNING,
                     "smelt: %s of %s is marked to be dynamic, but compiled as %d: the program works for one size only, or"
                     " elements of the tensor overlap",
@@ -437,119 +446,121 @@ class FrameCompiler:
                     size,
                 )
 
-    def _note_break(self, name: str, reason: Reason) -> None:
+    def _record_break(self, name: str, reason: Reason) -> None:
         events.emit("graph-break", name, reason=reason)
         if reason not in self.record.breaks:
             self.record.breaks.append(reason)
-            _tell(logging.INFO, "smelt: graph break in %s: %s", name, reason)
+            _log(logging.INFO, "smelt: graph break in %s: %s", name, reason)
 
-    # ---- what went wrong
+    # ---- failures
 
-    def _without_entry(self, fn: FunctionType, error: Exception) -> Answer:
-        """What the hook is answered when no attempt gave an entry."""
+    def _handle_failure(self, fn: FunctionType, error: Exception) -> HookResult:
+        """The hook's result when no attempt created an entry."""
         if isinstance(error, UserException):
-            return self._raised(fn, error)
-        if _speaks_of_change(error) and not is_only_thread():
-            self._outrun(fn, error)
+            return self._handle_user_exception(fn, error)
+        if _may_be_race(error) and not is_only_thread():
+            self._record_race(fn, error)
             return False
-        if _is_asked_for(error, self.config):
+        if _user_wants_raised(error, self.config):
             raise error
-        return self._give_up(fn, reason_for(error), error)
+        return self._fall_back(fn, reason_for(error), error)
 
-    def _failed(self, fn: FunctionType) -> Callable[[Exception], None]:
-        """What a graph tells that a part of it could not be compiled when a later call, or a backward, needed it."""
-        name, weakly, fullgraph, config = fn.__qualname__, weakref.ref(self), self.fullgraph, self.config
+    def _failure_callback(self, fn: FunctionType) -> Callable[[Exception], None]:
+        """The callback of a graph when a later call, or a backward, needs a subgraph that cannot be compiled."""
+        name, compiler_ref, fullgraph, config = (
+            fn.__qualname__,
+            weakref.ref(self),
+            self.fullgraph,
+            self.config,
+        )
 
         def failed(error: Exception) -> None:
-            if _is_asked_for(error, config):
+            if _user_wants_raised(error, config):
                 raise error
             if fullgraph:
                 raise BackendError(f"a part of {name} could not be compiled: {summary(error)}") from error
-            _tell(logging.DEBUG, "%s", "".join(traceback.format_exception(error)))
+            _log(logging.DEBUG, "%s", "".join(traceback.format_exception(error)))
             reason = Reason(BACKEND_FAILED, summary(error))
-            compiler = weakly()
+            compiler = compiler_ref()
             if compiler is None:  # a backward outlives the function
-                _tell(logging.WARNING, "smelt: %s: %s", name, reason)
+                _log(logging.WARNING, "smelt: %s: %s", name, reason)
             else:
-                compiler._remember(name, reason, in_part=True)
+                compiler._record_reason(name, reason, is_subgraph=True)
 
         return failed
 
-    def _differs(self, fn: FunctionType) -> Callable[[Reason], None]:
-        """What a graph tells that compiled code of it is wrong: the function runs eagerly from its next call on."""
-        name, weakly, table = fn.__qualname__, weakref.ref(self), weakref.ref(self._table(fn))
+    def _mismatch_callback(self, fn: FunctionType) -> Callable[[Reason], None]:
+        """The callback of a graph when verification finds wrong results: the function runs eagerly from its next call on."""
+        name, compiler_ref, table = fn.__qualname__, weakref.ref(self), weakref.ref(self._entry_table(fn))
 
         def differs(reason: Reason) -> None:
-            compiler, entries = weakly(), table()
+            compiler, entries = compiler_ref(), table()
             if compiler is None or entries is None:  # a backward outlives the function
-                _tell(logging.WARNING, "smelt: %s: %s", name, reason)
+                _log(logging.WARNING, "smelt: %s: %s", name, reason)
                 return
-            compiler._remember(name, reason)
+            compiler._record_reason(name, reason)
             _native.clear(entries)
             _native.close(entries)
 
         return differs
 
-    def _raised(self, fn: FunctionType, error: UserException) -> Answer:
-        """The call runs eagerly, so that the user sees eager's exception and traceback."""
+    def _handle_user_exception(self, fn: FunctionType, error: UserException) -> HookResult:
+        """Run the call eagerly, so that the user gets eager's exception and traceback."""
         record = self.record
-        self._remember(fn.__qualname__, reason_for(error), logging.DEBUG)
-        let_go(error)
+        self._record_reason(fn.__qualname__, reason_for(error), logging.DEBUG)
+        drop_tracebacks(error)
         record.failures += 1
         if record.failures > self.config.recompile_limit:
-            _native.close(self._table(fn))
-        return functools.partial(self._not_raised, fn, error)
+            _native.close(self._entry_table(fn))
+        return functools.partial(self._handle_missing_exception, fn, error)
 
-    def _not_raised(self, fn: FunctionType, error: UserException) -> None:
-        """The eager run of a call did not raise what its capture raised: that was smelt's own error."""
+    def _handle_missing_exception(self, fn: FunctionType, error: UserException) -> None:
+        """Handle an eager run that did not raise the exception of its capture: an internal error of smelt."""
         record = self.record
         record.reasons = [r for r in record.reasons if r.kind is not USER_EXCEPTION or r.line != error.line]
         if not is_only_thread():
-            self._outrun(fn, error.error)
+            self._record_race(fn, error.error)
             return
         detail = f"capture raised {summary(error.error)}, the function itself did not"
-        self._give_up(fn, Reason(INTERNAL, detail, error.line), error)
+        self._fall_back(fn, Reason(INTERNAL, detail, error.line), error)
 
-    def _outrun(self, fn: FunctionType, error: BaseException) -> None:
-        """Other threads may have changed the world during capture: this call runs eagerly, the next is captured again, up to
-        a limit."""
+    def _record_race(self, fn: FunctionType, error: BaseException) -> None:
+        """Record that other threads may have changed guarded state during capture. This call runs eagerly, the next is
+        captured again, up to a limit."""
         self.record.races += 1
         if self.record.races > self.config.recompile_limit:
             reason = Reason(OUTRUN, summary(error))
-            self._give_up(fn, reason, Unsupported(reason))
-            _native.close(self._table(fn))
+            self._fall_back(fn, reason, Unsupported(reason))
+            _native.close(self._entry_table(fn))
 
-    def _give_up(self, fn: FunctionType, reason: Reason, error: Exception) -> bool:
-        """This call runs eagerly; later ones too when the same thing stood in the way before, or smelt itself failed."""
+    def _fall_back(self, fn: FunctionType, reason: Reason, error: Exception) -> bool:
+        """Run this call eagerly; later ones too if the reason is known already, or if smelt or the backend failed."""
         if self.fullgraph:
             if isinstance(error, SmeltError):
                 raise error.with_traceback(None)
             raise Unsupported(reason) from error
         if reason.kind in (INTERNAL, BACKEND_FAILED):
-            _tell(logging.DEBUG, "%s", "".join(traceback.format_exception(error)))
+            _log(logging.DEBUG, "%s", "".join(traceback.format_exception(error)))
         if reason.kind is ANOTHER_TRACER:
-            let_go(error)
+            drop_tracebacks(error)
             return False
-        is_walk = is_step(fn) and not any(entry.computes for entry in self.record.entries)
-        lost_nothing = (
-            reason.kind is RECOMPILE_LIMIT and is_walk
-        )  # of a generator that only walks over objects
-        new = self._remember(
-            fn.__qualname__, reason, level=logging.DEBUG if lost_nothing else logging.WARNING
-        )
-        if not new or reason.kind in (INTERNAL, BACKEND_FAILED, RECOMPILE_LIMIT):
-            _native.close(self._table(fn))
-        let_go(error)
+        has_no_graph = is_step(fn) and not any(entry.computes for entry in self.record.entries)
+        # A generator without operations loses nothing at the recompile limit.
+        level = logging.DEBUG if reason.kind is RECOMPILE_LIMIT and has_no_graph else logging.WARNING
+        is_new = self._record_reason(fn.__qualname__, reason, level=level)
+        if not is_new or reason.kind in (INTERNAL, BACKEND_FAILED, RECOMPILE_LIMIT):
+            _native.close(self._entry_table(fn))
+        drop_tracebacks(error)
         return False
 
-    def _remember(
-        self, name: str, reason: Reason, level: int = logging.WARNING, in_part: bool = False
+    def _record_reason(
+        self, name: str, reason: Reason, level: int = logging.WARNING, is_subgraph: bool = False
     ) -> bool:
-        """Keeps, emits and logs a reason, once for each kind and line; False when it was known. `in_part`: the rest of what
-        was compiled runs as it is."""
+        """Record, emit and log a reason, once for each kind and line; False if it was known. `is_subgraph`: only a subgraph
+        runs eagerly."""
         events.emit("fallback", name, reason=reason)
         known = any(r.kind is reason.kind and r.line == reason.line for r in self.record.reasons)
         if not known:
             self.record.reasons.append(reason)
-            _tell(level, "smelt: %s%s runs eagerly: %s", "a part of " if in_part else "", name, reason)
+            _log(level, "smelt: %s%s runs eagerly: %s", "a part of " if is_subgraph else "", name, reason)
         return not known

@@ -1,4 +1,4 @@
-"""Guard trees are checked against the same guards evaluated in Python: at installation, in verify mode at each call."""
+"""Checks of guard trees against guard evaluation in Python: at installation, and at each call in verify mode."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from smelt.guards.guard_printer import format_guard
 
 
 def is_only_thread() -> bool:
-    """Whether no other thread can have changed the world between two looks at it."""
+    """Whether no other thread can have changed guarded state between two evaluations."""
     return threading.active_count() == 1
 
 
 def verify_accepts(tree: GuardTree, guards: Sequence[Guard], slots: Sequence[object]) -> None:
-    """A fresh guard tree must accept the call that it was made from. Raises VerificationError naming the guard: WorldChanged
-    where the evaluation in Python refuses the call too, or other threads may have changed the world and changed it back. It
-    is no call that the tree answers (`Entry.was_never_reused`)."""
+    """Check that a new guard tree accepts the call that it was built from. Raises VerificationError naming the guard, or
+    WorldChanged if the evaluation in Python refuses the call as well or other threads may have changed guarded state and
+    restored it. The check does not count as a hit of the entry (`Entry.was_never_reused`)."""
     index = tree.explain(*slots)
     if index is None:
         return
@@ -35,13 +35,13 @@ def verify_accepts(tree: GuardTree, guards: Sequence[Guard], slots: Sequence[obj
 
 
 def verify_refuses(number: int, entry: Entry, slots: Sequence[object]) -> None:
-    """An entry that did not answer a call must have a guard that refuses it. Raises VerificationError."""
+    """Check that an entry that missed a call has a failing guard. Raises VerificationError."""
     if first_failing(entry.facts, slots) is None and is_only_thread():
         raise VerificationError(f"entry {number} of {entry.name} refused a call that its guards accept")
 
 
 def verified(function: Callable[..., object], guards: Sequence[Guard]) -> Callable[..., object]:
-    """The compiled frame `function`, after the guards have accepted the call once more, evaluated in Python."""
+    """Wrap a compiled frame with a check of the guards, evaluated in Python, before each call."""
 
     def checked(*arguments: object) -> object:
         failing = first_failing(guards, arguments[:-1])

@@ -1,8 +1,8 @@
-"""Sizes of 0 and 1: whether a graph that was recorded for sizes from two on is right for them, too.
+"""0/1 specialization: whether a graph that was recorded for sizes of at least 2 is also valid for sizes 0 and 1.
 
-Torch makes exceptions for such sizes, and the program may. So the function is captured again with a size taken for 1, or
-with all sizes that data decide taken for 0, and for 1. If that comes to the same graphs, guards and compiled frame, the
-graph serves them; where data decide, its parts then run operator by operator (`backends/unbacked_subgraphs.py`).
+Torch handles such sizes specially, and the program may. So a trial captures the function again with one size taken for 1, or
+with all unbacked sizes taken for 0, and for 1. If graphs, guards and compiled frame are equal, the graph is valid for them;
+with unbacked sizes, its subgraphs then run eagerly (`backends/unbacked_subgraphs.py`).
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ from smelt.capture.graph_breaks.frame_exits import Return
 from smelt.capture.graph_breaks.resume_functions import ResumeFunctions
 from smelt.errors import Unsupported
 from smelt.graph.ir import Node
-from smelt.graph.structural_equality import Values, structurally_equal, same_for
+from smelt.graph.structural_equality import Values, same_for, structurally_equal
 from smelt.guards.changed_numbers import Path, size_source
 from smelt.guards.guard import ANY_OR_ONE, Guard, TensorFacts
 from smelt.shapes.expr import Size, Sym
 from smelt.tracing.backward.joint import Joint
 from smelt.tracing.record.traced import Traced
 
-_LEFT_OUT = frozenset({"graph", "backward", "torch_level_tensors", "n_primals"})
-_OWN = frozenset({"random_state", "set_random_state", "__builtins__"})
+_NOT_COMPARED = frozenset({"graph", "backward", "torch_level_tensors", "n_primals"})
+_FRAME_SPECIFIC = frozenset(
+    {"random_state", "set_random_state", "__builtins__"}
+)  # globals of compiled frames
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What an attempt captured, to be compared with what it captures of other sizes. `resumes`, `functional`: what its frame
-    is compiled with."""
+    """The result of an attempt, to be compared with that for other sizes. `resume_functions`, `functional`: arguments of
+    `compiled_frame`."""
 
     fn: FunctionType
     slots: Sequence[object]
@@ -43,24 +45,24 @@ class Trial:
     functional: bool
 
 
-def small_sizes(trial: Trial) -> frozenset[int]:
-    """Which of 0 and 1 the sizes that data decide may be."""
-    return frozenset(n for n in (0, 1) if _is_same(trial, replace(trial.attempt, unbacked_value=n), n))
+def small_unbacked_sizes(trial: Trial) -> frozenset[int]:
+    """Which of 0 and 1 are valid values of the unbacked sizes."""
+    return frozenset(n for n in (0, 1) if _is_valid_for(trial, replace(trial.attempt, unbacked_value=n), n))
 
 
-def with_sizes_of_one(trial: Trial) -> None:
-    """Makes what was captured one for calls with a size of 1 as well, if it is right for them: a size that was 1 before, or
-    is marked to be. One such size at most, as each combination of several would have to be tried."""
+def accept_size_one(trial: Trial) -> None:
+    """Extend the captured frame to calls with a size of 1, if it is valid for them: a size that was 1 before, or whose mark
+    allows 1. At most one size is extended, because each combination of several would need a trial."""
     captured, attempt = trial.captured, trial.attempt
-    env, traced = captured.env.sizes, captured.traced
+    sizes, traced = captured.env.sizes, captured.traced
     for sym in traced.sizes if traced.unbacked is None else ():
-        paths = env.symbol_sources.paths.get(sym, set())
-        if env.may_be_one.isdisjoint(paths) or not paths <= env.observed.keys() or sym.lo != 2:
+        paths = sizes.symbol_sources.paths.get(sym, set())
+        if sizes.may_be_one.isdisjoint(paths) or not paths <= sizes.observed.keys() or sym.lo != 2:
             continue
         ones = replace(attempt, sizes=replace(attempt.sizes, ones=frozenset(paths)))
-        if _is_same(trial, ones, 1):
-            place = replace(traced.sizes[sym], may_be_one=True)
-            captured.traced = replace(traced, sizes={**traced.sizes, sym: place})
+        if _is_valid_for(trial, ones, 1):
+            size_input = replace(traced.sizes[sym], may_be_one=True)
+            captured.traced = replace(traced, sizes={**traced.sizes, sym: size_input})
             captured.guards = tuple(_with_any_or_one(guard, paths) for guard in captured.guards)
             return
 
@@ -75,9 +77,9 @@ def _with_any_or_one(guard: Guard, paths: Collection[Path]) -> Guard:
     return guard if shape == facts.shape else replace(guard, _value=replace(facts, shape=shape))
 
 
-def _is_same(trial: Trial, attempt: Attempt, number: int) -> bool:
-    """Whether this attempt, in which some sizes are `number`, comes to what was captured."""
-    if not isinstance(trial.captured.ending, Return):
+def _is_valid_for(trial: Trial, attempt: Attempt, number: int) -> bool:
+    """Whether `attempt`, in which some sizes are `number`, captures the same as the trial's attempt."""
+    if not isinstance(trial.captured.frame_exit, Return):
         return False
     other = capture_frame(trial.fn, trial.slots, attempt, name=trial.captured.name)
     if isinstance(other, FailedAttempt):
@@ -91,68 +93,70 @@ def _is_same(trial: Trial, attempt: Attempt, number: int) -> bool:
 def _same(trial: Trial, other: CapturedFrame, number: int) -> bool:
     captured = trial.captured
     a, b = captured.traced, other.traced
-    if (a.data is None) != (b.data is None) or not isinstance(other.ending, Return):
+    if (a.unbacked is None) != (b.unbacked is None) or not isinstance(other.frame_exit, Return):
         return False
     if any(getattr(a, fact) != getattr(b, fact) for fact in ("mutated", "needs_grad", "counters", "views")):
         return False
-    paired = _paired(a, b, number)
+    paired = _paired_sizes(a, b, number)
     if paired is None:
         return False
     values, others = paired
-    of_inputs = a.data is None
-    if of_inputs and not same_for(_strides(a), _strides(b), values, others):
+    has_backed_sizes = a.unbacked is None
+    if has_backed_sizes and not same_for(_strides(a), _strides(b), values, others):
         return False
-    # Where there is a joint graph, that is what runs, of which autograd made the backward. For a size of 1 it leaves sums
-    # along that dimension out, which change nothing there.
-    if (a.joint is None or of_inputs) and not structurally_equal(a.aten_graph, b.aten_graph, values, others):
+    # If there is a joint graph, that is what runs. Autograd recorded its backward; for a size of 1 it omits sums along that
+    # dimension, which have no effect there.
+    if (a.joint is None or has_backed_sizes) and not structurally_equal(
+        a.aten_graph, b.aten_graph, values, others
+    ):
         return False
     if not structurally_equal(a.torch_graph, b.torch_graph, values, others):
         return False
-    if not _same_joint(a.joint, b.joint, values, others, backward=not of_inputs):
+    if not _same_joint(a.joint, b.joint, values, others, backward=not has_backed_sizes):
         return False
     if not all(any(_same_guard(g, known) for known in captured.guards) for g in other.guards):
         return False
     return _same_frame(trial, other)
 
 
-def _paired(a: Traced, b: Traced, number: int) -> tuple[Values, Values] | None:
-    """What the sizes of both traces are: where `b` has no symbol for one, `number`. None where it has others, or is given
-    other numbers besides."""
-    names = {(place.input, place.source): sym for sym, place in a.sizes.items()}
+def _paired_sizes(a: Traced, b: Traced, number: int) -> tuple[Values, Values] | None:
+    """The sizes of both traces; a symbol without counterpart in `b` is `number`. None if `b` has other symbols or takes other
+    numbers."""
+    names = {(size_input.input, size_input.source): sym for sym, size_input in a.sizes.items()}
     others: dict[Sym | Node, Size] = {sym: names.get((p.input, p.source), 0) for sym, p in b.sizes.items()}
     if 0 in others.values() or _expressions(a) != _expressions(b):
         return None
     values: dict[Sym | Node, Size] = dict.fromkeys(a.sizes.keys() - others.values(), number)
-    if a.data is not None and b.data is not None:
-        values |= dict.fromkeys(a.data.hints, number)
-        others |= dict.fromkeys(b.data.hints, number)
-    return values | _given_sizes(a), others | _given_sizes(b)
+    if a.unbacked is not None and b.unbacked is not None:
+        values |= dict.fromkeys(a.unbacked.hints, number)
+        others |= dict.fromkeys(b.unbacked.hints, number)
+    return values | _size_placeholders(a), others | _size_placeholders(b)
 
 
 def _strides(traced: Traced) -> list[tuple[Size, ...]]:
     return [output.spec.stride for output in traced.outputs]
 
 
-def _given_sizes(traced: Traced) -> dict[Sym | Node, Size]:
-    """The placeholders of numbers that are sizes: a trace of one size has none for it."""
+def _size_placeholders(traced: Traced) -> dict[Sym | Node, Size]:
+    """The placeholders of numbers that are sizes; a trace that specializes a size has none for it."""
     graphs = [traced.torch_graph, traced.aten_graph, *([traced.joint.graph] if traced.joint else [])]
     return {
-        node: given.symbol.size
+        node: number_input.symbol.size
         for graph in graphs
-        for node, given in zip(graph.placeholders[len(traced.inputs) :], traced.numbers)
-        if given.symbol.size is not None
+        for node, number_input in zip(graph.placeholders[len(traced.inputs) :], traced.numbers)
+        if number_input.symbol.size is not None
     }
 
 
 def _expressions(traced: Traced) -> list[str]:
-    """Of the numbers that are given, and are no sizes."""
+    """The expressions of the number inputs that are no sizes."""
     return [repr(n.symbol.expression) for n in traced.numbers if n.symbol.size is None]
 
 
 def _same_guard(a: Guard, b: Guard) -> bool:
     if (a.kind, str(a.source)) != (b.kind, str(b.source)):
         return False
-    if a.kind == "tensor":  # of sizes, both know what was asked
+    if a.kind == "tensor":  # the size guards of both are already known to agree
         return bool(replace(a.value, shape=(), stride=()) == replace(b.value, shape=(), stride=()))
     return a.value is b.value or (type(a.value) is type(b.value) and repr(a.value) == repr(b.value))
 
@@ -160,27 +164,31 @@ def _same_guard(a: Guard, b: Guard) -> bool:
 def _same_joint(a: Joint | None, b: Joint | None, values: Values, others: Values, *, backward: bool) -> bool:
     if a is None or b is None:
         return a is b
-    parts = (f.name for f in fields(Joint) if f.name not in _LEFT_OUT)
+    parts = (f.name for f in fields(Joint) if f.name not in _NOT_COMPARED)
     if not all(same_for(getattr(a, part), getattr(b, part), values, others) for part in parts):
         return False
-    same_places = _places(a, values) == _places(b, others)
-    return not backward or (same_places and structurally_equal(a.graph, b.graph, values, others))
+    same_split = _backward_indices(a, values) == _backward_indices(b, others)
+    return not backward or (same_split and structurally_equal(a.graph, b.graph, values, others))
 
 
-def _places(joint: Joint, given: Values) -> list[int]:
-    """Which nodes are of the backward, numbers that are given not counted."""
-    return [i for i, node in enumerate(n for n in joint.graph if n not in given) if node in joint.backward]
+def _backward_indices(joint: Joint, number_inputs: Values) -> list[int]:
+    """The indices of the backward's nodes; number inputs are not counted."""
+    return [
+        i for i, node in enumerate(n for n in joint.graph if n not in number_inputs) if node in joint.backward
+    ]
 
 
 def _same_frame(trial: Trial, other: CapturedFrame) -> bool:
-    """Whether the compiled frames are the same, but for the numbers that the graph is given."""
+    """Whether the compiled frames are equal, except for the number inputs of the graph."""
     plain = (replace(c, traced=replace(c.traced, numbers=())) for c in (trial.captured, other))
     try:
-        one, two = (compiled_frame(trial.fn, c, _no_graph, trial.resume_functions, trial.functional) for c in plain)
+        one, two = (
+            compiled_frame(trial.fn, c, _no_graph, trial.resume_functions, trial.functional) for c in plain
+        )
     except Unsupported:
         return False
     a, b = one.function.__globals__, two.function.__globals__
-    names = a.keys() - _OWN - {one.function.__name__}
+    names = a.keys() - _FRAME_SPECIFIC - {one.function.__name__}
     return one.source == two.source and a.keys() == b.keys() and all(a[n] is b[n] for n in names)
 
 

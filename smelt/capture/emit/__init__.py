@@ -1,5 +1,5 @@
-"""The compiled frame as Python source: it calls the graph, rebuilds the result and replays the effects.
+"""The compiled frame as Python source: it calls the graph, reconstructs the result and replays the effects.
 
-`compiled_frame.py` puts it together; `frame_writer.py` writes the objects, `effect_replay.py` the effects;
-`eager_fallback.py`: graphs that raise.
+`compiled_frame.py` assembles it; `frame_writer.py` writes expressions for objects, `effect_replay.py` statements for
+effects; `eager_fallback.py` handles graphs that raise.
 """

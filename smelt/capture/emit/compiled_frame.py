@@ -4,9 +4,9 @@
         t0, t1 = graph(inputs)
         return {'logits': t0, 'states': (t1, self)}
 
-It takes the frame's argument slots and the objects that the guard tree collected: the graph's input tensors first, then
-other environment objects that the result or a store needs. It calls the graph, makes all values, then does all stores in
-program order. An object that was reached twice is one object again, cycles included; an input tensor that comes out is
+It takes the frame's argument slots and the objects that the guard tree collects: the graph's input tensors first, then other
+environment objects that the result or a store needs. It calls the graph, constructs all values, then runs all stores in
+program order. An object that was reached twice is again one object, cycles included; an input tensor among the results is
 the input itself.
 """
 
@@ -22,16 +22,16 @@ from smelt._native import isinstance
 from smelt.capture.base.bytecode import FUTURE
 from smelt.capture.base.vm_frames import COMPILED_SCOPE
 from smelt.capture.emit.eager_fallback import (
-    Repeat,
-    guarded,
+    EagerRerun,
     random_state,
-    rerun,
-    rerun_beside_edited,
-    rerun_for_handler,
+    rerun_eagerly,
+    rerun_edited,
+    rerun_with_handlers,
+    with_eager_rerun,
 )
 from smelt.capture.emit.effect_replay import Store
 from smelt.capture.emit.frame_writer import Writer, slot_names
-from smelt.capture.emit.random_statements import kept_states, write_draws
+from smelt.capture.emit.random_statements import save_generator_states, write_draws
 from smelt.capture.emit.torch_graph_overrides import EditedProgram
 from smelt.capture.environment.python_random import Draw
 from smelt.capture.graph_breaks.frame_exits import FrameExit
@@ -51,20 +51,20 @@ GraphCall = Callable[[tuple[object, ...]], Sequence[object]]
 
 @dataclass(frozen=True)
 class CompiledFrame:
-    """`collect`: what the guard tree hands over as `inputs`, in order. `only`: all that the function does is to call this
-    graph with them and to return its one result."""
+    """`collect`: the sources of `inputs`, in order, which the guard tree collects. `direct_graph`: set if the function only
+    calls this graph with `inputs` and returns its one result."""
 
     function: FunctionType
     source: str
     collect: tuple[Source, ...]
-    only: GraphCall | None
+    direct_graph: GraphCall | None
 
 
-@deep_recursion()  # objects may be nested deeper than the user's limit allows to write them
+@deep_recursion()  # writing deeply nested objects may exceed the user's recursion limit
 def emit(
     code: CodeType,
-    found: ReachableObjects,
-    ending: FrameExit,
+    reachable: ReachableObjects,
+    frame_exit: FrameExit,
     stores: Sequence[Store],
     inputs: Sequence[tuple[FakeTensor, Source]],
     outputs: Sequence[FakeTensor],
@@ -72,31 +72,32 @@ def emit(
     resume_functions: ResumeFunctions,
     symbols: Sequence[Expression] = (),
     original: FunctionType | None = None,
-    repeat: Repeat | None = None,
-    handles: bool = False,
+    rerun: EagerRerun | None = None,
+    has_handlers: bool = False,
     draws: Sequence[Draw] = (),
-    brought: Mapping[int, Source] = MappingProxyType({}),
+    call_objects: Mapping[int, Source] = MappingProxyType({}),
 ) -> CompiledFrame:
-    """Writes and compiles the function that replaces a frame of `code`.
+    """Write and compile the function that replaces a frame of `code`.
 
     Args:
-        found: `reach` of the ending's roots and the operands of stores.
-        inputs: the graph's inputs and where each is found.
-        outputs: the fakes that `graph` returns; None for `graph` leaves out the call.
-        resumes: makes the functions in which a frame goes on after a graph break.
+        reachable: `find_reachable` of the exit's roots and the operands of stores.
+        inputs: the graph's inputs and their sources.
+        outputs: the fakes that `graph` returns; None for `graph` omits the call.
+        resume_functions: creates the functions that continue a frame after a graph break.
         symbols: the numbers that `graph` takes after the tensors.
-        original: runs the call where the graph raises before any store (`eager_fallback.py`).
-        repeat: how it does; None: the exception goes on.
-        handles: the user's code may have a handler for it.
-        draws: random numbers that are drawn before the graph is called.
-        brought: by id, the objects that are not kept alive, and where each call has them.
+        original: reruns the call if the graph raises before any store (`eager_fallback.py`).
+        rerun: how it is rerun; None: the exception propagates.
+        has_handlers: the user's code has exception handlers.
+        draws: random numbers that are drawn before the call of the graph.
+        call_objects: by id, the sources of objects that are not kept alive.
     """
     slots = slot_names(code)
     sources = [source for _, source in inputs]
-    writer = Writer(found, slots, [_collected(o) for o in sources if not _is_drawn(o)], resume_functions, brought)
-    drawing = write_draws(writer, draws)
-    given = _input_texts(writer, sources)
-    for (fake, source), text in zip(inputs, given):
+    collect = [_collected(source) for source in sources if not _is_drawn(source)]
+    writer = Writer(reachable, slots, collect, resume_functions, call_objects)
+    draw_lines = write_draws(writer, draws)
+    input_texts = _input_texts(writer, sources)
+    for (fake, source), text in zip(inputs, input_texts):
         writer.bind(fake, slots[source.index] if source.kind == "arg" else text)
     for i, fake in enumerate(outputs):
         writer.bind(fake, writer.fresh_name(f"t{i}"))
@@ -104,37 +105,37 @@ def emit(
     _bind_parameters(writer, outputs)
     if any(fake.subclass for fake in (*outputs, *(fake for fake, _ in inputs))):
         _bind_instances(writer, outputs)
-    last = ending.write(writer, resume_functions)
+    exit_lines = frame_exit.write(writer, resume_functions)
     statements = [store.text.format(*map(writer, store.operands)) for store in stores]
     writer.finish()
-    call = _graph_call(writer, targets, given, symbols) if graph is not None else []
-    rest = [*writer.lines, *statements, *last]
-    if call and original is not None and repeat is not None and (repeat.expected or statements or handles):
+    call = _graph_call(writer, targets, input_texts, symbols) if graph is not None else []
+    rest = [*writer.lines, *statements, *exit_lines]
+    if call and original is not None and rerun is not None and (rerun.expected or statements or has_handlers):
         name = writer.constant(original, f"original_{original.__name__}")
-        keep, put_back = kept_states(writer, draws)
-        again_lines = guarded(call, rest, code, slots, name, bool(repeat.draws), put_back)
-        body = [*writer.head, *keep, *drawing, *again_lines]
+        save, restore = save_generator_states(writer, draws)
+        guarded = with_eager_rerun(call, rest, code, slots, name, bool(rerun.draws), restore)
+        body = [*writer.head, *save, *draw_lines, *guarded]
     else:
-        body = [*writer.head, *drawing, *call, *rest]
-    again: Callable[..., object] = rerun_for_handler if handles else rerun
+        body = [*writer.head, *draw_lines, *call, *rest]
+    fallback: Callable[..., object] = rerun_with_handlers if has_handlers else rerun_eagerly
     if isinstance(graph, EditedProgram):
-        again = rerun_beside_edited(handles)
+        fallback = rerun_edited(has_handlers)
     if graph is not None and any(has_handler(fake) for fake, _ in inputs):
-        graph = _unhandled(graph)
-    scope = {**writer.scope, "graph": graph, "rerun": again}
-    if repeat is not None and repeat.draws:
-        scope |= random_state(repeat.draws)
-    if ending.positions:
-        scope.update(ending.positions[0].warning_globals())
-    is_all = len(targets) == 1 and body == [f"{targets[0]}, = graph(inputs)", f"return {targets[0]}"]
-    made = _compiled(code, slots, body, scope, writer, graph if is_all else None)
-    if ending.positions:
-        ending.positions[0].disguise(made.function)
-    return made
+        graph = _without_torch_function(graph)
+    scope = {**writer.scope, "graph": graph, "rerun_eagerly": fallback}
+    if rerun is not None and rerun.draws:
+        scope |= random_state(rerun.draws)
+    if frame_exit.positions:
+        scope.update(frame_exit.positions[0].warning_globals())
+    is_direct = len(targets) == 1 and body == [f"{targets[0]}, = graph(inputs)", f"return {targets[0]}"]
+    frame = _compiled(code, slots, body, scope, writer, graph if is_direct else None)
+    if frame_exit.positions:
+        frame_exit.positions[0].disguise(frame.function)
+    return frame
 
 
-def _unhandled(graph: GraphCall) -> GraphCall:
-    """`graph`, which carries out what the handlers of its inputs made of the program: they are not asked again."""
+def _without_torch_function(graph: GraphCall) -> GraphCall:
+    """`graph` run without `__torch_function__`: capture has already called the handlers of its inputs."""
 
     def run(inputs: tuple[object, ...]) -> Sequence[object]:
         with DisableTorchFunctionSubclass():
@@ -144,38 +145,38 @@ def _unhandled(graph: GraphCall) -> GraphCall:
 
 
 def _bind_parameters(writer: Writer, outputs: Sequence[FakeTensor]) -> None:
-    """What left the graph as a tensor and is an nn.Parameter of the user's."""
+    """Convert the graph's outputs that are nn.Parameters in the program."""
     for fake in outputs:
         if getattr(fake, "_is_param", False):
-            given, name = writer(fake), writer.fresh_name("parameter")
-            writer.lines.append(f"{name} = as_parameter({given}, {fake.requires_grad})")
+            tensor, name = writer(fake), writer.fresh_name("parameter")
+            writer.lines.append(f"{name} = as_parameter({tensor}, {fake.requires_grad})")
             writer.bind(fake, name)
 
 
 def _bind_instances(writer: Writer, outputs: Sequence[FakeTensor]) -> None:
-    """What left the graph, of the class that the program sees. A graph that autograd runs operator by operator gives results
-    of the subclass of its inputs."""
+    """Convert the graph's outputs to the classes that they have in the program. A graph that runs eagerly under autograd
+    returns instances of the subclass of its inputs."""
     for fake in outputs:
         cls = class_of_fake(fake)
-        given, name = writer(fake), writer.fresh_name("instance")
-        writer.lines.append(f"{name} = as_instance({given}, {writer.constant(cls, cls.__name__)})")
+        tensor, name = writer(fake), writer.fresh_name("instance")
+        writer.lines.append(f"{name} = as_instance({tensor}, {writer.constant(cls, cls.__name__)})")
         writer.bind(fake, name)
 
 
 def _collected(source: Source) -> Source:
-    """What the guard tree hands over for a graph input: of a NumPy array, the array."""
+    """The source that the guard tree collects for a graph input: for a NumPy array's tensor, the array."""
     if source.kind == "array" and source.base is not None:
         return source.base
     return source
 
 
 def _is_drawn(source: Source) -> bool:
-    """Whether a graph input is an array of random numbers, which the compiled frame draws."""
+    """Whether a graph input is an array of random numbers that the compiled frame draws."""
     return source.base is not None and source.base.kind == "drawn"
 
 
 def _input_texts(writer: Writer, sources: Sequence[Source]) -> list[str]:
-    """The graph's input tensors: what the guard tree hands over, in order, and what is drawn."""
+    """The expressions of the graph's input tensors: collected objects, in order, and drawn arrays."""
     collected = (f"inputs[{i}]" for i in itertools.count())
     return [
         writer.expression_at(source)
@@ -191,13 +192,13 @@ def _graph_call(
     writer: Writer, targets: Sequence[str], inputs: Sequence[str], symbols: Sequence[Expression]
 ) -> list[str]:
     n_inputs = len(inputs)
-    given = [writer.expression(e) for e in symbols]
+    numbers = [writer.expression(e) for e in symbols]
     if list(inputs) != [f"inputs[{i}]" for i in range(n_inputs)]:
         argument = f"({', '.join(inputs)},)"
     else:
         argument = "inputs" if len(writer.collect) == n_inputs else f"inputs[:{n_inputs}]"
-    if given:
-        argument = f"({', '.join([f'*{argument}'] * (n_inputs > 0) + given)},)"
+    if numbers:
+        argument = f"({', '.join([f'*{argument}'] * (n_inputs > 0) + numbers)},)"
     if not targets:
         return [f"graph({argument})"]
     return [f"{', '.join(targets)}{',' if len(targets) == 1 else ''} = graph({argument})"]
@@ -209,7 +210,7 @@ def _compiled(
     body: Sequence[str],
     scope: dict[str, object],
     writer: Writer,
-    only: GraphCall | None,
+    direct_graph: GraphCall | None,
 ) -> CompiledFrame:
     name = "compiled_" + identifier(code.co_name)
     lines = [line for _, _, function in writer.functions for line in function]
@@ -224,12 +225,12 @@ def _compiled(
         **scope,
     }
     function = compile_source(source, name, code.co_qualname, scope)
-    own = function.__code__
-    function.__code__ = own.replace(co_flags=own.co_flags | code.co_flags & FUTURE)
+    compiled_code = function.__code__
+    function.__code__ = compiled_code.replace(co_flags=compiled_code.co_flags | code.co_flags & FUTURE)
     for inner, position, _ in writer.functions:  # innermost first: each is called by the next
         made = cast(FunctionType, function.__globals__[inner])
         if position.scope.get("__name__") != function.__globals__["__name__"]:
             made = FunctionType(made.__code__, {**function.__globals__, **position.warning_globals()}, inner)
             function.__globals__[inner] = made
         position.disguise(made)
-    return CompiledFrame(function, source, tuple(writer.collect), only)
+    return CompiledFrame(function, source, tuple(writer.collect), direct_graph)

@@ -1,5 +1,5 @@
-"""Containers from outside are given other contents, as compiled frames do where the program has replaced them: at no time do
-other threads find a container empty, or miss what it held before and holds afterwards.
+"""Replacement of a container's contents in compiled frames. Other threads never observe the container empty, nor without an
+element that it holds both before and after.
 
 Only methods of the builtin bases are called, so that no code of the user's classes runs.
 """
@@ -12,30 +12,30 @@ from itertools import islice
 
 
 def refill_deque(target: deque[object], items: Sequence[object]) -> None:
-    """Makes `target` hold `items`, in order."""
+    """Replace the contents of `target` by `items`, in order."""
     deque.extend(target, items)
     for _ in range(deque.__len__(target) - len(items)):
         deque.popleft(target)
 
 
 def refill_set(target: set[object], items: Sequence[object]) -> None:
-    """Makes `target` hold `items`: it is then iterated like a set to which they were added one by one."""
+    """Replace the contents of `target` by `items`; its order is then that of a set to which they were added one by one."""
     set.update(target, items)
-    set.intersection_update(target, items)  # which makes a new table, in this order, and then takes it
+    set.intersection_update(target, items)  # builds a new table in this order, and swaps it in
 
 
-def _refill_table(
+def _refill_dict(
     kind: type[dict[object, object]], to_end: Callable[[dict[object, object], object, object], None]
 ) -> Callable[[dict[object, object], Sequence[tuple[object, object]]], None]:
     def refill(target: dict[object, object], items: Sequence[tuple[object, object]]) -> None:
-        held = {id(key) for key in kind.keys(target)}
+        old_keys = {id(key) for key in kind.keys(target)}
         if [id(key) for key in kind.keys(target)] == [id(key) for key, _ in items]:
             for key, value in items:
                 kind.__setitem__(target, key, value)
             return
         for key, value in items:
-            if id(key) not in held and dict.__contains__(target, key):
-                kind.__delitem__(target, key)  # an equal key would stay
+            if id(key) not in old_keys and dict.__contains__(target, key):
+                kind.__delitem__(target, key)  # else the old, equal key would stay
             to_end(target, key, value)
         for key in list(islice(kind.keys(target), dict.__len__(target) - len(items))):
             kind.__delitem__(target, key)
@@ -56,6 +56,6 @@ def _put_last_ordered(target: dict[object, object], key: object, value: object) 
 REFILLS: dict[str, Callable[..., None]] = {
     "deque": refill_deque,
     "set": refill_set,
-    "dict": _refill_table(dict, _put_last),
-    "OrderedDict": _refill_table(OrderedDict, _put_last_ordered),
+    "dict": _refill_dict(dict, _put_last),
+    "OrderedDict": _refill_dict(OrderedDict, _put_last_ordered),
 }

@@ -1,9 +1,9 @@
-"""A graph that raises: the call is made again by the original function, for its exception and the effects before it.
+"""Eager fallback for graphs that raise: the original function reruns the call, for its exception and its earlier effects.
 
-The compiled frame runs all tensor operations first and then the stores. Where an operator raises (an index out of range),
-eager would have done the stores and the writes that come before it, and gone to the handler around it. A graph that writes
-inputs only when nothing can raise any more leaves nothing behind, so the call can start again; the state of torch's random
-numbers, of the CPU and of GPUs, is put back for that.
+The compiled frame runs all tensor operations first and then the stores. If an operator raises (an index out of range), eager
+has done the stores and writes before it, and runs the handler around it. A graph that mutates inputs only after the last
+operation that may raise has no effects when it raises, so the call can be rerun; the states of torch's random number
+generators, of the CPU and of GPUs, are restored for that.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Repeat:
-    """How a call is made again after its graph has raised. `draws`: the devices whose random numbers the graph draws;
-    `expected`: it holds an operator that may raise."""
+class EagerRerun:
+    """How a call is rerun eagerly after its graph raises. `draws`: the devices whose random numbers the graph draws;
+    `expected`: the graph contains an operator that may raise."""
 
     draws: tuple[torch.device, ...]
     expected: bool
 
 
-def repeat_of(traced: Traced, functional: bool) -> Repeat | None:
-    """How calls of the graph can be made again; None where a graph that raises may have changed something. `functional`:
-    what runs is made of the aten graph, which writes inputs at its end."""
+def eager_rerun_of(traced: Traced, functional: bool) -> EagerRerun | None:
+    """How calls of the graph can be rerun eagerly; None if a graph that raises may have had effects. `functional`: the aten
+    graph is what was compiled, which mutates inputs at its end."""
     graph = traced.aten_graph
     last = functional and (traced.joint is not None or not traced.needs_grad)
     effective = [node for node in graph if has_effect(node)]
@@ -51,7 +51,7 @@ def repeat_of(traced: Traced, functional: bool) -> Repeat | None:
         return None
     devices = dict.fromkeys(spec.device for node in draws for spec in _specs(node))
     expected = traced.unbacked is not None or any(map(may_raise, graph))
-    return Repeat(tuple(devices) or ((CPU,) if draws else ()), expected)
+    return EagerRerun(tuple(devices) or ((CPU,) if draws else ()), expected)
 
 
 def _writes_input(node: Node) -> bool:
@@ -59,7 +59,7 @@ def _writes_input(node: Node) -> bool:
 
 
 def _draws_from_default(node: Node) -> bool:
-    """Whether it draws from the generator of a device that is known here, and writes nothing."""
+    """Whether a node draws from the default generator of a CPU or a CUDA device, and mutates nothing."""
     known = all(spec.device.type in ("cpu", "cuda") for spec in _specs(node))
     return known and node.kwargs.get("generator") is None and not effects(node.target).writes
 
@@ -70,8 +70,8 @@ def _specs(node: Node) -> list[TensorSpec]:
 
 
 def random_state(devices: Sequence[torch.device]) -> dict[str, Callable[..., object]]:
-    """`random_state()`, where the generators of these devices stand, and `set_random_state(restart)`, which puts them back
-    there: of a GPU only how far its generator has come, since nothing else of it is changed by draws."""
+    """The functions `random_state()`, which returns the states of the generators of these devices, and
+    `set_random_state(state)`, which restores them. The state of a GPU's generator is its offset: draws change nothing else."""
     gpus = [torch.cuda.default_generators[d.index] for d in devices if _has_generator(d)]
     cpu = torch.default_generator
     if not gpus:
@@ -79,32 +79,34 @@ def random_state(devices: Sequence[torch.device]) -> dict[str, Callable[..., obj
     on_cpu = len(gpus) < len(devices)
 
     def state() -> object:
-        if torch.cuda.is_current_stream_capturing():  # whose generator is the graph's
+        if torch.cuda.is_current_stream_capturing():  # the CUDA graph owns the generator
             return None
         return cpu.get_state() if on_cpu else None, [generator.get_offset() for generator in gpus]
 
-    def put_back(restart: tuple[torch.Tensor | None, list[int]] | None) -> None:
-        if restart is None:
+    def restore(saved: tuple[torch.Tensor | None, list[int]] | None) -> None:
+        if saved is None:
             return
-        drawn, offsets = restart
-        if drawn is not None:
-            cpu.set_state(drawn)
+        cpu_state, offsets = saved
+        if cpu_state is not None:
+            cpu.set_state(cpu_state)
         for generator, offset in zip(gpus, offsets, strict=True):
             generator.set_offset(offset)
 
-    return {"random_state": state, "set_random_state": put_back}
+    return {"random_state": state, "set_random_state": restore}
 
 
 def _has_generator(device: torch.device) -> bool:
-    """Whether it draws from one of its own (a simulated GPU draws from the CPU's)."""
+    """Whether the device has a generator (a simulated GPU draws from the CPU's)."""
     return device.type == "cuda" and bool(torch.cuda.default_generators)
 
 
-def rerun(original: Callable[..., object], failure: Exception, *args: object, **kwargs: object) -> object:
-    """Calls `original` for the exception that eager raises, after the graph has raised `failure`. If it does not raise, the
-    graph was wrong, and a warning says so; unless it was made for other sizes."""
+def rerun_eagerly(
+    original: Callable[..., object], failure: Exception, *args: object, **kwargs: object
+) -> object:
+    """Call `original` for the exception that eager raises, after the graph raised `failure`. Logs a warning if it does not
+    raise: the graph was wrong, unless it was compiled for other sizes."""
     if isinstance(failure, OtherSizes):
-        return _of_other_sizes(original, failure, args, kwargs)
+        return _rerun_other_sizes(original, failure, args, kwargs)
     result = original(*args, **kwargs)
     log.warning(
         "smelt: the graph of %s raised %r, the function itself did not", original.__qualname__, failure
@@ -112,58 +114,58 @@ def rerun(original: Callable[..., object], failure: Exception, *args: object, **
     return result
 
 
-def _of_other_sizes(
+def _rerun_other_sizes(
     original: Callable[..., object], failure: OtherSizes, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> object:
     events.emit("other-sizes", original.__qualname__, failure=failure)
     return original(*args, **kwargs)
 
 
-def rerun_for_handler(
+def rerun_with_handlers(
     original: Callable[..., object], failure: Exception, *args: object, **kwargs: object
 ) -> object:
-    """Calls `original`, which has handlers, and so may handle what the graph has raised."""
+    """Call `original`, whose exception handlers may handle the graph's exception."""
     if isinstance(failure, OtherSizes):
-        return _of_other_sizes(original, failure, args, kwargs)
+        return _rerun_other_sizes(original, failure, args, kwargs)
     return original(*args, **kwargs)
 
 
-def rerun_beside_edited(handles: bool) -> Callable[..., object]:
-    """What is done where a program of the user's stands in for the graph and raises: `original` is called for the
-    exception that eager raises, and for its handlers; what the program raised is raised where there is neither."""
+def rerun_edited(has_handlers: bool) -> Callable[..., object]:
+    """The fallback of a frame whose graph the user has replaced: it calls `original` for the exception that eager raises and
+    for its handlers. If there is neither, it raises the exception of the user's graph."""
 
     def rerun(original: Callable[..., object], failure: Exception, *args: object, **kwargs: object) -> object:
         if isinstance(failure, ArtifactError):
             raise failure
         result = original(*args, **kwargs)
-        if not handles:
+        if not has_handlers:
             raise failure
         return result
 
     return rerun
 
 
-def guarded(
+def with_eager_rerun(
     call: Sequence[str],
     rest: Sequence[str],
     code: CodeType,
     slots: Sequence[str],
     original: str,
     draws: bool,
-    put_back: Sequence[str],
+    restore: Sequence[str],
 ) -> list[str]:
-    """The lines of `call` and then of `rest`, which returns; and what happens when `call` raises: the original function,
-    after the lines of `put_back` and, if the graph draws random numbers, with torch's generator as it was."""
-    again = f"return rerun({', '.join((original, 'failure', *arguments_source(code, slots)))})"
+    """The lines of `call` and then of `rest`, which returns. If `call` raises, the original function reruns after the lines
+    of `restore`; if the graph draws random numbers, the states of torch's generators are restored."""
+    rerun = f"return rerun_eagerly({', '.join((original, 'failure', *arguments_source(code, slots)))})"
     return [
-        *(["restart = random_state()"] if draws else []),
+        *(["saved_state = random_state()"] if draws else []),
         "try:",
         *(f"    {line}" for line in call),
         "except Exception as error:",
         "    failure = error.with_traceback(None)",
         "else:",
         *(f"    {line}" for line in rest),
-        *(["set_random_state(restart)"] if draws else []),
-        *put_back,
-        again,
+        *(["set_random_state(saved_state)"] if draws else []),
+        *restore,
+        rerun,
     ]

@@ -1,7 +1,7 @@
 """Effects as statements of the compiled frame: one row per kind of effect.
 
-A `Store` is a statement with a `{}` for each of its operands; emission fills in the operands' expressions. The statements
-use the methods of builtin bases where a class could have its own, so that no user code runs.
+A `Store` is a statement with a `{}` for each operand; emission fills in the operands' expressions. The statements call the
+methods of builtin bases where a class could override them, so that no user code runs.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Store:
 
 
 def _plain_attribute(target: object, name: str) -> bool:
-    """Whether `target.name = value` stores into the instance and does nothing else."""
+    """Whether `target.name = value` only stores into the instance."""
     cls = type(target)
     if cls.__setattr__ is not object.__setattr__ or not name.isidentifier():
         return False
-    found = type_find(cls, name)
-    return not hasattr(type(found), "__set__") or type(found) is types.MemberDescriptorType
+    kind = type(type_find(cls, name))
+    return not hasattr(kind, "__set__") or kind is types.MemberDescriptorType
 
 
 def _set_attribute(e: fx.SetAttr) -> Iterable[Store]:
@@ -83,7 +83,7 @@ def _replace_contents(e: fx.ReplaceContents) -> Iterable[Store]:
 provide(**{f"refill_{base}": refill for base, refill in REFILLS.items()})
 
 
-def _change(e: fx.SetChange) -> Iterable[Store]:
+def _change_set(e: fx.SetChange) -> Iterable[Store]:
     yield Store(f"set.{e.method}({', '.join(['{}'] * (1 + len(e.args)))})", (e.target, *e.args))
 
 
@@ -99,25 +99,24 @@ def _set_cell(e: fx.SetCell) -> Iterable[Store]:
 
 
 def _call(e: fx.Call) -> Iterable[Store]:
-    fields, given = [], [e.target]
+    fields, operands = [], [e.target]
     for name, value in zip(("",) * (len(e.args) - len(e.names)) + tuple(f"{n}=" for n in e.names), e.args):
         if (
             e.target is print and type(value) is str
-        ):  # it does not tell which object that is: the source shows the text
+        ):  # `print` does not depend on the object's identity: a literal
             fields.append(name + repr(value).replace("{", "{{").replace("}", "}}"))
         else:
             fields.append(f"{name}{{}}")
-            given.append(value)
-    yield Store(f"{{}}({', '.join(fields)})", tuple(given))
+            operands.append(value)
+    yield Store(f"{{}}({', '.join(fields)})", tuple(operands))
 
 
 def _manager_method(name: str, *args: object) -> Callable[[fx.Enter | fx.Exit], Iterable[Store]]:
-    """The call of a method of a context manager, by its class where the manager's own class overrides it."""
+    """The call of a context manager's method, through the class that defines it where the manager's class overrides it."""
 
     def store(e: fx.Enter | fx.Exit) -> Iterable[Store]:
-        given = ", ".join(map(repr, args))
         if getattr(type(e.target), name, None) is getattr(e.kind, name):
-            yield Store(f"{{}}.{name}({given})", (e.target,))
+            yield Store(f"{{}}.{name}({', '.join(map(repr, args))})", (e.target,))
         else:
             yield Store(f"{{}}.{name}({', '.join(['{}', *map(repr, args)])})", (e.kind, e.target))
 
@@ -131,7 +130,7 @@ STORES: dict[type[fx.Effect], Callable[[Any], Iterable[Store]]] = {
     fx.SetItem: _set_item,
     fx.DelItem: _delete_item,
     fx.ReplaceContents: _replace_contents,
-    fx.SetChange: _change,
+    fx.SetChange: _change_set,
     fx.Extend: _extend,
     fx.SetCell: _set_cell,
     fx.Advance: lambda e: (Store(f"advance({{}}, {e.count})", (e.target,)),),

@@ -1,6 +1,6 @@
-"""Compiled frames that stand in for those that smelt wrote: what edits frames is asked for each before it is installed.
+"""Overrides of compiled frames: registered editors may replace each frame before it is installed.
 
-What always holds: a frame that is given back takes the same arguments. Without editors nothing is asked.
+Invariant: a replacement takes the same arguments.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ editing_frames = _editors.asking
 
 
 def edited_frame(frame: CompiledFrame) -> CompiledFrame:
-    """The frame that is installed in place of `frame`: the same where nobody has edited it."""
+    """The frame to install for `frame`: `frame` itself if no editor replaces it."""
     for editor in tuple(_editors):
         frame = editor(frame)
     return frame

@@ -1,7 +1,7 @@
-"""The writer of a compiled frame's body: it gives the expression for an object, after the statements that make it.
+"""The writer of a compiled frame's body: it returns an object's expression after writing the statements that construct it.
 
-What always holds: an object that is reached twice is made once; each name is used for one object; objects on cycles are made
-empty, and filled when all of them exist.
+Invariant: an object that is reached twice is constructed once; each name is used for one object; objects on cycles are
+created empty and filled when all of them exist.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from smelt.tracing.symbolic.sym_numbers import NUMBERS
 from smelt.tracing.symbolic.unbacked_numbers import UnbackedNumber
 
 _BUILTINS = vars(builtins)
-# besides NAMES, what statements may use
+# names that statements may use besides FRAME_NAMES
 _RESERVED = frozenset(
     {
         *_BUILTINS,
@@ -44,93 +44,94 @@ _RESERVED = frozenset(
         "graph",
         "failure",
         "error",
-        "rerun",
-        "restart",
+        "rerun_eagerly",
+        "saved_state",
         "random_state",
         "set_random_state",
     }
 )
-_SHORT = 20  # characters of a text that name it
-_NESTING = 20  # how deep expressions may be nested: the parser has a limit
+_MAX_NAME = 20  # characters of a text in its name
+_NESTING = 20  # maximum nesting of expressions: the parser has a limit
 
 
 class Writer:
-    """Writes the body. Calling it gives the expression for an object, after writing the statements that make it.
+    """Writes the body. Calling it returns the expression for an object, after writing the statements that construct it.
 
-    `head`: statements before the call of the graph; `lines`: those after it; `scope`: the globals that they use;
-    `collect`: what the guard tree hands over as `inputs`; `functions`: those that the statements call, as source, with what
-    their frames stand for.
+    `head`: statements before the call of the graph; `lines`: statements after it; `scope`: the globals that they use;
+    `collect`: the sources of `inputs`, which the guard tree collects; `functions`: functions that the statements call, as
+    source, with the code positions that their frames show.
     """
 
     def __init__(
         self,
-        found: ReachableObjects,
+        reachable: ReachableObjects,
         slots: Sequence[str],
         collect: Sequence[Source],
         resume_functions: ResumeFunctions,
-        brought: Mapping[int, Source] = MappingProxyType({}),
+        call_objects: Mapping[int, Source] = MappingProxyType({}),
     ) -> None:
-        self.found = found
+        self.reachable = reachable
         self._resume_functions = resume_functions
         self._compiled_callback = resume_functions.compiled_callback
-        self._brought = brought  # objects that are not kept alive: where the call has them
+        self._call_objects = call_objects  # objects that are not kept alive: their sources in each call
         self.slots = slots
         self.collect = list(collect)
         self.head: list[str] = []
         self.lines: list[str] = []
         self.scope: dict[str, object] = {}
         self.functions: list[tuple[str, CodePosition, list[str]]] = []
-        self._names: dict[int, str] = {}  # object -> the local or global name that holds it
-        self._taken = {*slots, *FRAME_NAMES, *_RESERVED}
+        self._names: dict[int, str] = {}  # id of an object -> the local or global name that holds it
+        self._used_names = {*slots, *FRAME_NAMES, *_RESERVED}
         self._collected = {source: f"inputs[{i}]" for i, source in enumerate(collect)}
-        self._depth = 0  # of the expression that is being written
-        self._late: list[
+        self._depth = 0  # nesting depth of the current expression
+        self._unfilled: list[
             tuple[str, object, ReconstructionKind]
-        ] = []  # objects on cycles, to be filled when all exist
-        self._keep: list[object] = []
-        # what stands in the source, by class and value
-        self._literals: dict[tuple[type, object], object] = {}
+        ] = []  # objects on cycles, filled at the end
+        self._alive: list[object] = []
+        self._literals: dict[
+            tuple[type, object], object
+        ] = {}  # the object of each literal, by class and value
 
     def __call__(self, x: Any) -> str:
         name = self._names.get(id(x))
         if name is not None:
             return name
-        if id(x) in self._brought:
-            return self.environment_object(x, self._brought[id(x)])
+        if id(x) in self._call_objects:
+            return self.environment_object(x, self._call_objects[id(x)])
         if is_embeddable(x):
             return self._constant(x)
         if type(x) in NUMBERS and x.node.expression.op == "leaf":
             return self.number(x)
-        source = self.found.source_of(x)
+        source = self.reachable.source_of(x)
         if source is not None:
             return self.environment_object(x, source)
-        return self._constant(x) if is_cached_by_typing(x) else self._fresh(x)
+        return self._constant(x) if is_cached_by_typing(x) else self._reconstructed(x)
 
     def constant(self, x: object, hint: str) -> str:
-        """The name of a global that holds `x` itself: `hint`, or one like it that is free."""
+        """The name of a global that holds `x` itself: `hint`, or an unused name like it."""
         name = self._names.get(id(x))
         if name is None:
-            own = _BUILTINS.get(hint) is x
-            name = self._names[id(x)] = hint if own else self.fresh_name(hint)
+            is_builtin = _BUILTINS.get(hint) is x
+            name = self._names[id(x)] = hint if is_builtin else self.fresh_name(hint)
             self.scope[name] = x
         return name
 
     def unless_created(self, x: object, hint: str) -> str:
-        """`constant` for an object from outside; one that the trace made is made anew."""
-        made = self.found.source_of(x) is None or id(x) in self._brought
-        return self(x) if made else self.constant(x, hint)
+        """`constant` for an environment object; an object that the trace created is reconstructed."""
+        created = self.reachable.source_of(x) is None or id(x) in self._call_objects
+        return self(x) if created else self.constant(x, hint)
 
     def bind(self, x: object, expression: str) -> None:
-        """From now on `x` is written as `expression`."""
+        """Write `x` as `expression` from now on."""
         self._names[id(x)] = expression
-        self._keep.append(x)
+        self._alive.append(x)
 
     def bind_source(self, source: Source, expression: str) -> None:
-        """From now on what is found at `source` is written as `expression`."""
+        """Write the object at `source` as `expression` from now on."""
         self._collected[source] = expression
 
     def expression_at(self, source: Source) -> str:
-        """The expression for what is found at `source`, which was bound."""
+        """The expression bound to `source`."""
         return self._collected[source]
 
     def step(self, point: object) -> tuple[object, object]:
@@ -142,24 +143,24 @@ class Writer:
         return self.constant(self._compiled_callback, "compiled_callback")
 
     def before_graph(self, x: object) -> str:
-        """The expression for an object from outside that is used before the graph is called."""
-        source = self._brought.get(id(x)) or self.found.source_of(x)
+        """The expression for an environment object that is used before the call of the graph."""
+        source = self._call_objects.get(id(x)) or self.reachable.source_of(x)
         assert source is not None
         if source.kind == "const":
             return self.constant(x, str(source.key))
         return self._leaf(source)
 
     def fresh_name(self, hint: str) -> str:
-        """A name like `hint` that the function does not use yet."""
+        """An unused name like `hint`."""
         base = re.sub(r"\W+", "_", hint, flags=re.ASCII).strip("_") or "value"
         if base[0].isdigit() or keyword.iskeyword(base):
             base = f"_{base}"
         name = base
         for i in itertools.count(1):
-            if name not in self._taken:
+            if name not in self._used_names:
                 break
             name = f"{base}_{i}"
-        self._taken.add(name)
+        self._used_names.add(name)
         return name
 
     def function(self, parameters: Sequence[str], body: Sequence[str], position: CodePosition) -> str:
@@ -170,16 +171,16 @@ class Writer:
         return name
 
     def environment_object(self, x: object, source: Source) -> str:
-        """An object from outside: an argument, an object known by identity, or one that the guard tree collects."""
+        """The expression for an environment object: an argument, a constant, or an object that the guard tree collects."""
         if source.kind == "arg":
             return self.slots[source.index]
         if source.kind == "const":
             return self.constant(x, str(source.key))
         if source.kind == "array" and source.base is not None:
-            made = self.fresh_name("tensor")
-            self.lines.append(f"{made} = from_numpy({self._leaf(source.base)})")
-            self.bind(x, made)
-            return made
+            tensor = self.fresh_name("tensor")
+            self.lines.append(f"{tensor} = from_numpy({self._leaf(source.base)})")
+            self.bind(x, tensor)
+            return tensor
         name = self._collected.get(source)
         if name is None:
             name = self._collected[source] = self.fresh_name(_short_name(source))
@@ -193,7 +194,7 @@ class Writer:
         return self.expression(cast(Symbol, x.node).expression)
 
     def expression(self, expression: Expression) -> str:
-        """Python that computes a number that changes from call to call."""
+        """Python that computes an expression over symbolic numbers."""
         return number_expr.text(expression, self._leaf)
 
     def _leaf(self, source: Source | UnbackedNumber) -> str:
@@ -209,22 +210,22 @@ class Writer:
         return name
 
     def finish(self) -> None:
-        """Fills the objects on cycles."""
-        while self._late:
-            name, x, kind = self._late.pop(0)
+        """Write the statements that fill the objects on cycles."""
+        while self._unfilled:
+            name, x, kind = self._unfilled.pop(0)
             assert kind.fill is not None
             self.lines += kind.fill(x, self, name)
 
     def _constant(self, x: object) -> str:
         kind = type(x)
         if kind in LITERALS or (type(x) is float and math.isfinite(x)):
-            # A literal gives one object: not this one, if an equal one is written so, or if no literal gives this one.
+            # A literal evaluates to one object, which is not this one if an equal object is already written as a literal.
             if self._literals.setdefault((kind, x), x) is x and _is_literal(x):
                 return repr(x)
-            source = self.found.source_of(x)
+            source = self.reachable.source_of(x)
             if source is not None and source.kind != "const":
                 return self.environment_object(x, source)
-            self._keep.append(x)
+            self._alive.append(x)
             return self.constant(x, _constant_name(x))
         if (
             kind in CONSTANTS
@@ -233,26 +234,26 @@ class Writer:
             and "(" not in repr(x)
         ):
             return repr(x)
-        self._keep.append(x)
+        self._alive.append(x)
         return self.constant(x, getattr(x, "__name__", None) or kind.__name__)
 
-    def _fresh(self, x: object) -> str:
+    def _reconstructed(self, x: object) -> str:
         key = id(x)
-        kind = self.found.kinds.get(key) or reconstruction_kind_of(x)
-        late = key in self.found.cyclic and kind.empty is not None
-        if late or kind.named:
-            return self._named(x, kind, late)
+        kind = self.reachable.kinds.get(key) or reconstruction_kind_of(x)
+        is_cyclic = key in self.reachable.cyclic and kind.empty is not None
+        if is_cyclic or kind.named:
+            return self._named(x, kind, is_cyclic)
         self._depth += 1
         expression = kind.create(x, self)
         self._depth -= 1
-        once = self.found.uses.get(key, 1) == 1 and self._depth % _NESTING != _NESTING - 1
-        return expression if once else self._assign(x, expression)
+        is_inline = self.reachable.uses.get(key, 1) == 1 and self._depth % _NESTING != _NESTING - 1
+        return expression if is_inline else self._assign(x, expression)
 
-    def _named(self, x: object, kind: ReconstructionKind, late: bool) -> str:
+    def _named(self, x: object, kind: ReconstructionKind, is_cyclic: bool) -> str:
         assert kind.empty is not None and kind.fill is not None
         name = self._assign(x, kind.empty(x, self))
-        if late:
-            self._late.append((name, x, kind))
+        if is_cyclic:
+            self._unfilled.append((name, x, kind))
         else:
             self.lines += kind.fill(x, self, name)
         return name
@@ -265,8 +266,8 @@ class Writer:
 
 
 def _is_literal(x: object) -> bool:
-    """Whether the literal of a constant gives this very object. The interpreter keeps one object for each text that reads
-    like a name, where it was not made by an operation."""
+    """Whether the literal of a constant evaluates to this very object. The interpreter interns the string literals that read
+    like names."""
     if not isinstance(x, str):
         return is_interned(x)
     like_a_name = x.isascii() and x.replace("_", "a").isalnum()
@@ -274,10 +275,10 @@ def _is_literal(x: object) -> bool:
 
 
 def _constant_name(x: object) -> str:
-    """What a constant that is no literal is called: as it reads."""
+    """The name of a constant that is written as a global, after its value."""
     if isinstance(x, (int, float)):
         return f"{type(x).__name__}_{x}".replace("-", "minus_")
-    return x[:_SHORT] if isinstance(x, str) else type(x).__name__
+    return x[:_MAX_NAME] if isinstance(x, str) else type(x).__name__
 
 
 def _short_name(source: Source) -> str:
@@ -291,7 +292,7 @@ def _short_name(source: Source) -> str:
 
 
 def slot_names(code: CodeType) -> tuple[str, ...]:
-    """Names of the argument slots: positional, keyword-only, *args, **kwargs."""
+    """The names of the argument slots: positional, keyword-only, *args, **kwargs."""
     return tuple(_parameter(name, i) for i, name in enumerate(parameters(code)))
 
 

@@ -1,8 +1,8 @@
-"""Torch-level graphs that stand in for those that were captured: a function of the user's, which is compiled as any other.
+"""Overrides of torch-level graphs: registered editors may replace each graph by a function of the user, which is compiled
+like any other.
 
-What edits them is asked for each before the backend is. What always holds: the function takes the tensors and numbers that
-the captured graph takes, and its results are of the types and layouts that the rest of the frame was compiled for.
-Gradients, writes and random numbers are its own. Without editors nothing is asked.
+Invariant: the function takes the tensors and numbers of the captured graph, and its results have the types and layouts that
+the rest of the frame was compiled for. Its gradients, in-place writes and random numbers may differ.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ editing_programs = _editors.asking
 
 
 def edited_program(traced: Traced) -> FunctionType | None:
-    """The function that stands in for the torch-level graph; None where nobody has edited it. Raises ArtifactError where
-    what was edited cannot."""
+    """The function that replaces the torch-level graph; None if no editor replaces it. Raises ArtifactError if an edited
+    file is invalid."""
     for editor in reversed(tuple(_editors)):
         function = editor(traced)
         if function is not None:
@@ -40,13 +40,13 @@ def edited_program(traced: Traced) -> FunctionType | None:
 
 
 class EditedProgram:
-    """What a compiled frame calls in place of a graph: `run`, which is `function`, or that compiled."""
+    """The callable of a compiled frame in place of its graph: it calls `run`, which is `function` or its compiled form."""
 
     def __init__(self, function: FunctionType, run: Callable[..., object], traced: Traced) -> None:
         self.function = function
         self._run = run
         self._sizes = traced.sizes
-        self._wanted = [fake.spec for fake in traced.outputs]
+        self._expected = [fake.spec for fake in traced.outputs]
 
     def __call__(self, inputs: tuple[object, ...]) -> Sequence[object]:
         settings = torch_settings.read()
@@ -57,21 +57,21 @@ class EditedProgram:
 
     def _checked(self, results: object, inputs: tuple[object, ...]) -> Sequence[object]:
         values = {sym: place.source.read(inputs[place.input]) for sym, place in self._sizes.items()}
-        if not isinstance(results, (tuple, list)) or len(results) != len(self._wanted):
+        if not isinstance(results, (tuple, list)) or len(results) != len(self._expected):
             what = f"{len(results)} results" if isinstance(results, (tuple, list)) else type(results).__name__
-            texts = ", ".join(spec_text(at_numbers(spec, values)) for spec in self._wanted)
-            raise self._error(f"forward gives {what}, expected is a tuple of {len(self._wanted)}: {texts}")
-        for i, (result, spec) in enumerate(zip(results, self._wanted, strict=True)):
+            texts = ", ".join(spec_text(at_numbers(spec, values)) for spec in self._expected)
+            raise self._error(f"forward gives {what}, expected is a tuple of {len(self._expected)}: {texts}")
+        for i, (result, spec) in enumerate(zip(results, self._expected, strict=True)):
             self._check_result(i, result, spec, values)
         return results
 
     def _check_result(self, i: int, result: object, spec: TensorSpec, values: Values) -> None:
-        wanted = at_numbers(spec, values)
-        found = _spec_of(result) if isinstance(result, torch.Tensor) else None
-        if found is None or _facts(found) != _facts(wanted):
-            what = type(result).__name__ if found is None else spec_text(found)
+        expected = at_numbers(spec, values)
+        actual = _spec_of(result) if isinstance(result, torch.Tensor) else None
+        if actual is None or _facts(actual) != _facts(expected):
+            what = type(result).__name__ if actual is None else spec_text(actual)
             raise self._error(
-                f"result {i} of forward is {what}, the captured graph gives {spec_text(wanted)}: the rest of the call was "
+                f"result {i} of forward is {what}, the captured graph gives {spec_text(expected)}: the rest of the call was "
                 "compiled for that"
             )
 
@@ -89,6 +89,6 @@ def _spec_of(tensor: torch.Tensor) -> TensorSpec | None:
 
 
 def _facts(spec: TensorSpec) -> tuple[object, ...]:
-    """What others may count on. How dimensions are strided that nobody steps along, nobody sees."""
+    """The facts that the rest of the frame depends on: the strides of dimensions of size 1 do not matter."""
     stride = tuple(s for n, s in zip(spec.shape, spec.stride) if n != 1) if 0 not in spec.shape else ()
     return spec.shape, stride, spec.dtype, spec.device

@@ -233,8 +233,8 @@ def _tensor_source(at: Source) -> Source | None:
 
 
 def _range(size: int, mark: Mark | None, low: int, high: int) -> Range:
-    """The range of a symbol whose value is now `size`: from `low` to `high`, intersected with that of the mark if it contains
-    `size`."""
+    """The range of a symbol whose value is now `size`: from `low` to `high`, intersected with that of the mark if that
+    contains `size`."""
     least = low if mark is None or mark.min is None else max(low, mark.min)
     most = high if mark is None or mark.max is None else min(high, mark.max)
     return (least, most) if least <= size <= most else (low, high)

@@ -66,7 +66,7 @@ def _cache_slot_names(cls: type) -> None:
 
 
 class GuardFacts:
-    """The guards of one capture. `real` returns the environment's tensor of a fake; `current_line` the user's current line."""
+    """The guards of one capture. `real` returns the environment's tensor of a fake, `current_line` the user's line."""
 
     def __init__(
         self,

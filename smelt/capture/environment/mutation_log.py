@@ -201,7 +201,7 @@ class MutationLog:
             self._snapshots.setdefault(id(attributes), _Snapshot(attributes, dict, None, None, {}, before))
 
     def set_name(self, owner: dict[str, object] | type, name: str, value: object) -> None:
-        """Set one name of a class or of a module's globals, whose other names other threads may change; MISSING deletes it."""
+        """Set one name of a class or of a module's globals, whose others other threads may change; MISSING deletes it."""
         self._check_allowed()
         self._named.setdefault((id(owner), name), (owner, self._overlay.name(owner, name)))
         self._overlay.set_name(owner, name, value)
@@ -313,7 +313,7 @@ class MutationLog:
     # ---- state at the end of capture
 
     def effects(self) -> tuple[Effect, ...]:
-        """The deferred calls, whose operands were unchanged at that time, then all other effects. Call before `roll_back`."""
+        """The deferred calls, whose operands were unchanged then, and all other effects. Call before `roll_back`."""
         effects: list[Effect] = []
         # The instance reports the changes of its dictionary, also those made through vars().
         dicts = {id(s.instance_dict) for s in self._snapshots.values()}
@@ -412,7 +412,7 @@ def _attribute_differences(
 def _content_differences(
     obj: object, before: list[Any], now: list[Any], stored: set[object]
 ) -> Iterator[Effect]:
-    """Effects on a container. Only what was appended, set or deleted is replayed, so that the other contents need no guard."""
+    """Effects on a container. Only what was appended, set or deleted is replayed, so the other contents need no guard."""
     if isinstance(obj, dict):
         if stored or not _same_pairs(before, now):
             yield from _entry_differences(obj, before, now, stored)
@@ -433,8 +433,8 @@ def _entry_differences(
 def _changes(
     before: list[tuple[Any, object]], now: list[tuple[Any, object]], stored: set[object]
 ) -> Iterator[tuple[Any, object]]:
-    """The changes from one list of a dictionary's pairs to another: first the keys to delete (with MISSING), which are absent
-    or in another order now, then the pairs to set."""
+    """The changes from one list of a dictionary's pairs to another: first the keys to delete (with MISSING), which are
+    absent or in another order now, then the pairs to set."""
     in_order = 0  # how many pairs of `now` have their keys in the order of `before`
     remaining = iter(before)
     unmoved: dict[int, tuple[object]] = {}

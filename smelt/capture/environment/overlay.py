@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 def of_same_class(container: C, items: list[object]) -> C:
-    """A container of the same class and attributes that holds `items` (pairs for a dictionary). Runs no code of its class."""
+    """A container of the same class and attributes that holds `items` (pairs for a dictionary). Calls no method of it."""
     base: Any = next(b for b in _CONSTRUCTIBLE if isinstance(container, b))
     result = cast(C, base.__new__(type(container)))
     if isinstance(container, collections.deque):

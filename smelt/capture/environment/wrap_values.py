@@ -207,8 +207,8 @@ def _wrap_tensor(env: Environment, value: torch.Tensor, source: Source) -> objec
 
 
 def _wrap_odd_tensor(env: Environment, value: torch.Tensor, source: Source) -> torch.Tensor:
-    """Wrap a tensor without a fake (sparse, quantized, nested, of a subclass): itself, guarded by its metadata if a guard can
-    read that, else by its type. The graph breaks before operations on it."""
+    """Wrap a tensor without a fake (sparse, quantized, nested, of a subclass): itself, guarded by its metadata if a guard
+    can read that, else by its type. The graph breaks before operations on it."""
     first = env.sources.get(id(value))
     if first is not None:
         _alias(env, source, first)

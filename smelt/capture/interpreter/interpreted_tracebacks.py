@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from smelt.capture.base.vm_frames import Frame, is_smelt_scope
 from smelt.capture.graph_breaks import continuation_stack
-from smelt.capture.reconstruction.traceback_reconstruction import entry
+from smelt.capture.reconstruction.traceback_reconstruction import traceback_entry
 from smelt.capture.vm.vm import VM
 
 TracebackEntry = tuple[types.CodeType, dict[str, object], int, int]  # code, globals, instruction offset, line
@@ -44,5 +44,5 @@ def extended(
 ) -> types.TracebackType | None:
     """`traceback` with `entries`, innermost first, around it."""
     for code_position in entries:
-        traceback = entry(traceback, *code_position)
+        traceback = traceback_entry(traceback, *code_position)
     return traceback

@@ -41,9 +41,9 @@ from smelt.capture.semantics.values import (
     iteration,
     lengths,
     python_operators,
+    raise_exceptions,
     subscripts,
 )
-from smelt.capture.semantics.values import raise_exceptions
 from smelt.capture.stdlib import (
     attribute_functions,
     class_functions,

@@ -69,8 +69,8 @@ def _getitem(self: ArrayProxy, key: object) -> object:
 
 def _setitem(self: ArrayProxy, key: object, value: object) -> None:
     self.check_writable()
-    tried = cast("MutableMapping[object, object]", ones(self))
-    operator.setitem(tried, map_nested(ones, key), map_nested(ones, value))  # raises as NumPy
+    trial = cast("MutableMapping[object, object]", ones(self))
+    operator.setitem(trial, map_nested(ones, key), map_nested(ones, value))  # raises as NumPy
     source = value.tensor if isinstance(value, ArrayProxy) else constant(value)
     self.tensor[_index(key)] = source.to(self.tensor.dtype)
 
@@ -84,8 +84,8 @@ def _index(key: object) -> Any:
             raise refusal("indexing by a mask")
         return key.tensor.to(torch.int64)
     if isinstance(key, (np.ndarray, np.generic)):
-        found = constant(key)
-        return found.to(torch.int64) if np.issubdtype(key.dtype, np.integer) else found
+        index = constant(key)
+        return index.to(torch.int64) if np.issubdtype(key.dtype, np.integer) else index
     if isinstance(key, list):
         return _index(np.asarray(key))
     if isinstance(key, slice) and key.step is not None and key.step < 0:
@@ -100,20 +100,20 @@ def _astype(self: ArrayProxy, dtype: np.dtype[np.generic], **kwargs: object) -> 
     wanted = TORCH_DTYPES.get(np.dtype(dtype))
     if kwargs or wanted is None or (self.tensor.is_floating_point() and not wanted.is_floating_point):
         raise refusal("this cast")
-    return checked(_called("astype"), (self, dtype), {}, lambda: self.tensor.to(wanted, copy=True))
+    return checked(_method_caller("astype"), (self, dtype), {}, lambda: self.tensor.to(wanted, copy=True))
 
 
 def _copy(self: ArrayProxy, order: str = "C") -> object:
-    return checked(_called("copy"), (self, order), {}, lambda: self.tensor.clone())
+    return checked(_method_caller("copy"), (self, order), {}, lambda: self.tensor.clone())
 
 
 def _flatten(self: ArrayProxy) -> object:
-    return checked(_called("flatten"), (self,), {}, lambda: self.tensor.reshape(-1).clone())
+    return checked(_method_caller("flatten"), (self,), {}, lambda: self.tensor.reshape(-1).clone())
 
 
 def _reshape(self: ArrayProxy, *shape: object, **kwargs: object) -> object:
-    wanted = shape[0] if len(shape) == 1 else shape
-    return apply(np.reshape, (self, (wanted,) if isinstance(wanted, int) else wanted), kwargs)
+    new_shape = shape[0] if len(shape) == 1 else shape
+    return apply(np.reshape, (self, (new_shape,) if isinstance(new_shape, int) else new_shape), kwargs)
 
 
 def _transpose(self: ArrayProxy, *axes: object) -> object:
@@ -124,18 +124,18 @@ def _dot(self: ArrayProxy, other: object) -> object:
     return apply(np.dot, (self, other), {})
 
 
-def _called(name: str) -> _Method:
+def _method_caller(name: str) -> _Method:
     """A method of arrays and NumPy scalars as a function."""
     return lambda array, *args, **kwargs: getattr(array, name)(*args, **kwargs)
 
 
-def _by_function(name: str) -> _Method:
+def _function_method(name: str) -> _Method:
     """The method implemented by NumPy's function of the same name."""
     function = getattr(np, name)
     return lambda self, *args, **kwargs: apply(function, (self, *args), kwargs)
 
 
-def _reading(name: str) -> _Method:
+def _refused_reader(name: str) -> _Method:
     def read(self: ArrayProxy, *args: object, **kwargs: object) -> object:
         raise refusal(f"{name} reads the value", DATA_DEPENDENT)
 
@@ -156,7 +156,7 @@ def _binary(ufunc: np.ufunc, *, swapped: bool = False) -> _Method:
     return method
 
 
-def _in_place(ufunc: np.ufunc) -> _Method:
+def _inplace(ufunc: np.ufunc) -> _Method:
     def method(self: ArrayProxy, other: object) -> object:
         result = cast(ArrayProxy, apply_ufunc(ufunc, (self, other)))
         if self.scalar:
@@ -182,7 +182,7 @@ _ARITHMETIC: dict[str, np.ufunc] = {
 _COMPARISONS: dict[str, np.ufunc] = {
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
 }  # fmt: skip
-_OF_ONE: dict[str, np.ufunc] = {
+_UNARY: dict[str, np.ufunc] = {
     "neg": np.negative, "pos": np.positive, "abs": np.absolute, "invert": np.invert,
 }  # fmt: skip
 _FUNCTIONS = (
@@ -206,13 +206,13 @@ METHODS: dict[str, object] = {
     "reshape": _reshape,
     "transpose": _transpose,
     "dot": _dot,
-    **{f"__{name}__": _reading(f"__{name}__") for name in _READERS.split()},
-    **{name: _reading(name) for name in ("tolist", "item", "tobytes", "nonzero")},
+    **{f"__{name}__": _refused_reader(f"__{name}__") for name in _READERS.split()},
+    **{name: _refused_reader(name) for name in ("tolist", "item", "tobytes", "nonzero")},
     **{f"__{name}__": _binary(ufunc) for name, ufunc in (_ARITHMETIC | _COMPARISONS).items()},
     **{f"__r{name}__": _binary(ufunc, swapped=True) for name, ufunc in _ARITHMETIC.items()},
-    **{f"__i{name}__": _in_place(ufunc) for name, ufunc in _ARITHMETIC.items()},
-    **{f"__{name}__": _unary(ufunc) for name, ufunc in _OF_ONE.items()},
-    **{name: _by_function(name) for name in _FUNCTIONS.split()},
+    **{f"__i{name}__": _inplace(ufunc) for name, ufunc in _ARITHMETIC.items()},
+    **{f"__{name}__": _unary(ufunc) for name, ufunc in _UNARY.items()},
+    **{name: _function_method(name) for name in _FUNCTIONS.split()},
 }
 for _name, _method in METHODS.items():
     setattr(ArrayProxy, _name, _method)

@@ -21,8 +21,8 @@ _FUNCTION_NAMES = """
 """
 _FUNCTIONS = frozenset(getattr(np, name) for name in _FUNCTION_NAMES.split())
 # Torch does not implement products of booleans.
-_PRODUCTS = frozenset((np.dot, np.inner, np.outer, np.vdot, np.tensordot, np.einsum))
-_FACTS: dict[object, Callable[[ArrayProxy], object]] = {
+_NO_BOOLEAN_PRODUCTS = frozenset((np.dot, np.inner, np.outer, np.vdot, np.tensordot, np.einsum))
+_METADATA: dict[object, Callable[[ArrayProxy], object]] = {
     np.shape: lambda a: a.shape,
     np.ndim: lambda a: a.ndim,
     np.size: lambda a: a.size,
@@ -33,19 +33,19 @@ def apply(function: Callable[..., object], args: Sequence[object], kwargs: Mappi
     """`function(*args, **kwargs)` of NumPy with an `ArrayProxy` among the arguments."""
     if function not in _FUNCTIONS:
         raise refusal(f"numpy.{getattr(function, '__name__', function)}")
-    if function in _FACTS and len(args) == 1 and isinstance(args[0], ArrayProxy):
-        return _FACTS[function](args[0])
+    if function in _METADATA and len(args) == 1 and isinstance(args[0], ArrayProxy):
+        return _METADATA[function](args[0])
     name = function.__name__
     if "out" in kwargs or "where" in kwargs:
         raise refusal(f"numpy.{name} with out or where")
     implemented = getattr(tnp, name, None)
-    if implemented is None or (function in _PRODUCTS and _any_boolean(args, kwargs)):
+    if implemented is None or (function in _NO_BOOLEAN_PRODUCTS and _any_boolean(args, kwargs)):
         raise refusal(f"numpy.{name}")
 
     def compute() -> object:
-        given = [map_nested(_for_torch, a) for a in args]
+        arguments = [map_nested(_for_torch, a) for a in args]
         named = {k: map_nested(_for_torch, v) for k, v in kwargs.items()}
-        return map_nested(_from_torch, implemented(*given, **named))
+        return map_nested(_from_torch, implemented(*arguments, **named))
 
     return checked(function, args, kwargs, compute)
 

@@ -15,7 +15,7 @@ from smelt._native import isinstance
 from smelt.capture.proxies.array_proxy import DTYPES, ArrayProxy, refusal, storage_of
 
 _Operands = Sequence[tuple[ArrayProxy, object]]  # each `ArrayProxy` and the ones that replace it
-_NOT_COMPUTED = (NotImplementedError, RuntimeError, TypeError, ValueError, IndexError)
+_UNSUPPORTED_ERRORS = (NotImplementedError, RuntimeError, TypeError, ValueError, IndexError)
 
 
 def ones(value: object) -> object:
@@ -66,52 +66,62 @@ def checked(
     operands: list[tuple[ArrayProxy, object]] = []
 
     def replace(value: object) -> object:
-        made = ones(value)
+        trial_value = ones(value)
         if isinstance(value, ArrayProxy):
-            operands.append((value, made))
-        return made
+            operands.append((value, trial_value))
+        return trial_value
 
-    tried = [map_nested(replace, a) for a in args]
-    named = {k: map_nested(replace, v) for k, v in kwargs.items()}
+    trial_args = [map_nested(replace, a) for a in args]
+    trial_kwargs = {k: map_nested(replace, v) for k, v in kwargs.items()}
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        like = function(*tried, **named)
+        expected = function(*trial_args, **trial_kwargs)
     try:
-        got = compute()
-    except _NOT_COMPUTED as error:  # NumPy itself succeeded
+        result = compute()
+    except _UNSUPPORTED_ERRORS as error:  # NumPy itself succeeded
         raise refusal(f"{function!r} ({error})") from error
-    return _wrap_result(function, like, got, operands)
+    return _wrap_result(function, expected, result, operands)
 
 
-def _wrap_result(function: object, like: object, got: object, operands: _Operands) -> object:
+def _wrap_result(function: object, expected: object, result: object, operands: _Operands) -> object:
     """Torch's `result` as an `ArrayProxy`, or as a list or tuple of them like the trial's result."""
-    if isinstance(like, (list, tuple)) and isinstance(got, (list, tuple)) and len(like) == len(got):
-        return type(like)(_wrap_result(function, a, b, operands) for a, b in zip(like, got))
-    if not isinstance(like, (np.ndarray, np.generic)) or not isinstance(got, torch.Tensor):
+    if (
+        isinstance(expected, (list, tuple))
+        and isinstance(result, (list, tuple))
+        and len(expected) == len(result)
+    ):
+        return type(expected)(_wrap_result(function, a, b, operands) for a, b in zip(expected, result))
+    if not isinstance(expected, (np.ndarray, np.generic)) or not isinstance(result, torch.Tensor):
         raise refusal(f"{function!r} with a result that is not an array")
-    if DTYPES.get(got.dtype) != like.dtype or tuple(got.shape) != like.shape:
+    if DTYPES.get(result.dtype) != expected.dtype or tuple(result.shape) != expected.shape:
         raise refusal(f"{function!r}, whose result has another dtype or shape in torch,")
-    if isinstance(like, np.generic):
-        return ArrayProxy(got, scalar=True)
-    owner = next((array for array, stood in operands if _is_view(like, stood)), None)
-    return _match_layout(function, like, got, owner, operands)
+    if isinstance(expected, np.generic):
+        return ArrayProxy(result, scalar=True)
+    owner = next((array for array, trial_value in operands if _is_view(expected, trial_value)), None)
+    return _match_layout(function, expected, result, owner, operands)
 
 
 def _match_layout(
-    function: object, like: np.ndarray, got: torch.Tensor, owner: ArrayProxy | None, operands: _Operands
+    function: object,
+    expected: np.ndarray,
+    result: torch.Tensor,
+    owner: ArrayProxy | None,
+    operands: _Operands,
 ) -> ArrayProxy:
     """Torch's result with the aliasing and strides of the trial's result."""
-    shares = any(storage_of(got) == storage_of(array.tensor) for array, _ in operands)
-    strides = tuple(s // like.itemsize for s in like.strides)
-    same = all(n == 1 or a == b for n, a, b in zip(got.shape, got.stride(), strides)) or not got.numel()
+    shares = any(storage_of(result) == storage_of(array.tensor) for array, _ in operands)
+    strides = tuple(s // expected.itemsize for s in expected.strides)
+    same = (
+        all(n == 1 or a == b for n, a, b in zip(result.shape, result.stride(), strides)) or not result.numel()
+    )
     if owner is not None and (not shares or not same):
         raise refusal(f"{function!r}, which returns no view in torch,")
     if owner is None and (shares or not same):
-        got = torch.empty_strided(got.shape, strides, dtype=got.dtype).copy_(got)
-    elif tuple(got.stride()) != strides and got.numel():  # in dimensions of size 1
-        got = got.as_strided(got.shape, strides)
-    return ArrayProxy(got, from_environment=owner is not None and owner.from_environment)
+        result = torch.empty_strided(result.shape, strides, dtype=result.dtype).copy_(result)
+    elif tuple(result.stride()) != strides and result.numel():  # in dimensions of size 1
+        result = result.as_strided(result.shape, strides)
+    return ArrayProxy(result, from_environment=owner is not None and owner.from_environment)
 
 
-def _is_view(like: np.ndarray, stood: object) -> bool:
-    return isinstance(stood, np.ndarray) and np.may_share_memory(like, stood)
+def _is_view(expected: np.ndarray, trial_value: object) -> bool:
+    return isinstance(trial_value, np.ndarray) and np.may_share_memory(expected, trial_value)

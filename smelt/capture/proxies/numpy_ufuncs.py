@@ -49,29 +49,29 @@ REDUCTIONS: dict[object, Callable[..., object]] = {
     np.minimum: np.min,
 }
 # Ufuncs that NumPy defines for integers where torch raises or is undefined: zero divisors, negative powers.
-_CAREFUL = (np.floor_divide, np.remainder, np.power, np.left_shift, np.right_shift)
-_SMALL = 8  # bits by which any integer may be shifted
-_NOT_OF_BOOLEANS = (np.absolute, np.floor, np.ceil, np.trunc, np.matmul)
+_PARTIAL_INTEGER_UFUNCS = (np.floor_divide, np.remainder, np.power, np.left_shift, np.right_shift)
+_SAFE_SHIFT = 8  # bits by which any integer may be shifted
+_NO_BOOLEAN_UFUNCS = (np.absolute, np.floor, np.ceil, np.trunc, np.matmul)
 
 
 def apply_ufunc(ufunc: np.ufunc, args: Sequence[object]) -> object:
     """`ufunc(*args)` with an `ArrayProxy` among the arguments."""
     if ufunc not in BY_RESULT and ufunc not in BY_OPERANDS and ufunc not in BY_ITSELF:
         raise refusal(f"numpy.{ufunc.__name__}")
-    if ufunc in _CAREFUL and not _is_safe(ufunc, args):
+    if ufunc in _PARTIAL_INTEGER_UFUNCS and not _is_safe(ufunc, args):
         raise refusal(f"numpy.{ufunc.__name__} of unknown integers")
     return checked(ufunc, args, {}, lambda: _compute(ufunc, args))
 
 
 def _compute(ufunc: np.ufunc, args: Sequence[object]) -> torch.Tensor:
-    tried = [ones(a) for a in args]
+    trial_args = [ones(a) for a in args]
     if ufunc in BY_RESULT:
-        dtype = _result_dtype(ufunc, tried)
-        if dtype == np.bool_ and ufunc in _NOT_OF_BOOLEANS:
+        dtype = _result_dtype(ufunc, trial_args)
+        if dtype == np.bool_ and ufunc in _NO_BOOLEAN_UFUNCS:
             raise refusal(f"numpy.{ufunc.__name__} of booleans")
         return BY_RESULT[ufunc](*(_operand(a, dtype) for a in args))
     if ufunc in BY_OPERANDS:
-        dtype = _common_dtype(tried)
+        dtype = _common_dtype(trial_args)
         if not all(_fits(a, dtype) for a in args):
             raise refusal("a comparison with a number out of range")
         return BY_OPERANDS[ufunc](*(_operand(a, dtype) for a in args))
@@ -90,7 +90,7 @@ def _is_safe(ufunc: np.ufunc, args: Sequence[object]) -> bool:
     """Whether the operands are floating-point, or the second is a positive constant."""
     second = args[1]
     if isinstance(second, (int, np.integer)) and not isinstance(second, bool) and second > 0:
-        return ufunc not in (np.left_shift, np.right_shift) or bool(second < _SMALL)
+        return ufunc not in (np.left_shift, np.right_shift) or bool(second < _SAFE_SHIFT)
     return np.issubdtype(_common_dtype([ones(a) for a in args]), np.floating)
 
 
@@ -98,10 +98,10 @@ def _common_dtype(operands: Sequence[object]) -> _Dtype:
     return np.result_type(*cast("Sequence[np.ndarray]", operands))
 
 
-def _result_dtype(ufunc: np.ufunc, tried: Sequence[object]) -> _Dtype:
+def _result_dtype(ufunc: np.ufunc, trial_args: Sequence[object]) -> _Dtype:
     with np.errstate(all="ignore"):
-        found: _Dtype = ufunc(*tried).dtype
-    return found
+        dtype: _Dtype = ufunc(*trial_args).dtype
+    return dtype
 
 
 def _operand(value: object, dtype: _Dtype | None) -> torch.Tensor:
@@ -116,9 +116,9 @@ def constant(value: object, dtype: _Dtype | None = None) -> torch.Tensor:
     copied."""
     if not isinstance(value, (int, float, bool, np.generic, np.ndarray)):
         raise refusal(f"an operand of type {type(value).__name__}")
-    known = np.asarray(value)
-    known = known if dtype is None else known.astype(dtype)
-    return torch.tensor(known.tolist(), dtype=_torch_dtype(known.dtype)).reshape(known.shape)
+    array = np.asarray(value)
+    array = array if dtype is None else array.astype(dtype)
+    return torch.tensor(array.tolist(), dtype=_torch_dtype(array.dtype)).reshape(array.shape)
 
 
 def _torch_dtype(dtype: _Dtype) -> torch.dtype:

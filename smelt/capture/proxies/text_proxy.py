@@ -37,8 +37,8 @@ class TextProxy:
 
     __slots__ = ("args", "how")
 
-    def __init__(self, how: Callable[..., str], *args: object) -> None:
-        self.how = how
+    def __init__(self, fn: Callable[..., str], *args: object) -> None:
+        self.fn = fn
         self.args = args
 
     def __add__(self, other: object) -> object:
@@ -51,7 +51,7 @@ class TextProxy:
         raise unreadable(f"str.{name} of a tensor's text")
 
 
-def _reads(name: str) -> Callable[..., object]:
+def _refused_reader(name: str) -> Callable[..., object]:
     def refuse(self: TextProxy, *args: object) -> object:
         raise unreadable(f"str.{name} of a tensor's text")
 
@@ -62,7 +62,7 @@ for _name in (
     "str", "repr", "format", "len", "iter", "getitem", "contains", "eq", "ne", "lt", "le", "gt", "ge", "hash", "mul",
     "rmul", "mod", "rmod", "bool", "int", "float", "index",
 ):  # fmt: skip
-    setattr(TextProxy, f"__{_name}__", _reads(f"__{_name}__"))
+    setattr(TextProxy, f"__{_name}__", _refused_reader(f"__{_name}__"))
 
 
 class FormattedTensor:
@@ -159,7 +159,7 @@ def join_with(separator: str, *parts: str) -> str:
     return separator.join(parts)
 
 
-class _History:
+class _GradFn:
     """`tensor.grad_fn` as displayed."""
 
 
@@ -184,7 +184,7 @@ class DisplayedTensor:
         self, value: torch.Tensor, grad_fn: str | None, requires_grad: bool, is_parameter: bool
     ) -> None:
         shown = value.detach().as_subclass(tensor)
-        shown.shown_history = None if grad_fn is None else type(grad_fn, (_History,), {})()
+        shown.shown_history = None if grad_fn is None else type(grad_fn, (_GradFn,), {})()
         self._tensor = shown.requires_grad_(requires_grad)
         self._is_parameter = is_parameter
 

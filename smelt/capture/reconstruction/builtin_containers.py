@@ -1,4 +1,4 @@
-"""Rows for the containers that are built in, and the source texts of their contents."""
+"""Rows for the built-in containers, and the expressions of their contents."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def dict_text(items: Mapping[K, object], text: Expressions) -> str:
 
 
 def set_text(x: Collection[object], text: Expressions) -> str:
-    """A set of these elements, added one by one (as a display of more than two constants does not)."""
+    """A set of these elements, added one by one, which a display of more than two constants does not do."""
     if not x:
         return "set()"
     return "{" + ", ".join(map(text, x)) + "}" if len(x) < 3 else f"set({tuple_text(tuple(x), text)})"
 
 
-def _laid_out(
+def _set_with_layout(
     kind: type[set[object]] | type[frozenset[object]], items: tuple[object, ...], table: _Table
 ) -> object:
-    """The set of these items whose table is this one. Where their hashes are others, so is their order."""
+    """The set of these items with this hash table. Where the items have other hashes, their order differs."""
     try:
         return _native.lay_out(kind(()), items, table)
     except ValueError:
@@ -55,24 +55,26 @@ def _laid_out(
 
 
 def _set_kind(
-    kind: type[set[object]] | type[frozenset[object]], usual: Callable[[Collection[object], Expressions], str]
+    kind: type[set[object]] | type[frozenset[object]],
+    from_elements: Callable[[Collection[object], Expressions], str],
 ) -> ReconstructionKind:
-    """A set is iterated, and goes on, by all that it held; where that is more than its elements it is laid out."""
+    """The row of a set. The order of a set, now and later, depends on its history: where the elements alone do not give the
+    same hash table, the table is restored."""
 
-    def made(x: set[object] | frozenset[object], text: Expressions) -> str:
+    def create(x: set[object] | frozenset[object], text: Expressions) -> str:
         table, items = _native.set_table(x), tuple(x)
         plain = kind(items)
         if _native.set_table(plain) == table and all(map(operator.is_, plain, items)):
-            return usual(x, text)
-        if not all(is_constant(i) or is_identity(i) for i in items):  # their hashes may be others
-            return usual(x, text)
-        return f"laid_out({kind.__name__}, {tuple_text(items, text)}, {table})"
+            return from_elements(x, text)
+        if not all(is_constant(i) or is_identity(i) for i in items):  # their hashes may differ
+            return from_elements(x, text)
+        return f"set_with_layout({kind.__name__}, {tuple_text(items, text)}, {table})"
 
-    return ReconstructionKind(lambda x: x, made)
+    return ReconstructionKind(lambda x: x, create)
 
 
 def _items(x: Mapping[K, object]) -> Iterable[tuple[K, object]]:
-    """In order, which an OrderedDict keeps for itself."""
+    """The items in order, of which an OrderedDict has its own."""
     if isinstance(x, collections.OrderedDict):
         return collections.OrderedDict.items(x)
     return dict.items(x)  # type: ignore[arg-type]
@@ -80,7 +82,7 @@ def _items(x: Mapping[K, object]) -> Iterable[tuple[K, object]]:
 
 def pairs(x: Mapping[K, object]) -> list[object]:
     """The keys and values of a dictionary, in turn."""
-    return [part for pair in _items(x) for part in pair]
+    return [element for pair in _items(x) for element in pair]
 
 
 def _extend(x: Collection[object], text: Expressions, name: str) -> list[str]:
@@ -104,12 +106,12 @@ def _fill_namespace(x: types.SimpleNamespace, text: Expressions, name: str) -> l
     return [f"{name}.__dict__.update({dict_text(vars(x), text)})"] if vars(x) else []
 
 
-def _view_kind(how: str) -> ReconstructionKind:
-    """`keys()`, `values()`, `items()` of a dictionary, which only the collector can tell."""
-    return ReconstructionKind(gc.get_referents, lambda x, text: f"{text(gc.get_referents(x)[0])}.{how}()")
+def _view_kind(view: str) -> ReconstructionKind:
+    """The row of a `keys()`, `values()` or `items()` view; only the garbage collector finds its dictionary."""
+    return ReconstructionKind(gc.get_referents, lambda x, text: f"{text(gc.get_referents(x)[0])}.{view}()")
 
 
-provide(laid_out=_laid_out)
+provide(set_with_layout=_set_with_layout)
 _VIEWS = ("keys", "values", "items")
 
 CONTAINERS: dict[type, ReconstructionKind] = {
@@ -148,9 +150,9 @@ CONTAINERS: dict[type, ReconstructionKind] = {
         lambda x: pairs(vars(x)),
     ),
     **{
-        type(getattr(kind(), how)()): _view_kind(how)
+        type(getattr(kind(), view)()): _view_kind(view)
         for kind in (dict, collections.OrderedDict)
-        for how in _VIEWS
+        for view in _VIEWS
     },
     torch.Size: ReconstructionKind(tuple, lambda x, text: f"torch.Size({list_text(x, text)})"),
     bytearray: ReconstructionKind(lambda x: (), lambda x, text: f"bytearray({bytes(x)!r})"),
@@ -158,5 +160,7 @@ CONTAINERS: dict[type, ReconstructionKind] = {
 
 
 def result_tuple(cls: type) -> ReconstructionKind:
-    """The row of a C structure sequence (torch.return_types.max, time.struct_time): called with a tuple of its items."""
-    return ReconstructionKind(lambda x: tuple(x), lambda x, text: f"{text(cls)}({tuple_text(tuple(x), text)})")
+    """The row of a structure sequence in C (torch.return_types.max, time.struct_time), created from a tuple of its items."""
+    return ReconstructionKind(
+        lambda x: tuple(x), lambda x, text: f"{text(cls)}({tuple_text(tuple(x), text)})"
+    )

@@ -1,6 +1,6 @@
-"""Constants: objects that no one can tell apart from an equal one (numbers, strings, dtypes, types, ...).
+"""Embeddable objects: immutable ones that are interchangeable with equal ones (numbers, strings, dtypes, types, ...).
 
-A compiled frame need not make them anew: they stand in its source, or among its globals, as themselves.
+A compiled frame does not reconstruct them: its source or its globals hold them.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def is_bound(x: types.BuiltinFunctionType) -> bool:
     return x.__self__ is not None and not isinstance(x.__self__, (type, types.ModuleType))
 
 
-# What constants lead to that lead anywhere: one that leads to what the program made is made anew with it.
-_LEADING: dict[type, Callable[[Any], tuple[object, ...]]] = {
+# The objects that constants refer to: one that refers to an object created during capture is reconstructed with it.
+_REFERENTS: dict[type, Callable[[Any], tuple[object, ...]]] = {
     types.GenericAlias: lambda x: (x.__origin__, *x.__args__),
     types.UnionType: lambda x: x.__args__,
     datetime.time: lambda x: (x.tzinfo,),
@@ -85,63 +85,61 @@ _LEADING: dict[type, Callable[[Any], tuple[object, ...]]] = {
 
 
 def is_embeddable(x: object) -> bool:
-    """Whether the compiled frame may hold `x` itself, whoever made it. A class that capture made is made anew."""
+    """Whether the compiled frame may hold `x` itself. Not so for a class that the captured code created."""
     kind = type(x)
     if kind in LITERALS:
         return True
-    if kind in _LEADING:
-        return all(map(is_embeddable, _LEADING[kind](x)))
+    if kind in _REFERENTS:
+        return all(map(is_embeddable, _REFERENTS[kind](x)))
     if kind is types.BuiltinFunctionType:
         owner = cast(types.BuiltinFunctionType, x).__self__
-        return not is_bound(cast(types.BuiltinFunctionType, x)) and (
-            owner is None or is_embeddable(owner)
-        )
+        return not is_bound(cast(types.BuiltinFunctionType, x)) and (owner is None or is_embeddable(owner))
     if isinstance(x, enum.Enum):
         return is_embeddable(kind)
     if kind in CONSTANTS:
         return True
-    if kind.__name__ == "cython_function_or_method":  # each library has such a class of its own
+    if kind.__name__ == "cython_function_or_method":  # each library defines this class itself
         return True
-    return isinstance(x, type) and "<locals>" not in x.__qualname__ and id(x) not in _made
+    return isinstance(x, type) and "<locals>" not in x.__qualname__ and id(x) not in _created
 
 
 def is_cached_by_typing(x: object) -> bool:
-    """Whether `x`, which has no source, is a generic type that `typing` made once and keeps: it stands for itself too."""
-    parts = _TYPING.get(type(x))
-    return parts is not None and id(x) not in _made and all(_is_known(part) for part in parts(x))
+    """Whether `x`, which has no source, is an embeddable generic type that `typing` has cached."""
+    arguments = _TYPING.get(type(x))
+    return arguments is not None and id(x) not in _created and all(map(_is_plain, arguments(x)))
 
 
-def _is_known(part: object) -> bool:
-    return is_embeddable(part) or is_cached_by_typing(part)
+def _is_plain(argument: object) -> bool:
+    return is_embeddable(argument) or is_cached_by_typing(argument)
 
 
-_made: dict[int, weakref.ref[object]] = {}  # made during a capture: each call makes its own
+_created: dict[int, weakref.ref[object]] = {}  # by the captured code: each call creates its own
 
 
 def note_created(x: object) -> None:
-    """Notes that the code that is captured made `x`, a class or a type variable."""
+    """Record that the captured code created `x`, a class or a type variable."""
     key = id(x)
-    _made[key] = weakref.ref(x, lambda _: _made.pop(key, None))
+    _created[key] = weakref.ref(x, lambda _: _created.pop(key, None))
 
 
-def note_type_variable(made: T) -> T:
-    """`made`, which the code that is captured made: noted if it is a type variable."""
-    if isinstance(made, TYPE_VARIABLES):
-        note_created(made)
-    return made
+def note_type_variable(x: T) -> T:
+    """Record `x`, which the captured code created, if it is a type variable; return it."""
+    if isinstance(x, TYPE_VARIABLES):
+        note_created(x)
+    return x
 
 
-def _alias_parts(x: object) -> tuple[object, ...]:
-    """What a generic alias of `typing` is made of."""
+def _alias_arguments(x: object) -> tuple[object, ...]:
+    """The origin, arguments and metadata of a generic alias of `typing`."""
     return (x.__origin__, *getattr(x, "__args__", ()), *getattr(x, "__metadata__", ()))  # type: ignore[attr-defined]
 
 
 def _typing_kinds() -> Iterator[tuple[type, Callable[[object], tuple[object, ...]]]]:
-    """The classes of `typing` whose objects never change and which `typing` keeps one of, with what is inside of them."""
+    """The classes of `typing` with immutable cached objects, each with the function that returns an object's arguments."""
     kinds = [k for k in vars(typing).values() if isinstance(k, type)]
     for kind in kinds:
         if issubclass(kind, typing._BaseGenericAlias):  # type: ignore[attr-defined]
-            yield kind, _alias_parts
+            yield kind, _alias_arguments
         elif issubclass(kind, (typing._SpecialForm, *TYPE_VARIABLES)):  # type: ignore[arg-type]
             yield kind, lambda x: ()
 

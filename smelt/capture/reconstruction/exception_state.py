@@ -1,4 +1,4 @@
-"""The built-in part of exceptions: `args`, the fields of their classes of C, and what they come from."""
+"""The built-in state of exceptions: `args`, the fields of their C classes, cause, context and traceback."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ _EVERY_EXCEPTION = frozenset(vars(BaseException)) | frozenset(vars(BaseException
 
 
 def exception_args(x: BaseException) -> tuple[object, ...]:
-    """`args`, past any property of that name."""
+    """`args`, even where the class has a property of that name."""
     found: tuple[object, ...] = BaseException.args.__get__(x)  # type: ignore[attr-defined]
     return found
 
 
 def _native_bases(x: BaseException) -> list[type]:
-    """The classes of C that an exception's class inherits from, nearest first."""
+    """The C classes from which an exception's class inherits, nearest first."""
     return [k for k in type(x).__mro__ if not _native.made_by_python(k)]
 
 
 def new_exception_text(x: BaseException, cls: str, text: Expressions) -> str:
-    """Makes one by the `__new__` of its nearest class of C, from its `args`."""
-    made = text(_native_bases(x)[0])
-    return f"{made}.__new__({', '.join((cls, *map(text, exception_args(x))))})"
+    """The expression that creates an exception from its `args`, by the `__new__` of its nearest C class."""
+    base = text(_native_bases(x)[0])
+    return f"{base}.__new__({', '.join((cls, *map(text, exception_args(x))))})"
 
 
 def exception_fields(x: BaseException) -> dict[str, object]:
-    """What an exception has besides `args` and attributes: fields of its classes of C, and what it comes from."""
+    """The state of an exception besides `args` and attributes: fields of its C classes, cause, context and traceback."""
     found: dict[str, object] = {}
     for cls in _native_bases(x):
         for name, field in cls.__dict__.items():
@@ -48,5 +48,5 @@ def exception_fields(x: BaseException) -> dict[str, object]:
 
 
 def fill_exception(x: BaseException, text: Expressions, name: str) -> list[str]:
-    """Sets the fields."""
+    """The statements that set the fields."""
     return [f"set_attribute({name}, {n!r}, {text(v)})" for n, v in exception_fields(x).items()]

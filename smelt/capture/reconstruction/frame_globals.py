@@ -1,4 +1,4 @@
-"""What the source of a compiled frame may use by name, besides builtins."""
+"""The names, besides builtins, that the source of a compiled frame may use."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import numpy as np
 import torch
 
 
-def _as_instance(given: torch.Tensor, cls: type) -> torch.Tensor:
-    """`given` itself, which nobody has seen yet, and not an alias: other results are computed from it."""
-    if type(given) is not cls:
-        given.__class__ = cls
-    return given
+def _as_instance(tensor: torch.Tensor, cls: type) -> torch.Tensor:
+    """`tensor` itself as an instance of `cls`. It is not an alias, since other results are computed from `tensor`."""
+    if type(tensor) is not cls:
+        tensor.__class__ = cls
+    return tensor
 
 
-def _as_parameter(given: torch.Tensor, requires_grad: bool) -> torch.nn.Parameter:
-    """What a graph gave where the user made an nn.Parameter: a torch-level graph has made it one."""
-    return given if type(given) is torch.nn.Parameter else torch.nn.Parameter(given, requires_grad)
+def _as_parameter(tensor: torch.Tensor, requires_grad: bool) -> torch.nn.Parameter:
+    """A graph's result as the nn.Parameter that the user created; a torch-level graph returns one already."""
+    return tensor if type(tensor) is torch.nn.Parameter else torch.nn.Parameter(tensor, requires_grad)
 
 
-# Packages above add names of their own: `provide`.
+# Packages above add their own names by `provide`.
 FRAME_NAMES: dict[str, object] = {
     "OrderedDict": collections.OrderedDict,
     "defaultdict": collections.defaultdict,
@@ -52,7 +52,7 @@ FRAME_NAMES: dict[str, object] = {
 
 
 def provide(**names: object) -> None:
-    """Adds names. One that is there already would be taken for the other by the source that was written with it."""
-    for name, what in names.items():
-        if FRAME_NAMES.setdefault(name, what) is not what:
+    """Add names. Raises ValueError for a name that already has another object, since written source refers to that one."""
+    for name, value in names.items():
+        if FRAME_NAMES.setdefault(name, value) is not value:
             raise ValueError(f"two objects are called {name} in compiled frames")

@@ -37,7 +37,7 @@ def _function_holds(f: types.FunctionType) -> list[object]:
 
 
 def _annotate(f: types.FunctionType) -> object:
-    """From 3.14 on: what makes its annotations when they are asked for."""
+    """The function that evaluates its annotations on demand, from 3.14 on."""
     return getattr(f, "__annotate__", None)
 
 
@@ -56,9 +56,9 @@ def _function_needs(f: types.FunctionType) -> list[object]:
 
 
 def _function_text(f: types.FunctionType, text: Expressions) -> str:
-    parts = ", ".join((repr(f.__name__), text(f.__defaults__), text(f.__closure__)))
+    arguments = ", ".join((repr(f.__name__), text(f.__defaults__), text(f.__closure__)))
     scope = text.unless_created(f.__globals__, "globals")
-    return f"FunctionType({text.constant(f.__code__, f'code_of_{f.__name__}')}, {scope}, {parts})"
+    return f"FunctionType({text.constant(f.__code__, f'code_of_{f.__name__}')}, {scope}, {arguments})"
 
 
 def _function_fill(f: types.FunctionType, text: Expressions, name: str) -> list[str]:
@@ -68,7 +68,7 @@ def _function_fill(f: types.FunctionType, text: Expressions, name: str) -> list[
     annotate, annotations = _annotate(f), _annotations(f)
     if annotate is not None:
         lines.append(f"{name}.__annotate__ = {text(annotate)}")
-    if annotate is not None and not _native.annotations_wait(f):  # they were asked for
+    if annotate is not None and not _native.annotations_wait(f):  # they are evaluated
         lines.append(f"keep_annotations({name}, {text(annotations)})")
     elif annotations:
         lines.append(f"{name}.__annotations__ = {text(annotations)}")
@@ -94,7 +94,7 @@ def _method_text(x: types.MethodType, text: Expressions) -> str:
 
 
 def _bound_text(x: types.BuiltinMethodType | types.MethodWrapperType, text: Expressions) -> str:
-    """A method of C bound to an instance, whose class may have another by that name: `super()` found this one."""
+    """A C method bound to an instance, also one that `super()` found and the instance's class overrides."""
     for base in type(x.__self__).__mro__[1:]:
         found = vars(base).get(x.__name__)
         if isinstance(found, _DESCRIPTORS) and found.__get__(x.__self__, base) == x:

@@ -1,5 +1,7 @@
-"""Rows for what is a constant unless it leads to something that the program made: generic types and unions, members of
-classes and of enumerations, times with a time zone, t-strings."""
+"""Rows for objects that are constants unless they refer to an object that the program created.
+
+Generic types and unions, members of classes and of enumerations, times with a time zone, t-strings.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,15 @@ from smelt.capture.reconstruction.reconstruction_kind import Expressions, Recons
 
 
 def _generic_text(x: types.GenericAlias, text: Expressions) -> str:
-    made = f"GenericAlias({text(x.__origin__)}, {tuple_text(x.__args__, text)})"
-    return f"next(iter({made}))" if x.__unpacked__ else made
+    alias = f"GenericAlias({text(x.__origin__)}, {tuple_text(x.__args__, text)})"
+    return f"next(iter({alias}))" if x.__unpacked__ else alias
 
 
-def _union_parts(x: types.UnionType) -> tuple[object, ...]:
-    for part in x.__args__:
-        metaclasses = type(part).mro(type(part))[:-2] if isinstance(part, type) else []
+def _union_members(x: types.UnionType) -> tuple[object, ...]:
+    for member in x.__args__:
+        metaclasses = type(member).mro(type(member))[:-2] if isinstance(member, type) else []
         if any({"__or__", "__ror__"} & vars(cls).keys() for cls in metaclasses):
-            raise unsupported(x, "whose parts are combined by code of the user's")
+            raise unsupported(x, "whose members are combined by the user's code")
     return x.__args__
 
 
@@ -34,10 +36,10 @@ def _union_text(x: types.UnionType, text: Expressions) -> str:
     return f"{text.constant(_union, 'union')}({', '.join(map(text, x.__args__))})"
 
 
-def _union(*parts: type) -> object:
-    if PY314:  # from 3.14 on: also of what has no `|`
-        return operator.getitem(typing.cast("dict[object, object]", types.UnionType), parts)
-    return functools.reduce(operator.or_, parts)
+def _union(*members: type) -> object:
+    if PY314:  # accepts members without `|`
+        return operator.getitem(typing.cast("dict[object, object]", types.UnionType), members)
+    return functools.reduce(operator.or_, members)
 
 
 def _in_zone(x: datetime.time | datetime.datetime, text: Expressions) -> str:
@@ -61,8 +63,8 @@ def _template_text(x: _Template, text: Expressions) -> str:
 
 
 def _template_parts(x: _Template) -> list[object]:
-    """What a t-string is made of, in turn."""
-    return [*(part for pair in zip(x.strings, x.interpolations) for part in pair), x.strings[-1]]
+    """The strings and interpolations of a t-string, in order."""
+    return [*(piece for pair in zip(x.strings, x.interpolations) for piece in pair), x.strings[-1]]
 
 
 def _interpolation_parts(x: _Interpolation) -> tuple[object, ...]:
@@ -70,8 +72,8 @@ def _interpolation_parts(x: _Interpolation) -> tuple[object, ...]:
 
 
 def _interpolation_text(x: _Interpolation, text: Expressions) -> str:
-    made = text.constant(INTERPOLATION, "Interpolation")
-    return f"{made}({', '.join(map(text, _interpolation_parts(x)))})"
+    constructor = text.constant(INTERPOLATION, "Interpolation")
+    return f"{constructor}({', '.join(map(text, _interpolation_parts(x)))})"
 
 
 _TEMPLATES: dict[type, ReconstructionKind] = {}
@@ -79,13 +81,15 @@ if TEMPLATE is not None and INTERPOLATION is not None:
     _TEMPLATES[TEMPLATE] = ReconstructionKind(_template_parts, _template_text)
     _TEMPLATES[INTERPOLATION] = ReconstructionKind(_interpolation_parts, _interpolation_text)
 
-# What a class has: where the class is known, so is this. A class that the program made is refused.
+# Members of a class: embeddable where the class is. For a class that the program created they are refused.
 _OF_CLASS = ReconstructionKind(lambda x: (x.__objclass__,), lambda x, text: text.constant(x, x.__name__))
-MEMBER = ReconstructionKind(lambda x: (type(x),), lambda x, text: text.constant(x, type(x).__name__))  # of an enumeration
+MEMBER = ReconstructionKind(
+    lambda x: (type(x),), lambda x, text: text.constant(x, type(x).__name__)
+)  # of an enumeration
 
 ALIASES: dict[type, ReconstructionKind] = {
     types.GenericAlias: ReconstructionKind(lambda x: (x.__origin__, *x.__args__), _generic_text),
-    types.UnionType: ReconstructionKind(_union_parts, _union_text),
+    types.UnionType: ReconstructionKind(_union_members, _union_text),
     datetime.time: ReconstructionKind(lambda x: (x.tzinfo,), _in_zone),
     datetime.datetime: ReconstructionKind(lambda x: (x.tzinfo,), _in_zone),
     **_TEMPLATES,
@@ -98,14 +102,14 @@ ALIASES: dict[type, ReconstructionKind] = {
 
 
 def typing_alias_kind(x: object) -> ReconstructionKind | None:
-    """The row of a generic type of `typing` that the program made of type variables: it is asked of `typing` again, which
-    keeps it for who asks next. None for another object."""
+    """The row of a generic type of `typing` over type variables of the program: subscription, whose result `typing` caches.
+    None for other objects."""
     if type(x) not in _SUBSCRIPTED:
         return None
-    how, (source, given) = _reduced(x)
-    if how is not operator.getitem or type(source).__module__ != "typing" or not is_plain(given):
+    function, (generic, arguments) = _reduced(x)
+    if function is not operator.getitem or type(generic).__module__ != "typing" or not is_plain(arguments):
         return None
-    return _SUBSCRIPTION if vars(x).keys() <= _FIELDS and source[given] is x else None
+    return _SUBSCRIPTION if vars(x).keys() <= _FIELDS and generic[arguments] is x else None
 
 
 _SUBSCRIPTED = frozenset(
@@ -120,19 +124,25 @@ _FIELDS = {
 }
 
 
-def is_plain(part: object) -> bool:
-    """Whether no code of the user's runs where `part` is looked up."""
-    if type(part) is tuple or type(part) is list:
-        return all(map(is_plain, part))
-    if type(part) in _SUBSCRIPTED:
-        return all(map(is_plain, (part.__origin__, *part.__args__)))  # type: ignore[attr-defined]
-    if isinstance(part, type):
-        return type(part) is type
-    return isinstance(part, TYPE_VARIABLES) or is_embeddable(part) or type(part).__module__ == "typing"
+def is_plain(argument: object) -> bool:
+    """Whether hashing and comparing `argument` runs no code of the user."""
+    if type(argument) is tuple or type(argument) is list:
+        return all(map(is_plain, argument))
+    if type(argument) in _SUBSCRIPTED:
+        return all(map(is_plain, (argument.__origin__, *argument.__args__)))  # type: ignore[attr-defined]
+    if isinstance(argument, type):
+        return type(argument) is type
+    return (
+        isinstance(argument, TYPE_VARIABLES)
+        or is_embeddable(argument)
+        or type(argument).__module__ == "typing"
+    )
 
 
 def _reduced(x: object) -> tuple[object, tuple[typing.Any, object]]:
     return typing.cast("tuple[object, tuple[typing.Any, object]]", x.__reduce__())
 
 
-_SUBSCRIPTION = ReconstructionKind(lambda x: _reduced(x)[1], lambda x, text: "{}[{}]".format(*map(text, _reduced(x)[1])))
+_SUBSCRIPTION = ReconstructionKind(
+    lambda x: _reduced(x)[1], lambda x, text: "{}[{}]".format(*map(text, _reduced(x)[1]))
+)

@@ -1,6 +1,6 @@
-"""Instances of any Python class: the part that their built-in base makes, then slots and attributes.
+"""Rows for instances of Python classes: the state of their built-in base, then slots and attributes.
 
-The class's own `__new__`, `__init__` and `__setattr__` do not run: the built-in base's do.
+The class's own `__new__`, `__init__` and `__setattr__` do not run: those of the built-in base do.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from smelt.capture.reconstruction.reconstruction_kind import Expressions, Recons
 
 
 @dataclass(frozen=True)
-class _Base:
-    """The built-in part of an instance: how it is created and filled, and what it refers to (`parts`: when filled)."""
+class _BuiltinBase:
+    """The built-in base of an instance: how it is created and filled. `holds`: the objects that `create` (of an immutable
+    base) or `fill` refers to; `fields`: more that `fill` refers to."""
 
     name: str
     base: type
@@ -34,7 +35,7 @@ class _Base:
     create: Callable[[Any, str, Expressions], str]
     fill: Callable[[Any, Expressions, str], list[str]]
     immutable: bool = False
-    parts: Callable[[Any], Iterable[object]] = lambda x: ()
+    fields: Callable[[Any], Iterable[object]] = lambda x: ()
 
 
 def _fill_ordered(x: collections.OrderedDict[object, object], text: Expressions, name: str) -> list[str]:
@@ -64,7 +65,7 @@ _PLAIN: dict[type, Callable[[Any], object]] = {str: str.__str__, int: int.__int_
 
 
 def _new_from(base: type) -> Callable[[object, str, Expressions], str]:
-    """Numbers and strings: made from the plain value."""
+    """Creation of numbers and strings from the plain value."""
     plain = _PLAIN[base]
     return lambda x, cls, text: f"{base.__name__}.__new__({cls}, {text(plain(x))})"
 
@@ -82,7 +83,7 @@ def _fill_defaultdict(x: collections.defaultdict[object, object], text: Expressi
     return [f"defaultdict.__init__({name}, {text(x.default_factory)}, {dict_text(x, text)})"]
 
 
-# What a subclass's own `__iter__` would not tell.
+# The items of the built-in base, which a subclass's `__iter__` may hide.
 def _tuple_items(x: tuple[object, ...]) -> tuple[object, ...]:
     return tuple(tuple.__iter__(x))
 
@@ -96,53 +97,53 @@ def _set_items(x: set[object]) -> list[object]:
 
 
 # The first row whose base is in the class's MRO applies.
-BASES: tuple[_Base, ...] = (
-    _Base("OrderedDict", collections.OrderedDict, pairs, _new("OrderedDict"), _fill_ordered),
-    _Base(
+BASES: tuple[_BuiltinBase, ...] = (
+    _BuiltinBase("OrderedDict", collections.OrderedDict, pairs, _new("OrderedDict"), _fill_ordered),
+    _BuiltinBase(
         "defaultdict",
         collections.defaultdict,
         lambda x: [x.default_factory, *pairs(x)],
         _new("defaultdict"),
         _fill_defaultdict,
     ),
-    _Base("dict", dict, pairs, _new("dict"), _fill_by("dict.update", dict_text)),
-    _Base(
+    _BuiltinBase("dict", dict, pairs, _new("dict"), _fill_by("dict.update", dict_text)),
+    _BuiltinBase(
         "list",
         list,
         _list_items,
         _new("list"),
         _fill_by("list.extend", lambda x, text: list_text(_list_items(x), text)),
     ),
-    _Base(
+    _BuiltinBase(
         "set",
         set,
         _set_items,
         _new("set"),
         _fill_by("set.update", lambda x, text: tuple_text(tuple(_set_items(x)), text)),
     ),
-    _Base(
+    _BuiltinBase(
         "deque", collections.deque, lambda x: list(collections.deque.__iter__(x)), _new("deque"), _fill_deque
     ),
-    _Base("tuple", tuple, _tuple_items, _new_tuple, _nothing, immutable=True),
-    _Base("str", str, lambda x: (), _new_from(str), _nothing, immutable=True),
-    _Base("int", int, lambda x: (), _new_from(int), _nothing, immutable=True),
-    _Base("float", float, lambda x: (), _new_from(float), _nothing, immutable=True),
-    _Base(
+    _BuiltinBase("tuple", tuple, _tuple_items, _new_tuple, _nothing, immutable=True),
+    _BuiltinBase("str", str, lambda x: (), _new_from(str), _nothing, immutable=True),
+    _BuiltinBase("int", int, lambda x: (), _new_from(int), _nothing, immutable=True),
+    _BuiltinBase("float", float, lambda x: (), _new_from(float), _nothing, immutable=True),
+    _BuiltinBase(
         "BaseException",
         BaseException,
         exception_args,
         new_exception_text,
         fill_exception,
         immutable=True,
-        parts=lambda x: exception_fields(x).values(),
+        fields=lambda x: exception_fields(x).values(),
     ),
-    _Base("object", object, lambda x: (), _new("object"), _nothing),
+    _BuiltinBase("object", object, lambda x: (), _new("object"), _nothing),
 )
 
 
 @dataclass(frozen=True)
 class _Slot:
-    """A slot that `owner` declares in its `__slots__`. `hidden`: by its name the class finds another attribute."""
+    """A slot that `owner` declares in its `__slots__`. `hidden`: the class has another attribute by that name."""
 
     owner: type
     name: str
@@ -172,7 +173,7 @@ def _declared_slots(cls: type) -> list[_Slot]:
 
 
 def _slots(x: object, declared: list[_Slot]) -> Iterable[tuple[_Slot, object]]:
-    """The slots that hold something, and what."""
+    """The slots that hold a value, and their values."""
     for slot in declared:
         try:
             value = slot.descriptor.__get__(x, type(x))
@@ -189,7 +190,7 @@ provide(slot_of=_slot_of)
 
 
 def _attributes(x: object) -> list[dict[str, object]]:
-    """Its dictionary, itself: the program may hold it beside the instance. None: the class has slots alone."""
+    """A list of its `__dict__`, which the program may hold too; empty for a class with only slots."""
     try:
         own: dict[str, object] = object.__getattribute__(x, "__dict__")
     except AttributeError:
@@ -197,8 +198,8 @@ def _attributes(x: object) -> list[dict[str, object]]:
     return [own]
 
 
-def _refusal(cls: type, base: _Base) -> str | None:
-    """Why instances of a class cannot be made anew, if so."""
+def _refusal(cls: type, base: _BuiltinBase) -> str | None:
+    """Why instances of a class cannot be reconstructed; None if they can."""
     if any("__del__" in k.__dict__ for k in cls.__mro__):
         return "its class has a finalizer"
     if base.immutable:
@@ -214,7 +215,7 @@ def _refusal(cls: type, base: _Base) -> str | None:
 
 @cached_by_class
 def instance_kind(cls: type) -> ReconstructionKind | str:
-    """How instances of a Python class are made anew, or why they cannot be."""
+    """The row of instances of a Python class, or why there is none."""
     base = next(b for b in BASES if b.base in cls.__mro__)
     refusal = _refusal(cls, base)
     if refusal is not None:
@@ -222,7 +223,7 @@ def instance_kind(cls: type) -> ReconstructionKind | str:
     declared = _declared_slots(cls)
 
     def holds(x: object) -> list[object]:
-        return [*base.holds(x), *base.parts(x), *(v for _, v in _slots(x, declared)), *_attributes(x)]
+        return [*base.holds(x), *base.fields(x), *(v for _, v in _slots(x, declared)), *_attributes(x)]
 
     def create(x: object, text: Expressions) -> str:
         return base.create(x, text(cls), text)

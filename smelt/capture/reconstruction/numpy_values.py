@@ -1,4 +1,4 @@
-"""Rows for NumPy's own objects that capture makes: dtypes, scalars, and arrays small enough to stand in the source."""
+"""Rows for NumPy objects that capture creates: dtypes, scalars, and arrays small enough for the source."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from smelt._native import isinstance
 from smelt.capture.proxies.array_proxy import DTYPES
 from smelt.capture.reconstruction.reconstruction_kind import ReconstructionKind
 
-_SMALL_ARRAY = 4096  # bytes: the source holds each of them as up to four characters
+_SMALL_ARRAY = 4096  # bytes, of up to four characters each in the source
 
-_VALUES = frozenset("?biufcSU")  # kinds of dtypes whose scalars Python's literals can say
+_VALUES = frozenset("?biufcSU")  # kinds of dtypes whose scalars are Python literals
 _TIMES = frozenset("Mm")
 
 _DTYPE = ReconstructionKind(lambda x: (), lambda x, text: f"numpy_dtype({x.name!r})")
-_SCALAR = ReconstructionKind(lambda x: (), lambda x, text: f"numpy_dtype({x.dtype.str!r}).type({text(x.item())})")
+_SCALAR = ReconstructionKind(
+    lambda x: (), lambda x, text: f"numpy_dtype({x.dtype.str!r}).type({text(x.item())})"
+)
 _ARRAY = ReconstructionKind(
     lambda x: (), lambda x, text: f"from_bytes({x.tobytes()!r}, {x.dtype.str!r}).reshape({x.shape!r}).copy()"
 )
 
 
 def numpy_kind(x: object) -> ReconstructionKind | None:
-    """The row of an object of NumPy; None for other objects, and where the source cannot hold the values."""
+    """The row of a NumPy object; None for other objects, and where the source cannot hold the values."""
     if isinstance(x, np.dtype) and x in DTYPES.values():
         return _DTYPE
     if isinstance(x, np.generic) and x.dtype.kind in _VALUES and type(x.item()) is not type(x):

@@ -1,4 +1,4 @@
-"""Rows for what stands in for a value that exists only when the compiled frame runs: symbolic numbers, arrays, texts."""
+"""Rows for the proxies of values that exist only when the compiled frame runs: symbolic numbers, arrays, texts."""
 
 from __future__ import annotations
 
@@ -21,31 +21,35 @@ def _array_text(x: ArrayProxy, text: Expressions) -> str:
 
 
 def _text_text(x: TextProxy, text: Expressions) -> str:
-    # which objects the parts of a text are, nobody can tell: so they can be read in the compiled frame
-    parts = (repr(a) if type(a) is str else text(a) for a in x.args)
-    return f"{text.constant(x.how, x.how.__name__)}({', '.join(parts)})"
+    # The identity of the segments of a text is not observable, so the source holds them.
+    segments = (repr(a) if type(a) is str else text(a) for a in x.args)
+    return f"{text.constant(x.how, x.how.__name__)}({', '.join(segments)})"
 
 
-def _shown_text(x: FormattedTensor, text: Expressions) -> str:
+def _formatted_tensor_text(x: FormattedTensor, text: Expressions) -> str:
     if x.is_plain:
         return text(x.tensor)
     facts = (x.grad_fn, x.fake.requires_grad, x.is_parameter)
-    return f"{text.constant(Display, 'Display')}({', '.join(map(text, (x.tensor, *facts)))})"
+    return f"{text.constant(DisplayedTensor, 'DisplayedTensor')}({', '.join(map(text, (x.tensor, *facts)))})"
 
 
 def _carriers(expression: Expression) -> list[object]:
-    """The tensors whose sizes a number is computed from."""
+    """The tensors from whose sizes a number is computed."""
     return [key.carrier for key in leaves(expression) if isinstance(key, UnbackedNumber)]
 
 
 def _list_text(x: SymbolicList, text: Expressions) -> str:
-    behind = f"range({text(x.start)}, {text(x.stop)}, {x.step})"
-    return f"[{''.join(f'{text(n)}, ' for n in x.head)}*{behind}]"
+    tail = f"range({text(x.start)}, {text(x.stop)}, {x.step})"
+    return f"[{''.join(f'{text(n)}, ' for n in x.head)}*{tail}]"
 
 
 PROXIES: dict[type, ReconstructionKind] = {
-    **dict.fromkeys(NUMBERS, ReconstructionKind(lambda x: _carriers(x.node.expression), lambda x, text: text.number(x))),
-    UnbackedComparison: ReconstructionKind(lambda x: _carriers(x.expression), lambda x, text: text.expression(x.expression)),
+    **dict.fromkeys(
+        NUMBERS, ReconstructionKind(lambda x: _carriers(x.node.expression), lambda x, text: text.number(x))
+    ),
+    UnbackedComparison: ReconstructionKind(
+        lambda x: _carriers(x.expression), lambda x, text: text.expression(x.expression)
+    ),
     NumpyInt: ReconstructionKind(
         lambda x: (x.number,), lambda x, text: f"{text.constant(np.int64, 'int64')}({text(x.number)})"
     ),
@@ -56,7 +60,7 @@ PROXIES: dict[type, ReconstructionKind] = {
     ArrayProxy: ReconstructionKind(lambda x: (x.tensor,), _array_text),
     BoundMethod: ReconstructionKind(lambda x: (x.array,), lambda x, text: f"{text(x.array)}.{x.name}"),
     TextProxy: ReconstructionKind(lambda x: x.args, _text_text),
-    FormattedTensor: ReconstructionKind(lambda x: (x.tensor,), _shown_text),
+    FormattedTensor: ReconstructionKind(lambda x: (x.tensor,), _formatted_tensor_text),
     Verbatim: ReconstructionKind(
         lambda x: (x.text,), lambda x, text: f"{text.constant(Verbatim, 'Verbatim')}({text(x.text)})"
     ),

@@ -1,4 +1,4 @@
-"""A row of the tables of this package: how a compiled frame makes an object of one kind anew."""
+"""The rows of this package: how a compiled frame reconstructs objects of one kind."""
 
 from __future__ import annotations
 
@@ -14,41 +14,42 @@ from smelt.shapes.number_expr import Expression
 
 
 class Expressions(Protocol):
-    """Gives the expression for an object that is already available in the compiled frame."""
+    """Writes the expression of an object that already exists in the compiled frame."""
 
     def __call__(self, x: object) -> str: ...
 
     def constant(self, x: object, hint: str) -> str:
-        """The expression for an object that is known by identity."""
+        """The expression of an object that is embedded in the compiled frame."""
         ...
 
     def unless_created(self, x: object, hint: str) -> str:
-        """The expression for an object that is known by identity unless the trace made it."""
+        """The expression of an object that is embedded unless capture created it."""
         ...
 
     def number(self, x: torch.SymInt | torch.SymFloat) -> str:
-        """The expression for a symbolic number."""
+        """The expression of a symbolic number."""
         ...
 
     def expression(self, expression: Expression) -> str:
-        """Python that computes a number that changes from call to call."""
+        """The Python expression that computes a number expression."""
         ...
 
     def step(self, point: object) -> tuple[object, object]:
-        """What goes on in a generator at a `ResumePoint`: see `ResumeFunctions.step`."""
+        """The step of a generator at a `ResumePoint`: see `ResumeFunctions.step`."""
         ...
 
     def callback_compiler(self) -> str:
-        """The name of a function: see `ResumeFunctions.given`."""
+        """The name of `ResumeFunctions.compiled_callback` in the compiled frame."""
         ...
 
 
 @dataclass(frozen=True)
 class ReconstructionKind:
-    """`needs`: objects that must exist before creation. `create`: the expression that makes the object out of them.
+    """The row of a kind of object. `needs`: the objects that must exist before it; `create`: the expression that creates it.
 
-    Kinds that can be created empty also have `empty` (the expression), `fill` (statements; `name` is the object's) and
-    `holds` (what fill refers to). `named`: has statements even where no cycle asks for them.
+    A kind that can be created empty, and thus be part of a cycle, also has `empty` (the expression), `fill(x, text, name)`
+    (the statements, for the object called `name`) and `holds` (the objects that `fill` refers to). `named`: it always needs
+    `fill`.
     """
 
     needs: Callable[[Any], Iterable[object]]
@@ -60,6 +61,6 @@ class ReconstructionKind:
 
 
 def unsupported(x: object, why: str = "") -> Unsupported:
-    """The error for an object that capture made and no row can make anew."""
+    """The error for an object that capture created and no row can reconstruct."""
     detail = f"a {type(x).__module__}.{type(x).__qualname__} made inside the function leaves it"
     return Unsupported(Reason(UNSUPPORTED_OBJECT, detail + (f": {why}" if why else "")))

@@ -1,4 +1,4 @@
-"""What a compiled frame must rebuild: the objects that its result and the operands of its effects lead to."""
+"""The objects that a compiled frame must reconstruct: those reachable from its result and the operands of its effects."""
 
 from __future__ import annotations
 
@@ -18,45 +18,45 @@ from smelt.tracing.fake.fake_tensor import FakeTensor
 _NATIVE_HASHES = frozenset(
     {object.__hash__, type.__hash__, tuple.__hash__, frozenset.__hash__, torch.Tensor.__hash__}
 )
-_SMALL = 1 << 24  # below lie no addresses of objects
+_MIN_ADDRESS = 1 << 24  # objects have higher addresses
 _SHOWN_ADDRESS = re.compile(r"[0-9]{8,20}|[0-9a-fA-F]{7,16}")
 
 
 @dataclass(eq=False)
 class ReachableObjects:
-    """The objects that the result and the stores lead to. Environment objects are ends: what they hold stays theirs."""
+    """The objects reachable from the result and the stores. The search does not enter environment objects."""
 
     source_of: Callable[[object], Source | None]
     fakes: list[FakeTensor] = field(default_factory=list)
     kinds: dict[int, ReconstructionKind] = field(default_factory=dict)  # fresh objects
     uses: dict[int, int] = field(default_factory=dict)
     cyclic: set[int] = field(default_factory=set)  # fresh objects on a cycle
-    alive: list[object] = field(default_factory=list)  # ids stay theirs as long as this lives
-    numbers: set[int] = field(default_factory=set)  # large ones, also in texts: they may be addresses
+    alive: list[object] = field(default_factory=list)  # so that no id is reused while this lives
+    numbers: set[int] = field(default_factory=set)  # numbers, also in texts, that may be addresses
 
     def visit(self, root: object) -> None:
-        """Depth first without recursion: results may be nested deeper than the C stack."""
+        """Visit depth-first, without recursion: results may be nested deeper than the C stack."""
         path: list[int] = []
         pending = [iter((root,))]
         while pending:
             for x in pending[-1]:
-                parts = self._parts(x, path)
-                if parts is not None:
-                    pending.append(iter(parts))
+                children = self._children(x, path)
+                if children is not None:
+                    pending.append(iter(children))
                     break
             else:
                 pending.pop()
                 if path:
                     path.pop()
 
-    def _parts(self, x: object, path: list[int]) -> list[object] | None:
+    def _children(self, x: object, path: list[int]) -> list[object] | None:
         if is_embeddable(x):
             self.numbers.update(_addresses(x))
             return None
         return self._enter(x, path)
 
     def _enter(self, x: object, path: list[int]) -> list[object] | None:
-        """Notes one use of `x`; gives what it refers to when it is a fresh object seen for the first time."""
+        """Count a use of `x`; return what it refers to if it is a fresh object at its first visit."""
         key = id(x)
         uses = self.uses[key] = self.uses.get(key, 0) + 1
         if uses > 1:
@@ -75,7 +75,7 @@ class ReachableObjects:
         return [*kind.needs(x), *kind.holds(x)] if kind.named else list(kind.needs(x))
 
     def check_addresses(self) -> None:
-        """An object that is made anew has another address: raises Unsupported where the program took the old one with it."""
+        """Raise Unsupported where the address of an object leaves with it: its reconstruction has another address."""
         for x in self.alive if self.numbers else ():
             fresh = id(x) in self.kinds or (isinstance(x, FakeTensor) and self.source_of(x) is None)
             if fresh and not self.numbers.isdisjoint((id(x), object.__hash__(x))):
@@ -83,25 +83,25 @@ class ReachableObjects:
 
 
 def _addresses(x: object) -> Iterable[int]:
-    """The numbers in a constant that may be addresses of objects, or hashes made of those."""
+    """The numbers in a constant that may be addresses of objects or hashes of addresses."""
     if type(x) is int:
-        return (x,) if x > _SMALL else ()
+        return (x,) if x > _MIN_ADDRESS else ()
     if type(x) is not str:
         return ()
     shown = _SHOWN_ADDRESS.findall(x)
-    return [number for text in shown for number in _read(text)]
+    return [number for text in shown for number in _parsed(text)]
 
 
-def _read(text: str) -> Iterable[int]:
+def _parsed(text: str) -> Iterable[int]:
     yield int(text, 16)
     if text.isdigit():
         yield int(text)
 
 
 def find_reachable(roots: Iterable[object], source_of: Callable[[object], Source | None]) -> ReachableObjects:
-    """Everything that a frame's end and the operands of its stores lead to.
+    """The objects reachable from the roots: those of a frame's exit and the operands of its stores.
 
-    Raises Unsupported for an object that a compiled frame cannot rebuild.
+    Raises Unsupported for an object that a compiled frame cannot reconstruct.
     """
     found = ReachableObjects(source_of)
     for root in roots:
@@ -111,21 +111,23 @@ def find_reachable(roots: Iterable[object], source_of: Callable[[object], Source
 
 
 def collect_fakes(roots: Iterable[object], source_of: Callable[[object], Source | None]) -> list[FakeTensor]:
-    """The fakes that the graph must return: those reachable from a frame's end and from the operands of its effects
-    that are not inputs (inputs have a source), in order of first use. Raises Unsupported as `reach`.
+    """The fakes that the graph must return, in the order of their first use: those reachable from the roots without a source
+    (inputs have one). Raises Unsupported as `find_reachable`.
     """
     return [fake for fake in find_reachable(roots, source_of).fakes if source_of(fake) is None]
 
 
-def contents_of_created(source_of: Callable[[object], Source | None], roots: Iterable[object]) -> list[object]:
-    """The contents of each object that the program has made and `roots` lead to. Raises Unsupported as `reach`."""
+def contents_of_created(
+    source_of: Callable[[object], Source | None], roots: Iterable[object]
+) -> list[object]:
+    """The contents of each reachable object that the program has created. Raises Unsupported as `find_reachable`."""
     found = find_reachable(roots, source_of)
-    made = [(x, found.kinds[id(x)]) for x in found.alive if id(x) in found.kinds]
-    return [[p if is_embeddable(p) else id(p) for p in (*k.needs(x), *k.holds(x))] for x, k in made]
+    created = [(x, found.kinds[id(x)]) for x in found.alive if id(x) in found.kinds]
+    return [[p if is_embeddable(p) else id(p) for p in (*k.needs(x), *k.holds(x))] for x, k in created]
 
 
 def _check_keys(x: object) -> None:
-    """A key with a `__hash__` in Python would run user code while its own state may still be missing."""
+    """Raise Unsupported for a key with a `__hash__` in Python, which would run before the key is filled."""
     if isinstance(x, (dict, set, frozenset)):
         for key in dict.keys(x) if isinstance(x, dict) else x:
             if not _is_hashed_natively(key):

@@ -1,8 +1,8 @@
-"""How a compiled frame makes anew the objects that were made during capture: one row for each kind of object.
+"""The table of reconstruction kinds: one row for each kind of object that may be created during capture.
 
-A row (`Kind`) names the objects needed to create one, and writes Python that creates and fills it. Objects of mutable
-kinds can be created empty and filled later, which is how cycles come back as cycles. No row runs user code: instances
-are made by the `__new__` of their built-in base, state is stored by `object.__setattr__` and the built-in base's methods.
+A row (`ReconstructionKind`) lists the objects that the creation needs, and writes the Python that creates and fills the
+object. Objects of mutable kinds can be created empty and filled later, which reconstructs cycles. No row runs user code: the
+`__new__` of the built-in base creates instances, `object.__setattr__` and the base's methods store their state.
 """
 
 from __future__ import annotations
@@ -23,16 +23,23 @@ from smelt.capture.reconstruction.reconstruction_kind import Expressions, Recons
 from smelt.capture.reconstruction.traceback_reconstruction import TRACEBACKS
 from smelt.capture.reconstruction.type_variables import VARIABLES
 
-# By exact type. Packages above add rows of their own: iterators and generators, handles of hooks.
-RECONSTRUCTION_KINDS: dict[type, ReconstructionKind] = {**CONTAINERS, **FUNCTIONS, **PROXIES, **TRACEBACKS, **ALIASES, **VARIABLES}
+# By exact type. Packages above add their own rows: iterators, generators, handles of hooks.
+RECONSTRUCTION_KINDS: dict[type, ReconstructionKind] = {
+    **CONTAINERS,
+    **FUNCTIONS,
+    **PROXIES,
+    **TRACEBACKS,
+    **ALIASES,
+    **VARIABLES,
+}
 
 
-# Classes of C whose rows above do not speak of the `__dict__` that their instances have.
+# C classes whose rows above ignore the `__dict__` of their instances.
 _WITH_ATTRIBUTES = frozenset((collections.OrderedDict, functools.partial))
 
 
 def _with_attributes(kind: ReconstructionKind) -> ReconstructionKind:
-    """The row for an object that `kind` makes, and that has attributes of its own."""
+    """The row of an object of `kind` that has attributes."""
 
     def fill(x: object, text: Expressions, name: str) -> list[str]:
         contents = kind.fill(x, text, name) if kind.empty is not None and kind.fill is not None else []
@@ -49,7 +56,7 @@ def _with_attributes(kind: ReconstructionKind) -> ReconstructionKind:
 
 
 def reconstruction_kind_of(x: object) -> ReconstructionKind:
-    """How `x`, made during capture, is made anew. Raises Unsupported."""
+    """The row of `x`, which was created during capture. Raises Unsupported."""
     cls = type(x)
     found = RECONSTRUCTION_KINDS.get(cls) or numpy_kind(x) or typing_alias_kind(x)
     if found is not None:
@@ -61,7 +68,7 @@ def reconstruction_kind_of(x: object) -> ReconstructionKind:
     if not _native.made_by_python(cls) and not isinstance(x, BaseException):
         raise unsupported(x)
     if cls.__module__.startswith("smelt.capture."):
-        raise unsupported(x, "an unfinished generator or the like")
+        raise unsupported(x, "an internal object of smelt, such as an unfinished generator")
     kind = instance_kind(cls)  # type: ignore[arg-type]
     if isinstance(kind, str):
         raise unsupported(x, kind)

@@ -1,4 +1,4 @@
-"""Tracebacks: of what the VM interpreted, made of frames that never ran; and how compiled frames make them anew."""
+"""Tracebacks of interpreted frames, built from frames that never ran, and their reconstruction."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from smelt.capture.reconstruction.frame_globals import provide
 from smelt.capture.reconstruction.reconstruction_kind import Expressions, ReconstructionKind
 
 
-def entry(
-    rest: types.TracebackType | None,
+def traceback_entry(
+    following: types.TracebackType | None,
     code: types.CodeType,
     scope: dict[str, object],
     offset: int,
     line: int | None,
 ) -> types.TracebackType:
-    """A traceback that begins in a call of `code`, at the instruction at byte `offset`, and goes on with `rest`."""
-    if code.co_freevars:  # `f_locals` reads their cells, which a frame that never ran does not have
+    """A traceback that begins in a frame of `code`, at the instruction at byte `offset`, and continues with `following`."""
+    if code.co_freevars:  # `f_locals` reads their cells, which a frame that never ran lacks
         code = code.replace(co_freevars=())
-    return types.TracebackType(rest, _native.frame_of(code, scope), offset, line or code.co_firstlineno)
+    return types.TracebackType(following, _native.frame_of(code, scope), offset, line or code.co_firstlineno)
 
 
 def without_smelt_frames(found: types.TracebackType | None) -> types.TracebackType | None:
-    """`found` without the frames of smelt that it begins with."""
+    """`found` without its leading frames of smelt."""
     while found is not None and is_smelt_scope(found.tb_frame.f_globals):
         found = found.tb_next
     return found
@@ -41,5 +41,7 @@ def _text(at: types.TracebackType, text: Expressions) -> str:
     return f"traceback_entry({text(_next(at))}, {code}, {scope}, {at.tb_lasti}, {at.tb_lineno})"
 
 
-TRACEBACKS: dict[type, ReconstructionKind] = {types.TracebackType: ReconstructionKind(lambda at: (_next(at),), _text)}
-provide(traceback_entry=entry)
+TRACEBACKS: dict[type, ReconstructionKind] = {
+    types.TracebackType: ReconstructionKind(lambda at: (_next(at),), _text)
+}
+provide(traceback_entry=traceback_entry)

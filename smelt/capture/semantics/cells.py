@@ -10,11 +10,11 @@ from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_OBJECT, Reason
 
 
-def read_closure_cell(vm: VM, function: FunctionType, cell: CellType, at: int) -> object:
+def read_closure_cell(vm: VM, function: FunctionType, cell: CellType, index: int) -> object:
     """Contents of the cell at index `at` of an environment function's closure, guarded."""
     value = vm.cells.values.get(id(cell), MISSING)
     if value is MISSING:
-        source = vm.env.sources.const(function).child("cell", at)
+        source = vm.env.sources.const(function).child("cell", index)
         value = vm.cells.values[id(cell)] = wrap_values.wrap(vm.env, cell.cell_contents, source)
     return value
 
@@ -42,29 +42,29 @@ def is_cell_written(vm: VM, cell: CellType) -> bool:
 
 def write_cell(vm: VM, frame: Frame, arg: int, value: object) -> None:
     """Store `value` in the cell in slot `arg`; MISSING empties the cell."""
-    cell, place = frame.locals[arg], closure_position(vm, frame, arg)
-    if place is None and id(cell) not in vm.env.sources:
+    cell, position = frame.locals[arg], closure_position(vm, frame, arg)
+    if position is None and id(cell) not in vm.env.sources:
         if value is MISSING:
             del cell.cell_contents
         else:
             cell.cell_contents = value
         return
     vm.env.log.set_cell(cell, value)
-    if place is not None:
-        _register_cell(vm, place[0], cell, place[1])
+    if position is not None:
+        _register_closure_cell(vm, position[0], cell, position[1])
 
 
-def _register_cell(vm: VM, function: FunctionType, cell: CellType, at: int) -> None:
+def _register_closure_cell(vm: VM, function: FunctionType, cell: CellType, index: int) -> None:
     vm.env.sources.register(
-        cell, vm.env.sources.const(function).child("member", "__closure__").child("item", at)
+        cell, vm.env.sources.const(function).child("member", "__closure__").child("item", index)
     )
 
 
 def register_cells(vm: VM, frame: Frame) -> None:
     """Register the closure cells of the frame's function if it is an environment object."""
     if id(frame.function) in vm.env.sources:
-        for at, cell in enumerate(frame.function.__closure__ or ()):
-            _register_cell(vm, frame.function, cell, at)
+        for index, cell in enumerate(frame.function.__closure__ or ()):
+            _register_closure_cell(vm, frame.function, cell, index)
 
 
 def record_function(vm: VM, made: FunctionType) -> None:
@@ -85,7 +85,7 @@ def register_created_function(vm: VM, frame: Frame, made: FunctionType) -> None:
     for at, cell in enumerate(frame.locals[first:]):
         if id(cell) in own:
             vm.cells.owners[id(cell)] = (frame.function, at)
-            _register_cell(vm, frame.function, cell, at)
+            _register_closure_cell(vm, frame.function, cell, at)
 
 
 def closure_position(vm: VM, frame: Frame, arg: int) -> tuple[FunctionType, int] | None:
@@ -99,13 +99,13 @@ def closure_position(vm: VM, frame: Frame, arg: int) -> tuple[FunctionType, int]
     return vm.cells.owners.get(id(frame.locals[arg]))
 
 
-def cell_contents(vm: VM, frame: Frame, at: int) -> object:
+def cell_contents(vm: VM, frame: Frame, slot: int) -> object:
     """Contents of the cell in slot `at`; MISSING if it is empty."""
-    cell = frame.locals[at]
+    cell = frame.locals[slot]
     if not is_cell_written(vm, cell):
-        place = closure_position(vm, frame, at)
-        if place is not None and has_contents(vm, cell):
-            return read_closure_cell(vm, place[0], cell, place[1])
+        position = closure_position(vm, frame, slot)
+        if position is not None and has_contents(vm, cell):
+            return read_closure_cell(vm, position[0], cell, position[1])
         if id(cell) in vm.env.sources and has_contents(vm, cell):
             return read_cell_object(vm, cell)
     return vm.env.overlay.cell(cell)

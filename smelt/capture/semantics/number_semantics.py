@@ -68,22 +68,22 @@ def numpy_binary(vm: VM, fn: Callable[..., object], left: object, right: object)
 
 def native_call(fn: object, args: Sequence[object], kwargs: Mapping[str, object] | None) -> object:
     """Result of `fn` on symbolic numbers; NotImplemented if there is no expression for it."""
-    if len(args) == 1 and _makes_tensor(fn) and _is_of_rows(args[0]):
-        return _tensor_of_rows(args[0], kwargs or {})
-    if len(args) == 1 and type(args[0]) in _NESTED and has_symbols(args[0]) and _makes_tensor(fn):
-        return _tensor_of(args[0], kwargs or {})
+    if len(args) == 1 and _is_tensor_constructor(fn) and _is_rows(args[0]):
+        return _rows_tensor(args[0], kwargs or {})
+    if len(args) == 1 and type(args[0]) in _NESTED and has_symbols(args[0]) and _is_tensor_constructor(fn):
+        return _nested_tensor(args[0], kwargs or {})
     if fn is math.prod and len(args) == 1 and isinstance(args[0], (list, tuple)) and not kwargs:
         factors = list(args[0])
         known = has_symbols(factors) and all(map(is_number, factors))
         return functools.reduce(operator.mul, factors) if known else NotImplemented
-    if len(args) == 1 and not kwargs and _is_numpys(fn):
+    if len(args) == 1 and not kwargs and _returns_numpy_int(fn):
         return numpy_ints.FUNCTIONS[fn](args[0])
-    if fn is int or fn is float or _makes_tensor(fn):
+    if fn is int or fn is float or _is_tensor_constructor(fn):
         args = [numpy_ints.unwrap_numpy_ints(a) for a in args]
     if not any(type(a) in NUMBERS for a in args):
         return NotImplemented
-    if _makes_tensor(fn) and len(args) == 1:
-        return _tensor(args[0], kwargs or {})
+    if _is_tensor_constructor(fn) and len(args) == 1:
+        return _scalar_tensor(args[0], kwargs or {})
     try:
         return number_functions.apply(fn, args, kwargs)
     except TypeError:  # unhashable
@@ -98,40 +98,40 @@ def symbolic_item(vm: VM, tensor: FakeTensor) -> object:
     return tensor if number is None else number
 
 
-def _tensor(number: object, options: Mapping[str, object]) -> object:
+def _scalar_tensor(number: object, options: Mapping[str, object]) -> object:
     """`torch.tensor(number, **options)`, computed by the graph; NotImplemented for options other than dtype and device."""
     if options.keys() - {"dtype", "device"}:
         return NotImplemented
-    own = torch.int64 if type(number) is Int else torch.get_default_dtype()
+    default_dtype = torch.int64 if type(number) is Int else torch.get_default_dtype()
     dtype = cast("torch.dtype | None", options.get("dtype"))
     device = cast("torch.device | None", options.get("device"))
-    return torch.full((), cast(float, number), dtype=dtype or own, device=device)
+    return torch.full((), cast(float, number), dtype=dtype or default_dtype, device=device)
 
 
-def _is_numpys(fn: object) -> bool:
+def _returns_numpy_int(fn: object) -> bool:
     """Whether `fn` is a NumPy function that returns a `numpy.int64`."""
     return fn is np.prod or fn is np.int64
 
 
-def _makes_tensor(fn: object) -> bool:
+def _is_tensor_constructor(fn: object) -> bool:
     return fn is torch.tensor or fn is torch.as_tensor
 
 
-def _tensor_of(values: object, options: Mapping[str, object]) -> object:
+def _nested_tensor(values: object, options: Mapping[str, object]) -> object:
     """`torch.tensor(values, **options)` of nested lists of numbers."""
-    found: list[object] = []
-    shape = _shape(values, found)
-    integers = all(type(v) in (int, Int) for v in found)
-    if shape is None or not (integers or all(type(v) in (int, Int, float, Float) for v in found)):
+    numbers: list[object] = []
+    shape = _shape(values, numbers)
+    integers = all(type(v) in (int, Int) for v in numbers)
+    if shape is None or not (integers or all(type(v) in (int, Int, float, Float) for v in numbers)):
         return NotImplemented
     dtype = options.get("dtype") or (torch.int64 if integers else torch.get_default_dtype())
-    numbers = [_tensor(v, {**options, "dtype": dtype}) for v in found]
-    if any(n is NotImplemented for n in numbers):
+    elements = [_scalar_tensor(v, {**options, "dtype": dtype}) for v in numbers]
+    if any(n is NotImplemented for n in elements):
         return NotImplemented
-    return torch.stack(cast("list[torch.Tensor]", numbers)).reshape(shape)
+    return torch.stack(cast("list[torch.Tensor]", elements)).reshape(shape)
 
 
-def _is_of_rows(values: object) -> bool:
+def _is_rows(values: object) -> bool:
     """Whether `values` is a range or list of symbolic length, or several of equal length."""
     if type(values) not in _NESTED:
         return type(values) in SEQUENCE_PROXIES
@@ -142,7 +142,7 @@ def _is_of_rows(values: object) -> bool:
     return all(length == first for length in others)
 
 
-def _tensor_of_rows(values: object, options: Mapping[str, object]) -> object:
+def _rows_tensor(values: object, options: Mapping[str, object]) -> object:
     """`torch.tensor(values, **options)` of such rows; NotImplemented for options other than dtype and device."""
     if options.keys() - {"dtype", "device"}:
         return NotImplemented
@@ -157,12 +157,12 @@ def as_symbolic_list(row: SymbolicRange | SymbolicList) -> SymbolicList:
     return row.listed() if type(row) is SymbolicRange else cast(SymbolicList, row)
 
 
-def _shape(values: object, found: list[object]) -> list[int] | None:
+def _shape(values: object, numbers: list[object]) -> list[int] | None:
     """Shape of nested lists, whose numbers are appended to `found`; None if they are ragged or empty."""
     if type(values) not in _NESTED:
-        found.append(values)
+        numbers.append(values)
         return []
-    rows = [_shape(row, found) for row in cast("Sequence[object]", values)]
+    rows = [_shape(row, numbers) for row in cast("Sequence[object]", values)]
     return None if not rows or any(row is None or row != rows[0] for row in rows) else [len(rows), *rows[0]]  # type: ignore[misc]
 
 
@@ -171,12 +171,12 @@ def native_arguments(
 ) -> tuple[Sequence[object], Mapping[str, object] | None]:
     """`args` and `kwargs` for the native function `fn`: symbolic numbers that it does not support are specialized.
     `has_proxies`: lists and ranges of symbolic length may be among the arguments."""
-    if _joins(fn, args):
+    if _concatenates(fn, args):
         return args, kwargs
     if has_proxies and takes_symbols(fn):
         args = [numpy_ints.unwrap_numpy_ints(a) for a in args]
         kwargs = kwargs and {k: numpy_ints.unwrap_numpy_ints(v) for k, v in kwargs.items()}
-    if has_proxies and not _holds(fn):
+    if has_proxies and not _stores_argument(fn):
         args = [without_proxies(a) for a in args]
         kwargs = kwargs and {k: without_proxies(v) for k, v in kwargs.items()}
     if takes_symbols(fn):
@@ -186,19 +186,21 @@ def native_arguments(
     }
 
 
-def _joins(fn: object, args: Sequence[object]) -> bool:
+def _concatenates(fn: object, args: Sequence[object]) -> bool:
     """Whether the call is `a + b` or `a * 2` of sequences, whose elements stay as they are."""
     return (
-        type(fn) is types.BuiltinFunctionType and fn in _JOINING and all(isinstance(a, _JOINED) for a in args)
+        type(fn) is types.BuiltinFunctionType
+        and fn in _SEQUENCE_OPERATORS
+        and all(isinstance(a, _SEQUENCE_OPERANDS) for a in args)
     )
 
 
-def _holds(fn: object) -> bool:
+def _stores_argument(fn: object) -> bool:
     """Whether `fn` is a container method that stores its argument without reading it."""
-    if getattr(fn, "__name__", "") not in _PUTTING:
+    if getattr(fn, "__name__", "") not in _STORING_METHODS:
         return False
     owner = getattr(fn, "__objclass__", None) or type(getattr(fn, "__self__", None))
-    return issubclass(owner, _HOLDERS)
+    return issubclass(owner, _CONTAINERS)
 
 
 def takes_symbols(fn: object) -> bool:
@@ -209,17 +211,17 @@ def takes_symbols(fn: object) -> bool:
     if type(fn) is functools.partial:
         return takes_symbols(fn.func)
     if isinstance(fn, type):
-        return issubclass(fn, _HOLDERS) or fn is slice
-    if kind is types.BuiltinFunctionType and fn in _HOLDING:
+        return issubclass(fn, _CONTAINERS) or fn is slice
+    if kind is types.BuiltinFunctionType and fn in _SYMBOL_AWARE_BUILTINS:
         return True
     if kind in _UNBOUND:
         descriptor = cast(types.MethodDescriptorType, fn)
         cls = descriptor.__objclass__
-        compares = cls in _HOLDERS and descriptor.__name__ in _COMPARING
+        compares = cls in _CONTAINERS and descriptor.__name__ in _COMPARING_METHODS
         return compares or (issubclass(torch.Tensor, cls) and cls is not object)
     if kind in _BOUND:
         return _is_method_of_torch(cast(types.BuiltinFunctionType, fn))
-    return type(fn) is FunctionType and (fn.__module__ == "torch._tensor" or fn in _FUNCTIONAL)
+    return type(fn) is FunctionType and (fn.__module__ == "torch._tensor" or fn in _SYMBOL_AWARE_PYTHON)
 
 
 def _is_method_of_torch(fn: types.BuiltinFunctionType) -> bool:
@@ -227,11 +229,11 @@ def _is_method_of_torch(fn: types.BuiltinFunctionType) -> bool:
     owner: object = fn.__self__
     if owner is None:
         return getattr(variable_functions, fn.__name__, None) is fn
-    return isinstance(owner, (torch.Tensor, *_HOLDERS)) or _module(owner).startswith("torch")
+    return isinstance(owner, (torch.Tensor, *_CONTAINERS)) or _module(owner).startswith("torch")
 
 
 # Python functions that only compare the number, check its class or pass it to a C function.
-_FUNCTIONAL: frozenset[object] = frozenset(
+_SYMBOL_AWARE_PYTHON: frozenset[object] = frozenset(
     {
         F.leaky_relu, F.elu, F.celu, F.hardtanh, F.threshold, torch.is_tensor,
         F.affine_grid, F.pad, F.interpolate, F.upsample, F.layer_norm, F.rms_norm, F.unfold, F.fold,
@@ -247,14 +249,14 @@ LOOKUPS = frozenset(
         "count", "remove", "add", "discard", "rotate",
     )
 )  # fmt: skip
-_HOLDERS = (list, dict, tuple, collections.deque)  # store their arguments and at most compare them
-_COMPARING = frozenset(("count", "index"))
-_PUTTING = frozenset(("append", "appendleft", "insert", "setdefault", "__setitem__"))
-_HOLDING: frozenset[object] = frozenset(
+_CONTAINERS = (list, dict, tuple, collections.deque)  # store their arguments and at most compare them
+_COMPARING_METHODS = frozenset(("count", "index"))
+_STORING_METHODS = frozenset(("append", "appendleft", "insert", "setdefault", "__setitem__"))
+_SYMBOL_AWARE_BUILTINS: frozenset[object] = frozenset(
     {sorted, len, bool, iter, next, tuple.__new__, enter_vmap, leave_batch}
 )
-_JOINING: frozenset[object] = frozenset({operator.add, operator.iadd, operator.mul, operator.imul})
-_JOINED = (list, tuple, int)
+_SEQUENCE_OPERATORS: frozenset[object] = frozenset({operator.add, operator.iadd, operator.mul, operator.imul})
+_SEQUENCE_OPERANDS = (list, tuple, int)
 
 
 def is_number(value: object) -> bool:

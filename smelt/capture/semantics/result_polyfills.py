@@ -87,7 +87,7 @@ def init_created(obj: object, cls: type, args: tuple[object, ...], kwargs: dict[
 _Method = tuple[object, str, object]  # an object, the name of its method, the other operand
 
 
-def _asked(result: object, methods: tuple[_Method, ...]) -> object:
+def _first_result(result: object, methods: tuple[_Method, ...]) -> object:
     """`result`, or if it is NotImplemented the first other result of the remaining methods."""
     while methods and result is NotImplemented:
         obj, name, other = methods[0]
@@ -100,26 +100,26 @@ def _asked(result: object, methods: tuple[_Method, ...]) -> object:
 
 def finish_arithmetic(result: object, symbol: str, left: object, right: object, *methods: _Method) -> object:
     """Result of an arithmetic operator whose last method returned `result`; `methods` are tried next."""
-    attribute_found = _asked(result, methods)
-    if attribute_found is NotImplemented:
+    value = _first_result(result, methods)
+    if value is NotImplemented:
         a, b = type(left).__name__, type(right).__name__
         raise TypeError(f"unsupported operand type(s) for {symbol}: {a!r} and {b!r}")
-    return attribute_found
+    return value
 
 
 def finish_comparison(result: object, symbol: str, left: object, right: object, *methods: _Method) -> object:
     """Result of a comparison whose last method returned `result`; `methods` are tried next."""
-    attribute_found = _asked(result, methods)
-    if attribute_found is NotImplemented:
+    value = _first_result(result, methods)
+    if value is NotImplemented:
         a, b = type(left).__name__, type(right).__name__
         raise TypeError(f"{symbol!r} not supported between instances of {a!r} and {b!r}")
-    return attribute_found
+    return value
 
 
 def finish_equality(result: object, left: object, right: object, *methods: _Method) -> object:
     """`left == right` whose last method returned `result`; `methods` are tried next."""
-    attribute_found = _asked(result, methods)
-    return left is right if attribute_found is NotImplemented else attribute_found
+    value = _first_result(result, methods)
+    return left is right if value is NotImplemented else value
 
 
 def as_bool(result: object) -> bool:
@@ -141,10 +141,10 @@ def checked_bool(result: object) -> bool:
 
 def checked_length(result: SupportsIndex) -> int:
     """Result of `__len__`, checked."""
-    attribute_found = operator.index(result)
-    if attribute_found < 0:
+    length = operator.index(result)
+    if length < 0:
         raise ValueError("__len__() should return >= 0")
-    return attribute_found
+    return length
 
 
 def length_as_bool(result: SupportsIndex) -> bool:

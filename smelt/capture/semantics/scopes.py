@@ -54,29 +54,29 @@ def expose_globals(vm: VM, namespace: dict[str, object]) -> dict[str, object]:
 
 
 def _read_global(vm: VM, namespace: dict[str, object], name: str) -> object:
-    env, made = vm.env, id(namespace) in vm.scopes.created
-    if made and name in namespace:
+    env, created = vm.env, id(namespace) in vm.scopes.created
+    if created and name in namespace:
         return namespace[name]
-    _check_names(vm, namespace)
+    _check_not_changed_as_dict(vm, namespace)
     if name in namespace and not env.log.has_written_name(namespace, name):
         return wrap_values.wrap(env, namespace[name], env.sources.const(namespace).child("item", name))
-    found = namespace.get("__builtins__", _BUILTINS)
-    found = found if isinstance(found, dict) else vars(found)
-    if found is not _BUILTINS and not made:
+    builtin_names = namespace.get("__builtins__", _BUILTINS)
+    builtin_names = builtin_names if isinstance(builtin_names, dict) else vars(builtin_names)
+    if builtin_names is not _BUILTINS and not created:
         # a function uses the builtins that its module had when the function was created
         raise Unsupported(Reason(UNSUPPORTED_OBJECT, "a module with __builtins__ of its own"))
     # otherwise the trace has deleted the name or created the namespace
-    if not made and not env.log.has_written_name(namespace, name):
+    if not created and not env.log.has_written_name(namespace, name):
         env.facts.guard("contains", env.sources.const(namespace), (name, False), key=name)
-    if found is not _BUILTINS and id(found) not in env.sources:  # created by the trace
-        return _read_made(found, name)
-    if name not in found:
-        env.facts.guard("contains", env.sources.const(found), (name, False), key=name)
+    if builtin_names is not _BUILTINS and id(builtin_names) not in env.sources:  # created by the trace
+        return _read_created(builtin_names, name)
+    if name not in builtin_names:
+        env.facts.guard("contains", env.sources.const(builtin_names), (name, False), key=name)
         raise NameError(f"name {name!r} is not defined", name=name)
-    return wrap_values.wrap(env, found[name], env.sources.const(found).child("item", name))
+    return wrap_values.wrap(env, builtin_names[name], env.sources.const(builtin_names).child("item", name))
 
 
-def _check_names(vm: VM, namespace: dict[str, object]) -> None:
+def _check_not_changed_as_dict(vm: VM, namespace: dict[str, object]) -> None:
     """Guard that a namespace which the program also holds as a dictionary stays unchanged: neither access path sees the
     other's changes. Raises Unsupported if it was changed as a dictionary."""
     if id(namespace) in vm.scopes.created:
@@ -89,7 +89,7 @@ def _check_names(vm: VM, namespace: dict[str, object]) -> None:
     vm.env.mutation_constraints.frozen.add(id(namespace))
 
 
-def _read_made(namespace: dict[str, object], name: str) -> object:
+def _read_created(namespace: dict[str, object], name: str) -> object:
     if name not in namespace:
         raise NameError(f"name {name!r} is not defined", name=name)
     return namespace[name]
@@ -100,7 +100,7 @@ def store_global(vm: VM, namespace: dict[str, object], name: str, value: object)
     if id(namespace) in vm.scopes.created:
         namespace[name] = value
         return
-    _check_names(vm, namespace)
+    _check_not_changed_as_dict(vm, namespace)
     environment_mutations.check_mutable(vm.env, namespace)
     vm.env.log.set_name(namespace, name, value)
     vm.scopes.globals[id(namespace), name] = value
@@ -131,13 +131,13 @@ def local_names(vm: VM, frame: Frame) -> dict[str, object]:
         return frame.namespace
     if frame.locals_dict is None or PY313:
         frame.locals_dict = {}
-    found = frame.locals_dict
-    for name, at in _named_slots(vm, frame):
-        value = frame.locals[at]
+    values = frame.locals_dict
+    for name, slot in _named_slots(vm, frame):
+        value = frame.locals[slot]
         if type(value) is types.CellType:
-            value = cells.cell_contents(vm, frame, at)
+            value = cells.cell_contents(vm, frame, slot)
         if value is not NULL and value is not MISSING:
-            found[name] = value
+            values[name] = value
         else:
-            found.pop(name, None)
-    return found
+            values.pop(name, None)
+    return values

@@ -27,11 +27,11 @@ def _getattr(vm: VM, args: _Name | tuple[object, str, object], kwargs: Kwargs) -
     if len(args) == 2:
         return attributes.load_attr(vm, *args)
     obj, name, default = args
-    _otherwise(vm, result_polyfills.identity, result_polyfills.getattr_default, default)
+    _set_result_handler(vm, result_polyfills.identity, result_polyfills.getattr_default, default)
     return attributes.load_default(vm, obj, name, default)
 
 
-def _otherwise(
+def _set_result_handler(
     vm: VM, after: Callable[..., object], otherwise: Callable[..., object], *values: object
 ) -> None:
     """Set the continuations for an attribute load in user code: `after` it returns, `otherwise` if it raises."""
@@ -42,7 +42,7 @@ def _otherwise(
 @breakable
 def _hasattr(vm: VM, args: _Name, kwargs: Kwargs) -> bool:
     obj, name = args
-    _otherwise(vm, result_polyfills.attribute_found, result_polyfills.attribute_missing)
+    _set_result_handler(vm, result_polyfills.attribute_found, result_polyfills.attribute_missing)
     return attributes.load_default(vm, obj, name, MISSING) is not MISSING
 
 

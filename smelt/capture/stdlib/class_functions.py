@@ -70,29 +70,31 @@ def _check_class(vm: VM, check: Callable[..., bool], obj: object, kind: type, cl
     be Python code."""
     plain = type(classes) is type or (type(classes) is tuple and all(type(c) is type for c in classes))
     nested = type(classes) is tuple and any(type(c) is tuple for c in classes)
-    if (plain or nested) and (kind in LEAF_TYPES or _shows_its_class(vm, kind)):
+    if (plain or nested) and (kind in LEAF_TYPES or _has_plain_class_attr(vm, kind)):
         levels = max(vm.frames.depth_limit - vm.frames.depth, 0)
-        if plain or _is_nested(classes, levels - _NEAR):
+        if plain or _is_deeply_nested(classes, levels - _RESERVED_LEVELS):
             return _native.call_within(levels, check, obj, classes) if nested else check(obj, classes)
     library_reads.use_registrations(vm, obj, classes)
     return native_callbacks.call_in_window(vm, check, (obj, classes))
 
 
-_NEAR = 10  # levels below the recursion limit at which the check gets exactly eager's remaining levels
+_RESERVED_LEVELS = (
+    10  # levels below the recursion limit at which the check gets exactly eager's remaining levels
+)
 
 
-def _is_nested(classes: object, levels: int) -> bool:
+def _is_deeply_nested(classes: object, levels: int) -> bool:
     """Whether `classes` is nested more than `levels` tuples deep and contains only classes without a custom check."""
     pending = [classes]
     for _ in range(max(levels, 1)):
-        parts = [part for found in pending if type(found) is tuple for part in found]
-        if not parts or any(type(part) is not tuple and type(part) is not type for part in parts):
+        items = [item for value in pending if type(value) is tuple for item in value]
+        if not items or any(type(item) is not tuple and type(item) is not type for item in items):
             return False
-        pending = parts
+        pending = items
     return True
 
 
-def _shows_its_class(vm: VM, kind: type) -> bool:
+def _has_plain_class_attr(vm: VM, kind: type) -> bool:
     """Whether reading an instance's `__class__` runs no code of its class."""
     info = vm.type_info(kind)
     return info.getattribute is None and info.find("__class__")[2] in (object, torch.Tensor)
@@ -101,11 +103,11 @@ def _shows_its_class(vm: VM, kind: type) -> bool:
 _REAL_GENERATOR = (_ for _ in ())
 
 
-async def _nothing() -> None:
+async def _empty_coroutine() -> None:
     """Its coroutine represents the VM's coroutines in `isinstance`."""
 
 
-_REAL_COROUTINE = _nothing()
+_REAL_COROUTINE = _empty_coroutine()
 _REAL_COROUTINE.close()
 
 
@@ -116,7 +118,7 @@ def _type(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 3:
         raise TypeError("type() takes 1 or 3 arguments")
     name, bases, namespace = cast("tuple[str, tuple[object, ...], object]", args)
-    return _made_by(vm, type, name, bases, namespace, kwargs)
+    return _create_class(vm, type, name, bases, namespace, kwargs)
 
 
 @builtin(super)
@@ -161,20 +163,20 @@ def _cast(vm: VM, args: Args, kwargs: Kwargs) -> object:
 @builtin(builtins.__build_class__)
 def _build_class(vm: VM, args: Args, kwargs: Kwargs) -> object:
     """`__build_class__`, which a `class` statement calls."""
-    body, name, written = cast(FunctionType, args[0]), cast(str, args[1]), tuple(args[2:])
-    bases = _resolved_bases(vm, written)
+    body, name, original_bases = cast(FunctionType, args[0]), cast(str, args[1]), tuple(args[2:])
+    bases = _resolve_bases(vm, original_bases)
     kwds = dict(kwargs)
     meta = kwds.pop("metaclass", None) or (type(bases[0]) if bases else type)
     if isinstance(meta, type):
         meta = types._calculate_meta(meta, bases)  # type: ignore[attr-defined]
-    namespace = _prepared(vm, meta, name, bases, kwds)
+    namespace = _prepare_namespace(vm, meta, name, bases, kwds)
     cell = _run_class_body(vm, body, namespace)
-    if bases != written:
-        namespace["__orig_bases__"] = written
-    made = _made_by(vm, meta, name, bases, namespace, kwds)
-    if isinstance(cell, types.CellType) and isinstance(made, type):
-        cell.cell_contents = made
-    return made
+    if bases != original_bases:
+        namespace["__orig_bases__"] = original_bases
+    cls = _create_class(vm, meta, name, bases, namespace, kwds)
+    if isinstance(cell, types.CellType) and isinstance(cls, type):
+        cell.cell_contents = cls
+    return cls
 
 
 def _run_class_body(vm: VM, body: FunctionType, namespace: object) -> object:
@@ -185,7 +187,7 @@ def _run_class_body(vm: VM, body: FunctionType, namespace: object) -> object:
     return vm.run(frame)
 
 
-def _resolved_bases(vm: VM, bases: tuple[object, ...]) -> tuple[object, ...]:
+def _resolve_bases(vm: VM, bases: tuple[object, ...]) -> tuple[object, ...]:
     """Bases of a class; other objects are replaced by the result of their `__mro_entries__`."""
     entries: list[object] = []
     for base in bases:
@@ -196,7 +198,7 @@ def _resolved_bases(vm: VM, bases: tuple[object, ...]) -> tuple[object, ...]:
     return tuple(types.resolve_bases(entries))
 
 
-def _prepared(
+def _prepare_namespace(
     vm: VM, meta: object, name: str, bases: tuple[object, ...], kwds: Kwargs
 ) -> MutableMapping[str, object]:
     """The namespace of a class body."""
@@ -209,7 +211,7 @@ def _prepared(
     return cast("MutableMapping[str, object]", namespace)
 
 
-def _made_by(
+def _create_class(
     vm: VM, meta: object, name: str, bases: tuple[object, ...], namespace: object, kwds: Kwargs
 ) -> object:
     """`meta(name, bases, namespace, **kwds)`."""
@@ -218,14 +220,14 @@ def _made_by(
     if isinstance(meta, type) and (type(new) is not types.FunctionType or runs_natively(new)):
         python_init = vm.type_info(meta).find("__init__")[0] is FUNCTION
         if type(meta) is type and not python_init:
-            return _new_class(vm, meta, (name, bases, namespace), kwds)
-    made = vm.call(meta, (name, bases, namespace), kwds)
-    if isinstance(made, type):
-        vm.env.sources.register_created_class(made)
-    return made
+            return _create_class_natively(vm, meta, (name, bases, namespace), kwds)
+    cls = vm.call(meta, (name, bases, namespace), kwds)
+    if isinstance(cls, type):
+        vm.env.sources.register_created_class(cls)
+    return cls
 
 
-def _new_class(vm: VM, make: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
+def _create_class_natively(vm: VM, constructor: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
     """Call a C constructor of a class. It runs `__set_name__` and `__init_subclass__`, which receive the class before it is
     returned."""
     # C code would use the module of its calling frame.
@@ -233,18 +235,18 @@ def _new_class(vm: VM, make: Callable[..., object], args: Args, kwargs: Kwargs) 
         args = (*args[:-1], {**args[-1], "__module__": vm.current_frame.globals.get("__name__", "builtins")})
     vm.classes.under_construction.append((cast(str, args[-3]), cast("tuple[type, ...]", args[-2])))
     try:
-        made = native_callbacks.call_in_window(vm, make, args, kwargs)
+        cls = native_callbacks.call_in_window(vm, constructor, args, kwargs)
     finally:
         vm.classes.under_construction.pop()
-    vm.env.sources.register_created_class(cast(type, made))
-    return made
+    vm.env.sources.register_created_class(cast(type, cls))
+    return cls
 
 
 @builtin(type.__new__)
 def _type_new(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 4:
         return type.__new__(*args, **kwargs)  # type: ignore[call-overload]  # raises
-    return _new_class(vm, type.__new__, args, kwargs)
+    return _create_class_natively(vm, type.__new__, args, kwargs)
 
 
 @builtin(type.__init__)

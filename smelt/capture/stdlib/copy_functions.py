@@ -37,10 +37,10 @@ from smelt.reasons import UNSUPPORTED_OBJECT
 from smelt.tracing.fake.fake_tensor import FakeTensor, check_class
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
 
-_Part = Callable[[object], object]  # copies a component of the object
+_CopyComponent = Callable[[object], object]  # copies a component of the object
 _REDUCTIONS = (("__reduce_ex__", (4,)), ("__reduce__", ()))
 _STATE_METHODS = ("__getstate__", "__setstate__")
-_NEW_ARGUMENTS = ("__getnewargs__", "__getnewargs_ex__")
+_NEW_ARGUMENT_METHODS = ("__getnewargs__", "__getnewargs_ex__")
 _NOT_COPIED = (types.ModuleType, types.MappingProxyType)  # guarded by identity, but `copy` raises
 
 
@@ -59,14 +59,14 @@ def _copy(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if custom is not None:
         return vm.call_function(custom, (obj,))
     if type(obj) is FakeTensor:
-        return _copied_tensor(vm, obj, obj.detach())
+        return _copy_tensor(vm, obj, obj.detach())
     if isinstance(obj, tuple):
         return _new_tuple(obj, list(tuple.__iter__(obj)))
-    return _copy_instance(vm, obj, None, _itself)
+    return _copy_instance(vm, obj, None, _identity)
 
 
-def _itself(part: object) -> object:
-    return part
+def _identity(copy_component: object) -> object:
+    return copy_component
 
 
 def _deep_copy(vm: VM, obj: object, memo: dict[int, object]) -> object:
@@ -76,9 +76,9 @@ def _deep_copy(vm: VM, obj: object, memo: dict[int, object]) -> object:
     if id(obj) in memo:
         return memo[id(obj)]
     if type(obj) is FakeTensor:
-        _check_copied_deeply(vm, obj)
-        made = memo[id(obj)] = _copied_tensor(vm, obj, obj.detach().clone())
-        return made
+        _check_deep_copyable(vm, obj)
+        copied = memo[id(obj)] = _copy_tensor(vm, obj, obj.detach().clone())
+        return copied
     custom = python_method(vm, obj, "__deepcopy__")
     if custom is not None:
         copied = memo[id(obj)] = vm.call_function(custom, (obj, memo))
@@ -100,7 +100,7 @@ def _is_atomic(obj: object) -> bool:
     return kind in LEAF_TYPES or kind in NUMBERS or kind in CONSTANTS or is_identity(obj)
 
 
-def _check_copied_deeply(vm: VM, tensor: FakeTensor) -> None:
+def _check_deep_copyable(vm: VM, tensor: FakeTensor) -> None:
     """Raise Unsupported for a tensor with a gradient, which is copied too, or that eager refuses to copy."""
     if not attributes.load_attr(vm, tensor, "is_leaf"):
         raise unsupported("copy.deepcopy of a tensor that was computed with gradients", UNSUPPORTED_OBJECT)
@@ -108,7 +108,7 @@ def _check_copied_deeply(vm: VM, tensor: FakeTensor) -> None:
         raise unsupported("copy.deepcopy of a tensor with a gradient", UNSUPPORTED_OBJECT)
 
 
-def _copied_tensor(vm: VM, tensor: FakeTensor, made: torch.Tensor) -> torch.Tensor:
+def _copy_tensor(vm: VM, tensor: FakeTensor, copied: torch.Tensor) -> torch.Tensor:
     check_class(tensor, "a copy")
     check_no_user_modes(vm, "a copy")
     real = vm.trace.real(tensor)
@@ -118,8 +118,8 @@ def _copied_tensor(vm: VM, tensor: FakeTensor, made: torch.Tensor) -> torch.Tens
     if real is not None:
         vm.env.facts.guard("len", vm.env.sources.find_or_const(tensor).child("member", "__dict__"), len(own))
     if getattr(tensor, "_is_param", False):
-        return make_parameter(vm, made, tensor.requires_grad)
-    return made.requires_grad_(tensor.requires_grad) if tensor.requires_grad else made
+        return make_parameter(vm, copied, tensor.requires_grad)
+    return copied.requires_grad_(tensor.requires_grad) if tensor.requires_grad else copied
 
 
 def _new_tuple(obj: tuple[object, ...], items: list[object]) -> object:
@@ -128,33 +128,37 @@ def _new_tuple(obj: tuple[object, ...], items: list[object]) -> object:
     return wrap_values.tuple_like(obj, items)
 
 
-def _copy_instance(vm: VM, obj: object, memo: dict[int, object] | None, part: _Part) -> object:
+def _copy_instance(
+    vm: VM, obj: object, memo: dict[int, object] | None, copy_component: _CopyComponent
+) -> object:
     kind = type(obj)
     if kind in PURE_TYPES or not (_native.made_by_python(kind) or isinstance(obj, CONTAINER_BASES)):
-        return _copy_native(vm, obj, memo, part)
+        return _copy_native(vm, obj, memo, copy_component)
     source = vm.env.sources.const(copyreg).child("attr", "dispatch_table")
     if vm.contains(kind, wrap_values.wrap(vm.env, copyreg.dispatch_table, source)):
         raise unsupported(f"copying a {kind.__qualname__} by a function that was registered")
     if any(python_method(vm, obj, n) is not None for n in ("__reduce_ex__", "__reduce__", *_STATE_METHODS)):
-        reduced = _reduced(vm, obj)
+        reduced = _reduce(vm, obj)
         return obj if isinstance(reduced, str) else vm.call(copy._reconstruct, (obj, memo, *reduced), {})  # type: ignore[attr-defined]
-    made = _empty_like(vm, obj)
+    copied = _empty_like(vm, obj)
     if memo is not None:
-        memo[id(obj)] = made
-    _copy_contents(vm, obj, made, part)
-    _copy_attributes(vm, obj, made, part)
-    return made
+        memo[id(obj)] = copied
+    _copy_contents(vm, obj, copied, copy_component)
+    _copy_attributes(vm, obj, copied, copy_component)
+    return copied
 
 
-def _copy_native(vm: VM, obj: object, memo: dict[int, object] | None, part: _Part) -> object:
+def _copy_native(
+    vm: VM, obj: object, memo: dict[int, object] | None, copy_component: _CopyComponent
+) -> object:
     """Copy of an instance of a C class."""
     kind = type(obj)
     if kind is types.SimpleNamespace:
-        made = types.SimpleNamespace()
+        copied = types.SimpleNamespace()
         if memo is not None:
-            memo[id(obj)] = made
-        _copy_attributes(vm, obj, made, part)
-        return made
+            memo[id(obj)] = copied
+        _copy_attributes(vm, obj, copied, copy_component)
+        return copied
     if (
         hasattr(kind, "__next__") and id(obj) in vm.env.sources
     ):  # the copy may share iterators with the original
@@ -165,14 +169,14 @@ def _copy_native(vm: VM, obj: object, memo: dict[int, object] | None, part: _Par
     raise unsupported(f"copying a {kind.__qualname__}")
 
 
-def _reduced(vm: VM, obj: object) -> str | tuple[object, ...]:
+def _reduce(vm: VM, obj: object) -> str | tuple[object, ...]:
     """Result of `__reduce_ex__(4)`, or its equivalent for classes that define `__reduce__` or `__getstate__`."""
     for name, arguments in _REDUCTIONS:
         found = python_method(vm, obj, name)
         if found is not None:
             return cast("str | tuple[object, ...]", vm.call_function(found, (obj, *arguments)))
     cls = type(obj)
-    if cls.__new__ is not object.__new__ or _slots(cls) or _has_new_arguments(vm, cls):
+    if cls.__new__ is not object.__new__ or _slots(cls) or _has_new_argument_methods(vm, cls):
         raise unsupported(f"copying a {cls.__qualname__}")
     own_state = python_method(vm, obj, "__getstate__")
     if own_state is not None:
@@ -180,52 +184,56 @@ def _reduced(vm: VM, obj: object) -> str | tuple[object, ...]:
     return copyreg.__newobj__, (cls,), attributes.load_attr(vm, obj, "__dict__")  # type: ignore[attr-defined]
 
 
-def _has_new_arguments(vm: VM, cls: type) -> bool:
-    return any(vm.type_info(cls).find(n)[0] is not ABSENT for n in _NEW_ARGUMENTS)
+def _has_new_argument_methods(vm: VM, cls: type) -> bool:
+    return any(vm.type_info(cls).find(n)[0] is not ABSENT for n in _NEW_ARGUMENT_METHODS)
 
 
 def _empty_like(vm: VM, obj: object) -> object:
     """A new object of the class of `obj`, without contents and attributes."""
     cls = type(obj)
     is_container = isinstance(obj, CONTAINER_BASES)
-    if _has_new_arguments(vm, cls) or not (is_container or cls.__new__ is object.__new__):
+    if _has_new_argument_methods(vm, cls) or not (is_container or cls.__new__ is object.__new__):
         raise unsupported(f"copying a {cls.__qualname__}")
-    made = cls.__new__(cls)
+    copied = cls.__new__(cls)
     if isinstance(obj, collections.defaultdict):
-        collections.defaultdict.__init__(cast("collections.defaultdict", made), obj.default_factory)
+        collections.defaultdict.__init__(cast("collections.defaultdict", copied), obj.default_factory)
     elif isinstance(obj, collections.deque):
-        collections.deque.__init__(cast("collections.deque", made), (), obj.maxlen)
-    return made
+        collections.deque.__init__(cast("collections.deque", copied), (), obj.maxlen)
+    return copied
 
 
-def _copy_contents(vm: VM, obj: object, made: object, part: _Part) -> None:
-    if part is _itself and (
+def _copy_contents(vm: VM, obj: object, copied: object, copy_component: _CopyComponent) -> None:
+    if copy_component is _identity and (
         type(obj) is dict or isinstance(obj, (collections.defaultdict, collections.Counter))
     ):
-        vm.call_native(dict.update, (made, mapping(vm, obj)))  # without hashing keys again
-    elif part is _itself and type(obj) is set:
-        vm.call_native(set.update, (made, set_methods.operand(vm, obj)))
+        vm.call_native(dict.update, (copied, mapping(vm, obj)))  # without hashing keys again
+    elif copy_component is _identity and type(obj) is set:
+        vm.call_native(set.update, (copied, set_methods.operand(vm, obj)))
     elif isinstance(obj, dict):
         base = dict_base(obj)
         items = cast("list[tuple[object, object]]", vm.call_native(list, (base.items(mapping(vm, obj)),)))
         for key, value in items:
-            vm.native_lookup(base.__setitem__, made, part(key), part(value))
+            vm.native_lookup(base.__setitem__, copied, copy_component(key), copy_component(value))
     elif isinstance(obj, set):
         for value in vm.elements(obj):
-            vm.native_lookup(set.add, made, part(value))
+            vm.native_lookup(set.add, copied, copy_component(value))
     elif isinstance(obj, list):
-        list.extend(cast("list[object]", made), [part(v) for v in vm.elements(obj)])
+        list.extend(cast("list[object]", copied), [copy_component(v) for v in vm.elements(obj)])
     elif isinstance(obj, collections.deque):
-        collections.deque.extend(cast("collections.deque[object]", made), [part(v) for v in vm.elements(obj)])
+        collections.deque.extend(
+            cast("collections.deque[object]", copied), [copy_component(v) for v in vm.elements(obj)]
+        )
 
 
-def _copy_attributes(vm: VM, obj: object, made: object, part: _Part) -> None:
+def _copy_attributes(vm: VM, obj: object, copied: object, copy_component: _CopyComponent) -> None:
     own = vm.env.overlay.instance_dict(obj)
     for name in list(own or ()):
-        object.__setattr__(made, name, part(attributes.wrap_instance_attr(vm, obj, name, own[name])))  # type: ignore[index]
+        object.__setattr__(
+            copied, name, copy_component(attributes.wrap_instance_attr(vm, obj, name, own[name]))
+        )  # type: ignore[index]
     for name in _slots(type(obj)):
         if vm.env.overlay.slot(obj, name) is not MISSING:
-            object.__setattr__(made, name, part(attributes.load_generic(vm, obj, name)))
+            object.__setattr__(copied, name, copy_component(attributes.load_generic(vm, obj, name)))
     if own is not None and id(obj) in vm.env.sources and obj not in vm.env.log:
         vm.env.facts.guard(
             "len",

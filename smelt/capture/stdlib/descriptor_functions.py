@@ -53,21 +53,21 @@ def _staticmethod_get(vm: VM, args: tuple[staticmethod, object], kwargs: Kwargs)
     return cast(object, args[0].__func__)
 
 
-def _with_accessor(name: str) -> Handler:
+def _accessor_handler(name: str) -> Handler:
     return lambda vm, found, accessor: vm.call_native(getattr(property, name), (found, accessor))
 
 
 for _name in ("getter", "setter", "deleter"):
-    method(property, _name)(_with_accessor(_name))
+    method(property, _name)(_accessor_handler(_name))
 
 
 # ------------------------------------------------------------------------------------------------ constructors
 
 
-def _made_natively(make: Callable[..., object]) -> Handler:
-    return lambda vm, args, kwargs: make(*args, **kwargs)
+def _native_constructor(constructor: Callable[..., object]) -> Handler:
+    return lambda vm, args, kwargs: constructor(*args, **kwargs)
 
 
 # Constructors that only store their arguments.
-for _make in (property, classmethod, staticmethod, functools.cached_property, types.MethodType):
-    BUILTINS[_make] = _made_natively(_make)
+for _constructor in (property, classmethod, staticmethod, functools.cached_property, types.MethodType):
+    BUILTINS[_constructor] = _native_constructor(_constructor)

@@ -33,17 +33,17 @@ def _locals(vm: VM, args: Args, kwargs: Kwargs) -> object:
 def _compile(vm: VM, args: _Source, kwargs: Kwargs) -> object:
     if kwargs or not 3 <= len(args) <= 4 or not isinstance(args[0], (str, bytes)):
         raise unsupported("compile() with options, or of a syntax tree")
-    return _compiled(vm, *args)
+    return _compile_source(vm, *args)
 
 
 _Source = tuple[str | bytes, str, str] | tuple[str | bytes, str, str, int]  # of `compile`
 
 
-def _compiled(vm: VM, source: str | bytes, filename: str, mode: str, flags: int = 0) -> types.CodeType:
+def _compile_source(vm: VM, source: str | bytes, filename: str, mode: str, flags: int = 0) -> types.CodeType:
     """`compile(source, filename, mode, flags)` with the `__future__` flags of the calling code."""
     vm.env.facts.use_digits(source)
     flags |= vm.current_frame.code.flags & FUTURE
-    if not _compiles("error", source, mode, flags) and _compiles("ignore", source, mode, flags):
+    if not _compiles_with("error", source, mode, flags) and _compiles_with("ignore", source, mode, flags):
         raise unsupported("compile() of source that Python warns of", OUTPUT)
     code = compile(source, filename, mode, flags, dont_inherit=True)
     if not isinstance(code, types.CodeType):
@@ -51,16 +51,16 @@ def _compiled(vm: VM, source: str | bytes, filename: str, mode: str, flags: int 
     return code
 
 
-_NAME = "<source inspected by smelt>"
+_PROBE_FILENAME = "<source inspected by smelt>"
 
 
-def _compiles(warning: Literal["error", "ignore"], source: str | bytes, mode: str, flags: int) -> bool:
+def _compiles_with(warning: Literal["error", "ignore"], source: str | bytes, mode: str, flags: int) -> bool:
     """Whether Python compiles `source` when its warnings are errors or are ignored. Other threads' warnings are
     unaffected."""
     with warnings.catch_warnings():
-        warnings.filterwarnings(warning, module=re.escape(_NAME))
+        warnings.filterwarnings(warning, module=re.escape(_PROBE_FILENAME))
         try:
-            compile(source, _NAME, mode, flags, dont_inherit=True)
+            compile(source, _PROBE_FILENAME, mode, flags, dont_inherit=True)
         except SyntaxError:
             return False
     return True
@@ -68,37 +68,37 @@ def _compiles(warning: Literal["error", "ignore"], source: str | bytes, mode: st
 
 @builtin(eval)
 def _eval(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    return _evaluated(vm, "eval", args, kwargs)
+    return _evaluate(vm, "eval", args, kwargs)
 
 
 @builtin(exec)
 def _exec(vm: VM, args: Args, kwargs: Kwargs) -> None:
-    _evaluated(vm, "exec", args, kwargs)
+    _evaluate(vm, "exec", args, kwargs)
 
 
-def _evaluated(vm: VM, mode: str, args: Args, kwargs: Kwargs) -> object:
+def _evaluate(vm: VM, mode: str, args: Args, kwargs: Kwargs) -> object:
     if kwargs or not 1 <= len(args) <= 3:
         raise unsupported(f"{mode}() with keywords")
     source, scope, names = (*args, None, None)[:3]
-    scope, names = _scope(vm, mode, scope, names)
+    scope, names = _namespaces(vm, mode, scope, names)
     if isinstance(source, (str, bytes)):
-        source = _compiled(vm, _stripped(source) if mode == "eval" else source, "<string>", mode)
+        source = _compile_source(vm, _strip_blanks(source) if mode == "eval" else source, "<string>", mode)
     if type(source) is not types.CodeType or source.co_freevars:
         raise unsupported(f"{mode}() of a {type(source).__qualname__}")
-    made = FunctionType(source, scope)
-    cells.record_function(vm, made)
+    function_object = FunctionType(source, scope)
+    cells.record_function(vm, function_object)
     code = vm.decode(source)
-    frame = Frame(code, made, [NULL] * code.nlocals)
+    frame = Frame(code, function_object, [NULL] * code.nlocals)
     frame.namespace = names
     return vm.run(frame)
 
 
-def _stripped(source: str | bytes) -> str | bytes:
+def _strip_blanks(source: str | bytes) -> str | bytes:
     """`source` without leading blanks, which do not indent an expression."""
     return source.lstrip(" \t") if isinstance(source, str) else source.lstrip(b" \t")
 
 
-def _scope(vm: VM, mode: str, scope: object, names: object) -> tuple[dict[str, object], object]:
+def _namespaces(vm: VM, mode: str, scope: object, names: object) -> tuple[dict[str, object], object]:
     """Dictionaries of global and local names. Raises Unsupported for an environment dictionary that the code could write
     to."""
     if scope is None:
@@ -130,12 +130,12 @@ def _import(vm: VM, args: Args, kwargs: Kwargs) -> object:
 
 @builtin(FunctionType)
 def _function(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    made = vm.call_native(FunctionType, args, kwargs)
-    assert type(made) is FunctionType
-    source = vm.env.sources.find(made.__globals__)
+    function_object = vm.call_native(FunctionType, args, kwargs)
+    assert type(function_object) is FunctionType
+    source = vm.env.sources.find(function_object.__globals__)
     if source is None:
-        scopes.use_as_globals(vm, made.__globals__)
+        scopes.use_as_globals(vm, function_object.__globals__)
     elif source.kind != "const":
         raise unsupported("a function with globals from outside")
-    cells.record_function(vm, made)
-    return made
+    cells.record_function(vm, function_object)
+    return function_object

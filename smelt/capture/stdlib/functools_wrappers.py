@@ -19,8 +19,8 @@ from smelt.capture.vm.vm import VM
 
 _native_signature: Callable[..., inspect.Signature] = inspect.signature
 _native_update_wrapper: Callable[..., object] = functools.update_wrapper
-_make_partial: Callable[..., object] = functools.partial
-_make_cached: Callable[..., Callable[..., object]] = functools._lru_cache_wrapper
+_native_partial: Callable[..., object] = functools.partial
+_native_lru_cache: Callable[..., Callable[..., object]] = functools._lru_cache_wrapper
 
 
 @builtin(functools.partial)
@@ -30,12 +30,12 @@ def _partial(vm: VM, args: Args, kwargs: Kwargs) -> object:
         function, bound, keywords = attributes.partial_parts(vm, args[0])
         if args[-1] is not attributes.PLACEHOLDER:  # otherwise the constructor raises
             args, kwargs = (function, *attributes.fill_placeholders(bound, args[1:])), {**keywords, **kwargs}
-    return _make_partial(*args, **kwargs)
+    return _native_partial(*args, **kwargs)
 
 
 @builtin(functools._lru_cache_wrapper)
 def _lru_cache_wrapper(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    cached = _make_cached(*args, **kwargs)
+    cached = _native_lru_cache(*args, **kwargs)
     vm.env.sources.register_created_function(cached)
     return cached
 
@@ -50,8 +50,8 @@ def _update_wrapper(vm: VM, args: Args, kwargs: Kwargs) -> object:
 
 @function(inspect.signature)
 def _signature(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    given = args[0]
-    target = given.function if type(given) is VMCallable else given
+    passed = args[0]
+    target = passed.function if type(passed) is VMCallable else passed
     library_reads.use_signature(vm.env, target)
     return _native_signature(target, *args[1:], **kwargs)
 
@@ -59,17 +59,17 @@ def _signature(vm: VM, args: Args, kwargs: Kwargs) -> object:
 # ----------------------------------------------------------------------------------- functools.singledispatch
 
 
-def _code(outer: FunctionType, name: str) -> types.CodeType:
+def _nested_code(outer: FunctionType, name: str) -> types.CodeType:
     return next(code for code in nested_codes(outer.__code__) if code.co_name == name)
 
 
-def _cell(function: FunctionType, name: str) -> object:
+def _closure_value(function: FunctionType, name: str) -> object:
     return (function.__closure__ or ())[function.__code__.co_freevars.index(name)].cell_contents
 
 
-def _implementation(vm: VM, dispatch: FunctionType, cls: type) -> object:
+def _select_implementation(vm: VM, dispatch: FunctionType, cls: type) -> object:
     """The registered function that `dispatch(cls)` selects; the registry is guarded."""
-    registry = cast("dict[object, object]", _cell(dispatch, "registry"))
+    registry = cast("dict[object, object]", _closure_value(dispatch, "registry"))
     if id(dispatch) in vm.env.sources:
         at = dispatch.__code__.co_freevars.index("registry")
         wrap_values.wrap(vm.env, registry, vm.env.sources.const(dispatch).child("cell", at))
@@ -79,41 +79,41 @@ def _implementation(vm: VM, dispatch: FunctionType, cls: type) -> object:
 
 
 def _dispatch(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
-    return _implementation(vm, fn, cast(type, args[0]))
+    return _select_implementation(vm, fn, cast(type, args[0]))
 
 
 def _wrapper(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
     if not args:
         return fn(*args, **kwargs)  # raises
-    dispatch = cast(FunctionType, _cell(fn, "dispatch"))
+    dispatch = cast(FunctionType, _closure_value(fn, "dispatch"))
     if id(fn) in vm.env.sources:
         vm.env.sources.const(dispatch)
-    chosen = _implementation(vm, dispatch, cast(type, attributes.load_attr(vm, args[0], "__class__")))
+    chosen = _select_implementation(vm, dispatch, cast(type, attributes.load_attr(vm, args[0], "__class__")))
     return vm.call(chosen, args, kwargs)
 
 
 def _register(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
-    held = map(cell_value, fn.__closure__ or ())
-    if any(id(v) in vm.env.sources for v in held if v is not None and v is not MISSING):
+    contents = map(cell_value, fn.__closure__ or ())
+    if any(id(v) in vm.env.sources for v in contents if v is not None and v is not MISSING):
         raise unsupported(f"{fn.__qualname__} of a function from outside")
     return fn(*args, **kwargs)
 
 
-_SOURCE = cast(FunctionType, functools.singledispatch)
-_make_dispatching: Callable[..., object] = functools.singledispatch
-CODE_HANDLERS[_code(_SOURCE, "dispatch")] = _dispatch
-CODE_HANDLERS[_code(_SOURCE, "wrapper")] = _wrapper
-CODE_HANDLERS[_code(_SOURCE, "register")] = _register
+_SINGLE_DISPATCH = cast(FunctionType, functools.singledispatch)
+_native_single_dispatch: Callable[..., object] = functools.singledispatch
+CODE_HANDLERS[_nested_code(_SINGLE_DISPATCH, "dispatch")] = _dispatch
+CODE_HANDLERS[_nested_code(_SINGLE_DISPATCH, "wrapper")] = _wrapper
+CODE_HANDLERS[_nested_code(_SINGLE_DISPATCH, "register")] = _register
 
 
 @function(functools.singledispatch)
 def _single_dispatch(vm: VM, args: tuple[Callable[..., object]], kwargs: Kwargs) -> object:
-    return _make_dispatching(*args, **kwargs)
+    return _native_single_dispatch(*args, **kwargs)
 
 
-def _lambdas(outer: FunctionType) -> Iterator[types.CodeType]:
+def _lambda_codes(outer: FunctionType) -> Iterator[types.CodeType]:
     return (code for code in nested_codes(outer.__code__) if code.co_name == "<lambda>")
 
 
-for _found in _lambdas(_SOURCE):
+for _found in _lambda_codes(_SINGLE_DISPATCH):
     CODE_HANDLERS[_found] = _register

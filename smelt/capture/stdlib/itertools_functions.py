@@ -15,34 +15,36 @@ from smelt.capture.semantics.values.iteration import element_function, guard_con
 from smelt.capture.vm.vm import VM
 
 
-def _choosing(make: Callable[..., object]) -> Handler:
+def _predicate_handler(constructor: Callable[..., object]) -> Handler:
     """Handler of an iterator that calls a predicate for each element."""
-    return lambda vm, args, kwargs: make(predicate(vm, args[0]), vm.iterable(args[1]))
+    return lambda vm, args, kwargs: constructor(predicate(vm, args[0]), vm.iterable(args[1]))
 
 
-_make: Callable[..., object]
-for _make in (itertools.takewhile, itertools.dropwhile, itertools.filterfalse):
-    BUILTINS[_make] = _choosing(_make)
+_constructor: Callable[..., object]
+for _constructor in (itertools.takewhile, itertools.dropwhile, itertools.filterfalse):
+    BUILTINS[_constructor] = _predicate_handler(_constructor)
 
 
 @builtin(itertools.accumulate)
 def _accumulate(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    given = dict(zip(("iterable", "func"), args)) | kwargs
-    fn = given.get("func")
-    given["func"] = element_function(vm, operator.add if fn is None else fn)
-    return itertools.accumulate(**{**given, "iterable": vm.iterable(given["iterable"])})  # type: ignore[call-overload]
+    arguments = dict(zip(("iterable", "func"), args)) | kwargs
+    fn = arguments.get("func")
+    arguments["func"] = element_function(vm, operator.add if fn is None else fn)
+    return itertools.accumulate(**{**arguments, "iterable": vm.iterable(arguments["iterable"])})  # type: ignore[call-overload]
 
 
 @builtin(itertools.groupby)
 def _groupby(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    given = dict(zip(("iterable", "key"), args)) | kwargs
+    arguments = dict(zip(("iterable", "key"), args)) | kwargs
     key = element_function(
-        vm, _itself if given.get("key") is None else given["key"], functools.partial(guard_contents, vm)
+        vm,
+        _identity if arguments.get("key") is None else arguments["key"],
+        functools.partial(guard_contents, vm),
     )
-    return itertools.groupby(vm.iterable(given["iterable"]), key)  # type: ignore[call-overload]
+    return itertools.groupby(vm.iterable(arguments["iterable"]), key)  # type: ignore[call-overload]
 
 
-def _itself(value: object) -> object:
+def _identity(value: object) -> object:
     return value
 
 
@@ -68,27 +70,27 @@ def _chain(vm: VM, args: Args, kwargs: Kwargs) -> object:
     return _chained(VMIterables(vm, iter(tuple(args))))
 
 
-def _over_iterables(make: Callable[..., object]) -> Handler:
+def _iterable_handler(constructor: Callable[..., object]) -> Handler:
     """Handler of an iterator that calls no functions."""
 
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
-        return make(*[a if type(a) in LEAF_TYPES else vm.iterable(a) for a in args], **kwargs)
+        return constructor(*[a if type(a) in LEAF_TYPES else vm.iterable(a) for a in args], **kwargs)
 
     return handler
 
 
-for _make in (
+for _constructor in (
     itertools.product, itertools.islice, itertools.zip_longest, itertools.pairwise, itertools.combinations,
     itertools.permutations, itertools.cycle, itertools.count,
 ):  # fmt: skip
-    BUILTINS[_make] = _over_iterables(_make)
+    BUILTINS[_constructor] = _iterable_handler(_constructor)
 
 
 @builtin(itertools.compress)
 def _compress(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    given = dict(zip(("data", "selectors"), args)) | kwargs
-    selectors = map(predicate(vm, None), vm.iterable(given["selectors"]))
-    return itertools.compress(vm.iterable(given["data"]), selectors)
+    arguments = dict(zip(("data", "selectors"), args)) | kwargs
+    selectors = map(predicate(vm, None), vm.iterable(arguments["selectors"]))
+    return itertools.compress(vm.iterable(arguments["data"]), selectors)
 
 
 BUILTINS[itertools.repeat] = lambda vm, args, kwargs: itertools.repeat(*args, **kwargs)

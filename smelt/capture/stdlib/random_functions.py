@@ -28,17 +28,17 @@ from smelt.shapes.number_bounds import Bounds
 from smelt.shapes.number_expr import Number
 from smelt.tracing.symbolic.sym_numbers import NUMBERS, hint, specialize
 
-_LARGEST = (1 << 63) - 1
+_INT64_MAX = (1 << 63) - 1
 
-# Methods of `random.Random` that return a float; those in `_ANY_NUMBERS` do so for any numbers, without raising.
-_FLOATS = (
+# Methods of `random.Random` that return a float; those in `_ANY_NUMBER_METHODS` do so for any numbers, without raising.
+_FLOAT_METHODS = (
     "random", "uniform", "gauss", "normalvariate", "triangular", "betavariate", "expovariate", "lognormvariate",
     "vonmisesvariate", "gammavariate", "paretovariate", "weibullvariate",
 )  # fmt: skip
-_INTS = ("randint", "randrange", "getrandbits")
-_OF_SEQUENCES = ("choice", "choices", "sample")
-_ANY_NUMBERS = frozenset(("uniform", "gauss", "normalvariate"))
-_NUMPY = frozenset(
+_INT_METHODS = ("randint", "randrange", "getrandbits")
+_SEQUENCE_METHODS = ("choice", "choices", "sample")
+_ANY_NUMBER_METHODS = frozenset(("uniform", "gauss", "normalvariate"))
+_NUMPY_METHODS = frozenset(
     (
         "rand", "randn", "random", "random_sample", "uniform", "normal", "standard_normal", "randint", "integers", "choice",
         "permutation", "beta", "binomial", "chisquare", "dirichlet", "exponential", "f", "gamma", "geometric", "gumbel",
@@ -50,38 +50,40 @@ _NUMPY = frozenset(
 )  # fmt: skip
 
 
-def _methods() -> dict[str, object]:
+def _random_methods() -> dict[str, object]:
     """Methods of `random.Random`, which call each other."""
     return {name: found for name, found in vars(random.Random).items() if not name.startswith("__")}
 
 
-_METHODS = _methods()
+_RANDOM_METHODS = _random_methods()
 
 
 def draw(vm: VM, generator: object, name: str, args: Args, kwargs: Kwargs) -> object:
     """`generator.name(*args, **kwargs)`. Raises Unsupported if the compiled frame cannot make that call, or if the result is
     not a number, a list of numbers or an array."""
     if vm.env.sources.find(generator) is None or generator in vm.env.log:
-        raise _refused(name, "of a generator that the function made or changed")
+        raise _refusal(name, "of a generator that the function made or changed")
     if isinstance(generator, random.Random):
         vm.env.facts.use_class(random.Random)
-        if _methods() != _METHODS:
-            raise _refused(name, "of a class whose methods were replaced")
-    given = tuple(_argument(vm, a, name) for a in args)
-    named = {k: _argument(vm, v, name) for k, v in kwargs.items()}
-    tried = getattr(_scratch(generator), name)(*map(hint, given), **{k: hint(v) for k, v in named.items()})
+        if _random_methods() != _RANDOM_METHODS:
+            raise _refusal(name, "of a class whose methods were replaced")
+    arguments = tuple(_argument(vm, a, name) for a in args)
+    keywords = {k: _argument(vm, v, name) for k, v in kwargs.items()}
+    trial = getattr(_trial_generator(generator), name)(
+        *map(hint, arguments), **{k: hint(v) for k, v in keywords.items()}
+    )
     source = Source("drawn", name, None, len(vm.env.log.draws))
-    count = len(tried) if type(tried) is list else 0
-    made = _made(vm, isinstance(generator, random.Random), name, tried, source, given, named)
-    vm.env.log.record_draw(Draw(generator, name, given, named, source, count))
-    return made
+    count = len(trial) if type(trial) is list else 0
+    value = _drawn_value(vm, isinstance(generator, random.Random), name, trial, source, arguments, keywords)
+    vm.env.log.record_draw(Draw(generator, name, arguments, keywords, source, count))
+    return value
 
 
-def _refused(name: str, why: str) -> Unsupported:
+def _refusal(name: str, why: str) -> Unsupported:
     return Unsupported(Reason(RANDOM_STATE, f"random.{name} {why}"))
 
 
-def _scratch(generator: object) -> object:
+def _trial_generator(generator: object) -> object:
     """A separate generator of the same kind."""
     if isinstance(generator, random.Random):
         return random.Random(0)
@@ -94,81 +96,83 @@ def _argument(vm: VM, value: object, name: str) -> object:
     """`value` as an argument of the compiled frame's call: a constant, or a number that may change per call."""
     kind = type(value)
     if kind in NUMBERS:
-        return value if name in _ANY_NUMBERS else specialize(value)
+        return value if name in _ANY_NUMBER_METHODS else specialize(value)
     if kind in LEAF_TYPES or kind is range:
         return value
     if isinstance(value, (list, tuple)):
         return tuple(_argument(vm, specialize(v), name) for v in vm.elements(value))
     if isinstance(value, (np.dtype, type)):
         return value
-    raise _refused(name, f"with a {kind.__qualname__}")
+    raise _refusal(name, f"with a {kind.__qualname__}")
 
 
 # ------------------------------------------------------------------------------------------------- results of draws
 
 
-def _made(
+def _drawn_value(
     vm: VM,
     python: bool,
     name: str,
-    tried: object,
+    trial: object,
     source: Source,
     args: Sequence[object],
     kwargs: Mapping[str, object],
 ) -> object:
     """VM value for the result of a trial draw."""
-    if type(tried) is int or type(tried) is float:
-        return _number(vm, name, tried, source, _bounds(python, name, tried, args, kwargs))
-    if type(tried) is list:
-        between = _bounds(python, name, None, args, kwargs)
-        return [_number(vm, name, v, source.child("item", i), between) for i, v in enumerate(tried)]
-    if isinstance(tried, (np.ndarray, np.integer)) and is_traceable(np.asarray(tried)):
-        return _array(vm, tried, source)
-    raise _refused(name, f"that gives a {type(tried).__qualname__}")
+    if type(trial) is int or type(trial) is float:
+        return _drawn_number(vm, name, trial, source, _bounds(python, name, trial, args, kwargs))
+    if type(trial) is list:
+        bounds = _bounds(python, name, None, args, kwargs)
+        return [_drawn_number(vm, name, v, source.child("item", i), bounds) for i, v in enumerate(trial)]
+    if isinstance(trial, (np.ndarray, np.integer)) and is_traceable(np.asarray(trial)):
+        return _drawn_array(vm, trial, source)
+    raise _refusal(name, f"that gives a {type(trial).__qualname__}")
 
 
-def _number(vm: VM, name: str, tried: object, source: Source, between: Bounds) -> object:
+def _drawn_number(vm: VM, name: str, trial: object, source: Source, bounds: Bounds) -> object:
     if not vm.env.numbers.symbolic_counts:
-        raise _refused(name, "while numbers are symbolic in the trace")
-    if not (type(tried) is float or (type(tried) is int and between is not None)):
-        raise _refused(name, f"that gives a {type(tried).__qualname__}")
-    return vm.env.numbers.draw(source, tried, between)
+        raise _refusal(name, "while numbers are symbolic in the trace")
+    if not (type(trial) is float or (type(trial) is int and bounds is not None)):
+        raise _refusal(name, f"that gives a {type(trial).__qualname__}")
+    return vm.env.numbers.draw(source, trial, bounds)
 
 
-def _array(vm: VM, tried: np.ndarray | np.generic, source: Source) -> ArrayProxy:
+def _drawn_array(vm: VM, trial: np.ndarray | np.generic, source: Source) -> ArrayProxy:
     """The array as a graph input, copied so that the trace may write it."""
     with vm.trace.paused():
-        real = torch.from_numpy(np.asarray(tried))
+        real = torch.from_numpy(np.asarray(trial))
     fake = vm.trace.fake(real, str(source.key))
     vm.env.sources[id(fake)] = source.child("array", None)
     vm.env.sources.keep_alive(fake)
-    return ArrayProxy(fake.clone(), scalar=isinstance(tried, np.integer))
+    return ArrayProxy(fake.clone(), scalar=isinstance(trial, np.integer))
 
 
 def _bounds(
-    python: bool, name: str, tried: int | float | None, args: Sequence[object], kwargs: Mapping[str, object]
+    python: bool, name: str, trial: int | float | None, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> Bounds:
     """Bounds of the method's result; None: any float. Raises Unsupported for ints that may exceed 64 bits."""
-    find = _BETWEEN.get(name) if python else _NUMPY_BETWEEN.get(name)
-    found = None if find is None or kwargs or any(type(a) in NUMBERS for a in args) else find(*args)
-    if found is None and type(tried) is int and not python:
-        return (-_LARGEST, _LARGEST)
-    if found is not None and type(found[0]) is int and max(map(abs, found)) > _LARGEST:
-        raise _refused(name, "of more than 64 bits")
-    return found
+    bounds_of = _PYTHON_BOUNDS.get(name) if python else _NUMPY_BOUNDS.get(name)
+    bounds = (
+        None if bounds_of is None or kwargs or any(type(a) in NUMBERS for a in args) else bounds_of(*args)
+    )
+    if bounds is None and type(trial) is int and not python:
+        return (-_INT64_MAX, _INT64_MAX)
+    if bounds is not None and type(bounds[0]) is int and max(map(abs, bounds)) > _INT64_MAX:
+        raise _refusal(name, "of more than 64 bits")
+    return bounds
 
 
-def _below(*arguments: int) -> Bounds:
+def _randrange_bounds(*arguments: int) -> Bounds:
     values = range(*arguments[:3])
     return min(values[0], values[-1]), max(values[0], values[-1])
 
 
-def _uniform(low: float, high: float) -> Bounds:
+def _uniform_bounds(low: float, high: float) -> Bounds:
     ends = (float(low + (high - low) * 0.0), float(low + (high - low) * 1.0))
     return (min(ends), max(ends)) if all(map(math.isfinite, ends)) else None
 
 
-def _of(values: int | Sequence[Number], *rest: object) -> Bounds:
+def _element_bounds(values: int | Sequence[Number], *rest: object) -> Bounds:
     """Bounds of the elements; None unless they are numbers of one type."""
     elements = range(values) if isinstance(values, int) else values
     kinds = {type(v) for v in elements}
@@ -177,54 +181,54 @@ def _of(values: int | Sequence[Number], *rest: object) -> Bounds:
     return None
 
 
-_BETWEEN: dict[str, Callable[..., Bounds]] = {
+_PYTHON_BOUNDS: dict[str, Callable[..., Bounds]] = {
     "random": lambda: (0.0, math.nextafter(1.0, 0.0)),
-    "uniform": _uniform,
+    "uniform": _uniform_bounds,
     "randint": lambda low, high: (low, high),
-    "randrange": _below,
+    "randrange": _randrange_bounds,
     "getrandbits": lambda count: (0, (1 << count) - 1),
-    **dict.fromkeys(_OF_SEQUENCES, _of),
+    **dict.fromkeys(_SEQUENCE_METHODS, _element_bounds),
 }
-_NUMPY_BETWEEN: dict[str, Callable[..., Bounds]] = {
-    **dict.fromkeys(("rand", "random", "random_sample"), _BETWEEN["random"]),
+_NUMPY_BOUNDS: dict[str, Callable[..., Bounds]] = {
+    **dict.fromkeys(("rand", "random", "random_sample"), _PYTHON_BOUNDS["random"]),
 }
-_PYTHON = frozenset((*_FLOATS, *_INTS, *_OF_SEQUENCES))
+_PYTHON_METHODS = frozenset((*_FLOAT_METHODS, *_INT_METHODS, *_SEQUENCE_METHODS))
 
 
 # -------------------------------------------------------------------------------------------------- registration
 
 
-def _of_python(name: str) -> None:
+def _register_python(name: str) -> None:
     """Register the method `name` of `random.Random`."""
 
-    def of_function(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    def call_unbound(vm: VM, args: Args, kwargs: Kwargs) -> object:
         if not args or type(args[0]) is not random.Random:
-            raise _refused(name, "of another class")
+            raise _refusal(name, "of another class")
         return draw(vm, args[0], name, args[1:], kwargs)
 
-    def of_method(vm: VM, generator: object, *args: object, **kwargs: object) -> object:
+    def call_bound(vm: VM, generator: object, *args: object, **kwargs: object) -> object:
         if type(generator) is not random.Random:
-            raise _refused(name, "of another class")
+            raise _refusal(name, "of another class")
         return draw(vm, generator, name, args, kwargs)
 
     if hasattr(vars(random.Random).get(name), "__code__"):
-        function(vars(random.Random)[name])(of_function)
+        function(vars(random.Random)[name])(call_unbound)
     else:
-        method(random.Random, name)(of_method)
+        method(random.Random, name)(call_bound)
 
 
-for _name in _PYTHON:
-    _of_python(_name)
+for _name in _PYTHON_METHODS:
+    _register_python(_name)
 
 
-def _of_numpy(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
+def _call_numpy(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
     """Call of a Cython function or unbound method of `numpy.random`."""
     name = fn.__name__
-    if args and type(args[0]) in (np.random.RandomState, np.random.Generator) and name in _NUMPY:
+    if args and type(args[0]) in (np.random.RandomState, np.random.Generator) and name in _NUMPY_METHODS:
         if getattr(type(args[0]), name, None) is fn:
             return draw(vm, args[0], name, args[1:], kwargs)
     raise Unsupported(Reason(RANDOM_STATE, f"numpy.random.{name}"))
 
 
 for _module in ("numpy.random", "numpy.random.mtrand", "numpy.random._generator"):
-    CYTHON_FUNCTIONS[_module] = _of_numpy
+    CYTHON_FUNCTIONS[_module] = _call_numpy

@@ -16,32 +16,32 @@ from smelt.capture.semantics.values import formatting
 from smelt.capture.semantics.values.displayed_names import use_names
 from smelt.capture.vm.vm import VM
 
-_TEXTS = (repr, str, format)
+_TEXT_FUNCTIONS = (repr, str, format)
 
 
-def _tells_identity(fn: Callable[..., object], value: object) -> bool:
+def _depends_on_identity(fn: Callable[..., object], value: object) -> bool:
     """Whether the hash or text of `value` depends on its identity."""
-    shown: object = type(value).__repr__
-    return has_identity_hash(value) if fn is hash else shown is object.__repr__
+    text_method: object = type(value).__repr__
+    return has_identity_hash(value) if fn is hash else text_method is object.__repr__
 
 
-def _unary_protocol(fn: Callable[..., object], name: str, fallbacks: tuple[str, ...] = ()) -> None:
+def _register_unary(fn: Callable[..., object], name: str, fallbacks: tuple[str, ...] = ()) -> None:
     """Register `fn(x)`, which calls the special method `name` of `x`, or one of `fallbacks` if its class has none
     (`object.__str__` does not count). Methods in Python are interpreted."""
 
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
         for candidate in (name, *fallbacks) if args else ():
-            written = python_method(vm, args[0], candidate)
-            if written is not None:
-                return vm.call_function(written, tuple(args), kwargs)
+            python_version = python_method(vm, args[0], candidate)
+            if python_version is not None:
+                return vm.call_function(python_version, tuple(args), kwargs)
             how, found, _ = vm.type_info(type(args[0])).find(candidate)
             if how is not ABSENT and found is not object.__str__:
                 break
         if fn is abs or fn is round:
             check_decimals(*args)
-        if args and fn in _TEXTS:
+        if args and fn in _TEXT_FUNCTIONS:
             use_names(vm, args[0])
-        if args and _tells_identity(fn, args[0]):
+        if args and _depends_on_identity(fn, args[0]):
             vm.env.facts.use_identity(args[0])
         if fn is hash and args and type(args[0]) is MethodType:
             vm.env.facts.use_identity(args[0].__self__)
@@ -60,12 +60,12 @@ for _fn, _name in (
     (repr, "__repr__"),
     (format, "__format__"),
 ):
-    _unary_protocol(_fn, _name)
-_unary_protocol(str, "__str__", ("__repr__",))
-_unary_protocol(bytes, "__bytes__")
-_unary_protocol(int, "__int__", ("__index__",))
-_unary_protocol(float, "__float__")
-_unary_protocol(complex, "__complex__")
+    _register_unary(_fn, _name)
+_register_unary(str, "__str__", ("__repr__",))
+_register_unary(bytes, "__bytes__")
+_register_unary(int, "__int__", ("__index__",))
+_register_unary(float, "__float__")
+_register_unary(complex, "__complex__")
 formatting.install()
 
 

@@ -31,7 +31,7 @@ from smelt.errors import Unsupported
 from smelt.guards.object_lifetimes import lifetimes_of
 
 
-def _eagerly(detail: str) -> Unsupported:
+def _eager_fallback(detail: str) -> Unsupported:
     """An error for programs that observe object lifetimes; no graph break, since the caller of a resume function would also
     keep the object alive."""
     error = unsupported(detail)
@@ -42,15 +42,15 @@ def _eagerly(detail: str) -> Unsupported:
 # ------------------------------------------------------------------------------------------------- creation
 
 
-def _making(reference: Callable[..., object]) -> Handler:
+def _constructor_handler(reference: Callable[..., object]) -> Handler:
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
         if not args:
             return reference(*args, **kwargs)
         target, *callback = args
         if vm.env.sources.is_created_function(cast(FunctionType, target)):
-            raise _eagerly("a weak reference to a function created in the call")
+            raise _eager_fallback("a weak reference to a function created in the call")
         if callback and callback[0] is not None and id(target) in vm.env.sources:
-            raise _eagerly("a callback for the end of an object from outside")
+            raise _eager_fallback("a callback for the end of an object from outside")
         return vm.call_native(reference, [target, *map(vm.native_argument, callback)], kwargs)
 
     return handler
@@ -62,21 +62,21 @@ def _weak_method(vm: VM, args: Args, kwargs: Kwargs) -> object:
 
 
 for _reference in (weakref.ref, weakref.proxy):
-    builtin(_reference)(_making(_reference))
+    builtin(_reference)(_constructor_handler(_reference))
 
 
-def _adding(fn: FunctionType) -> Handler:
+def _insertion_handler(fn: FunctionType) -> Handler:
     """Handler of a method that adds its argument to a weak container."""
 
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
-        if any(_may_go(vm, x) for value in args[1:] for x in (value, *_contents(value))):
-            raise _eagerly(f"{fn.__qualname__} of an object from outside")
+        if any(_may_die(vm, x) for value in args[1:] for x in (value, *_contents(value))):
+            raise _eager_fallback(f"{fn.__qualname__} of an object from outside")
         return interpret(vm, fn, args, kwargs)
 
     return handler
 
 
-def _may_go(vm: VM, x: object) -> bool:
+def _may_die(vm: VM, x: object) -> bool:
     return id(x) in vm.env.sources and not is_constant(x) and not is_identity(x)
 
 
@@ -90,18 +90,18 @@ for _container in (weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValue
     for _name in ("__init__", "__setitem__", "__ior__", "add", "update", "setdefault"):
         _method = vars(_container).get(_name)
         if type(_method) is FunctionType:
-            FUNCTIONS[_method] = _adding(_method)
+            FUNCTIONS[_method] = _insertion_handler(_method)
 
 
 # ---------------------------------------------------------------------------------------------- use
 
 
 @builtin(weakref.getweakrefcount, weakref.getweakrefs)
-def _counted(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    raise _eagerly("the weak references to an object are counted")
+def _refuse_count(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    raise _eager_fallback("the weak references to an object are counted")
 
 
-def _follow(vm: VM, reference: weakref.ref[object], args: Args, kwargs: Kwargs) -> object:
+def _dereference(vm: VM, reference: weakref.ref[object], args: Args, kwargs: Kwargs) -> object:
     """`reference()`."""
     sources = vm.env.sources
     if args or kwargs:
@@ -110,11 +110,11 @@ def _follow(vm: VM, reference: weakref.ref[object], args: Args, kwargs: Kwargs) 
     if id(reference) in sources:
         return wrap_values.wrap(vm.env, found, sources[id(reference)].child("call", None))
     if found is not None and id(found) in sources and not _is_held(vm, found):
-        raise _eagerly("a weak reference to an object from outside that may be dead")
+        raise _eager_fallback("a weak reference to an object from outside that may be dead")
     return found
 
 
-CALLERS[weakref.ref] = _follow
+CALLERS[weakref.ref] = _dereference
 
 
 def _is_held(vm: VM, x: object) -> bool:

@@ -56,6 +56,6 @@ def _max_pool_with_indices(args: Args, kwargs: Kwargs) -> Any:
 COMPOSITES = {
     F.max_pool1d: _max_pool,
     torch.max_pool1d: _max_pool,
-    F.max_pool1d_max_pool_with_indices: _max_pool_with_indices,
-    torch.max_pool1d_max_pool_with_indices: _max_pool_with_indices,
+    F.max_pool1d_with_indices: _max_pool_with_indices,
+    torch.max_pool1d_with_indices: _max_pool_with_indices,
 }

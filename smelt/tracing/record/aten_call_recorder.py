@@ -23,7 +23,7 @@ from smelt.tracing.functionalize.recorded_writes import Writes
 from smelt.tracing.functionalize.view_copies import Copies
 from smelt.tracing.record.call_arguments import LEAF_TYPES, Args, Kwargs, Unnameable, other_argument
 from smelt.tracing.record.current_call import CurrentCall
-from smelt.tracing.record.number_inputs import NumberInputs, size_arguments, with_sizes
+from smelt.tracing.record.number_inputs import NumberInputs, numbers_to_sizes, size_arguments
 from smelt.tracing.record.recorded_results import fresh_fake
 from smelt.tracing.record.tape import Tape
 from smelt.tracing.record.trace_inputs import Inputs
@@ -63,7 +63,7 @@ class AtenCallRecorder:
         """Run an operator on metadata and record its aten node. Raises what the operator raises for such metadata."""
         symbols = self.numbers.symbols
         if symbols is not None and symbols.hints:
-            args, kwargs = with_sizes(func, args, kwargs)
+            args, kwargs = numbers_to_sizes(func, args, kwargs)
             func, args, kwargs = split_into_sizes(symbols, func, args, kwargs)
             args, kwargs = clamp_to_range(symbols, func, args, kwargs, self.symbol_for_size)
             diagonal = square_diagonal(self.run, symbols, func, args, kwargs)

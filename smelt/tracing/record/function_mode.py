@@ -35,7 +35,7 @@ from smelt.tracing.composites.row_indexing import gather
 from smelt.tracing.fake.constant_folding import UNKNOWN
 from smelt.tracing.fake.fake_tensor import FakeTensor, check_fixed, has_unrecorded, hides_metadata
 from smelt.tracing.fake.tensor_subclasses import class_of_results, mark
-from smelt.tracing.record.aten_torch_recorder import Composite
+from smelt.tracing.record.aten_call_recorder import Composite
 from smelt.tracing.record.call_arguments import Args, Kwargs, Unnameable
 from smelt.tracing.record.torch_function_handlers import is_handled
 from smelt.tracing.record.torch_functions import PASSED, REFUSED, STATEFUL, name_of, read_of

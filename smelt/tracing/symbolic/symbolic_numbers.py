@@ -416,7 +416,8 @@ class Symbols:
             raise self.pending_error
 
     def torch_comparison(self, op: str, a: Symbol, b: Symbol) -> Symbol | None:
-        """A comparison of unbacked sizes by torch, which is assumed only where torch needs it; None for other comparisons."""
+        """A comparison of unbacked sizes by torch, which is assumed only where torch needs its outcome; None for other
+        comparisons."""
         if a.size is None or b.size is None or not self.unbacked.occurs_in(a.size, b.size):
             return None
         if self._comparisons.known_outcome(*_canonical_comparison(op, a.size, b.size)) is not None:

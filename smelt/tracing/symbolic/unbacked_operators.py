@@ -189,8 +189,8 @@ def _recorded_for(recorder: AtenCallRecorder, tensor: FakeTensor, keys: Sequence
 
 
 def _value_keys(recorder: AtenCallRecorder, tensor: FakeTensor) -> list[Any]:
-    """Value keys: tensors with a common key are equal, as long as they are not written. They are the same, or computed by the
-    same operators from the same tensors, none of which was written."""
+    """Value keys: tensors with a common key are equal, as long as they are not written. They are the same, or computed
+    by the same operators from the same tensors, none of which was written."""
     node = tensor.aten_node or recorder.inputs.aten_node(tensor)
     visited: list[Node] = []
     keys = [_computation_key(node, 0, []), _computation_key(node, _DEPTH, visited)]
@@ -205,7 +205,8 @@ def _nodes_written(recorder: AtenCallRecorder) -> set[Node | None]:
 
 
 def _computation_key(node: Node, depth: int, visited: list[Node]) -> Any:
-    """A key equal for nodes with equal computations up to `depth` operators. Appends the nodes it depends on to `visited`."""
+    """A key that is equal for nodes with equal computations up to `depth` operators. Appends the nodes it depends on
+    to `visited`."""
     while node.target in _SAME:  # how autograd returns saved tensors
         node = node.args[0]
     visited.append(node)

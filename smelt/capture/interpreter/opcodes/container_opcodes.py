@@ -91,7 +91,9 @@ def _opened(vm: VM, target: C) -> C:
 
 @opcode("LIST_APPEND")
 def _list_append(vm: VM, frame: Frame, arg: int) -> None:
-    environment_mutations.record_mutation(vm.env, frame.stack[-1 - arg])  # after a graph break it comes from outside
+    environment_mutations.record_mutation(
+        vm.env, frame.stack[-1 - arg]
+    )  # after a graph break it comes from outside
     value = frame.stack.pop()
     vm.env.overlay.now(frame.stack[-arg]).append(value)
 

@@ -124,7 +124,11 @@ def _call_function_ex(vm: VM, frame: Frame, arg: bool) -> None:
         raise TypeError(f"{callable_name(fn)} argument after * must be an iterable, not {kind}")
     keywords = stack[-1] if arg else NULL
     kwargs = {} if keywords is NULL else dict(mapping_of(vm, keywords, NO_MAPPING, fn))
-    args = positional if type(positional) is tuple else tuple(vm.elements(positional, hinted=TUPLE_CALLS_LENGTH_HINT))
+    args = (
+        positional
+        if type(positional) is tuple
+        else tuple(vm.elements(positional, hinted=TUPLE_CALLS_LENGTH_HINT))
+    )
     vm.frames.set_call_site(frame)
     trace_call = vm.trace.call
     if (

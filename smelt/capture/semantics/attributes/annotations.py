@@ -19,7 +19,7 @@ from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_CALL, Reason
 
 # Instructions of annotations that are names, attributes, subscripts and constants.
-_OF_NAMES = frozenset(
+_PURE_INSTRUCTIONS = frozenset(
     (
         "RESUME", "LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_SMALL_INT", "COMPARE_OP", "POP_JUMP_IF_FALSE", "NOT_TAKEN",
         "LOAD_COMMON_CONSTANT", "RAISE_VARARGS", "LOAD_CONST", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_ATTR", "BINARY_OP",
@@ -29,10 +29,10 @@ _OF_NAMES = frozenset(
 )  # fmt: skip
 
 
-_OF_GLOBALS = ("LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
+_GLOBAL_LOADS = ("LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
 
 
-class _Deferred(Protocol):
+class _HasAnnotate(Protocol):
     @property
     def __annotate__(self) -> Callable[[int], object]: ...
 
@@ -43,10 +43,10 @@ def annotations_of(vm: VM, function: FunctionType) -> dict[str, object]:
         check_annotations(vm.env, function)
     elif _native.annotations_wait(function):
         vm.frames.call_site = None
-        made = vm.call(cast(_Deferred, function).__annotate__, (1,), {})
-        if type(made) is not dict:
-            raise TypeError(f"__annotate__ returned non-dict of type '{type(made).__name__}'")
-        _native.keep_annotations(function, made)
+        annotations = vm.call(cast(_HasAnnotate, function).__annotate__, (1,), {})
+        if type(annotations) is not dict:
+            raise TypeError(f"__annotate__ returned non-dict of type '{type(annotations).__name__}'")
+        _native.keep_annotations(function, annotations)
     return function.__annotations__
 
 
@@ -56,15 +56,15 @@ def check_annotations(env: Environment, owner: FunctionType | type | ModuleType)
         return
     read = type.__getattribute__ if isinstance(owner, type) else object.__getattribute__
     annotate = read(owner, "__annotate__")  # type: ignore[arg-type]
-    if type(annotate) is not FunctionType or not _only_reads(env, annotate):
+    if type(annotate) is not FunctionType or not _only_reads_names(env, annotate):
         raise Unsupported(Reason(UNSUPPORTED_CALL, "annotations that are not evaluated yet"))
 
 
-def _only_reads(env: Environment, annotate: FunctionType) -> bool:
+def _only_reads_names(env: Environment, annotate: FunctionType) -> bool:
     instructions = list(dis.get_instructions(annotate.__code__))
-    if any(i.opname not in _OF_NAMES for i in instructions):
+    if any(i.opname not in _PURE_INSTRUCTIONS for i in instructions):
         return False
     if any(map(env.log.has_written_cell, annotate.__closure__ or ())):
         return False
-    names = (i.argval for i in instructions if i.opname in _OF_GLOBALS)
+    names = (i.argval for i in instructions if i.opname in _GLOBAL_LOADS)
     return not any(env.log.has_written_name(annotate.__globals__, name) for name in names)

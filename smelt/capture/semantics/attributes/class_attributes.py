@@ -75,7 +75,7 @@ def load_plain_class_attr(vm: VM, cls: type, name: str, meta: TypeInfo, use_geta
     own = vm.type_info(cls).find(name)
     if own[0] is not ABSENT:
         return _bind_to_class(vm, cls, name, own)
-    if how in _OF_METACLASS:
+    if how in _INSTANCE_LIKE_KINDS:
         return CLASS_LOADERS[how](vm, cls, name, found, owner)
     if how is ABSENT and use_getattr and type(meta.getattr) is FunctionType:
         if isinstance(cls, enum.EnumMeta):
@@ -85,7 +85,7 @@ def load_plain_class_attr(vm: VM, cls: type, name: str, meta: TypeInfo, use_geta
 
 
 # Kinds of metaclass attributes that a class reads as an instance does.
-_OF_METACLASS = (FUNCTION, CLASS_METHOD, STATIC_METHOD, NON_DATA, VALUE)
+_INSTANCE_LIKE_KINDS = (FUNCTION, CLASS_METHOD, STATIC_METHOD, NON_DATA, VALUE)
 
 
 def _class_dict(vm: VM, cls: type) -> object:

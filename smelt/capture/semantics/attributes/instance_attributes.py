@@ -41,9 +41,9 @@ from smelt.errors import Unsupported
 from smelt.reasons import UNSUPPORTED_CALL, UNSUPPORTED_EFFECT, Reason
 
 # Kinds of class attributes that an instance attribute shadows.
-_SHADOWED = (FUNCTION, CLASS_METHOD, STATIC_METHOD, NON_DATA, VALUE)
+_SHADOWED_KINDS = (FUNCTION, CLASS_METHOD, STATIC_METHOD, NON_DATA, VALUE)
 # Kinds whose load may run user code.
-_RUNNING = (PROPERTY, PYTHON_DATA, CACHED_PROPERTY, CLASS_METHOD, NON_DATA)
+_USER_CODE_KINDS = (PROPERTY, PYTHON_DATA, CACHED_PROPERTY, CLASS_METHOD, NON_DATA)
 
 
 class Descriptor(Protocol):
@@ -79,8 +79,8 @@ def object_getattribute(vm: VM, obj: object, name: str, use_getattr: bool = Fals
     info = vm.type_info(cls)
     vm.env.facts.use_class(cls)
     how, found, owner = info.find(name)
-    if how in _RUNNING and use_getattr:
-        _or_getattr(vm, obj, name, info)
+    if how in _USER_CODE_KINDS and use_getattr:
+        _set_getattr_fallback(vm, obj, name, info)
     data = DATA_LOADERS.get(how)
     if data is not None:
         return data(vm, obj, name, found)
@@ -89,16 +89,16 @@ def object_getattribute(vm: VM, obj: object, name: str, use_getattr: bool = Fals
         if name in own:
             return wrap_instance_attr(vm, obj, name, own[name])
         source = vm.env.sources.get(id(obj))
-        if how in _SHADOWED and source is not None and vm.env.log.was_absent(obj, name):
+        if how in _SHADOWED_KINDS and source is not None and vm.env.log.was_absent(obj, name):
             vm.env.facts.guard("not_in_dict", source, name, key=name)
     if how is not ABSENT:
         return CLASS_LOADERS[how](vm, obj, name, found, owner)
     if use_getattr and info.getattr is not MISSING:
         return _through_getattr(vm, obj, name, info, own)
-    return _no_attribute(vm, obj, name, own)
+    return _raise_no_attribute(vm, obj, name, own)
 
 
-def _or_getattr(vm: VM, obj: object, name: str, info: TypeInfo) -> None:
+def _set_getattr_fallback(vm: VM, obj: object, name: str, info: TypeInfo) -> None:
     """Set a result handler that calls `__getattr__` if the code about to run raises AttributeError."""
     vm.frames.call_site = with_result_handler(
         vm.frames.call_site,
@@ -117,7 +117,7 @@ def load_by_getattribute(
     vm.env.facts.use_class(info.cls)
     call_site = vm.frames.call_site
     if type(info.getattr) is FunctionType:
-        _or_getattr(vm, obj, name, info)
+        _set_getattr_fallback(vm, obj, name, info)
     try:
         return vm.call_function(getattribute, (obj, name))
     except AttributeError:
@@ -154,10 +154,10 @@ def _through_getattr(vm: VM, obj: object, name: str, info: TypeInfo, own: dict[s
 def load_module_entry(vm: VM, obj: object, name: str, own: dict[str, object]) -> object:
     """`nn.Module.__getattr__`: a parameter, buffer or submodule of `obj`, whose `__dict__` is `own`."""
     found = nn_module_attributes.load_entry(vm, obj, name, own)
-    return _no_attribute(vm, obj, name, own) if found is MISSING else found
+    return _raise_no_attribute(vm, obj, name, own) if found is MISSING else found
 
 
-def _no_attribute(vm: VM, obj: object, name: str, own: dict[str, object] | None) -> NoReturn:
+def _raise_no_attribute(vm: VM, obj: object, name: str, own: dict[str, object] | None) -> NoReturn:
     if own is not None:
         nn_module_attributes.guard_absent(vm, obj, name, own)
     if not vm.type_info(type(obj)).is_module:
@@ -180,15 +180,15 @@ def store_in_instance(vm: VM, obj: object, name: str, value: object) -> None:
     elif cell and name == "cell_contents":
         env.log.set_cell(cast("types.CellType", obj), value)
     else:
-        _set_outside(vm, obj, name, value)
+        _store_in_overlay(vm, obj, name, value)
 
 
-def _set_outside(vm: VM, obj: object, name: str, value: object) -> None:
+def _store_in_overlay(vm: VM, obj: object, name: str, value: object) -> None:
     how, found, _ = vm.type_info(type(obj)).find(name)
     overlay, own = vm.env.overlay, vm.env.overlay.instance_dict(obj)
     if is_slot(found):
         if value is MISSING and overlay.slot(obj, name) is MISSING:
-            _guard_empty(vm, obj, name)
+            _guard_empty_slot(vm, obj, name)
             raise AttributeError(name)
         overlay.set_slot(obj, name, value)
     elif name == "__dict__" and type(value) is dict and id(value) not in vm.env.sources and own is not None:
@@ -208,7 +208,7 @@ def _set_outside(vm: VM, obj: object, name: str, value: object) -> None:
         raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")
 
 
-def _guard_empty(vm: VM, obj: object, name: str) -> None:
+def _guard_empty_slot(vm: VM, obj: object, name: str) -> None:
     """Guard that the slot `name` of an environment object is empty, if it was empty before the trace."""
     if id(obj) in vm.env.sources and read_slot(obj, name) is MISSING:
         vm.env.facts.guard("slot", vm.env.sources[id(obj)], (name, False), key=name)
@@ -250,7 +250,7 @@ def _load_native_data(vm: VM, obj: object, name: str, found: Descriptor) -> obje
         return vm.class_of(obj)
     source = env.sources.get(id(obj))
     if source is not None:
-        _check_known(found, obj, name)
+        _check_pure_getter(found, obj, name)
     if type(obj) is types.CellType and cells.is_cell_written(vm, obj):
         value = env.overlay.cell(obj)
         if value is MISSING:
@@ -260,7 +260,7 @@ def _load_native_data(vm: VM, obj: object, name: str, found: Descriptor) -> obje
         READ_EFFECTS[found](vm, obj)
     value = env.overlay.slot(obj, name) if is_slot(found) else found.__get__(obj, type(obj))
     if value is MISSING:
-        _guard_empty(vm, obj, name)
+        _guard_empty_slot(vm, obj, name)
         shown = fully_qualified_name(type(obj)) if PY313 else type(obj).__name__
         raise AttributeError(f"{shown!r} object has no attribute {name!r}", name=name, obj=obj)
     computed = type(found) is not types.MemberDescriptorType
@@ -273,7 +273,7 @@ def _load_native_data(vm: VM, obj: object, name: str, found: Descriptor) -> obje
 READ_EFFECTS: dict[object, Callable[[VM, object], None]] = {}
 
 
-def _check_known(found: object, obj: object, name: str) -> None:
+def _check_pure_getter(found: object, obj: object, name: str) -> None:
     """Raise Unsupported for an attribute computed by C code that may have side effects."""
     if type(found) is types.GetSetDescriptorType and not is_pure_attribute(found):
         what = f"attribute {name!r} of an outside {type(obj).__qualname__}, whose effects are not known"

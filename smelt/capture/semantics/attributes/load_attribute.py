@@ -55,7 +55,7 @@ def load_attr(vm: VM, obj: object, name: str) -> object:
     cls = type(obj)
     loader = LOADERS.get(cls)
     if loader is not None:
-        if cls not in _GIVING_RESULTS:
+        if cls not in _CALL_SITE_LOADERS:
             vm.frames.call_site = None
         return loader(vm, obj, name)
     if isinstance(obj, type):
@@ -153,9 +153,9 @@ def load_real_tensor_attr(vm: VM, tensor: torch.Tensor, name: str) -> object:
     cls = type(tensor)
     hidden = hides_metadata(tensor)
     if hidden and vm.type_info(cls).find(name)[2] not in torch.Tensor.__mro__:
-        return _load_of_subclass(vm, tensor, name)
+        return _load_subclass_attr(vm, tensor, name)
     method = type(type_find(cls, name)) is types.MethodDescriptorType
-    if not method and (hidden or name not in _GUARDED):
+    if not method and (hidden or name not in _GUARDED_METADATA):
         kind = UNSUPPORTED_OBJECT if cls in PLAIN_TYPES else TENSOR_SUBCLASS
         raise unsupported(f"{name} of a {cls.__qualname__} that no fake stands for", kind)
     if method:
@@ -166,7 +166,7 @@ def load_real_tensor_attr(vm: VM, tensor: torch.Tensor, name: str) -> object:
         return getattr(tensor, name)
 
 
-def _load_of_subclass(vm: VM, tensor: torch.Tensor, name: str) -> object:
+def _load_subclass_attr(vm: VM, tensor: torch.Tensor, name: str) -> object:
     """An attribute of the subclass itself or of the instance."""
     info = vm.type_info(type(tensor))
     if info.getattribute is not None:
@@ -174,7 +174,7 @@ def _load_of_subclass(vm: VM, tensor: torch.Tensor, name: str) -> object:
     return load_generic(vm, tensor, name)
 
 
-_GUARDED = frozenset(
+_GUARDED_METADATA = frozenset(
     (
         "shape",
         "dtype",
@@ -218,4 +218,4 @@ LOADERS: dict[type, Callable[..., object]] = {  # loader(vm, obj, name)
     **dict.fromkeys(LEAF_TYPES, load_native_attr),
     **dict.fromkeys(CONTAINER_TYPES, load_native_attr),
 }
-_GIVING_RESULTS = (type, super)  # these loaders run only one Python function and return its result
+_CALL_SITE_LOADERS = (type, super)  # these loaders run only one Python function and return its result

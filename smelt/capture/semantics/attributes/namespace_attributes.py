@@ -27,7 +27,7 @@ from smelt.reasons import UNSUPPORTED_CALL, Reason
 def load_module_attr(vm: VM, module: types.ModuleType, name: str) -> object:
     """An attribute of a Python module, through the `__getattribute__` of its class if that is written in Python."""
     if not is_native_module(module_name(module)):
-        _use_module_class(vm, module)
+        _guard_module_class(vm, module)
     info = vm.type_info(type(module))
     if info.getattribute is not None:
         vm.env.facts.use_class(type(module))
@@ -40,7 +40,7 @@ def load_from_module(vm: VM, module: types.ModuleType, name: str) -> object:
     env, own = vm.env, module_dict(module)
     if name == "__dict__":
         return scopes.expose_globals(vm, own)
-    found = _through_class(vm, module, name) if type(module) is not types.ModuleType else MISSING
+    found = _load_by_module_class(vm, module, name) if type(module) is not types.ModuleType else MISSING
     if found is not MISSING:
         return found
     if env.log.has_written_name(own, name):
@@ -56,20 +56,20 @@ def load_from_module(vm: VM, module: types.ModuleType, name: str) -> object:
         if name in own:
             value = wrap_values.wrap(env, own[name], env.sources.find_or_const(module).child("attr", name))
         else:
-            value = _missing_in_module(vm, module, name)
+            value = _load_missing(vm, module, name)
             if name in own:  # a lazily loaded submodule
                 value = wrap_values.wrap(env, value, env.sources.find_or_const(module).child("attr", name))
         memo[name] = value
     return value
 
 
-def _use_module_class(vm: VM, module: types.ModuleType) -> None:
+def _guard_module_class(vm: VM, module: types.ModuleType) -> None:
     """Guard the class of a module, which can be reassigned."""
     source = vm.env.sources.find_or_const(module).child("type", None)
     vm.env.facts.guard("id", source, type(module))
 
 
-def _through_class(vm: VM, module: types.ModuleType, name: str) -> object:
+def _load_by_module_class(vm: VM, module: types.ModuleType, name: str) -> object:
     """Result of Python code in a module's own class for `name`; MISSING if there is none."""
     cls = type(module)
     if is_native_module(cls.__module__):
@@ -84,7 +84,7 @@ def _through_class(vm: VM, module: types.ModuleType, name: str) -> object:
     return MISSING
 
 
-def _missing_in_module(vm: VM, module: types.ModuleType, name: str) -> object:
+def _load_missing(vm: VM, module: types.ModuleType, name: str) -> object:
     """Result of a module's `__getattr__`; guards that the module dictionary lacks the name."""
     env, own = vm.env, module_dict(module)
     own_getattr = own.get("__getattr__")
@@ -141,7 +141,7 @@ def load_function_attr(vm: VM, function: FunctionType, name: str) -> object:
     if name in own:
         return wrap_values.wrap(env, value, env.sources.const(function).child("attr", name))
     env.facts.use_function(function)
-    if name in _FUNCTION_PARTS:
+    if name in _MUTABLE_FUNCTION_ATTRS:
         return wrap_values.wrap(
             env,
             value,
@@ -151,7 +151,7 @@ def load_function_attr(vm: VM, function: FunctionType, name: str) -> object:
     return wrap_values.to_fake(env, value)
 
 
-_FUNCTION_PARTS = ("__kwdefaults__", "__defaults__", "__annotations__")
+_MUTABLE_FUNCTION_ATTRS = ("__kwdefaults__", "__defaults__", "__annotations__")
 
 
 def load_bound_part(vm: VM, method: MethodType, name: str) -> object:
@@ -172,8 +172,8 @@ def partial_parts(
         wrap_values.wrap(vm.env, getattr(partial, name), source.child("member", name))
         for name in ("func", "args", "keywords")
     )
-    held = container_contents.native_view(vm.env, keywords, deep=False)
-    return function, cast("tuple[object, ...]", args), held
+    keyword_values = container_contents.native_view(vm.env, keywords, deep=False)
+    return function, cast("tuple[object, ...]", args), keyword_values
 
 
 PLACEHOLDER = getattr(functools, "Placeholder", MISSING)  # filled by the call's arguments; from 3.14 on
@@ -181,8 +181,8 @@ PLACEHOLDER = getattr(functools, "Placeholder", MISSING)  # filled by the call's
 
 def fill_placeholders(bound: Sequence[object], args: Sequence[object]) -> tuple[object, ...]:
     """Arguments of a partial's call: `args` fill the placeholders in `bound` first."""
-    rest = iter(args)
-    return (*(next(rest, a) if a is PLACEHOLDER else a for a in bound), *rest)
+    remaining = iter(args)
+    return (*(next(remaining, a) if a is PLACEHOLDER else a for a in bound), *remaining)
 
 
 def load_coroutine(vm: VM, obj: Coroutine, name: str) -> object:

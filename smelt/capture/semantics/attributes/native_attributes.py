@@ -26,17 +26,17 @@ def load_custom_attr(vm: VM, obj: object, name: str) -> object:
     """`obj.name`. Raises AttributeError as the object would, Unsupported if that is unknown."""
     if isinstance(obj, threading.local) and id(obj) in vm.env.sources:
         return _load_local(vm, obj, name)
-    if not _is_made(vm, obj):
-        raise _unknown(obj, name, "is read", UNSUPPORTED_CALL)
+    if not _is_created(vm, obj):
+        raise _refusal(obj, name, "is read", UNSUPPORTED_CALL)
     return wrap_values.to_fake(vm.env, vm.call_native(getattr, (obj, name)))
 
 
 def store_custom_attr(vm: VM, obj: object, name: str, value: object) -> None:
     """`obj.name = value`. Raises what the object would, Unsupported if that is unknown."""
     if isinstance(obj, threading.local) and id(obj) in vm.env.sources:
-        return vm.store_item(_changeable(vm, obj, name), name, value)
-    if not _is_made(vm, obj):
-        raise _unknown(obj, name, "is set", UNSUPPORTED_EFFECT)
+        return vm.store_item(_mutable_dict(vm, obj, name), name, value)
+    if not _is_created(vm, obj):
+        raise _refusal(obj, name, "is set", UNSUPPORTED_EFFECT)
     vm.call_native(setattr, (obj, name, value))
     return None
 
@@ -44,26 +44,26 @@ def store_custom_attr(vm: VM, obj: object, name: str, value: object) -> None:
 def delete_custom_attr(vm: VM, obj: object, name: str) -> None:
     """`del obj.name`. Raises what the object would, Unsupported if that is unknown."""
     if not isinstance(obj, threading.local) or id(obj) not in vm.env.sources:
-        if not _is_made(vm, obj):
-            raise _unknown(obj, name, "is deleted", UNSUPPORTED_EFFECT)
+        if not _is_created(vm, obj):
+            raise _refusal(obj, name, "is deleted", UNSUPPORTED_EFFECT)
         vm.call_native(delattr, (obj, name))
         return
-    own = _changeable(vm, obj, name)
+    own = _mutable_dict(vm, obj, name)
     if not vm.contains(name, own):
-        _no_attribute(obj, name)
+        _raise_no_attribute(obj, name)
     vm.delete_item(own, name)
 
 
-def _is_made(vm: VM, obj: object) -> bool:
+def _is_created(vm: VM, obj: object) -> bool:
     """Whether the trace created the object and it is not a proxy of another one."""
-    return id(obj) not in vm.env.sources and type(obj) not in _FORWARDING
+    return id(obj) not in vm.env.sources and type(obj) not in _WEAK_PROXIES
 
 
-_FORWARDING = (weakref.ProxyType, weakref.CallableProxyType)
+_WEAK_PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 
 
-def _unknown(obj: object, name: str, done: str, kind: ReasonKind) -> Unsupported:
-    what = f"attribute {name!r} of a {type(obj).__qualname__} {done}, whose class implements its own attribute access"
+def _refusal(obj: object, name: str, operation: str, kind: ReasonKind) -> Unsupported:
+    what = f"attribute {name!r} of a {type(obj).__qualname__} {operation}, whose class implements its own attribute access"
     return Unsupported(Reason(kind, what))
 
 
@@ -86,7 +86,7 @@ def _load_local(vm: VM, obj: threading.local, name: str) -> object:
         return CLASS_LOADERS[how](vm, obj, name, found, owner)
     if info.getattr is not MISSING:
         return vm.call(info.getattr, (obj, name), {})
-    return _no_attribute(obj, name)
+    return _raise_no_attribute(obj, name)
 
 
 def _thread_dict(vm: VM, obj: threading.local) -> dict[str, object]:
@@ -94,7 +94,7 @@ def _thread_dict(vm: VM, obj: threading.local) -> dict[str, object]:
     if (
         vm.type_info(type(obj)).find("__init__")[0] is FUNCTION
     ):  # it would run on a thread that has not used the object
-        raise _unknown(obj, "__dict__", "is read", UNSUPPORTED_CALL)
+        raise _refusal(obj, "__dict__", "is read", UNSUPPORTED_CALL)
     read = vm.env.memo.reads_of(obj).setdefault("__dict__", functools.partial(getattr, obj, "__dict__"))
     own: dict[str, object] = cast("Callable[[], dict[str, object]]", read)()
     if id(own) not in vm.env.sources:
@@ -105,14 +105,14 @@ def _thread_dict(vm: VM, obj: threading.local) -> dict[str, object]:
     return own
 
 
-def _changeable(vm: VM, obj: threading.local, name: str) -> dict[str, object]:
+def _mutable_dict(vm: VM, obj: threading.local, name: str) -> dict[str, object]:
     """The dictionary in which `obj.name` is stored or deleted. Raises Unsupported if a descriptor handles the name."""
     how = vm.type_info(type(obj)).find(name)[0]
     if how in DATA_LOADERS:
-        raise _unknown(obj, name, "is set", UNSUPPORTED_EFFECT)
+        raise _refusal(obj, name, "is set", UNSUPPORTED_EFFECT)
     return _thread_dict(vm, obj)
 
 
-def _no_attribute(obj: threading.local, name: str) -> NoReturn:
+def _raise_no_attribute(obj: threading.local, name: str) -> NoReturn:
     shown = "_thread._local" if type(obj) is threading.local else type(obj).__name__
     raise AttributeError(f"{shown!r} object has no attribute {name!r}", name=name, obj=obj)

@@ -51,38 +51,38 @@ def guard_absent(vm: VM, obj: object, name: str, own: dict[str, object]) -> None
     source = vm.env.sources.get(id(obj))
     if source is None or not vm.env.log.was_absent(obj, name):
         return
-    parts = [own[k] for k in MODULE_DICTS if isinstance(own.get(k), dict)]
-    if all(k != name for part in parts for k, _ in vm.env.log.contents(part)):
+    dicts = [own[k] for k in MODULE_DICTS if isinstance(own.get(k), dict)]
+    if all(k != name for entries in dicts for k, _ in vm.env.log.contents(entries)):
         vm.env.facts.guard("no_attr", source, name, key=name)
 
 
 def belongs_in_dicts(vm: VM, module: nn.Module, name: str, value: object) -> bool:
     """Whether `module.name = value` changes one of the module's dictionaries."""
-    return isinstance(value, (nn.Parameter, nn.Module)) or _is_held(vm, module, name)
+    return isinstance(value, (nn.Parameter, nn.Module)) or _is_registered(vm, module, name)
 
 
 def store_entry(vm: VM, module: nn.Module, name: str, value: object) -> None:
     """`nn.Module.__setattr__` if `belongs_in_dicts`."""
     with DisableTorchFunction():
-        _changed(vm, module, lambda it: MODULE_SETATTR(it, name, cast("torch.Tensor | nn.Module", value)))
+        _mutate(vm, module, lambda it: MODULE_SETATTR(it, name, cast("torch.Tensor | nn.Module", value)))
 
 
 def delete_entry(vm: VM, module: nn.Module, name: str) -> bool:
     """`nn.Module.__delattr__` for a name in one of the module's dictionaries; False for other names."""
-    if not _is_held(vm, module, name):
+    if not _is_registered(vm, module, name):
         return False
-    _changed(vm, module, lambda it: nn.Module.__delattr__(it, name))
+    _mutate(vm, module, lambda it: nn.Module.__delattr__(it, name))
     return True
 
 
-def _changed(vm: VM, module: nn.Module, change: Callable[[nn.Module], None]) -> None:
+def _mutate(vm: VM, module: nn.Module, change: Callable[[nn.Module], None]) -> None:
     """Let torch's own code change the dictionaries of `module`. For an environment module it receives a substitute module
     with the overlay's dictionaries."""
     if id(module) not in vm.env.sources:
         return change(module)
     overlay, own = vm.env.overlay, vm.env.overlay.instance_dict(module)
     assert own is not None
-    for key in _HELD:
+    for key in _MODULE_STATE:
         if key in own:
             _touch_dict(vm, module, key, own[key])
     environment_mutations.record_mutation(vm.env, module)
@@ -90,16 +90,16 @@ def _changed(vm: VM, module: nn.Module, change: Callable[[nn.Module], None]) -> 
     own = overlay.instance_dict(module)
     assert own is not None
     substitute = nn.Module.__new__(nn.Module)
-    held = {k: overlay.now(v) if k in _HELD else v for k, v in own.items()}
-    object.__setattr__(substitute, "__dict__", held)
+    state = {k: overlay.now(v) if k in _MODULE_STATE else v for k, v in own.items()}
+    object.__setattr__(substitute, "__dict__", state)
     change(substitute)
     for key in [
-        k for k in own if k not in held
+        k for k in own if k not in state
     ]:  # a name that became a parameter is no longer a plain attribute
         del own[key]
 
 
-_HELD = (*MODULE_DICTS, "_non_persistent_buffers_set")
+_MODULE_STATE = (*MODULE_DICTS, "_non_persistent_buffers_set")
 
 
 def _dicts_of(vm: VM, module: nn.Module) -> list[_Entries]:
@@ -107,8 +107,8 @@ def _dicts_of(vm: VM, module: nn.Module) -> list[_Entries]:
     return [cast(_Entries, own[k]) for k in MODULE_DICTS if k in own]
 
 
-def _is_held(vm: VM, module: nn.Module, name: str) -> bool:
-    return any(name in vm.env.overlay.now(held) for held in _dicts_of(vm, module))
+def _is_registered(vm: VM, module: nn.Module, name: str) -> bool:
+    return any(name in vm.env.overlay.now(entries) for entries in _dicts_of(vm, module))
 
 
 def _touch_dict(vm: VM, module: nn.Module, key: str, entries: object) -> None:

@@ -70,7 +70,7 @@ def store_generic(vm: VM, obj: object, name: str, value: object) -> None:
     """`object.__setattr__`."""
     how, found, owner = vm.type_info(type(obj)).find(name)
     if how is NATIVE_DATA:
-        _check_undoable(vm, obj, name)
+        _check_revertible(vm, obj, name)
     if how is PROPERTY:
         store_property(vm, obj, found, value)
     elif how is PYTHON_DATA:
@@ -80,14 +80,14 @@ def store_generic(vm: VM, obj: object, name: str, value: object) -> None:
         store_in_instance(vm, obj, name, value)
 
 
-def _check_undoable(vm: VM, obj: object, name: str) -> None:
+def _check_revertible(vm: VM, obj: object, name: str) -> None:
     """Raise Unsupported before a field of an environment object changes that the overlay does not track."""
-    if id(obj) in vm.env.sources and name not in _UNDONE and name not in slot_names(type(obj)):
+    if id(obj) in vm.env.sources and name not in _REVERTIBLE and name not in slot_names(type(obj)):
         what = f"attribute {name!r} of a {type(obj).__qualname__} changes"
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, what))
 
 
-_UNDONE = ("__dict__", "__class__", "cell_contents")
+_REVERTIBLE = ("__dict__", "__class__", "cell_contents")
 
 
 def store_in_module(vm: VM, obj: nn.Module, name: str, value: object) -> None:
@@ -139,10 +139,10 @@ def store_named(vm: VM, owner: object, name: str, value: object) -> None:
     if id(owner) not in env.sources or _is_immutable(owner):
         type.__setattr__(owner, name, value) if isinstance(owner, type) else setattr(owner, name, value)
     elif isinstance(owner, type):
-        _touch_class(vm, owner, name)
+        _prepare_class_mutation(vm, owner, name)
         env.log.set_name(owner, name, value)
     else:
-        _check_plain(owner, name)
+        _check_not_special(owner, name)
         store_in_instance(vm, owner, name, value)
     vm.classes.forget(owner)
 
@@ -151,18 +151,18 @@ def _is_immutable(owner: object) -> bool:
     return isinstance(owner, type) and bool(owner.__flags__ & IMMUTABLE_TYPE_FLAG)
 
 
-def _check_plain(owner: object, name: str) -> None:
+def _check_not_special(owner: object, name: str) -> None:
     if is_special_name(name):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{name} of {owner!r} is set"))
 
 
-def _touch_class(vm: VM, owner: type, name: str) -> None:
+def _prepare_class_mutation(vm: VM, owner: type, name: str) -> None:
     """Prepare a change of an environment class's attribute. Raises Unsupported for an attribute that native code may
     read."""
     env = vm.env
     if vm.type_info(type(owner)).find(name)[0] in DATA_LOADERS or is_native_module(owner.__module__):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{name} of class {owner.__qualname__} changes"))
-    _check_plain(owner, name)
+    _check_not_special(owner, name)
     environment_mutations.record_class_mutation(
         env, owner, name, was_read=vm.classes.has_looked_up(owner, name)
     )
@@ -190,7 +190,7 @@ def delete_attr(vm: VM, obj: object, name: str) -> None:
         return delete_custom_attr(vm, obj, name)
     how, found, _ = info.find(name)
     if how is NATIVE_DATA:
-        _check_undoable(vm, obj, name)
+        _check_revertible(vm, obj, name)
     if how is PROPERTY:
         return delete_property(vm, obj, found)
     if how is PYTHON_DATA:
@@ -215,10 +215,10 @@ def _delete_named(vm: VM, owner: object, name: str) -> None:
         load_attr(vm, owner, name)
         if vm.env.overlay.name(owner, name) is MISSING:
             raise AttributeError(f"type object {owner.__name__!r} has no attribute {name!r}")
-        _touch_class(vm, owner, name)
+        _prepare_class_mutation(vm, owner, name)
         vm.env.log.set_name(owner, name, MISSING)
     else:
-        _check_plain(owner, name)
+        _check_not_special(owner, name)
         load_attr(vm, owner, name)
         store_in_instance(vm, owner, name, MISSING)
     vm.classes.forget(owner)

@@ -29,9 +29,9 @@ from smelt.tracing.record.torch_function_handlers import is_handled, overridable
 def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
     """`tensor.name`. An AttributeError names the class that the user sees."""
     if tensor.subclass is not None or vm.trace.call.modes:
-        asked = _asked_member(vm, tensor, name, "__get__")
-        if asked is not None:
-            return vm.trace.call.call_handlers(asked, (tensor,), None)
+        overridden = _overridden_member(vm, tensor, name, "__get__")
+        if overridden is not None:
+            return vm.trace.call.call_handlers(overridden, (tensor,), None)
     fast = TENSOR_METADATA.get(name)
     if fast is not None:
         return fast(tensor)
@@ -42,7 +42,7 @@ def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
         return own[name]
     vm.env.facts.use_class(torch.Tensor)
     real = vm.trace.real(tensor)
-    if real is None and vm.trace.autograd.reentrant and name in OF_HISTORY:
+    if real is None and vm.trace.autograd.reentrant and name in HISTORY_ATTRIBUTES:
         raise refuse(
             f"Tensor.{name} inside of a reentrant checkpoint, whose forward eager runs without gradients"
         )
@@ -63,7 +63,7 @@ def load_tensor_attr(vm: VM, tensor: FakeTensor, name: str) -> object:
     raise AttributeError(text, name=name, obj=tensor)
 
 
-def _asked_member(vm: VM, tensor: FakeTensor, name: str, method: str) -> Callable[..., object] | None:
+def _overridden_member(vm: VM, tensor: FakeTensor, name: str, method: str) -> Callable[..., object] | None:
     """`__get__` or `__set__` of the C member `name` if torch dispatches it to handlers, else None."""
     if not is_handled(vm.trace.call, (tensor,)):
         return None
@@ -78,7 +78,7 @@ def load_subclass_attr(vm: VM, tensor: FakeTensor, subclass: type, name: str) ->
     how, found, owner = vm.type_info(subclass).find(name)
     if how is PROPERTY:
         return load_property(vm, tensor, found)
-    if how not in _BOUND:
+    if how not in _METHOD_KINDS:
         check_class(tensor, name)
     own, real = tensor.__dict__, vm.trace.real(tensor)
     if name in own:
@@ -93,7 +93,7 @@ def load_subclass_attr(vm: VM, tensor: FakeTensor, subclass: type, name: str) ->
     return CLASS_LOADERS[how](vm, tensor, name, found, owner)
 
 
-_BOUND = (FUNCTION, CLASS_METHOD, STATIC_METHOD, VALUE)
+_METHOD_KINDS = (FUNCTION, CLASS_METHOD, STATIC_METHOD, VALUE)
 PLAIN_MROS = (None, *dict.fromkeys(base for cls in PLAIN_TYPES for base in cls.__mro__))
 
 
@@ -118,7 +118,7 @@ def _tensor_is_leaf(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -
 
 
 def _tensor_retains(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> object:
-    read = _tensor_refused if vm.trace.autograd.flag_calls else tensor_member
+    read = _refuse if vm.trace.autograd.flag_calls else tensor_member
     return read(vm, tensor, real, name)
 
 
@@ -126,15 +126,15 @@ def _tensor_history(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -
     """None can be guarded; anything else belongs to another autograd graph."""
     if getattr(real, name) is None and not (vm.trace.writes.happened and tensor.requires_grad):
         return tensor_member(vm, tensor, real, name)
-    return _tensor_refused(vm, tensor, real, name)
+    return _refuse(vm, tensor, real, name)
 
 
-def _tensor_refused(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> object:
+def _refuse(vm: VM, tensor: FakeTensor, real: torch.Tensor, name: str) -> object:
     raise Unsupported(Reason(UNSUPPORTED_CALL, f"Tensor.{name} of a tensor from outside"))
 
 
 # Attributes that depend on whether a tensor was computed with gradients.
-OF_HISTORY = frozenset(
+HISTORY_ATTRIBUTES = frozenset(
     (
         "requires_grad",
         "grad_fn",
@@ -160,7 +160,7 @@ TENSOR_STATE: dict[str, Callable[[VM, FakeTensor, torch.Tensor, str], object]] =
             "has_names", "__reduce_ex__", "__reduce__", "__deepcopy__", "__setstate__", "name", "volatile", "_grad",
             "__dict__", "__cuda_array_interface__", "__array_interface__", "__dlpack__", "_is_zerotensor",
         ),
-        _tensor_refused,
+        _refuse,
     ),
 }  # fmt: skip
 
@@ -188,9 +188,9 @@ TENSOR_METADATA: dict[str, Callable[[FakeTensor], object]] = {
 def store_tensor_attr(vm: VM, tensor: FakeTensor, name: str, value: object) -> None:
     """`tensor.name = value`. Raises Unsupported for one of torch's attributes on an environment tensor."""
     if tensor.subclass is not None or vm.trace.call.modes:
-        asked = _asked_member(vm, tensor, name, "__set__")
-        if asked is not None:
-            vm.trace.call.call_handlers(asked, (tensor, value), None)
+        overridden = _overridden_member(vm, tensor, name, "__set__")
+        if overridden is not None:
+            vm.trace.call.call_handlers(overridden, (tensor, value), None)
             return None
     setter = TENSOR_SETTERS.get(name)
     if setter is not None:
@@ -198,7 +198,7 @@ def store_tensor_attr(vm: VM, tensor: FakeTensor, name: str, value: object) -> N
     if tensor.subclass is not None:
         how, _, owner = vm.type_info(tensor.subclass).find(name)
         vm.env.facts.use_class(tensor.subclass)
-        if owner not in PLAIN_MROS and how not in _BOUND:
+        if owner not in PLAIN_MROS and how not in _METHOD_KINDS:
             check_class(tensor, name)
     if vm.trace.is_input(tensor):
         if hasattr(torch.Tensor, name) or name in FakeTensor.__slots__:

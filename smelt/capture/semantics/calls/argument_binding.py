@@ -18,17 +18,17 @@ VARARGS, VARKEYWORDS = 4, 8  # CO_VARARGS and CO_VARKEYWORDS of `co_flags`
 
 def parameters(code: CodeType) -> tuple[str, ...]:
     """Names of a frame's argument slots in order: positional, keyword-only, *args, **kwargs."""
-    rest = bool(code.co_flags & VARARGS) + bool(code.co_flags & VARKEYWORDS)
-    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + rest]
+    variadic_count = bool(code.co_flags & VARARGS) + bool(code.co_flags & VARKEYWORDS)
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + variadic_count]
 
 
 def arguments_source(code: CodeType, slots: Sequence[str]) -> list[str]:
     """Source text of the arguments of a call that passes on the argument slots of a frame; `slots` names the slots."""
     count, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
-    rest = list(slots[named:])
-    positional = [*slots[:count], *([f"*{rest.pop(0)}"] if code.co_flags & VARARGS else [])]
+    variadic = list(slots[named:])
+    positional = [*slots[:count], *([f"*{variadic.pop(0)}"] if code.co_flags & VARARGS else [])]
     keywords = [f"{name}={slot}" for name, slot in zip(code.co_varnames[count:named], slots[count:named])]
-    return [*positional, *keywords, *([f"**{rest.pop(0)}"] if code.co_flags & VARKEYWORDS else [])]
+    return [*positional, *keywords, *([f"**{variadic.pop(0)}"] if code.co_flags & VARKEYWORDS else [])]
 
 
 def bind(
@@ -36,19 +36,19 @@ def bind(
 ) -> list[object]:
     """Slots of a new frame of `fn` for these arguments. Raises TypeError."""
     slots: list[object] = [NULL] * code.nlocals
-    count, given = code.argcount, len(args)
-    slots[: min(count, given)] = args[:count]
+    count, passed = code.argcount, len(args)
+    slots[: min(count, passed)] = args[:count]
     named = count + code.kwonly
     if code.flags & VARARGS:
         slots[named] = tuple(args[count:])
-    rest: dict[str, object] | None = None
+    extra_keywords: dict[str, object] | None = None
     if code.flags & VARKEYWORDS:
-        rest = slots[named + bool(code.flags & VARARGS)] = {}
+        extra_keywords = slots[named + bool(code.flags & VARARGS)] = {}
     if kwargs:
-        _bind_keywords(fn, code, slots, kwargs, rest)
-    if given > count and not code.flags & VARARGS:
-        raise TypeError(_too_many(fn, code, slots, given))
-    if given < count or code.kwonly:
+        _bind_keywords(fn, code, slots, kwargs, extra_keywords)
+    if passed > count and not code.flags & VARARGS:
+        raise TypeError(_too_many_message(fn, code, slots, passed))
+    if passed < count or code.kwonly:
         _bind_defaults(vm, fn, code, slots)
     return slots
 
@@ -58,40 +58,40 @@ def _bind_keywords(
     code: Code,
     slots: list[object],
     kwargs: dict[str, object],
-    rest: dict[str, object] | None,
+    extra_keywords: dict[str, object] | None,
 ) -> None:
     for name, value in kwargs.items():
         if not isinstance(name, str):
             raise TypeError("keywords must be strings")
-        at = code.parameters.get(name)
-        if at is not None and at >= code.posonly:
-            if slots[at] is not NULL:
+        slot = code.parameters.get(name)
+        if slot is not None and slot >= code.posonly:
+            if slots[slot] is not NULL:
                 raise TypeError(f"{fn.__qualname__}() got multiple values for argument '{name}'")
-            slots[at] = value
-        elif rest is not None:
-            rest[name] = value
+            slots[slot] = value
+        elif extra_keywords is not None:
+            extra_keywords[name] = value
         else:
-            raise TypeError(_unexpected(fn, code, name, kwargs))
+            raise TypeError(_unexpected_message(fn, code, name, kwargs))
 
 
 def _bind_defaults(vm: VM, fn: FunctionType, code: Code, slots: list[object]) -> None:
     defaults = fn.__defaults__ or ()
     first = code.argcount - len(defaults)
-    missing = [code.local_names[at] for at in range(first) if slots[at] is NULL]
+    missing = [code.local_names[slot] for slot in range(first) if slots[slot] is NULL]
     if missing:
-        raise TypeError(_missing(fn, "positional", missing))
-    for at in range(first if first > 0 else 0, code.argcount):
-        if slots[at] is NULL:
-            slots[at] = _default(vm, fn, "default", at - first, defaults[at - first])
+        raise TypeError(_missing_message(fn, "positional", missing))
+    for slot in range(first if first > 0 else 0, code.argcount):
+        if slots[slot] is NULL:
+            slots[slot] = _default(vm, fn, "default", slot - first, defaults[slot - first])
     keywords = fn.__kwdefaults__ or {}
-    for at in range(code.argcount, code.argcount + code.kwonly):
-        name = code.local_names[at]
-        if slots[at] is NULL and name in keywords:
-            slots[at] = _default(vm, fn, "kwdefault", name, keywords[name])
-        elif slots[at] is NULL:
+    for slot in range(code.argcount, code.argcount + code.kwonly):
+        name = code.local_names[slot]
+        if slots[slot] is NULL and name in keywords:
+            slots[slot] = _default(vm, fn, "kwdefault", name, keywords[name])
+        elif slots[slot] is NULL:
             missing.append(name)
     if missing:
-        raise TypeError(_missing(fn, "keyword-only", missing))
+        raise TypeError(_missing_message(fn, "keyword-only", missing))
 
 
 def _default(
@@ -106,31 +106,31 @@ def _default(
     if id(fn) not in sources or (decided and type(value) in LEAF_TYPES):
         return value
     if by_code and kind == "default":
-        held = sources.find_or_const(fn).child("member", "__defaults__")
-        return wrap_values.wrap(vm.env, value, held.child("item", key))
+        defaults = sources.find_or_const(fn).child("member", "__defaults__")
+        return wrap_values.wrap(vm.env, value, defaults.child("item", key))
     return wrap_values.wrap(vm.env, value, vm.env.sources.const(fn).child(kind, key), decided=decided)
 
 
 # ----------------------------------------------------------------------------------------------------- messages
 
 
-def _too_many(fn: FunctionType, code: Code, slots: list[object], given: int) -> str:
+def _too_many_message(fn: FunctionType, code: Code, slots: list[object], passed: int) -> str:
     count, defaults = code.argcount, len(fn.__defaults__ or ())
     takes = f"from {count - defaults} to {count}" if defaults else str(count)
     keywords = sum(slots[at] is not NULL for at in range(count, count + code.kwonly))
     also = ""
     if keywords:
-        also = f" positional argument{_s(given)} (and {keywords} keyword-only argument{_s(keywords)})"
-    were = "was" if given == 1 and not keywords else "were"
+        also = f" positional argument{_plural_suffix(passed)} (and {keywords} keyword-only argument{_plural_suffix(keywords)})"
+    were = "was" if passed == 1 and not keywords else "were"
     plural = "s" if defaults or count != 1 else ""
-    return f"{fn.__qualname__}() takes {takes} positional argument{plural} but {given}{also} {were} given"
+    return f"{fn.__qualname__}() takes {takes} positional argument{plural} but {passed}{also} {were} given"
 
 
-def _s(count: int) -> str:
+def _plural_suffix(count: int) -> str:
     return "" if count == 1 else "s"
 
 
-def _unexpected(fn: FunctionType, code: Code, name: str, kwargs: dict[str, object]) -> str:
+def _unexpected_message(fn: FunctionType, code: Code, name: str, kwargs: dict[str, object]) -> str:
     by_position = [n for n in code.local_names[: code.posonly] if n in kwargs]
     if by_position:
         names = ", ".join(by_position)
@@ -138,22 +138,22 @@ def _unexpected(fn: FunctionType, code: Code, name: str, kwargs: dict[str, objec
             f"{fn.__qualname__}() got some positional-only arguments passed as keyword arguments: '{names}'"
         )
     text = f"{fn.__qualname__}() got an unexpected keyword argument '{name}'"
-    near = suggest_name(code.local_names[code.posonly : code.argcount + code.kwonly], name)
-    return text if near is None else f"{text}. Did you mean '{near}'?"
+    suggestion = suggest_name(code.local_names[code.posonly : code.argcount + code.kwonly], name)
+    return text if suggestion is None else f"{text}. Did you mean '{suggestion}'?"
 
 
 def suggest_name(names: Sequence[str], name: str) -> str | None:
     """The name in `names` that CPython suggests for the unknown `name`; None before 3.13."""
     if not PY313:
         return None
-    found: str | None = importlib.import_module("_suggestions")._generate_suggestions(list(names), name)
-    return found
+    suggestion: str | None = importlib.import_module("_suggestions")._generate_suggestions(list(names), name)
+    return suggestion
 
 
-def _missing(fn: FunctionType, kind: str, names: list[str]) -> str:
+def _missing_message(fn: FunctionType, kind: str, names: list[str]) -> str:
     quoted = [repr(n) for n in names]
     listed = " and ".join(quoted) if len(quoted) < 3 else ", ".join(quoted[:-1]) + f", and {quoted[-1]}"
-    return f"{fn.__qualname__}() missing {len(names)} required {kind} argument{_s(len(names))}: {listed}"
+    return f"{fn.__qualname__}() missing {len(names)} required {kind} argument{_plural_suffix(len(names))}: {listed}"
 
 
 def callable_name(fn: object) -> str:

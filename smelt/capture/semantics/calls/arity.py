@@ -32,7 +32,7 @@ def _names(*names: str) -> frozenset[str]:
 
 
 # Builtins without a signature.
-_KNOWN: dict[Any, Arity] = {
+_WITHOUT_SIGNATURE: dict[Any, Arity] = {
     getattr: Arity(2, 3),
     next: Arity(1, 2),
     iter: Arity(1, 2),
@@ -78,16 +78,16 @@ _KNOWN: dict[Any, Arity] = {
 }
 
 
-_of: dict[Any, Arity] = {}
+_ARITIES: dict[Any, Arity] = {}
 
 
 def record_arities(callables: Iterable[Callable[..., object]]) -> None:
     """Record the arity of builtins that have a known signature. Runs when smelt is imported: later, user code may have
     replaced a builtin that `inspect` uses."""
     for fn in callables:
-        found = _KNOWN.get(fn) or _signature(fn)
+        found = _WITHOUT_SIGNATURE.get(fn) or _signature(fn)
         if found is not None:
-            _of[fn] = found
+            _ARITIES[fn] = found
 
 
 def _signature(fn: Callable[..., object]) -> Arity | None:
@@ -109,7 +109,7 @@ def _signature(fn: Callable[..., object]) -> Arity | None:
 
 def accepts(fn: object, args: Sequence[object], kwargs: dict[str, object]) -> bool:
     """Whether the builtin `fn` accepts this number of arguments and these keywords."""
-    arity = _of.get(fn)
+    arity = _ARITIES.get(fn)
     if arity is None:
         return True
     least, most, names = arity

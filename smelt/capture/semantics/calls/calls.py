@@ -63,13 +63,13 @@ def call_method(vm: VM, fn: MethodType, args: Args, kwargs: Kwargs) -> object:
 def call_partial(vm: VM, fn: functools.partial[object], args: Args, kwargs: Kwargs) -> object:
     """`functools.partial(...)(...)`. The contents of an environment partial are guarded."""
     target, bound, keywords = attributes.partial_parts(vm, fn)
-    places = sum(a is attributes.PLACEHOLDER for a in bound)
-    if len(args) < places:
+    placeholders = sum(a is attributes.PLACEHOLDER for a in bound)
+    if len(args) < placeholders:
         raise TypeError(
-            f"missing positional arguments in 'partial' call; expected at least {places}, got {len(args)}"
+            f"missing positional arguments in 'partial' call; expected at least {placeholders}, got {len(args)}"
         )
-    given = attributes.fill_placeholders(bound, args) if places else (*bound, *args)
-    return call(vm, target, given, {**keywords, **kwargs} if keywords else kwargs)
+    arguments = attributes.fill_placeholders(bound, args) if placeholders else (*bound, *args)
+    return call(vm, target, arguments, {**keywords, **kwargs} if keywords else kwargs)
 
 
 def call_getter(
@@ -78,16 +78,16 @@ def call_getter(
     """`operator.attrgetter(...)(obj)` and `operator.itemgetter(...)(obj)`."""
     vm.frames.call_site = None
     vm.env.facts.use_content(fn)
-    parts = fn.__reduce__()[1]
+    keys = fn.__reduce__()[1]
     (obj,) = args
     if isinstance(fn, operator.attrgetter):
-        found = [
+        values = [
             functools.reduce(lambda o, n: attributes.load_attr(vm, o, n), path.split("."), obj)
-            for path in parts
+            for path in keys
         ]
     else:
-        found = [vm.subscript(obj, key) for key in parts]
-    return found[0] if len(found) == 1 else tuple(found)
+        values = [vm.subscript(obj, key) for key in keys]
+    return values[0] if len(values) == 1 else tuple(values)
 
 
 def call_methodcaller(vm: VM, fn: operator.methodcaller, args: Args, kwargs: Kwargs) -> object:
@@ -95,19 +95,19 @@ def call_methodcaller(vm: VM, fn: operator.methodcaller, args: Args, kwargs: Kwa
     vm.frames.call_site = None
     vm.env.facts.use_content(fn)
     (obj,) = args
-    made, bound = cast("tuple[object, tuple[str, ...]]", fn.__reduce__())
-    if isinstance(made, functools.partial):  # the method has keyword arguments
-        return call(vm, attributes.load_attr(vm, obj, made.args[0]), bound, dict(made.keywords))
+    target, bound = cast("tuple[object, tuple[str, ...]]", fn.__reduce__())
+    if isinstance(target, functools.partial):  # the method has keyword arguments
+        return call(vm, attributes.load_attr(vm, obj, target.args[0]), bound, dict(target.keywords))
     return call(vm, attributes.load_attr(vm, obj, bound[0]), bound[1:], {})
 
 
 def call_alias(vm: VM, fn: types.GenericAlias, args: Args, kwargs: Kwargs) -> object:
     """`C[int](...)`: an instance of the class, with the alias as its `__orig_class__` if it can store it."""
     vm.frames.call_site = None
-    made = call(vm, attributes.load_attr(vm, fn, "__origin__"), args, kwargs)
+    instance = call(vm, attributes.load_attr(vm, fn, "__origin__"), args, kwargs)
     with contextlib.suppress(AttributeError, TypeError):
-        attributes.store_attr(vm, made, "__orig_class__", fn)
-    return made
+        attributes.store_attr(vm, instance, "__orig_class__", fn)
+    return instance
 
 
 def call_object(vm: VM, obj: object, args: Args, kwargs: Kwargs) -> object:

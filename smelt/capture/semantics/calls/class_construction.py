@@ -48,7 +48,7 @@ def construct(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
 def instantiate(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
     """`type.__call__`: `__new__`, then `__init__`."""
     call_site = vm.frames.take_call_site()
-    if not _is_users(cls):
+    if not _may_break_inside(cls):
         call_site = None
     info = vm.type_info(cls)
     refused = setting(cls)
@@ -65,7 +65,7 @@ def instantiate(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
     python_init = init_how is FUNCTION and init is not None
     if type(new) is FunctionType:
         if runs_natively(new):
-            return run_native(vm, _made_by(vm, cls), args, kwargs)
+            return run_native(vm, _native_constructor(vm, cls), args, kwargs)
         vm.frames.call_site = with_result_handler(
             call_site, result_polyfills.init_created, cls, tuple(args), kwargs
         )
@@ -73,8 +73,8 @@ def instantiate(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
         if not isinstance(obj, cls):
             return obj
     elif python_init:
-        if runs_natively(init) and not _is_given_functions(args, kwargs):
-            return run_native(vm, _made_by(vm, cls), args, kwargs)
+        if runs_natively(init) and not _receives_functions(args, kwargs):
+            return run_native(vm, _native_constructor(vm, cls), args, kwargs)
         obj = _new_object(vm, cls, new, args, kwargs)
     else:
         return _construct_native(vm, cls, args, kwargs)
@@ -88,14 +88,14 @@ def instantiate(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
     return obj
 
 
-def _made_by(vm: VM, cls: type) -> Callable[..., object]:
+def _native_constructor(vm: VM, cls: type) -> Callable[..., object]:
     """A native callable that creates an instance of `cls`. The metaclass's `__call__` has already run."""
     if type(cls) is not type and vm.type_info(type(cls)).find("__call__")[0] is FUNCTION:
         return functools.partial(type.__call__, cls)
     return cls
 
 
-def _is_users(cls: type) -> bool:
+def _may_break_inside(cls: type) -> bool:
     """Whether a graph may break while `cls` is instantiated: it is a user class whose C bases support it. Library
     constructors contain nothing to compile."""
     root = cls.__module__.partition(".")[0]
@@ -109,7 +109,7 @@ def _is_interpreted(how: object, init: object) -> bool:
     return how is FUNCTION and type(init) is FunctionType and not runs_natively(init)
 
 
-def _is_given_functions(args: Args, kwargs: Kwargs) -> bool:
+def _receives_functions(args: Args, kwargs: Kwargs) -> bool:
     """Whether a native `__init__` receives a function, which it may call."""
     return any(type(a) in (FunctionType, MethodType) for a in (*args, *kwargs.values()))
 
@@ -129,10 +129,10 @@ def _construct_native(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
     if issubclass(cls, CONTAINER_BASES) and args:
         args = [vm.iterable(args[0]), *args[1:]]
     if issubclass(cls, BaseException) or issubclass(cls, CONTAINER_BASES) or issubclass(cls, tuple):
-        return vm.call_native(_made_by(vm, cls), args, kwargs)
+        return vm.call_native(_native_constructor(vm, cls), args, kwargs)
     if issubclass(cls, torch.Tensor) and cls is not torch.Tensor:
         raise Unsupported(Reason(TENSOR_SUBCLASS, cls.__qualname__))
     refused = refusal(cls.__new__) if cls.__new__ is not object.__new__ else None
     if refused is not None:
         raise Unsupported(Reason(*refused))
-    return run_native(vm, _made_by(vm, cls), args, kwargs)
+    return run_native(vm, _native_constructor(vm, cls), args, kwargs)

@@ -24,20 +24,20 @@ def run_import(
         raise Unsupported(Reason(IMPORT, name))  # the module's code runs now, before the deferred effects
     with vm.trace.paused():
         module = __import__(name, scope, None, names or (), level)
-    held = name if names else name.partition(".")[0]
-    if sys.modules.get(held) is module:  # the entry at each call
-        wrap_values.wrap(vm.env, module, vm.env.sources.const(sys.modules).child("item", held))
+    sys_name = name if names else name.partition(".")[0]
+    if sys.modules.get(sys_name) is module:  # the entry at each call
+        wrap_values.wrap(vm.env, module, vm.env.sources.const(sys.modules).child("item", sys_name))
     vm.env.sources.find_or_const(module)
     return module
 
 
 def raise_import_error(module: types.ModuleType, name: str) -> NoReturn:
     """Raise the ImportError of `from module import name`, whose message has the module's location."""
-    shown = types.ModuleType(module.__name__)
+    stub = types.ModuleType(module.__name__)
     for attribute in ("__spec__", "__file__"):
         if attribute in vars(module):
-            setattr(shown, attribute, vars(module)[attribute])
-    scope = {"__builtins__": {"__import__": lambda *_: shown}, "__name__": __name__}
+            setattr(stub, attribute, vars(module)[attribute])
+    scope = {"__builtins__": {"__import__": lambda *_: stub}, "__name__": __name__}
     exec(f"from module import {name}", scope)
     raise AssertionError(f"{module.__name__} has no {name}")
 

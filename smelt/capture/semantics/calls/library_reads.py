@@ -54,19 +54,19 @@ AttributeChain = tuple[str, ...]
 
 # ---------------------------------------------------------------------------------- native Python functions
 
-_chains: dict[types.CodeType, tuple[AttributeChain, ...]] = {}
+_chain_cache: dict[types.CodeType, tuple[AttributeChain, ...]] = {}
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 
 
 def attribute_chains(code: types.CodeType) -> tuple[AttributeChain, ...]:
     """Global names that `code` reads, each with the attributes read directly from it: `("torch", "relu")`."""
-    found = _chains.get(code)
+    found = _chain_cache.get(code)
     if found is None:
-        found = _chains[code] = tuple(dict.fromkeys(_read_chains(code)))
+        found = _chain_cache[code] = tuple(dict.fromkeys(_scan_chains(code)))
     return found
 
 
-def _read_chains(code: types.CodeType) -> Iterator[AttributeChain]:
+def _scan_chains(code: types.CodeType) -> Iterator[AttributeChain]:
     chain: list[str] = []
     for instruction in dis.get_instructions(code):
         if chain and instruction.opname in _ATTRIBUTES:
@@ -77,7 +77,7 @@ def _read_chains(code: types.CodeType) -> Iterator[AttributeChain]:
         chain = [instruction.argval] if instruction.opname == "LOAD_GLOBAL" else []
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _read_chains(constant)
+            yield from _scan_chains(constant)
 
 
 def use_native_function(env: Environment, fn: FunctionType) -> None:
@@ -93,7 +93,7 @@ def use_native_function(env: Environment, fn: FunctionType) -> None:
     for chain in attribute_chains(fn.__code__):
         if chain[0] in fn.__globals__:
             source = env.sources.const(fn.__globals__).child("item", chain[0])
-            _use_chain(env, fn, source, fn.__globals__[chain[0]], chain[1:])
+            _guard_chain(env, fn, source, fn.__globals__[chain[0]], chain[1:])
     for at, cell in enumerate(fn.__closure__ or ()):
         value = getattr(cell, "cell_contents", None)
         if isinstance(value, FunctionType):
@@ -128,7 +128,7 @@ def _is_library_class(cls: type) -> bool:
     """Whether `cls` is a library class in Python with its state in attributes, or inherits from one."""
     if not _native.made_by_python(cls) or issubclass(cls, (np.ndarray, logging.Filterer, logging.Manager)):
         return False
-    return _is_of_library(cls) or any(_is_of_library(b) and _makes_instances(b) for b in cls.__mro__[1:])
+    return _is_of_library(cls) or any(_is_of_library(b) and _defines_construction(b) for b in cls.__mro__[1:])
 
 
 def _is_of_library(cls: type) -> bool:
@@ -136,22 +136,26 @@ def _is_of_library(cls: type) -> bool:
     return is_native_module(name) and not name.startswith(("torch", "smelt", "enum"))
 
 
-def _makes_instances(cls: type) -> bool:
+def _defines_construction(cls: type) -> bool:
     """Whether a class defines how its instances are created; `abc.ABC` and the base classes in `typing` do not."""
     return cls.__module__ != "typing" and any(n in vars(cls) for n in ("__new__", "__init__"))
 
 
-def _use_chain(
-    env: Environment, fn: FunctionType, source: Source, value: object, rest: AttributeChain
+def _guard_chain(
+    env: Environment, fn: FunctionType, source: Source, value: object, remaining: AttributeChain
 ) -> None:
     while True:
         if type(value) in LEAF_TYPES:
             env.facts.guard("eq", source, value)
         elif is_identity(value):
             env.facts.guard("id", source, value)
-        if not rest or not isinstance(value, types.ModuleType) or rest[0] not in vars(value):
+        if not remaining or not isinstance(value, types.ModuleType) or remaining[0] not in vars(value):
             break
-        source, value, rest = source.child("attr", rest[0]), vars(value)[rest[0]], rest[1:]
+        source, value, remaining = (
+            source.child("attr", remaining[0]),
+            vars(value)[remaining[0]],
+            remaining[1:],
+        )
     if isinstance(value, FunctionType) and value.__globals__ is fn.__globals__:
         use_native_function(env, value)
 
@@ -191,7 +195,7 @@ def use_signature(env: Environment, target: object) -> None:
 
 def use_registrations(vm: VM, obj: object, classes: object) -> None:
     """Guard `isinstance(obj, classes)` or `issubclass(obj, classes)` of abstract classes or protocols."""
-    for cls in _flat(classes):
+    for cls in _flatten_classes(classes):
         vm.env.facts.use_class(cls)
         if not isinstance(cls, abc.ABCMeta):
             continue
@@ -201,14 +205,14 @@ def use_registrations(vm: VM, obj: object, classes: object) -> None:
             _use_members(vm, obj, cls)
 
 
-def _flat(classes: object) -> Iterator[type]:
+def _flatten_classes(classes: object) -> Iterator[type]:
     if isinstance(classes, type):
         yield classes
     elif isinstance(classes, tuple):
-        for part in classes:
-            yield from _flat(part)
+        for member in classes:
+            yield from _flatten_classes(member)
     elif isinstance(classes, types.UnionType):
-        yield from _flat(classes.__args__)
+        yield from _flatten_classes(classes.__args__)
 
 
 def _use_members(vm: VM, obj: object, protocol: type) -> None:
@@ -226,7 +230,7 @@ def _use_members(vm: VM, obj: object, protocol: type) -> None:
 # ---------------------------------------------------------------------------------------- functools.lru_cache
 
 
-class _Cached(Protocol):
+class _CachedFunction(Protocol):
     """Result of `functools.lru_cache`."""
 
     __wrapped__: Callable[..., object]
@@ -235,18 +239,18 @@ class _Cached(Protocol):
     def __call__(self, *args: object, **kwargs: object) -> object: ...
 
 
-class _Counter:
+class _CallCounter:
     """Calls of cached functions that captures made. A compiled frame omits each of them once, so that the cache's statistics
     match eager."""
 
     def __init__(self) -> None:
-        self._made: weakref.WeakKeyDictionary[_Cached, dict[object, tuple[object, object]]]
+        self._made: weakref.WeakKeyDictionary[_CachedFunction, dict[object, tuple[object, object]]]
         self._made = weakref.WeakKeyDictionary()
 
-    def result(self, fn: _Cached, key: object, call: Callable[[], object]) -> object:
+    def result(self, fn: _CachedFunction, key: object, call: Callable[[], object]) -> object:
         """Result in entry `key`. `call()` calls `fn` to create it, unless a capture has called `fn` and no compiled frame
         has omitted that call yet."""
-        cache = _cache_of(fn)
+        cache = _cache_dict(fn)
         entry, result = self._made.get(fn, {}).get(key, (MISSING, MISSING))
         if entry is not MISSING and cache.get(key, MISSING) is entry:
             return result
@@ -255,19 +259,19 @@ class _Counter:
             self._made.setdefault(fn, {})[key] = cache[key], result
         return result
 
-    def target(self, fn: _Cached, key: object) -> Callable[..., object]:
+    def target(self, fn: _CachedFunction, key: object) -> Callable[..., object]:
         """Callable for the compiled frame that makes one counted call of `fn`."""
         return functools.partial(self._call, fn) if key in self._made.get(fn, ()) else fn
 
-    def _call(self, fn: _Cached, /, *args: object, **kwargs: object) -> None:
-        if self._made.get(fn, {}).pop(_key(fn, args, kwargs), None) is None:
+    def _call(self, fn: _CachedFunction, /, *args: object, **kwargs: object) -> None:
+        if self._made.get(fn, {}).pop(_cache_key(fn, args, kwargs), None) is None:
             fn(*args, **kwargs)
 
 
-_counter = _Counter()
+_call_counter = _CallCounter()
 
 
-def call_cached(vm: VM, fn: _Cached, args: Sequence[object], kwargs: dict[str, object]) -> object:
+def call_cached(vm: VM, fn: _CachedFunction, args: Sequence[object], kwargs: dict[str, object]) -> object:
     """Result of the cached function `fn`, guarded by its cache entry; MISSING if the VM must interpret the function.
 
     As in eager, an existing entry is used however stale, and a call without an entry runs and creates one. The compiled
@@ -276,37 +280,45 @@ def call_cached(vm: VM, fn: _Cached, args: Sequence[object], kwargs: dict[str, o
     """
     values = (*args, *kwargs.values())
     if any(type(v) is FakeTensor for v in values):
-        raise Unsupported(Reason(UNSUPPORTED_CALL, f"{_name(fn)} is cached, and called with a tensor"))
+        raise Unsupported(
+            Reason(UNSUPPORTED_CALL, f"{_function_name(fn)} is cached, and called with a tensor")
+        )
     if not all(is_key(vm, v) for v in values):
         return MISSING
-    cache, key = _cache_of(fn), _key(fn, tuple(args), kwargs)
-    if key not in cache and _is_small(fn, cache):
-        raise Unsupported(Reason(UNSUPPORTED_CALL, f"the cache of {_name(fn)} is too small"))
-    found = _kept(fn, cache, key)
+    cache, key = _cache_dict(fn), _cache_key(fn, tuple(args), kwargs)
+    if key not in cache and _may_evict(fn, cache):
+        raise Unsupported(Reason(UNSUPPORTED_CALL, f"the cache of {_function_name(fn)} is too small"))
+    found = _cached_result(fn, cache, key)
     if found is not MISSING:
         result = found
     elif key in cache or vm.env.log.empty:
         with vm.trace.paused():
             try:
-                result = _counter.result(fn, key, lambda: fn(*args, **kwargs))
+                result = _call_counter.result(fn, key, lambda: fn(*args, **kwargs))
             except Exception as e:  # its dependencies are unknown, and the next call raises again
-                raise Unsupported(Reason(UNSUPPORTED_CALL, f"{_name(fn)}, which is cached, raises")) from e
+                raise Unsupported(
+                    Reason(UNSUPPORTED_CALL, f"{_function_name(fn)}, which is cached, raises")
+                ) from e
     elif vm.env.log.changed:  # the compiled frame applies changes after its calls
-        raise Unsupported(Reason(UNSUPPORTED_CALL, f"{_name(fn)} is cached, and called after changes"))
+        raise Unsupported(
+            Reason(UNSUPPORTED_CALL, f"{_function_name(fn)} is cached, and called after changes")
+        )
     else:
         return MISSING
     for value in values:
         vm.env.facts.use_identity(value)
     _guard_entry(vm, fn, cache, key)
-    _count(vm, fn, key, values, tuple(kwargs))
-    return wrap_values.wrap(vm.env, result, vm.env.sources.const(result, f"{_name(fn)}(...)"), decided=True)
+    _record_call(vm, fn, key, values, tuple(kwargs))
+    return wrap_values.wrap(
+        vm.env, result, vm.env.sources.const(result, f"{_function_name(fn)}(...)"), decided=True
+    )
 
 
 class CreatedEntry:
     """A call of a cached function that creates an entry, and the check that the cache has that entry or none."""
 
-    def __init__(self, fn: _Cached, args: Sequence[object], kwargs: dict[str, object]) -> None:
-        self._fn, self._cache, self._key = fn, _cache_of(fn), _key(fn, tuple(args), kwargs)
+    def __init__(self, fn: _CachedFunction, args: Sequence[object], kwargs: dict[str, object]) -> None:
+        self._fn, self._cache, self._key = fn, _cache_dict(fn), _cache_key(fn, tuple(args), kwargs)
         self._made: object = MISSING
 
     def __call__(self, *args: object, **kwargs: object) -> None:
@@ -321,32 +333,34 @@ class CreatedEntry:
         return found is MISSING or found is self._made
 
 
-def has_entry(fn: _Cached, args: Sequence[object], kwargs: dict[str, object]) -> bool:
+def has_entry(fn: _CachedFunction, args: Sequence[object], kwargs: dict[str, object]) -> bool:
     """Whether the cache of `fn` has an entry for this call. No user code compares the arguments."""
-    return _key(fn, tuple(args), kwargs) in _cache_of(fn)
+    return _cache_key(fn, tuple(args), kwargs) in _cache_dict(fn)
 
 
-def creates_entry(vm: VM, fn: _Cached, args: Sequence[object], kwargs: dict[str, object]) -> bool:
+def creates_entry(vm: VM, fn: _CachedFunction, args: Sequence[object], kwargs: dict[str, object]) -> bool:
     """Whether `call_cached` would create an entry."""
     if not all(is_key(vm, v) for v in (*args, *kwargs.values())):
         return False
-    cache = _cache_of(fn)
-    return vm.env.log.empty and _key(fn, tuple(args), kwargs) not in cache and not _is_small(fn, cache)
+    cache = _cache_dict(fn)
+    return vm.env.log.empty and _cache_key(fn, tuple(args), kwargs) not in cache and not _may_evict(fn, cache)
 
 
-def _is_small(fn: _Cached, cache: dict[object, object]) -> bool:
+def _may_evict(fn: _CachedFunction, cache: dict[object, object]) -> bool:
     """Whether a new entry may soon evict another one. Which one depends on the order of all calls."""
     limit = fn.cache_parameters()["maxsize"]
     return isinstance(limit, int) and 2 * (len(cache) + 1) > limit
 
 
-def _count(vm: VM, fn: _Cached, key: object, values: tuple[object, ...], names: tuple[str, ...]) -> None:
-    target = _counter.target(fn, key)
+def _record_call(
+    vm: VM, fn: _CachedFunction, key: object, values: tuple[object, ...], names: tuple[str, ...]
+) -> None:
+    target = _call_counter.target(fn, key)
     vm.env.sources.const(target)
     vm.env.log.defer_call(CacheHit(target, values, names))
 
 
-def _name(fn: _Cached) -> str:
+def _function_name(fn: _CachedFunction) -> str:
     return str(getattr(fn.__wrapped__, "__qualname__", "a function"))
 
 
@@ -357,33 +371,35 @@ def is_key(vm: VM, value: object) -> bool:
     return has_identity_hash(value) and id(value) in vm.env.sources
 
 
-def _guard_entry(vm: VM, fn: _Cached, cache: dict[object, object], key: object) -> None:
+def _guard_entry(vm: VM, fn: _CachedFunction, cache: dict[object, object], key: object) -> None:
     used = vm.env.memo.reads_of(fn)
     used[key] = cache[key]
     if any(cache.get(k, MISSING) is not v for k, v in used.items()):
-        raise Unsupported(Reason(UNSUPPORTED_CALL, f"the cache of {_name(fn)} is too small"))
-    vm.env.facts.guard("id", vm.env.sources.const(cache, f"{_name(fn)}.cache").child("item", key), cache[key])
+        raise Unsupported(Reason(UNSUPPORTED_CALL, f"the cache of {_function_name(fn)} is too small"))
+    vm.env.facts.guard(
+        "id", vm.env.sources.const(cache, f"{_function_name(fn)}.cache").child("item", key), cache[key]
+    )
 
 
-def _cache_of(fn: _Cached) -> dict[object, object]:
+def _cache_dict(fn: _CachedFunction) -> dict[object, object]:
     """The dictionary in which `functools.lru_cache` stores results, or list elements that hold them."""
     referents = reversed(gc.get_referents(fn))  # it comes after the results, which may be dictionaries
     return next(r for r in referents if type(r) is dict and r is not fn.__dict__)
 
 
-def _kept(fn: _Cached, cache: dict[object, object], key: object) -> object:
+def _cached_result(fn: _CachedFunction, cache: dict[object, object], key: object) -> object:
     """The cached result for `key`, read without a counted call; MISSING if there is none. A bounded cache stores list
     elements, for which `gc.get_referents` reports the key, the result and the class in sequence."""
     entry = cache.get(key, MISSING)
     if entry is MISSING or fn.cache_parameters()["maxsize"] is None:
         return entry
-    kept = next(k for k, e in cache.items() if e is entry)
+    entry_key = next(k for k, e in cache.items() if e is entry)
     referents = gc.get_referents(fn)
-    places = (i for i, r in enumerate(referents[:-2]) if r is kept and referents[i + 2] is type(entry))
-    return next((referents[i + 1] for i in places), MISSING)
+    indices = (i for i, r in enumerate(referents[:-2]) if r is entry_key and referents[i + 2] is type(entry))
+    return next((referents[i + 1] for i in indices), MISSING)
 
 
-def _key(fn: _Cached, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+def _cache_key(fn: _CachedFunction, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """The cache key, as Modules/_functoolsmodule.c builds it."""
     typed = fn.cache_parameters()["typed"]
     if not typed and not kwargs:
@@ -391,5 +407,5 @@ def _key(fn: _Cached, args: tuple[object, ...], kwargs: dict[str, object]) -> ob
     key = args
     if kwargs:
         mark = next(r for r in gc.get_referents(fn) if type(r) is object)
-        key = (*args, mark, *(part for pair in kwargs.items() for part in pair))
+        key = (*args, mark, *(item for pair in kwargs.items() for item in pair))
     return (*key, *map(type, args), *map(type, kwargs.values())) if typed else key

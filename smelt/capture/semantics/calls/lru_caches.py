@@ -29,7 +29,7 @@ def call_lru_cached(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args
     handler = FUNCTIONS.get(fn.__wrapped__)
     if handler is not None:
         return handler(vm, args, kwargs)
-    if has_symbols((*args, *kwargs.values())) and _computes_again(fn.__module__ or ""):
+    if has_symbols((*args, *kwargs.values())) and _is_recomputable(fn.__module__ or ""):
         return vm.call(fn.__wrapped__, args, kwargs)
     args = [without_proxies(specialize(a)) for a in args]
     kwargs = {k: without_proxies(specialize(v)) for k, v in kwargs.items()}
@@ -39,88 +39,88 @@ def call_lru_cached(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args
     source = source or vm.env.sources.const(fn)  # a method, guarded through its class
     wrap_values.wrap(vm.env, fn.__wrapped__, source.child("attr", "__wrapped__"))
     values = (*args, *kwargs.values())
-    known = all(_is_key(a) for a in values) and not _makes_tensors(fn.__wrapped__)
+    known = all(_is_static_argument(a) for a in values) and not _may_create_tensors(fn.__wrapped__)
     if known and not library_reads.has_entry(fn, args, kwargs):
-        if not _OUTPUT.isdisjoint(getattr(getattr(fn.__wrapped__, "__code__", None), "co_names", ())):
-            return _call_again(vm, fn, args, kwargs)
-    if library_reads.creates_entry(vm, fn, args, kwargs) and not _makes_tensors(fn.__wrapped__):
-        _refuse_effects(vm, fn, args, kwargs)
+        if not _OUTPUT_NAMES.isdisjoint(getattr(getattr(fn.__wrapped__, "__code__", None), "co_names", ())):
+            return _defer_call(vm, fn, args, kwargs)
+    if library_reads.creates_entry(vm, fn, args, kwargs) and not _may_create_tensors(fn.__wrapped__):
+        _check_no_effects(vm, fn, args, kwargs)
     found = library_reads.call_cached(vm, fn, args, kwargs)
     if found is not MISSING:
         return found
     if all(library_reads.is_key(vm, v) for v in values):
-        return _call_again(vm, fn, args, kwargs)
-    if _computes_again(fn.__module__ or ""):
+        return _defer_call(vm, fn, args, kwargs)
+    if _is_recomputable(fn.__module__ or ""):
         return vm.call(fn.__wrapped__, args, kwargs)
     raise Unsupported(
         Reason(UNSUPPORTED_CALL, f"{fn.__qualname__} is cached, and what it is called with is no known key")
     )
 
 
-def _computes_again(module: str) -> bool:
+def _is_recomputable(module: str) -> bool:
     """Whether cached functions of this module return equal results whose identity does not matter; einops computes shapes
     from shapes."""
     return is_native_module(module) or module.partition(".")[0] == "einops"
 
 
-def _refuse_effects(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kwargs: Kwargs) -> None:
+def _check_no_effects(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kwargs: Kwargs) -> None:
     """Raise Unsupported if the function has effects: then only the compiled frame may call it."""
     vm.frames.call_site = None
     log = vm.env.log
-    calls, changed = len(log.calls), log.changed
-    log.calls.append(Call(fn, ()))  # so that cached functions it calls are interpreted too
+    calls, changed = len(log.deferred_calls), log.changed
+    log.deferred_calls.append(Call(fn, ()))  # so that cached functions it calls are interpreted too
     try:
         vm.call(fn.__wrapped__, args, kwargs)
     except Unsupported:
         raise
     except Exception:
-        del log.calls[calls:]
+        del log.deferred_calls[calls:]
         if log.changed == changed:  # the compiled frame repeats the call for the cache's statistics
-            tried = functools.partial(_try, fn)
-            vm.env.sources.const(tried)
-            log.defer_call(CacheHit(tried, (*args, *kwargs.values()), tuple(kwargs)))
+            repeated = functools.partial(_call_suppressed, fn)
+            vm.env.sources.const(repeated)
+            log.defer_call(CacheHit(repeated, (*args, *kwargs.values()), tuple(kwargs)))
         raise
-    if log.changed != changed or not all(_is_cached(call.target) for call in log.calls[calls:]):
+    if log.changed != changed or not all(_is_cached_call(call.target) for call in log.deferred_calls[calls:]):
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{fn.__qualname__}, which is cached, has effects"))
-    del log.calls[calls:]
+    del log.deferred_calls[calls:]
 
 
-def _try(fn: Callable[..., object], /, *args: object, **kwargs: object) -> None:
+def _call_suppressed(fn: Callable[..., object], /, *args: object, **kwargs: object) -> None:
     with contextlib.suppress(Exception):
         fn(*args, **kwargs)
 
 
-def _is_cached(target: object) -> bool:
+def _is_cached_call(target: object) -> bool:
     return isinstance(target, (functools._lru_cache_wrapper, functools.partial, library_reads.CreatedEntry))
 
 
 # Names whose use in a cached function means that it writes output.
-_OUTPUT = frozenset(
+_OUTPUT_NAMES = frozenset(
     (
         "print", "write", "warn", "warning", "warning_once", "warn_once", "debug", "info", "error", "critical", "log",
     )
 )  # fmt: skip
 
 
-def _call_again(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kwargs: Kwargs) -> object:
+def _defer_call(vm: VM, fn: functools._lru_cache_wrapper[object], args: Args, kwargs: Kwargs) -> object:
     """Call of a cached function without an entry that writes output or follows a call that does. The compiled frame makes
     the call, so that its cache counts it and decides whether it writes. The entry must then be absent or be the one that the
     compiled frame created. Raises Unsupported if the function has other effects."""
     vm.frames.call_site = None
     log = vm.env.log
-    calls, changed = len(log.calls), log.changed
+    calls, changed = len(log.deferred_calls), log.changed
     result = vm.call(fn.__wrapped__, args, kwargs)
     if log.changed != changed or not is_constant(result):
         raise Unsupported(Reason(OUTPUT, f"{fn.__qualname__}, which is cached, does more than write"))
-    del log.calls[calls:]
-    own = library_reads.CreatedEntry(fn, args, kwargs)
-    vm.env.facts.guard("id", vm.env.sources.const(own.holds).child("call", None), True)
-    vm.env.sources.const(own)
-    log.defer_call(Call(own, (*args, *kwargs.values()), tuple(kwargs)))
+    del log.deferred_calls[calls:]
+    entry = library_reads.CreatedEntry(fn, args, kwargs)
+    vm.env.facts.guard("id", vm.env.sources.const(entry.holds).child("call", None), True)
+    vm.env.sources.const(entry)
+    log.defer_call(Call(entry, (*args, *kwargs.values()), tuple(kwargs)))
     return result
 
 
-def _is_key(value: object) -> bool:
+def _is_static_argument(value: object) -> bool:
     """Whether the compiled frame may hold `value` permanently as an argument of the call."""
     return (
         is_constant(value)
@@ -129,6 +129,6 @@ def _is_key(value: object) -> bool:
     )
 
 
-def _makes_tensors(fn: object) -> bool:
+def _may_create_tensors(fn: object) -> bool:
     code = getattr(fn, "__code__", None)
     return code is None or "torch" in code.co_names

@@ -38,7 +38,7 @@ def native_callable(vm: VM, fn: object) -> Callable[..., object]:
     """`fn` as native code may call it, wrapped if the VM must execute the call."""
     if type(fn) is BuiltinType:
         return VMCallable(vm, fn) if runs_in_vm(fn) else fn
-    return VMCallable(vm, fn) if _is_python(vm, fn) else cast("Callable[..., object]", fn)
+    return VMCallable(vm, fn) if _needs_vm(vm, fn) else cast("Callable[..., object]", fn)
 
 
 def native_argument(vm: VM, value: object) -> object:
@@ -46,7 +46,7 @@ def native_argument(vm: VM, value: object) -> object:
     C class with data (an array, a buffer), whose reads cannot be guarded."""
     kind = type(value)
     if kind in (FunctionType, MethodType):
-        return VMCallable(vm, value) if _is_python(vm, value) else value
+        return VMCallable(vm, value) if _needs_vm(vm, value) else value
     if kind is functools.partial or (type(value) is BuiltinType and runs_in_vm(value)):
         return VMCallable(vm, value)
     vm.env.facts.use_content(value)
@@ -55,13 +55,13 @@ def native_argument(vm: VM, value: object) -> object:
     return value
 
 
-def _is_python(vm: VM, fn: object) -> bool:
+def _needs_vm(vm: VM, fn: object) -> bool:
     """Whether the VM must execute calls of `fn`: it runs user Python code or has a handler."""
     kind = type(fn)
     if type(fn) is FunctionType:
         return fn in FUNCTIONS or fn in REFUSED or not is_native_scope(fn.__globals__)
     if type(fn) is MethodType:
-        return _is_python(vm, fn.__func__)
+        return _needs_vm(vm, fn.__func__)
     if kind is functools.partial:
         return True
     vm.env.facts.use_content(fn)
@@ -78,10 +78,10 @@ def runs_in_vm(fn: BuiltinType) -> bool:
     owner = fn.__self__
     if is_free_function(owner):
         return fn in BUILTINS or fn in REFUSED or refusal(fn) is not None
-    return not _is_constant_owner(owner)
+    return not _is_immutable(owner)
 
 
-def _is_constant_owner(owner: object) -> bool:
+def _is_immutable(owner: object) -> bool:
     return type(owner) in LEAF_TYPES or type(owner) in (tuple, frozenset, FakeTensor)
 
 

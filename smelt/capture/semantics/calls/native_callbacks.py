@@ -69,11 +69,11 @@ def call_native(
     traced = numpy_errors.is_traced(fn, args)
     if traced or numpy_errors.is_numpy_call(fn, args):
         with numpy_errors.observe_errors(vm, fn, traced):
-            return _called(vm, fn, args, kwargs)
-    return _called(vm, fn, args, kwargs)
+            return _call_directly(vm, fn, args, kwargs)
+    return _call_directly(vm, fn, args, kwargs)
 
 
-def _called(
+def _call_directly(
     vm: VM, fn: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object] | None
 ) -> object:
     kinds = vm.classes.native_reachability
@@ -82,7 +82,7 @@ def _called(
             return call_in_window(vm, fn, args, kwargs)
     if kwargs and any(may_call_python(kinds, value) for value in kwargs.values()):
         return call_in_window(vm, fn, args, kwargs)
-    if type(fn) not in _UNBOUND and may_call_python(kinds, fn):
+    if type(fn) not in _NO_BOUND_OBJECT and may_call_python(kinds, fn):
         return call_in_window(vm, fn, args, kwargs)
     call = vm.trace.call
     asked, call.dispatches_handlers = call.dispatches_handlers, True
@@ -110,9 +110,9 @@ def _called(
     return wrap_symbolic(result)
 
 
-_UNBOUND = (FunctionType, type)
+_NO_BOUND_OBJECT = (FunctionType, type)
 # Torch pops a mode while it calls the mode's `__torch_function__`.
-_PROTOCOL: set[object] = {
+_MODE_STACK_FUNCTIONS: set[object] = {
     pop_function_mode_temporarily,
     pop_function_mode,
     push_function_mode,
@@ -127,10 +127,10 @@ def call_in_window(
         vm.env.facts.use_class(value if isinstance(value, type) else type(value))
         if type(value) is TextProxy and not (isinstance(fn, type) and issubclass(fn, BaseException)):
             raise Unreadable(Reason(DATA_DEPENDENT, "native code reads the text of a tensor"))
-    return _diverted(vm, vm.call_from_native, fn, args, kwargs)
+    return _run_in_window(vm, vm.call_from_native, fn, args, kwargs)
 
 
-def _diverted(
+def _run_in_window(
     vm: VM,
     callback: Callable[..., object],
     fn: Callable[..., R],
@@ -183,12 +183,12 @@ def native_lookup(vm: VM, fn: Callable[..., object], obj: object, key: object, *
         return call_native(vm, fn, (obj, key, *rest))  # dispatches `__index__`
     if isinstance(container, (dict, set)):
         is_environment_object = id(container) in vm.env.sources
-        callback = functools.partial(_compared_outside, vm) if is_environment_object else vm.call_from_native
-        return _diverted(vm, callback, fn, (obj, key, *rest))
+        callback = functools.partial(_refuse_comparison, vm) if is_environment_object else vm.call_from_native
+        return _run_in_window(vm, callback, fn, (obj, key, *rest))
     return fn(obj, key, *rest)
 
 
-def _compared_outside(vm: VM, fn: FunctionType, *slots: object) -> object:
+def _refuse_comparison(vm: VM, fn: FunctionType, *slots: object) -> object:
     """Frame hook callback during a lookup in an environment container. Guards repeat the lookup and must not run user
     code."""
     if runs_natively(fn):
@@ -221,33 +221,33 @@ def call_from_native(vm: VM, fn: FunctionType, *slots: object) -> object:
     if vm.failure is not None:
         raise vm.failure
     if (
-        fn in _PROTOCOL
+        fn in _MODE_STACK_FUNCTIONS
         or fn is vm.frames.running_natively
         or (handler_of(fn) is None and fn not in REFUSED and runs_natively(fn))
     ):
         return _native.NATIVELY
     if vm.classes.under_construction:
-        _note_new_class(vm, slots)
+        _record_new_class(vm, slots)
     call = vm.trace.call
     asked, call.dispatches_handlers = call.dispatches_handlers, False
     try:
-        args, kwargs = _arguments(vm, fn, slots)
+        args, kwargs = _frame_arguments(vm, fn, slots)
         result = vm.call_function(fn, args, kwargs)
     except Unsupported as e:
         vm.locate(e)
         raise
     finally:
         call.dispatches_handlers = asked
-    return specialize(result) if type(result) in NUMBERS and fn.__name__ in _EXACT else result
+    return specialize(result) if type(result) in NUMBERS and fn.__name__ in _EXACT_RESULTS else result
 
 
 # Special methods whose result C code requires to be a plain number.
-_EXACT = frozenset(
+_EXACT_RESULTS = frozenset(
     ("__hash__", "__len__", "__length_hint__", "__index__", "__int__", "__float__", "__bool__")
 )
 
 
-def _note_new_class(vm: VM, slots: Sequence[object]) -> None:
+def _record_new_class(vm: VM, slots: Sequence[object]) -> None:
     """Record a class that C code is creating when it first appears: in `__set_name__` or `__init_subclass__`, which run
     before native code returns the class."""
     for value in slots:
@@ -256,7 +256,9 @@ def _note_new_class(vm: VM, slots: Sequence[object]) -> None:
                 vm.env.sources.register_created_class(value)
 
 
-def _arguments(vm: VM, fn: FunctionType, slots: Sequence[object]) -> tuple[list[object], dict[str, object]]:
+def _frame_arguments(
+    vm: VM, fn: FunctionType, slots: Sequence[object]
+) -> tuple[list[object], dict[str, object]]:
     """Arguments of the call that filled these frame slots. Defaults are omitted: binding them again guards them."""
     code, fake = fn.__code__, functools.partial(wrap_values.to_fake, vm.env)
     count, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount

@@ -100,18 +100,18 @@ def call_native_python(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> 
         return context_managers.enter_manager(vm, args[0], lambda: run_native(vm, fn, args, kwargs))
     if fn.__globals__.get("__name__") in _INTROSPECTION:
         return set_user_module(vm, _introspect(vm, fn, args, kwargs))
-    made = run_native(vm, fn, args, kwargs)
-    return set_user_module(vm, made) if fn.__globals__.get("__name__") == "collections" else made
+    result = run_native(vm, fn, args, kwargs)
+    return set_user_module(vm, result) if fn.__globals__.get("__name__") == "collections" else result
 
 
-def set_user_module(vm: VM, made: T) -> T:
+def set_user_module(vm: VM, value: T) -> T:
     """Set `__module__` of a library object that records its caller's module (`namedtuple`, `Enum`, `TypeVar`) to the user's
     module."""
-    if str(getattr(made, "__module__", "")).startswith("smelt.capture."):
+    if str(getattr(value, "__module__", "")).startswith("smelt.capture."):
         name = vm.current_frame.globals.get("__name__", "__main__")
         with contextlib.suppress(AttributeError, TypeError):
-            setattr(made, "__module__", name)  # noqa: B010
-    return note_type_variable(made)
+            setattr(value, "__module__", name)  # noqa: B010
+    return note_type_variable(value)
 
 
 # Modules whose functions inspect or store functions and classes, and so receive the user's own objects.
@@ -123,58 +123,60 @@ def _introspect(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
         if type(value) is FunctionType and id(value) in vm.env.sources:
             library_reads.use_signature(vm.env, value)
 
-    def given(value: object) -> object:
+    def argument(value: object) -> object:
         return (
             value
-            if type(value) in _SHOWN
+            if type(value) in _CALLABLES
             else vm.native_argument(container_contents.native_view(vm.env, value))
         )
 
     return wrap_values.to_fake(
-        vm.env, vm.call_native(fn, [given(v) for v in args], {k: given(v) for k, v in kwargs.items()})
+        vm.env, vm.call_native(fn, [argument(v) for v in args], {k: argument(v) for k, v in kwargs.items()})
     )
 
 
-_SHOWN = (FunctionType, MethodType, BuiltinType)
+_CALLABLES = (FunctionType, MethodType, BuiltinType)
 
 
 def run_native(vm: VM, fn: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
     """Call `fn` with the arguments that native code may see; returns a VM value. Raises Unsupported if it changes an
     environment container: it receives a copy, and only some container methods are known to be mutators."""
     copies: list[tuple[Container, list[object]]] = []
-    args = [a if type(a) in LEAF_TYPES or type(a) is FakeTensor else _shown(vm, a, copies) for a in args]
+    args = [
+        a if type(a) in LEAF_TYPES or type(a) is FakeTensor else _native_view(vm, a, copies) for a in args
+    ]
     if kwargs:
-        kwargs = {k: _shown(vm, v, copies) for k, v in kwargs.items()}
+        kwargs = {k: _native_view(vm, v, copies) for k, v in kwargs.items()}
     try:
         result = vm.call_native(fn, args, kwargs)
     finally:
-        for seen, before in copies:
-            _check_unchanged(fn, seen, before)
+        for view, before in copies:
+            _check_unchanged(fn, view, before)
     if type(result) is VMCallable:
         return result.function
     return result if type(result) is FakeTensor else wrap_values.to_fake(vm.env, result)
 
 
-def _shown(vm: VM, value: object, copies: list[tuple[Container, list[object]]]) -> object:
+def _native_view(vm: VM, value: object, copies: list[tuple[Container, list[object]]]) -> object:
     """`value` as an argument of native code. Copies of environment containers are added to `copies`."""
-    seen = container_contents.native_view(vm.env, value)
-    if isinstance(seen, CONTAINER_BASES):
-        if seen is value and id(value) in vm.env.sources:
-            seen = vm.env.overlay.copy(seen)
-        if seen is not value:
-            copies.append((seen, items_of(seen)))
-    return vm.native_argument(seen)
+    view = container_contents.native_view(vm.env, value)
+    if isinstance(view, CONTAINER_BASES):
+        if view is value and id(value) in vm.env.sources:
+            view = vm.env.overlay.copy(view)
+        if view is not value:
+            copies.append((view, items_of(view)))
+    return vm.native_argument(view)
 
 
-def _check_unchanged(fn: object, seen: Container, before: list[object]) -> None:
-    now = items_of(seen)
+def _check_unchanged(fn: object, view: Container, before: list[object]) -> None:
+    now = items_of(view)
     same = len(now) == len(before) and (
         all(map(operator.is_, now, before)) or all(map(_is_same_item, now, before))
     )
     if not same:
         name = getattr(fn, "__qualname__", type(fn).__qualname__)
         raise Unsupported(
-            Reason(UNSUPPORTED_EFFECT, f"{name} changes a {type(seen).__qualname__} from outside")
+            Reason(UNSUPPORTED_EFFECT, f"{name} changes a {type(view).__qualname__} from outside")
         )
 
 
@@ -206,7 +208,7 @@ def call_builtin(vm: VM, fn: BuiltinType, args: Args, kwargs: Kwargs) -> object:
         source = vm.env.sources[id(fn)]
         owner = wrap_values.wrap(vm.env, owner, source.child("member", "__self__"))
         fn = getattr(owner, fn.__name__)
-        if not _is_known(owner) and (type(owner), fn.__name__) not in METHODS:
+        if not _has_known_methods(owner) and (type(owner), fn.__name__) not in METHODS:
             _check_native_object(vm, fn.__name__, owner)
     return call_bound(vm, fn.__name__, fn, owner, args, kwargs)
 
@@ -252,13 +254,13 @@ def call_method_wrapper(vm: VM, fn: types.MethodWrapperType, args: Args, kwargs:
         return handler(vm, (fn.__self__, *args), kwargs)
     if fn.__name__ == "__await__":  # its result runs an environment coroutine
         raise unsupported(f"__await__ of a {type(fn.__self__).__qualname__}")
-    if fn.__name__ in _MEMBERS and args and type(args[0]) is FakeTensor:
+    if fn.__name__ in _MEMBER_METHODS and args and type(args[0]) is FakeTensor:
         member = cast("types.GetSetDescriptorType", fn.__self__)
-        return _MEMBERS[fn.__name__](vm, args[0], member.__name__, *args[1:])
+        return _MEMBER_METHODS[fn.__name__](vm, args[0], member.__name__, *args[1:])
     return call_bound(vm, fn.__name__, fn, fn.__self__, args, kwargs)
 
 
-_MEMBERS: dict[str, Callable[..., object]] = {
+_MEMBER_METHODS: dict[str, Callable[..., object]] = {
     "__get__": lambda vm, tensor, name, cls=None: attributes.load_attr(vm, tensor, name),
     "__set__": attributes.store_attr,
     "__delete__": attributes.store_attr,
@@ -283,29 +285,32 @@ def call_bound(
     if name in _NODE_METHODS and isinstance(owner, torch.autograd.graph.Node):
         raise unsupported(f"{name} of a node of autograd")
     vm.env.facts.check_readable(owner)
-    if name in _TEXTS:
+    if name in _TEXT_METHODS:
         use_names(vm, owner)
-    if name not in _EXACT_OF_DECIMALS:
+    if name not in _EXACT_DECIMAL_METHODS:
         check_decimals(owner)
-    if name in _MANAGED:
-        managed, call = _MANAGED[name], functools.partial(_call_owned, vm, name, fn, owner, args, kwargs)
-        return managed(vm, owner, call)
-    return _call_owned(vm, name, fn, owner, args, kwargs)
+    if name in _CONTEXT_METHODS:
+        context_method, call = (
+            _CONTEXT_METHODS[name],
+            functools.partial(_call_unhandled, vm, name, fn, owner, args, kwargs),
+        )
+        return context_method(vm, owner, call)
+    return _call_unhandled(vm, name, fn, owner, args, kwargs)
 
 
-_TEXTS = ("__repr__", "__str__", "__format__")
+_TEXT_METHODS = ("__repr__", "__str__", "__format__")
 # Decimal methods that neither round nor signal to the context.
-_EXACT_OF_DECIMALS = frozenset(
+_EXACT_DECIMAL_METHODS = frozenset(
     (
         "__bool__", "__copy__", "__deepcopy__", "__eq__", "__float__", "__ge__", "__getattribute__", "__gt__", "__hash__",
         "__init__", "__int__", "__le__", "__lt__", "__ne__", "__reduce__", "__repr__", "__str__", "as_integer_ratio",
         "as_tuple", "is_finite", "is_infinite", "is_nan", "is_signed", "is_zero",
     )
 )  # fmt: skip
-_MANAGED = {"__enter__": context_managers.enter_manager, "__exit__": context_managers.leave_manager}
+_CONTEXT_METHODS = {"__enter__": context_managers.enter_manager, "__exit__": context_managers.leave_manager}
 
 
-def _call_owned(
+def _call_unhandled(
     vm: VM, name: str, fn: Callable[..., object], owner: object, args: Args, kwargs: Kwargs
 ) -> object:
     """Call of a method without a handler, of an object other than a traced tensor."""
@@ -314,7 +319,7 @@ def _call_owned(
         handler = METHODS.get((io.IOBase, name))
         if handler is not None:
             return handler(vm, owner, *args, **kwargs)
-    if name in _REDUCING and hasattr(kind, "__next__"):
+    if name in _REDUCE_METHODS and hasattr(kind, "__next__"):
         raise unsupported(f"{name} of a {kind.__qualname__}, which exposes values of the VM")
     if name in SEARCHES and isinstance(owner, (list, tuple, collections.deque)) and not kwargs:
         return search(vm, name, owner, args)
@@ -330,7 +335,7 @@ def _call_owned(
     return wrap_values.to_fake(vm.env, vm.call_native(fn, args, kwargs))
 
 
-_REDUCING = frozenset(("__reduce__", "__reduce_ex__"))
+_REDUCE_METHODS = frozenset(("__reduce__", "__reduce_ex__"))
 
 
 def _call_tensor_method(
@@ -360,7 +365,7 @@ def _lookup_key(vm: VM, owner: object, key: object) -> object:
 _NODE_METHODS = frozenset(("register_hook", "register_prehook", "_register_hook_dict"))
 
 
-def _is_known(owner: object) -> bool:
+def _has_known_methods(owner: object) -> bool:
     """Whether the methods of `owner` are known: it is a constant, container, string, tuple or tensor."""
     return type(owner) in LEAF_TYPES or isinstance(owner, (*CONTAINER_BASES, str, tuple, torch.Tensor))
 

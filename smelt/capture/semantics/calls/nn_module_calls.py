@@ -30,7 +30,7 @@ def call_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) -> object
     """`module(*args, **kwargs)`. Raises Unsupported for backward hooks while gradients are recorded."""
     if torch.is_grad_enabled() and _has_backward_hooks(vm, module):
         raise unsupported("a module with backward hooks")
-    if _calls_otherwise(vm, module):
+    if _overrides_call_impl(vm, module):
         return interpret(vm, WRAPPED_CALL_IMPL, (module, *args), kwargs)
     if has_hooks(vm, module):
         return interpret(vm, CALL_IMPL, (module, *args), kwargs)
@@ -49,7 +49,7 @@ def call_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) -> object
         vm.frames.module_callers.pop()
 
 
-def _calls_otherwise(vm: VM, module: nn.Module) -> bool:
+def _overrides_call_impl(vm: VM, module: nn.Module) -> bool:
     """Whether the class, a base or the instance overrides `nn.Module._call_impl`."""
     vm.env.facts.use_class(type(module))
     found = vm.type_info(type(module)).find("_call_impl")[1]
@@ -57,19 +57,19 @@ def _calls_otherwise(vm: VM, module: nn.Module) -> bool:
 
 
 def _has_backward_hooks(vm: VM, module: nn.Module) -> bool:
-    return _has_any(
+    return _has_any_hook(
         vm, vm.env.overlay.instance_dict(module), ("_backward_hooks", "_backward_pre_hooks")
-    ) or _has_any(vm, _module_globals, ("_global_backward_hooks", "_global_backward_pre_hooks"))
+    ) or _has_any_hook(vm, _module_globals, ("_global_backward_hooks", "_global_backward_pre_hooks"))
 
 
-def _has_any(vm: VM, held: Mapping[str, object] | None, names: Sequence[str]) -> bool:
+def _has_any_hook(vm: VM, owner: Mapping[str, object] | None, names: Sequence[str]) -> bool:
     """Whether one of these hook dictionaries is not empty."""
-    return any(vm.env.overlay.now(held.get(n)) for n in names) if held else False
+    return any(vm.env.overlay.now(owner.get(n)) for n in names) if owner else False
 
 
 def has_hooks(vm: VM, module: nn.Module) -> bool:
     """Whether `__call__` does more than call `forward`. Guards that no global module hook is registered."""
-    if _has_any(vm, vm.env.overlay.instance_dict(module), _HOOKS) or _has_any(
+    if _has_any_hook(vm, vm.env.overlay.instance_dict(module), _HOOKS) or _has_any_hook(
         vm, _module_globals, _GLOBAL_HOOKS
     ):
         return True

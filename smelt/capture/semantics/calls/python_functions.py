@@ -42,52 +42,52 @@ def call_function(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs | None = 
         check_replaced_under_modes(vm, fn)
         vm.frames.call_site = None
         return handler(vm, args, kwargs)
-    written = definition_name(fn)
-    if written in SUBSTITUTES:
+    definition = definition_name(fn)
+    if definition in SUBSTITUTES:
         check_replaced_under_modes(vm, fn)
-        fn = SUBSTITUTES[written]
-    inlined = _compiled_by_torch(fn) if written[0].startswith("torch._dynamo.") else None
+        fn = SUBSTITUTES[definition]
+    inlined = _torch_compile_original(fn) if definition[0].startswith("torch._dynamo.") else None
     if inlined is not None:
         return vm.call(inlined, args, kwargs)
     if fn in REFUSED:
         raise Unsupported(Reason(*REFUSED[fn]))
     if fn.__dict__:
-        kept = _kept_from_torch_compile(fn)
-        if kept is not None:
-            return call_function(vm, kept, args, kwargs)
+        original = _disabled_original(fn)
+        if original is not None:
+            return call_function(vm, original, args, kwargs)
         _check_marks(fn)
         if "__smelt_is_compiling__" in fn.__dict__:
             return vm.is_compiling()
     if runs_natively(fn):
         return call_native_python(vm, fn, args, kwargs)
     if weakref.getweakrefcount(fn) and _is_allowed_in_graph(fn):
-        return _call_allowed(vm, fn, args, kwargs)
+        return _call_allowed_in_graph(vm, fn, args, kwargs)
     if is_never_entered(fn):
         kind = {"pdb": DEBUGGER, "bdb": DEBUGGER, "random": RANDOM_STATE}.get(fn.__module__, SIDE_EFFECT_IO)
         raise Unsupported(Reason(kind, f"{fn.__module__}.{fn.__qualname__}"))
     return interpret(vm, fn, args, kwargs)
 
 
-def _compiled_by_torch(fn: FunctionType) -> object:
+def _torch_compile_original(fn: FunctionType) -> object:
     """The callable that torch.compile wrapped in `fn`, or None: smelt compiles the original."""
-    written = definition_name(fn)
-    if written == ("torch._dynamo.external_utils", "wrap_dunder_call_ctx_manager.<locals>.inner"):
-        held = dict(zip(fn.__code__.co_freevars, (cell.cell_contents for cell in fn.__closure__ or ())))
-        only_set = type(held["self"]).__name__ == "DynamoConfigPatchProxy"  # options of torch's compiler
-        return held["func"] if only_set else None
-    made = written[0] == "torch._dynamo.eval_frame" and "_torchdynamo_inline" in fn.__dict__
+    definition = definition_name(fn)
+    if definition == ("torch._dynamo.external_utils", "wrap_dunder_call_ctx_manager.<locals>.inner"):
+        closure = dict(zip(fn.__code__.co_freevars, (cell.cell_contents for cell in fn.__closure__ or ())))
+        only_set = type(closure["self"]).__name__ == "DynamoConfigPatchProxy"  # options of torch's compiler
+        return closure["func"] if only_set else None
+    made = definition[0] == "torch._dynamo.eval_frame" and "_torchdynamo_inline" in fn.__dict__
     return fn.__dict__.get("_torchdynamo_orig_callable") if made else None
 
 
-def _kept_from_torch_compile(fn: FunctionType) -> FunctionType | None:
+def _disabled_original(fn: FunctionType) -> FunctionType | None:
     """The original of a `torch.optim` function that torch disabled for its own compiler, which it does on first use."""
     if "_torchdynamo_disable" not in fn.__dict__:
         return None
     original = fn.__dict__.get("_torchdynamo_orig_callable")
-    own = type(original) is FunctionType and str(original.__globals__.get("__name__")).startswith(
+    is_optimizer = type(original) is FunctionType and str(original.__globals__.get("__name__")).startswith(
         "torch.optim"
     )
-    return original if own else None
+    return original if is_optimizer else None
 
 
 def _check_marks(fn: FunctionType) -> None:
@@ -101,18 +101,18 @@ def _check_marks(fn: FunctionType) -> None:
 
 def _is_allowed_in_graph(fn: FunctionType) -> bool:
     """Whether `fn` is marked with `torch.compiler.allow_in_graph`, which leaves only a finalizer on the function."""
-    for kept in (r.__callback__ for r in weakref.getweakrefs(fn)):
-        at_end = kept.peek() if isinstance(kept, weakref.finalize) else None
+    for callback in (r.__callback__ for r in weakref.getweakrefs(fn)):
+        at_end = callback.peek() if isinstance(callback, weakref.finalize) else None
         registered = None if at_end is None else at_end[1]  # may be a partial, which has no name
         if getattr(registered, "__qualname__", None) == "allow_in_graph.<locals>.deregister":
             return True
     return False
 
 
-def _call_allowed(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
+def _call_allowed_in_graph(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> object:
     """Call of a function marked as pure by `allow_in_graph`. It is captured as usual; if capture fails, the mark is trusted
     and the function runs natively on fakes."""
-    if vm.assumptions.trusts_marks and all(map(_is_plain, (*args, *kwargs.values()))):
+    if vm.assumptions.trusts_marks and all(map(_is_plain_argument, (*args, *kwargs.values()))):
         vm.frames.call_site = None
         vm.env.facts.use_function(fn)
         return run_native(vm, fn, args, kwargs)
@@ -128,10 +128,10 @@ def _call_allowed(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> objec
     return result
 
 
-def _is_plain(value: object) -> bool:
+def _is_plain_argument(value: object) -> bool:
     """Whether `value` may be passed to such a function: tensors, constants, and lists and tuples of them."""
     if type(value) in (list, tuple):
-        return all(map(_is_plain, cast("list[object]", value)))
+        return all(map(_is_plain_argument, cast("list[object]", value)))
     return type(value) is FakeTensor or type(value) in NUMBERS or is_constant(value)
 
 

@@ -33,16 +33,16 @@ from smelt.tracing.record.torch_function_handlers import (
 )
 
 # Torch functions, and modules of such functions, whose inner calls no mode observes.
-_SILENT: frozenset[object] = frozenset(
+_WITHOUT_INNER_CALLS: frozenset[object] = frozenset(
     (
         handle_torch_function, torch.Tensor.__torch_function__.__func__, TorchFunctionMode.__enter__,  # type: ignore[attr-defined]
         TorchFunctionMode.__exit__, torch.nn.Module.__getattr__, torch.nn.Module.__setattr__, torch.inference_mode.__exit__,
         record_function.__enter__, record_function.__exit__,
     )
 )  # fmt: skip
-_SILENT_MODULES = ("torch.compiler", "torch.jit.", "torch._jit_internal", "torch._dynamo.")
+_MODULES_WITHOUT_INNER_CALLS = ("torch.compiler", "torch.jit.", "torch._jit_internal", "torch._dynamo.")
 # Tensor constructors, which modes observe but classes do not override.
-_MAKERS = frozenset((torch.tensor, torch.as_tensor, torch.asarray, torch.full))
+_CONSTRUCTORS = frozenset((torch.tensor, torch.as_tensor, torch.asarray, torch.full))
 
 
 def needs_override_dispatch(vm: VM, fn: object, args: Sequence[object], kwargs: Kwargs) -> bool:
@@ -50,14 +50,18 @@ def needs_override_dispatch(vm: VM, fn: object, args: Sequence[object], kwargs: 
     `fn`."""
     if not may_be_overridable(fn) or not is_handled(vm.trace.call, tuple(args), kwargs):
         return False
-    return is_overridable(fn) or (fn in _MAKERS and is_under_modes(vm.trace.call))
+    return is_overridable(fn) or (fn in _CONSTRUCTORS and is_under_modes(vm.trace.call))
 
 
 def check_replaced_under_modes(vm: VM, fn: Callable[..., object]) -> None:
     """Raise Unsupported for a torch function that the VM replaces, under user modes: they must observe the calls inside
     torch's own code."""
     module = str(fn.__module__)
-    if module.startswith("torch.") and not module.startswith(_SILENT_MODULES) and fn not in _SILENT:
+    if (
+        module.startswith("torch.")
+        and not module.startswith(_MODULES_WITHOUT_INNER_CALLS)
+        and fn not in _WITHOUT_INNER_CALLS
+    ):
         check_no_user_modes(vm, fn.__qualname__)
 
 
@@ -83,16 +87,16 @@ def dispatch_handlers(
     kinds = handler_types(vm.trace.call, func, args, kwargs or {})
     if kinds is None:
         return NotImplemented
-    given = _given(vm, args, kwargs)
-    return call_class_handlers(vm, func, kinds, given, (*args, *(kwargs or {}).values()))
+    arguments = _handler_arguments(vm, args, kwargs)
+    return call_class_handlers(vm, func, kinds, arguments, (*args, *(kwargs or {}).values()))
 
 
-def _given(vm: VM, args: tuple[object, ...], kwargs: Mapping[str, object] | None) -> Args:
+def _handler_arguments(vm: VM, args: tuple[object, ...], kwargs: Mapping[str, object] | None) -> Args:
     """Arguments of a call as arguments of its handler."""
-    given = [cast(object, tuple(wrap_values.to_fake(vm.env, v) for v in args))]
+    arguments = [cast(object, tuple(wrap_values.to_fake(vm.env, v) for v in args))]
     if kwargs is not None:
-        given.append({k: wrap_values.to_fake(vm.env, v) for k, v in kwargs.items()})
-    return given
+        arguments.append({k: wrap_values.to_fake(vm.env, v) for k, v in kwargs.items()})
+    return arguments
 
 
 def call_mode_handler(
@@ -106,7 +110,7 @@ def call_mode_handler(
     modes = vm.trace.call.modes
     mode, depth = modes.pop(), len(modes)
     try:
-        result = _call_handler(vm, mode, func, kinds, _given(vm, args, kwargs))
+        result = _call_handler(vm, mode, func, kinds, _handler_arguments(vm, args, kwargs))
         if len(modes) != depth:
             raise unsupported("a __torch_function__ that leaves a mode, or enters one for good")
     finally:
@@ -117,13 +121,13 @@ def call_mode_handler(
 
 
 def call_class_handlers(
-    vm: VM, func: object, kinds: tuple[type, ...], given: Args, values: Sequence[object]
+    vm: VM, func: object, kinds: tuple[type, ...], arguments: Args, values: Sequence[object]
 ) -> object:
     """Result of the handlers of the classes `kinds`, whose instances are in `values`, for a call."""
     for cls in kinds if is_torch_function_enabled() else ():
         if cls not in (torch.Tensor, FakeTensor):
-            instance = _instance(cls, values)
-            result = _call_handler(vm, instance, func, kinds, given)
+            instance = _find_instance(cls, values)
+            result = _call_handler(vm, instance, func, kinds, arguments)
             if result is not NotImplemented:
                 return result
     raise unsupported(
@@ -131,12 +135,12 @@ def call_class_handlers(
     )
 
 
-def _call_handler(vm: VM, owner: object, func: object, kinds: tuple[type, ...], given: Args) -> object:
+def _call_handler(vm: VM, owner: object, func: object, kinds: tuple[type, ...], arguments: Args) -> object:
     handler = attributes.load_attr(vm, owner, "__torch_function__")
-    return vm.call(handler, (func, kinds, *given), {})
+    return vm.call(handler, (func, kinds, *arguments), {})
 
 
-def _instance(cls: type, values: Sequence[object]) -> object:
+def _find_instance(cls: type, values: Sequence[object]) -> object:
     """The instance whose handler torch calls. Raises Unsupported for a tensor without a fake."""
     for value in values:
         if handling_class(value) is cls:
@@ -145,7 +149,7 @@ def _instance(cls: type, values: Sequence[object]) -> object:
             return value
         if type(value) in (list, tuple, dict):
             inner = list(value.values() if isinstance(value, dict) else cast("Sequence[object]", value))
-            found = _instance(cls, inner)
+            found = _find_instance(cls, inner)
             if found is not None:
                 return found
     return None

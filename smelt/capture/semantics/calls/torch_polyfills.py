@@ -73,7 +73,7 @@ def while_loop(
         goes_on = cond_fn(*values, *additional_inputs)
         next_function(functions)
         return end_loop(functions, values, goes_on, body_fn(*values, *additional_inputs))
-    run: Callable[..., Values] = _operators("while_loop").while_loop_dense
+    run: Callable[..., Values] = _operator_module("while_loop").while_loop_dense
     return run(cond_fn, body_fn, carried_inputs, additional_inputs)
 
 
@@ -101,20 +101,20 @@ def scan(
     mutated_arg_indices: str = "",
 ) -> object:
     """`scan_op`: sequential steps along the first dimension. `mutated_arg_indices` describes the step."""
-    return _operators("scan").generic_scan(combine_fn, init, xs, additional_inputs=additional_inputs)
+    return _operator_module("scan").generic_scan(combine_fn, init, xs, additional_inputs=additional_inputs)
 
 
 def associative_scan(
     op: object, combine_fn: Callable[..., object], xs: object, additional_inputs: Values = ()
 ) -> object:
     """`associative_scan_op`: combines pairs, then pairs of pairs."""
-    run = _operators("associative_scan").generic_associative_scan
+    run = _operator_module("associative_scan").generic_associative_scan
     return run(combine_fn, xs, additional_inputs=additional_inputs)
 
 
 def map_rows(op: object, f: Callable[..., object], xs: object, pos_args: object) -> object:
     """`map_impl`: one call for each element of the first dimension."""
-    return _operators("map").map_dense(f, xs, pos_args)
+    return _operator_module("map").map_dense(f, xs, pos_args)
 
 
 def flex_attention(
@@ -135,7 +135,7 @@ def flex_attention(
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     with torch.autocast(query.device.type, enabled=False):
-        out, logsumexp, largest = _operators("flex_attention").sdpa_dense(
+        out, logsumexp, largest = _operator_module("flex_attention").sdpa_dense(
             query,
             key,
             value,
@@ -151,19 +151,19 @@ def flex_attention(
 
 def broadcast_shapes(*shapes: int | Sequence[int]) -> torch.Size | None:
     """`torch.broadcast_shapes`, which uses torch's own compiler to compare sizes; None for shapes that do not broadcast."""
-    given = [(s,) if isinstance(s, int) else s for s in shapes]
-    made = [1] * max([len(shape) for shape in given])
-    for shape in given:
+    arguments = [(s,) if isinstance(s, int) else s for s in shapes]
+    result = [1] * max([len(shape) for shape in arguments])
+    for shape in arguments:
         for i in range(-len(shape), 0):
-            if made[i] == 1:
+            if result[i] == 1:
                 if shape[i] < 0:
                     return None
-                made[i] = shape[i]
-            elif shape[i] != 1 and shape[i] != made[i]:
+                result[i] = shape[i]
+            elif shape[i] != 1 and shape[i] != result[i]:
                 return None
-    return torch.Size(made)
+    return torch.Size(result)
 
 
-def _operators(name: str) -> ModuleType:
+def _operator_module(name: str) -> ModuleType:
     """Torch's module of a higher-order operator, which the caller has imported."""
     return sys.modules["torch._higher_order_ops." + name]

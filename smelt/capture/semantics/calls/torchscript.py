@@ -64,19 +64,19 @@ def call_script_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) ->
     script = cast(_Script, module)
     source = vm.env.sources.get(id(module))
     if source is None:
-        raise _unknown("made inside")
+        raise _refusal("made inside")
     if has_hooks(vm, module):
-        raise _unknown("with hooks of all modules")
+        raise _refusal("with hooks of all modules")
     if "_c" not in vars(module):  # a traced module, which delegates to the module created by tracing
         source = source.child("attr", "_actual_script_module")
-    held = _Held(script._c, source.child("attr", "_c"))
+    module_ref = _ModuleRef(script._c, source.child("attr", "_c"))
     schema = script._c._get_method("forward").schema
-    return _call(vm, module, script.inlined_graph, schema, (held,), args, kwargs)
+    return _call(vm, module, script.inlined_graph, schema, (module_ref,), args, kwargs)
 
 
 def refuse_script_method(vm: VM, fn: object, args: Args, kwargs: Kwargs) -> object:
     """Refuse a method taken from a scripted module: its source is unknown."""
-    raise _unknown("a method")
+    raise _refusal("a method")
 
 
 def _call(
@@ -90,21 +90,21 @@ def _call(
 ) -> object:
     vm.frames.call_site = None
     if id(made) not in vm.env.sources:
-        raise _unknown("made inside")
+        raise _refusal("made inside")
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-        raise _unknown("under autocast")  # TorchScript applies autocast itself
+        raise _refusal("under autocast")  # TorchScript applies autocast itself
     vm.env.facts.use_identity(made)
     given = _bind(schema, len(owner), args, kwargs)
-    run = _Run(vm)
+    run = _GraphInterpreter(vm)
     try:
         return run.block(graph, (*owner, *given))[0]
     except Unsupported:
         raise
     except Exception as error:  # TorchScript raises its own error types
-        raise _unknown(f"it raises {type(error).__name__}") from None
+        raise _refusal(f"it raises {type(error).__name__}") from None
 
 
-def _unknown(what: str) -> Unsupported:
+def _refusal(what: str) -> Unsupported:
     return unsupported(f"a function or module of TorchScript ({what})")
 
 
@@ -113,39 +113,45 @@ def _bind(schema: FunctionSchema, owners: int, args: Args, kwargs: Kwargs) -> li
     parameters = schema.arguments[owners:]
     names = [p.name for p in parameters]
     if len(args) > len(names) or not set(kwargs) <= set(names[len(args) :]):
-        raise _unknown("its arguments do not fit")
-    given = dict(zip(names, args)) | kwargs
-    missing = [p.name for p in parameters if p.name not in given and not p.has_default_value()]
+        raise _refusal("its arguments do not fit")
+    arguments = dict(zip(names, args)) | kwargs
+    missing = [p.name for p in parameters if p.name not in arguments and not p.has_default_value()]
     if missing:
-        raise _unknown("its arguments do not fit")
-    return [_given(p.type, given.get(p.name, p.default_value)) for p in parameters]
+        raise _refusal("its arguments do not fit")
+    return [_convert_argument(p.type, arguments.get(p.name, p.default_value)) for p in parameters]
 
 
-def _given(kind: JitType, value: object) -> object:
+def _convert_argument(kind: JitType, value: object) -> object:
     """`value` converted to a TorchScript type."""
     value, name = specialize(value), kind.kind()
     if name == "OptionalType":
-        return None if value is None else _given(kind.getElementType(), value)
+        return None if value is None else _convert_argument(kind.getElementType(), value)
     if name == "TensorType" and type(value) is FakeTensor and value.subclass in (None, nn.Parameter):
         return value
     if name == "FloatType" and type(value) is int:
         return float(value)
-    if type(value) is _PLAIN.get(name):
+    if type(value) is _PLAIN_TYPES.get(name):
         return value
-    raise _unknown(f"an argument is a {type(value).__name__}")
+    raise _refusal(f"an argument is a {type(value).__name__}")
 
 
-_PLAIN = {"IntType": int, "FloatType": float, "BoolType": bool, "StringType": str, "NoneType": type(None)}
+_PLAIN_TYPES = {
+    "IntType": int,
+    "FloatType": float,
+    "BoolType": bool,
+    "StringType": str,
+    "NoneType": type(None),
+}
 
 
-class _Held:
+class _ModuleRef:
     """A module inside a graph: TorchScript's own object and its source."""
 
     def __init__(self, module: _Module, source: Source) -> None:
         self.module, self.source = module, source
 
 
-class _Run:
+class _GraphInterpreter:
     """Interpreter of one TorchScript graph. Values are Python values; environment tensors are fakes. Known tensors
     (constants, and numbers converted to tensors) stay real until they are combined with a fake."""
 
@@ -153,9 +159,9 @@ class _Run:
         self.vm = vm
         self.values: dict[int, object] = {}
 
-    def block(self, block: Block | Graph, given: Sequence[object]) -> list[object]:
+    def block(self, block: Block | Graph, inputs: Sequence[object]) -> list[object]:
         """Results of a block or graph with these inputs."""
-        self.values.update(zip((v.unique() for v in block.inputs()), given, strict=True))
+        self.values.update(zip((v.unique() for v in block.inputs()), inputs, strict=True))
         for node in block.nodes():
             results = self.node(node)
             self.values.update(zip((v.unique() for v in node.outputs()), results, strict=True))
@@ -168,7 +174,7 @@ class _Run:
         if structure is not None:
             return structure(self, node, [self.values[v.unique()] for v in node.inputs()])
         if not kind.startswith(("aten::", "prim::")) or node.schema() == "(no schema)":
-            raise _unknown(kind)
+            raise _refusal(kind)
         args = [self.values[v.unique()] for v in node.inputs()]
         container = _CONTAINERS.get(kind)
         if container is not None and type(args[0]) in (list, tuple, dict, str):
@@ -179,27 +185,31 @@ class _Run:
         """Results of a torch operator."""
         schema = parse_schema(node.schema())
         namespace, name = schema.name.split("::")
-        tensors = any(_names_tensors(r.type) for r in schema.returns)
+        tensors = any(_is_tensor_type(r.type) for r in schema.returns)
         if len(schema.returns) != 1 and not tensors:
-            raise _unknown(schema.name)
-        about = _ABOUT.get(schema.name)
-        if about is not None and type(args[0]) is FakeTensor:
-            return [about(*args)]
+            raise _refusal(schema.name)
+        metadata = _METADATA.get(schema.name)
+        if metadata is not None and type(args[0]) is FakeTensor:
+            return [metadata(*args)]
         function = getattr(getattr(getattr(torch.ops, namespace), name), schema.overload_name or "default")
         keywords = {p.name: a for p, a in zip(schema.arguments, args, strict=True) if p.kwarg_only}
         positional = [a for p, a in zip(schema.arguments, args, strict=True) if not p.kwarg_only]
-        known = not _has(FakeTensor, args)
-        if known and (_has(torch.Tensor, args) or not tensors) and _is_pure(function, schema, tensors):
-            with _for_real():  # on numbers
-                found = function(*positional, **keywords)
+        known = not _contains_type(FakeTensor, args)
+        if (
+            known
+            and (_contains_type(torch.Tensor, args) or not tensors)
+            and _is_pure(function, schema, tensors)
+        ):
+            with _without_recording():  # on numbers
+                result = function(*positional, **keywords)
         elif tensors:
             keywords = {k: self.shown(v) for k, v in keywords.items()}
-            found = run_native(self.vm, function, [self.shown(a) for a in positional], keywords)
+            result = run_native(self.vm, function, [self.shown(a) for a in positional], keywords)
         else:
-            raise _unknown(f"{schema.name} reads the value of a tensor")
+            raise _refusal(f"{schema.name} reads the value of a tensor")
         if len(schema.returns) == 1:
-            return [list(found) if type(found) is tuple else found]
-        return found
+            return [list(result) if type(result) is tuple else result]
+        return result
 
     def shown(self, value: object) -> object:
         """`value` as an argument in the captured graph."""
@@ -207,44 +217,44 @@ class _Run:
             return [self.shown(v) for v in cast("list[object]", value)]
         if type(value) is not torch.Tensor or not isinstance(value, torch.Tensor):
             return value
-        with _for_real():
-            number = value.item() if _is_number(value) else None
+        with _without_recording():
+            number = value.item() if _is_wrapped_number(value) else None
         if number is not None:
             return number
         return wrap_values.wrap(self.vm.env, value, self.vm.env.sources.const(value))
 
-    def read(self, held: _Held, name: str) -> object:
+    def read(self, module_ref: _ModuleRef, name: str) -> object:
         """An attribute of a module."""
-        found, source = held.module.getattr(name), held.source.child("script", name)
-        if type(found) is ScriptModule:
-            return _Held(cast(_Module, found), source)
-        if isinstance(found, torch.Tensor) or type(found) in _PLAIN.values():
-            return specialize(wrap_values.wrap(self.vm.env, found, source))
-        raise _unknown(f"a module holds a {type(found).__name__}")
+        value, source = module_ref.module.getattr(name), module_ref.source.child("script", name)
+        if type(value) is ScriptModule:
+            return _ModuleRef(cast(_Module, value), source)
+        if isinstance(value, torch.Tensor) or type(value) in _PLAIN_TYPES.values():
+            return specialize(wrap_values.wrap(self.vm.env, value, source))
+        raise _refusal(f"a module holds a {type(value).__name__}")
 
 
 @contextmanager
-def _for_real() -> Iterator[None]:
+def _without_recording() -> Iterator[None]:
     """Context in which operators run without being recorded."""
     with DisableTorchDispatch(), DisableTorchFunction():
         yield
 
 
-def _has(kind: type, value: object) -> bool:
+def _contains_type(kind: type, value: object) -> bool:
     """Whether `value` has this type or contains a value that does."""
     if isinstance(value, (list, tuple)):
-        return any(_has(kind, v) for v in value)
+        return any(_contains_type(kind, v) for v in value)
     return isinstance(value, kind)
 
 
-def _names_tensors(kind: JitType) -> bool:
+def _is_tensor_type(kind: JitType) -> bool:
     name = kind.kind()
     return name == "TensorType" or (
-        name in ("ListType", "OptionalType") and _names_tensors(kind.getElementType())
+        name in ("ListType", "OptionalType") and _is_tensor_type(kind.getElementType())
     )
 
 
-def _is_number(value: torch.Tensor) -> bool:
+def _is_wrapped_number(value: torch.Tensor) -> bool:
     """Whether a tensor is a wrapped Python number, whose dtype does not promote other tensors."""
     lower = torch.half if value.is_floating_point() else torch.int8
     return value.ndim == 0 and torch.result_type(torch.empty((), dtype=lower), value) is lower
@@ -253,91 +263,91 @@ def _is_number(value: torch.Tensor) -> bool:
 def _is_pure(function: OpOverload, schema: FunctionSchema, tensors: bool) -> bool:
     """Whether an operator on known values can be evaluated once during capture."""
     if tensors or schema.name == "aten::item":
-        drawn = torch.Tag.nondeterministic_seeded in function.tags
-        return not drawn and not any(p.alias_info is not None for p in schema.arguments)
+        is_random = torch.Tag.nondeterministic_seeded in function.tags
+        return not is_random and not any(p.alias_info is not None for p in schema.arguments)
     return schema.name in _PURE
 
 
 # ---- nodes other than operators
 
 
-def _constant(run: _Run, node: Node, args: Args) -> list[object]:
+def _constant(run: _GraphInterpreter, node: Node, args: Args) -> list[object]:
     if node.hasAttribute("value") and node.kindOf("value") == "t":
         return [node.t("value")]
     return [node.output().toIValue()]
 
 
-def _if(run: _Run, node: Node, args: Args) -> list[object]:
+def _if(run: _GraphInterpreter, node: Node, args: Args) -> list[object]:
     (condition,) = args
     if type(condition) is not bool:
-        raise _unknown("a condition")
+        raise _refusal("a condition")
     then, otherwise = node.blocks()
     return run.block(then if condition else otherwise, ())
 
 
-def _loop(run: _Run, node: Node, args: Args) -> list[object]:
-    (most, go_on, *carried), (body,) = args, node.blocks()
-    turn = 0
-    while go_on and turn < cast(int, most):
-        go_on, *carried = run.block(body, (turn, *carried))
-        turn += 1
-        if turn > _TURNS:
-            raise _unknown("a long loop")
+def _loop(run: _GraphInterpreter, node: Node, args: Args) -> list[object]:
+    (limit, go_on, *carried), (body,) = args, node.blocks()
+    iteration = 0
+    while go_on and iteration < cast(int, limit):
+        go_on, *carried = run.block(body, (iteration, *carried))
+        iteration += 1
+        if iteration > _MAX_ITERATIONS:
+            raise _refusal("a long loop")
     return carried
 
 
-_TURNS = 10_000
+_MAX_ITERATIONS = 10_000
 
 
-def _list(run: _Run, node: Node, args: Args) -> list[object]:
+def _list(run: _GraphInterpreter, node: Node, args: Args) -> list[object]:
     return [list(args)]
 
 
-def _tuple(run: _Run, node: Node, args: Args) -> list[object]:
+def _tuple(run: _GraphInterpreter, node: Node, args: Args) -> list[object]:
     if not node.output().type().annotation_str.startswith("Tuple["):
-        raise _unknown("a named tuple")
+        raise _refusal("a named tuple")
     return [tuple(args)]
 
 
-def _unpack(run: _Run, node: Node, args: Args) -> Sequence[object]:
+def _unpack(run: _GraphInterpreter, node: Node, args: Args) -> Sequence[object]:
     return cast("Sequence[object]", args[0])
 
 
-def _dict(run: _Run, node: Node, args: Args) -> list[object]:
+def _dict(run: _GraphInterpreter, node: Node, args: Args) -> list[object]:
     return [dict(zip(args[::2], args[1::2]))]
 
 
-def _attribute(run: _Run, node: Node, args: Args) -> list[object]:
-    return [run.read(cast(_Held, args[0]), node.s("name"))]
+def _attribute(run: _GraphInterpreter, node: Node, args: Args) -> list[object]:
+    return [run.read(cast(_ModuleRef, args[0]), node.s("name"))]
 
 
-def _same(run: _Run, node: Node, args: Args) -> list[object]:
+def _identity(run: _GraphInterpreter, node: Node, args: Args) -> list[object]:
     return [args[0]]
 
 
-def _index(run: _Run, node: Node, args: Args) -> list[object]:
-    values, at = cast("tuple[tuple[object, ...], int]", args)
-    return [values[at]]
+def _index(run: _GraphInterpreter, node: Node, args: Args) -> list[object]:
+    values, index = cast("tuple[tuple[object, ...], int]", args)
+    return [values[index]]
 
 
-def _is(run: _Run, node: Node, args: Args) -> list[object]:
+def _is(run: _GraphInterpreter, node: Node, args: Args) -> list[object]:
     return [args[0] is args[1]]  # one of them is None
 
 
-def _is_not(run: _Run, node: Node, args: Args) -> list[object]:
+def _is_not(run: _GraphInterpreter, node: Node, args: Args) -> list[object]:
     return [args[0] is not args[1]]
 
 
-def _unset(run: _Run, node: Node, args: Args) -> list[object]:
+def _uninitialized(run: _GraphInterpreter, node: Node, args: Args) -> list[object]:
     return [None]  # assigned before it is read
 
 
-def _tensor_of_number(run: _Run, node: Node, args: Args) -> list[object]:
-    with _for_real():
+def _tensor_of_number(run: _GraphInterpreter, node: Node, args: Args) -> list[object]:
+    with _without_recording():
         return [torch.tensor(args[0])]
 
 
-_STRUCTURES: dict[str, Callable[[_Run, Node, Args], Sequence[object]]] = {
+_STRUCTURES: dict[str, Callable[[_GraphInterpreter, Node, Args], Sequence[object]]] = {
     "prim::Constant": _constant,
     "prim::If": _if,
     "prim::Loop": _loop,
@@ -350,8 +360,8 @@ _STRUCTURES: dict[str, Callable[[_Run, Node, Args], Sequence[object]]] = {
     "prim::TupleIndex": _index,
     "aten::__is__": _is,
     "aten::__isnot__": _is_not,
-    "prim::unchecked_cast": _same,
-    "prim::Uninitialized": _unset,
+    "prim::unchecked_cast": _identity,
+    "prim::Uninitialized": _uninitialized,
     "prim::NumToTensor": _tensor_of_number,
 }
 
@@ -361,24 +371,24 @@ def _append(values: list[object], value: object) -> list[object]:
     return values
 
 
-def _about_size(x: torch.Tensor, dim: int | None = None) -> object:
+def _size(x: torch.Tensor, dim: int | None = None) -> object:
     return list(x.shape) if dim is None else x.shape[dim]
 
 
-def _about_dtype(x: torch.Tensor) -> object:
-    with _for_real():
+def _dtype(x: torch.Tensor) -> object:
+    with _without_recording():
         return torch.ops.prim.dtype.default(torch.empty((), dtype=x.dtype))
 
 
 # Metadata of a fake, as TorchScript represents it
-_ABOUT: dict[str, Callable[..., object]] = {
-    "aten::size": _about_size,
+_METADATA: dict[str, Callable[..., object]] = {
+    "aten::size": _size,
     "aten::dim": lambda x: x.dim(),
     "aten::numel": lambda x: x.numel(),
     "aten::len": lambda x: x.shape[0],
     "aten::is_floating_point": lambda x: x.is_floating_point(),
     "aten::is_complex": lambda x: x.is_complex(),
-    "prim::dtype": _about_dtype,
+    "prim::dtype": _dtype,
     "prim::device": lambda x: x.device,
     "prim::is_cuda": lambda x: x.device.type == "cuda",
 }

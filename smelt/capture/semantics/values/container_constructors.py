@@ -22,41 +22,41 @@ from smelt.capture.semantics.values.iteration import from_iterable, iterate_lazi
 from smelt.capture.vm.vm import VM
 
 _FROM_ITERABLES: tuple[type, ...] = (tuple, list, collections.deque, torch.Size)
-BUILTINS.update((make, from_iterable(make)) for make in _FROM_ITERABLES)
+BUILTINS.update((constructor, from_iterable(constructor)) for constructor in _FROM_ITERABLES)
 
 
-def _keys(vm: VM, obj: object) -> object:
+def _native_keys(vm: VM, obj: object) -> object:
     """Keys for native code. Keys of a set or dictionary are not hashed again."""
     return set_methods.operand(vm, obj if isinstance(obj, (set, frozenset, dict)) else vm.elements(obj))
 
 
-def _set_maker(make: Callable[..., object]) -> Handler:
+def _set_constructor(constructor: Callable[..., object]) -> Handler:
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
-        return vm.call_native(make, [*(_keys(vm, a) for a in args[:1]), *args[1:]], kwargs)
+        return vm.call_native(constructor, [*(_native_keys(vm, a) for a in args[:1]), *args[1:]], kwargs)
 
     return handler
 
 
-BUILTINS[set], BUILTINS[frozenset] = _set_maker(set), _set_maker(frozenset)
+BUILTINS[set], BUILTINS[frozenset] = _set_constructor(set), _set_constructor(frozenset)
 
 
-def _dict_maker(make: Callable[..., object]) -> Handler:
+def _dict_constructor(constructor: Callable[..., object]) -> Handler:
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
-        return vm.call_native(make, [mapping_or_pairs(vm, a) for a in args], kwargs)
+        return vm.call_native(constructor, [mapping_or_pairs(vm, a) for a in args], kwargs)
 
     return handler
 
 
-BUILTINS[dict] = _dict_maker(dict)
-BUILTINS[collections.OrderedDict] = _dict_maker(collections.OrderedDict)
+BUILTINS[dict] = _dict_constructor(dict)
+BUILTINS[collections.OrderedDict] = _dict_constructor(collections.OrderedDict)
 
 
 @builtin(collections.Counter)
 def _counter(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    return vm.call_native(collections.Counter, [_counted(vm, a) for a in args], kwargs)
+    return vm.call_native(collections.Counter, [_counter_argument(vm, a) for a in args], kwargs)
 
 
-def _counted(vm: VM, obj: object) -> object:
+def _counter_argument(vm: VM, obj: object) -> object:
     """Argument of a `Counter`: the counts of a mapping, or elements."""
     if obj is None:
         return None
@@ -78,7 +78,7 @@ def _defaultdict(vm: VM, args: Args, kwargs: Kwargs) -> object:
 def _dict_fromkeys(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if isinstance(args[0], (set, frozenset)):
         vm.env.facts.use_order(vm.env.overlay.now(args[0]))
-    return vm.call_native(dict.fromkeys, (_keys(vm, args[0]), *args[1:]))
+    return vm.call_native(dict.fromkeys, (_native_keys(vm, args[0]), *args[1:]))
 
 
 def mapping_or_pairs(vm: VM, obj: object) -> dict[object, object] | list[tuple[object, ...]]:
@@ -91,7 +91,7 @@ def mapping_or_pairs(vm: VM, obj: object) -> dict[object, object] | list[tuple[o
 def _pair(vm: VM, number: int, pair: object) -> tuple[object, ...]:
     if not isinstance(pair, tuple):
         if not hasattr(type(pair), "__iter__") and not hasattr(type(pair), "__getitem__"):
-            raise _no_pair(number)
+            raise _not_a_pair_error(number)
         pair = tuple(vm.elements(pair))
     if len(pair) != 2:
         raise ValueError(
@@ -100,7 +100,7 @@ def _pair(vm: VM, number: int, pair: object) -> tuple[object, ...]:
     return pair
 
 
-def _no_pair(number: int) -> TypeError:
+def _not_a_pair_error(number: int) -> TypeError:
     what = f"annot convert dictionary update sequence element #{number} to a sequence"
     if not PY314:
         return TypeError("c" + what)

@@ -44,22 +44,22 @@ from smelt.capture.vm.vm import VM
 from smelt.reasons import UNSUPPORTED_OBJECT
 
 # Container methods that do not compare or hash elements.
-_BLIND_METHODS = frozenset(
+_NON_COMPARING_METHODS = frozenset(
     (
         "append", "appendleft", "clear", "copy", "extend", "insert", "items", "keys", "pop", "popleft", "reverse",
         "rotate", "values",
     )
 )  # fmt: skip
 
-_VIEWS = frozenset(
+_LAZY_METHODS = frozenset(
     ("keys", "values", "items", "__iter__", "__reversed__")
 )  # results read the container later
 SEARCHES = ("index", "count", "remove")
-_METHODS_OF_C = (types.MethodDescriptorType, types.WrapperDescriptorType)
+_C_METHOD_TYPES = (types.MethodDescriptorType, types.WrapperDescriptorType)
 _Sequence = list[object] | collections.deque[object] | tuple[object, ...]
 
 
-def _directly(fn: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
+def _call_directly(fn: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
     return fn(*args, **kwargs)
 
 
@@ -77,35 +77,37 @@ def call_container_method(
     if name == "update" and isinstance(owner, dict):
         args = [mapping_or_pairs(vm, a) for a in args]
     elif name in ("extend", "union", "intersection", "difference", "fromkeys", "extendleft"):
-        given, args = args, [set_methods.operand(vm, a) for a in args]
-        if name == "extend" and isinstance(owner, list) and len(given) == 1:
-            call_length_hint(vm, given[0])
-    run = _directly if name in _BLIND_METHODS else vm.call_native
-    look = container_contents.open_for_iterator if name in _VIEWS else container_contents.open_for_native
-    seen = look(env, owner) if id(owner) in env.sources else owner
+        originals, args = args, [set_methods.operand(vm, a) for a in args]
+        if name == "extend" and isinstance(owner, list) and len(originals) == 1:
+            call_length_hint(vm, originals[0])
+    run = _call_directly if name in _NON_COMPARING_METHODS else vm.call_native
+    look = (
+        container_contents.open_for_iterator if name in _LAZY_METHODS else container_contents.open_for_native
+    )
+    view = look(env, owner) if id(owner) in env.sources else owner
     if name == "sort" and isinstance(owner, list):
         if compares_contents(env.overlay.now(owner), kwargs.get("key")):
             _sort(vm, owner, **kwargs)
             return None
-        kwargs = comparison_kwargs(vm, seen, kwargs)
+        kwargs = comparison_kwargs(vm, view, kwargs)
     if id(owner) not in env.sources:
         return wrap_values.to_fake(env, run(fn, args, kwargs))
     if name in PURE_METHODS:
-        return wrap_values.to_fake(env, run(getattr(seen, name) if seen is not owner else fn, args, kwargs))
+        return wrap_values.to_fake(env, run(getattr(view, name) if view is not owner else fn, args, kwargs))
     environment_mutations.record_mutation(env, owner)
     if isinstance(owner, set):
         env.log.record_unknown_change(owner)
     try:
-        return wrap_values.to_fake(env, run(_bound_to(env.overlay.now(owner), name), args, kwargs))
+        return wrap_values.to_fake(env, run(_bind_builtin_method(env.overlay.now(owner), name), args, kwargs))
     finally:
         environment_mutations.mark_copies_stale(env, owner)
 
 
-def _bound_to(container: Container, name: str) -> Callable[..., object]:
+def _bind_builtin_method(container: Container, name: str) -> Callable[..., object]:
     """The method `name` of a container's builtin base, bound. (Class flags do not distinguish C classes from Python classes:
     CPython 3.12's deque is a heap type.)"""
     method = next(
-        k.__dict__[name] for k in type(container).__mro__ if isinstance(k.__dict__.get(name), _METHODS_OF_C)
+        k.__dict__[name] for k in type(container).__mro__ if isinstance(k.__dict__.get(name), _C_METHOD_TYPES)
     )
     bound: Callable[..., object] = method.__get__(container, type(container))
     return bound
@@ -116,33 +118,33 @@ def search(vm: VM, name: str, owner: _Sequence, args: Args) -> object:
     base = next(b for b in (list, tuple, collections.deque) if isinstance(owner, b))
     vm.env.facts.use_nan(args[0] if args else None)
     vm.env.facts.use_differences(owner, args)
-    seen = container_contents.native_view(vm.env, owner)
-    args = [_sought(vm, container_contents.native_view(vm.env, a)) for a in args]
+    view = container_contents.native_view(vm.env, owner)
+    args = [_search_argument(vm, container_contents.native_view(vm.env, a)) for a in args]
     if name != "remove":
-        return vm.call_native(getattr(base, name), (seen, *args))
-    count = len(seen)
+        return vm.call_native(getattr(base, name), (view, *args))
+    count = len(view)
     try:
-        at = cast("int | None", vm.call_native(_place, (seen, *args)))
+        index = cast("int | None", vm.call_native(_index_of, (view, *args)))
     except RuntimeError:
-        if isinstance(owner, collections.deque) and len(seen) != count:
+        if isinstance(owner, collections.deque) and len(view) != count:
             raise IndexError("deque mutated during remove().") from None
         raise
-    if at is None:
+    if index is None:
         raise ValueError(f"{base.__name__}.remove(x): x not in {base.__name__}")
     environment_mutations.record_mutation(vm.env, owner)
     if isinstance(owner, list):
-        list.__delitem__(vm.env.overlay.now(owner), at)
+        list.__delitem__(vm.env.overlay.now(owner), index)
     elif isinstance(owner, collections.deque):
-        collections.deque.__delitem__(vm.env.overlay.now(owner), at)
+        collections.deque.__delitem__(vm.env.overlay.now(owner), index)
     return None
 
 
-def _sought(vm: VM, value: object) -> object:
+def _search_argument(vm: VM, value: object) -> object:
     """The value to search for. A function stays unwrapped: it is compared, not called."""
     return value if type(value) in (FunctionType, MethodType) else vm.native_argument(value)
 
 
-def _place(values: Sequence[object], value: object) -> int | None:
+def _index_of(values: Sequence[object], value: object) -> int | None:
     """Index of `value` in a sequence, or None. The error of `list.index` would format the value."""
     return next((i for i, v in enumerate(values) if v is value or v == value), None)
 
@@ -154,7 +156,7 @@ def _sort(vm: VM, owner: list[object], **options: object) -> None:
     list.__setitem__(now, slice(None), [list.__getitem__(now, i) for i in order])
 
 
-def _known_key(vm: VM, obj: dict[object, object], key: object) -> bool:
+def _needs_entry_guard(vm: VM, obj: dict[object, object], key: object) -> bool:
     """Whether a read of `obj[key]` needs a guard on that entry: the dictionary is an environment object, and the trace has
     not written the entry. Raises Unsupported for a key that guards cannot look up."""
     env = vm.env
@@ -167,13 +169,13 @@ def _known_key(vm: VM, obj: dict[object, object], key: object) -> bool:
         )
     if obj not in env.log:
         return True
-    now, was = vm.native_lookup(dict.get, obj, key, MISSING), env.log.original_entry(obj, key)
-    return now is was
+    now, original = vm.native_lookup(dict.get, obj, key, MISSING), env.log.original_entry(obj, key)
+    return now is original
 
 
 @method(dict, "get")
 def _dict_get(vm: VM, obj: dict[object, object], key: object, default: object = None) -> object:
-    if _known_key(vm, obj, key):
+    if _needs_entry_guard(vm, obj, key):
         present = bool(vm.native_lookup(dict.__contains__, obj, key))
         vm.env.facts.guard("contains", vm.env.sources[id(obj)], (key, present), key=key)
         return (
@@ -195,7 +197,7 @@ def _dict_contains(vm: VM, obj: dict[object, object], key: object) -> bool:
 def contains_key(vm: VM, obj: dict[object, object], key: object) -> bool:
     """`key in obj`; for an environment dictionary only the result is guarded."""
     present = bool(vm.native_lookup(dict.__contains__, obj, key))
-    if _known_key(vm, obj, key):
+    if _needs_entry_guard(vm, obj, key):
         vm.env.facts.guard("contains", vm.env.sources[id(obj)], (key, present), key=key)
     return present
 
@@ -269,14 +271,14 @@ def _count_elements(vm: VM, args: Args, kwargs: Kwargs) -> None:
         vm.store_item(counts, element, vm.binary(operator.add, _dict_get(vm, counts, element, 0), 1))
 
 
-def _interpreted(polyfill: Callable[..., object]) -> Handler:
+def _polyfill_handler(polyfill: Callable[..., object]) -> Handler:
     """Handler that interprets a Python version of a C function which changes its argument and compares elements."""
     return lambda vm, args, kwargs: vm.call(polyfill, tuple(args), kwargs)
 
 
-def _of_heaps(fn: Callable[..., object], polyfill: Callable[..., object]) -> Handler:
+def _heap_handler(fn: Callable[..., object], polyfill: Callable[..., object]) -> Handler:
     """The same for a function that requires a list."""
-    interpreted = _interpreted(polyfill)
+    interpreted = _polyfill_handler(polyfill)
     return lambda vm, args, kwargs: (
         interpreted(vm, args, kwargs) if isinstance(args[0], list) else vm.call_native(fn, args, kwargs)
     )
@@ -284,6 +286,6 @@ def _of_heaps(fn: Callable[..., object], polyfill: Callable[..., object]) -> Han
 
 for _name in ("heappush", "heappop", "heapreplace", "heappushpop", "heapify"):
     _function = getattr(heapq, _name)
-    BUILTINS[_function] = _of_heaps(_function, getattr(polyfills, _name))
-BUILTINS[bisect.insort_right] = _interpreted(polyfills.insort_right)
-BUILTINS[bisect.insort_left] = _interpreted(polyfills.insort_left)
+    BUILTINS[_function] = _heap_handler(_function, getattr(polyfills, _name))
+BUILTINS[bisect.insort_right] = _polyfill_handler(polyfills.insort_right)
+BUILTINS[bisect.insort_left] = _polyfill_handler(polyfills.insort_left)

@@ -38,7 +38,7 @@ _record_function = torch.autograd.profiler.record_function
 # Capture does not enter or leave these; compiled frames do around a graph break.
 IDLE = (_record_function,)
 # Managers of torch that only change settings: they can be left and entered again, in any order.
-_REVERSIBLE = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.autocast, *IDLE)
+_REVERTIBLE = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.autocast, *IDLE)
 _GRAD_MODES = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
 # Indices in `TorchSettings` of the settings of autocast on a device.
 _AUTOCAST_OF = {"cpu": (2, 3), "cuda": (4, 5)}
@@ -116,9 +116,9 @@ def is_under_modes() -> bool:
 def enter_manager(vm: VM, manager: object, enter: Callable[[], T]) -> T:
     """Run `enter()`, the native `__enter__` of `manager`, and record that the manager is open."""
     vm.env.facts.check_readable(manager)
-    attributes_then, settings = dict(instance_dict(manager) or {}), torch_settings.read()
+    attributes_before, settings = dict(instance_dict(manager) or {}), torch_settings.read()
     result = enter()
-    vm.contexts.entered.append(EnteredManager(manager, attributes_then, settings, torch_settings.read()))
+    vm.contexts.entered.append(EnteredManager(manager, attributes_before, settings, torch_settings.read()))
     return result
 
 
@@ -129,22 +129,22 @@ def leave_manager(vm: VM, manager: object, leave: Callable[[], T]) -> T:
         vm.trace.torch_recorder.leave_autocast()
     entered = vm.contexts.entered
     at = next((i for i in reversed(range(len(entered))) if entered[i].manager is manager), None)
-    crossed = [e.manager for e in entered[0 if at is None else at + 1 :]]
-    if not all(isinstance(m, _REVERSIBLE) for m in crossed):
+    inner = [e.manager for e in entered[0 if at is None else at + 1 :]]
+    if not all(isinstance(m, _REVERTIBLE) for m in inner):
         raise unsupported("context managers left in another order than entered", UNSUPPORTED_EFFECT)
-    held = _held_from_outside(vm, manager) if at is None else {}
+    attributes = _guarded_attributes(vm, manager) if at is None else {}
     result = leave()
     if at is None:
-        vm.contexts.exited.append(ExitedManager(manager, held, torch_settings.read()))
+        vm.contexts.exited.append(ExitedManager(manager, attributes, torch_settings.read()))
     else:
         del entered[at]
     return result
 
 
-def _held_from_outside(vm: VM, manager: object) -> dict[str, object]:
+def _guarded_attributes(vm: VM, manager: object) -> dict[str, object]:
     """Guarded attributes of a manager that was entered before a graph break. Raises Unsupported unless leaving it can be
     reverted."""
-    if not isinstance(manager, _REVERSIBLE):
+    if not isinstance(manager, _REVERTIBLE):
         what = type(manager).__qualname__
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"a {what} entered before a graph break is left"))
     source = vm.env.sources.find(manager)
@@ -185,18 +185,18 @@ def native_class(manager: Manager, name: str) -> type[AbstractContextManager[obj
 
 def settings(vm: VM) -> list[Effect]:
     """Effects for context managers that stay entered or left, and for changed settings."""
-    found: list[Effect] = []
+    effects: list[Effect] = []
     replayed = vm.trace.torch_recorder.first_state  # the settings after the effects so far
     for left in vm.contexts.exited:
-        found.append(Exit(left.manager, native_class(left.manager, "__exit__")))
-        replayed = _after_leaving(left, replayed)
+        effects.append(Exit(left.manager, native_class(left.manager, "__exit__")))
+        replayed = _settings_after_leaving(left, replayed)
     for entered in vm.contexts.entered:
         # the settings that the manager restores when it is left
-        found += _calls(replayed, entered.settings)
-        found.append(Enter(entered.manager, native_class(entered.manager, "__enter__")))
+        effects += _setting_calls(replayed, entered.settings)
+        effects.append(Enter(entered.manager, native_class(entered.manager, "__enter__")))
         replayed = entered.settings_inside
-    found += _process_calls(vm)
-    return found + _calls(replayed, torch_settings.read())
+    effects += _process_calls(vm)
+    return effects + _setting_calls(replayed, torch_settings.read())
 
 
 def save_process_settings(vm: VM, setter: FunctionType) -> None:
@@ -220,11 +220,11 @@ def check_replayed(start: Snapshot) -> None:
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"{changed[0]} is different at a graph break"))
 
 
-def _calls(then: torch_settings.TorchSettings, now: torch_settings.TorchSettings) -> list[Effect]:
+def _setting_calls(then: torch_settings.TorchSettings, now: torch_settings.TorchSettings) -> list[Effect]:
     return [Call(function, args) for function, args in torch_settings.difference(then, now)]
 
 
-def _after_leaving(
+def _settings_after_leaving(
     left: ExitedManager, settings: torch_settings.TorchSettings
 ) -> torch_settings.TorchSettings:
     """The settings after the manager is left under `settings`: it restores those it changed."""
@@ -233,8 +233,8 @@ def _after_leaving(
         changed = (0,)
     elif isinstance(left.manager, torch.autocast):
         changed = _AUTOCAST_OF.get(cast(str, left.attributes["device"]), ())
-    found = [left.settings[i] if i in changed else setting for i, setting in enumerate(settings)]
-    return cast(torch_settings.TorchSettings, tuple(found))
+    values = [left.settings[i] if i in changed else setting for i, setting in enumerate(settings)]
+    return cast(torch_settings.TorchSettings, tuple(values))
 
 
 def _restore_attributes(manager: object, before: dict[str, object]) -> None:

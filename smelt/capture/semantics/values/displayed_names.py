@@ -21,11 +21,11 @@ from smelt.capture.semantics import attributes
 from smelt.capture.vm.vm import VM
 from smelt.tracing.symbolic.numbers_in_containers import specialize_nested
 
-_DEPTH = 4  # maximum nesting depth of the search for names
-_OF_MODULES = ("__spec__", "__loader__", "__name__", "__file__")
+_MAX_DEPTH = 4  # maximum nesting depth of the search for names
+_MODULE_ATTRIBUTES = ("__spec__", "__loader__", "__name__", "__file__")
 
 # Components that the texts of C objects show.
-_PARTS: tuple[tuple[Any, Callable[[Any], Iterable[object]]], ...] = (
+_COMPONENTS: tuple[tuple[Any, Callable[[Any], Iterable[object]]], ...] = (
     (tuple, tuple.__iter__),
     (list, list.__iter__),
     (set, set.__iter__),
@@ -41,36 +41,38 @@ _PARTS: tuple[tuple[Any, Callable[[Any], Iterable[object]]], ...] = (
 )
 
 
-def use_names(vm: VM, value: object, depth: int = _DEPTH) -> None:
+def use_names(vm: VM, value: object, depth: int = _MAX_DEPTH) -> None:
     """Guard the names in the text of `value`."""
     if type(value) in LEAF_TYPES or not depth:
         return
     if isinstance(value, type):
-        _use_name_of_class(vm, value)
+        _guard_class_name(vm, value)
     elif type(value) is FunctionType:
         attributes.load_attr(vm, value, "__qualname__")
     elif isinstance(value, np.generic):
-        source = vm.env.sources.const(_way_of_numpy).child("call", None)
-        vm.env.facts.guard("eq", source, _way_of_numpy())
+        source = vm.env.sources.const(_numpy_print_mode).child("call", None)
+        vm.env.facts.guard("eq", source, _numpy_print_mode())
     elif isinstance(value, types.ModuleType):
-        for name in _OF_MODULES:
+        for name in _MODULE_ATTRIBUTES:
             with contextlib.suppress(AttributeError):
                 attributes.load_attr(vm, value, name)
     elif isinstance(value, functools.partial):
-        function, given, keywords = attributes.partial_parts(vm, value)
-        for part in (function, *given, *keywords.values()):
-            use_names(vm, specialize_nested(part), depth - 1)
+        function, arguments, keywords = attributes.partial_parts(vm, value)
+        for component in (function, *arguments, *keywords.values()):
+            use_names(vm, specialize_nested(component), depth - 1)
     else:
-        for part in next((parts(value) for base, parts in _PARTS if isinstance(value, base)), ()):
-            use_names(vm, part, depth - 1)
+        for component in next(
+            (components(value) for base, components in _COMPONENTS if isinstance(value, base)), ()
+        ):
+            use_names(vm, component, depth - 1)
 
 
-def _way_of_numpy() -> object:
+def _numpy_print_mode() -> object:
     """NumPy's legacy print mode; False for the current one."""
     return np.get_printoptions()["legacy"]
 
 
-def _use_name_of_class(vm: VM, cls: type) -> None:
+def _guard_class_name(vm: VM, cls: type) -> None:
     """Guard the module and qualified name of a class. Assigning `__qualname__` does not change the class version."""
     vm.env.facts.use_class(cls)
     if not cls.__flags__ & IMMUTABLE_TYPE_FLAG and not vm.env.sources.is_created_class(cls):

@@ -43,14 +43,14 @@ _Conversion = Callable[[object], str]  # str, repr or ascii
 _CONVERSIONS: dict[str, _Conversion] = {"s": str, "r": repr, "a": ascii}
 
 
-def _show(vm: VM, fake: FakeTensor, bare: bool = False) -> FormattedTensor:
+def _formatted_tensor(vm: VM, fake: FakeTensor, bare: bool = False) -> FormattedTensor:
     check_no_user_modes(vm, "the text of a tensor")
     if fake.is_meta or maybe_current_level() is not None:
         raise unreadable("a tensor is formatted as text")
     return FormattedTensor(vm.trace, fake, bare)
 
 
-def _number(vm: VM, value: object) -> object:
+def _record_number(vm: VM, value: object) -> object:
     """A symbolic number as part of a text. It is recorded, since it must be specialized if the program reads the text."""
     symbol = cast("Int | Float", value).node
     vm.assumptions.formatted_numbers.update(source.path for source in leaves(symbol.expression))
@@ -59,12 +59,12 @@ def _number(vm: VM, value: object) -> object:
     return value
 
 
-def _is_known(value: object) -> bool:
+def _is_fixed(value: object) -> bool:
     """Whether `value` is a constant without symbolic sizes."""
     return is_constant(value) and not has_symbols(value)
 
 
-class _Structure:
+class _StructureCopier:
     """Copier of nested builtin containers into containers with the same text. `unknown`: the text depends on tensors or
     symbolic numbers."""
 
@@ -78,14 +78,14 @@ class _Structure:
         kind = type(value)
         if type(value) is FakeTensor:
             self.unknown = True
-            return _show(self.vm, value)
+            return _formatted_tensor(self.vm, value)
         if type(value) is torch.Size:
             return torch.Size(cast("Iterable[int]", map(self.copy, value)))
-        if kind in LEAF_TYPES or (kind is tuple and _is_known(value)):
+        if kind in LEAF_TYPES or (kind is tuple and _is_fixed(value)):
             return value
         if kind in NUMBERS:
             self.unknown = True
-            return _number(self.vm, value)
+            return _record_number(self.vm, value)
         if id(value) in self._memo:
             return self._memo[id(value)]
         if type(value) is tuple:
@@ -93,16 +93,16 @@ class _Structure:
         copier = _COPIERS.get(kind)
         return copier(self, value) if copier is not None else self._other(value)
 
-    def sequence(self, value: object, made: list[object] | collections.deque[object]) -> object:
-        self._memo[id(value)] = made
-        made.extend([self.copy(v) for v in self.vm.elements(value)])
-        return made
+    def sequence(self, value: object, copy: list[object] | collections.deque[object]) -> object:
+        self._memo[id(value)] = copy
+        copy.extend([self.copy(v) for v in self.vm.elements(value)])
+        return copy
 
-    def mapping(self, value: object, made: dict[object, object]) -> object:
-        self._memo[id(value)] = made
+    def mapping(self, value: object, copy: dict[object, object]) -> object:
+        self._memo[id(value)] = copy
         for key, item in dict.items(container_contents.native_view(self.vm.env, value, deep=False)):
-            made[key if is_constant(key) else self._key(key)] = self.copy(item)
-        return made
+            copy[key if is_constant(key) else self._key(key)] = self.copy(item)
+        return copy
 
     def _key(self, key: object) -> object:
         if type(key) is FakeTensor:
@@ -127,18 +127,18 @@ def convert(vm: VM, fn: _Conversion, value: object) -> str | TextProxy:
     """`fn(value)` for str, repr or ascii: a string or a `TextProxy`."""
     kind = type(value)
     if type(value) is FakeTensor:
-        return TextProxy(fn, _show(vm, value))
+        return TextProxy(fn, _formatted_tensor(vm, value))
     check_text(value)
     if kind in NUMBERS:
-        return TextProxy(fn, _number(vm, value))
+        return TextProxy(fn, _record_number(vm, value))
     if type(value) is TextProxy:
         return value if fn is str else TextProxy(fn, value)
-    if kind in _COPIERS or kind is torch.Size or (kind is tuple and not _is_known(value)):
-        structure = _Structure(vm)
-        made = structure.copy(value)
+    if kind in _COPIERS or kind is torch.Size or (kind is tuple and not _is_fixed(value)):
+        structure = _StructureCopier(vm)
+        copied = structure.copy(value)
         if structure.unknown:
-            return TextProxy(fn, made)
-        return cast(str, vm.call_native(fn, (made,)))
+            return TextProxy(fn, copied)
+        return cast(str, vm.call_native(fn, (copied,)))
     return cast(str, _NATIVE[fn](vm, (value,), {}))
 
 
@@ -154,7 +154,7 @@ def format_value(vm: VM, value: object, spec: object) -> str | TextProxy:
         return _format_tensor(vm, value, spec)
     if type(value) in NUMBERS:
         format(hint(value), spec)  # raises where the real number would
-        return TextProxy(format, _number(vm, value), spec)
+        return TextProxy(format, _record_number(vm, value), spec)
     if type(value) is TextProxy:
         format("", spec)  # raises where the real text would
         return TextProxy(format, value, spec) if spec else value
@@ -174,7 +174,7 @@ def _format_tensor(vm: VM, value: FakeTensor, spec: str) -> str | TextProxy:
             raise TypeError(f"unsupported format string passed to {kind}.__format__")
         return convert(vm, str, value)
     format(_sample(value.dtype), spec)  # raises where the real number would
-    return TextProxy(format, _show(vm, value, bare=True), spec)
+    return TextProxy(format, _formatted_tensor(vm, value, bare=True), spec)
 
 
 def _sample(dtype: torch.dtype) -> complex:
@@ -189,22 +189,22 @@ _CONVERSION = re.compile(r"%(?:\((?P<key>[^)]*)\))?(?P<flags>[-+ #0]*[\d*]*(?:\.
 
 def format_percent(vm: VM, pattern: str, values: object) -> object:
     """`pattern % values`."""
-    several = tuple(tuple.__iter__(values)) if isinstance(values, tuple) else (values,)
-    for value in several:
+    operands = tuple(tuple.__iter__(values)) if isinstance(values, tuple) else (values,)
+    for value in operands:
         check_text(value)
-    if all(type(v) in LEAF_TYPES for v in several):
-        vm.env.facts.use_digits(*several)
+    if all(type(v) in LEAF_TYPES for v in operands):
+        vm.env.facts.use_digits(*operands)
         return pattern % values
     conversions = [c["kind"] for c in _CONVERSION.finditer(pattern) if c["kind"] != "%"]
-    if "%(" in pattern or "*" in pattern or len(conversions) != len(several):
-        if _holds_text(several):
+    if "%(" in pattern or "*" in pattern or len(conversions) != len(operands):
+        if _holds_text(operands):
             raise unreadable("a tensor is formatted by %")
         use_names(vm, values)
         return vm.call_native(operator.mod, (pattern, container_contents.native_view(vm.env, values)))
-    made = tuple(map(functools.partial(_percent_argument, vm), conversions, several))
-    if not _holds_text(made):
-        return vm.call_native(operator.mod, (pattern, made))
-    return TextProxy(operator.mod, pattern, made)
+    arguments = tuple(map(functools.partial(_percent_argument, vm), conversions, operands))
+    if not _holds_text(arguments):
+        return vm.call_native(operator.mod, (pattern, arguments))
+    return TextProxy(operator.mod, pattern, arguments)
 
 
 def _percent_argument(vm: VM, conversion: str, value: object) -> object:
@@ -215,12 +215,12 @@ def _percent_argument(vm: VM, conversion: str, value: object) -> object:
         return Verbatim(convert(vm, _CONVERSIONS[conversion], value))
     if kind in NUMBERS:
         f"%{conversion}" % hint(value)  # raises where the real number would
-        return _number(vm, value)
+        return _record_number(vm, value)
     if type(value) is FakeTensor:
         if conversion in "eEfFgG" and value.numel() == 1 and not value.dtype.is_complex:
-            return _show(vm, value, bare=True)
+            return _formatted_tensor(vm, value, bare=True)
         if conversion in "dioxX" and value.numel() == 1 and not value.dtype.is_floating_point:
-            return _show(vm, value, bare=True)
+            return _formatted_tensor(vm, value, bare=True)
         raise unreadable(f"a tensor is formatted by %{conversion}")
     return vm.native_argument(container_contents.native_view(vm.env, value))
 
@@ -281,7 +281,7 @@ def _field(field: str, automatic: Iterator[int], args: Sequence[object], kwargs:
 # ----------------------------------------------------------------------------------------------------- handlers
 
 
-def _converting(fn: _Conversion) -> Handler:
+def _conversion_handler(fn: _Conversion) -> Handler:
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
         if len(args) == 1 and not kwargs:
             return convert(vm, fn, args[0])
@@ -305,7 +305,7 @@ def install() -> None:
     """Install this module's handlers in front of the builtins' handlers (`_NATIVE`)."""
     for fn in (str, repr, ascii):
         _NATIVE[fn] = BUILTINS.get(fn, _native_ascii)
-        BUILTINS[fn] = _converting(fn)
+        BUILTINS[fn] = _conversion_handler(fn)
     _NATIVE[format] = BUILTINS[format]
     BUILTINS[format] = _builtin_format
     TENSOR_METHODS["__str__"] = lambda vm, t: convert(vm, str, t)

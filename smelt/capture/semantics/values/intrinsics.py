@@ -16,9 +16,9 @@ from smelt.capture.base.bytecode import PY313
 
 def _stop_iteration_error(error: object) -> object:
     if isinstance(error, StopIteration):
-        changed = RuntimeError("generator raised StopIteration")
-        changed.__cause__ = changed.__context__ = error
-        return changed
+        replacement = RuntimeError("generator raised StopIteration")
+        replacement.__cause__ = replacement.__context__ = error
+        return replacement
     return error
 
 

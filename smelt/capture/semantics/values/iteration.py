@@ -42,7 +42,7 @@ from smelt.tracing.symbolic.symbolic_ranges import SEQUENCE_PROXIES, SymbolicLis
 TUPLE_CALLS_LENGTH_HINT = (
     not PY314
 )  # whether `tuple(x)` and `f(*x)` call the length hint of x before iterating, as `list(x)` does
-_ASKING = (list, tuple, torch.Size) if TUPLE_CALLS_LENGTH_HINT else (list,)
+_LENGTH_HINT_CALLERS = (list, tuple, torch.Size) if TUPLE_CALLS_LENGTH_HINT else (list,)
 
 
 def get_iter(vm: VM, obj: object) -> object:
@@ -76,10 +76,10 @@ def _python_iterator(vm: VM, obj: object, call_site: CallSite | None = None) -> 
     found = python_method(vm, obj, "__iter__")
     if found is not None:
         vm.frames.call_site = with_result_handler(call_site, result_polyfills.checked_iterator)
-        made = vm.call_function(found, (obj,))
-        if not hasattr(type(made), "__next__"):
-            raise TypeError(f"iter() returned non-iterator of type {vm.class_of(made).__name__!r}")
-        return made
+        iterator = vm.call_function(found, (obj,))
+        if not hasattr(type(iterator), "__next__"):
+            raise TypeError(f"iter() returned non-iterator of type {vm.class_of(iterator).__name__!r}")
+        return iterator
     if (
         vm.type_info(type(obj)).find("__iter__")[0] is ABSENT
         and python_method(vm, obj, "__getitem__") is not None
@@ -246,12 +246,12 @@ def sorted_indices(
     vm: VM, values: Sequence[object], key: object = None, reverse: object = False
 ) -> list[int]:
     """Indices of `values` in sorted order. Comparisons of containers read a view with fakes."""
-    shown = [container_contents.native_view(vm.env, v) for v in values]
-    return cast("list[int]", vm.call_native(_sort_places, (shown, vm.truth(reverse))))
+    views = [container_contents.native_view(vm.env, v) for v in values]
+    return cast("list[int]", vm.call_native(_argsort, (views, vm.truth(reverse))))
 
 
-def _sort_places(shown: list[object], reverse: bool) -> list[int]:
-    return sorted(range(len(shown)), key=shown.__getitem__, reverse=reverse)  # type: ignore[arg-type, return-value]
+def _argsort(views: list[object], reverse: bool) -> list[int]:
+    return sorted(range(len(views)), key=views.__getitem__, reverse=reverse)  # type: ignore[arg-type, return-value]
 
 
 def comparison_kwargs(vm: VM, values: Iterable[object], kwargs: Kwargs) -> Kwargs:
@@ -290,7 +290,7 @@ def predicate(vm: VM, fn: object) -> Callable[..., object]:
     return element_function(vm, bool if fn is None else fn, vm.truth)
 
 
-def _quantifier(stop: bool) -> Handler:
+def _quantifier_handler(stop: bool) -> Handler:
     """`any` (stops at True) and `all` (stops at False): later elements are not evaluated."""
 
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> bool:
@@ -302,8 +302,8 @@ def _quantifier(stop: bool) -> Handler:
     return handler
 
 
-BUILTINS[all] = _quantifier(False)
-BUILTINS[any] = _quantifier(True)
+BUILTINS[all] = _quantifier_handler(False)
+BUILTINS[any] = _quantifier_handler(True)
 
 
 @builtin(sum)
@@ -314,11 +314,11 @@ def _sum(vm: VM, args: Args, kwargs: Kwargs) -> object:
     return total
 
 
-def _extreme(choose: Callable[..., object]) -> Handler:
+def _extreme_handler(choose: Callable[..., object]) -> Handler:
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
         values = vm.elements(args[0]) if len(args) == 1 else args
         if compares_contents(values, kwargs.get("key")):
-            return values[_extreme_place(vm, choose, values)]
+            return values[_extreme_index(vm, choose, values)]
         if "key" not in kwargs and any(type(v) in NUMBERS for v in values):
             return functools.reduce(lambda best, value: vm.call_native(choose, (best, value)), values)
         return vm.call_native(
@@ -328,18 +328,19 @@ def _extreme(choose: Callable[..., object]) -> Handler:
     return handler
 
 
-def _extreme_place(vm: VM, choose: Callable[..., object], values: Sequence[object]) -> int:
+def _extreme_index(vm: VM, choose: Callable[..., object], values: Sequence[object]) -> int:
     return cast(
-        int, vm.call_native(_chosen, (choose, [container_contents.native_view(vm.env, v) for v in values]))
+        int,
+        vm.call_native(_choose_index, (choose, [container_contents.native_view(vm.env, v) for v in values])),
     )
 
 
-def _chosen(choose: Callable[..., object], shown: list[object]) -> object:
-    return choose(range(len(shown)), key=shown.__getitem__)
+def _choose_index(choose: Callable[..., object], views: list[object]) -> object:
+    return choose(range(len(views)), key=views.__getitem__)
 
 
-BUILTINS[min] = _extreme(min)
-BUILTINS[max] = _extreme(max)
+BUILTINS[min] = _extreme_handler(min)
+BUILTINS[max] = _extreme_handler(max)
 
 
 @builtin(functools.reduce)
@@ -348,17 +349,19 @@ def _reduce(vm: VM, args: Args, kwargs: Kwargs) -> object:
     return functools.reduce(element_function(vm, fn), iterate_lazily(vm, values), *rest)
 
 
-def from_iterable(make: Callable[..., object]) -> Handler:
+def from_iterable(constructor: Callable[..., object]) -> Handler:
     """Handler of a builtin that exhausts the iterable in its first argument."""
 
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
         if not args:
-            return make(**kwargs)
-        if make is list and type(args[0]) in SEQUENCE_PROXIES:
+            return constructor(**kwargs)
+        if constructor is list and type(args[0]) in SEQUENCE_PROXIES:
             return number_semantics.as_symbolic_list(cast("SymbolicRange | SymbolicList", args[0])).sliced(
                 slice(None)
             )
-        return vm.call_native(make, (vm.elements(args[0], hinted=make in _ASKING), *args[1:]), kwargs)
+        return vm.call_native(
+            constructor, (vm.elements(args[0], hinted=constructor in _LENGTH_HINT_CALLERS), *args[1:]), kwargs
+        )
 
     return handler
 

@@ -30,13 +30,13 @@ def keys(vm: VM, subject: object, names: tuple[object, ...]) -> tuple[object, ..
         if any(name == other for other in names[:i]):
             raise ValueError(f"mapping pattern checks duplicate key ({name!r})")
     get = attributes.load_attr(vm, subject, "get")
-    found = []
+    values = []
     for name in names:
         value = vm.call(get, (name, MISSING), {})
         if value is MISSING:
             return None
-        found.append(value)
-    return tuple(found)
+        values.append(value)
+    return tuple(values)
 
 
 def class_parts(
@@ -48,33 +48,33 @@ def class_parts(
         raise TypeError(f"called match pattern must be a {'class' if PY312 else 'type'}")
     if not vm.call(builtins.isinstance, (subject, cls), {}):
         return None
-    itself, positional = _positional(vm, cls, count) if count else (False, ())
-    found: list[object] = [subject] if itself else []
-    seen: set[str] = set()
+    matches_self, positional = _positional(vm, cls, count) if count else (False, ())
+    subjects: list[object] = [subject] if matches_self else []
+    visited: set[str] = set()
     for name in (*positional, *names):
-        if name in seen:
+        if name in visited:
             raise TypeError(f"{cls.__name__}() got multiple sub-patterns for attribute {name!r}")
-        seen.add(name)
+        visited.add(name)
         value = attributes.load_default(vm, subject, name, MISSING)
         if value is MISSING:
             return None
-        found.append(value)
-    return tuple(found)
+        subjects.append(value)
+    return tuple(subjects)
 
 
 def _positional(vm: VM, cls: type, count: int) -> tuple[bool, tuple[str, ...]]:
     """Whether the single positional pattern matches the subject itself, else the attribute names."""
     args = attributes.load_default(vm, cls, "__match_args__", MISSING)
-    itself = args is MISSING and bool(cls.__flags__ & _MATCH_SELF)
+    matches_self = args is MISSING and bool(cls.__flags__ & _MATCH_SELF)
     if args is MISSING:
         args = ()
     elif not isinstance(args, tuple):
         raise TypeError(f"{cls.__name__}.__match_args__ must be a tuple (got {type(args).__name__})")
-    allowed = 1 if itself else len(args)
+    allowed = 1 if matches_self else len(args)
     if allowed < count:
         plural = "" if allowed == 1 else "s"
         raise TypeError(f"{cls.__name__}() accepts {allowed} positional sub-pattern{plural} ({count} given)")
     for name in args[:count]:
         if not isinstance(name, str):
             raise TypeError(f"__match_args__ elements must be strings (got {type(name).__name__})")
-    return itself, args[:count]
+    return matches_self, args[:count]

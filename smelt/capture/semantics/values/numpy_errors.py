@@ -52,14 +52,16 @@ def observe_errors(vm: VM, fn: Callable[..., object], traced: bool) -> Iterator[
     computes the call."""
     errors: dict[str, int] = {}
     if traced:
-        _use_state(vm)
+        _guard_state(vm)
     with np.errstate(all="call", call=errors.__setitem__):
         yield
-    state, own = _state(), [e.manager for e in vm.contexts.entered if isinstance(e.manager, np.errstate)]
+    state, managers = _state(), [e.manager for e in vm.contexts.entered if isinstance(e.manager, np.errstate)]
     kinds = {_KINDS[error] for error in errors}
     reported = {kind for kind in kinds if state[kind] != "ignore"}
-    outer = {kind for kind in kinds - reported if not any(_ignores(manager, kind) for manager in own)}
-    if reported or (outer and own):  # within `errstate` a guard would read another state than the program's
+    outer = {kind for kind in kinds - reported if not any(_ignores(manager, kind) for manager in managers)}
+    if reported or (
+        outer and managers
+    ):  # within `errstate` a guard would read another state than the program's
         name = getattr(fn, "__name__", type(fn).__name__)
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"numpy.{name} reports errors: {', '.join(errors)}"))
     if outer:
@@ -76,7 +78,7 @@ def is_traced(fn: object, args: Sequence[object]) -> bool:
     )
 
 
-def _use_state(vm: VM) -> None:
+def _guard_state(vm: VM) -> None:
     """Guard that no NumPy error raises or calls a function: the graph computes without NumPy's error checks."""
     if _raises():
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "NumPy's errors are to be raised (numpy.seterr)"))

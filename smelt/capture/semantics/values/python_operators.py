@@ -44,7 +44,7 @@ from smelt.tracing.symbolic.sym_numbers import NUMBERS, Int, specialize
 from smelt.tracing.symbolic.symbolic_ranges import SEQUENCE_PROXIES, SymbolicList, without_proxies
 
 _Items = Sequence[object]
-_Try = tuple[object, str, object]  # an object, its method's name, the other operand
+_Attempt = tuple[object, str, object]  # an object, its method's name, the other operand
 _NAMES = {
     operator.add: "add", operator.sub: "sub", operator.mul: "mul", operator.truediv: "truediv",
     operator.floordiv: "floordiv", operator.mod: "mod",
@@ -56,14 +56,14 @@ _METHODS = {
     operator.eq: ("__eq__", "__eq__"), operator.ne: ("__ne__", "__ne__"), operator.lt: ("__lt__", "__gt__"),
     operator.le: ("__le__", "__ge__"), operator.gt: ("__gt__", "__lt__"), operator.ge: ("__ge__", "__le__"),
 }  # fmt: skip
-_IN_PLACE = {getattr(operator, "i" + fn.__name__.rstrip("_")): fn for fn in _NAMES}
+_INPLACE = {getattr(operator, "i" + fn.__name__.rstrip("_")): fn for fn in _NAMES}
 _SYMBOLS = {
     operator.add: "+", operator.and_: "&", operator.floordiv: "//", operator.lshift: "<<", operator.matmul: "@",
     operator.mul: "*", operator.mod: "%", operator.or_: "|", operator.pow: "** or pow()", operator.rshift: ">>",
     operator.sub: "-", operator.truediv: "/", operator.xor: "^", operator.lt: "<", operator.le: "<=", operator.gt: ">",
     operator.ge: ">=",
 }  # fmt: skip
-_SYMBOLS.update({i: "**=" if fn is operator.pow else _SYMBOLS[fn] + "=" for i, fn in _IN_PLACE.items()})
+_SYMBOLS.update({i: "**=" if fn is operator.pow else _SYMBOLS[fn] + "=" for i, fn in _INPLACE.items()})
 _EQUALITY = (operator.eq, operator.ne)
 _TUPLES = frozenset({tuple, torch.Size})
 _NUMBERS_OR_INT = frozenset({int, Int})
@@ -79,7 +79,7 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
     if a is text_proxy.TextProxy or b is text_proxy.TextProxy:
         return text_proxy.binary(fn, left, right)
     if a in SEQUENCE_PROXIES or b in SEQUENCE_PROXIES:
-        return _of_row(vm, fn, left, right)
+        return _row_operator(vm, fn, left, right)
     if a is NumpyInt or b is NumpyInt:
         return number_semantics.numpy_binary(vm, fn, left, right)
     if fn in _EQUALITY and a in _TUPLES and b in _TUPLES:
@@ -108,8 +108,8 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
         if found is not NotImplemented:
             return found
     env = vm.env
-    if fn in _IN_PLACE and isinstance(left, CONTAINER_BASES):
-        return _in_place(vm, fn, left, right)
+    if fn in _INPLACE and isinstance(left, CONTAINER_BASES):
+        return _inplace(vm, fn, left, right)
     env.facts.check_readable(left)
     env.facts.check_readable(right)
     deep = fn in _COMPARISONS
@@ -129,7 +129,7 @@ def binary(vm: VM, fn: Callable[..., object], left: object, right: object) -> ob
     )
 
 
-def _of_row(vm: VM, fn: Callable[..., object], left: object, right: object) -> object:
+def _row_operator(vm: VM, fn: Callable[..., object], left: object, right: object) -> object:
     """`fn(left, right)` where one operand is a list or range of symbolic length, which can be appended to a list."""
     if fn is operator.add and type(left) is list and type(right) is SymbolicList:
         values = elements(vm, left)
@@ -162,7 +162,7 @@ def _equal_items(vm: VM, left: _Items, right: _Items) -> bool:
     return all(v is w or truth(vm, binary(vm, operator.eq, v, w)) for v, w in zip(left, right))
 
 
-def _in_place(vm: VM, fn: Callable[..., object], left: Container, right: object) -> object:
+def _inplace(vm: VM, fn: Callable[..., object], left: Container, right: object) -> object:
     """An in-place operator such as `left += right` on a container, recorded as a mutation."""
     if isinstance(left, set) and isinstance(right, (set, frozenset)):
         return set_methods.call_mutator(vm, left, f"__{fn.__name__}__", [right])
@@ -183,42 +183,42 @@ def _python_operator(
     vm: VM, fn: Callable[..., object], left: object, right: object, call_site: CallSite | None
 ) -> object:
     """Result of the operator's Python methods; NotImplemented if native code must compute it."""
-    asked, written = False, fn
-    call_site = call_site if _is_told_by_classes(left) and _is_told_by_classes(right) else None
-    if fn in _IN_PLACE:
-        binary_fn = _IN_PLACE[fn]
+    called, original = False, fn
+    call_site = call_site if _has_class_operators(left) and _has_class_operators(right) else None
+    if fn in _INPLACE:
+        binary_fn = _INPLACE[fn]
         found = python_method(vm, left, "__i" + _NAMES[binary_fn] + "__")
         if found is not None:
-            rest = _tries(vm, binary_fn, _METHODS[binary_fn], left, right)
-            vm.frames.call_site = _operated(call_site, written, left, right, rest)
+            remaining = _attempts(vm, binary_fn, _METHODS[binary_fn], left, right)
+            vm.frames.call_site = _attempt_call_site(call_site, original, left, right, remaining)
             result = vm.call_function(found, (left, right))
             if result is not NotImplemented:
                 return result
-            asked = True
+            called = True
         elif vm.type_info(type(left)).find("__i" + _NAMES[binary_fn] + "__")[0] is not ABSENT:
             return NotImplemented
         fn = binary_fn
     names = _METHODS.get(fn)
     if names is None:
         return NotImplemented
-    tries = _tries(vm, fn, names, left, right)
-    for number, (obj, name, other) in enumerate(tries, 1):
+    attempts = _attempts(vm, fn, names, left, right)
+    for number, (obj, name, other) in enumerate(attempts, 1):
         found = python_method(vm, obj, name) if may_define_operators(type(obj)) else None
         if found is None and fn is operator.ne and may_define_operators(type(obj)):
             result = _inverted_equality(vm, obj, other)
         else:
-            vm.frames.call_site = _operated(call_site, written, left, right, tries[number:])
+            vm.frames.call_site = _attempt_call_site(call_site, original, left, right, attempts[number:])
             result = NotImplemented if found is None else vm.call_function(found, (obj, other))
-        asked = asked or found is not None
+        called = called or found is not None
         if result is not NotImplemented:
             return result
-    if not asked:
+    if not called:
         return NotImplemented
     vm.env.facts.use_differences(left, right)
-    return _refused_by_both(written, left, right)
+    return _finish_unsupported(original, left, right)
 
 
-def _is_told_by_classes(value: object) -> bool:
+def _has_class_operators(value: object) -> bool:
     """Whether the class attributes define all operators of `value`; C containers and strings have more."""
     if type(value) in _NUMERIC:
         return True
@@ -228,21 +228,25 @@ def _is_told_by_classes(value: object) -> bool:
 _NUMERIC = (int, float, complex, bool, type(None), FakeTensor)
 
 
-def _operated(
-    call_site: CallSite | None, fn: Callable[..., object], left: object, right: object, rest: Sequence[_Try]
+def _attempt_call_site(
+    call_site: CallSite | None,
+    fn: Callable[..., object],
+    left: object,
+    right: object,
+    remaining: Sequence[_Attempt],
 ) -> CallSite | None:
     """`call_site` for a call of one of the operator's methods."""
     if call_site is None or fn is operator.ne:  # `object.__ne__` may be among the methods
         return None
     if fn is operator.eq:
-        return with_result_handler(call_site, result_polyfills.finish_equality, left, right, *rest)
-    made = result_polyfills.finish_comparison if fn in _COMPARISONS else result_polyfills.finish_arithmetic
-    return with_result_handler(call_site, made, _SYMBOLS[fn], left, right, *rest)
+        return with_result_handler(call_site, result_polyfills.finish_equality, left, right, *remaining)
+    finish = result_polyfills.finish_comparison if fn in _COMPARISONS else result_polyfills.finish_arithmetic
+    return with_result_handler(call_site, finish, _SYMBOLS[fn], left, right, *remaining)
 
 
-def _tries(
+def _attempts(
     vm: VM, fn: Callable[..., object], names: tuple[str, str], left: object, right: object
-) -> list[_Try]:
+) -> list[_Attempt]:
     """Methods to call in order, each as (object, name, other operand). A subclass on the right comes first, for arithmetic
     only if it overrides the method."""
     forward, reflected = (left, names[0], right), (right, names[1], left)
@@ -251,12 +255,12 @@ def _tries(
         return [forward, reflected] if fn in _COMPARISONS else [forward]
     if a is str and fn is operator.mod:
         return []
-    if issubclass(b, a) and (fn in _COMPARISONS or _differs(vm, a, b, names[1])):
+    if issubclass(b, a) and (fn in _COMPARISONS or _overrides(vm, a, b, names[1])):
         return [reflected, forward]
     return [forward, reflected]
 
 
-def _differs(vm: VM, a: type, b: type, name: str) -> bool:
+def _overrides(vm: VM, a: type, b: type, name: str) -> bool:
     return vm.type_info(a).find(name)[1] is not vm.type_info(b).find(name)[1]
 
 
@@ -269,7 +273,7 @@ def _inverted_equality(vm: VM, obj: object, other: object) -> object:
     return result if result is NotImplemented else not truth(vm, result)
 
 
-def _refused_by_both(fn: Callable[..., object], left: object, right: object) -> object:
+def _finish_unsupported(fn: Callable[..., object], left: object, right: object) -> object:
     """Result of the operator after its Python methods returned NotImplemented, without calling them again. Raises
     Unsupported for a runtime NumPy scalar, which tensors accept as a number."""
     if any(type(v) is ArrayProxy and v.scalar for v in (left, right)):
@@ -324,7 +328,7 @@ def truth(vm: VM, value: object) -> bool:
     for name in ("__bool__", "__len__"):
         how, found, _ = vm.type_info(kind).find(name)
         if how is FUNCTION:
-            vm.frames.call_site = with_result_handler(call_site, _CHECKS[name])
+            vm.frames.call_site = with_result_handler(call_site, _TRUTH_RESULT_HANDLERS[name])
             return _checked_truth(name, vm.call_function(found, (value,)))
         if how is not ABSENT:
             break
@@ -334,7 +338,10 @@ def truth(vm: VM, value: object) -> bool:
     return bool(vm.call_native(bool, (value,)))
 
 
-_CHECKS = {"__bool__": result_polyfills.checked_bool, "__len__": result_polyfills.length_as_bool}
+_TRUTH_RESULT_HANDLERS = {
+    "__bool__": result_polyfills.checked_bool,
+    "__len__": result_polyfills.length_as_bool,
+}
 
 
 def _checked_truth(name: str, result: object) -> bool:

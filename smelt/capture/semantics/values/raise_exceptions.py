@@ -33,16 +33,16 @@ _thread = _Thread()
 @contextmanager
 def caller_handling(error: BaseException | None) -> Iterator[None]:
     """Context of a compiled function's call by a caller that is handling `error`."""
-    _thread.outer = error
+    _thread.caller_exception = error
     try:
         yield
     finally:
-        _thread.outer = None
+        _thread.caller_exception = None
 
 
 def caller_exception() -> BaseException | None:
     """The exception that the caller of the captured function is handling."""
-    return _thread.outer
+    return _thread.caller_exception
 
 
 def remove_context(error: BaseException, host: BaseException | None) -> None:
@@ -63,7 +63,7 @@ def contexts(error: BaseException) -> Iterator[BaseException]:
 
 
 @function(result_polyfills.reraise_error)
-def _raised(vm: VM, args: Args, kwargs: Kwargs) -> None:
+def _reraise(vm: VM, args: Args, kwargs: Kwargs) -> None:
     vm.reraise(cast(BaseException, args[0]))
 
 
@@ -130,8 +130,8 @@ def split_group(
     if error is None:
         return None, None
     if matches(error, named):
-        whole = error if isinstance(error, BaseExceptionGroup) else BaseExceptionGroup("", [error])
-        return whole, None
+        group = error if isinstance(error, BaseExceptionGroup) else BaseExceptionGroup("", [error])
+        return group, None
     if not isinstance(error, BaseExceptionGroup):
         return None, error
     container_contents.guard_exception(vm.env, error)
@@ -149,29 +149,29 @@ def combine_raised(
     errors = cast("list[BaseException]", [e for e in vm.elements(raised) if e is not None])
     if not errors or not isinstance(original, BaseExceptionGroup):
         return errors[0] if errors else None
-    again = [e for e in errors if _is_part(e, original)]
-    new = [e for e in errors if not _is_part(e, original)]
-    rest = _projection(vm, original, again)
+    reraised = [e for e in errors if _is_unchanged_part(e, original)]
+    new = [e for e in errors if not _is_unchanged_part(e, original)]
+    projection = _projection(vm, original, reraised)
     if not new:
-        return rest
-    return BaseExceptionGroup("", new if rest is None else [*new, rest])
+        return projection
+    return BaseExceptionGroup("", new if projection is None else [*new, projection])
 
 
-def _is_part(error: BaseException, original: BaseException) -> bool:
+def _is_unchanged_part(error: BaseException, original: BaseException) -> bool:
     """Whether `error` was split off `original` and reraised unchanged."""
     names = ("__traceback__", "__cause__", "__context__")
     return all(getattr(error, n) is getattr(original, n) for n in names)
 
 
-def _projection(vm: VM, original: BaseExceptionGroup, parts: list[BaseException]) -> BaseException | None:
+def _projection(vm: VM, original: BaseExceptionGroup, errors: list[BaseException]) -> BaseException | None:
     """`original` restricted to the exceptions in `parts`."""
     container_contents.guard_exception(vm.env, original)
-    kept = {id(leaf) for part in parts for leaf in _leaves(part)}
+    kept_ids = {id(leaf) for error_part in errors for leaf in _leaves(error_part)}
 
     def keep(error: BaseException) -> bool:
-        return not isinstance(error, BaseExceptionGroup) and id(error) in kept
+        return not isinstance(error, BaseExceptionGroup) and id(error) in kept_ids
 
-    if not kept:
+    if not kept_ids:
         return None
     return cast("BaseException | None", vm.call_native(original.subgroup, (keep,)))
 
@@ -179,4 +179,4 @@ def _projection(vm: VM, original: BaseExceptionGroup, parts: list[BaseException]
 def _leaves(error: BaseException) -> list[BaseException]:
     if not isinstance(error, BaseExceptionGroup):
         return [error]
-    return [leaf for part in error.exceptions for leaf in _leaves(part)]
+    return [leaf for inner in error.exceptions for leaf in _leaves(inner)]

@@ -17,8 +17,8 @@ from smelt.capture.environment import container_contents, environment_mutations,
 from smelt.capture.vm.vm import VM
 from smelt.tracing.symbolic.numbers_in_containers import specialize_nested
 
-_OF_ELEMENTS = frozenset(("add", "discard", "remove"))
-MUTATORS = _OF_ELEMENTS | {
+_ELEMENT_MUTATORS = frozenset(("add", "discard", "remove"))
+MUTATORS = _ELEMENT_MUTATORS | {
     "clear", "difference_update", "intersection_update", "pop", "symmetric_difference_update", "update",
     "__iand__", "__ior__", "__isub__", "__ixor__",
 }  # fmt: skip
@@ -38,7 +38,7 @@ def operand(vm: VM, value: object) -> object:
 
 def call_mutator(vm: VM, target: set[object], method: str, args: Args) -> object:
     """`target.method(*args)` of a set mutator, recorded for an environment set."""
-    if method in _OF_ELEMENTS:
+    if method in _ELEMENT_MUTATORS:
         args = [specialize_nested(a) for a in args]
         vm.env.facts.use_differences(args)
     elif args:
@@ -49,39 +49,39 @@ def call_mutator(vm: VM, target: set[object], method: str, args: Args) -> object
         return vm.call_native(getattr(set, method).__get__(target), args)
     env = vm.env
     container_contents.guard_contents(env, target)
-    walked = target not in env.log and env.overlay.now(target) is not target
-    if method == "pop" or walked:  # an iterator may continue after the mutation
+    iterated = target not in env.log and env.overlay.now(target) is not target
+    if method == "pop" or iterated:  # an iterator may continue after the mutation
         container_contents.guard_set_table(env, target)
     environment_mutations.record_mutation(env, target)
     try:
-        return _changed(vm, target, method, args)
+        return _mutate(vm, target, method, args)
     finally:
         environment_mutations.mark_copies_stale(env, target)
 
 
-def _changed(vm: VM, target: set[object], method: str, args: Args) -> object:
+def _mutate(vm: VM, target: set[object], method: str, args: Args) -> object:
     now, log = vm.env.overlay.now(target), vm.env.log
     call = getattr(set, method).__get__(now)
-    if method in _OF_ELEMENTS:
+    if method in _ELEMENT_MUTATORS:
         result = vm.call_native(call, args)
         log.record_set_change(target, method, tuple(args))
         return result
-    kept = [(a, target) if a is now else _kept(a) for a in args]
+    operands = [(a, target) if a is now else _copied_operand(a) for a in args]
     before = _native.set_table(now)
     try:
-        result = vm.call_native(call, [given for given, _ in kept])
+        result = vm.call_native(call, [operand_value for operand_value, _ in operands])
     except Exception:
         if _native.set_table(now) != before:
-            _note_half(vm, target, method, [noted for _, noted in kept])
+            _record_partial_mutation(vm, target, method, [copy for _, copy in operands])
         raise
-    log.record_set_change(target, method, tuple(tuple(n) if isinstance(n, list) else n for _, n in kept))
+    log.record_set_change(target, method, tuple(tuple(n) if isinstance(n, list) else n for _, n in operands))
     return wrap_values.to_fake(vm.env, result)
 
 
-def _note_half(vm: VM, target: set[object], method: str, taken: list[object]) -> None:
+def _record_partial_mutation(vm: VM, target: set[object], method: str, consumed: list[object]) -> None:
     """Record a mutation that raised halfway as one by the elements before the one that raised."""
     log = vm.env.log
-    *before, last = [elements for elements in taken if elements]
+    *before, last = [elements for elements in consumed if elements]
     if not isinstance(last, list) or has_python_hash(last[-1]):
         return log.record_unknown_change(target)
     if type(last[-1]).__hash__ is None:
@@ -93,20 +93,20 @@ def _note_half(vm: VM, target: set[object], method: str, taken: list[object]) ->
     return log.record_set_change(target, method, (*before, tuple(last)))
 
 
-def _kept(value: object) -> tuple[object, object]:
+def _copied_operand(value: object) -> tuple[object, object]:
     """An operand for the call, and a copy that keeps its contents."""
     if isinstance(value, set):
-        kept: set[object] = set()
-        _native.copy_set(kept, value)
-        return value, kept
+        copy: set[object] = set()
+        _native.copy_set(copy, value)
+        return value, copy
     if type(value) is dict:
         return value, dict.fromkeys(value)
     if isinstance(value, frozenset):
         return value, value
-    taken: list[object] = []
+    consumed: list[object] = []
 
-    def noted(element: object) -> object:
-        taken.append(element)
+    def record(element: object) -> object:
+        consumed.append(element)
         return element
 
-    return map(noted, cast("Iterable[object]", value)), taken
+    return map(record, cast("Iterable[object]", value)), consumed

@@ -50,7 +50,7 @@ def subscript(vm: VM, obj: object, key: object) -> object:
     if vm.trace.numbers.symbols is not None:
         key = _plain_key(obj, key)
     if type(obj) is FakeTensor:
-        return call_operator(vm, operator.getitem, obj, _index(vm, _bounded(vm, key)))
+        return call_operator(vm, operator.getitem, obj, _index(vm, _plain_bounds(vm, key)))
     if kind in SIMPLE_TYPES and kind is not type:
         return vm.native_lookup(operator.getitem, obj, key)
     if kind in CONTAINER_TYPES:
@@ -71,10 +71,10 @@ def subscript(vm: VM, obj: object, key: object) -> object:
     )
 
 
-def _bounded(vm: VM, key: object) -> object:
+def _plain_bounds(vm: VM, key: object) -> object:
     """`key` with tensors in slice bounds replaced by numbers."""
     if type(key) is tuple:
-        return tuple(_bounded(vm, part) for part in key) if slice in map(type, key) else key
+        return tuple(_plain_bounds(vm, item) for item in key) if slice in map(type, key) else key
     if type(key) is not slice or FakeTensor not in map(type, (key.start, key.stop, key.step)):
         return key
     return slice(
@@ -98,11 +98,11 @@ def _index(vm: VM, key: object) -> _Index:
     parts = key if type(key) is tuple else (key,)
     if _INDEX_TENSORS.keys().isdisjoint(map(type, parts)):
         return cast(_Index, without_proxies(container_contents.native_view(vm.env, key)))
-    found = tuple(
+    result = tuple(
         _INDEX_TENSORS[type(p)](p) if type(p) in _INDEX_TENSORS else container_contents.native_view(vm.env, p)
         for p in parts
     )
-    return cast(_Index, without_proxies(found if type(key) is tuple else found[0]))
+    return cast(_Index, without_proxies(result if type(key) is tuple else result[0]))
 
 
 def _index_tensor(array: ArrayProxy) -> torch.Tensor:
@@ -208,7 +208,7 @@ def store_item(vm: VM, obj: object, key: object, value: object) -> None:
                 raise unsupported("a NumPy array or scalar in a tensor", DATA_DEPENDENT)
             value = value.tensor
         value = without_proxies(container_contents.native_view(vm.env, value))
-        call_operator(vm, operator.setitem, obj, _index(vm, _bounded(vm, key)), value)
+        call_operator(vm, operator.setitem, obj, _index(vm, _plain_bounds(vm, key)), value)
         return
     found = python_method(vm, obj, "__setitem__")
     if found is not None:

@@ -17,7 +17,7 @@ from smelt.capture.graph_breaks import continuation_stack
 from smelt.capture.graph_breaks.continuation_stack import CONTINUATION_STACK_MODULE
 from smelt.capture.vm.vm import VM
 
-_UNSEEN = (
+_HIDDEN_MODULES = (
     "smelt.callables",
     *POLYFILLS,
 )  # modules whose frames replace C code or do not exist in eager
@@ -41,13 +41,13 @@ def _module_frames() -> tuple[CallerLine, CallerLine]:
         def forward(self) -> tuple[CallerLine, CallerLine]:
             inner = sys._getframe(1)
             assert inner.f_back is not None
-            return _place_of(inner), _place_of(inner.f_back)
+            return _line_of(inner), _line_of(inner.f_back)
 
     found: tuple[CallerLine, CallerLine] = Probe()()
     return found
 
 
-def _place_of(frame: FrameType) -> CallerLine:
+def _line_of(frame: FrameType) -> CallerLine:
     code = frame.f_code
     return CallerLine(code.co_filename, frame.f_lineno, code.co_name, frame.f_globals)
 
@@ -57,23 +57,23 @@ def line_at(vm: VM, level: int, skip: Callable[[str], bool] = lambda filename: F
     callers above the compiled frame."""
     frame = vm.frame
     while frame is not None:
-        for place in _places(vm, frame):
-            if not skip(place.filename):
+        for line in _lines_of(vm, frame):
+            if not skip(line.filename):
                 level -= 1
             if level <= 0:
-                return place
+                return line
         frame = frame.parent
     return level
 
 
-def _places(vm: VM, frame: Frame) -> Iterator[CallerLine]:
+def _lines_of(vm: VM, frame: Frame) -> Iterator[CallerLine]:
     """Eager's frames for a frame of the VM: several for a continuation stack, none for a frame of smelt."""
     name = frame.globals.get("__name__")
     if name == CONTINUATION_STACK_MODULE:
         for point in continuation_stack.caller_points(frame):
             line = vm.decode(point.user_code).line(point.at - 1)
             yield CallerLine(line.filename, line.line, point.user_code.co_name, point.scope)
-    elif name not in _UNSEEN:
+    elif name not in _HIDDEN_MODULES:
         yield CallerLine(frame.line.filename, frame.line.line, frame.user_code.co_name, frame.globals)
         if any(f is frame.parent for f in vm.frames.module_callers):
             yield from _module_frames()
@@ -82,13 +82,13 @@ def _places(vm: VM, frame: Frame) -> Iterator[CallerLine]:
 def caller_line(level: int) -> CallerLine:
     """The line `level` callers above the compiled frame, not counting frames of smelt; the outermost if there are fewer."""
     frame: FrameType | None = sys._getframe(1)
-    found = _place_of(sys._getframe(1))
+    result = _line_of(sys._getframe(1))
     while frame is not None and level > 0:
         if (
             not is_smelt_scope(frame.f_globals)
             and frame.f_globals.get("__name__") != CONTINUATION_STACK_MODULE
         ):
             level -= 1
-            found = _place_of(frame)
+            result = _line_of(frame)
         frame = frame.f_back
-    return found
+    return result

@@ -18,19 +18,19 @@ from smelt.capture.vm.vm import VM
 from smelt.reasons import OUTPUT
 
 # Methods whose override in a logger class could change what is logged.
-_OWN = ("_log", "handle", "makeRecord", "findCaller", "callHandlers", "filter")
+_OVERRIDABLE = ("_log", "handle", "makeRecord", "findCaller", "callHandlers", "filter")
 # file, line and function, or the number of callers above the compiled frame
-_Where = tuple[str, int, str] | int
+_Location = tuple[str, int, str] | int
 
 
-def _log(level: int | None, exception: bool = False) -> Handler:
+def _log_handler(level: int | None, exception: bool = False) -> Handler:
     """Handler of a logger method; a record of a disabled level is not created. `level` None: the level is the first
     argument."""
 
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> None:
         logger, *rest = args
-        wanted = level if level is not None else cast(int, rest.pop(0))
-        if vm.call(attributes.load_attr(vm, logger, "isEnabledFor"), (wanted,), {}):
+        record_level = level if level is not None else cast(int, rest.pop(0))
+        if vm.call(attributes.load_attr(vm, logger, "isEnabledFor"), (record_level,), {}):
             if kwargs.get("exc_info", exception):
                 error = unsupported("logging an exception with its traceback", OUTPUT)
                 error.breaks = (
@@ -38,9 +38,9 @@ def _log(level: int | None, exception: bool = False) -> Handler:
                 )
                 raise error
             if isinstance(logger, logging.LoggerAdapter):
-                _log_adapted(vm, logger, wanted, rest, kwargs)
+                _log_adapted(vm, logger, record_level, rest, kwargs)
             else:
-                _record(vm, cast(logging.Logger, logger), wanted, rest, kwargs)
+                _defer_record(vm, cast(logging.Logger, logger), record_level, rest, kwargs)
 
     return handler
 
@@ -53,10 +53,10 @@ def _log_adapted(vm: VM, adapter: object, level: int, args: Args, kwargs: Kwargs
     if isinstance(logger, logging.LoggerAdapter):
         _log_adapted(vm, logger, level, (message, *args[1:]), kwargs)
     else:
-        _record(vm, cast(logging.Logger, logger), level, (message, *args[1:]), kwargs)
+        _defer_record(vm, cast(logging.Logger, logger), level, (message, *args[1:]), kwargs)
 
 
-def _record(vm: VM, logger: logging.Logger, level: int, args: Args, kwargs: Kwargs) -> None:
+def _defer_record(vm: VM, logger: logging.Logger, level: int, args: Args, kwargs: Kwargs) -> None:
     """Defer the creation and handling of a log record."""
     message, *values = args
     kwargs = dict(kwargs)
@@ -65,10 +65,10 @@ def _record(vm: VM, logger: logging.Logger, level: int, args: Args, kwargs: Kwar
     if any(kwargs.values()) or not (set(kwargs) <= {"exc_info", "stack_info"}):
         raise unsupported(f"logging with {', '.join(kwargs)}", OUTPUT)
     _check_logger(vm, logger)
-    place = line_at(vm, stack_level, skip=_is_logging_file)
+    line = line_at(vm, stack_level, skip=_is_logging_file)
     message, rest = _message(vm, message, tuple(values))
-    where: _Where = place if isinstance(place, int) else (place.filename, place.line, place.function)
-    defer(vm, log, logger, level, message, rest, where, _extra(vm, extra))
+    location: _Location = line if isinstance(line, int) else (line.filename, line.line, line.function)
+    defer(vm, log, logger, level, message, rest, location, _extra(vm, extra))
 
 
 def _is_logging_file(filename: str) -> bool:
@@ -80,14 +80,14 @@ def _check_logger(vm: VM, logger: logging.Logger) -> None:
     if id(logger) not in vm.env.sources:
         vm.env.sources.const(logger)
     cls = type(logger)
-    if any(vm.type_info(cls).find(n)[2] not in (logging.Logger, logging.Filterer) for n in _OWN):
+    if any(vm.type_info(cls).find(n)[2] not in (logging.Logger, logging.Filterer) for n in _OVERRIDABLE):
         raise unsupported(f"logging with a {cls.__qualname__}, which has methods of its own", OUTPUT)
     log = vm.env.log
     at: logging.Logger | None = logger
     while at is not None:
         if at in log or at.handlers in log:
             raise unsupported(f"logging to {at.name}, which was changed inside the function", OUTPUT)
-        for handler in vm.elements(_state(vm, at, "handlers")):
+        for handler in vm.elements(_load_guarded(vm, at, "handlers")):
             stream = (instance_dict(handler) or {}).get("stream")
             if (
                 not is_trusted_output(handler)
@@ -95,9 +95,9 @@ def _check_logger(vm: VM, logger: logging.Logger) -> None:
                 or handler in log
             ):
                 raise unsupported(f"logging to a {type(handler).__qualname__}", OUTPUT)
-        if vm.truth(_state(vm, at, "filters")):
+        if vm.truth(_load_guarded(vm, at, "filters")):
             raise unsupported(f"logging to {at.name}, which has filters", OUTPUT)
-        above = _state(vm, at, "parent") if _state(vm, at, "propagate") else None
+        above = _load_guarded(vm, at, "parent") if _load_guarded(vm, at, "propagate") else None
         at = cast("logging.Logger | None", above)
 
 
@@ -132,34 +132,34 @@ def log(
     level: int,
     message: object,
     args: tuple[object, ...],
-    where: _Where,
+    location: _Location,
     extra: Kwargs | None,
 ) -> None:
     """`logger.log(level, message, *args)` as if called at `where`."""
-    if isinstance(where, int):
-        place = caller_line(where)
-        where = (place.filename, place.line, place.function)
-    filename, line, function_name = where
+    if isinstance(location, int):
+        caller = caller_line(location)
+        location = (caller.filename, caller.line, caller.function)
+    filename, line, function_name = location
     record = logger.makeRecord(
         logger.name, level, filename, line, message, args, None, function_name, extra, None
     )
     logger.handle(record)
 
 
-def _log_to_root(level: int | None, exception: bool = False) -> Handler:
+def _root_log_handler(level: int | None, exception: bool = False) -> Handler:
     """Handler of a module function of `logging`. Eager installs a handler if there is none, which is refused here."""
-    log_to = _log(level, exception)
+    log_to = _log_handler(level, exception)
 
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> None:
         root = logging.getLogger()
-        if not vm.truth(_state(vm, root, "handlers")):
+        if not vm.truth(_load_guarded(vm, root, "handlers")):
             raise unsupported("logging to the root logger, which has no handler", OUTPUT)
         log_to(vm, (root, *args), kwargs)
 
     return handler
 
 
-def _state(vm: VM, obj: object, name: str) -> object:
+def _load_guarded(vm: VM, obj: object, name: str) -> object:
     """An attribute of a logger, guarded."""
     vm.env.sources.find_or_const(obj)
     return attributes.load_attr(vm, obj, name)
@@ -169,9 +169,9 @@ def _state(vm: VM, obj: object, name: str) -> object:
 def _is_enabled(vm: VM, args: tuple[logging.Logger, int], kwargs: Kwargs) -> bool:
     """Reads and so guards the inputs of the decision, not the logger's cache, which may be cleared at any time."""
     logger, level = args
-    if _state(vm, logger, "disabled"):
+    if _load_guarded(vm, logger, "disabled"):
         return False
-    if cast(int, _state(vm, _state(vm, logger, "manager"), "_disable")) >= level:
+    if cast(int, _load_guarded(vm, _load_guarded(vm, logger, "manager"), "_disable")) >= level:
         return False
     return bool(level >= cast(int, _effective_level(vm, (logger,), {})))
 
@@ -181,10 +181,10 @@ def _effective_level(vm: VM, args: Args, kwargs: Kwargs) -> object:
     logger: object
     (logger,) = args
     while logger is not None:
-        level = _state(vm, logger, "level")
+        level = _load_guarded(vm, logger, "level")
         if level:
             return level
-        logger = _state(vm, logger, "parent")
+        logger = _load_guarded(vm, logger, "parent")
     return logging.NOTSET
 
 
@@ -198,7 +198,11 @@ for _name, _level in (
     ("debug", logging.DEBUG), ("info", logging.INFO), ("warning", logging.WARNING), ("warn", logging.WARNING),
     ("error", logging.ERROR), ("exception", logging.ERROR), ("critical", logging.CRITICAL), ("log", None),
 ):  # fmt: skip
-    for _owner, _handler in ((logging.Logger, _log), (logging.LoggerAdapter, _log), (logging, _log_to_root)):
+    for _owner, _handler in (
+        (logging.Logger, _log_handler),
+        (logging.LoggerAdapter, _log_handler),
+        (logging, _root_log_handler),
+    ):
         _logs = getattr(_owner, _name, None)
         if _logs is not None:
             FUNCTIONS[_logs] = _handler(_level, _name == "exception")

@@ -25,21 +25,21 @@ def _print(vm: VM, args: Args, kwargs: Kwargs) -> None:
     for name in ("sep", "end"):
         if type(options[name]) not in (type(None), str, TextProxy):
             raise unsupported(f"print with an object as {name}", OUTPUT)
-    given = {k: v for k, v in options.items() if v is not None and k not in ("flush", "sep")}
+    passed = {k: v for k, v in options.items() if v is not None and k not in ("flush", "sep")}
     if options["file"] is None:
         if _standard_stream(vm, "stdout") is None:
             return
     else:
         _check_stream(vm, options["file"])
     if vm.truth(options["flush"]):
-        given["flush"] = True
+        passed["flush"] = True
     separator: object = " " if options["sep"] is None else options["sep"]
     parts: list[object] = [a if type(a) in (str, TextProxy) else convert(vm, str, a) for a in args]
     if all(type(p) is str for p in (*parts, separator)):
         parts = [cast(str, separator).join(cast("list[str]", parts))]
     if len(parts) > 1 and separator != " ":
-        given["sep"] = separator
-    defer(vm, print, *parts, **given)
+        passed["sep"] = separator
+    defer(vm, print, *parts, **passed)
 
 
 def _standard_stream(vm: VM, name: str) -> object:

@@ -40,8 +40,8 @@ def _warn(vm: VM, args: Args, kwargs: Kwargs) -> None:
         raise TypeError(f"category must be a Warning subclass, not {type(category).__name__!r}")
     if getattr(sys.flags, "context_aware_warnings", False):
         raise unsupported("a warning, whose filters may belong to a context", OUTPUT)
-    place = line_at(vm, level)
-    action = _warning_action(vm, message, category, place)
+    caller = line_at(vm, level)
+    action = _warning_action(vm, message, category, caller)
     if action == "error":
         raise unsupported("a warning that is an error", OUTPUT)
     if action == "ignore":
@@ -50,11 +50,11 @@ def _warn(vm: VM, args: Args, kwargs: Kwargs) -> None:
         raise unsupported("a warning inside catch_warnings", OUTPUT)
     if id(getattr(warnings._showwarnmsg_impl, "__self__", None)) in vm.env.sources:  # type: ignore[attr-defined]
         raise unsupported("a warning recorded in a list", OUTPUT)
-    if isinstance(place, int):
-        defer(vm, warn_caller, message, category, place)
+    if isinstance(caller, int):
+        defer(vm, warn_caller, message, category, caller)
     else:
-        vm.env.sources.const(place.globals)
-        defer(vm, warn, message, category, place.filename, place.line, place.globals)
+        vm.env.sources.const(caller.globals)
+        defer(vm, warn, message, category, caller.filename, caller.line, caller.globals)
 
 
 def _warn_signature(
@@ -67,7 +67,7 @@ def _warn_signature(
 ) -> None: ...
 
 
-def _warning_action(vm: VM, message: object, category: type, place: CallerLine | int) -> str:
+def _warning_action(vm: VM, message: object, category: type, caller: CallerLine | int) -> str:
     """The action that the warning filters select, such as "ignore"; the filters are guarded. Raises Unsupported if the
     selection depends on a text or line known only at run time."""
     filters = cast("list[_Filter]", attributes.load_attr(vm, warnings, "filters"))
@@ -79,18 +79,20 @@ def _warning_action(vm: VM, message: object, category: type, place: CallerLine |
     for action, pattern, kind, module, line in filters:
         if not issubclass(category, kind):
             continue
-        if (pattern is not None and type(text) is TextProxy) or ((module or line) and isinstance(place, int)):
+        if (pattern is not None and type(text) is TextProxy) or (
+            (module or line) and isinstance(caller, int)
+        ):
             raise unsupported("a warning whose filter is unknown", OUTPUT)
         if pattern is not None and not pattern.match(cast(str, text)):
             continue
-        if isinstance(place, int) or _matches(place, module, line):
+        if isinstance(caller, int) or _matches(caller, module, line):
             return str(action)
     return "default"
 
 
-def _matches(place: CallerLine, module: re.Pattern[str] | None, line: int) -> bool:
-    name = cast(str, place.globals.get("__name__") or "<string>")
-    return (module is None or module.match(name) is not None) and line in (0, place.line)
+def _matches(caller: CallerLine, module: re.Pattern[str] | None, line: int) -> bool:
+    name = cast(str, caller.globals.get("__name__") or "<string>")
+    return (module is None or module.match(name) is not None) and line in (0, caller.line)
 
 
 def warn(
@@ -104,5 +106,5 @@ def warn(
 
 def warn_caller(message: str | Warning, category: type[Warning], level: int) -> None:
     """`warnings.warn` as if called `level` callers above the compiled frame."""
-    place = caller_line(level)
-    warn(message, category, place.filename, place.line, place.globals)
+    caller = caller_line(level)
+    warn(message, category, caller.filename, caller.line, caller.globals)
