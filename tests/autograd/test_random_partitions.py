@@ -1,4 +1,4 @@
-"""Random programs: partitions are valid and keep no more than eager, no more than needed; gradients are eager's."""
+"""Random programs: partitions are valid, save no more than eager and no more than needed; gradients equal eager's."""
 
 import itertools
 from dataclasses import replace
@@ -38,32 +38,32 @@ def test_random_programs(steps, outputs, budget, through):
     run = function(steps, outputs)
     if differentiable(run):
         config = replace(DEFAULT, activation_memory_budget=budget)
-        # Gradients that reach an input through several nodes are rounded to bfloat16 one by one, in eager their sum is.
+        # Gradients that reach an input through several nodes are rounded to bfloat16 one by one; eager rounds their sum.
         tolerance = 3e-2 if any(name == "half" for name, *_ in steps) else 1e-4
         check(run, *arguments(), config=config, through=through, rtol=tolerance, atol=tolerance / 10)
 
 
-def least_bytes(needs, bans):
-    """By trying all sets of values."""
-    keeps = {n: k for n in needs.cone(bans) if (k := needs.keep(n)) is not None}
-    free = {n for n, k in keeps.items() if k.nbytes == 0}
-    dear = [n for n in keeps if n not in free]
-    if len(dear) > 13:
+def least_bytes(problem, bans):
+    """The minimum over all sets of saved values."""
+    options = {n: k for n in problem.cone(bans) if (k := problem.save_option(n)) is not None}
+    free = {n for n, k in options.items() if k.nbytes == 0}
+    costly = [n for n in options if n not in free]
+    if len(costly) > 13:
         return None
-    sets = (set(s) for k in range(len(dear) + 1) for s in itertools.combinations(dear, k))
-    return min(sum(keeps[n].nbytes for n in s) for s in sets if possible(needs, bans, free | s))
+    sets = (set(s) for k in range(len(costly) + 1) for s in itertools.combinations(costly, k))
+    return min(sum(options[n].nbytes for n in s) for s in sets if possible(problem, bans, free | s))
 
 
-def possible(needs, bans, kept):
-    stack, seen = list(needs.read), set()
+def possible(problem, bans, saved):
+    stack, seen = list(problem.read), set()
     while stack:
         node = stack.pop()
-        if node in seen or node in kept or node.op == "get_attr":
+        if node in seen or node in saved or node.op == "get_attr":
             continue
         if node in bans:
             return False
         seen.add(node)
-        stack += needs.arguments(node)
+        stack += problem.arguments(node)
     return True
 
 
@@ -74,10 +74,10 @@ def test_cuts_are_minimal(steps, outputs):
     run = function(steps, outputs)
     if not differentiable(run):
         return
-    needs = CutProblem(joint_of(run, *arguments())[0])
-    bans = {**needs.bans(), **needs.chain_bans(needs.bans())}
-    least = least_bytes(needs, bans)
-    assert least is None or minimum(needs, bans).nbytes == least
+    problem = CutProblem(joint_of(run, *arguments())[0])
+    bans = {**problem.bans(), **problem.chain_bans(problem.bans())}
+    least = least_bytes(problem, bans)
+    assert least is None or minimum(problem, bans).nbytes == least
 
 
 def test_bytes_grow_with_the_budget():
@@ -91,9 +91,7 @@ def test_bytes_grow_with_the_budget():
     parts = [partition(joint, replace(DEFAULT, activation_memory_budget=b)) for b in budgets]
     sizes = [p.nbytes for p in parts]
     assert sizes == sorted(sizes) and len(set(sizes)) > 3
-    assert {s.spec.dtype for s in parts[0].saved if s.kind == "temporary"} == {
-        torch.bool
-    }  # what dropout drew
+    assert {s.spec.dtype for s in parts[0].saved if s.kind == "temporary"} == {torch.bool}  # dropout masks
     for budget in budgets:
         check(
             run, *arguments(), config=replace(DEFAULT, activation_memory_budget=budget), rtol=1e-4, atol=1e-5

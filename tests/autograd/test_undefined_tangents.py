@@ -1,4 +1,5 @@
-"""A backward where some tangents are undefined: the same gradients as with zeros for them, and None for what stays zero."""
+"""A backward with undefined tangents: the same gradients as with zeros for them, and None for gradients that stay
+zero."""
 
 import itertools
 
@@ -26,7 +27,7 @@ PAIR = [torch.tensor([1, 2])]
 IMAGE, FILTER = torch.randn(1, 4, 6, 6), torch.randn(2, 4, 3, 3)
 GEOMETRY = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
 
-# For each entry of the table: a call with arguments that are not zero.
+# For each entry of the table: a call with nonzero arguments.
 EXAMPLES = {
     "add": (aten.add.Tensor, A, B),
     "sub": (aten.sub.Tensor, A, B),
@@ -118,7 +119,7 @@ def test_every_entry_has_an_example():
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_operators_that_keep_zeros(name):
+def test_linear_operators_map_zeros_to_zeros(name):
     op, *args = EXAMPLES[name]
     does = effects(op)
     sets = list(linearity.linear_in(op, does))
@@ -136,12 +137,12 @@ def test_operators_that_keep_zeros(name):
 
 
 def combined(x, y, times):
-    """`x + times * y`, also of lists."""
+    """`x + times * y`, also for lists."""
     return [combined(a, b, times) for a, b in zip(x, y)] if isinstance(x, list) else x + times * y
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_operators_that_keep_sums(name):
+def test_linear_operators_preserve_sums(name):
     op, *args = EXAMPLES[name]
     does = effects(op)
     for names in linearity.linear_in(op, does):
@@ -198,7 +199,7 @@ def test_all_sets_of_undefined_tangents(program):
                 torch.testing.assert_close(torch.zeros_like(e) if g is None else g, e)
 
 
-def test_what_stays_zero_is_none_and_costs_nothing():
+def test_gradients_that_stay_zero_are_none_and_cost_nothing():
     joint, primals = joint_of(
         lambda x, y: (x.sin(), y.cos()), torch.randn(3).requires_grad_(), torch.randn(3).requires_grad_()
     )
@@ -212,7 +213,7 @@ def test_what_stays_zero_is_none_and_costs_nothing():
 
 
 @pytest.mark.parametrize("stride", [(4, 1), (1, 3), (0, 1), (8, 2)])
-def test_zeros_that_are_needed_have_the_strides_that_were_recorded(stride):
+def test_materialized_zeros_have_the_recorded_strides(stride):
     spec = TensorSpec((3, 4), stride, torch.float32, torch.device("cpu"))
     tangent = Node("placeholder", "tangents_1", (), {}, "tangents_1", spec)
     seen = Node("call_function", aten.as_strided.default, (tangent, [2], [stride[1]], 0), {}, "seen", None)
@@ -227,8 +228,8 @@ def test_zeros_that_are_needed_have_the_strides_that_were_recorded(stride):
     assert torch.equal(exps, torch.ones(3, 4)) and nothing is None
 
 
-def test_what_is_zero_for_each_tangent_alone_is_computed_for_both() -> None:
-    """An empty store makes one gradient zero; with the other it is added up, and reads what was saved."""
+def test_a_value_zero_for_each_tangent_alone_is_computed_for_both() -> None:
+    """An empty store makes one gradient zero; with the other it is added, and reads a saved value."""
 
     def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = x.t().clone()
@@ -251,8 +252,8 @@ def test_what_is_zero_for_each_tangent_alone_is_computed_for_both() -> None:
         lambda t: t[:].mul_(0),
     ],
 )
-def test_the_gradient_of_what_was_overwritten_is_zero_not_none(overwrite, rows):
-    """Also where another output, that nobody differentiates, has a gradient to add: an optimizer passes over None."""
+def test_the_gradient_of_an_overwritten_value_is_zero_not_none(overwrite, rows):
+    """Also where another output, which is not differentiated, adds a gradient: optimizers skip None."""
 
     def f(x):
         y = x.clone()

@@ -1,4 +1,4 @@
-"""What a trace writes down, what it refuses, and that both graphs do what the program does."""
+"""What a trace records, what it refuses, and that both graphs compute what the program computes."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def test_metadata_is_read_without_a_trace():
     assert targets(traced.torch_graph) == ["view"]
 
 
-def test_lines_are_kept():
+def test_nodes_have_user_lines():
     recorder = Trace(lambda: Line("user.py", 3, "f"))
     with recorder:
         y = recorder.fake(torch.randn(2)) + 1
@@ -80,7 +80,7 @@ def test_values_cannot_be_read(read):
         trace(lambda x: read(x) or x, [torch.randn(1)])
 
 
-def test_values_of_constants_are_known():
+def test_constants_are_folded():
     def program(x):
         scale = torch.tensor(3)
         length = (torch.arange(4).sum() * scale).item()
@@ -90,7 +90,7 @@ def test_values_of_constants_are_known():
     check(program, torch.randn(2))
 
 
-def test_a_written_constant_is_not_known():
+def test_a_written_constant_is_not_folded():
     def program(x):
         scale = torch.tensor(3)
         scale.add_(1)
@@ -124,7 +124,7 @@ def test_changes_autograd_cannot_follow_are_refused():
             trace(lambda x: program(x) or x, [torch.randn(2)])
 
 
-def test_a_fake_outside_its_trace_says_so():
+def test_a_fake_outside_its_trace_raises():
     recorder = Trace()
     with recorder:
         fake = recorder.fake(torch.randn(2))
@@ -212,19 +212,19 @@ def test_recurrent_layers():
         check(lambda x: flatten(layer(x)), torch.randn(5, 2, 3), rtol=1e-6, atol=1e-6)
 
 
-def test_errors_are_the_users():
+def test_errors_equal_eager():
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         trace(lambda x: x @ x, [torch.randn(2, 3)])
     with pytest.raises(IndexError):
         trace(lambda x: x[5], [torch.randn(2, 3)])
 
 
-def test_dropout_draws_as_eager_does():
+def test_dropout_draws_as_in_eager():
     check(lambda x: F.dropout(torch.rand(4) + x, 0.5) + torch.randn(4), torch.randn(4))
 
 
-def test_real_tensors_in_native_code_when_the_shape_is_known_already():
-    """The second layer's shapes are answered from the cache, with its parameters still real."""
+def test_real_tensors_in_native_code_with_cached_results():
+    """The second layer's results come from the cache, with its parameters still real."""
     for _ in range(2):
         layer = torch.nn.GRU(3, 4)
         check(lambda x, layer=layer: flatten(layer(x)), torch.randn(5, 2, 3), rtol=1e-6, atol=1e-6)
@@ -235,7 +235,7 @@ def modes() -> list[object]:
 
 
 @pytest.mark.parametrize("pops", [0, 1, 2, 3])
-def test_modes_that_were_left_when_the_program_raised_are_on_again(pops):
+def test_modes_left_by_a_raising_program_are_restored(pops):
     class Outer(TorchDispatchMode):
         pass
 
@@ -250,14 +250,14 @@ def test_modes_that_were_left_when_the_program_raised_are_on_again(pops):
         assert all(a is b for a, b in zip(modes(), before, strict=True))
 
 
-def test_a_mode_that_was_entered_and_not_left_is_off_again():
+def test_a_mode_that_was_not_left_is_removed():
     before = modes()
     with Trace():
         torch.device("meta").__enter__()
     assert modes() == before
 
 
-def test_leaving_a_mode_from_outside_is_refused():
+def test_leaving_an_outer_mode_is_refused():
     with torch.device("meta"):
         before = modes()
         with pytest.raises(Unsupported, match="mode of torch"), Trace():

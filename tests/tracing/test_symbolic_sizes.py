@@ -1,4 +1,5 @@
-"""Traced once with symbols for sizes, functions do at other sizes what eager does; what may not is refused."""
+"""Functions traced once with symbolic sizes compute at other sizes what eager computes; unsupported ones are
+refused."""
 
 import pytest
 import torch
@@ -188,10 +189,10 @@ def test_results_that_are_views_by_symbolic_sizes():
 AT_SOME_SIZE = {
     "diagonal": lambda x: x.diagonal() + 1,
     "pieces": lambda x: x.split(300, 0),
-    "pieces_of_two": lambda x: x.split(2, 1),
+    "chunks_of_two": lambda x: x.split(2, 1),
     "chunks": lambda x: x.chunk(3, 0),
     "halves": lambda x: [half + 1 for half in x.chunk(2, 0)],
-    "pieces_of_given_sizes": lambda x: x.split([2, x.size(0) - 2], 0),
+    "split_by_sizes": lambda x: x.split([2, x.size(0) - 2], 0),
     "windows": lambda x: x.unfold(0, 3, 2) + 1,
     "diagonals": lambda x: ((x @ x.t()).diagonal(2) + 1, (x @ x.t()).diagonal(-1)),
     "many_rows_left_out": lambda x: x[5:] + 1,
@@ -206,7 +207,7 @@ AT_SOME_SIZE = {
 
 @pytest.mark.parametrize("name", AT_SOME_SIZE)
 @pytest.mark.parametrize("width", [3, 300])
-def test_what_changes_at_some_size_is_guarded_or_refused(name, width):
+def test_changes_at_some_size_are_guarded_or_refused(name, width):
     sizes = [(7,), (6,), (2,), (3,), (299,), (301,), (400,), (700,)]
     try:
         check_sizes(AT_SOME_SIZE[name], lambda n: [torch.randn(n, width)], {0: (0,)}, sizes, CLOSE)
@@ -228,11 +229,11 @@ def guards_of(function, make=matrix):
         lambda x: x.view(x.size(0), -1, 1) if x.size(0) * 48 == 48 * x.size(0) else x,
     ],
 )
-def test_what_holds_for_all_sizes_is_no_guard(function):
+def test_conditions_that_hold_for_all_sizes_need_no_guard(function):
     assert guards_of(function) == []
 
 
-def test_a_guard_is_given_once():
+def test_guards_are_not_repeated():
     def function(x):
         for _ in range(3):
             x = (x[:, :-2] + 1) if x.size(1) > 4 else x
@@ -243,9 +244,9 @@ def test_a_guard_is_given_once():
     assert len(guards_of(function)) <= 3
 
 
-SERVED = {
+SYMBOLIC = {
     "diagonal": lambda x: x.diagonal() + 1,
-    "diagonal_beside": lambda x: torch.diag(x, 1),
+    "diagonal_with_offset": lambda x: torch.diag(x, 1),
     "diagonal_of_the_shorter": lambda x: F.pad(x, (x.size(1), 1)).diagonal() + 1,
     "as_strided": lambda x: x.as_strided((2, 2), (1, 1)),
     "int_argument": lambda x: torch.linspace(0, 1, x.size(0)),
@@ -253,14 +254,14 @@ SERVED = {
     "small_kth": lambda x: x.kthvalue(4, 1)[0],
     "largest": lambda x: x.topk(3, 1)[0],
     "reflection": lambda x: F.pad(x[None], (2, 2), mode="reflect"),
-    "in_place_shape": lambda x: (x + 1).unsqueeze_(0) * 1,
-    "in_place_turned": lambda x: (x + 1).t_().unsqueeze_(1).squeeze_() * 2,
+    "inplace_unsqueeze": lambda x: (x + 1).unsqueeze_(0) * 1,
+    "inplace_transpose": lambda x: (x + 1).t_().unsqueeze_(1).squeeze_() * 2,
 }
 
 
-@pytest.mark.parametrize("name", SERVED)
-def test_what_needs_no_numbers(name):
-    check_sizes(SERVED[name], matrix, BOTH, SIZES, CLOSE)
+@pytest.mark.parametrize("name", SYMBOLIC)
+def test_functions_that_keep_sizes_symbolic(name):
+    check_sizes(SYMBOLIC[name], matrix, BOTH, SIZES, CLOSE)
 
 
 REFUSED = {
@@ -279,13 +280,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_needs_numbers_is_refused(name):
+def test_functions_that_need_fixed_sizes_are_refused(name):
     with pytest.raises(NeedsFixedSize) as error:
         trace(REFUSED[name], matrix(5, 6), symbolic=BOTH)
     assert error.value.symbols <= {Sym("s0", 2), Sym("s1", 2)} and error.value.symbols
 
 
-def test_sizes_that_values_decide_stay_unsupported():
+def test_data_dependent_sizes_stay_unsupported():
     with pytest.raises(Unsupported):
         trace(lambda x: x.nonzero(), matrix(5, 6), symbolic=BOTH)
 
@@ -302,27 +303,27 @@ def shared(b, s):
 def test_inputs_that_share_memory_have_one_key():
     fakes = []
 
-    def look(*xs):
+    def record(*xs):
         fakes.extend(xs)
         return xs[0] + 1
 
     for symbolic in ({0: (0, 1), 1: (0,)}, {0: (0, 1)}, {1: (0,)}):
-        trace(look, [*shared(5, 6), torch.zeros(3)], symbolic=symbolic)
+        trace(record, [*shared(5, 6), torch.zeros(3)], symbolic=symbolic)
     for x, y, z in zip(fakes[::3], fakes[1::3], fakes[2::3]):
         assert x.storage_key == y.storage_key != z.storage_key
 
 
-def test_where_inputs_lie_in_shared_memory_is_not_known():
+def test_offsets_of_inputs_in_shared_memory_are_unknown():
     with pytest.raises(NeedsFixedSize, match="inputs share memory"):
         trace(lambda x, y: y.as_strided((2,), (1,)), shared(5, 6), symbolic={0: (0, 1)})
 
 
-def test_inputs_of_which_only_a_size_is_used_stay():
+def test_inputs_used_only_for_a_size_stay():
     _, traced = trace(lambda x, y: y.new_ones(x.size(1), 2), matrix(5, 6) + matrix(3, 4), symbolic=BOTH)
     assert set(traced.sizes) == {Sym("s0", 2), Sym("s1", 2)}  # all that are in the input's spec
-    place = traced.sizes[Sym("s1", 2)]
-    assert (place.source.dim, place.hint) == (1, 6)
-    assert tuple(traced.inputs[place.input].spec.shape) == (Sym("s0", 2), Sym("s1", 2))
+    size_input = traced.sizes[Sym("s1", 2)]
+    assert (size_input.source.dim, size_input.hint) == (1, 6)
+    assert tuple(traced.inputs[size_input.input].spec.shape) == (Sym("s0", 2), Sym("s1", 2))
     assert traced.aten_graph.output.spec[0].shape == (Sym("s1", 2), 2)
     assert [tuple(t.shape) for t in traced.example_inputs()[:1]] == [(5, 6)]
 
@@ -360,7 +361,7 @@ def test_code_runs_at_all_sizes():
     assert torch.equal(scope["forward"](x, *numbers)[0], (x.view(-1)[:9] + 1).expand(3, -1) - x)
 
 
-def test_a_symbol_without_an_input_is_seen():
+def test_the_verifier_reports_a_symbol_without_an_input():
     _, traced = trace(lambda x: x + 1, matrix(5, 6), symbolic=BOTH)
     verify(traced.aten_graph)
     placeholder = traced.aten_graph.placeholders[0]
@@ -380,8 +381,8 @@ def test_fixed_sizes_are_traced_as_before():
     assert next(calls) == next(calls)
 
 
-def test_kernels_are_not_tried_on_sizes_that_nobody_gave():
-    """ATen's batch norm on a CPU writes as many means as the image has channels, whatever it was given for them."""
+def test_kernels_are_not_run_at_unrelated_sample_sizes():
+    """ATen's batch norm on a CPU writes one mean per channel of the image, whatever the size of its argument."""
 
     def norm(x, mean, variance):
         return F.batch_norm(x, mean, variance, training=True)

@@ -35,7 +35,7 @@ def unreadable(what: str) -> Unsupported:
 class TextProxy:
     """The string `how(*args)`, created once the tensors in `args` are known."""
 
-    __slots__ = ("args", "how")
+    __slots__ = ("args", "fn")
 
     def __init__(self, fn: Callable[..., str], *args: object) -> None:
         self.fn = fn

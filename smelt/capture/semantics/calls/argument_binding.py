@@ -120,7 +120,10 @@ def _too_many_message(fn: FunctionType, code: Code, slots: list[object], passed:
     keywords = sum(slots[at] is not NULL for at in range(count, count + code.kwonly))
     also = ""
     if keywords:
-        also = f" positional argument{_plural_suffix(passed)} (and {keywords} keyword-only argument{_plural_suffix(keywords)})"
+        also = (
+            f" positional argument{_plural_suffix(passed)}"
+            f" (and {keywords} keyword-only argument{_plural_suffix(keywords)})"
+        )
     were = "was" if passed == 1 and not keywords else "were"
     plural = "s" if defaults or count != 1 else ""
     return f"{fn.__qualname__}() takes {takes} positional argument{plural} but {passed}{also} {were} given"

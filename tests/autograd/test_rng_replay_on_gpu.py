@@ -1,6 +1,6 @@
-"""Dropout's mask on a GPU is not kept: the backward draws it again, from where the generator stood.
+"""A dropout mask on a GPU is not saved: the backward replays it from the generator's seed and offset.
 
-The simulated device has no generator of ATen's, so one is put in its place here.
+The simulated device has no ATen generator, so a fake one is installed here.
 """
 
 import contextlib
@@ -22,21 +22,21 @@ from smelt.targets import cuda as target
 from tests.harness import simulated
 from tests.harness.joints import check_valid, joint_of
 
-ELSEWHERE = not torch.cuda.is_available() or simulated.inside()
-pytestmark = [pytest.mark.simulated_cuda] if ELSEWHERE else [pytest.mark.skip("of the simulated device")]
+HAS_NO_GPU = not torch.cuda.is_available() or simulated.inside()
+pytestmark = [pytest.mark.simulated_cuda] if HAS_NO_GPU else [pytest.mark.skip("of the simulated device")]
 BLOCKS = 3
-PLACE = [1234, 0]  # of the generator
+SEED_AND_OFFSET = [1234, 0]  # of the generator
 
 
-def place(offsets, device):
-    result = tuple(torch.tensor(x) for x in PLACE)
-    PLACE[1] += offsets
+def seed_and_offset(offsets, device):
+    result = tuple(torch.tensor(x) for x in SEED_AND_OFFSET)
+    SEED_AND_OFFSET[1] += offsets
     return result
 
 
-def place_in_memory(offsets, device):
-    """As within a capture, where the offset is a sum."""
-    seed, offset = (x.to(device) for x in place(offsets, device))
+def seed_and_offset_in_memory(offsets, device):
+    """As during a CUDA graph capture, where the offset is a sum."""
+    seed, offset = (x.to(device) for x in seed_and_offset(offsets, device))
     return seed, offset - 20, torch.tensor(20)
 
 
@@ -46,10 +46,10 @@ def _generator(monkeypatch):
         monkeypatch.setattr(module, "blocks_that_draw", lambda device: BLOCKS)
     library = torch.library.Library("smelt", "IMPL")
     key = "CompositeImplicitAutograd"
-    library.impl("philox_place", place, key, allow_override=True)
-    library.impl("philox_in_memory", place_in_memory, key, allow_override=True)
+    library.impl("philox_place", seed_and_offset, key, allow_override=True)
+    library.impl("philox_in_memory", seed_and_offset_in_memory, key, allow_override=True)
     library.impl("has_philox_in_memory", lambda: True, key, allow_override=True)
-    PLACE[:] = 1234, 0
+    SEED_AND_OFFSET[:] = 1234, 0
     yield
     library._destroy()
 
@@ -58,7 +58,7 @@ def tensor(*shape, **options):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(1)).cuda().requires_grad_()
 
 
-def test_two_numbers_are_kept_instead_of_a_mask():
+def test_two_numbers_are_saved_instead_of_a_mask():
     joint, _ = joint_of(lambda x: F.dropout(x, 0.3), tensor(50, 400))
     parts = partition(joint, DEFAULT)
     check_valid(joint, parts)
@@ -66,15 +66,15 @@ def test_two_numbers_are_kept_instead_of_a_mask():
     assert "philox_place" in code(parts.forward) and "dropout_mask" in code(parts.backward)
 
 
-def test_what_was_dropped_follows_from_the_mask():
-    """The result of the activation and that of the dropout are made again, of what the activation read."""
+def test_the_dropout_result_is_recomputed_from_the_mask():
+    """The results of the activation and of the dropout are recomputed from the input of the activation."""
     joint, _ = joint_of(lambda x, w: F.dropout(F.gelu(x), 0.3) @ w, tensor(50, 400), tensor(400, 8))
     parts = partition(joint, DEFAULT)
     check_valid(joint, parts)
     assert parts.nbytes == 16
 
 
-def test_not_where_the_mask_is_smaller():
+def test_a_mask_smaller_than_two_numbers_is_saved():
     joint, _ = joint_of(lambda x: F.dropout(x, 0.3), tensor(3))
     assert partition(joint, DEFAULT).nbytes == 3
 
@@ -85,21 +85,21 @@ def dropped_twice(x):
 
 @pytest.mark.parametrize("shape", ((50, 400), (7, 3), (6, 10), (5,)))
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float64))
-def test_the_backward_has_the_forwards_masks(shape, dtype):
+def test_the_backward_replays_the_forward_masks(shape, dtype):
     x = torch.ones(shape, device="cuda", dtype=dtype, requires_grad=True)
     compiled = smelt.compile(dropped_twice)
     for _ in range(3):
         x.grad = None
         y = compiled(x)
-        at = PLACE[1]
+        at = SEED_AND_OFFSET[1]
         y.sum().backward()
         torch.testing.assert_close(x.grad * 1, y.detach())
-        assert PLACE[1] == at  # the backward draws nothing
+        assert SEED_AND_OFFSET[1] == at  # the backward draws nothing
     turns = -(-x.numel() // (4 * 256 * min(BLOCKS, -(-x.numel() // 256))))
     assert at == 3 * 2 * 4 * turns
 
 
-def test_graphs_that_are_kept_and_gradients_later():
+def test_retained_graphs_and_backwards_in_another_order():
     x = torch.ones(40, 50, device="cuda", requires_grad=True)
     compiled = smelt.compile(dropped_twice)
     first, second = compiled(x), compiled(x)
@@ -118,7 +118,7 @@ def test_layouts():
         assert torch.equal(view(gradient), y.detach())
 
 
-def test_models_are_trained():
+def test_training_a_model():
     layers = [
         nn.Linear(40, 64),
         nn.Dropout(0.4),
@@ -130,21 +130,21 @@ def test_models_are_trained():
     model = nn.Sequential(*layers).cuda()
     compiled = smelt.compile(model)
     x = tensor(30, 40).detach()
-    PLACE[1] = 0
+    SEED_AND_OFFSET[1] = 0
     compiled(x).square().sum().backward()
     got = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
-    PLACE[1] = 0
+    SEED_AND_OFFSET[1] = 0
     reference(model, x).square().sum().backward()
     torch.testing.assert_close(got, [p.grad for p in model.parameters()])
 
 
 def reference(model, x):
-    """The model with the masks that `smelt::dropout_mask` gives by torch's operators."""
+    """The model with the masks of `smelt::dropout_mask`, computed by torch operators."""
     for layer in model:
         if isinstance(layer, nn.Dropout):
             made = philox_order.Draws.near(TensorSpec(x.shape, x.stride(), x.dtype, x.device), BLOCKS)
-            seed, offset = place(made.offsets, x.device)
+            seed, offset = seed_and_offset(made.offsets, x.device)
             args = list(x.shape), list(x.stride()), 0, x.dtype, x.device, BLOCKS, layer.p
             x = x * torch.ops.smelt.dropout_mask(seed, offset, *args) / (1 - layer.p)
         else:
@@ -152,27 +152,27 @@ def reference(model, x):
     return x
 
 
-def test_with_cuda_graphs_the_mask_is_atens():
+def test_with_cuda_graphs_aten_draws_the_mask():
     joint, _ = joint_of(lambda x: F.dropout(x, 0.3), tensor(50, 400))
     assert partition(joint, replace(DEFAULT, cuda_graphs=True)).nbytes == 50 * 400
 
 
-def test_plans_that_are_captured_read_the_place_from_memory():
-    """The same numbers, in a plan that may be captured, although its kernels are given the third number by value."""
+def test_capturable_plans_read_the_offset_from_memory():
+    """The same numbers in a plan that may be captured, although its kernels receive the third number by value."""
     x = torch.ones(40, 50, device="cuda")
     results = []
     for options in ({}, {"cuda_graphs": True}):
-        PLACE[1] = 8
+        SEED_AND_OFFSET[1] = 8
         compiled = smelt.compile(lambda x: (dropped_twice(x), torch.randn_like(x)), options=options)
-        with spied(target, "cannot_be_replayed") as why_not:
-            results.append((compiled(x), PLACE[1]))
+        with recorded_results(target, "cannot_be_replayed") as why_not:
+            results.append((compiled(x), SEED_AND_OFFSET[1]))
     assert why_not == [None]
     torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
 @contextlib.contextmanager
-def spied(module, name):
-    """What a function gives meanwhile."""
+def recorded_results(module, name):
+    """The results of a function during the context."""
     function, given = getattr(module, name), []
 
     def spy(*args):

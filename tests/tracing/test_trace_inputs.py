@@ -1,12 +1,12 @@
-"""Which tensors inside native code nobody else can see."""
+"""Scalars inside native code that nothing else refers to."""
 
 import torch
 
 from smelt.tracing.record import trace_inputs
 
 
-def test_a_scalar_that_somebody_holds_is_not_internal():
-    """The references of the functions between are counted as this Python makes them: from 3.14 on most are borrowed."""
+def test_a_referenced_scalar_is_not_internal():
+    """Functions on the call path add references; from Python 3.14 on most are borrowed."""
 
     def stand_in(real):
         return trace_inputs._is_internal_scalar(real)

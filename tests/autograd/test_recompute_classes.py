@@ -1,4 +1,4 @@
-"""The table of operator classes: what it says of operators, and that docs/autograd.md says the same."""
+"""The table of operator classes, and that docs/autograd.md contains it."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def call(op, *args):
     return Node("call_function", op, args, {}, "call")
 
 
-def test_the_page_has_the_table():
+def test_the_page_contains_the_table():
     rows = [f"| {c.name} | {c.recompute} | {c.reason} |" for c in CLASSES]
     assert "\n".join(rows) in PAGE.read_text(encoding="utf-8"), "\n".join(rows)
 
@@ -51,7 +51,7 @@ def test_classes(node, kind):
     assert class_of(node) is kind
 
 
-def test_what_views_look_at():
+def test_view_sources():
     import operator
 
     split = call(aten.split.Tensor, X, 2)

@@ -1,4 +1,4 @@
-"""Maximum flows equal minimum cuts, found by trying all of them."""
+"""Maximum flows equal minimum cuts, found by trying all cuts."""
 
 import itertools
 import random
@@ -13,7 +13,7 @@ def cut(edges, side):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_flow_is_the_least_cut(seed):
+def test_flow_equals_the_minimum_cut(seed):
     choose = random.Random(seed)
     n = choose.randint(2, 8)
     edges = [
@@ -27,7 +27,7 @@ def test_flow_is_the_least_cut(seed):
     inner = range(1, n - 1)
     sides = [{0, *some} for k in range(n - 1) for some in itertools.combinations(inner, k)]
     assert flow == min(cut(edges, side) for side in sides)
-    side = {i for i, there in enumerate(network.reachable(0)) if there}
+    side = {i for i, is_reachable in enumerate(network.reachable(0)) if is_reachable}
     assert 0 in side and n - 1 not in side and cut(edges, side) == flow
 
 

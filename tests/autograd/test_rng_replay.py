@@ -1,4 +1,5 @@
-"""Random numbers that the backward draws again: they are those of the forward, and the generator does not notice."""
+"""Replay of random numbers in the backward: they equal those of the forward, and the generator's state does not
+change."""
 
 from dataclasses import replace
 
@@ -28,7 +29,7 @@ def alpha_dropout(x):
     return F.alpha_dropout(x, 0.4, training=True)
 
 
-def of_probabilities(x):
+def bernoulli_of_probabilities(x):
     return x * torch.bernoulli(x.detach().sigmoid())
 
 
@@ -44,25 +45,33 @@ def channels_last(x):
     return F.dropout(x.unflatten(1, (8, 5, 10)).to(memory_format=torch.channels_last), 0.3).flatten(1)
 
 
-PROGRAMS = [dropout, two_dropouts, alpha_dropout, of_probabilities, noise, normal_noise, channels_last]
+PROGRAMS = [
+    dropout,
+    two_dropouts,
+    alpha_dropout,
+    bernoulli_of_probabilities,
+    noise,
+    normal_noise,
+    channels_last,
+]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_gradients_are_eagers(program):
+def test_gradients_equal_eager(program):
     x = torch.randn(50, 400, requires_grad=True)
     check(program, x, config=LEAST)
 
 
-def test_the_state_is_kept_instead_of_what_was_drawn():
+def test_the_generator_state_is_saved_instead_of_the_mask():
     joint, _ = joint_of(dropout, torch.randn(50, 400, requires_grad=True))
     mask, least = partition(joint, DEFAULT), partition(joint, LEAST)
     assert mask.nbytes == 50 * 400
     assert least.nbytes == STATE
     assert "smelt.generator_state" in code(least.forward)
-    assert "bernoulli_p_again" in code(least.backward)
+    assert "bernoulli_p_replayed" in code(least.backward)
 
 
-def test_not_where_what_was_drawn_is_smaller():
+def test_a_mask_smaller_than_the_state_is_saved():
     joint, _ = joint_of(dropout, torch.randn(50, 4, requires_grad=True))
     assert partition(joint, LEAST).nbytes == 50 * 4
 
@@ -77,7 +86,7 @@ def test_compiled(program, backend):
         for run in (program, compiled):
             torch.manual_seed(seed)
             out = run(x)
-            torch.rand(3)  # the generator goes on between forward and backward
+            torch.rand(3)  # the generator advances between forward and backward
             (gradient,) = torch.autograd.grad(out.sum(), x)
             found.append((out, gradient, torch.get_rng_state()))
         for expected, got in zip(*found):
