@@ -233,8 +233,8 @@ class _Gate(torch.autograd.Function):
 def _through_gate(
     gates: _Gates, tensor: torch.Tensor, indices: Sequence[int], written_later: bool, views: Sequence[Any]
 ) -> tuple[Any, ...]:
-    """The tensors that the replay continues with: `tensor` after its gates, and `views`, those of `tensor` derived
-    anew."""
+    """The tensors that the replay continues with: `tensor` after its gates, and `views`, those of `tensor` re-derived
+    from the result."""
     replayed = tensor.detach() if written_later else None
     passed = tensor
     with torch.enable_grad():

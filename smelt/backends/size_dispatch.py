@@ -57,7 +57,7 @@ def by_sizes(
             return make(values)
 
     sources = [(s.input, s.source) for s in sizes.values()]
-    native = _native.BySizes([(i, s.dim, s.divisor, s.over, s.rest) for i, s in sources], instance, LOCK)
+    native = _native.BySizes([(i, s.dim, s.divisor, s.over, s.is_remainder) for i, s in sources], instance, LOCK)
     if prepare:
         native.prepare(tuple(source.hint for source in sizes.values()))
     return native

@@ -25,8 +25,8 @@ from smelt.backends.size_dispatch import (
     EachCompiled,
     Instance,
     OrByOperators,
-    eager_fallback,
     by_sizes,
+    eager_fallback,
 )
 from smelt.backends.unbacked_subgraphs import CompilePart, Parts, Run
 from smelt.config import Config

@@ -339,7 +339,7 @@ def _sizes(entry: Entry) -> Iterator[str]:
                 f"{given}.stride({source.dim}) - {given}.shape[{source.over}] * {given}.stride({source.over})"
             )
         if source.divisor != 1:
-            text += f" {'%' if source.rest else '//'} {source.divisor}"
+            text += f" {'%' if source.is_remainder else '//'} {source.divisor}"
         yield f"{sym} = {text}"
 
 

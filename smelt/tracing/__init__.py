@@ -9,7 +9,7 @@ containers) and a spec.
 * `fake/`: fake tensors, operator results computed on meta tensors, aliases, version counters.
 * `symbolic/`: symbolic ints, floats and sizes; unbacked (data-dependent) sizes.
 * `composites/`: torch functions whose C++ code would specialize symbolic sizes, rewritten in operators that do not.
-* `functionalize/`: in-place graphs made functional.
+* `functionalize/`: functionalization of graphs with in-place writes.
 * `backward/`: the recorded backward and the joint graph of forward and backward.
 
 docs/tracing.md describes all of it.

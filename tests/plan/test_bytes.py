@@ -20,7 +20,7 @@ from smelt.graph.subgraphs import RUN_GRAPHS, Choice, Handle, Inner
 from smelt.plan.machine_code import Block, Function, Library, Processor
 from smelt.plan.plan_printer import print_plan
 from smelt.plan.serialization import HEADER, MAGIC, VERSION, from_bytes, to_bytes
-from smelt.plan.steps import Alloc, Aten, BumpVersion, Free, Launch, Plan, Reg, Step, ParallelLaunch, View
+from smelt.plan.steps import Alloc, Aten, BumpVersion, Free, Launch, ParallelLaunch, Plan, Reg, Step, View
 from smelt.plan.value_encoding import READERS, Reader, Writer
 from smelt.shapes.expr import Sym
 from tests.harness.kernels import hand_written

@@ -18,7 +18,7 @@ from smelt.plan.plan_items import LaunchItem
 from smelt.plan.plan_printer import print_plan
 from smelt.plan.plan_template import Loader, Template
 from smelt.plan.serialization import from_bytes, to_bytes
-from smelt.plan.steps import Alloc, Aten, Launch, Plan, ParallelLaunch, launches
+from smelt.plan.steps import Alloc, Aten, Launch, ParallelLaunch, Plan, launches
 from smelt.plan.target import Decided
 from smelt.plan.verify_plan import verify
 from smelt.schedule.schedule import BufferSpec, BufRef, ExternItem, Schedule, ViewItem

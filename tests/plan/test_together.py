@@ -14,7 +14,7 @@ from smelt.ops.lowering import lower
 from smelt.plan.build_plan import build_plan
 from smelt.plan.parallel_launches import Touched, merge_parallel_launches
 from smelt.plan.plan_printer import print_plan
-from smelt.plan.steps import WORK, Alloc, Aten, BumpVersion, Free, Launch, Reg, ParallelLaunch
+from smelt.plan.steps import WORK, Alloc, Aten, BumpVersion, Free, Launch, ParallelLaunch, Reg
 from smelt.plan.verify_plan import verify
 from smelt.schedule.schedule_program import fuse
 from smelt.targets import cpu

@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 import smelt
 from smelt import user_lines
 from smelt.plan import profiler_names
-from smelt.plan.steps import Launch, Plan, ParallelLaunch
+from smelt.plan.steps import Launch, ParallelLaunch, Plan
 
 
 def profiled(call):

@@ -16,7 +16,7 @@ from smelt.autograd.partition import Partition, partition
 from smelt.backends import smelt as backend
 from smelt.graph.graph_printer import code
 from smelt.graph.ir import Graph, Node
-from smelt.graph.memory_format import is_last, is_channels_last_layout
+from smelt.graph.memory_format import is_channels_last_layout, is_last
 from smelt.graph.verify_graph import verify
 from smelt.rewrites.channels_last import relaid
 from smelt.targets import cuda

@@ -1,8 +1,8 @@
-"""Functions whose results only the graph knows, where the graph can check what capture assumes of them.
+"""Functions with data-dependent results that capture assumes and the graph checks.
 
-`torch.equal` and `torch.allclose` give a bool. Where it decides at once between going on and raising, it is an assumed
-condition, as `if not (a == b).all(): raise` is. `torch.bincount(x, minlength=n)` has as many elements as the largest value
-asks for, which are mostly `n`. Where a check fails, the original function runs.
+`torch.equal` and `torch.allclose` return a bool. Where the program branches on it to raise an exception, it is an asserted
+condition, as `if not (a == b).all(): raise` is. `torch.bincount(x, minlength=n)` has an element for each value up to the
+largest, which is mostly less than `n`. Where a check fails, the original function runs.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _JUMPS = {
 
 
 def _jump(frame: Frame, called: Callable[..., object]) -> tuple[int, int] | None:
-    """Where the frame goes on if the call of `called` that it is making gives True, and if it gives False; None where
-    something else is done with the result."""
+    """The targets of the branch on the result of the current call of `called`, for True and for False; None where the program
+    does something else with the result."""
     code, at = frame.code, frame.pc
     operands = {"CALL": 2, "CALL_KW": 3}.get(code.names[at - 1])  # besides the arguments
     if code.names[at] == "TO_BOOL":
@@ -51,21 +51,21 @@ def _jump(frame: Frame, called: Callable[..., object]) -> tuple[int, int] | None
 def _comparison(
     name: str, elementwise: Callable[..., torch.Tensor], is_comparable: Callable[[Args, Kwargs], bool]
 ) -> None:
-    """Registers `torch.name(a, b)` and `a.name(b)`: whether all elements of `elementwise` are True."""
+    """Register `torch.name(a, b)` and `a.name(b)`: whether all elements of `elementwise` are True."""
     function: Callable[..., object] = getattr(torch, name)
 
-    def decided(vm: VM, args: Args, kwargs: Kwargs) -> object:
+    def assume_result(vm: VM, args: Args, kwargs: Kwargs) -> object:
         frame = vm.current_frame
-        ways = _jump(frame, function) if is_comparable(args, kwargs) else None
-        if ways is None:
+        targets = _jump(frame, function) if is_comparable(args, kwargs) else None
+        if targets is None:
             return NotImplemented
         condition = vm.call_native(torch.all, (vm.call_native(elementwise, args, kwargs),))
-        holds = assume_branch(vm, frame, condition, *ways)
+        holds = assume_branch(vm, frame, condition, *targets)
         return NotImplemented if holds is None else holds
 
     @builtin(function)
     def of_function(vm: VM, args: Args, kwargs: Kwargs) -> object:
-        holds = decided(vm, args, kwargs)
+        holds = assume_result(vm, args, kwargs)
         return run_native(vm, function, args, kwargs) if holds is NotImplemented else holds
 
     def of_method(vm: VM, *args: object, **kwargs: object) -> object:
@@ -74,16 +74,15 @@ def _comparison(
     TENSOR_METHODS[name] = of_method
 
 
-def _are_alike(args: Args, kwargs: Kwargs) -> bool:
-    """Whether these are two tensors that `torch.equal` compares element by element; memory that is the same is equal to it
-    whatever it holds."""
+def _is_elementwise(args: Args, kwargs: Kwargs) -> bool:
+    """Whether `torch.equal` compares these two tensors element by element: it calls tensors on the same memory equal."""
     if len(args) != 2 or kwargs or any(type(a) is not FakeTensor for a in args):
         return False
     a, b = cast("tuple[FakeTensor, FakeTensor]", args)
     return a.shape == b.shape and a.dtype == b.dtype and a.storage_key != b.storage_key
 
 
-_comparison("equal", torch.eq, _are_alike)
+_comparison("equal", torch.eq, _is_elementwise)
 _comparison("allclose", torch.isclose, lambda args, kwargs: all(type(a) is FakeTensor for a in args[:2]))
 
 
@@ -92,36 +91,36 @@ if all_true_or_assert is not None:
     @function(all_true_or_assert)
     def _all_true(vm: VM, args: Args, kwargs: Kwargs) -> object:
         """Whether the arguments of a distribution are valid."""
-        ways, holds = _jump(vm.current_frame, all_true_or_assert), None
-        if ways is not None and args and type(args[0]) is FakeTensor:
-            holds = assume_branch(vm, vm.current_frame, vm.call_native(torch.all, args[:1]), *ways)
+        targets, holds = _jump(vm.current_frame, all_true_or_assert), None
+        if targets is not None and args and type(args[0]) is FakeTensor:
+            holds = assume_branch(vm, vm.current_frame, vm.call_native(torch.all, args[:1]), *targets)
         return interpret(vm, all_true_or_assert, args, kwargs) if holds is None else holds
 
 
-def _count(vm: VM, given: object, weights: object = None, minlength: object = 0) -> object:
-    """The counts below `minlength`, where all values are; NotImplemented where that cannot be checked."""
-    if type(given) is not FakeTensor or weights is not None or type(minlength) is not int or minlength <= 0:
+def _count(vm: VM, values: object, weights: object = None, minlength: object = 0) -> object:
+    """The counts of values that are assumed to be below `minlength`; NotImplemented where that cannot be checked."""
+    if type(values) is not FakeTensor or weights is not None or type(minlength) is not int or minlength <= 0:
         return NotImplemented
-    if given.dim() != 1 or given.is_floating_point() or given.dtype is torch.bool or not given.numel():
+    if values.dim() != 1 or values.is_floating_point() or values.dtype is torch.bool or not values.numel():
         return NotImplemented
-    low, high = given.aminmax()
+    low, high = values.aminmax()
     if not assume(vm, vm.current_frame, cast(FakeTensor, (low >= 0) & (high < minlength))):
         return NotImplemented
     vm.exceptions.has_handlers = True  # the original function does not raise where the check fails
-    counts = torch.zeros(minlength, dtype=torch.int64, device=given.device)
-    return counts.index_add_(0, given, torch.ones_like(given, dtype=torch.int64))
+    counts = torch.zeros(minlength, dtype=torch.int64, device=values.device)
+    return counts.index_add_(0, values, torch.ones_like(values, dtype=torch.int64))
 
 
 @builtin(torch.bincount)
 def _bincount(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    given = dict(zip(("given", "weights", "minlength"), args)) | kwargs
-    given["given"] = given.pop("input", given.get("given"))
-    counts = _count(vm, **given)
+    arguments = dict(zip(("values", "weights", "minlength"), args)) | kwargs
+    arguments["values"] = arguments.pop("input", arguments.get("values"))
+    counts = _count(vm, **arguments)
     return run_native(vm, torch.bincount, args, kwargs) if counts is NotImplemented else counts
 
 
-def _bincount_of(vm: VM, *args: object, **kwargs: object) -> object:
+def _bincount_method(vm: VM, *args: object, **kwargs: object) -> object:
     return _bincount(vm, args, kwargs)
 
 
-TENSOR_METHODS["bincount"] = _bincount_of
+TENSOR_METHODS["bincount"] = _bincount_method

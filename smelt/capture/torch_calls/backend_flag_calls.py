@@ -1,5 +1,5 @@
-"""Functions of torch that change settings of the process for a stretch (`graph/backend_flags.py`): they are called for
-real, and what they changed is put back when the capture ends."""
+"""Functions that set process-wide backend flags (`graph/backend_flags.py`): capture calls them and restores the flags at its
+end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from smelt.capture.vm.vm import VM
 from smelt.graph.backend_flags import SETTINGS
 
 
-def _row(setter: FunctionType) -> None:
+def _register(setter: FunctionType) -> None:
     @function(setter)
     def call(vm: VM, args: Args, kwargs: Kwargs) -> object:
         context_managers.save_process_settings(vm, setter)
@@ -21,4 +21,4 @@ def _row(setter: FunctionType) -> None:
 
 
 for _setter in SETTINGS:
-    _row(_setter)
+    _register(_setter)

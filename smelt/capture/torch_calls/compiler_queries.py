@@ -1,4 +1,4 @@
-"""Functions that tell whether the program is being compiled, exported, scripted or traced."""
+"""Functions that report whether the program is being compiled, exported, scripted or traced."""
 
 from __future__ import annotations
 
@@ -20,49 +20,47 @@ from smelt.torch_private import (
 from smelt.tracing.record.torch_function_handlers import handling_class, is_under_modes
 
 
-def _constantly(value: object) -> Handler:
+def _constant_handler(value: object) -> Handler:
     return lambda vm, args, kwargs: value
 
 
-# Of torch's own modules, the one that would otherwise hand its work to torch's compiler, when all arguments are checked.
-# What it calls instead is in `higher_order_operators.py`.
-_TOLD_TRUE = frozenset({"torch.nn.attention.flex_attention"})
+# The module of torch that would otherwise call torch's compiler; `higher_order_operators.py` replaces its operator.
+_REPORTED_TRUE = frozenset({"torch.nn.attention.flex_attention"})
 
 
 @function(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
 def _is_compiling(vm: VM, args: Args, kwargs: Kwargs) -> bool:
-    """Torch's own code does something else where it is compiled (no nested tensors in a `TransformerEncoder`, no hooks that
-    are always called): it is told False, so that it does what it does in eager. Others mostly leave out what compilers
-    cannot capture: they are told True."""
+    """False in torch's own code, which otherwise differs from eager (no nested tensors in a `TransformerEncoder`, no global
+    hooks); else True, since programs mostly use it to skip what compilers cannot capture."""
     name = vm.frame.globals.get("__name__") if vm.frame is not None else None
     if isinstance(name, str) and (name == "torch" or name.startswith("torch.")):
-        return name in _TOLD_TRUE
+        return name in _REPORTED_TRUE
     return vm.is_compiling()
 
 
 _jit: Any = torch.jit
 for _found in (torch.compiler.is_exporting, _jit.is_scripting, _jit.is_tracing):
-    FUNCTIONS[_found] = BUILTINS[_found] = _constantly(False)
-BUILTINS[get_tracing_state] = _constantly(None)
-BUILTINS[is_tracing] = _constantly(False)
+    FUNCTIONS[_found] = BUILTINS[_found] = _constant_handler(False)
+BUILTINS[get_tracing_state] = _constant_handler(None)
+BUILTINS[is_tracing] = _constant_handler(False)
 
 
-# ---- torch functions: the mode of the trace, which the program is not to see
+# ---- __torch_function__: the program must not see the mode of the trace
 
 
 def _some_overridden(vm: VM, values: Iterable[object]) -> bool:
     if is_under_modes(vm.trace.call):
         return True
-    of_the_trace = 1
-    others = len_torch_function_stack() > of_the_trace
-    if others and not is_torch_function_all_disabled():
+    modes_of_trace = 1
+    has_others = len_torch_function_stack() > modes_of_trace
+    if has_others and not is_torch_function_all_disabled():
         return True
     return is_torch_function_enabled() and any(handling_class(v) is not None for v in values)
 
 
 @builtin(torch.overrides.has_torch_function)
 def _has_torch_function(vm: VM, args: Args, kwargs: Kwargs) -> bool:
-    """Whether an argument, or a mode, would be handed the call. Torch's own modules ask, and choose other kernels."""
+    """Whether an argument or a mode overrides the call. Torch's own modules select other kernels then."""
     (values,) = args
     return _some_overridden(vm, cast("Iterable[object]", values))
 

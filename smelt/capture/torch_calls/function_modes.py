@@ -1,7 +1,7 @@
 """Entering and leaving torch's function modes.
 
-A mode of the user's is not entered for real: the trace keeps it in `CurrentCall.modes` and hands it what torch would, which
-the mode of the trace sees (`overrides.ask_mode`). Modes of torch itself run natively.
+The VM does not enter a user's mode for real: the trace records it in `CurrentCall.modes`, and the mode of the trace passes it
+the calls that torch would (`torch_function_overrides.call_mode_handler`). Torch's own modes run natively.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`torch.func` and `torch.vmap`: torch's own Python code is interpreted, its wrapped tensors are made over fakes.
+"""`torch.func` and `torch.vmap`: the VM interpretes torch's own Python code, whose wrapper tensors wrap fakes.
 
-A transform wraps the fakes it is given, so that the operators on them come down to operators on the fakes,
-which the trace records. What always holds: when a capture ends, however it ends, the levels of transforms, the level of
-forward-mode differentiation and the saved-tensor hooks are what they were when it began.
+A transform wraps its inputs, which are fakes, so that the operators on the wrappers become operators on the fakes, which the
+trace records. Invariant: when a capture ends, also with an exception, the levels of transforms, the level of forward-mode
+differentiation and the saved-tensor hooks are as they were when it began.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ def open_transforms() -> OpenTransforms:
 
 
 def check_start(now: OpenTransforms) -> None:
-    """Raises Unsupported inside of a transform that is open already: values would leave the call wrapped for its level."""
+    """Raise Unsupported within an open transform: values would leave the call wrapped for its level."""
     if now[0]:
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a call inside a transform of torch.func"))
 
 
 def check_break(before: OpenTransforms) -> None:
-    """Raises Unsupported if a transform was opened since `open_transforms` gave `before`: the compiled frame has none open,
-    and its values would be wrapped for a level that is gone. The graph breaks at a caller's call of the transform."""
+    """Raise Unsupported if a transform was opened since `open_transforms` returned `before`: the compiled frame has none open,
+    and its values would be wrapped for a closed level. The graph breaks at a caller's call of the transform."""
     if transform_depth() > before[0]:
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a graph break inside a transform of torch.func"))
 
 
 def restore(before: OpenTransforms) -> None:
-    """Leaves what is still open since `open_transforms` gave `before`."""
+    """Close what was opened since `open_transforms` returned `before`."""
     depth, message, forward, level = before
     while transform_depth() > depth:
         LEAVE_TRANSFORM[innermost_transform().key()]()
@@ -67,12 +67,12 @@ def restore(before: OpenTransforms) -> None:
 
 @function(gradients_in_transforms)
 def _autograd_grad(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    """The gradients of a transform's level: of operators that were recorded, hence recorded themselves."""
+    """The gradients of a transform's level, whose operators are recorded as they run."""
     return gradients_in_transforms(*args, **kwargs)
 
 
 @function(load_decompositions)
 def _load_decompositions(vm: VM, args: Args, kwargs: Kwargs) -> None:
-    """Once in a process, and nothing that a program could see."""
+    """Load the decompositions unrecorded: it happens once in a process and is invisible to the program."""
     with vm.trace.paused():
         load_decompositions()

@@ -1,4 +1,4 @@
-"""Torch's operators of higher order: each is interpreted as the mathematics that it stands for on a CPU."""
+"""Torch's higher-order operators: the VM interprets a Python implementation of each (`torch_polyfills.py`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from smelt.capture.base.call_handlers import LAZY_FUNCTIONS, SUBSTITUTES, Args, 
 from smelt.capture.semantics.calls import torch_polyfills as polyfills
 from smelt.capture.vm.vm import VM
 
-# `torch.cond` and the others check their arguments, then have their operator compiled and called by a function of `utils`.
+# `torch.cond` and the others check their arguments, then call a function of `utils` that compiles and calls the operator.
 _OPERATORS = "torch._higher_order_ops."
 _BODIES: dict[tuple[str, str], object] = {
     (_OPERATORS + "utils", "_hop_compile_and_call"): polyfills.call_operator,
@@ -26,14 +26,14 @@ _FLEX_ATTENTION = "torch.nn.attention.flex_attention"
 
 
 def _mark_static(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    """What flex attention tells torch's compiler is no change of the tensor that eager would make."""
+    """Ignore flex attention's hint to torch's compiler, which eager would not store on the tensor."""
     if vm.frame is not None and vm.frame.globals.get("__name__") == _FLEX_ATTENTION:
         return None
     raise unsupported("torch._dynamo.mark_static")
 
 
 def _is_supported(vm: VM, args: Args, kwargs: Kwargs) -> bool:
-    """Whether torch's compiler runs on this interpreter, which is nothing to smelt."""
+    """True: whether torch's compiler supports this interpreter is irrelevant to smelt."""
     return True
 
 

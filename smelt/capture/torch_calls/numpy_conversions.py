@@ -1,4 +1,4 @@
-"""Tensors that become NumPy arrays, and arrays that become tensors: both look at the same memory."""
+"""Conversions between tensors and NumPy arrays, which share memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NEEDS_DETACH = "Can't call numpy() on Tensor that requires grad. Use tensor.det
 
 
 def _numpy(vm: VM, tensor: FakeTensor, *args: object, **kwargs: bool) -> object:
-    """`tensor.numpy()`: the array itself where the values are known, or else a stand-in for it."""
+    """`tensor.numpy()`: the array itself if the values are constants, else a proxy."""
     known = vm.trace.constants.value(tensor)
     if known is not None:
         return known.numpy(*args, **kwargs).copy()
@@ -26,34 +26,34 @@ def _numpy(vm: VM, tensor: FakeTensor, *args: object, **kwargs: bool) -> object:
         raise unsupported("Tensor.numpy of such a tensor", DATA_DEPENDENT)
     if tensor.requires_grad:
         raise RuntimeError(_NEEDS_DETACH)
-    return ArrayProxy(tensor.detach(), from_environment=_of_an_array(vm, tensor))
+    return ArrayProxy(tensor.detach(), from_environment=_shares_environment_array(vm, tensor))
 
 
-def _of_an_array(vm: VM, tensor: FakeTensor) -> bool:
-    """Whether the tensor looks at the memory of an outside array."""
-    own = (f for f in vm.trace.inputs if storage_of(f) == storage_of(tensor))
-    return any(vm.env.sources[id(f)].kind == "array" for f in own)
+def _shares_environment_array(vm: VM, tensor: FakeTensor) -> bool:
+    """Whether the tensor shares the memory of an environment array."""
+    sharing = (f for f in vm.trace.inputs if storage_of(f) == storage_of(tensor))
+    return any(vm.env.sources[id(f)].kind == "array" for f in sharing)
 
 
 TENSOR_METHODS["numpy"] = _numpy
 
 
-def _tensor_of(function: Callable[..., object], convert: Callable[..., torch.Tensor]) -> None:
-    """`function` makes tensors of what it is given: of a stand-in for an array, `convert` makes them."""
-    before: Handler | None = BUILTINS.get(function)
+def _register(function: Callable[..., object], convert: Callable[..., torch.Tensor]) -> None:
+    """Register `convert` for calls of `function`, which creates tensors, with an array proxy or an array of the program."""
+    default: Handler | None = BUILTINS.get(function)
 
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
         if args and type(args[0]) is ArrayProxy:
             return convert(args[0], *args[1:], **kwargs)
-        if args and type(args[0]) is np.ndarray and _is_own(vm, args[0]):
+        if args and type(args[0]) is np.ndarray and _is_created(vm, args[0]):
             return convert(ArrayProxy(_constant(vm, args[0], shared=convert is _shared)), *args[1:], **kwargs)
-        return before(vm, args, kwargs) if before is not None else run_native(vm, function, args, kwargs)
+        return default(vm, args, kwargs) if default is not None else run_native(vm, function, args, kwargs)
 
     BUILTINS[function] = handler
 
 
-def _is_own(vm: VM, array: np.ndarray) -> bool:
-    """Whether the program made the array, and all whose memory it looks at."""
+def _is_created(vm: VM, array: np.ndarray) -> bool:
+    """Whether the program created the array and those whose memory it views."""
     at: object = array
     while type(at) is np.ndarray and id(at) not in vm.env.sources:
         at = at.base
@@ -61,16 +61,16 @@ def _is_own(vm: VM, array: np.ndarray) -> bool:
 
 
 def _constant(vm: VM, array: np.ndarray, shared: bool) -> torch.Tensor:
-    """A tensor of an array that the program made. Where they would share memory, neither may be written from now on."""
+    """A constant with the values of an array of the program. `shared`: they share memory in eager, so both become read-only."""
     at: np.ndarray | None = array if shared else None
     while at is not None:
         at.flags.writeable, at = False, at.base
     with vm.trace.paused():
         value = torch.from_numpy(array.copy(order="K"))
-    made: FakeTensor = vm.trace.tape.add_constant(value)
+    constant: FakeTensor = vm.trace.tape.add_constant(value)
     if shared:
-        vm.trace.writes.frozen.add(storage_of(made))
-    return made
+        vm.trace.writes.frozen.add(storage_of(constant))
+    return constant
 
 
 def _shared(
@@ -87,11 +87,11 @@ def _copied(
     device: torch.device | None = None,
     requires_grad: bool = False,
 ) -> torch.Tensor:
-    made = array.tensor.clone(memory_format=torch.contiguous_format).to(device=device, dtype=dtype)
-    return made.requires_grad_() if requires_grad else made
+    copy = array.tensor.clone(memory_format=torch.contiguous_format).to(device=device, dtype=dtype)
+    return copy.requires_grad_() if requires_grad else copy
 
 
-_tensor_of(torch.from_numpy, _shared)
-_tensor_of(torch.as_tensor, _shared)
-_tensor_of(torch.asarray, _shared)
-_tensor_of(torch.tensor, _copied)
+_register(torch.from_numpy, _shared)
+_register(torch.as_tensor, _shared)
+_register(torch.asarray, _shared)
+_register(torch.tensor, _copied)

@@ -1,4 +1,4 @@
-"""The optimizers of torch. What they count and multiply in tensors of one element is read as `tensor_item.py` says."""
+"""Torch's optimizers. `tensor_item.py` reads the counters and factors that they hold in tensors of one element."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ _zero_grad: Any = optimizer.Optimizer.zero_grad
 
 @function(_zero_grad)
 def _set_gradients_to_zero(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    """Torch disables it for its own compiler's sake, by a wrapper that changes the function at its first call."""
+    """Interpret `zero_grad` without the wrapper that disables torch's compiler and rebinds the method at its first call."""
     return python_functions.interpret(vm, _zero_grad.__wrapped__, args, kwargs)

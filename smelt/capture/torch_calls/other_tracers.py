@@ -1,5 +1,4 @@
-"""Torch's other tracers, called by the program: each call breaks the graph, since a tracer must see the function that it
-records run for real."""
+"""Calls of torch's other tracers: each breaks the graph, since a tracer must observe an eager run of its function."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from smelt.tracing.symbolic.numbers_in_containers import has_symbols
 
 @function(torch.functional.broadcast_shapes)
 def _broadcast_shapes(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    """Shapes that do not go together are torch's to refuse."""
-    known = not kwargs and all(isinstance(a, (tuple, list)) or is_number(a) for a in args)
-    made = vm.call(polyfills.broadcast_shapes, args, {}) if known and has_symbols(list(args)) else None
-    return run_native(vm, torch.functional.broadcast_shapes, args, kwargs) if made is None else made
+    """The broadcast of symbolic shapes; torch itself raises the error for shapes that do not broadcast."""
+    is_shapes = not kwargs and all(isinstance(a, (tuple, list)) or is_number(a) for a in args)
+    shape = vm.call(polyfills.broadcast_shapes, args, {}) if is_shapes and has_symbols(list(args)) else None
+    return run_native(vm, torch.functional.broadcast_shapes, args, kwargs) if shape is None else shape

@@ -1,8 +1,8 @@
-"""Functions that operators of higher order take, as graphs of their own (`smelt.graph.subgraphs`).
+"""Subgraphs: the functions that higher-order operators take, as graphs (`smelt.graph.subgraphs`).
 
-The machine runs each function once, on the tensors of the trace; what that recorded at the torch level is cut out, and is a
-graph. It is traced anew, as any program is, with tensors of its own: that gives the functional aten graph and, where
-gradients are wanted, the joint graph, whose backward is a graph, too.
+The VM runs each function once, on the tensors of the trace. The torch-level nodes that this records are cut out into a graph,
+which is then traced with its own fakes, as any program is. This gives the functional aten graph and, for gradients, the joint
+graph, whose backward is a subgraph too.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ aten = torch.ops.aten
 
 
 def refuse(what: str) -> Unsupported:
-    """The error for functions that cannot be graphs of their own: the graph breaks where they are chosen."""
+    """The error for functions that cannot be subgraphs: the graph breaks at the choice between them."""
     return Unsupported(Reason(DATA_DEPENDENT, what))
 
 
@@ -58,7 +58,7 @@ def refuse(what: str) -> Unsupported:
 
 @dataclass(frozen=True)
 class TapePosition:
-    """How much was recorded before a function ran, and under which settings."""
+    """The lengths of the tape and its graphs before a function runs, and the settings then."""
 
     entries: int
     aten: int
@@ -67,9 +67,9 @@ class TapePosition:
 
 
 def mark(parts: TraceParts) -> TapePosition:
-    """What is recorded from here on can be taken out."""
+    """The current tape position, from which nodes can be cut out."""
     with parts.call.paused():
-        torch.clear_autocast_cache()  # a cast that is cached is part of one graph only
+        torch.clear_autocast_cache()  # a cached cast belongs to one graph only
     settings = torch_settings.read()
     parts.torch_recorder.record_settings(settings)
     tape = parts.tape
@@ -77,30 +77,30 @@ def mark(parts: TraceParts) -> TapePosition:
 
 
 def cut_out(parts: TraceParts, start: TapePosition, end: TapePosition | None = None) -> list[Node]:
-    """The torch-level nodes recorded since `start` (up to `end`), which are in no graph any more. Constants stay."""
+    """Remove the nodes recorded since `start` (up to `end`) from the tape and return those of the torch level. Constants stay."""
     tape = parts.tape
     entries, n_aten, n_torch = (None, None, None) if end is None else (end.entries, end.aten, end.torch)
-    made = tape.entries[start.entries : entries]
-    tape.entries[start.entries : entries] = [e for e in made if e.node.op == "get_attr"]
-    _take(tape.aten.graph.nodes, slice(start.aten, n_aten))
-    return _take(tape.torch.graph.nodes, slice(start.torch, n_torch))
+    removed = tape.entries[start.entries : entries]
+    tape.entries[start.entries : entries] = [e for e in removed if e.node.op == "get_attr"]
+    _remove(tape.aten.graph.nodes, slice(start.aten, n_aten))
+    return _remove(tape.torch.graph.nodes, slice(start.torch, n_torch))
 
 
-def _take(nodes: list[Node], where: slice) -> list[Node]:
-    taken = nodes[where]
-    nodes[where] = [n for n in taken if n.op == "get_attr"]
-    return [n for n in taken if n.op != "get_attr"]
+def _remove(nodes: list[Node], positions: slice) -> list[Node]:
+    removed = nodes[positions]
+    nodes[positions] = [n for n in removed if n.op == "get_attr"]
+    return [n for n in removed if n.op != "get_attr"]
 
 
 @dataclass(frozen=True)
-class Part:
-    """What one function did at the torch level, and the tensors that it gave."""
+class RecordedFunction:
+    """The torch-level nodes of a function, and the tensors that it returned."""
 
     nodes: list[Node]
     results: Sequence[FakeTensor]
 
     def reads(self) -> Iterator[Node]:
-        """What it reads of others."""
+        """The nodes outside of the function that it reads."""
         own = set(self.nodes)
         for node in self.nodes:
             _check(node)
@@ -110,7 +110,7 @@ class Part:
         )
 
     def graph(self, placeholders: Sequence[Node]) -> Graph:
-        """As a graph that takes the values of `placeholders`."""
+        """The function as a graph with inputs for the nodes `placeholders`."""
         graph = Graph("torch")
         copies = {p: _placeholder(f"operand_{i}", p.spec) for i, p in enumerate(placeholders)}
         for node in self.nodes:
@@ -124,9 +124,9 @@ class Part:
 
 def _check(node: Node) -> None:
     if type(node.target) in (OpaqueCall, KernelLaunch) or node.target is torch.autograd.grad:
-        raise refuse("a function of an operator of higher order that calls autograd")
+        raise refuse("a function of a higher-order operator that calls autograd")
     if graph_passes.changes_state(node) and node.target not in torch_settings.CHANGES:
-        raise refuse("a function of an operator of higher order that changes what autograd knows")
+        raise refuse("a function of a higher-order operator that changes what autograd knows")
 
 
 def _placeholder(name: str, spec: object) -> Node:
@@ -138,42 +138,42 @@ def _end(graph: Graph, results: Sequence[Node]) -> None:
     graph.nodes.append(Node("output", "output", (tuple(results),), {}, "output", specs))
 
 
-def stand_in(parts: TraceParts, fake: FakeTensor) -> FakeTensor:
-    """Any tensor laid out as `fake`, in memory of its own, which no graph gives."""
+def proxy_like(parts: TraceParts, fake: FakeTensor) -> FakeTensor:
+    """A proxy with the layout of `fake` and its own storage, which no node computes."""
     spec = replace(fake.spec, offset=0)
     with parts.call.paused(), DisableTorchDispatch():
-        made = wrap(empty_like_spec(spec, torch.device("meta")), fake.device)
-    node = made.aten_node = _placeholder("carried", made.spec)
-    made.torch_node = _placeholder("carried", made.spec)
-    parts.tape.entries.append(TapeEntry(node, made))  # until what its function did is taken out
-    return made
+        proxy = wrap(empty_like_spec(spec, torch.device("meta")), fake.device)
+    node = proxy.aten_node = _placeholder("carried", proxy.spec)
+    proxy.torch_node = _placeholder("carried", proxy.spec)
+    parts.tape.entries.append(TapeEntry(node, proxy))  # until its function is cut out
+    return proxy
 
 
-def operands(parts: TraceParts, functions: Sequence[Part], own: Sequence[Node]) -> list[FakeTensor]:
-    """The tensors that the functions read, but for those of the nodes `own`."""
-    made = {f.torch_node: f for entry in parts.tape.entries for f in fakes_in(entry.out)}
-    made.update((f.torch_node, f) for f in parts.inputs)
+def operands(parts: TraceParts, functions: Sequence[RecordedFunction], own: Sequence[Node]) -> list[FakeTensor]:
+    """The tensors that the functions read, except those of the nodes `own`."""
+    fakes = {f.torch_node: f for entry in parts.tape.entries for f in fakes_in(entry.out)}
+    fakes.update((f.torch_node, f) for f in parts.inputs)
     found: dict[Node, FakeTensor] = {}
-    for node in dict.fromkeys(n for part in functions for n in part.reads()):
+    for node in dict.fromkeys(n for function in functions for n in function.reads()):
         if node in found or node in own:
             continue
-        if isinstance(node.spec, NumberSpec) or made.get(node) is None:
-            raise refuse("a function of an operator of higher order that reads a number that changes")
-        found[node] = made[node]
+        if isinstance(node.spec, NumberSpec) or fakes.get(node) is None:
+            raise refuse("a function of a higher-order operator that reads a symbolic number")
+        found[node] = fakes[node]
     if any(f.subclass is not None or f.device.type != "cpu" for f in found.values()):
-        raise refuse("an operator of higher order on tensors that are not plain ones on the CPU")
-    check_fixed(list(found.values()), "an operator of higher order")
+        raise refuse("a higher-order operator on tensors that are not plain CPU tensors")
+    check_fixed(list(found.values()), "a higher-order operator")
     return list(found.values())
 
 
-# ---------------------------------------------------------------------------------------------- tracing anew
+# -------------------------------------------------------------------------------------- tracing the subgraphs
 
 Record = Callable[[TraceParts, Program, Sequence[FakeTensor]], Sequence[FakeTensor]]
 
 
 @dataclass(frozen=True)
 class TracedSubgraph:
-    """A graph traced by itself. `fakes` are its operands."""
+    """A traced subgraph. `fakes`: its operands."""
 
     traced: Traced
     fakes: list[FakeTensor]
@@ -182,8 +182,8 @@ class TracedSubgraph:
 def trace(
     parts: TraceParts, graph: Graph, specs: Sequence[TensorSpec], sources: frozenset[int], record: Record
 ) -> TracedSubgraph:
-    """`graph`, of the torch level, on tensors with these specs. `sources`: those that require gradients. `record` records a
-    program among its nodes. Raises Unsupported where it does what a graph inside cannot."""
+    """Trace `graph`, of the torch level, on tensors with these specs. `sources`: the indices of those that require gradients;
+    `record`: records a nested program. Raises Unsupported for a graph that cannot be a subgraph."""
     with parts.call.paused(), _without_modes():
         reals = [empty_like_spec(spec, torch.device("cpu")) for spec in specs]
         for i in sources:
@@ -193,7 +193,7 @@ def trace(
         try:
             with EnableTorchFunction(), inner:
                 fakes = [inner.fake(real) for real in reals]
-                results = _replayed(inner, graph, fakes, record)
+                results = _replay(inner, graph, fakes, record)
                 before = {f.storage_key for f in fakes}
                 inner.record_backward(results)
                 traced = inner.finish(results)
@@ -203,14 +203,14 @@ def trace(
             inner.release_inputs()
     storages = [f.storage_key for f in results]
     if traced.mutated or len(set(storages)) < len(storages) or before & {*storages}:
-        raise refuse("a function of an operator of higher order that gives, or writes, what it was given")
+        raise refuse("a function of a higher-order operator that returns or writes its operands")
     if any(isinstance(n.target, OpOverload) and effects(n.target).random for n in traced.aten_graph):
-        raise refuse("a function of an operator of higher order that draws random numbers")
+        raise refuse("a function of a higher-order operator that draws random numbers")
     traced.release_examples()
     return TracedSubgraph(traced, fakes)
 
 
-def _replayed(inner: Trace, graph: Graph, fakes: Sequence[FakeTensor], record: Record) -> list[FakeTensor]:
+def _replay(inner: Trace, graph: Graph, fakes: Sequence[FakeTensor], record: Record) -> list[FakeTensor]:
     values: dict[Node, object] = dict(zip(graph.placeholders, fakes))
     for node in graph.nodes[len(fakes) : -1]:
         args, kwargs = (map_nodes(a, values.__getitem__) for a in (node.args, node.kwargs))
@@ -225,7 +225,7 @@ def _replayed(inner: Trace, graph: Graph, fakes: Sequence[FakeTensor], record: R
 
 @contextmanager
 def _without_modes() -> Iterator[None]:
-    """The modes of the trace around it are off."""
+    """Disable the modes of the enclosing trace."""
     dispatch, function = current_dispatch_modes(), current_function_modes()
     for _ in dispatch:
         pop_torch_dispatch_stack(None)
@@ -243,26 +243,25 @@ def _without_modes() -> Iterator[None]:
 # ----------------------------------------------------------------------------------------------- aten graphs
 
 
-def forward_graph(inside: TracedSubgraph) -> Graph:
-    """The aten graph, which takes all operands."""
-    graph, traced = inside.traced.aten_graph, inside.traced
-    _take_all(graph, dict(zip(map(id, traced.inputs), graph.placeholders)), inside.fakes)
+def forward_graph(subgraph: TracedSubgraph) -> Graph:
+    """The aten graph of the forward, with an input for each operand."""
+    graph, traced = subgraph.traced.aten_graph, subgraph.traced
+    _set_inputs(graph, dict(zip(map(id, traced.inputs), graph.placeholders)), subgraph.fakes)
     return graph
 
 
-def _take_all(
+def _set_inputs(
     graph: Graph, known: dict[int, Node], fakes: Sequence[FakeTensor], more: Sequence[Node] = ()
 ) -> None:
-    """Makes the placeholders of `graph` those of all operands, and `more`."""
+    """Replace the placeholders of `graph` by those of all operands and `more`."""
     inputs = [known.get(id(f)) or _placeholder(f"unused_{i}", f.spec) for i, f in enumerate(fakes)]
     graph.nodes[:] = [*inputs, *more, *(n for n in graph.nodes if n.op != "placeholder")]
 
 
-def backward_graph(inside: TracedSubgraph, results: Sequence[TensorSpec], sources: frozenset[int]) -> Graph:
-    """The aten graph of the gradients of `sources`, which takes all operands, then the tangents of the results that can have
-    one, laid out as these. The gradients are row-major. It computes again what it needs of the forward, as torch's own
-    operators do."""
-    joint = inside.traced.joint
+def backward_graph(subgraph: TracedSubgraph, results: Sequence[TensorSpec], sources: frozenset[int]) -> Graph:
+    """The aten graph of the row-major gradients of the operands `sources`. Its inputs are all operands, then the tangents of the
+    results that can have one, with the layouts of these. It recomputes the forward, as torch's own operators do."""
+    joint = subgraph.traced.joint
     graph = Graph("aten")
     primals: dict[int, Node] = {}
     tangents: dict[int, Node] = {}
@@ -271,18 +270,18 @@ def backward_graph(inside: TracedSubgraph, results: Sequence[TensorSpec], source
         _check_joint(joint)
         graph = _only_gradients(joint)
         inputs = graph.placeholders
-        primals = dict(zip(map(id, inside.traced.inputs), inputs))
+        primals = dict(zip(map(id, subgraph.traced.inputs), inputs))
         tangents = dict(zip(joint.tangents, inputs[joint.n_primals :]))
         by_input = dict(zip(joint.gradients, graph.output.args[0]))
-        gradients = {id(f): by_input.get(i) for i, f in enumerate(inside.traced.inputs)}
+        gradients = {id(f): by_input.get(i) for i, f in enumerate(subgraph.traced.inputs)}
         graph.nodes.pop()
-    given = []
+    tangent_inputs = []
     for i, spec in enumerate(results):
         if has_gradients(spec.dtype):
-            place = joint.results[i].index if joint is not None else -1
-            given.append(tangents.get(place) or _placeholder(f"untaken_{i}", spec))
-    _take_all(graph, primals, inside.fakes, given)
-    ends = [_gradient(graph, i, f, gradients.get(id(f))) for i, f in enumerate(inside.fakes) if i in sources]
+            index = joint.results[i].index if joint is not None else -1
+            tangent_inputs.append(tangents.get(index) or _placeholder(f"unused_tangent_{i}", spec))
+    _set_inputs(graph, primals, subgraph.fakes, tangent_inputs)
+    ends = [_gradient(graph, i, f, gradients.get(id(f))) for i, f in enumerate(subgraph.fakes) if i in sources]
     _end(graph, ends)
     graph_passes.eliminate_dead(graph)
     return graph
@@ -291,7 +290,7 @@ def backward_graph(inside: TracedSubgraph, results: Sequence[TensorSpec], source
 def _check_joint(joint: Joint) -> None:
     plain = all(r.kind == "value" and not r.steps and not r.detached for r in joint.results)
     if not plain or joint.writes or joint.freed or joint.flags.enabled:
-        raise refuse("a function of an operator of higher order that changes what autograd knows")
+        raise refuse("a function of a higher-order operator that changes what autograd knows")
 
 
 def _only_gradients(joint: Joint) -> Graph:
@@ -320,11 +319,11 @@ def _gradient(graph: Graph, i: int, fake: FakeTensor, found: Node | None) -> Nod
     return node
 
 
-def alone(spec: TensorSpec) -> TensorSpec:
-    """The same layout, in memory of its own."""
+def with_own_storage(spec: TensorSpec) -> TensorSpec:
+    """The same shape and strides, with its own storage."""
     return make_spec(spec.shape, spec.stride, spec.dtype, spec.device)
 
 
 def row_major(spec: TensorSpec) -> TensorSpec:
-    """The same shape, in memory of its own."""
+    """The same shape in row-major order, with its own storage."""
     return make_spec(spec.shape, contiguous_stride(spec.shape), spec.dtype, spec.device)

@@ -9,7 +9,16 @@ from typing import Any
 
 from smelt.codegen.triton import scalar_types
 from smelt.codegen.triton.scalar_types import BF16, FP32, INT1, INT8, INT32, Kind, pointer
-from smelt.codegen.triton.traced_operands import Form, Operand, Shape, promote_operands, broadcast, cast, splat, widened
+from smelt.codegen.triton.traced_operands import (
+    Form,
+    Operand,
+    Shape,
+    broadcast,
+    cast,
+    promote_operands,
+    splat,
+    widened,
+)
 
 Combine = Callable[..., Any]
 

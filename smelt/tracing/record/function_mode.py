@@ -300,7 +300,7 @@ def _zeros_like(value: Any) -> Any:
             raise Unnameable("a large tensor")
         with DisableTorchDispatch(), DisableTorchFunction():
             if value.requires_grad and value._is_view():
-                raise Unnameable("a view, whose own error says how it was taken")
+                raise Unnameable("a view, whose error names the operator that created it")
             on_gpu = value.device.type == "cuda" and torch.cuda.is_available()
             zeros = torch.empty_strided(
                 value.elem.size(),

@@ -145,7 +145,7 @@ def _attention_choice(recorder: AtenCallRecorder, func: OpOverload, args: Args, 
         real_args, real_kwargs = map_leaves((args, kwargs), FakeTensor, like.__getitem__)
         return func(*real_args, **real_kwargs)
 
-    return agreed([f.spec for f in fakes], chosen, "sizes decide which kernel of attention is taken")
+    return agreed([f.spec for f in fakes], chosen, "sizes decide which attention kernel is selected")
 
 
 def _empty_with_layout(fake: FakeTensor, spec: TensorSpec) -> torch.Tensor:

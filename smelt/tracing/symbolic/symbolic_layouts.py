@@ -14,13 +14,13 @@ ITSELF = -1  # as `SizeSource.dim`: the input is a number, and the size
 @dataclass(frozen=True)
 class SizeSource:
     """Where the value of a symbol is found in an input: the size of dimension `dim`, or the number that the input is
-    (ITSELF), floor-divided by `divisor` or, if `rest`, its remainder. With `over`: the gap between the stride of `dim`
-    and the extent of dimension `over` (its size times its stride)."""
+    (ITSELF), floor-divided by `divisor` or, if `is_remainder`, modulo `divisor`. With `over`: the gap between the
+    stride of `dim` and the extent of dimension `over` (its size times its stride)."""
 
     dim: int
     divisor: int = 1
     over: int | None = None
-    rest: bool = False
+    is_remainder: bool = False
 
     def read(self, value: Any) -> int:
         """The symbol's value, from the value of the input."""
@@ -30,7 +30,7 @@ class SizeSource:
             number = value.size(self.dim)
         else:
             number = value.stride(self.dim) - value.size(self.over) * value.stride(self.over)
-        return number % self.divisor if self.rest else number // self.divisor
+        return number % self.divisor if self.is_remainder else number // self.divisor
 
 
 @dataclass(frozen=True)

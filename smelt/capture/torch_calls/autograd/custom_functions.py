@@ -111,7 +111,7 @@ def record_backward(vm: VM, roots: Sequence[object]) -> None:
     if trace.autograd.custom is None or not trace.autograd.wants_joint:
         return
     before, settings = contents_of_created(vm.env.sources.find, roots), torch_settings.read()
-    log.refusal = "the backward of a custom autograd.Function changes an outside object"
+    log.refusal = "the backward of a custom autograd.Function changes an environment object"
     vm.running = True
     try:
         trace.record_backward(collect_fakes(roots, vm.env.sources.find))

@@ -63,7 +63,7 @@ def run_engine(vm: VM, args: Args, kwargs: Kwargs, met: Sequence[Node]) -> objec
     args = [container_contents.native_view(vm.env, a) for a in args]
     kwargs = {k: container_contents.native_view(vm.env, v) for k, v in kwargs.items()}
     log = vm.env.log
-    before, log.refusal = log.refusal, "the backward of a custom autograd.Function changes an outside object"
+    before, log.refusal = log.refusal, "the backward of a custom autograd.Function changes an environment object"
     try:
         with natively(vm, torch.autograd.grad), replace_backwards(met), on_this_thread():
             return _engine(*args, **kwargs)

@@ -52,14 +52,14 @@ def run_opaque(
     if vm.contexts.tokens or any(type(e) not in (Call, Advance) for e in vm.env.log.effects()):
         plain = vm.trace.numbers.symbols is None  # else each number would have a graph of its own
         if not (vm.trace.autograd.wants_joint and plain):
-            raise unsupported(f"{_name(function)} after a change of an outside object", UNSUPPORTED_EFFECT)
+            raise unsupported(f"{_name(function)} after a change of an environment object", UNSUPPORTED_EFFECT)
         target.repeatable = False
     for value in (*args, *kwargs.values()):
         _hold(vm, value)
     before = vm.env.log.changed
     out = vm.trace.torch_recorder.run_opaque(target, run)
     if vm.env.log.changed != before:
-        raise unsupported(f"{_name(function)} changes an outside object", UNSUPPORTED_EFFECT)
+        raise unsupported(f"{_name(function)} changes an environment object", UNSUPPORTED_EFFECT)
     return out
 
 
