@@ -23,7 +23,7 @@ def _array_text(x: ArrayProxy, text: Expressions) -> str:
 def _text_text(x: TextProxy, text: Expressions) -> str:
     # The identity of the segments of a text is not observable, so the source holds them.
     segments = (repr(a) if type(a) is str else text(a) for a in x.args)
-    return f"{text.constant(x.how, x.how.__name__)}({', '.join(segments)})"
+    return f"{text.constant(x.fn, x.fn.__name__)}({', '.join(segments)})"
 
 
 def _formatted_tensor_text(x: FormattedTensor, text: Expressions) -> str:

@@ -75,6 +75,7 @@ def _deep_copy(vm: VM, obj: object, memo: dict[int, object]) -> object:
         return obj
     if id(obj) in memo:
         return memo[id(obj)]
+    copied: object
     if type(obj) is FakeTensor:
         _check_deep_copyable(vm, obj)
         copied = memo[id(obj)] = _copy_tensor(vm, obj, obj.detach().clone())
@@ -227,10 +228,8 @@ def _copy_contents(vm: VM, obj: object, copied: object, copy_component: _CopyCom
 
 def _copy_attributes(vm: VM, obj: object, copied: object, copy_component: _CopyComponent) -> None:
     own = vm.env.overlay.instance_dict(obj)
-    for name in list(own or ()):
-        object.__setattr__(
-            copied, name, copy_component(attributes.wrap_instance_attr(vm, obj, name, own[name]))
-        )  # type: ignore[index]
+    for name, value in list(own.items() if own else ()):
+        object.__setattr__(copied, name, copy_component(attributes.wrap_instance_attr(vm, obj, name, value)))
     for name in _slots(type(obj)):
         if vm.env.overlay.slot(obj, name) is not MISSING:
             object.__setattr__(copied, name, copy_component(attributes.load_generic(vm, obj, name)))
