@@ -158,8 +158,8 @@ class RetryRule:
 
 
 def _specialize_sizes(start: Attempt, attempt: Attempt, failed: FailedAttempt) -> Attempt | None:
-    """Specialize the sizes that prevented the capture, unless facts about them (equal or derived sizes, divisors, ranges) may
-    suffice; specialize all if they are unknown."""
+    """Specialize the sizes that prevented the capture, unless facts about them (equal or derived sizes, divisors, ranges)
+    may suffice; specialize all if they are unknown."""
     assert isinstance(failed.error, NeedsFixedSize)
     sizes = attempt.sizes
     for known in (

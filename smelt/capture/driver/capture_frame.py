@@ -212,8 +212,8 @@ def equal_sizes(env: Environment, error: Exception) -> frozenset[Path]:
 
 
 def derived_sizes(vm: VM, error: Exception) -> frozenset[tuple[Path, Size]]:
-    """The paths and expressions of derived sizes and of the sizes they derive from. Each symbol is named by one of its paths;
-    a symbol that this capture does not have is an integer factor, and has no path."""
+    """The paths and expressions of derived sizes and of the sizes they derive from. A symbol is named by one of its paths; a
+    symbol that this capture does not have is an integer factor, and has no path."""
     sizes, symbols = vm.env.sizes, vm.trace.numbers.symbols
     if not isinstance(error, NeedsFixedSize) or symbols is None or sizes.needed:
         return frozenset()
@@ -473,8 +473,8 @@ def _guard_deletions(vm: VM) -> None:
         source = vm.env.sources.find_or_const(deletion.owner)
         if deletion.kind == "attribute":
             source = source.child("dict", None)
-        kind = "slot" if deletion.kind == "slot" else "contains"
-        vm.env.facts.guard(kind, source, (deletion.name, deletion.existed), key=deletion.name)
+        fact = (deletion.name, deletion.existed)
+        vm.env.facts.guard("slot" if deletion.kind == "slot" else "contains", source, fact, key=deletion.name)
 
 
 def _overlap_guards(vm: VM, traced: Traced) -> list[Guard]:

@@ -1,8 +1,8 @@
 """Eviction of entries that later entries supersede.
 
 A function has entries for each of its paths. The first entry of a path is specialized to the sizes of its call. If sizes
-change, a later entry with symbolic sizes accepts the same calls. The specialized one may be faster for its sizes, so it stays
-while it is in use. A few entries cost little at a call, so all stay while there are no more than `MOST_ENTRIES`.
+change, a later entry with symbolic sizes accepts the same calls. The specialized one may be faster for its sizes, so it
+stays while it is in use. A few entries cost little at a call, so all stay while there are no more than `MOST_ENTRIES`.
 """
 
 from __future__ import annotations

@@ -134,8 +134,8 @@ class FrameCompiler:
     Args:
         backend: compiles a traced graph; takes (traced, config), returns a callable on a tuple of tensors.
         fullgraph: raise Unsupported or BackendError instead of running eagerly.
-        dynamic: which sizes are symbolic, if the backend supports symbolic sizes: True (all), None (those that change between
-            calls; likewise numbers), or False (none, and no numbers).
+        dynamic: which sizes are symbolic, if the backend supports symbolic sizes: True (all), None (those that change
+            between calls; likewise numbers), or False (none, and no numbers).
         resume_functions: for a resume function, those of the function that it continues.
     """
 
@@ -159,7 +159,7 @@ class FrameCompiler:
         self.fullgraph = fullgraph
         self.dynamic = dynamic
         self.record = Record(self._first_attempt())
-        self._installed = 0  # how many entries were made, those that are gone included
+        self._installed = 0  # the number of entries installed so far, evicted ones included
         self.target: Callable[[], _native.Wrapped | None] = lambda: (
             None
         )  # the native callable, held compiler_ref
@@ -191,15 +191,14 @@ class FrameCompiler:
                 _thread.capturing = False
 
     def _is_traced_elsewhere(self) -> bool:
-        """Whether this call is not to be captured because of where it is made; calls elsewhere are not concerned, so no
-        reason is kept."""
-        found = (
+        """Whether another tracer is active at this call. Other calls are not affected, so no reason is recorded."""
+        tracer = (
             "a level of forward mode" if forward_mode_level() >= 0 else context_managers.user_function_mode()
         )
-        if found is None:
+        if tracer is None:
             return False
         if self.fullgraph:
-            raise Unsupported(Reason(ANOTHER_TRACER, found))
+            raise Unsupported(Reason(ANOTHER_TRACER, tracer))
         return True
 
     def clear(self) -> None:

@@ -120,8 +120,8 @@ def _same(trial: Trial, other: CapturedFrame, number: int) -> bool:
 
 
 def _paired_sizes(a: Traced, b: Traced, number: int) -> tuple[Values, Values] | None:
-    """The sizes of both traces; a symbol without counterpart in `b` is `number`. None if `b` has other symbols or takes other
-    numbers."""
+    """The sizes of both traces; a symbol without counterpart in `b` is `number`. None if `b` has other symbols or takes
+    other numbers."""
     names = {(size_input.input, size_input.source): sym for sym, size_input in a.sizes.items()}
     others: dict[Sym | Node, Size] = {sym: names.get((p.input, p.source), 0) for sym, p in b.sizes.items()}
     if 0 in others.values() or _expressions(a) != _expressions(b):

@@ -71,7 +71,7 @@ def _specs(node: Node) -> list[TensorSpec]:
 
 def random_state(devices: Sequence[torch.device]) -> dict[str, Callable[..., object]]:
     """The functions `random_state()`, which returns the states of the generators of these devices, and
-    `set_random_state(state)`, which restores them. The state of a GPU's generator is its offset: draws change nothing else."""
+    `set_random_state(state)`, which restores them. A GPU generator's state is its offset: draws change nothing else."""
     gpus = [torch.cuda.default_generators[d.index] for d in devices if _has_generator(d)]
     cpu = torch.default_generator
     if not gpus:

@@ -1,6 +1,7 @@
 """Calls of torch functions that the VM implements itself, since recording them as one operator would be wrong or impossible.
 
-- Values: `tensor_item.py` and `unbacked_reads.py` (`item()`, `int()`, `tolist()`), `asserted_values.py` and `value_checks.py`
+- Values: `tensor_item.py` and `unbacked_reads.py` (`item()`, `int()`, `tolist()`), `asserted_values.py` and
+`value_checks.py`
   (results and checks that a compiled graph verifies), `tensor_methods.py`, `shape_functions.py`, `numpy_conversions.py`.
 - Autograd: `autograd/` (custom functions, checkpoints, hooks, `backward()`), `optimizers.py`, `function_transforms.py`
   (`torch.func`).

@@ -31,8 +31,8 @@ _JUMPS = {
 
 
 def _jump(frame: Frame, called: Callable[..., object]) -> tuple[int, int] | None:
-    """The targets of the branch on the result of the current call of `called`, for True and for False; None where the program
-    does something else with the result."""
+    """The targets of the branch on the result of the current call of `called`, for True and for False; None where the
+    program does something else with the result."""
     code, at = frame.code, frame.pc
     operands = {"CALL": 2, "CALL_KW": 3}.get(code.names[at - 1])  # besides the arguments
     if code.names[at] == "TO_BOOL":

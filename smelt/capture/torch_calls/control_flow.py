@@ -1,10 +1,10 @@
 """`torch.cond` and `while_loop` within the graph.
 
-The VM runs both branches of a data-dependent condition, to guard what they read. Where they are cheap, cannot raise and need no
-gradient, both are computed and each element of the results is selected (the gradient of the other branch could be NaN times
-zero). Else they become subgraphs, of which one runs (`subgraph_capture.py`). Eager runs branches through torch's compiler, which
-refuses those with side effects. Where branches have side effects, the frame is captured again without subgraphs
-(`Attempt.selects`), and the graph breaks at the condition. The same holds for the functions of a loop.
+The VM runs both branches of a data-dependent condition, to guard what they read. Where they are cheap, cannot raise and
+need no gradient, both are computed and each element of the results is selected (the gradient of the other branch could be
+NaN times zero). Else they become subgraphs, of which one runs (`subgraph_capture.py`). Eager runs branches through torch's
+compiler, which refuses those with side effects. Where branches have side effects, the frame is captured again without
+subgraphs (`Attempt.selects`), and the graph breaks at the condition. The same holds for the functions of a loop.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ _CHEAP = frozenset(("view", "creation", "pointwise", "transcendental", "movement
 
 @dataclass
 class _Functions:
-    """Two functions that are being recorded. `arguments`: the functions and their arguments; `reached`: these, and the values
-    that the program has stored into environment objects; `contents`: those of the reachable objects that the program has
-    created. `refusal`: the previous reason to refuse mutations. `marks`: the tape before the first and the second function."""
+    """Two functions that are being recorded. `arguments`: the functions and their arguments; `reached`: these, and the
+    values that the program has stored into environment objects; `contents`: those of the reachable objects that the program
+    has created. `refusal`: the previous reason to refuse mutations. `marks`: the tape before the first and the second
+    function."""
 
     arguments: tuple[object, ...]
     reached: list[object]
@@ -116,7 +117,11 @@ def _choose(vm: VM, args: Args, kwargs: Kwargs) -> object:
     pairs = _pairs(results[0], results[1])
     if any({a.storage_key, b.storage_key} & before for a, b in pairs):
         raise subgraph_capture.refuse("branches that return their operands")
-    if len(added) <= _MAX_SELECTED_NODES and all(map(_is_small, added)) and all(itertools.starmap(_is_selectable, pairs)):
+    if (
+        len(added) <= _MAX_SELECTED_NODES
+        and all(map(_is_small, added))
+        and all(itertools.starmap(_is_selectable, pairs))
+    ):
         chosen = [_selected(vm, cast(FakeTensor, pred), a, b) for a, b in pairs]
     else:
         end = mark(vm.trace)
@@ -204,7 +209,9 @@ def _end_loop(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if not _is_condition(vm, condition):
         raise subgraph_capture.refuse("a loop whose condition is not a data-dependent tensor")
     next_values = [b for _, b in _pairs(results, results)]
-    if [subgraph_capture.with_own_storage(f.spec) for f in carried] != [subgraph_capture.with_own_storage(f.spec) for f in next_values]:
+    if [subgraph_capture.with_own_storage(f.spec) for f in carried] != [
+        subgraph_capture.with_own_storage(f.spec) for f in next_values
+    ]:
         raise subgraph_capture.refuse("a loop whose values change their type or layout")
     end = mark(vm.trace)
     step = RecordedFunction(cut_out(vm.trace, functions.marks[1], end), next_values)
@@ -222,7 +229,8 @@ def _as_node(
     first: Sequence[FakeTensor],
     proxies: Sequence[FakeTensor] = (),
 ) -> list[FakeTensor]:
-    """Record a program of two functions; return its results. Its operands are `first` and all tensors that the functions read."""
+    """Record a program of two functions; return its results. Its operands are `first` and all tensors that the functions
+    read."""
     trace = vm.trace
     own = [f.torch_node for f in proxies if f.torch_node is not None]
     operands = subgraph_capture.operands(trace, functions, own)

@@ -1,7 +1,7 @@
 """Entering and leaving torch's function modes.
 
-The VM does not enter a user's mode for real: the trace records it in `CurrentCall.modes`, and the mode of the trace passes it
-the calls that torch would (`torch_function_overrides.call_mode_handler`). Torch's own modes run natively.
+The VM does not enter a user's mode for real: the trace records it in `CurrentCall.modes`, and the mode of the trace passes
+it the calls that torch would (`torch_function_overrides.call_mode_handler`). Torch's own modes run natively.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ def check_start(now: OpenTransforms) -> None:
 
 
 def check_break(before: OpenTransforms) -> None:
-    """Raise Unsupported if a transform was opened since `open_transforms` returned `before`: the compiled frame has none open,
-    and its values would be wrapped for a closed level. The graph breaks at a caller's call of the transform."""
+    """Raise Unsupported if a transform was opened since `open_transforms` returned `before`: the compiled frame has none
+    open, and its values would be wrapped for a closed level. The graph breaks at a caller's call of the transform."""
     if transform_depth() > before[0]:
         raise Unsupported(Reason(UNSUPPORTED_EFFECT, "a graph break inside a transform of torch.func"))
 

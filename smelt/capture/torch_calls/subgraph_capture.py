@@ -1,8 +1,8 @@
 """Subgraphs: the functions that higher-order operators take, as graphs (`smelt.graph.subgraphs`).
 
-The VM runs each function once, on the tensors of the trace. The torch-level nodes that this records are cut out into a graph,
-which is then traced with its own fakes, as any program is. This gives the functional aten graph and, for gradients, the joint
-graph, whose backward is a subgraph too.
+The VM runs each function once, on the tensors of the trace. The torch-level nodes that this records are cut out into a
+graph, which is then traced with its own fakes, as any program is. This gives the functional aten graph and, for gradients,
+the joint graph, whose backward is a subgraph too.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ def mark(parts: TraceParts) -> TapePosition:
 
 
 def cut_out(parts: TraceParts, start: TapePosition, end: TapePosition | None = None) -> list[Node]:
-    """Remove the nodes recorded since `start` (up to `end`) from the tape and return those of the torch level. Constants stay."""
+    """Remove the nodes recorded since `start` (up to `end`) from the tape and return those of the torch level. Constants
+    stay."""
     tape = parts.tape
     entries, n_aten, n_torch = (None, None, None) if end is None else (end.entries, end.aten, end.torch)
     removed = tape.entries[start.entries : entries]
@@ -149,7 +150,9 @@ def proxy_like(parts: TraceParts, fake: FakeTensor) -> FakeTensor:
     return proxy
 
 
-def operands(parts: TraceParts, functions: Sequence[RecordedFunction], own: Sequence[Node]) -> list[FakeTensor]:
+def operands(
+    parts: TraceParts, functions: Sequence[RecordedFunction], own: Sequence[Node]
+) -> list[FakeTensor]:
     """The tensors that the functions read, except those of the nodes `own`."""
     fakes = {f.torch_node: f for entry in parts.tape.entries for f in fakes_in(entry.out)}
     fakes.update((f.torch_node, f) for f in parts.inputs)
@@ -182,8 +185,8 @@ class TracedSubgraph:
 def trace(
     parts: TraceParts, graph: Graph, specs: Sequence[TensorSpec], sources: frozenset[int], record: Record
 ) -> TracedSubgraph:
-    """Trace `graph`, of the torch level, on tensors with these specs. `sources`: the indices of those that require gradients;
-    `record`: records a nested program. Raises Unsupported for a graph that cannot be a subgraph."""
+    """Trace `graph`, of the torch level, on tensors with these specs. `sources`: the indices of those that require
+    gradients; `record`: records a nested program. Raises Unsupported for a graph that cannot be a subgraph."""
     with parts.call.paused(), _without_modes():
         reals = [empty_like_spec(spec, torch.device("cpu")) for spec in specs]
         for i in sources:
@@ -259,8 +262,8 @@ def _set_inputs(
 
 
 def backward_graph(subgraph: TracedSubgraph, results: Sequence[TensorSpec], sources: frozenset[int]) -> Graph:
-    """The aten graph of the row-major gradients of the operands `sources`. Its inputs are all operands, then the tangents of the
-    results that can have one, with the layouts of these. It recomputes the forward, as torch's own operators do."""
+    """The aten graph of the row-major gradients of the operands `sources`. Its inputs are all operands, then the tangents
+    of the results that can have one, with the layouts of these. It recomputes the forward, as torch's own operators do."""
     joint = subgraph.traced.joint
     graph = Graph("aten")
     primals: dict[int, Node] = {}
@@ -281,7 +284,9 @@ def backward_graph(subgraph: TracedSubgraph, results: Sequence[TensorSpec], sour
             index = joint.results[i].index if joint is not None else -1
             tangent_inputs.append(tangents.get(index) or _placeholder(f"unused_tangent_{i}", spec))
     _set_inputs(graph, primals, subgraph.fakes, tangent_inputs)
-    ends = [_gradient(graph, i, f, gradients.get(id(f))) for i, f in enumerate(subgraph.fakes) if i in sources]
+    ends = [
+        _gradient(graph, i, f, gradients.get(id(f))) for i, f in enumerate(subgraph.fakes) if i in sources
+    ]
     _end(graph, ends)
     graph_passes.eliminate_dead(graph)
     return graph

@@ -1,13 +1,13 @@
-"""What tensors of one element hold, as symbolic numbers: `item()`, and tensors given where an operator takes a number.
+"""The values of tensors of one element as symbolic numbers: `item()`, and tensors passed as numbers to an operator.
 
-The number that a 0-d float tensor from outside holds when the call begins is read by the guard tree, as it reads other
-numbers. What the trace did to such tensors since (counting steps, multiplying a product of momenta, computing a learning
-rate) is repeated in Python's arithmetic, rounded to the tensor's type after each operation as eager rounds. So nothing
-waits for the graph, and another value needs no other graph. Where the number itself is needed (an index, a text), or the
-tensor was computed in another way, nothing is read: the graph breaks there. A symbolic number has the type of the number
-that it stands for in annotations.
+The guard tree reads the value of a 0-d float tensor of the environment at the beginning of the call, like other numbers.
+Later operators of the trace on such tensors (counting steps, multiplying a product of momenta, computing a learning rate)
+are replayed in Python arithmetic, rounded to the tensor's dtype after each operation as eager rounds. So the number does
+not depend on the graph's results, and another value does not recompile. Where the number must be concrete (an index, a
+text), or another operator computed the tensor, the graph breaks. In annotations, a symbolic number has the type of its
+value.
 
-What a GPU holds is read in the same way. That waits for its stream, as in eager, but before the graph.
+Values on a GPU are read in the same way. The read waits for the GPU's stream, as in eager, but before the graph.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from smelt.tracing.symbolic.sym_numbers import NUMBERS
 from smelt.tracing.symbolic.symbolic_numbers import PlainNumbersOnly
 
 aten = torch.ops.aten
-_EXACT = 1 << 23  # up to here adding integers to a float of 32 bits is exact
+_MAX_EXACT = 1 << 23  # up to here, adding integers to a float32 is exact
 
-# Of what is rounded correctly in both precisions: computed in 64 bits and then rounded to 32, they are what 32 bits give.
+# Correctly rounded operations: a float64 result that is rounded to float32 is the float32 result.
 _ARITHMETIC: dict[Any, Callable[..., Any]] = {
     aten.add.Tensor: operator.add, aten.add.Scalar: operator.add,
     aten.sub.Tensor: operator.sub, aten.sub.Scalar: operator.sub,
@@ -53,25 +53,25 @@ _COMPARISONS: dict[Any, Callable[[Any, Any], Any]] = {
     for n in ("lt", "le", "gt", "ge", "eq", "ne")
     for overload in ("Tensor", "Scalar")
 }
-_TESTS: dict[Any, Callable[[Any], bool]] = {
+_PREDICATES: dict[Any, Callable[[Any], bool]] = {
     aten.isnan.default: lambda a: bool(a != a),
     aten.isinf.default: lambda a: bool(abs(a) == math.inf),
 }
 _NOT = frozenset((aten.logical_not.default, aten.bitwise_not.default))
 _AND = frozenset((aten.logical_and.default, aten.bitwise_and.Tensor, aten.mul.Tensor))
 _OR = frozenset((aten.logical_or.default, aten.bitwise_or.Tensor, aten.add.Tensor))
-# Operators that only put the elements of one tensor at other places.
+# Operators that only move the elements of one tensor.
 _MOVES = frozenset((
     aten.select.int, aten.slice.Tensor, aten.unbind.int, aten.view.default, aten._unsafe_view.default,
     aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default, aten.expand.default,
     aten.permute.default, aten.transpose.int, aten.t.default, aten.flip.default, aten.split.Tensor,
 ))  # fmt: skip
-_MOST_ELEMENTS = 16  # of a condition on all elements of a tensor
-_SMALL = 1024  # elements of a tensor of which single ones are read
+_MAX_CONDITION_ELEMENTS = 16  # of a condition on all elements of a tensor
+_MAX_ELEMENTS = 1024  # of a tensor whose elements are read
 _SAME = frozenset((aten.clone.default, aten._to_copy.default))
 _LAYOUT = ("dtype", "layout", "device", "pin_memory", "memory_format")
 _VIEWS = frozenset((aten.detach.default, aten.alias.default))
-_IN_PLACE: dict[Any, Callable[..., Any]] = {
+_INPLACE: dict[Any, Callable[..., Any]] = {
     **{getattr(aten, f"{n}_").Tensor: f for n, f in (
         ("add", operator.add), ("sub", operator.sub), ("mul", operator.mul), ("div", operator.truediv),
     )},
@@ -82,8 +82,8 @@ _IN_PLACE: dict[Any, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-# What a new tensor is filled with.
-_MADE: dict[Any, Callable[..., Any]] = {
+# The fill value of a new tensor.
+_FILL_VALUES: dict[Any, Callable[..., Any]] = {
     aten.full.default: lambda size, value: value,
     aten.scalar_tensor.default: lambda value: value,
     aten.zeros.default: lambda size: 0.0,
@@ -96,32 +96,31 @@ class _Unknown(Exception):
 
 
 def number(vm: VM, tensor: FakeTensor) -> Number | None:
-    """The number that `tensor` holds now, symbolic where it may change from call to call, or a bool that is guarded; None
-    where only the graph can tell."""
+    """The current value of `tensor`: a number, symbolic where it may differ between calls, or a guarded bool. None for an
+    unbacked value."""
     numbers = vm.env.numbers
     if not numbers.symbolic_counts or (tensor.dtype is torch.bool and not numbers.guards_conditions):
         return None
     with vm.trace.paused():
         try:
-            reading = _Reading(vm)
-            found = reading.condition(tensor) if tensor.dtype is torch.bool else reading.of(tensor)
+            reader = _ItemReader(vm)
+            value = reader.condition(tensor) if tensor.dtype is torch.bool else reader.of(tensor)
         except (_Unknown, ArithmeticError):
             return None
-    if reading.symbols:
-        raise NeedsFixedSize("elements of a tensor are read", frozenset(reading.symbols))
-    return found
+    if reader.symbols:
+        raise NeedsFixedSize("elements of a tensor are read", frozenset(reader.symbols))
+    return value
 
 
 def _is_exact(node: Node) -> bool:
-    """Whether what `node` computes is what Python computes. A GPU multiplies by the reciprocal of a number that it divides
-    by."""
+    """Whether `node` computes exactly as Python does. A GPU divides by a number by multiplying with its reciprocal."""
     spec = node.spec
     return node.target not in _DIVISIONS or not isinstance(spec, TensorSpec) or spec.device.type == "cpu"
 
 
-class _Reading:
-    """Computes what tensors hold now from the operators that the trace recorded. Raises _Unknown where it cannot.
-    `symbols`: those of sizes that are taken for what they are now, which must be numbers for what was found to hold."""
+class _ItemReader:
+    """Computes the current values of tensors by replaying recorded operators. Raises _Unknown where it cannot. `symbols`:
+    the size symbols on whose current values the result depends; they must be specialized."""
 
     def __init__(self, vm: VM) -> None:
         self._vm = vm
@@ -149,28 +148,28 @@ class _Reading:
             isinstance(spec, TensorSpec)
             and spec.dtype in (torch.float32, torch.float64)
             and spec.device.type in ("cpu", "cuda")
-            and self._elements(spec) <= _SMALL
+            and self._elements(spec) <= _MAX_ELEMENTS
         )
 
     def of(self, tensor: FakeTensor) -> Number:
-        """The number in `tensor`, which may have been written in place since the call began."""
+        """The value of `tensor`, which may have been written in-place since the call began."""
         if not self._is_floats(tensor.spec) or tensor.dim():
             raise _Unknown
         if tensor.storage_key not in self._trace.writes.storages:
-            return self._first(tensor)
+            return self._initial(tensor)
         writes = []
-        for node, written in self._writes.to(tensor.storage_key):
-            if written is not tensor.aten_node:
+        for node, target in self._writes.to(tensor.storage_key):
+            if target is not tensor.aten_node:
                 raise _Unknown
             writes.append(node)
-        added = [self._counted(node) for node in writes]
-        if None not in added:
-            counted = self._count(tensor, sum(added))  # type: ignore[arg-type]
-            if counted is not None:
-                return counted
-        held = self._first(tensor)
+        increments = [self._increment(node) for node in writes]
+        if None not in increments:
+            count = self._count(tensor, sum(increments))  # type: ignore[arg-type]
+            if count is not None:
+                return count
+        held = self._initial(tensor)
         for node in writes:
-            compute = _IN_PLACE.get(node.target)
+            compute = _INPLACE.get(node.target)
             if compute is None or not _is_exact(node):
                 raise _Unknown
             operands = self._operands(node, tensor.spec.dtype)
@@ -178,14 +177,14 @@ class _Reading:
         return held
 
     def _count(self, tensor: FakeTensor, added: int) -> Number | None:
-        """The first value of `tensor` plus the integers that were added since; None if adding them is not exact."""
-        held = self._first(tensor)
-        if not (held % 1 == 0 and abs(held) < _EXACT):  # required of later calls too; so is the contrary
+        """The initial value of `tensor` plus the sum of the increments; None if the additions are not exact."""
+        held = self._initial(tensor)
+        if not (held % 1 == 0 and abs(held) < _MAX_EXACT):  # guarded, as is its opposite
             return None
         return held + added
 
-    def _counted(self, node: Node) -> int | None:
-        """The integer that the operator adds in place; None if it does something else."""
+    def _increment(self, node: Node) -> int | None:
+        """The integer that the operator adds in-place; None for another operator."""
         if node.target not in (aten.add_.Tensor, aten.add_.Scalar):
             return None
         other, *rest = node.args[1:]
@@ -193,111 +192,115 @@ class _Reading:
         if isinstance(other, Node):
             if other.op != "get_attr" or self._writes.storage_of(other) in self._trace.writes.storages:
                 return None
-            other = self._given(other)
+            other = self._computed(other)
         if type(other) not in (int, float) or type(alpha) not in (int, float):
             return None
         amount = other * alpha
-        return int(amount) if amount % 1 == 0 and abs(amount) < _EXACT else None
+        return int(amount) if amount % 1 == 0 and abs(amount) < _MAX_EXACT else None
 
     def condition(self, tensor: FakeTensor) -> bool:
-        """What a tensor of one bool holds: guarded."""
+        """The value of a tensor of one bool, which is guarded."""
         if tensor.aten_node is None or tensor.storage_key in self._trace.writes.storages:
             raise _Unknown
-        decided = self._condition(tensor.aten_node, 0)
+        evaluate_condition = self._condition(tensor.aten_node, 0)
         try:
-            return decided()
+            return evaluate_condition()
         except PlainNumbersOnly:
             raise _Unknown from None
 
     def _condition(self, node: Node, at: int) -> Callable[[], bool]:
-        """What decides, and guards, the bool at a place in a tensor; the numbers that it compares are read here."""
+        """A function that evaluates and guards the bool at an index of a tensor; the compared numbers are read now."""
         spec, target = node.spec, node.target
         if node.op != "call_function" or not isinstance(spec, TensorSpec) or spec.dtype is not torch.bool:
             raise _Unknown
         if target in _COMPARISONS:
             compare, (a, b) = _COMPARISONS[target], self._compared(node, at)
             return lambda: bool(compare(a, b))
-        if target in _TESTS:
-            test, (number,) = _TESTS[target], self._compared(node, at)
-            return lambda: test(number)
+        if target in _PREDICATES:
+            predicate, (number,) = _PREDICATES[target], self._compared(node, at)
+            return lambda: predicate(number)
         if target in (aten.all.default, aten.any.default):
             (source,) = node.args
             count = self._elements(source.spec)
-            if count > _MOST_ELEMENTS:
+            if count > _MAX_CONDITION_ELEMENTS:
                 raise _Unknown
-            parts = [self._part(source, i) for i in range(count)]
-            several = all if target is aten.all.default else any
-            return lambda: several(part() for part in parts)
+            elements = [self._operand_condition(source, i) for i in range(count)]
+            reduce = all if target is aten.all.default else any
+            return lambda: reduce(element() for element in elements)
         if target in _NOT:
-            negated = self._part(node.args[0], self._place(node, node.args[0], at))
-            return lambda: not negated()
+            operand = self._operand_condition(node.args[0], self._operand_index(node, node.args[0], at))
+            return lambda: not operand()
         if target in _AND or target in _OR:
-            left, right = (self._part(a, self._place(node, a, at)) for a in node.args)
+            left, right = (self._operand_condition(a, self._operand_index(node, a, at)) for a in node.args)
             return (lambda: left() and right()) if target in _AND else (lambda: left() or right())
         source, at = self._source(node, at)
-        return self._part(source, at)
+        return self._operand_condition(source, at)
 
-    def _part(self, value: object, at: int) -> Callable[[], bool]:
+    def _operand_condition(self, value: object, at: int) -> Callable[[], bool]:
         if not isinstance(value, Node):
             raise _Unknown
         self._check_unwritten(value)
         return self._condition(value, at)
 
     def _compared(self, node: Node, at: int) -> list[Number]:
-        """The two numbers that a comparison compares at a place of its result."""
+        """The operands of a comparison or predicate for the element at index `at` of its result."""
         specs = [a.spec for a in node.args if isinstance(a, Node) and isinstance(a.spec, TensorSpec)]
         if not all(map(self._is_floats, specs)):
             raise _Unknown
         dtypes = [s.dtype for s in specs if s.shape] or [s.dtype for s in specs]
         dtype = torch.float64 if torch.float64 in dtypes else torch.float32
-        return [self._operand(a, dtype, self._place(node, a, at)) for a in node.args]
+        return [self._operand(a, dtype, self._operand_index(node, a, at)) for a in node.args]
 
-    def _place(self, node: Node, operand: object, at: int) -> int:
-        """Where an operator reads an operand for the element of its result at `at`."""
+    def _operand_index(self, node: Node, operand: object, at: int) -> int:
+        """The index at which a pointwise operator reads an operand for the element at index `at` of its result."""
         if (
             not isinstance(operand, Node)
             or not isinstance(operand.spec, TensorSpec)
             or not operand.spec.shape
         ):
             return 0
-        places = torch.arange(self._elements(operand.spec)).view(self._shape(operand.spec))
-        return int(places.expand(self._shape(node.spec)).flatten()[at])
+        indices = torch.arange(self._elements(operand.spec)).view(self._shape(operand.spec))
+        return int(indices.expand(self._shape(node.spec)).flatten()[at])
 
     def _source(self, node: Node, at: int) -> tuple[Node, int]:
-        """The tensor and the place that an operator took the element of its result at `at` from."""
+        """The tensor and index from which a moving operator takes the element at index `at` of its result."""
         if node.target is operator.getitem:
-            several, which = node.args
-            target, (source, *rest) = several.target, several.args
-            kwargs = several.kwargs
+            call, output = node.args
+            target, (source, *rest) = call.target, call.args
+            kwargs = call.kwargs
         else:
-            which, target, (source, *rest), kwargs = None, node.target, node.args, node.kwargs
-        known = (
+            output, target, (source, *rest), kwargs = None, node.target, node.args, node.kwargs
+        is_move = (
             target in _MOVES or target in _VIEWS or (target in _SAME and source.spec.dtype is node.spec.dtype)
         )
-        if not known or self._elements(source.spec) > _SMALL:
+        if not is_move or self._elements(source.spec) > _MAX_ELEMENTS:
             raise _Unknown
         if target not in _MOVES:
             return source, at
-        places = torch.arange(self._elements(source.spec)).view(self._shape(source.spec))
-        moved = target(places, *map_leaves(rest, Expr, self._now), **map_leaves(kwargs, Expr, self._now))
-        return source, int((moved if which is None else moved[which]).flatten()[at])
+        indices = torch.arange(self._elements(source.spec)).view(self._shape(source.spec))
+        moved = target(indices, *map_leaves(rest, Expr, self._now), **map_leaves(kwargs, Expr, self._now))
+        return source, int((moved if output is None else moved[output]).flatten()[at])
 
     def _check_unwritten(self, node: Node) -> None:
         storage = self._writes.storage_of(node)
-        if storage is None or storage in self._trace.writes.storages:  # maybe after it was read
+        if storage is None or storage in self._trace.writes.storages:  # perhaps after it was read
             raise _Unknown
 
-    def _first(self, tensor: FakeTensor, at: int = 0) -> Number:
-        """The number that `tensor` held before it was written, at a place."""
+    def _initial(self, tensor: FakeTensor, at: int = 0) -> Number:
+        """The initial value of the element at index `at` of `tensor`, before in-place writes."""
         real = self._trace.real(tensor)
         if real is None:
-            return self._given(tensor.aten_node, at)
+            return self._computed(tensor.aten_node, at)
         if tensor.subclass is not None:
             raise _Unknown
         source = self._vm.env.sources[id(tensor)]
         if not real.dim():
             source = source.child("member", "item").child("call", None)
-        elif self._is_floats(tensor.spec) and tensor.device.type == "cpu" and self._vm.env.numbers.guards_conditions:
+        elif (
+            self._is_floats(tensor.spec)
+            and tensor.device.type == "cpu"
+            and self._vm.env.numbers.guards_conditions
+        ):
             source = source.child("element", at)
         else:
             raise _Unknown
@@ -308,16 +311,16 @@ class _Reading:
         self._vm.env.numbers.readings.add(source)
         return cast(Number, self._vm.env.numbers.at(source, value))
 
-    def _given(self, node: Node | None, at: int = 0) -> Number:
-        """The number in the tensor that the operator of `node` made, at a place."""
+    def _computed(self, node: Node | None, at: int = 0) -> Number:
+        """The element at index `at` of the tensor that `node` computes."""
         if node is None or not self._is_floats(node.spec):
             raise _Unknown
         if node.op == "get_attr":
             return float(self._trace.tape.aten.graph.constants[node.target].flatten()[at].item())
         if node.op != "call_function":
             raise _Unknown
-        if node.target in _MADE:
-            return _rounded(self._number(_MADE[node.target](*node.args)), node.spec.dtype)
+        if node.target in _FILL_VALUES:
+            return _rounded(self._number(_FILL_VALUES[node.target](*node.args)), node.spec.dtype)
         if node.target in _MOVES or node.target in _VIEWS or node.target is operator.getitem:
             return self._before(*self._source(node, at))
         compute = _ARITHMETIC.get(node.target)
@@ -328,13 +331,18 @@ class _Reading:
         return _rounded(cast(Number, value), node.spec.dtype)
 
     def _operands(self, node: Node, dtype: torch.dtype, at: int = 0) -> list[Number | None]:
-        """The numbers that an operator on tensors of `dtype` computes with; None for the tensor that it writes."""
+        """The operands of an operator on tensors of `dtype`, for the element at index `at`; None for a tensor that it
+        writes."""
         kwargs = {k: v for k, v in node.kwargs.items() if k not in _LAYOUT}
         if kwargs.pop("alpha", 1) != 1 or any(v not in (None, False) for v in kwargs.values()):
             raise _Unknown
         first, *rest = node.args
-        read = None if node.target in _IN_PLACE else self._operand(first, dtype, self._place(node, first, at))
-        return [read, *(self._operand(a, dtype, self._place(node, a, at)) for a in rest)]
+        read = (
+            None
+            if node.target in _INPLACE
+            else self._operand(first, dtype, self._operand_index(node, first, at))
+        )
+        return [read, *(self._operand(a, dtype, self._operand_index(node, a, at)) for a in rest)]
 
     def _operand(self, value: object, dtype: torch.dtype, at: int = 0) -> Number:
         if isinstance(value, Node) and isinstance(value.spec, TensorSpec):
@@ -344,15 +352,15 @@ class _Reading:
         return _rounded(self._number(value), dtype)
 
     def _before(self, node: Node, at: int = 0) -> Number:
-        """The number that the tensor of `node` held before its memory was written, at a place."""
+        """The element at index `at` of the tensor of `node`, before in-place writes."""
         fake = self._writes.input_at(node)
-        return self._given(node, at) if fake is None else self._first(fake, at)
+        return self._computed(node, at) if fake is None else self._initial(fake, at)
 
     def _number(self, value: object) -> Number:
         if isinstance(value, Node):
-            for given in self._trace.numbers.by_expression.values():
-                if given.nodes.get(self._trace.tape.aten.graph.level) is value:
-                    return cast(Number, given.symbol.number())
+            for number_input in self._trace.numbers.by_expression.values():
+                if number_input.nodes.get(self._trace.tape.aten.graph.level) is value:
+                    return cast(Number, number_input.symbol.number())
             raise _Unknown
         if type(value) is int or type(value) is float:
             return value
@@ -360,7 +368,7 @@ class _Reading:
 
 
 def _rounded(value: Number, dtype: torch.dtype) -> Number:
-    """`value` as a tensor of this type holds it."""
+    """`value` rounded to `dtype`."""
     if type(value) in NUMBERS:
         symbol = cast(Symbol, cast(torch.SymFloat, value).node)
         return cast(Number, symbol.symbols.call("float32" if dtype is torch.float32 else "float", symbol))
@@ -368,47 +376,47 @@ def _rounded(value: Number, dtype: torch.dtype) -> Number:
 
 
 class _Writes:
-    """The operators that wrote each storage, brought up to date when asked: an optimizer asks for each parameter."""
+    """The operators that wrote each storage, updated incrementally: an optimizer queries them for each parameter."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
-        self._by_storage: dict[int | None, list[tuple[Node, Node]]] = {}  # None: where is not known
+        self._by_storage: dict[int | None, list[tuple[Node, Node]]] = {}  # None: unknown storages
         self._storages: dict[Node, int] = {}
         self._inputs_at: dict[Node, FakeTensor] = {}
-        self._seen = 0  # of the trace's records
-        self._inputs: list[FakeTensor] = []  # that no operator has had
-        self._seen_inputs = 0
+        self._n_records = 0  # of the tape, that are processed
+        self._inputs: list[FakeTensor] = []  # that no operator has read yet
+        self._n_inputs = 0  # that are processed
 
     def to(self, storage: int) -> list[tuple[Node, Node]]:
-        """(operator, what it was given to write), of those that may have written it."""
-        self._look()
+        """(operator, its written argument), for the operators that may have written this storage."""
+        self._update()
         return [*self._by_storage.get(storage, ()), *self._by_storage.get(None, ())]
 
     def storage_of(self, node: Node) -> int | None:
-        """The storage of the tensor that `node` gave; None where no record tells."""
-        self._look()
+        """The storage of the tensor of `node`; None if it is not recorded."""
+        self._update()
         if node not in self._storages:
-            self._look_at_inputs()
+            self._update_inputs()
         return self._storages.get(node)
 
     def input_at(self, node: Node) -> FakeTensor | None:
-        """The input that is this placeholder."""
+        """The input tensor of a placeholder; None for another node."""
         self.storage_of(node)
         return self._inputs_at.get(node)
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         records = self._trace.tape.entries
-        for record in records[self._seen :]:
+        for record in records[self._n_records :]:
             self._storages.update((f.aten_node, f.storage_key) for f in fakes_in(record.out) if f.aten_node)
-            for written in _written(record.node):
-                if written not in self._storages:
-                    self._look_at_inputs()
-                self._by_storage.setdefault(self._storages.get(written), []).append((record.node, written))
-        self._seen = len(records)
+            for argument in _written_arguments(record.node):
+                if argument not in self._storages:
+                    self._update_inputs()
+                self._by_storage.setdefault(self._storages.get(argument), []).append((record.node, argument))
+        self._n_records = len(records)
 
-    def _look_at_inputs(self) -> None:
-        self._inputs += self._trace.inputs[self._seen_inputs :]
-        self._seen_inputs = len(self._trace.inputs)
+    def _update_inputs(self) -> None:
+        self._inputs += self._trace.inputs[self._n_inputs :]
+        self._n_inputs = len(self._trace.inputs)
         for fake in self._inputs:
             if fake.aten_node:
                 self._storages[fake.aten_node] = fake.storage_key
@@ -416,7 +424,7 @@ class _Writes:
         self._inputs = [f for f in self._inputs if not f.aten_node]
 
 
-def _written(node: Node) -> Iterator[Node]:
+def _written_arguments(node: Node) -> Iterator[Node]:
     if not isinstance(node.target, OpOverload):
         return
     info = effects(node.target)

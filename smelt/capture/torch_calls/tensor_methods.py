@@ -1,4 +1,4 @@
-"""Tensors: metadata by method, parameters and buffers, methods that change something besides the values."""
+"""Methods of tensors: metadata, parameters and buffers, and methods that mutate more than the values."""
 
 from __future__ import annotations
 
@@ -52,44 +52,49 @@ TENSOR_METHODS.update(_METADATA)
 
 
 def as_subclass(vm: VM, tensor: FakeTensor, cls: type) -> object:
-    """`tensor.as_subclass(cls)`, about which torch asks no handler."""
-    made_here = isinstance(cls, type) and vm.env.sources.is_created_class(cls)
-    if not isinstance(cls, type) or made_here or not is_plain_subclass(cls) or issubclass(cls, nn.Parameter):
+    """`tensor.as_subclass(cls)`, for which torch calls no `__torch_function__`."""
+    created_here = isinstance(cls, type) and vm.env.sources.is_created_class(cls)
+    if (
+        not isinstance(cls, type)
+        or created_here
+        or not is_plain_subclass(cls)
+        or issubclass(cls, nn.Parameter)
+    ):
         raise unsupported(f"a tensor becomes a {cls!r}", TENSOR_SUBCLASS)
     vm.env.facts.use_class(cls)
     with DisableTorchFunctionSubclass():
-        made = cast(FakeTensor, vm.call_native(torch.ops.aten.alias.default, (tensor,)))
-    made.subclass = None if cls is torch.Tensor else cls
+        alias = cast(FakeTensor, vm.call_native(torch.ops.aten.alias.default, (tensor,)))
+    alias.subclass = None if cls is torch.Tensor else cls
     vm.trace.call.has_subclasses = True
-    return made
+    return alias
 
 
 TENSOR_METHODS["as_subclass"] = as_subclass
 
 
-def _check_own(vm: VM, tensor: FakeTensor, name: str) -> None:
+def _check_not_input(vm: VM, tensor: FakeTensor, name: str) -> None:
     if vm.trace.is_input(tensor):
-        raise unsupported(f"Tensor.{name} of a tensor from outside", UNSUPPORTED_EFFECT)
+        raise unsupported(f"Tensor.{name} of a tensor of the environment", UNSUPPORTED_EFFECT)
 
 
-def _own_only(name: str) -> Handler:
-    """The method `name`, refused for tensors from outside: their change would not be replayed."""
+def _not_for_inputs(name: str) -> Handler:
+    """The method `name`, which is refused for environment tensors: their mutation would not be replayed."""
 
     def handler(vm: VM, tensor: FakeTensor, *args: object, **kwargs: object) -> object:
-        _check_own(vm, tensor, name)
+        _check_not_input(vm, tensor, name)
         return wrap_values.to_fake(vm.env, getattr(tensor, name)(*args, **kwargs))
 
     return handler
 
 
-# Methods that change something about a tensor besides its values.
+# Methods that mutate more of a tensor than its values.
 for _name in (
     "rename_", "share_memory_", "set_", "resize_", "resize_as_", "detach_",
     "_clear_non_serializable_cached_data", "__setstate__", "sparse_resize_", "sparse_resize_and_clear_",
     "unsqueeze_", "squeeze_", "transpose_", "t_", "swapaxes_", "swapdims_", "as_strided_", "set_data", "_set_data",
 ):  # fmt: skip
     if hasattr(torch.Tensor, _name):
-        TENSOR_METHODS[_name] = _own_only(_name)
+        TENSOR_METHODS[_name] = _not_for_inputs(_name)
 
 
 @function(torch.Tensor.__iter__)
@@ -97,7 +102,7 @@ def _tensor_iter(vm: VM, args: tuple[FakeTensor], kwargs: Kwargs) -> object:
     return iter(args[0].unbind(0))
 
 
-# --------------------------------------------------------------------------------------------- making tensors
+# ------------------------------------------------------------------------------------------- creating tensors
 
 
 @builtin(nn.Parameter)
@@ -126,10 +131,10 @@ def _buffer(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if type(data) is not FakeTensor:
         raise unsupported("nn.Buffer of something that is not a tensor", UNSUPPORTED_OBJECT)
     check_class(data, "a buffer")
-    made = data.detach().requires_grad_(data.requires_grad)
-    marks = cast(_BufferMarks, made)
+    buffer = data.detach().requires_grad_(data.requires_grad)
+    marks = cast(_BufferMarks, buffer)
     marks.persistent, marks._is_buffer = persistent, True
-    return made
+    return buffer
 
 
 def _buffer_signature(data: object = None, *, persistent: bool = True) -> None: ...
@@ -137,28 +142,29 @@ def _buffer_signature(data: object = None, *, persistent: bool = True) -> None: 
 
 @builtin(one_hot)
 def _one_hot(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    """On a CPU classes out of range are an error, which `scatter_` raises too; torch's code for fakes compares values."""
+    """`one_hot` by `scatter_`, which raises for classes out of range too; torch's implementation compares values."""
     call = inspect.signature(_one_hot_signature).bind(*args, **kwargs)
     call.apply_defaults()
     classes, count = cast("tuple[object, int]", call.args)
     if type(classes) is not FakeTensor or count < -1 or classes.device.type != "cpu" or classes.numel() == 0:
         return one_hot(*args, **kwargs)
     if count == -1:
-        count = cast("int", vm.binary(operator.add, vm.call_native(torch.Tensor.item, (classes.max(),), {}), 1))
-    made = torch.zeros((*classes.shape, count), dtype=torch.int64)
-    return made.scatter_(-1, classes.unsqueeze(-1), 1)
+        count = cast(
+            "int", vm.binary(operator.add, vm.call_native(torch.Tensor.item, (classes.max(),), {}), 1)
+        )
+    zeros = torch.zeros((*classes.shape, count), dtype=torch.int64)
+    return zeros.scatter_(-1, classes.unsqueeze(-1), 1)
 
 
 def _one_hot_signature(tensor: object, num_classes: int = -1) -> None: ...
 
 
 def _fits(value: object, dtype: torch.dtype | None) -> bool:
-    """Whether `value` is a tensor that operators take as a number, which only the graph knows, and this type has room for
-    whatever is in it: where it has not, ATen looks at the value."""
+    """Whether `value` is a 0-d tensor whose values all fit into `dtype`: otherwise ATen reads and checks the value."""
     if type(value) is not FakeTensor or value.dim() != 0 or value.requires_grad:
         return False
     low, high = _RANGES.get(value.dtype, (1, 0))
-    least, most = _RANGES.get(dtype or _filled_by(value), (0, 0))
+    least, most = _RANGES.get(dtype or _default_dtype(value), (0, 0))
     return least <= low <= high <= most
 
 
@@ -175,8 +181,8 @@ _RANGES: dict[torch.dtype, tuple[float, float]] = {
 }
 
 
-def _filled_by(number: FakeTensor) -> torch.dtype:
-    """The type of what `torch.full` makes of a number like this."""
+def _default_dtype(number: FakeTensor) -> torch.dtype:
+    """The default dtype of `torch.full` with this fill value."""
     if number.dtype.is_floating_point:
         return torch.get_default_dtype()
     return torch.bool if number.dtype is torch.bool else torch.int64
@@ -187,13 +193,13 @@ _fill = torch.Tensor.fill_
 
 @builtin(torch.full)
 def _full(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    """`torch.full(size, value)`: of a tensor, zeros that are filled with it."""
+    """`torch.full(size, value)`; if `value` is a tensor, zeros that `fill_` overwrites."""
     options = dict(zip(("size", "fill_value"), args)) | kwargs
     size, value = options.pop("size", None), options.pop("fill_value", None)
     dtype = cast("torch.dtype | None", options.get("dtype"))
     if len(args) > 2 or options.get("out") is not None or not _fits(value, dtype):
         return run_native(vm, torch.full, args, kwargs)
-    options["dtype"] = dtype or _filled_by(cast(FakeTensor, value))
+    options["dtype"] = dtype or _default_dtype(cast(FakeTensor, value))
     options.pop("out", None)
     return vm.call_native(_fill, (vm.call_native(torch.zeros, (size,), options), value))
 
@@ -201,7 +207,9 @@ def _full(vm: VM, args: Args, kwargs: Kwargs) -> object:
 def _new_full(vm: VM, tensor: FakeTensor, size: object, fill_value: object, **options: object) -> object:
     if not _fits(fill_value, cast("torch.dtype | None", options.get("dtype")) or tensor.dtype):
         return run_native(vm, torch.Tensor.new_full, (tensor, size, fill_value), options)
-    return vm.call_native(_fill, (vm.call_native(torch.Tensor.new_zeros, (tensor, size), options), fill_value))
+    return vm.call_native(
+        _fill, (vm.call_native(torch.Tensor.new_zeros, (tensor, size), options), fill_value)
+    )
 
 
 TENSOR_METHODS["new_full"] = _new_full

@@ -1,4 +1,4 @@
-"""What handlers of torch's functions call: torch's own `__torch_function__`, and the functions that ask handlers."""
+"""Torch's default `__torch_function__`, and `handle_torch_function`."""
 
 from __future__ import annotations
 
@@ -32,57 +32,57 @@ _SIGNATURE = inspect.signature(_handled)
 
 
 def _call_of(args: Args, kwargs: Kwargs) -> tuple[object, Iterable[type], Sequence[object], Kwargs]:
-    """What a handler is given: the function, the classes, the arguments of the call."""
+    """The arguments of a handler: function, classes, and the arguments of the call."""
     call = _SIGNATURE.bind(*args, **kwargs)
     call.apply_defaults()
-    func, kinds, given, named = call.args
-    if not isinstance(given, (tuple, list)) or not isinstance(named, (dict, type(None))):
-        raise unsupported("a __torch_function__ that is given other arguments", TENSOR_SUBCLASS)
-    return func, kinds, given, named or {}
+    func, kinds, positional, named = call.args
+    if not isinstance(positional, (tuple, list)) or not isinstance(named, (dict, type(None))):
+        raise unsupported("a __torch_function__ with unusual arguments", TENSOR_SUBCLASS)
+    return func, kinds, positional, named or {}
 
 
 @function(DEFAULT_HANDLER.__func__)
 def _tensor_handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    """`Tensor.__torch_function__`: the call itself, of which the tensors become instances of the class."""
+    """`Tensor.__torch_function__`: the call, whose results become instances of the class."""
     cls = cast(type, args[0])
-    func, kinds, given, named = _call_of(args[1:], kwargs)
+    func, kinds, positional, named = _call_of(args[1:], kwargs)
     if not all(issubclass(cls, kind) for kind in vm.elements(kinds)):  # type: ignore[arg-type]
         return NotImplemented
     nodes = vm.trace.tape.torch.graph.nodes
     before = len(nodes)
     with DisableTorchFunctionSubclass():
-        result = vm.call(func, given, dict(named))
+        result = vm.call(func, positional, dict(named))
         if cls is torch.Tensor or func in get_default_nowrap_functions():
             return result
-        made = set(nodes[before:]) if type(func) is not FunctionType or runs_natively(func) else set()
-        return _converted(vm, result, cls, made)
+        created = set(nodes[before:]) if type(func) is not FunctionType or runs_natively(func) else set()
+        return _converted(vm, result, cls, created)
 
 
-def _converted(vm: VM, value: object, cls: type, made: Collection[object]) -> object:
-    """`value` with its tensors as instances of `cls`. `made`: the nodes of tensors that nobody else has."""
+def _converted(vm: VM, value: object, cls: type, created: Collection[object]) -> object:
+    """`value` with its tensors as instances of `cls`. `created`: the nodes of tensors without other references."""
     if isinstance(value, torch.Tensor):
         if type(value) is not FakeTensor:
             raise unsupported(f"a {type(value).__qualname__} becomes a {cls.__qualname__}", TENSOR_SUBCLASS)
         if issubclass(class_of_fake(value), cls):
             return value
-        if value.torch_node not in made:
+        if value.torch_node not in created:
             return as_subclass(vm, value, cls)
         value.subclass = cls
     if isinstance(value, (tuple, list)):
-        return type(value)(_converted(vm, v, cls, made) for v in value)
+        return type(value)(_converted(vm, v, cls, created) for v in value)
     return value
 
 
 @builtin(disabled_torch_function_impl)
 def _without_handlers(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    func, _, given, named = _call_of(args[-4:] if len(args) > 4 else args, kwargs)
+    func, _, positional, named = _call_of(args[-4:] if len(args) > 4 else args, kwargs)
     with DisableTorchFunctionSubclass():
-        return vm.call(func, given, dict(named))
+        return vm.call(func, positional, dict(named))
 
 
 @function(handle_torch_function)
 def _handle(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    """`handle_torch_function(func, relevant, *args, **kwargs)`, which overridable functions in Python call."""
+    """`handle_torch_function(func, relevant, *args, **kwargs)`, which torch's overridable Python functions call."""
     func, relevant = args[:2]
     values = vm.elements(relevant)
     kinds = in_order(

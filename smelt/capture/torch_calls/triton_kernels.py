@@ -1,9 +1,9 @@
-"""Kernels of the user's (`kernel[grid](x, out, n, BLOCK=1024)`): a launch is a node of the graph, which writes tensors.
+"""The user's Triton kernels (`kernel[grid](x, out, n, BLOCK=1024)`): a launch is a node of the graph that mutates tensors.
 
-Nothing is launched during capture. The graph calls the kernel as the program does, by Triton's own launcher, so what it
-computes, how it is tuned and compiled, and what it refuses is eager's. The grid is computed where the program computes it:
-for each choice of constants that a tuner has. Which tensors are written is read off Triton's form of the kernel
-(`codegen/triton/pointer_writes.py`); where nothing can be read off, all are taken for written.
+Capture launches nothing. The graph calls the kernel by Triton's own launcher, as the program does, so its results, tuning,
+compilation and errors are those of eager. Capture computes the grid, for each choice of constants that a tuner may make, and
+derives the mutated tensors from Triton's IR of the kernel (`codegen/triton/pointer_writes.py`); where it cannot, it assumes
+that the kernel mutates all tensors.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from smelt.tracing.record.user_kernel_recorder import record
 from smelt.tracing.symbolic.numbers_in_containers import specialize_nested
 from smelt.tracing.symbolic.sym_numbers import SYMBOLIC, hint
 
-_MOST = 64  # choices of constants
+_MAX_CHOICES = 64  # of constants
 _INT32 = range(-(1 << 31), 1 << 31)
 
-Values = dict[str, object]  # by name of the parameter
+Values = dict[str, object]  # by parameter name
 
 
 def _run(vm: VM, args: Args, kwargs: Kwargs) -> None:
-    """`kernel.run(*args, grid=grid, warmup=False, **options)`, which `kernel[grid](*args, **options)` comes down to."""
+    """`kernel.run(*args, grid=grid, warmup=False, **options)`, which `kernel[grid](*args, **options)` calls."""
     kernel, *rest = args
     options = dict(kwargs)
     grid, warmup = options.pop("grid", MISSING), options.pop("warmup", False)
@@ -44,35 +44,35 @@ def _run(vm: VM, args: Args, kwargs: Kwargs) -> None:
     if maybe_current_level() is not None:
         raise unsupported("a Triton kernel inside of a transform of torch.func")
     if id(kernel) not in vm.env.sources:
-        raise unsupported("a Triton kernel made inside of the function", UNSUPPORTED_OBJECT)
+        raise unsupported("a Triton kernel created inside the function", UNSUPPORTED_OBJECT)
     vm.env.facts.use_identity(kernel)
     function, wrappers = _unwrapped(vm, kernel)
     names, fixed = known.parameters(function), known.constant_parameters(function)
-    # Constants, and what no parameter is called (`num_warps`), decide what code there is.
-    given = [specialize_nested(v) if name in fixed else v for v, name in zip(rest, names)]
+    # The code depends on constants and on options that are no parameters (`num_warps`).
+    arguments = [specialize_nested(v) if name in fixed else v for v, name in zip(rest, names)]
     options = {k: v if k in names and k not in fixed else specialize_nested(v) for k, v in options.items()}
-    if len(given) < len(rest) or any(name in options for name in names[: len(given)]):
-        raise unsupported("a Triton kernel with arguments that it does not take")
-    for value in (*given, *options.values()):
+    if len(arguments) < len(rest) or any(name in options for name in names[: len(arguments)]):
+        raise unsupported("a Triton kernel with arguments that do not match its parameters")
+    for value in (*arguments, *options.values()):
         _check(vm, function, value)
-    named = {**known.defaults(function), **dict(zip(names, given)), **options}
+    named = {**known.defaults(function), **dict(zip(names, arguments)), **options}
     choices = _choices(vm, wrappers, named)
-    launched = _grid(vm, names, grid, named, choices)
-    written = _written(vm, function, wrappers, named, choices, fixed)
-    record(vm.trace, kernel, known.name_of(function), launched, tuple(given), options, written)
+    grids = _grid(vm, names, grid, named, choices)
+    mutated = _mutated(vm, function, wrappers, named, choices, fixed)
+    record(vm.trace, kernel, known.name_of(function), grids, tuple(arguments), options, mutated)
 
 
 def _with_grid(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    """`kernel[grid]`: of its launcher nothing can be seen but that it is called. Triton's is a function that calls `run`."""
+    """`kernel[grid]`: a launcher that calls `run`, as Triton's does. Programs only call it."""
     kernel, grid = args
     return functools.partial(types.MethodType(known.runner(kernel), kernel), grid=grid, warmup=False)
 
 
 def _wrap(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    """`torch.library.wrap_triton(kernel)`: called, it does what the kernel does."""
+    """`torch.library.wrap_triton(kernel)`, which is called like the kernel."""
     (kernel,) = args
     if not known.is_compiled(kernel) and not known.is_tuner(kernel):
-        raise unsupported("wrap_triton of something that is no Triton kernel")
+        raise unsupported("wrap_triton of an object that is not a Triton kernel")
     return kernel
 
 
@@ -89,7 +89,7 @@ LAZY_FUNCTIONS.update(
 
 
 def _unwrapped(vm: VM, kernel: object) -> tuple[object, list[object]]:
-    """What `triton.jit` made, and what is around it, the outermost first."""
+    """The result of `triton.jit`, and the wrappers around it, outermost first."""
     wrappers = []
     while known.is_tuner(kernel) or known.is_heuristics(kernel):
         wrappers.append(kernel)
@@ -100,25 +100,27 @@ def _unwrapped(vm: VM, kernel: object) -> tuple[object, list[object]]:
 
 
 def _check(vm: VM, function: object, value: object) -> None:
-    """Raises Unsupported for an argument that no node can hold, or that a kernel does not take."""
+    """Raise Unsupported for an argument that a node cannot hold or a kernel does not accept."""
     if isinstance(value, FakeTensor):
         if value.subclass is not None:
             raise unsupported("a Triton kernel on a tensor of a subclass", UNSUPPORTED_OBJECT)
         if value.device.type != "cuda" and not known.is_interpreted(function):
             raise unsupported(f"a Triton kernel on a tensor on {value.device}", UNSUPPORTED_OBJECT)
     elif isinstance(value, tuple) and type(value) is tuple:
-        for part in value:
-            _check(vm, function, part)
+        for element in value:
+            _check(vm, function, element)
     elif type(value) in LEAF_TYPES or type(value) in SYMBOLIC:
         return
     elif known.is_part(value) and id(value) in vm.env.sources:
         vm.env.facts.use_identity(value)
     else:
-        raise unsupported(f"a Triton kernel that is given a {type(value).__qualname__}", UNSUPPORTED_OBJECT)
+        raise unsupported(
+            f"a Triton kernel with a {type(value).__qualname__} as an argument", UNSUPPORTED_OBJECT
+        )
 
 
 def _choices(vm: VM, wrappers: Sequence[object], named: Values) -> list[Values]:
-    """The constants that tuners and heuristics may choose."""
+    """The choices of constants that tuners and heuristics may make."""
     found: list[Values] = [{}]
     for wrapper in wrappers:
         if known.is_heuristics(wrapper):
@@ -128,10 +130,10 @@ def _choices(vm: VM, wrappers: Sequence[object], named: Values) -> list[Values]:
             continue
         configurations = known.configurations(wrapper)
         if configurations is None:
-            raise unsupported("a Triton kernel whose tuner makes configurations of its own")
+            raise unsupported("a Triton kernel whose tuner generates its own configurations")
         found = [{**choice, **more} for choice in found for more in configurations]
-        if len(found) > _MOST:
-            raise unsupported(f"a Triton kernel with more than {_MOST} configurations")
+        if len(found) > _MAX_CHOICES:
+            raise unsupported(f"a Triton kernel with more than {_MAX_CHOICES} configurations")
     return found
 
 
@@ -156,14 +158,14 @@ def _grid(
 def _checked(grid: object) -> Sequence[object]:
     sizes: Sequence[object] = grid if isinstance(grid, (tuple, list)) else ()
     if not 1 <= len(sizes) <= 3 or not all(type(hint(n)) is int for n in sizes):
-        raise unsupported("a Triton kernel on a grid that is no tuple of up to three numbers")
+        raise unsupported("a Triton kernel on a grid that is not a tuple of one to three ints")
     return list(sizes) if isinstance(sizes, list) else tuple(sizes)
 
 
-# ---- what is written
+# ---- mutated tensors
 
 
-def _written(
+def _mutated(
     vm: VM,
     function: object,
     wrappers: Sequence[object],
@@ -171,24 +173,24 @@ def _written(
     choices: Sequence[Values],
     fixed: Collection[str],
 ) -> list[FakeTensor]:
-    """The tensors that the kernel may write, or what runs with it."""
+    """The tensors that the kernel, or a hook that runs with it, may mutate."""
     inside = [t for value in named.values() if isinstance(value, tuple) for t in _tensors_of(value)]
     everything = [*_tensors_of(tuple(named.values()))]
     hooked = vm.truth(attributes.load_attr(vm, function, "pre_run_hooks"))
     if known.is_interpreted(function) or inside or hooked or any(map(known.has_hooks, wrappers)):
         return everything
-    written = {name for wrapper in wrappers for name in known.put_back(wrapper)}
+    mutated = {name for wrapper in wrappers for name in known.put_back(wrapper)}
     for choice in choices:
         try:
             found = written_parameters(function, *_signature(function, {**named, **choice}, fixed))
         except WritesElsewhere:
             raise unsupported(
-                "a Triton kernel that writes through pointers that it is not given", UNSUPPORTED_EFFECT
+                "a Triton kernel that writes through pointers other than its arguments", UNSUPPORTED_EFFECT
             ) from None
         if found is None:
             return everything
-        written |= found
-    return [v for name, v in named.items() if name in written and isinstance(v, FakeTensor)]
+        mutated |= found
+    return [v for name, v in named.items() if name in mutated and isinstance(v, FakeTensor)]
 
 
 def _tensors_of(values: tuple[object, ...]) -> list[FakeTensor]:
@@ -202,12 +204,12 @@ def _tensors_of(values: tuple[object, ...]) -> list[FakeTensor]:
 
 
 def _signature(function: object, values: Values, fixed: Collection[str]) -> tuple[dict[str, str], Values]:
-    """The types of all parameters, as Triton writes them, and the values of those that are constants."""
+    """The Triton type of each parameter, and the values of the constant ones."""
     kinds: dict[str, str] = {}
     constants: Values = {}
     for name in known.parameters(function):
         if name not in values:
-            raise unsupported(f"a Triton kernel that is not given {name}")
+            raise unsupported(f"a Triton kernel without an argument for {name}")
         kinds[name] = "constexpr" if name in fixed else _type_of(values[name])
         if kinds[name] == "constexpr":
             constants[name] = known.value_of(values[name])

@@ -1,4 +1,4 @@
-"""Numbers that only the graph gives, where the program reads them: `int(t)`, `t.tolist()`, tensors as bounds of slices."""
+"""Reads of unbacked integers: `int(t)`, `t.tolist()`, tensors as bounds of slices, `min` and `max`."""
 
 from __future__ import annotations
 
@@ -21,38 +21,42 @@ from smelt.tracing.symbolic.sym_nodes import Symbol, UnbackedComparison
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
 from smelt.tracing.symbolic.unbacked_numbers import unbacked_leaf_of
 
-assert special_methods  # is there before this
-_MOST = 16  # numbers of a list
+assert special_methods  # registers its handlers first
+_MAX_ELEMENTS = 16
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def numbers(vm: VM, tensor: object) -> list[object] | None:
-    """The numbers in a tensor of few integers; None where they cannot be symbolic, or are the same at each call."""
-    if type(tensor) is not FakeTensor or vm.trace.numbers.symbols_for_unbacked is None or tensor.dtype not in _INTEGERS:
+    """The elements of a small integer tensor as numbers; None where they cannot be unbacked or are constant."""
+    if (
+        type(tensor) is not FakeTensor
+        or vm.trace.numbers.symbols_for_unbacked is None
+        or tensor.dtype not in _INTEGERS
+    ):
         return None
     shape = tensor.spec.shape
-    if len(shape) > 1 or any(type(n) is not int or n > _MOST for n in shape):
+    if len(shape) > 1 or any(type(n) is not int or n > _MAX_ELEMENTS for n in shape):
         return None
     if is_handled(vm.trace.call, (tensor,)) or vm.trace.constants.value(tensor) is not None:
         return None
     known = [vm.trace.constants.integer(tensor, vm.trace.numbers, i) for i in range(int(tensor.numel()))]
     if None not in known:
         return known
-    parts = list(vm.call_native(torch.Tensor.unbind, (tensor,))) if shape else [tensor]  # type: ignore[call-overload]
-    if not parts:
+    elements = list(vm.call_native(torch.Tensor.unbind, (tensor,))) if shape else [tensor]  # type: ignore[call-overload]
+    if not elements:
         return None
-    carrier = cast(FakeTensor, vm.call_native(AS_SIZES, (parts,)))
+    carrier = cast(FakeTensor, vm.call_native(AS_SIZES, (elements,)))
     return list(fake_shape(carrier)[1:])
 
 
-_int = BUILTINS[int]  # of `special_methods`
+_default_int = BUILTINS[int]  # of `special_methods`
 
 
 @builtin(int)
 def _int_of(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    one = len(args) == 1 and not kwargs and type(args[0]) is FakeTensor and args[0].elem.numel() == 1
-    found = numbers(vm, args[0].reshape(()) if args[0].dim() else args[0]) if one else None  # type: ignore[attr-defined]
-    return _int(vm, args, kwargs) if found is None else found[0]
+    is_element = len(args) == 1 and not kwargs and type(args[0]) is FakeTensor and args[0].elem.numel() == 1
+    found = numbers(vm, args[0].reshape(()) if args[0].dim() else args[0]) if is_element else None  # type: ignore[attr-defined]
+    return _default_int(vm, args, kwargs) if found is None else found[0]
 
 
 def _tolist(vm: VM, tensor: FakeTensor) -> object:
@@ -79,20 +83,22 @@ for _fn in ASSERTIONS:
 
 
 def _extreme(fn: Callable[..., object]) -> None:
-    before = BUILTINS[fn]
+    default = BUILTINS[fn]
 
     @builtin(fn)
     def extreme(vm: VM, args: Args, kwargs: Kwargs) -> object:
-        """The least or largest of numbers: a number of its own where data decide which one that is."""
-        found = before(vm, args, kwargs)
+        """The minimum or maximum of numbers: a new unbacked number where it is data-dependent."""
+        found = default(vm, args, kwargs)
         if type(found) not in NUMBERS or not _is_new_size(cast(Symbol, cast(torch.SymInt, found).node)):
             return found
-        holds = vm.call_native(torch.full, ((), found), {"dtype": torch.int64})
-        return fake_shape(cast(FakeTensor, vm.call_native(AS_SIZES, ([holds],))))[1]
+        carrier = vm.call_native(torch.full, ((), found), {"dtype": torch.int64})
+        return fake_shape(cast(FakeTensor, vm.call_native(AS_SIZES, ([carrier],))))[1]
 
 
 def _is_new_size(symbol: Symbol) -> bool:
-    return symbol.size is None and type(symbol.value) is int and unbacked_leaf_of(symbol.expression) is not None
+    return (
+        symbol.size is None and type(symbol.value) is int and unbacked_leaf_of(symbol.expression) is not None
+    )
 
 
 for _extreme_of in (min, max):

@@ -1,5 +1,7 @@
-"""Operators that check the values of a tensor below what is recorded of them: the graph makes the check as a call of its
-own, and where that fails the original function runs and raises eager's error. And `torch._assert` of what is no tensor."""
+"""Operators that check the values of a tensor internally, and `torch._assert` of a Python value.
+
+The graph has the check as an assertion of its own. Where it fails, the original function runs and raises eager's error.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,13 @@ from smelt.tracing.fake.fake_tensor import FakeTensor
 
 
 def _check_quantiles(vm: VM, q: object) -> None:
-    """`q` of `quantile(x, q)` is between 0 and 1."""
+    """Assert that `q` of `quantile(x, q)` is between 0 and 1."""
     if type(q) is FakeTensor:
         inside = run_native(vm, torch.logical_and, (q >= 0, q <= 1), {})
         vm.call_native(assert_async, (run_native(vm, torch.all, (inside,), {}),))
 
 
-def _row(name: str) -> None:
+def _register(name: str) -> None:
     operator: Callable[..., object] = getattr(torch, name)
 
     @builtin(operator)
@@ -35,12 +37,12 @@ def _row(name: str) -> None:
 
 
 for _name in ("quantile", "nanquantile"):
-    _row(_name)
+    _register(_name)
 
 
 @function(assert_condition)
 def _assert(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    """Of a number or bool it is Python's `assert`, whose message is read only if that fails."""
+    """`torch._assert`: of a number or bool it is Python's `assert`, whose message is evaluated only on failure."""
     condition = args[0] if args else kwargs.get("condition")
     call = call_native_python if issubclass(type(condition), torch.Tensor) else interpret
     return call(vm, assert_condition, args, kwargs)

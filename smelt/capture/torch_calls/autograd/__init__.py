@@ -1,1 +1,1 @@
-"""What autograd keeps with tensors and does through Python: custom functions, checkpoints, hooks, gradients, `.grad`."""
+"""Autograd calls and state of tensors: custom functions, checkpoints, hooks, gradients, `backward()`, `.grad`."""

@@ -1,4 +1,4 @@
-"""`torch.utils.checkpoint.checkpoint`: one opaque call, whose forward the backward runs again."""
+"""`torch.utils.checkpoint.checkpoint`: one opaque call, whose forward the backward recomputes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CHECKPOINT = torch.utils.checkpoint.checkpoint
 
 
 class _Reentrant(_Function):
-    """What a reentrant checkpoint is to autograd, on fakes."""
+    """The autograd node of a reentrant checkpoint, on fakes."""
 
     @staticmethod
     def forward(ctx: object, run: Callable[[], object], *args: object) -> object:  # type: ignore[override]
@@ -39,29 +39,29 @@ class _Reentrant(_Function):
 
 
 _NO_CONTEXTS = torch.utils.checkpoint.noop_context_fn
-_SELECTING = (
+_SELECTIVE_MODES = (
     CachingTorchDispatchMode,
     CachedTorchDispatchMode,
 )
 
 
-def _only_selects(vm: VM, context_fn: object) -> bool:
-    """Whether the contexts of a checkpoint say no more than which results are kept, and which are computed again: those of
-    `create_selective_checkpoint_contexts`. What is computed is the same; what a joint graph keeps is the partition's choice,
-    so the policy is not called, and must have no effects."""
+def _is_selective(vm: VM, context_fn: object) -> bool:
+    """Whether the contexts of a checkpoint only select the results to save or recompute, as those of
+    `create_selective_checkpoint_contexts` do. The results are the same, and the partition of a joint graph decides what it
+    saves: so the policy is not called, and must have no side effects."""
     if context_fn is _NO_CONTEXTS:
         return True
-    made = vm.call(context_fn, (), {})
-    if not isinstance(made, tuple) or tuple(map(type, made)) != _SELECTING:
+    contexts = vm.call(context_fn, (), {})
+    if not isinstance(contexts, tuple) or tuple(map(type, contexts)) != _SELECTIVE_MODES:
         return False
-    policy = made[0].policy_fn
+    policy = contexts[0].policy_fn
     return type(policy) is FunctionType and (
-        policy.__module__ == torch.utils.checkpoint.__name__ or _only_compares(policy)
+        policy.__module__ == torch.utils.checkpoint.__name__ or _is_pure(policy)
     )
 
 
-def _only_compares(policy: FunctionType) -> bool:
-    """Whether a function stores and calls nothing."""
+def _is_pure(policy: FunctionType) -> bool:
+    """Whether a function has neither stores nor calls."""
     return not any(i.opname.startswith(_EFFECTS) for i in dis.get_instructions(policy.__code__))
 
 
@@ -71,7 +71,8 @@ _EFFECTS = (
 
 
 def _has_gradient(inputs: Args) -> bool:
-    """Whether what a reentrant checkpoint of these gives has a gradient; in a joint graph it is that of any checkpoint."""
+    """Whether the results of a reentrant checkpoint of `inputs` have a gradient; a joint graph treats it as any
+    checkpoint."""
     return any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
 
 
@@ -86,9 +87,10 @@ def _as_reentrant(vm: VM) -> Iterator[None]:
 
 @builtin(torch.is_grad_enabled)
 def _is_grad_enabled(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    """In a reentrant checkpoint the answer is another in the forward than where the backward runs it again."""
+    """Refuse within a reentrant checkpoint, where the forward and its recomputation in the backward differ in the grad
+    mode."""
     if vm.trace.autograd.reentrant:
-        raise refuse("a reentrant checkpoint whose function asks for the grad mode")
+        raise refuse("a reentrant checkpoint whose function reads the grad mode")
     return native_calls.run_native(vm, torch.is_grad_enabled, args, kwargs)
 
 
@@ -96,17 +98,17 @@ def _is_grad_enabled(vm: VM, args: Args, kwargs: Kwargs) -> object:
 def _checkpoint(vm: VM, args: Args, kwargs: Kwargs) -> object:
     call = inspect.signature(_CHECKPOINT).bind(*args, **kwargs)
     call.apply_defaults()
-    given = call.arguments
-    if given["function"] is None:  # since torch 2.14: a decorator
+    arguments = call.arguments
+    if arguments["function"] is None:  # since torch 2.14: a decorator
         return vm.call(_CHECKPOINT.__wrapped__, args, kwargs)  # type: ignore[attr-defined]
-    target, reentrant, more = given["function"], given["use_reentrant"], dict(given["kwargs"])
+    target, reentrant, more = arguments["function"], arguments["use_reentrant"], dict(arguments["kwargs"])
     more.pop("preserve_rng_state", None)
-    special = given["debug"] or given.get("respect_saved_tensors_hooks") is not None
-    if reentrant is None or special or not _only_selects(vm, given["context_fn"]):
+    special = arguments["debug"] or arguments.get("respect_saved_tensors_hooks") is not None
+    if reentrant is None or special or not _is_selective(vm, arguments["context_fn"]):
         raise unsupported("torch.utils.checkpoint with these options")
     if reentrant and more:
         raise ValueError("Unexpected keyword arguments: " + ",".join(more))
-    inputs = given["args"]
+    inputs = arguments["args"]
     if not torch.is_grad_enabled():
         return vm.call(target, inputs, more)
 
@@ -125,7 +127,9 @@ if checkpoint_of_decorated is not None:
 
     @function(checkpoint_of_decorated)
     def _checkpoint_of_decorated(vm: VM, args: Args, kwargs: Kwargs) -> object:
-        target, given, named = cast(tuple[object, Args, Kwargs], args)
+        target, arguments, named = cast(tuple[object, Args, Kwargs], args)
         if named.keys() & kwargs.keys():
-            raise unsupported("torch.utils.checkpoint of a function that takes what checkpoint takes")
-        return _checkpoint(vm, [target, *given], {**named, **kwargs})
+            raise unsupported(
+                "torch.utils.checkpoint of a function whose parameters are named as those of checkpoint"
+            )
+        return _checkpoint(vm, [target, *arguments], {**named, **kwargs})

@@ -1,4 +1,4 @@
-"""Custom functions (`torch.autograd.Function`): `apply`, and their backwards while the joint graph is recorded."""
+"""Custom functions (`torch.autograd.Function`): `apply`, and their backwards in the recording of the joint graph."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _get_apply = operator.attrgetter("apply")  # of the base class in C, where torch
 
 
 def _apply(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    """`Function.apply`: torch's own, whose calls of `forward` and `setup_context` come back to the VM."""
+    """`Function.apply`: torch's own, whose calls of `forward` and `setup_context` return to the VM."""
     cls, rest = cast(type[_Function], args[0]), args[1:]
     vm.env.facts.use_class(cls)
     if are_transforms_active():
         raise unsupported(f"torch.autograd.Function {cls.__name__} inside a transform")
-    # Torch would call what was there before.
+    # Torch would call the unmodified methods.
     if any(vm.env.log.has_written_any_name(base) for base in cls.__mro__):
         raise unsupported(f"torch.autograd.Function {cls.__name__}, which was changed", UNSUPPORTED_EFFECT)
     if is_setup_context_defined(cls.setup_context):
@@ -51,12 +51,12 @@ def _apply(vm: VM, args: Args, kwargs: Kwargs) -> object:
     if not torch.is_grad_enabled() or not any(_requires_grad(v) for v in rest):
         return _run_apply(vm, cls, rest, kwargs)
     if vm.env.sources.is_created_class(cls):
-        raise unsupported(f"torch.autograd.Function {cls.__name__}, which was made inside the function")
+        raise unsupported(f"torch.autograd.Function {cls.__name__}, which was created inside the function")
     if vm.trace.autograd.custom is None:
         vm.trace.autograd.custom = CustomFunctions(lambda run: native_callbacks.call_in_window(vm, run, ()))
-    # Not `cls.apply`, which may be the program's own, of which this call is a part.
-    own = _APPLY.__get__(None, cls)
-    return run_opaque(vm, own, rest, kwargs, lambda: _run_apply(vm, cls, rest, kwargs))
+    # Not `cls.apply`: the program may override it, and this call may be from the override.
+    apply = _APPLY.__get__(None, cls)
+    return run_opaque(vm, apply, rest, kwargs, lambda: _run_apply(vm, cls, rest, kwargs))
 
 
 _APPLY = vars(_Function)["apply"]
@@ -104,9 +104,8 @@ for _saved in ("saved_tensors", "saved_variables", "_raw_saved_tensors"):
 
 
 def record_backward(vm: VM, roots: Sequence[object]) -> None:
-    """Where custom functions were applied, the backward is recorded now: what its Python code reads is as the program has
-    left it, and can still be guarded. The backward may not change what the frame leaves behind, which `roots` lead to:
-    that raises NotDifferentiable."""
+    """Record the backward if custom functions were applied: their Python code reads the state that the program left, which
+    can still be guarded. Raises NotDifferentiable if the backward mutates an object that is reachable from `roots`."""
     trace, log = vm.trace, vm.env.log
     if trace.autograd.custom is None or not trace.autograd.wants_joint:
         return
@@ -135,26 +134,26 @@ def _call_backward(vm: VM, args: Args, kwargs: Kwargs) -> object:
         return user()
     with trace.backward.user_backward(applied.__name__) as call:
         before = _contents_of(ctx)
-        given = user()
-        if not _contents_of(ctx).items() <= before.items():  # a backward may drop what it has read
+        returned = user()
+        if not _contents_of(ctx).items() <= before.items():  # a backward may delete what it has read
             raise unsupported(f"the backward of {call.name} changes its ctx", UNSUPPORTED_EFFECT)
-        results = given if type(given) is tuple else (given,)
+        results = returned if type(returned) is tuple else (returned,)
         wanted = zip(results, ctx.needs_input_grad)
         call.gradients = tuple(g for g, needs in wanted if needs and type(g) is FakeTensor)
         assert trace.autograd.custom is not None
         call.accepts_none = len(tangents) > 1 and id(ctx) in trace.autograd.custom.accepts_none
-    return given
+    return returned
 
 
 def _user_backward(cls: type[_Function]) -> Callable[..., object]:
-    """What the user wrote, under one of two names. As in `BackwardCFunction.apply`."""
+    """The user's backward, under one of its two names, as `BackwardCFunction.apply` selects it."""
     if cls.backward is not _Function.backward and cls.vjp is not _Function.vjp:
         raise RuntimeError(
             "Implementing both 'backward' and 'vjp' for a custom Function is not allowed. You should only implement one of "
             "them."
         )
-    given: Callable[..., object] = cls.backward if cls.vjp is _Function.vjp else cls.vjp
-    return given
+    backward: Callable[..., object] = cls.backward if cls.vjp is _Function.vjp else cls.vjp
+    return backward
 
 
 if hasattr(BackwardCFunction, "apply_boxed"):  # torch 2.11 has none
@@ -165,38 +164,38 @@ if hasattr(BackwardCFunction, "apply_boxed"):  # torch 2.11 has none
 
 
 def _forward_class(node: object) -> type[_Function] | None:
-    """The custom function that a node of autograd's graph is a backward of, if it is one."""
+    """The custom function whose backward a node of autograd's graph is; None for another node."""
     return getattr(type(node), "_forward_cls", None)
 
 
 def _contents_of(ctx: object) -> dict[str, object]:
-    """Ids of what the attributes hold, with the contents of containers. None is left out."""
+    """The ids of the values of the attributes and of their items, without None."""
     held = {name: value for name, value in (instance_dict(ctx) or {}).items() if value is not None}
     return {
         name: (
             id(value),
-            [id(part) for part in _parts_of(value)] if isinstance(value, CONTAINER_BASES) else [],
+            [id(item) for item in _elements(value)] if isinstance(value, CONTAINER_BASES) else [],
         )
         for name, value in held.items()
     }
 
 
-def _parts_of(container: object) -> list[object]:
+def _elements(container: object) -> list[object]:
     items = items_of(container)
-    return [part for pair in items for part in pair] if isinstance(container, dict) else items
+    return [element for pair in items for element in pair] if isinstance(container, dict) else items
 
 
 def check_history(fakes: Iterable[FakeTensor]) -> None:
-    """Raises Unsupported for a tensor whose gradients lead through a custom function of torch's own: a mode of torch that
-    runs natively has applied it, and the graph holds only the operators of its forward."""
-    todo = [f.grad_fn for f in fakes if f.requires_grad]
-    seen: set[Node | None] = {None}
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
+    """Raise Unsupported for a tensor whose history has a custom function of torch itself: a mode of torch that runs natively
+    has applied it, and the graph has only the operators of its forward."""
+    pending = [f.grad_fn for f in fakes if f.requires_grad]
+    visited: set[Node | None] = {None}
+    while pending:
+        node = pending.pop()
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         applied = _forward_class(node)
         if applied is not None and applied.__module__.startswith("torch."):
             raise unsupported(f"torch.autograd.Function {applied.__name__}, applied by a mode of torch")
-        todo += [following for following, _ in node.next_functions]
+        pending += [following for following, _ in node.next_functions]

@@ -29,53 +29,60 @@ from smelt.tracing.fake.fake_tensor import FakeTensor
 
 @function(torch.autograd.grad)
 def _grad(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    """Gradients of what the trace computed, whose operators are recorded."""
+    """`torch.autograd.grad` on the trace's history; its operators are recorded."""
     if kwargs.get("is_grads_batched") or are_transforms_active():
         raise unsupported("torch.autograd.grad with is_grads_batched or inside a transform")
     if hook_registered(vm) and reaches_hooks(vm, args[0] if args else kwargs.get("outputs")):
         if vm.trace.autograd.wants_joint and kwargs.get("create_graph"):
-            raise refuse("torch.autograd.grad(create_graph=True) goes through what the graph before it gives")
+            raise refuse("torch.autograd.grad(create_graph=True) goes through results of the graph before it")
         raise unsupported("torch.autograd.grad after a hook was registered")
     for fake in list(vm.trace.inputs):
         if fake.requires_grad:
             check_leaf(vm, fake)
     outputs = args[0] if args else kwargs.get("outputs")
-    ends = [outputs] if type(outputs) is FakeTensor else outputs if isinstance(outputs, (list, tuple)) else ()
-    met = [] if kwargs.get("create_graph") else history([end for end in ends if type(end) is FakeTensor])
-    return run_engine(vm, args, kwargs, met)
+    roots = (
+        [outputs] if type(outputs) is FakeTensor else outputs if isinstance(outputs, (list, tuple)) else ()
+    )
+    nodes = (
+        [] if kwargs.get("create_graph") else history([root for root in roots if type(root) is FakeTensor])
+    )
+    return run_engine(vm, args, kwargs, nodes)
 
 
 _engine: Callable[..., object] = torch.autograd.grad
 
 
-def history(ends: Sequence[FakeTensor]) -> list[Node]:
-    """The nodes of autograd's graph that gradients of `ends` come to, each once."""
-    starts: list[Node] = [end.grad_fn for end in ends if end.grad_fn is not None]
+def history(roots: Sequence[FakeTensor]) -> list[Node]:
+    """The nodes of autograd's graph that are reachable from `roots`, each once."""
+    starts: list[Node] = [root.grad_fn for root in roots if root.grad_fn is not None]
     return list(dict.fromkeys((*starts, *(node for node, _ in reachable_edges(starts)))))
 
 
-def run_engine(vm: VM, args: Args, kwargs: Kwargs, met: Sequence[Node]) -> object:
-    """`torch.autograd.grad(*args, **kwargs)` on fakes, as one torch-level call. `met`: nodes of autograd; those of them that
-    look at values give what they would for any."""
+def run_engine(vm: VM, args: Args, kwargs: Kwargs, nodes: Sequence[Node]) -> object:
+    """`torch.autograd.grad(*args, **kwargs)` on fakes, as one torch-level call. `nodes`: autograd nodes whose formulas are
+    replaced where they depend on values."""
     if torch.is_anomaly_enabled():
-        raise unsupported("gradients while autograd looks for anomalies")
+        raise unsupported("gradients in autograd's anomaly mode")
     vm.trace.autograd.differentiated = True
     args = [container_contents.native_view(vm.env, a) for a in args]
     kwargs = {k: container_contents.native_view(vm.env, v) for k, v in kwargs.items()}
     log = vm.env.log
-    before, log.refusal = log.refusal, "the backward of a custom autograd.Function changes an environment object"
+    before, log.refusal = (
+        log.refusal,
+        "the backward of a custom autograd.Function changes an environment object",
+    )
     try:
-        with natively(vm, torch.autograd.grad), replace_backwards(met), on_this_thread():
+        with natively(vm, torch.autograd.grad), replace_backwards(nodes), on_this_thread():
             return _engine(*args, **kwargs)
     finally:
         log.refusal = before
 
 
 def check_leaf(vm: VM, fake: FakeTensor) -> None:
-    """Gradients must not lead out of the trace: to what another function computed, or to hooks."""
+    """Raise Unsupported for an input with a history or hooks: gradients must stay within the trace."""
     real = vm.trace.real(fake)
     if fake.device.type not in ("cpu", "cuda") or not _native.is_plain_leaf(real):
-        raise unsupported("gradients of a tensor computed outside, or of one with hooks")
+        raise unsupported("gradients of a tensor that was computed before the call or has hooks")
     vm.env.facts.guard("plain_leaf", vm.env.sources.find_or_const(fake))
 
 
@@ -83,7 +90,7 @@ def check_leaf(vm: VM, fake: FakeTensor) -> None:
 
 
 def _switch_level(method: FunctionType, switch: Callable[[], object]) -> None:
-    """Entering or leaving a level of forward-mode differentiation calls `switch`, which the graph repeats."""
+    """Register entering or leaving a level of forward-mode differentiation: the graph calls `switch`."""
 
     @function(method)
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> object:
@@ -102,8 +109,8 @@ _leave = cast(FunctionType, torch.inference_mode.__exit__)
 
 @function(_leave)
 def _leave_inference_mode(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    """Leaving puts back the dispatcher's state from when it was entered, which must not be a state outside of the trace."""
+    """Leave inference mode, which restores the dispatcher's state from its entry: the entry must be within the trace."""
     if id(args[0]) in vm.env.sources:
-        raise unsupported("an inference mode from outside is left")
+        raise unsupported("an inference mode that was entered before the call is left")
     with natively(vm, _leave):
         return native_calls.call_native_python(vm, _leave, args, kwargs)

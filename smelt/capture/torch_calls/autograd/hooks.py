@@ -1,4 +1,4 @@
-"""Hooks on tensors. They act when gradients flow, so registering one is an effect that is replayed after the graph."""
+"""Hooks on tensors. They run in the backward, so their registration is an effect that is replayed after the graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from smelt._native import isinstance
 from smelt.capture.base.call_handlers import Args, Handler, Kwargs, function, unsupported
 from smelt.capture.environment.side_effects import Call
 from smelt.capture.reconstruction.reconstruction_kind import ReconstructionKind
-from smelt.capture.reconstruction.reconstruction_kind import unsupported as cannot_rebuild
+from smelt.capture.reconstruction.reconstruction_kind import unsupported as cannot_reconstruct
 from smelt.capture.reconstruction.reconstruction_table import RECONSTRUCTION_KINDS
 from smelt.capture.vm.vm import VM
 from smelt.reasons import UNSUPPORTED_EFFECT
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class HookHandle:
-    """What registering a hook gives during capture: `remove` forgets the effect."""
+    """The handle of a hook during capture: `remove` deletes the effect."""
 
     __slots__ = ("_forget",)
 
@@ -32,7 +32,7 @@ class HookHandle:
         self._forget: Callable[[], None] | None = forget
 
     def remove(self) -> None:
-        """The hook is not registered when the effects are replayed."""
+        """Delete the effect, so that the replay does not register the hook."""
         if self._forget is not None:
             self._forget()
         self._forget = None
@@ -54,7 +54,7 @@ def _drop(entries: list[T], dropped: T) -> None:
 
 
 def _cannot_leave(x: object, *expressions: object) -> NoReturn:
-    raise cannot_rebuild(x, "the handle of a hook")
+    raise cannot_reconstruct(x, "the handle of a hook")
 
 
 RECONSTRUCTION_KINDS[HookHandle] = ReconstructionKind(_cannot_leave, _cannot_leave)
@@ -101,22 +101,22 @@ def hook_registered(vm: VM) -> bool:
 
 
 def reaches_hooks(vm: VM, outputs: object) -> bool:
-    """Whether gradients of `outputs` flow through a tensor that a hook was registered on."""
-    ends = [outputs] if type(outputs) is FakeTensor else outputs
-    if not isinstance(ends, (list, tuple)) or any(type(end) is not FakeTensor for end in ends):
+    """Whether gradients of `outputs` flow through a tensor with a hook."""
+    roots = [outputs] if type(outputs) is FakeTensor else outputs
+    if not isinstance(roots, (list, tuple)) or any(type(root) is not FakeTensor for root in roots):
         return True
-    met = reachable_edges({end.grad_fn for end in ends if end.grad_fn is not None}) | {
-        (end.grad_fn, end.output_nr) for end in ends
+    edges = reachable_edges({root.grad_fn for root in roots if root.grad_fn is not None}) | {
+        (root.grad_fn, root.output_nr) for root in roots
     }
-    leaves = [*ends, *(getattr(node, "variable", None) for node, _ in met)]
+    leaves = [*roots, *(getattr(node, "variable", None) for node, _ in edges)]
     return any(
-        any(tensor is leaf for leaf in leaves) if grad_fn is None else (grad_fn, tensor.output_nr) in met
+        any(tensor is leaf for leaf in leaves) if grad_fn is None else (grad_fn, tensor.output_nr) in edges
         for tensor, grad_fn in vm.held.hooked
     )
 
 
 def check_unwritten(vm: VM) -> None:
-    """Raises Unsupported where a tensor was written in place after a hook was registered on it."""
+    """Raise Unsupported where a tensor was written in-place after a hook was registered on it."""
     for tensor, grad_fn in vm.held.hooked:
         if tensor.grad_fn is not grad_fn:
-            raise unsupported("a tensor is written in place after a hook was registered", UNSUPPORTED_EFFECT)
+            raise unsupported("a tensor is written in-place after a hook was registered", UNSUPPORTED_EFFECT)

@@ -1,8 +1,8 @@
-"""Opaque calls: a custom `autograd.Function` and a checkpoint are one call each of the torch-level graph.
+"""Opaque calls: a custom `autograd.Function` or a checkpoint is one call of the torch-level graph.
 
-The compiled graph calls the user's code for real, so that its forward and backward are autograd's own. The trace runs that
-code on fakes, so that what it reads is guarded. It may change nothing outside: an effect is replayed after the graph, when
-the call has happened. What the graph holds of the user's objects must stay as it is (`check_held`).
+The compiled graph calls the user's code eagerly, so that autograd runs its forward and backward. The trace runs that code on
+fakes, so that what it reads is guarded. The code may not mutate the environment, since effects are replayed after the
+graph. The user's objects that the graph holds must stay unchanged (`check_held`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from smelt.tracing.symbolic.sym_numbers import NUMBERS
 
 @contextmanager
 def natively(vm: VM, function: object) -> Iterator[None]:
-    """Inside, native code that calls `function` has it run for real instead of interpreted by the machine."""
+    """Within the context, `function` runs natively when native code calls it: the VM does not interpret it."""
     before, vm.frames.running_natively = vm.frames.running_natively, function
     try:
         yield
@@ -42,7 +42,7 @@ def natively(vm: VM, function: object) -> Iterator[None]:
 def run_opaque(
     vm: VM, function: Callable[..., object], args: Args, kwargs: Kwargs, run: Callable[[], object]
 ) -> object:
-    """Records `function(*args, **kwargs)` as one torch-level call and returns its results on fakes, which `run` computes.
+    """Record `function(*args, **kwargs)` as one torch-level call; return its results on fakes, which `run` computes.
 
     Raises Unsupported where the call could not be repeated by the graph: it changes environment objects, or comes after a
     change of one, or holds an object that the program made. What comes after a change may be a call of which there will be a
@@ -50,9 +50,11 @@ def run_opaque(
     """
     target = OpaqueCall(function, args, kwargs, lambda f: _is_fresh(vm, f))
     if vm.contexts.tokens or any(type(e) not in (Call, Advance) for e in vm.env.log.effects()):
-        plain = vm.trace.numbers.symbols is None  # else each number would have a graph of its own
+        plain = vm.trace.numbers.symbols is None  # else each number would need its own graph
         if not (vm.trace.autograd.wants_joint and plain):
-            raise unsupported(f"{_name(function)} after a change of an environment object", UNSUPPORTED_EFFECT)
+            raise unsupported(
+                f"{_name(function)} after a change of an environment object", UNSUPPORTED_EFFECT
+            )
         target.repeatable = False
     for value in (*args, *kwargs.values()):
         _hold(vm, value)
@@ -68,17 +70,17 @@ def _name(target: object) -> str:
 
 
 def _is_size(value: object) -> bool:
-    """Whether `value` is a number that is computed from sizes of tensors: a graph hands it on, as it does tensors."""
+    """Whether `value` is a number that is computed from tensor sizes: the graph passes it on like a tensor."""
     return type(value) in NUMBERS and cast(Symbol, cast(torch.SymInt, value).node).size is not None
 
 
-def _is_fresh(vm: VM, made: FunctionType | types.CellType) -> bool:
-    return id(made) not in vm.env.sources
+def _is_fresh(vm: VM, x: FunctionType | types.CellType) -> bool:
+    return id(x) not in vm.env.sources
 
 
 def _hold(vm: VM, value: object, depth: int = 0) -> None:
-    """The graph is going to hold an argument of an opaque call: guards which object it is. Raises Unsupported for an
-    object that the program made, unless each call of the graph makes it anew."""
+    """Guard the identity of an argument of an opaque call, which the graph will hold. Raises Unsupported for an object that
+    the program created, unless each call of the graph creates it again."""
     kind = type(value)
     if kind is FakeTensor or kind in LEAF_TYPES or _is_size(value):
         return
@@ -88,17 +90,19 @@ def _hold(vm: VM, value: object, depth: int = 0) -> None:
         vm.env.facts.use_identity(value)
     elif is_identity(value):
         if isinstance(value, type) and vm.env.sources.is_created_class(value):
-            raise unsupported(f"the class {value.__qualname__} made inside the function", UNSUPPORTED_OBJECT)
-    elif kind in _PARTS:
-        for part in _PARTS[kind](value):
-            _hold(vm, part, depth)
+            raise unsupported(
+                f"the class {value.__qualname__} created inside the function", UNSUPPORTED_OBJECT
+            )
+    elif kind in _CONTENTS:
+        for item in _CONTENTS[kind](value):
+            _hold(vm, item, depth)
     else:
         raise unsupported(
-            f"a {kind.__qualname__} made inside the function is held by a graph", UNSUPPORTED_OBJECT
+            f"a {kind.__qualname__} created inside the function is held by a graph", UNSUPPORTED_OBJECT
         )
 
 
-_PARTS: dict[type, Callable[[Any], Sequence[Any]]] = {
+_CONTENTS: dict[type, Callable[[Any], Sequence[Any]]] = {
     list: lambda x: x,
     tuple: lambda x: x,
     dict: lambda x: (*x, *x.values()),
@@ -107,16 +111,18 @@ _PARTS: dict[type, Callable[[Any], Sequence[Any]]] = {
 }
 
 
-def _hold_function(vm: VM, made: FunctionType, depth: int) -> None:
-    """A function that the trace made. Its variables must stay as they are now."""
+def _hold_function(vm: VM, created: FunctionType, depth: int) -> None:
+    """Hold a function that the program created. Its variables must stay unchanged."""
     written = {
-        i.argval for i in dis.get_instructions(made.__code__) if i.opname in ("STORE_DEREF", "DELETE_DEREF")
+        i.argval
+        for i in dis.get_instructions(created.__code__)
+        if i.opname in ("STORE_DEREF", "DELETE_DEREF")
     }
-    if depth > _DEPTH or not written.isdisjoint(made.__code__.co_freevars):
+    if depth > _MAX_DEPTH or not written.isdisjoint(created.__code__.co_freevars):
         raise unsupported(
             "a function that a graph holds refers to itself or sets a variable", UNSUPPORTED_OBJECT
         )
-    for cell in made.__closure__ or ():
+    for cell in created.__closure__ or ():
         if not _is_fresh(vm, cell) and not cells.is_cell_written(vm, cell) and cells.has_contents(vm, cell):
             _hold(vm, cells.read_cell_object(vm, cell), depth + 1)
             continue
@@ -125,11 +131,11 @@ def _hold_function(vm: VM, made: FunctionType, depth: int) -> None:
             raise unsupported("a function that a graph holds has an empty variable", UNSUPPORTED_OBJECT)
         _hold(vm, held, depth + 1)
         vm.held.cells.append((cell, held))
-    for part in (*(made.__defaults__ or ()), *(made.__kwdefaults__ or {}).values()):
-        _hold(vm, part, depth + 1)
+    for default in (*(created.__defaults__ or ()), *(created.__kwdefaults__ or {}).values()):
+        _hold(vm, default, depth + 1)
 
 
-_DEPTH = 8  # how deep functions that the trace made may refer to each other
+_MAX_DEPTH = 8  # of references between functions that the program created
 
 
 def _contents(vm: VM, cell: types.CellType) -> object:
@@ -138,7 +144,7 @@ def _contents(vm: VM, cell: types.CellType) -> object:
 
 
 def check_held(vm: VM) -> None:
-    """Raises Unsupported where a variable of a function that a graph holds was changed after the call."""
+    """Raise Unsupported where a variable of a function that a graph holds was rebound after the call."""
     for cell, held in vm.held.cells:
         if _contents(vm, cell) is not held:
             raise unsupported(

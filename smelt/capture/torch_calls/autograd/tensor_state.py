@@ -1,4 +1,4 @@
-"""What a program sets on tensors for autograd: parameters, `requires_grad`, `grad`, `data`."""
+"""The autograd state of tensors that a program sets: parameters, `requires_grad`, `grad`, `data`."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from smelt.tracing.record.opaque_call_recorder import OpaqueCall
 
 
 def make_parameter(vm: VM, data: torch.Tensor, requires_grad: bool) -> torch.Tensor:
-    """`nn.Parameter(data, requires_grad)`: a leaf, on the data's memory."""
+    """`nn.Parameter(data, requires_grad)`: a leaf that shares the memory of `data`."""
     check_class(data, "a parameter")
 
     def run() -> torch.Tensor:
-        made = data.detach().requires_grad_(requires_grad)
-        made._is_param = True  # type: ignore[attr-defined]
-        return made
+        parameter = data.detach().requires_grad_(requires_grad)
+        parameter._is_param = True  # type: ignore[attr-defined]
+        return parameter
 
     if vm.trace.numbers.symbols is not None:
         return run()
-    given: FakeTensor = vm.trace.torch_recorder.run_opaque(
+    parameter: FakeTensor = vm.trace.torch_recorder.run_opaque(
         OpaqueCall(nn.Parameter, (data, requires_grad), {}, lambda f: False), run
     )
-    return given
+    return parameter
 
 
 def set_requires_grad(vm: VM, tensor: FakeTensor, requires_grad: object = True) -> torch.Tensor:
-    """`tensor.requires_grad_(requires_grad)`, which the torch-level graph repeats."""
+    """`tensor.requires_grad_(requires_grad)`, which the torch-level graph records."""
     wanted = vm.truth(requires_grad)
     if vm.trace.is_input(tensor) and wanted == tensor.requires_grad:
         return tensor
@@ -45,7 +45,7 @@ TENSOR_METHODS["requires_grad_"] = set_requires_grad
 
 
 def set_grad(vm: VM, tensor: FakeTensor, value: object) -> None:
-    """`tensor.grad = value`: of a tensor from outside an effect, which the compiled frame replays."""
+    """`tensor.grad = value`; for an environment tensor it is an effect, which the compiled frame replays."""
     for part in (tensor, value):
         check_class(part, "the gradient")
     if value is not None and type(value) is not FakeTensor:
@@ -61,14 +61,14 @@ def set_grad(vm: VM, tensor: FakeTensor, value: object) -> None:
 
 
 def check_left(vm: VM, fakes: Iterable[FakeTensor]) -> None:
-    """Raises Unsupported where a tensor that the program made, and whose `grad` it set, is among those that it leaves."""
-    left = {id(fake) for fake in fakes}
-    if any(id(fake) in left for fake in vm.held.with_grad):
+    """Raise Unsupported if a tensor that the program created, and whose `grad` it set, is among the tensors that leave."""
+    leaving = {id(fake) for fake in fakes}
+    if any(id(fake) in leaving for fake in vm.held.with_grad):
         raise unsupported("a tensor with a gradient is returned", UNSUPPORTED_EFFECT)
 
 
 def set_data(vm: VM, tensor: FakeTensor, value: object) -> None:
-    """`tensor.data = value`, which is refused."""
+    """Refuse `tensor.data = value`."""
     raise unsupported("the data of a tensor is set", UNSUPPORTED_EFFECT)
 
 
