@@ -152,7 +152,7 @@ def _launched(schedule: Schedule, item: ScheduleItem | LaunchItem, code: dict[in
 
 def _in_place(item: KernelItem, places: dict[int, int]) -> tuple[tuple[int, int], ...]:
     """By places of buffers in the launch."""
-    pairs = ((item.buffers[out], item.buffers[operand]) for out, operand in in_place(item.kernel))
+    pairs = ((item.buffers[out], item.buffers[operand]) for out, operand in reusable_operands(item.kernel))
     return tuple((places[out], places[operand]) for out, operand in pairs)  # type: ignore[index]
 
 

@@ -1,4 +1,4 @@
-"""`Array` does what NumPy does or refuses: type, dtype, shape, strides and values, over real tensors in place of fakes."""
+"""`ArrayProxy` does what NumPy does or refuses: type, dtype, shape, strides and values, over real tensors in place of fakes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from smelt.capture.proxies import numpy_ufuncs
-from smelt.capture.proxies.array_proxy import Array
+from smelt.capture.proxies.array_proxy import ArrayProxy
 from smelt.errors import Unsupported
 
 DTYPES = ("bool", "uint8", "int8", "int32", "int64", "float16", "float32", "float64")
@@ -38,7 +38,7 @@ def made(dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
 def traced(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(map(traced, value))
-    return Array(torch.from_numpy(value)) if isinstance(value, np.ndarray) else value
+    return ArrayProxy(torch.from_numpy(value)) if isinstance(value, np.ndarray) else value
 
 
 def agree(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:

@@ -102,7 +102,7 @@ def test_contents(x: Any, items: tuple[Any, ...]) -> None:
 def test_changes_of_a_set() -> None:
     x = {1, 2, "a"}
     text = replay(
-        x, fx.Change(x, "update", ((3, 4),)), fx.Change(x, "discard", (2,)), fx.Change(x, "clear", ())
+        x, fx.SetChange(x, "update", ((3, 4),)), fx.Change(x, "discard", (2,)), fx.Change(x, "clear", ())
     )[1]
     assert "set.update(obj, (3, 4))" in text and "set.discard(obj, 2)" in text and not x
 

@@ -1,4 +1,4 @@
-"""Kernels of Triton that programs launch, on a GPU. Where there is none: tests/capture/test_kernels_of_the_program.py."""
+"""Kernels of Triton that programs launch, on a GPU. Where there is none: tests/capture/test_triton_kernel_calls.py."""
 
 from __future__ import annotations
 

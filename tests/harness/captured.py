@@ -13,7 +13,7 @@ import torch
 
 from smelt.capture.driver.capture_attempts import Attempt, FailedAttempt
 from smelt.capture.driver.capture_frame import CapturedFrame, capture_frame
-from smelt.capture.environment.side_effects import Count
+from smelt.capture.environment.side_effects import CacheHit
 from smelt.graph.graph_interpreter import run
 from smelt.graph.ir import Graph
 from smelt.guards.guard_evaluation import first_failing
@@ -73,5 +73,5 @@ def check_replay(fn: Any, *args: Any) -> CapturedFrame:
         want = fn(*args)  # first: `copy` caches what it learns of a class in the class
         frame = capture(fn, *args)
         same(replay(frame, slots_of(fn, args)), want)
-        assert all(type(effect) is Count for effect in frame.effects)  # of the caches of functions
+        assert all(type(effect) is CacheHit for effect in frame.effects)  # of the caches of functions
         return frame

@@ -12,7 +12,7 @@ from smelt.capture.emit.effect_replay import Store
 from smelt.capture.graph_breaks.frame_exits import Return
 from smelt.capture.graph_breaks.resume_functions import ResumeFunctions
 from smelt.capture.interpreter.interpreter import decoded
-from smelt.capture.reconstruction.reconstruction_order import reach
+from smelt.capture.reconstruction.reconstruction_order import find_reachable
 from smelt.guards.source import Source
 from smelt.tracing.fake.fake_tensor import FakeTensor, wrap
 
@@ -38,7 +38,7 @@ class HandMadeFrame:
     def emit(self, result: object, *stores: Store) -> CompiledFrame:
         def f(x: Any, obj: Any) -> None: ...
 
-        found = reach([result, *(o for s in stores for o in s.operands)], lambda o: self.sources.get(id(o)))
+        found = find_reachable([result, *(o for s in stores for o in s.operands)], lambda o: self.sources.get(id(o)))
         outputs = [t for t in found.fakes if t is not self.fx]
 
         def graph(inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

@@ -43,8 +43,8 @@ def is_traceable(value: np.ndarray) -> bool:
 
 
 class ArrayProxy:
-    """An array with the elements of `tensor`. `scalar`: a NumPy scalar (np.float32) rather than a 0-d array. `outside`: its
-    memory is that of an environment array."""
+    """An array with the elements of `tensor`. `scalar`: a NumPy scalar (np.float32) rather than a 0-d array.
+    `from_environment`: its memory is that of an environment array."""
 
     __slots__ = ("from_environment", "scalar", "tensor")
     __hash__ = None  # type: ignore[assignment]

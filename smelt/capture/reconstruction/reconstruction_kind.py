@@ -62,5 +62,5 @@ class ReconstructionKind:
 
 def unsupported(x: object, why: str = "") -> Unsupported:
     """The error for an object that capture created and no row can reconstruct."""
-    detail = f"a {type(x).__module__}.{type(x).__qualname__} made inside the function leaves it"
+    detail = f"a {type(x).__module__}.{type(x).__qualname__} created inside the function leaves it"
     return Unsupported(Reason(UNSUPPORTED_OBJECT, detail + (f": {why}" if why else "")))

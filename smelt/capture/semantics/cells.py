@@ -67,25 +67,25 @@ def register_cells(vm: VM, frame: Frame) -> None:
             _register_closure_cell(vm, frame.function, cell, index)
 
 
-def record_function(vm: VM, made: FunctionType) -> None:
+def register_function(vm: VM, fn: FunctionType) -> None:
     """Record a function created by the trace. Its globals are environment objects unless the trace created them."""
-    vm.env.facts.register_created_function(made)
-    if id(made.__globals__) not in vm.scopes.created:
-        vm.env.sources.const(made.__globals__)
+    vm.env.facts.register_created_function(fn)
+    if id(fn.__globals__) not in vm.scopes.created:
+        vm.env.sources.const(fn.__globals__)
 
 
-def register_created_function(vm: VM, frame: Frame, made: FunctionType) -> None:
+def register_closure(vm: VM, frame: Frame, fn: FunctionType) -> None:
     """Record a function created in `frame` by the trace. Its closure may share environment cells with the frame's
     function."""
-    record_function(vm, made)
-    own = {id(c) for c in made.__closure__ or ()}
-    if not own or id(frame.function) not in vm.env.sources:
+    register_function(vm, fn)
+    closure_ids = {id(c) for c in fn.__closure__ or ()}
+    if not closure_ids or id(frame.function) not in vm.env.sources:
         return
     first = frame.code.nlocals - frame.code.nfree
-    for at, cell in enumerate(frame.locals[first:]):
-        if id(cell) in own:
-            vm.cells.owners[id(cell)] = (frame.function, at)
-            _register_closure_cell(vm, frame.function, cell, at)
+    for index, cell in enumerate(frame.locals[first:]):
+        if id(cell) in closure_ids:
+            vm.cells.owners[id(cell)] = (frame.function, index)
+            _register_closure_cell(vm, frame.function, cell, index)
 
 
 def closure_position(vm: VM, frame: Frame, arg: int) -> tuple[FunctionType, int] | None:

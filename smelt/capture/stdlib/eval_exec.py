@@ -86,7 +86,7 @@ def _evaluate(vm: VM, mode: str, args: Args, kwargs: Kwargs) -> object:
     if type(source) is not types.CodeType or source.co_freevars:
         raise unsupported(f"{mode}() of a {type(source).__qualname__}")
     function_object = FunctionType(source, scope)
-    cells.record_function(vm, function_object)
+    cells.register_function(vm, function_object)
     code = vm.decode(source)
     frame = Frame(code, function_object, [NULL] * code.nlocals)
     frame.namespace = names
@@ -137,5 +137,5 @@ def _function(vm: VM, args: Args, kwargs: Kwargs) -> object:
         scopes.use_as_globals(vm, function_object.__globals__)
     elif source.kind != "const":
         raise unsupported("a function with globals from outside")
-    cells.record_function(vm, function_object)
+    cells.register_function(vm, function_object)
     return function_object

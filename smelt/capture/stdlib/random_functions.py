@@ -62,7 +62,7 @@ def draw(vm: VM, generator: object, name: str, args: Args, kwargs: Kwargs) -> ob
     """`generator.name(*args, **kwargs)`. Raises Unsupported if the compiled frame cannot make that call, or if the result is
     not a number, a list of numbers or an array."""
     if vm.env.sources.find(generator) is None or generator in vm.env.log:
-        raise _refusal(name, "of a generator that the function made or changed")
+        raise _refusal(name, "of a generator that the function created or changed")
     if isinstance(generator, random.Random):
         vm.env.facts.use_class(random.Random)
         if _random_methods() != _RANDOM_METHODS:

@@ -229,8 +229,7 @@ def _as_node(
     first: Sequence[FakeTensor],
     proxies: Sequence[FakeTensor] = (),
 ) -> list[FakeTensor]:
-    """Record a program of two functions; return its results. Its operands are `first` and all tensors that the functions
-    read."""
+    """Record a program on the tensors `first` and all tensors that its two functions read; return its results."""
     trace = vm.trace
     own = [f.torch_node for f in proxies if f.torch_node is not None]
     operands = subgraph_capture.operands(trace, functions, own)

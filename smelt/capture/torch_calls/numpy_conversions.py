@@ -61,8 +61,7 @@ def _is_created(vm: VM, array: np.ndarray) -> bool:
 
 
 def _constant(vm: VM, array: np.ndarray, shared: bool) -> torch.Tensor:
-    """A constant with the values of an array of the program. `shared`: they share memory in eager, so both become
-    read-only."""
+    """A constant with the values of an array of the program. `shared`: both become read-only, as eager shares memory."""
     at: np.ndarray | None = array if shared else None
     while at is not None:
         at.flags.writeable, at = False, at.base

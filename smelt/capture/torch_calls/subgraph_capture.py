@@ -77,8 +77,7 @@ def mark(parts: TraceParts) -> TapePosition:
 
 
 def cut_out(parts: TraceParts, start: TapePosition, end: TapePosition | None = None) -> list[Node]:
-    """Remove the nodes recorded since `start` (up to `end`) from the tape and return those of the torch level. Constants
-    stay."""
+    """Remove the nodes recorded since `start` (up to `end`), except constants; return those of the torch level."""
     tape = parts.tape
     entries, n_aten, n_torch = (None, None, None) if end is None else (end.entries, end.aten, end.torch)
     removed = tape.entries[start.entries : entries]

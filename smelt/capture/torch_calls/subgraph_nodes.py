@@ -33,15 +33,15 @@ def record(parts: TraceParts, program: Program, tensors: Sequence[FakeTensor]) -
     results = _result_specs(program, subgraphs)
     torch_nodes = tuple(f.torch_node or parts.inputs.torch_node(f) for f in tensors)
     node = Node("call_function", program, torch_nodes, {}, "")
-    made = _added(parts, node, handle, tensors, results, program.rule.name)
+    outputs = _run_graphs(parts, node, handle, tensors, results, program.rule.name)
     if sources:
         subgraphs = [subgraph_capture.trace(parts, g, specs, sources, record) for g in program.graphs]
         graphs = [subgraph_capture.backward_graph(s, results, sources) for s in subgraphs]
         backward = _Backward(parts, Handle.of(Inner(program.rule, graphs)), program, n_rule, sources)
         with DisableTorchFunction(), DisableTorchDispatch():
-            made = list(_History.apply(backward, made, *tensors))  # type: ignore[no-untyped-call]
-    parts.torch_recorder.record(node, program, made)
-    return made
+            outputs = list(_History.apply(backward, outputs, *tensors))  # type: ignore[no-untyped-call]
+    parts.torch_recorder.record(node, program, outputs)
+    return outputs
 
 
 def _result_specs(program: Program, subgraphs: Sequence[TracedSubgraph]) -> list[TensorSpec]:
@@ -55,7 +55,7 @@ def _result_specs(program: Program, subgraphs: Sequence[TracedSubgraph]) -> list
     return found[0]
 
 
-def _added(
+def _run_graphs(
     parts: TraceParts,
     source: Node | None,
     handle: Handle,
@@ -65,16 +65,16 @@ def _added(
 ) -> list[FakeTensor]:
     """Record an aten node that runs the subgraphs of `handle`; return its results."""
     with DisableTorchFunction(), DisableTorchDispatch():
-        made = [wrap(_meta(spec), spec.device, spec) for spec in specs]
+        outputs = [wrap(_meta(spec), spec.device, spec) for spec in specs]
     nodes = [f.aten_node or parts.inputs.aten_node(f) for f in tensors]
     call, before = parts.call, parts.call.node
     call.node = source or before
     try:
         node = parts.tape.add_operator(RUN_GRAPHS, (handle, nodes), {}, name, tuple(specs))
-        parts.tape.finish_operator(node, made)
+        parts.tape.finish_operator(node, outputs)
     finally:
         call.node = before
-    return made
+    return outputs
 
 
 def _meta(spec: TensorSpec) -> torch.Tensor:
@@ -96,9 +96,9 @@ class _Backward:
     ) -> list[FakeTensor | None]:
         specs = [row_major(f.spec) for i, f in enumerate(tensors[self.n_rule :]) if i in self.sources]
         name = f"{self.program.rule.name}_backward"
-        made = iter(_added(self.parts, None, self.handle, (*tensors, *tangents), specs, name))
+        gradients = iter(_run_graphs(self.parts, None, self.handle, (*tensors, *tangents), specs, name))
         wanted = (i - self.n_rule in self.sources for i in range(len(tensors)))
-        return [next(made) if is_source else None for is_source in wanted]
+        return [next(gradients) if is_source else None for is_source in wanted]
 
 
 class _History(torch.autograd.Function):

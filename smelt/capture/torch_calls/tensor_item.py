@@ -96,8 +96,7 @@ class _Unknown(Exception):
 
 
 def number(vm: VM, tensor: FakeTensor) -> Number | None:
-    """The current value of `tensor`: a number, symbolic where it may differ between calls, or a guarded bool. None for an
-    unbacked value."""
+    """The current value of `tensor`: a number, symbolic where calls may differ, or a guarded bool; None if it is unbacked."""
     numbers = vm.env.numbers
     if not numbers.symbolic_counts or (tensor.dtype is torch.bool and not numbers.guards_conditions):
         return None

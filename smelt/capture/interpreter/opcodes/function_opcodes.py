@@ -50,7 +50,7 @@ def _make_function(vm: VM, frame: Frame, arg: int) -> None:
 def _note_function(vm: VM, frame: Frame) -> None:
     """The function on top of the stack is made, unless 3.13 goes on with it."""
     if frame.code.names[frame.pc] != "SET_FUNCTION_ATTRIBUTE":
-        cells.register_created_function(vm, frame, cast(FunctionType, frame.stack[-1]))
+        cells.register_closure(vm, frame, cast(FunctionType, frame.stack[-1]))
 
 
 @opcode("SET_FUNCTION_ATTRIBUTE")

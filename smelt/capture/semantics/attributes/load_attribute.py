@@ -157,7 +157,7 @@ def load_real_tensor_attr(vm: VM, tensor: torch.Tensor, name: str) -> object:
     method = type(type_find(cls, name)) is types.MethodDescriptorType
     if not method and (hidden or name not in _GUARDED_METADATA):
         kind = UNSUPPORTED_OBJECT if cls in PLAIN_TYPES else TENSOR_SUBCLASS
-        raise unsupported(f"{name} of a {cls.__qualname__} that no fake stands for", kind)
+        raise unsupported(f"{name} of a {cls.__qualname__} without a fake", kind)
     if method:
         if name in (instance_dict(tensor) or {}):
             return load_generic(vm, tensor, name)

@@ -30,9 +30,9 @@ def load_entry(vm: VM, module: object, name: str, own: dict[str, object]) -> obj
     env = vm.env
     for key in MODULE_DICTS:
         entries = cast("_Entries | None", own.get(key))
-        held = {} if entries is None else env.overlay.now(entries)
-        if entries is not None and name in held:
-            value = held[name]
+        current = {} if entries is None else env.overlay.now(entries)
+        if entries is not None and name in current:
+            value = current[name]
             source = env.sources.get(id(module))
             if source is None:
                 return wrap_values.to_fake(env, value)

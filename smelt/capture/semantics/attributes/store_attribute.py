@@ -49,7 +49,7 @@ def store_attr(vm: VM, obj: object, name: str, value: object) -> None:
         return store_tensor_attr(vm, obj, name, value)
     if isinstance(obj, torch.Tensor) and id(obj) in vm.env.sources:
         raise Unsupported(
-            Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a {cls.__qualname__} that no fake stands for")
+            Reason(UNSUPPORTED_EFFECT, f"attribute {name!r} of a {cls.__qualname__} without a fake")
         )
     if isinstance(obj, (type, types.ModuleType)) or cls is FunctionType:
         return _store_named(vm, obj, name, value)

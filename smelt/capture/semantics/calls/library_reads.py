@@ -105,12 +105,12 @@ def use_instance_state(vm: VM, args: Sequence[object]) -> None:
     """Guard the contents of library instances (a Fraction, a string.Template) that native library code is about to read.
     Raises Unsupported for one that holds an array (a Polynomial), whose contents no guard checks."""
     pending = list(args)
-    seen: set[int] = set()
+    visited: set[int] = set()
     while pending:
         value = pending.pop()
-        if id(value) in seen or id(value) not in vm.env.sources or not _is_library_class(type(value)):
+        if id(value) in visited or id(value) not in vm.env.sources or not _is_library_class(type(value)):
             continue
-        seen.add(id(value))
+        visited.add(id(value))
         own = vm.env.overlay.instance_dict(value)
         if own is not None:  # other names come from the class
             vm.env.facts.guard("keys", vm.env.sources[id(value)].child("dict", None), tuple(own))
@@ -322,9 +322,9 @@ class CreatedEntry:
         self._made: object = MISSING
 
     def __call__(self, *args: object, **kwargs: object) -> None:
-        makes = self._key not in self._cache
+        is_new = self._key not in self._cache
         self._fn(*args, **kwargs)
-        if makes:
+        if is_new:
             self._made = self._cache.get(self._key, MISSING)
 
     def holds(self) -> bool:

@@ -85,7 +85,7 @@ def _call_directly(
     if type(fn) not in _NO_BOUND_OBJECT and may_call_python(kinds, fn):
         return call_in_window(vm, fn, args, kwargs)
     call = vm.trace.call
-    asked, call.dispatches_handlers = call.dispatches_handlers, True
+    dispatched_before, call.dispatches_handlers = call.dispatches_handlers, True
     named = kwargs or call.consume_empty_kwargs()
     try:
         result = fn(*args) if named is None else fn(*args, **named)
@@ -103,7 +103,7 @@ def _call_directly(
         check_error_class_name(fn, e, (args, kwargs))
         raise
     finally:
-        call.dispatches_handlers = asked
+        call.dispatches_handlers = dispatched_before
     if vm.failure is not None:
         raise vm.failure
     vm.env.facts.use_digits(result)
@@ -139,7 +139,7 @@ def _run_in_window(
 ) -> R:
     """`fn(*args, **kwargs)` in a window whose `callback` receives every Python function that native code starts."""
     call = vm.trace.call
-    asked, call.dispatches_handlers = call.dispatches_handlers, True
+    dispatched_before, call.dispatches_handlers = call.dispatches_handlers, True
     named = kwargs or call.consume_empty_kwargs()
     try:
         result = _native.call_window(fn, tuple(args), None if named is None else dict(named), callback)
@@ -150,22 +150,22 @@ def _run_in_window(
         check_error_class_name(fn, e, (args, kwargs))
         raise
     finally:
-        call.dispatches_handlers = asked
+        call.dispatches_handlers = dispatched_before
     if vm.failure is not None:
         raise vm.failure
     vm.env.facts.use_digits(result)
     return result
 
 
-def check_error_class_name(fn: Callable[..., object], error: BaseException, given: object) -> None:
+def check_error_class_name(fn: Callable[..., object], error: BaseException, values: object) -> None:
     """Raise Unsupported if an error message may contain the class name of a fake whose tensor has another class."""
     if isinstance(error, (TypeError, AttributeError)) and FakeTensor.__name__ in str(error):
-        if any(class_of_fake(fake) is not torch.Tensor for fake in leaves(given, FakeTensor)):
+        if any(class_of_fake(fake) is not torch.Tensor for fake in leaves(values, FakeTensor)):
             name = getattr(fn, "__name__", type(fn).__name__)
             raise Unsupported(Reason(TENSOR_SUBCLASS, f"an error of {name}() that names a class")) from error
 
 
-def native_lookup(vm: VM, fn: Callable[..., object], obj: object, key: object, *rest: object) -> object:
+def native_lookup(vm: VM, fn: Callable[..., object], obj: object, key: object, *arguments: object) -> object:
     """`fn(obj, key, *rest)` of a container method that hashes only the key and compares it with keys of the same hash."""
     container, obj = obj, vm.env.overlay.now(obj)
     if vm.trace.numbers.symbols is not None:
@@ -176,16 +176,16 @@ def native_lookup(vm: VM, fn: Callable[..., object], obj: object, key: object, *
         vm.classes.native_reachability, key
     ):
         try:
-            return call_in_window(vm, fn, (obj, key, *rest))
+            return call_in_window(vm, fn, (obj, key, *arguments))
         finally:
             environment_mutations.mark_copies_stale(vm.env, container)
     if vm.trace.call.modes and type(key) in (FakeTensor, slice) and not isinstance(container, (dict, set)):
-        return call_native(vm, fn, (obj, key, *rest))  # dispatches `__index__`
+        return call_native(vm, fn, (obj, key, *arguments))  # dispatches `__index__`
     if isinstance(container, (dict, set)):
         is_environment_object = id(container) in vm.env.sources
         callback = functools.partial(_refuse_comparison, vm) if is_environment_object else vm.call_from_native
-        return _run_in_window(vm, callback, fn, (obj, key, *rest))
-    return fn(obj, key, *rest)
+        return _run_in_window(vm, callback, fn, (obj, key, *arguments))
+    return fn(obj, key, *arguments)
 
 
 def _refuse_comparison(vm: VM, fn: FunctionType, *slots: object) -> object:
@@ -229,7 +229,7 @@ def call_from_native(vm: VM, fn: FunctionType, *slots: object) -> object:
     if vm.classes.under_construction:
         _record_new_class(vm, slots)
     call = vm.trace.call
-    asked, call.dispatches_handlers = call.dispatches_handlers, False
+    dispatched_before, call.dispatches_handlers = call.dispatches_handlers, False
     try:
         args, kwargs = _frame_arguments(vm, fn, slots)
         result = vm.call_function(fn, args, kwargs)
@@ -237,7 +237,7 @@ def call_from_native(vm: VM, fn: FunctionType, *slots: object) -> object:
         vm.locate(e)
         raise
     finally:
-        call.dispatches_handlers = asked
+        call.dispatches_handlers = dispatched_before
     return specialize(result) if type(result) in NUMBERS and fn.__name__ in _EXACT_RESULTS else result
 
 
@@ -264,10 +264,10 @@ def _frame_arguments(
     count, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
     names = code.co_varnames
     args = [fake(v) for v in slots[:count]]
-    rest = cast("tuple[object, ...]", slots[named]) if code.co_flags & VARARGS else ()
+    extra_arguments = cast("tuple[object, ...]", slots[named]) if code.co_flags & VARARGS else ()
     defaults = fn.__defaults__ or ()
-    if rest:
-        args += [fake(v) for v in rest]
+    if extra_arguments:
+        args += [fake(v) for v in extra_arguments]
     else:
         while defaults and len(args) > count - len(defaults) and args[-1] is defaults[len(args) - count - 1]:
             args.pop()
@@ -278,6 +278,6 @@ def _frame_arguments(
         if keyword_defaults.get(n, MISSING) is not v
     }
     if code.co_flags & VARKEYWORDS:
-        given = cast("dict[str, object]", slots[-1])
-        kwargs.update({n: fake(v) for n, v in given.items()})
+        extra_keywords = cast("dict[str, object]", slots[-1])
+        kwargs.update({n: fake(v) for n, v in extra_keywords.items()})
     return args, kwargs

@@ -75,8 +75,8 @@ def _torch_compile_original(fn: FunctionType) -> object:
         closure = dict(zip(fn.__code__.co_freevars, (cell.cell_contents for cell in fn.__closure__ or ())))
         only_set = type(closure["self"]).__name__ == "DynamoConfigPatchProxy"  # options of torch's compiler
         return closure["func"] if only_set else None
-    made = definition[0] == "torch._dynamo.eval_frame" and "_torchdynamo_inline" in fn.__dict__
-    return fn.__dict__.get("_torchdynamo_orig_callable") if made else None
+    is_compiled = definition[0] == "torch._dynamo.eval_frame" and "_torchdynamo_inline" in fn.__dict__
+    return fn.__dict__.get("_torchdynamo_orig_callable") if is_compiled else None
 
 
 def _disabled_original(fn: FunctionType) -> FunctionType | None:

@@ -145,7 +145,7 @@ def _find_instance(cls: type, values: Sequence[object]) -> object:
     for value in values:
         if handling_class(value) is cls:
             if isinstance(value, torch.Tensor) and type(value) is not FakeTensor:
-                raise unsupported(f"a {cls.__qualname__} that no fake stands for", TENSOR_SUBCLASS)
+                raise unsupported(f"a {cls.__qualname__} without a fake", TENSOR_SUBCLASS)
             return value
         if type(value) in (list, tuple, dict):
             inner = list(value.values() if isinstance(value, dict) else cast("Sequence[object]", value))

@@ -64,7 +64,7 @@ def call_script_module(vm: VM, module: nn.Module, args: Args, kwargs: Kwargs) ->
     script = cast(_Script, module)
     source = vm.env.sources.get(id(module))
     if source is None:
-        raise _refusal("made inside")
+        raise _refusal("created in the call")
     if has_hooks(vm, module):
         raise _refusal("with hooks of all modules")
     if "_c" not in vars(module):  # a traced module, which delegates to the module created by tracing
@@ -81,7 +81,7 @@ def refuse_script_method(vm: VM, fn: object, args: Args, kwargs: Kwargs) -> obje
 
 def _call(
     vm: VM,
-    made: object,
+    script: object,
     graph: Graph,
     schema: FunctionSchema,
     owner: tuple[object, ...],
@@ -89,15 +89,15 @@ def _call(
     kwargs: Kwargs,
 ) -> object:
     vm.frames.call_site = None
-    if id(made) not in vm.env.sources:
-        raise _refusal("made inside")
+    if id(script) not in vm.env.sources:
+        raise _refusal("created in the call")
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         raise _refusal("under autocast")  # TorchScript applies autocast itself
-    vm.env.facts.use_identity(made)
-    given = _bind(schema, len(owner), args, kwargs)
+    vm.env.facts.use_identity(script)
+    arguments = _bind(schema, len(owner), args, kwargs)
     run = _GraphInterpreter(vm)
     try:
-        return run.block(graph, (*owner, *given))[0]
+        return run.block(graph, (*owner, *arguments))[0]
     except Unsupported:
         raise
     except Exception as error:  # TorchScript raises its own error types

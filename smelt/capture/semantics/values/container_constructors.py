@@ -66,11 +66,11 @@ def _counter_argument(vm: VM, obj: object) -> object:
 
 @builtin(collections.defaultdict)
 def _defaultdict(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    factory, *rest = args if args else (None,)
+    factory, *arguments = args if args else (None,)
     if factory is not None and factory not in (list, dict, set, int, float, tuple, str, bool):
         factory = vm.native_callable(factory)
     return vm.call_native(
-        collections.defaultdict, [factory, *[mapping_or_pairs(vm, a) for a in rest]], kwargs
+        collections.defaultdict, [factory, *[mapping_or_pairs(vm, a) for a in arguments]], kwargs
     )
 
 

@@ -219,8 +219,8 @@ def _zip(vm: VM, args: Args, kwargs: Kwargs) -> object:
 
 @builtin(map)
 def _map(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    fn, *rest = args
-    return map(element_function(vm, fn), *[vm.iterable(a) for a in rest])
+    fn, *iterables = args
+    return map(element_function(vm, fn), *[vm.iterable(a) for a in iterables])
 
 
 @builtin(filter)
@@ -345,8 +345,8 @@ BUILTINS[max] = _extreme_handler(max)
 
 @builtin(functools.reduce)
 def _reduce(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    fn, values, *rest = args
-    return functools.reduce(element_function(vm, fn), iterate_lazily(vm, values), *rest)
+    fn, values, *initial = args
+    return functools.reduce(element_function(vm, fn), iterate_lazily(vm, values), *initial)
 
 
 def from_iterable(constructor: Callable[..., object]) -> Handler:

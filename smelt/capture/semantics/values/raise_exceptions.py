@@ -55,9 +55,9 @@ def remove_context(error: BaseException, host: BaseException | None) -> None:
 def contexts(error: BaseException) -> Iterator[BaseException]:
     """`error` and its chain of contexts, each once; the program may have created a cycle."""
     at: BaseException | None = error
-    seen: set[int] = set()
-    while at is not None and id(at) not in seen:
-        seen.add(id(at))
+    visited: set[int] = set()
+    while at is not None and id(at) not in visited:
+        visited.add(id(at))
         yield at
         at = at.__context__
 

@@ -28,8 +28,8 @@ def _log_handler(level: int | None, exception: bool = False) -> Handler:
     argument."""
 
     def handler(vm: VM, args: Args, kwargs: Kwargs) -> None:
-        logger, *rest = args
-        record_level = level if level is not None else cast(int, rest.pop(0))
+        logger, *values = args
+        record_level = level if level is not None else cast(int, values.pop(0))
         if vm.call(attributes.load_attr(vm, logger, "isEnabledFor"), (record_level,), {}):
             if kwargs.get("exc_info", exception):
                 error = unsupported("logging an exception with its traceback", OUTPUT)
@@ -38,9 +38,9 @@ def _log_handler(level: int | None, exception: bool = False) -> Handler:
                 )
                 raise error
             if isinstance(logger, logging.LoggerAdapter):
-                _log_adapted(vm, logger, record_level, rest, kwargs)
+                _log_adapted(vm, logger, record_level, values, kwargs)
             else:
-                _defer_record(vm, cast(logging.Logger, logger), record_level, rest, kwargs)
+                _defer_record(vm, cast(logging.Logger, logger), record_level, values, kwargs)
 
     return handler
 
@@ -66,9 +66,9 @@ def _defer_record(vm: VM, logger: logging.Logger, level: int, args: Args, kwargs
         raise unsupported(f"logging with {', '.join(kwargs)}", OUTPUT)
     _check_logger(vm, logger)
     line = line_at(vm, stack_level, skip=_is_logging_file)
-    message, rest = _message(vm, message, tuple(values))
+    message, log_args = _message(vm, message, tuple(values))
     location: _Location = line if isinstance(line, int) else (line.filename, line.line, line.function)
-    defer(vm, log, logger, level, message, rest, location, _extra(vm, extra))
+    defer(vm, log, logger, level, message, log_args, location, _extra(vm, extra))
 
 
 def _is_logging_file(filename: str) -> bool:

@@ -71,8 +71,7 @@ _EFFECTS = (
 
 
 def _has_gradient(inputs: Args) -> bool:
-    """Whether the results of a reentrant checkpoint of `inputs` have a gradient; a joint graph treats it as any
-    checkpoint."""
+    """Whether the results of a reentrant checkpoint of `inputs` have a gradient, in a joint graph as of any checkpoint."""
     return any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
 
 
@@ -87,8 +86,7 @@ def _as_reentrant(vm: VM) -> Iterator[None]:
 
 @builtin(torch.is_grad_enabled)
 def _is_grad_enabled(vm: VM, args: Args, kwargs: Kwargs) -> object:
-    """Refuse within a reentrant checkpoint, where the forward and its recomputation in the backward differ in the grad
-    mode."""
+    """Refuse within a reentrant checkpoint, whose forward and recomputation in the backward have different grad modes."""
     if vm.trace.autograd.reentrant:
         raise refuse("a reentrant checkpoint whose function reads the grad mode")
     return native_calls.run_native(vm, torch.is_grad_enabled, args, kwargs)
