@@ -429,7 +429,7 @@ def test_sizes_that_change() -> None:
     first, second = ("arg", 0, "x"), ("arg", 1, "y")
     wanted = replace(PLAIN, sizes=SymbolicSizes(enabled=True))
     changed = wanted.generalized(set(), {(first, 4)})
-    assert changed.sizes.changed == {(first, 4)} and not changed.symbolic
+    assert changed.sizes.observed == {(first, 4)} and not changed.symbolic
     failed = FailedAttempt(NeedsFixedSize("", frozenset()), sizes=frozenset((frozenset((first,)),)))
     row, weaker = _next(changed, changed, failed, set()) or (None, None)
     assert row and row.persists and weaker and weaker.sizes.specialized == {first} and not weaker.sizes.distinct

@@ -1,4 +1,4 @@
-"""The order of sets: it depends on all that a set held before, so what a program leaves behind has eager's history too."""
+"""Iteration order of sets, which depends on their history: sets that a program leaves behind have eager's history."""
 
 from __future__ import annotations
 
@@ -148,14 +148,14 @@ def test_order(program: Callable[..., torch.Tensor]) -> None:
     check(program)
 
 
-def test_an_element_removed_and_added_each_time_compiles_once() -> None:
+def test_element_removed_and_added_per_call_compiles_once() -> None:
     compiled, given = smelt.compile(re_added, backend="eager"), world()
     for _ in range(20):
         compiled(torch.ones(2), given)
     assert len(inspect.entries(compiled)) == 1
 
 
-def test_another_history_of_a_set_that_is_copied() -> None:
+def test_copied_set_with_another_history() -> None:
     def copied(x: torch.Tensor, given: Given) -> torch.Tensor:
         made = given["seen"].copy()
         made.update((17, 33))
@@ -174,7 +174,7 @@ def test_another_history_of_a_set_that_is_copied() -> None:
     assert logs[0] == logs[1]
 
 
-def test_a_set_of_tensors_is_changed() -> None:
+def test_mutated_set_of_tensors() -> None:
     def fn(seen: set[object], x: torch.Tensor, y: torch.Tensor) -> tuple[object, ...]:
         found = x in seen, y in seen, sum(t for t in seen), [t is x for t in seen]
         seen.discard(x)
@@ -222,7 +222,9 @@ def test_tables(seed: int) -> None:
         ((), (7, 0, (8,))),
     ],
 )
-def test_tables_of_others(items: tuple[object, ...], table: tuple[int, int, tuple[int, ...]]) -> None:
+def test_tables_of_other_sequences(
+    items: tuple[object, ...], table: tuple[int, int, tuple[int, ...]]
+) -> None:
     with pytest.raises(ValueError, match="lay_out"):
         _native.lay_out(set(), items, table)
 

@@ -116,7 +116,7 @@ def locals_behind_a_break(x):
         locals_behind_a_break,
     ],
 )
-def test_a_frame_that_is_kept_or_whose_locals_are_read(fn):
+def test_retained_frames_and_read_locals(fn):
     compiled = smelt.compile(fn, backend="eager")
     expected = fn(torch.ones(2))
     for _ in range(2):
@@ -152,7 +152,7 @@ def own_locals():
 
 
 @pytest.mark.parametrize("ask", [direct, by_back, by_variable, by_a_walk, own_locals])
-def test_a_frame_that_is_looked_at_breaks_the_graph(ask):
+def test_inspected_frame_breaks_the_graph(ask):
     def inner(x):
         found = ask()
         return x * 2, found

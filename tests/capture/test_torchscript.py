@@ -1,4 +1,4 @@
-"""Functions and modules of TorchScript inside of compiled functions: their graphs are part of the compiled one."""
+"""TorchScript functions and modules inside compiled functions: their graphs become part of the captured graph."""
 
 from typing import List, Optional  # noqa: UP035  (TorchScript knows these)
 
@@ -130,7 +130,7 @@ def test_modules_are_captured(make, training):
     assert graph_count(compiled) == 1
 
 
-def test_what_changes_in_a_module_is_seen():
+def test_module_changes_recompile():
     model = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)))
 
     def fn(x):
@@ -168,7 +168,7 @@ def test_what_changes_in_a_module_is_seen():
         (lambda x: of_a_list(x * 2, [x, x + 1]) + 1, "an argument is a list"),
     ),
 )
-def test_what_breaks(fn, detail):
+def test_graph_breaks(fn, detail):
     compiled = smelt.compile(fn)
     for _ in range(2):
         torch.testing.assert_close(compiled(X), fn(X))
@@ -176,7 +176,7 @@ def test_what_breaks(fn, detail):
     assert [r.detail for r in reasons(compiled)] == [f"a function or module of TorchScript ({detail})"]
 
 
-def test_errors_are_those_of_torchscript():
+def test_errors_are_torchscripts():
     for fn in (raising, lambda x: raising(x * 1), lambda x: scripted(x, "two")):
         with pytest.raises(Exception) as eager:
             fn(X)

@@ -1,4 +1,4 @@
-"""Output that a test of the catalogue cannot see: warnings with their places, logging's own capture, what is said twice."""
+"""Output beyond the catalogue's tests: lines reported by warnings, logging's own capture, repeated output."""
 
 # ruff: noqa: B028 (warnings without a stack level are what is tested)
 
@@ -54,16 +54,16 @@ def warns(x: torch.Tensor, n: int = 1) -> torch.Tensor:
     return y
 
 
-def test_warnings_that_are_always_shown() -> None:
+def test_always_shown_warnings() -> None:
     assert len(agree(warns, "always", (ones(),), (ones(),), (ones() * 2,))) == 9
 
 
-def test_warnings_that_are_shown_once_for_a_place_and_text() -> None:
+def test_warnings_shown_once_per_line_and_text() -> None:
     seen = agree(warns, "default", (ones(),), (ones(),), (ones() * 2,), (ones(), 5))
     assert [w[0] for w in seen] == ["first", "sum 4.0", "an object", "sum 6.0", "sum 12.0"]
 
 
-def test_ignored_warnings_leave_nothing_to_do() -> None:
+def test_ignored_warnings_defer_no_call() -> None:
     smelt.reset()
     compiled = smelt.compile(warns)
     assert shown(compiled, "ignore", (ones(),), (ones(),)) == []
@@ -71,7 +71,7 @@ def test_ignored_warnings_leave_nothing_to_do() -> None:
     assert len(shown(compiled, "always", (ones(),))) == 3  # the filters are guarded
 
 
-def test_a_warning_that_is_an_error_is_raised_where_it_is_given() -> None:
+def test_warning_as_error_is_raised_at_its_line() -> None:
     def fn(x: torch.Tensor) -> Any:
         try:
             warnings.warn("an error")
@@ -86,7 +86,7 @@ def test_a_warning_that_is_an_error_is_raised_where_it_is_given() -> None:
             assert type(compiled(ones())) is type(fn(ones()))
 
 
-def test_the_place_of_a_warning_with_a_stack_level() -> None:
+def test_warning_line_with_stack_level() -> None:
     def deprecated(x: torch.Tensor) -> torch.Tensor:
         warnings.warn("deprecated() is old", DeprecationWarning, stacklevel=2)
         return x + 1
@@ -115,7 +115,7 @@ class Warner(torch.nn.Module):
 
 
 @pytest.mark.parametrize("level", [1, 2, 3, 4, 5])
-def test_the_place_above_a_module(level: int) -> None:
+def test_warning_line_above_a_module(level: int) -> None:
     """Torch has two frames between a module's caller and its `forward`."""
     inner, model = Warner(level), Warner(level)
     compiled = smelt.compile(model)
@@ -124,7 +124,7 @@ def test_the_place_above_a_module(level: int) -> None:
     assert got == want
 
 
-def test_records_of_logging(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_records(caplog: pytest.LogCaptureFixture) -> None:
     def inner(x: torch.Tensor) -> torch.Tensor:
         log.warning("from %s, level %d", "inner", 2, stacklevel=2)
         return x * 2
@@ -149,7 +149,7 @@ def test_records_of_logging(caplog: pytest.LogCaptureFixture) -> None:
     assert len(records(compiled)) == 6 and not reasons(compiled)
 
 
-def test_the_record_above_the_compiled_function(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_record_above_the_compiled_function(caplog: pytest.LogCaptureFixture) -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         log.warning("above", stacklevel=2)
         log.warning("far above", stacklevel=1000)
@@ -162,7 +162,7 @@ def test_the_record_above_the_compiled_function(caplog: pytest.LogCaptureFixture
     assert places[0:2] == places[2:4] == places[4:6]
 
 
-def test_places_after_graph_breaks(caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_after_graph_breaks(caplog: pytest.LogCaptureFixture) -> None:
     def inner(x: torch.Tensor) -> torch.Tensor:
         log.warning("before")
         smelt.graph_break()
@@ -183,7 +183,7 @@ def test_places_after_graph_breaks(caplog: pytest.LogCaptureFixture) -> None:
     assert places[:8] == places[8:16] == places[16:] and len(places) == 24
 
 
-def test_a_level_that_changes(caplog: pytest.LogCaptureFixture) -> None:
+def test_changing_log_level(caplog: pytest.LogCaptureFixture) -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         log.debug("debug %s", x)
         return x + 1 if log.isEnabledFor(logging.DEBUG) else x - 1
@@ -213,7 +213,7 @@ def test_output_before_an_exception_appears_once(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out.splitlines() == [f"before {n}" for n in (0, 1, 1, 0, 2)]
 
 
-def test_nothing_is_printed_by_capture_itself(capsys: pytest.CaptureFixture[str]) -> None:
+def test_capture_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         print("once")
         list(map(print, ["mapped"]))
@@ -237,7 +237,7 @@ def test_the_compiled_frame_reads_as_python() -> None:
     assert "    print(joined('sum ', format(t1, '.2f')))\n" in entry.source
 
 
-def test_what_other_threads_warn_of_while_source_is_compiled_is_shown(
+def test_warnings_of_other_threads_during_compile_are_shown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def slowly(*args: Any, **kwargs: Any) -> Any:
@@ -254,7 +254,7 @@ def test_what_other_threads_warn_of_while_source_is_compiled_is_shown(
     assert len(seen) >= 1 and {str(w.message) for w in seen} == {"from another thread"}
 
 
-def test_a_warning_at_a_break_is_the_users_modules() -> None:
+def test_warning_at_a_break_is_attributed_to_the_users_module() -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         for _ in range(2):
             warnings.warn("with a source", source=x)  # which breaks the graph

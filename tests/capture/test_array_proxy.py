@@ -1,4 +1,4 @@
-"""`ArrayProxy` does what NumPy does or refuses: type, dtype, shape, strides and values, over real tensors in place of fakes."""
+"""`ArrayProxy` behaves as NumPy or refuses: type, dtype, shape, strides and values, over real tensors instead of fakes."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_functions_of_one_array(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["concatenate", "stack", "vstack", "hstack", "dstack"])
-def test_functions_that_join(name: str) -> None:
+def test_joining_functions(name: str) -> None:
     for a, b in itertools.product(DTYPES, DTYPES):
         agree(getattr(np, name), [made(a, (2, 3)), made(b, (2, 3))])
 

@@ -1,4 +1,4 @@
-"""Keys with `__hash__` and `__eq__` in Python: dictionaries and sets ask them as often as in eager code, in its order."""
+"""Keys with `__hash__` and `__eq__` in Python: dictionaries and sets call them as often as in eager code, in its order."""
 
 import collections
 import copy
@@ -145,14 +145,14 @@ def of_set(key):
 @pytest.mark.parametrize("name", ["a", "b"])
 @pytest.mark.parametrize("act", ON_MAPPINGS)
 @pytest.mark.parametrize("kind", MAPPINGS)
-def test_mappings_made_inside(kind, act, name):
+def test_created_mappings(kind, act, name):
     check_inside(of_mapping(kind), ON_MAPPINGS[act], name)
 
 
 @pytest.mark.parametrize("name", ["a", "b"])
 @pytest.mark.parametrize("act", [a for a in ON_MAPPINGS if a not in STORING])
 @pytest.mark.parametrize("kind", MAPPINGS)
-def test_mappings_from_outside(kind, act, name):
+def test_environment_mappings(kind, act, name):
     check_outside(of_mapping(kind), ON_MAPPINGS[act], name)
 
 
@@ -163,7 +163,7 @@ def test_sets(act, check, name):
     check(of_set, ON_SETS[act], name)
 
 
-def test_a_tuple_with_such_a_key_in_a_set_that_is_alive_at_a_break():
+def test_tuple_with_python_key_in_set_alive_at_a_break():
     def fn(x):
         asked = []
         held = {(Key("a", asked), 1)}
@@ -186,7 +186,7 @@ class Number(int):
 
 
 @pytest.mark.parametrize("is_outside", [False, True])
-def test_a_plain_key_that_is_compared_with_one_of_the_program(is_outside):
+def test_plain_key_compared_with_python_key(is_outside):
     global same
 
     def fn(x, held):
@@ -200,7 +200,7 @@ def test_a_plain_key_that_is_compared_with_one_of_the_program(is_outside):
     assert bool(reasons(compiled)) is is_outside
 
 
-def test_special_methods_that_are_objects():
+def test_special_methods_that_are_callable_objects():
     class Counting:
         def __init__(self, result):
             self.calls, self.result = 0, result
@@ -223,7 +223,7 @@ def test_special_methods_that_are_objects():
         assert (Counted.__hash__.calls, Counted.__mul__.calls) == (number, number)
 
 
-def test_an_ordered_dictionary_is_copied_in_its_order():
+def test_copy_of_ordered_dictionary_keeps_order():
     def fn(x, given):
         made = collections.OrderedDict([(1, x), (2, x)])
         orders = []
@@ -239,7 +239,7 @@ def test_an_ordered_dictionary_is_copied_in_its_order():
 
 @pytest.mark.parametrize("make", [lambda: types.MappingProxyType({"a": 1}), lambda: types])
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
-def test_what_cannot_be_copied_raises(copied, make):
+def test_copy_of_uncopyable_object_raises(copied, make):
     def fn(x, obj):
         try:
             copied(obj)
@@ -250,7 +250,7 @@ def test_what_cannot_be_copied_raises(copied, make):
     assert smelt.compile(fn, backend="eager")(torch.ones(2), make())[1] == fn(torch.ones(2), make())[1] != ""
 
 
-def test_a_dictionary_is_made_of_a_mapping_proxy():
+def test_dict_from_mapping_proxy():
     def fn(x, proxy):
         return x + 1, dict(proxy), {**proxy}, collections.OrderedDict(proxy)
 
@@ -260,7 +260,7 @@ def test_a_dictionary_is_made_of_a_mapping_proxy():
 
 @pytest.mark.parametrize("view", ["keys", "values", "items"])
 @pytest.mark.parametrize("kind", [dict, collections.OrderedDict])
-def test_a_view_from_outside_shows_what_is_there_now(kind, view):
+def test_environment_view_shows_current_contents(kind, view):
     def fn(x, shown):
         return x + 1, list(shown), len(shown)
 

@@ -1,4 +1,4 @@
-"""Functions marked with `torch.compiler.allow_in_graph`: captured if they can be, else taken at their word."""
+"""Functions marked with `torch.compiler.allow_in_graph`: captured if possible, else run on the fakes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ torch.compiler.allow_in_graph([opaque, plain])
 X = torch.tensor([0.5, -1.0, 2.0])
 
 
-def test_what_cannot_be_captured_runs_on_the_fakes() -> None:
+def test_uncapturable_function_runs_on_fakes() -> None:
     def program(x: torch.Tensor, by: float) -> torch.Tensor:
         return opaque(x.sin(), by, (x, x + 1)).cos()
 
@@ -40,14 +40,14 @@ def test_what_cannot_be_captured_runs_on_the_fakes() -> None:
     assert not reasons(compiled)
 
 
-def test_what_can_be_captured_is_guarded() -> None:
+def test_capturable_function_is_guarded() -> None:
     compiled = smelt.compile(lambda x: plain(x) + 1, fullgraph=True)
     for SCALE[0] in (2.0, 5.0, 2.0):
         assert torch.equal(compiled(X), plain(X) + 1)
     assert graph_count(compiled) == 2
 
 
-def test_without_the_mark_or_with_other_arguments_the_graph_breaks() -> None:
+def test_graph_breaks_without_mark_or_with_other_arguments() -> None:
     unmarked = types.FunctionType(opaque.__code__, opaque.__globals__, "unmarked", opaque.__defaults__)
     compiled = smelt.compile(lambda x: unmarked(x, 2.0))
     assert torch.equal(compiled(X), opaque(X, 2.0)) and reasons(compiled)
@@ -55,7 +55,7 @@ def test_without_the_mark_or_with_other_arguments_the_graph_breaks() -> None:
     assert torch.equal(compiled(X), opaque(X, 2.0, (X, X))) and reasons(compiled)
 
 
-def test_an_error_of_such_a_function_is_eagers() -> None:
+def test_error_of_marked_function_is_eagers() -> None:
     def program(x: torch.Tensor, by: float) -> torch.Tensor:
         try:
             return opaque(x, by, (x[:2],))

@@ -1,4 +1,4 @@
-"""Methods of C that were bound outside: what they are bound to changes from call to call."""
+"""Bound methods of C classes from the environment; the bound object changes from call to call."""
 
 import collections
 
@@ -71,5 +71,5 @@ def results(compile, make, change, name, args):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{type(case[0]()).__name__} {case[2]}")
-def test_what_they_are_bound_to_is_guarded(case):
+def test_bound_object_is_guarded(case):
     assert results(smelt.compile, *case) == results(lambda fn: fn, *case)

@@ -1,5 +1,5 @@
-"""Objects from outside that sets, dictionaries and sequences compare: which of them are one object is guarded, and not which
-objects they are, unless the order of a set tells it."""
+"""Comparisons of environment objects in sets, dictionaries and sequences: guards check which objects are identical, not
+which objects they are, unless the order of a set depends on it."""
 
 import logging
 import random
@@ -76,7 +76,7 @@ def function(k):
 
 @pytest.mark.parametrize("make", [thing, function, nn.Identity])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_other_objects_do_not_compile_again_and_one_for_both_does(name, make):
+def test_recompiles_only_if_identities_change(name, make):
     program = PROGRAMS[name]
 
     def fn(x, a, b):
@@ -89,7 +89,7 @@ def test_other_objects_do_not_compile_again_and_one_for_both_does(name, make):
     assert len(entries(compiled)) == 2
 
 
-def test_the_order_of_a_set_of_outside_objects_is_eagers():
+def test_set_order_of_environment_objects_is_eagers():
     logging.getLogger("smelt").setLevel(logging.ERROR)
 
     def fn(x, *things):
@@ -114,7 +114,7 @@ ALL = {KNOWN}
     [lambda held: held.thing in ALL, lambda held: held.thing.size, lambda held: held.thing is KNOWN],
     ids=["in the set", "attribute", "identity"],
 )
-def test_an_object_that_a_set_from_outside_holds_is_another_one_elsewhere_at_the_next_call(read):
+def test_set_element_that_changes_elsewhere(read):
     def fn(x, held):
         return x + sum(one.size for one in ALL), read(held)
 
@@ -124,7 +124,7 @@ def test_an_object_that_a_set_from_outside_holds_is_another_one_elsewhere_at_the
         assert compiled(x, held) == fn(x, held)
 
 
-def test_functions_are_searched_for_in_sequences():
+def test_search_for_functions_in_sequences():
     def f():
         pass
 
@@ -149,7 +149,7 @@ class Walked(nn.Module):
 
 
 @pytest.mark.parametrize("walk", ["named_children", "named_modules"])
-def test_modules_made_for_a_call_are_walked_in_one_graph(walk):
+def test_iteration_over_modules_created_per_call_is_one_graph(walk):
     def fn(x, model):
         return model(x)
 
@@ -160,7 +160,7 @@ def test_modules_made_for_a_call_are_walked_in_one_graph(walk):
     assert len(entries(compiled)) == 1
 
 
-def test_modules_made_before_a_break_are_walked_in_one_graph():
+def test_iteration_over_modules_created_before_a_break_is_one_graph():
     def fn(x):
         model = Walked("named_children")
         smelt.graph_break()
@@ -172,7 +172,7 @@ def test_modules_made_before_a_break_are_walked_in_one_graph():
     assert len(entries(compiled)) == 1
 
 
-def test_a_walk_over_many_modules_with_breaks_does_not_warn_of_the_walk(caplog):
+def test_iteration_over_many_modules_with_breaks_does_not_warn(caplog):
     layers = nn.Sequential(*[nn.Linear(3, 3) for _ in range(12)])
 
     def fn(x):
@@ -188,7 +188,7 @@ def test_a_walk_over_many_modules_with_breaks_does_not_warn_of_the_walk(caplog):
     assert not [r for r in caplog.records if "step_of" in r.getMessage()]
 
 
-def test_sequences_with_methods_of_their_own_are_compared():
+def test_comparison_of_sequences_with_overridden_methods():
     def refused(self, *args):
         raise NotImplementedError
 
@@ -205,7 +205,7 @@ def test_sequences_with_methods_of_their_own_are_compared():
     assert entries(compiled)
 
 
-def test_sets_with_an_iterator_of_their_own_are_walked():
+def test_iteration_over_sets_with_overridden_iterator():
     class Own(set):
         asked = 0
 

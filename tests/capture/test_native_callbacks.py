@@ -1,7 +1,7 @@
 """Python code that native code starts: special methods inside containers, callbacks, descriptors, class creation.
 
-Each program runs its special method only from C code. What that method reads must be guarded: the world changes between two
-calls, and the compiled function must notice; taken back, the first entry answers again.
+Each program runs its special method only from C code. What the method reads must be guarded: when the environment changes
+between two calls, the compiled function must recompile; after the change is reverted, the first entry is used again.
 """
 
 from __future__ import annotations
@@ -360,7 +360,7 @@ def compiled(fn: Callable[..., Any], fullgraph: bool = True) -> Any:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_what_special_methods_read_is_guarded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_of_special_methods_are_guarded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fn = PROGRAMS[name]
     monkeypatch.setitem(WRAPPED.data, "scale", 1.0)
     c = compiled(fn)
@@ -418,7 +418,7 @@ class Hinted:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_captured_below_native_code_ends_the_capture(name: str) -> None:
+def test_unsupported_code_below_native_code_ends_the_capture(name: str) -> None:
     c = compiled(REFUSED[name], fullgraph=False)
     torch.testing.assert_close(c(X), REFUSED[name](X))
     (reason,) = reasons_of(c.__code__)
@@ -447,7 +447,7 @@ def test_python_code_inside_of_operators_is_refused() -> None:
     assert UNSUPPORTED_CALL in [r.kind for r in reasons_of(c.__code__)]
 
 
-def test_what_a_handler_of_torch_functions_reads_is_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_of_torch_function_handlers_are_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
     def fn(x: Any) -> Any:
         return torch.add(x, Overrides())  # type: ignore[arg-type]
 
@@ -460,7 +460,7 @@ def test_what_a_handler_of_torch_functions_reads_is_guarded(monkeypatch: pytest.
 @pytest.mark.parametrize(
     "make", [lambda: (v for v in [1.0, 2.0]), lambda: iter({1.0, 2.0}), lambda: map(abs, [1.0])]
 )
-def test_an_iterator_from_outside_is_not_advanced_by_capture(make: Callable[[], Any]) -> None:
+def test_capture_does_not_advance_environment_iterators(make: Callable[[], Any]) -> None:
     def f(x: Any, values: Any) -> Any:
         return x * sum(values)
 
@@ -470,7 +470,7 @@ def test_an_iterator_from_outside_is_not_advanced_by_capture(make: Callable[[], 
     assert "outside" in reason.detail
 
 
-def test_an_exception_goes_through_native_code() -> None:
+def test_exception_passes_through_native_code() -> None:
     class Raises:
         def __lt__(self, other: Any) -> bool:
             raise ValueError("no order")
@@ -484,7 +484,7 @@ def test_an_exception_goes_through_native_code() -> None:
     torch.testing.assert_close(compiled(f)(X), f(X))
 
 
-def test_objects_of_native_iterators_stay_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elements_of_native_iterators_are_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
     def f(x: Any) -> Any:
         for a, b in zip(map(str, KEYS), enumerate(filter(None, KEYS))):
             x = x * text(a) + b[0]
@@ -496,7 +496,7 @@ def test_objects_of_native_iterators_stay_guarded(monkeypatch: pytest.MonkeyPatc
     torch.testing.assert_close(c(X), f(X))
 
 
-def test_modes_of_torch_pass_through_a_window() -> None:
+def test_torch_modes_pass_through_a_window() -> None:
     """A callback that computes on tensors: the trace's own modes run below the window."""
 
     def f(x: Any) -> Any:
@@ -535,7 +535,7 @@ def test_calls_on_tensors_open_no_window() -> None:
 UNSET: contextvars.ContextVar[float] = contextvars.ContextVar("UNSET")
 
 
-def test_that_a_context_variable_is_not_set_is_guarded() -> None:
+def test_unset_context_variable_is_guarded() -> None:
     def f(x: Any) -> Any:
         return x * UNSET.get(3.0)
 
@@ -569,7 +569,7 @@ SILENCED: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
 
 @pytest.mark.parametrize("how", SILENCED)
 @pytest.mark.parametrize("logger", [LOG, logging.LoggerAdapter(LOG, {})], ids=["logger", "adapter"])
-def test_that_a_logger_is_silent_is_guarded(how: str, logger: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_disabled_logger_is_guarded(how: str, logger: Any, caplog: pytest.LogCaptureFixture) -> None:
     def f(x: Any) -> Any:
         logger.debug("called")
         return x + 1
@@ -593,7 +593,7 @@ def test_that_a_logger_is_silent_is_guarded(how: str, logger: Any, caplog: pytes
             logging.getLogger(name).setLevel(logging.NOTSET)
 
 
-def test_an_attribute_written_over_a_parameter_is_noticed() -> None:
+def test_attribute_that_replaces_a_parameter_recompiles() -> None:
     net = torch.nn.Linear(3, 3)
 
     def f(x: Any) -> Any:
@@ -613,7 +613,7 @@ def test_an_attribute_written_over_a_parameter_is_noticed() -> None:
 # ----------------------------------------------------------------------------------------- smelt's own errors
 
 
-def test_an_error_that_only_capture_raises_is_reported_as_smelts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_raised_only_by_capture_is_reported_as_smelts(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(vm: Any, args: Any, kwargs: Any) -> Any:
         raise AttributeError("a handler's own mistake")
 
@@ -632,7 +632,7 @@ def test_an_error_that_only_capture_raises_is_reported_as_smelts(monkeypatch: py
         compiled(f)(X)
 
 
-def test_an_error_of_the_user_is_the_users() -> None:
+def test_user_error_is_the_users() -> None:
     def f(x: Any) -> Any:
         return x * {}["missing"]
 
@@ -643,7 +643,7 @@ def test_an_error_of_the_user_is_the_users() -> None:
     assert reason.kind is USER_EXCEPTION
 
 
-def test_methods_of_a_class_are_known_by_the_class() -> None:
+def test_methods_are_guarded_by_their_class() -> None:
     """Each access of `dict.fromkeys` gives another object."""
 
     def fn(x: torch.Tensor, make: Any, read: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Handlers of torch's functions, `__torch_function__`: of tensor subclasses and of other objects."""
+"""Handlers of torch's functions, `__torch_function__`, on tensor subclasses and other objects."""
 
 import copy
 import pickle
@@ -512,7 +512,7 @@ def test_gradients(fn, kind):
     check(fn, lambda: make(kind), lambda: X.clone().requires_grad_())
 
 
-def test_an_empty_dictionary_of_keywords_is_handed_on():
+def test_empty_kwargs_are_passed_on():
     def f(x):
         return torch.cos(x, **{}), torch.cos(x), x.add(x, **{}), x.size(**{}), x.size()
 
