@@ -1,2 +1,2 @@
-"""A schedule as launches (`generate`): kernels in LLVM or Triton, ATen calls that become generated products and windows
-(`calls`, where `cost` prefers them), and the `out=` variants of those that stay (`extern`)."""
+"""Code generation: a schedule's kernels in LLVM or Triton, ATen calls replaced by generated products and windows
+(`call_selection/`), and `out=` variants of the calls that remain."""

@@ -1,1 +1,1 @@
-"""Products and attention on a GPU, generated where that was measured to be faster than ATen's calls and kernels."""
+"""Autotuning: matrix products and attention on a GPU, generated where they are measured to be faster than ATen's."""

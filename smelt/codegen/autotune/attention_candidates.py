@@ -1,10 +1,12 @@
-"""What of a schedule could be one generated kernel for attention: a product, a softmax of its elements, a second product.
+"""Attention candidates: a product, a softmax of its elements, and a second product of a schedule that one generated
+kernel may replace.
 
-The kernel between the products may do anything to the scores that is elementwise (`softmax_pattern.py`): masks, biases
-by place or read from memory, soft caps. Scores and probabilities must be read by nothing else. What is elementwise in
-front of an operand or behind the second product is computed by the kernel too, as for products (`gemm_candidates.py`).
+The kernel between the products may apply any elementwise function to the scores (`softmax_pattern.py`): masks, biases
+computed from indices or read from memory, soft caps. Scores and probabilities must have no other readers. Elementwise
+kernels before an operand or after the second product are fused too, as for products (`gemm_candidates.py`).
 
-Scores are not rounded to half precision, as eager rounds them between its kernels: the result is nearer the exact one.
+Scores are not rounded to half precision, as eager rounds them between its kernels: the result is closer to the exact
+one.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ f32 = torch.float32
 
 
 def attention_groups(schedule: Schedule) -> list[Group]:
-    """All of them, in order."""
+    """All attention candidates, in order."""
     found = _Finder(schedule)
     taken: set[int] = set()
     groups = []
@@ -61,8 +63,8 @@ def attention_groups(schedule: Schedule) -> list[Group]:
 
 @dataclass(frozen=True)
 class _Call:
-    """A product of the schedule, of the buffers `operands`: two matrices, and a bias if there is one. `value`: what it
-    stores, of the `result` "product"."""
+    """A product of the schedule, of the buffers `operands`: two matrices, and a bias if there is one. `value`: the
+    stored value in terms of the `result` "product"."""
 
     position: int
     product: Product
@@ -82,7 +84,7 @@ class _Scores:
 
 
 class _Refused(Exception):
-    """Raised while a group is looked for; its text says why there is none."""
+    """Raised during the search for a candidate; its text is the reason."""
 
 
 class _Finder:
@@ -127,7 +129,7 @@ class _Finder:
     # ---- the products
 
     def _product_that_gives(self, buffer: int | None, reader: int) -> tuple[_Call, set[int]]:
-        """What gives a buffer that only the item at `reader` reads, and the views between."""
+        """The producer of a buffer that only the item at `reader` reads, and the views between."""
         views: set[int] = set()
         while True:
             _require(buffer is not None and self.readers.get(buffer) == [reader], "others read the scores")
@@ -145,7 +147,7 @@ class _Finder:
         return call, views
 
     def _product_that_reads(self, buffer: int) -> tuple[_Call, set[int]]:
-        """The product whose first operand the buffer is, read by nothing else, and the views between."""
+        """The product whose first operand is the buffer, if it has no other readers, and the views between."""
         views: set[int] = set()
         while True:
             users = self.readers.get(buffer, [])
@@ -184,7 +186,7 @@ class _Finder:
     # ---- between them
 
     def _scores(self, item: KernelItem, softmax: Softmax, own: int, call: _Call) -> _Scores:
-        """What the kernel computes of an element of the product."""
+        """The kernel's function of an element of the product."""
         p = call.product
         at, names = _place_of_score(item, softmax, own, p)
         read = [n for n, b in enumerate(item.kernel.buffers) if b.role == "in" and n != own]
@@ -200,7 +202,7 @@ class _Finder:
         return _Scores(value, (*bias, *(item.kernel.buffers[n] for n in read)), buffers)
 
     def _constant(self, buffer: int) -> float | None:
-        """The number that a constant of one float is, if nothing writes to it."""
+        """The value of a constant of one float, if no item writes it."""
         held = self.schedule.constant(buffer)
         if held is None or held.shape != () or not held.dtype.is_floating_point:
             return None
@@ -209,7 +211,7 @@ class _Finder:
         return float(held.item())
 
     def _tail(self, call: _Call) -> Behind | None:
-        """The elementwise kernel behind a product, if the product's could compute it."""
+        """The elementwise kernel after a product, if it can be an epilogue."""
         found = behind(self.schedule, call.position, call.spec, self.readers)
         if isinstance(found, str) or found.epilogue.value is None:
             return None
@@ -287,7 +289,8 @@ class _Finder:
         batch: tuple[int, int],
         sizes: tuple[int, int, int],
     ) -> list[_Read]:
-        """How an operand can be read: as it is, and computed from what is in front of it. Raises _Refused for none."""
+        """The ways to read an operand: from memory, and with the kernel that computes it fused. Raises _Refused if
+        there are none."""
         index = memory_index(matrix, batch)
         dtype = self.schedule.buffers[buffer].spec.dtype
         found = []
@@ -307,7 +310,7 @@ class _Finder:
 
 @dataclass(frozen=True)
 class _Read:
-    """An operand, the buffers that it loads, and the positions of the items that it also stands for."""
+    """An operand, the buffers that it loads, and the positions of the items fused into it."""
 
     operand: Operand
     buffers: tuple[int, ...]
@@ -315,8 +318,8 @@ class _Read:
 
 
 def _scaled(value: Value | None, beta: float, alpha: float) -> Value | None:
-    """The sum of a product and a bias, both multiplied by numbers, rounded as `value` is, that of the two themselves. A bias
-    that is multiplied by 0 is not looked at."""
+    """The sum of a product and a bias, both scaled by numbers, with the roundings of `value`. A bias scaled by 0 is
+    not read."""
     if value is None or (beta == 1 and alpha == 1):
         return value
     total = value.args[0] if value.op == "cast" else value
@@ -337,14 +340,15 @@ def _number(size: Size) -> int:
 
 
 def _refused(specs: Sequence[TensorSpec], epilogue: Epilogue) -> str | None:
-    """Of A, B and the result: why a product is no part of attention, if so. Operands of float32 may have been converted."""
+    """Why a product of A, B and this result cannot be part of attention; None if it can. Operands of float32 may have
+    been converted."""
     if specs[0].dtype not in (*DTYPES, f32) or specs[1].dtype is not specs[0].dtype:
         return f"dtypes {[s.dtype for s in specs]}"
     return None if all(s.device.type == "cuda" for s in specs) else "devices"
 
 
 def _dense(rows: int, columns: int) -> Size:
-    """Where an element of contiguous stacks of matrices lies."""
+    """The offset of an element in contiguous stacks of matrices."""
     return BATCH * (rows * columns) + ROW * columns + COL
 
 
@@ -354,7 +358,7 @@ def _is_dense(matrix: Matrix, p: Product, rows: int, columns: int) -> bool:
 
 
 def _rows(index: Size, key: Sym, width: int) -> Size:
-    """Which row an index is in that goes along rows of `width` by `key`. Raises _Refused for others."""
+    """The row of an index that walks rows of `width` by `key`. Raises _Refused for others."""
     split = affine(index, key)
     _require(split is not None and split[0] == 1, "scores that do not lie along rows")
     assert split is not None
@@ -365,8 +369,8 @@ def _rows(index: Size, key: Sym, width: int) -> Size:
 def _place_of_score(
     item: KernelItem, softmax: Softmax, own: int, p: Product
 ) -> tuple[dict[Sym, Size], dict[Sym, Size]]:
-    """The kernel's symbols in terms of a batch, a query and a key with bounds, and what these are called. `own`: the buffer
-    of the kernel that has the result of `p`. Raises _Refused where it does not read each of its scores once."""
+    """The kernel's symbols in terms of batch, query and key with bounds, and the names of those. `own`: the kernel's
+    buffer with the result of `p`. Raises _Refused unless each score is read once."""
     index = only_index(softmax.score, own)
     _require(index is not None and _is_dense(p.c, p, p.m, p.n), "scores that are read in several places")
     assert index is not None
@@ -381,7 +385,7 @@ def _place_of_score(
 
 
 def _is_read_as_stored(softmax: Softmax, own: int, p: Product, reads: Product) -> bool:
-    """Whether `reads` has the probabilities as rows that are those of the scores, which `p` gives."""
+    """Whether the rows of probabilities in `reads` are the rows of scores of `p`."""
     index = only_index(softmax.score, own)
     _require(index is not None, "scores that are read in several places")
     assert index is not None
@@ -390,7 +394,7 @@ def _is_read_as_stored(softmax: Softmax, own: int, p: Product, reads: Product) -
 
 
 def _writes(item: Item, buffer: int) -> bool:
-    """Whether the item may change what the buffer holds; of a view nobody knows."""
+    """Whether the item may change the buffer's contents; a view is assumed to."""
     if isinstance(item, KernelItem):
         return any(b == buffer and f.role != "in" for b, f in zip(item.buffers, item.kernel.buffers))
     if isinstance(item, ExternItem):

@@ -1,4 +1,4 @@
-"""Which keys a query cannot see, by comparisons of their places alone: scores that are minus infinity for all of these."""
+"""Masks that depend on indices alone: keys whose scores are minus infinity for a query."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from smelt.shapes.expr import Size, affine
 
 
 def behind(score: Value) -> int | None:
-    """The least number n that is known for which `score` is minus infinity at each COL above ROW + n; None if none is."""
+    """The least known n for which `score` is minus infinity at each COL above ROW + n; None if there is none."""
     if score.op != "where":
         return None
     condition, a, b = score.args
@@ -32,12 +32,12 @@ def _bound(condition: Value, holds: bool) -> int | None:
 
 
 def _least(a: int | None, b: int | None) -> int | None:
-    """Both hold."""
+    """The bound if both conditions hold."""
     return min((n for n in (a, b) if n is not None), default=None)
 
 
 def _most(a: int | None, b: int | None) -> int | None:
-    """One of them holds."""
+    """The bound if one of the conditions holds."""
     return None if a is None or b is None else max(a, b)
 
 
@@ -61,7 +61,7 @@ def _of_not(condition: Value, holds: bool) -> int | None:
 
 
 def _of_chosen(condition: Value, holds: bool) -> int | None:
-    """Of two numbers: `True if c else False`."""
+    """The bound of a choice between numbers: `True if c else False`."""
     c, a, b = condition.args
     if a.op != "const" or b.op != "const" or bool(a.args[0]) == bool(b.args[0]):
         return None
@@ -69,7 +69,7 @@ def _of_chosen(condition: Value, holds: bool) -> int | None:
 
 
 def _of_order(condition: Value, holds: bool) -> int | None:
-    """Of a comparison of places: it says that a - b is at least a number, or at most one."""
+    """The bound of a comparison of indices, which says that a - b is at least, or at most, a number."""
     sides = [_place(x) for x in condition.args]
     if any(side is None for side in sides):
         return None
@@ -90,7 +90,7 @@ def _behind(e: Size) -> int | None:
 
 
 def _place(value: Value) -> Size | None:
-    """What is computed from places (index expressions do not wrap around)."""
+    """A value computed from indices (index expressions do not wrap around)."""
     if value.op not in ("index", "const") or value.dtype is not torch.int64:
         return None
     e: Size = value.args[0]

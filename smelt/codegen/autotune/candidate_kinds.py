@@ -1,4 +1,4 @@
-"""What a contest asks of each kind of generated kernel."""
+"""The interface of each kind of generated candidate."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from smelt.codegen.triton.kernel_source import Source
 
 @dataclass(frozen=True)
 class Kind:
-    """`source` of one in a tile, with the buffers that may begin anywhere; the `tiles` in which it is tried on a GPU of so
-    many multiprocessors. `tolerances`: how far its result may be from that of ATen's calls, relative to the whole, by the
-    dtype that operands have as they are multiplied."""
+    """`source`: the source in a tile, with the buffers that may be unaligned; `tiles`: the tiles to try on a GPU of so
+    many multiprocessors. `tolerances`: the accepted deviation from ATen's result, relative to the largest element, by
+    the operands' dtype in the product."""
 
     name: str
     source: Callable[[Any, Tile, frozenset[int]], Source]
@@ -43,7 +43,7 @@ def kind_of(made: Generated) -> Kind:
 
 
 def tolerance_of(made: Generated) -> float:
-    """How far its result may be from that of ATen's calls."""
+    """The accepted deviation from ATen's result."""
     return kind_of(made).tolerances[made.dtype]
 
 

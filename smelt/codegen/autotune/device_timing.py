@@ -1,4 +1,4 @@
-"""Seconds that calls take on a GPU, by its own clock."""
+"""Seconds per call on a GPU, by its own clock."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Call = Callable[[], object]
 
 
 def seconds(calls: Mapping[Key, Call], first: Key, device: torch.device) -> dict[Key, float]:
-    """Of one call of each, on the current stream of `device`, which has run them once. `first`, and the fastest few, are
-    measured several times, taking turns; the others once."""
+    """Seconds of one call of each, on the current stream of `device`, which has run them once. `first`, and the
+    fastest few, are measured several times in turns; the others once."""
     with torch.cuda.device(device):
         clock = _Clock(device)
         once = {key: clock.time(call, clock.count(call)) for key, call in calls.items()}
@@ -35,8 +35,8 @@ def seconds(calls: Mapping[Key, Call], first: Key, device: torch.device) -> dict
 
 
 class _Clock:
-    """Events around calls, behind other work: the device begins when all has been asked for, so the host's time does not
-    count. That work writes more than the device's cache holds."""
+    """Events around calls, behind other work: the device begins when everything is queued, so that the host's time
+    does not count. That work overwrites the device's cache."""
 
     def __init__(self, device: torch.device) -> None:
         cached = torch.cuda.get_device_properties(device).L2_cache_size
@@ -44,7 +44,7 @@ class _Clock:
         self.fillers = 4
 
     def count(self, call: Call) -> int:
-        """How many calls a first round has."""
+        """The number of calls in the first round."""
         return max(1, min(10, int(ROUND_S / max(self.time(call, 1), 1e-7))))
 
     def time(self, call: Call, count: int) -> float:

@@ -1,7 +1,8 @@
-"""What of a schedule could be one generated product: an ATen call, the elementwise kernel behind it, and those in front.
+"""Product candidates: an ATen call of a schedule, the elementwise kernel after it, and those before it, as one
+generated product.
 
-What always holds: no item belongs to two groups, and a group's items may be replaced by a product at the place of the last
-one, whatever becomes of the other groups.
+No item belongs to two candidates. A product may replace a candidate's items at the position of the last one,
+independently of the other candidates.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ Generated = TiledProduct | TiledAttention
 
 @dataclass(frozen=True)
 class Variant:
-    """`product` in place of the schedule's items at `positions`; `buffers` as it takes them, the last one is the result."""
+    """`product` in place of the schedule's items at `positions`; `buffers` in the order of its parameters, the result
+    last."""
 
     product: Generated
     buffers: tuple[int, ...]
@@ -46,8 +48,8 @@ class Variant:
 
 @dataclass(frozen=True)
 class Group:
-    """Items at `positions`, in order, that compute what each of the variants does with those that the variant leaves. The
-    product would stand at `place`."""
+    """Items at `positions`, in order, with equivalent variants; a variant may leave some of the items. The product's
+    position is `place`."""
 
     positions: tuple[int, ...]
     place: int
@@ -55,7 +57,7 @@ class Group:
 
 
 def groups(schedule: Schedule, without: Collection[int] = ()) -> list[Group]:
-    """All products, in order, but for the items at some positions."""
+    """All product candidates, in order, except for the items at some positions."""
     readers = readers_of(schedule)
     taken = set(without)
     found = []
@@ -76,7 +78,7 @@ def groups(schedule: Schedule, without: Collection[int] = ()) -> list[Group]:
 
 
 def refused_on_gpu(specs: Sequence[TensorSpec], epilogue: Epilogue) -> str | None:
-    """Of A, B and the result: why there is no code for a GPU, if so."""
+    """Why a GPU has no code for a product of A, B and this result; None if it has."""
     if specs[0].dtype not in DTYPES or specs[1].dtype is not specs[0].dtype:
         return f"dtypes {[s.dtype for s in specs]}"
     if any(s.device.type != "cuda" for s in specs):
@@ -87,7 +89,7 @@ def refused_on_gpu(specs: Sequence[TensorSpec], epilogue: Epilogue) -> str | Non
 
 
 def elementwise(value: Value, product: str) -> bool:
-    """Whether a generated product can compute this of each of its elements, which are the `result` called `product`."""
+    """Whether a generated product can compute this from its element, the `result` called `product`."""
     for v in walk([value]):
         if v.op not in ("load", "const", "cast", "index", "result") and v.op not in POINTWISE:
             return False
@@ -143,7 +145,7 @@ def _group(
 
 
 def on_gpu(schedule: Schedule, buffers: Sequence[int]) -> bool:
-    """Whether all of them are: numbers on the CPU are passed in other ways."""
+    """Whether all buffers are on the GPU: CPU scalars are passed in other ways."""
     return all(schedule.buffers[b].spec.device.type == "cuda" for b in buffers)
 
 
@@ -178,8 +180,8 @@ def _with_prologues(
     operands: tuple[int, int],
     taken: set[int],
 ) -> tuple[TiledProduct, list[int], set[int]] | None:
-    """The product with what is computed in front of it, the buffers that it then reads for its operands, and the positions
-    of the items that it also stands for; None if nothing is."""
+    """The product with fused prologues, the buffers that it then reads for its operands, and the positions of the
+    fused items; None without a prologue."""
     sizes = (made.batch, p.m, p.k), (made.batch, p.k, p.n)
     parts, read, positions = [made.a, made.b], [[operands[0]], [operands[1]]], set[int]()
     for side, matrix in enumerate((p.a, p.b)):

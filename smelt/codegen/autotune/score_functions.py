@@ -1,4 +1,4 @@
-"""Score functions made simpler: what is known of their inputs, and what need not be rounded."""
+"""Simplification of score functions: known inputs, and roundings that are not needed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from smelt.loops.loop_values import const, index
 
 
 def with_numbers(value: Value, known: Mapping[int, float]) -> Value:
-    """The value with numbers in place of loads from buffers of one element, `known` by their number; sums of places are
-    indices."""
+    """The value with numbers in place of loads from buffers of one element, `known` by buffer number; sums of indices
+    become index expressions."""
     done: dict[Value, Value] = {}
 
     def changed(v: Value) -> Value:
@@ -30,7 +30,7 @@ def with_numbers(value: Value, known: Mapping[int, float]) -> Value:
 
 
 def _place(value: Value) -> Value:
-    """Sums and differences of places as one index expression, which needs no 64 bits to be computed."""
+    """Sums and differences of indices as one index expression, which needs no 64-bit arithmetic."""
     if value.op not in ("add", "sub") or value.dtype is not torch.int64:
         return value
     if any(a.op not in ("index", "const") for a in value.args):
@@ -40,8 +40,8 @@ def _place(value: Value) -> Value:
 
 
 def exact(value: Value) -> Value:
-    """The value without roundings of float32 to half precision and back, of what is computed from a `result`; quotients by
-    numbers are products, whose relative error of 2**-23 is as small as that of the `result` itself."""
+    """The value without roundings of float32 to half precision and back, for values computed from a `result`;
+    quotients by numbers become products, whose relative error of 2**-23 is as small as that of the `result`."""
     done: dict[Value, Value] = {}
     computed: dict[Value, bool] = {}
 

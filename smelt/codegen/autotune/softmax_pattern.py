@@ -1,4 +1,4 @@
-"""Which kernels are a softmax over their rows, of something elementwise."""
+"""Kernels that are a softmax over their rows of an elementwise value."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from smelt.shapes.expr import Size
 
 @dataclass(frozen=True)
 class Softmax:
-    """For each outer point of its kernel and each point of `keys`: exp(score - the largest) / the sum of that, converted to
-    the dtype of the kernel's `out`-th buffer and stored there at `index`. `empty`: what rows give that see nothing but
-    minus infinity, 0 or NaN."""
+    """For each outer point of its kernel and each point of `keys`: exp(score - the largest) / the sum of that,
+    converted to the dtype of the kernel's `out`-th buffer and stored there at `index`. `empty`: the value of rows in
+    which all scores are minus infinity, 0 or NaN."""
 
     keys: Loop
     score: Value
@@ -27,7 +27,7 @@ class Softmax:
 
 
 def softmax_of(kernel: Kernel) -> Softmax | str:
-    """The softmax that `kernel` is, or why it is none."""
+    """The softmax that `kernel` is, or the reason why it is not one."""
     if kernel.sums is not None or len(kernel.stages) != 3:
         return "other stages"
     if any(b.role in ("local", "inout") for b in kernel.buffers):
@@ -61,7 +61,7 @@ def softmax_of(kernel: Kernel) -> Softmax | str:
 
 
 def _empty(value: Value, weight: Value, most: str, total: str) -> float | None:
-    """What `value` is where there is only minus infinity, if else it is `weight` divided by the sum; None if it is not."""
+    """The value for rows of minus infinity, if `value` is otherwise `weight` divided by the sum; None if it is not."""
     value, empty = _converted(value), math.nan
     if value.op == "where":
         nothing, zero, value = value.args[0], value.args[1], _converted(value.args[2])
@@ -77,7 +77,7 @@ def _empty(value: Value, weight: Value, most: str, total: str) -> float | None:
 
 
 def _converted(value: Value) -> Value:
-    """What was converted to other floats."""
+    """The value before conversions to other float dtypes."""
     while value.op == "cast" and value.dtype.is_floating_point and value.args[0].dtype.is_floating_point:
         (value,) = value.args
     return value

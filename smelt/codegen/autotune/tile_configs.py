@@ -1,4 +1,4 @@
-"""In which tiles products and attention are tried. What a processor's shared memory does not hold, its driver refuses."""
+"""Tiles to try for products and attention. The driver refuses those that exceed shared memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ATTENTION_TILES: tuple[tuple[int, int, int, int], ...] = (
 
 
 def tiles(p: TiledProduct, workers: int) -> list[Tile]:
-    """Those that suit the product's sizes, for a GPU of `workers` multiprocessors."""
+    """Tiles that suit the product's sizes, for a GPU of `workers` multiprocessors."""
     width = max(map(_itemsize, (p.a, p.b))) // 2
     fitting = []
     for x, r, k, warps, stages in TILES:
@@ -63,7 +63,8 @@ def tiles(p: TiledProduct, workers: int) -> list[Tile]:
 
 
 def attention_tiles(a: TiledAttention, workers: int) -> list[Tile]:
-    """As `tiles`, for attention: blocks of few queries where there are few, or else multiprocessors without one."""
+    """Like `tiles`, for attention: blocks of few queries if there are few, or if multiprocessors would otherwise be
+    idle."""
     found = []
     for x, r, warps, stages in ATTENTION_TILES:
         programs = a.batch * -(-a.queries // x)
@@ -76,12 +77,12 @@ def attention_tiles(a: TiledAttention, workers: int) -> list[Tile]:
 
 
 def _idle(p: TiledProduct, t: Tile, workers: int) -> int:
-    """Multiprocessors that have no tile, where that is more than half of them."""
+    """The number of multiprocessors without a tile, if that is more than half of them."""
     rows, columns = tiles_of(p, t)
     idle = workers - p.batch * rows * columns
     return idle if idle > workers // 2 else 0
 
 
 def _itemsize(operand: Operand) -> int:
-    """Bytes of an element as it lies in shared memory: as it was read, where it is converted then."""
+    """Bytes of an element in shared memory, where it has the dtype of its load."""
     return max([b.dtype.itemsize for b in operand.inputs] + [operand.value.dtype.itemsize])

@@ -1,2 +1,3 @@
-"""Which ATen calls become generated code, and how: matrix products (`matrices`) and windows over images (`windows`), with
-the elementwise kernels that they absorb (`absorb`); `items` puts them into a schedule. `codegen.llvm` compiles them."""
+"""Selection of ATen calls that generated code replaces: matrix products (`gemm_calls.py`) and windows over images
+(`window_calls.py`), with fused epilogues (`epilogue_fusion.py`) and prologues (`prologue_fusion.py`);
+`generated_calls.py` puts them into a schedule. `codegen.llvm` compiles them."""

@@ -1,4 +1,4 @@
-"""What is asked of code generation for one ATen call: a product or a window, or the reason why neither can stand for it."""
+"""The request for one ATen call: a product or a window, or the reason why neither can replace it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Argument = TensorSpec | float | Sequence[int] | None
 
 @dataclass(frozen=True)
 class Request:
-    """A product (or window) that stands for one ATen call. The function's buffers: args[i] for i in `operands`, then
-    the inputs of the caller's epilogue, then the output."""
+    """A product (or window) that replaces one ATen call. The function's buffers: args[i] for i in `operands`, then the
+    inputs of the caller's epilogue, then the output."""
 
     product: Product | Window
     operands: tuple[int, ...]

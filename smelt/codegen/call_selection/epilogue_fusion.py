@@ -1,7 +1,7 @@
-"""Which elementwise kernel a generated product (or window) absorbs as its epilogue.
+"""Epilogue fusion: the elementwise kernel that a generated product (or window) computes on its result.
 
-A product absorbs the kernel behind it (bias, activation, residual, ...) when the kernel is the only reader of the
-product's result and touches each element of it once: the result then never goes to memory. Refusals carry a reason.
+A product fuses the following kernel (bias, activation, residual, ...) if that kernel is the only reader of the
+product's result and reads each element once: the result is then never materialized. Refusals carry a reason.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _PLACES: dict[int, tuple[Sym, ...]] = {2: (ROW, COL), 3: (BATCH, ROW, COL)}
 
 @dataclass(frozen=True)
 class Behind:
-    """The kernel at `position` as an epilogue: it reads buffers `inputs` and writes `out`, at `index`, which is over BATCH,
-    ROW and COL as the epilogue is."""
+    """The kernel at `position` as an epilogue: it reads buffers `inputs` and writes `out`, at `index`, over BATCH, ROW
+    and COL."""
 
     position: int
     name: str
@@ -37,13 +37,14 @@ class Behind:
 
 @dataclass(frozen=True)
 class Absorbed(Behind):
-    """One whose result is laid out along the product's dimensions, as `out_spec`, whose shape is the product's."""
+    """An epilogue whose result is laid out along the product's dimensions, as `out_spec`, whose shape is the
+    product's."""
 
     out_spec: TensorSpec
 
 
 def readers_of(schedule: Schedule) -> dict[int, list[int]]:
-    """Buffer -> positions of the items that read it; -1 for being returned."""
+    """Buffer -> positions of the items that read it; -1 if it is returned."""
     readers: dict[int, list[int]] = {}
     for position, item in enumerate(schedule.items):
         for buffer in dict.fromkeys(accesses(item)[0]):
@@ -57,7 +58,8 @@ def readers_of(schedule: Schedule) -> dict[int, list[int]]:
 def absorbed(
     schedule: Schedule, position: int, spec: TensorSpec, readers: dict[int, list[int]]
 ) -> Absorbed | str:
-    """The kernel behind the product at `position` as its epilogue, or why not. `spec`: the result as matrices."""
+    """The kernel after the product at `position` as its epilogue, or the reason why not. `spec`: the result as
+    matrices."""
     found = behind(schedule, position, spec, readers)
     if isinstance(found, str):
         return found
@@ -72,7 +74,7 @@ def absorbed(
 def behind(
     schedule: Schedule, position: int, spec: TensorSpec, readers: dict[int, list[int]]
 ) -> Behind | str:
-    """As `absorbed`, wherever the kernel's result lies."""
+    """Like `absorbed`, for any layout of the kernel's result."""
     extern = schedule.items[position]
     assert isinstance(extern, ExternItem)
     result = extern.outs[0]
@@ -89,7 +91,7 @@ def behind(
 
 
 def writes_held(schedule: Schedule, item: Item) -> bool:
-    """Whether `item` writes to memory that was there before it."""
+    """Whether `item` writes to memory that existed before it."""
     if isinstance(item, ExternItem):
         return bool(written_values(item.op, item.args, item.kwargs))
     if isinstance(item, ViewItem):
@@ -141,7 +143,7 @@ def _dims(spec: TensorSpec) -> tuple[Sym, ...]:
 
 
 def only_index(value: Value, buffer: int) -> Size | None:
-    """The index at which `value` loads from `buffer`; None if there are several, or masked ones."""
+    """The only index at which `value` loads from `buffer`; None if there are several, or masked ones."""
     found: set[Size] = set()
     masked = False
     seen: set[int] = set()
@@ -159,7 +161,7 @@ def only_index(value: Value, buffer: int) -> Size | None:
 
 
 def _point_of_element(loops: Sequence[Loop], index: Size, spec: TensorSpec) -> dict[Sym, Size] | None:
-    """Loop symbols in terms of the element's place."""
+    """Loop symbols in terms of the element's indices."""
     flat: Size = 0
     steps: Size = 1
     for dim, size in zip(reversed(_dims(spec)), reversed(spec.shape)):
@@ -169,8 +171,8 @@ def _point_of_element(loops: Sequence[Loop], index: Size, spec: TensorSpec) -> d
 
 
 def point_at(loops: Sequence[Loop], index: Size, flat: Size, elements: Size) -> dict[Sym, Size] | None:
-    """Symbols of loops in terms of `flat`, a number below `elements`, at which `index` is that number; if it counts the
-    loops like the digits of a number, up to `elements`."""
+    """Loop symbols in terms of `flat`, a number below `elements`, at which `index` equals `flat`, if the index counts
+    the loops like digits of a number, up to `elements`."""
     places: list[tuple[Size, Sym, Size]] = []
     rest = index
     for loop in loops:
@@ -193,7 +195,7 @@ def point_at(loops: Sequence[Loop], index: Size, flat: Size, elements: Size) -> 
 
 
 def _strides(index: Size, dims: tuple[Sym, ...]) -> tuple[Size, ...] | None:
-    """`index` as strides along `dims` from the first element on."""
+    """`index` as strides along `dims`, relative to the first element."""
     strides: list[Size] = []
     for dim in dims:
         split = affine(index, dim)
@@ -205,7 +207,7 @@ def _strides(index: Size, dims: tuple[Sym, ...]) -> tuple[Size, ...] | None:
 
 
 def epilogue_value(value: Value, own: int, number: dict[int, int], place: Callable[[Size], Size]) -> Value:
-    """`value` with the product in place of loads from buffer `own`, and indices moved by `place`."""
+    """`value` with the product in place of loads from buffer `own`, and indices mapped by `place`."""
     done: dict[int, Value] = {}
 
     def moved(v: Value) -> Value:

@@ -1,7 +1,7 @@
-"""Which ATen calls are matrix products: mm, addmm, bmm, baddbmm, and 1x1 convolutions.
+"""ATen calls that are matrix products: mm, addmm, bmm, baddbmm, and 1x1 convolutions.
 
-`MATRIX_CALLS` describes an extern as a `MatrixCall`, or says why it is none; `plan_product` describes an operator on
-matrices (or stacks of them) as the `Product` that computes it.
+`MATRIX_CALLS` describes an extern as a `MatrixCall`, or says why it is not one; `plan_product` describes an operator
+on matrices (or stacks of them) as the `Product` that computes it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ Refuse = Callable[[Sequence[TensorSpec], Epilogue], str | None]
 
 @dataclass(frozen=True)
 class MatrixCall:
-    """An extern as `op(*args)` for `plan_product`: tensors of `args` are described as matrices, `buffers[i]` is the buffer
-    of args[i]. `result` describes the extern's own result as a matrix or stack of matrices."""
+    """An extern as `op(*args)` for `plan_product`: tensors of `args` are described as matrices, `buffers[i]` is the
+    buffer of args[i]. `result`: the extern's own result as a matrix or stack of matrices."""
 
     op: OpOverload
     args: tuple[Any, ...]
@@ -53,12 +53,12 @@ class MatrixCall:
     def plan(
         self, out: TensorSpec, name: str, epilogue: Epilogue, refuse: Refuse | None = None
     ) -> Request | str:
-        """The product that computes `epilogue` of the extern's result into `out`, whose shape is `result`'s; or why there
-        is none. `refuse`: as for `plan_product`."""
+        """The product that computes `epilogue` of the extern's result into `out`, whose shape is `result`'s; or the
+        reason why there is none. `refuse`: as for `plan_product`."""
         return plan_product(self.op, self.args, out, name, epilogue, refuse)
 
     def without_factors(self) -> tuple[MatrixCall, Any, Any]:
-        """The call with factors of 1, and those that it has, of the bias (beta) and of the product (alpha)."""
+        """The call with factors of 1, and its factors of the bias (beta) and of the product (alpha)."""
         form = _FORMS.get(self.op)
         if form is None or form.scales is None:
             return self, 1, 1
@@ -105,7 +105,7 @@ def _convolution_call(schedule: Schedule, item: ExternItem, arguments: Sequence[
 
 
 def _pixel_stride(spec: TensorSpec) -> Size | None:
-    """The stride of an image's pixels taken as one dimension, if they are evenly spaced."""
+    """The stride of an image's pixels as one dimension, if they are evenly spaced."""
     step: Size | None = None
     count: Size = 1
     for size, stride in zip(reversed(spec.shape[2:]), reversed(spec.stride[2:])):
@@ -120,7 +120,7 @@ def _pixel_stride(spec: TensorSpec) -> Size | None:
 
 
 def _channels_last(spec: TensorSpec) -> TensorSpec:
-    """The same memory with the channels moved to the end."""
+    """The same memory with the channels as the last dimension."""
 
     def moved(sizes: tuple[Size, ...]) -> tuple[Size, ...]:
         return (sizes[0], *sizes[2:], sizes[1])
@@ -142,8 +142,8 @@ MATRIX_CALLS: dict[OpOverload, Callable[[Schedule, ExternItem, Sequence[Any]], M
 
 @dataclass(frozen=True)
 class _Form:
-    """How an operator's arguments are read: positions of A, B, bias; where beta and alpha begin. `flatten`: A's leading
-    dimensions are rows, if B has none; `b_transposed`: B is given as W[N, K]."""
+    """How to read an operator's arguments: positions of A, B, bias; where beta and alpha begin. `flatten`: A's leading
+    dimensions are rows, if B has none; `b_transposed`: B is W[N, K]."""
 
     a: int
     b: int
@@ -164,7 +164,7 @@ _FORMS: dict[OpOverload, _Form] = {
 
 
 def place_of_a(op: OpOverload) -> int | None:
-    """The position of A among the arguments of an operator that takes A and B, next to each other, as they are; None for
+    """The position of A among the arguments of an operator that takes A and B, adjacent and unchanged; None for
     others."""
     form = _FORMS.get(op)
     return None if form is None or form.flatten or form.b != form.a + 1 else form.a
@@ -178,12 +178,13 @@ def plan_product(
     epilogue: Epilogue = NO_EPILOGUE,
     refuse: Refuse | None = None,
 ) -> Request | str:
-    """The product that computes `epilogue(op(*args))` into `out`, whose memory overlaps no operand; or why there is none.
+    """The product that computes `epilogue(op(*args))` into `out`, whose memory overlaps no operand; or the reason why
+    there is none.
 
-    `args`: all arguments in the schema's order, tensors as their specs; trailing defaults may be missing. In `epilogue` the
-    product is the result of `op`, bias included; ROW and COL index `out` as a matrix (leading dimensions that a
-    linear layer flattens are part of ROW), BATCH its batch dimensions, flat. `refuse`: which products there is no code for;
-    the CPU's, if it is not given.
+    `args`: all arguments in the schema's order, tensors as their specs; trailing defaults may be missing. In
+    `epilogue` the product is the result of `op`, bias included; ROW and COL index `out` as a matrix (leading
+    dimensions that a linear layer flattens are part of ROW), BATCH its batch dimensions, flat. `refuse`: the products
+    without code; by default the CPU's.
     """
     try:
         if op in _FORMS:
@@ -240,7 +241,7 @@ def _request(
 
 
 def refused_on_cpu(specs: Sequence[TensorSpec], epilogue: Epilogue) -> str | None:
-    """Of A, B and the result: why there is no code for a CPU, if so."""
+    """Why a CPU has no code for a product of A, B and this result; None if it has."""
     dtype = specs[-1].dtype
     if any(s.dtype != dtype for s in specs) or dtype not in (torch.float32, torch.float64):
         return f"dtypes {[s.dtype for s in specs]}"
@@ -274,7 +275,7 @@ class _Stack:
         return _Stack(self.batch, self.strides, self.cols, self.col, self.rows, self.row)
 
     def flattened(self) -> _Stack:
-        """The batch joined to the rows."""
+        """The batch merged into the rows."""
         rows, row = self.rows, self.row
         for size, stride in zip(reversed(self.batch), reversed(self.strides)):
             if size == 1:
@@ -285,7 +286,7 @@ class _Stack:
         return _Stack((), (), rows, row, self.cols, self.col)
 
     def matrix(self, batch: tuple[int, ...]) -> Matrix:
-        """As an operand of a product over `batch` (at most two dimensions), to which this broadcasts."""
+        """The operand of a product over `batch` (at most two dimensions), to which this broadcasts."""
         missing = len(batch) - len(self.batch)
         sizes, strides = (1,) * missing + self.batch, (0,) * missing + self.strides
         steps = [0 if have == 1 else stride for have, stride in zip(sizes, strides)]
@@ -303,13 +304,13 @@ def _stack(argument: Argument) -> _Stack:
 
 
 def _places(c: _Stack) -> list[Size]:
-    """What indexes each dimension of `c`."""
+    """The index of each dimension of `c`."""
     inner = c.batch[1] if len(c.batch) > 1 else 1
     return [*(BATCH // inner, BATCH % inner)[: len(c.batch)], ROW, COL]
 
 
 def _moved(epilogue: Epilogue, places: dict[Sym, Size]) -> Epilogue:
-    """The epilogue where BATCH, ROW and COL stand for other places."""
+    """The epilogue with other indices for BATCH, ROW and COL."""
     if epilogue.value is None:
         return epilogue
     value = rewrite(epilogue.value, lambda b, e: (b, subs(e, places)), None)

@@ -24,9 +24,9 @@ from smelt.shapes.expr import Values
 
 @dataclass(frozen=True)
 class ProductItem:
-    """A generated matrix product or window in place of an extern (and of the kernel that it absorbed). `buffers` as its
-    machine function takes them; the last one is the result. `lengths`: the product's in a schedule with symbols; all else of
-    it is the same for all sizes."""
+    """A generated matrix product or window that replaces an extern (and its fused epilogue). `buffers`: in the order
+    of its parameters, the result last. `lengths`: the product's symbolic lengths; everything else of it is concrete.
+    """
 
     product: Product | Window
     buffers: tuple[int, ...]
@@ -40,9 +40,8 @@ Prefer = Callable[[ProductItem], bool]
 def with_products(
     schedule: Schedule, absorb: bool, prefer: Prefer, values: Values | None = None
 ) -> list[Item | ProductItem]:
-    """The schedule's items, with products in place of the externs that `prefer` would rather generate. `absorb`: elementwise
-    kernels behind them may be part of them. `values`: numbers for the symbols of a schedule with some; then products have
-    `lengths`."""
+    """The schedule's items, with products in place of the externs that `prefer` selects. `absorb`: fuse epilogues.
+    `values`: sizes for the symbols of a symbolic schedule, whose products have `lengths`."""
     if not any(is_product(i) for i in schedule.items):
         return list(schedule.items)
     readers = readers_of(schedule)
@@ -72,7 +71,8 @@ def with_products(
 def _put(
     items: list[Item | ProductItem | None], position: int, made: ProductItem, fused: Absorbed | None
 ) -> None:
-    """A product that absorbed a kernel stands where the kernel stood: all that the kernel read is there by then."""
+    """Insert a product. With a fused epilogue it takes the kernel's position, since all operands of the kernel are
+    defined there."""
     if fused is None:
         items[position] = made
     else:
@@ -80,7 +80,7 @@ def _put(
 
 
 def compile_items(items: Sequence[ProductItem]) -> dict[int, CompiledKernel]:
-    """Machine code by id of item. Equal products are one function."""
+    """Machine code by id of item. Equal products share a function."""
     return compile_by(items, compile_products, compile_windows)
 
 
@@ -89,7 +89,7 @@ def compile_by(
     products: Callable[[Sequence[Product]], Sequence[CompiledKernel]],
     windows: Callable[[Sequence[Window]], Sequence[CompiledKernel]],
 ) -> dict[int, CompiledKernel]:
-    """The same by given compilers, which are asked for distinct products of distinct names."""
+    """The same with passed compilers, which receive distinct products with distinct names."""
     by_product: dict[Product | Window, CompiledKernel] = {}
     compilers: tuple[tuple[type, Callable[[Any], Any]], ...] = ((Product, products), (Window, windows))
     for kind, compile_all in compilers:
@@ -108,7 +108,7 @@ def _identifier(name: str) -> str:
 
 
 def is_product(item: Item) -> bool:
-    """Whether it is an ATen call that code may be generated for."""
+    """Whether code may be generated for the ATen call."""
     return (
         isinstance(item, ExternItem)
         and (item.op in MATRIX_CALLS or item.op in WINDOW_CALLS)
@@ -117,7 +117,7 @@ def is_product(item: Item) -> bool:
 
 
 def _is_static(schedule: Schedule, item: ExternItem) -> bool:
-    """Whether its tensors are of fixed sizes."""
+    """Whether its tensors have concrete sizes."""
     touched = {*accesses(item)[0], *(out for out in item.outs if out is not None)}
     specs = [schedule.buffers[b].spec for b in touched]
     return all(isinstance(n, int) for spec in specs for n in (*spec.shape, *spec.stride))

@@ -1,8 +1,8 @@
-"""Which elementwise kernel in front of a product can be computed as the product reads its operand.
+"""Prologue fusion: the elementwise kernel that computes a product's operand, evaluated as the product reads it.
 
-The kernel's result must be the operand and nothing else: one store, which only this product reads (maybe through views), at
-an index that counts its points. Casts of weights are such kernels. An element is then computed once for each tile that
-reads it, so this pays only sometimes. Refusals carry a reason.
+The kernel's result must be exactly the operand: one store, read only by this product (possibly through views), at an
+index that counts its points. Casts of weights are such kernels. An element is then computed once per tile that reads
+it, so fusion pays only sometimes. Refusals carry a reason.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Prologue:
 
 
 def memory_index(matrix: Matrix, batch: tuple[int, int]) -> Size:
-    """Where the element at BATCH, ROW, COL of a stack of matrices lies."""
+    """The offset of the element at BATCH, ROW, COL of a stack of matrices."""
     if matrix.outer == batch[1] * matrix.inner or batch[1] == 1:
         step = matrix.inner if batch[1] > 1 else matrix.outer
         return BATCH * step + ROW * matrix.row + COL * matrix.col
@@ -52,9 +52,9 @@ def prologue(
     sizes: tuple[int, int, int],
     masks: bool = False,
 ) -> Prologue | str:
-    """What gives `buffer`, read by the product at `position` that will stand at `place`, as its prologue; or why not.
-    `index`: where elements of the operand lie, which has `sizes`: batch, rows, columns. `masks`: whether it may load under
-    a mask."""
+    """The producer of `buffer`, read by the product at `position` that moves to `place`, as its prologue; or the
+    reason why not. `index`: the offsets of the operand's elements, with `sizes`: batch, rows, columns. `masks`:
+    whether masked loads are allowed."""
     positions = []
     while True:
         if readers.get(buffer) != [position]:
@@ -87,7 +87,7 @@ def prologue(
 
 
 def _writer(schedule: Schedule, buffer: int, before: int) -> int:
-    """The position of the kernel or view that defines the buffer, -1 where there is none."""
+    """The position of the kernel or view that defines the buffer, or -1."""
     for position in reversed(range(before)):
         item = schedule.items[position]
         if isinstance(item, ViewItem) and item.out == buffer:
@@ -100,7 +100,7 @@ def _writer(schedule: Schedule, buffer: int, before: int) -> int:
 
 
 def _elementwise(kernel: Kernel) -> Store | None:
-    """What the kernel stores at each of its points, if that is all that it does."""
+    """The store at each of the kernel's points, if the kernel does nothing else."""
     if len(kernel.stages) != 1 or kernel.sizes or any(b.role in ("local", "inout") for b in kernel.buffers):
         return None
     (stage,) = kernel.stages
@@ -138,5 +138,5 @@ def _as_prologue(
 
 
 def plain(dtype: torch.dtype, index: Size) -> tuple[tuple[Buffer, ...], Value]:
-    """An operand that is read as it is: its input and value."""
+    """An operand that is loaded without a prologue: its input and value."""
     return (Buffer("operand", dtype, "in"),), Value("load", (0, index, None), dtype)

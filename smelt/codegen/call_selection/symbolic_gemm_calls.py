@@ -1,5 +1,5 @@
-"""Matrix products of a schedule with symbols, where the number of rows, the depth and how A lies are all that depends on
-sizes: layers of a model, whatever the batch, and the gradients of their weights."""
+"""Matrix products of a symbolic schedule in which only the number of rows, the depth and A's strides depend on sizes:
+layers of a model for any batch, and the gradients of their weights."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ class SizedCall(MatrixCall):
     a: int = 0
 
     def at(self, values: Values) -> MatrixCall:
-        """The call at numbers."""
+        """The call for concrete sizes."""
         args = tuple(at_numbers(x, values) if isinstance(x, TensorSpec) else x for x in self.args)
         return MatrixCall(self.op, args, self.buffers, at_numbers(self.result, values))
 
     def lengths(self, out: TensorSpec) -> Lengths | None:
-        """Of the product that computes this into `out`; None where more of it depends on sizes. Sizes and strides that are
-        not numbers are two at least: none is a dimension of one element, whose stride is nobody's, or contiguous."""
+        """The lengths of the product that computes this into `out`; None if more of it depends on sizes. Symbolic
+        sizes and strides are at least 2: no such dimension has one element, whose stride is arbitrary, or is
+        contiguous."""
         tensors = {i: x for i, x in enumerate(self.args) if isinstance(x, TensorSpec)}
         specs = [*tensors.values(), out]
         if any(not isinstance(n, int) and bounds(n)[0] < 2 for x in specs for n in (*x.shape, *x.stride)):
@@ -44,12 +45,12 @@ class SizedCall(MatrixCall):
 
 
 def _is_row_major(out: TensorSpec) -> bool:
-    """Whether a result is computed as it is, and not transposed."""
+    """Whether the product computes the result itself rather than its transpose."""
     return out.stride[1] == 1 or out.shape[1] == 1
 
 
 def sized_call(schedule: Schedule, item: ExternItem) -> SizedCall | str:
-    """The extern, whose shapes have symbols, as a product, or why it is none of this kind."""
+    """The extern, whose shapes have symbols, as such a product, or the reason why it is not one."""
     place = place_of_a(item.op)
     if place is None:
         return "not a product of A and B as they are"

@@ -1,6 +1,6 @@
-"""Which ATen operators slide a window over planes: depthwise convolutions, max and average pooling.
+"""ATen operators that slide a window over planes: depthwise convolutions, max and average pooling.
 
-Each entry of WINDOW_CALLS describes an extern as a `WindowCall`, or says why generated code cannot stand for it.
+Each entry of WINDOW_CALLS describes an extern as a `WindowCall`, or says why generated code cannot replace it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class WindowCall:
     bias: TensorSpec | None = None
 
     def plan(self, out: TensorSpec, name: str, epilogue: Epilogue) -> Request | str:
-        """The window that computes `epilogue` of the extern's result into `out`, whose shape is `result`'s; or why there
-        is none."""
+        """The window that computes `epilogue` of the extern's result into `out`, whose shape is `result`'s; or the
+        reason why there is none."""
         try:
             if self.bias is not None:
                 epilogue = with_bias(epilogue, self.bias, [ROW], out.dtype)
@@ -81,7 +81,7 @@ def _max_pool(schedule: Schedule, item: ExternItem, arguments: Sequence[Any]) ->
 
 
 def _mean_pool(schedule: Schedule, item: ExternItem, arguments: Sequence[Any]) -> WindowCall | str:
-    """Where every window counts the same number of pixels."""
+    """Average pooling whose windows all count the same number of pixels."""
     x, kernel, stride, padding, ceil_mode, count_include_pad, divisor = arguments
     if divisor is None and (ceil_mode or (any(padding) and not count_include_pad)):
         return "windows at the border count fewer pixels"

@@ -1,13 +1,14 @@
-"""What need not be as exact as float32, since it is rounded to half precision at once: which values, and what is cheaper.
+"""Values that need less than float32 accuracy because they are rounded to half precision at once, and cheaper
+functions for them.
 
-Kernels that read and write half precision at the speed of memory have some 30 instructions for each element on an H200, and
-an exponential that is exact to the last bit takes eight. Here are values of float32 that go nowhere but through products,
-quotients and choices into a conversion to float16 or bfloat16: a relative error stays what it is on that way, and one of
-2**-15 is a thirtieth of the last place of float16. Also exponentials below a maximum that are only added up: what is
-added is at most 1, and the sum at least that, so that their errors are small beside it.
+Kernels that read and write half precision at memory speed have some 30 instructions per element on an H200, and an
+exponential that is exact to the last bit takes eight. This module finds float32 values that reach only a conversion to
+float16 or bfloat16, through products, quotients and selections: a relative error is preserved on that way, and one of
+2**-15 is a thirtieth of the last place of float16. It also finds exponentials below a maximum that are only summed:
+addends are at most 1 and the sum is at least 1, so that their errors are small beside it.
 
-A difference passes errors on that may be large beside it, except where one side is 0 for all of a row but one element (the
-gradient of a cross entropy): an error of exp(y) for y < 0 is then at most 2**-24 of 1, as an exact one's.
+A difference can amplify errors, except where one side is 0 for all but one element of a row (the gradient of a cross
+entropy): an error of exp(y) for y < 0 is then at most 2**-24 of 1, as an exact one's.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ _ALONE = dict(exp="fast_exp", sigmoid="fast_sigmoid")
 
 @dataclass(frozen=True)
 class Cheap:
-    """`functions`: value -> the name of the function that gives it (`ptx_functions.py`), and of what. `quotients`: those
-    whose divisor, at least 1, is one of a row: a product with its reciprocal is as good."""
+    """`functions`: value -> the name of its function (`ptx_functions.py`) and the operand. `quotients`: quotients
+    whose divisor, at least 1, is constant along a row: a product with its reciprocal is as good."""
 
     functions: Mapping[Value, tuple[str, Value]]
     quotients: frozenset[Value]
@@ -45,7 +46,7 @@ def below_maximum(value: Value, maxima: Mapping[str, Value]) -> str | None:
 
 
 def cheap(kernel: Kernel) -> Cheap:
-    """Of all of a kernel's values."""
+    """The cheap functions for a kernel's values."""
     uses = _Uses(kernel)
     functions: dict[Value, tuple[str, Value]] = {}
     quotients: set[Value] = set()
@@ -67,7 +68,7 @@ def cheap(kernel: Kernel) -> Cheap:
 
 
 class _Uses:
-    """Who reads each value. `sums`: names of sums of exponentials below a maximum."""
+    """The readers of each value. `sums`: names of sums of exponentials below a maximum."""
 
     def __init__(self, kernel: Kernel) -> None:
         stages = [*kernel.stages, *([row_stage(kernel)] if kernel.sums else [])]
@@ -86,7 +87,7 @@ class _Uses:
         self.known: dict[Value, bool] = {}
 
     def is_rounded(self, v: Value, sums: bool = False) -> bool:
-        """Whether all that is made of `v` is rounded before a relative error could grow; `sums`: or is added up."""
+        """Whether all uses of `v` are rounded before a relative error can grow; `sums`: or are summed."""
         if v in self.stored or v in self.reduced or (v in self.summed and not sums):
             return False
         if v not in self.known:
@@ -108,7 +109,7 @@ class _Uses:
 
 
 def _is_one_of_a_row(v: Value) -> bool:
-    """0 but at one place."""
+    """Whether it is 0 except at one index of the row."""
     if v.op != "where" or v.args[0].op != "eq" or not _is_number(v.args[2], 0):
         return False
     return any(a.op == "index" for a in v.args[0].args)

@@ -1,10 +1,10 @@
-"""Triton's own code generator, from a syntax tree to Triton's form, without what no kernel of smelt's needs.
+"""A faster copy of Triton's own code generator, from a syntax tree to Triton's IR.
 
-For products, and for what cannot be executed (`traced_frontend.py`). All of it is Python, which one thread at a time
-runs: where many kernels are compiled side by side, it is what they wait for. Half of its time goes to what is thrown
-away: a warning filter for each node of the tree, where each operation stands in the text (PTX is kept without that),
-the signatures of Triton's functions, again for each call, and the text of each function, read back from a file. A copy
-of its module is changed here; the module that the program uses stays as it is.
+It serves products, and kernels that `traced_frontend.py` cannot trace. The generator is pure Python, which one thread
+at a time runs, so kernels that compile in parallel wait for it. Half of its time goes to work without use here: a
+warning filter for each node of the tree, source locations of operations (cached PTX has none), the signatures of
+Triton's functions, computed again for each call, and the text of each function, read back from a file. This module
+changes a copy of Triton's module; the program's stays as it is.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _numbers = itertools.count()
 
 
 def code_generator(own: ModuleType) -> ModuleType:
-    """A copy of `own`, Triton's module `triton.compiler.code_generator`, that gives the same form sooner, without places.
-    Raises AttributeError where that is another than is known."""
+    """A copy of `own`, Triton's module `triton.compiler.code_generator`, that produces the same IR faster, without
+    locations. Raises AttributeError for an unknown version of it."""
     spec = importlib.util.spec_from_file_location(own.__name__, own.__file__)
     assert spec is not None and spec.loader is not None
     copy: Any = importlib.util.module_from_spec(spec)
@@ -55,7 +55,7 @@ def _set_no_place(self: Any, value: object, name: str) -> None:
 
 
 class _Inspect:
-    """The module `inspect`, which remembers the signatures of functions."""
+    """The module `inspect` with cached signatures."""
 
     def __init__(self) -> None:
         self._of_function = functools.cache(inspect.signature)
@@ -65,7 +65,8 @@ class _Inspect:
         return getattr(inspect, name)
 
     def signature(self, function: Callable[..., Any]) -> inspect.Signature:
-        """As inspect's. Methods are made anew each time, and hold their objects: their functions' are remembered."""
+        """As inspect's. Bound methods are created at each access and hold their objects, so the cache is keyed by
+        their functions."""
         if inspect.isfunction(function):
             return self._of_function(function)
         if inspect.ismethod(function) and inspect.isfunction(function.__func__):
@@ -74,13 +75,13 @@ class _Inspect:
 
 
 def _bound(function: Callable[..., Any]) -> inspect.Signature:
-    """The signature of a function as the method of some object."""
+    """The signature of a function as a bound method."""
     return inspect.signature(MethodType(function, object()))
 
 
 def declared(source: Source) -> Any:
-    """The `triton.jit` function `kernel` of `source`, for `code_generator` alone: Python knows nothing but its parameters,
-    and its text is given to Triton as it is. Raises AttributeError where Triton's functions do not take a text."""
+    """The `triton.jit` function `kernel` of `source`, for `code_generator` only: Python sees only its parameters, and
+    Triton receives its text. Raises AttributeError if Triton's functions do not accept a text."""
     helpers, kernel = source.text.split(KERNEL)
     parameters = kernel.partition("\n")[0]
     function = _defined(f"{KERNEL}{parameters}\n    pass\n", dict(_namespace(helpers)))["kernel"]
@@ -90,12 +91,12 @@ def declared(source: Source) -> Any:
 
 @functools.lru_cache(256)
 def _namespace(helpers: str) -> dict[str, Any]:
-    """What the text above a kernel defines, which is the same for many."""
+    """The definitions in the text before a kernel, cached since many kernels share them."""
     return _defined(helpers, {})
 
 
 def _defined(text: str, namespace: dict[str, Any]) -> dict[str, Any]:
-    """`namespace` with what `text` defines. Triton reads functions back from their file as it makes them."""
+    """`namespace` with the definitions of `text`. Triton reads functions back from their file as it creates them."""
     filename = f"smelt_triton_part_{next(_numbers)}.py"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     namespace["__name__"] = "smelt_triton"

@@ -1,12 +1,12 @@
 """Attention as Triton source: softmax(score(q @ k)) @ v in one kernel, for any score function.
 
-A program has XBLOCK queries of one head and goes over the keys, RBLOCK at a time (flash attention: Dao et al., 2022). For
-each query it holds the largest score m that it has seen, the sum of exp(score - m), and the values weighed by these, which
-are all made smaller when a larger score is found (the online normaliser of softmax: Milakov and Gimelshein, 2018). Neither
-scores nor probabilities are in memory.
+A program has XBLOCK queries of one head and walks the keys, RBLOCK at a time (flash attention: Dao et al., 2022). For
+each query it holds the largest score m so far, the sum of exp(score - m), and the weighted values, all of which are
+rescaled when a larger score is found (the online normalizer of softmax: Milakov and Gimelshein, 2018). Neither scores
+nor probabilities are materialized.
 
-A row all of whose scores are minus infinity has the sum 0, and gives 0 / 0 as softmax does, unless the program asks for 0.
-NaN and positive infinity make the sum NaN, and so the row, as in softmax.
+A row whose scores are all minus infinity has the sum 0 and results in 0 / 0 as in softmax, unless the program asks for
+0. NaN and positive infinity make the sum NaN, and so the row, as in softmax.
 """
 
 from __future__ import annotations
@@ -30,16 +30,18 @@ SMALLEST = 16  # places of a block that tensor cores multiply
 
 @dataclass(frozen=True)
 class TiledAttention:
-    """For BATCH, a query ROW and a place COL of the values: `value` of the sum over keys of p * v / the sum of p, stored at
-    `index`, where p is exp(score - the row's largest score).
+    """For BATCH, a query ROW and an index COL of the values: `value` of the sum over keys of p * v / the sum of p,
+    stored at `index`, where p is exp(score - the row's largest score).
 
-    `q` is at BATCH, ROW = query, COL = place in the head; `k` at BATCH, ROW = place in the head, COL = key; `v` at BATCH,
-    ROW = key, COL. `score`, of float32, is at BATCH, ROW = query, COL = key, and loads `scores` by number; `value` loads
-    `inputs`. Queries and keys are of one dtype, float16 or bfloat16, so are values. `empty`: what rows give that see
-    nothing but minus infinity, 0 or NaN. `behind`: where it is a number n, all scores of keys after query + n are minus
-    infinity (causal attention has 0), and these keys need not be read.
+    `q` is at BATCH, ROW = query, COL = index in the head; `k` at BATCH, ROW = index in the head, COL = key; `v` at
+    BATCH, ROW = key, COL. `score`, of float32, is at BATCH, ROW = query, COL = key, and loads `scores` by number;
+    `value` loads `inputs`. Queries and keys have one dtype, float16 or bfloat16, and so do values. `empty`: the value
+    of rows in which all scores are minus infinity, 0 or NaN. `behind`: a number n if all scores of keys after query +
+    n are minus infinity (0 for causal attention); these keys are not read.
 
-    The kernel's buffers are the inputs of q, of k, of v, `scores`, `inputs`, and the result, which overlaps none of them."""
+    The kernel's buffers are the inputs of q, of k, of v, `scores`, `inputs`, and the result, which overlaps none of
+    them.
+    """
 
     name: str = field(compare=False)
     batch: int
@@ -60,17 +62,17 @@ class TiledAttention:
 
     @property
     def sizes(self) -> str:
-        """For people: batch, queries, keys, places of a head."""
+        """Batch, queries, keys, head size, for display."""
         return f"{self.batch}×{self.queries}×{self.keys}×{self.head}"
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the values as they are multiplied."""
+        """The dtype of the values in the product."""
         return self.v.value.dtype
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
-        """The kernel's."""
+        """The kernel's buffers."""
         result = Buffer("out", self.value.dtype, "out")
         return (*self.q.inputs, *self.k.inputs, *self.v.inputs, *self.scores, *self.inputs, result)
 
@@ -82,21 +84,21 @@ class TiledAttention:
 
 
 def power(size: int) -> int:
-    """The least block that holds so many rows or columns."""
+    """The smallest block that holds so many rows or columns."""
     return max(SMALLEST, 1 << max(size - 1, 0).bit_length())
 
 
 def attention_source(
     a: TiledAttention, tile: Tile, unaligned: frozenset[int] = frozenset(), dialect: Dialect = "ptx"
 ) -> Source:
-    """`a` in tiles of `tile`. `unaligned`: buffers that need not begin at a multiple of 16 bytes. A launch's points are
-    blocks of queries; a program computes one."""
+    """`a` in tiles of `tile`. `unaligned`: buffers that may begin at any address. A launch's points are blocks of
+    queries; a program computes one."""
     return _Attention(a, tile, dialect).source_of(unaligned)
 
 
 class _Attention(TilePrinter):
-    """Blocks are of queries and places of the head (q), of these places and keys (k), of queries and keys (scores), of keys
-    and places of the values (v), of queries and these (the result)."""
+    """Blocks have the axes: queries and head (q), head and keys (k), queries and keys (scores), keys and value columns
+    (v), queries and value columns (the result)."""
 
     def __init__(self, a: TiledAttention, tile: Tile, dialect: Dialect) -> None:
         parts = (
@@ -124,7 +126,7 @@ class _Attention(TilePrinter):
     # ---- the program
 
     def _begin(self, blocks: int) -> None:
-        """Which queries. Where those further behind see more keys, they begin first."""
+        """The block of queries. If later queries see more keys, they run first."""
         a = self.a
         block = f"tl.program_id(0) % {blocks}"
         self.lines += [
@@ -138,7 +140,7 @@ class _Attention(TilePrinter):
         self._points("place", "tl.arange(0, NBLOCK)", "r", a.width, power(a.width))
 
     def _points(self, name: str, text: str, axis: str, size: int, block: int, indent: int = 1) -> None:
-        """Names points along an axis."""
+        """Name the points along an axis."""
         placed = f"{self.widened(f'({text})')}{'[:, None]' if axis == 'x' else '[None, :]'}"
         self.lines.append(f"{'    ' * indent}{name} = {placed}")
         if size % block:
@@ -146,7 +148,7 @@ class _Attention(TilePrinter):
             self.masks[name] = f"{name}mask"
 
     def _at(self, rows: str, columns: str, indent: int) -> Place:
-        """In a block of these points, whose sizes it makes known."""
+        """Enter a block of these points and make their sizes known."""
         a = self.a
         sizes = {
             "x": (a.queries, "XBLOCK"),
@@ -187,7 +189,7 @@ class _Attention(TilePrinter):
         self.results[ATTENTION] = sums
 
     def _weights(self, product: str, sums: str) -> str:
-        """What a block of keys weighs, as values are multiplied with; what was seen before is made smaller."""
+        """The weights of a block of keys, in the values' dtype; earlier results are rescaled."""
         a, at = self.a, self._at("x", "r", 2)
         self.results[SCORE] = self._named(at, product, X | R, fixed=False)
         score = self.value(at, counted(a.score, a.firsts[3], {}))
@@ -215,7 +217,7 @@ class _Attention(TilePrinter):
         return self.factor(named(value_expressions.cast(weights, torch.float32, a.dtype), X | R), a.dtype)
 
     def _text(self, at: Place, v: Value) -> tuple[str, Axes]:
-        """Places are compared and converted in 32 bits where they fit: half as many instructions."""
+        """Indices are compared and converted in 32 bits if they fit: half as many instructions."""
         if v.op in _COMPARISONS or (v.op == "cast" and v.dtype.is_floating_point):
             found = [self._narrow(at, operand) for operand in v.args]
             texts = [text for text, _ in filter(None, found)]
@@ -227,7 +229,7 @@ class _Attention(TilePrinter):
         return super()._text(at, v)
 
     def _narrow(self, at: Place, v: Value) -> tuple[str, Axes] | None:
-        """A place, or a number that is compared with one, as an integer of 32 bits."""
+        """An index, or a number compared with one, as a 32-bit integer."""
         if v.op not in ("index", "const") or v.dtype is not torch.int64 or self.wide != "tl.int32":
             return None
         e = subs(v.args[0], at.rewrite)

@@ -1,6 +1,6 @@
-"""What kernels that multiply blocks share: operands as expressions, how they are printed, the module around them.
+"""Shared parts of kernels that multiply blocks: operands as expressions, their printer, the module around them.
 
-Operands are multiplied as float16 or bfloat16, sums are of float32.
+Operands are multiplied as float16 or bfloat16, sums are in float32.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Operand:
 
 @dataclass(frozen=True, order=True)
 class Tile:
-    """How a product is cut: `x` rows, `r` columns and `k` of the sums at once; `group` tiles of rows are done for each tile
-    of columns before the next one, so that what they read is still in the cache. Of attention: `x` queries and `r` keys;
-    `k` is the whole of a head."""
+    """The tiling of a product: `x` rows, `r` columns and `k` of the sums at once; `group` tiles of rows are computed
+    for each tile of columns before the next one, so that operands stay in the cache. For attention: `x` queries and
+    `r` keys; `k` is the head size."""
 
     x: int
     r: int
@@ -43,8 +43,7 @@ class Tile:
 
 
 class TilePrinter(Printer):
-    """The expressions are those of other kernels, on blocks whose two axes have several meanings. `top`: the largest number
-    that an index has."""
+    """Prints expressions of other kernels on blocks whose two axes have several meanings. `top`: the largest index."""
 
     loads_lines = False  # indices here are blocks of two axes
 
@@ -56,13 +55,13 @@ class TilePrinter(Printer):
         self.extents = {"x": "XBLOCK", "r": "RBLOCK"}  # of the axes of the block that is being printed
 
     def widened(self, text: str) -> str:
-        """An integer in which indices are computed."""
+        """An integer in the type of indices."""
         return f"{text}.to({self.wide})" if self.wide == "tl.int64" else text
 
     def module_of_tiles(
         self, programs: int, constants: Mapping[str, int], unaligned: frozenset[int]
     ) -> Source:
-        """The module of what is printed, for `programs` programs."""
+        """The module of the printed kernel, for `programs` programs."""
         passed = self._passed()
         arguments = [*passed, *(f"{name}: tl.constexpr" for name in constants)]
         body = "\n".join([f"def kernel({', '.join(arguments)}):", *self.lines, ""])
@@ -91,7 +90,7 @@ class TilePrinter(Printer):
         return self.factor(value, dtype)
 
     def factor(self, value: str, dtype: torch.dtype) -> str:
-        """A block as `tl.dot` takes it."""
+        """A block as an operand of `tl.dot`."""
         if self.values.dialect == "torch" and dtype is torch.bfloat16:
             return f"{value}.to(tl.float32)"  # the interpreter would multiply their bits
         return value
@@ -101,29 +100,29 @@ class TilePrinter(Printer):
 
 
 def counted(value: Value, first: int, place: Mapping[Sym, Size]) -> Value:
-    """`value` with buffers counted from `first`, and its symbols replaced."""
+    """`value` with buffers numbered from `first`, and its symbols replaced."""
     return Moved(place, lambda number: number + first).value(value)
 
 
 def places(batch: int, rows: int, columns: int) -> dict[Sym, Size]:
-    """The symbols of expressions, with bounds, by the names that they have in the program."""
+    """The symbols of expressions, with bounds, by their names in the program."""
     sizes = ((BATCH, "batch", batch), (ROW, "x", rows), (COL, "r", columns))
     return {s: Sym(name, 0, max(size - 1, 0)) if size > 1 else 0 for s, name, size in sizes}
 
 
 def highest(indices: Sequence[Size], sizes: tuple[int, int, int]) -> int:
-    """The largest number that one of `indices`, over BATCH, ROW and COL, has."""
+    """The largest value of `indices` over BATCH, ROW and COL."""
     at = places(*sizes)
     return max((max(map(abs, bounds(subs(i, at)))) for i in indices), default=0)
 
 
 def indices_of(value: Value) -> list[Size]:
-    """All that `value` reads at or computes with."""
+    """The indices at which `value` loads or with which it computes."""
     return [v.args[1] if v.op == "load" else v.args[0] for v in walk([value]) if v.op in ("load", "index")]
 
 
 def _zero_of_zeros(value: Value) -> bool:
-    """Whether this is zero where what it loads is: loads themselves, and casts of them."""
+    """Whether the value is zero if its loads are: loads themselves, and casts of them."""
     while value.op == "cast":
         (value,) = value.args
     return value.op == "load"

@@ -1,20 +1,20 @@
-"""How much of a kernel one program does, and by how many threads: a cost rule, its reasons beside it.
+"""Block sizes and warps of a kernel: a cost rule, with its reasons.
 
-What decides about time is memory: as many bytes as there can be must be under way at once (a multiprocessor of an H100
-needs some 40 KB of them), each access of a warp has to be of neighbours (a sector is 32 bytes, a line 128), by 16 bytes a
-thread, and all multiprocessors need work. `benchmarks/gpu/blocks.py` measures other choices beside these.
+Memory decides the time: enough bytes must be in flight (a multiprocessor of an H100 needs some 40 KB), each access of
+a warp must be to adjacent elements (a sector is 32 bytes, a line 128), by 16 bytes a thread, and all multiprocessors
+need work. `benchmarks/gpu/blocks.py` measures alternatives.
 
 * *flat*: elementwise, one axis. A thread computes one vector of 16 bytes.
-* *rows*: elementwise over several loops, of which the last is long: the last is an axis of its own, so that what belongs to
-  a row is loaded and computed once, and no index has a remainder.
-* *tiles*: elementwise, where some tensor has neighbours along another loop than the one that is stored along. A block is
-  square, so that both sides are accessed by whole lines; Triton turns it in shared memory.
-* *reductions of rows*: whole rows in registers while they fit, else blocks of them, one after the other.
-* *rows with sums beside them*: a program goes over many rows, as many at once as fill its threads. It keeps a sum for each
-  column, so that there are few on a multiprocessor, and loads the next rows while it computes.
-* *reductions of columns*: neighbouring sums are neighbours in memory, those of one sum are not: a block has a line's worth
-  of sums, and as many rows as its threads can load at once. Fewer sums where fewer are neighbours and rows are many: else
-  there would be few programs, which go over long columns.
+* *rows*: elementwise over several loops, the last of which is long: the last loop is an axis of its own, so that row
+    values are loaded and computed once, and no index has a remainder.
+* *tiles*: elementwise, where some tensor is contiguous along a loop other than the stores'. A block is square, so that
+    both sides are accessed by full lines; Triton transposes it in shared memory.
+* *row reductions*: whole rows in registers while they fit, else blocks of them in sequence.
+* *rows with sibling sums*: a program walks many rows, as many at once as fill its threads. It holds a sum for each
+    column, so that few programs fit on a multiprocessor, and prefetches the next rows while it computes.
+* *column reductions*: adjacent sums are adjacent in memory, the elements of a sum are not: a block has a line's worth
+    of sums, and as many rows as its threads can load at once. It has fewer sums if fewer are adjacent and rows are
+    many: otherwise there would be few programs, which walk long columns.
 """
 
 from __future__ import annotations
@@ -92,11 +92,12 @@ SECTOR = 32  # bytes
 
 @dataclass(frozen=True)
 class Blocks:
-    """Block sizes (powers of two) and warps of a launch. `r` is 0 when a block has no second axis.
+    """Block sizes (powers of two) and warps of a launch. `r` is 0 if a block has no second axis.
 
-    `across`: the outer loop of an elementwise kernel that is the second axis; its blocks are programs of their own. `outer`:
-    the other loops then, in the order in which the first axis counts them. `ahead`: of rows that a program goes over, the
-    next ones are loaded while it computes."""
+    `across`: the outer loop of an elementwise kernel that is the second axis; its blocks are separate programs.
+    `outer`: the remaining loops, in the order in which the first axis counts them. `ahead`: a program that walks rows
+    loads the next ones while it computes.
+    """
 
     x: int
     r: int
@@ -107,7 +108,7 @@ class Blocks:
 
 
 def choose(kernel: Kernel, host: frozenset[int] = frozenset()) -> Blocks:
-    """The blocks of `kernel`. `host`: those of its buffers that are passed by value."""
+    """The blocks of `kernel`. `host`: its buffers that are passed by value."""
     read = _read(kernel, host)
     lanes = 32 * elements(read)
     if kernel.sums is not None:
@@ -122,7 +123,7 @@ def choose(kernel: Kernel, host: frozenset[int] = frozenset()) -> Blocks:
 
 
 def of_any_size(kernel: Kernel, host: frozenset[int]) -> Blocks:
-    """The blocks of an elementwise kernel over one loop, whatever its size."""
+    """The blocks of an elementwise kernel over one loop, for any size."""
     return Blocks(WARPS * 32 * elements(_read(kernel, host)), 0, WARPS)
 
 
@@ -158,7 +159,7 @@ def _elementwise(kernel: Kernel, lanes: int) -> Blocks:
 
 
 def _spread(block: int, least: int, points: int) -> int:
-    """`block` or, where that would be few programs, less, but at least `least`: both powers of two."""
+    """`block`, or less if that would make few programs, but at least `least`: both powers of two."""
     while block > least and points < PROGRAMS * block:
         block //= 2
     return block
@@ -174,8 +175,8 @@ def _has_row_values(kernel: Kernel, last: Loop) -> bool:
 
 
 def across(kernel: Kernel) -> tuple[tuple[Loop, ...], Loop, bool] | None:
-    """The loops of an elementwise kernel for two axes: of the first, of the second (along which it stores), and whether some
-    tensor has neighbours along the last one of the first axis. None: one axis is as good."""
+    """The loops of an elementwise kernel for two axes: of the first, of the second (along which it stores), and
+    whether some tensor is contiguous along the last loop of the first axis. None: one axis is as good."""
     if len(kernel.stages) != 1 or len(kernel.outer) < 2:
         return None
     (stage,) = kernel.stages
@@ -207,7 +208,7 @@ def _divisor(n: int) -> int:
 
 
 def _rows(kernel: Kernel, points: int, longest: int, lanes: int) -> Blocks:
-    """Several short rows together, at least as many points as WARPS warps have in vectors."""
+    """Several short rows, at least as many points as WARPS warps hold in vectors."""
     tensors = len(_large(kernel))
     if longest > (PERSISTENT if tensors > 2 else PERSISTENT_FEW):
         narrow = lanes > 32 * elements(()) and tensors < MANY
@@ -220,7 +221,7 @@ def _rows(kernel: Kernel, points: int, longest: int, lanes: int) -> Blocks:
 
 
 def _sibling_blocks(kernel: Kernel, sums: Sums) -> Blocks:
-    """Whole rows: `loops.row_sums` has no longer ones than a program holds."""
+    """Whole rows: `loops.row_sums` limits them to what a program holds."""
     r = power(columns_of(kernel))
     x = max(1, min(SIBLING_ELEMENTS // r, power(chunk_rows(sums))))
     return Blocks(x, r, _warps(x * r, 32 * ROW, SIBLING_WARPS), ahead=True)
@@ -239,7 +240,7 @@ def _columns(kernel: Kernel, read: Sequence[Buffer], points: int, longest: int) 
 
 
 def _loads(kernel: Kernel) -> int:
-    """How many loads a point of a stage with loops has, of the stage that has most."""
+    """The largest number of loads at a point of a stage with loops."""
     return max(len(stage_loads(stage)) for stage in kernel.stages if stage_loops(stage))
 
 
@@ -249,8 +250,8 @@ def _warps(points: int, each: int, most: int) -> int:
 
 @dataclass(frozen=True)
 class _Access:
-    """Where a stage with loops loads or stores: how many elements there are, and whether neighbours are such along outer
-    loops (1), along the stage's (-1), or neither."""
+    """An access of a stage with loops: the number of elements, and whether it is contiguous along outer loops (1),
+    along the stage's (-1), or neither."""
 
     buffer: int
     index: Size
@@ -271,14 +272,14 @@ def _accesses(kernel: Kernel) -> Iterator[_Access]:
 
 
 def _large(kernel: Kernel) -> set[int]:
-    """The buffers that count: what belongs to a row or to a column alone is little. None where only numbers are reduced."""
+    """The buffers that dominate: values of a row or column alone are small. None if only numbers are reduced."""
     accesses = list(_accesses(kernel))
     most = max((a.touched for a in accesses), default=0)
     return {a.buffer for a in accesses if 2 * a.touched > most}
 
 
 def _neighbours(kernel: Kernel) -> int:
-    """How many sums have neighbours in memory as elements, of the tensors that count."""
+    """The number of sums that are adjacent in memory, for the dominant tensors."""
     large, most = _large(kernel), 1
     for access in _accesses(kernel):
         sizes = {_stride(access.index, l): static(l.size) for l in reversed(kernel.outer)}
@@ -290,9 +291,8 @@ def _neighbours(kernel: Kernel) -> int:
 
 
 def _outer_is_contiguous(kernel: Kernel) -> bool:
-    """Neighbours in memory are neighbours along an outer loop, not along a loop of their stage, for more of the accesses
-    that count; or for any, where none is of what another stage accesses, too: a block that is a square has whole lines of
-    either."""
+    """Whether memory is contiguous along an outer loop, rather than a stage's loop, for most of the dominant accesses;
+    or for any, if no dominant tensor is accessed by another stage too: a square block has full lines of either."""
     large = _large(kernel)
     counted = [a for a in _accesses(kernel) if a.buffer in large]
     if sum(a.along for a in counted) > 0:
@@ -304,29 +304,29 @@ def _outer_is_contiguous(kernel: Kernel) -> bool:
 
 
 def elements(buffers: Sequence[Buffer]) -> int:
-    """How many a thread computes: what one vector load reads of the narrowest floats (as eager's kernels do). More would
-    take longer to compile, as each is code of its own."""
+    """Elements per thread: one vector load of the narrowest floats (as in eager's kernels). More would take longer to
+    compile, as each element has its own code."""
     narrowest = min((b.dtype.itemsize for b in buffers if b.dtype.is_floating_point), default=4)
     return VECTOR // max(2, min(narrowest, 4))
 
 
 def stage_points(stage: Stage) -> int:
-    """Points of the stage's own loops."""
+    """The number of points of the stage's own loops."""
     return prod(static(l.size) for l in stage_loops(stage))
 
 
 def stage_indices(stage: Stage) -> list[Size]:
-    """Where the stage loads and stores."""
+    """The indices of the stage's loads and stores."""
     return [store.index for store in stage_stores(stage)] + [v.args[1] for v in stage_loads(stage)]
 
 
 def stage_loads(stage: Stage) -> list[Value]:
-    """Its loads, each once."""
+    """The stage's loads, each once."""
     return [v for v in walk(stage_values(stage)) if v.op == "load"]
 
 
 def power(n: int) -> int:
-    """The first power of two from n on."""
+    """The smallest power of two that is at least n."""
     return 1 << max(n - 1, 0).bit_length()
 
 

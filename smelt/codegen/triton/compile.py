@@ -1,4 +1,4 @@
-"""Kernels to machine code: equal kernels share it, what is on disk is read, new ones are compiled side by side."""
+"""Compilation of kernels: equal kernels share code, cached code is read from disk, new kernels compile in parallel."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ Made = Callable[[Function], None]
 
 
 def unheard(function: Function) -> None:
-    """Nobody is told."""
+    """Ignore new code."""
 
 
 @dataclass(frozen=True)
 class General:
-    """A kernel with symbols for sizes (`sized.numbered`), and their values at a launch."""
+    """A kernel with symbolic sizes (`symbolic_kernels.numbered`), and their values at a launch."""
 
     kernel: Kernel
     sizes: tuple[int, ...]
 
     @property
     def values(self) -> dict[Sym, int]:
-        """Of its symbols."""
+        """The values of its symbols."""
         return dict(zip(self.kernel.sizes, self.sizes, strict=True))
 
     @property
     def at_numbers(self) -> Kernel:
-        """The launch's kernel by itself."""
+        """The launch's kernel with concrete sizes."""
         return at_sizes(self.kernel, self.values)
 
     def printed(self, host: frozenset[int], dialect: Dialect) -> Source | None:
-        """The source for all launches of one variant, of as many points as this one has. None: it has none."""
+        """The source for all launches of one variant with this number of points; None if there is none."""
         source = _sized(self.kernel, variant(self.kernel, self.sizes, host), host, dialect)
         if source is None:
             return None
@@ -71,9 +71,8 @@ def _sized(kernel: Kernel, chosen: Variant, host: frozenset[int], dialect: Diale
 
 @dataclass(frozen=True)
 class Request:
-    """A kernel, and of its buffers those that are passed by value (`triton_source`) and those that need not begin at a
-    multiple of 16 bytes. `joined`: what is launched does this with other launches (`batched_source`). `general`: where the
-    kernel has symbols for sizes, what they are."""
+    """A kernel, and those of its buffers that are passed by value (`triton_source`) and that may be unaligned.
+    `joined`: compile the batched form (`batched_source`). `general`: the kernel's symbolic form, if it has one."""
 
     kernel: Kernel
     by_value: frozenset[int] = frozenset()
@@ -111,12 +110,13 @@ _LOCK = hold_at_fork(threading.RLock(), GPU_KERNELS)
 def compile_kernels(
     requests: Sequence[Request], arch: Arch, threads: int, store: Store | None = None, made: Made = unheard
 ) -> list[CompiledKernel]:
-    """Code for what is asked for, in order, for processors `arch`, compiled by `threads` threads, which end before this
-    returns. It is kept for equal kernels as long as somebody holds it, and in `store`. Raises ImportError, with what to
-    install, where Triton is needed and missing. `made` is told of what is new, on the thread that compiled it, while others
-    compile. Thread-safe.
+    """Code for the requests, in order, for processors `arch`, compiled by `threads` threads, which end before this
+    returns. Code is shared by equal kernels as long as one is alive, and cached in `store`. Raises ImportError, with
+    what to install, if Triton is needed and missing. `made` is called for each new code, on the thread that compiled
+    it, while others compile. Thread-safe.
 
-    A kernel's `extent` is its number of outer points, `grain` how many a program computes."""
+    A kernel's `extent` is its number of outer points, `grain` the number that a program computes.
+    """
     printed = {request: request.printed(dialect(arch)) for request in dict.fromkeys(requests)}
     sources = [printed[request] for request in requests]
     names = [request.kernel.name for request in requests]
@@ -139,7 +139,7 @@ def _code_of(made: _KernelCode | Exception) -> _KernelCode:
 def compile_products(
     sources: Mapping[str, Source], arch: Arch, threads: int, store: Store | None = None
 ) -> dict[str, CompiledKernel | Exception]:
-    """As `compile_kernels`, for sources of products by name; of one that Triton cannot compile, what it raised."""
+    """Like `compile_kernels`, for named sources of products; the exception for one that Triton cannot compile."""
     with _LOCK:
         codes = _codes(list(sources.values()), list(sources), arch, threads, store)
     return {
@@ -149,7 +149,7 @@ def compile_products(
 
 
 def keep(source: Source, code: CompiledKernel, arch: Arch, store: Store) -> None:
-    """Keeps what was compiled without a store."""
+    """Cache code that was compiled without a store."""
     function = code.function
     assert function.block is not None
     [image] = function.library.objects
@@ -165,7 +165,7 @@ def _codes(
     store: Store | None,
     told: Made = unheard,
 ) -> list[_KernelCode | Exception]:
-    """Exceptions stand for sources that cannot be compiled."""
+    """Code or exceptions for the sources."""
     keys = [_key(source, arch) for source in sources]
     refused: dict[_Key, Exception] = {}
     found = {key: code for key in keys if (code := _CACHE.get(key)) is not None}

@@ -1,7 +1,7 @@
-"""What a driver loads, from a source: PTX as text for NVIDIA's, a code object for AMD's, an ELF image.
+"""Device images from sources: PTX text for NVIDIA's driver, an ELF code object for AMD's.
 
-For AMD Triton brings the assembler, the linker and the mathematical functions (`ocml`). It compiles without such a GPU;
-nothing of what comes out has been run on one.
+For AMD, Triton provides the assembler, the linker and the mathematical functions (`ocml`). It compiles without such a
+GPU; no result has been run on one.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _NAME = re.compile(r"(define amdgpu_kernel void @)kernel\b")
 
 @dataclass(frozen=True)
 class Image:
-    """One kernel, called `name`, of `threads` threads a program and `shared` bytes of shared memory. Behind the arguments of
-    the source it takes two more pointers, which are not used."""
+    """One kernel, called `name`, of `threads` threads a program and `shared` bytes of shared memory. After the
+    source's arguments it takes two unused pointers."""
 
     code: bytes
     name: str
@@ -31,7 +31,7 @@ class Image:
 
 def to_image(source: Source, arch: Arch, name: str = "kernel") -> Image:
     """The code of `source`, printed in the dialect of `arch` (`gpu_architectures.py`). Thread-safe; needs triton, but
-    no other program. Raises NotImplementedError where a kernel needs memory that no launch gives."""
+    no other program. Raises NotImplementedError if a kernel needs memory that no launch provides."""
     if isinstance(arch, str):
         return _code_object(source, arch, name)
     ptx = to_ptx(source, arch, name)

@@ -1,8 +1,8 @@
 """Matrix products as Triton source.
 
-A program computes a tile of XBLOCK rows and RBLOCK columns of one product of a batch, in steps of KBLOCK, and does to it
-what the product's epilogue says before it is stored. Operands are expressions too: what is elementwise in front of a product
-(a cast, mostly) can be computed as the operand is read.
+A program computes a tile of XBLOCK rows and RBLOCK columns of one product of a batch, in steps of KBLOCK, and applies
+the product's epilogue before it stores. Operands are expressions too: an elementwise prologue (mostly a cast) can be
+computed as the operand is loaded.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ class TiledProduct:
 
     @property
     def sizes(self) -> str:
-        """For people: batch, rows, columns, sums."""
+        """Batch, rows, columns, depth, for display."""
         return f"{self.batch}×{self.m}×{self.n}×{self.k}"
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the operands as they are multiplied."""
+        """The dtype of the operands in the product."""
         return self.a.value.dtype
 
 
 def tiles_of(p: TiledProduct, t: Tile) -> tuple[int, int]:
-    """Along rows and columns."""
+    """The number of tiles along rows and columns."""
     return -(-p.m // t.x), -(-p.n // t.r)
 
 
 def product_source(
     p: TiledProduct, tile: Tile, unaligned: frozenset[int] = frozenset(), dialect: Dialect = "ptx"
 ) -> Source:
-    """`p` in tiles of `tile`. `unaligned`: buffers that need not begin at a multiple of 16 bytes. A launch's points are
-    tiles; a program computes one."""
+    """`p` in tiles of `tile`. `unaligned`: buffers that may begin at any address. A launch's points are tiles; a
+    program computes one."""
     return _Product(p, tile, dialect).source_of(unaligned)
 
 
@@ -86,7 +86,7 @@ class _Product(TilePrinter):
     # ---- the program
 
     def _begin(self, rows: int, columns: int) -> None:
-        """Which tile: programs that run at the same time share rows and columns."""
+        """The tile: concurrent programs share rows and columns."""
         group = min(self.tile.group, rows)
         self.lines += [
             "    tile = tl.program_id(0)",
@@ -130,7 +130,7 @@ class _Product(TilePrinter):
         steps: tuple[str | None, str | None],
         masked: bool,
     ) -> str:
-        """A block of an operand; one of its axes is that of the sums, which `steps` names. What lies beyond them is zero."""
+        """A block of an operand; one of its axes is the depth, which `steps` names. Elements beyond it are zero."""
         names = []
         masks = {}
         for axis, size, text in zip("xr", sizes, steps, strict=True):
@@ -164,7 +164,7 @@ def _operands(p: TiledProduct) -> tuple[tuple[Operand, int, int], ...]:
 
 
 def as_loops(p: TiledProduct) -> Kernel:
-    """The same as loops, of which no code for a GPU is made: what a product means."""
+    """The product as loops: its meaning, for which no GPU code is generated."""
     sizes = {"batch": p.batch, "row": p.m, "column": p.n, "step": p.k}
     batch, row, column, step = (Sym(name, 0, max(size - 1, 0)) for name, size in sizes.items())
     firsts = 0, len(p.a.inputs), len(p.a.inputs) + len(p.b.inputs)

@@ -1,7 +1,7 @@
-"""The processors that kernels are compiled for.
+"""The GPU architectures that kernels are compiled for.
 
-What always holds: of an `Arch` the rest follows, which of Triton's backends compiles, in which dialect a source is printed,
-how many threads a warp has, and how the code is named to whoever loads it.
+An `Arch` determines Triton's backend, the dialect of sources, the threads of a warp, and the name of the code for its
+loader.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PTX_VERSIONS: tuple[tuple[int, int], ...] = ((121, 88), (120, 87), (103, 88), (1
 
 
 def backend(arch: Arch) -> str:
-    """Triton's name of who makes it."""
+    """Triton's name of the vendor."""
     return "cuda" if isinstance(arch, int) else "hip"
 
 
@@ -27,22 +27,22 @@ def lanes(arch: Arch) -> int:
 
 
 def dialect(arch: Arch) -> Dialect:
-    """How sources are printed for it."""
+    """The dialect of its sources."""
     return "ptx" if isinstance(arch, int) else "libdevice"
 
 
 def takes_tables(arch: Arch) -> bool:
-    """Whether a kernel can read a table that is its parameter at any place (`batched_source`)."""
+    """Whether a kernel can index a table in its parameter at runtime (`batched_source`)."""
     return isinstance(arch, int)
 
 
 def ptx_version(arch: int) -> int:
-    """Ten times the version of PTX that a processor's code has."""
+    """Ten times the PTX version of a processor's code."""
     return next(version for first, version in PTX_VERSIONS if arch >= first)
 
 
 def processor(arch: Arch) -> Processor:
-    """The same in LLVM's words."""
+    """The architecture in LLVM's terms."""
     if isinstance(arch, int):
         return Processor("nvptx64-nvidia-cuda", f"sm_{arch}", f"+ptx{ptx_version(arch)}")
     return Processor("amdgcn-amd-amdhsa", arch, "")

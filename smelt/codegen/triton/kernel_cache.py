@@ -1,5 +1,5 @@
-"""Code that is kept on disk (PTX; for AMD an image), by all that it is made from: nothing of Triton is imported where it
-is found."""
+"""Cached kernel code (PTX; for AMD an image), keyed by everything that it is made from. A hit imports nothing of
+Triton."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OURS = key_of(*(path.read_bytes() for path in sorted(Path(__file__).parent.glob
 
 
 def read(store: Store, source: Source, arch: Arch) -> Image | None:
-    """The code of `source` for processors `arch`, if it is kept."""
+    """The cached code of `source` for processors `arch`, or None."""
     key = _key(source, arch)
     content = store.get(key) if key else None
     if content is None:
@@ -37,15 +37,15 @@ def read(store: Store, source: Source, arch: Arch) -> Image | None:
 
 
 def write(store: Store, source: Source, arch: Arch, image: Image) -> None:
-    """Keeps it."""
+    """Cache the code."""
     if key := _key(source, arch):
         head = json.dumps(dict(name=image.name, threads=image.threads, shared=image.shared))
         store.put(key, head.encode() + b"\n" + image.code)
 
 
 def made_by() -> tuple[str, ...] | None:
-    """What compiles: this package, Triton, and the variables that change what it does; None where it is not known which
-    Triton there is."""
+    """The compiler's identity: this package, Triton, and the variables that change its output; None if Triton's
+    version is unknown."""
     return None if (version := _version()) is None else (_OURS, version, _environment())
 
 

@@ -1,17 +1,19 @@
 """Kernels as Triton source.
 
-A program computes a block of XBLOCK outer points; a stage runs over its own loops in blocks of RBLOCK points (one block
-if they fit: a persistent reduction). Outer loops are flattened to one index `x`, the loops of a stage to one index
-`r`; index expressions are rewritten over these and simplified, so that contiguous memory stays visibly contiguous.
+A program computes a block of XBLOCK outer points; a stage runs over its own loops in blocks of RBLOCK points (one
+block if they fit: a persistent reduction). Outer loops are flattened to one index `x`, the loops of a stage to one
+index `r`; index expressions are rewritten over these and simplified, so that contiguous memory stays visibly
+contiguous.
 
-Blocks have as few axes as do: those of kernels whose stages have no loops are [XBLOCK], those of programs of one outer point
-are [RBLOCK] (`x` is a number, what belongs to the outer point as well), others [XBLOCK, RBLOCK]. What is known to hold for
-each point of a block is not asked again: there is no mask where the blocks divide what they cover.
+Blocks have as few axes as possible: [XBLOCK] for kernels whose stages have no loops, [RBLOCK] for programs of one
+outer point (`x` and all values of the outer point are then scalars), otherwise [XBLOCK, RBLOCK]. A condition that is
+known to hold for each point of a block is not tested: there is no mask if the blocks divide the range.
 
-A *joined* kernel does several launches of an elementwise one by one (`batched_source`). It has one argument, a table of
-numbers of 64 bits: where the blocks of each part begin, then for each part how many points it has and its arguments. A
-program looks up whose block it is; the body is the single kernel's. The table is the kernel's parameter itself, 4 KB that
-the driver copies when it is launched: nothing is copied to the device before, and nothing can be overwritten too early.
+A *batched* kernel performs several launches of an elementwise kernel in one (`batched_source`). Its one argument is a
+table of 64-bit numbers: the first block of each member, then for each member its number of points and its arguments. A
+program looks up the member of its block; the body is the single kernel's. The table is the kernel's parameter itself,
+4 KB that the driver copies at the launch: nothing is copied to the device before, and nothing can be overwritten too
+early.
 """
 
 from __future__ import annotations
@@ -82,15 +84,15 @@ OF_BOOLS = dict(sum="_or", prod="_and", max="_or", min="_and")
 
 @dataclass(frozen=True)
 class Source:
-    """A module with the `triton.jit` function `kernel`, and what launching it takes.
+    """A module with the `triton.jit` function `kernel`, and its launch parameters.
 
-    `kernel`'s arguments are the kernel's buffers that are not local (pointers, or numbers where they were asked for by
-    value), then `points`: how many outer points there are, as an i64. Program k computes `block` of them from k * block on.
-    `signature` names Triton's type of each argument; `aligned` are those that are multiples of 16. `constants` are further
-    arguments that are known. `table`: where there is one, its slots are the only argument (`batched_source`). `stages`: of a
-    product, how many of its steps are under way at once; 0 for all other kernels. `registers`: of a thread at most; 0: as
-    many as it gets. `sizes`: symbols that `points` may have, whose values are arguments (i64), in front of `points`
-    (`symbolic_kernels.py`)."""
+    `kernel`'s arguments are the kernel's buffers that are not local (pointers, or numbers for those passed by value),
+    then `points`: the number of outer points, an i64. Program k computes `block` of them from k * block on.
+    `signature`: Triton's type of each argument; `aligned`: arguments that are multiples of 16. `constants`: further
+    constexpr arguments. `table`: if present, its slots are the only argument (`batched_source`). `stages`: the
+    software pipeline depth of a product; 0 for other kernels. `registers`: the limit per thread; 0: none. `sizes`:
+    symbols in `points`, whose values are arguments (i64) before `points` (`symbolic_kernels.py`).
+    """
 
     text: str
     points: Size
@@ -107,32 +109,32 @@ class Source:
 
 @dataclass(frozen=True)
 class Table:
-    """The argument of a joined kernel, in slots of 8 bytes: `steps` (a power of two) starts, the first block of each part,
-    those of parts that are not there beyond all blocks; then `parts` times the number of points and the `arguments`."""
+    """The argument of a batched kernel, in slots of 8 bytes: `steps` (a power of two) starts, the first block of each
+    member, with absent members beyond all blocks; then `parts` times the number of points and the `arguments`."""
 
     parts: int
     arguments: int
 
     @property
     def steps(self) -> int:
-        """Starts that are searched: of as many parts as there may be, rounded up."""
+        """The number of starts that are searched: the maximum number of members, rounded up."""
         return power(self.parts)
 
     @property
     def slots(self) -> int:
-        """Of the whole table."""
+        """The number of slots of the table."""
         return self.steps + self.parts * (1 + self.arguments)
 
 
 def table_of(kernel: Kernel) -> Table:
-    """For as many launches of `kernel` as one may do."""
+    """The table for as many launches of `kernel` as fit."""
     arguments = len(kernel.buffers)
     tables = [Table(min(n, (TABLE - n) // (1 + arguments)), arguments) for n in (32, 64, 128)]
     return max(tables, key=lambda table: table.parts)
 
 
 def joins(kernel: Kernel) -> bool:
-    """Whether launches of the kernel may be parts of a joined one: the code is that of every size."""
+    """Whether launches of the kernel may be members of a batched launch: its code is independent of size."""
     return (
         is_flat(kernel)
         and all(b.role != "local" for b in kernel.buffers)
@@ -147,8 +149,8 @@ def batched_source(
     unaligned: frozenset[int] = frozenset(),
     dialect: Dialect = "ptx",
 ) -> Source:
-    """As `triton_source`, of kernels that `joins`, for launches of several sizes by one. `unaligned`: buffers that need not
-    begin at a multiple of 16 bytes. Sizes are multiples of 16 if this kernel's is."""
+    """Like `triton_source`, for kernels that `joins` accepts: several launches in one. `unaligned`: buffers that may
+    begin at any address. Sizes are multiples of 16 if this kernel's is."""
     return _BatchedKernel(kernel, host, dialect, unaligned).source()
 
 
@@ -158,19 +160,21 @@ def triton_source(
     dialect: Dialect = "ptx",
     blocks: Blocks | None = None,
 ) -> Source:
-    """`kernel` as Triton. `host`: those of its buffers that are passed by value, `in` buffers of one element. `blocks`:
-    others than `blocks.choose` gives.
+    """`kernel` as Triton. `host`: its buffers that are passed by value, `in` buffers of one element. `blocks`:
+    overrides `block_sizes.choose`.
 
-    Kernels that are elementwise over one loop (`is_flat`) take their size from `points`: the text is that of all sizes. What
-    a kernel keeps in a `local` buffer must stay in registers: a later stage loads it in the same persistent block and at the
-    index at which it was stored. Raises NotImplementedError elsewhere."""
+    Kernels that are elementwise over one loop (`is_flat`) take their size from `points`: the text serves all sizes. A
+    `local` buffer must stay in registers: a later stage loads it in the same persistent block and at the index at
+    which it was stored. Raises NotImplementedError otherwise.
+    """
     printer = Printer if kernel.sums is None else _SiblingSums
     return printer(kernel, host, dialect, blocks).source()
 
 
 @dataclass
 class Place:
-    """A place in the program: loop symbols rewritten over x and r, the axes that a block has there, values already named."""
+    """A position in the program: loop symbols rewritten over x and r, the block's axes there, values that already have
+    names."""
 
     rewrite: dict[Sym, Size]
     axes: Axes
@@ -244,7 +248,7 @@ class Printer:
         return self._module(points, block)
 
     def _module(self, points: Size, block: int) -> Source:
-        """The module of what is printed."""
+        """The module of the printed kernel."""
         passed = self._passed()
         constants = {"XBLOCK": self.blocks.x, "RBLOCK": max(self.blocks.r, 1)}
         arguments = [*passed, *(f"{name}: tl.constexpr" for name in constants)]
@@ -265,7 +269,7 @@ class Printer:
         )
 
     def _is_wide(self) -> bool:
-        """Whether some index is beyond 32 bits."""
+        """Whether some index exceeds 32 bits."""
         return top_index(self.kernel) + self.blocks.x >= 1 << 31
 
     def _size(self, e: Size) -> str:
@@ -302,8 +306,8 @@ class Printer:
         return head + [f"    {line}" for line in lines]
 
     def _lanes(self, name: str, lanes: str, bound: str, is_axis: bool, place: str) -> list[str]:
-        """Statements for the points of a block, and which are below `bound` if there is one: alone (`xs`) and, where blocks
-        have two axes, in their place (`x`)."""
+        """Statements for the points of a block, and which are below `bound`, if any: alone (`xs`) and, if blocks have
+        two axes, broadcast (`x`)."""
         alone = f"{name}s" if is_axis else name
         masks = [f"{alone}mask = {alone} < {bound}"] if bound else []
         if not is_axis:
@@ -312,7 +316,7 @@ class Printer:
         return [f"{alone} = {lanes}", f"{name} = {alone}{place}", *masks, *placed]
 
     def _parts(self) -> Size:
-        """Programs that share the rows of a block, where the second axis is an outer loop."""
+        """Programs that share the rows of a block, if the second axis is an outer loop."""
         return ceil_div(trips(self.kernel.stages[0]), self.blocks.r)
 
     def _masks(self) -> dict[str, str]:
@@ -333,8 +337,9 @@ class Printer:
             self.scan(stage)
 
     def _ahead(self, at: Place, stage: Stage) -> None:
-        """What a quotient of rows must not stand before or behind: a division has a slow path, across which the driver's
-        compiler moves nothing. Loads would wait for it, and conditions be kept in registers meanwhile."""
+        """The statements across which a quotient of rows must not be placed: a division has a slow path, across which
+        the driver's compiler moves nothing. Loads would wait for it, and conditions would occupy registers meanwhile.
+        """
         found = list(walk(stage_values(stage)))
         quotients = [v for v in found if v.op == "div" and v.dtype is torch.float32]
         of_rows = [v for v in quotients if not self._is_along(at, v)] if at.r else []
@@ -357,7 +362,7 @@ class Printer:
             self.store(at, store, value)
 
     def store(self, at: Place, store: Store, value: str) -> None:
-        """Stores what has the name `value`."""
+        """Store the value named `value`."""
         self.kept = {place: name for place, name in self.kept.items() if place[0] != store.buffer}
         if at.indent == 1 and not store.lookups:
             self.kept[store.buffer, subs(store.index, at.rewrite)] = value
@@ -377,7 +382,7 @@ class Printer:
         self._line(at, f"tl.store(p{store.buffer} + {offset}, {value}{mask})")
 
     def _looked_up(self, at: Place, lookup: Lookup) -> tuple[str, str]:
-        """How much further a lookup goes, and the name of where that is within its range, which is asserted."""
+        """A lookup's offset, and the name of the condition that it is in range, which is asserted."""
         value = self.value(at, lookup.value)
         axes = self.axes_of.get(value, NONE)
         inside = self._named(at, f"({value} >= 0) & ({value} < {self._size(lookup.size)})", axes, False)
@@ -392,8 +397,8 @@ class Printer:
         return Place(self.outer, self.x_axes, 1, masks=self._masks())
 
     def _open(self, stage: Stage, turns: int = 1, first: Sequence[str] = ()) -> Place:
-        """The block of the stage's points; begins the loop over blocks if there are several: over `turns` of them in a loop
-        over such parts, each of which begins with the statements `first`."""
+        """Open the block of the stage's points; begins the loop over blocks if there are several: over `turns` of them
+        in a loop over such segments, each of which begins with the statements `first`."""
         points, looped = trips(stage), self._looped(stage)
         rewrite = {**self.outer, **digits(stage_loops(stage), _counted("r", points))}
         r = "r" if looped else self._axis(points)
@@ -428,11 +433,11 @@ class Printer:
         return at
 
     def _axis(self, points: Size) -> str:
-        """What the points of a stage that has so many are called."""
+        """The name of the points of a stage with so many."""
         return f"r{points}"
 
     def _end_of_part(self, points: Size, turns: int) -> str:
-        """How far a part of a row goes, from its beginning."""
+        """The end of a row's segment, relative to its beginning."""
         return f"RBLOCK * {turns}"
 
     def _turns(self, stage: Stage) -> int:
@@ -442,7 +447,7 @@ class Printer:
         return self.blocks.across is None and stage_points(stage) > max(self.blocks.r, 1)
 
     def reduce(self, stage: ReduceStage) -> None:
-        """Reductions, and what is stored beside them."""
+        """Reductions, and the stores of their stage."""
         if self._looped(stage):
             return self._reduce_looped(stage)
         stage = self._select(stage)
@@ -460,8 +465,8 @@ class Printer:
                 self.results[r.name] = self._alone(r, value)
 
     def _reduce_looped(self, stage: ReduceStage, online_sums: Mapping[str, str] | None = None) -> None:
-        """Accumulators of whole blocks, combined across the block after the loop. `online_sums`: sums of exponentials, and
-        the maximum that each is below (`online_softmax.py`)."""
+        """Accumulators of whole blocks, combined across the block after the loop. `online_sums`: sums of exponentials,
+        and the maximum below which each is (`online_softmax.py`)."""
         sums = online_sums or {}
         stage = self._select(stage)
         if not stage.reductions and not stage.stores:
@@ -522,12 +527,12 @@ class Printer:
                 self.results[r.name] = self._across(r, acc, where)
 
     def _vector(self) -> int:
-        """How many neighbours of a row a thread reads at once, where the block is a part of one row: sums of exponentials
-        (`online_softmax.py`) take them together."""
+        """Adjacent elements of a row that a thread loads at once, if the block is a segment of one row: sums of
+        exponentials (`online_softmax.py`) take them together."""
         return 1 if self.x_axes else elements([b for b in self.kernel.buffers if b.role != "local"])
 
     def _add_vectors(self, at: Place, total: str, maximum: str, value: str, vector: int) -> None:
-        """Takes vectors of a block into the sums of exponentials below a maximum of each, and into these."""
+        """Add vectors of a block to the sums of exponentials below a maximum each, updating both."""
         text = f"tl.reshape({value}, [RBLOCK // {vector}, {vector}])"
         parts = self._named(at, text, at.axes, fixed=False)
         top = self._named(at, f"_maximum({maximum}, tl.reduce({parts}, 1, _maximum))", at.axes, fixed=False)
@@ -536,17 +541,17 @@ class Printer:
         self._line(at, f"{maximum} = {top}")
 
     def _add_below(self, at: Place, total: str, maximum: str, value: str) -> None:
-        """Takes `value` into a sum of exponentials below a maximum, which is updated behind this."""
+        """Add `value` to a sum of exponentials below a maximum, which is updated afterwards."""
         factor = self._named(at, self._exp(f"-tl.abs({value} - {maximum})"), at.axes, fixed=False)
         above = f"tl.fma({total}, {factor}, 1.0)"
         self._line(at, f"{total} = tl.where({value} > {maximum}, {above}, {total} + {factor})")
 
     def _exp(self, text: str) -> str:
-        """Of what is added up beside a 1 (`approximate_math.py`)."""
+        """The exponential of addends beside a 1 (`approximate_math.py`)."""
         return self.values.function("fast_exp", torch.float32, [text])
 
     def _select(self, stage: ReduceStage) -> ReduceStage:
-        """The stage without the sums of which one element counts (`one_hot_sums.py`), whose results are computed."""
+        """The stage without its one-hot sums (`one_hot_sums.py`), whose results are computed."""
         found = {r.name: s for r in stage.reductions if (s := selected(r, stage)) is not None}
         for name, one in found.items():
             self.results[name] = self._one(one)
@@ -570,7 +575,7 @@ class Printer:
         return self._named(top, f"tl.where({inside}, {value}, {zero})", axes | self.axes_of.get(value, NONE))
 
     def _reduced(self, at: Place, r: Reduction) -> str:
-        """The value reduced, in the accumulator's dtype, as a whole block."""
+        """The reduced value, in the accumulator's dtype, as a whole block."""
         text = self.value(at, r.value)
         axes = self.axes_of.get(text, NONE)
         if r.kind in ("any", "all") and r.value.dtype is not torch.bool:
@@ -582,7 +587,7 @@ class Printer:
         return text
 
     def _contribution(self, at: Place, r: Reduction) -> str:
-        """The value reduced, neutral where there is no point, as a whole block."""
+        """The reduced value, neutral at absent points, as a whole block."""
         text = self._reduced(at, r)
         given = self.given.get(_loaded(r.value))
         if at.r and "r" in at.masks and given != _neutral(r):  # outer points that do not exist are not stored
@@ -590,7 +595,7 @@ class Printer:
         return text if text in self.axes_of else self._named(at, text, at.axes)
 
     def _across_all(self, blocks: Sequence[tuple[Reduction, str, str]]) -> None:
-        """Combines blocks along their last axis, sums two by two: the threads of a program wait for one another once."""
+        """Combine blocks along their last axis, sums in pairs: the threads of a program synchronize once."""
         blocks = [(r, self._of_threads(r, block), position) for r, block, position in blocks]
         sums = [(r, block) for r, block, _ in blocks if _combining(r) == "_add"]
         pairs = list(zip(sums[::2], sums[1::2]))
@@ -607,7 +612,7 @@ class Printer:
                 self.results[r.name] = self._across(r, block, position)
 
     def _of_threads(self, r: Reduction, block: str) -> str:
-        """The block or, where each thread has a long chain of it, sums of what a thread has, all but eight."""
+        """The block or, if each thread has a long chain of it, sums of a thread's elements, down to eight."""
         threads = 32 * self.blocks.warps
         if not _is_sum(r) or self.x_axes or self.blocks.r < 2 * CHAIN * threads:
             return block
@@ -617,7 +622,7 @@ class Printer:
         return name
 
     def _across(self, r: Reduction, block: str, position: str) -> str:
-        """Combines a block along its last axis; the result varies with x, and has the dtype of the reduction's."""
+        """Combine a block along its last axis; the result varies with x, and has the dtype of the reduction's."""
         function, axis = _combining(r), "1" if self.x_axes else "0"
         column = "[:, None]" if self.x_axes else ""
         name = self._fresh(self.x_axes)
@@ -641,7 +646,7 @@ class Printer:
         return self._named(self._top(), f"{value}{_rounding(r)}", self.axes_of[value])
 
     def scan(self, stage: ScanStage) -> None:
-        """A scan; what goes from block to block is carried along."""
+        """A scan with a carry from block to block."""
         r = Reduction("scan", stage.kind, stage.store.value)
         carry, function, looped = self._fresh(self.x_axes), _combining(r), self._looped(stage)
         axis, column = ("1", "[:, None]") if self.x_axes else ("0", "")
@@ -663,7 +668,7 @@ class Printer:
     # ---- values
 
     def value(self, at: Place, v: Value) -> str:
-        """The name of `v` at this place."""
+        """The name of `v` at this position."""
         name = at.names.get(v)
         if name is None:
             text, axes = self._text(at, v)
@@ -676,8 +681,8 @@ class Printer:
         return name
 
     def _named(self, at: Place, text: str, axes: Axes, fixed: bool = True) -> str:
-        """A name for `text`; the one that it has already, if it is `fixed`: the same wherever it is computed. What does not
-        change in a loop over blocks is given before it (its body is walked twice by Triton)."""
+        """A name for `text`; its existing one if it is `fixed`, that is, has the same value wherever it is computed.
+        Loop-invariant values of a loop over blocks are hoisted before it (Triton walks its body twice)."""
         outside = at.indent == 1 or (fixed and axes <= X and self.inner.isdisjoint(_NAME.findall(text)))
         texts = self.shared if outside else at.texts
         known = texts.get(text) if fixed else None
@@ -738,7 +743,7 @@ class Printer:
         return self.values.operation(v.op, dtype, operands), axes
 
     def _is_zero_elsewhere(self, v: Value) -> bool:
-        """Whether a choice between an element that is read where a condition holds, and 0, is what the load gives anyway."""
+        """Whether a selection between a masked element and 0 equals the masked load itself."""
         condition, chosen, otherwise = v.args
         while chosen.op == "cast":
             chosen = chosen.args[0]
@@ -747,8 +752,8 @@ class Printer:
         return reads and number == 0 and math.copysign(1, number) > 0
 
     def _is_at(self, at: Place, v: Value) -> tuple[str, Axes] | None:
-        """Whether a place of the block is one that does not vary along it, a number of 64 bits: asked in 32 bits, half as
-        many instructions for each element. None where that is not asked."""
+        """Whether an index of the block equals one that does not vary along it, a 64-bit number: compared in 32 bits,
+        half as many instructions per element. None if the comparison has another form."""
         for place, target in (v.args, v.args[::-1]):
             if place.op != "index" or target.op in ("index", "const") or self.wide != "tl.int32":
                 continue
@@ -763,8 +768,8 @@ class Printer:
         return None
 
     def _philox(self, at: Place, v: Value) -> tuple[str, Axes]:
-        """A word of a step. The step gives all four at once: where those are of neighbours, which one thread has, the
-        compiler sees that it is one, and computes it once."""
+        """A word of a step. The step yields all four at once: if they belong to adjacent elements of one thread, the
+        compiler computes the step once."""
         operands = [self.value(at, a) for a in v.args[:3]]
         axes = NONE.union(*(self.axes_of.get(o, NONE) for o in operands))
         words, lane = self._named(at, self.values.philox(operands), axes), v.args[3]
@@ -810,8 +815,8 @@ class Printer:
         return f"tl.load(p{buffer} + {self._offset(at, e, axes)}{mask})", axes
 
     def _load_line(self, at: Place, buffer: int, rewritten: Size, axis: str, other: str) -> str:
-        """What varies along one of two axes is loaded as a block of one, which is then put in its place: threads that hold
-        the same elements of a block of two would each load all of them."""
+        """A value that varies along one of two axes is loaded as a one-dimensional block and broadcast: threads that
+        hold the same elements of a two-dimensional block would each load all of them."""
         names = {
             s: f"{at.r if s.name == 'r' else s.name}s" if s.name == axis else s.name
             for s in free_syms(rewritten)
@@ -823,7 +828,7 @@ class Printer:
         return f"tl.load(p{buffer} + {offset}{mask}){'[:, None]' if axis == 'x' else '[None, :]'}"
 
     def _axes(self, e: Size) -> Axes:
-        """Along which a rewritten index varies; fewer than its symbols say where the program has one outer point."""
+        """The axes along which a rewritten index varies; fewer than its symbols if the program has one outer point."""
         # A position that was computed varies as the value does that it is.
         of_names = [self.axes_of.get(s.name, NONE) for s in free_syms(e)]
         return NONE.union(*of_names, frozenset(s.name for s in free_syms(e)) & (self.x_axes | R))
@@ -836,11 +841,11 @@ class Printer:
         return f"[{'XBLOCK' if 'x' in axes else '1'}, {'RBLOCK' if 'r' in axes else '1'}]"
 
     def _both(self, at: Place, masks: Sequence[str]) -> str:
-        """Those points that exist by each of the masks (one or two, of an axis each)."""
+        """The conjunction of the masks (one or two, of an axis each)."""
         return masks[0] if len(masks) == 1 else self._named(at, " & ".join(masks), self.x_axes | R)
 
     def _index(self, at: Place, rewritten: Size) -> str:
-        """Quotients have names: there are many equal ones."""
+        """An index; quotients get names, since many are equal."""
 
         def named(e: Quotient, text: str) -> str:
             return self._named(at, text, self._axes(e))
@@ -870,7 +875,7 @@ class Printer:
 
 
 class _BatchedKernel(Printer):
-    """The same body behind another head: arguments come from the table."""
+    """The same body with a prologue that reads arguments from the table."""
 
     def __init__(
         self, kernel: Kernel, host: frozenset[int], dialect: Dialect, unaligned: frozenset[int]
@@ -912,8 +917,8 @@ class _BatchedKernel(Printer):
 
 
 class _SiblingSums(Printer):
-    """Rows with sums beside them (`loops.row_sums`). A program has a chunk of rows, and goes over XBLOCK of them at a
-    time: what these add to a sum is added to a block, which is stored at the end."""
+    """Rows with sibling sums (`loops.row_sums`). A program has a chunk of rows and walks XBLOCK of them at a time:
+    their contributions accumulate in a block, which is stored at the end."""
 
     def source(self) -> Source:
         for stage in self.kernel.stages:
@@ -934,7 +939,7 @@ class _SiblingSums(Printer):
         return self._stored(at, stage_points(moved))
 
     def _stored(self, at: Place, width: int) -> Source:
-        """The sums of the chunk, once."""
+        """Store the sums of the chunk, once."""
         sums = self.kernel.sums
         assert sums is not None
         (chunk, *columns), (_, stage) = sums.outer, sums.stages
@@ -945,14 +950,14 @@ class _SiblingSums(Printer):
         return self._module(static(chunk.size), 1)
 
     def _addend(self, at: Place, r: Reduction) -> str:
-        """What the rows of a block add, nothing for those that are not there. Columns that are not there are not stored."""
+        """The contribution of a block's rows; absent rows contribute nothing. Absent columns are not stored."""
         text = self._reduced(at, r)
         if "x" in at.masks:
             text = f"tl.where({at.masks['x']}, {text}, {_typed_neutral(r)})"
         return text
 
     def _down(self, r: Reduction, block: str) -> str:
-        """Combines a block along its rows; the result has the dtype of the reduction's."""
+        """Combine a block along its rows; the result has the dtype of the reduction's."""
         target = "tl.int1" if r.kind in ("any", "all") else NAMES[r.value.dtype]
         rounded = "" if target == _accumulator(r) else f".to({target})"
         name = self._fresh(R)
@@ -961,7 +966,8 @@ class _SiblingSums(Printer):
         return name
 
     def _loop(self, first: Sequence[str], blocks: frozenset[str]) -> list[str]:
-        """The statements of one block of rows, as a loop over those of a chunk. `first`: what `blocks` begin with."""
+        """The statements of one block of rows, as a loop over those of a chunk. `first`: the statements that begin the
+        blocks."""
         of_rows = frozenset(("x", "xs", "xmask", "xsmask"))
         before, inside = row_loops.apart(row_loops.statements(self.lines), of_rows | blocks)
         read = frozenset(i for i, b in enumerate(self.kernel.buffers) if b.role == "in")
@@ -988,7 +994,8 @@ class _SiblingSums(Printer):
         where: frozenset[str],
         suffix: str,
     ) -> list[str]:
-        """The statements that load the block of rows from the k-th on under other names: what is `loaded` is `_next`."""
+        """The statements that load the block of rows from the k-th on under other names: a `loaded` name gets the
+        suffix `_next`."""
         lines = [*self._rows(k), *(s.text for s in early)]
         return [
             row_loops.suffixed(row_loops.suffixed(line, where, suffix), loaded, "_next") for line in lines
@@ -1009,12 +1016,12 @@ class _SiblingSums(Printer):
         return [f"    chunk = tl.program_id(0){wide}", f"    begin = chunk * {size}", f"    count = {count}"]
 
     def _count(self) -> str:
-        """How many rows the chunk has, as a loop ends with it."""
+        """The number of rows of the chunk, as the bound of a loop."""
         size, exact = self._chunk()
         return str(size) if exact else self.values.number("count")
 
     def _chunk(self) -> tuple[int, bool]:
-        """How many rows a chunk has, and whether all have as many."""
+        """The number of rows per chunk, and whether all chunks are full."""
         sums = self.kernel.sums
         assert sums is not None
         size = chunk_rows(sums)
@@ -1026,7 +1033,7 @@ class _SiblingSums(Printer):
 
 
 def top_index(kernel: Kernel) -> int:
-    """The largest number that an index computes with, but for the rest of a block."""
+    """The largest number that an index computes with, except for the remainder of a block."""
     points = prod(static(l.size) for l in kernel.outer)
     top = points * max([stage_points(s) for s in kernel.stages] + [1])
     for stage in (stage for part in parts(kernel) for stage in part.stages):
@@ -1038,7 +1045,7 @@ def top_index(kernel: Kernel) -> int:
 
 
 def _with_rows(kernel: Kernel, blocks: Blocks) -> Kernel:
-    """An elementwise kernel with the loop that `blocks` has as its second axis as that of its stage."""
+    """An elementwise kernel whose stage loops over the second axis of `blocks`."""
     assert blocks.across is not None
     (stage,) = kernel.stages
     assert isinstance(stage, MapStage) and not stage.loops
@@ -1046,18 +1053,18 @@ def _with_rows(kernel: Kernel, blocks: Blocks) -> Kernel:
 
 
 def _counted(name: str, points: Size) -> Sym:
-    """The symbol that counts so many points; one of none counts as of one."""
+    """The symbol that counts so many points; zero points count as one."""
     return Sym(name, 0, max(points - 1, 0)) if isinstance(points, int) else loop_sym(name, points)
 
 
 def trips(stage: Stage) -> Size:
-    """Points of the stage's own loops."""
+    """The number of points of the stage's own loops."""
     return numel(l.size for l in stage_loops(stage))
 
 
 def _others(stages: Sequence[Stage]) -> dict[Value, str]:
-    """What loads give where there is no point, for the maxima and minima of what is loaded: nothing is chosen behind them.
-    All else that such points give is not stored, and chosen away where it is reduced."""
+    """The values of loads at absent points, for maxima and minima of loaded values, which then need no selection. All
+    other values at such points are not stored, and are selected away where they are reduced."""
     found: dict[Value, str] = {}
     for r in (r for stage in stages if isinstance(stage, ReduceStage) for r in stage.reductions):
         loaded = _loaded(r.value)
@@ -1068,7 +1075,7 @@ def _others(stages: Sequence[Stage]) -> dict[Value, str]:
 
 
 def _loaded(value: Value) -> Value:
-    """Behind a conversion that keeps infinities what they are."""
+    """The load behind a conversion that preserves infinities."""
     wider = value.op == "cast" and value.dtype.is_floating_point and value.args[0].dtype.is_floating_point
     return value.args[0] if wider else value
 
@@ -1078,13 +1085,13 @@ def _combining(r: Reduction) -> str:
 
 
 def _is_sum(r: Reduction) -> bool:
-    """Whether it adds up numbers of float32."""
+    """Whether it sums float32 numbers."""
     return _combining(r) == "_add" and _accumulator(r) == "tl.float32"
 
 
 def _turns(points: int, block: int) -> int:
-    """How many blocks of a row are added up apart, so that neither they nor such parts are many; 1 if there are few. Of the
-    numbers around the root, the one by which the last part is fullest."""
+    """The number of blocks of a row that are summed separately, so that neither they nor such segments are many; 1 if
+    there are few. Of the numbers near the square root, the one that fills the last segment best."""
     blocks = -(-points // block)
     if blocks <= CHAIN or points > BATCH_INDEX:  # so that no index in the last part is beyond 32 bits
         return 1
@@ -1093,7 +1100,7 @@ def _turns(points: int, block: int) -> int:
 
 
 def _combined(r: Reduction, a: str, b: str) -> str:
-    """What the combining function gives, as an expression."""
+    """The result of the combining function as an expression."""
     infix = {"_add": "+", "_multiply": "*", "_or": "|", "_and": "&"}.get(_combining(r))
     return f"({a} {infix} {b})" if infix else f"{_combining(r)}({a}, {b})"
 
@@ -1112,20 +1119,20 @@ def _neutral(r: Reduction) -> str:
 
 
 def _typed_neutral(r: Reduction) -> str:
-    """As a number where that has the dtype of the accumulator."""
+    """The neutral element; a number if that has the accumulator's dtype."""
     if _accumulator(r) == "tl.float32":
         return {"0": "0.0", "1": "1.0"}.get(_neutral(r), _neutral(r))
     return f"tl.full([], {_neutral(r)}, {_accumulator(r)})"
 
 
 def _accumulator(r: Reduction) -> str:
-    """Narrow floats accumulate in float32 and round once, at the end."""
+    """The accumulator's dtype: narrow floats accumulate in float32 and round once, at the end."""
     if r.kind in ("any", "all"):
         return "tl.int1"
     return "tl.float32" if r.value.dtype in value_expressions.NARROW else NAMES[r.value.dtype]
 
 
 def _rounding(r: Reduction) -> str:
-    """What makes of an accumulator a value of the reduction's dtype; nothing where it is one."""
+    """The conversion of an accumulator to the reduction's dtype; empty if it has it."""
     target = "tl.int1" if r.kind in ("any", "all") else NAMES[r.value.dtype]
     return "" if target == _accumulator(r) else f".to({target})"

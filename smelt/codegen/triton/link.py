@@ -1,5 +1,5 @@
-"""Kernels of a GPU into this process: PTX is compiled by the driver, and what that gives is kept on disk. What is the
-processor's own code already is loaded as it is."""
+"""Loading of GPU kernels into this process: the driver compiles PTX, and the result is cached on disk. Native code is
+loaded as it is."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ELF = b"\x7fELF"
 
 
 def kernel_of(function: Function) -> _native.DeviceKernel:
-    """The kernel that `function` describes, which is one for equal code. Thread-safe."""
+    """The kernel that `function` describes; equal code shares one. Thread-safe."""
     assert function.block is not None
     [image] = function.library.objects
     with _LOCK:
@@ -42,8 +42,8 @@ def kernel_of(function: Function) -> _native.DeviceKernel:
 
 
 def load_kernels(functions: Iterable[Function], device: int, store: Store | None = None) -> None:
-    """Loads them on a device, side by side: the driver compiles each that is not in `store` for some milliseconds, without
-    the GIL. Raises what the driver says."""
+    """Load the kernels on a device, in parallel: the driver compiles each that is not in `store` for some
+    milliseconds, without the GIL. Raises the driver's errors."""
     images = {kernel_of(f): f.library.objects[0] for f in functions}
     missing = [kernel for kernel in images if not kernel.is_loaded(device)]
     with ThreadPoolExecutor(min(len(missing), 16) or 1) as pool:
@@ -51,8 +51,8 @@ def load_kernels(functions: Iterable[Function], device: int, store: Store | None
 
 
 def load_early(function: Function, device: int, store: Store | None) -> None:
-    """Loads it where others are still being compiled, so that the driver need not be waited for. What the driver says
-    against it is said by `load_kernels`, which tries again."""
+    """Load a kernel while others are still being compiled. The driver's errors are left to `load_kernels`, which tries
+    again."""
     with suppress(RuntimeError):
         _load(kernel_of(function), function.library.objects[0], device, store)
 
@@ -77,13 +77,13 @@ def _linked(store: Store, key: str, ptx: bytes, device: int) -> bytes:
 
 
 def machine(device: int) -> tuple[str, str]:
-    """What decides how fast code is: the driver, and the processor of a device."""
+    """The identity of a device for measured speeds: driver and processor."""
     return _compiler(), _processor(device)
 
 
 @functools.cache
 def _compiler() -> str:
-    """The driver that compiles PTX: the CUDA that it knows, and which of the builds for that it is."""
+    """The identity of the driver's PTX compiler: its CUDA version and build."""
     build = ""
     with suppress(OSError):
         build = Path("/proc/driver/nvidia/version").read_text()

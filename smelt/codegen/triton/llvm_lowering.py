@@ -1,8 +1,8 @@
-"""Triton's stage from its form with threads to LLVM's, for NVIDIA's processors, without what it does anew for each kernel.
+"""Triton's lowering to LLVM for NVIDIA processors, without work that it repeats for each kernel.
 
-Once for all: the option that pointers to shared memory are short, which is set for the process, and how numbers lie in
-memory, for which a machine of the processor's is made. No other thread runs Python meanwhile. Triton's function is run with
-other names for two modules; the modules stay as they are.
+Done once instead: the option that pointers to shared memory are short, which is set for the process, and the data
+layout, for which a target machine is created. No other thread runs Python meanwhile. Triton's function runs with
+replacements for two modules; the modules stay as they are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LAYOUT = re.compile(r'^target datalayout = "(.*)"$', re.M)
 
 
 def shorten(backend: Any, ir: Any, arch: int) -> None:
-    """Changes this backend, for `sm_<arch>`, alone; one that is not as it is known stays as it is. `ir`: Triton's module of
+    """Change this backend only, for `sm_<arch>`; an unknown version of it stays as it is. `ir`: Triton's module of
     that name."""
     own = getattr(type(backend), "make_llir", None)
     is_known = isinstance(own, FunctionType) and {"llvm", "nvidia"} <= own.__globals__.keys()
@@ -27,14 +27,14 @@ def shorten(backend: Any, ir: Any, arch: int) -> None:
 
 @functools.cache
 def _changed(own: FunctionType, ir: Any, arch: int) -> FunctionType:
-    """One for each processor."""
+    """The changed function, one per processor."""
     llvm, nvidia = own.__globals__["llvm"], own.__globals__["nvidia"]
     names = own.__globals__ | {"llvm": _Llvm(llvm, ir), "nvidia": _Nvidia(nvidia)}
     return FunctionType(own.__code__, names, own.__name__, own.__defaults__, own.__closure__)
 
 
 class _Module:
-    """A module some of whose functions are others."""
+    """A module with some functions replaced."""
 
     def __init__(self, own: Any) -> None:
         self._own = own
@@ -46,7 +46,7 @@ class _Module:
 class _Nvidia(_Module):
     @functools.cached_property
     def set_short_ptr(self) -> Any:
-        """Sets the option when it is asked for."""
+        """Set the option on request."""
         self._own.set_short_ptr()
         return lambda: None
 

@@ -1,8 +1,8 @@
-"""Sums of which one element counts: where(position == target, value, 0) over the positions of a row.
+"""One-hot sums: where(position == target, value, 0) over the positions of a row.
 
-The element at the target of a cross entropy is such a sum. A program that has the whole row needs no pass for it: it is the
-value at that position, which is computed once, and 0 where the target is no position of the row. (Sums of one number and of
-zeros are exact; only of a negative zero the sign is lost in a sum, and is not here.)
+The element at the target of a cross entropy is such a sum. A program that has the whole row needs no pass for it: the
+sum is the value at that position, computed once, and 0 if the target is not a position of the row. (Sums of one number
+and zeros are exact; a sum loses only the sign of a negative zero, which this preserves.)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Selected:
 
 
 def selected(r: Reduction, stage: ReduceStage) -> Selected | None:
-    """What the reduction selects, or None where it sums."""
+    """The selected value of the reduction; None if it is another sum."""
     if (
         r.kind != "sum"
         or r.value.op != "where"

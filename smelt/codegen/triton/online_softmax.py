@@ -1,11 +1,11 @@
-"""A maximum and the sum of exponentials below it, in one pass over a row that registers do not hold.
+"""Online softmax: a maximum and the sum of exponentials below it, in one pass over a row that registers do not hold.
 
-Softmax reads its row for the maximum m, then for the sum of exp(v - m). Here each lane has the maximum m and the sum s of
-what it has seen. Of a part of one row a lane takes as many neighbours at once as a vector has: their maximum and m give the
-next m, n, and s becomes s * exp(m - n) + the sum of their exp(v - n), an exponential for each and one for all. Otherwise the
-next v gives (max(m, v), s + exp(v - m)), or s * exp(m - v) + 1 if v is larger: one exponential, of -|v - m|. Lanes are
-brought to the row's maximum at the end. A lane begins at the lowest finite number, since differences of infinities are NaN;
-where its sum is still 0 then, it has seen nothing but -inf.
+Softmax reads its row for the maximum m, then for the sum of exp(v - m). Here each lane has the maximum m and the sum s
+of its elements so far. In a segment of one row a lane takes a vector of adjacent elements at once: their maximum and m
+give the next maximum n, and s becomes s * exp(m - n) + the sum of their exp(v - n), one exponential each and one for
+the vector. Otherwise the next v gives (max(m, v), s + exp(v - m)), or s * exp(m - v) + 1 if v is larger: one
+exponential, of -|v - m|. At the end lanes are rescaled to the row's maximum. A lane begins at the lowest finite
+number, since differences of infinities are NaN; if its sum is still 0 then, all its elements were -inf.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ LOWEST = -torch.finfo(torch.float32).max
 
 
 def first(stages: Sequence[Stage]) -> tuple[ReduceStage, dict[str, str], list[Stage]] | None:
-    """The first stage joined with the next one that has loops (see `joined`), and the stages that are left: what is stored
-    once between them waits."""
+    """The first stage merged with the next one that has loops (see `joined`), and the remaining stages: stores once
+    per outer point between them are delayed."""
     later = next((k for k, stage in enumerate(stages[1:], 1) if stage_loops(stage)), None)
     if later is None:
         return None
@@ -46,8 +46,7 @@ def first(stages: Sequence[Stage]) -> tuple[ReduceStage, dict[str, str], list[St
 
 
 def joined(first: Stage, second: Stage) -> tuple[ReduceStage, dict[str, str]] | None:
-    """Two stages as one, and of which maximum each sum of exponentials is; None where the second needs more of the first
-    than that."""
+    """Two stages as one, and the maximum of each sum of exponentials; None if the second needs more of the first."""
     if not isinstance(first, ReduceStage) or not isinstance(second, ReduceStage):
         return None
     if [l.size for l in first.loops] != [l.size for l in second.loops]:

@@ -1,8 +1,8 @@
-"""Which of its pointers a kernel of the user's writes through, read off Triton's form of it.
+"""The pointers through which a user kernel writes, read off Triton's IR.
 
-What always holds: where this says of a parameter that it is not written, no store, atomic operation or call of the kernel is
-given a pointer that was computed from it. Values are in one class if one may be computed from the other, whichever way a
-loop or condition goes.
+If this reports a parameter as not written, no store, atomic operation or call of the kernel receives a pointer
+computed from it. Values are in one class if one may be computed from the other, whichever way a loop or condition
+goes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class WritesElsewhere(Exception):
 def written_parameters(
     kernel: Any, signature: Mapping[str, str], constants: Mapping[str, Any]
 ) -> frozenset[str] | None:
-    """The names of the pointers that `kernel` (a `triton.jit` function) may write through; None where nobody can say.
+    """The names of the pointers that `kernel` (a `triton.jit` function) may write through; None if that is unknown.
 
     Args:
         signature: the type of each parameter, as Triton writes it ("*fp32", "i32", "constexpr").
@@ -88,7 +88,7 @@ def _found(kernel: Any, signature: Mapping[str, str], constants: Mapping[str, An
 def _visit_form(
     kernel: Any, signature: Mapping[str, str], constants: Mapping[str, Any], visit: Callable[[Any], None]
 ) -> None:
-    """Shows the operations of the kernel's form, with the functions that it calls in it."""
+    """Visit the operations of the kernel's IR, including the functions that it calls."""
     triton = library()
     target = triton.target()
     backend = triton.compiler.make_backend(target)
@@ -111,7 +111,7 @@ def _visit_form(
 
 
 class _Pointers:
-    """Classes of pointers, as a walk finds them: what is inside of an operation comes before it."""
+    """Classes of pointers found by a walk; nested operations precede their parents."""
 
     def __init__(self, name: str) -> None:
         self.parameters: list[int] | None = None
@@ -124,12 +124,12 @@ class _Pointers:
         self._ends: dict[int, list[list[Any]]] = {}  # by region: what its blocks hand on
 
     def writes(self, values: Iterable[int]) -> bool:
-        """Whether something is written through one of these, or through what is computed from it."""
+        """Whether a write goes through one of these, or through a pointer computed from it."""
         written = {self._of(value) for value in self._written}
         return any(self._of(value) in written for value in values)
 
     def add(self, op: Any) -> None:
-        """Takes an operation into account."""
+        """Process an operation."""
         name = op.get_name()
         if name == "builtin.module":
             return
@@ -153,7 +153,7 @@ class _Pointers:
                 self._written.update(() if name in _READING else _pointers(operands))
 
     def _function(self, op: Any, operands: Values, results: Values, inside: list[int]) -> None:
-        """Jumps between blocks: which goes where is not looked at."""
+        """Branches between blocks: targets are not distinguished."""
         entry, *others = self._blocks.get(inside[0], [[]])
         handed = [v for values in (*others, *self._ends.get(inside[0], ())) for v in values]
         self._join(_pointers(handed))
@@ -161,7 +161,7 @@ class _Pointers:
             self.parameters = [value.id() for value in entry]
 
     def _for(self, op: Any, operands: Values, results: Values, inside: list[int]) -> None:
-        """Operands are the bounds and the step, then what the values begin with; its block takes the number of the step."""
+        """Operands are the bounds and the step, then the initial values; its block takes the induction variable."""
         self._columns(
             operands[3:], results, *(b[1:] for b in self._blocks[inside[0]]), *self._ends[inside[0]]
         )
@@ -170,13 +170,14 @@ class _Pointers:
         self._columns(results, *(values for region in inside for values in self._ends.get(region, ())))
 
     def _while(self, op: Any, operands: Values, results: Values, inside: list[int]) -> None:
-        """The first region decides, and hands on to the second and to the results; the second to the first."""
+        """The first region decides and passes values to the second and to the results; the second passes them to the
+        first."""
         test, body = inside
         self._columns(operands, *self._blocks[test], *self._ends.get(body, ()))
         self._columns(results, *self._blocks.get(body, ()), *(end[1:] for end in self._ends[test]))
 
     def _columns(self, *rows: Values) -> None:
-        """Values at one place of these lists are of one class."""
+        """Values at one position of these lists are of one class."""
         for values in itertools.zip_longest(*rows):
             self._join(_pointers(v for v in values if v is not None))
 

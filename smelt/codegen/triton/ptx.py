@@ -1,4 +1,4 @@
-"""Sources to PTX, the text that NVIDIA's driver compiles when it loads it."""
+"""PTX from sources: the text that NVIDIA's driver compiles when it loads it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from smelt.codegen.triton.kernel_source import Source
 
 @dataclass(frozen=True)
 class Ptx:
-    """PTX with one kernel, called `name`, of `threads` threads a program and `shared` bytes of shared memory. Behind the
-    arguments of the source it takes two more pointers, which are not used."""
+    """PTX with one kernel, called `name`, of `threads` threads a program and `shared` bytes of shared memory. After
+    the source's arguments it takes two unused pointers."""
 
     text: str
     name: str
@@ -22,7 +22,7 @@ class Ptx:
 
 
 def to_ptx(source: Source, arch: int, name: str = "kernel") -> Ptx:
-    """PTX for processors `sm_<arch>`; the kernel is called `name` there. Thread-safe; needs triton, but no other program."""
+    """PTX for processors `sm_<arch>`, with the kernel called `name`. Thread-safe; needs triton, but no other program."""
     given = dict(
         ptx_version=ptx_version(arch), enable_reflect_ftz=False
     )  # libdevice keeps denormals, as eager's kernels do
@@ -53,9 +53,9 @@ _HALVES = (
 
 
 def _without_pairs(text: str) -> str:
-    """The halves of packed sums of 16 bits one by one. The assemblers of CUDA 12.8 to 13.0, the driver's too, lose what is
-    added where a second such sum adds the same constant (https://github.com/triton-lang/triton/issues/11581). LLVM makes
-    them of positions that fit 16 bits and are divided."""
+    """Packed 16-bit sums split into halves. The assemblers of CUDA 12.8 to 13.0, the driver's included, drop an addend
+    if a second such sum adds the same constant (https://github.com/triton-lang/triton/issues/11581). LLVM creates them
+    for 16-bit indices that are divided."""
     return _PAIRS.sub(_HALVES, text) if "add.s16x2" in text else text
 
 
@@ -63,5 +63,6 @@ _DEBUG = re.compile(r"\n(?:[ \t]*(?:\.loc\b|\.file\b|//)|\$L__(?:tmp|func_begin|
 
 
 def _undebugged(text: str) -> str:
-    """Without lines of the printed source, which no user has, and comments: a third of the text that the driver reads."""
+    """PTX without lines of the printed source, which no user has, and comments: a third of the text that the driver
+    reads."""
     return _DEBUG.sub("", "\n" + text.partition("\n\t.section\t.debug")[0] + "\n").lstrip("\n")

@@ -1,6 +1,6 @@
-"""What the names of a running kernel hold: scalars and blocks, whose operators make operations of Triton's form.
+"""Operands of a traced kernel: scalars and blocks whose operators create operations of Triton's IR.
 
-Which types are converted, and when, is as in Triton's `language.semantic`; what no printed kernel needs raises TypeError.
+Type conversions follow Triton's `language.semantic`; operations that no printed kernel needs raise TypeError.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SCALAR_TYPES = dict(fp16="half", fp32="float", fp64="double")
 
 
 class Form:
-    """One kernel in the making: Triton's builder, and the types of its context, which are made once."""
+    """One kernel under construction: Triton's builder, and the types of its context, created once."""
 
     def __init__(self, builder: Any, types: Types) -> None:
         self.builder, self.types = builder, types
@@ -57,14 +57,14 @@ class Form:
         return Operand(self, getattr(builder, f"get_{kind.name}")(number), kind, ())
 
     def operand(self, x: Operand | float) -> Operand:
-        """A number has the type that it has by itself."""
+        """The operand of a value; a number has its natural type."""
         return x if type(x) is Operand else self.constant(x, of_number(x))  # type: ignore[arg-type]
 
 
 def _operator(
     float_op: str | None, signed_op: str | None, unsigned_op: str | None = None, **how: bool
 ) -> Any:
-    """A method of operands, and the one for what is on the left of them, that make these operations."""
+    """A method of operands, and its reflected form, that create these operations."""
 
     def made(form: Form, a: Operand, b: Operand) -> Operand:
         kind = a.kind
@@ -84,7 +84,8 @@ def _operator(
 
 
 def _comparison(name: str) -> Callable[[Operand, Operand | float], Operand]:
-    """A number is a scalar first: its type counts. Only of NaNs it is said whether the comparison is ordered."""
+    """A comparison. A number becomes a scalar first, as its type counts. Only for NaN is the comparison ordered or
+    unordered."""
     equality = name in ("EQ", "NE")
     of_floats = f"create_fcmp{'UNE' if name == 'NE' else 'O' + name}"
     signed, unsigned = (f"create_icmp{'' if equality else sign}{name}" for sign in "SU")
@@ -129,7 +130,7 @@ class Operand:
         return self._radd(other)
 
     def _moved(self, other: Operand | float) -> Operand:
-        """A pointer further on."""
+        """An advanced pointer."""
         form = self.form
         pointer, offset = broadcast(self, form.operand(other))
         if not offset.kind.is_integer or (not offset.kind.signed and offset.kind.bits < 64):
@@ -169,7 +170,7 @@ class Operand:
         raise TypeError("the code depends on a value")
 
     def to(self, kind: Kind, bitcast: bool = False) -> Operand:
-        """Converted, or with `bitcast` its bits as they are."""
+        """The operand converted, or with `bitcast` its bits reinterpreted."""
         if not bitcast:
             return cast(self, kind)
         if kind is self.kind:
@@ -183,7 +184,7 @@ class Operand:
 
 
 def promote_operands(a: Operand, b: Operand | float, divides: bool = False) -> tuple[Operand, Operand]:
-    """Both in one type and one shape, as what is computed of them needs it."""
+    """Both operands with a common type and shape, for an operation."""
     form = a.form
     if type(b) is Operand:
         if a.kind is not b.kind or divides or a.kind.to is not None:
@@ -197,7 +198,7 @@ def promote_operands(a: Operand, b: Operand | float, divides: bool = False) -> t
 
 
 def broadcast(a: Operand, b: Operand) -> tuple[Operand, Operand]:
-    """Both in one shape."""
+    """Both operands with a common shape."""
     if a.shape == b.shape:
         return a, b
     if not b.shape:
@@ -209,7 +210,7 @@ def broadcast(a: Operand, b: Operand) -> tuple[Operand, Operand]:
 
 
 def splat(x: Operand, shape: Shape) -> Operand:
-    """A block of a scalar; the scalar for the shape ()."""
+    """A block of a scalar; the scalar itself for the shape ()."""
     if not shape:
         return x
     form = x.form
@@ -217,7 +218,7 @@ def splat(x: Operand, shape: Shape) -> Operand:
 
 
 def widened(x: Operand, shape: Shape) -> Operand:
-    """Axes of one point become as long as `shape` says."""
+    """The operand with axes of one point extended to `shape`."""
     if x.shape == shape:
         return x
     if not x.shape:
@@ -228,7 +229,7 @@ def widened(x: Operand, shape: Shape) -> Operand:
 
 
 def cast(x: Operand, kind: Kind) -> Operand:
-    """Converted as Triton converts: floats to the nearest, ties to even."""
+    """The operand converted as Triton converts: floats to nearest, ties to even."""
     own = x.kind
     if own is kind:
         return x

@@ -1,4 +1,4 @@
-"""Triton, imported when the first kernel needs it, and what differs between its versions."""
+"""Triton, imported when the first kernel needs it, and the differences between its versions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _PARSES = threading.Lock()
 
 @dataclass(eq=False)
 class Context:
-    """Triton's context, the types that were made in it, and how many kernels were. It keeps each type and constant."""
+    """Triton's context, the types created in it, and the number of its kernels. It retains every type and constant."""
 
     own: Any
     types: Types = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Context:
 
 
 class Library:
-    """The parts of Triton that are used here."""
+    """The parts of Triton that smelt uses."""
 
     def __init__(self) -> None:
         try:
@@ -83,13 +83,13 @@ class Library:
         return bool(self.triton.knobs.runtime.interpret)
 
     def options(self, source: Source, lanes: int) -> dict[str, Any]:
-        """How the kernel is compiled for warps of so many threads; sources count warps of 32."""
+        """Compile options for warps of so many threads; sources count warps of 32."""
         stages = {"num_stages": source.stages} if source.stages else {}
         asserts = {"debug": True} if "tl.device_assert(" in source.text else {}  # else left out
         return {"num_warps": max(32 * source.warps // lanes, 1), **stages, **asserts, **OPTIONS}
 
     def target(self) -> Any:
-        """The GPU of this process, as Triton names it; some GPU where there is none."""
+        """This process's GPU, as Triton names it; a default GPU if there is none."""
         make = self.backends.GPUTarget
         if not torch.cuda.is_available():
             return make("cuda", 90, 32)
@@ -102,9 +102,9 @@ class Library:
     def module(
         self, source: Source, target: Any, backend: Any, options: Any, context: Context
     ) -> tuple[Any, Any]:
-        """Triton's form of the kernel, and the language that it is in. The shortest way (`traced_frontend.py`) is for
-        what is no product. By Triton's own where none of the shorter ones (`ast_frontend.py`) works: its errors are
-        those that count."""
+        """The kernel in Triton's IR, with its dialect. `traced_frontend.py`, the fastest front end, serves everything
+        except products. Triton's own front end serves kernels for which the faster ones (`ast_frontend.py`) fail: its
+        errors are authoritative."""
         if not source.stages and not options.sanitize_overflow:
             with suppress(Exception):
                 made = traced_frontend.form_of(source, self.ir, context.own, context.types, options.debug)
@@ -134,7 +134,7 @@ class Library:
 
     @functools.cached_property
     def generator(self) -> Any:
-        """The copy of Triton's code generator; None for a version that is not known."""
+        """The faster copy of Triton's code generator; None for an unknown version."""
         own = importlib.import_module("triton.compiler.code_generator")
         with suppress(AttributeError):
             return ast_frontend.code_generator(own)
@@ -152,8 +152,8 @@ class Library:
         context: Context,
         generator: Any = None,
     ) -> tuple[Any, Any]:
-        """As `module`, of any function that `triton.jit` made; constants and attributes by position. `generator`: in
-        place of Triton's own."""
+        """Like `module`, for any `triton.jit` function; constants and attributes by position. `generator`: replaces
+        Triton's own."""
         ast = self.compiler.ASTSource(
             fn=function, signature=signature, constexprs=constants, attrs=attributes
         )
@@ -171,8 +171,8 @@ class Library:
 
     @contextmanager
     def context(self, backend: Any) -> Iterator[Context]:
-        """What the forms of one kernel are made in, for as long as nobody else has it. Making one takes longer than the form
-        of a small kernel, and lets no other thread run, so later kernels have it too."""
+        """A context for the IR of one kernel, exclusively held. Creating one takes longer than the IR of a small
+        kernel and blocks other threads, so contexts are reused."""
         name = backend.target.backend
         free = self._free.setdefault(name, [])
         try:
@@ -187,7 +187,7 @@ class Library:
             free.append(found)
 
     def to_threads(self, module: Any, found: dict[str, Any], arch: int | str, own: Any) -> Any:
-        """The stage `ttgir` for NVIDIA's processors; `own` is Triton's, for a version without one of the passes."""
+        """The stage `ttgir` for NVIDIA processors; `own`: Triton's, for a version without one of the passes."""
         try:
             passes = [getattr(getattr(self.passes, group), name) for group, name in TO_THREADS]
             convert = self.passes.ttir.add_convert_to_ttgpuir
@@ -203,7 +203,7 @@ class Library:
 
 @functools.cache
 def library() -> Library:
-    """Raises ImportError, with what to install, where Triton is not."""
+    """The library. Raises ImportError, with what to install, if Triton is missing."""
     return Library()
 
 

@@ -1,4 +1,4 @@
-"""Kernels as callables by Triton's own launcher: for tests, on a GPU or, in Triton's interpreter, on CPU tensors."""
+"""Kernels as callables by Triton's own launcher, for tests: on a GPU or, in Triton's interpreter, on CPU tensors."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def load_kernel(kernel: Kernel, host: frozenset[int] = frozenset()) -> Callable[
 def launch_sized(
     kernel: Kernel, sizes: Sequence[int], *tensors: torch.Tensor, chosen: Variant | None = None
 ) -> Source:
-    """Launches a kernel that `takes_sizes` with these numbers for its sizes, in the order of `Kernel.sizes`.
-    `chosen`: another variant than theirs. Returns what was launched."""
+    """Launch a kernel that `takes_sizes` with these values of its sizes, in the order of `Kernel.sizes`. `chosen`:
+    overrides the variant. Returns the launched source."""
     general = numbered(kernel)
     source = sized_source(general, chosen or variant(general, sizes), dialect=_dialect())
     points = evaluate(source.points, dict(zip(source.sizes, sizes, strict=True)))
@@ -57,8 +57,8 @@ def launch_attention(attention: TiledAttention, tile: Tile, *tensors: torch.Tens
 def launch_batched(
     kernel: Kernel, parts: Sequence[Sequence[torch.Tensor]], host: frozenset[int] = frozenset()
 ) -> None:
-    """One launch, in Triton's interpreter, of `kernel` on the tensors of each part, the first of as many elements as
-    it has points."""
+    """One launch, in Triton's interpreter, of `kernel` on the tensors of each member, the first of which has as many
+    elements as the member has points."""
     source = batched_source(kernel, host, dialect=_dialect())
     assert source.table is not None
     blocks = [-(-tensors[0].numel() // source.block) for tensors in parts]
@@ -72,7 +72,7 @@ def launch_batched(
 
 
 def _bits(number: torch.Tensor) -> int:
-    """The bytes of a tensor of one element, as those of an integer of 64 bits begin."""
+    """The bytes of a tensor of one element, zero-extended to a 64-bit integer."""
     data = bytes(number.reshape(1).view(torch.uint8).tolist())
     return int.from_bytes(data.ljust(8, b"\0"), "little", signed=True)
 

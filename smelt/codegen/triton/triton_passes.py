@@ -1,8 +1,7 @@
-"""Triton's stages, in this process.
+"""Triton's compile stages, in this process.
 
-Triton is a library here: its stages are run one after the other, without its compilers' front (`triton.compile`), its cache
-on disk, its launchers in C, or other programs. Everything that a compilation makes is its own, so threads may compile side
-by side.
+Triton is a library here: its stages run in sequence, without its driver (`triton.compile`), its disk cache, its C
+launchers, or other programs. A compilation shares no state, so threads may compile in parallel.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ def run(
     changes: Mapping[str, Change] = NOTHING,
     options: Mapping[str, Any] = NOTHING,
 ) -> tuple[Any, dict[str, Any]]:
-    """What the stages up to `last` give for `arch`, and what they found out. `changes`: what is made of that which a stage
-    gives, by its name. `options`: further ones of Triton's."""
+    """The results of the stages up to `last` for `arch`, with their metadata. `changes`: functions applied to the
+    result of a stage, by its name. `options`: additional options of Triton's."""
     triton = library()
     target = triton.backends.GPUTarget(backend(arch), arch, lanes(arch))
     compiler = triton.compiler.make_backend(target)

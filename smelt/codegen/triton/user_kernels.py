@@ -1,5 +1,5 @@
-"""What there is to know of a kernel of the user's before it is launched: what `triton.jit`, `triton.autotune` and
-`triton.heuristics` made. Triton is not imported for it: whoever has a kernel has done that."""
+"""Properties of user kernels before a launch: objects of `triton.jit`, `triton.autotune` and `triton.heuristics`. It
+does not import Triton: a program with a kernel has done so."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _is(kernel: object, module: str, name: str) -> bool:
 
 
 def is_tuner(kernel: object) -> bool:
-    """Whether it chooses constants by measuring."""
+    """Whether it is an autotuner."""
     return _is(kernel, TUNER, "Autotuner")
 
 
@@ -52,13 +52,13 @@ def name_of(function: Any) -> str:
 
 
 def parameters(function: Any) -> Sequence[str]:
-    """The names of the parameters of what `triton.jit` made."""
+    """The parameter names of a `triton.jit` function."""
     names: Sequence[str] = function.arg_names
     return names
 
 
 def constant_parameters(function: Any) -> frozenset[str]:
-    """Those that are constants of the code."""
+    """The constexpr parameters."""
     if is_interpreted(function):
         marks = function.fn.__annotations__.items()
         return frozenset(n for n, mark in marks if "constexpr" in str(getattr(mark, "__name__", mark)))
@@ -66,14 +66,14 @@ def constant_parameters(function: Any) -> frozenset[str]:
 
 
 def defaults(function: Any) -> dict[str, object]:
-    """The values of parameters that need not be given."""
+    """The defaults of parameters."""
     code, values = function.fn.__code__, function.fn.__defaults__ or ()
     names = code.co_varnames[: code.co_argcount]
     return dict(zip(names[len(names) - len(values) :], values))
 
 
 def configurations(tuner: Any) -> list[dict[str, object]] | None:
-    """The constants that a tuner chooses from; None where nobody can say before it runs."""
+    """The constants among which an autotuner chooses; None if they are unknown before it runs."""
     replaced = any(getattr(config, "ir_override", None) for config in tuner.configs)
     if tuner.early_config_prune is not None or replaced:
         return None
@@ -86,7 +86,7 @@ def rules(heuristics: Any) -> dict[str, object]:
 
 
 def has_hooks(wrapper: Any) -> bool:
-    """Whether functions of the user's run with the launches of a tuner."""
+    """Whether user functions run with the launches of an autotuner."""
     hooks = ("user_defined_pre_hook", "user_defined_post_hook")
     return any(getattr(wrapper, name, False) for name in hooks) or any(
         config.pre_hook for config in getattr(wrapper, "configs", ())
@@ -94,10 +94,10 @@ def has_hooks(wrapper: Any) -> bool:
 
 
 def put_back(wrapper: Any) -> set[str]:
-    """The names of the tensors that a tuner writes, between launches."""
+    """The names of the tensors that an autotuner restores between launches."""
     return {*getattr(wrapper, "reset_to_zero", ()), *getattr(wrapper, "restore_value", ())}
 
 
 def value_of(constant: object) -> object:
-    """What a constant of Triton's is, or the constant itself."""
+    """The value of a Triton constant, or the value itself."""
     return getattr(constant, "value", constant)

@@ -1,7 +1,7 @@
 """Loop values as Triton expressions.
 
-Every expression is a scalar or a block that broadcasts to the block of its stage. Narrow floats are computed in float32 and
-rounded after each operation, as everywhere in smelt. Where mathematical functions come from is a `Dialect`.
+Every expression is a scalar or a block that broadcasts to the block of its stage. Narrow floats are computed in
+float32 and rounded after each operation, as everywhere in smelt. A `Dialect` provides the mathematical functions.
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ def _infix(symbol: str) -> Callable[..., str]:
 
 
 def _comparison(symbol: str, turned: str) -> Callable[..., str]:
-    """A number stands on the right: Python asks the operand that is none (`traced_frontend.py`), and turns what it asks."""
+    """A comparison with numbers on the right: Python dispatches to the other operand (`traced_frontend.py`) and
+    reflects the comparison."""
 
     def text(dtype: torch.dtype, a: str, b: str) -> str:
         return f"({b} {turned} {a})" if _is_number(a) else f"({a} {symbol} {b})"
@@ -138,8 +139,8 @@ def _logical(symbol: str) -> Callable[..., str]:
 
 
 def _divide(dtype: torch.dtype, a: str, b: str) -> str:
-    """Rounded correctly: Triton's plain division of float32 is not, and what is takes long. The inverse of a power of two is
-    exact."""
+    """A correctly rounded quotient: Triton's plain float32 division is not, and the correct one is slow. The inverse
+    of a power of two is exact."""
     if b[0] in "-0123456789":
         fraction, exponent = math.frexp(float(b))
         if abs(fraction) == 0.5 and abs(exponent) < 100:
@@ -245,7 +246,7 @@ _LLVM_TYPES = {torch.float32: "float", torch.float64: "double", torch.int64: "i6
 
 
 class Values:
-    """Prints values in one dialect, and knows the pieces of assembly that they used."""
+    """Prints values in one dialect and records the assembly snippets that they use."""
 
     def __init__(self, dialect: Dialect) -> None:
         self.dialect = dialect
@@ -267,8 +268,8 @@ class Values:
         return OPS[name](dtype, *operands)
 
     def function(self, name: str, dtype: torch.dtype, operands: list[str]) -> str:
-        """A mathematical function of float32 or float64, or a cheap one (`approximate_math.py`): what it stands for,
-        where there is no assembly."""
+        """A mathematical function of float32 or float64, or a cheap one (`approximate_math.py`), which becomes the
+        exact one if there is no assembly for it."""
         if self.dialect != "ptx" and name in ONE_PLUS:
             return f"({self.function(ONE_PLUS[name], dtype, operands)} + 1.0)"
         if self.dialect == "torch":
@@ -295,21 +296,21 @@ class Values:
         )
 
     def number(self, text: str) -> str:
-        """An integer that a loop ends with: Triton's interpreter takes only Python's."""
+        """An integer bound of a loop: Triton's interpreter accepts only Python's."""
         return f"_number({text})" if self.dialect == "torch" else text
 
     def slot(self, table: str, place: str) -> str:
-        """A number of 64 bits of a table: on NVIDIA's processors that is the kernel's first parameter, which can be read at
-        any place (it is in constant memory); elsewhere a pointer to it."""
+        """A 64-bit number of a table: on NVIDIA processors the table is the kernel's first parameter, which is in
+        constant memory and can be indexed; elsewhere a pointer to it."""
         if self.dialect != "ptx":
             return f"tl.load({table} + {place})"
         self.blocks["slot"] = SLOT
         return f"tl.inline_asm_elementwise(slot, '=l,r', [{place}], tl.int64, True, 1)"
 
     def search(self, table: str, slots: int, place: str, number: str) -> list[str]:
-        """Statements that give the last place with at most `number` in the first `slots` of a table, a power of two, which
-        are in ascending order; the first if there is none. (One block of assembly: a kernel whose search Triton sees takes
-        half as long again to compile.)"""
+        """Statements that compute the last index with at most `number` in the first `slots` of a table, a power of
+        two, in ascending order; the first if there is none. (One block of assembly: a kernel whose search Triton sees
+        takes half as long again to compile.)"""
         steps = [slots >> n for n in range(1, slots.bit_length())]
         if self.dialect == "ptx":
             self.blocks["search"] = SEARCH.format(steps="".join(map(SEARCH_STEP.format, steps)))
@@ -318,7 +319,7 @@ class Values:
         return [f"{place} = tl.full([], 0, tl.int32)", *(f"{place} += {step}" for step in found)]
 
     def prelude(self, body: str) -> str:
-        """What a module with this body needs above it."""
+        """The text that a module with this body needs above it."""
         assembly = [f'{name} = tl.constexpr("{text}")\n' for name, text in self.blocks.items()]
         helpers = [
             f"\n\n{text}" for name, text in HELPERS.items() if f"{name}(" in body or f" {name})" in body
@@ -328,7 +329,7 @@ class Values:
 
 
 def takes_literal(name: str, dtype: torch.dtype) -> bool:
-    """Whether an operand of the operation may be a Python number (others must not all be)."""
+    """Whether an operand of the operation may be a Python number (not all may)."""
     return name in LITERALS or (name in _FIRST_OF_FLOAT32 and dtype is torch.float32)
 
 
@@ -361,7 +362,7 @@ def cast(x: str, source: torch.dtype, target: torch.dtype) -> str:
 
 
 def from_bits(x: str, dtype: torch.dtype) -> str:
-    """The number of `dtype` whose bytes the integer `x` of 64 bits begins with."""
+    """The number of `dtype` in the low bytes of the 64-bit integer `x`."""
     if dtype is torch.bool:
         return f"({x}.to(tl.int8) != 0)"
     if not dtype.is_floating_point:
@@ -370,7 +371,7 @@ def from_bits(x: str, dtype: torch.dtype) -> str:
 
 
 def index(e: Size, names: dict[Sym, str], named: Callable[[Quotient, str], str]) -> str:
-    """An index expression over named blocks; `named` says how a quotient with this text is written."""
+    """An index expression over named blocks; `named` formats a quotient with this text."""
     if isinstance(e, int):
         return str(e)
     if isinstance(e, Sym):
