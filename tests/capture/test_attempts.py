@@ -39,7 +39,7 @@ class Seen:
     current: list[Attempt] = field(default_factory=list)
 
     def __call__(self, event: events.Event) -> None:
-        if event.kind == "capture-start" and not event.name.startswith(("resume", "rest")):
+        if event.kind == "capture-start" and not event.name.startswith(("resume", "continuation")):
             self.current.append(event.data["attempt"])
 
     def end_call(self) -> None:

@@ -1,4 +1,4 @@
-"""`torch.cond` is one graph, with branches that only compute; with others one branch runs, behind a graph break."""
+"""`torch.cond` is one graph if its branches only compute; else the graph breaks and one branch runs."""
 
 import random
 
@@ -76,7 +76,7 @@ OTHERS = [
 
 
 def outcome(fn, x):
-    """What a call gives or raises, with its effects and the random numbers that come next."""
+    """The result or exception of a call, its effects, and the state of the random number generators."""
     SEEN.clear()
     random.seed(1)
     torch.manual_seed(1)
@@ -88,7 +88,7 @@ def outcome(fn, x):
 
 
 @pytest.mark.parametrize("branches, small", [*((b, True) for b in SMALL), *((b, False) for b in OTHERS)])
-def test_the_branch_that_is_taken(branches, small, capsys):
+def test_selected_branch(branches, small, capsys):
     def fn(x):
         y = x + 1
         return torch.cond(y.sum() > 0, *branches, (y,))
@@ -107,7 +107,7 @@ def test_the_branch_that_is_taken(branches, small, capsys):
     assert (graph_count(compiled) == 1) is small or COMPILES
 
 
-def test_a_branch_that_raises_into_a_handler_is_not_tried():
+def test_raising_branch_under_a_handler_is_not_traced():
     def fn(x):
         try:
             return torch.cond(x.sum() > 0, lambda a: a * 2, raising, (x,))
@@ -120,7 +120,7 @@ def test_a_branch_that_raises_into_a_handler_is_not_tried():
         torch.testing.assert_close(compiled(given), given * 2 if given.sum() > 0 else given)
 
 
-def test_nested_and_in_a_loop():
+def test_nested_cond_and_cond_in_a_loop():
     def fn(x):
         def inner(a):
             return torch.cond(a.max() > 1, lambda b: b * 2, lambda b: b * 3, (a,))
@@ -141,7 +141,7 @@ def test_nested_and_in_a_loop():
     assert graph_count(compiled) == 1 or COMPILES
 
 
-def test_gradients_are_those_of_the_branch_that_is_taken():
+def test_gradients_of_the_selected_branch():
     def fn(x):
         return torch.cond(x.sum() > 0, lambda a: a.sqrt(), lambda a: a * 2, (x,)).sum()
 

@@ -1,4 +1,4 @@
-"""Coroutines: asynchronous functions and generator functions as the compiled function, and what they await."""
+"""Coroutine functions and generator functions as the compiled function, and their awaitables."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def counted() -> AsyncIterator[int]:
 
 
 class Resource:
-    """Waits when it is entered and left, unless `at_once`; ends exceptions of the classes `ends`."""
+    """An async context manager that suspends at entry and exit, unless `at_once`, and suppresses exceptions of `ends`."""
 
     def __init__(self, name: str, ends: tuple[type, ...] = (), at_once: bool = False) -> None:
         self.name, self.ends, self.at_once = name, ends, at_once
@@ -222,7 +222,7 @@ async def for_whose_iterator_raises(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", ["manager", "exit", "iterable", "iterator", "item"])
-def test_what_asynchronous_statements_do_not_take(kind: str) -> None:
+def test_errors_of_asynchronous_statements(kind: str) -> None:
     class Half:
         async def __aenter__(self) -> None: ...
 
@@ -357,7 +357,7 @@ def test_arguments_are_bound_at_the_call():
     assert graph_count(compiled) > 0
 
 
-def test_it_is_a_coroutine_like_eagers():
+def test_coroutine_attributes():
     made = smelt.compile(doubled, backend="eager")(torch.ones(2))
     assert inspect.iscoroutine(made) and isinstance(made, Coroutine)
     assert (made.__name__, made.__qualname__) == ("doubled", "doubled")
@@ -368,7 +368,7 @@ def test_it_is_a_coroutine_like_eagers():
     assert [str(w.message) for w in caught] == ["coroutine 'doubled' was never awaited"]
 
 
-def test_one_that_is_never_awaited_is_warned_of():
+def test_coroutine_that_is_never_awaited_warns():
     def fn(x: torch.Tensor) -> torch.Tensor:
         doubled(x)
         return x + 1
@@ -382,7 +382,7 @@ def test_one_that_is_never_awaited_is_warned_of():
     assert [str(w.message) for w in caught] == ["coroutine 'doubled' was never awaited"] * 2
 
 
-def test_a_method_and_what_is_driven_by_hand():
+def test_method_and_manual_send():
     class Model:
         def __init__(self) -> None:
             self.scale = torch.tensor(3.0)
@@ -414,7 +414,7 @@ def rows(x: torch.Tensor, n: int) -> Iterator[torch.Tensor]:
         yield y
 
 
-def test_a_generator_function_as_the_compiled_function():
+def test_generator_function():
     compiled = smelt.compile(rows, backend="eager")
     x = torch.ones(3)
     for n in (0, 2, 3):
@@ -423,7 +423,7 @@ def test_a_generator_function_as_the_compiled_function():
     assert graph_count(compiled) == 3
 
 
-def test_without_tensors_it_is_the_function_itself():
+def test_without_tensors_the_function_itself_runs():
     def numbers(n: int) -> Iterator[int]:
         yield from range(n)
 

@@ -1,4 +1,4 @@
-"""Files, temporary directories, objects with finalizers, coroutines: they end when eager drops them, also around a break."""
+"""Finalizers of files, temporary directories, coroutines and other objects run when eager runs them, also around a break."""
 
 import contextlib
 import os
@@ -156,7 +156,7 @@ def a_coroutine_of_which_a_frame_is_taken(x, log):
         a_coroutine_of_which_a_frame_is_taken,
     ],
 )
-def test_what_is_dropped_ends_as_in_eager(fn, monkeypatch):
+def test_finalizers_run_as_in_eager(fn, monkeypatch):
     log = []
     monkeypatch.setattr(
         warnings, "showwarning", lambda message, *rest: log.append(str(message).partition("<")[0])
@@ -175,8 +175,8 @@ def test_what_is_dropped_ends_as_in_eager(fn, monkeypatch):
         assert call(compiled) == expected
 
 
-def test_an_object_without_a_finalizer_is_not_kept():
-    """A variable that is not read again holds no memory behind a break."""
+def test_dead_object_without_a_finalizer_is_freed():
+    """A dead variable holds no memory after a break."""
 
     def fn(x):
         large = x + 1

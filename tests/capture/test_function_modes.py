@@ -17,7 +17,7 @@ NORM = nn.LayerNorm(4)
 
 
 class Logging(TorchFunctionMode):
-    """Notes each call that torch asks about, with all that it is told of it."""
+    """Records each call of the handler, with its arguments."""
 
     def __init__(self):
         super().__init__()
@@ -157,7 +157,7 @@ def derivatives(x):
         derivatives,
     ],
 )
-def test_a_mode_sees_the_calls_that_it_sees_in_eager(body):
+def test_mode_observes_eagers_calls(body):
     def program(x):
         with Logging() as mode:
             result = body(x)
@@ -283,7 +283,7 @@ def test_gradients():
         same(trained(compiled), trained(program))
 
 
-def test_a_factor_that_changes_is_guarded():
+def test_changed_factor_is_guarded():
     mode = Scaling(2)
 
     def program(x):
@@ -355,11 +355,11 @@ def parameters(x):
     "program",
     [break_in_the_block, break_in_the_handler, transforms, texts, custom_functions, copies, parameters],
 )
-def test_what_is_not_captured_runs_under_the_mode_itself(program):
+def test_uncaptured_calls_run_under_the_mode(program):
     check(program, breaks=True)
 
 
-def test_a_mode_around_the_compiled_function_sees_its_calls():
+def test_mode_around_the_compiled_function_observes_its_calls():
     def program(x):
         with Scaling(2):
             return x.sin() + 1
@@ -376,7 +376,7 @@ def test_a_mode_around_the_compiled_function_sees_its_calls():
 
 
 def check(program, breaks=False):
-    """Three calls give what they give in eager; with one graph, unless the program `breaks` it."""
+    """Three calls have eager's results, with one graph unless the program `breaks` it."""
     compiled = smelt.compile(program, fullgraph=not breaks)
     x = torch.arange(16.0).reshape(4, 4) / 7 - 1
     results = []
@@ -400,8 +400,8 @@ class Keyworded(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_an_empty_dictionary_of_keywords_is_handed_on():
-    """By functions of C that take keywords, where they are called with one."""
+def test_empty_keywords_are_passed_on():
+    """By C functions that take keywords, where they are called with one."""
 
     def f(x):
         none = {}

@@ -1,5 +1,5 @@
-"""Functions that a call makes and that are alive at a graph break, or that it is given: the next call has others of the same
-code, and compiles nothing."""
+"""Functions that each call creates, alive at a graph break or passed as arguments: a new function of the same code does not
+recompile."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def value(result: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_results_are_eagers(name: str) -> None:
+def test_results_equal_eagers(name: str) -> None:
     fn = PROGRAMS[name]
     compiled = smelt.compile(fn, backend="eager")
     for n in (2, 2, 3, 3, 2, 5, 4):
@@ -188,7 +188,7 @@ def test_results_are_eagers(name: str) -> None:
         "shared_variables", "is_returned", "as_an_attribute", "in_a_partial_call", "with_defaults",
     ],
 )  # fmt: skip
-def test_another_function_of_the_same_code_does_not_compile_again(name: str) -> None:
+def test_new_function_of_the_same_code_does_not_recompile(name: str) -> None:
     logging.getLogger("smelt").setLevel(logging.ERROR)
     compiled = smelt.compile(PROGRAMS[name], backend="eager")
     for _ in range(12):
@@ -207,7 +207,7 @@ GIVEN: dict[str, Callable[[int], Any]] = {
 
 
 @pytest.mark.parametrize("name", GIVEN)
-def test_a_function_that_is_an_argument_may_be_another_of_the_same_code(name: str) -> None:
+def test_function_argument_of_the_same_code_does_not_recompile(name: str) -> None:
     compiled = smelt.compile(lambda x, f: f(x), backend="eager")
     for n in range(4):
         f = GIVEN[name](n)
@@ -216,7 +216,7 @@ def test_a_function_that_is_an_argument_may_be_another_of_the_same_code(name: st
     assert len(record[1].entries) == 1
 
 
-def test_a_default_that_changes_compiles_again_once() -> None:
+def test_changed_default_recompiles_once() -> None:
     compiled = smelt.compile(lambda x, f: f(x), backend="eager")
     for n in range(6):
         assert torch.equal(compiled(torch.ones(3), lambda y, k=n: y * k), torch.ones(3) * n)
@@ -224,7 +224,7 @@ def test_a_default_that_changes_compiles_again_once() -> None:
     assert len(record[1].entries) == 2
 
 
-def test_a_while_loop_has_one_resume_function_for_its_body_and_one_behind_it() -> None:
+def test_while_loop_has_a_resume_function_for_its_body_and_one_after_it() -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         while x.sum() < 10:
             x = x + 1

@@ -1,4 +1,4 @@
-"""What torch compiles by itself when it is run eagerly: flex attention and control flow as functions."""
+"""Higher-order operators that torch compiles even in eager mode: flex attention and functional control flow."""
 
 import math
 
@@ -59,7 +59,7 @@ FLEX = {
 
 
 @pytest.mark.parametrize("name", FLEX)
-def test_flex_attention_is_its_mathematics(name):
+def test_flex_attention_equals_its_formula(name):
     options, formula = FLEX[name]
     compiled = smelt.compile(lambda q, k, v: flex_attention(q, k, v, **options) * 2)
     for _ in range(2):
@@ -153,7 +153,7 @@ PROGRAMS = [
 
 
 @pytest.mark.parametrize("fn", PROGRAMS, ids=lambda f: f.__name__)
-def test_control_flow_as_functions(fn):
+def test_control_flow(fn):
     torch.manual_seed(1)
     x = torch.randn(4, 3).abs()
     compiled = smelt.compile(fn)
@@ -183,7 +183,7 @@ def test_wrong_arguments_of_control_flow_raise_as_in_eager():
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_a_transformer_encoder_with_a_padding_mask(norm_first, train):
-    """Torch's modules ask whether they are compiled, or whether a mode would see their calls, and take other ways then."""
+    """Torch's modules branch on whether they are compiled and whether a mode observes their calls."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True, norm_first=norm_first)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=not norm_first).train(train)
@@ -200,7 +200,7 @@ def test_a_transformer_encoder_with_a_padding_mask(norm_first, train):
                     torch.testing.assert_close(found, expected, equal_nan=True)
 
 
-def test_the_mode_of_the_trace_is_not_seen():
+def test_mode_of_the_trace_is_invisible():
     def fn(x):
         asked = (
             torch.overrides.has_torch_function((x,)),

@@ -1,4 +1,4 @@
-"""Iterators of itertools in every state, and what is made of their parts where they do not tell it themselves."""
+"""Reconstruction of itertools iterators from their fields, in every state (CPython 3.14)."""
 
 import itertools
 import operator
@@ -51,10 +51,10 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.parametrize("taken", range(9))
-def test_goes_on_where_it_stood(name, taken):
+@pytest.mark.parametrize("consumed", range(9))
+def test_reconstructed_iterator_has_the_same_items(name, consumed):
     iterator, other = MAKERS[name](), MAKERS[name]()
-    assert list(islice(iterator, taken)) == list(islice(other, taken))
+    assert list(islice(iterator, consumed)) == list(islice(other, consumed))
     made = iterator_recipe(iterator)
     assert made is not None
     again = advanced_past(made.make(*made.arguments), made.consumed)
@@ -62,7 +62,7 @@ def test_goes_on_where_it_stood(name, taken):
     assert list(islice(again, 12)) == list(islice(other, 12))
 
 
-def test_a_class_of_the_program_is_not_read():
+def test_classes_of_the_program_have_no_recipe():
     class Chain(itertools.chain):
         pass
 

@@ -1,4 +1,4 @@
-"""Loops and calls that do much in Python and nothing with tensors are left to Python: the graph breaks around them."""
+"""Loops and calls with much Python work and no tensors run eagerly: the graph breaks around them."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ def same(a: object, b: object) -> bool:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_python_does_it(name: str) -> None:
+def test_runs_eagerly(name: str) -> None:
     fn = PROGRAMS[name]
     compiled = smelt.compile(fn, backend="eager")
     for n in (2000, 2000, 1500, 0, 2000, 10):
@@ -272,14 +272,14 @@ def test_python_does_it(name: str) -> None:
     assert kinds <= {"long-computation", "user-exception", "unsupported-object"}
 
 
-def test_what_stands_around_a_loop_is_compiled() -> None:
+def test_code_around_a_loop_is_compiled() -> None:
     compiled = smelt.compile(between_tensors, backend="eager")
     compiled(torch.ones(3), 2000)
     assert graph_count(compiled) == 2
     assert "run_loop(" in entries(compiled)[0].source
 
 
-def test_a_loop_with_tensors_is_captured_whole() -> None:
+def test_loop_with_tensors_is_captured() -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         for i in range(100):
             x = x + sum(range(i % 5))
@@ -290,7 +290,7 @@ def test_a_loop_with_tensors_is_captured_whole() -> None:
 
 
 @pytest.mark.parametrize("looked", [bisect.bisect, list.index, list.count, operator.contains])
-def test_looking_through_large_containers_is_work(looked: Callable[[list[int], int], int]) -> None:
+def test_scans_of_large_containers_count_as_work(looked: Callable[[list[int], int], int]) -> None:
     def fn(x: torch.Tensor, values: list[int]) -> torch.Tensor:
         total = 0
         for i in range(10):
@@ -319,7 +319,7 @@ def interrupted(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGINT, on_interrupt)
 
 
-def test_an_interrupt_leaves_capture_and_nothing_behind() -> None:
+def test_interrupt_aborts_capture_without_effects() -> None:
     seen: list[int] = []
 
     def fn(x: torch.Tensor, count: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Optimizer steps are one graph: the first makes the state, all later ones share another, whatever the learning rate.
+"""Optimizer steps are one graph: the first creates the state, all later ones share another, for any learning rate.
 
 Each program runs eagerly and compiled over a few steps; parameters, gradients and state must be the same after each of them.
 """
@@ -22,7 +22,7 @@ Make = Callable[[Any], torch.optim.Optimizer]
 
 
 class Lion(torch.optim.Optimizer):
-    """An optimizer as users write them."""
+    """A user-defined optimizer."""
 
     def __init__(
         self, params: Any, lr: float = 0.01, betas: tuple[float, float] = (0.9, 0.99), decay: float = 0.1
@@ -47,7 +47,7 @@ class Lion(torch.optim.Optimizer):
 
 
 class Sums(torch.optim.Optimizer):
-    """Keeps its state in a dictionary of its own, and looks it up in other ways."""
+    """An optimizer with its own state dictionary and other lookups."""
 
     def __init__(self, params: Any, lr: float = 0.1):
         super().__init__(params, {"lr": lr})
@@ -151,7 +151,7 @@ def stepped(make: Make, schedule: Any, compile: Callable[[Any], Any]) -> tuple[W
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("backend", ["eager", "smelt"])
 def test_steps(name: str, rate: str, backend: str) -> None:
-    """One graph for the step that makes the state, one for all others; nothing runs eagerly."""
+    """One graph for the step that creates the state, one for all others; nothing runs eagerly."""
     want, _ = stepped(OPTIMIZERS[name], RATES[rate], lambda f: f)
     got, step = stepped(OPTIMIZERS[name], RATES[rate], lambda f: smelt.compile(f, backend=backend))
     assert_same(got, want, exact=backend == "eager")
@@ -162,8 +162,8 @@ def test_steps(name: str, rate: str, backend: str) -> None:
 @pytest.mark.parametrize(
     "name", ["SGD momentum", "Adam", "Adam for loop", "AdamW foreach", "Adam fused", "NAdam"]
 )
-def test_momenta_that_change(name: str) -> None:
-    """`OneCycleLR` replaces the tuple of betas at each step: its numbers are generalised as others are."""
+def test_changing_momenta(name: str) -> None:
+    """`OneCycleLR` replaces the tuple of betas at each step: its numbers become symbolic."""
 
     def cycle(optimizer: Any) -> Any:
         return optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10)
@@ -188,7 +188,7 @@ RATES_IN_TENSORS: dict[str, Make] = {
 @pytest.mark.parametrize("name", RATES_IN_TENSORS)
 @pytest.mark.parametrize("backend", ["eager", "smelt"])
 def test_a_learning_rate_in_a_tensor(name: str, backend: str) -> None:
-    """It is given where operators take numbers (`alpha=-lr`), after arithmetic; the schedule writes into it."""
+    """The learning rate is passed as a number (`alpha=-lr`), after arithmetic; the schedule writes into it."""
     make, schedule = RATES_IN_TENSORS[name], RATES["LambdaLR"]
     want, _ = stepped(make, schedule, lambda f: f)
     got, step = stepped(make, schedule, lambda f: smelt.compile(f, backend=backend))
@@ -198,7 +198,7 @@ def test_a_learning_rate_in_a_tensor(name: str, backend: str) -> None:
 
 @pytest.mark.parametrize("name", ["SGD momentum", "Adam foreach", "Adam fused"])
 def test_a_step_with_a_closure(name: str) -> None:
-    """The closure's backward breaks inside of two grad modes; afterwards the caller's is on again."""
+    """The closure's backward breaks within two grad modes; afterwards the caller's is restored."""
 
     def run(compile: Callable[[Any], Any]) -> tuple[list[Any], Any]:
         world = World(OPTIMIZERS[name])
@@ -225,7 +225,7 @@ def test_a_step_with_a_closure(name: str) -> None:
 
 @pytest.mark.parametrize("foreach", [True, False])
 @pytest.mark.parametrize("to_none", [True, False])
-def test_clipping_and_zeroing_beside_the_step(foreach: bool, to_none: bool) -> None:
+def test_clipping_and_zeroing_with_the_step(foreach: bool, to_none: bool) -> None:
     def run(compile: Callable[[Any], Any]) -> tuple[list[Any], Any]:
         world = World(OPTIMIZERS["Adam"])
         parameters = list(world.net.parameters())
@@ -249,7 +249,7 @@ def test_clipping_and_zeroing_beside_the_step(foreach: bool, to_none: bool) -> N
     assert inspect.reasons(step) == () and len(inspect.entries(step)) == 2
 
 
-def test_groups_with_rates_of_their_own() -> None:
+def test_parameter_groups_with_different_rates() -> None:
     def make(parameters: Any) -> torch.optim.Optimizer:
         rates = zip(parameters, (0.1, 0.2, 0.3, 0.4))
         return optim.SGD([{"params": [p], "lr": rate} for p, rate in rates], momentum=0.9)
@@ -272,7 +272,7 @@ def test_after_torch_compile_was_used() -> None:
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize("backend", ["eager", "smelt"])
 def test_training_steps(name: str, rate: str, backend: str) -> None:
-    """One graph, with the backward; from the third step on nothing is compiled."""
+    """One graph with the backward; from the third step on nothing is compiled."""
 
     def run(compile: Callable[[Any], Any]) -> tuple[World, Any, list[Any]]:
         world = World(OPTIMIZERS[name], RATES[rate])
@@ -304,8 +304,8 @@ def test_training_steps(name: str, rate: str, backend: str) -> None:
     assert inspect.reasons(compiled) == ()
 
 
-def test_a_gradient_that_comes_and_goes() -> None:
-    """Which parameters have one is guarded."""
+def test_gradient_that_is_sometimes_none() -> None:
+    """The set of parameters with a gradient is guarded."""
 
     def run(compile: Callable[[Any], Any]) -> list[Any]:
         world = World(lambda p: optim.SGD(p, 0.1, momentum=0.9))
@@ -323,8 +323,8 @@ def test_a_gradient_that_comes_and_goes() -> None:
     )
 
 
-def test_state_from_elsewhere() -> None:
-    """A loaded state, a count that was set, a parameter that is new: each is seen."""
+def test_state_that_is_changed_between_steps() -> None:
+    """A loaded state, a changed count and a new parameter are observed."""
 
     def run(compile: Callable[[Any], Any]) -> list[Any]:
         world = World(lambda p: optim.Adam(p, 0.01))
@@ -373,14 +373,14 @@ def test_hooks_of_an_optimizer_run() -> None:
     )
 
 
-def test_without_generalised_numbers() -> None:
+def test_without_symbolic_numbers() -> None:
     """`dynamic=False`: the count of steps is data, and reading it breaks the graph."""
     want, _ = stepped(OPTIMIZERS["Adam"], None, lambda f: f)
     got, _ = stepped(OPTIMIZERS["Adam"], None, lambda f: smelt.compile(f, backend="eager", dynamic=False))
     assert_same(got, want, exact=True)
 
 
-def test_a_backend_of_tensors_alone() -> None:
+def test_backend_without_symbolic_numbers() -> None:
     want, _ = stepped(OPTIMIZERS["Adam"], None, lambda f: f)
     got, _ = stepped(
         OPTIMIZERS["Adam"], None, lambda f: smelt.compile(f, backend=lambda graph, examples: graph)
@@ -388,8 +388,8 @@ def test_a_backend_of_tensors_alone() -> None:
     assert_same(got, want, exact=True)
 
 
-def test_tensors_as_keys_of_outside_dictionaries() -> None:
-    """What is deleted, replaced and asked for; a key that is another tensor."""
+def test_tensors_as_keys_of_environment_dictionaries() -> None:
+    """Deletion, replacement and lookup, and another tensor as the key."""
     a, b = torch.ones(2), torch.zeros(2)
 
     def run(compile: Callable[[Any], Any]) -> list[Any]:
@@ -443,7 +443,7 @@ FOREACH: dict[str, Callable[[list[Any], list[Any]], Any]] = {
 
 @pytest.mark.parametrize("name", FOREACH)
 def test_operators_on_lists(name: str) -> None:
-    """The same values, also what is written; the aten graph holds operators on tensors."""
+    """The results and writes are eager's; the aten graph has operators on tensors."""
 
     def f(a: list[Any], b: list[Any]) -> Any:
         made = FOREACH[name](a, b)

@@ -1,5 +1,5 @@
-"""What other compilers of torch have made, called by a compiled function: TorchScript, torch.compile, torch.export; and
-checkpoints with a policy."""
+"""Calls of other compilers' results (TorchScript, torch.compile, torch.export) in a compiled function; checkpoints with a
+policy."""
 
 import copy
 import functools
@@ -96,7 +96,7 @@ def test_programs(name):
     assert graph_count(compiled) == graphs and [r.detail for r in reasons(compiled)] == details
 
 
-def test_a_policy_with_effects_is_asked_as_in_eager():
+def test_policy_with_effects_is_called_as_in_eager():
     fn = selective(noting_policy)
     seen = []
     for f in (fn, smelt.compile(fn)):
@@ -107,7 +107,7 @@ def test_a_policy_with_effects_is_asked_as_in_eager():
 
 
 class Falling:
-    """Attributes that descriptors do not have are asked of `__getattr__`."""
+    """Attributes without a descriptor are looked up by `__getattr__`."""
 
     @property
     def missing(self):
@@ -140,7 +140,7 @@ def test_a_property_that_raises_attribute_error_is_looked_up_by_getattr():
     assert torch.equal(compiled(X)[0], X + 7) and graph_count(compiled) == 1 and not reasons(compiled)
 
 
-def test_counting_operators_inside():
+def test_counting_operators():
     """A dispatch mode of torch's, entered by the program."""
 
     def fn(x):
@@ -154,8 +154,8 @@ def test_counting_operators_inside():
     assert not any(r.kind.id == "internal-error" for r in reasons(compiled))
 
 
-def test_modules_that_the_function_makes_and_drops_are_forgotten_quietly(monkeypatch):
-    """Once torch.compile was used, it has a weak reference to each new module, which calls a function of its own."""
+def test_dropped_modules_do_not_break_the_graph(monkeypatch):
+    """After torch.compile was used, each new module has a weak reference with a callback of torch's."""
     unraisable = []
     monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
     compiled_by_torch(X)
@@ -167,8 +167,8 @@ def test_modules_that_the_function_makes_and_drops_are_forgotten_quietly(monkeyp
     assert not unraisable
 
 
-def test_functions_that_somebody_waits_for_the_end_of():
-    """As torch's compiler does, by partial calls among others."""
+def test_functions_with_weakref_callbacks():
+    """Weak references with callbacks, as torch's compiler creates them, also by partial."""
 
     def inner(x):
         return x * 2

@@ -34,7 +34,7 @@ def fn(x):
 
 
 class Held(nn.Module):
-    """Calls what it is given, a function or a module, between operators of its own."""
+    """Calls its argument, a function or a module, between its own operators."""
 
     def __init__(self, part):
         super().__init__()
@@ -51,7 +51,7 @@ def held(part):
 
 
 def text(traced):
-    """What a tracer recorded, and what that computes for another input."""
+    """The operators that a tracer recorded, and their results for another input."""
     code = traced.code if isinstance(traced, torch.fx.GraphModule) else str(traced.graph)
     return re.sub(r"\.___torch_mangle_\d+", "", code), traced(V)
 
@@ -153,7 +153,7 @@ def same(a, b):
 
 @pytest.mark.parametrize("called_before", [False, True])
 @pytest.mark.parametrize("name", TRACERS)
-def test_a_function_is_traced_through(name, called_before):
+def test_function_is_traced_through(name, called_before):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         expected = TRACERS[name](fn)
@@ -180,7 +180,7 @@ MODULE_TRACERS = {
 
 @pytest.mark.parametrize("called_before", [False, True])
 @pytest.mark.parametrize("name", MODULE_TRACERS)
-def test_a_module_is_traced_through_where_it_stands_in_the_model(name, called_before):
+def test_submodule_is_traced_through(name, called_before):
     torch.manual_seed(0)
     part = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     compiled = smelt.compile(part)
@@ -214,7 +214,7 @@ def test_torch_compile_traces_through():
     torch.testing.assert_close(outermost(X), fn(X) * 2 + 1)
 
 
-def test_a_transform_around_a_call_leaves_it_compiled_elsewhere():
+def test_transform_around_a_call_does_not_disable_other_calls():
     compiled = smelt.compile(fn)
     for _ in range(4):
         torch.vmap(lambda row: compiled(row[None]))(X)
@@ -223,7 +223,7 @@ def test_a_transform_around_a_call_leaves_it_compiled_elsewhere():
     assert not _native.is_closed(compiled)
 
 
-def test_a_compiled_function_is_a_function_to_those_who_ask():
+def test_compiled_function_passes_function_checks():
     compiled = smelt.compile(fn)
     assert isinstance(compiled, types.FunctionType) and inspect.isfunction(compiled)
     assert type(compiled) is _native.Wrapped
@@ -247,7 +247,7 @@ def test_is_traced():
     assert answers == [True, True, True, not per_thread, True, False] and not _native.is_traced()
 
 
-def test_each_tracing_is_noticed_in_each_thread():
+def test_tracing_is_detected_per_thread():
     def work():
         for _ in range(20):
             answers = [_native.is_traced()]
@@ -302,7 +302,7 @@ def operators_of_a_list(x):
 @pytest.mark.parametrize(
     "f", [with_modes_left, with_fakes_left, operators_of_a_list], ids=lambda f: f.__name__
 )
-def test_modes_are_as_they_were_after_a_capture_that_left_them(f):
+def test_modes_are_restored_after_a_failed_capture(f):
     def outcome(g):
         try:
             return g(X)

@@ -1,4 +1,4 @@
-"""Emission: what the source of a compiled frame rebuilds, and that objects keep their identity, aliasing and cycles."""
+"""Reconstruction of objects in the source of a compiled frame: their identity, aliasing and cycles are preserved."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from smelt.guards.source import Source
 from tests.harness.emitted import HandMadeFrame, fake_of_two
 
 
-def test_source_reads_like_a_function() -> None:
+def test_source_text() -> None:
     frame = HandMadeFrame()
     compiled = frame.emit({"y": fake_of_two(), "n": (1, "a", None)})
     name, *body = compiled.source.splitlines()
@@ -27,7 +27,7 @@ def test_source_reads_like_a_function() -> None:
     assert body == ["    t0, = graph(inputs)", "    return {'y': t0, 'n': (1, 'a', None)}"]
 
 
-def test_an_input_comes_out_as_itself() -> None:
+def test_returned_input_keeps_its_identity() -> None:
     frame = HandMadeFrame()
     x, obj = frame.run((frame.fx, frame.obj))
     assert x is frame.x and obj is frame.obj
@@ -58,7 +58,7 @@ class Words(list):
 
 
 class Loud(dict):
-    """Its own methods must not run when it is rebuilt."""
+    """Its own methods must not run in its reconstruction."""
 
     def __init__(self, **items: Any) -> None:
         dict.update(self, items)
@@ -134,7 +134,7 @@ def test_functions_methods_and_cells() -> None:
     assert part() == 7
 
 
-def test_one_object_twice_stays_one() -> None:
+def test_aliases_stay_one_object() -> None:
     frame = HandMadeFrame()
     shared = [fake_of_two()]
     pair = (shared, 1)
@@ -154,14 +154,14 @@ def test_cycles() -> None:
     assert got.left["me"] is got
 
 
-def test_deeply_nested_results_do_not_need_the_stack() -> None:
+def test_deeply_nested_results_need_no_recursion() -> None:
     deep: Any = None
     for _ in range(50):
         deep = [deep]
     assert HandMadeFrame().run(deep) == deep
 
 
-def test_outside_objects_are_collected() -> None:
+def test_environment_objects_are_collected() -> None:
     frame = HandMadeFrame()
     cache: list[Any] = []
     frame.sources[id(cache)] = frame.sources[id(frame.obj)].child("attr", "cache")
@@ -194,7 +194,7 @@ class Odd:
 @pytest.mark.parametrize(
     "make", [lambda: (i for i in ()), lambda: memoryview(b""), Finalized, lambda: {Odd(): 1}]
 )
-def test_what_cannot_be_rebuilt_is_refused(make: Any) -> None:
+def test_unsupported_objects_are_refused(make: Any) -> None:
     with pytest.raises(Unsupported, match="unsupported-object"):
         HandMadeFrame().emit([make()])
 

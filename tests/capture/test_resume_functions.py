@@ -1,4 +1,4 @@
-"""Graph breaks: how many graphs and resume functions there are, and how they read."""
+"""Graph breaks: the number of graphs and resume functions, and their source."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def toy(a: Any, b: Any) -> Any:
     return x * b
 
 
-def test_the_example_of_every_tutorial() -> None:
+def test_data_dependent_branch() -> None:
     c = smelt.compile(toy, backend="eager")
     a, b = torch.randn(4, requires_grad=True), torch.ones(4)
     for _ in range(3):
@@ -149,7 +149,7 @@ def test_the_traceback_of_a_resume_function_names_the_users_line() -> None:
     assert str(last.path) == __file__ and last.lineno + 1 == f.__code__.co_firstlineno + 3
 
 
-def test_a_chain_that_runs_eagerly_does_not_grow_the_stack() -> None:
+def test_eager_continuation_stack_does_not_grow_the_c_stack() -> None:
     def inner(x: Any, text: str) -> Any:
         smelt.graph_break()
         return x + (text != "7")  # each text compiles anew, until the limit
@@ -169,7 +169,7 @@ def test_a_chain_that_runs_eagerly_does_not_grow_the_stack() -> None:
     assert torch.equal(c(torch.zeros(2)), f(torch.zeros(2)))
 
 
-def test_what_the_program_raises_behind_a_chain_is_its_own() -> None:
+def test_exceptions_after_a_continuation_stack_are_the_programs() -> None:
     def inner(x: Any) -> Any:
         smelt.graph_break()
         return x * 2

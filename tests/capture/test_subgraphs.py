@@ -1,4 +1,4 @@
-"""`torch.cond` with gradients and `while_loop` are parts of the graph, as graphs of their own."""
+"""`torch.cond` with gradients and `while_loop` are subgraphs of the graph."""
 
 import pytest
 import torch
@@ -145,7 +145,7 @@ CONDITIONS = [
 
 
 def results(fn, x):
-    """What a call gives, and the gradients of all that it depends on."""
+    """The result of a call, and the gradients of all its inputs."""
     x = x.detach().requires_grad_()
     for p in PARAMETERS:
         p.grad = None
@@ -158,19 +158,19 @@ def results(fn, x):
 
 
 def chosen(pred, true_fn, false_fn, operands=()):
-    """What `torch.cond` means."""
+    """The semantics of `torch.cond`."""
     return true_fn(*operands) if pred else false_fn(*operands)
 
 
 def repeated(cond_fn, body_fn, carried):
-    """What `while_loop` means."""
+    """The semantics of `while_loop`."""
     while cond_fn(*carried):
         carried = body_fn(*carried)
     return carried
 
 
 @pytest.mark.parametrize("fn", CONDITIONS, ids=lambda f: f.__name__)
-def test_conditions_with_gradients(fn, monkeypatch):
+def test_cond_with_gradients(fn, monkeypatch):
     x = torch.randn(4, 4).abs()
     given = (x, -x, x * 2)
     with monkeypatch.context() as patched:
@@ -192,8 +192,8 @@ def test_conditions_with_gradients(fn, monkeypatch):
 
 @pytest.mark.parametrize("fn", [layer, several, detached, constant], ids=lambda f: f.__name__)
 @pytest.mark.skipif(COMPILES, reason="breaks on torch 2.11")
-def test_what_is_not_used_has_zeros_as_its_gradient(fn):
-    """All results require gradients, and all that a branch reads has some, as where torch's compiler looks at them."""
+def test_unused_operands_have_zero_gradients(fn):
+    """As in torch's compiler, all results require gradients, and every operand of a branch has one."""
     x = torch.randn(4, 4).abs()
     expected = [results(fn, g) for g in (x, -x)]
     compiled = smelt.compile(fn)
@@ -220,8 +220,8 @@ def test_second_derivatives(backend):
         same(derivatives(compiled, given), derivatives(plain, given))
 
 
-def test_second_derivatives_inside_break_the_graph():
-    """The gradients that the graph would compute have no history."""
+def test_second_derivatives_within_the_function_break_the_graph():
+    """The gradients that the graph computes have no history."""
 
     def derivatives(x, cond):
         y = cond(positive(x), lambda a: (a @ W).tanh(), lambda a: (a * a).sin(), (x,))
@@ -345,7 +345,7 @@ EFFECTS = [
 
 
 @pytest.mark.parametrize("fn", EFFECTS, ids=lambda f: f.__name__)
-def test_branches_with_effects_are_run_one_at_a_time(fn):
+def test_branches_with_effects_break_the_graph(fn):
     compiled, x = smelt.compile(fn), torch.rand(4, 4)
     for given in (x, -x, x):
         result, n = compiled(given)
@@ -440,7 +440,7 @@ def test_loops_without_gradients(fn, monkeypatch):
 
 
 @torch.no_grad()
-def test_loops_with_effects_are_run_step_by_step():
+def test_loops_with_effects_run_eagerly():
     def fn(x):
         OUTSIDE.count = 0
 
@@ -456,7 +456,7 @@ def test_loops_with_effects_are_run_step_by_step():
         assert (result[0], found) == (given[0] * 2**n, n)
 
 
-def test_results_of_loops_share_no_memory():
+def test_loop_results_share_no_memory():
     fn = lambda x: while_loop(lambda i, a: i < 0, lambda i, a: (i + 1, a * 2), (x.argmax(), x))  # noqa: E731
     x = torch.rand(3)
     y = smelt.compile(fn)(x)[1]
@@ -464,7 +464,7 @@ def test_results_of_loops_share_no_memory():
     assert not torch.equal(x, y)
 
 
-def test_a_loop_whose_values_change_their_layout_breaks_the_graph():
+def test_loop_with_changing_layouts_breaks_the_graph():
     compiled = smelt.compile(lambda x: while_loop(lambda a: a.sum() < 50, lambda a: (a.t() * 2,), (x,))[0])
     x = torch.arange(1, 5.0).view(2, 2)
     expected = x

@@ -1,5 +1,6 @@
-"""Numbers in tensors of one element: `item()` of what came from outside, and of what simple arithmetic made of it, needs no
-graph break, and another value no other graph. Each program runs eagerly and compiled over several values.
+"""`item()` of environment tensors of one element, and of simple arithmetic on them: one graph for all values, without a break.
+
+Each program runs eagerly and compiled over several values.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def _run(f: Any, dtype: torch.dtype) -> list[Any]:
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("backend", ["eager", "smelt"])
 def test_numbers_in_tensors(name: str, dtype: torch.dtype, backend: str) -> None:
-    """Rounded as eager rounds: what Python reads is the same to the last bit."""
+    """The number that Python reads is equal to eager's, bit for bit."""
     compiled = smelt.compile(PROGRAMS[name], backend=backend)
     tolerance = {"rtol": 0, "atol": 0} if backend == "eager" else {"rtol": 1e-6, "atol": 1e-6}
     torch.testing.assert_close(_run(compiled, dtype), _run(PROGRAMS[name], dtype), **tolerance)
@@ -80,7 +81,7 @@ def test_numbers_in_tensors(name: str, dtype: torch.dtype, backend: str) -> None
     assert len(inspect.entries(compiled)) <= 2  # adding integers is exact, or it is not
 
 
-def test_a_branch_is_a_guard() -> None:
+def test_branches_are_guarded() -> None:
     def f(x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
         return x + 1 if s.item() > 0 else x - 1
 
@@ -117,8 +118,8 @@ def _of_ints(x: Any, s: Any) -> Any:
 
 
 @pytest.mark.parametrize("f", [_shaped, _shown, _data, _viewed, _read_before_a_write, _of_ints])
-def test_where_the_number_is_not_known(f: Any) -> None:
-    """The graph breaks; a value more is no graph more."""
+def test_unknown_numbers_break_the_graph(f: Any) -> None:
+    """The graph breaks, and another value does not recompile."""
     compiled = smelt.compile(f, backend="eager")
     torch.testing.assert_close(_run(compiled, torch.float32), _run(f, torch.float32))
     assert inspect.reasons(compiled) != ()

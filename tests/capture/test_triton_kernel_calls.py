@@ -1,5 +1,5 @@
-"""Kernels of Triton that the program launches are nodes of the graph. Here Triton's interpreter runs them, on CPU tensors;
-`tests/gpu/test_user_kernels.py` has the same on a GPU."""
+"""The user's Triton kernels are nodes of the graph. Triton's interpreter runs them on CPU tensors; on a GPU:
+`tests/gpu/test_user_kernels.py`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def scaled_by_a_tuner(x, factor, n):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("program", (scaled_by, scaled_lazily, scaled_by_a_tuner), ids=lambda p: p.__name__)
-def test_numbers_that_change(program: Callable[..., Any], backend: str) -> None:
+def test_symbolic_numbers(program: Callable[..., Any], backend: str) -> None:
     compiled = smelt.compile(program, backend=backend, fullgraph=True)
     x = torch.randn(100)
     for factor, n in ((2.0, 100), (3.0, 100), (0.1, 60), (1.5, 1), (7.25, 33)):
@@ -92,7 +92,7 @@ class Scaler(torch.nn.Module):
         return out
 
 
-def test_another_kernel_is_another_graph() -> None:
+def test_another_kernel_recompiles() -> None:
     module = Scaler(add)
     compiled = smelt.compile(module, fullgraph=True)
     x = torch.randn(100)
@@ -102,7 +102,7 @@ def test_another_kernel_is_another_graph() -> None:
     assert module.calls == 4
 
 
-def test_a_hook_may_write_what_the_kernel_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hooks_may_mutate_the_kernels_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = triton.runtime.interpreter.InterpretedFunction(add.fn)
 
     def program(x, y):
@@ -139,8 +139,8 @@ def test_gradients(program: Callable[..., Any], backend: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_parameter_is_written(backend: str) -> None:
-    """Autograd never hears of what a kernel writes: neither an error nor a version."""
+def test_kernel_writes_a_parameter(backend: str) -> None:
+    """Autograd does not observe the writes of a kernel: it raises no error and counts no version."""
 
     def program(x, y):
         loss = (x * y).sum()
@@ -162,7 +162,7 @@ def test_a_parameter_is_written(backend: str) -> None:
 
 
 def externs(program: Callable[..., Any], *arguments: torch.Tensor) -> set[str]:
-    """What its plan calls beside launches in place."""
+    """The calls of the plan other than in-place launches."""
     seen: list[events.Event] = []
     with events.subscribed(seen.append):
         smelt.compile(program, fullgraph=True)(*arguments)
@@ -176,13 +176,13 @@ COPIED = {
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
-def test_nothing_is_copied(program: Callable[..., Any]) -> None:
+def test_no_copies(program: Callable[..., Any]) -> None:
     called = externs(program, *make()) - {"aten.empty_like.default"}
     assert bool(called) == (program in COPIED), called
 
 
-def test_an_input_is_copied_where_the_call_may_be_made_again() -> None:
-    """An index out of range raises when the input would be written already, and the original function runs."""
+def test_input_is_copied_where_eager_fallback_may_run() -> None:
+    """An index out of range raises after the kernel would have written the input; then the original function runs."""
 
     def program(x, y, index):
         scale[(4,)](x, x.numel(), 3.0, BLOCK=32)
@@ -291,12 +291,12 @@ def a_list_of_tensors(x, y):
 @pytest.mark.parametrize("program", (
     kept_over_a_break, before_a_break, on_nothing, under_inference_mode, returned_twice, a_list_of_tensors,
 ), ids=lambda p: p.__name__)  # fmt: skip
-def test_with(program: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_arguments(program: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMELT_VERIFY_STAGES", "1")
     check(program, make, captured=False)
 
 
-def test_inputs_that_share_memory() -> None:
+def test_inputs_with_shared_memory() -> None:
     def program(x, y):
         scale[(2,)](x, x.numel(), 3.0, BLOCK=32)
         return x + y
@@ -311,7 +311,7 @@ def test_inputs_that_share_memory() -> None:
         torch.testing.assert_close(again, base)
 
 
-def test_inside_of_a_checkpoint() -> None:
+def test_within_a_checkpoint() -> None:
     def region(x, y):
         h = x.sin()
         out = torch.empty_like(x)
@@ -332,7 +332,7 @@ def test_inside_of_a_checkpoint() -> None:
     torch.testing.assert_close(found[2], found[0])
 
 
-def test_in_a_branch_that_only_the_graph_knows() -> None:
+def test_in_a_data_dependent_branch() -> None:
     def scaled(t):
         t = t * 2
         scale[(4,)](t, t.numel(), 3.0, BLOCK=32)
@@ -349,7 +349,7 @@ def test_in_a_branch_that_only_the_graph_knows() -> None:
         torch.testing.assert_close(compiled(given, y), want)
 
 
-def test_derivatives_of_derivatives_beside_a_kernel() -> None:
+def test_second_derivatives_with_a_kernel() -> None:
     def program(x, y):
         return (added(x.detach(), y.detach()) * x.sin()).sum()
 
