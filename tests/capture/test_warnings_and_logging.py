@@ -234,7 +234,7 @@ def test_the_compiled_frame_reads_as_python() -> None:
     compiled(ones())
     (entry,) = entries(compiled)
     assert "    print('shape torch.Size([2])')\n" in entry.source
-    assert "    print(joined('sum ', format(t1, '.2f')))\n" in entry.source
+    assert "    print(concatenate('sum ', format(t1, '.2f')))\n" in entry.source
 
 
 def test_warnings_of_other_threads_during_compile_are_shown(

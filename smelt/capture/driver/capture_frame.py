@@ -273,7 +273,7 @@ def _capture(
             _check_exit(vm, frame_exit)
             if not isinstance(frame_exit, Return):
                 context_managers.check_replayed(state_inside)
-            settings = context_managers.settings(vm)
+            settings = context_managers.context_effects(vm)
         finally:
             # under the modes of the trace, as when the contexts were entered
             context_managers.revert_contexts(vm)

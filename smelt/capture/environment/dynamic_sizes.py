@@ -118,7 +118,7 @@ class DynamicSizes:
             elif not inner.exactly and self._includes(at, facts.stride[dim], tensor):
                 stride[dim], gap = self._numbers.stride(at, facts.stride[dim], room)
                 codes[dim] = stride_over(inner.dim, exactly=False)
-                self._record(at, gap)
+                self._record_size(at, gap)
                 gaps[dim] = gap, inner.dim
             elif not isinstance(room, int):
                 self._numbers.require_at_least(stride[dim], room)
@@ -162,7 +162,7 @@ class DynamicSizes:
         number = self._numbers.size(at, size, *bounds, divisor, any_remainder)
         symbol_sources.register_equal(at, size, size_of(number), mark)
         symbol_sources.register_symbols(at, size_of(number))
-        self._record(at, number)
+        self._record_size(at, number)
         return number
 
     def _resolve_ahead(self, path: Path) -> None:
@@ -190,7 +190,7 @@ class DynamicSizes:
             return frozenset()
         return frozenset(self.symbol_sources.paths.get(sym, ()))
 
-    def _record(self, at: Source, number: Int) -> None:
+    def _record_size(self, at: Source, number: Int) -> None:
         divided = as_divided(size_of(number))
         assert divided is not None
         self._symbols[at] = divided.sym

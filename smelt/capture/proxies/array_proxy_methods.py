@@ -16,8 +16,8 @@ import torch
 from smelt._native import isinstance
 from smelt.capture.proxies.array_proxy import TORCH_DTYPES, ArrayProxy, refusal
 from smelt.capture.proxies.numpy_functions import apply
-from smelt.capture.proxies.numpy_trial import checked, map_nested, ones
-from smelt.capture.proxies.numpy_ufuncs import REDUCTIONS, apply_ufunc, constant
+from smelt.capture.proxies.numpy_trial import check_against_trial, map_nested, ones
+from smelt.capture.proxies.numpy_ufuncs import REDUCTIONS, apply_ufunc, constant_tensor
 from smelt.reasons import DATA_DEPENDENT
 
 _Method = Callable[..., object]  # (array, ...)
@@ -64,14 +64,14 @@ def _iter(self: ArrayProxy) -> Iterator[object]:
 
 
 def _getitem(self: ArrayProxy, key: object) -> object:
-    return checked(operator.getitem, (self, key), {}, lambda: self.tensor[_index(key)])
+    return check_against_trial(operator.getitem, (self, key), {}, lambda: self.tensor[_index(key)])
 
 
 def _setitem(self: ArrayProxy, key: object, value: object) -> None:
     self.check_writable()
     trial = cast("MutableMapping[object, object]", ones(self))
     operator.setitem(trial, map_nested(ones, key), map_nested(ones, value))  # raises as NumPy
-    source = value.tensor if isinstance(value, ArrayProxy) else constant(value)
+    source = value.tensor if isinstance(value, ArrayProxy) else constant_tensor(value)
     self.tensor[_index(key)] = source.to(self.tensor.dtype)
 
 
@@ -84,7 +84,7 @@ def _index(key: object) -> Any:
             raise refusal("indexing by a mask")
         return key.tensor.to(torch.int64)
     if isinstance(key, (np.ndarray, np.generic)):
-        index = constant(key)
+        index = constant_tensor(key)
         return index.to(torch.int64) if np.issubdtype(key.dtype, np.integer) else index
     if isinstance(key, list):
         return _index(np.asarray(key))
@@ -100,15 +100,19 @@ def _astype(self: ArrayProxy, dtype: np.dtype[np.generic], **kwargs: object) -> 
     wanted = TORCH_DTYPES.get(np.dtype(dtype))
     if kwargs or wanted is None or (self.tensor.is_floating_point() and not wanted.is_floating_point):
         raise refusal("this cast")
-    return checked(_method_caller("astype"), (self, dtype), {}, lambda: self.tensor.to(wanted, copy=True))
+    return check_against_trial(
+        _method_caller("astype"), (self, dtype), {}, lambda: self.tensor.to(wanted, copy=True)
+    )
 
 
 def _copy(self: ArrayProxy, order: str = "C") -> object:
-    return checked(_method_caller("copy"), (self, order), {}, lambda: self.tensor.clone())
+    return check_against_trial(_method_caller("copy"), (self, order), {}, lambda: self.tensor.clone())
 
 
 def _flatten(self: ArrayProxy) -> object:
-    return checked(_method_caller("flatten"), (self,), {}, lambda: self.tensor.reshape(-1).clone())
+    return check_against_trial(
+        _method_caller("flatten"), (self,), {}, lambda: self.tensor.reshape(-1).clone()
+    )
 
 
 def _reshape(self: ArrayProxy, *shape: object, **kwargs: object) -> object:

@@ -8,8 +8,8 @@ import numpy as np
 
 from smelt._native import isinstance
 from smelt.capture.proxies.array_proxy import ArrayProxy, refusal
-from smelt.capture.proxies.numpy_trial import arrays_in, checked, map_nested
-from smelt.capture.proxies.numpy_ufuncs import constant
+from smelt.capture.proxies.numpy_trial import arrays_in, check_against_trial, map_nested
+from smelt.capture.proxies.numpy_ufuncs import constant_tensor
 from smelt.torch_private import torch_numpy as tnp
 
 _FUNCTION_NAMES = """
@@ -47,7 +47,7 @@ def apply(function: Callable[..., object], args: Sequence[object], kwargs: Mappi
         named = {k: map_nested(_for_torch, v) for k, v in kwargs.items()}
         return map_nested(_from_torch, implemented(*arguments, **named))
 
-    return checked(function, args, kwargs, compute)
+    return check_against_trial(function, args, kwargs, compute)
 
 
 def _any_boolean(args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
@@ -58,7 +58,7 @@ def _for_torch(value: object) -> object:
     if isinstance(value, ArrayProxy):
         return tnp.ndarray(value.tensor)
     if isinstance(value, (np.ndarray, np.generic)):
-        return tnp.ndarray(constant(value))
+        return tnp.ndarray(constant_tensor(value))
     if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
         return tnp.dtype(np.dtype(value).name)
     return value

@@ -53,7 +53,7 @@ def arrays_in(value: object) -> Iterator[ArrayProxy]:
         yield from arrays_in(list(value.values()))
 
 
-def checked(
+def check_against_trial(
     function: Callable[..., object],
     args: Sequence[object],
     kwargs: Mapping[str, object],

@@ -10,7 +10,7 @@ import torch
 
 from smelt._native import isinstance
 from smelt.capture.proxies.array_proxy import TORCH_DTYPES, ArrayProxy, refusal
-from smelt.capture.proxies.numpy_trial import checked, ones
+from smelt.capture.proxies.numpy_trial import check_against_trial, ones
 
 _Dtype = np.dtype[np.generic]
 
@@ -60,7 +60,7 @@ def apply_ufunc(ufunc: np.ufunc, args: Sequence[object]) -> object:
         raise refusal(f"numpy.{ufunc.__name__}")
     if ufunc in _PARTIAL_INTEGER_UFUNCS and not _is_safe(ufunc, args):
         raise refusal(f"numpy.{ufunc.__name__} of unknown integers")
-    return checked(ufunc, args, {}, lambda: _compute(ufunc, args))
+    return check_against_trial(ufunc, args, {}, lambda: _compute(ufunc, args))
 
 
 def _compute(ufunc: np.ufunc, args: Sequence[object]) -> torch.Tensor:
@@ -108,10 +108,10 @@ def _operand(value: object, dtype: _Dtype | None) -> torch.Tensor:
     """An operand as a tensor of `dtype` (None: its own)."""
     if isinstance(value, ArrayProxy):
         return value.tensor if dtype is None else value.tensor.to(_torch_dtype(dtype))
-    return constant(value, dtype)
+    return constant_tensor(value, dtype)
 
 
-def constant(value: object, dtype: _Dtype | None = None) -> torch.Tensor:
+def constant_tensor(value: object, dtype: _Dtype | None = None) -> torch.Tensor:
     """A tensor of `dtype` (None: its own) from a number, a NumPy scalar or an array created by the program, which is
     copied."""
     if not isinstance(value, (int, float, bool, np.generic, np.ndarray)):

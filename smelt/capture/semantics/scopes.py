@@ -42,7 +42,7 @@ def use_as_globals(vm: VM, scope: dict[str, object]) -> None:
 
 
 def expose_globals(vm: VM, namespace: dict[str, object]) -> dict[str, object]:
-    """`globals()`: from now on the program may use the namespace as a dictionary, so an environment namespace must not
+    """The namespace for `globals()`. The program may then use it as a dictionary, so an environment namespace must not
     change."""
     if id(namespace) in vm.scopes.created:
         return namespace

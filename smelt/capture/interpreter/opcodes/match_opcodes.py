@@ -25,10 +25,10 @@ def _match_mapping(vm: VM, frame: Frame, arg: int) -> None:
 
 @opcode("MATCH_KEYS")
 def _match_keys(vm: VM, frame: Frame, arg: int) -> None:
-    frame.stack.append(match_statement.keys(vm, *frame.stack[-2:]))
+    frame.stack.append(match_statement.match_keys(vm, *frame.stack[-2:]))
 
 
 @opcode("MATCH_CLASS")
 def _match_class(vm: VM, frame: Frame, arg: int) -> None:
     subject, cls, names = frame.stack[-3:]
-    frame.stack[-3:] = (match_statement.class_parts(vm, subject, cls, arg, names),)
+    frame.stack[-3:] = (match_statement.match_class(vm, subject, cls, arg, names),)

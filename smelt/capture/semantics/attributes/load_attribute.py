@@ -68,7 +68,7 @@ def load_attr(vm: VM, obj: object, name: str) -> object:
     info = vm.type_info(cls)
     if info.getattribute is not None:
         return load_by_getattribute(vm, obj, name, info, info.getattribute)
-    if info.reads_own or (info.hides_dict and info.find(name)[0] not in DATA_LOADERS):
+    if info.has_native_getattribute or (info.hides_dict and info.find(name)[0] not in DATA_LOADERS):
         vm.frames.call_site = None
         return load_custom_attr(vm, obj, name)
     return load_generic(vm, obj, name)
@@ -79,7 +79,7 @@ def load_method(vm: VM, obj: object, name: str) -> tuple[object, object]:
     cls = type(obj)
     if cls not in LOADERS and cls not in LEAF_TYPES:
         info = vm.type_info(cls)
-        plain = info.getattribute is None and not info.reads_own
+        plain = info.getattribute is None and not info.has_native_getattribute
         if plain and not isinstance(obj, (type, types.ModuleType, torch.Tensor)):
             how, found, _ = info.find(name)
             if how is FUNCTION and not is_in_instance(vm, obj, name):

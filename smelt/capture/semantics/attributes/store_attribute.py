@@ -55,7 +55,7 @@ def store_attr(vm: VM, obj: object, name: str, value: object) -> None:
         return _store_named(vm, obj, name, value)
     info = vm.type_info(cls)
     vm.env.facts.use_class(cls)
-    if info.stores_own:
+    if info.has_native_setattr:
         vm.frames.call_site = None
         store_custom_attr(vm, obj, name, value)
     elif info.setattr is not None and info.setattr is not nn_module_attributes.MODULE_SETATTR:
@@ -185,7 +185,7 @@ def delete_attr(vm: VM, obj: object, name: str) -> None:
         return
     if isinstance(obj, (type, types.ModuleType)) or type(obj) is FunctionType:
         return _delete_named(vm, obj, name)
-    if info.stores_own:
+    if info.has_native_setattr:
         vm.frames.call_site = None
         return delete_custom_attr(vm, obj, name)
     how, found, _ = info.find(name)

@@ -12,7 +12,7 @@ import torch
 from smelt import _native
 from smelt._native import isinstance
 from smelt.capture.base.call_handlers import BUILTINS, Args, Kwargs, unsupported
-from smelt.capture.base.native_functions import refusal, runs_natively, setting
+from smelt.capture.base.native_functions import refusal, runs_natively, setting_refusal
 from smelt.capture.base.type_lookup import ABSENT, FUNCTION
 from smelt.capture.base.value_kinds import CONTAINER_BASES, FunctionType, MethodType
 from smelt.capture.base.vm_frames import with_result_handler
@@ -51,7 +51,7 @@ def instantiate(vm: VM, cls: type, args: Args, kwargs: Kwargs) -> object:
     if not _may_break_inside(cls):
         call_site = None
     info = vm.type_info(cls)
-    refused = setting(cls)
+    refused = setting_refusal(cls)
     if refused is not None and not _is_interpreted(*info.find("__init__")[:2]):
         raise Unsupported(Reason(*refused))
     vm.env.facts.use_class(cls)

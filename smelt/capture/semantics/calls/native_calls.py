@@ -40,7 +40,7 @@ from smelt.capture.base.native_functions import (
     REFUSED,
     check_decimals,
     refusal,
-    setting,
+    setting_refusal,
 )
 from smelt.capture.base.value_kinds import (
     CONTAINER_BASES,
@@ -78,7 +78,7 @@ def call_native_python(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs) -> 
     handler = CODE_HANDLERS.get(fn.__code__)
     if handler is not None and not needs_override_dispatch(vm, fn, args, kwargs):
         return handler(vm, fn, args, kwargs)
-    refused = setting(fn)
+    refused = setting_refusal(fn)
     if refused is not None:
         raise Unsupported(Reason(*refused))
     library_reads.use_native_function(vm.env, fn)

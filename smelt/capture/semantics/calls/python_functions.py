@@ -14,7 +14,7 @@ from smelt.capture.base.call_handlers import (
     handler_of,
     unsupported,
 )
-from smelt.capture.base.native_functions import REFUSED, is_never_entered, runs_natively
+from smelt.capture.base.native_functions import REFUSED, is_never_interpreted, runs_natively
 from smelt.capture.base.value_kinds import FunctionType, is_constant
 from smelt.capture.base.vm_frames import Frame
 from smelt.capture.semantics.calls.argument_binding import bind
@@ -62,7 +62,7 @@ def call_function(vm: VM, fn: FunctionType, args: Args, kwargs: Kwargs | None = 
         return call_native_python(vm, fn, args, kwargs)
     if weakref.getweakrefcount(fn) and _is_allowed_in_graph(fn):
         return _call_allowed_in_graph(vm, fn, args, kwargs)
-    if is_never_entered(fn):
+    if is_never_interpreted(fn):
         kind = {"pdb": DEBUGGER, "bdb": DEBUGGER, "random": RANDOM_STATE}.get(fn.__module__, SIDE_EFFECT_IO)
         raise Unsupported(Reason(kind, f"{fn.__module__}.{fn.__qualname__}"))
     return interpret(vm, fn, args, kwargs)

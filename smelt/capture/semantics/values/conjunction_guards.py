@@ -96,7 +96,7 @@ def _skip_none_tests(frame: Frame, at: int) -> int:
 
 def _next_comparison(frame: Frame, last: Comparison, target: int) -> Comparison | None:
     """The next comparison if the last pair is equal; None if the program does more than read local variables before it, or
-    continues elsewhere than at `goal` if the pair differs."""
+    continues elsewhere than at `target` if the pair differs."""
     _, compare, at = last
     if not _jumps_if_different(frame, at, compare):
         return None

@@ -1,10 +1,10 @@
 """Open context managers: entered by the trace, or entered before a graph break and left by the trace.
 
 Torch's managers take effect while the VM runs. Invariant: when a capture ends, all of them are in their initial state.
-The compiled frame enters and leaves the managers that are open at a graph break (`settings`). An environment manager of
-torch holds its settings in attributes, which its native `__enter__` reads: they are guarded (`use_manager_state`), and
-stores to them are effects. `record_function` marks a range for the profiler; it does nothing without a profiler, which is
-guarded.
+The compiled frame enters and leaves the managers that are open at a graph break (`context_effects`). An environment
+manager of torch holds its settings in attributes, which its native `__enter__` reads: they are guarded
+(`use_manager_state`), and stores to them are effects. `record_function` marks a range for the profiler; it does nothing
+without a profiler, which is guarded.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from smelt.torch_private import current_dispatch_modes, current_function_modes, 
 T = TypeVar("T")
 _record_function = torch.autograd.profiler.record_function
 # Capture does not enter or leave these; compiled frames do around a graph break.
-IDLE = (_record_function,)
+DEFERRED = (_record_function,)
 # Managers of torch that only change settings: they can be left and entered again, in any order.
-_REVERTIBLE = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.autocast, *IDLE)
+_REVERTIBLE = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.autocast, *DEFERRED)
 _GRAD_MODES = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
 # Indices in `TorchSettings` of the settings of autocast on a device.
 _AUTOCAST_OF = {"cpu": (2, 3), "cuda": (4, 5)}
@@ -60,9 +60,9 @@ def use_manager_state(vm: VM, manager: object) -> None:
     vm.env.memo.reads.pop(id(manager), None)
 
 
-def is_idle(manager: object) -> bool:
+def is_deferred(manager: object) -> bool:
     """Whether capture skips entering and leaving `manager`."""
-    return isinstance(manager, IDLE) or is_flex_attention_mode(manager) or is_user_mode(manager)
+    return isinstance(manager, DEFERRED) or is_flex_attention_mode(manager) or is_user_mode(manager)
 
 
 def is_user_mode(manager: object) -> TypeGuard[TorchFunctionMode]:
@@ -162,12 +162,12 @@ def revert_contexts(vm: VM) -> None:
     vm.trace.call.modes.clear()
     while vm.contexts.entered:
         entered = vm.contexts.entered.pop()
-        if not is_idle(entered.manager):
+        if not is_deferred(entered.manager):
             native_class(entered.manager, "__exit__").__exit__(entered.manager, None, None, None)
         _restore_attributes(entered.manager, entered.attributes)
     while vm.contexts.exited:
         left = vm.contexts.exited.pop()
-        if is_idle(left.manager):
+        if is_deferred(left.manager):
             continue
         native_class(left.manager, "__enter__").__enter__(left.manager)
         _restore_attributes(left.manager, left.attributes)
@@ -183,7 +183,7 @@ def native_class(manager: Manager, name: str) -> type[AbstractContextManager[obj
     return next(k for k in kinds if type(vars(k)[name]) is not FunctionType or runs_natively(vars(k)[name]))
 
 
-def settings(vm: VM) -> list[Effect]:
+def context_effects(vm: VM) -> list[Effect]:
     """Effects for context managers that stay entered or left, and for changed settings."""
     effects: list[Effect] = []
     replayed = vm.trace.torch_recorder.first_state  # the settings after the effects so far
@@ -213,7 +213,7 @@ def _process_calls(vm: VM) -> list[Effect]:
 
 
 def check_replayed(start: Snapshot) -> None:
-    """At a graph break: raise Unsupported for a changed setting that `settings` cannot replay."""
+    """At a graph break: raise Unsupported for a changed setting that `context_effects` cannot replay."""
     then, now = (global_state.decode(state) for state in (start, global_state.snapshot()))
     changed = [name for name in then if then[name] != now[name] and not _REPLAYED.match(name)]
     if changed:

@@ -18,7 +18,7 @@ import torch
 
 from smelt._native import isinstance
 from smelt.capture.base.call_handlers import BUILTINS, TENSOR_METHODS, Args, Handler, Kwargs, method
-from smelt.capture.base.native_functions import check_text
+from smelt.capture.base.native_functions import check_text_settings
 from smelt.capture.base.value_kinds import LEAF_TYPES, is_constant
 from smelt.capture.environment import container_contents
 from smelt.capture.proxies.text_proxy import (
@@ -128,7 +128,7 @@ def convert(vm: VM, fn: _Conversion, value: object) -> str | TextProxy:
     kind = type(value)
     if type(value) is FakeTensor:
         return TextProxy(fn, _formatted_tensor(vm, value))
-    check_text(value)
+    check_text_settings(value)
     if kind in NUMBERS:
         return TextProxy(fn, _record_number(vm, value))
     if type(value) is TextProxy:
@@ -158,7 +158,7 @@ def format_value(vm: VM, value: object, spec: object) -> str | TextProxy:
     if type(value) is TextProxy:
         format("", spec)  # raises where the real text would
         return TextProxy(format, value, spec) if spec else value
-    check_text(value, spec)
+    check_text_settings(value, spec)
     if not spec and vm.type_info(type(value)).find("__format__")[1] is object.__format__:
         return convert(vm, str, value)
     return cast(str, _NATIVE[format](vm, (value, spec), {}))
@@ -191,7 +191,7 @@ def format_percent(vm: VM, pattern: str, values: object) -> object:
     """`pattern % values`."""
     operands = tuple(tuple.__iter__(values)) if isinstance(values, tuple) else (values,)
     for value in operands:
-        check_text(value)
+        check_text_settings(value)
     if all(type(v) in LEAF_TYPES for v in operands):
         vm.env.facts.use_digits(*operands)
         return pattern % values
@@ -248,7 +248,7 @@ def _join(vm: VM, separator: object, values: object) -> object:
 def _format(vm: VM, pattern: str, *args: object, **kwargs: object) -> object:
     if not _holds_text((*args, *kwargs.values())):
         for value in (*args, *kwargs.values()):
-            check_text(value, "%" if "%" in pattern else "")
+            check_text_settings(value, "%" if "%" in pattern else "")
             use_names(vm, value)
         view = functools.partial(container_contents.native_view, vm.env)
         args = tuple(vm.native_argument(view(a)) for a in args)

@@ -24,7 +24,7 @@ def is_mapping(value: object) -> bool:
     return bool(type(value).__flags__ & _MAPPING)
 
 
-def keys(vm: VM, subject: object, names: tuple[object, ...]) -> tuple[object, ...] | None:
+def match_keys(vm: VM, subject: object, names: tuple[object, ...]) -> tuple[object, ...] | None:
     """MATCH_KEYS: the values of `subject` at `names`; None if one is missing."""
     for i, name in enumerate(names):
         if any(name == other for other in names[:i]):
@@ -39,7 +39,7 @@ def keys(vm: VM, subject: object, names: tuple[object, ...]) -> tuple[object, ..
     return tuple(values)
 
 
-def class_parts(
+def match_class(
     vm: VM, subject: object, cls: object, count: int, names: tuple[str, ...]
 ) -> tuple[object, ...] | None:
     """MATCH_CLASS: the subjects of the sub-patterns of `cls(...)`, `count` positional ones first; None if `subject` does not
