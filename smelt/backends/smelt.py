@@ -45,8 +45,8 @@ from smelt.plan.target import Decided, Target
 from smelt.plan.verify_plan import verify as verify_plan
 from smelt.rewrites.aligned_gemm import align_products
 from smelt.rewrites.attention.attention_rewrite import fuse_attention
-from smelt.rewrites.channels_last import relaid
-from smelt.rewrites.chunked_gemm import in_pieces
+from smelt.rewrites.channels_last import to_channels_last
+from smelt.rewrites.chunked_gemm import in_chunks
 from smelt.schedule.schedule import Schedule
 from smelt.schedule.schedule_program import fuse
 from smelt.schedule.verify_schedule import verify as verify_schedule
@@ -141,7 +141,7 @@ def _prepared(graph: Graph, target: Target) -> Graph:
 
 
 def _laid_out(graph: Graph, target: Target) -> Graph:
-    return relaid(graph).graph if target.channels_last else graph
+    return to_channels_last(graph).graph if target.channels_last else graph
 
 
 def _prepared_joint(joint: Joint, target: Target) -> Joint:
@@ -155,7 +155,7 @@ def _prepared_joint(joint: Joint, target: Target) -> Joint:
 def _joint_laid_out(joint: Joint, target: Target) -> Joint:
     if not target.channels_last:
         return joint
-    made = relaid(joint.graph, joint.backward)
+    made = to_channels_last(joint.graph, joint.backward)
     return replace(joint, graph=made.graph, backward=made.backward)
 
 
@@ -433,7 +433,7 @@ def _scheduled(graph: Graph, config: Config, target: Target, sizes: Iterable[Sym
     if config.verify_stages:
         verify_graph(graph, functional=True, sizes=sizes)
     with _stage("lower"):
-        cut = in_pieces(align_products(graph, target.costs).graph, target.costs)
+        cut = in_chunks(align_products(graph, target.costs).graph, target.costs)
         program = lower(cut, target.costs)
     with _stage("fuse"):
         schedule = fuse(program, target.costs, config.fuse)

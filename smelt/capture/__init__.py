@@ -1,18 +1,19 @@
-"""Bytecode to graph: a frame is interpreted over real objects, with fakes in place of tensors.
+"""Bytecode to graph: the VM interprets a frame over real objects, with fakes in place of tensors.
 
-What it read is guarded, what it did to the world is replayed.
+The objects that the frame reads are guarded; its side effects are replayed.
 
 The packages, top first; imports point down this list only:
 
-    driver/       what the native hook asks at a miss: capture the frame, compile the graph, install the entry
-    emit/         the compiled frame: Python source that calls the graph, rebuilds the result and replays the effects
-    interpreter/  the virtual machine: its loop, and one handler per opcode
-    library/      functions of Python, its standard library and torch that the machine carries out itself
-    breaks/       graph breaks: where a frame can be left, and the resume function that goes on from there
-    protocol/     Python's object protocols: calls, attributes, operators, containers, scopes, exceptions
-    machine/      the machine as the packages above see it: its state in parts, and the operations they may ask of it
-    outside/      objects from outside of the call: sources, guards, what native code sees of them, the overlay of changes
-    rebuilding/   what a compiled frame must make anew, as rows of source text by kind of object
-    standins/     values that stand for what is known at run time only: NumPy arrays, texts
-    base/         what all of them use: values, decoded bytecode, frames, native functions, the tables of handlers
+    driver/          at a cache miss: capture the frame, compile the graph, install the entry
+    emit/            the compiled frame: Python source that calls the graph, reconstructs the result and replays the effects
+    interpreter/     the interpreter loop, and one handler per opcode
+    stdlib/          handlers of functions of Python and its standard library
+    torch_calls/     handlers of torch functions, methods, autograd and control flow
+    graph_breaks/    resume points, suspended frames, and the resume functions that continue after a break
+    semantics/       Python's object protocols: calls, attributes, operators, containers, scopes, exceptions
+    vm/              the state of a capture and its abstract operations, which the packages above implement
+    environment/     objects from outside of the call: sources, guards, native views, the overlay of changes
+    reconstruction/  source text that reconstructs objects in compiled frames, by kind of object
+    proxies/         values known only at run time: NumPy arrays, texts
+    base/            shared foundations: value kinds, decoded bytecode, frames, native functions, handler tables
 """

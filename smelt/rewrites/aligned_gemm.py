@@ -57,12 +57,12 @@ class Aligned:
     wider: dict[int, tuple[Node, ...]]
 
 
-def align_products(graph: Graph, costs: Costs, first_kept: int | None = None) -> Aligned:
-    """`graph` (aten level) with products aligned where that pays; the same object if there are none. `first_kept`:
+def align_products(graph: Graph, costs: Costs, first_saved: int | None = None) -> Aligned:
+    """`graph` (aten level) with products aligned where that pays; the same object if there are none. `first_saved`:
     outputs from this one on may take another form (`Aligned.wider`), which needs no copy."""
     if costs.alignment is None:
         return Aligned(graph, {})
-    return _Aligner(graph, costs, costs.alignment, first_kept).run()
+    return _Aligner(graph, costs, costs.alignment, first_saved).run()
 
 
 @dataclass(frozen=True)
@@ -111,17 +111,17 @@ def _changes(spec: TensorSpec, rows: Size, columns: Size) -> Sizes:
 
 
 class _Aligner:
-    def __init__(self, graph: Graph, costs: Costs, limits: AlignmentCosts, first_kept: int | None) -> None:
+    def __init__(self, graph: Graph, costs: Costs, limits: AlignmentCosts, first_saved: int | None) -> None:
         self.graph, self.costs, self.limits = graph, costs, limits
         outputs = graph.output.args[0]
-        self.first_kept = len(outputs) if first_kept is None else first_kept
-        self.returned = set(outputs[: self.first_kept])  # as they are
+        self.first_saved = len(outputs) if first_saved is None else first_saved
+        self.returned = set(outputs[: self.first_saved])  # as they are
         self.users: dict[Node, set[Node]] = defaultdict(set)
         for node in graph:
             for argument in argument_nodes(node):
                 self.users[argument].add(node)
         self.names = {node.name for node in graph}
-        self.now: dict[Node, Node] = {}  # node of `graph` -> the node that has its value
+        self.env: dict[Node, Node] = {}  # node of `graph` -> the node that has its value
         self.padded: dict[tuple[Node, tuple[tuple[int, Size], ...]], Node] = {}
         self.nodes: list[Node] = []
         self.cut: dict[
@@ -133,30 +133,30 @@ class _Aligner:
             return Aligned(self.graph, {})
         for node in self.graph.nodes[:-1]:
             if (call := self._paying(node)) is not None:
-                self.now[node] = self._aligned(call)
+                self.env[node] = self._aligned(call)
             else:
                 self._copied(node)
         self._copied(self.graph.output)
         wider = self._give_wider(self.nodes[-1])
-        made = Graph(self.graph.level)
-        made.nodes, made.constants = self.nodes, dict(self.graph.constants)
-        return Aligned(made, wider)
+        result_graph = Graph(self.graph.level)
+        result_graph.nodes, result_graph.constants = self.nodes, dict(self.graph.constants)
+        return Aligned(result_graph, wider)
 
     def _copied(self, node: Node) -> None:
-        args, kwargs = (map_nodes(x, self.now.__getitem__) for x in (node.args, node.kwargs))
-        self.now[node] = replace(node, args=args, kwargs=kwargs)
-        self.nodes.append(self.now[node])
+        args, kwargs = (map_nodes(x, self.env.__getitem__) for x in (node.args, node.kwargs))
+        self.env[node] = replace(node, args=args, kwargs=kwargs)
+        self.nodes.append(self.env[node])
 
     def _give_wider(self, output: Node) -> dict[int, tuple[Node, ...]]:
         """Change those outputs that may take another form and then need no copy."""
         outputs: list[Node | None] = list(output.args[0])
         wider = {}
-        for place in range(self.first_kept, len(outputs)):
-            value = self.graph.output.args[0][place]
+        for position in range(self.first_saved, len(outputs)):
+            value = self.graph.output.args[0][position]
             product, views = self._viewed(value) if value is not None else (None, ())
             if product in self.cut and self._is_read_by_kernels(product):
-                wider[place] = (*self.cut[product], *map(self.now.__getitem__, views))
-                outputs[place] = wider[place][0].args[0]
+                wider[position] = (*self.cut[product], *map(self.env.__getitem__, views))
+                outputs[position] = wider[position][0].args[0]
         specs = tuple(None if n is None else n.spec for n in outputs)
         self.nodes[-1] = replace(output, args=(tuple(outputs),), spec=specs)
         return wider
@@ -187,8 +187,8 @@ class _Aligner:
         copies = [x for x, sizes in call.operands() if self._is_copied(x, sizes)]
         if call.of_result and not self._is_read_by_kernels(call.node):
             copies.append(call.node)
-        spent = sum(2 * nbytes(x) * self.limits.byte + self.costs.launch for x in copies)
-        return unaligned - aligned > spent
+        cost = sum(2 * nbytes(x) * self.limits.byte + self.costs.launch for x in copies)
+        return unaligned - aligned > cost
 
     def _is_copied(self, operand: Node, sizes: Sizes) -> bool:
         """Whether padding the operand needs a copy: not if an elementwise kernel computes it for products alone, or if
@@ -225,8 +225,8 @@ class _Aligner:
         """The node with the product's value, in its layout."""
         node = call.node
         args = list(node.args)
-        for place, (operand, sizes) in zip(PRODUCTS[node.target], call.operands(), strict=True):
-            args[place] = self._padded(operand, sizes, node)
+        for position, (operand, sizes) in zip(PRODUCTS[node.target], call.operands(), strict=True):
+            args[position] = self._padded(operand, sizes, node)
         spec = _dense(_resized(node.spec, call.of_result), range(len(node.spec.shape)))
         result = self._node(node.target, tuple(args), f"{node.name}_aligned", spec, node, node.kwargs)
         begin = len(self.nodes)
@@ -247,26 +247,26 @@ class _Aligner:
         """The operand with zeros appended, its dimensions in their order in memory."""
         root, sizes = self._root(operand, sizes)
         if not sizes:
-            return self.now[operand]
+            return self.env[operand]
         key = root, tuple(sizes.items())
         if key not in self.padded:
             spec = _resized(root.spec, sizes)
-            behind = [spec.shape[d] - root.spec.shape[d] for d in range(-1, -1 - len(spec.shape), -1)]
-            amounts = [n for pad in behind[: max(-d for d in sizes)] for n in (0, pad)]
+            padding = [spec.shape[d] - root.spec.shape[d] for d in range(-1, -1 - len(spec.shape), -1)]
+            amounts = [n for pad in padding[: max(-d for d in sizes)] for n in (0, pad)]
             self.padded[key] = self._node(
                 aten.constant_pad_nd.default,
-                (self.now[root], amounts, 0),
+                (self.env[root], amounts, 0),
                 f"{root.name}_padded",
                 _dense(spec, _order(root.spec)),
                 like,
             )
-        return self._seen_as(operand, root, self.padded[key], like)
+        return self._with_views(operand, root, self.padded[key], like)
 
-    def _seen_as(self, operand: Node, root: Node, padded: Node, like: Node) -> Node:
+    def _with_views(self, operand: Node, root: Node, padded: Node, like: Node) -> Node:
         """`padded`, which replaces `root`, transposed as `operand` is."""
         if operand is root:
             return padded
-        source = self._seen_as(operand.args[0], root, padded, like)
+        source = self._with_views(operand.args[0], root, padded, like)
         shape, stride = (_transposed(x) for x in (source.spec.shape, source.spec.stride))
         seen = replace(source.spec, shape=shape, stride=stride)
         dims = len(shape) - 2, len(shape) - 1
@@ -297,10 +297,10 @@ class _Aligner:
 
 def _call(node: Node, limits: AlignmentCosts) -> _Call | None:
     """The node as a product with sizes to align; None otherwise."""
-    places = PRODUCTS.get(node.target)
-    if places is None:
+    positions = PRODUCTS.get(node.target)
+    if positions is None:
         return None
-    a, b, *added = (node.args[place] for place in places)
+    a, b, *added = (node.args[position] for position in positions)
     specs: list[TensorSpec] = [x.spec for x in (node, a, b, *added)]
     if any(s.device.type == "cpu" or s.dtype is not node.spec.dtype or 0 in s.shape for s in specs):
         return None
@@ -377,9 +377,9 @@ def _is_elementwise(node: Node) -> bool:
     """Whether one kernel computes it from its operands alone."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
-    known = row(node.target)
-    pointwise = torch.Tag.pointwise in node.target.tags or known.recompute in (
+    operator = row(node.target)
+    pointwise = torch.Tag.pointwise in node.target.tags or operator.recompute in (
         Class.POINTWISE,
         Class.TRANSCENDENTAL,
     )
-    return known.lowering is not None and pointwise
+    return operator.lowering is not None and pointwise

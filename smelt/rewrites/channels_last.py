@@ -1,7 +1,7 @@
 """Images of half precision, channels-last inside a graph: a pass over an aten graph that changes how values lie in memory.
 
 A GPU's tensor cores multiply rows of channels. Of images in half precision that lie otherwise, cuDNN makes channels-last
-copies, of the weight as well, at every convolution, and turns the result back. `relaid` has the graph lay them out so from
+copies, of the weight as well, at every convolution, and turns the result back. `to_channels_last` has the graph lay them out so from
 the beginning: what a convolution reads is made channels-last where it is not, its result is, and what is computed from that
 keeps the layout as eager's own rules say (`result_spec`), up to the next convolution. So there is no change of layout
 between two of them.
@@ -37,7 +37,7 @@ _NOTHING: frozenset[Node] = frozenset()
 
 
 @dataclass(frozen=True)
-class Relaid:
+class ChannelsLastGraph:
     """`graph`: that of the pass, or the one that was given where nothing changes. `backward`: its nodes that do what those
     of the given graph that were named do."""
 
@@ -45,18 +45,18 @@ class Relaid:
     backward: frozenset[Node]
 
 
-def relaid(graph: Graph, backward: frozenset[Node] = _NOTHING) -> Relaid:
+def to_channels_last(graph: Graph, backward: frozenset[Node] = _NOTHING) -> ChannelsLastGraph:
     """The aten graph with images channels-last, if that pays. `backward`: the nodes that a backward recorded; all others may
     not read what is made for those."""
-    if not pays(graph):
-        return Relaid(graph, backward)
+    if not is_profitable(graph):
+        return ChannelsLastGraph(graph, backward)
     return _Pass(graph, backward).run()
 
 
 # ---- which graphs
 
 
-def pays(graph: Graph) -> bool:
+def is_profitable(graph: Graph) -> bool:
     """Whether a graph's convolutions are faster channels-last, all in all.
 
     Dense ones are, from some channels on. Those with one input channel for each group read little but images, and follow; so
@@ -78,10 +78,10 @@ def _is_convolution(node: Node) -> bool:
     """Of images in half precision, forward or backward."""
     if node.target not in (aten.convolution.default, aten.convolution_backward.default):
         return False
-    given = [a.spec for a in node.args[: _operands(node)]]
+    original = [a.spec for a in node.args[: _operands(node)]]
     return all(
         s.dtype in HALF and len(s.shape) == 4 and all(isinstance(n, Expr) or n > 0 for n in s.shape)
-        for s in given
+        for s in original
     )
 
 
@@ -128,36 +128,36 @@ class _Pass:
     (the key says for which), as the forward may read nothing of the backward."""
 
     def __init__(self, graph: Graph, backward: frozenset[Node]) -> None:
-        self.given, self.backward = graph, backward
+        self.original, self.backward = graph, backward
         self.graph = Graph(graph.level)
         self.graph.constants = dict(graph.constants)
         self.names = {node.name for node in graph}
-        self.made: dict[Node, Node] = {}
+        self.env: dict[Node, Node] = {}
         self.as_traced: dict[tuple[Node, bool], Node] = {}
-        self.last: dict[tuple[Node, bool], Node] = {}
-        self.late = False  # whether the node at hand is of the backward
+        self.channels_last_copies: dict[tuple[Node, bool], Node] = {}
+        self.in_backward = False  # whether the node at hand is of the backward
         self.new_backward: set[Node] = set()
         self.cast_for = self._cast_for_convolutions()
-        written = {node.args[1] for node in graph if node.target is aten.copy_.default}
-        self.returned = memory_of_outputs(graph) | written  # what the caller will hold
+        mutated = {node.args[1] for node in graph if node.target is aten.copy_.default}
+        self.returned = memory_of_outputs(graph) | mutated  # what the caller will hold
 
-    def run(self) -> Relaid:
-        *nodes, output = self.given
+    def run(self) -> ChannelsLastGraph:
+        *nodes, output = self.original
         for node in nodes:
-            self.late = node in self.backward
-            self.made[node] = self._call(node) if node.op == "call_function" else self._plain(node)
+            self.in_backward = node in self.backward
+            self.env[node] = self._call(node) if node.op == "call_function" else self._plain(node)
             if node in self.returned:  # at once: what it is made of need not wait for the end
-                self._traced(node)
-        self.late = True  # it returns what both give
-        returned = map_nodes(output.args, self._traced)
-        self.late = False
+                self._as_traced(node)
+        self.in_backward = True  # it returns what both give
+        returned = map_nodes(output.args, self._as_traced)
+        self.in_backward = False
         self._append(replace(output, args=returned))
-        return Relaid(self.graph, frozenset(self.new_backward))
+        return ChannelsLastGraph(self.graph, frozenset(self.new_backward))
 
     def _cast_for_convolutions(self) -> set[Node]:
         """Conversions (of autocast) whose results convolutions read: they write them channels-last at once."""
         found: set[Node] = set()
-        for node in self.given:
+        for node in self.original:
             if _is_convolution(node):
                 count = _operands(node)
                 image, weight = node.args[count - 2 : count]
@@ -168,48 +168,48 @@ class _Pass:
 
     def _call(self, node: Node) -> Node:
         if _is_convolution(node):
-            return self._attempt(node, self._channels_last) or self._plain(node)
+            return self._attempt(node, self._convolution_arguments) or self._plain(node)
         if node in self.cast_for:
             kwargs = {**node.kwargs, "memory_format": torch.channels_last}
             source, *rest = node.args
-            return self._attempt(node, lambda n: (self._now(source), *rest), kwargs) or self._plain(node)
+            return self._attempt(node, lambda n: (self._current(source), *rest), kwargs) or self._plain(node)
         if node.target is operator.getitem:
             return self._item(node)
         if self._follows(node) and any(map(self._is_changed, argument_nodes(node))):
-            return self._attempt(node, self._alike) or self._plain(node)
+            return self._attempt(node, self._uniform_arguments) or self._plain(node)
         return self._plain(node)
 
     def _follows(self, node: Node) -> bool:
         """Whether it may be computed of arguments that lie otherwise. Views that are returned look at what is returned."""
-        return _keeps_elements(node) and not (_is_view(node) and node in self.returned)
+        return _is_layout_independent(node) and not (_is_view(node) and node in self.returned)
 
     def _plain(self, node: Node) -> Node:
         """As the trace saw it, of arguments that the trace saw."""
-        args, kwargs = (map_nodes(a, self._traced) for a in (node.args, node.kwargs))
+        args, kwargs = (map_nodes(a, self._as_traced) for a in (node.args, node.kwargs))
         return self._add(node, args, kwargs, node.spec)
 
     def _attempt(self, node: Node, arguments: Any, kwargs: dict[str, Any] | None = None) -> Node | None:
         """The call on `arguments(node)`, which lie otherwise than the trace saw; None if it refuses them, or gives what no
         copy would turn back."""
-        length, marks = len(self.graph.nodes), (dict(self.as_traced), dict(self.last))
+        length, marks = len(self.graph.nodes), (dict(self.as_traced), dict(self.channels_last_copies))
         args = arguments(node)
-        kwargs = map_nodes(node.kwargs, self._now) if kwargs is None else kwargs
+        kwargs = map_nodes(node.kwargs, self._current) if kwargs is None else kwargs
         try:
             specs = _relaid_specs(node.spec, result_spec(node.target, args, kwargs))
         except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError, NeedsFixedSize):
             specs = None
-        if specs is None or not (_is_view(node) or _can_be_turned_back(node.spec, specs)):
-            for made in self.graph.nodes[length:]:
-                self.names.discard(made.name)
-                self.new_backward.discard(made)
+        if specs is None or not (_is_view(node) or _is_restorable(node.spec, specs)):
+            for new in self.graph.nodes[length:]:
+                self.names.discard(new.name)
+                self.new_backward.discard(new)
             del self.graph.nodes[length:]
-            self.as_traced, self.last = marks
+            self.as_traced, self.channels_last_copies = marks
             return None
         return self._add(node, args, kwargs, specs)
 
     def _item(self, node: Node) -> Node:
         source, index = node.args
-        of = self.made[source]
+        of = self.env[source]
         return self._add(node, (of, index), {}, of.spec[index])
 
     def _add(self, like: Node, args: Any, kwargs: dict[str, Any], spec: Any, name: str = "") -> Node:
@@ -217,7 +217,7 @@ class _Pass:
 
     def _append(self, node: Node) -> Node:
         self.graph.nodes.append(node)
-        if self.late:
+        if self.in_backward:
             self.new_backward.add(node)
         return node
 
@@ -227,86 +227,96 @@ class _Pass:
         """Whether its value lies otherwise than the trace saw."""
         if not isinstance(node.spec, TensorSpec):
             return False
-        return self._now(node).spec.stride != node.spec.stride
+        return self._current(node).spec.stride != node.spec.stride
 
-    def _now(self, node: Node) -> Node:
+    def _current(self, node: Node) -> Node:
         """The value, channels-last if there is such a copy. What the caller holds is read as he does: keeping that for the
         backward takes no memory."""
         if self._is_held(node):
-            return self._traced(node)
-        return self._found(self.last, node) or self.made[node]
+            return self._as_traced(node)
+        return self._lookup(self.channels_last_copies, node) or self.env[node]
 
     def _is_held(self, node: Node) -> bool:
         """Whether the caller holds the value: from the beginning, or when the backward runs."""
         base = _base(node)
         if base.op != "call_function":
             return True
-        return self.late and base in self.returned and base not in self.backward
+        return self.in_backward and base in self.returned and base not in self.backward
 
-    def _found(self, copies: dict[tuple[Node, bool], Node], node: Node) -> Node | None:
+    def _lookup(self, copies: dict[tuple[Node, bool], Node], node: Node) -> Node | None:
         early = copies.get((node, False))
-        return copies.get((node, True), early) if self.late else early
+        return copies.get((node, True), early) if self.in_backward else early
 
-    def _alike(self, node: Node) -> tuple[Any, ...]:
+    def _uniform_arguments(self, node: Node) -> tuple[Any, ...]:
         """Arguments of what is no convolution: if one is channels-last, so are the others of as many images and pixels."""
-        now = {a: self._now(a) for a in argument_nodes(node)}
+        now = {a: self._current(a) for a in argument_nodes(node)}
         sizes = {_image(n.spec) for n in now.values() if isinstance(n.spec, TensorSpec) and is_last(n.spec)}
         if not _is_view(node):
             for a in now:
                 if isinstance(a.spec, TensorSpec) and _image(a.spec) in sizes - {None}:
-                    now[a] = self._last(a)
+                    now[a] = self._as_channels_last(a)
         result: tuple[Any, ...] = map_nodes(node.args, now.__getitem__)
         return result
 
-    def _channels_last(self, node: Node) -> tuple[Any, ...]:
+    def _convolution_arguments(self, node: Node) -> tuple[Any, ...]:
         """Arguments of a convolution. The image says in which layout ATen calls cuDNN, so a weight that lies as it should is
         good enough; and for a 1x1 convolution of images of one pixel both layouts are one."""
         count = _operands(node)
         *images, weight = node.args[:count]
         of_pixels = weight.spec.shape[2:] == (1, 1)
         images = [
-            self._now(i) if is_channels_last_layout(self._now(i).spec) and of_pixels else self._last(i)
+            self._current(i)
+            if is_channels_last_layout(self._current(i).spec) and of_pixels
+            else self._as_channels_last(i)
             for i in images
         ]
-        weight = self._now(weight) if is_channels_last_layout(self._now(weight).spec) else self._last(weight)
-        return (*images, weight, *map_nodes(node.args[count:], self._traced))
+        weight = (
+            self._current(weight)
+            if is_channels_last_layout(self._current(weight).spec)
+            else self._as_channels_last(weight)
+        )
+        return (*images, weight, *map_nodes(node.args[count:], self._as_traced))
 
-    def _last(self, node: Node) -> Node:
+    def _as_channels_last(self, node: Node) -> Node:
         """The value, channels-last."""
-        now = self._now(node)
+        now = self._current(node)
         if is_last(now.spec):
             return now
         # The backward makes copies of its own of what the caller holds, and keeps nothing but that.
-        found = self.last.get((node, self.late)) if self._is_held(node) else self._found(self.last, node)
+        found = (
+            self.channels_last_copies.get((node, self.in_backward))
+            if self._is_held(node)
+            else self._lookup(self.channels_last_copies, node)
+        )
         if found is None:
             found = self._copy(node, now, torch.channels_last)
-            self.last[node, self.late] = found
+            self.channels_last_copies[node, self.in_backward] = found
         return found
 
-    def _traced(self, node: Node) -> Node:
+    def _as_traced(self, node: Node) -> Node:
         """The value as the trace saw it."""
-        made = self.made[node]
-        if not isinstance(node.spec, TensorSpec) or _layout(made.spec) == _layout(node.spec):
-            return made
-        found = self._found(self.as_traced, node)
+        new = self.env[node]
+        if not isinstance(node.spec, TensorSpec) or _layout(new.spec) == _layout(node.spec):
+            return new
+        found = self._lookup(self.as_traced, node)
         if found is None:
-            found = self._turned_back(node)
-            self.as_traced[node, self.late] = found
+            found = self._restored(node)
+            self.as_traced[node, self.in_backward] = found
         return found
 
-    def _turned_back(self, node: Node) -> Node:
+    def _restored(self, node: Node) -> Node:
         """Of a view, the view of what it looks at, as the trace saw that: results that share memory still do."""
         call = node.args[0] if node.target is operator.getitem else node
         if not _is_view(call):
             layout = _format(node.spec)
             assert layout is not None, "asked before the value was made otherwise"
-            return self._copy(node, self.made[node], layout)
-        args, kwargs = (map_nodes(a, self._traced) for a in (call.args, call.kwargs))
-        again = self._add(call, args, kwargs, call.spec, self._name(call.name))
+            return self._copy(node, self.env[node], layout)
+        args, kwargs = (map_nodes(a, self._as_traced) for a in (call.args, call.kwargs))
+        base_view = self._add(call, args, kwargs, call.spec, self._name(call.name))
         return (
-            again
+            base_view
             if call is node
-            else self._add(node, (again, node.args[1]), {}, node.spec, self._name(node.name))
+            else self._add(node, (base_view, node.args[1]), {}, node.spec, self._name(node.name))
         )
 
     def _copy(self, like: Node, source: Node, memory_format: torch.memory_format) -> Node:
@@ -326,7 +336,7 @@ def _image(spec: TensorSpec) -> tuple[Size, ...] | None:
     return (spec.shape[0], *spec.shape[2:]) if len(spec.shape) == 4 else None
 
 
-def _keeps_elements(node: Node) -> bool:
+def _is_layout_independent(node: Node) -> bool:
     """Whether it computes the same elements for arguments that lie otherwise, and says how its results lie then."""
     if (
         not isinstance(node.target, OpOverload)
@@ -381,7 +391,7 @@ def _relaid_specs(traced: Any, found: Any) -> Any:
     return replace(traced, stride=found.stride, offset=found.offset)
 
 
-def _can_be_turned_back(traced: Any, specs: Any) -> bool:
+def _is_restorable(traced: Any, specs: Any) -> bool:
     """Whether a copy can lie as the trace saw the value."""
     pairs = zip(traced, specs) if isinstance(traced, (tuple, list)) else ((traced, specs),)
     return all(t.stride == s.stride or _format(t) is not None for t, s in pairs if isinstance(t, TensorSpec))

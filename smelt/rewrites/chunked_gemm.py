@@ -33,7 +33,7 @@ aten = torch.ops.aten
 Users = Mapping[Node, set[Node]]
 
 
-def in_pieces(graph: Graph, costs: Costs) -> Graph:
+def in_chunks(graph: Graph, costs: Costs) -> Graph:
     """`graph` (aten level) with products in pieces where that is wise; the same object where there are none."""
     if costs.alignment is None:
         return graph
@@ -41,17 +41,17 @@ def in_pieces(graph: Graph, costs: Costs) -> Graph:
     for node in graph:
         for argument in argument_nodes(node):
             users[argument].add(node)
-    pieces: dict[Node, tuple[_Copied, list[Size]]] = {}  # by the copy: where they end
+    chunks: dict[Node, tuple[_CopiedProduct, list[Size]]] = {}  # by the copy: where they end
     for node in graph:
-        copied = _copied(node, users)
+        copied = _copied_product(node, users)
         ends = None if copied is None else _ends(copied, costs.alignment)
         if copied is not None and ends is not None:
-            pieces[node] = copied, ends
-    return _Rewriter(graph, pieces).run() if pieces else graph
+            chunks[node] = copied, ends
+    return _Rewriter(graph, chunks).run() if chunks else graph
 
 
 @dataclass(frozen=True)
-class _Copied:
+class _CopiedProduct:
     """A product, of which `slices`, one of the other, all from the first element on, are copied by `clone`, and nothing
     else reads any of them."""
 
@@ -63,15 +63,15 @@ class _Copied:
     def operands(self) -> list[tuple[int, Node, bool]]:
         """Their places, and whether a piece needs a piece of them only."""
         rank = len(self.product.spec.shape)
-        place_of_a, place_of_b, *place_of_added = PRODUCTS[self.product.target]
-        found = [(place_of_a, True), (place_of_b, rank == 3)]
-        for place in place_of_added:
-            shape = self.product.args[place].spec.shape
-            found.append((place, len(shape) == rank and shape[0] != 1))
-        return [(place, self.product.args[place], cut) for place, cut in found]
+        position_of_a, position_of_b, *position_of_addend = PRODUCTS[self.product.target]
+        found = [(position_of_a, True), (position_of_b, rank == 3)]
+        for position in position_of_addend:
+            shape = self.product.args[position].spec.shape
+            found.append((position, len(shape) == rank and shape[0] != 1))
+        return [(position, self.product.args[position], cut) for position, cut in found]
 
 
-def _copied(clone: Node, users: Users) -> _Copied | None:
+def _copied_product(clone: Node, users: Users) -> _CopiedProduct | None:
     """The product of which a node is a copy that is needed in memory."""
     if clone.target is not aten.clone.default or not _is_in_memory(clone, users):
         return None
@@ -86,12 +86,12 @@ def _copied(clone: Node, users: Users) -> _Copied | None:
         node = node.args[0]
     if node.target not in PRODUCTS or not slices or users[node] != {slices[0]}:
         return None
-    found = _Copied(node, tuple(slices), clone)
+    found = _CopiedProduct(node, tuple(slices), clone)
     by_rows = node.spec.stride == contiguous_stride(node.spec.shape)
     return found if by_rows and _is_cut_where_symbolic(found) else None
 
 
-def _is_cut_where_symbolic(copied: _Copied) -> bool:
+def _is_cut_where_symbolic(copied: _CopiedProduct) -> bool:
     """Whether no size is 0, and only the dimension that is cut may be symbolic, of which all is copied."""
     rows, shapes = copied.product.spec.shape[0], [x.spec.shape for x in (copied.product, copied.clone)]
     shapes += [x.spec.shape for _, x, cut in copied.operands if cut]
@@ -118,20 +118,22 @@ def _is_call(user: Node) -> bool:
     return user.target is not aten.copy_.default and row(user.target).lowering is None
 
 
-def _ends(copied: _Copied, limits: AlignmentCosts) -> list[Size] | None:
+def _ends(copied: _CopiedProduct, limits: AlignmentCosts) -> list[Size] | None:
     """Where pieces end, along the first dimension. As many as there may be, as long as each takes the time of its
     multiplications and not of its memory: what is not cut is read again for each. None for a single one."""
     rows, *rest = copied.product.spec.shape
     total = likely(rows)
     step = limits.piece_rows if len(rest) == 1 and isinstance(rows, int) else 1
-    whole = math.prod(map(static, rest)) * static(copied.operands[0][1].spec.shape[-1]) * limits.aligned
-    read_again = sum(nbytes(x) for _, x, cut in copied.operands if not cut)
+    multiplications = (
+        math.prod(map(static, rest)) * static(copied.operands[0][1].spec.shape[-1]) * limits.aligned
+    )
+    reread = sum(nbytes(x) for _, x, cut in copied.operands if not cut)
     per_row = nbytes(copied.product) / total + sum(nbytes(x) / total for _, x, cut in copied.operands if cut)
     most = min(limits.pieces, nbytes(copied.product) // limits.piece_bytes, bounds(rows)[0])
     for count in range(most, 1, -1):
         size: int = -(-total // count // step) * step
-        memory = (size * per_row + read_again) * limits.byte
-        if size < total and (not read_again or size * whole >= memory):
+        memory = (size * per_row + reread) * limits.byte
+        if size < total and (not reread or size * multiplications >= memory):
             if isinstance(rows, int):  # of the last piece there may be rows that are not copied
                 begins = range(0, static(copied.clone.spec.shape[0]), size)
                 return [min(begin + size, rows) for begin in begins]
@@ -140,47 +142,47 @@ def _ends(copied: _Copied, limits: AlignmentCosts) -> list[Size] | None:
 
 
 class _Rewriter:
-    def __init__(self, graph: Graph, pieces: Mapping[Node, tuple[_Copied, list[Size]]]) -> None:
-        self.graph, self.pieces = graph, pieces
-        self.left_out = {n for copied, _ in pieces.values() for n in (copied.product, *copied.slices)}
+    def __init__(self, graph: Graph, chunks: Mapping[Node, tuple[_CopiedProduct, list[Size]]]) -> None:
+        self.graph, self.pieces = graph, chunks
+        self.removed = {n for copied, _ in chunks.values() for n in (copied.product, *copied.slices)}
         self.names = {node.name for node in graph}
         self.nodes: list[Node] = []
-        self.now: dict[Node, Node] = {}
+        self.env: dict[Node, Node] = {}
 
     def run(self) -> Graph:
         for node in self.graph:
             if node in self.pieces:
-                self.now[node] = self.filled(*self.pieces[node])
-            elif node not in self.left_out:
-                args, kwargs = (map_nodes(x, self.now.__getitem__) for x in (node.args, node.kwargs))
-                self.now[node] = replace(node, args=args, kwargs=kwargs)
-                self.nodes.append(self.now[node])
-        made = Graph(self.graph.level)
-        made.nodes, made.constants = self.nodes, dict(self.graph.constants)
-        return made
+                self.env[node] = self.copied_by_chunks(*self.pieces[node])
+            elif node not in self.removed:
+                args, kwargs = (map_nodes(x, self.env.__getitem__) for x in (node.args, node.kwargs))
+                self.env[node] = replace(node, args=args, kwargs=kwargs)
+                self.nodes.append(self.env[node])
+        result_graph = Graph(self.graph.level)
+        result_graph.nodes, result_graph.constants = self.nodes, dict(self.graph.constants)
+        return result_graph
 
-    def filled(self, copied: _Copied, ends: Sequence[Size]) -> Node:
+    def copied_by_chunks(self, copied: _CopiedProduct, ends: Sequence[Size]) -> Node:
         """What holds the copy at the end."""
         spec = replace(copied.clone.spec, offset=0)
         options = {"dtype": spec.dtype, "device": spec.device}
         result = self.node(copied, aten.empty.memory_format, (list(spec.shape),), "memory", spec, options)
         begin: Size = 0
         for end in ends:
-            piece = self.piece(copied, begin, end)
-            place = 0, begin, begin + piece.spec.shape[0]
-            result = self.node(copied, aten.slice_scatter.default, (result, piece, *place), "filled", spec)
+            chunk = self.chunk(copied, begin, end)
+            position = 0, begin, begin + chunk.spec.shape[0]
+            result = self.node(copied, aten.slice_scatter.default, (result, chunk, *position), "filled", spec)
             begin = end
         result.name = copied.clone.name
         return result
 
-    def piece(self, copied: _Copied, begin: Size, end: Size) -> Node:
+    def chunk(self, copied: _CopiedProduct, begin: Size, end: Size) -> Node:
         """Of the product, from `begin` to `end` along its first dimension: what is copied of it."""
         product = copied.product
         args = list(product.args)
-        for place, operand, cut in copied.operands:
-            args[place] = self.now[operand]
+        for position, operand, cut in copied.operands:
+            args[position] = self.env[operand]
             if cut:
-                args[place] = self.slice(copied, args[place], 0, begin, end)
+                args[position] = self.slice(copied, args[position], 0, begin, end)
         spec = replace(product.spec, shape=(end - begin, *product.spec.shape[1:]))
         result = self.node(copied, product.target, tuple(args), "piece", spec, product.kwargs)
         for node in copied.slices:
@@ -191,7 +193,7 @@ class _Rewriter:
             result = self.slice(copied, result, dim, 0, last)
         return result
 
-    def slice(self, copied: _Copied, x: Node, dim: int, begin: Size, end: Size) -> Node:
+    def slice(self, copied: _CopiedProduct, x: Node, dim: int, begin: Size, end: Size) -> Node:
         shape = (*x.spec.shape[:dim], end - begin, *x.spec.shape[dim + 1 :])
         offset = x.spec.offset + begin * x.spec.stride[dim]
         spec = replace(x.spec, shape=shape, offset=offset)
@@ -199,7 +201,7 @@ class _Rewriter:
 
     def node(
         self,
-        copied: _Copied,
+        copied: _CopiedProduct,
         op: OpOverload,
         args: tuple[Any, ...],
         name: str,

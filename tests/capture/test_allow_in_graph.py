@@ -16,7 +16,7 @@ SCALE = [2.0]
 
 
 def opaque(x: torch.Tensor, by: float, others: tuple[torch.Tensor, ...] = ()) -> torch.Tensor:
-    """Cannot be captured: a proxy is read, and the system is asked for random bytes."""
+    """Cannot be captured: it reads a proxy and calls os.urandom."""
     assert uuid.uuid4().int >= 0
     return x * by * SIZES["factor"] + sum(others)
 

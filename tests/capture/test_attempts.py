@@ -338,7 +338,11 @@ ROWS: dict[str, tuple[list[FailedAttempt], list[Attempt], Attempt | None]] = {
         [replace(FIRST, symbolic=frozenset({("arg", 0)}))],
         FIRST,
     ),
-    "sizes shown": ([FailedAttempt(Unreadable(REASON), formatted_sizes=SHOWN)], [WITHOUT_SHOWN], WITHOUT_SHOWN),
+    "sizes shown": (
+        [FailedAttempt(Unreadable(REASON), formatted_sizes=SHOWN)],
+        [WITHOUT_SHOWN],
+        WITHOUT_SHOWN,
+    ),
     "a step count shown": (
         [FailedAttempt(Unreadable(REASON), True, frozenset({("count",)}), frozenset({("count",)}))],
         [replace(FIRST, symbolic_counts=False)],
@@ -432,7 +436,9 @@ def test_sizes_that_change() -> None:
     assert changed.sizes.observed == {(first, 4)} and not changed.symbolic
     failed = FailedAttempt(NeedsFixedSize("", frozenset()), sizes=frozenset((frozenset((first,)),)))
     row, weaker = _next(changed, changed, failed, set()) or (None, None)
-    assert row and row.persists and weaker and weaker.sizes.specialized == {first} and not weaker.sizes.distinct
+    assert (
+        row and row.persists and weaker and weaker.sizes.specialized == {first} and not weaker.sizes.distinct
+    )
     together = replace(failed, sizes=frozenset((frozenset((first, second)),)))
     row, weaker = _next(changed, changed, together, set()) or (None, None)
     assert weaker and not weaker.sizes.specialized and weaker.sizes.distinct == {first, second}

@@ -118,7 +118,7 @@ def world() -> Given:
 
 
 def shown(value: Any) -> Any:
-    """`value` with sets as lists, in order; each set is changed once more, which shows what it held before."""
+    """`value` with sets as ordered lists; a further mutation of each set shows its history."""
     if isinstance(value, set):
         before = list(value)
         value.update((1000, 2000))
@@ -238,7 +238,7 @@ STATEMENTS = (
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_random_changes(seed: int) -> None:
+def test_random_mutations(seed: int) -> None:
     draw = random.Random(seed)
     values = ["'a'", "'b'", "1", "2", "17", "33", "8", "16", "9", "64", "(1, 2)"]
     lines = [

@@ -1,4 +1,4 @@
-"""Sparse and quantized tensors: what is done with them is done at a graph break, all else is compiled."""
+"""Sparse and quantized tensors: operators on them run at a graph break, all others are compiled."""
 
 import pytest
 import torch

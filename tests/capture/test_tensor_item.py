@@ -1,4 +1,5 @@
-"""`item()` of environment tensors of one element, and of simple arithmetic on them: one graph for all values, without a break.
+"""`item()` of environment tensors of one element, and of simple arithmetic on them: one graph for all values, without a
+break.
 
 Each program runs eagerly and compiled over several values.
 """

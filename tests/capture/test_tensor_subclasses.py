@@ -1,4 +1,4 @@
-"""Tensors of subclasses: operators that they override are done at a graph break, all else is compiled."""
+"""Tensor subclasses: operators that they override run at a graph break, all others are compiled."""
 
 import copy
 
@@ -302,7 +302,7 @@ def test_any_operation(fn, make):
 
 
 @pytest.mark.parametrize("fn, make", OWN)
-def test_what_a_class_does(fn, make):
+def test_class_behaviour(fn, make):
     check(fn, make)
 
 
@@ -320,7 +320,7 @@ def test_copies_keep_attributes_and_gradients():
         agree(compiled(marked, leaf), fn(marked, leaf))
 
 
-def test_what_was_computed_with_gradients_is_not_copied():
+def test_results_with_gradients_are_not_copied():
     def fn(x):
         return copy.deepcopy(x * 2)
 
@@ -339,7 +339,7 @@ def test_the_mark_of_a_parameter_is_guarded():
         agree(compiled(s, X), fn(s, X))
 
 
-def test_programs_go_on_around():
+def test_programs_continue_around():
     for make in (scaled, plain(Renamed), jagged, strided_nested):
         compiled = smelt.compile(used_late)
         compiled(make(), X)
@@ -592,7 +592,7 @@ def further_results(s, x):
 
 
 @pytest.mark.parametrize("kind", ["plain", "needing_grad", "narrow", "silent"])
-def test_what_is_computed_from_a_result(kind):
+def test_operators_on_a_result(kind):
     def observed(fn):
         x = X.clone().requires_grad_()
         y, z, seen = fn(KINDS[kind](), x)
@@ -620,7 +620,7 @@ def test_one_graph():
         assert graph_count(compiled) == 1
 
 
-def test_a_class_that_changes():
+def test_changed_class():
     class Mine(torch.Tensor):
         unit = 1
 

@@ -474,7 +474,7 @@ def agree(got, want):
 
 
 def outcome(fn, *args):
-    """What a call gives and leaves, and what handlers have noted, also while gradients are taken."""
+    """The result and effects of a call, and the records of handlers, also in the backward."""
     del LOG[:]
     try:
         result = fn(*args)

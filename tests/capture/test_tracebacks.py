@@ -1,6 +1,6 @@
-"""Tracebacks and stacks show the frames of the user, as in eager: files, lines, columns and names.
+"""Tracebacks and stacks show the user's frames, as in eager: files, lines, columns and names.
 
-Whether an exception is raised in what is interpreted, in what a compiled frame calls at a break, or after a break.
+Exceptions are raised in interpreted code, in calls of a compiled frame at a break, and after a break.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def plain(result: object) -> object:
 
 
 @pytest.mark.parametrize("fn", PROGRAMS, ids=lambda fn: fn.__name__)
-def test_what_is_shown(fn: Program) -> None:
+def test_frames_in_tracebacks(fn: Program) -> None:
     compiled = smelt.compile(fn, backend="eager")
     for _ in range(2):
         shown = [call(torch.ones(2)) for call in (fn, compiled)]
@@ -202,7 +202,7 @@ def test_what_is_shown(fn: Program) -> None:
 
 
 @pytest.mark.parametrize("fn", [calls_refused, Box.method], ids=lambda fn: fn.__name__)
-def test_what_leaves_the_function(fn: Callable[..., object]) -> None:
+def test_exceptions_that_leave_the_function(fn: Callable[..., object]) -> None:
     shown = []
     for call in (fn, smelt.compile(fn, backend="eager")):
         with pytest.raises((OSError, TypeError)) as caught:
@@ -212,7 +212,7 @@ def test_what_leaves_the_function(fn: Callable[..., object]) -> None:
 
 
 @pytest.mark.parametrize("name", ["<lambda>", "two words", "1", "class", ""])
-def test_a_name_that_is_no_identifier(name: str) -> None:
+def test_name_that_is_not_an_identifier(name: str) -> None:
     def outer(x: torch.Tensor) -> object:
         try:
             return inner(x + 1)
@@ -275,7 +275,7 @@ def fails() -> None:
     raise ValueError("not captured")
 
 
-def test_what_a_finally_block_lets_through_after_a_break_has_its_traceback() -> None:
+def test_traceback_through_a_finally_block_after_a_break() -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         try:
             y = x + 1

@@ -126,10 +126,10 @@ def test_sizes(queries: int, keys: int, head: int, width: int) -> None:
 @interpreted
 def test_keys_that_are_not_seen_are_not_read() -> None:
     """The loops read them, and multiply with zero."""
-    for score, behind, empty in ((causal, 0, math.nan), (far_behind, -9, 0.0)):
+    for score, key_bound, empty in ((causal, 0, math.nan), (far_behind, -9, 0.0)):
         for tile in (SMALL, Tile(32, 16, 0, 4, 2)):
-            check(Case(1, score=score, behind=behind, empty=empty), tile)
-        check(Case(1, score=score, behind=behind, empty=empty, queries=40, keys=20), SMALL)
+            check(Case(1, score=score, key_bound=key_bound, empty=empty), tile)
+        check(Case(1, score=score, key_bound=key_bound, empty=empty, queries=40, keys=20), SMALL)
 
 
 @interpreted
@@ -191,7 +191,7 @@ def test_tensor_cores_read_shared_memory_that_is_filled_meanwhile(dtype: torch.d
 
 @pytest.mark.usefixtures("compiled")
 def test_places_are_compared_in_32_bits() -> None:
-    source = attention_source(large(score=causal, behind=0).attention(), Tile(128, 64, 64, 4, 3))
+    source = attention_source(large(score=causal, key_bound=0).attention(), Tile(128, 64, 64, 4, 3))
     assert "int64" not in source.text and "setp.lt.s64" not in to_ptx(source, 90).text
 
 

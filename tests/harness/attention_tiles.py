@@ -50,7 +50,7 @@ class Case:
     packed: bool = False  # heads lie beside each other
     score: Score = lambda s, load: s
     empty: float = float("nan")
-    behind: int | None = None
+    key_bound: int | None = None
     out: torch.dtype | None = None
 
     def attention(self) -> TiledAttention:
@@ -79,7 +79,7 @@ class Case:
             operand("k", shared, COL, ROW, self.keys, self.head),
             operand("v", shared, ROW, COL, self.keys, self.width),
             tuple(inputs), score, (), cast(Value("result", (ATTENTION,), f32), self.out or self.dtype),
-            BATCH * (self.queries * self.width) + ROW * self.width + COL, self.empty, self.behind,
+            BATCH * (self.queries * self.width) + ROW * self.width + COL, self.empty, self.key_bound,
         )  # fmt: skip
 
     def tensors(self, device: str = "cpu") -> list[torch.Tensor]:

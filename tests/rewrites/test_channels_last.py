@@ -18,7 +18,7 @@ from smelt.graph.graph_printer import code
 from smelt.graph.ir import Graph, Node
 from smelt.graph.memory_format import is_channels_last_layout, is_last
 from smelt.graph.verify_graph import verify
-from smelt.rewrites.channels_last import relaid
+from smelt.rewrites.channels_last import to_channels_last
 from smelt.targets import cuda
 from smelt.tracing.backward.joint import Joint
 
@@ -35,12 +35,12 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Graph, Graph]
     found: list[tuple[Graph, Graph]] = []
 
     def seen(graph: Graph, *backward: Any) -> Any:
-        made = relaid(graph, *backward)
+        made = to_channels_last(graph, *backward)
         verify(made.graph, functional=True)
         found.append((graph, made.graph))
         return made
 
-    monkeypatch.setattr(backend, "relaid", seen)
+    monkeypatch.setattr(backend, "to_channels_last", seen)
     yield found
 
 
@@ -100,7 +100,9 @@ def check_last(graph: Graph) -> None:
         *read, weight = (a.spec for a in node.args[:count])
         assert all(map(is_last, read)) and is_channels_last_layout(weight), f"{node}\n{code(graph)}"
         given = node.spec if isinstance(node.spec, tuple) else (node.spec,)
-        assert all(is_channels_last_layout(s) for s in given if s is not None and len(s.shape) == 4), code(graph)
+        assert all(is_channels_last_layout(s) for s in given if s is not None and len(s.shape) == 4), code(
+            graph
+        )
 
 
 def check_same(found: Any, expected: Any) -> None:

@@ -17,7 +17,7 @@ from smelt import events
 from smelt.backends import smelt as backend
 from smelt.report.inspect import entries
 from smelt.rewrites.aligned_gemm import align_products
-from smelt.rewrites.chunked_gemm import in_pieces
+from smelt.rewrites.chunked_gemm import in_chunks
 from smelt.schedule.schedule import ExternItem, KernelItem, Schedule
 from smelt.targets import cuda
 from tests.harness.traced import traced
@@ -197,7 +197,7 @@ def test_by_the_rule(m, k, count) -> None:
     graph, _ = traced(torch.mm, normal(m, k), normal(k, 32001))
     aligned = align_products(graph, cuda.COSTS).graph
     assert aligned is not graph
-    products = [n for n in in_pieces(aligned, cuda.COSTS) if n.target is aten.mm.default]
+    products = [n for n in in_chunks(aligned, cuda.COSTS) if n.target is aten.mm.default]
     assert len(products) == count
 
 

@@ -61,7 +61,7 @@ def _computed(request: Request) -> Kernel:
     if request.joined:
         return of_any_size(request.kernel, ANY)
     if request.general is not None and not request.printed().sizes:
-        return request.general.at_numbers
+        return request.general.specialized
     return request.kernel
 
 

@@ -160,7 +160,7 @@ def test_causal_masks_are_known(device):
     for name, bound in bounds.items():
         score, given = SCORES[name]
         run(written(score), *heads(), *given(f16))
-        assert generated(device).behind == bound, name
+        assert generated(device).key_bound == bound, name
         device.compiled.clear()
 
 
@@ -191,7 +191,7 @@ def test_masks_of_flex_attention(device):
     for given, bound in ((mask, 0), (padded, None)):
         names = run(lambda q, k, v: flex_attention(q, k, v, block_mask=given), *heads())
         assert sum("attention" in n for n in names) == 1
-        assert generated(device).behind == bound
+        assert generated(device).key_bound == bound
         device.compiled.clear()
 
 

@@ -15,7 +15,7 @@ from smelt.backends import smelt as backend
 from smelt.graph.memory_format import is_last
 from smelt.ops import convolution_bias, cudnn_layouts
 from smelt.report import inspect
-from smelt.rewrites.channels_last import relaid
+from smelt.rewrites.channels_last import to_channels_last
 from smelt.torch_private import ConvBackend
 
 pytestmark = pytest.mark.simulated_cuda
@@ -118,8 +118,8 @@ def test_images_of_half_precision_are_channels_last_inside(monkeypatch: pytest.M
     made = []
 
     def seen(graph: Any, *backward: Any) -> Any:
-        made.append(relaid(graph, *backward).graph)
-        return relaid(graph, *backward)
+        made.append(to_channels_last(graph, *backward).graph)
+        return to_channels_last(graph, *backward)
 
     monkeypatch.setattr(backend, "relaid", seen)
     module = Net().cuda().eval()

@@ -1,1 +1,1 @@
-"""What all packages of capture use: values, decoded bytecode, frames, native functions, the tables of handlers."""
+"""Shared foundations of capture: value kinds, decoded bytecode, frames, native functions, handler tables."""

@@ -1,8 +1,8 @@
-"""What the VM does in place of a call: tables that the modules of `protocol/` and `library/` fill.
+"""Tables of call handlers, which replace calls of known functions; the packages above fill them.
 
-`BUILTINS` is by C callable, `METHODS` by (builtin base class, method name), `FUNCTIONS` by Python function. A handler takes
-`(vm, args, kwargs)`, one of a method `(vm, obj, *args, **kwargs)`, and returns the result; what it read from outside is
-guarded when it returns.
+The keys of `BUILTINS` are C callables, those of `METHODS` (builtin base class, method name), those of `FUNCTIONS` Python
+functions. A handler takes `(vm, args, kwargs)`, that of a method `(vm, obj, *args, **kwargs)`, and returns the result; it
+guards what it reads from the environment.
 A handler may declare the types of `args` that valid calls of its key have: nothing checks them at run time.
 """
 
@@ -24,29 +24,31 @@ METHODS: dict[tuple[type, str], Handler] = {}
 # class methods written in C, by the class that defines them: `(vm, args, kwargs)`, where the first of `args` is the class
 CLASS_METHODS: dict[tuple[type, str], Handler] = {}
 FUNCTIONS: dict[Any, Handler] = {}
-# by module and qualified name: functions written in Python of modules that are imported late, if at all
+# by module and qualified name: Python functions of modules that the program may import later
 LAZY_FUNCTIONS: dict[tuple[str, str], Handler] = {}
-SUBSTITUTES: dict[tuple[str, str], FunctionType] = {}  # what is interpreted in place of such a function
-# `(vm, function, args, kwargs)`, by code: functions that library functions make
+SUBSTITUTES: dict[
+    tuple[str, str], FunctionType
+] = {}  # replacements of such functions, which the VM interprets
+# `(vm, function, args, kwargs)`, by code: functions that library functions create
 CODE_HANDLERS: dict[Any, Handler] = {}
 # `(vm, function, args, kwargs)`, by module: functions and unbound methods that Cython compiled
 CYTHON_FUNCTIONS: dict[str, Handler] = {}
-# Handlers of `BUILTINS` that say themselves what becomes of the result of the Python function that they call: it may be left
-# in the middle by a graph break. What others call gives no result of the call.
+# Handlers of `BUILTINS` whose Python callee returns, through their result handlers, the result of the call, so that the graph
+# can break inside the callee. Other handlers clear the call site.
 BREAKABLE_HANDLERS: set[Handler] = set()
 TENSOR_METHODS: dict[str, Handler] = {}  # `(vm, tensor, ...)`, by name
 TENSOR_SETTERS: dict[str, Handler] = {}  # `(vm, tensor, value)`, by name of the attribute
 
 
 def definition_name(fn: FunctionType) -> tuple[str, str]:
-    """The module and qualified name under which a function was written; `functools.wraps` does not change them."""
+    """The module and qualified name of a function's definition; `functools.wraps` does not change them."""
     return str(fn.__globals__.get("__name__")), fn.__code__.co_qualname
 
 
 def handler_of(fn: FunctionType) -> Handler | None:
-    """What the VM does in place of a call of a function written in Python."""
-    found = FUNCTIONS.get(fn)
-    return found if found is not None else LAZY_FUNCTIONS.get(definition_name(fn))
+    """The handler of a function written in Python, or None."""
+    handler = FUNCTIONS.get(fn)
+    return handler if handler is not None else LAZY_FUNCTIONS.get(definition_name(fn))
 
 
 def _in(table: dict[K, Handler], *keys: K) -> Callable[[Handler], Handler]:
@@ -59,28 +61,28 @@ def _in(table: dict[K, Handler], *keys: K) -> Callable[[Handler], Handler]:
 
 
 def builtin(*callables: object) -> Callable[[Handler], Handler]:
-    """Decorates the handler of callables of C: `handler(vm, args, kwargs)`."""
+    """Register the decorated handler of C callables: `handler(vm, args, kwargs)`."""
     return _in(BUILTINS, *callables)
 
 
 def function(*functions: object) -> Callable[[Handler], Handler]:
-    """Decorates the handler of functions written in Python: `handler(vm, args, kwargs)`."""
+    """Register the decorated handler of functions written in Python: `handler(vm, args, kwargs)`."""
     return _in(FUNCTIONS, *functions)
 
 
 def breakable(handler: Handler) -> Handler:
-    """Adds the decorated handler to `BREAKABLE_HANDLERS`."""
+    """Add the decorated handler to `BREAKABLE_HANDLERS`."""
     BREAKABLE_HANDLERS.add(handler)
     return handler
 
 
 def method(base: type, *names: str) -> Callable[[Handler], Handler]:
-    """Decorates the handler of methods of a builtin class: `handler(vm, obj, *args, **kwargs)`."""
+    """Register the decorated handler of methods of a builtin class: `handler(vm, obj, *args, **kwargs)`."""
     return _in(METHODS, *((base, n) for n in names))
 
 
 def class_method_of(fn: BuiltinFunctionType) -> Handler | None:
-    """What the VM does in place of a call of a class method written in C, which is bound to a class."""
+    """The handler of a C class method that is bound to a class, or None."""
     for base in cast(type, fn.__self__).__mro__:
         handler = CLASS_METHODS.get((base, fn.__name__))
         if handler is not None and fn == vars(base)[fn.__name__].__get__(None, fn.__self__):
@@ -89,5 +91,5 @@ def class_method_of(fn: BuiltinFunctionType) -> Handler | None:
 
 
 def unsupported(detail: str, kind: ReasonKind = UNSUPPORTED_CALL) -> Unsupported:
-    """The error of a handler that does not know how to do a call; capture ends with it."""
+    """The error of a handler that does not support a call; it ends the capture."""
     return Unsupported(Reason(kind, detail))

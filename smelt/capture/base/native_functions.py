@@ -1,7 +1,7 @@
-"""What the VM may call without looking inside: tables of native functions by what they do to the world.
+"""Classification of native functions: which ones the VM may call without interpreting them, by their effects.
 
-Functions of C are classified by module and name, Python functions of torch and of the standard library by module. What is
-in no table is refused: capture then ends with a reason, never with a guess.
+C functions are classified by module and name, Python functions of torch and of the standard library by module. A function in
+no table is refused: capture ends with a reason.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from smelt.torch_private import (
     swap_tensor_impl,
 )
 
-# Python modules whose functions run natively: leaves of the torch level, or pure functions of classes and constants.
+# Python modules whose functions run natively: leaves of the torch level, or pure functions of classes and constants
 NATIVE_MODULES = (
     "torch.nn.functional", "torch.functional", "torch._tensor", "torch._VF", "torch._C", "torch._ops",
     "torch._utils",
@@ -82,16 +82,16 @@ NATIVE_MODULES = (
     "reprlib", "keyword",
     "textwrap", "json", "json.encoder", "json.decoder", "hashlib", "decimal", "fractions",
     "statistics", "ast", "traceback",
-    "torch._dynamo.mutation_guard",  # what torch.compile puts around Module.__init__: tags new modules for itself
-    "torch._dynamo._trace_wrapped_higher_order_op",  # has a mode that makes indexing by tensors possible under vmap
+    "torch._dynamo.mutation_guard",  # torch.compile's wrapper of Module.__init__, which tags new modules
+    "torch._dynamo._trace_wrapped_higher_order_op",  # its mode supports indexing by tensors under vmap
     "linecache", "locale", "smelt", "struct", "base64", "sysconfig", "numpy",
 )  # fmt: skip
-# What is interpreted all the same: it calls the user's functions back.
+# Interpreted nevertheless: these call user functions.
 POLYFILLS = (
     "smelt.capture.semantics.calls.polyfills",
     "smelt.capture.semantics.result_polyfills",
     "smelt.capture.semantics.calls.torch_polyfills",
-    "smelt.capture.graph_breaks.step",  # the functions that steps of generators are compiled as
+    "smelt.capture.graph_breaks.step",  # the compiled functions of generator steps
 )
 _INTERPRETED_MODULES = (*POLYFILLS, "torch.nn.attention.flex_attention")
 EXACT_NATIVE_MODULES = ("torch", "collections", "functools")
@@ -100,9 +100,9 @@ _PREFIXES = tuple(
 )
 
 
-def check_text(value: object, spec: str = "") -> None:
-    """Raises Unsupported for a text that settings of the process decide: that of a NumPy array, of a time in the locale's
-    words, of a number in its digits, and of a Decimal where it is rounded or has an exponent."""
+def check_text_settings(value: object, spec: str = "") -> None:
+    """Raise Unsupported for a text that depends on process settings: that of a NumPy array, of a time or a number in the
+    locale's format, and of a Decimal that is rounded or has an exponent."""
     if isinstance(value, decimal.Decimal) and (spec or "E" in decimal.Decimal.__repr__(value).upper()[9:]):
         what = "a Decimal"
     elif isinstance(value, numpy.ndarray):
@@ -114,13 +114,13 @@ def check_text(value: object, spec: str = "") -> None:
     else:
         for part in _shown_parts(value):
             if not isinstance(part, (tuple, list, BaseException)):
-                check_text(part)
+                check_text_settings(part)
         return
     raise Unsupported(Reason(UNSUPPORTED_EFFECT, f"the text of {what}, which settings of the process decide"))
 
 
 def _shown_parts(value: object) -> Iterator[object]:
-    """What is part of the text of a tuple, a list or an exception."""
+    """The objects whose texts are part of the text of a tuple, a list or an exception."""
     if isinstance(value, BaseException):
         return iter(value.args)
     if isinstance(value, tuple):
@@ -129,7 +129,7 @@ def _shown_parts(value: object) -> Iterator[object]:
 
 
 def check_decimals(*operands: object) -> None:
-    """Raises Unsupported for what computes with a Decimal: it reads the context of the thread, and sets flags there."""
+    """Raise Unsupported for a Decimal operand: arithmetic reads and changes the thread's decimal context."""
     for value in operands:
         if isinstance(value, decimal.Decimal):
             raise Unsupported(
@@ -149,9 +149,9 @@ _SETTING_MODULES = ("torch.backends", "torch.nn.attention")
 
 
 def runs_natively(function: types.FunctionType) -> bool:
-    """Whether a function written in Python is called as if it were C: for its module, unless it is in `INTERPRETED`. What is
-    left of such a function after a graph break is interpreted, as what came before was; so are generators that
-    change settings of the process, of which a part has run when the graph breaks."""
+    """Whether the VM calls a Python function natively: by its module, unless it is in `INTERPRETED`. Resume functions are
+    interpreted, as the code before the break was; so are generators that change process settings, because a graph break
+    may leave them suspended."""
     scope, code = function.__globals__, function.__code__
     if not is_native_scope(scope) or code in _interpreted_codes() or is_resume(code) or _warns(function):
         return False
@@ -159,10 +159,10 @@ def runs_natively(function: types.FunctionType) -> bool:
 
 
 def _warns(function: types.FunctionType) -> bool:
-    """Whether a function of the standard library writes warnings, which wait until the graph has run."""
+    """Whether a function of the standard library writes warnings, which are deferred until the graph has run."""
     names = function.__code__.co_names
     warns = "warn" in names or "_deprecated" in names
-    if "_caller" in names:  # it looks at the frame that it is called from (`TypedDict`)
+    if "_caller" in names:  # it inspects its caller's frame (`TypedDict`)
         return False
     return warns and "warnings" in names and not function.__module__.startswith(_WARNING_THEMSELVES)
 
@@ -171,8 +171,8 @@ _WARNING_THEMSELVES = ("torch", "warnings", "_py_warnings", "logging", "numpy", 
 
 
 def is_native_scope(scope: dict[str, object]) -> bool:
-    """Whether Python functions with these globals run natively. A copy of a module (`_pydecimal`, which says that it is
-    `decimal`) is not the module: its functions may be any code."""
+    """Whether Python functions with these globals run natively. A module that claims another module's name (`_pydecimal`
+    claims `decimal`) is not that module: its functions may be any code."""
     name = scope.get("__name__")
     if type(name) is not str or not is_native_module(name):
         return False
@@ -182,12 +182,12 @@ def is_native_scope(scope: dict[str, object]) -> bool:
     return module is None or vars(module) is scope or module.__name__ != name
 
 
-# The globals of modules when smelt was imported: the program may put others in their place.
+# The globals of modules when smelt was imported: the program may replace modules.
 _LOADED = types.MappingProxyType({n: vars(m) for n, m in sys.modules.items() if is_native_module(n)})
 
 
 def nested_codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """`code` and that of the functions and classes written inside it."""
+    """`code` and the code objects of the functions and classes nested in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -201,7 +201,7 @@ def _interpreted_codes() -> frozenset[types.CodeType]:
 
 _NamedTuple = collections.namedtuple("_NamedTuple", "field")
 
-# Python functions that call the user's code back, or only ask for a class, in modules that otherwise run natively.
+# Python functions that call user code, or only test a class, in modules that otherwise run natively.
 INTERPRETED: set[Any] = {
     f for f in (
         functools.wraps, functools.partialmethod.__get__, vars(functools.partialmethod)["_make_unbound_method"],
@@ -216,14 +216,14 @@ INTERPRETED: set[Any] = {
         torch.amp.autocast_mode.autocast.__call__, torch.amp.autocast_mode.autocast_decorator,
         dataclasses.fields, dataclasses.is_dataclass, dataclasses.asdict, dataclasses.astuple, dataclasses.replace,
         *(getattr(dataclasses, n, None) for n in ("_asdict_inner", "_astuple_inner", "_is_dataclass_instance", "_replace")),
-        # of every named tuple, whose methods have the same code: they hold what they are given
+        # of every named tuple, whose methods share their code: they store their arguments
         *(getattr(_NamedTuple, n) for n in ("_make", "_replace", "_asdict")),
     ) if f is not None
 }  # fmt: skip
 for _class in (
     collections.UserDict, collections.UserList, collections.UserString, collections.ChainMap, collections.Counter
 ):  # fmt: skip
-    # unwrapped: what `reprlib.recursive_repr` puts around a `__repr__` is around those of data classes too (from 3.13 on)
+    # Unwrapped: from 3.13 on, `reprlib.recursive_repr` also wraps the `__repr__` of data classes.
     INTERPRETED.update(inspect.unwrap(f) for f in vars(_class).values() if isinstance(f, types.FunctionType))
 
 # Modules of C functions (and C classes) that only compute.
@@ -265,11 +265,11 @@ PURE_SYS = frozenset(
         "is_finalizing",
     }
 )
-# Functions of the modules `posix` and `nt` that only compute with texts; `os.path` has some of them under other names.
+# Functions of the modules `posix` and `nt` that only process texts; `os.path` has some of them under other names.
 PURE_POSIX = frozenset({"_path_splitroot", "_path_splitroot_ex", "_path_normpath"})
 
-# Python modules of the standard library around locks, random states, processes and files: called as a whole or not at all.
-_NEVER_ENTERED = frozenset(
+# Modules of the standard library for locks, random states, processes and files: called natively or refused.
+_NEVER_INTERPRETED = frozenset(
     (
         "queue", "threading", "random", "uuid", "tempfile", "shutil", "subprocess", "socket", "multiprocessing",
         "pdb", "bdb", "concurrent", "asyncio", "selectors", "pickle", "shelve", "zipfile", "tarfile", "urllib",
@@ -278,13 +278,13 @@ _NEVER_ENTERED = frozenset(
 )  # fmt: skip
 
 
-def is_never_entered(function: types.FunctionType) -> bool:
-    """Whether a function's package is one whose functions are called as a whole or not at all, never interpreted."""
+def is_never_interpreted(function: types.FunctionType) -> bool:
+    """Whether the VM never interprets functions of this function's package: it calls them natively or refuses them."""
     name = function.__globals__.get("__name__")
-    return type(name) is str and name.partition(".")[0] in _NEVER_ENTERED
+    return type(name) is str and name.partition(".")[0] in _NEVER_INTERPRETED
 
 
-# Calls that would change the process, or answer differently next time.
+# Calls that would change the process, or whose result may differ at the next call.
 REFUSED: dict[Any, tuple[ReasonKind, str]] = {
     input: (SIDE_EFFECT_IO, "input"),
     open: (SIDE_EFFECT_IO, "open"),
@@ -293,7 +293,7 @@ REFUSED: dict[Any, tuple[ReasonKind, str]] = {
     compile: (UNSUPPORTED_CALL, "compile"),
     globals: (UNSUPPORTED_CALL, "globals"),
     breakpoint: (DEBUGGER, "breakpoint"),
-    # The registry of codecs is the process's, and may call Python functions.
+    # The codec registry is process-wide and may call Python functions.
     **{
         getattr(codecs, name): (UNSUPPORTED_CALL, f"codecs.{name}")
         for name in ("register", "unregister", "lookup", "register_error", "lookup_error", "encode", "decode")
@@ -367,7 +367,7 @@ for _found, _what in (  # since torch 2.14
     if _found is not None:
         REFUSED[_found] = UNSUPPORTED_CALL, _what
 
-# Methods of builtin containers that do not change them.
+# Methods of builtin containers that do not change the container
 PURE_METHODS = frozenset(
     [
         "get",
@@ -420,7 +420,7 @@ PURE_METHODS = frozenset(
     ]
 )
 
-# C classes whose instances never change, or whose methods are all safe to call for real during capture.
+# C classes whose instances are immutable, or whose methods are all safe to call during capture
 PURE_TYPES: frozenset[type] = frozenset(
     {
         re.Pattern, re.Match, weakref.ref, types.MappingProxyType, operator.itemgetter, operator.attrgetter,
@@ -433,9 +433,9 @@ PURE_TYPES: frozenset[type] = frozenset(
 )  # fmt: skip
 
 
-# ------------------------------------------------------------------------------- settings of the process
+# ------------------------------------------------------------------------------- process settings
 #
-# A native function that changes a setting of the process would do so during capture only. Which do is told by their names.
+# A native function that changes a process setting would do so during capture only. Their names identify them.
 
 _SETTING = re.compile(
     r"_*(jit_)?set(_|$)|_*(manual_)?seed(_|$)|_*(initial_seed|fork_rng|get_rng_state|get_state)"
@@ -443,8 +443,8 @@ _SETTING = re.compile(
     r"|get_printoptions$|array2string$|array_(str|repr)$|geterr(call)?$|getbufsize$|is_anomaly_|is_warn_always_enabled$"
     r"|(load|save|dump|savez|memmap|fromfile|tofile|loadtxt|savetxt|genfromtxt|savez_compressed)$"
 )
-# Names of that form that change nothing, or change what capture records (`graph.torch_settings`) or compares at its end
-# (`guards.global_state`).
+# Names of that form that change nothing, or settings that capture records (`graph.torch_settings`) or compares at its end
+# (`guards.global_state`)
 _NO_SETTING = frozenset(
     {
         "set_grad_enabled", "_set_grad_enabled", "set_autocast_enabled", "set_autocast_dtype", "set_autocast_cache_enabled",
@@ -454,12 +454,12 @@ _NO_SETTING = frozenset(
         "_set_conj", "_set_neg", "set_",
     }
 )  # fmt: skip
-# Modules of devices: what changes or reads the state of a device is most of them, so these are listed by what may be called.
+# Modules of devices: most of their functions change or read device state, so the allowed names are listed.
 _DEVICE_MODULES = ("torch.cuda", "torch.mps", "torch.xpu", "torch.mtia", "torch.cpu")
 _DEVICE_QUERIES = re.compile(
     r"_?is_|has_|device_count$|get_device_(name|properties|capability)|get_arch_list|autocast|__"
 )
-# Native code that looks at the calls it was reached by, or at the interpreter: during capture these are the VM's own.
+# Native code that inspects its callers or the interpreter: during capture these are frames of the VM.
 _STACK_READERS = re.compile(
     r"(currentframe|stack|trace|getframeinfo|getouterframes|getinnerframes|getgeneratorstate|getgeneratorlocals)$"
     r"|(print|extract|format|walk)_(exc|exception|stack|tb|last|list)|TracebackException|StackSummary|clear_frames"
@@ -495,8 +495,8 @@ def _setting(module: str, name: str) -> tuple[ReasonKind, str] | None:
     return None
 
 
-def setting(function: object) -> tuple[ReasonKind, str] | None:
-    """Why a function or class of a native module must not be called: it changes or reads a setting of the process."""
+def setting_refusal(function: object) -> tuple[ReasonKind, str] | None:
+    """Why a function or class of a native module must not be called: it changes or reads a process setting."""
     return _setting(getattr(function, "__module__", None) or "", getattr(function, "__qualname__", ""))
 
 
@@ -504,15 +504,15 @@ _C_DESCRIPTORS = (types.ClassMethodDescriptorType, types.MethodDescriptorType, t
 
 
 def _defining_class(cls: type, name: str) -> type:
-    """The class that has the C method `name` found on `cls`: a base, or the metaclass or one of its bases."""
+    """The class that defines the C method `name` of `cls`: a base, or the metaclass or one of its bases."""
     bases: list[type] = [*cls.__mro__, *type.mro(type(cls))]
     candidates = (k for k in bases if name in vars(k))
     return next((k for k in candidates if type(vars(k)[name]) in _C_DESCRIPTORS), cls)
 
 
-def is_pure_attribute(found: types.GetSetDescriptorType) -> bool:
-    """Whether code of C that computes an attribute is known to do nothing else."""
-    module = found.__objclass__.__module__
+def is_pure_attribute(descriptor: types.GetSetDescriptorType) -> bool:
+    """Whether the C code that computes an attribute is known to have no effects."""
+    module = descriptor.__objclass__.__module__
     return module in _PURE_ATTRIBUTES or module.startswith(("torch", "numpy"))
 
 

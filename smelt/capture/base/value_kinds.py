@@ -30,29 +30,29 @@ class Sentinel:
         return f"<{self.name}>"
 
 
-NULL = Sentinel("NULL")  # an empty local, or in place of the object that a callable is bound to
+NULL = Sentinel("NULL")  # an empty local, or the stack entry of an unbound callable's owner
 MISSING = Sentinel("MISSING")
 
 
 def unbound_callable(function: object) -> tuple[object, object]:
-    """What stands on the stack for a callable without an object that it is bound to, below its arguments."""
+    """The two stack entries of a callable without an owner, below its arguments."""
     return (function, NULL) if PY313 else (NULL, function)
 
 
-def called(stack: list[object], at: int) -> tuple[object, list[object]]:
-    """The callable at `at` of the stack, where it stands as `unbound_callable` says or below its object, and its arguments with
-    that object."""
-    first, second = stack[at : at + 2]
+def callee_and_args(stack: list[object], index: int) -> tuple[object, list[object]]:
+    """The callable at `index` of the stack, and its arguments including its owner. Its entries are those of
+    `unbound_callable`, or the callable and its owner."""
+    first, second = stack[index : index + 2]
     if first is NULL:
-        return second, stack[at + 2 :]
-    return first, stack[at + 2 if second is NULL else at + 1 :]
+        return second, stack[index + 2 :]
+    return first, stack[index + 2 if second is NULL else index + 1 :]
 
 
 try:
     from string.templatelib import Interpolation, Template  # type: ignore[import-not-found]
 except ImportError:
     TEMPLATE = INTERPOLATION = None
-else:  # from 3.14 on: what t-strings give
+else:  # from 3.14 on: the classes of t-strings
     TEMPLATE, INTERPOLATION = Template, Interpolation
 
 FunctionType = types.FunctionType
@@ -61,7 +61,7 @@ BuiltinType = types.BuiltinFunctionType
 CellType = types.CellType
 ModuleType = types.ModuleType
 
-# Immutable values without identity: guarded by equality, never mutated, never containing anything else.
+# Immutable values without identity: guarded by equality; they contain no other objects.
 LEAF_TYPES: frozenset[type] = frozenset(
     {
         int,
@@ -119,28 +119,28 @@ CONTAINER_TYPES: frozenset[type] = frozenset(
     }
 )
 Container: TypeAlias = (
-    "list[Any] | dict[Any, Any] | set[Any] | collections.deque[Any]"  # what is inside is the user's
+    "list[Any] | dict[Any, Any] | set[Any] | collections.deque[Any]"  # of the user's objects
 )
 C = TypeVar("C", bound=Container)
-CONTAINER_BASES = (list, dict, set, collections.deque)  # what a container may be a subclass of
+CONTAINER_BASES = (list, dict, set, collections.deque)  # the base classes of containers
 
 IMMUTABLE_TYPE_FLAG = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE
 
 
 def is_identity(value: object) -> bool:
-    """Whether `value` is known by identity: functions, classes, modules, enum members."""
+    """Whether `value` is guarded by identity: functions, classes, modules, enum members."""
     return type(value) in IDENTITY_TYPES or isinstance(value, (type, enum.Enum, types.ModuleType))
 
 
 def has_identity_hash(value: object) -> bool:
-    """Whether dictionaries and sets find `value` by its identity."""
+    """Whether dictionaries and sets look `value` up by its identity."""
     kind = type(value)
     hashed = kind.__hash__ is object.__hash__  # type: ignore[comparison-overlap]
     return hashed and kind.__eq__ is object.__eq__  # type: ignore[comparison-overlap]
 
 
 def is_plain_key(key: object) -> bool:
-    """Whether guards may look `key` up: it is a constant or known by identity, and comparing it runs no Python code."""
+    """Whether guards may look `key` up: a constant or an object guarded by identity, compared without Python code."""
     if is_constant(key):
         return True
     if type(key) is tuple or type(key) is frozenset:
@@ -149,12 +149,12 @@ def is_plain_key(key: object) -> bool:
 
 
 def is_special_name(name: str) -> bool:
-    """Whether Python or C gives attributes of this name a meaning: `__add__`, `__dictoffset__`."""
+    """Whether attributes of this name have a meaning in Python or C: `__add__`, `__dictoffset__`."""
     return name.startswith("__") and name.endswith("__")
 
 
 def has_python_hash(key: object) -> bool:
-    """Whether `hash(key)` runs code of the user's."""
+    """Whether `hash(key)` runs user code."""
     if type(key) is tuple or type(key) is frozenset:
         return any(map(has_python_hash, key))
     hashed = type(key).__hash__
@@ -162,12 +162,12 @@ def has_python_hash(key: object) -> bool:
 
 
 def is_lookup_key(key: object) -> bool:
-    """Whether guards may look `key` up alone: a plain key, or a tensor, which dictionaries find by its identity."""
+    """Whether guards may look `key` up by itself: a plain key, or a tensor, which dictionaries look up by identity."""
     return type(key) in _TENSORS or is_plain_key(key)
 
 
 def is_same_key(a: object, b: object) -> bool:
-    """Whether a dictionary takes one for the other; tensors are compared by identity, as they are found."""
+    """Whether two keys are equal for a dictionary; tensors are compared by identity."""
     return a is b or (type(a) not in _TENSORS and type(b) not in _TENSORS and bool(a == b))
 
 
@@ -187,7 +187,7 @@ _SHARED_TYPES = frozenset(
 
 
 def is_interned(constant: object) -> bool:
-    """Whether the interpreter has one object for all constants that equal this one."""
+    """Whether CPython has a single object for all constants equal to this one."""
     if type(constant) is int:
         return -5 <= constant <= 256
     if isinstance(constant, (str, bytes, tuple)):
@@ -208,14 +208,16 @@ _NO_FIELDS = frozenset(
 
 @cached_by_class
 def exception_fields(cls: type) -> tuple[str, ...]:
-    """The fields of C that the text of such an exception is made of."""
-    own = [k for k in cls.__mro__ if issubclass(k, BaseException)]
-    return tuple(n for k in own for n, v in k.__dict__.items() if type(v) in _FIELDS and n not in _NO_FIELDS)
+    """The C fields from which the text of such an exception is formatted."""
+    bases = [k for k in cls.__mro__ if issubclass(k, BaseException)]
+    return tuple(
+        n for k in bases for n, v in k.__dict__.items() if type(v) in _FIELDS and n not in _NO_FIELDS
+    )
 
 
 def items_of(container: object) -> list[Any]:
-    """Contents of a container without running user code: pairs of a dictionary, elements of the others. Raises Unsupported
-    for an OrderedDict whose keys have a hash in Python, which its iterators ask for."""
+    """Contents of a container, read without user code: pairs of a dictionary, elements of the others. Raises Unsupported for
+    an OrderedDict whose keys have a Python `__hash__`, which its iterators call."""
     if isinstance(container, collections.OrderedDict):
         if any(map(has_python_hash, dict.keys(container))):
             raise unsupported("keys of an OrderedDict with a __hash__ in Python", UNSUPPORTED_OBJECT)
@@ -229,7 +231,7 @@ def items_of(container: object) -> list[Any]:
 
 
 def dict_base(obj: dict[object, object]) -> type[dict[object, object]]:
-    """Whose methods change `obj`: an OrderedDict keeps the order of its keys apart, where those of `dict` do not reach."""
+    """The class whose methods can change `obj`: those of `dict` do not update the key order of an OrderedDict."""
     return collections.OrderedDict if isinstance(obj, collections.OrderedDict) else dict
 
 
@@ -242,17 +244,17 @@ def cell_value(cell: CellType) -> object:
 
 
 def module_dict(module: ModuleType) -> dict[str, object]:
-    """`module.__dict__`, read below any `__getattribute__`."""
+    """`module.__dict__`, read without its class's `__getattribute__`."""
     return cast("dict[str, object]", ModuleType.__getattribute__(module, "__dict__"))
 
 
 def module_name(module: ModuleType) -> str:
-    """`module.__name__`, read below any `__getattribute__`."""
+    """`module.__name__`, read without its class's `__getattribute__`."""
     return str(module_dict(module).get("__name__"))
 
 
 def instance_dict(obj: object) -> dict[str, object] | None:
-    """`obj.__dict__` of an instance, read below any `__getattribute__`; None when it has none."""
+    """`obj.__dict__` of an instance, read without its class's `__getattribute__`; None if it has none."""
     if type(obj).__dictoffset__ == 0:
         return None
     try:

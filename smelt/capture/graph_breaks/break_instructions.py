@@ -29,7 +29,7 @@ from smelt.capture.base.bytecode import (
     PY312,
 )
 from smelt.capture.base.type_lookup import fully_qualified_name, type_find
-from smelt.capture.base.value_kinds import NULL, Sentinel, called, unbound_callable
+from smelt.capture.base.value_kinds import NULL, Sentinel, callee_and_args, unbound_callable
 from smelt.capture.base.vm_frames import Frame
 from smelt.capture.graph_breaks.resume_points import Placeholder
 from smelt.capture.reconstruction.frame_globals import provide
@@ -132,13 +132,13 @@ def _check_frame(fn: object, count: int) -> None:
 
 @break_instruction("CALL")
 def _call(frame: Frame, arg: int) -> BreakInstruction:
-    fn, arguments = called(frame.stack, len(frame.stack) - arg - 2)
+    fn, arguments = callee_and_args(frame.stack, len(frame.stack) - arg - 2)
     return _call_of(frame, fn, arguments, frame.kwnames, arg + 2)
 
 
 @break_instruction("CALL_KW")
 def _call_kw(frame: Frame, arg: int) -> BreakInstruction:
-    fn, (*arguments, names) = called(frame.stack, len(frame.stack) - arg - 3)
+    fn, (*arguments, names) = callee_and_args(frame.stack, len(frame.stack) - arg - 3)
     return _call_of(frame, fn, arguments, cast("tuple[str, ...]", names), arg + 3)
 
 
@@ -159,7 +159,7 @@ def _keyword(name: str) -> str:
 @break_instruction("CALL_FUNCTION_EX")
 def _call_function_ex(frame: Frame, arg: bool) -> BreakInstruction:
     count = 3 + arg
-    fn, arguments = called(frame.stack, len(frame.stack) - count)
+    fn, arguments = callee_and_args(frame.stack, len(frame.stack) - count)
     has_keywords = arg and arguments[-1] is not NULL
     if arg and not has_keywords:
         del arguments[-1]

@@ -13,7 +13,7 @@ from typing import cast
 import torch
 
 from smelt.capture.base.call_handlers import TENSOR_METHODS, Args, Kwargs, builtin, function
-from smelt.capture.base.value_kinds import called as on_stack
+from smelt.capture.base.value_kinds import callee_and_args
 from smelt.capture.base.vm_frames import Frame
 from smelt.capture.semantics.calls.native_calls import run_native
 from smelt.capture.semantics.calls.python_functions import interpret
@@ -39,7 +39,7 @@ def _jump(frame: Frame, called: Callable[..., object]) -> tuple[int, int] | None
         at += 1
     if operands is None or code.names[at] not in _JUMPS:
         return None
-    fn, _ = on_stack(
+    fn, _ = callee_and_args(
         frame.stack, len(frame.stack) - cast(int, frame.instructions[frame.pc - 1][1]) - operands
     )
     if fn is not called and getattr(fn, "__name__", None) != called.__name__:

@@ -96,7 +96,8 @@ class _Unknown(Exception):
 
 
 def number(vm: VM, tensor: FakeTensor) -> Number | None:
-    """The current value of `tensor`: a number, symbolic where calls may differ, or a guarded bool; None if it is unbacked."""
+    """The current value of `tensor`: a number, symbolic where calls may differ, or a guarded bool; None if it is
+    unbacked."""
     numbers = vm.env.numbers
     if not numbers.symbolic_counts or (tensor.dtype is torch.bool and not numbers.guards_conditions):
         return None

@@ -1,4 +1,4 @@
-"""What native code may reach from an object that it is given: whether it may start Python code of the user through it."""
+"""Reachability analysis for native calls: whether native code may call user Python code through an argument."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from smelt.tracing.fake.fake_tensor import FakeTensor
 from smelt.tracing.symbolic.sym_numbers import NUMBERS
 from smelt.tracing.symbolic.symbolic_ranges import PROXY_EXAMPLES
 
-_DEPTH = 4  # how many containers deep the user's objects are looked for
+_DEPTH = 4  # the nesting depth of containers that are searched
 _Parts = Callable[[Any], Iterable[Any]]
 
 
 def _dict_parts(x: dict[object, object]) -> Iterable[object]:
-    """Keys and values in any order: for its own an OrderedDict asks each key for its hash."""
+    """Keys and values in any order: in its own order an OrderedDict calls the `__hash__` of each key."""
     return itertools.chain(dict.keys(x), dict.values(x))
 
 
@@ -37,7 +37,7 @@ def _viewed_parts(x: object) -> Iterable[object]:
     return _dict_parts(mapping) if isinstance(mapping, dict) else (mapping,)
 
 
-# What native code may reach from an object of a C type.
+# The objects that native code may reach from an object of a C type.
 _PARTS: tuple[tuple[type, _Parts], ...] = (
     (dict, _dict_parts),
     (list, list.__iter__),
@@ -79,7 +79,7 @@ _PLAIN = {
     **dict.fromkeys(VM_ITERABLES, True),
     **dict.fromkeys(NUMBERS | PROXY_EXAMPLES.keys(), False),
 }
-# Iterators that only hand out what they walk over.
+# Iterables of C whose iterators call no other code.
 _PLAIN_ITERABLES: tuple[Any, ...] = (
     [],
     (),
@@ -97,14 +97,14 @@ PLAIN_ITERATORS: frozenset[type] = frozenset(
 )
 
 
-def _function_calls_back(function: FunctionType) -> bool:
+def _is_interpreted(function: FunctionType) -> bool:
     return not runs_natively(function)
 
 
 class NativeReachability(dict[type, Any]):
-    """By class: False (never runs Python code), True (does), or what to look at in an instance. A fresh table for one
-    capture: classes may change between captures. That a class is what it is found to be is guarded. `count_items` is told
-    how many parts of an instance were looked at."""
+    """By class: False (native code never calls user Python code through an instance), True (it may), or a function that
+    returns the parts of an instance to check. A table lives for one capture, since classes may change; each class is
+    guarded. `count_items` is called with the number of parts that were checked."""
 
     def __init__(
         self, guard_native_access: Callable[[type], None], count_items: Callable[[int], None]
@@ -115,25 +115,25 @@ class NativeReachability(dict[type, Any]):
 
     def __missing__(self, kind: type) -> object:
         self.guard_native_access(kind)
-        how = self[kind] = _classify(kind)
-        return how
+        rule = self[kind] = _classify(kind)
+        return rule
 
 
 def may_call_python(reach: NativeReachability, value: object, depth: int = _DEPTH) -> bool:
-    """Whether native code that is given `value` may start Python code of the user through it."""
+    """Whether native code that receives `value` may call user Python code through it."""
     kind = type(value)
-    how = reach[kind]
-    if how is False or how is True:
-        return bool(how)
-    if how is _function_calls_back:
-        return _function_calls_back(value)
+    rule = reach[kind]
+    if rule is False or rule is True:
+        return bool(rule)
+    if rule is _is_interpreted:
+        return _is_interpreted(value)
     if not depth:
         return False
-    parts = list(how(value))
+    parts = list(rule(value))
     reach.count_items(len(parts))
-    hows = [reach[k] for k in set(map(type, parts))]  # each class is guarded
-    if all(h is False or h is True for h in hows):
-        return any(hows)
+    rules = [reach[k] for k in set(map(type, parts))]  # each class is guarded
+    if all(r is False or r is True for r in rules):
+        return any(rules)
     # A list: each class is guarded.
     return any([may_call_python(reach, part, depth - 1) for part in parts])  # noqa: C419
 
@@ -142,7 +142,7 @@ def _classify(kind: type) -> object:
     if issubclass(kind, _NEVER):
         return False
     if kind is FunctionType:
-        return _function_calls_back
+        return _is_interpreted
     if any(_is_python_class(base) for base in kind.__mro__) or "__next__" in kind.__dict__:
         return kind not in PLAIN_ITERATORS
     if kind is functools._lru_cache_wrapper:
@@ -151,7 +151,7 @@ def _classify(kind: type) -> object:
 
 
 def _is_python_class(cls: type) -> bool:
-    """Whether a class holds Python code that the VM interprets."""
+    """Whether a class has methods in Python that the VM interprets."""
     if not _native.made_by_python(cls) or is_native_module(cls.__module__):
         return any(type(v) is FunctionType and not runs_natively(v) for v in cls.__dict__.values())
     return any(_is_python_member(v) for v in cls.__dict__.values())

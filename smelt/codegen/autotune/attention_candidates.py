@@ -18,11 +18,11 @@ import torch
 
 from smelt.codegen.autotune.attention_mask_structure import behind as hidden_behind
 from smelt.codegen.autotune.gemm_candidates import DTYPES, OPERATORS, Group, Variant, elementwise, on_gpu
-from smelt.codegen.autotune.score_functions import exact, with_numbers
+from smelt.codegen.autotune.score_functions import exact, with_constants
 from smelt.codegen.autotune.softmax_pattern import Softmax, softmax_of
 from smelt.codegen.call_selection.call_requests import as_dtype, in_schema_order
 from smelt.codegen.call_selection.epilogue_fusion import (
-    Behind,
+    EpilogueKernel,
     behind,
     epilogue_value,
     only_index,
@@ -197,7 +197,7 @@ class _Finder:
         value = rewrite(value, lambda b, e: (b, e), Value("result", (SCORE,), f32))
         buffers = (*call.operands[2:], *(b for n in read if (b := item.buffers[n]) is not None))
         known = {n: c for n, b in enumerate(buffers) if (c := self._constant(b)) is not None}
-        value = exact(with_numbers(value, known))
+        value = exact(with_constants(value, known))
         _require(elementwise(value, SCORE) and on_gpu(self.schedule, buffers), "scores of another kind")
         return _Scores(value, (*bias, *(item.kernel.buffers[n] for n in read)), buffers)
 
@@ -210,7 +210,7 @@ class _Finder:
             return None
         return float(held.item())
 
-    def _tail(self, call: _Call) -> Behind | None:
+    def _tail(self, call: _Call) -> EpilogueKernel | None:
         """The elementwise kernel after a product, if it can be an epilogue."""
         found = behind(self.schedule, call.position, call.spec, self.readers)
         if isinstance(found, str) or found.epilogue.value is None:
@@ -227,7 +227,7 @@ class _Finder:
         scores: _Scores,
         first: _Call,
         second: _Call,
-        tail: Behind | None,
+        tail: EpilogueKernel | None,
         held: set[int],
     ) -> Group:
         p, q = first.product, second.product

@@ -12,14 +12,14 @@ from smelt.loops.kernel_ir import Value
 from smelt.shapes.expr import Size, affine
 
 
-def behind(score: Value) -> int | None:
+def key_bound(score: Value) -> int | None:
     """The least known n for which `score` is minus infinity at each COL above ROW + n; None if there is none."""
     if score.op != "where":
         return None
     condition, a, b = score.args
     if _hides(b):
-        return _least(_bound(condition, True), behind(a))
-    return _least(_bound(condition, False), behind(b)) if _hides(a) else None
+        return _least(_bound(condition, True), key_bound(a))
+    return _least(_bound(condition, False), key_bound(b)) if _hides(a) else None
 
 
 def _hides(value: Value) -> bool:

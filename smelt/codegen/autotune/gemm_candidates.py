@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from smelt.codegen.call_selection.call_requests import Request, as_dtype, in_schema_order
-from smelt.codegen.call_selection.epilogue_fusion import Absorbed, absorbed, readers_of
+from smelt.codegen.call_selection.epilogue_fusion import DenseEpilogue, dense_epilogue, readers_of
 from smelt.codegen.call_selection.gemm_calls import MATRIX_CALLS, MatrixCall
 from smelt.codegen.call_selection.prologue_fusion import Prologue, memory_index, plain, prologue
 from smelt.codegen.llvm.gemm.epilogue import BATCH, COL, NO_EPILOGUE, ROW, Epilogue, product_value, rewrite
@@ -110,11 +110,11 @@ def _group(
     call: MatrixCall,
     taken: set[int],
 ) -> Group | None:
-    fused = absorbed(schedule, position, call.result, readers)
+    fused = dense_epilogue(schedule, position, call.result, readers)
     name = str(item.op).split(".")[1]
     request: Request | str = "nothing behind it"
     # Of two products that one kernel reads (a gate and what it gates), the first absorbs it.
-    if isinstance(fused, Absorbed) and fused.position not in taken and on_gpu(schedule, fused.inputs):
+    if isinstance(fused, DenseEpilogue) and fused.position not in taken and on_gpu(schedule, fused.inputs):
         request = call.plan(fused.out_spec, f"{name}_{fused.name}", fused.epilogue, refused_on_gpu)
     if isinstance(request, str):
         fused = "not absorbed"
@@ -124,7 +124,7 @@ def _group(
     operands = [call.buffers[i] for i in request.operands]
     out, positions, note = item.outs[0], {position}, item.note
     inputs: tuple[int, ...] = ()
-    if isinstance(fused, Absorbed):
+    if isinstance(fused, DenseEpilogue):
         inputs, out = fused.inputs, fused.out
         positions.add(fused.position)
         note = "; ".join(dict.fromkeys(n for n in (item.note, fused.note) if n))

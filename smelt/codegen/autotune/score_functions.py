@@ -12,7 +12,7 @@ from smelt.loops.kernel_ir import Value
 from smelt.loops.loop_values import const, index
 
 
-def with_numbers(value: Value, known: Mapping[int, float]) -> Value:
+def with_constants(value: Value, known: Mapping[int, float]) -> Value:
     """The value with numbers in place of loads from buffers of one element, `known` by buffer number; sums of indices
     become index expressions."""
     done: dict[Value, Value] = {}

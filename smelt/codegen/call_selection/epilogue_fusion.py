@@ -18,11 +18,11 @@ from smelt.schedule.schedule import ExternItem, Item, KernelItem, Schedule, View
 from smelt.shapes.expr import Size, Sym, affine, bounds, free_syms, loop_sym, subs
 
 # Results with two dimensions are (row, column), with three (batch, row, column).
-_PLACES: dict[int, tuple[Sym, ...]] = {2: (ROW, COL), 3: (BATCH, ROW, COL)}
+_INDICES: dict[int, tuple[Sym, ...]] = {2: (ROW, COL), 3: (BATCH, ROW, COL)}
 
 
 @dataclass(frozen=True)
-class Behind:
+class EpilogueKernel:
     """The kernel at `position` as an epilogue: it reads buffers `inputs` and writes `out`, at `index`, over BATCH, ROW
     and COL."""
 
@@ -36,7 +36,7 @@ class Behind:
 
 
 @dataclass(frozen=True)
-class Absorbed(Behind):
+class DenseEpilogue(EpilogueKernel):
     """An epilogue whose result is laid out along the product's dimensions, as `out_spec`, whose shape is the
     product's."""
 
@@ -55,25 +55,25 @@ def readers_of(schedule: Schedule) -> dict[int, list[int]]:
     return readers
 
 
-def absorbed(
+def dense_epilogue(
     schedule: Schedule, position: int, spec: TensorSpec, readers: dict[int, list[int]]
-) -> Absorbed | str:
+) -> DenseEpilogue | str:
     """The kernel after the product at `position` as its epilogue, or the reason why not. `spec`: the result as
     matrices."""
-    found = behind(schedule, position, spec, readers)
+    found = epilogue_kernel(schedule, position, spec, readers)
     if isinstance(found, str):
         return found
     dims = _dims(spec)
-    stride = _strides(subs(found.index, dict(zip(_PLACES[len(dims)], dims))), dims)
+    stride = _strides(subs(found.index, dict(zip(_INDICES[len(dims)], dims))), dims)
     if stride is None:
         return "the kernel's result is not laid out along the product's dimensions"
     out_spec = replace(schedule.buffers[found.out].spec, shape=spec.shape, stride=stride)
-    return Absorbed(**vars(found), out_spec=out_spec)
+    return DenseEpilogue(**vars(found), out_spec=out_spec)
 
 
-def behind(
+def epilogue_kernel(
     schedule: Schedule, position: int, spec: TensorSpec, readers: dict[int, list[int]]
-) -> Behind | str:
+) -> EpilogueKernel | str:
     """Like `absorbed`, for any layout of the kernel's result."""
     extern = schedule.items[position]
     assert isinstance(extern, ExternItem)
@@ -107,7 +107,7 @@ def writes_held(schedule: Schedule, item: Item) -> bool:
 
 def _as_epilogue(
     schedule: Schedule, item: KernelItem, result: int, spec: TensorSpec, position: int
-) -> Behind | str:
+) -> EpilogueKernel | str:
     kernel = item.kernel
     if len(kernel.stages) != 1 or any(b is None for b in item.buffers):
         return "the kernel is not elementwise"
@@ -116,7 +116,7 @@ def _as_epilogue(
     (stage,) = kernel.stages
     if not isinstance(stage, MapStage) or stage.loops or len(stage.stores) != 1:
         return "the kernel is not elementwise with one result"
-    if len(spec.shape) not in _PLACES or not is_dense(spec):
+    if len(spec.shape) not in _INDICES or not is_dense(spec):
         return "the product's result is not contiguous"
     (store,) = stage.stores
     own = item.buffers.index(result)
@@ -127,14 +127,14 @@ def _as_epilogue(
     dims = _dims(spec)
     out = item.buffers[store.buffer]
     assert out is not None
-    places = dict(zip(dims, _PLACES[len(dims)]))
+    places = dict(zip(dims, _INDICES[len(dims)]))
     inputs = tuple(i for i, b in enumerate(kernel.buffers) if b.role == "in" and i != own)
     number = {b: i for i, b in enumerate(inputs)}
     value = epilogue_value(store.value, own, number, lambda e: subs(subs(e, at), places))
     formals: tuple[Buffer, ...] = tuple(kernel.buffers[i] for i in inputs)
     buffers = tuple(b for i in inputs if (b := item.buffers[i]) is not None)
     index = subs(subs(store.index, at), places)
-    return Behind(position, kernel.name, Epilogue(formals, value), buffers, out, index, item.note)
+    return EpilogueKernel(position, kernel.name, Epilogue(formals, value), buffers, out, index, item.note)
 
 
 def _dims(spec: TensorSpec) -> tuple[Sym, ...]:

@@ -163,7 +163,7 @@ _FORMS: dict[OpOverload, _Form] = {
 }
 
 
-def place_of_a(op: OpOverload) -> int | None:
+def position_of_a(op: OpOverload) -> int | None:
     """The position of A among the arguments of an operator that takes A and B, adjacent and unchanged; None for
     others."""
     form = _FORMS.get(op)

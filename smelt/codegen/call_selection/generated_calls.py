@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from smelt.codegen.call_selection.call_requests import in_schema_order
-from smelt.codegen.call_selection.epilogue_fusion import Absorbed, absorbed, readers_of
+from smelt.codegen.call_selection.epilogue_fusion import DenseEpilogue, dense_epilogue, readers_of
 from smelt.codegen.call_selection.gemm_calls import MATRIX_CALLS, MatrixCall
 from smelt.codegen.call_selection.symbolic_gemm_calls import SizedCall, sized_call
 from smelt.codegen.call_selection.window_calls import WINDOW_CALLS, WindowCall
@@ -55,10 +55,10 @@ def with_products(
         call = sized_call(schedule, item) if sized else _call(schedule, item)
         if isinstance(call, str):
             continue
-        fused = absorbed(schedule, position, call.result, readers) if absorb else None
-        candidates: list[Absorbed | None] = [None]
+        fused = dense_epilogue(schedule, position, call.result, readers) if absorb else None
+        candidates: list[DenseEpilogue | None] = [None]
         # Of two products that one kernel reads (a gate and what it gates), the first absorbs it.
-        if isinstance(fused, Absorbed) and items[fused.position] is schedule.items[fused.position]:
+        if isinstance(fused, DenseEpilogue) and items[fused.position] is schedule.items[fused.position]:
             candidates.insert(0, fused)
         for candidate in candidates:
             made = _product_item(item, call, candidate, values)
@@ -69,7 +69,7 @@ def with_products(
 
 
 def _put(
-    items: list[Item | ProductItem | None], position: int, made: ProductItem, fused: Absorbed | None
+    items: list[Item | ProductItem | None], position: int, made: ProductItem, fused: DenseEpilogue | None
 ) -> None:
     """Insert a product. With a fused epilogue it takes the kernel's position, since all operands of the kernel are
     defined there."""
@@ -136,7 +136,7 @@ def _call(schedule: Schedule, item: ExternItem) -> MatrixCall | WindowCall | str
 
 
 def _product_item(
-    item: ExternItem, call: MatrixCall | WindowCall, fused: Absorbed | None, values: Values | None
+    item: ExternItem, call: MatrixCall | WindowCall, fused: DenseEpilogue | None, values: Values | None
 ) -> ProductItem | str:
     name = str(item.op).split(".")[1]
     out, epilogue = call.result, NO_EPILOGUE

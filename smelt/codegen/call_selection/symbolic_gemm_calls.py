@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smelt.codegen.call_selection.call_requests import in_schema_order
-from smelt.codegen.call_selection.gemm_calls import MatrixCall, place_of_a
+from smelt.codegen.call_selection.gemm_calls import MatrixCall, position_of_a
 from smelt.codegen.llvm.gemm.gemm_spec import Lengths
 from smelt.graph.ir import TensorSpec
 from smelt.graph.tensor_specs import at_numbers
@@ -51,7 +51,7 @@ def _is_row_major(out: TensorSpec) -> bool:
 
 def sized_call(schedule: Schedule, item: ExternItem) -> SizedCall | str:
     """The extern, whose shapes have symbols, as such a product, or the reason why it is not one."""
-    place = place_of_a(item.op)
+    place = position_of_a(item.op)
     if place is None:
         return "not a product of A and B as they are"
     given: list[Any] = in_schema_order(item)

@@ -17,7 +17,7 @@ import torch
 
 from smelt.codegen.triton import value_expressions
 from smelt.codegen.triton.block_gemm import Operand, Tile, TilePrinter, counted, highest, indices_of, places
-from smelt.codegen.triton.kernel_source import Axes, Place, R, Source, X
+from smelt.codegen.triton.kernel_source import Axes, Position, R, Source, X
 from smelt.codegen.triton.value_expressions import Dialect
 from smelt.loops.kernel_ir import Buffer, Kernel, MapStage, Store, Value
 from smelt.shapes.expr import Size, bounds, subs
@@ -58,7 +58,7 @@ class TiledAttention:
     value: Value
     index: Size
     empty: float
-    behind: int | None = None
+    key_bound: int | None = None
 
     @property
     def sizes(self) -> str:
@@ -131,7 +131,7 @@ class _Attention(TilePrinter):
         block = f"tl.program_id(0) % {blocks}"
         self.lines += [
             f"    batch = {self.widened(f'(tl.program_id(0) // {blocks})')}",
-            f"    block = {block}" if a.behind is None else f"    block = {blocks - 1} - {block}",
+            f"    block = {block}" if a.key_bound is None else f"    block = {blocks - 1} - {block}",
         ]
         self.masks: dict[str, str] = {}  # points of a block -> which of them exist; none where all do
         self._points("x", "block * XBLOCK + tl.arange(0, XBLOCK)", "x", a.queries, self.tile.x)
@@ -147,7 +147,7 @@ class _Attention(TilePrinter):
             self.lines.append(f"{'    ' * indent}{name}mask = {name} < {size}")
             self.masks[name] = f"{name}mask"
 
-    def _at(self, rows: str, columns: str, indent: int) -> Place:
+    def _at(self, rows: str, columns: str, indent: int) -> Position:
         """Enter a block of these points and make their sizes known."""
         a = self.a
         sizes = {
@@ -160,7 +160,7 @@ class _Attention(TilePrinter):
         (n_rows, x), (n_columns, r) = (sizes.get(name, sizes["r"]) for name in (rows, columns))
         self.extents = {"x": x, "r": r}
         masks = {axis: self.masks[name] for axis, name in (("x", rows), ("r", columns)) if name in self.masks}
-        return Place(places(a.batch, n_rows, n_columns), X | R, indent, r=columns, x=rows, masks=masks)
+        return Position(places(a.batch, n_rows, n_columns), X | R, indent, r=columns, x=rows, masks=masks)
 
     def _over_keys(self) -> None:
         a = self.a
@@ -172,8 +172,8 @@ class _Attention(TilePrinter):
             f"    {sums} = tl.full([XBLOCK, NBLOCK], 0.0, tl.float32)",
         ]
         end = str(a.keys)
-        if a.behind is not None:
-            self.lines.append(f"    end = tl.minimum({a.keys}, (block + 1) * XBLOCK + {a.behind})")
+        if a.key_bound is not None:
+            self.lines.append(f"    end = tl.minimum({a.keys}, (block + 1) * XBLOCK + {a.key_bound})")
             end = self.values.number("end")
         self.loop = len(self.lines)
         self.lines.append(f"    for start in range(0, {end}, RBLOCK):")
@@ -216,7 +216,7 @@ class _Attention(TilePrinter):
         ]
         return self.factor(named(value_expressions.cast(weights, torch.float32, a.dtype), X | R), a.dtype)
 
-    def _text(self, at: Place, v: Value) -> tuple[str, Axes]:
+    def _text(self, at: Position, v: Value) -> tuple[str, Axes]:
         """Indices are compared and converted in 32 bits if they fit: half as many instructions."""
         if v.op in _COMPARISONS or (v.op == "cast" and v.dtype.is_floating_point):
             found = [self._narrow(at, operand) for operand in v.args]
@@ -228,7 +228,7 @@ class _Attention(TilePrinter):
                 return self.values.operation(v.op, torch.int32, texts), axes
         return super()._text(at, v)
 
-    def _narrow(self, at: Place, v: Value) -> tuple[str, Axes] | None:
+    def _narrow(self, at: Position, v: Value) -> tuple[str, Axes] | None:
         """An index, or a number compared with one, as a 32-bit integer."""
         if v.op not in ("index", "const") or v.dtype is not torch.int64 or self.wide != "tl.int32":
             return None

@@ -13,7 +13,7 @@ import torch
 from smelt.codegen.llvm.gemm.epilogue import BATCH, COL, ROW
 from smelt.codegen.triton import value_expressions
 from smelt.codegen.triton.block_sizes import Blocks
-from smelt.codegen.triton.kernel_source import Axes, Place, Printer, R, Source, X
+from smelt.codegen.triton.kernel_source import Axes, Position, Printer, R, Source, X
 from smelt.codegen.triton.value_expressions import NAMES, Dialect
 from smelt.loops.kernel_ir import Buffer, Kernel, Value, walk
 from smelt.loops.loop_values import Moved
@@ -77,7 +77,7 @@ class TilePrinter(Printer):
             stages=self.tile.stages,
         )
 
-    def operand(self, at: Place, operand: Operand, first: int, zero: str | None) -> str:
+    def operand(self, at: Position, operand: Operand, first: int, zero: str | None) -> str:
         """A block of an operand, whose inputs are numbered from `first`; 0 where the mask `zero` does not hold."""
         value = self.value(at, counted(operand.value, first, {}))
         dtype = operand.value.dtype

@@ -86,7 +86,7 @@ class Request:
             return batched_source(self.kernel, self.by_value, self.unaligned, dialect)
         source = None if self.general is None else self.general.printed(self.by_value, dialect)
         if source is None:
-            kernel = self.kernel if self.general is None else self.general.at_numbers
+            kernel = self.kernel if self.general is None else self.general.specialized
             source = triton_source(kernel, self.by_value, dialect)
         return replace(source, aligned=source.aligned - {f"p{i}" for i in self.unaligned})
 

@@ -172,7 +172,7 @@ def triton_source(
 
 
 @dataclass
-class Place:
+class Position:
     """A position in the program: loop symbols rewritten over x and r, the block's axes there, values that already have
     names."""
 
@@ -336,7 +336,7 @@ class Printer:
         else:
             self.scan(stage)
 
-    def _ahead(self, at: Place, stage: Stage) -> None:
+    def _ahead(self, at: Position, stage: Stage) -> None:
         """The statements across which a quotient of rows must not be placed: a division has a slow path, across which
         the driver's compiler moves nothing. Loads would wait for it, and conditions would occupy registers meanwhile.
         """
@@ -350,18 +350,18 @@ class Printer:
             for v in of_rows:
                 self.value(at, v)
 
-    def _is_along(self, at: Place, value: Value) -> bool:
+    def _is_along(self, at: Position, value: Value) -> bool:
         """Whether it varies along the last axis."""
         found = [v for v in walk([value]) if v.op in ("load", "index")]
         places = (subs(v.args[1] if v.op == "load" else v.args[0], at.rewrite) for v in found)
         return any("r" in self._axes(e) for e in places)
 
-    def _stores(self, at: Place, stores: Sequence[Store]) -> None:
+    def _stores(self, at: Position, stores: Sequence[Store]) -> None:
         computed = [self.value(at, s.value) for s in stores]
         for store, value in zip(stores, computed, strict=True):
             self.store(at, store, value)
 
-    def store(self, at: Place, store: Store, value: str) -> None:
+    def store(self, at: Position, store: Store, value: str) -> None:
         """Store the value named `value`."""
         self.kept = {place: name for place, name in self.kept.items() if place[0] != store.buffer}
         if at.indent == 1 and not store.lookups:
@@ -381,7 +381,7 @@ class Printer:
         mask = f", {' & '.join(conditions)}" if conditions else ""
         self._line(at, f"tl.store(p{store.buffer} + {offset}, {value}{mask})")
 
-    def _looked_up(self, at: Place, lookup: Lookup) -> tuple[str, str]:
+    def _looked_up(self, at: Position, lookup: Lookup) -> tuple[str, str]:
         """A lookup's offset, and the name of the condition that it is in range, which is asserted."""
         value = self.value(at, lookup.value)
         axes = self.axes_of.get(value, NONE)
@@ -391,12 +391,12 @@ class Printer:
         self._line(at, f"tl.device_assert({holds}, 'index out of bounds')")
         return f"{value}.to({self.wide}) * {lookup.stride}", inside
 
-    def _top(self) -> Place:
+    def _top(self) -> Position:
         """Once per outer point."""
         self.loop = None
-        return Place(self.outer, self.x_axes, 1, masks=self._masks())
+        return Position(self.outer, self.x_axes, 1, masks=self._masks())
 
-    def _open(self, stage: Stage, turns: int = 1, first: Sequence[str] = ()) -> Place:
+    def _open(self, stage: Stage, turns: int = 1, first: Sequence[str] = ()) -> Position:
         """Open the block of the stage's points; begins the loop over blocks if there are several: over `turns` of them
         in a loop over such segments, each of which begins with the statements `first`."""
         points, looped = trips(stage), self._looped(stage)
@@ -405,7 +405,7 @@ class Printer:
         end = self._size(points)
         last = end if isinstance(points, int) else self.values.number(end)
         self.loop = None
-        at = Place(rewrite, self.x_axes | R, 1, r, self._masks())
+        at = Position(rewrite, self.x_axes | R, 1, r, self._masks())
         if looped:
             self.loop = len(self.lines)
             at.indent = 2
@@ -531,7 +531,7 @@ class Printer:
         exponentials (`online_softmax.py`) take them together."""
         return 1 if self.x_axes else elements([b for b in self.kernel.buffers if b.role != "local"])
 
-    def _add_vectors(self, at: Place, total: str, maximum: str, value: str, vector: int) -> None:
+    def _add_vectors(self, at: Position, total: str, maximum: str, value: str, vector: int) -> None:
         """Add vectors of a block to the sums of exponentials below a maximum each, updating both."""
         text = f"tl.reshape({value}, [RBLOCK // {vector}, {vector}])"
         parts = self._named(at, text, at.axes, fixed=False)
@@ -540,7 +540,7 @@ class Printer:
         self._line(at, f"{total} = {total} * {self._exp(f'{maximum} - {top}')} + tl.reduce({below}, 1, _add)")
         self._line(at, f"{maximum} = {top}")
 
-    def _add_below(self, at: Place, total: str, maximum: str, value: str) -> None:
+    def _add_below(self, at: Position, total: str, maximum: str, value: str) -> None:
         """Add `value` to a sum of exponentials below a maximum, which is updated afterwards."""
         factor = self._named(at, self._exp(f"-tl.abs({value} - {maximum})"), at.axes, fixed=False)
         above = f"tl.fma({total}, {factor}, 1.0)"
@@ -574,7 +574,7 @@ class Printer:
         )
         return self._named(top, f"tl.where({inside}, {value}, {zero})", axes | self.axes_of.get(value, NONE))
 
-    def _reduced(self, at: Place, r: Reduction) -> str:
+    def _reduced(self, at: Position, r: Reduction) -> str:
         """The reduced value, in the accumulator's dtype, as a whole block."""
         text = self.value(at, r.value)
         axes = self.axes_of.get(text, NONE)
@@ -586,7 +586,7 @@ class Printer:
             text = f"tl.broadcast_to({text}, {self._shape(at.axes)})"
         return text
 
-    def _contribution(self, at: Place, r: Reduction) -> str:
+    def _contribution(self, at: Position, r: Reduction) -> str:
         """The reduced value, neutral at absent points, as a whole block."""
         text = self._reduced(at, r)
         given = self.given.get(_loaded(r.value))
@@ -667,7 +667,7 @@ class Printer:
 
     # ---- values
 
-    def value(self, at: Place, v: Value) -> str:
+    def value(self, at: Position, v: Value) -> str:
         """The name of `v` at this position."""
         name = at.names.get(v)
         if name is None:
@@ -680,7 +680,7 @@ class Printer:
             at.names[v] = name
         return name
 
-    def _named(self, at: Place, text: str, axes: Axes, fixed: bool = True) -> str:
+    def _named(self, at: Position, text: str, axes: Axes, fixed: bool = True) -> str:
         """A name for `text`; its existing one if it is `fixed`, that is, has the same value wherever it is computed.
         Loop-invariant values of a loop over blocks are hoisted before it (Triton walks its body twice)."""
         outside = at.indent == 1 or (fixed and axes <= X and self.inner.isdisjoint(_NAME.findall(text)))
@@ -700,7 +700,7 @@ class Printer:
             texts[text] = name
         return name
 
-    def _text(self, at: Place, v: Value) -> tuple[str, Axes]:
+    def _text(self, at: Position, v: Value) -> tuple[str, Axes]:
         if v.op == "load":
             return self._load(at, v)
         if v.op == "const":
@@ -751,7 +751,7 @@ class Printer:
         number = otherwise.args[0] if otherwise.op == "const" else None
         return reads and number == 0 and math.copysign(1, number) > 0
 
-    def _is_at(self, at: Place, v: Value) -> tuple[str, Axes] | None:
+    def _is_at(self, at: Position, v: Value) -> tuple[str, Axes] | None:
         """Whether an index of the block equals one that does not vary along it, a 64-bit number: compared in 32 bits,
         half as many instructions per element. None if the comparison has another form."""
         for place, target in (v.args, v.args[::-1]):
@@ -767,7 +767,7 @@ class Printer:
                 return f"({self._index(at, rewritten)} == {narrow})", axes
         return None
 
-    def _philox(self, at: Place, v: Value) -> tuple[str, Axes]:
+    def _philox(self, at: Position, v: Value) -> tuple[str, Axes]:
         """A word of a step. The step yields all four at once: if they belong to adjacent elements of one thread, the
         compiler computes the step once."""
         operands = [self.value(at, a) for a in v.args[:3]]
@@ -780,7 +780,7 @@ class Printer:
             text = f"tl.where({chosen} == {k}, {words}[{k}], {text})"
         return f"{text}.to(tl.int64)", axes | self.axes_of[chosen]
 
-    def _load(self, at: Place, v: Value) -> tuple[str, Axes]:
+    def _load(self, at: Position, v: Value) -> tuple[str, Axes]:
         buffer, e, condition = v.args
         spec, rewritten = self.kernel.buffers[buffer], subs(e, at.rewrite)
         kept = self.kept.get((buffer, rewritten))
@@ -814,7 +814,7 @@ class Printer:
         mask = f", {mask}, other={other}" if mask else ""
         return f"tl.load(p{buffer} + {self._offset(at, e, axes)}{mask})", axes
 
-    def _load_line(self, at: Place, buffer: int, rewritten: Size, axis: str, other: str) -> str:
+    def _load_line(self, at: Position, buffer: int, rewritten: Size, axis: str, other: str) -> str:
         """A value that varies along one of two axes is loaded as a one-dimensional block and broadcast: threads that
         hold the same elements of a two-dimensional block would each load all of them."""
         names = {
@@ -840,11 +840,11 @@ class Printer:
             return "[RBLOCK]"
         return f"[{'XBLOCK' if 'x' in axes else '1'}, {'RBLOCK' if 'r' in axes else '1'}]"
 
-    def _both(self, at: Place, masks: Sequence[str]) -> str:
+    def _both(self, at: Position, masks: Sequence[str]) -> str:
         """The conjunction of the masks (one or two, of an axis each)."""
         return masks[0] if len(masks) == 1 else self._named(at, " & ".join(masks), self.x_axes | R)
 
-    def _index(self, at: Place, rewritten: Size) -> str:
+    def _index(self, at: Position, rewritten: Size) -> str:
         """An index; quotients get names, since many are equal."""
 
         def named(e: Quotient, text: str) -> str:
@@ -854,7 +854,7 @@ class Printer:
         names = {s: of_axes.get(s.name, s.name) for s in free_syms(rewritten)}
         return value_expressions.index(rewritten, names, named)
 
-    def _offset(self, at: Place, e: Size, axes: Axes) -> str:
+    def _offset(self, at: Position, e: Size, axes: Axes) -> str:
         """A block of offsets with these axes."""
         rewritten = subs(e, at.rewrite)
         text = self._index(at, rewritten)
@@ -870,7 +870,7 @@ class Printer:
         self.axes_of[name] = axes
         return name
 
-    def _line(self, at: Place, text: str) -> None:
+    def _line(self, at: Position, text: str) -> None:
         self.lines.append("    " * at.indent + text)
 
 
@@ -938,7 +938,7 @@ class _SiblingSums(Printer):
             self.results[r.name] = self._down(r, blocks[r.name])
         return self._stored(at, stage_points(moved))
 
-    def _stored(self, at: Place, width: int) -> Source:
+    def _stored(self, at: Position, width: int) -> Source:
         """Store the sums of the chunk, once."""
         sums = self.kernel.sums
         assert sums is not None
@@ -946,10 +946,10 @@ class _SiblingSums(Printer):
         number = Sym("chunk", 0, static(chunk.size) - 1)
         masks = {axis: mask for axis, mask in at.masks.items() if axis == "r"}
         rewrite = {chunk.sym: number, **digits(columns, _counted("r", width))}
-        self._stores(Place(rewrite, R, 1, at.r, masks), stage_stores(stage))
+        self._stores(Position(rewrite, R, 1, at.r, masks), stage_stores(stage))
         return self._module(static(chunk.size), 1)
 
-    def _addend(self, at: Place, r: Reduction) -> str:
+    def _addend(self, at: Position, r: Reduction) -> str:
         """The contribution of a block's rows; absent rows contribute nothing. Absent columns are not stored."""
         text = self._reduced(at, r)
         if "x" in at.masks:

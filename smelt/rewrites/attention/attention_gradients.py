@@ -18,12 +18,12 @@ from smelt.graph.ir import Node
 from smelt.rewrites.attention.attention_pattern import (
     Attention,
     Refused,
-    as_it_is,
-    between,
+    same_elements,
+    views_between,
     factor_of,
     filled_with,
 )
-from smelt.rewrites.attention.element_maps import Places
+from smelt.rewrites.attention.element_maps import ElementMaps
 
 aten = torch.ops.aten
 
@@ -49,23 +49,23 @@ class Gradients:
 
 
 def gradients_of(
-    found: Attention,
+    attention: Attention,
     users: Mapping[Node, Sequence[Node]],
-    places: Places,
+    maps: ElementMaps,
 ) -> Gradients | None:
     """The gradients of attention; None if the graph has none. Raises Refused where scores or probabilities are read by
     anything else."""
-    return _Search(found, users, places).run()
+    return _Search(attention, users, maps).run()
 
 
 class _Search:
     def __init__(
         self,
-        found: Attention,
+        attention: Attention,
         users: Mapping[Node, Sequence[Node]],
-        places: Places,
+        maps: ElementMaps,
     ) -> None:
-        self.found, self.users, self.places = found, users, places
+        self.attention, self.users, self.maps = attention, users, maps
         self.inside: set[Node] = set()
 
     def run(self) -> Gradients | None:
@@ -77,26 +77,29 @@ class _Search:
         of_v, tangent = self._of_values(transposes[0]) if transposes else (None, None)
         if backwards:
             other = self._tangent_of(backwards[0])
-            if tangent is not None and self.places.of(tangent) != self.places.of(other):
+            if tangent is not None and self.maps.of(tangent) != self.maps.of(other):
                 raise Refused("probabilities and values have gradients of different tangents")
             tangent = other
         assert tangent is not None
-        made = Gradients(tangent, of_v, inside=self.inside)
+        gradients = Gradients(tangent, of_v, inside=self.inside)
         if backwards:
-            self._follow(made, backwards[0], 1.0, self.found.filled is None)
-        return made
+            self._follow(gradients, backwards[0], 1.0, self.attention.filled is None)
+        return gradients
 
     def _readers(self) -> tuple[list[Node], list[Node]]:
         """What reads the probabilities beside the forward: their transposes, and softmax's backward."""
-        own: Collection[Node] = {*self.found.inside, self.found.result}
+        forward: Collection[Node] = {*self.attention.inside, self.attention.result}
         transposes, backwards = [], []
-        for node in self.found.inside:
+        for node in self.attention.inside:
             for user in dict.fromkeys(self.users[node]):
-                if user in own:
+                if user in forward:
                     continue
-                if user.target is aten._softmax_backward_data.default and user.args[1] is self.found.softmax:
+                if (
+                    user.target is aten._softmax_backward_data.default
+                    and user.args[1] is self.attention.softmax
+                ):
                     backwards.append(user)
-                elif node is self.found.probabilities and self._is_transpose(user, node):
+                elif node is self.attention.probabilities and self._is_transpose(user, node):
                     transposes.append(user)
                 else:
                     raise Refused(f"scores or probabilities are read by {user}")
@@ -105,7 +108,7 @@ class _Search:
     def _is_transpose(self, node: Node, source: Node) -> bool:
         if node.op != "call_function" or node.spec.shape[-2:] != source.spec.shape[-2:][::-1]:
             return False
-        return self.places.of(node) == self.places.of(source).turned
+        return self.maps.of(node) == self.maps.of(source).transposed
 
     def _only_user(self, node: Node) -> Node:
         first, *others = dict.fromkeys(self.users[node])
@@ -125,59 +128,59 @@ class _Search:
         """What the gradient of the probabilities is a product of with the values."""
         node = backward.args[0]
         while node.target is not aten.bmm.default:
-            source = as_it_is(node, self.places)
+            source = same_elements(node, self.maps)
             if source is None:
                 raise Refused(f"the gradient of the probabilities is changed by {node}")
-            for view in (node, *between(node, source, self.places)):
+            for view in (node, *views_between(node, source, self.maps)):
                 self._only_user(view)
             node = source
         self._only_user(node)
         tangent: Node = node.args[0]
-        if self.places.of(node.args[1]) != self.places.of(self.found.v).turned:
+        if self.maps.of(node.args[1]) != self.maps.of(self.attention.v).transposed:
             raise Refused("the gradient of the probabilities is a product with other values")
         return tangent
 
-    def _follow(self, made: Gradients, node: Node, factor: float, masked: bool) -> None:
+    def _follow(self, gradients: Gradients, node: Node, factor: float, masked: bool) -> None:
         """`node` is `factor` times the gradient of the scores. `masked`: with zeros where the forward fills in a number."""
         self.inside.add(node)
         ends = False
         for user in dict.fromkeys(self.users[node]):
-            scaled = factor_of(user, self.places)
-            source = as_it_is(user, self.places)
-            if source is not None and source in (node, self.places.of(node).root):
-                self._follow(made, user, factor, masked)
+            scaled = factor_of(user, self.maps)
+            source = same_elements(user, self.maps)
+            if source is not None and source in (node, self.maps.of(node).root):
+                self._follow(gradients, user, factor, masked)
             elif scaled is not None and scaled[0] is node:
-                self._follow(made, user, factor * scaled[1], masked)
+                self._follow(gradients, user, factor * scaled[1], masked)
             elif self._is_masked(user, node):
-                self._follow(made, user, factor, True)
+                self._follow(gradients, user, factor, True)
             else:
                 ends = True
-                self._end(made, user, node, factor)
+                self._end(gradients, user, node, factor)
         if ends and not masked:
             raise Refused("the gradient of masked scores is not masked")
 
-    def _end(self, made: Gradients, user: Node, node: Node, factor: float) -> None:
-        if self._is_product(user, node, 0, self.found.k):
-            made.of_q.append((user, factor))
-        elif self._is_product(user, node, 1, self.found.q):
-            made.of_k.append((user, factor))
-        elif not self.found.added:
+    def _end(self, gradients: Gradients, user: Node, node: Node, factor: float) -> None:
+        if self._is_product(user, node, 0, self.attention.k):
+            gradients.of_q.append((user, factor))
+        elif self._is_product(user, node, 1, self.attention.q):
+            gradients.of_k.append((user, factor))
+        elif not self.attention.added:
             raise Refused(f"the gradient of the scores is read by {user}")
-        elif (node, factor) not in made.of_scores:
-            made.of_scores.append((node, factor))
+        elif (node, factor) not in gradients.of_scores:
+            gradients.of_scores.append((node, factor))
 
     def _is_masked(self, user: Node, node: Node) -> bool:
         """Whether `user` is `node` with zeros where the forward fills in a number."""
-        step = self.found.filled
-        masked = filled_with(user, self.places) if step is not None else None
+        step = self.attention.filled
+        masked = filled_with(user, self.maps) if step is not None else None
         if step is None or masked is None or step.tensor is None:
             return False
         x, mask, value, where = masked
-        same = self.places.of(mask) == self.places.of(step.tensor) and where is step.where
+        same = self.maps.of(mask) == self.maps.of(step.tensor) and where is step.where
         return x is node and value == 0 and same
 
-    def _is_product(self, user: Node, node: Node, place: int, other: Node) -> bool:
+    def _is_product(self, user: Node, node: Node, position: int, other: Node) -> bool:
         """Whether `user` is a product of `node`, at `place`, with `other` transposed."""
-        if user.target is not aten.bmm.default or user.args[place] is not node:
+        if user.target is not aten.bmm.default or user.args[position] is not node:
             return False
-        return self.places.of(user.args[1 - place]) == self.places.of(other).turned
+        return self.maps.of(user.args[1 - position]) == self.maps.of(other).transposed

@@ -10,14 +10,14 @@ from typing import Any, Literal
 import torch
 
 from smelt.graph.ir import Node, TensorSpec
-from smelt.rewrites.attention.element_maps import Places
-from smelt.rewrites.attention.value_facts import number
+from smelt.rewrites.attention.element_maps import ElementMaps
+from smelt.rewrites.attention.value_facts import constant_value
 
 aten = torch.ops.aten
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 # A number that is filled in and not above this one stands for "not seen". It is made minus infinity, which is the same
 # unless all that is seen has scores as low as that.
-NOT_SEEN = -5e4
+MASKED = -5e4
 
 
 class Refused(Exception):
@@ -31,7 +31,7 @@ class Step:
 
     kind: Literal["same", "scaled", "added", "filled"]
     node: Node
-    number: float = 0.0
+    constant_value: float = 0.0
     tensor: Node | None = None
     where: bool = True
     source: Node | None = None  # of `same`
@@ -76,7 +76,7 @@ class Attention:
         return next((s for s in self.steps if s.kind == "filled"), None)
 
 
-def attention_of(result: Node, places: Places) -> Attention | None:
+def match_attention(result: Node, maps: ElementMaps) -> Attention | None:
     """The attention whose last product `result` is; None if it is of something else. Raises Refused."""
     if result.target is not aten.bmm.default:
         return None
@@ -85,25 +85,28 @@ def attention_of(result: Node, places: Places) -> Attention | None:
         raise Refused("sizes are not numbers")
     inside = [probabilities]
     while inside[-1].target is not aten._softmax.default:
-        source = as_it_is(inside[-1], places)
+        source = same_elements(inside[-1], maps)
         if source is None:
             return None
-        inside += between(inside[-1], source, places)
+        inside += views_between(inside[-1], source, maps)
         inside.append(source)
     softmax = inside[-1]
-    steps = _steps(softmax.args[0], places)
+    steps = _steps(softmax.args[0], maps)
     if steps is None:
         return None
     for step in reversed(steps):
-        inside += [step.node, *(between(step.node, step.source, places) if step.source is not None else ())]
+        inside += [
+            step.node,
+            *(views_between(step.node, step.source, maps) if step.source is not None else ()),
+        ]
     product = steps[0].node
     q, k = product.args[-2:]
-    found = Attention(result, q, k, v, tuple(steps[1:]), softmax, tuple(inside))
-    _check(found)
-    return found
+    attention = Attention(result, q, k, v, tuple(steps[1:]), softmax, tuple(inside))
+    _check(attention)
+    return attention
 
 
-def as_it_is(node: Node, places: Places) -> Node | None:
+def same_elements(node: Node, maps: ElementMaps) -> Node | None:
     """What `node` has the elements of, in their order, perhaps in another floating dtype; None if it has others."""
     if node.op != "call_function":
         return None
@@ -113,42 +116,42 @@ def as_it_is(node: Node, places: Places) -> Node | None:
     if node.target is aten._to_copy.default:
         source = node.args[0]
         return source if _is_float(source) and source.spec.device == node.spec.device else None
-    return places.reshaped(node)
+    return maps.reshaped(node)
 
 
-def between(node: Node, source: Node, places: Places) -> list[Node]:
+def views_between(node: Node, source: Node, maps: ElementMaps) -> list[Node]:
     """The views and copies by which `node` has the elements of `source`."""
-    if places.of(node).root is node:
+    if maps.of(node).root is node:
         return []
-    return [n for n in itertools.takewhile(lambda n: n is not source, places.chain(node)) if n is not node]
+    return [n for n in itertools.takewhile(lambda n: n is not source, maps.chain(node)) if n is not node]
 
 
-def factor_of(node: Node, places: Places) -> tuple[Node, float] | None:
+def factor_of(node: Node, maps: ElementMaps) -> tuple[Node, float] | None:
     """(x, c) for a node that is `x * c` or `x / c`, elementwise."""
     if node.target in (aten.mul.Tensor, aten.mul.Scalar):
         for x, c in (node.args, node.args[::-1]):
-            value = number(c, places)
+            value = constant_value(c, maps)
             if value is not None and isinstance(x, Node) and x.spec.shape == node.spec.shape:
                 return x, value
     if node.target in (aten.div.Tensor, aten.div.Scalar):
-        value = number(node.args[1], places)
+        value = constant_value(node.args[1], maps)
         if value and isinstance(node.args[0], Node) and node.args[0].spec.shape == node.spec.shape:
             return node.args[0], 1.0 / value
     return None
 
 
-def filled_with(node: Node, places: Places) -> tuple[Node, Node, float, bool] | None:
+def filled_with(node: Node, maps: ElementMaps) -> tuple[Node, Node, float, bool] | None:
     """(x, mask, c, where): the node is x with the number c where `mask` is `where`."""
     if node.target in (aten.masked_fill.Scalar, aten.masked_fill.Tensor):
         x, mask, filler = node.args
-        value = number(filler, places)
+        value = constant_value(filler, maps)
         if value is not None and x.spec.shape == node.spec.shape:
             return x, mask, value, True
     if node.target is aten.where.self:
         mask, *sides = node.args
         for where in (False, True):
             x, filler = sides if not where else sides[::-1]
-            value = number(filler, places)
+            value = constant_value(filler, maps)
             if value is not None and x.spec.shape == node.spec.shape:
                 return x, mask, value, where
     return None
@@ -158,7 +161,7 @@ def _is_float(value: Any) -> bool:
     return isinstance(value, Node) and isinstance(value.spec, TensorSpec) and value.spec.dtype in FLOATS
 
 
-def _steps(node: Node, places: Places) -> list[Step] | None:
+def _steps(node: Node, maps: ElementMaps) -> list[Step] | None:
     """The product that the scores `node` begin with, and what is done to it, in order; None if they are no such."""
     if node.target is aten.bmm.default:
         return [Step("same", node)]
@@ -168,20 +171,20 @@ def _steps(node: Node, places: Places) -> list[Step] | None:
         if beta not in (0, 1) or not isinstance(alpha, (int, float)):
             return None
         return steps if beta == 0 else [*steps, Step("added", node, 1.0, node.args[0])]
-    for source, step in _last_steps(node, places):
-        before = _steps(source, places)
+    for source, step in _step_candidates(node, maps):
+        before = _steps(source, maps)
         if before is not None:
             return [*before, step]
     return None
 
 
-def _last_steps(node: Node, places: Places) -> list[tuple[Node, Step]]:
+def _step_candidates(node: Node, maps: ElementMaps) -> list[tuple[Node, Step]]:
     """What `node` may be: a step, and the scores before it."""
-    if (source := as_it_is(node, places)) is not None:
+    if (source := same_elements(node, maps)) is not None:
         return [(source, Step("same", node, source=source))]
-    if (scaled := factor_of(node, places)) is not None:
+    if (scaled := factor_of(node, maps)) is not None:
         return [(scaled[0], Step("scaled", node, scaled[1]))]
-    if (filled := filled_with(node, places)) is not None:
+    if (filled := filled_with(node, maps)) is not None:
         x, mask, value, where = filled
         return [(x, Step("filled", node, value, mask, where))]
     sign = {aten.add.Tensor: 1.0, aten.sub.Tensor: -1.0}.get(node.target)
@@ -194,9 +197,9 @@ def _last_steps(node: Node, places: Places) -> list[tuple[Node, Step]]:
     return [(x, step) for x, step in sides if x.spec.shape == node.spec.shape]
 
 
-def _check(found: Attention) -> None:
+def _check(attention: Attention) -> None:
     """Raises Refused for what the kernels do not compute."""
-    q, k, v = (x.spec for x in (found.q, found.k, found.v))
+    q, k, v = (x.spec for x in (attention.q, attention.k, attention.v))
     sizes = [n for s in (q, k, v) for n in s.shape]
     if not all(type(n) is int and n > 0 for n in sizes):
         raise Refused("sizes are not numbers, or zero")
@@ -206,21 +209,23 @@ def _check(found: Attention) -> None:
         or any((s.dtype, s.device) != (q.dtype, q.device) for s in (k, v))
     ):
         raise Refused("queries, keys and values are of several dtypes, on several devices or on a CPU")
-    if any(x.spec.dtype not in FLOATS for x in found.inside):
+    if any(x.spec.dtype not in FLOATS for x in attention.inside):
         raise Refused("scores are computed in float64")
-    softmax = found.softmax
+    softmax = attention.softmax
     if softmax.args[1] % len(softmax.spec.shape) != len(softmax.spec.shape) - 1:
         raise Refused("the softmax is along another dimension")
     matrices = q.shape[1], k.shape[2]
-    if any(x.spec.shape[-2:] != matrices for x in found.inside if len(x.spec.shape) < 5):
+    if any(x.spec.shape[-2:] != matrices for x in attention.inside if len(x.spec.shape) < 5):
         raise Refused("the softmax is of matrices in another shape")
     if softmax.spec.shape[-1] != matrices[1]:
         raise Refused("the softmax is of rows of another length")
-    kinds = [s.kind for s in found.steps if s.kind in ("added", "filled")]
+    kinds = [s.kind for s in attention.steps if s.kind in ("added", "filled")]
     if kinds != sorted(kinds) or kinds.count("filled") > 1:
         raise Refused("scores are masked before something is added, or twice")
-    if not 0 < found.scale < math.inf or any(s.number <= 0 for s in found.steps if s.kind == "scaled"):
-        raise Refused(f"scores are scaled by {found.scale}")
-    filled = found.filled
-    if filled is not None and not filled.number * found.weight(filled) <= NOT_SEEN:
+    if not 0 < attention.scale < math.inf or any(
+        s.number <= 0 for s in attention.steps if s.kind == "scaled"
+    ):
+        raise Refused(f"scores are scaled by {attention.scale}")
+    filled = attention.filled
+    if filled is not None and not filled.number * attention.weight(filled) <= MASKED:
         raise Refused(f"what is not seen has the score {filled.number}")

@@ -17,8 +17,8 @@ from smelt.graph.operator_effects import effects
 from smelt.ops.result_specs import result_spec
 from smelt.rewrites.attention.attention_bias import Bias, bias_of, check_bias, heads_of
 from smelt.rewrites.attention.attention_gradients import Gradients, gradients_of
-from smelt.rewrites.attention.attention_pattern import Attention, Refused, attention_of
-from smelt.rewrites.attention.element_maps import Places
+from smelt.rewrites.attention.attention_pattern import Attention, Refused, match_attention
+from smelt.rewrites.attention.element_maps import ElementMaps
 from smelt.torch_private import OpOverload
 
 aten = torch.ops.aten
@@ -73,7 +73,7 @@ class _Call:
     """A kernel's forward, as its backward reads it."""
 
     kernel: Kernel
-    own_q: Node
+    unmasked_q: Node
     q: Node  # 0 in rows that see nothing
     k: Node
     v: Node
@@ -88,49 +88,51 @@ class _Pass:
     """`now`: for each node of the given graph that with its value in the new one."""
 
     def __init__(self, graph: Graph, choose: Choose, backward: frozenset[Node]) -> None:
-        self.given, self.choose, self.backward = graph, choose, backward
+        self.original, self.choose, self.backward = graph, choose, backward
         self.graph = Graph(graph.level)
         self.graph.constants = dict(graph.constants)
-        self.places = Places(graph.constants)
+        self.maps = ElementMaps(graph.constants)
         self.users: dict[Node, list[Node]] = defaultdict(list)
         for node in graph:
             for argument in argument_nodes(node):
                 self.users[argument].append(node)
         self.names = {node.name for node in graph}
-        self.now: dict[Node, Node] = {}
+        self.env: dict[Node, Node] = {}
         self.refused: list[tuple[Node, str]] = []
-        self.late: set[Node] = set()  # nodes of the backward
+        self.new_backward: set[Node] = set()  # nodes of the backward
         self.calls: dict[Node, _Call] = {}  # by the result
         self.returned = memory_of_outputs(graph)
         self.count = 0
         self.like: Node | None = None  # the node that nodes are made for
 
     def run(self) -> Fused:
-        plans = {p.found.result: p for p in map(self._planned, self.given) if p is not None}
+        plans = {p.attention.result: p for p in map(self._planned, self.original) if p is not None}
         if not plans:
-            return Fused(self.given, self.backward, tuple(self.refused))
+            return Fused(self.original, self.backward, tuple(self.refused))
         starts = {self._start(p.gradients): p for p in plans.values() if p.gradients is not None}
-        for node in self.given:
+        for node in self.original:
             self.like = node
-            call = self.calls.get(starts[node].found.result) if node in starts else None
+            call = self.calls.get(starts[node].attention.result) if node in starts else None
             if call is not None:
                 self._write_backward(starts[node], call)
             if node in plans and self._write_forward(plans[node]):
                 continue
-            if node not in self.now:
+            if node not in self.env:
                 self._copy(node)
         if not self.count:
-            return Fused(self.given, self.backward, tuple(self.refused))
+            return Fused(self.original, self.backward, tuple(self.refused))
         eliminate_dead(self.graph)
-        return Fused(self.graph, frozenset(self.late.intersection(self.graph.nodes)), tuple(self.refused))
+        return Fused(
+            self.graph, frozenset(self.new_backward.intersection(self.graph.nodes)), tuple(self.refused)
+        )
 
     def _planned(self, node: Node) -> _Plan | None:
         try:
-            found = attention_of(node, self.places)
+            found = match_attention(node, self.maps)
             if found is None:
                 return None
-            gradients = gradients_of(found, self.users, self.places)
-            check_bias(found, self.places, gradients is not None)
+            gradients = gradients_of(found, self.users, self.maps)
+            check_bias(found, self.maps, gradients is not None)
             return _Plan(found, gradients, heads_of(found))
         except Refused as reason:
             self.refused.append((node, str(reason)))
@@ -139,24 +141,24 @@ class _Pass:
     def _start(self, gradients: Gradients) -> Node:
         """The first product that is replaced: all that the kernel's backward reads stands before it."""
         products = {n for n in gradients.inside if n.target is aten.bmm.default}
-        return next(n for n in self.given if n in products or n is gradients.of_v)
+        return next(n for n in self.original if n in products or n is gradients.of_v)
 
     # ---- nodes
 
     def _copy(self, node: Node) -> None:
-        args, kwargs = (map_nodes(a, self.now.__getitem__) for a in (node.args, node.kwargs))
-        self.now[node] = self._append(replace(node, args=args, kwargs=kwargs))
+        args, kwargs = (map_nodes(a, self.env.__getitem__) for a in (node.args, node.kwargs))
+        self.env[node] = self._append(replace(node, args=args, kwargs=kwargs))
 
     def _append(self, node: Node) -> Node:
         self.graph.nodes.append(node)
         if self.like in self.backward:
-            self.late.add(node)
+            self.new_backward.add(node)
         return node
 
-    def _make(self, op: Any, *args: Any, **kwargs: Any) -> Node:
-        return self._made(op, args, kwargs, result_spec(op, args, kwargs))
+    def _call(self, op: Any, *args: Any, **kwargs: Any) -> Node:
+        return self._append_call(op, args, kwargs, result_spec(op, args, kwargs))
 
-    def _made(self, op: Any, args: Any, kwargs: dict[str, Any], spec: Any) -> Node:
+    def _append_call(self, op: Any, args: Any, kwargs: dict[str, Any], spec: Any) -> Node:
         assert self.like is not None
         stem = op._schema.name.split("::")[1].strip("_") if isinstance(op, OpOverload) else "item"
         name = free_name(f"{stem}_fused", self.names)
@@ -165,46 +167,48 @@ class _Pass:
         )
 
     def _item(self, call: Node, index: int) -> Node:
-        return self._made(operator.getitem, (call, index), {}, call.spec[index])
+        return self._append_call(operator.getitem, (call, index), {}, call.spec[index])
 
-    def _in_place_of(self, node: Node, value: Node) -> None:
+    def _replace(self, node: Node, value: Node) -> None:
         """From now on `value`, of as many elements in the same order, is what `node` was."""
         if value.spec.dtype is not node.spec.dtype:
-            value = self._make(aten._to_copy.default, value, dtype=node.spec.dtype)
-        dense = self._make(aten.clone.default, value, memory_format=torch.contiguous_format)
+            value = self._call(aten._to_copy.default, value, dtype=node.spec.dtype)
+        dense = self._call(aten.clone.default, value, memory_format=torch.contiguous_format)
         args = dense, list(node.spec.shape)
-        self.now[node] = self._append(replace(node, target=aten.view.default, args=args, kwargs={}))
+        self.env[node] = self._append(replace(node, target=aten.view.default, args=args, kwargs={}))
 
     # ---- operands
 
-    def _operand(self, node: Node, heads: tuple[int, int], kept: bool, turned: bool = False) -> Node:
+    def _operand(
+        self, node: Node, heads: tuple[int, int], for_backward: bool, transposed: bool = False
+    ) -> Node:
         """The matrices [n, ..] of `node` as [b, h, ..], transposed if `turned`, in memory as kernels read them: what the
         program made its own copy of, or a copy. That is made of what is given, which may begin anywhere in memory, where
         kernels read whole vectors. `kept`: for a backward, which may not keep what the caller holds unless it keeps the
         program's copy too."""
         shape = *heads, *node.spec.shape[1:]
-        as_given = self.places.of(node).viewed(*shape)
-        place = as_given.turned if turned else as_given
-        sources = [n for n in self.places.chain(node) if self.places.of(n) == place]
-        may_be_held = not kept or self._is_returned(node)
+        original_map = self.maps.of(node).with_shape(*shape)
+        wanted_map = original_map.transposed if transposed else original_map
+        sources = [n for n in self.maps.chain(node) if self.maps.of(n) == wanted_map]
+        may_be_returned = not for_backward or self._is_returned(node)
         for source in reversed(sources):
-            found = is_aligned(source.spec) and self._lies_in(source).op == "call_function"
-            if found and (may_be_held or not self._is_returned(source)):
-                return self.now[source]
+            found = is_aligned(source.spec) and self._base(source).op == "call_function"
+            if found and (may_be_returned or not self._is_returned(source)):
+                return self.env[source]
         if sources:
-            made = self.now[sources[-1]]
+            made = self.env[sources[-1]]
         else:
-            made = self._make(aten.view.default, self.now[node], list(shape))
-            made = self._make(aten.transpose.int, made, -2, -1) if turned else made
-            if is_aligned(made.spec) and self._lies_in(node).op == "call_function":
+            made = self._call(aten.view.default, self.env[node], list(shape))
+            made = self._call(aten.transpose.int, made, -2, -1) if transposed else made
+            if is_aligned(made.spec) and self._base(node).op == "call_function":
                 return made
-        return self._make(aten.clone.default, made, memory_format=torch.contiguous_format)
+        return self._call(aten.clone.default, made, memory_format=torch.contiguous_format)
 
     def _is_returned(self, node: Node) -> bool:
         """Whether the caller will hold the memory of a value, and may write it before the backward."""
         return not self.returned.isdisjoint(self._viewed(node))
 
-    def _lies_in(self, node: Node) -> Node:
+    def _base(self, node: Node) -> Node:
         """What has the memory of its own that a value lies in."""
         *_, base = self._viewed(node)
         return base
@@ -224,115 +228,119 @@ class _Pass:
 
     def _write_forward(self, plan: _Plan) -> bool:
         """False where no kernel takes the operands."""
-        found, heads, kept = plan.found, plan.heads, plan.gradients is not None
-        q = self._operand(found.q, heads, kept)
-        k = self._operand(found.k, heads, kept, turned=True)
-        v = self._operand(found.v, heads, kept)
-        bias = bias_of(found, heads, self._make, self.now, self.places)
-        given = None if bias.value is None else bias.value.spec
+        found, heads, for_backward = plan.attention, plan.heads, plan.gradients is not None
+        q = self._operand(found.q, heads, for_backward)
+        k = self._operand(found.k, heads, for_backward, transposed=True)
+        v = self._operand(found.v, heads, for_backward)
+        bias = bias_of(found, heads, self._call, self.env, self.maps)
+        original = None if bias.value is None else bias.value.spec
         of_bias = plan.gradients is not None and bool(plan.gradients.of_scores)
-        kernel = self.choose(Operands(q.spec, k.spec, v.spec, given, kept, of_bias))
+        kernel = self.choose(Operands(q.spec, k.spec, v.spec, original, for_backward, of_bias))
         if kernel is None:
             self.refused.append((found.result, "no kernel takes its operands"))
             return False
-        own_q = q
-        if bias.blind is not None:
-            q = self._make(aten.masked_fill.Scalar, q, bias.blind, 0.0)
+        unmasked_q = q
+        if bias.masked_rows is not None:
+            q = self._call(aten.masked_fill.Scalar, q, bias.masked_rows, 0.0)
         if kernel == "flash":
-            call = self._make(_FLASH, q, k, v, scale=found.scale)
+            call = self._call(_FLASH, q, k, v, scale=found.scale)
         else:
-            call = self._make(_EFFICIENT, q, k, v, bias.value, True, scale=found.scale)
+            call = self._call(_EFFICIENT, q, k, v, bias.value, True, scale=found.scale)
         state = (6, 7) if kernel == "flash" else (2, 3)
         out, rows = self._item(call, 0), self._item(call, 1)
-        lost, rows = self._lost(rows, q.spec.shape[2], bias)
-        seen = self._make(aten.masked_fill.Scalar, out, lost, NAN)
-        self._in_place_of(found.result, seen)
-        if kept:
+        nan_rows, rows = self._nan_rows(rows, q.spec.shape[2], bias)
+        output = self._call(aten.masked_fill.Scalar, out, nan_rows, NAN)
+        self._replace(found.result, output)
+        if for_backward:
             random = self._item(call, state[0]), self._item(call, state[1])
-            self.calls[found.result] = _Call(kernel, own_q, q, k, v, bias, out, rows, random, found.scale)
+            self.calls[found.result] = _Call(
+                kernel, unmasked_q, q, k, v, bias, out, rows, random, found.scale
+            )
         self.count += 1
         return True
 
-    def _lost(self, rows: Node, length: int, bias: Bias) -> tuple[Node, Node]:
+    def _nan_rows(self, rows: Node, length: int, bias: Bias) -> tuple[Node, Node]:
         """(the rows [b, h, l, 1] whose result is NaN, the logarithms of sums with NaN for those). The logarithms may have
         more rows, for which infinity stands."""
-        own = rows
-        behind = rows.spec.shape[-1] - length
-        if behind:
-            own = self._make(aten.slice.Tensor, rows, -1, 0, length)
-        finite = self._make(aten.lt.Scalar, self._make(aten.abs.default, own), INF)
-        lost = self._make(aten.logical_not.default, finite)
-        if bias.lost is not None:
-            lost = self._make(aten.logical_or.default, lost, self._make(aten.squeeze.dim, bias.lost, -1))
-        own = self._make(aten.masked_fill.Scalar, own, lost, NAN)
-        if behind:
-            own = self._make(aten.constant_pad_nd.default, own, [0, behind], INF)
-        return self._make(aten.unsqueeze.default, lost, -1), own
+        sums = rows
+        padding = rows.spec.shape[-1] - length
+        if padding:
+            sums = self._call(aten.slice.Tensor, rows, -1, 0, length)
+        finite = self._call(aten.lt.Scalar, self._call(aten.abs.default, sums), INF)
+        nan_rows = self._call(aten.logical_not.default, finite)
+        if bias.nan_rows is not None:
+            nan_rows = self._call(
+                aten.logical_or.default, nan_rows, self._call(aten.squeeze.dim, bias.nan_rows, -1)
+            )
+        sums = self._call(aten.masked_fill.Scalar, sums, nan_rows, NAN)
+        if padding:
+            sums = self._call(aten.constant_pad_nd.default, sums, [0, padding], INF)
+        return self._call(aten.unsqueeze.default, nan_rows, -1), sums
 
     # ---- backward
 
     def _write_backward(self, plan: _Plan, call: _Call) -> None:
         gradients = plan.gradients
         assert gradients is not None
-        tangent = self._operand(gradients.tangent, plan.heads, kept=False)
+        tangent = self._operand(gradients.tangent, plan.heads, for_backward=False)
         read = tangent, call.q, call.k, call.v
         if call.kernel == "flash":
             lengths = call.q.spec.shape[2], call.k.spec.shape[2]
             ends = None, None, *lengths, 0.0, False
-            made = self._make(
+            made = self._call(
                 _FLASH_BACKWARD, *read, call.out, call.rows, *ends, *call.state, scale=call.scale
             )
         else:
-            wanted = [True, True, True, bool(gradients.of_scores)]
-            given = call.bias.value, call.out, call.rows, *call.state
-            made = self._make(_EFFICIENT_BACKWARD, *read, *given, 0.0, wanted, scale=call.scale)
+            gradient_mask = [True, True, True, bool(gradients.of_scores)]
+            original = call.bias.value, call.out, call.rows, *call.state
+            made = self._call(_EFFICIENT_BACKWARD, *read, *original, 0.0, gradient_mask, scale=call.scale)
         for node, factor in gradients.of_q:
-            self._in_place_of(
-                node, self._scaled(self._sighted(self._item(made, 0), call), factor / call.scale)
+            self._replace(
+                node, self._scaled(self._zero_masked_rows(self._item(made, 0), call), factor / call.scale)
             )
         for node, factor in gradients.of_k:
-            of_keys = self._with_blind_rows(self._item(made, 1), tangent, call)
-            turned = self._make(aten.transpose.int, of_keys, -2, -1)
-            self._in_place_of(node, self._scaled(turned, factor / call.scale))
+            of_keys = self._add_masked_rows(self._item(made, 1), tangent, call)
+            transposed = self._call(aten.transpose.int, of_keys, -2, -1)
+            self._replace(node, self._scaled(transposed, factor / call.scale))
         if gradients.of_v is not None:
-            self._in_place_of(gradients.of_v, self._item(made, 2))
+            self._replace(gradients.of_v, self._item(made, 2))
         for node, factor in gradients.of_scores:
-            self._in_place_of(node, self._scaled(self._sighted(self._item(made, 3), call), factor))
+            self._replace(node, self._scaled(self._zero_masked_rows(self._item(made, 3), call), factor))
 
-    def _sighted(self, gradient: Node, call: _Call) -> Node:
+    def _zero_masked_rows(self, gradient: Node, call: _Call) -> Node:
         """Zero in rows whose scores are numbers that were filled in."""
-        if call.bias.blind is None or not call.bias.cut:
+        if call.bias.masked_rows is None or not call.bias.filled_in:
             return gradient
-        return self._make(aten.masked_fill.Scalar, gradient, call.bias.blind, 0.0)
+        return self._call(aten.masked_fill.Scalar, gradient, call.bias.masked_rows, 0.0)
 
-    def _with_blind_rows(self, of_keys: Node, tangent: Node, call: _Call) -> Node:
+    def _add_masked_rows(self, of_keys: Node, tangent: Node, call: _Call) -> Node:
         """The gradient of keys, with that of the rows to which a huge number was added; the kernel was given no queries of
         these. They see all s keys alike, P = 1/s, so dS = (T @ v.mT - its mean) / s, and
 
             q.mT @ dS = (q.mT @ T) @ (v - its mean).mT / s
         """
-        blind = call.bias.blind
-        if blind is None or call.bias.cut:
+        masked_rows = call.bias.masked_rows
+        if masked_rows is None or call.bias.filled_in:
             return of_keys
         s = call.v.spec.shape[-2]
-        others = self._make(aten.logical_not.default, blind)
-        rows = self._make(aten.masked_fill.Scalar, call.own_q, others, 0.0)
-        products = self._product(self._make(aten.transpose.int, rows, -2, -1), tangent)
-        mean = self._make(aten.mean.dim, call.v, [-2], True)
-        apart = self._make(aten.sub.Tensor, call.v, mean)
-        added = self._product(apart, self._make(aten.transpose.int, products, -2, -1))
-        return self._make(aten.add.Tensor, of_keys, self._make(aten.mul.Tensor, added, call.scale / s))
+        others = self._call(aten.logical_not.default, masked_rows)
+        rows = self._call(aten.masked_fill.Scalar, call.unmasked_q, others, 0.0)
+        products = self._product(self._call(aten.transpose.int, rows, -2, -1), tangent)
+        mean = self._call(aten.mean.dim, call.v, [-2], True)
+        centered = self._call(aten.sub.Tensor, call.v, mean)
+        added = self._product(centered, self._call(aten.transpose.int, products, -2, -1))
+        return self._call(aten.add.Tensor, of_keys, self._call(aten.mul.Tensor, added, call.scale / s))
 
     def _product(self, a: Node, b: Node) -> Node:
         """Of matrices [b, h, m, k] and [b, h, k, n]."""
         heads = a.spec.shape[:2]
-        dense = (self._make(aten.clone.default, x, memory_format=torch.contiguous_format) for x in (a, b))
-        flat = [self._make(aten.view.default, x, [-1, *x.spec.shape[2:]]) for x in dense]
-        made = self._make(aten.bmm.default, *flat)
-        return self._make(aten.view.default, made, [*heads, *made.spec.shape[1:]])
+        dense = (self._call(aten.clone.default, x, memory_format=torch.contiguous_format) for x in (a, b))
+        flat = [self._call(aten.view.default, x, [-1, *x.spec.shape[2:]]) for x in dense]
+        made = self._call(aten.bmm.default, *flat)
+        return self._call(aten.view.default, made, [*heads, *made.spec.shape[1:]])
 
     def _scaled(self, value: Node, factor: float) -> Node:
-        return value if math.isclose(factor, 1, rel_tol=1e-12) else self._make(aten.mul.Tensor, value, factor)
+        return value if math.isclose(factor, 1, rel_tol=1e-12) else self._call(aten.mul.Tensor, value, factor)
 
 
 _FLASH = aten._scaled_dot_product_flash_attention.default

@@ -27,12 +27,12 @@ _LISTS = frozenset({aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.de
 Dims = tuple[tuple[int, int], ...]  # (size, stride) of each
 
 
-class Apart(Exception):
+class NotStrided(Exception):
     """No strides say where the elements of a view are."""
 
 
 @dataclass(frozen=True)
-class Place:
+class ElementMap:
     """The elements of `root` that a tensor of `shape` holds, in its row-major order: those of a tensor with the `dims`,
     which may be more than those of `shape` (heads and sequences that were made one dimension). Strides and `offset` count
     elements of `root` in row-major order, wherever they lie in memory. Equal places are equal.
@@ -43,101 +43,101 @@ class Place:
     dims: Dims
     offset: int = 0
 
-    def viewed(self, *shape: int) -> Place:
+    def with_shape(self, *shape: int) -> ElementMap:
         """The elements in another shape, in their order."""
         return replace(self, shape=shape)
 
-    def seen(self, view: Callable[[torch.Tensor], torch.Tensor]) -> Place:
-        """The place of a view of it. Raises Apart."""
+    def of_view(self, view: Callable[[torch.Tensor], torch.Tensor]) -> ElementMap:
+        """The place of a view of it. Raises NotStrided."""
         groups = self._groups()
         if any(len(g) > 1 for g in groups):
-            raise Apart
+            raise NotStrided
         strides = [g[0][1] if g else 0 for g in groups]
-        whole = torch.empty(self.root.spec.shape, device="meta")
-        made = view(whole.as_strided(self.shape, strides, self.offset))
-        dims = _joined(zip(made.shape, made.stride()))
-        return Place(self.root, tuple(made.shape), dims, int(made.storage_offset()))
+        full = torch.empty(self.root.spec.shape, device="meta")
+        result = view(full.as_strided(self.shape, strides, self.offset))
+        dims = _merged(zip(result.shape, result.stride()))
+        return ElementMap(self.root, tuple(result.shape), dims, int(result.storage_offset()))
 
-    def permuted(self, order: Sequence[int]) -> Place:
-        """With its dimensions in another order. Raises Apart."""
+    def permuted(self, order: Sequence[int]) -> ElementMap:
+        """With its dimensions in another order. Raises NotStrided."""
         groups = self._groups()
-        dims = _joined(d for i in order for d in groups[i])
+        dims = _merged(d for i in order for d in groups[i])
         return replace(self, shape=tuple(self.shape[i] for i in order), dims=dims)
 
     @property
-    def turned(self) -> Place | None:
+    def transposed(self) -> ElementMap | None:
         """Its matrices transposed; None where no strides say where they are."""
         *others, rows, columns = range(len(self.shape))
         try:
             return self.permuted((*others, columns, rows))
-        except Apart:
+        except NotStrided:
             return None
 
     @property
-    def is_whole(self) -> bool:
+    def is_identity(self) -> bool:
         """Whether it has all elements of the root, in their order."""
         count = torch.Size(self.root.spec.shape).numel()
         return self.offset == 0 and self.dims == (((count, 1),) if count > 1 else ())
 
     def _groups(self) -> list[list[tuple[int, int]]]:
-        """For each dimension of the shape the dims that it is made of. Raises Apart."""
+        """For each dimension of the shape the dims that it is made of. Raises NotStrided."""
         if 0 in self.shape:
-            raise Apart
-        left = list(self.dims)
+            raise NotStrided
+        remaining = list(self.dims)
         groups: list[list[tuple[int, int]]] = []
         for size in reversed(self.shape):
             group: list[tuple[int, int]] = []
             while size > 1:
-                if not left:
-                    raise Apart
-                n, stride = left.pop()
+                if not remaining:
+                    raise NotStrided
+                n, stride = remaining.pop()
                 if n > size:  # a part of it
-                    left.append((n // size, stride * size))
-                    n, rest = size, n % size
-                    if rest:
-                        raise Apart
+                    remaining.append((n // size, stride * size))
+                    n, remainder = size, n % size
+                    if remainder:
+                        raise NotStrided
                 if size % n:
-                    raise Apart
+                    raise NotStrided
                 group.insert(0, (n, stride))
                 size //= n
             groups.insert(0, group)
         return groups
 
 
-def _joined(dims: Iterable[tuple[int, int]]) -> Dims:
+def _merged(dims: Iterable[tuple[int, int]]) -> Dims:
     """Without those of size 1, and with neighbours that are one dimension as one."""
-    found: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for n, stride in dims:
         if n == 1:
             continue
-        if found and found[-1][1] == n * stride:
-            found[-1] = (found[-1][0] * n, stride)
+        if merged and merged[-1][1] == n * stride:
+            merged[-1] = (merged[-1][0] * n, stride)
         else:
-            found.append((n, stride))
-    return tuple(found)
+            merged.append((n, stride))
+    return tuple(merged)
 
 
-class Places:
+class ElementMaps:
     """The places of the nodes of a graph with these `constants`, each found once."""
 
     def __init__(self, constants: Mapping[str, torch.Tensor]) -> None:
         self.constants = constants
-        self.found: dict[Node, Place] = {}
+        self.maps: dict[Node, ElementMap] = {}
 
-    def of(self, node: Node) -> Place:
+    def of(self, node: Node) -> ElementMap:
         """The place of a tensor's elements."""
-        if node not in self.found:
-            self.found[node] = self._of(node)
-        return self.found[node]
+        if node not in self.maps:
+            self.maps[node] = self._of(node)
+        return self.maps[node]
 
-    def _of(self, node: Node) -> Place:
+    def _of(self, node: Node) -> ElementMap:
         source = _source(node)
         if source is not None:
             try:
-                return _applied(node, self.of(source))
-            except Apart:
+                return _of_result(node, self.of(source))
+            except NotStrided:
                 pass
-        return _whole(node)
+        return _identity(node)
 
     def chain(self, node: Node) -> Iterator[Node]:
         """The node and what it is a view or a copy of, up to the root."""
@@ -151,20 +151,20 @@ class Places:
 
     def reshaped(self, node: Node) -> Node | None:
         """What `node` has all elements of, in their row-major order; None if it is no view or copy like that."""
-        place, source = self.of(node), _source(node)
-        if place.root is not node and place.is_whole:
-            return place.root
-        if source is None or source is place.root:
+        element_map, source = self.of(node), _source(node)
+        if element_map.root is not node and element_map.is_identity:
+            return element_map.root
+        if source is None or source is element_map.root:
             return None
         try:
-            return source if _applied(node, _whole(source)).is_whole else None
-        except Apart:
+            return source if _of_result(node, _identity(source)).is_identity else None
+        except NotStrided:
             return None
 
 
-def _whole(node: Node) -> Place:
+def _identity(node: Node) -> ElementMap:
     shape: tuple[Any, ...] = node.spec.shape
-    return Place(node, shape, _joined(zip(shape, contiguous_stride(shape))))  # type: ignore[arg-type]
+    return ElementMap(node, shape, _merged(zip(shape, contiguous_stride(shape))))  # type: ignore[arg-type]
 
 
 def _source(node: Node) -> Node | None:
@@ -180,12 +180,12 @@ def _source(node: Node) -> Node | None:
     return None
 
 
-def _applied(node: Node, source: Place) -> Place:
-    """The place of a view, or of a copy, of what has the place `source`. Raises Apart."""
+def _of_result(node: Node, source: ElementMap) -> ElementMap:
+    """The place of a view, or of a copy, of what has the place `source`. Raises NotStrided."""
     if node.target is aten.clone.default:
         return source
     if node.target in (aten.view.default, aten._unsafe_view.default):
-        return source.viewed(*node.spec.shape)
+        return source.with_shape(*node.spec.shape)
     rank = len(source.shape)
     if node.target in (aten.transpose.int, aten.t.default):
         a, b = node.args[1:] if node.target is aten.transpose.int else (0, rank - 1)
@@ -196,14 +196,14 @@ def _applied(node: Node, source: Place) -> Place:
         return source.permuted([d % rank for d in node.args[1]])
     if node.spec.shape == source.shape and node.target is aten.expand.default:
         return source
-    return source.seen(lambda t: _view(node, t))
+    return source.of_view(lambda t: _view(node, t))
 
 
 def _view(node: Node, source: torch.Tensor) -> torch.Tensor:
     """The view that `node` is, of `source`."""
     if node.target is not operator.getitem:
-        made: torch.Tensor = node.target(source, *node.args[1:], **node.kwargs)
-        return made
+        result: torch.Tensor = node.target(source, *node.args[1:], **node.kwargs)
+        return result
     of_list, index = node.args
-    pieces: Sequence[torch.Tensor] = of_list.target(source, *of_list.args[1:], **of_list.kwargs)
-    return pieces[index]
+    tensors: Sequence[torch.Tensor] = of_list.target(source, *of_list.args[1:], **of_list.kwargs)
+    return tensors[index]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from smelt.graph.ir import Node
-from smelt.rewrites.attention.element_maps import Places
+from smelt.rewrites.attention.element_maps import ElementMaps
 
 aten = torch.ops.aten
 INF = float("inf")
@@ -21,67 +21,67 @@ _ZEROS = (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
 _SAME = (aten._to_copy.default, aten.lift_fresh_copy.default, aten.clone.default, aten.expand.default)
 
 
-def number(value: Any, places: Places) -> float | None:
+def constant_value(value: Any, maps: ElementMaps) -> float | None:
     """The number that a value is, or that all elements of a tensor are, where the graph says so."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, Node):
         return None
     if value.op == "get_attr":
-        constant = places.constants[value.target]
-        alone = constant.numel() == 1 and constant.device.type == "cpu" and not constant.is_complex()
-        return float(constant) if alone else None
+        constant = maps.constants[value.target]
+        constant = constant.numel() == 1 and constant.device.type == "cpu" and not constant.is_complex()
+        return float(constant) if constant else None
     if value.target in _FILLED:
-        return number(value.args[2 if value.target is aten.new_full.default else 1], places)
+        return constant_value(value.args[2 if value.target is aten.new_full.default else 1], maps)
     if value.target is aten.scalar_tensor.default:
-        return number(value.args[0], places)
+        return constant_value(value.args[0], maps)
     if value.target in _ZEROS:
         return 0.0
-    return number(value.args[0], places) if value.target in _SAME else None
+    return constant_value(value.args[0], maps) if value.target in _SAME else None
 
 
-def exact_in(node: Node, dtype: torch.dtype, places: Places) -> bool:
+def exact_in(node: Node, dtype: torch.dtype, maps: ElementMaps) -> bool:
     """Whether a tensor that is added to scores of float32 is one of `dtype` too, as far as that shows."""
     if node.spec.dtype is dtype:
         return True
-    found = values(node, places)
-    return found is not None and all(_is_kept(v, dtype) for v in found)
+    possible = possible_values(node, maps)
+    return possible is not None and all(_is_representable(v, dtype) for v in possible)
 
 
-def _is_kept(value: float, dtype: torch.dtype) -> bool:
+def _is_representable(value: float, dtype: torch.dtype) -> bool:
     if dtype is torch.bfloat16 and -INF < value <= ABSORBS:
         return True
     return value == float(torch.tensor(value, dtype=dtype))
 
 
-def values(value: object, places: Places) -> frozenset[float] | None:
+def possible_values(value: object, maps: ElementMaps) -> frozenset[float] | None:
     """The few numbers that the elements of a tensor may be, or a number; None if that does not show."""
-    alone = number(value, places)
-    found = frozenset({alone}) if alone is not None else _computed(value, places)
-    if found is None or len(found) > MOST:
+    constant = constant_value(value, maps)
+    possible = frozenset({constant}) if constant is not None else _computed(value, maps)
+    if possible is None or len(possible) > MOST:
         return None
     dtype = value.spec.dtype if isinstance(value, Node) else torch.float64
     if not dtype.is_floating_point:
-        return found
-    return frozenset(float(torch.tensor(v, dtype=torch.float64).to(dtype)) for v in found)
+        return possible
+    return frozenset(float(torch.tensor(v, dtype=torch.float64).to(dtype)) for v in possible)
 
 
-def _computed(node: object, places: Places) -> frozenset[float] | None:
+def _computed(node: object, maps: ElementMaps) -> frozenset[float] | None:
     if not isinstance(node, Node) or node.op != "call_function":
         return None
     if node.spec.dtype is torch.bool:
         return frozenset({0.0, 1.0})
     if node.target in _CHOOSES:
-        chosen = [values(node.args[i], places) for i in _CHOOSES[node.target]]
+        chosen = [possible_values(node.args[i], maps) for i in _CHOOSES[node.target]]
         return None if None in chosen else frozenset().union(*(c for c in chosen if c is not None))
     if node.target in _CUTS:
-        kept = values(node.args[0], places)
-        return None if kept is None else kept | {0.0}
+        elements = possible_values(node.args[0], maps)
+        return None if elements is None else elements | {0.0}
     if node.target in _COMPUTES and node.kwargs.get("alpha", 1) == 1 and len(node.args) == 2:
-        a, b = (values(x, places) for x in node.args)
+        a, b = (possible_values(x, maps) for x in node.args)
         both = None if a is None or b is None else [(x, y) for x in a for y in b]
         return None if both is None else frozenset(_COMPUTES[node.target](x, y) for x, y in both)
-    return values(node.args[0], places) if node.target in _MOVES else None
+    return possible_values(node.args[0], maps) if node.target in _MOVES else None
 
 
 _CHOOSES = {
@@ -109,35 +109,35 @@ _MOVES = frozenset(
 _SMALL = frozenset({aten.sigmoid.default, aten.tanh.default})
 
 
-def is_moderate(node: Node, places: Places) -> bool:
+def is_moderate(node: Node, maps: ElementMaps) -> bool:
     """Whether no number of a tensor is large, but for minus infinity: the few that it has show, or it is made of parameters
     that are learned, which hold no masks."""
-    found = values(node, places)
-    if found is not None:
-        return all(abs(v) <= LARGE or v == -INF for v in found)
+    possible = possible_values(node, maps)
+    if possible is not None:
+        return all(abs(v) <= LARGE or v == -INF for v in possible)
     if node.op == "placeholder":
         return bool(node.spec.requires_grad)
     if node.target in _SMALL:
         return True
     if node.target in (*_MOVES, aten.neg.default):
-        return is_moderate(node.args[0], places)
+        return is_moderate(node.args[0], maps)
     if node.target in _COMPUTES:
-        numbers = [number(a, places) for a in node.args]
+        numbers = [constant_value(a, maps) for a in node.args]
         sides = [a for a, v in zip(node.args, numbers) if v is None]
         small = all(v is None or abs(v) <= LARGE for v in numbers)
-        return small and all(isinstance(a, Node) and is_moderate(a, places) for a in sides)
+        return small and all(isinstance(a, Node) and is_moderate(a, maps) for a in sides)
     return False
 
 
-def hides_rows(node: Node, places: Places) -> bool:
+def hides_rows(node: Node, maps: ElementMaps) -> bool:
     """Whether a tensor is moderate but for one huge negative number, so that scores it is added to are all equal in a row
     that has nothing else."""
-    found = values(node, places)
-    if found is not None:
-        return len([v for v in found if not abs(v) <= LARGE]) == 1 and -INF < min(found) <= ABSORBS
+    possible = possible_values(node, maps)
+    if possible is not None:
+        return len([v for v in possible if not abs(v) <= LARGE]) == 1 and -INF < min(possible) <= ABSORBS
     if node.op != "call_function":
         return False
     if node.target is aten.add.Tensor and all(isinstance(a, Node) for a in node.args):
         a, b = node.args
-        return any(hides_rows(x, places) and is_moderate(y, places) for x, y in ((a, b), (b, a)))
-    return node.target in _MOVES and hides_rows(node.args[0], places)
+        return any(hides_rows(x, maps) and is_moderate(y, maps) for x, y in ((a, b), (b, a)))
+    return node.target in _MOVES and hides_rows(node.args[0], maps)

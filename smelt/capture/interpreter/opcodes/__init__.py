@@ -1,8 +1,7 @@
-"""What each bytecode instruction does: one handler per opcode, `handler(vm, frame, argument)`, a module per family.
+"""Opcode handlers, `handler(vm, frame, argument)`, one module per family.
 
-A handler returns True when the frame is done (its result is in `frame.result`), else None. Operands leave the stack after
-the operation has succeeded. Importing the package fills `HANDLERS`, the table of the CPython versions that are supported:
-those of 3.11 to 3.14 stand side by side.
+A handler returns True when the frame is done (its result is in `frame.result`), else None. It pops its operands after the
+operation has succeeded. Importing the package fills `HANDLERS`, one table for CPython 3.11 to 3.14.
 """
 
 from smelt.capture.interpreter.opcodes import (

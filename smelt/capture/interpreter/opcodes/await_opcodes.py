@@ -1,4 +1,4 @@
-"""`await`, `async with` and `async for`: what is awaited, and what the two others find to be awaited."""
+"""`await`, `async with` and `async for`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _get_awaitable(vm: VM, frame: Frame, arg: int) -> None:
 
 
 def _awaited(vm: VM, obj: object) -> Generator:
-    """What `await obj` runs. Raises Unsupported unless that is a generator of the machine."""
+    """The generator that `await obj` runs. Raises Unsupported unless the VM runs its frame."""
     if isinstance(obj, Generator):
         if type(obj) is Coroutine and obj.state is SUSPENDED and obj.yieldfrom is not None:
             raise RuntimeError("coroutine is being awaited already")

@@ -1,4 +1,4 @@
-"""Displays and what fills them, unpacking, text."""
+"""Container displays, comprehensions, unpacking, text formatting."""
 
 from __future__ import annotations
 
@@ -42,18 +42,17 @@ def _build_list(vm: VM, frame: Frame, arg: int) -> None:
 def _build_set(vm: VM, frame: Frame, arg: int) -> None:
     items = frame.stack[len(frame.stack) - arg :]
     vm.env.facts.use_differences(items)
-    made = vm.call_native(set, (items,))
-    frame.stack[len(frame.stack) - arg :] = (made,)
+    frame.stack[len(frame.stack) - arg :] = (vm.call_native(set, (items,)),)
 
 
 @opcode("BUILD_MAP")
 def _build_map(vm: VM, frame: Frame, arg: int) -> None:
-    at = len(frame.stack) - 2 * arg
-    flat = frame.stack[at:]
+    start = len(frame.stack) - 2 * arg
+    flat = frame.stack[start:]
     keys = flat[::2] if vm.trace.numbers.symbols is None else [specialize_nested(k) for k in flat[::2]]
     vm.env.facts.use_differences(keys)
     pairs = list(zip(keys, flat[1::2]))
-    frame.stack[at:] = (
+    frame.stack[start:] = (
         vm.call_native(dict, (pairs,))
         if may_call_python(vm.classes.native_reachability, keys)
         else dict(pairs),
@@ -78,11 +77,12 @@ def _build_slice(vm: VM, frame: Frame, arg: int) -> None:
 
 @opcode("LIST_TO_TUPLE")
 def _list_to_tuple(vm: VM, frame: Frame, arg: int) -> None:
-    frame.stack[-1] = tuple(vm.elements(frame.stack[-1]))  # after a graph break it comes from outside
+    # After a graph break the list belongs to the environment.
+    frame.stack[-1] = tuple(vm.elements(frame.stack[-1]))
 
 
-def _opened(vm: VM, target: C) -> C:
-    """A dictionary or set that an instruction fills. After a graph break it comes from outside."""
+def _writable(vm: VM, target: C) -> C:
+    """The dictionary or set that an instruction fills; after a graph break it belongs to the environment."""
     if id(target) in vm.env.sources:
         container_contents.open_for_native(vm.env, target)
         environment_mutations.record_mutation(vm.env, target)
@@ -126,13 +126,13 @@ def _list_extend(vm: VM, frame: Frame, arg: int) -> None:
 
 
 def is_iterable(value: object) -> bool:
-    """Whether `iter(value)` would be tried: the class has `__iter__`, or `__getitem__`."""
+    """Whether the class of `value` has `__iter__` or `__getitem__`."""
     kind = type(value)
     return hasattr(kind, "__iter__") or hasattr(kind, "__getitem__")
 
 
 def class_name(vm: VM, value: object) -> str:
-    """The name of the value's class, as error messages of the interpreter give it."""
+    """The name of the value's class in error messages of the interpreter."""
     return vm.class_of(value).__name__
 
 
@@ -143,7 +143,7 @@ def _set_update(vm: VM, frame: Frame, arg: int) -> None:
 
 
 def mapping_of(vm: VM, value: object, message: str, called: object = MISSING) -> Mapping[str, object]:
-    """`value`, which must be a mapping. `called` is described only where it is not: that may run code of its class."""
+    """`value` as a mapping. Raises TypeError if it is none; only then `called` is formatted, which may run user code."""
     if attributes.load_default(vm, value, "keys", MISSING) is MISSING:
         text = "" if called is MISSING else callable_name(called)
         raise TypeError(message.format(class_name(vm, value), called=text))
@@ -156,7 +156,7 @@ NO_MAPPING = "{called} argument after ** must be a mapping, not {}"
 @opcode("DICT_UPDATE")
 def _dict_update(vm: VM, frame: Frame, arg: int) -> None:
     values = mapping_of(vm, frame.stack[-1], "{!r} object is not a mapping")
-    target = _opened(vm, frame.stack[-1 - arg])
+    target = _writable(vm, frame.stack[-1 - arg])
     if may_call_python(vm.classes.native_reachability, values.keys()):
         vm.call_native(dict.update, (target, values))
     else:
@@ -168,7 +168,7 @@ def _dict_update(vm: VM, frame: Frame, arg: int) -> None:
 def _dict_merge(vm: VM, frame: Frame, arg: int) -> None:
     called = frame.stack[-arg - 4 if PY313 else -arg - 3]
     values = mapping_of(vm, frame.stack[-1], NO_MAPPING, called)
-    target = _opened(vm, frame.stack[-arg - 1])
+    target = _writable(vm, frame.stack[-arg - 1])
     for key in values:
         if key in target:
             raise TypeError(f"{callable_name(called)} got multiple values for keyword argument '{key}'")
@@ -189,7 +189,7 @@ def _unpack_sequence(vm: VM, frame: Frame, arg: int) -> None:
 
 
 def _length_shown(vm: VM, value: object) -> str:
-    """What the message says of how many values there are, of what knows its length."""
+    """The part of the error message about the number of values, for types that CPython asks for their length."""
     if not PY314 or type(value) not in (list, tuple, dict):
         return ""
     return f", got {len(vm.elements(value))}"

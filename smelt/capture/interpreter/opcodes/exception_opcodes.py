@@ -41,7 +41,7 @@ def _check_eg_match(vm: VM, frame: Frame, arg: int) -> None:
 
 @opcode("PREP_RERAISE_STAR")
 def prep_reraise_star(vm: VM, frame: Frame, arg: int) -> None:
-    """After the clauses of `except*`: what is left to raise, or None, takes the place of both operands."""
+    """Replace both operands by the exception that remains to be raised after the clauses of `except*`, or None."""
     frame.stack[-2:] = (raise_exceptions.combine_raised(vm, *frame.stack[-2:]),)
 
 
@@ -62,7 +62,7 @@ def _raise_varargs(vm: VM, frame: Frame, arg: int) -> None:
         raise_exceptions.set_cause(vm, error, frame.stack[-1])
     if isinstance(error, KeyboardInterrupt):
         vm.exceptions.program_interrupt = error
-    vm.exceptions.in_flight = None  # also one that was raised before gets its context anew
+    vm.exceptions.in_flight = None  # so that an exception that is raised again gets a new context
     raise error
 
 
@@ -95,7 +95,7 @@ def _with_except_start(vm: VM, frame: Frame, arg: int) -> None:
 
 @opcode("LOAD_SPECIAL")
 def _load_special(vm: VM, frame: Frame, arg: str) -> None:
-    """What a `with` statement of 3.14 calls."""
+    """Load the special methods of a `with` statement of 3.14."""
     owner = frame.stack[-1]
     found = attributes.load_special(vm, owner, arg)
     if found is MISSING:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from smelt._native import isinstance
 from smelt.capture.base.bytecode import PY312
-from smelt.capture.base.value_kinds import NULL, CellType, FunctionType, called
+from smelt.capture.base.value_kinds import NULL, CellType, FunctionType, callee_and_args
 from smelt.capture.base.vm_frames import Coroutine, Frame, Generator
 from smelt.capture.graph_breaks.finalizers import check_dropped_argument
 from smelt.capture.interpreter.opcodes.container_opcodes import (
@@ -38,37 +38,37 @@ def _make_function(vm: VM, frame: Frame, arg: int) -> None:
     annotations = stack.pop() if arg & 4 else None
     keyword_defaults = stack.pop() if arg & 2 else None
     defaults = stack.pop() if arg & 1 else None
-    made = FunctionType(code, frame.globals, code.co_name, defaults, closure)
-    made.__kwdefaults__ = keyword_defaults
-    made.__qualname__ = code.co_qualname
+    function = FunctionType(code, frame.globals, code.co_name, defaults, closure)
+    function.__kwdefaults__ = keyword_defaults
+    function.__qualname__ = code.co_qualname
     if annotations:
-        made.__annotations__ = dict(zip(annotations[::2], annotations[1::2]))
-    stack.append(made)
-    _note_function(vm, frame)
+        function.__annotations__ = dict(zip(annotations[::2], annotations[1::2]))
+    stack.append(function)
+    _register_function(vm, frame)
 
 
-def _note_function(vm: VM, frame: Frame) -> None:
-    """The function on top of the stack is made, unless 3.13 goes on with it."""
+def _register_function(vm: VM, frame: Frame) -> None:
+    """Register the function on top of the stack, unless the next instruction of 3.13 continues to build it."""
     if frame.code.names[frame.pc] != "SET_FUNCTION_ATTRIBUTE":
         cells.register_closure(vm, frame, cast(FunctionType, frame.stack[-1]))
 
 
 @opcode("SET_FUNCTION_ATTRIBUTE")
 def _set_function_attribute(vm: VM, frame: Frame, arg: int) -> None:
-    value, made = cast("tuple[Any, FunctionType]", frame.stack[-2:])
+    value, function = cast("tuple[Any, FunctionType]", frame.stack[-2:])
     if arg == 1:
-        made.__defaults__ = value
+        function.__defaults__ = value
     elif arg == 2:
-        made.__kwdefaults__ = value
+        function.__kwdefaults__ = value
     elif arg == 4:
-        made.__annotations__ = dict(zip(value[::2], value[1::2]))
+        function.__annotations__ = dict(zip(value[::2], value[1::2]))
     elif arg == 16:
-        made.__annotate__ = value  # type: ignore[attr-defined]
-    else:  # first of all
-        made = FunctionType(made.__code__, made.__globals__, made.__name__, None, value)
-        made.__qualname__ = made.__code__.co_qualname
-    frame.stack[-2:] = (made,)
-    _note_function(vm, frame)
+        function.__annotate__ = value  # type: ignore[attr-defined]
+    else:  # the closure, which CPython sets first
+        function = FunctionType(function.__code__, function.__globals__, function.__name__, None, value)
+        function.__qualname__ = function.__code__.co_qualname
+    frame.stack[-2:] = (function,)
+    _register_function(vm, frame)
 
 
 @opcode("LOAD_BUILD_CLASS")
@@ -85,7 +85,7 @@ def _kw_names(vm: VM, frame: Frame, arg: tuple[str, ...]) -> None:
 def _call(vm: VM, frame: Frame, arg: int) -> None:
     stack = frame.stack
     at = len(stack) - arg - 2
-    fn, args = called(stack, at)
+    fn, args = callee_and_args(stack, at)
     kwargs = {}
     if frame.kwnames:
         kwargs = _keywords(args, frame.kwnames)
@@ -99,7 +99,7 @@ def _call(vm: VM, frame: Frame, arg: int) -> None:
 def _call_kw(vm: VM, frame: Frame, arg: int) -> None:
     stack = frame.stack
     at = len(stack) - arg - 3
-    fn, args = called(stack, at)
+    fn, args = callee_and_args(stack, at)
     kwargs = _keywords(args, cast("tuple[str, ...]", args.pop()))
     vm.frames.set_call_site(frame)
     result = call(vm, fn, args, kwargs)
@@ -107,7 +107,7 @@ def _call_kw(vm: VM, frame: Frame, arg: int) -> None:
 
 
 def _keywords(args: list[object], names: tuple[str, ...]) -> dict[str, object]:
-    """Takes those that have `names` from the end of the arguments."""
+    """Remove the keyword arguments called `names` from the end of `args`, and return them."""
     split = len(args) - len(names)
     kwargs = dict(zip(names, args[split:]))
     del args[split:]
@@ -118,7 +118,7 @@ def _keywords(args: list[object], names: tuple[str, ...]) -> dict[str, object]:
 def _call_function_ex(vm: VM, frame: Frame, arg: bool) -> None:
     stack = frame.stack
     at = len(stack) - 3 - arg
-    fn, (positional, *_) = called(stack, at)
+    fn, (positional, *_) = callee_and_args(stack, at)
     if not is_iterable(positional):
         kind = class_name(vm, positional)
         raise TypeError(f"{callable_name(fn)} argument after * must be an iterable, not {kind}")
@@ -133,7 +133,7 @@ def _call_function_ex(vm: VM, frame: Frame, arg: bool) -> None:
     trace_call = vm.trace.call
     if (
         keywords is not NULL and not kwargs and type(fn) is BuiltinFunctionType
-    ):  # other kinds drop an empty dictionary
+    ):  # other callables drop an empty dictionary
         trace_call.has_empty_kwargs = is_handled(trace_call, (fn.__self__, *args))
     try:
         stack[at:] = (call(vm, fn, args, kwargs),)
@@ -156,7 +156,7 @@ def _return_const(vm: VM, frame: Frame, arg: int) -> bool:
 
 
 def _check_variables(vm: VM, frame: Frame, result: object) -> None:
-    """The frame ends, and drops what its variables hold."""
+    """Check the objects that the ending frame drops with its variables."""
     if frame.code.original is not None and frame.parent is not None:
         for value in frame.locals:
             check_dropped_argument(vm, frame, value, result)

@@ -17,12 +17,12 @@ def _jump(vm: VM, frame: Frame, arg: int) -> None:
 
 @opcode("JUMP_BACKWARD")
 def _jump_back(vm: VM, frame: Frame, arg: int) -> None:
-    _note_loop(vm, frame, arg)
+    _record_loop(vm, frame, arg)
     frame.pc = arg
 
 
-def _note_loop(vm: VM, frame: Frame, head: int) -> None:
-    """Notes the first jump back to `head`. Raises Unsupported where the program did much without tensors."""
+def _record_loop(vm: VM, frame: Frame, head: int) -> None:
+    """Record the first jump back to `head`. Raises Unsupported after many instructions without a new graph node."""
     if head not in frame.loops:
         frame.loops[head] = frame.ticks, len(vm.trace.tape.torch.graph.nodes)
     if vm.work.ticks + frame.ticks > vm.work.limit:
@@ -48,7 +48,7 @@ def _jump_if_true(vm: VM, frame: Frame, arg: int) -> None:
 
 
 def _truth(vm: VM, frame: Frame, value: object, if_true: int, if_false: int) -> bool:
-    """`bool(value)`, or what it is assumed to be."""
+    """`bool(value)`, or its assumed value."""
     holds = assume_branch(vm, frame, value, if_true, if_false)
     vm.frames.set_call_site(frame)
     return vm.truth(value) if holds is None else holds
@@ -84,12 +84,12 @@ def _jump_if_not_none(vm: VM, frame: Frame, arg: int) -> None:
 
 
 def _back_if(jump: Handler) -> Handler:
-    """The same condition, at the end of a loop."""
+    """The handler of a conditional jump back, from that of the jump forward."""
 
     def handler(vm: VM, frame: Frame, arg: int) -> None:
         jump(vm, frame, arg)
         if frame.pc == arg:
-            _note_loop(vm, frame, arg)
+            _record_loop(vm, frame, arg)
 
     return handler
 

@@ -1,4 +1,4 @@
-"""The table that the modules of this package fill, and its entry for opcodes that have none."""
+"""The handler table, which the modules of this package fill, and the handler of unsupported opcodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HANDLERS: dict[str, Handler] = {}
 
 
 def opcode(*names: str) -> Callable[[Handler], Handler]:
-    """Registers a handler for the opcodes of these names."""
+    """Register a handler for these opcodes."""
 
     def add(handler: Handler) -> Handler:
         for name in names:
@@ -25,7 +25,7 @@ def opcode(*names: str) -> Callable[[Handler], Handler]:
 
 
 def unknown(name: str) -> Handler:
-    """The handler of an opcode that has none: it refuses to be captured."""
+    """The handler of an unsupported opcode: it raises Unsupported."""
 
     def refuse(vm: VM, frame: Frame, arg: int) -> object:
         raise Unsupported(Reason(UNSUPPORTED_OPCODE, name))

@@ -33,7 +33,7 @@ def _load_method(vm: VM, frame: Frame, arg: str) -> None:
 
 
 def _method(vm: VM, obj: object, name: str) -> tuple[object, object]:
-    """What stands on the stack for `obj.name` about to be called."""
+    """The two stack entries of `obj.name` before its call."""
     function, owner = attributes.load_method(vm, obj, name)
     return unbound_callable(owner) if function is NULL else (function, owner)
 

@@ -1,4 +1,4 @@
-"""The t-strings of CPython 3.14: templates and what is interpolated in them."""
+"""The t-strings of CPython 3.14: templates and interpolations."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _CONVERSIONS = (None, "s", "r", "a")
 @opcode("BUILD_INTERPOLATION")
 def _build_interpolation(vm: VM, frame: Frame, arg: int) -> None:
     count = 2 + (arg & 1)
-    value, expression, *given = frame.stack[-count:]
-    spec = given[0] if given else ""
-    if type(spec) is not str:  # the text of a tensor, which is not known yet
+    value, expression, *specs = frame.stack[-count:]
+    spec = specs[0] if specs else ""
+    if type(spec) is not str:  # a text proxy: the text of a tensor
         raise Unsupported(Reason(UNSUPPORTED_OPCODE, "a t-string with a format that is not known"))
     assert INTERPOLATION is not None
     frame.stack[-count:] = (INTERPOLATION(value, expression, _CONVERSIONS[arg >> 2], spec),)

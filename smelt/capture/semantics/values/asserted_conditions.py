@@ -46,7 +46,7 @@ def assume_branch(vm: VM, frame: Frame, value: object, if_true: int, if_false: i
 
 
 def _assume_size_branch(frame: Frame, value: UnbackedComparison, if_true: int, if_false: int) -> bool | None:
-    """The same for a comparison of unbacked sizes."""
+    """`assume_branch` for a comparison of unbacked sizes."""
     raises = _only_raises(frame, if_true), _only_raises(frame, if_false)
     if raises[0] == raises[1] or any(_is_handled(f) for f in _enclosing_frames(frame)):
         return None

@@ -277,7 +277,7 @@ def _polyfill_handler(polyfill: Callable[..., object]) -> Handler:
 
 
 def _heap_handler(fn: Callable[..., object], polyfill: Callable[..., object]) -> Handler:
-    """The same for a function that requires a list."""
+    """`_polyfill_handler` for a function that requires a list."""
     interpreted = _polyfill_handler(polyfill)
     return lambda vm, args, kwargs: (
         interpreted(vm, args, kwargs) if isinstance(args[0], list) else vm.call_native(fn, args, kwargs)

@@ -45,8 +45,8 @@ def run_opaque(
     """Record `function(*args, **kwargs)` as one torch-level call; return its results on fakes, which `run` computes.
 
     Raises Unsupported where the graph cannot repeat the call: it mutates environment objects, or follows such a mutation, or
-    holds an object that the program created. After a mutation, a call may still be recorded for a joint graph, which runs the
-    call's operators instead of the call.
+    holds an object that the program created. After a mutation, a call may still be recorded for a joint graph, which runs
+    the call's operators instead of the call.
     """
     target = OpaqueCall(function, args, kwargs, lambda f: _is_fresh(vm, f))
     if vm.contexts.tokens or any(type(e) not in (Call, Advance) for e in vm.env.log.effects()):

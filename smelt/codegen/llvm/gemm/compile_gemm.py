@@ -106,7 +106,7 @@ def _panel_packer(b: Matrix) -> str:
     return "pack_panel_transposed" if b.row == 1 else "pack_panel_any"
 
 
-def may_be_direct(p: Product, tile: Tile) -> bool:
+def can_read_b_directly(p: Product, tile: Tile) -> bool:
     """Whether rows of B are aligned."""
     return p.b.col == 1 and p.b.row * tile.size % tile.line == 0
 
@@ -114,7 +114,7 @@ def may_be_direct(p: Product, tile: Tile) -> bool:
 def is_direct(p: Product, tile: Tile) -> bool:
     """Whether rows of B are read where they are."""
     few = static(cut(p.m, p.n, p.k, tile).tiles) <= DIRECT_TILES
-    return few and may_be_direct(p, tile)
+    return few and can_read_b_directly(p, tile)
 
 
 def descriptor(p: Product, tile: Tile, of: Lengths) -> dict[str, Size]:

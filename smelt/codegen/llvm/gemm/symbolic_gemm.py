@@ -17,7 +17,7 @@ from smelt.codegen.llvm.gemm.compile_gemm import (
     compiled,
     descriptor,
     finishes,
-    may_be_direct,
+    can_read_b_directly,
 )
 from smelt.codegen.llvm.gemm.epilogue_codegen import Slots, write_epilogue
 from smelt.codegen.llvm.gemm.gemm_driver import WORDS
@@ -144,7 +144,7 @@ def of_lengths(code: CompiledKernel, p: Product, of: Lengths, decisions: Decisio
     tile = tile_for(p.dtype)
     pieces = cut(of.m, p.n, of.k, tile)
     decisions.equal(pieces.rows, cut(p.m, p.n, p.k, tile).rows)
-    if may_be_direct(p, tile):
+    if can_read_b_directly(p, tile):
         decisions.at_least(DIRECT_TILES, pieces.tiles)
     count, _ = work(p, of)
     grain = ceil_div(count * GRAIN_FLOPS, _flops(p, of))
