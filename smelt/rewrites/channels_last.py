@@ -1,8 +1,8 @@
 """Images of half precision, channels-last inside a graph: a pass over an aten graph that changes how values lie in memory.
 
 A GPU's tensor cores multiply rows of channels. Of images in half precision that lie otherwise, cuDNN makes channels-last
-copies, of the weight as well, at every convolution, and turns the result back. `to_channels_last` has the graph lay them out so from
-the beginning: what a convolution reads is made channels-last where it is not, its result is, and what is computed from that
+copies, of the weight as well, at every convolution, and turns the result back. `to_channels_last` has
+the graph lay them out so from the beginning: what a convolution reads is made channels-last where it is not, its result is, and what is computed from that
 keeps the layout as eager's own rules say (`result_spec`), up to the next convolution. So there is no change of layout
 between two of them.
 

@@ -13,7 +13,7 @@ import triton.compiler.code_generator  # while the interpreter is on, if it is: 
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
-from smelt.codegen.triton.pointer_writes import WritesElsewhere, written_parameters
+from smelt.codegen.triton.pointer_writes import WritesElsewhere, mutated_parameters
 
 BLOCK = tl.constexpr(16)
 
@@ -165,21 +165,21 @@ KERNELS = (
 )
 def test_written(kernel: Any, written: str) -> None:
     signature = {name: "i32" if name == "n" else "*fp32" for name in kernel.arg_names}
-    assert written_parameters(kernel, signature, {}) == frozenset(written)
+    assert mutated_parameters(kernel, signature, {}) == frozenset(written)
 
 
 def test_constants_decide() -> None:
     kinds = dict(x="*fp32", y="*fp32", n="i32", FLAG="constexpr", bias="*fp32")
-    assert written_parameters(unless_constant, kinds, {"FLAG": True}) == {"y", "bias"}
-    assert written_parameters(unless_constant, kinds, {"FLAG": False}) == {"bias"}
+    assert mutated_parameters(unless_constant, kinds, {"FLAG": True}) == {"y", "bias"}
+    assert mutated_parameters(unless_constant, kinds, {"FLAG": False}) == {"bias"}
     kinds["bias"] = "constexpr"
-    assert written_parameters(unless_constant, kinds, {"FLAG": False, "bias": None}) == frozenset()
+    assert mutated_parameters(unless_constant, kinds, {"FLAG": False, "bias": None}) == frozenset()
 
 
 def test_an_address_from_memory_points_anywhere() -> None:
     with pytest.raises(WritesElsewhere):
-        written_parameters(by_an_address, dict(x="*fp32", y="*fp32", n="i32"), {})
+        mutated_parameters(by_an_address, dict(x="*fp32", y="*fp32", n="i32"), {})
 
 
 def test_what_does_not_compile_is_not_known() -> None:
-    assert written_parameters(stores, dict(x="*fp32", y="i32", n="i32"), {}) is None
+    assert mutated_parameters(stores, dict(x="*fp32", y="i32", n="i32"), {}) is None

@@ -58,7 +58,7 @@ def compile_kernels(
 
 def _computed(request: Request) -> Kernel:
     """The kernel whose code for the CPU does what is asked for."""
-    if request.joined:
+    if request.batched:
         return of_any_size(request.kernel, ANY)
     if request.general is not None and not request.printed().sizes:
         return request.general.specialized
@@ -72,9 +72,9 @@ def _simulated(request: Request, made: list[tuple[CompiledKernel, tuple[int, ...
         letters = "".join("v" if k in request.by_value else "p" for k in range(len(request.kernel.buffers)))
         return CompiledKernel(compiled.name, _function(compiled.function, letters, 0, address), 1, 1)
     values = request.general.sizes if compiled.sizes and request.general is not None else ()
-    extent = request.kernel.outer[0].size if request.joined else compiled.extent
+    extent = request.kernel.outer[0].size if request.batched else compiled.extent
     extent = static(evaluate(extent, dict(zip(compiled.sizes, values))) if values else extent)
-    parts = table_of(request.kernel).parts if request.joined else 0
+    parts = table_of(request.kernel).parts if request.batched else 0
     passed = [k for k, b in enumerate(request.kernel.buffers) if b.role != "local"]
     letters = "".join("v" if k in request.by_value else "p" for k in passed) + "p" * len(values)
     function = _function(compiled.function, letters, parts)

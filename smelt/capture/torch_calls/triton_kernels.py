@@ -18,7 +18,7 @@ from smelt.capture.base.value_kinds import LEAF_TYPES, MISSING
 from smelt.capture.semantics import attributes
 from smelt.capture.vm.vm import VM
 from smelt.codegen.triton import user_kernels as known
-from smelt.codegen.triton.pointer_writes import WritesElsewhere, written_parameters
+from smelt.codegen.triton.pointer_writes import WritesElsewhere, mutated_parameters
 from smelt.codegen.triton.value_expressions import TYPES
 from smelt.graph.user_kernel_calls import Grids
 from smelt.reasons import UNSUPPORTED_EFFECT, UNSUPPORTED_OBJECT
@@ -182,7 +182,7 @@ def _mutated(
     mutated = {name for wrapper in wrappers for name in known.put_back(wrapper)}
     for choice in choices:
         try:
-            found = written_parameters(function, *_signature(function, {**named, **choice}, fixed))
+            found = mutated_parameters(function, *_signature(function, {**named, **choice}, fixed))
         except WritesElsewhere:
             raise unsupported(
                 "a Triton kernel that writes through pointers other than its arguments", UNSUPPORTED_EFFECT

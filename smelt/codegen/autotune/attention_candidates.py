@@ -16,14 +16,14 @@ from dataclasses import dataclass
 
 import torch
 
-from smelt.codegen.autotune.attention_mask_structure import behind as hidden_behind
+from smelt.codegen.autotune.attention_mask_structure import key_bound
 from smelt.codegen.autotune.gemm_candidates import DTYPES, OPERATORS, Group, Variant, elementwise, on_gpu
 from smelt.codegen.autotune.score_functions import exact, with_constants
 from smelt.codegen.autotune.softmax_pattern import Softmax, softmax_of
 from smelt.codegen.call_selection.call_requests import as_dtype, in_schema_order
 from smelt.codegen.call_selection.epilogue_fusion import (
     EpilogueKernel,
-    behind,
+    epilogue_kernel,
     epilogue_value,
     only_index,
     point_at,
@@ -120,11 +120,11 @@ class _Finder:
         _require(softmax.score.dtype is f32 and q.dtype in DTYPES, "other dtypes")
         scores = self._scores(item, softmax, own, first)
         _require(_is_read_as_stored(softmax, own, p, q), "the second product reads in another order")
-        tail = self._tail(second)
+        final_epilogue = self._final_epilogue(second)
         held = {first.position, *before, position, *between, second.position}
-        if tail is not None:
-            held.add(tail.position)
-        return self._group(item, softmax, scores, first, second, tail, held)
+        if final_epilogue is not None:
+            held.add(final_epilogue.position)
+        return self._group(item, softmax, scores, first, second, final_epilogue, held)
 
     # ---- the products
 
@@ -188,7 +188,7 @@ class _Finder:
     def _scores(self, item: KernelItem, softmax: Softmax, own: int, call: _Call) -> _Scores:
         """The kernel's function of an element of the product."""
         p = call.product
-        at, names = _place_of_score(item, softmax, own, p)
+        at, names = _score_coordinates(item, softmax, own, p)
         read = [n for n, b in enumerate(item.kernel.buffers) if b.role == "in" and n != own]
         bias = p.epilogue.inputs
         number = {n: len(bias) + k for k, n in enumerate(read)}
@@ -210,9 +210,9 @@ class _Finder:
             return None
         return float(held.item())
 
-    def _tail(self, call: _Call) -> EpilogueKernel | None:
+    def _final_epilogue(self, call: _Call) -> EpilogueKernel | None:
         """The elementwise kernel after a product, if it can be an epilogue."""
-        found = behind(self.schedule, call.position, call.spec, self.readers)
+        found = epilogue_kernel(self.schedule, call.position, call.spec, self.readers)
         if isinstance(found, str) or found.epilogue.value is None:
             return None
         computed = elementwise(found.epilogue.value, PRODUCT) and on_gpu(self.schedule, found.inputs)
@@ -227,7 +227,7 @@ class _Finder:
         scores: _Scores,
         first: _Call,
         second: _Call,
-        tail: EpilogueKernel | None,
+        final_epilogue: EpilogueKernel | None,
         held: set[int],
     ) -> Group:
         p, q = first.product, second.product
@@ -242,11 +242,16 @@ class _Finder:
         read = [self._operands(place, *side) for side in sides]
         value = as_dtype(Value("result", (ATTENTION,), f32), q.dtype)
         inputs: tuple[Buffer, ...] = ()
-        behind_inputs: tuple[int, ...] = ()
+        epilogue_inputs: tuple[int, ...] = ()
         index, out = memory_index(q.c, q.batch), second.result
-        if tail is not None and tail.epilogue.value is not None:
-            value = exact(rewrite(tail.epilogue.value, lambda b, e: (b, e), value))
-            inputs, behind_inputs, index, out = tail.epilogue.inputs, tail.inputs, tail.index, tail.out
+        if final_epilogue is not None and final_epilogue.epilogue.value is not None:
+            value = exact(rewrite(final_epilogue.epilogue.value, lambda b, e: (b, e), value))
+            inputs, epilogue_inputs, index, out = (
+                final_epilogue.epilogue.inputs,
+                final_epilogue.inputs,
+                final_epilogue.index,
+                final_epilogue.out,
+            )
         _require(on_gpu(self.schedule, [out]), "the result is elsewhere")
         variants: list[Variant] = []
         notes = [getattr(self.schedule.items[n], "note", "") for n in sorted(held)]
@@ -269,10 +274,10 @@ class _Finder:
                 value=value,
                 index=index,
                 empty=softmax.empty,
-                behind=hidden_behind(scores.value),
+                key_bound=key_bound(scores.value),
             )
             _require(a.operand.value.dtype is b.operand.value.dtype, "operands of two dtypes")
-            buffers = (*a.buffers, *b.buffers, *c.buffers, *scores.buffers, *behind_inputs, out)
+            buffers = (*a.buffers, *b.buffers, *c.buffers, *scores.buffers, *epilogue_inputs, out)
             positions = frozenset(held | a.positions | b.positions | c.positions)
             variants.append(Variant(made, buffers, positions, note))
         positions = frozenset().union(*(v.positions for v in variants))
@@ -366,7 +371,7 @@ def _rows(index: Size, key: Sym, width: int) -> Size:
     return split[1] // width
 
 
-def _place_of_score(
+def _score_coordinates(
     item: KernelItem, softmax: Softmax, own: int, p: Product
 ) -> tuple[dict[Sym, Size], dict[Sym, Size]]:
     """The kernel's symbols in terms of batch, query and key with bounds, and the names of those. `own`: the kernel's

@@ -70,17 +70,17 @@ def _of_chosen(condition: Value, holds: bool) -> int | None:
 
 def _of_order(condition: Value, holds: bool) -> int | None:
     """The bound of a comparison of indices, which says that a - b is at least, or at most, a number."""
-    sides = [_place(x) for x in condition.args]
+    sides = [_index_expression(x) for x in condition.args]
     if any(side is None for side in sides):
         return None
     a, b = sides
     op = condition.op if holds else _OTHERWISE[condition.op]
     larger, smaller = (a, b) if op in ("ge", "gt") else (b, a)
     assert larger is not None and smaller is not None
-    return _behind(larger - smaller if op in ("ge", "le") else larger - smaller - 1)
+    return _distance(larger - smaller if op in ("ge", "le") else larger - smaller - 1)
 
 
-def _behind(e: Size) -> int | None:
+def _distance(e: Size) -> int | None:
     """The n of ROW + n - COL, which is at least 0."""
     of_row = affine(e, ROW)
     of_column = affine(of_row[1], COL) if of_row is not None and of_row[0] == 1 else None
@@ -89,7 +89,7 @@ def _behind(e: Size) -> int | None:
     return of_column[1]
 
 
-def _place(value: Value) -> Size | None:
+def _index_expression(value: Value) -> Size | None:
     """A value computed from indices (index expressions do not wrap around)."""
     if value.op not in ("index", "const") or value.dtype is not torch.int64:
         return None

@@ -59,20 +59,20 @@ class Group:
 def groups(schedule: Schedule, without: Collection[int] = ()) -> list[Group]:
     """All product candidates, in order, except for the items at some positions."""
     readers = readers_of(schedule)
-    taken = set(without)
+    claimed = set(without)
     found = []
     for position, item in enumerate(schedule.items):
         if not isinstance(item, ExternItem) or item.op not in OPERATORS or item.outs[0] is None:
             continue
-        if position in taken:
+        if position in claimed:
             continue
         if any(readers.get(o) for o in item.outs[1:] if o is not None):
             continue
         call = MATRIX_CALLS[item.op](schedule, item, in_schema_order(item))
         if not isinstance(call, str):
-            group = _group(schedule, readers, position, item, call, taken)
+            group = _group(schedule, readers, position, item, call, claimed)
             if group is not None:
-                taken.update(group.positions)
+                claimed.update(group.positions)
                 found.append(group)
     return found
 
@@ -108,16 +108,16 @@ def _group(
     position: int,
     item: ExternItem,
     call: MatrixCall,
-    taken: set[int],
+    claimed: set[int],
 ) -> Group | None:
     fused = dense_epilogue(schedule, position, call.result, readers)
     name = str(item.op).split(".")[1]
-    request: Request | str = "nothing behind it"
-    # Of two products that one kernel reads (a gate and what it gates), the first absorbs it.
-    if isinstance(fused, DenseEpilogue) and fused.position not in taken and on_gpu(schedule, fused.inputs):
+    request: Request | str = "no epilogue"
+    # If one kernel reads two products (a gate and its operand), the first fuses it.
+    if isinstance(fused, DenseEpilogue) and fused.position not in claimed and on_gpu(schedule, fused.inputs):
         request = call.plan(fused.out_spec, f"{name}_{fused.name}", fused.epilogue, refused_on_gpu)
     if isinstance(request, str):
-        fused = "not absorbed"
+        fused = "not fused"
         request = call.plan(call.result, name, NO_EPILOGUE, refused_on_gpu)
     if isinstance(request, str) or not isinstance(request.product, Product) or request.product.k < 1:
         return None
@@ -132,14 +132,16 @@ def _group(
     if not on_gpu(schedule, [x for x in bias if x is not None]):
         return None
     assert a is not None and b is not None and out is not None
-    made = _tiled(request.product)
-    tail: tuple[int, ...] = (*bias, *inputs, out)  # type: ignore[arg-type]
-    variants = [Variant(made, (a, b, *tail), frozenset(positions), note)]
+    kernel = _tiled(request.product)
+    outer_buffers: tuple[int, ...] = (*bias, *inputs, out)  # type: ignore[arg-type]
+    variants = [Variant(kernel, (a, b, *outer_buffers), frozenset(positions), note)]
     place = max(positions)
-    with_prologues = _with_prologues(schedule, readers, position, place, request.product, made, (a, b), taken)
+    with_prologues = _with_prologues(
+        schedule, readers, position, place, request.product, kernel, (a, b), claimed
+    )
     if with_prologues is not None:
         product, read, before = with_prologues
-        variants.append(Variant(product, (*read, *tail), frozenset(positions | before), note))
+        variants.append(Variant(product, (*read, *outer_buffers), frozenset(positions | before), note))
         positions |= before
     return Group(tuple(sorted(positions)), place, tuple(variants))
 
@@ -176,24 +178,24 @@ def _with_prologues(
     position: int,
     place: int,
     p: Product,
-    made: TiledProduct,
+    kernel: TiledProduct,
     operands: tuple[int, int],
-    taken: set[int],
+    claimed: set[int],
 ) -> tuple[TiledProduct, list[int], set[int]] | None:
     """The product with fused prologues, the buffers that it then reads for its operands, and the positions of the
     fused items; None without a prologue."""
-    sizes = (made.batch, p.m, p.k), (made.batch, p.k, p.n)
-    parts, read, positions = [made.a, made.b], [[operands[0]], [operands[1]]], set[int]()
+    sizes = (kernel.batch, p.m, p.k), (kernel.batch, p.k, p.n)
+    sides, read, positions = [kernel.a, kernel.b], [[operands[0]], [operands[1]]], set[int]()
     for side, matrix in enumerate((p.a, p.b)):
         index = memory_index(matrix, p.batch)
         found = prologue(schedule, readers, position, place, operands[side], index, sizes[side])
-        if not isinstance(found, Prologue) or not taken.isdisjoint(found.positions):
+        if not isinstance(found, Prologue) or not claimed.isdisjoint(found.positions):
             continue
         if not on_gpu(schedule, found.buffers):
             continue
-        parts[side] = Operand(found.inputs, found.value)
+        sides[side] = Operand(found.inputs, found.value)
         read[side] = list(found.buffers)
         positions |= set(found.positions)
     if not positions:
         return None
-    return replace(made, a=parts[0], b=parts[1]), read[0] + read[1], positions
+    return replace(kernel, a=sides[0], b=sides[1]), read[0] + read[1], positions

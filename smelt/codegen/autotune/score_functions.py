@@ -12,24 +12,24 @@ from smelt.loops.kernel_ir import Value
 from smelt.loops.loop_values import const, index
 
 
-def with_constants(value: Value, known: Mapping[int, float]) -> Value:
+def with_constants(value: Value, constants: Mapping[int, float]) -> Value:
     """The value with numbers in place of loads from buffers of one element, `known` by buffer number; sums of indices
     become index expressions."""
     done: dict[Value, Value] = {}
 
     def changed(v: Value) -> Value:
         if v not in done:
-            if v.op == "load" and v.args[0] in known and v.args[1:] == (0, None):
-                done[v] = Value("const", (known[v.args[0]],), v.dtype)
+            if v.op == "load" and v.args[0] in constants and v.args[1:] == (0, None):
+                done[v] = Value("const", (constants[v.args[0]],), v.dtype)
             else:
                 args = tuple(changed(a) if isinstance(a, Value) else a for a in v.args)
-                done[v] = _place(Value(v.op, args, v.dtype))
+                done[v] = _as_index(Value(v.op, args, v.dtype))
         return done[v]
 
     return changed(value)
 
 
-def _place(value: Value) -> Value:
+def _as_index(value: Value) -> Value:
     """Sums and differences of indices as one index expression, which needs no 64-bit arithmetic."""
     if value.op not in ("add", "sub") or value.dtype is not torch.int64:
         return value
@@ -52,8 +52,8 @@ def exact(value: Value) -> Value:
 
     def changed(v: Value) -> Value:
         if v not in done:
-            made = Value(v.op, tuple(changed(a) if isinstance(a, Value) else a for a in v.args), v.dtype)
-            done[v] = _quotient(_unrounded(made)) if depends(made) else made
+            result = Value(v.op, tuple(changed(a) if isinstance(a, Value) else a for a in v.args), v.dtype)
+            done[v] = _quotient(_unrounded(result)) if depends(result) else result
         return done[v]
 
     return changed(value)

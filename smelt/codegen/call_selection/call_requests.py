@@ -47,7 +47,9 @@ def integers(sizes: Sequence[Size]) -> tuple[int, ...]:
     return tuple(sizes)  # type: ignore[arg-type]
 
 
-def with_bias(epilogue: Epilogue, argument: Argument, places: Sequence[Size], dtype: torch.dtype) -> Epilogue:
+def with_bias(
+    epilogue: Epilogue, argument: Argument, indices: Sequence[Size], dtype: torch.dtype
+) -> Epilogue:
     """`epilogue` of (product + bias); the bias is input 0, its dimensions are the last ones of `places` or of size 1. Narrow
     floats are added as float32, and rounded once. Raises NotGenerated for a bias of another dtype."""
     spec = tensor(argument)
@@ -55,9 +57,9 @@ def with_bias(epilogue: Epilogue, argument: Argument, places: Sequence[Size], dt
         raise NotGenerated(f"a bias of {spec.dtype}")
     shape, stride = integers(spec.shape), integers(spec.stride)
     index: Size = 0
-    for size, step, place in zip(shape, stride, places[len(places) - len(shape) :]):
+    for size, step, dim_index in zip(shape, stride, indices[len(indices) - len(shape) :]):
         if size != 1:
-            index = index + place * step
+            index = index + dim_index * step
     sums = opmath(dtype)
     bias = as_dtype(Value("load", (0, index, None), spec.dtype), sums)
     total = as_dtype(Value("add", (product_value(sums), bias), sums), dtype)

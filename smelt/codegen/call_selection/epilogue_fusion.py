@@ -74,7 +74,7 @@ def dense_epilogue(
 def epilogue_kernel(
     schedule: Schedule, position: int, spec: TensorSpec, readers: dict[int, list[int]]
 ) -> EpilogueKernel | str:
-    """Like `absorbed`, for any layout of the kernel's result."""
+    """Like `dense_epilogue`, for any layout of the kernel's result."""
     extern = schedule.items[position]
     assert isinstance(extern, ExternItem)
     result = extern.outs[0]
@@ -119,21 +119,21 @@ def _as_epilogue(
     if len(spec.shape) not in _INDICES or not is_dense(spec):
         return "the product's result is not contiguous"
     (store,) = stage.stores
-    own = item.buffers.index(result)
-    point = only_index(store.value, own)
+    product = item.buffers.index(result)
+    point = only_index(store.value, product)
     at = _point_of_element(kernel.outer, point, spec) if point is not None else None
     if at is None:
         return "the kernel does not visit each element of the product once"
     dims = _dims(spec)
     out = item.buffers[store.buffer]
     assert out is not None
-    places = dict(zip(dims, _INDICES[len(dims)]))
-    inputs = tuple(i for i, b in enumerate(kernel.buffers) if b.role == "in" and i != own)
-    number = {b: i for i, b in enumerate(inputs)}
-    value = epilogue_value(store.value, own, number, lambda e: subs(subs(e, at), places))
+    named = dict(zip(dims, _INDICES[len(dims)]))
+    inputs = tuple(i for i, b in enumerate(kernel.buffers) if b.role == "in" and i != product)
+    input_of = {b: i for i, b in enumerate(inputs)}
+    value = epilogue_value(store.value, product, input_of, lambda e: subs(subs(e, at), named))
     formals: tuple[Buffer, ...] = tuple(kernel.buffers[i] for i in inputs)
     buffers = tuple(b for i in inputs if (b := item.buffers[i]) is not None)
-    index = subs(subs(store.index, at), places)
+    index = subs(subs(store.index, at), named)
     return EpilogueKernel(position, kernel.name, Epilogue(formals, value), buffers, out, index, item.note)
 
 
@@ -146,13 +146,13 @@ def only_index(value: Value, buffer: int) -> Size | None:
     """The only index at which `value` loads from `buffer`; None if there are several, or masked ones."""
     found: set[Size] = set()
     masked = False
-    seen: set[int] = set()
+    visited: set[int] = set()
     todo = [value]
     while todo:
         v = todo.pop()
-        if id(v) in seen:
+        if id(v) in visited:
             continue
-        seen.add(id(v))
+        visited.add(id(v))
         if v.op == "load" and v.args[0] == buffer:
             found.add(v.args[1])
             masked |= v.args[2] is not None
@@ -173,7 +173,7 @@ def _point_of_element(loops: Sequence[Loop], index: Size, spec: TensorSpec) -> d
 def point_at(loops: Sequence[Loop], index: Size, flat: Size, elements: Size) -> dict[Sym, Size] | None:
     """Loop symbols in terms of `flat`, a number below `elements`, at which `index` equals `flat`, if the index counts
     the loops like digits of a number, up to `elements`."""
-    places: list[tuple[Size, Sym, Size]] = []
+    named: list[tuple[Size, Sym, Size]] = []
     rest = index
     for loop in loops:
         split = affine(rest, loop.sym)
@@ -181,12 +181,12 @@ def point_at(loops: Sequence[Loop], index: Size, flat: Size, elements: Size) -> 
             return None
         factor, rest = split
         if loop.size != 1:
-            places.append((factor, loop.sym, loop.size))
+            named.append((factor, loop.sym, loop.size))
     if rest != 0:
         return None
     at: dict[Sym, Size] = {loop.sym: 0 for loop in loops}
     expected: Size = 1
-    for factor, sym, size in sorted(places, key=lambda p: bounds(p[0])):
+    for factor, sym, size in sorted(named, key=lambda p: bounds(p[0])):
         if factor != expected:
             return None
         at[sym] = flat // factor % size
@@ -206,7 +206,9 @@ def _strides(index: Size, dims: tuple[Sym, ...]) -> tuple[Size, ...] | None:
     return tuple(strides) if index == 0 else None
 
 
-def epilogue_value(value: Value, own: int, number: dict[int, int], place: Callable[[Size], Size]) -> Value:
+def epilogue_value(
+    value: Value, product: int, input_of: dict[int, int], map_index: Callable[[Size], Size]
+) -> Value:
     """`value` with the product in place of loads from buffer `own`, and indices mapped by `place`."""
     done: dict[int, Value] = {}
 
@@ -218,13 +220,13 @@ def epilogue_value(value: Value, own: int, number: dict[int, int], place: Callab
     def rewritten(v: Value) -> Value:
         if v.op == "load":
             buffer, index, mask = v.args
-            if buffer == own:
+            if buffer == product:
                 return product_value(v.dtype)
             return Value(
-                "load", (number[buffer], place(index), None if mask is None else moved(mask)), v.dtype
+                "load", (input_of[buffer], map_index(index), None if mask is None else moved(mask)), v.dtype
             )
         if v.op == "index":
-            return Value("index", (place(v.args[0]),), v.dtype)
+            return Value("index", (map_index(v.args[0]),), v.dtype)
         return Value(v.op, tuple([moved(a) if isinstance(a, Value) else a for a in v.args]), v.dtype)
 
     return moved(value)

@@ -38,9 +38,9 @@ Prefer = Callable[[ProductItem], bool]
 
 
 def with_products(
-    schedule: Schedule, absorb: bool, prefer: Prefer, values: Values | None = None
+    schedule: Schedule, fuse_epilogues: bool, prefer: Prefer, values: Values | None = None
 ) -> list[Item | ProductItem]:
-    """The schedule's items, with products in place of the externs that `prefer` selects. `absorb`: fuse epilogues.
+    """The schedule's items, with products in place of the externs that `prefer` selects. `fuse_epilogues`: with fused epilogues.
     `values`: sizes for the symbols of a symbolic schedule, whose products have `lengths`."""
     if not any(is_product(i) for i in schedule.items):
         return list(schedule.items)
@@ -55,28 +55,28 @@ def with_products(
         call = sized_call(schedule, item) if sized else _call(schedule, item)
         if isinstance(call, str):
             continue
-        fused = dense_epilogue(schedule, position, call.result, readers) if absorb else None
+        fused = dense_epilogue(schedule, position, call.result, readers) if fuse_epilogues else None
         candidates: list[DenseEpilogue | None] = [None]
-        # Of two products that one kernel reads (a gate and what it gates), the first absorbs it.
+        # If one kernel reads two products (a gate and its operand), the first fuses it.
         if isinstance(fused, DenseEpilogue) and items[fused.position] is schedule.items[fused.position]:
             candidates.insert(0, fused)
         for candidate in candidates:
-            made = _product_item(item, call, candidate, values)
-            if isinstance(made, ProductItem) and prefer(made):
-                _put(items, position, made, candidate)
+            product_item = _product_item(item, call, candidate, values)
+            if isinstance(product_item, ProductItem) and prefer(product_item):
+                _put(items, position, product_item, candidate)
                 break
     return [item for item in items if item is not None]
 
 
 def _put(
-    items: list[Item | ProductItem | None], position: int, made: ProductItem, fused: DenseEpilogue | None
+    items: list[Item | ProductItem | None], position: int, product_item: ProductItem, fused: DenseEpilogue | None
 ) -> None:
     """Insert a product. With a fused epilogue it takes the kernel's position, since all operands of the kernel are
     defined there."""
     if fused is None:
-        items[position] = made
+        items[position] = product_item
     else:
-        items[position], items[fused.position] = None, made
+        items[position], items[fused.position] = None, product_item
 
 
 def compile_items(items: Sequence[ProductItem]) -> dict[int, CompiledKernel]:
@@ -148,11 +148,11 @@ def _product_item(
         lengths, call, out = call.lengths(out), call.at(values), at_numbers(out, values)
         if lengths is None:
             return "strides that depend on sizes"
-    made = call.plan(out, name, epilogue)
-    if isinstance(made, str):
-        return made
-    operands = tuple(call.buffers[i] for i in made.operands)
+    product_item = call.plan(out, name, epilogue)
+    if isinstance(product_item, str):
+        return product_item
+    operands = tuple(call.buffers[i] for i in product_item.operands)
     inputs, result = ((), item.outs[0]) if fused is None else (fused.inputs, fused.out)
     notes = dict.fromkeys(n for n in (item.note, fused.note if fused else "") if n)
     buffers = (*operands, *inputs, result)
-    return ProductItem(made.product, buffers, "; ".join(notes), lengths)  # type: ignore[arg-type]
+    return ProductItem(product_item.product, buffers, "; ".join(notes), lengths)  # type: ignore[arg-type]

@@ -51,13 +51,13 @@ def _is_row_major(out: TensorSpec) -> bool:
 
 def sized_call(schedule: Schedule, item: ExternItem) -> SizedCall | str:
     """The extern, whose shapes have symbols, as such a product, or the reason why it is not one."""
-    place = position_of_a(item.op)
-    if place is None:
+    position = position_of_a(item.op)
+    if position is None:
         return "not a product of A and B as they are"
-    given: list[Any] = in_schema_order(item)
-    args = tuple(schedule.buffers[x.id].spec if isinstance(x, BufRef) else x for x in given)
-    buffers = tuple(x.id if isinstance(x, BufRef) else None for x in given)
+    arguments: list[Any] = in_schema_order(item)
+    args = tuple(schedule.buffers[x.id].spec if isinstance(x, BufRef) else x for x in arguments)
+    buffers = tuple(x.id if isinstance(x, BufRef) else None for x in arguments)
     result = schedule.buffers[item.outs[0]].spec  # type: ignore[index]
     if len(result.shape) != 2:
         return "a batch of products"
-    return SizedCall(item.op, args, buffers, result, place)
+    return SizedCall(item.op, args, buffers, result, position)

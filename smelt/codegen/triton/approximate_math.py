@@ -55,7 +55,9 @@ def cheap(kernel: Kernel) -> Cheap:
             continue
         if v.op in _ALONE and uses.is_rounded(v, sums=True):
             functions[v] = _ALONE[v.op], v.args[0]
-        elif v.op == "add" and v.args[0].op in _PLUS_ONE and _is_number(v.args[1], 1) and uses.is_rounded(v):
+        elif (
+            v.op == "add" and v.args[0].op in _PLUS_ONE and _is_constant(v.args[1], 1) and uses.is_rounded(v)
+        ):
             functions[v] = _PLUS_ONE[v.args[0].op], v.args[0].args[0]
         elif (
             v.op == "div"
@@ -84,15 +86,15 @@ class _Uses:
         for value in self.values:
             for operand in {a for a in value.args if isinstance(a, Value)}:
                 self.users[operand].append(value)
-        self.known: dict[Value, bool] = {}
+        self.rounded: dict[Value, bool] = {}
 
     def is_rounded(self, v: Value, sums: bool = False) -> bool:
         """Whether all uses of `v` are rounded before a relative error can grow; `sums`: or are summed."""
         if v in self.stored or v in self.reduced or (v in self.summed and not sums):
             return False
-        if v not in self.known:
-            self.known[v] = all(self._passes(user, v) for user in self.users[v])
-        return self.known[v]
+        if v not in self.rounded:
+            self.rounded[v] = all(self._passes(user, v) for user in self.users[v])
+        return self.rounded[v]
 
     def _passes(self, user: Value, v: Value) -> bool:
         if user.op == "cast":
@@ -110,10 +112,10 @@ class _Uses:
 
 def _is_one_of_a_row(v: Value) -> bool:
     """Whether it is 0 except at one index of the row."""
-    if v.op != "where" or v.args[0].op != "eq" or not _is_number(v.args[2], 0):
+    if v.op != "where" or v.args[0].op != "eq" or not _is_constant(v.args[2], 0):
         return False
     return any(a.op == "index" for a in v.args[0].args)
 
 
-def _is_number(v: Value, number: float) -> bool:
+def _is_constant(v: Value, number: float) -> bool:
     return v.op == "const" and v.args[0] == number

@@ -35,7 +35,7 @@ def code_generator(own: ModuleType) -> ModuleType:
     for name in ("visit", "generic_visit", "_maybe_set_loc_to_name"):
         getattr(generator, name)
     generator.visit = _visit
-    generator._maybe_set_loc_to_name = _set_no_place
+    generator._maybe_set_loc_to_name = _clear_location
     copy.inspect = _Inspect()
     copy.ast_to_ttir  # noqa: B018  (what is asked of it)
     return copy
@@ -50,7 +50,7 @@ def _visit(self: Any, node: ast.AST | None) -> Any:
     return found
 
 
-def _set_no_place(self: Any, value: object, name: str) -> None:
+def _clear_location(self: Any, value: object, name: str) -> None:
     return None
 
 

@@ -16,7 +16,15 @@ from dataclasses import dataclass, field
 import torch
 
 from smelt.codegen.triton import value_expressions
-from smelt.codegen.triton.block_gemm import Operand, Tile, TilePrinter, counted, highest, indices_of, places
+from smelt.codegen.triton.block_gemm import (
+    Operand,
+    Tile,
+    TilePrinter,
+    counted,
+    highest,
+    indices_of,
+    named_symbols,
+)
 from smelt.codegen.triton.kernel_source import Axes, Position, R, Source, X
 from smelt.codegen.triton.value_expressions import Dialect
 from smelt.loops.kernel_ir import Buffer, Kernel, MapStage, Store, Value
@@ -160,7 +168,9 @@ class _Attention(TilePrinter):
         (n_rows, x), (n_columns, r) = (sizes.get(name, sizes["r"]) for name in (rows, columns))
         self.extents = {"x": x, "r": r}
         masks = {axis: self.masks[name] for axis, name in (("x", rows), ("r", columns)) if name in self.masks}
-        return Position(places(a.batch, n_rows, n_columns), X | R, indent, r=columns, x=rows, masks=masks)
+        return Position(
+            named_symbols(a.batch, n_rows, n_columns), X | R, indent, r=columns, x=rows, masks=masks
+        )
 
     def _over_keys(self) -> None:
         a = self.a

@@ -81,10 +81,10 @@ class TilePrinter(Printer):
         """A block of an operand, whose inputs are numbered from `first`; 0 where the mask `zero` does not hold."""
         value = self.value(at, counted(operand.value, first, {}))
         dtype = operand.value.dtype
-        whole = self.axes_of.get(value) == X | R
-        if not whole:
+        is_full = self.axes_of.get(value) == X | R
+        if not is_full:
             value = self._named(at, f"tl.broadcast_to({value}, {self._shape(X | R)})", X | R, fixed=False)
-        if zero is not None and not (whole and _zero_of_zeros(operand.value)):
+        if zero is not None and not (is_full and _zero_of_zeros(operand.value)):
             nothing = value_expressions.literal(0, dtype)
             value = self._named(at, f"tl.where({zero}, {value}, {nothing}).to({NAMES[dtype]})", X | R, False)
         return self.factor(value, dtype)
@@ -99,12 +99,12 @@ class TilePrinter(Printer):
         return f"[{', '.join(self.extents[a] if a in axes else '1' for a in 'xr')}]"
 
 
-def counted(value: Value, first: int, place: Mapping[Sym, Size]) -> Value:
+def counted(value: Value, first: int, symbols: Mapping[Sym, Size]) -> Value:
     """`value` with buffers numbered from `first`, and its symbols replaced."""
-    return Moved(place, lambda number: number + first).value(value)
+    return Moved(symbols, lambda number: number + first).value(value)
 
 
-def places(batch: int, rows: int, columns: int) -> dict[Sym, Size]:
+def named_symbols(batch: int, rows: int, columns: int) -> dict[Sym, Size]:
     """The symbols of expressions, with bounds, by their names in the program."""
     sizes = ((BATCH, "batch", batch), (ROW, "x", rows), (COL, "r", columns))
     return {s: Sym(name, 0, max(size - 1, 0)) if size > 1 else 0 for s, name, size in sizes}
@@ -112,7 +112,7 @@ def places(batch: int, rows: int, columns: int) -> dict[Sym, Size]:
 
 def highest(indices: Sequence[Size], sizes: tuple[int, int, int]) -> int:
     """The largest value of `indices` over BATCH, ROW and COL."""
-    at = places(*sizes)
+    at = named_symbols(*sizes)
     return max((max(map(abs, bounds(subs(i, at)))) for i in indices), default=0)
 
 

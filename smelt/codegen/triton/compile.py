@@ -29,7 +29,7 @@ _Key = tuple[
 ]
 
 
-Made = Callable[[Function], None]
+OnCompiled = Callable[[Function], None]
 
 
 def unheard(function: Function) -> None:
@@ -49,7 +49,7 @@ class General:
         return dict(zip(self.kernel.sizes, self.sizes, strict=True))
 
     @property
-    def at_numbers(self) -> Kernel:
+    def specialized(self) -> Kernel:
         """The launch's kernel with concrete sizes."""
         return at_sizes(self.kernel, self.values)
 
@@ -77,12 +77,12 @@ class Request:
     kernel: Kernel
     by_value: frozenset[int] = frozenset()
     unaligned: frozenset[int] = frozenset()
-    joined: bool = False
+    batched: bool = False
     general: General | None = None
 
     def printed(self, dialect: Dialect = "ptx") -> Source:
         """Its source."""
-        if self.joined:
+        if self.batched:
             return batched_source(self.kernel, self.by_value, self.unaligned, dialect)
         source = None if self.general is None else self.general.printed(self.by_value, dialect)
         if source is None:
@@ -108,7 +108,11 @@ _LOCK = hold_at_fork(threading.RLock(), GPU_KERNELS)
 
 
 def compile_kernels(
-    requests: Sequence[Request], arch: Arch, threads: int, store: Store | None = None, made: Made = unheard
+    requests: Sequence[Request],
+    arch: Arch,
+    threads: int,
+    store: Store | None = None,
+    made: OnCompiled = unheard,
 ) -> list[CompiledKernel]:
     """Code for the requests, in order, for processors `arch`, compiled by `threads` threads, which end before this
     returns. Code is shared by equal kernels as long as one is alive, and cached in `store`. Raises ImportError, with
@@ -153,8 +157,8 @@ def keep(source: Source, code: CompiledKernel, arch: Arch, store: Store) -> None
     function = code.function
     assert function.block is not None
     [image] = function.library.objects
-    kept = Image(image, function.name, function.block.threads, function.block.shared)
-    kernel_cache.write(store, source, arch, kept)
+    compiled_image = Image(image, function.name, function.block.threads, function.block.shared)
+    kernel_cache.write(store, source, arch, compiled_image)
 
 
 def _codes(
@@ -163,7 +167,7 @@ def _codes(
     arch: Arch,
     threads: int,
     store: Store | None,
-    told: Made = unheard,
+    on_compiled: OnCompiled = unheard,
 ) -> list[_KernelCode | Exception]:
     """Code or exceptions for the sources."""
     keys = [_key(source, arch) for source in sources]
@@ -180,7 +184,9 @@ def _codes(
     if missing:
         library()
         with ThreadPoolExecutor(min(threads, len(missing))) as pool:
-            compiled = pool.map(lambda item: _compile(item[0], item[1], arch, store, told), missing.values())
+            compiled = pool.map(
+                lambda item: _compile(item[0], item[1], arch, store, on_compiled), missing.values()
+            )
             for key, made in zip(missing, compiled, strict=True):
                 if isinstance(made, Exception):
                     refused[key] = made
@@ -190,12 +196,12 @@ def _codes(
 
 
 def _key(source: Source, arch: Arch) -> _Key:
-    given = tuple(source.signature.items()), tuple(source.constants.items())
-    return arch, source.text, source.warps, source.stages, source.registers, source.aligned, *given
+    attributes = tuple(source.signature.items()), tuple(source.constants.items())
+    return arch, source.text, source.warps, source.stages, source.registers, source.aligned, *attributes
 
 
 def _compile(
-    source: Source, name: str, arch: Arch, store: Store | None, told: Made
+    source: Source, name: str, arch: Arch, store: Store | None, on_compiled: OnCompiled
 ) -> _KernelCode | Exception:
     try:
         image = to_image(source, arch, f"smelt_{_identifier(name)}")
@@ -204,7 +210,7 @@ def _compile(
     if store:
         kernel_cache.write(store, source, arch, image)
     code = _code(source, image, arch)
-    told(code)
+    on_compiled(code)
     return code
 
 

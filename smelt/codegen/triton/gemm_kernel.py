@@ -12,7 +12,15 @@ from dataclasses import dataclass, field
 import torch
 
 from smelt.codegen.llvm.gemm.epilogue import BATCH, COL, ROW
-from smelt.codegen.triton.block_gemm import Operand, Tile, TilePrinter, counted, highest, indices_of, places
+from smelt.codegen.triton.block_gemm import (
+    Operand,
+    Tile,
+    TilePrinter,
+    counted,
+    highest,
+    indices_of,
+    named_symbols,
+)
 from smelt.codegen.triton.kernel_source import Position, R, Source, X
 from smelt.codegen.triton.value_expressions import Dialect
 from smelt.loops.kernel_ir import Buffer, Kernel, Loop, MapStage, ReduceStage, Reduction, Store, Value
@@ -146,7 +154,7 @@ class _Product(TilePrinter):
             if masked:
                 self.lines.append(f"        {name}mask = {name} < {size}")
                 masks[axis] = f"{name}mask"
-        at = Position(places(self.p.batch, *sizes), X | R, 2, r=names[1], x=names[0], masks=masks)
+        at = Position(named_symbols(self.p.batch, *sizes), X | R, 2, r=names[1], x=names[0], masks=masks)
         self.extents = {"x": "XBLOCK", "r": "KBLOCK"} if steps[0] is None else {"x": "KBLOCK", "r": "RBLOCK"}
         return self.operand(at, operand, first, masks["r" if steps[0] is None else "x"] if masked else None)
 
@@ -154,7 +162,7 @@ class _Product(TilePrinter):
         p = self.p
         first = len(p.a.inputs) + len(p.b.inputs)
         self.extents = {"x": "XBLOCK", "r": "RBLOCK"}
-        at = Position(places(p.batch, p.m, p.n), X | R, 1, r="r", x="x", masks=self.masks)
+        at = Position(named_symbols(p.batch, p.m, p.n), X | R, 1, r="r", x="x", masks=self.masks)
         value = self.value(at, counted(p.value, first, {}))
         self.store(at, Store(first + len(p.inputs), p.index, p.value), value)
 

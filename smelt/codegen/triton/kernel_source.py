@@ -223,12 +223,12 @@ class Printer:
         self.shared: dict[str, str] = {}  # text -> name of what the function's top level computed already
         self.inner: set[str] = set()  # names that a loop over blocks gives
         self.loop: int | None = None  # which line opens the loop over blocks where there is one
-        self.kept: dict[tuple[int, Size], str] = {}  # what was stored at an index and is in registers still
+        self.in_registers: dict[tuple[int, Size], str] = {}  # (buffer, index) -> the stored value's name
         self.axes_of: dict[str, Axes] = {}  # of named values
         self.cheap = cheap(kernel)
         self.others = _others(kernel.stages)
-        self.given: dict[Value, str] = {}  # those of them that gave it
-        self.written: set[int] = set()  # buffers whose elements other threads of the program may have written
+        self.other_values: dict[Value, str] = {}  # masked loads -> the value at absent points
+        self.mutated: set[int] = set()  # buffers whose elements other threads of the program may have written
 
     # ---- the module
 
@@ -244,7 +244,7 @@ class Printer:
                 self._reduce_looped(stage, sums)
         points, block = self.points, self.blocks.x
         if self.blocks.across is not None:  # programs are counted
-            points, block = ceil_div(points, block) * self._parts(), 1
+            points, block = ceil_div(points, block) * self._programs_per_row(), 1
         return self._module(points, block)
 
     def _module(self, points: Size, block: int) -> Source:
@@ -289,7 +289,7 @@ class Printer:
         program = "tl.program_id(0)" + (".to(tl.int64)" if self.wide == "tl.int64" else "")
         head = []
         if self.blocks.across is not None:
-            parts = self._size(self._parts())
+            parts = self._size(self._programs_per_row())
             head = [f"    program = {program}", f"    first = program % {parts} * RBLOCK"]
             program = f"(program // {parts})"
         if not self.x_axes:
@@ -315,7 +315,7 @@ class Printer:
         placed = [f"{name}mask = {alone}mask{place}"] if bound else []
         return [f"{alone} = {lanes}", f"{name} = {alone}{place}", *masks, *placed]
 
-    def _parts(self) -> Size:
+    def _programs_per_row(self) -> Size:
         """Programs that share the rows of a block, if the second axis is an outer loop."""
         return ceil_div(trips(self.kernel.stages[0]), self.blocks.r)
 
@@ -363,14 +363,14 @@ class Printer:
 
     def store(self, at: Position, store: Store, value: str) -> None:
         """Store the value named `value`."""
-        self.kept = {place: name for place, name in self.kept.items() if place[0] != store.buffer}
+        self.in_registers = {key: name for key, name in self.in_registers.items() if key[0] != store.buffer}
         if at.indent == 1 and not store.lookups:
-            self.kept[store.buffer, subs(store.index, at.rewrite)] = value
+            self.in_registers[store.buffer, subs(store.index, at.rewrite)] = value
         if self.kernel.buffers[store.buffer].role == "local":
             if at.indent > 1:
                 raise NotImplementedError("a loop over blocks keeps values, which do not fit into registers")
             return
-        self.written.add(store.buffer)
+        self.mutated.add(store.buffer)
         offset = self._offset(at, store.index, at.axes)
         masks = [at.masks[a] for a in sorted(at.masks, reverse=True)]
         conditions = [self._both(at, masks)] if masks else []
@@ -416,7 +416,7 @@ class Printer:
                 self.lines.append(f"    for part in range(0, {last}, RBLOCK * {turns}):")
                 self.lines += [f"        {line}" for line in first]
                 self.lines.append(
-                    f"        for turn in range(0, {self._end_of_part(points, turns)}, RBLOCK):"
+                    f"        for turn in range(0, {self._end_of_segment(points, turns)}, RBLOCK):"
                 )
                 self._line(at, "start = part + turn")
         wide = ".to(tl.int64)" if self.wide == "tl.int64" else ""
@@ -436,7 +436,7 @@ class Printer:
         """The name of the points of a stage with so many."""
         return f"r{points}"
 
-    def _end_of_part(self, points: Size, turns: int) -> str:
+    def _end_of_segment(self, points: Size, turns: int) -> str:
         """The end of a row's segment, relative to its beginning."""
         return f"RBLOCK * {turns}"
 
@@ -483,16 +483,16 @@ class Printer:
             self.lines.append(f"    {acc} = tl.full({lanes}, {first}, {_accumulator(r)})")
             if r.kind.startswith("arg"):
                 self.lines.append(f"    {where} = tl.full({shape}, {(1 << 31) - 1}, {self.wide})")
-        of_parts = {
+        partial_sums = {
             r.name: self._fresh(self.x_axes | R)
             for r in stage.reductions
             if _is_sum(r) and r.name not in sums
         }
-        turns = self._turns(stage) if of_parts else 1
+        turns = self._turns(stage) if partial_sums else 1
         if turns == 1:
-            of_parts = {}
+            partial_sums = {}
         at = self._open(
-            stage, turns, [f"{part} = tl.full({shape}, 0, tl.float32)" for part in of_parts.values()]
+            stage, turns, [f"{part} = tl.full({shape}, 0, tl.float32)" for part in partial_sums.values()]
         )
         of_maximum = {maximum: accumulators[total][0] for total, maximum in sums.items()}
         for r in stage.reductions:
@@ -507,13 +507,13 @@ class Printer:
             if r.name in of_maximum:
                 self._add_below(at, of_maximum[r.name], acc, value)
             if r.kind.startswith("arg"):
-                place = f"tl.broadcast_to(r, {shape})" if self.x_axes else "r"
-                self._line(at, f"{acc}, {where} = {function}({acc}, {where}, {value}, {place})")
+                position = f"tl.broadcast_to(r, {shape})" if self.x_axes else "r"
+                self._line(at, f"{acc}, {where} = {function}({acc}, {where}, {value}, {position})")
             else:
-                acc = of_parts.get(r.name, acc)
+                acc = partial_sums.get(r.name, acc)
                 self._line(at, f"{acc} = {_combined(r, acc, value)}")
         self._stores(at, stage.stores)
-        for name, part in of_parts.items():
+        for name, part in partial_sums.items():
             self.lines.append(f"        {accumulators[name][0]} = {accumulators[name][0]} + {part}")
         for total, maximum in sums.items():
             s, m = accumulators[total][0], accumulators[maximum][0]
@@ -589,8 +589,10 @@ class Printer:
     def _contribution(self, at: Position, r: Reduction) -> str:
         """The reduced value, neutral at absent points, as a whole block."""
         text = self._reduced(at, r)
-        given = self.given.get(_loaded(r.value))
-        if at.r and "r" in at.masks and given != _neutral(r):  # outer points that do not exist are not stored
+        other_value = self.other_values.get(_loaded(r.value))
+        if (
+            at.r and "r" in at.masks and other_value != _neutral(r)
+        ):  # outer points that do not exist are not stored
             text = f"tl.where({at.masks['r']}, {text}, {_typed_neutral(r)})"
         return text if text in self.axes_of else self._named(at, text, at.axes)
 
@@ -616,8 +618,8 @@ class Printer:
         threads = 32 * self.blocks.warps
         if not _is_sum(r) or self.x_axes or self.blocks.r < 2 * CHAIN * threads:
             return block
-        name, kept = self._fresh(R), 8 * threads  # a thread has up to eight neighbours, whatever the layout
-        shape = f"[RBLOCK // {kept}, {kept}]"
+        name, width = self._fresh(R), 8 * threads  # a thread has up to eight neighbours, whatever the layout
+        shape = f"[RBLOCK // {width}, {width}]"
         self.lines.append(f"    {name} = tl.reduce(tl.reshape({block}, {shape}), 0, _add)")
         return name
 
@@ -683,18 +685,18 @@ class Printer:
     def _named(self, at: Position, text: str, axes: Axes, fixed: bool = True) -> str:
         """A name for `text`; its existing one if it is `fixed`, that is, has the same value wherever it is computed.
         Loop-invariant values of a loop over blocks are hoisted before it (Triton walks its body twice)."""
-        outside = at.indent == 1 or (fixed and axes <= X and self.inner.isdisjoint(_NAME.findall(text)))
-        texts = self.shared if outside else at.texts
+        hoisted = at.indent == 1 or (fixed and axes <= X and self.inner.isdisjoint(_NAME.findall(text)))
+        texts = self.shared if hoisted else at.texts
         known = texts.get(text) if fixed else None
         if known is not None:
             return known
         name = self._fresh(axes)
-        if outside and self.loop is not None:
+        if hoisted and self.loop is not None:
             self.lines.insert(self.loop, f"    {name} = {text}")
             self.loop += 1
         else:
             self._line(at, f"{name} = {text}")
-        if not outside:
+        if not hoisted:
             self.inner.add(name)
         if fixed:
             texts[text] = name
@@ -722,8 +724,8 @@ class Printer:
             return self.value(at, v.args[1]), NONE
         if v in self.cheap.functions:
             name, operand = self.cheap.functions[v]
-            given = self.value(at, operand)
-            return self.values.function(name, torch.float32, [given]), self.axes_of.get(given, NONE)
+            argument = self.value(at, operand)
+            return self.values.function(name, torch.float32, [argument]), self.axes_of.get(argument, NONE)
         if v in self.cheap.quotients:
             dividend, divisor = (self.value(at, a) for a in v.args)
             inverse = self.values.function("reciprocal", torch.float32, [divisor])
@@ -783,15 +785,15 @@ class Printer:
     def _load(self, at: Position, v: Value) -> tuple[str, Axes]:
         buffer, e, condition = v.args
         spec, rewritten = self.kernel.buffers[buffer], subs(e, at.rewrite)
-        kept = self.kept.get((buffer, rewritten))
-        self.given.pop(v, None)
-        if kept is not None and condition is None:
-            return kept, self.axes_of.get(kept, NONE)
+        stored = self.in_registers.get((buffer, rewritten))
+        self.other_values.pop(v, None)
+        if stored is not None and condition is None:
+            return stored, self.axes_of.get(stored, NONE)
         if spec.role == "local":
             raise NotImplementedError(f"the values kept in {spec.name} are not in registers at {e}")
-        if buffer in self.written:
+        if buffer in self.mutated:
             self._line(at, "tl.debug_barrier()")
-            self.written.clear()
+            self.mutated.clear()
         masked = self.value(at, condition) if condition is not None else ""
         if buffer in self.host:
             text = f"tl.where({masked}, p{buffer}, 0).to({NAMES[v.dtype]})" if masked else f"p{buffer}"
@@ -800,7 +802,7 @@ class Printer:
         computed = not {s.name for s in free_syms(rewritten)}.isdisjoint(self.axes_of)
         other = self.others.get(v) if not masked and "r" in axes else None
         if other is not None:
-            self.given[v] = other
+            self.other_values[v] = other
         other = other or value_expressions.literal(0, v.dtype)
         if (
             len(axes) == 1 and not masked and not computed
@@ -969,7 +971,7 @@ class _SiblingSums(Printer):
         """The statements of one block of rows, as a loop over those of a chunk. `first`: the statements that begin the
         blocks."""
         of_rows = frozenset(("x", "xs", "xmask", "xsmask"))
-        before, inside = row_loops.apart(row_loops.statements(self.lines), of_rows | blocks)
+        before, inside = row_loops.hoist(row_loops.statements(self.lines), of_rows | blocks)
         read = frozenset(i for i, b in enumerate(self.kernel.buffers) if b.role == "in")
         early = row_loops.ahead(inside, of_rows, read) if self.blocks.ahead else []
         loads = [s for s in early if row_loops.is_load(s)]

@@ -20,8 +20,8 @@ def shorten(backend: Any, ir: Any, arch: int) -> None:
     """Change this backend only, for `sm_<arch>`; an unknown version of it stays as it is. `ir`: Triton's module of
     that name."""
     own = getattr(type(backend), "make_llir", None)
-    is_known = isinstance(own, FunctionType) and {"llvm", "nvidia"} <= own.__globals__.keys()
-    if is_known and hasattr(ir.builder, "get_string_attr"):
+    is_recognized = isinstance(own, FunctionType) and {"llvm", "nvidia"} <= own.__globals__.keys()
+    if is_recognized and hasattr(ir.builder, "get_string_attr"):
         backend.make_llir = MethodType(_changed(own, ir, arch), backend)
 
 

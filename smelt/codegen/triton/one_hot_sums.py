@@ -43,5 +43,5 @@ def selected(r: Reduction, stage: ReduceStage) -> Selected | None:
 
 
 def _varies(value: Value, sym: Sym) -> bool:
-    places = (v.args[1] if v.op == "load" else v.args[0] for v in walk([value]) if v.op in ("load", "index"))
-    return any(sym in free_syms(e) for e in places)
+    indices = (v.args[1] if v.op == "load" else v.args[0] for v in walk([value]) if v.op in ("load", "index"))
+    return any(sym in free_syms(e) for e in indices)

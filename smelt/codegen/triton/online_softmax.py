@@ -41,11 +41,11 @@ def first(stages: Sequence[Stage]) -> tuple[ReduceStage, dict[str, str], list[St
     stored = {store.buffer for stage in between for store in stage_stores(stage)}
     if not all(isinstance(stage, MapStage) for stage in between) or _loads(stages[later], stored):
         return None
-    found = joined(stages[0], stages[later])
+    found = merged(stages[0], stages[later])
     return None if found is None else (*found, [*between, *stages[later + 1 :]])
 
 
-def joined(first: Stage, second: Stage) -> tuple[ReduceStage, dict[str, str]] | None:
+def merged(first: Stage, second: Stage) -> tuple[ReduceStage, dict[str, str]] | None:
     """Two stages as one, and the maximum of each sum of exponentials; None if the second needs more of the first."""
     if not isinstance(first, ReduceStage) or not isinstance(second, ReduceStage):
         return None

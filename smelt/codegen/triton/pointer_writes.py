@@ -43,14 +43,14 @@ _HANDING_ON = frozenset(["scf.yield", "scf.condition", "cf.br", "cf.cond_br"])
 
 Values = Sequence[Any]  # of Triton's form
 
-_KNOWN: weakref.WeakKeyDictionary[Any, dict[Any, frozenset[str] | None]] = weakref.WeakKeyDictionary()
+_CACHED: weakref.WeakKeyDictionary[Any, dict[Any, frozenset[str] | None]] = weakref.WeakKeyDictionary()
 
 
 class WritesElsewhere(Exception):
     """The kernel may write memory that none of its arguments points into."""
 
 
-def written_parameters(
+def mutated_parameters(
     kernel: Any, signature: Mapping[str, str], constants: Mapping[str, Any]
 ) -> frozenset[str] | None:
     """The names of the pointers that `kernel` (a `triton.jit` function) may write through; None if that is unknown.
@@ -61,17 +61,19 @@ def written_parameters(
 
     Raises WritesElsewhere.
     """
-    known = _KNOWN.setdefault(kernel.fn, {})
+    cached = _CACHED.setdefault(kernel.fn, {})
     key = *signature.items(), *((k, type(v), v) for k, v in constants.items())
     try:
-        if key not in known:
-            known[key] = _found(kernel, signature, constants)
-        return known[key]
+        if key not in cached:
+            cached[key] = _analyzed(kernel, signature, constants)
+        return cached[key]
     except TypeError:  # a constant without a hash
-        return _found(kernel, signature, constants)
+        return _analyzed(kernel, signature, constants)
 
 
-def _found(kernel: Any, signature: Mapping[str, str], constants: Mapping[str, Any]) -> frozenset[str] | None:
+def _analyzed(
+    kernel: Any, signature: Mapping[str, str], constants: Mapping[str, Any]
+) -> frozenset[str] | None:
     try:
         pointers = _Pointers(kernel.fn.__name__)
         _visit_form(kernel, signature, constants, pointers.add)
@@ -137,8 +139,8 @@ class _Pointers:
         region = block.get_parent().id()
         if block.id() not in self._seen:
             self._seen.add(block.id())
-            taken = [block.get_argument(k) for k in range(block.get_num_arguments())]
-            self._blocks.setdefault(region, []).append(taken)
+            block_arguments = [block.get_argument(k) for k in range(block.get_num_arguments())]
+            self._blocks.setdefault(region, []).append(block_arguments)
         operands = [op.get_operand(i) for i in range(op.get_num_operands())]
         results = [op.get_result(i) for i in range(op.get_num_results())]
         if name in _HANDING_ON:
@@ -155,8 +157,8 @@ class _Pointers:
     def _function(self, op: Any, operands: Values, results: Values, inside: list[int]) -> None:
         """Branches between blocks: targets are not distinguished."""
         entry, *others = self._blocks.get(inside[0], [[]])
-        handed = [v for values in (*others, *self._ends.get(inside[0], ())) for v in values]
-        self._join(_pointers(handed))
+        passed = [v for values in (*others, *self._ends.get(inside[0], ())) for v in values]
+        self._join(_pointers(passed))
         if op.get_str_attr("sym_name") == self._name:
             self.parameters = [value.id() for value in entry]
 

@@ -292,7 +292,7 @@ def block(name: str, elem: str) -> tuple[str, str] | None:
         return None
     assembler, first = Assembler(), _RESULTS.get(name, 1)
     operands = [Ref(f"${first + i}", elem) for i in range(_OPERANDS.get(name, 1))]
-    made = write(assembler, *operands)
-    results = made if isinstance(made, tuple) else (made,)
+    result = write(assembler, *operands)
+    results = result if isinstance(result, tuple) else (result,)
     given, read = ([_CONSTRAINTS[x.elem] for x in xs] for xs in (results, operands))
     return assembler.block(*results), ",".join([*(f"={letter}" for letter in given), *read])

@@ -30,13 +30,13 @@ def statements(lines: Sequence[str]) -> list[Statement]:
     """Of a function's top level."""
     found = []
     for line in lines:
-        given = _ASSIGNED.fullmatch(line)
-        names = tuple(given[1].split(", ")) if given else ()
-        found.append(Statement(names, line, frozenset(_WORD.findall(given[2] if given else line))))
+        assigned = _ASSIGNED.fullmatch(line)
+        names = tuple(assigned[1].split(", ")) if assigned else ()
+        found.append(Statement(names, line, frozenset(_WORD.findall(assigned[2] if assigned else line))))
     return found
 
 
-def apart(body: Sequence[Statement], of_rows: frozenset[str]) -> tuple[list[Statement], list[Statement]]:
+def hoist(body: Sequence[Statement], of_rows: frozenset[str]) -> tuple[list[Statement], list[Statement]]:
     """Statements that stand before the loop, and those of each row. `of_rows`: the names that say which row it is."""
     before: list[Statement] = []
     inside: list[Statement] = []
@@ -55,13 +55,13 @@ def ahead(inside: Sequence[Statement], of_rows: frozenset[str], read: frozenset[
     givers = {name: s for s in inside for name in s.names}
     needed: dict[str, Statement] = {}
 
-    def place(s: Statement) -> dict[str, Statement] | None:
+    def arithmetic(s: Statement) -> dict[str, Statement] | None:
         """What the statement needs, itself included; None where that is no mere arithmetic."""
         found: dict[str, Statement] = {}
         for word in s.words:
             if word in givers:
                 giver = givers[word]
-                inner = None if _CALLED.search(giver.text) else place(giver)
+                inner = None if _CALLED.search(giver.text) else arithmetic(giver)
                 if inner is None:
                     return None
                 found |= inner
@@ -71,7 +71,7 @@ def ahead(inside: Sequence[Statement], of_rows: frozenset[str], read: frozenset[
         load = _LOAD.search(s.text)
         if load is None or int(load[1]) not in read or not s.names:
             continue
-        found = place(s)
+        found = arithmetic(s)
         if found is not None and any(not of_rows.isdisjoint(t.words) for t in found.values()):
             needed |= found
     return [s for s in inside if s.names and s.names[0] in needed]

@@ -171,7 +171,7 @@ class _Sized(Printer):
     def _turns(self, stage: Stage) -> int:
         return self.turns[trips(stage)]
 
-    def _end_of_part(self, points: Size, turns: int) -> str:
+    def _end_of_segment(self, points: Size, turns: int) -> str:
         return self.values.number(f"tl.minimum({self._size(points)} - part, RBLOCK * {turns})")
 
 

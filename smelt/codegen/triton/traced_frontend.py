@@ -150,20 +150,20 @@ class _Loops:
         handles = [builder.create_int_cast(x.handle, form.type(kind), kind.signed) for x in bounds]
         before = dict(names)
         carried = {name: value for name, value in before.items() if name in assigned}
-        outside = builder.get_insertion_point()
-        made = builder.create_for_op(*handles, [x.handle for x in carried.values()])
-        body = made.get_body(0)
+        insertion_point = builder.get_insertion_point()
+        operation = builder.create_for_op(*handles, [x.handle for x in carried.values()])
+        body = operation.get_body(0)
         builder.set_insertion_point_to_start(body)
         for i, (name, x) in enumerate(carried.items()):
             names[name] = Operand(form, body.arg(i + 1), x.kind, x.shape)
-        yield Operand(form, made.get_induction_var(), kind, ())
+        yield Operand(form, operation.get_induction_var(), kind, ())
         ends = [names[name] for name in carried]
         if [(x.kind, x.shape) for x in ends] != [(x.kind, x.shape) for x in carried.values()]:
             raise TypeError("a name that changes its type in a loop")
         if ends:
             builder.create_yield_op([x.handle for x in ends])
-        builder.restore_insertion_point(outside)
+        builder.restore_insertion_point(insertion_point)
         names.clear()
         names.update(before)
         for i, (name, x) in enumerate(carried.items()):
-            names[name] = Operand(form, made.get_result(i), x.kind, x.shape)
+            names[name] = Operand(form, operation.get_result(i), x.kind, x.shape)

@@ -84,18 +84,18 @@ class Language:
     def load(self, at: Operand, mask: Operand | None = None, other: Operand | float | None = None) -> Operand:
         """What stands at pointers; `other` where `mask` does not hold. Booleans are bytes."""
         builder = self._form.builder
-        given = None if other is None else self._form.operand(other)
-        at, mask, given = self._of_pointers(at, mask, given)
+        passed = None if other is None else self._form.operand(other)
+        at, mask, passed = self._of_pointers(at, mask, passed)
         kind = stored = at.kind.to
         assert kind is not None and stored is not None
         if kind is INT1:
             kind, at = INT8, cast(at, pointer(INT8))
-        if given is not None:
-            given = cast(given, kind)
+        if passed is not None:
+            passed = cast(passed, kind)
         if mask is None:
             handle = builder.create_load(at.handle, *self._loads, False)
         else:
-            filled = None if given is None else given.handle
+            filled = None if passed is None else passed.handle
             handle = builder.create_masked_load(at.handle, mask.handle, filled, *self._loads, False)
         found = Operand(self._form, handle, kind, at.shape)
         return cast(found, stored)
@@ -103,14 +103,14 @@ class Language:
     def store(self, at: Operand, value: Operand | float, mask: Operand | None = None) -> None:
         """Writes where `mask` holds."""
         builder, shape = self._form.builder, at.shape
-        at, given, mask = self._of_pointers(at, self._form.operand(value), mask)
+        at, passed, mask = self._of_pointers(at, self._form.operand(value), mask)
         kind = at.kind.to
-        assert kind is not None and given is not None
+        assert kind is not None and passed is not None
         if at.shape != shape:
             raise TypeError(f"a block of {at.shape} at pointers of {shape}")
         if kind is INT1:
             kind, at = INT8, cast(at, pointer(INT8))
-        handle = cast(given, kind).handle
+        handle = cast(passed, kind).handle
         if mask is None:
             builder.create_store(at.handle, handle, *self._loads)
         elif mask.kind is INT1:
@@ -177,7 +177,7 @@ class Language:
         x, y = promote_operands(x, y)
         of_floats = "imumf" if propagate_nan else "numf"
         ending = of_floats if x.kind.is_float else "si" if x.kind.signed else "ui"
-        return self._made(f"create_{name}{ending}", x, y)
+        return self._created(f"create_{name}{ending}", x, y)
 
     def abs(self, x: Operand) -> Operand:
         """|x|."""
@@ -185,7 +185,7 @@ class Language:
             raise TypeError("the size of a pointer")
         if not x.kind.signed:
             return x
-        return self._made("create_fabs" if x.kind.is_float else "create_iabs", x)
+        return self._created("create_fabs" if x.kind.is_float else "create_iabs", x)
 
     def fma(self, a: Operand | float, b: Operand | float, c: Operand | float) -> Operand:
         """a * b + c, rounded once."""
@@ -193,21 +193,21 @@ class Language:
         x, y = promote_operands(x, y)
         z, x = promote_operands(z, x)
         z, y = promote_operands(z, y)
-        return self._made("create_fma", x, y, z)
+        return self._created("create_fma", x, y, z)
 
     def div_rn(self, a: Operand | float, b: Operand | float) -> Operand:
         """A quotient, rounded to the nearest."""
-        return self._made("create_precise_divf", *promote_operands(self._float32(a), self._float32(b)))
+        return self._created("create_precise_divf", *promote_operands(self._float32(a), self._float32(b)))
 
     def sqrt_rn(self, x: Operand | float) -> Operand:
         """A root, rounded to the nearest."""
-        return self._made("create_precise_sqrt", self._float32(x))
+        return self._created("create_precise_sqrt", self._float32(x))
 
     def sqrt(self, x: Operand) -> Operand:
         """A root."""
         if x.kind not in (scalar_types.FP32, scalar_types.FP64):
             raise TypeError(f"a root of {x.kind.name}")
-        return self._made("create_sqrt", x)
+        return self._created("create_sqrt", x)
 
     def _float32(self, x: Operand | float) -> Operand:
         found = self._form.operand(x)
@@ -215,7 +215,7 @@ class Language:
             raise TypeError(found.kind.name)
         return found
 
-    def _made(self, name: str, first: Operand, *others: Operand) -> Operand:
+    def _created(self, name: str, first: Operand, *others: Operand) -> Operand:
         """An operation with the type and shape of its first operand."""
         handle = getattr(self._form.builder, name)(first.handle, *(x.handle for x in others))
         return Operand(self._form, handle, first.kind, first.shape)
@@ -225,7 +225,7 @@ class Language:
         text: str,
         constraints: str,
         args: Sequence[Operand | float],
-        given: Kind | tuple[Kind, ...],
+        passed: Kind | tuple[Kind, ...],
         is_pure: bool,
         pack: int,
     ) -> Any:
@@ -234,13 +234,15 @@ class Language:
         shape = operands[0]
         for x in operands:
             shape, _ = broadcast(shape, x)
-        types = given if isinstance(given, tuple) else (given,)
+        types = passed if isinstance(passed, tuple) else (passed,)
         handles = [widened(x, shape.shape).handle for x in operands]
-        made = form.builder.create_inline_asm(
+        operation = form.builder.create_inline_asm(
             text, constraints, handles, [form.type(kind, shape.shape) for kind in types], is_pure, pack
         )
-        found = tuple(Operand(form, made.get_result(i), kind, shape.shape) for i, kind in enumerate(types))
-        return found if isinstance(given, tuple) else found[0]
+        found = tuple(
+            Operand(form, operation.get_result(i), kind, shape.shape) for i, kind in enumerate(types)
+        )
+        return found if isinstance(passed, tuple) else found[0]
 
     # ---- blocks
 
@@ -259,18 +261,18 @@ class Language:
         shape = operands[0].shape
         rest = (*shape[:axis], *shape[axis + 1 :])
         builder = self._form.builder
-        made = builder.create_reduce([v.handle for v in operands], axis)
-        return self._combined(made, x, rest, combine, builder.create_reduce_ret)
+        operation = builder.create_reduce([v.handle for v in operands], axis)
+        return self._combined(operation, x, rest, combine, builder.create_reduce_ret)
 
     def associative_scan(self, x: Operand, axis: int, combine: Combine) -> Any:
         """What the elements up to each one of an axis combine to."""
         builder = self._form.builder
-        made = builder.create_scan([x.handle], axis, False)
-        return self._combined(made, x, x.shape, combine, builder.create_scan_ret)
+        operation = builder.create_scan([x.handle], axis, False)
+        return self._combined(operation, x, x.shape, combine, builder.create_scan_ret)
 
     def _combined(
         self,
-        made: Any,
+        operation: Any,
         x: Operand | tuple[Operand, ...],
         shape: Shape,
         combine: Combine,
@@ -279,13 +281,13 @@ class Language:
         """The results of `made`, whose region combines two scalars of each operand."""
         form, builder = self._form, self._form.builder
         types = [v.kind for v in (x if isinstance(x, tuple) else (x,))]
-        outside = builder.get_insertion_point()
-        block = builder.create_block_with_parent(made.get_region(0), [form.type(k) for k in types * 2])
-        given = combine(*(Operand(form, block.arg(i), kind, ()) for i, kind in enumerate(types * 2)))
-        results = given if isinstance(given, tuple) else (given,)
+        insertion_point = builder.get_insertion_point()
+        block = builder.create_block_with_parent(operation.get_region(0), [form.type(k) for k in types * 2])
+        passed = combine(*(Operand(form, block.arg(i), kind, ()) for i, kind in enumerate(types * 2)))
+        results = passed if isinstance(passed, tuple) else (passed,)
         if [v.kind for v in results] != types:
             raise TypeError("elements combine to those of another type")
         give(*(v.handle for v in results))
-        builder.restore_insertion_point(outside)
-        found = tuple(Operand(form, made.get_result(i), kind, shape) for i, kind in enumerate(types))
+        builder.restore_insertion_point(insertion_point)
+        found = tuple(Operand(form, operation.get_result(i), kind, shape) for i, kind in enumerate(types))
         return found if isinstance(x, tuple) else found[0]

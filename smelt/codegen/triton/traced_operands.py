@@ -66,7 +66,7 @@ def _operator(
 ) -> Any:
     """A method of operands, and its reflected form, that create these operations."""
 
-    def made(form: Form, a: Operand, b: Operand) -> Operand:
+    def created(form: Form, a: Operand, b: Operand) -> Operand:
         kind = a.kind
         name = float_op if kind.is_float else signed_op if kind.signed else unsigned_op or signed_op
         if name is None:
@@ -74,11 +74,11 @@ def _operator(
         return Operand(form, getattr(form.builder, name)(a.handle, b.handle), kind, a.shape)
 
     def method(self: Operand, other: Operand | float) -> Operand:
-        return made(self.form, *promote_operands(self, other, **how))
+        return created(self.form, *promote_operands(self, other, **how))
 
     def reflected(self: Operand, other: Operand | float) -> Operand:
         b, a = promote_operands(self, other, **how)
-        return made(self.form, a, b)
+        return created(self.form, a, b)
 
     return method, reflected
 
@@ -92,8 +92,8 @@ def _comparison(name: str) -> Callable[[Operand, Operand | float], Operand]:
 
     def method(self: Operand, other: Operand | float) -> Operand:
         a, b = promote_operands(self, self.form.operand(other))
-        made = of_floats if a.kind.is_float else signed if a.kind.signed else unsigned
-        return Operand(self.form, getattr(self.form.builder, made)(a.handle, b.handle), INT1, a.shape)
+        created = of_floats if a.kind.is_float else signed if a.kind.signed else unsigned
+        return Operand(self.form, getattr(self.form.builder, created)(a.handle, b.handle), INT1, a.shape)
 
     return method
 
@@ -230,17 +230,17 @@ def widened(x: Operand, shape: Shape) -> Operand:
 
 def cast(x: Operand, kind: Kind) -> Operand:
     """The operand converted as Triton converts: floats to nearest, ties to even."""
-    own = x.kind
-    if own is kind:
+    source_kind = x.kind
+    if source_kind is kind:
         return x
-    if own in (FP16, BF16) and kind is not FP32:
+    if source_kind in (FP16, BF16) and kind is not FP32:
         return cast(cast(x, FP32), kind)
-    if kind is INT1 and own.rank != POINTER:
-        return x != Operand(x.form, x.form.builder.get_null_value(x.form.type(own)), own, ())
-    name = _conversion(own, kind)
+    if kind is INT1 and source_kind.rank != POINTER:
+        return x != Operand(x.form, x.form.builder.get_null_value(x.form.type(source_kind)), source_kind, ())
+    name = _conversion(source_kind, kind)
     if name == "create_int_cast":
         form = x.form
-        signed = own.signed
+        signed = source_kind.signed
         handle = form.builder.create_int_cast(x.handle, form.type(kind, x.shape), signed)
         return Operand(form, handle, kind, x.shape)
     return _converted(x, kind, name)
@@ -251,17 +251,17 @@ def _converted(x: Operand, kind: Kind, name: str) -> Operand:
     return Operand(x.form, handle, kind, x.shape)
 
 
-def _conversion(own: Kind, kind: Kind) -> str:
-    if own.is_float and kind.is_float:
-        return "create_fp_trunc" if own.bits > kind.bits else "create_fp_ext"
-    if own.is_integer and kind.is_integer:
+def _conversion(source_kind: Kind, kind: Kind) -> str:
+    if source_kind.is_float and kind.is_float:
+        return "create_fp_trunc" if source_kind.bits > kind.bits else "create_fp_ext"
+    if source_kind.is_integer and kind.is_integer:
         return "create_int_cast"
-    if own.is_float and kind.rank == INTEGER:
+    if source_kind.is_float and kind.rank == INTEGER:
         return "create_fp_to_si" if kind.signed else "create_fp_to_ui"
-    if own.is_integer and kind.is_float:
-        return "create_si_to_fp" if own.signed else "create_ui_to_fp"
-    if own.is_integer and kind.rank == POINTER:
+    if source_kind.is_integer and kind.is_float:
+        return "create_si_to_fp" if source_kind.signed else "create_ui_to_fp"
+    if source_kind.is_integer and kind.rank == POINTER:
         return "create_int_to_ptr"
-    if own.rank == kind.rank == POINTER:
+    if source_kind.rank == kind.rank == POINTER:
         return "create_bitcast"
-    raise TypeError(f"{own.name} as {kind.name}")
+    raise TypeError(f"{source_kind.name} as {kind.name}")

@@ -55,7 +55,7 @@ _PARSES = threading.Lock()
 class Context:
     """Triton's context, the types created in it, and the number of its kernels. It retains every type and constant."""
 
-    own: Any
+    mlir_context: Any
     types: Types = field(default_factory=dict)
     kernels: int = 0
 
@@ -107,7 +107,9 @@ class Library:
         errors are authoritative."""
         if not source.stages and not options.sanitize_overflow:
             with suppress(Exception):
-                made = traced_frontend.form_of(source, self.ir, context.own, context.types, options.debug)
+                made = traced_frontend.form_of(
+                    source, self.ir, context.mlir_context, context.types, options.debug
+                )
                 return made, self.backends.Language.TRITON
         if (generator := self.generator) is not None:
             with suppress(Exception):
@@ -129,8 +131,8 @@ class Library:
         constants = {(names.index(name),): value for name, value in source.constants.items()}
         attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in source.aligned}
         signature = dict(source.signature)
-        given = dict(target=target, backend=backend, options=options, context=context)
-        return self.form(function, signature, constants, attributes, **given, generator=generator)
+        arguments = dict(target=target, backend=backend, options=options, context=context)
+        return self.form(function, signature, constants, attributes, **arguments, generator=generator)
 
     @functools.cached_property
     def generator(self) -> Any:
@@ -157,17 +159,19 @@ class Library:
         ast = self.compiler.ASTSource(
             fn=function, signature=signature, constexprs=constants, attrs=attributes
         )
-        given = dict(
+        arguments = dict(
             target=target,
             options=options,
             codegen_fns=backend.get_codegen_implementation(options),
             module_map=backend.get_module_map(),
-            context=context.own,
+            context=context.mlir_context,
         )
         make = functools.partial(generator.ast_to_ttir, function, ast) if generator else ast.make_ir
-        taken = inspect.signature(make).parameters.keys() & given.keys()  # `target` came with Triton 3.6
+        accepted = (
+            inspect.signature(make).parameters.keys() & arguments.keys()
+        )  # `target` came with Triton 3.6
         with _PARSES:
-            return make(**{name: given[name] for name in taken}), ast.language
+            return make(**{name: arguments[name] for name in accepted}), ast.language
 
     @contextmanager
     def context(self, backend: Any) -> Iterator[Context]:
@@ -179,8 +183,8 @@ class Library:
             found = free.pop()
         except IndexError:
             found = Context(self.ir.context())
-            self.ir.load_dialects(found.own)
-            backend.load_dialects(found.own)
+            self.ir.load_dialects(found.mlir_context)
+            backend.load_dialects(found.mlir_context)
         yield found  # where something fails, nobody has it again
         found.kernels += 1
         if found.kernels < KERNELS_OF_CONTEXT:

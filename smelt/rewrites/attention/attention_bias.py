@@ -24,9 +24,9 @@ class Bias:
     """`value`, [b, h, l, s] of the dtype of the queries, is added to the scores; None for nothing.
 
     Attributes:
-        blind: rows [.., l or 1, 1] whose scores are all to be 0, as they see nothing; None if none is such.
-        cut: whether a mask fills in the scores of those rows, so that they have no gradient; else a huge number is added.
-        lost: rows [.., l or 1, 1] to all of whose scores minus infinity is added; None if there are none.
+        masked_rows: rows [.., l or 1, 1] whose scores are all to be 0, as they see nothing; None if none is such.
+        filled_in: whether a mask fills in the scores of those rows, so that they have no gradient; else a huge number is added.
+        nan_rows: rows [.., l or 1, 1] to all of whose scores minus infinity is added; None if there are none.
     """
 
     value: Node | None

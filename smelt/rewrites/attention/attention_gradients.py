@@ -18,10 +18,10 @@ from smelt.graph.ir import Node
 from smelt.rewrites.attention.attention_pattern import (
     Attention,
     Refused,
-    same_elements,
-    views_between,
     factor_of,
     filled_with,
+    same_elements,
+    views_between,
 )
 from smelt.rewrites.attention.element_maps import ElementMaps
 

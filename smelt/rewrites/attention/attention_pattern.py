@@ -31,7 +31,7 @@ class Step:
 
     kind: Literal["same", "scaled", "added", "filled"]
     node: Node
-    constant_value: float = 0.0
+    number: float = 0.0
     tensor: Node | None = None
     where: bool = True
     source: Node | None = None  # of `same`

@@ -63,7 +63,7 @@ def fuse_attention(graph: Graph, choose: Choose, backward: frozenset[Node] = _NO
 
 @dataclass(frozen=True)
 class _Plan:
-    found: Attention
+    attention: Attention
     gradients: Gradients | None
     heads: tuple[int, int]
 
@@ -228,33 +228,33 @@ class _Pass:
 
     def _write_forward(self, plan: _Plan) -> bool:
         """False where no kernel takes the operands."""
-        found, heads, for_backward = plan.attention, plan.heads, plan.gradients is not None
-        q = self._operand(found.q, heads, for_backward)
-        k = self._operand(found.k, heads, for_backward, transposed=True)
-        v = self._operand(found.v, heads, for_backward)
-        bias = bias_of(found, heads, self._call, self.env, self.maps)
-        original = None if bias.value is None else bias.value.spec
+        attention, heads, for_backward = plan.attention, plan.heads, plan.gradients is not None
+        q = self._operand(attention.q, heads, for_backward)
+        k = self._operand(attention.k, heads, for_backward, transposed=True)
+        v = self._operand(attention.v, heads, for_backward)
+        bias = bias_of(attention, heads, self._call, self.env, self.maps)
+        bias_spec = None if bias.value is None else bias.value.spec
         of_bias = plan.gradients is not None and bool(plan.gradients.of_scores)
-        kernel = self.choose(Operands(q.spec, k.spec, v.spec, original, for_backward, of_bias))
+        kernel = self.choose(Operands(q.spec, k.spec, v.spec, bias_spec, for_backward, of_bias))
         if kernel is None:
-            self.refused.append((found.result, "no kernel takes its operands"))
+            self.refused.append((attention.result, "no kernel takes its operands"))
             return False
         unmasked_q = q
         if bias.masked_rows is not None:
             q = self._call(aten.masked_fill.Scalar, q, bias.masked_rows, 0.0)
         if kernel == "flash":
-            call = self._call(_FLASH, q, k, v, scale=found.scale)
+            call = self._call(_FLASH, q, k, v, scale=attention.scale)
         else:
-            call = self._call(_EFFICIENT, q, k, v, bias.value, True, scale=found.scale)
+            call = self._call(_EFFICIENT, q, k, v, bias.value, True, scale=attention.scale)
         state = (6, 7) if kernel == "flash" else (2, 3)
         out, rows = self._item(call, 0), self._item(call, 1)
         nan_rows, rows = self._nan_rows(rows, q.spec.shape[2], bias)
         output = self._call(aten.masked_fill.Scalar, out, nan_rows, NAN)
-        self._replace(found.result, output)
+        self._replace(attention.result, output)
         if for_backward:
             random = self._item(call, state[0]), self._item(call, state[1])
-            self.calls[found.result] = _Call(
-                kernel, unmasked_q, q, k, v, bias, out, rows, random, found.scale
+            self.calls[attention.result] = _Call(
+                kernel, unmasked_q, q, k, v, bias, out, rows, random, attention.scale
             )
         self.count += 1
         return True

@@ -29,8 +29,8 @@ def constant_value(value: Any, maps: ElementMaps) -> float | None:
         return None
     if value.op == "get_attr":
         constant = maps.constants[value.target]
-        constant = constant.numel() == 1 and constant.device.type == "cpu" and not constant.is_complex()
-        return float(constant) if constant else None
+        is_scalar = constant.numel() == 1 and constant.device.type == "cpu" and not constant.is_complex()
+        return float(constant) if is_scalar else None
     if value.target in _FILLED:
         return constant_value(value.args[2 if value.target is aten.new_full.default else 1], maps)
     if value.target is aten.scalar_tensor.default:

@@ -14,10 +14,10 @@ from smelt.codegen.llvm.gemm.compile_gemm import (
     DIRECT_TILES,
     address,
     called,
+    can_read_b_directly,
     compiled,
     descriptor,
     finishes,
-    can_read_b_directly,
 )
 from smelt.codegen.llvm.gemm.epilogue_codegen import Slots, write_epilogue
 from smelt.codegen.llvm.gemm.gemm_driver import WORDS
